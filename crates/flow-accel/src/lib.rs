@@ -1,0 +1,1 @@
+//! The accelerator trait, its registry and its slots.

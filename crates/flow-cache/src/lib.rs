@@ -1,0 +1,1 @@
+//! Feature reuse between the steps of a rollout.

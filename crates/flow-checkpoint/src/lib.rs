@@ -1,0 +1,1 @@
+//! Activation checkpointing for flow-train: what backward keeps and what it computes again.

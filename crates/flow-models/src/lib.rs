@@ -1,0 +1,1 @@
+//! Diffusion transformers, LoRA, and their weights in and out.

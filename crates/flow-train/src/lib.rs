@@ -1,0 +1,1 @@
+//! flow-train: reinforcement learning of flow-matching diffusion transformers.

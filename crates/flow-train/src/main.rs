@@ -1,0 +1,3 @@
+//! The `flow-train` command.
+
+fn main() {}

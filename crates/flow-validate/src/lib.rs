@@ -1,0 +1,1 @@
+//! What may run together: paradigms, slots, geometry.

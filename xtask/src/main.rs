@@ -1,0 +1,3 @@
+//! Development tasks. Dispatch only: each task is one module.
+
+fn main() {}
