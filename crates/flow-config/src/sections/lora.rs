@@ -1,0 +1,42 @@
+//! `[lora]`: low-rank adapters, read when `model.finetune = "lora"`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// `[lora]`: low-rank adapters (Hu et al. 2021, arXiv 2106.09685): `y = W x + (alpha / rank) B A x`, with `B = 0` at
+/// the start.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LoraConfig {
+    /// Rank of the update.
+    #[schemars(range(min = 1, max = 4096))]
+    pub rank: usize,
+    /// Scale of the update, divided by `rank`. Without it: twice the rank, as Flow-Factory has it.
+    #[schemars(extend("exclusiveMinimum" = 0.0))]
+    pub alpha: Option<f64>,
+    /// Linears that get an adapter: patterns on their dotted names, in which `*` stands for any characters, dots
+    /// included. A pattern that matches nothing is an error.
+    #[schemars(length(min = 1), inner(length(min = 1)))]
+    pub targets: Vec<String>,
+    /// Seed of the initial `A`. Without it, the seed of the run.
+    #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
+    pub seed: Option<u64>,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self { rank: 8, alpha: None, targets: vec!["*".into()], seed: None }
+    }
+}
+
+impl LoraConfig {
+    /// `alpha`, or twice the rank where none is given.
+    pub fn effective_alpha(&self) -> f64 {
+        self.alpha.unwrap_or(2.0 * self.rank as f64)
+    }
+
+    /// The factor of the update: `alpha / rank`.
+    pub fn scale(&self) -> f64 {
+        self.effective_alpha() / self.rank as f64
+    }
+}

@@ -1,0 +1,42 @@
+//! `[sampling]`: how many images a rollout makes, and in which batches.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// `[sampling]`: geometry of a rollout. `prompts_per_step * group_size` images are made per iteration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplingConfig {
+    /// Images per prompt, K: the group within which advantages are taken. At least 2 for a group-relative
+    /// advantage.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub group_size: usize,
+    /// Prompts per iteration, M.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub prompts_per_step: usize,
+    /// Images per call of the model, in rollout and update alike, before classifier-free guidance doubles them.
+    /// Divides `prompts_per_step * group_size`.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub micro_batch: usize,
+    /// Classifier-free guidance: `v = v_none + scale * (v_prompt - v_none)`. 1 turns it off, and halves the work.
+    #[schemars(range(min = 0.0, max = 100.0))]
+    pub guidance_scale: f64,
+}
+
+impl Default for SamplingConfig {
+    fn default() -> Self {
+        Self { group_size: 16, prompts_per_step: 8, micro_batch: 32, guidance_scale: 1.0 }
+    }
+}
+
+impl SamplingConfig {
+    /// Images per iteration, `prompts_per_step * group_size`.
+    pub fn images_per_step(&self) -> usize {
+        self.prompts_per_step * self.group_size
+    }
+
+    /// Calls per denoising step, `images_per_step / micro_batch`; exact in a config that passed the checks.
+    pub fn micro_batches(&self) -> usize {
+        self.images_per_step() / self.micro_batch
+    }
+}

@@ -1,0 +1,202 @@
+//! `[scheduler]`: the path from noise to image: dynamics, steps, noise, sigma shift, and which steps are random.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// `[scheduler]`: the sampling path of rollouts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SchedulerConfig {
+    /// How a step goes from one sigma to the next.
+    pub dynamics: Dynamics,
+    /// Number of denoising steps, T; sigmas before the shift are `linspace(1, 1/T, T)`, then 0.
+    #[schemars(range(min = 1, max = 1000))]
+    pub steps: usize,
+    /// Strength of the noise, eta: one value for all steps or one per step. Steps outside `window` have 0. For
+    /// `cps` at most 1.
+    pub noise_level: NoiseLevel,
+    /// Where along the path sigmas are dense.
+    pub shift: Shift,
+    /// Which steps are random and trained.
+    pub window: Window,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            dynamics: Dynamics::FlowSde,
+            steps: 10,
+            noise_level: NoiseLevel::Constant(0.7),
+            shift: Shift::default(),
+            window: Window::default(),
+        }
+    }
+}
+
+impl SchedulerConfig {
+    /// The noise level of step `step`, not regarding the window; `None` past the end of a list.
+    pub fn noise_level_at(&self, step: usize) -> Option<f64> {
+        match &self.noise_level {
+            NoiseLevel::Constant(value) => Some(*value),
+            NoiseLevel::PerStep(values) => values.get(step).copied(),
+        }
+    }
+}
+
+/// How a step goes from one sigma to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dynamics {
+    /// The SDE of Flow-GRPO (Liu et al. 2025, arXiv 2505.05470).
+    #[default]
+    FlowSde,
+    /// The SDE of DanceGRPO (Xue et al. 2025, arXiv 2505.07818).
+    DanceSde,
+    /// Coefficients-preserving sampling (Wang and Yu 2025, arXiv 2509.05952): no excess noise.
+    Cps,
+    /// Deterministic Euler steps. Has no log-probability, so no coupled algorithm can train on it.
+    Ode,
+}
+
+/// Strength of the noise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum NoiseLevel {
+    /// One value for all steps.
+    Constant(#[schemars(range(min = 0.0, max = 10.0))] f64),
+    /// One value per step.
+    PerStep(#[schemars(inner(range(min = 0.0, max = 10.0)), length(min = 1, max = 1000))] Vec<f64>),
+}
+
+/// `[scheduler.shift]`: where along the path sigmas are dense: `sigma <- s sigma / (1 + (s - 1) sigma)`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
+pub enum Shift {
+    /// A given `s`.
+    Static(StaticShift),
+    /// `s = exp(mu)`, with `mu` linear in the number of image tokens (diffusers' `calculate_shift`).
+    Dynamic(DynamicShift),
+}
+
+impl Default for Shift {
+    fn default() -> Self {
+        Self::Static(StaticShift::default())
+    }
+}
+
+/// `kind = "static"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct StaticShift {
+    /// The shift `s`; 1 leaves sigmas as they are, SD3 uses 3.
+    #[schemars(range(min = 0.01, max = 100.0))]
+    pub value: f64,
+}
+
+impl Default for StaticShift {
+    fn default() -> Self {
+        Self { value: 1.0 }
+    }
+}
+
+/// `kind = "dynamic"`: `mu` is `base_shift` at `base_tokens` image tokens and `max_shift` at `max_tokens`, and goes on
+/// linearly outside.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DynamicShift {
+    /// Image tokens at which `mu = base_shift`; below `max_tokens`.
+    #[schemars(range(min = 1, max = 10_000_000))]
+    pub base_tokens: usize,
+    /// Image tokens at which `mu = max_shift`.
+    #[schemars(range(min = 1, max = 10_000_000))]
+    pub max_tokens: usize,
+    /// `mu` at `base_tokens`.
+    #[schemars(range(min = -10.0, max = 10.0))]
+    pub base_shift: f64,
+    /// `mu` at `max_tokens`.
+    #[schemars(range(min = -10.0, max = 10.0))]
+    pub max_shift: f64,
+}
+
+impl Default for DynamicShift {
+    fn default() -> Self {
+        Self { base_tokens: 256, max_tokens: 4096, base_shift: 0.5, max_shift: 1.15 }
+    }
+}
+
+/// `[scheduler.window]`: which steps are random (SDE) and trained; the others are deterministic. Steps count from 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
+pub enum Window {
+    /// Every step but the last, `0 ..= steps - 2`, as in Flow-Factory: the last step ends at sigma 0.
+    All(AllWindow),
+    /// The given steps.
+    List(ListWindow),
+    /// Some steps, drawn anew in each iteration.
+    Random(RandomWindow),
+    /// Consecutive steps that move along the path as training goes on (MixGRPO, Li et al. 2025, arXiv 2507.21802).
+    Sliding(SlidingWindow),
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self::All(AllWindow {})
+    }
+}
+
+/// `kind = "all"`; it has no options.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AllWindow {}
+
+/// `kind = "list"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ListWindow {
+    /// The steps: each below `scheduler.steps`, none twice.
+    #[schemars(inner(range(max = 999)), length(min = 1, max = 1000))]
+    pub steps: Vec<usize>,
+}
+
+/// `kind = "random"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RandomWindow {
+    /// How many steps are drawn per iteration, without replacement.
+    #[schemars(range(min = 1, max = 1000))]
+    pub count: usize,
+    /// Steps to draw from; without it, every step but the last.
+    #[schemars(inner(range(max = 999)), length(min = 1, max = 1000))]
+    pub from: Option<Vec<usize>>,
+    /// Seed of the draw; the iteration is added to the stream, so that each iteration draws anew.
+    #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
+    pub seed: u64,
+}
+
+impl Default for RandomWindow {
+    fn default() -> Self {
+        Self { count: 1, from: None, seed: 42 }
+    }
+}
+
+/// `kind = "sliding"`: in iteration `i` the window begins at step `(i / hold) * stride`, counted around the positions
+/// at which the whole window lies in `0 ..= steps - 2`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SlidingWindow {
+    /// Steps in the window; at most `scheduler.steps - 1`.
+    #[schemars(range(min = 1, max = 1000))]
+    pub size: usize,
+    /// Steps by which it moves.
+    #[schemars(range(min = 1, max = 1000))]
+    pub stride: usize,
+    /// Iterations it stays in one place.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub hold: usize,
+}
+
+impl Default for SlidingWindow {
+    fn default() -> Self {
+        Self { size: 4, stride: 1, hold: 25 }
+    }
+}
