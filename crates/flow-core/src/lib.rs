@@ -1,1 +1,25 @@
-//! What touches Burn: devices, custom operations, counter-based random numbers, weights, the execution context and the model trait.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+pub mod attention;
+pub mod cpu;
+pub mod device;
+pub mod error;
+pub mod exec;
+pub mod kernels;
+pub mod model;
+pub mod op;
+pub mod params;
+pub mod rng;
+pub mod tensors;
+
+pub use attention::{AttentionBackend, AttentionShape};
+pub use error::CoreError;
+pub use exec::{
+    Block, CallContext, Exec, KeepAll, Lane, Plan, RegionEngine, RegionKind, Rollout, RunAll, Site, Stack,
+    StackDriver, Stage,
+};
+pub use kernels::{Activation, AdamWStep, Kernels};
+pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};
+pub use params::{Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Weights};
+pub use tensors::{Plain, Tensors};

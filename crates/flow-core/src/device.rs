@@ -1,0 +1,79 @@
+//! Which device computes, and in which precision values are stored.
+
+use crate::{CoreError, tensors::Plain};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+/// An opened device.
+#[derive(Clone, Debug)]
+pub struct ComputeDevice {
+    device: Device,
+    name: String,
+}
+
+/// The kinds of device that this build can open.
+pub fn available() -> &'static [&'static str] {
+    &["cpu"]
+}
+
+impl ComputeDevice {
+    /// Opens the device called `kind`.
+    ///
+    /// # Errors
+    /// [`CoreError::NoDevice`] if this build lacks it.
+    pub fn open(kind: &str) -> Result<Self, CoreError> {
+        match kind {
+            "cpu" => Ok(Self::cpu()),
+            _ => Err(CoreError::NoDevice {
+                asked: kind.into(),
+                available: available().join(", "),
+                help: "Set `device.kind = \"cpu\"`.".into(),
+            }),
+        }
+    }
+
+    /// The CPU, through Burn's `flex` backend.
+    pub fn cpu() -> Self {
+        Self {
+            device: Device::flex(),
+            name: cpu_name(),
+        }
+    }
+
+    /// Burn's handle.
+    pub fn burn(&self) -> &Device {
+        &self.device
+    }
+
+    /// The device in words.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A tensor of `shape` from host values.
+    pub fn tensor<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
+        Tensor::from_data(TensorData::new(values, shape), &self.device)
+    }
+
+    /// An integer tensor of `shape` from host values.
+    pub fn int_tensor<const D: usize>(&self, values: Vec<i64>, shape: [usize; D]) -> Tensor<D, Int> {
+        Tensor::from_data(TensorData::new(values, shape), &self.device)
+    }
+
+    /// A tensor whose rank is erased, from host values.
+    pub fn plain(&self, values: Vec<f32>, shape: &[usize]) -> Plain {
+        crate::cpu::from_vec(values, shape)
+    }
+}
+
+/// The processor's name as the system gives it, else its architecture.
+fn cpu_name() -> String {
+    let described = std::fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("model name"))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    });
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    format!(
+        "{} ({threads} threads)",
+        described.unwrap_or_else(|| std::env::consts::ARCH.into())
+    )
+}

@@ -1,0 +1,38 @@
+//! Errors of this crate.
+
+/// What can go wrong below the model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CoreError {
+    /// The device asked for is not in this build.
+    #[error("device `{asked}` is not available in this build; available: {available}. {help}")]
+    NoDevice {
+        /// The device asked for.
+        asked: String,
+        /// The devices of this build.
+        available: String,
+        /// How to mend it.
+        help: String,
+    },
+    /// A weight was given values of another shape.
+    #[error("weight `{name}` has shape {expected:?}, got {found:?}")]
+    Shape {
+        /// Name of the weight.
+        name: String,
+        /// Declared shape.
+        expected: Vec<usize>,
+        /// Shape given.
+        found: Vec<usize>,
+    },
+    /// Two weights were declared under one name.
+    #[error("weight `{0}` is declared twice")]
+    Duplicate(String),
+    /// A weight that the layout does not have.
+    #[error("there is no weight `{name}`; the nearest name is `{nearest}`")]
+    Unknown {
+        /// The name asked for.
+        name: String,
+        /// The nearest declared name.
+        nearest: String,
+    },
+}

@@ -1,0 +1,51 @@
+//! What a call is for: stage, step, and whose latents its batch rows are.
+
+use std::sync::Arc;
+
+/// The part of an iteration a call belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Sampling trajectories to learn from.
+    Rollout,
+    /// Computing a loss.
+    Training,
+    /// Sampling pictures to look at and score.
+    Evaluation,
+}
+
+/// Identity of one batch row, the key of any state kept between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Lane {
+    /// The sample, unique within a run.
+    pub sample: u64,
+    /// Whether the row carries the condition, or is the unconditional branch of classifier-free guidance.
+    pub conditional: bool,
+}
+
+/// Describes one call of a model. Host data for bookkeeping; nothing of it enters the arithmetic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallContext {
+    /// The stage.
+    pub stage: Stage,
+    /// Iteration of the run.
+    pub iteration: u64,
+    /// Step of the sampler.
+    pub step: u32,
+    /// Steps of the sampler.
+    pub steps: u32,
+    /// One entry per batch row; empty where nothing is kept between steps.
+    pub lanes: Arc<[Lane]>,
+}
+
+impl CallContext {
+    /// A call outside of any trajectory, for instance in pretraining.
+    pub fn single(stage: Stage) -> Self {
+        Self {
+            stage,
+            iteration: 0,
+            step: 0,
+            steps: 1,
+            lanes: Arc::from([]),
+        }
+    }
+}

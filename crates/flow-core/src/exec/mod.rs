@@ -1,0 +1,84 @@
+//! The execution context: everything a model may do.
+//!
+//! A model announces its structure ([`Exec::stack`], [`Exec::region`]) and asks for operations
+//! ([`Exec::attention`], [`Exec::linear`], …). The [`Plan`] says who answers. So an accelerator never touches a model,
+//! and a model never knows an accelerator.
+
+mod call;
+mod operations;
+mod plan;
+mod region;
+mod session;
+mod stack;
+mod stash;
+
+pub use call::{CallContext, Lane, Stage};
+pub use operations::Linear;
+pub use plan::Plan;
+pub use region::{Body, KeepAll, RegionEngine, RegionKind, Site};
+pub use session::{Rollout, Training};
+pub use stack::{Block, RunAll, Stack, StackDriver};
+pub use stash::{Compute, Stash};
+
+use crate::params::ParamView;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// What a model computes through, for one call. Borrows the weights, so they cannot change meanwhile.
+#[derive(Clone, Debug)]
+pub struct Exec<'w> {
+    params: ParamView,
+    plan: Arc<Plan>,
+    call: Arc<CallContext>,
+    stash: Arc<dyn Stash>,
+    site: Option<Site>,
+    weights: PhantomData<&'w ()>,
+}
+
+impl<'w> Exec<'w> {
+    fn new(params: ParamView, plan: Arc<Plan>, call: CallContext) -> Self {
+        Self {
+            params,
+            plan,
+            call: Arc::new(call),
+            stash: Arc::new(Compute),
+            site: None,
+            weights: PhantomData,
+        }
+    }
+
+    /// The weights of this call.
+    pub fn params(&self) -> &ParamView {
+        &self.params
+    }
+
+    /// Who answers for what.
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    /// Stage, step and lanes of this call.
+    pub fn call(&self) -> &CallContext {
+        &self.call
+    }
+
+    /// The same call on other parameter leaves and with another store of results: how a region engine runs a body
+    /// again.
+    pub fn replay(&self, params: ParamView, stash: Arc<dyn Stash>) -> Exec<'w> {
+        Exec {
+            params,
+            stash,
+            ..self.clone()
+        }
+    }
+
+    /// The store that results worth keeping pass through.
+    pub fn stash(&self) -> &Arc<dyn Stash> {
+        &self.stash
+    }
+
+    /// The block and region being computed, `None` outside of a stack.
+    pub fn site(&self) -> Option<&Site> {
+        self.site.as_ref()
+    }
+}

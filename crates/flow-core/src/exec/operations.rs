@@ -1,0 +1,163 @@
+//! The operations a model may ask for, typed by rank and checked for shape.
+//!
+//! Legend: `B` batch, `S` tokens, `D` channels, `H` heads, `K` modulation chunks, `L` condition tokens, `V` vocabulary.
+
+use super::Exec;
+use crate::kernels::{Activation, LinearWeights};
+use crate::params::Handle;
+use crate::{AttentionShape, tensors::plain};
+use burn::tensor::{Int, Tensor};
+
+/// A linear layer's handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Linear {
+    /// `[out, in]`.
+    pub weight: Handle<2>,
+    /// `[out]`.
+    pub bias: Option<Handle<1>>,
+}
+
+impl Exec<'_> {
+    /// `x Wᵀ + b` over the last axis, plus the adapter if `layer` has one.
+    pub fn linear<const D: usize>(&self, layer: &Linear, x: Tensor<D>) -> Tensor<D> {
+        self.linear_activated(layer, x, Activation::None)
+    }
+
+    /// As [`linear`](Self::linear), followed by `activation`.
+    pub fn linear_activated<const D: usize>(
+        &self,
+        layer: &Linear,
+        x: Tensor<D>,
+        activation: Activation,
+    ) -> Tensor<D> {
+        let get = |handle: Handle<2>| self.params.get(handle).into_dispatch();
+        let adapter = self
+            .params
+            .adapter(layer.weight)
+            .map(|a| (get(a.down), get(a.up), a.scale));
+        let bias = layer.bias.map(|bias| self.params.get(bias).into_dispatch());
+        let weights = LinearWeights {
+            weight: get(layer.weight),
+            bias,
+            adapter,
+        };
+        let x = x.into_dispatch();
+        Tensor::from_dispatch(self.plan.kernels.linear(&*self.stash, &x, &weights, activation))
+    }
+
+    /// Elementwise activation.
+    pub fn activation<const D: usize>(&self, x: Tensor<D>, activation: Activation) -> Tensor<D> {
+        Tensor::from_dispatch(self.plan.kernels.activation(&x.into_dispatch(), activation))
+    }
+
+    /// Layer norm of `x_BSD` without weights, then `· (1 + modulation_BKD[:, scale]) + modulation_BKD[:, shift]`.
+    pub fn modulated_layer_norm(
+        &self,
+        x_bsd: Tensor<3>,
+        modulation_bkd: Tensor<3>,
+        shift: usize,
+        scale: usize,
+        epsilon: f32,
+    ) -> Tensor<3> {
+        let ([batch, _, width], [rows, chunks, channels]) = (x_bsd.dims(), modulation_bkd.dims());
+        assert!(
+            batch == rows && width == channels,
+            "modulation of [{rows}, _, {channels}] for [{batch}, _, {width}]"
+        );
+        assert!(shift < chunks && scale < chunks, "modulation has {chunks} chunks");
+        let (x, modulation) = (x_bsd.into_dispatch(), modulation_bkd.into_dispatch());
+        Tensor::from_dispatch(
+            self.plan
+                .kernels
+                .modulated_layer_norm(&x, &modulation, shift, scale, epsilon),
+        )
+    }
+
+    /// `residual + modulation_BKD[:, gate] · branch`.
+    pub fn gated_residual(
+        &self,
+        residual_bsd: Tensor<3>,
+        branch_bsd: Tensor<3>,
+        modulation_bkd: Tensor<3>,
+        gate: usize,
+    ) -> Tensor<3> {
+        assert_eq!(residual_bsd.dims(), branch_bsd.dims(), "residual and branch");
+        assert!(
+            gate < modulation_bkd.dims()[1],
+            "modulation has {} chunks",
+            modulation_bkd.dims()[1]
+        );
+        let (residual, branch) = (residual_bsd.into_dispatch(), branch_bsd.into_dispatch());
+        let modulation = modulation_bkd.into_dispatch();
+        Tensor::from_dispatch(
+            self.plan
+                .kernels
+                .gated_residual(&residual, &branch, &modulation, gate),
+        )
+    }
+
+    /// RMS norm over the last axis, with `weight` if given.
+    pub fn rms_norm<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        weight: Option<Handle<1>>,
+        epsilon: f32,
+    ) -> Tensor<D> {
+        let weight = weight.map(|weight| self.params.get(weight).into_dispatch());
+        Tensor::from_dispatch(
+            self.plan
+                .kernels
+                .rms_norm(&x.into_dispatch(), weight.as_ref(), epsilon),
+        )
+    }
+
+    /// Rotary position embedding of `x_BSHD` by tables of `[S, D/2]`.
+    pub fn rotary(&self, x_bshd: Tensor<4>, cos: &Tensor<2>, sin: &Tensor<2>) -> Tensor<4> {
+        let [_, tokens, _, head_dim] = x_bshd.dims();
+        assert_eq!(cos.dims(), [tokens, head_dim / 2], "rotary table");
+        assert_eq!(sin.dims(), cos.dims(), "rotary tables");
+        let (cos, sin) = (
+            plain(&cos.clone().into_dispatch()),
+            plain(&sin.clone().into_dispatch()),
+        );
+        Tensor::from_dispatch(self.plan.kernels.rotary(&x_bshd.into_dispatch(), &cos, &sin))
+    }
+
+    /// Rows of `table` (`[V, D]`) at `index_BL`.
+    pub fn embedding(&self, table: Handle<2>, index_bl: Tensor<2, Int>) -> Tensor<3> {
+        let table = self.params.get(table).into_dispatch();
+        Tensor::from_dispatch(
+            self.plan
+                .kernels
+                .embedding(&table, &plain(&index_bl.into_dispatch())),
+        )
+    }
+
+    /// `softmax(q kᵀ / sqrt(D)) v` per head; `[B, S, H, D]` in and out.
+    pub fn attention(&self, q_bshd: Tensor<4>, k_bshd: Tensor<4>, v_bshd: Tensor<4>) -> Tensor<4> {
+        let [batch, queries, heads, head_dim] = q_bshd.dims();
+        let keys = k_bshd.dims()[1];
+        assert_eq!(
+            k_bshd.dims(),
+            [batch, keys, heads, head_dim],
+            "keys for queries of {:?}",
+            q_bshd.dims()
+        );
+        assert_eq!(v_bshd.dims(), k_bshd.dims(), "values for keys");
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let shape = AttentionShape {
+            batch,
+            queries,
+            keys,
+            heads,
+            head_dim,
+            scale,
+        };
+        let (q, k, v) = (
+            q_bshd.into_dispatch(),
+            k_bshd.into_dispatch(),
+            v_bshd.into_dispatch(),
+        );
+        Tensor::from_dispatch(self.plan.attention.attention(&*self.stash, &q, &k, &v, &shape))
+    }
+}

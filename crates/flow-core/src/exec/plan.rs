@@ -1,0 +1,41 @@
+//! Who answers a model's requests.
+
+use super::{KeepAll, RegionEngine, RunAll, StackDriver};
+use crate::{AttentionBackend, Kernels};
+use std::sync::Arc;
+
+/// The implementations behind an execution context. Built once per stage, shared by all its calls.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Computes attention.
+    pub attention: Arc<dyn AttentionBackend>,
+    /// Computes everything else.
+    pub kernels: Arc<dyn Kernels>,
+    /// Decides what backward keeps of a region.
+    pub regions: Arc<dyn RegionEngine>,
+    /// Runs the blocks of a stack; a feature cache may answer for some.
+    pub stacks: Arc<dyn StackDriver>,
+}
+
+impl Plan {
+    /// Every block runs, backward keeps everything.
+    pub fn new(attention: Arc<dyn AttentionBackend>, kernels: Arc<dyn Kernels>) -> Self {
+        Self {
+            attention,
+            kernels,
+            regions: Arc::new(KeepAll),
+            stacks: Arc::new(RunAll),
+        }
+    }
+
+    /// The plan in words, for logs and the run manifest.
+    pub fn describe(&self) -> String {
+        format!(
+            "attention {}, kernels {}, regions {}, stacks {}",
+            self.attention.name(),
+            self.kernels.name(),
+            self.regions.name(),
+            self.stacks.name()
+        )
+    }
+}

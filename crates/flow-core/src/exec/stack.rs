@@ -1,0 +1,147 @@
+//! Stacks: the sequence of blocks that makes up a transformer.
+
+use super::{Body, Exec, RegionKind, Site};
+use crate::tensors::Tensors;
+use burn::backend::DispatchTensor;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// One block of a stack: a description holding weight handles and constants, never tensors of a call.
+///
+/// Every tensor that enters or leaves has the batch as its first axis.
+pub trait Block: Debug + Send + Sync + 'static {
+    /// What goes from block to block, for instance image and text tokens.
+    type Carried: Tensors;
+    /// What all blocks read, for instance the conditioning.
+    type Shared: Tensors;
+
+    /// Computes the block.
+    fn forward(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        carried: Self::Carried,
+        shared: Self::Shared,
+    ) -> Self::Carried;
+}
+
+/// A stack as a driver sees it.
+pub trait Stack {
+    /// Its name within the model.
+    fn name(&self) -> &str;
+    /// Number of blocks.
+    fn len(&self) -> usize;
+    /// Whether there is no block.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Runs block `index` on all or some lanes of the batch.
+    fn run_block(
+        &self,
+        exec: &Exec<'_>,
+        index: usize,
+        carried: Vec<DispatchTensor>,
+        shared: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor>;
+}
+
+/// Runs the blocks of a stack, or answers for some of them.
+pub trait StackDriver: Debug + Send + Sync {
+    /// Name in logs and manifests.
+    fn name(&self) -> &str;
+
+    /// Takes `carried` through the stack.
+    fn run(
+        &self,
+        exec: &Exec<'_>,
+        stack: &dyn Stack,
+        carried: Vec<DispatchTensor>,
+        shared: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor>;
+}
+
+/// Runs every block.
+#[derive(Debug)]
+pub struct RunAll;
+
+impl StackDriver for RunAll {
+    fn name(&self) -> &str {
+        "run-all"
+    }
+
+    fn run(
+        &self,
+        exec: &Exec<'_>,
+        stack: &dyn Stack,
+        carried: Vec<DispatchTensor>,
+        shared: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor> {
+        (0..stack.len()).fold(carried, |carried, index| {
+            stack.run_block(exec, index, carried, shared.clone())
+        })
+    }
+}
+
+struct Blocks<'a, B> {
+    name: Arc<str>,
+    blocks: &'a [Arc<B>],
+}
+
+impl<B: Block> Stack for Blocks<'_, B> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn run_block(
+        &self,
+        exec: &Exec<'_>,
+        index: usize,
+        carried: Vec<DispatchTensor>,
+        shared: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor> {
+        let block = self.blocks[index].clone();
+        let carried_count = carried.len();
+        let body: Body = Arc::new(move |exec, mut inputs| {
+            let shared = inputs.split_off(carried_count);
+            block
+                .forward(exec, B::Carried::join(inputs), B::Shared::join(shared))
+                .split()
+        });
+        let site = Site {
+            stack: self.name.clone(),
+            block: index,
+            kind: RegionKind::Block,
+        };
+        let exec = Exec {
+            site: Some(site),
+            ..exec.clone()
+        };
+        let mut inputs = carried;
+        inputs.extend(shared);
+        exec.plan.regions.run(&exec, inputs, body)
+    }
+}
+
+impl Exec<'_> {
+    /// Takes `carried` through `blocks`, as the plan's driver decides.
+    pub fn stack<B: Block>(
+        &self,
+        name: &str,
+        blocks: &[Arc<B>],
+        carried: B::Carried,
+        shared: B::Shared,
+    ) -> B::Carried {
+        let stack = Blocks {
+            name: name.into(),
+            blocks,
+        };
+        B::Carried::join(
+            self.plan
+                .stacks
+                .run(self, &stack, carried.split(), shared.split()),
+        )
+    }
+}

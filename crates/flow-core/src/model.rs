@@ -1,0 +1,107 @@
+//! The interface of flow-matching models.
+
+use crate::exec::Exec;
+use crate::params::ParamLayout;
+use burn::tensor::{Int, Tensor};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// Axes of one latent. Images have one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentShape {
+    /// Channels.
+    pub channels: usize,
+    /// Frames.
+    pub frames: usize,
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+}
+
+impl LatentShape {
+    /// Number of values, in the order channels, frames, rows, columns.
+    pub fn values(&self) -> usize {
+        self.channels * self.frames * self.height * self.width
+    }
+}
+
+/// What a model is told to generate. Each part has the batch as its first axis.
+#[derive(Clone, Debug, Default)]
+pub struct Condition {
+    /// Tokens of the model's own vocabulary, `[B, L]`; a class is one token.
+    pub tokens: Option<Tensor<2, Int>>,
+    /// Encoded text, `[B, L, D]`.
+    pub text: Option<Tensor<3>>,
+    /// Pooled text, `[B, D]`.
+    pub pooled: Option<Tensor<2>>,
+}
+
+impl Condition {
+    /// The condition of `self` and below it that of `other`: one batch of twice the rows.
+    pub fn stacked(self, other: Self) -> Self {
+        fn join<const D: usize, K: burn::tensor::kind::Basic>(
+            a: Option<Tensor<D, K>>,
+            b: Option<Tensor<D, K>>,
+        ) -> Option<Tensor<D, K>> {
+            a.zip(b).map(|(a, b)| Tensor::cat(vec![a, b], 0))
+        }
+        Self {
+            tokens: join(self.tokens, other.tokens),
+            text: join(self.text, other.text),
+            pooled: join(self.pooled, other.pooled),
+        }
+    }
+}
+
+/// Input of a model call.
+#[derive(Clone, Debug)]
+pub struct ModelInput {
+    /// Latents, `[B, N]` with `N` = [`LatentShape::values`].
+    pub x: Tensor<2>,
+    /// Noise level of each row in `[0, 1]`, `[B]`: `x = (1 - sigma) · data + sigma · noise`.
+    pub sigma: Tensor<1>,
+    /// The condition.
+    pub condition: Condition,
+}
+
+/// What a model is, as data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// Architecture, for instance `dit`.
+    pub architecture: String,
+    /// Axes of a latent.
+    pub latent: LatentShape,
+    /// Transformer tokens of one latent.
+    pub tokens: usize,
+    /// Whether it reads [`Condition::tokens`], and how many and from which vocabulary.
+    pub vocabulary: Option<Vocabulary>,
+    /// Whether it reads [`Condition::text`] and [`Condition::pooled`].
+    pub reads_text: bool,
+    /// Names of the stacks with their number of blocks.
+    pub stacks: Vec<(String, usize)>,
+}
+
+/// Tokens that a model understands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vocabulary {
+    /// Number of different tokens.
+    pub size: usize,
+    /// Tokens of one condition.
+    pub length: usize,
+}
+
+/// A model that predicts the velocity `noise - data` (Lipman et al. 2022, arXiv:2210.02747; Liu et al. 2022,
+/// arXiv:2209.03003).
+///
+/// Written once against [`Exec`]; it holds weight handles, not weights.
+pub trait FlowModel: Debug + Send + Sync {
+    /// What it is.
+    fn spec(&self) -> &ModelSpec;
+
+    /// Its weights' names and shapes.
+    fn layout(&self) -> &Arc<ParamLayout>;
+
+    /// The velocity, `[B, N]`.
+    fn velocity(&self, exec: &Exec<'_>, input: ModelInput) -> Tensor<2>;
+}

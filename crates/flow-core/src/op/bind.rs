@@ -1,0 +1,250 @@
+//! How an operation becomes a node of Burn's graph.
+//!
+//! One output: a node whose parents are the tracked inputs. Several outputs: a hub node of a `[1]` tensor with the
+//! inputs as parents, and one node per output with the hub as parent; the hub lies below its outputs, so its step
+//! runs after all of them. Method and proof: the recompute study this crate follows (see `docs`, "Custom operations").
+
+use super::{Incoming, Saved};
+use crate::tensors::Plain;
+use burn::backend::{
+    Autodiff, Backend, BackendTensor, DispatchKindConversion, DispatchTensor, TensorMetadata,
+    autodiff::{
+        NodeId,
+        checkpoint::{base::Checkpointer, strategy::NoCheckpointing},
+        grads::Gradients,
+        ops::{Backward, NodeGuard, Ops, OpsKind},
+    },
+    tensor::FloatTensor,
+};
+use std::sync::{Arc, Mutex};
+
+/// Calls `$body` with `$guards` as an array `[NodeGuard; N]`.
+macro_rules! with_arity {
+    ($vec:expr, |$array:ident: $n:ident| $body:expr) => {
+        with_arity!(@ $vec, $array, $n, $body, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16)
+    };
+    (@ $vec:expr, $array:ident, $n:ident, $body:expr, $($k:literal)*) => {{
+        let vec: Vec<NodeGuard> = $vec;
+        match vec.len() {
+            $($k => {
+                const $n: usize = $k;
+                let $array: [NodeGuard; $k] = vec.try_into().expect("length matched");
+                $body
+            })*
+            n => panic!("{n} tracked tensors enter one operation, 16 at most"),
+        }
+    }};
+}
+
+fn primitive<B: Backend>(tensor: Plain) -> FloatTensor<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    <DispatchTensor as DispatchKindConversion<B>>::try_into_backend(tensor)
+        .expect("a plain tensor of the operation's backend")
+        .float()
+}
+
+fn tracked<B: Backend>(tensor: DispatchTensor) -> FloatTensor<Autodiff<B>>
+where
+    DispatchTensor: DispatchKindConversion<Autodiff<B>>,
+{
+    <DispatchTensor as DispatchKindConversion<Autodiff<B>>>::try_into_backend(tensor)
+        .expect("a tracked tensor of the operation's backend")
+        .float()
+}
+
+fn erase<B: Backend>(tensor: FloatTensor<B>) -> Plain
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    <DispatchTensor as DispatchKindConversion<B>>::from_backend(BackendTensor::Float(tensor))
+}
+
+fn finish<B: Backend, T: Backward<B, N>, const N: usize>(
+    op: T,
+    guards: [NodeGuard; N],
+    state: T::State,
+    output: FloatTensor<B>,
+) -> FloatTensor<Autodiff<B>> {
+    match op.prepare::<NoCheckpointing>(guards).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(state, output),
+        OpsKind::UnTracked(prep) => prep.finish(output),
+    }
+}
+
+/// A `[1]` tensor standing for an edge of the graph.
+fn edge<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
+    B::float_zeros([1].into(), &like.device(), like.dtype().into())
+}
+
+fn register<B: Backend>(
+    saved: Saved,
+    output_gradients: &[Option<Plain>],
+    parents: &[Option<NodeId>],
+    grads: &mut Gradients,
+) where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let Saved {
+        name,
+        wanted,
+        backward,
+    } = saved;
+    let found = backward(Incoming {
+        output_gradients,
+        wanted: &wanted,
+    });
+    assert_eq!(
+        found.len(),
+        wanted.len(),
+        "operation `{name}`: one gradient per input"
+    );
+    let found = found
+        .into_iter()
+        .zip(&wanted)
+        .filter(|(_, wanted)| **wanted)
+        .map(|(gradient, _)| gradient);
+    for (gradient, parent) in found.zip(parents) {
+        // A parent's own step consumes its gradient, so it must get one.
+        let gradient = gradient.unwrap_or_else(|| panic!("operation `{name}` left out a wanted gradient"));
+        if let Some(id) = parent {
+            grads.register::<B>(*id, primitive::<B>(gradient));
+        }
+    }
+}
+
+/// An operation with one output.
+#[derive(Debug)]
+struct Single;
+
+impl<B: Backend, const N: usize> Backward<B, N> for Single
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    type State = Saved;
+
+    fn backward(self, ops: Ops<Saved, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let parents = ops.parents.map(|parent| parent.map(|node| node.id));
+        drop(ops.node);
+        register::<B>(ops.state, &[Some(erase::<B>(gradient))], &parents, grads);
+    }
+}
+
+type Collected = Arc<Mutex<Vec<Option<Plain>>>>;
+
+/// The common parent of an operation's several outputs.
+#[derive(Debug)]
+struct Hub;
+
+impl<B: Backend, const N: usize> Backward<B, N> for Hub
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    type State = (Saved, Collected);
+
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        drop(grads.consume::<B>(&ops.node));
+        let parents = ops.parents.map(|parent| parent.map(|node| node.id));
+        drop(ops.node);
+        let (saved, collected) = ops.state;
+        let gradients = {
+            let mut collected = collected.lock().expect("no step panics while it holds the lock");
+            let outputs = collected.len();
+            std::mem::replace(&mut *collected, vec![None; outputs])
+        };
+        register::<B>(saved, &gradients, &parents, grads);
+    }
+}
+
+/// One of several outputs: hands its gradient to the hub.
+#[derive(Debug)]
+struct Output;
+
+impl<B: Backend> Backward<B, 1> for Output
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    type State = (usize, Collected);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let (index, collected) = ops.state;
+        let mut collected = collected.lock().expect("no step panics while it holds the lock");
+        if let ([Some(hub)], true) = (&ops.parents, collected.iter().all(Option::is_none)) {
+            grads.register::<B>(hub.id, edge::<B>(&gradient));
+        }
+        collected[index] = Some(erase::<B>(gradient));
+    }
+}
+
+/// Binds `outputs` to a new node below `parents`.
+pub(super) fn attach<B: Backend>(
+    parents: Vec<DispatchTensor>,
+    saved: Saved,
+    outputs: Vec<Plain>,
+) -> Vec<DispatchTensor>
+where
+    DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B>>,
+{
+    let guards: Vec<NodeGuard> = parents.into_iter().map(|t| tracked::<B>(t).node()).collect();
+    let mut outputs: Vec<FloatTensor<B>> = outputs.into_iter().map(primitive::<B>).collect();
+    let lift =
+        |t| <DispatchTensor as DispatchKindConversion<Autodiff<B>>>::from_backend(BackendTensor::Float(t));
+    if outputs.len() == 1 {
+        let output = outputs.pop().expect("one output");
+        return vec![lift(with_arity!(guards, |guards: N| finish::<B, _, N>(
+            Single, guards, saved, output
+        )))];
+    }
+    assert!(!outputs.is_empty(), "operation `{}` has no output", saved.name);
+    let collected: Collected = Arc::new(Mutex::new(vec![None; outputs.len()]));
+    let hub_edge = edge::<B>(&outputs[0]);
+    let state = (saved, collected.clone());
+    let hub = with_arity!(guards, |guards: N| finish::<B, _, N>(
+        Hub, guards, state, hub_edge
+    ));
+    let outputs = outputs.into_iter().enumerate();
+    outputs
+        .map(|(index, output)| {
+            lift(finish::<B, _, 1>(
+                Output,
+                [hub.node()],
+                (index, collected.clone()),
+                output,
+            ))
+        })
+        .collect()
+}
+
+/// Root of a small graph: ignores its own gradient and gives `ends` theirs, exactly.
+#[derive(Debug)]
+struct Seed;
+
+impl<B: Backend, const N: usize> Backward<B, N> for Seed {
+    type State = Vec<FloatTensor<B>>;
+
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        drop(grads.consume::<B>(&ops.node));
+        for (parent, gradient) in ops.parents.into_iter().zip(ops.state) {
+            if let Some(node) = parent {
+                grads.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+/// Backward from `ends` with `seeds` as their gradients.
+pub(super) fn seed<B: Backend>(ends: Vec<DispatchTensor>, seeds: Vec<Plain>) -> Gradients
+where
+    DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B>>,
+{
+    let guards: Vec<NodeGuard> = ends.into_iter().map(|t| tracked::<B>(t).node()).collect();
+    let seeds: Vec<FloatTensor<B>> = seeds.into_iter().map(primitive::<B>).collect();
+    let output = edge::<B>(&seeds[0]);
+    let root = with_arity!(guards, |guards: N| finish::<B, _, N>(Seed, guards, seeds, output));
+    let root =
+        <DispatchTensor as DispatchKindConversion<Autodiff<B>>>::from_backend(BackendTensor::Float(root));
+    super::backward(root)
+}

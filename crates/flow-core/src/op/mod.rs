@@ -1,0 +1,141 @@
+//! Custom differentiable operations: one forward on plain tensors, one backward, both paths.
+//!
+//! [`apply`] computes the forward on plain tensors whether or not a gradient is wanted, so a rollout and a training
+//! step run the very same kernel. Only then, if an input is tracked, the result is bound to a node of Burn's graph.
+//!
+//! Burn's own softmax, normalisation and attention have other kernels on plain than on tracked tensors
+//! (`burn-flex`, `burn-autodiff` 0.22.1); the models here never call them.
+
+mod bind;
+
+use crate::tensors::{Plain, is_tracked, plain};
+use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKind, Flex};
+use std::fmt;
+use std::sync::Arc;
+
+/// Which inputs of an operation want a gradient, and the gradients that its outputs received.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    /// One per output; absent where the loss does not reach it.
+    pub output_gradients: &'a [Option<Plain>],
+    /// One per input.
+    pub wanted: &'a [bool],
+}
+
+impl Incoming<'_> {
+    /// The gradient of the only output.
+    ///
+    /// # Panics
+    /// If the operation has several outputs, one of them without gradient.
+    pub fn gradient(&self) -> &Plain {
+        self.output_gradients[0]
+            .as_ref()
+            .expect("a single output that is visited has a gradient")
+    }
+}
+
+/// The backward of an operation: a gradient for every input that wants one, `None` or a spare value for the others.
+/// It may run more than once.
+pub type Backward = Arc<dyn Fn(Incoming<'_>) -> Vec<Option<Plain>> + Send + Sync>;
+
+/// What backward needs, by the operation's name.
+#[derive(Clone)]
+pub(crate) struct Saved {
+    pub name: &'static str,
+    pub wanted: Vec<bool>,
+    pub backward: Backward,
+}
+
+impl fmt::Debug for Saved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}({} inputs)", self.name, self.wanted.len())
+    }
+}
+
+/// Runs a differentiable operation with one output.
+///
+/// `forward` gets the inputs without their graph and whether a gradient is wanted at all; it returns the output and
+/// the backward. `name` appears in panics and debug output.
+pub fn apply(
+    name: &'static str,
+    inputs: &[&DispatchTensor],
+    forward: impl FnOnce(&[Plain], bool) -> (Plain, Backward),
+) -> DispatchTensor {
+    let outputs = apply_many(name, inputs, |values, tracked| {
+        let (output, backward) = forward(values, tracked);
+        (vec![output], backward)
+    });
+    outputs.into_iter().next().expect("one output was given")
+}
+
+/// Runs a differentiable operation with any number of outputs and at most 16 tracked inputs.
+pub fn apply_many(
+    name: &'static str,
+    inputs: &[&DispatchTensor],
+    forward: impl FnOnce(&[Plain], bool) -> (Vec<Plain>, Backward),
+) -> Vec<DispatchTensor> {
+    let wanted: Vec<bool> = inputs.iter().map(|tensor| is_tracked(tensor)).collect();
+    let values: Vec<Plain> = inputs.iter().map(|tensor| plain(tensor)).collect();
+    let (outputs, backward) = forward(&values, wanted.contains(&true));
+    bind(name, inputs, outputs, backward)
+}
+
+/// Attaches `backward` to results computed already, for instance taken from a recompute's store.
+/// Plain results stay plain if no input is tracked.
+pub fn bind(
+    name: &'static str,
+    inputs: &[&DispatchTensor],
+    outputs: Vec<Plain>,
+    backward: Backward,
+) -> Vec<DispatchTensor> {
+    let wanted: Vec<bool> = inputs.iter().map(|tensor| is_tracked(tensor)).collect();
+    let Some(first) = wanted.iter().position(|wanted| *wanted) else {
+        return outputs;
+    };
+    let parents: Vec<DispatchTensor> = inputs
+        .iter()
+        .zip(&wanted)
+        .filter(|(_, wanted)| **wanted)
+        .map(|(t, _)| (*t).clone())
+        .collect();
+    let saved = Saved {
+        name,
+        wanted,
+        backward,
+    };
+    let DispatchTensorKind::Autodiff(kind) = &inputs[first].kind else {
+        unreachable!("tracked tensors are on the autodiff backend");
+    };
+    match **kind {
+        DispatchTensorKind::Flex(_) => bind::attach::<Flex>(parents, saved, outputs),
+        // One arm per backend: the others cannot be built here.
+        #[allow(unreachable_patterns)]
+        _ => panic!("operation `{name}` is not bound for this backend"),
+    }
+}
+
+/// Gradients by leaf.
+pub type Gradients = <Dispatch as AutodiffBackend>::Gradients;
+
+/// The gradients of the leaves below `loss`, which holds one value.
+///
+/// # Panics
+/// If `loss` depends on no leaf.
+pub fn backward(loss: DispatchTensor) -> Gradients {
+    <Dispatch as AutodiffBackend>::backward(loss)
+}
+
+/// The gradients of the leaves below `outputs`, given the gradients of `outputs`.
+///
+/// Outputs without gradient, or that need none, are left out. Returns nothing if none is left.
+pub fn backward_from(outputs: Vec<DispatchTensor>, gradients: Vec<Option<Plain>>) -> Option<Gradients> {
+    let (ends, seeds): (Vec<_>, Vec<_>) = outputs
+        .into_iter()
+        .zip(gradients)
+        .filter_map(|(output, gradient)| gradient.filter(|_| is_tracked(&output)).map(|g| (output, g)))
+        .unzip();
+    if ends.is_empty() {
+        return None;
+    }
+    Some(bind::seed::<Flex>(ends, seeds))
+}

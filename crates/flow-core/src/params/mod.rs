@@ -1,0 +1,15 @@
+//! Weights as data: a layout of named, typed handles, the values, and views of them.
+//!
+//! A model is a description that holds [`Handle`]s; it owns no tensor. So one model serves many weight sets (the
+//! trained one, an average, a reference) by pointing at another [`Weights`], a block can run again on fresh leaves,
+//! and the optimizer walks one flat list in a fixed order.
+
+mod init;
+mod layout;
+mod view;
+mod weights;
+
+pub use init::Init;
+pub use layout::{Adapter, Handle, LayoutBuilder, ParamKind, ParamLayout, ParamSpec};
+pub use view::ParamView;
+pub use weights::Weights;

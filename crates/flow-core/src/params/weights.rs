@@ -1,0 +1,75 @@
+//! The values of a layout's weights.
+
+use super::{ParamKind, ParamLayout};
+use crate::rng::Purpose;
+use crate::{CoreError, cpu, device::ComputeDevice, tensors::Plain};
+use burn::backend::TensorMetadata;
+use std::sync::Arc;
+
+/// One value per weight of a layout. Cloning shares the values; a changed value is a new one.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    layout: Arc<ParamLayout>,
+    values: Arc<Vec<Plain>>,
+}
+
+impl Weights {
+    /// Initial values drawn from `seed`.
+    pub fn init(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
+        let values = layout.specs().iter().map(|spec| {
+            let purpose = if spec.kind == ParamKind::Adapter {
+                Purpose::Adapter
+            } else {
+                Purpose::Weights
+            };
+            device.plain(
+                spec.init.values(&spec.name, &spec.shape, seed, purpose),
+                &spec.shape,
+            )
+        });
+        let values = Arc::new(values.collect());
+        Self { layout, values }
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &Arc<ParamLayout> {
+        &self.layout
+    }
+
+    /// The values, in the layout's order.
+    pub fn values(&self) -> &[Plain] {
+        &self.values
+    }
+
+    pub(crate) fn shared(&self) -> Arc<Vec<Plain>> {
+        self.values.clone()
+    }
+
+    /// Replaces the value at `index`.
+    ///
+    /// # Errors
+    /// [`CoreError::Shape`] if its shape is not the declared one.
+    pub fn set(&mut self, index: usize, value: Plain) -> Result<(), CoreError> {
+        let spec = &self.layout.specs()[index];
+        let found = value.shape().to_vec();
+        if found != spec.shape {
+            return Err(CoreError::Shape {
+                name: spec.name.clone(),
+                expected: spec.shape.clone(),
+                found,
+            });
+        }
+        Arc::make_mut(&mut self.values)[index] = value;
+        Ok(())
+    }
+
+    /// Mutable values. Those still held by a view or a snapshot are copied when a kernel writes them.
+    pub fn values_mut(&mut self) -> &mut [Plain] {
+        Arc::make_mut(&mut self.values).as_mut_slice()
+    }
+
+    /// The values at `index` on the host, row-major.
+    pub fn host(&self, index: usize) -> Vec<f32> {
+        cpu::to_host(&self.values[index])
+    }
+}

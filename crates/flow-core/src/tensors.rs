@@ -1,0 +1,102 @@
+//! Tensors whose rank is erased, and the tuples of tensors that cross the edge of a block or region.
+
+use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind};
+use burn::tensor::{Int, Tensor};
+
+/// A tensor outside any autodiff graph, its rank erased. Kernels compute on these only.
+pub type Plain = DispatchTensor;
+
+/// Whether `tensor` belongs to an autodiff graph and needs a gradient.
+pub fn is_tracked(tensor: &DispatchTensor) -> bool {
+    matches!(tensor.kind, DispatchTensorKind::Autodiff(_)) && Dispatch::is_tracked(tensor)
+}
+
+/// `tensor` without its graph.
+pub fn plain(tensor: &DispatchTensor) -> Plain {
+    use burn::backend::AutodiffBackend;
+    match tensor.kind {
+        DispatchTensorKind::Autodiff(_) => <Dispatch as AutodiffBackend>::inner(tensor.clone()),
+        _ => {
+            let mut plain = tensor.clone();
+            plain.autodiff = Default::default();
+            plain
+        }
+    }
+}
+
+/// A fresh leaf of a new graph holding `tensor`'s values.
+pub fn leaf(tensor: &Plain) -> DispatchTensor {
+    use burn::backend::{AutodiffBackend, ops::FloatTensorOps};
+    let untracked = <Dispatch as AutodiffBackend>::from_inner(tensor.clone());
+    Dispatch::float_set_require_grad(untracked, true)
+}
+
+/// A fixed tuple of tensors, erased to a list and back.
+///
+/// Every tensor that crosses a block's edge has the batch as its first axis, so that a feature cache may gather and
+/// scatter lanes without knowing the model.
+pub trait Tensors: Sized + Clone + Send + 'static {
+    /// The tensors in order.
+    fn split(self) -> Vec<DispatchTensor>;
+    /// The inverse of [`split`](Self::split).
+    ///
+    /// # Panics
+    /// If the number of tensors, a rank or a kind differs: a bug of the caller, never of a user's input.
+    fn join(tensors: Vec<DispatchTensor>) -> Self;
+}
+
+impl Tensors for () {
+    fn split(self) -> Vec<DispatchTensor> {
+        Vec::new()
+    }
+    fn join(tensors: Vec<DispatchTensor>) -> Self {
+        assert!(tensors.is_empty(), "no tensors expected, got {}", tensors.len());
+    }
+}
+
+impl<const D: usize> Tensors for Tensor<D> {
+    fn split(self) -> Vec<DispatchTensor> {
+        vec![self.into_dispatch()]
+    }
+    fn join(tensors: Vec<DispatchTensor>) -> Self {
+        let [only] = tensors.try_into().expect("one tensor crosses here");
+        Tensor::from_dispatch(only)
+    }
+}
+
+impl<const D: usize> Tensors for Tensor<D, Int> {
+    fn split(self) -> Vec<DispatchTensor> {
+        vec![self.into_dispatch()]
+    }
+    fn join(tensors: Vec<DispatchTensor>) -> Self {
+        let [only] = tensors.try_into().expect("one tensor crosses here");
+        Tensor::from_dispatch(only)
+    }
+}
+
+macro_rules! tuple_of_tensors {
+    ($($name:ident $rank:ident),+) => {
+        impl<$(const $rank: usize),+> Tensors for ($(Tensor<$rank>,)+) {
+            #[allow(non_snake_case)]
+            fn split(self) -> Vec<DispatchTensor> {
+                let ($($name,)+) = self;
+                vec![$($name.into_dispatch()),+]
+            }
+            fn join(tensors: Vec<DispatchTensor>) -> Self {
+                let mut tensors = tensors.into_iter();
+                let joined = ($(Tensor::<$rank>::from_dispatch(
+                    tensors.next().expect(concat!("tensor ", stringify!($name), " crosses here")),
+                ),)+);
+                assert!(tensors.next().is_none(), "more tensors cross here than the tuple holds");
+                joined
+            }
+        }
+    };
+}
+
+tuple_of_tensors!(a A);
+tuple_of_tensors!(a A, b B);
+tuple_of_tensors!(a A, b B, c C);
+tuple_of_tensors!(a A, b B, c C, d D);
+tuple_of_tensors!(a A, b B, c C, d D, e E);
+tuple_of_tensors!(a A, b B, c C, d D, e E, f F);
