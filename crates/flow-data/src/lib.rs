@@ -1,0 +1,52 @@
+//! Datasets and prompts for flow-train: the UCI handwritten digits, and procedural scenes of coloured shapes.
+//!
+//! The crate knows nothing of tensors or training.
+//! It hands out [`Image`]s (`f32`, [-1, 1]) and [`Prompt`]s (a stable id, a text, token ids, and a structured
+//! [`PromptSpec`] that rewards read), and it splits the prompts into those that reinforcement learning trains on
+//! and those that are held out.
+//! Everything is a pure function of its arguments: [`Dataset::example`] depends on the settings and the index and
+//! on nothing else, so any order and any number of threads give the same images.
+//!
+//! | data set | images | prompts | held out |
+//! |---|---|---|---|
+//! | [`Digits`] | 1,797 of 1×8×8 | "thin\|medium\|bold k", 30 | 10, one for each digit |
+//! | [`Shapes`] | rendered, 3×24×24 by default | "three red circles", "one blue square on the left", 126 | 9 of the 54 (count, colour, shape) |
+//!
+//! ```
+//! use flow_data::{Dataset, Digits};
+//!
+//! let digits = Digits::new()?;
+//! let prompt = digits.parse_prompt("bold 7")?;
+//! assert_eq!(prompt.text, "bold 7");
+//! assert_eq!(prompt.tokens.len(), digits.prompt_length());
+//! let example = digits.example(0)?;
+//! assert_eq!(example.image.pixels_chw.len(), 64);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod dataset;
+mod digits;
+mod error;
+mod image;
+mod parse;
+pub mod philox;
+mod prompt;
+mod shapes;
+pub mod suggest;
+mod vocabulary;
+
+pub use dataset::{Dataset, Example};
+pub use digits::{DIGITS_CITATION, Digits, DigitsSplit, HELD_OUT_WEIGHT};
+pub use error::{DataError, PromptError};
+pub use image::{Image, ImageShape};
+pub use prompt::{Colour, Position, Prompt, PromptSpec, Shape, Weight};
+pub use shapes::render::{BACKGROUND, Object, Scene};
+pub use shapes::{HELD_OUT_COLOUR, Shapes, ShapesSettings};
+pub use vocabulary::{NULL_TOKEN, PAD_TOKEN, Vocabulary};
+
+/// The names of the data sets that this crate brings, in alphabetical order.
+pub const DATASET_NAMES: [&str; 2] = ["digits", "shapes"];
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

@@ -1,0 +1,259 @@
+//! Procedural scenes: "three red circles", "one blue square on the left".
+//!
+//! A scene is rendered when it is asked for, from `(seed, index)` alone, so the data set takes no space and can be
+//! of any length.
+
+mod prompts;
+pub(crate) mod render;
+
+use crate::dataset::{Dataset, Example, check_fraction, check_index};
+use crate::error::{DataError, PromptError};
+use crate::image::ImageShape;
+use crate::philox::Stream;
+use crate::prompt::{Colour, Position, Prompt, PromptSpec, Shape};
+use crate::vocabulary::Vocabulary;
+use prompts::{PROMPT_LENGTH, SceneSpec};
+use render::Scene;
+
+pub use prompts::HELD_OUT_COLOUR;
+
+const PURPOSE_EXAMPLE: u32 = 0x0010;
+const PURPOSE_NOISE: u32 = 0x0011;
+const PURPOSE_RENDER: u32 = 0x0012;
+
+/// Settings of [`Shapes`].
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ShapesSettings {
+    /// Height and width of the images in pixels, 16 to 256.
+    pub size: usize,
+    /// Number of training images.
+    pub len: u64,
+    /// Seed of the training images.
+    pub seed: u64,
+    /// Whether training images show the held-out combinations, too.
+    ///
+    /// With `true` they are held out from reinforcement learning only; with `false` the model never sees them.
+    pub train_on_held_out: bool,
+}
+
+impl Default for ShapesSettings {
+    fn default() -> Self {
+        Self {
+            size: 24,
+            len: 20_000,
+            seed: 0,
+            train_on_held_out: true,
+        }
+    }
+}
+
+/// The shapes data set; see the module's description.
+#[derive(Debug, Clone)]
+pub struct Shapes {
+    settings: ShapesSettings,
+    vocabulary: Vocabulary,
+    prompts: Vec<Prompt>,
+}
+
+impl Shapes {
+    /// The data set with these settings.
+    ///
+    /// # Errors
+    /// [`DataError::Setting`] for a size outside 16 to 256 or a length of 0.
+    pub fn new(settings: ShapesSettings) -> Result<Self, DataError> {
+        if !(16..=256).contains(&settings.size) {
+            return Err(DataError::Setting {
+                setting: "size",
+                value: settings.size.to_string(),
+                allowed: "images have 16 to 256 pixels a side (below 16 the shapes cannot be told apart)",
+            });
+        }
+        if settings.len == 0 {
+            return Err(DataError::Setting {
+                setting: "len",
+                value: "0".to_owned(),
+                allowed: "there must be at least one training image",
+            });
+        }
+        let vocabulary = prompts::vocabulary();
+        let prompts = prompts::all(&vocabulary);
+        Ok(Self {
+            settings,
+            vocabulary,
+            prompts,
+        })
+    }
+
+    /// The settings it was made with.
+    pub fn settings(&self) -> &ShapesSettings {
+        &self.settings
+    }
+
+    /// A random scene that shows exactly what `prompt` asks for.
+    ///
+    /// # Errors
+    /// [`DataError::ForeignPrompt`] for a prompt of another data set.
+    pub fn scene_for(&self, prompt: &Prompt, seed: u64, index: u64) -> Result<Scene, DataError> {
+        let PromptSpec::Shapes {
+            count,
+            colour,
+            shape,
+            position,
+        } = self.own(prompt)?.spec
+        else {
+            return Err(self.foreign(prompt));
+        };
+        let mut stream = Stream::new(seed, PURPOSE_RENDER, index);
+        Ok(Scene::place(
+            self.settings.size,
+            count,
+            colour,
+            shape,
+            position,
+            &mut stream,
+        ))
+    }
+
+    /// The prompt as this data set has it.
+    fn own(&self, prompt: &Prompt) -> Result<&Prompt, DataError> {
+        match self.prompts.get(prompt.id as usize) {
+            Some(own) if own.spec == prompt.spec => Ok(own),
+            _ => Err(self.foreign(prompt)),
+        }
+    }
+
+    fn foreign(&self, prompt: &Prompt) -> DataError {
+        DataError::ForeignPrompt {
+            dataset: self.name().to_owned(),
+            text: prompt.text.clone(),
+        }
+    }
+
+    /// Counts, colours and shapes are equally frequent; half of the single objects have a position.
+    fn draw_spec(&self, stream: &mut Stream) -> SceneSpec {
+        loop {
+            let count = 1 + stream.below(3) as u8;
+            let colour = Colour::ALL[stream.below(Colour::ALL.len() as u32) as usize];
+            let shape = Shape::ALL[stream.below(Shape::ALL.len() as u32) as usize];
+            let place = stream.below(2 * Position::ALL.len() as u32) as usize;
+            let position = if count == 1 {
+                Position::ALL.get(place).copied()
+            } else {
+                None
+            };
+            if self.settings.train_on_held_out || !prompts::is_held_out(count, colour, shape) {
+                return SceneSpec {
+                    count,
+                    colour,
+                    shape,
+                    position,
+                };
+            }
+        }
+    }
+}
+
+impl Dataset for Shapes {
+    fn name(&self) -> &'static str {
+        "shapes"
+    }
+
+    fn image_shape(&self) -> ImageShape {
+        ImageShape {
+            channels: 3,
+            height: self.settings.size,
+            width: self.settings.size,
+        }
+    }
+
+    fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    fn prompt_length(&self) -> usize {
+        PROMPT_LENGTH
+    }
+
+    fn len(&self) -> u64 {
+        self.settings.len
+    }
+
+    fn example(&self, index: u64) -> Result<Example, DataError> {
+        check_index(self, index)?;
+        let mut stream = Stream::new(self.settings.seed, PURPOSE_EXAMPLE, index);
+        let spec = self.draw_spec(&mut stream);
+        let SceneSpec {
+            count,
+            colour,
+            shape,
+            position,
+        } = spec;
+        let scene = Scene::place(self.settings.size, count, colour, shape, position, &mut stream);
+        Ok(Example {
+            image: scene.render(),
+            prompt: self.prompts[spec.prompt_id() as usize].clone(),
+        })
+    }
+
+    fn prompts(&self) -> &[Prompt] {
+        &self.prompts
+    }
+
+    fn is_held_out(&self, prompt: &Prompt) -> bool {
+        match prompt.spec {
+            PromptSpec::Shapes {
+                count, colour, shape, ..
+            } => prompts::is_held_out(count, colour, shape),
+            PromptSpec::Digit { .. } => false,
+        }
+    }
+
+    fn parse_prompt(&self, text: &str) -> Result<Prompt, PromptError> {
+        prompts::parse(text).map(|spec| self.prompts[spec.prompt_id() as usize].clone())
+    }
+
+    /// The part that is wrong in a noisy caption is the count, the colour or the shape, equally often; a position is
+    /// dropped if the wrong count is not one.
+    fn noisy_prompt(
+        &self,
+        prompt: &Prompt,
+        fraction: f32,
+        seed: u64,
+        index: u64,
+    ) -> Result<Prompt, DataError> {
+        check_fraction(fraction)?;
+        let PromptSpec::Shapes {
+            count,
+            colour,
+            shape,
+            position,
+        } = self.own(prompt)?.spec
+        else {
+            return Err(self.foreign(prompt));
+        };
+        let mut stream = Stream::new(seed, PURPOSE_NOISE, index);
+        if stream.uniform() >= fraction {
+            return Ok(prompt.clone());
+        }
+        let mut spec = SceneSpec {
+            count,
+            colour,
+            shape,
+            position,
+        };
+        // One of the other values: a step of one to n - 1 around the circle of n.
+        let other = |value: usize, n: usize, stream: &mut Stream| {
+            (value + 1 + stream.below(n as u32 - 1) as usize) % n
+        };
+        match stream.below(3) {
+            0 => spec.count = 1 + other(usize::from(count) - 1, 3, &mut stream) as u8,
+            1 => spec.colour = Colour::ALL[other(colour as usize, Colour::ALL.len(), &mut stream)],
+            _ => spec.shape = Shape::ALL[other(shape as usize, Shape::ALL.len(), &mut stream)],
+        }
+        if spec.count != 1 {
+            spec.position = None;
+        }
+        Ok(self.prompts[spec.prompt_id() as usize].clone())
+    }
+}
