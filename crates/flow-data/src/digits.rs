@@ -53,6 +53,7 @@ const PURPOSE_SPLIT: u32 = 0x0002;
 /// The digits data set; see the module's description.
 #[derive(Debug, Clone)]
 pub struct Digits {
+    image_size: usize,
     images: Vec<Image>,
     labels: Vec<u8>,
     weights: Vec<Weight>,
@@ -84,6 +85,28 @@ impl Digits {
                 problem: format!("cannot be unpacked: {error}"),
             })?;
         Self::from_csv(&csv)
+    }
+
+    /// The vendored data, every pixel enlarged to a square so that images have `image_size` pixels a side.
+    ///
+    /// # Errors
+    /// [`DataError::Setting`] unless `image_size` is a multiple of 8 from 8 to 512.
+    pub fn with_image_size(image_size: usize) -> Result<Self, DataError> {
+        if !(SIDE..=512).contains(&image_size) || !image_size.is_multiple_of(SIDE) {
+            return Err(DataError::Setting {
+                setting: "image_size",
+                value: image_size.to_string(),
+                allowed: "digits have 8 pixels a side and are enlarged to a multiple of 8, at most 512",
+            });
+        }
+        let mut digits = Self::new()?;
+        if image_size != SIDE {
+            digits.image_size = image_size;
+            for image in &mut digits.images {
+                *image = image.upscale_nearest(image_size / SIDE);
+            }
+        }
+        Ok(digits)
     }
 
     /// Digits from rows of 64 pixels (8×8, row-major, 0 to 16) and the label (0 to 9), separated by commas.
@@ -133,6 +156,7 @@ impl Digits {
             })
             .collect();
         Ok(Self {
+            image_size: SIDE,
             images,
             labels,
             weights,
@@ -153,9 +177,10 @@ impl Digits {
     }
 
     /// The weight that an image has if it shows `digit`, by the same bounds that captioned the data; `None` for a
-    /// digit above 9.
+    /// digit above 9 and for an
+    /// image whose height or width is not a multiple of 8.
     ///
-    /// Ink is the sum of the pixels, each from 0 (value -1) to 16 (value 1), clamped and rounded to whole units of
+    /// Ink is the sum of the pixels of the image reduced to 8×8, each from 0 (value -1) to 16 (value 1), clamped and rounded to whole units of
     /// the sum.
     pub fn weight_of_image(&self, digit: u8, image: &Image) -> Option<Weight> {
         let bounds = *self.ink_bounds.get(digit as usize)?;

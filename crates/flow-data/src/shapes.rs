@@ -25,7 +25,7 @@ const PURPOSE_RENDER: u32 = 0x0012;
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShapesSettings {
-    /// Height and width of the images in pixels, 16 to 256.
+    /// Height and width of the images in pixels, 16 to 1024.
     pub size: usize,
     /// Number of training images.
     pub len: u64,
@@ -60,13 +60,13 @@ impl Shapes {
     /// The data set with these settings.
     ///
     /// # Errors
-    /// [`DataError::Setting`] for a size outside 16 to 256 or a length of 0.
+    /// [`DataError::Setting`] for a size outside 16 to 1024 or a length of 0.
     pub fn new(settings: ShapesSettings) -> Result<Self, DataError> {
-        if !(16..=256).contains(&settings.size) {
+        if !(16..=1024).contains(&settings.size) {
             return Err(DataError::Setting {
                 setting: "size",
                 value: settings.size.to_string(),
-                allowed: "images have 16 to 256 pixels a side (below 16 the shapes cannot be told apart)",
+                allowed: "images have 16 to 1024 pixels a side (below 16 the shapes cannot be told apart)",
             });
         }
         if settings.len == 0 {

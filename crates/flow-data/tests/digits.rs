@@ -241,3 +241,27 @@ fn a_damaged_csv_is_an_error_that_names_line_and_field() {
     let error = Digits::from_csv(&good).unwrap_err().to_string();
     assert!(error.contains("digit 0 has 0 images"), "{error}");
 }
+
+#[test]
+fn enlarged_digits_are_the_same_digits_with_the_same_captions() {
+    let (small, large) = (digits(), Digits::with_image_size(24).unwrap());
+    assert_eq!(large.image_shape().height, 24);
+    for index in (0..1797).step_by(97) {
+        let (a, b) = (small.example(index).unwrap(), large.example(index).unwrap());
+        assert_eq!(a.prompt, b.prompt);
+        assert_eq!(a.image, b.image.downscale_mean(3).unwrap());
+        let PromptSpec::Digit { digit, weight } = b.prompt.spec else {
+            panic!("{:?}", b.prompt)
+        };
+        assert_eq!(large.weight_of_image(digit, &b.image), Some(weight));
+    }
+    for bad in [0, 7, 12, 520] {
+        let error = Digits::with_image_size(bad).unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!(
+                "`image_size = {bad}` is not allowed: digits have 8 pixels"
+            )),
+            "{error}"
+        );
+    }
+}

@@ -55,6 +55,10 @@ fn upscaling_repeats_pixels_and_leaves_factor_one_alone() {
             }
         }
     }
+    assert_eq!(large.downscale_mean(4).unwrap(), image);
+    assert_eq!(large.downscale_mean(3), None);
+    assert_eq!(large.downscale_mean(0), None);
+    assert_eq!(large.downscale_mean(8), None);
     assert_eq!(image.upscale_nearest(1), image);
     assert_eq!(image.upscale_nearest(0), image);
 }

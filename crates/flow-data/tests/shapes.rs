@@ -283,7 +283,7 @@ fn settings_out_of_range_are_errors_that_name_them() {
         ..Default::default()
     });
     assert!(
-        error.starts_with("`size = 8` is not allowed: images have 16 to 256 pixels"),
+        error.starts_with("`size = 8` is not allowed: images have 16 to 1024 pixels"),
         "{error}"
     );
     let error = message(ShapesSettings {
