@@ -184,6 +184,7 @@ impl Digits {
     /// the sum.
     pub fn weight_of_image(&self, digit: u8, image: &Image) -> Option<Weight> {
         let bounds = *self.ink_bounds.get(digit as usize)?;
+        let image = image.downscale_mean(image.height / SIDE)?;
         let ink: f32 = image
             .pixels_chw
             .iter()

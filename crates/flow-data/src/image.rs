@@ -180,6 +180,33 @@ impl Image {
             pixels_chw,
         }
     }
+
+    /// The inverse of [`Image::upscale_nearest`]: each pixel is the mean of a square of `factor` by `factor`.
+    ///
+    /// `None` unless `factor` is at least 1 and divides height and width.
+    pub fn downscale_mean(&self, factor: usize) -> Option<Self> {
+        if factor == 0 || !self.height.is_multiple_of(factor) || !self.width.is_multiple_of(factor) {
+            return None;
+        }
+        let (height, width) = (self.height / factor, self.width / factor);
+        let mut pixels_chw = Vec::with_capacity(self.channels * height * width);
+        for channel in 0..self.channels {
+            for row in 0..height {
+                for column in 0..width {
+                    let square = (0..factor * factor).map(|i| {
+                        f64::from(self.at(channel, row * factor + i / factor, column * factor + i % factor))
+                    });
+                    pixels_chw.push((square.sum::<f64>() / (factor * factor) as f64) as f32);
+                }
+            }
+        }
+        Some(Self {
+            channels: self.channels,
+            height,
+            width,
+            pixels_chw,
+        })
+    }
 }
 
 fn to_u8(value: f32) -> u8 {
