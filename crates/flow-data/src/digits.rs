@@ -176,15 +176,23 @@ impl Digits {
         &self.images
     }
 
-    /// The weight that an image has if it shows `digit`, by the same bounds that captioned the data; `None` for a
-    /// digit above 9 and for an
-    /// image whose height or width is not a multiple of 8.
+    /// The weight that an image has if it shows `digit`, by the same bounds that captioned the data.
     ///
-    /// Ink is the sum of the pixels of the image reduced to 8×8, each from 0 (value -1) to 16 (value 1), clamped and rounded to whole units of
-    /// the sum.
+    /// Ink is the sum of the pixels of the image reduced to 8×8, each from 0 (value -1) to 16 (value 1) and clamped,
+    /// rounded to a whole number.
+    /// `None` for a digit above 9, and for an image that is not square with a multiple of 8 pixels a side.
     pub fn weight_of_image(&self, digit: u8, image: &Image) -> Option<Weight> {
         let bounds = *self.ink_bounds.get(digit as usize)?;
         let image = image.downscale_mean(image.height / SIDE)?;
+        if image.shape()
+            != (ImageShape {
+                channels: 1,
+                height: SIDE,
+                width: SIDE,
+            })
+        {
+            return None;
+        }
         let ink: f32 = image
             .pixels_chw
             .iter()
@@ -230,8 +238,8 @@ impl Dataset for Digits {
     fn image_shape(&self) -> ImageShape {
         ImageShape {
             channels: 1,
-            height: SIDE,
-            width: SIDE,
+            height: self.image_size,
+            width: self.image_size,
         }
     }
 
