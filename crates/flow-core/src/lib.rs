@@ -10,8 +10,9 @@ pub mod kernels;
 pub mod model;
 pub mod op;
 pub mod params;
-pub mod rng;
 pub mod tensors;
+
+pub use flow_rng as rng;
 
 pub use attention::{AttentionBackend, AttentionShape};
 pub use error::CoreError;

@@ -9,6 +9,12 @@ use std::fmt::Debug;
 pub trait Stash: Debug + Send + Sync {
     /// The result called `name`: `compute`d, or the one kept.
     fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain>;
+
+    /// Whether the result called `name` may be asked for again, so that an operation must make it even where it needs
+    /// none for a gradient of its own.
+    fn keeps(&self, _name: &'static str) -> bool {
+        true
+    }
 }
 
 /// Keeps nothing.
@@ -18,5 +24,9 @@ pub struct Compute;
 impl Stash for Compute {
     fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
         compute()
+    }
+
+    fn keeps(&self, _: &'static str) -> bool {
+        false
     }
 }
