@@ -1,0 +1,54 @@
+//! Everything a run leaves on disk: the run directory, metrics, TensorBoard events, pictures, curves, the report,
+//! and checkpoints that survive a crash.
+#![doc = ""]
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+// Tensor names carry their shape: C channels, H height, W width.
+#![allow(non_snake_case)]
+
+mod atomic;
+mod container;
+mod curve;
+mod directory;
+mod environment;
+mod error;
+mod escape;
+mod font;
+mod grid;
+mod lock;
+mod manifest;
+mod metrics;
+mod probe;
+mod report;
+mod report_summary;
+mod statistics;
+mod store;
+mod summary;
+mod tensorboard;
+mod ticks;
+
+pub use atomic::{Disk, DurableFile, Storage, atomic_write, atomic_write_in, remove_leftovers};
+pub use container::{
+    CheckpointError, CheckpointReader, CheckpointWriter, MAGIC, SectionEntry, VERSION, WrittenCheckpoint,
+};
+pub use curve::{LineChart, Series};
+pub use directory::{OnExists, Opened, RunDirectory};
+pub use environment::{GitState, Host};
+pub use error::{ReportError, Result};
+pub use escape::escape;
+pub use grid::{ImageGrid, Tile};
+pub use lock::{LOCK_FILE, RunLock};
+pub use manifest::{ConfigChange, Fallback, MANIFEST_VERSION, Manifest, Resume, config_changes, flatten};
+pub use metrics::{MetricRecord, MetricValue, Metrics, MetricsPosition, MetricsStart, MetricsWriter, Record};
+pub use probe::{
+    BYTES_PER_GIB, Stopwatch, human_duration, peak_resident_bytes, peak_resident_gib, resident_bytes, rfc3339,
+};
+pub use report::{GridFigure, ReportData, write_report};
+pub use statistics::{
+    Interval, IntervalMethod, PairedDifference, StatisticsError, mean_interval, paired_difference,
+    student_t_quantile_95,
+};
+pub use store::{CheckpointStore, Latest, Saved};
+pub use summary::{Audit, RewardChange, RunStatus, RunSummary};
+pub use tensorboard::{EventWriter, masked_crc32c};
+pub use ticks::{labels, nice_ticks};

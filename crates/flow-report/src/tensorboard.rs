@@ -1,0 +1,231 @@
+//! TensorBoard event files: TFRecord framing and the few protocol-buffer messages that scalars, images and text need.
+//!
+//! A record is `length u64 | masked CRC32C of the length | data | masked CRC32C of the data`, little-endian
+//! (tensorflow/core/lib/io/record_writer.h). The data are `Event` messages (tensorflow/core/util/event.proto,
+//! summary.proto); only the fields named in the code are written.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::error::{ReportError, Result};
+use crate::metrics::{MetricRecord, MetricValue};
+use crate::probe::unix_s;
+
+/// Writes one event file. Every event is one write of a whole record.
+#[derive(Debug)]
+pub struct EventWriter {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl EventWriter {
+    /// Makes `events.out.tfevents.SECONDS.HOST.PID.COUNT` in `directory`. If the run goes on after step
+    /// `resumed_from`, a session start is logged for the step after it, on which viewers drop what earlier files
+    /// hold for that step and later ones.
+    ///
+    /// # Errors
+    /// If the file cannot be made or written.
+    pub fn create(directory: &Path, resumed_from: Option<u64>) -> Result<Self> {
+        let seconds = unix_s(SystemTime::now()) as u64;
+        let host = crate::environment::host_name();
+        let stem = format!("events.out.tfevents.{seconds:010}.{host}.{}", std::process::id());
+        let path = crate::directory::first_free(|number| directory.join(format!("{stem}.{}", number - 1)));
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .map_err(|e| {
+                ReportError::write("TensorBoard events", &path, "the run's other files are intact", e)
+            })?;
+        let mut writer = Self { path, file, bytes: 0 };
+        // Event.file_version = 3
+        writer.event(0, |event| event.bytes(3, b"brain.Event:2"))?;
+        if let Some(step) = resumed_from {
+            // Event.session_log = 7; SessionLog.status = 1, START = 1
+            let mut start = Message::default();
+            start.varint(1, 1);
+            writer.event(step + 1, |event| event.bytes(7, &start.0))?;
+        }
+        Ok(writer)
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Logs a number.
+    ///
+    /// # Errors
+    /// If it cannot be written; the events before it are intact.
+    pub fn scalar(&mut self, tag: &str, step: u64, value: f32) -> Result<()> {
+        // Value.simple_value = 2
+        self.value(tag, step, |message| message.float(2, value))
+    }
+
+    /// Logs every number of a record as `kind/key`.
+    ///
+    /// # Errors
+    /// As [`EventWriter::scalar`].
+    pub fn record(&mut self, record: &MetricRecord) -> Result<()> {
+        let (step, kind, values) = record.parts();
+        for (key, value) in values {
+            let number = match value {
+                MetricValue::F32(value) => *value,
+                MetricValue::F64(value) => *value as f32,
+                MetricValue::U64(value) => *value as f32,
+                MetricValue::I64(value) => *value as f32,
+                MetricValue::Bool(value) => f32::from(u8::from(*value)),
+                // TensorBoard's scalar view has no place for text and lists; metrics.jsonl has them.
+                MetricValue::Text(_) | MetricValue::F32s(_) | MetricValue::F64s(_) => continue,
+            };
+            self.scalar(&format!("{kind}/{key}"), step, number)?;
+        }
+        Ok(())
+    }
+
+    /// Logs a PNG image of `width` × `height` pixels in RGB.
+    ///
+    /// # Errors
+    /// As [`EventWriter::scalar`].
+    pub fn image(&mut self, tag: &str, step: u64, width: u32, height: u32, png: &[u8]) -> Result<()> {
+        // Summary.Image: height = 1, width = 2, colorspace = 3 (RGB is 3), encoded_image_string = 4
+        let mut image = Message::default();
+        image.varint(1, height.into());
+        image.varint(2, width.into());
+        image.varint(3, 3);
+        image.bytes(4, png);
+        // Value.image = 4
+        self.value(tag, step, |message| message.bytes(4, &image.0))
+    }
+
+    /// Logs a text (Markdown), for example the configuration.
+    ///
+    /// # Errors
+    /// As [`EventWriter::scalar`].
+    pub fn text(&mut self, tag: &str, step: u64, text: &str) -> Result<()> {
+        // TensorProto: dtype = 1 (DT_STRING is 7), tensor_shape = 2 { dim = 2 { size = 1 } }, string_val = 8
+        let (mut dimension, mut shape, mut tensor) =
+            (Message::default(), Message::default(), Message::default());
+        dimension.varint(1, 1);
+        shape.bytes(2, &dimension.0);
+        tensor.varint(1, 7);
+        tensor.bytes(2, &shape.0);
+        tensor.bytes(8, text.as_bytes());
+        // SummaryMetadata.plugin_data = 1 { plugin_name = 1 }
+        let (mut plugin, mut metadata) = (Message::default(), Message::default());
+        plugin.bytes(1, b"text");
+        metadata.bytes(1, &plugin.0);
+        // Value.tensor = 8, Value.metadata = 9
+        self.value(tag, step, |message| {
+            message.bytes(8, &tensor.0);
+            message.bytes(9, &metadata.0);
+        })
+    }
+
+    /// Makes what was logged durable.
+    ///
+    /// # Errors
+    /// If the device refuses.
+    pub fn sync(&mut self) -> Result<()> {
+        let state = "the events are written, but may not survive a power failure";
+        self.file
+            .sync_data()
+            .map_err(|e| ReportError::write("TensorBoard events", &self.path, state, e))
+    }
+
+    fn value(&mut self, tag: &str, step: u64, content: impl FnOnce(&mut Message)) -> Result<()> {
+        // Event.summary = 5; Summary.value = 1; Value.tag = 1
+        let (mut value, mut summary) = (Message::default(), Message::default());
+        value.bytes(1, tag.as_bytes());
+        content(&mut value);
+        summary.bytes(1, &value.0);
+        self.event(step, |event| event.bytes(5, &summary.0))
+    }
+
+    fn event(&mut self, step: u64, content: impl FnOnce(&mut Message)) -> Result<()> {
+        // Event: wall_time = 1 (double), step = 2 (int64)
+        let mut event = Message::default();
+        event.double(1, unix_s(SystemTime::now()));
+        event.varint(2, step);
+        content(&mut event);
+        let record = framed(&event.0);
+        self.write(&record).map_err(|e| {
+            ReportError::write(
+                "TensorBoard events",
+                &self.path,
+                "the events before this one are intact",
+                e,
+            )
+        })
+    }
+
+    fn write(&mut self, record: &[u8]) -> io::Result<()> {
+        if let Err(error) = self.file.write_all(record) {
+            // A reader stops at a record that is not whole, so what was begun must go.
+            self.file.set_len(self.bytes)?;
+            self.file.seek(SeekFrom::Start(self.bytes))?;
+            return Err(error);
+        }
+        self.bytes += record.len() as u64;
+        Ok(())
+    }
+}
+
+fn framed(data: &[u8]) -> Vec<u8> {
+    let length = (data.len() as u64).to_le_bytes();
+    let mut record = Vec::with_capacity(data.len() + 16);
+    record.extend_from_slice(&length);
+    record.extend_from_slice(&masked_crc32c(&length).to_le_bytes());
+    record.extend_from_slice(data);
+    record.extend_from_slice(&masked_crc32c(data).to_le_bytes());
+    record
+}
+
+/// TFRecord's checksum: CRC32C, rotated and shifted so that the checksum of data that hold checksums is no trivial
+/// one (tensorflow/core/lib/hash/crc32c.h, `Mask`).
+pub fn masked_crc32c(data: &[u8]) -> u32 {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xA282_EAD8)
+}
+
+/// A protocol-buffer message in the making (protobuf.dev, "Encoding").
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn key(&mut self, field: u64, wire_type: u64) {
+        self.raw_varint(field << 3 | wire_type);
+    }
+
+    fn raw_varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn varint(&mut self, field: u64, value: u64) {
+        self.key(field, 0);
+        self.raw_varint(value);
+    }
+
+    fn double(&mut self, field: u64, value: f64) {
+        self.key(field, 1);
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn bytes(&mut self, field: u64, value: &[u8]) {
+        self.key(field, 2);
+        self.raw_varint(value.len() as u64);
+        self.0.extend_from_slice(value);
+    }
+
+    fn float(&mut self, field: u64, value: f32) {
+        self.key(field, 5);
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+}
