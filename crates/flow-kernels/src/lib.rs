@@ -1,1 +1,19 @@
-//! The fused operations a diffusion transformer needs besides attention, and the optimizer's.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+pub mod host;
+
+mod activation;
+mod cpu;
+mod embedding;
+mod gated_residual;
+mod linear;
+mod modulated_layer_norm;
+mod optimizer;
+mod registry;
+mod rms_norm;
+mod rotary;
+mod sde;
+
+pub use cpu::CpuKernels;
+pub use registry::{KernelRegistry, UnknownKernels, register};

@@ -1,0 +1,36 @@
+//! Elementwise activations as operations of their own.
+
+use crate::host::{math, threads};
+use burn::backend::DispatchTensor;
+use flow_core::cpu::{CpuTensor, from_vec};
+use flow_core::{Activation, op};
+use std::sync::Arc;
+
+/// `activation(x)`; backward keeps `x`.
+pub(crate) fn activation(x: &DispatchTensor, activation: Activation) -> DispatchTensor {
+    op::apply("activation", &[x], |inputs, _| {
+        let x = CpuTensor::read(&inputs[0]);
+        let mut y = vec![0.0; x.values().len()];
+        threads::for_each_piece(&mut y, threads::PIECE, |index, y| {
+            let start = index * threads::PIECE;
+            math::activate_into(activation, &x.values()[start..start + y.len()], y);
+        });
+        let y = from_vec(y, x.shape());
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let gradient = CpuTensor::read(incoming.gradient());
+            let dx = activation_gradient(activation, x.values(), gradient.values());
+            vec![Some(from_vec(dx, x.shape()))]
+        });
+        (y, backward)
+    })
+}
+
+/// `gradient · activation'(input)`.
+pub(crate) fn activation_gradient(activation: Activation, input: &[f32], gradient: &[f32]) -> Vec<f32> {
+    let mut result = vec![0.0; input.len()];
+    threads::for_each_piece(&mut result, threads::PIECE, |index, result| {
+        let range = index * threads::PIECE..index * threads::PIECE + result.len();
+        math::activate_backward(activation, &input[range.clone()], &gradient[range], result);
+    });
+    result
+}

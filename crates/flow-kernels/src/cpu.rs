@@ -1,0 +1,107 @@
+//! The CPU's answer to every operation of [`Kernels`].
+
+use crate::{
+    activation, embedding, gated_residual, linear, modulated_layer_norm, optimizer, rms_norm, rotary, sde,
+};
+use burn::backend::DispatchTensor;
+use flow_core::exec::Stash;
+use flow_core::kernels::{LinearWeights, SdeOutputs};
+use flow_core::{Activation, AdamWStep, Kernels, Plain};
+
+/// f32 kernels on the host. Results do not depend on the number of threads.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CpuKernels;
+
+impl Kernels for CpuKernels {
+    fn name(&self) -> &str {
+        "cpu"
+    }
+
+    fn linear(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        linear::linear(stash, x, weights, activation)
+    }
+
+    fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {
+        activation::activation(x, activation)
+    }
+
+    fn modulated_layer_norm(
+        &self,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        shift: usize,
+        scale: usize,
+        epsilon: f32,
+    ) -> DispatchTensor {
+        modulated_layer_norm::modulated_layer_norm(x, modulation, shift, scale, epsilon)
+    }
+
+    fn gated_residual(
+        &self,
+        residual: &DispatchTensor,
+        branch: &DispatchTensor,
+        modulation: &DispatchTensor,
+        gate: usize,
+    ) -> DispatchTensor {
+        gated_residual::gated_residual(residual, branch, modulation, gate)
+    }
+
+    fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
+        rms_norm::rms_norm(x, weight, epsilon)
+    }
+
+    fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
+        rotary::rotary(x, cos, sin)
+    }
+
+    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
+        embedding::embedding(table, index)
+    }
+
+    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
+        sde::step(x, v, noise, coefficients)
+    }
+
+    fn sde_log_prob(
+        &self,
+        x: &Plain,
+        v: &DispatchTensor,
+        x_next: &Plain,
+        coefficients: &Plain,
+    ) -> (DispatchTensor, DispatchTensor) {
+        sde::log_prob(x, v, x_next, coefficients)
+    }
+
+    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
+        sde::mean_squared_distance(a, b)
+    }
+
+    fn sum_of_squares(&self, tensor: &Plain) -> f64 {
+        optimizer::sum_of_squares(tensor)
+    }
+
+    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
+        optimizer::accumulate(accumulated, gradient);
+    }
+
+    fn adamw(
+        &self,
+        weight: &mut Plain,
+        gradient: &Plain,
+        first: &mut Plain,
+        second: &mut Plain,
+        step: &AdamWStep,
+    ) {
+        optimizer::adamw(weight, gradient, first, second, step);
+    }
+
+    fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
+        optimizer::average(average, value, decay);
+    }
+}

@@ -1,0 +1,127 @@
+//! What an optimizer step needs: the gradient's norm, accumulation, AdamW and moving averages, all in f32.
+
+use crate::host::{math::vectorised, sum::sum_pairs_f64, threads};
+use flow_core::cpu::{CpuTensor, update};
+use flow_core::{AdamWStep, Plain};
+use rayon::prelude::*;
+
+/// Sum of squares: pieces of fixed size in f64, then the pieces in order.
+pub(crate) fn sum_of_squares(tensor: &Plain) -> f64 {
+    let tensor = CpuTensor::read(tensor);
+    let piece =
+        |values: &[f32]| vectorised(|| sum_pairs_f64(values, values, |a, b| f64::from(a) * f64::from(b)));
+    let values = tensor.values();
+    if threads::worth_threads(values.len()) {
+        let sums: Vec<f64> = values.par_chunks(threads::PIECE).map(piece).collect();
+        sums.into_iter().sum()
+    } else {
+        values.chunks(threads::PIECE).map(piece).sum()
+    }
+}
+
+/// `accumulated += gradient`.
+pub(crate) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
+    let gradient = CpuTensor::read(gradient);
+    update(accumulated, |accumulated| {
+        assert_eq!(
+            accumulated.len(),
+            gradient.values().len(),
+            "a gradient is added to one of its own shape"
+        );
+        threads::for_each_piece(accumulated, threads::PIECE, |index, accumulated| {
+            let gradient = &gradient.values()[index * threads::PIECE..][..accumulated.len()];
+            vectorised(|| accumulated.iter_mut().zip(gradient).for_each(|(a, g)| *a += g));
+        });
+    });
+}
+
+/// One AdamW step (Loshchilov and Hutter 2019, arXiv:1711.05101), each rounding in the order of PyTorch 2's
+/// `torch/optim/adamw.py`, `_single_tensor_adamw`.
+pub(crate) fn adamw(
+    weight: &mut Plain,
+    gradient: &Plain,
+    first: &mut Plain,
+    second: &mut Plain,
+    step: &AdamWStep,
+) {
+    let gradient = CpuTensor::read(gradient);
+    let varying = CpuTensor::read(&step.varying);
+    let &[rate, correction1, correction2, gradient_scale] = varying.values() else {
+        panic!(
+            "AdamW's varying values are [lr, 1 - beta1^t, 1 - beta2^t, gradient scale], got {}",
+            varying.values().len()
+        );
+    };
+    let (beta1, beta2) = step.betas;
+    let (keep, step_size, root) = (
+        1.0 - rate * step.weight_decay,
+        rate / correction1,
+        correction2.sqrt(),
+    );
+    let epsilon = step.epsilon;
+    let one = |((weight, gradient), (first, second)): ((&mut f32, &f32), (&mut f32, &mut f32))| {
+        let gradient = gradient * gradient_scale;
+        *weight *= keep;
+        *first += (1.0 - beta1) * (gradient - *first);
+        *second = *second * beta2 + (1.0 - beta2) * gradient * gradient;
+        *weight -= step_size * *first / (second.sqrt() / root + epsilon);
+    };
+    update(weight, |weight| {
+        update(first, |first| {
+            update(second, |second| {
+                let gradient = gradient.values();
+                assert!(
+                    weight.len() == gradient.len()
+                        && first.len() == gradient.len()
+                        && second.len() == gradient.len(),
+                    "a weight, its gradient and its moments have one shape"
+                );
+                let size = threads::PIECE;
+                let piece = |((weight, gradient), (first, second)): (
+                    (&mut [f32], &[f32]),
+                    (&mut [f32], &mut [f32]),
+                )| {
+                    vectorised(|| {
+                        weight
+                            .iter_mut()
+                            .zip(gradient)
+                            .zip(first.iter_mut().zip(second))
+                            .for_each(one)
+                    });
+                };
+                if threads::worth_threads(weight.len()) {
+                    let pieces = weight.par_chunks_mut(size).zip(gradient.par_chunks(size));
+                    pieces
+                        .zip(first.par_chunks_mut(size).zip(second.par_chunks_mut(size)))
+                        .for_each(piece);
+                } else {
+                    let pieces = weight.chunks_mut(size).zip(gradient.chunks(size));
+                    pieces
+                        .zip(first.chunks_mut(size).zip(second.chunks_mut(size)))
+                        .for_each(piece);
+                }
+            });
+        });
+    });
+}
+
+/// `average = decay · average + (1 - decay) · value`.
+pub(crate) fn average(average: &mut Plain, value: &Plain, decay: &Plain) {
+    let (value, decay) = (CpuTensor::read(value), CpuTensor::read(decay).values()[0]);
+    update(average, |average| {
+        assert_eq!(
+            average.len(),
+            value.values().len(),
+            "an average has the shape of its values"
+        );
+        threads::for_each_piece(average, threads::PIECE, |index, average| {
+            let value = &value.values()[index * threads::PIECE..][..average.len()];
+            vectorised(|| {
+                average
+                    .iter_mut()
+                    .zip(value)
+                    .for_each(|(a, v)| *a = decay * *a + (1.0 - decay) * v)
+            });
+        });
+    });
+}

@@ -1,0 +1,57 @@
+//! The kernel sets that a config can name.
+
+use crate::CpuKernels;
+use flow_core::Kernels;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A name that no registered kernel set has.
+#[derive(Debug, thiserror::Error)]
+#[error("there are no kernels called `{asked}`; available: {available}. The nearest name is `{nearest}`")]
+pub struct UnknownKernels {
+    /// The name asked for.
+    pub asked: String,
+    /// All registered names.
+    pub available: String,
+    /// The registered name that looks most like it.
+    pub nearest: String,
+}
+
+/// Kernel sets by name. Built by the program that uses it; there is no global one.
+#[derive(Clone, Debug, Default)]
+pub struct KernelRegistry {
+    kernels: BTreeMap<String, Arc<dyn Kernels>>,
+}
+
+impl KernelRegistry {
+    /// Adds `kernels` under their own name; returns those that had the name before.
+    pub fn insert(&mut self, kernels: Arc<dyn Kernels>) -> Option<Arc<dyn Kernels>> {
+        self.kernels.insert(kernels.name().to_owned(), kernels)
+    }
+
+    /// The kernels called `name`.
+    ///
+    /// # Errors
+    /// [`UnknownKernels`] with the names there are.
+    pub fn get(&self, name: &str) -> Result<Arc<dyn Kernels>, UnknownKernels> {
+        self.kernels.get(name).cloned().ok_or_else(|| UnknownKernels {
+            asked: name.to_owned(),
+            available: self.names().collect::<Vec<_>>().join(", "),
+            nearest: self
+                .names()
+                .max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)))
+                .unwrap_or_default()
+                .to_owned(),
+        })
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.kernels.keys().map(String::as_str)
+    }
+}
+
+/// Registers the kernels of this crate: `cpu`.
+pub fn register(registry: &mut KernelRegistry) {
+    registry.insert(Arc::new(CpuKernels));
+}
