@@ -1,1 +1,23 @@
-//! Diffusion transformers, LoRA, and their weights in and out.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+pub mod dit;
+mod error;
+mod layers;
+pub mod mmdit;
+mod nearest;
+mod registry;
+mod settings;
+pub mod weights;
+
+pub use dit::{Dit, DitConfig, Position};
+pub use error::ModelError;
+pub use mmdit::{Mmdit, MmditConfig};
+pub use registry::{Architecture, ModelRegistry, initialize};
+pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save};
+
+/// Adds every architecture of this crate to `registry`.
+pub fn register(registry: &mut ModelRegistry) {
+    registry.add("dit", dit::build);
+    registry.add("mmdit", mmdit::build);
+}

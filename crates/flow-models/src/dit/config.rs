@@ -1,0 +1,124 @@
+//! Dimensions of a DiT.
+
+use crate::ModelError;
+use crate::settings::{Check, LatentSettings, vocabulary};
+use flow_core::LatentShape;
+use flow_core::model::Vocabulary;
+use serde::{Deserialize, Serialize};
+
+/// How patches learn their place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Position {
+    /// A fixed 2-D sine and cosine table is added to the patches.
+    #[default]
+    Sincos,
+    /// Queries and keys are rotated by row and column.
+    Rope,
+}
+
+/// Dimensions of a [`Dit`](super::Dit).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DitConfig {
+    /// Axes of a latent; one frame.
+    #[serde(with = "LatentSettings")]
+    pub latent: LatentShape,
+    /// Side of a square patch, which divides height and width.
+    pub patch: usize,
+    /// Width of the residual stream, a multiple of `heads`.
+    pub hidden: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Number of attention heads.
+    pub heads: usize,
+    /// Width of the feed-forward part as a multiple of `hidden`, the product rounded.
+    #[serde(default = "default_mlp_ratio")]
+    pub mlp_ratio: f64,
+    /// The tokens it is conditioned on; a class is one token. `None`: unconditional. A "no condition" token, padding
+    /// included, is an ordinary row of the vocabulary.
+    #[serde(default, with = "vocabulary")]
+    pub vocabulary: Option<Vocabulary>,
+    /// RMS norm per head on queries and keys.
+    #[serde(default)]
+    pub qk_norm: bool,
+    /// How patches learn their place.
+    #[serde(default)]
+    pub position: Position,
+}
+
+/// Of every DiT in the paper (Peebles and Xie 2022, arXiv:2212.09748).
+const fn default_mlp_ratio() -> f64 {
+    4.0
+}
+
+impl DitConfig {
+    /// Checks that the dimensions fit each other.
+    ///
+    /// # Errors
+    /// [`ModelError::Settings`] naming the setting, its value and what is allowed.
+    pub fn check(&self) -> Result<(), ModelError> {
+        let check = Check("dit");
+        let Self { latent, patch, .. } = self;
+        check.within(&[
+            ("latent.channels", latent.channels, 1024),
+            ("latent.height", latent.height, 8192),
+            ("latent.width", latent.width, 8192),
+            ("patch", *patch, 64),
+            ("hidden", self.hidden, 65_536),
+            ("layers", self.layers, 1024),
+            ("heads", self.heads, 1024),
+        ])?;
+        check.that(latent.frames == 1, "latent.frames", || {
+            format!("is {}; this architecture makes images: 1", latent.frames)
+        })?;
+        for (setting, side) in [("latent.height", latent.height), ("latent.width", latent.width)] {
+            check.that(side.is_multiple_of(*patch), setting, || {
+                format!("is {side}; it must be a multiple of `patch` = {patch}")
+            })?;
+        }
+        check.that(self.hidden.is_multiple_of(self.heads), "hidden", || {
+            format!(
+                "is {}; it must be a multiple of `heads` = {}",
+                self.hidden, self.heads
+            )
+        })?;
+        match self.position {
+            Position::Sincos => check.that(self.hidden.is_multiple_of(4), "hidden", || {
+                format!(
+                    "is {}; sine and cosine positions need a multiple of 4",
+                    self.hidden
+                )
+            })?,
+            Position::Rope => check.that(self.head_dim().is_multiple_of(4), "heads", || {
+                let head_dim = self.head_dim();
+                format!("gives {head_dim} channels a head; rotary positions need a multiple of 4")
+            })?,
+        }
+        check.that((1..=1 << 20).contains(&self.mlp_width()), "mlp_ratio", || {
+            format!("is {}; it must be above 0 and at most 64", self.mlp_ratio)
+        })?;
+        if let Some(vocabulary) = self.vocabulary {
+            check.within(&[
+                ("vocabulary.size", vocabulary.size, 10_000_000),
+                ("vocabulary.length", vocabulary.length, 65_536),
+            ])?;
+        }
+        Ok(())
+    }
+
+    /// Channels of one head.
+    pub fn head_dim(&self) -> usize {
+        self.hidden / self.heads
+    }
+
+    /// Width of the feed-forward part.
+    pub fn mlp_width(&self) -> usize {
+        (self.hidden as f64 * self.mlp_ratio).round() as usize
+    }
+
+    /// Rows and columns of patches.
+    pub fn grid(&self) -> (usize, usize) {
+        (self.latent.height / self.patch, self.latent.width / self.patch)
+    }
+}

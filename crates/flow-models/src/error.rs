@@ -1,0 +1,75 @@
+//! What can go wrong with a model's settings and weights, told to a person.
+
+use crate::weights::LoadReport;
+use flow_core::CoreError;
+use std::path::PathBuf;
+
+/// Errors of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// No architecture of that name is registered.
+    #[error(
+        "there is no architecture `{name}`; registered: {available}{}",
+        nearest.as_ref().map(|near| format!(". Did you mean `{near}`?")).unwrap_or_default()
+    )]
+    UnknownArchitecture {
+        /// The name asked for.
+        name: String,
+        /// Registered names, sorted.
+        available: String,
+        /// The nearest of them, if one is near.
+        nearest: Option<String>,
+    },
+    /// Settings do not describe a model.
+    #[error("settings of architecture `{architecture}`: `{setting}`: {problem}")]
+    Settings {
+        /// The architecture.
+        architecture: &'static str,
+        /// Path of the setting at fault, `.` for the whole.
+        setting: String,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+    /// An adapter was asked for that cannot be.
+    #[error("adapters: {0}")]
+    Adapter(String),
+    /// Reading or writing failed.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A weight file is damaged, or no weight file.
+    #[error("`{}` is not a readable weight file: {problem}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and how to mend it.
+        problem: String,
+    },
+    /// A weight file holds other tensors than the model.
+    #[error(transparent)]
+    Mismatch(Box<LoadReport>),
+    /// A value cannot be stored in the precision asked for.
+    #[error(
+        "weight `{name}` holds {value:e}, beyond the range of {dtype} (±{limit:e}); store it as f32 or bf16"
+    )]
+    OutOfRange {
+        /// The weight.
+        name: String,
+        /// Its first value out of range.
+        value: f32,
+        /// The precision.
+        dtype: &'static str,
+        /// The largest value it holds.
+        limit: f32,
+    },
+    /// Below the model.
+    #[error(transparent)]
+    Core(#[from] CoreError),
+}

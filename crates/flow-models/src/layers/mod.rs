@@ -1,0 +1,32 @@
+//! Parts that the architectures share. Each holds weight handles and constants, never tensors of a call.
+//!
+//! Legend: `B` batch, `S` tokens, `D` channels of the residual stream, `H` heads, `C` latent channels, `N` values of a
+//! latent, `P` side of a patch.
+
+mod attention;
+mod feed_forward;
+mod parts;
+mod patch;
+mod position;
+mod timestep;
+
+pub(crate) use attention::{Projection, SelfAttention, heads_to_width};
+pub(crate) use feed_forward::FeedForward;
+pub(crate) use parts::Parts;
+pub(crate) use patch::{PatchEmbedding, unpatchify};
+pub(crate) use position::{RotaryTable, rotary_2d, sincos_2d};
+pub(crate) use timestep::TimestepEmbedding;
+
+use burn::tensor::Tensor;
+use flow_core::exec::{Exec, Linear};
+
+/// Epsilon of every layer norm and RMS norm, as in DiT and SD3 (diffusers 0.42.1, `models/attention.py`).
+pub(crate) const NORM_EPSILON: f32 = 1e-6;
+
+/// The modulation `[B, chunks, D]` from the activated conditioning `[B, D]`.
+pub(crate) fn modulation(exec: &Exec<'_>, layer: &Linear, c_bd: Tensor<2>, chunks: usize) -> Tensor<3> {
+    let [batch, _] = c_bd.dims();
+    let flat = exec.linear(layer, c_bd);
+    let width = flat.dims()[1] / chunks;
+    flat.reshape([batch, chunks, width])
+}

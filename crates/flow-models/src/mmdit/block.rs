@@ -1,0 +1,199 @@
+//! A block with joint attention of sample and context.
+
+use super::MmditConfig;
+use crate::layers::{
+    FeedForward, NORM_EPSILON, Parts, Projection, SelfAttention, heads_to_width, modulation,
+};
+use burn::tensor::Tensor;
+use flow_core::Init;
+use flow_core::exec::{Block, Exec, Linear, RegionKind};
+use std::sync::Arc;
+
+/// Order of the chunks of a full modulation (diffusers' `AdaLayerNormZero`); with a second attention three more
+/// follow (`SD35AdaLayerNormZeroX`).
+mod chunk {
+    pub const ATTENTION_SHIFT: usize = 0;
+    pub const ATTENTION_SCALE: usize = 1;
+    pub const ATTENTION_GATE: usize = 2;
+    pub const MLP_SHIFT: usize = 3;
+    pub const MLP_SCALE: usize = 4;
+    pub const MLP_GATE: usize = 5;
+    pub const COUNT: usize = 6;
+    pub const DUAL_SHIFT: usize = 6;
+    pub const DUAL_SCALE: usize = 7;
+    pub const DUAL_GATE: usize = 8;
+    pub const COUNT_WITH_DUAL: usize = 9;
+}
+
+/// Order of the chunks of the last block's context modulation (diffusers' `AdaLayerNormContinuous`).
+mod context_only {
+    pub const SCALE: usize = 0;
+    pub const SHIFT: usize = 1;
+    pub const COUNT: usize = 2;
+}
+
+/// What carries the context on; the last block lacks it.
+#[derive(Debug)]
+struct ContextOut {
+    attention_out: Linear,
+    mlp: FeedForward,
+}
+
+/// One block. Carries the sample `[B, S, D]` and the context `[B, L, D]`, reads the activated conditioning `[B, D]`.
+/// The last block of a stack hands its context on as it came.
+#[derive(Debug)]
+pub(super) struct MmditBlock {
+    sample_modulation: Linear,
+    context_modulation: Linear,
+    sample: Projection,
+    context: Projection,
+    attention_out: Linear,
+    dual: Option<SelfAttention>,
+    mlp: FeedForward,
+    context_out: Option<ContextOut>,
+}
+
+impl MmditBlock {
+    pub fn new(mut parts: Parts<'_>, config: &MmditConfig, index: usize) -> Self {
+        let (hidden, heads, qk_norm) = (config.hidden(), config.num_attention_heads, config.qk_norm);
+        let carries_context = index + 1 < config.num_layers;
+        let has_dual = config.dual_attention_layers.contains(&index);
+        let chunks = if has_dual {
+            chunk::COUNT_WITH_DUAL
+        } else {
+            chunk::COUNT
+        };
+        let context_chunks = if carries_context {
+            chunk::COUNT
+        } else {
+            context_only::COUNT
+        };
+        let mut modulation = |name, chunks| {
+            let mut parts = parts.under(name);
+            parts.linear("linear", hidden, chunks * hidden, Init::Zeros)
+        };
+        let sample_modulation = modulation("norm1", chunks);
+        let context_modulation = modulation("norm1_context", context_chunks);
+        let mut attention = parts.under("attn");
+        let sample = Projection::sample(&mut attention, hidden, heads, qk_norm);
+        let context = Projection::context(&mut attention, hidden, heads, qk_norm);
+        let attention_out = attention.linear("to_out.0", hidden, hidden, Init::XavierUniform);
+        let context_attention_out =
+            carries_context.then(|| attention.linear("to_add_out", hidden, hidden, Init::XavierUniform));
+        let dual =
+            has_dual.then(|| SelfAttention::new(&mut parts.under("attn2"), hidden, heads, qk_norm, None));
+        // Four times the width: diffusers' `FeedForward` default, which SD3 keeps.
+        let mlp = FeedForward::new(parts.under("ff"), hidden, 4 * hidden);
+        let context_out = context_attention_out.map(|attention_out| ContextOut {
+            attention_out,
+            mlp: FeedForward::new(parts.under("ff_context"), hidden, 4 * hidden),
+        });
+        Self {
+            sample_modulation,
+            context_modulation,
+            sample,
+            context,
+            attention_out,
+            dual,
+            mlp,
+            context_out,
+        }
+    }
+
+    fn modulate(self: &Arc<Self>, exec: &Exec<'_>, c_bd: Tensor<2>) -> (Tensor<3>, Tensor<3>) {
+        let chunks = match self.dual {
+            Some(_) => chunk::COUNT_WITH_DUAL,
+            None => chunk::COUNT,
+        };
+        let context_chunks = match self.context_out {
+            Some(_) => chunk::COUNT,
+            None => context_only::COUNT,
+        };
+        (
+            modulation(exec, &self.sample_modulation, c_bd.clone(), chunks),
+            modulation(exec, &self.context_modulation, c_bd, context_chunks),
+        )
+    }
+
+    /// Joint attention and, where there is one, the sample's second attention. Sample tokens come first.
+    fn attend(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        (x, context, x_mod, context_mod): Streams,
+    ) -> (Tensor<3>, Tensor<3>) {
+        let (tokens, context_tokens) = (x.dims()[1], context.dims()[1]);
+        let norm = |x: &Tensor<3>, modulation: &Tensor<3>, shift, scale| {
+            exec.modulated_layer_norm(x.clone(), modulation.clone(), shift, scale, NORM_EPSILON)
+        };
+        let (shift, scale) = match self.context_out {
+            Some(_) => (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE),
+            None => (context_only::SHIFT, context_only::SCALE),
+        };
+        let x_normed = norm(&x, &x_mod, chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+        let context_normed = norm(&context, &context_mod, shift, scale);
+
+        let (q, k, v) = self.sample.forward(exec, x_normed);
+        let (context_q, context_k, context_v) = self.context.forward(exec, context_normed);
+        let join = |sample, context| Tensor::cat(vec![sample, context], 1);
+        let joint = exec.attention(join(q, context_q), join(k, context_k), join(v, context_v));
+        let joint = heads_to_width(joint);
+
+        let x_branch = exec.linear(&self.attention_out, joint.clone().narrow(1, 0, tokens));
+        let mut x_out = exec.gated_residual(x.clone(), x_branch, x_mod.clone(), chunk::ATTENTION_GATE);
+        if let Some(dual) = &self.dual {
+            let branch = dual.forward(exec, norm(&x, &x_mod, chunk::DUAL_SHIFT, chunk::DUAL_SCALE));
+            x_out = exec.gated_residual(x_out, branch, x_mod, chunk::DUAL_GATE);
+        }
+        let context = match &self.context_out {
+            None => context,
+            Some(out) => {
+                let branch = exec.linear(&out.attention_out, joint.narrow(1, tokens, context_tokens));
+                exec.gated_residual(context, branch, context_mod, chunk::ATTENTION_GATE)
+            }
+        };
+        (x_out, context)
+    }
+
+    fn feed_forward(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        (x, context, x_mod, context_mod): Streams,
+    ) -> (Tensor<3>, Tensor<3>) {
+        let run = |mlp: &FeedForward, x: Tensor<3>, modulation: Tensor<3>| {
+            let normed = exec.modulated_layer_norm(
+                x.clone(),
+                modulation.clone(),
+                chunk::MLP_SHIFT,
+                chunk::MLP_SCALE,
+                NORM_EPSILON,
+            );
+            exec.gated_residual(x, mlp.forward(exec, normed), modulation, chunk::MLP_GATE)
+        };
+        let context = match &self.context_out {
+            None => context,
+            Some(out) => run(&out.mlp, context, context_mod),
+        };
+        (run(&self.mlp, x, x_mod), context)
+    }
+}
+
+/// Sample, context, and the modulation of each.
+type Streams = (Tensor<3>, Tensor<3>, Tensor<3>, Tensor<3>);
+
+impl Block for MmditBlock {
+    type Carried = (Tensor<3>, Tensor<3>);
+    type Shared = Tensor<2>;
+
+    fn forward(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        (x, context): Self::Carried,
+        c_bd: Tensor<2>,
+    ) -> Self::Carried {
+        let (x_mod, context_mod) = exec.region(RegionKind::AdaLn, self, c_bd, Self::modulate);
+        let streams = (x, context, x_mod.clone(), context_mod.clone());
+        let (x, context) = exec.region(RegionKind::Attention, self, streams, Self::attend);
+        let streams = (x, context, x_mod, context_mod);
+        exec.region(RegionKind::Mlp, self, streams, Self::feed_forward)
+    }
+}

@@ -1,0 +1,203 @@
+//! `MMDiT`: the transformer of Stable Diffusion 3 and 3.5, with joint attention of image and text.
+//!
+//! Source: Esser et al. 2024, arXiv:2403.03206, and diffusers 0.42.1 `SD3Transformer2DModel`, whose weight names and
+//! numerics it has: a checkpoint from there loads as it is.
+
+mod block;
+mod config;
+
+pub use config::MmditConfig;
+
+use crate::layers::{
+    NORM_EPSILON, Parts, PatchEmbedding, TimestepEmbedding, modulation, sincos_2d, unpatchify,
+};
+use crate::{Architecture, ModelError, settings};
+use block::MmditBlock;
+use burn::tensor::Tensor;
+use flow_core::device::ComputeDevice;
+use flow_core::exec::{Exec, Linear};
+use flow_core::model::{FlowModel, ModelInput, ModelSpec};
+use flow_core::params::LayoutBuilder;
+use flow_core::{Activation, Handle, Init, ParamLayout};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Chunks of the last modulation, in the order of diffusers' `AdaLayerNormContinuous`.
+const OUT_SCALE: usize = 0;
+const OUT_SHIFT: usize = 1;
+
+/// A multimodal diffusion transformer. Reads [`Condition::text`](flow_core::Condition::text) `[B, L, joint_attention_dim]`
+/// and [`Condition::pooled`](flow_core::Condition::pooled) `[B, pooled_projection_dim]`.
+#[derive(Debug)]
+pub struct Mmdit {
+    spec: ModelSpec,
+    layout: Arc<ParamLayout>,
+    linears: Vec<Linear>,
+    config: MmditConfig,
+    patches: PatchEmbedding,
+    /// `[1, side · side, D]`.
+    positions: Handle<3>,
+    timestep: TimestepEmbedding,
+    pooled: [Linear; 2],
+    context: Linear,
+    blocks: Vec<Arc<MmditBlock>>,
+    norm_out: Linear,
+    out: Linear,
+}
+
+/// Builds an [`Mmdit`] from settings in the form of [`MmditConfig`]; a diffusers `config.json` is one.
+///
+/// # Errors
+/// [`ModelError::Settings`].
+pub fn build(settings: &Value, device: &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError> {
+    let mut settings = settings.clone();
+    if let Some(table) = settings.as_object_mut() {
+        table.retain(|key, _| !key.starts_with('_'));
+    }
+    Ok(Arc::new(Mmdit::new(
+        &settings::read("mmdit", &settings)?,
+        device,
+    )?))
+}
+
+impl Mmdit {
+    /// The model that `config` describes.
+    ///
+    /// # Errors
+    /// [`ModelError::Settings`].
+    pub fn new(config: &MmditConfig, device: &ComputeDevice) -> Result<Self, ModelError> {
+        config.check()?;
+        let (mut layout, mut linears) = (ParamLayout::default(), Vec::new());
+        let mut parts = Parts::new(LayoutBuilder::new(&mut layout), &mut linears);
+        let (hidden, latent, patch) = (config.hidden(), config.latent(), config.patch_size);
+
+        let side = config.pos_embed_max_size;
+        let positions = parts
+            .under("pos_embed")
+            .buffer("pos_embed", [1, side * side, hidden]);
+        let patches = PatchEmbedding::new(parts.under("pos_embed"), latent, patch, hidden);
+        let mut embedders = parts.under("time_text_embed");
+        let timestep = TimestepEmbedding::new(embedders.under("timestep_embedder"), hidden, device);
+        let mut text = embedders.under("text_embedder");
+        let pooled = [
+            text.linear(
+                "linear_1",
+                config.pooled_projection_dim,
+                hidden,
+                Init::Normal(0.02),
+            ),
+            text.linear("linear_2", hidden, hidden, Init::Normal(0.02)),
+        ];
+        let context = parts.linear(
+            "context_embedder",
+            config.joint_attention_dim,
+            hidden,
+            Init::XavierUniform,
+        );
+        let blocks = (0..config.num_layers)
+            .map(|index| {
+                let parts = parts.under(format_args!("transformer_blocks.{index}"));
+                Arc::new(MmditBlock::new(parts, config, index))
+            })
+            .collect();
+        let norm_out = parts
+            .under("norm_out")
+            .linear("linear", hidden, 2 * hidden, Init::Zeros);
+        let out = parts.linear("proj_out", hidden, patch * patch * latent.channels, Init::Zeros);
+        let (rows, columns) = config.grid();
+        let spec = ModelSpec {
+            architecture: "mmdit".into(),
+            latent,
+            tokens: rows * columns,
+            vocabulary: None,
+            reads_text: true,
+            stacks: vec![("transformer_blocks".into(), config.num_layers)],
+        };
+        Ok(Self {
+            spec,
+            layout: Arc::new(layout),
+            linears,
+            config: config.clone(),
+            patches,
+            positions,
+            timestep,
+            pooled,
+            context,
+            blocks,
+            norm_out,
+            out,
+        })
+    }
+
+    /// Dimensions.
+    pub fn config(&self) -> &MmditConfig {
+        &self.config
+    }
+
+    /// The centre of the position table, `[1, S, D]`.
+    fn cropped_positions(&self, exec: &Exec<'_>) -> Tensor<3> {
+        let (side, hidden) = (self.config.pos_embed_max_size, self.config.hidden());
+        let (rows, columns) = self.config.grid();
+        exec.params()
+            .get(self.positions)
+            .reshape([side, side, hidden])
+            .narrow(0, (side - rows) / 2, rows)
+            .narrow(1, (side - columns) / 2, columns)
+            .reshape([1, rows * columns, hidden])
+    }
+
+    /// Embedded noise level plus embedded pooled text, `[B, D]`.
+    fn conditioning(&self, exec: &Exec<'_>, sigma_b: Tensor<1>, pooled: Tensor<2>) -> Tensor<2> {
+        let time = self.timestep.forward(exec, sigma_b);
+        let text = exec.linear_activated(&self.pooled[0], pooled, Activation::Silu);
+        time + exec.linear(&self.pooled[1], text)
+    }
+}
+
+impl FlowModel for Mmdit {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn layout(&self) -> &Arc<ParamLayout> {
+        &self.layout
+    }
+
+    /// # Panics
+    /// If `input` does not fit [`ModelSpec`].
+    fn velocity(&self, exec: &Exec<'_>, input: ModelInput) -> Tensor<2> {
+        let text = input.condition.text;
+        let text = text.expect("a model that reads text is given `Condition::text`");
+        let pooled = input.condition.pooled;
+        let pooled = pooled.expect("a model that reads text is given `Condition::pooled`");
+
+        let c_bd = self.conditioning(exec, input.sigma, pooled);
+        // Every modulation reads the conditioning through the same SiLU.
+        let c_bd = exec.activation(c_bd, Activation::Silu);
+        let x_bsd = self.patches.forward(exec, input.x) + self.cropped_positions(exec);
+        let context_bld = exec.linear(&self.context, text);
+        let streams = (x_bsd, context_bld);
+        let (x_bsd, _) = exec.stack("transformer_blocks", &self.blocks, streams, c_bd.clone());
+        let modulation = modulation(exec, &self.norm_out, c_bd, 2);
+        let x_bsd = exec.modulated_layer_norm(x_bsd, modulation, OUT_SHIFT, OUT_SCALE, NORM_EPSILON);
+        unpatchify(
+            exec.linear(&self.out, x_bsd),
+            &self.spec.latent,
+            self.config.patch_size,
+        )
+    }
+}
+
+impl Architecture for Mmdit {
+    fn linears(&self) -> &[Linear] {
+        &self.linears
+    }
+
+    fn buffers(&self) -> Vec<(usize, Vec<f32>)> {
+        let side = self.config.pos_embed_max_size;
+        // The table spans the patches of a latent of `sample_size`, whatever its own size (diffusers' `base_size`).
+        let base = self.config.sample_size / self.config.patch_size;
+        let table = sincos_2d(self.config.hidden(), side, side, base as f64 / side as f64);
+        vec![(self.positions.index(), table)]
+    }
+}

@@ -1,0 +1,165 @@
+//! Loading weights.
+
+use super::report::SHOWN;
+use super::{
+    Duplicated, LoadReport, Misplaced, Misshapen, Missing, Source, StoredDtype, StoredTensor, Unknown,
+    Unreadable, parse,
+};
+use crate::nearest::nearest;
+use crate::{Architecture, ModelError, initialize};
+use flow_core::device::ComputeDevice;
+use flow_core::{ParamKind, ParamLayout, Weights};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// What loading found besides the values.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Free text of the files; of several shards, the first file's word counts.
+    pub metadata: BTreeMap<String, String>,
+    /// Buffers and adapters that the file leaves out and that kept their values.
+    pub kept: Vec<String>,
+}
+
+/// Loads the weights of `model` from a safetensors file, a directory, or a `*.safetensors.index.json`.
+///
+/// # Errors
+/// As [`load_into`].
+pub fn load(
+    model: &dyn Architecture,
+    path: &Path,
+    device: &ComputeDevice,
+) -> Result<(Weights, Loaded), ModelError> {
+    let mut weights = initialize(model, model.layout(), 0, device);
+    let loaded = load_into(&mut weights, path, device)?;
+    Ok((weights, loaded))
+}
+
+/// Replaces `weights` by those of a safetensors file, a directory, or a `*.safetensors.index.json`, cast to f32.
+///
+/// Every base weight must be there. A buffer may be missing, and so may the adapters, all of them together: those
+/// keep their values and are listed.
+///
+/// # Errors
+/// [`ModelError::Io`]; [`ModelError::Format`] for a damaged file; [`ModelError::Mismatch`] with everything that is
+/// unknown, missing, misshapen, duplicated, misplaced or unreadable. `weights` is unchanged then.
+pub fn load_into(weights: &mut Weights, path: &Path, device: &ComputeDevice) -> Result<Loaded, ModelError> {
+    let source = Source::open(path)?;
+    let mut found: BTreeMap<String, Vec<(&Path, StoredTensor<'_>)>> = BTreeMap::new();
+    let mut metadata = BTreeMap::new();
+    for (file, bytes) in &source.files {
+        let parsed = parse(bytes).map_err(|problem| ModelError::Format {
+            path: file.clone(),
+            problem,
+        })?;
+        for (key, value) in parsed.metadata {
+            metadata.entry(key).or_insert(value);
+        }
+        for tensor in parsed.tensors {
+            let copies = found.entry(tensor.name.clone()).or_default();
+            copies.push((file, tensor));
+        }
+    }
+
+    let layout = weights.layout().clone();
+    let (report, kept) = compare(path, &layout, &found, &source.placed);
+    if !report.is_clean() {
+        return Err(ModelError::Mismatch(Box::new(report)));
+    }
+    for (name, copies) in found {
+        let [(_, tensor)] = copies.as_slice() else {
+            unreachable!("duplicates were reported");
+        };
+        let values = tensor.to_f32().expect("unreadable precisions were reported");
+        weights.set(layout.position(&name)?, device.plain(values, &tensor.shape))?;
+    }
+    Ok(Loaded { metadata, kept })
+}
+
+/// What is wrong, and which weights may keep their values.
+fn compare(
+    path: &Path,
+    layout: &ParamLayout,
+    found: &BTreeMap<String, Vec<(&Path, StoredTensor<'_>)>>,
+    placed: &BTreeMap<String, PathBuf>,
+) -> (LoadReport, Vec<String>) {
+    let mut report = LoadReport {
+        path: path.to_owned(),
+        ..LoadReport::default()
+    };
+    for (name, copies) in found {
+        let (_, tensor) = &copies[0];
+        if let [_, _, ..] = copies.as_slice() {
+            report.duplicated.push(Duplicated {
+                name: name.clone(),
+                files: copies.iter().map(|(file, _)| (*file).to_owned()).collect(),
+            });
+        }
+        let Ok(position) = layout.position(name) else {
+            report.unknown.push(Unknown {
+                name: name.clone(),
+                nearest: None,
+            });
+            continue;
+        };
+        let expected = &layout.specs()[position].shape;
+        if *expected != tensor.shape {
+            report.misshapen.push(Misshapen {
+                name: name.clone(),
+                expected: expected.clone(),
+                found: tensor.shape.clone(),
+            });
+        }
+        if StoredDtype::of(tensor.dtype).is_none() {
+            report.unreadable.push(Unreadable {
+                name: name.clone(),
+                dtype: format!("{:?}", tensor.dtype),
+            });
+        }
+    }
+
+    let specs = layout.specs();
+    let holds_adapters = specs
+        .iter()
+        .any(|spec| spec.kind == ParamKind::Adapter && found.contains_key(&spec.name));
+    let mut kept = Vec::new();
+    for spec in specs.iter().filter(|spec| !found.contains_key(&spec.name)) {
+        let may_stay = match spec.kind {
+            ParamKind::Base => false,
+            ParamKind::Buffer => true,
+            ParamKind::Adapter => !holds_adapters,
+        };
+        if may_stay {
+            kept.push(spec.name.clone());
+        } else {
+            report.missing.push(Missing {
+                name: spec.name.clone(),
+                nearest: None,
+            });
+        }
+    }
+
+    for (name, file) in placed {
+        let copies = found.get(name).map(Vec::as_slice).unwrap_or_default();
+        if !copies.iter().any(|(at, _)| *at == file.as_path()) {
+            report.misplaced.push(Misplaced {
+                name: name.clone(),
+                file: file.clone(),
+            });
+        }
+    }
+    suggest(&mut report);
+    (report, kept)
+}
+
+/// Fills in the nearest names, where they will be read: comparing all with all would take minutes on a large model.
+fn suggest(report: &mut LoadReport) {
+    let missing: BTreeSet<String> = report.missing.iter().map(|it| it.name.clone()).collect();
+    let unknown: BTreeSet<String> = report.unknown.iter().map(|it| it.name.clone()).collect();
+    for it in report.missing.iter_mut().take(SHOWN) {
+        it.nearest = nearest(&it.name, unknown.iter().map(String::as_str)).map(str::to_owned);
+    }
+    for it in report.unknown.iter_mut().take(SHOWN) {
+        it.nearest = nearest(&it.name, missing.iter().map(String::as_str)).map(str::to_owned);
+    }
+}

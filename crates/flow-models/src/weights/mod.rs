@@ -1,0 +1,19 @@
+//! Weights in and out, as safetensors.
+//!
+//! Names and shapes are those of the layout, which for architectures that exist in diffusers are diffusers' own. In
+//! memory weights are f32; files may hold f32, bf16 or f16.
+
+mod dtype;
+mod load;
+mod read;
+mod report;
+mod save;
+mod source;
+
+pub use dtype::StoredDtype;
+pub use load::{Loaded, load, load_into};
+pub use read::{Parsed, StoredTensor, parse};
+pub use report::{Duplicated, LoadReport, Misplaced, Misshapen, Missing, Unknown, Unreadable};
+pub use save::{save, save_tensors};
+
+pub(crate) use source::Source;

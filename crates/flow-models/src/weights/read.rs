@@ -1,0 +1,112 @@
+//! The bytes of one safetensors file.
+
+use safetensors::tensor::SafeTensorError;
+use safetensors::{Dtype, SafeTensors};
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// One tensor of a file.
+#[derive(Clone, Debug)]
+pub struct StoredTensor<'a> {
+    /// Its name.
+    pub name: String,
+    /// Its precision, any that the format knows.
+    pub dtype: Dtype,
+    /// Its shape, outermost axis first.
+    pub shape: Vec<usize>,
+    /// Its values, row-major and little-endian.
+    pub bytes: &'a [u8],
+}
+
+impl StoredTensor<'_> {
+    /// The values, or nothing if the precision is none of [`StoredDtype`](super::StoredDtype).
+    pub fn to_f32(&self) -> Option<Vec<f32>> {
+        super::StoredDtype::of(self.dtype).map(|dtype| dtype.decode(self.bytes))
+    }
+}
+
+/// The contents of a file.
+#[derive(Clone, Debug)]
+pub struct Parsed<'a> {
+    /// The tensors, sorted by name.
+    pub tensors: Vec<StoredTensor<'a>>,
+    /// Free text that the writer left.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Reads a safetensors file from memory. Never panics, whatever `bytes` holds.
+///
+/// # Errors
+/// What is wrong with the bytes, in words.
+pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, String> {
+    let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(|error| explain(&error, bytes))?;
+    let json = bytes.get(8..8 + header_bytes).unwrap_or_default();
+    let Keys(keys) =
+        serde_json::from_slice(json).map_err(|error| format!("its header is no JSON: {error}"))?;
+    let mut seen = BTreeSet::new();
+    if let Some(twice) = keys.iter().find(|key| !seen.insert(key.as_str())) {
+        return Err(format!("its header names the tensor `{twice}` twice"));
+    }
+    let file = SafeTensors::deserialize(bytes).map_err(|error| explain(&error, bytes))?;
+    let mut tensors: Vec<_> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| StoredTensor {
+            name,
+            dtype: view.dtype(),
+            shape: view.shape().to_vec(),
+            bytes: view.data(),
+        })
+        .collect();
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let metadata = header.metadata().clone().unwrap_or_default();
+    Ok(Parsed {
+        tensors,
+        metadata: metadata.into_iter().collect(),
+    })
+}
+
+fn explain(error: &SafeTensorError, bytes: &[u8]) -> String {
+    let size = bytes.len();
+    match error {
+        SafeTensorError::HeaderTooSmall => {
+            format!("it has {size} bytes, fewer than the 8 that every safetensors file starts with")
+        }
+        SafeTensorError::HeaderTooLarge | SafeTensorError::InvalidHeaderLength => format!(
+            "its first 8 bytes give the length of the header as more than the file of {size} bytes can hold; \
+             it is truncated, or no safetensors file"
+        ),
+        SafeTensorError::MetadataIncompleteBuffer => format!(
+            "its header describes another amount of data than the file of {size} bytes holds; it is truncated or \
+             damaged, so fetch or write it again"
+        ),
+        error => format!("its header is damaged: {error}"),
+    }
+}
+
+/// The keys of a JSON object, repetitions included.
+struct Keys(Vec<String>);
+
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Keys;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
+                let mut keys = Vec::new();
+                while let Some((key, IgnoredAny)) = map.next_entry()? {
+                    keys.push(key);
+                }
+                Ok(Keys(keys))
+            }
+        }
+        deserializer.deserialize_map(Collect)
+    }
+}

@@ -1,0 +1,136 @@
+//! Saving weights: the same values give the same bytes, and a file is there whole or not at all.
+
+use super::StoredDtype;
+use crate::ModelError;
+use flow_core::Weights;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// Writes all of `weights` to the safetensors file `path`, in precision `dtype` (rounded to nearest, ties to even).
+///
+/// `metadata` is free text; `format` is set to `pt`, which loaders in Python ask for, unless it is given.
+///
+/// # Errors
+/// [`ModelError::Io`]; [`ModelError::OutOfRange`]. A file that was there before is unharmed then.
+pub fn save(
+    weights: &Weights,
+    path: &Path,
+    dtype: StoredDtype,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), ModelError> {
+    let specs = weights.layout().specs().iter().enumerate();
+    let tensors = specs.map(|(index, spec)| (spec.name.clone(), spec.shape.clone(), index));
+    save_tensors(
+        tensors.collect(),
+        &|index| weights.host(index),
+        path,
+        dtype,
+        metadata,
+    )
+}
+
+/// Writes tensors, given as name, shape and a key under which `values` finds the values.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_tensors(
+    mut tensors: Vec<(String, Vec<usize>, usize)>,
+    values: &dyn Fn(usize) -> Vec<f32>,
+    path: &Path,
+    dtype: StoredDtype,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), ModelError> {
+    tensors.sort();
+    let header = header(&tensors, dtype, metadata);
+    replace(path, &mut |file| {
+        let failed = |source| Failure::Io(source);
+        file.write_all(&(header.len() as u64).to_le_bytes())
+            .map_err(failed)?;
+        file.write_all(&header).map_err(failed)?;
+        for (name, _, key) in &tensors {
+            let bytes = dtype
+                .encode(&values(*key))
+                .map_err(|value| Failure::Range(name.clone(), value))?;
+            file.write_all(&bytes).map_err(failed)?;
+        }
+        Ok(())
+    })
+    .map_err(|failure| match failure {
+        Failure::Io(source) => ModelError::Io {
+            action: "write",
+            path: path.to_owned(),
+            source,
+        },
+        Failure::Range(name, value) => ModelError::OutOfRange {
+            name,
+            value,
+            dtype: dtype.name(),
+            limit: dtype.limit(),
+        },
+    })
+}
+
+enum Failure {
+    Io(std::io::Error),
+    Range(String, f32),
+}
+
+/// The JSON header, padded to 8 bytes as the format asks. Written here because the `safetensors` crate keeps metadata
+/// in a hash map, whose order changes from run to run.
+fn header(
+    tensors: &[(String, Vec<usize>, usize)],
+    dtype: StoredDtype,
+    metadata: &BTreeMap<String, String>,
+) -> Vec<u8> {
+    let mut metadata = metadata.clone();
+    metadata.entry("format".into()).or_insert_with(|| "pt".into());
+    let mut header = Map::new();
+    header.insert("__metadata__".into(), json!(metadata));
+    let mut start = 0;
+    for (name, shape, _) in tensors {
+        let end = start + shape.iter().product::<usize>() * dtype.bytes();
+        header.insert(
+            name.clone(),
+            json!({ "dtype": dtype.name(), "shape": shape, "data_offsets": [start, end] }),
+        );
+        start = end;
+    }
+    let mut bytes = Value::Object(header).to_string().into_bytes();
+    bytes.resize(bytes.len().next_multiple_of(8), b' ');
+    bytes
+}
+
+/// Writes a temporary file beside `path`, syncs it, and renames it to `path`.
+fn replace(path: &Path, write: &mut dyn FnMut(&mut dyn Write) -> Result<(), Failure>) -> Result<(), Failure> {
+    let mut temporary: OsString = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    let temporary = PathBuf::from(temporary);
+    let written = (|| {
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(&temporary).map_err(Failure::Io)?);
+        write(&mut file)?;
+        let file = file
+            .into_inner()
+            .map_err(|error| Failure::Io(error.into_error()))?;
+        file.sync_all().map_err(Failure::Io)?;
+        fs::rename(&temporary, path).map_err(Failure::Io)?;
+        sync_directory(path).map_err(Failure::Io)
+    })();
+    if written.is_err() {
+        // What failed is the error to tell; a leftover is only untidy.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+}
+
+/// Makes the rename last through a power cut, where directories can be synced.
+fn sync_directory(path: &Path) -> std::io::Result<()> {
+    if cfg!(unix) {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! What a DiT computes, against a plain f64 model on the host, and what the trainer relies on.
+
+mod common;
+
+use common::reference::{self, Weights64};
+use common::*;
+use flow_core::device::ComputeDevice;
+use flow_core::{FlowModel, Weights};
+use flow_models::{Dit, DitConfig, Position, initialize};
+use std::sync::Arc;
+
+const POSITIONS: [Position; 2] = [Position::Sincos, Position::Rope];
+
+fn to_f64(weights: &Weights) -> Weights64 {
+    let specs = weights.layout().specs().iter().enumerate();
+    specs
+        .map(|(index, spec)| {
+            let values = weights.host(index).into_iter().map(f64::from);
+            (spec.name.clone(), values.collect())
+        })
+        .collect()
+}
+
+fn everything(weights: &Weights) -> Arc<[bool]> {
+    vec![true; weights.layout().len()].into()
+}
+
+#[test]
+fn the_velocity_is_that_of_a_plain_f64_model() {
+    let device = ComputeDevice::cpu();
+    for position in POSITIONS {
+        let config = small_dit(position);
+        let model = Dit::new(&config, &device).unwrap();
+        let weights = noisy_weights(model.layout(), &device);
+        let input = host_input(&config, 3);
+        let found = velocity(&model, &weights, model_input(&config, &input, &device));
+        let expected = reference::velocity(&config, &to_f64(&weights), &input);
+        let expected: Vec<f32> = expected.into_iter().map(|value| value as f32).collect();
+        let distance = relative_distance(&found, &expected);
+        assert!(distance < 1e-5, "{position:?}: {distance:e}");
+    }
+}
+
+#[test]
+fn every_weights_gradient_is_the_f64_models_difference_quotient() {
+    let device = ComputeDevice::cpu();
+    for position in POSITIONS {
+        let config = small_dit(position);
+        let model = Dit::new(&config, &device).unwrap();
+        let weights = noisy_weights(model.layout(), &device);
+        let input = host_input(&config, 2);
+        let cotangent = noise(input.x.len(), 2);
+        let (_, gradients) = velocity_and_gradients(
+            &model,
+            &weights,
+            everything(&weights),
+            model_input(&config, &input, &device),
+            &device.plain(cotangent.clone(), &[2, config.latent.values()]),
+        );
+        let base = to_f64(&weights);
+        for (index, spec) in model.layout().specs().iter().enumerate() {
+            let gradient = gradients[index].as_ref().expect(&spec.name);
+            // The derivative along one random direction sees every value of the weight at once.
+            let direction = noise(gradient.len(), 3000 + index as u64);
+            let along = |step: f64| -> f64 {
+                let mut moved = base.clone();
+                let values = moved.get_mut(&spec.name).unwrap();
+                for (value, direction) in values.iter_mut().zip(&direction) {
+                    *value += step * f64::from(*direction);
+                }
+                let velocity = reference::velocity(&config, &moved, &input);
+                velocity
+                    .iter()
+                    .zip(&cotangent)
+                    .map(|(v, c)| v * f64::from(*c))
+                    .sum()
+            };
+            let step = 1e-5;
+            let expected = (along(step) - along(-step)) / (2.0 * step);
+            let pairs = gradient.iter().zip(&direction);
+            let found: f64 = pairs.clone().map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+            let scale: f64 = pairs
+                .map(|(g, d)| (f64::from(*g) * f64::from(*d)).powi(2))
+                .sum::<f64>()
+                .sqrt();
+            let error = (found - expected).abs();
+            assert!(
+                error <= 2e-5 * scale + 1e-6,
+                "{position:?} {}: {found} for {expected}, scale {scale}",
+                spec.name
+            );
+        }
+    }
+}
+
+#[test]
+fn a_fresh_model_predicts_velocity_zero() {
+    let device = ComputeDevice::cpu();
+    for position in POSITIONS {
+        let config = small_dit(position);
+        let model = Dit::new(&config, &device).unwrap();
+        let weights = initialize(&model, model.layout(), 5, &device);
+        let input = model_input(&config, &host_input(&config, 2), &device);
+        assert!(
+            velocity(&model, &weights, input)
+                .iter()
+                .all(|value| *value == 0.0)
+        );
+    }
+}
+
+#[test]
+fn training_computes_the_rollouts_velocity_bit_for_bit_and_reruns_agree() {
+    let device = ComputeDevice::cpu();
+    for position in POSITIONS {
+        let config = small_dit(position);
+        let model = Dit::new(&config, &device).unwrap();
+        let weights = noisy_weights(model.layout(), &device);
+        let host = host_input(&config, 5);
+        let input = || model_input(&config, &host, &device);
+        let cotangent = device.plain(noise(host.x.len(), 2), &[5, config.latent.values()]);
+        let run = || velocity_and_gradients(&model, &weights, everything(&weights), input(), &cotangent);
+        let (in_training, gradients) = run();
+        assert_eq!(velocity(&model, &weights, input()), in_training, "{position:?}");
+        assert_eq!(run(), (in_training, gradients), "{position:?}");
+    }
+}
+
+#[test]
+fn a_row_of_a_batch_does_not_depend_on_the_other_rows() {
+    let device = ComputeDevice::cpu();
+    for position in POSITIONS {
+        let config = small_dit(position);
+        let model = Dit::new(&config, &device).unwrap();
+        let weights = noisy_weights(model.layout(), &device);
+        let all = host_input(&config, 7);
+        let together = velocity(&model, &weights, model_input(&config, &all, &device));
+        let (values, length) = (config.latent.values(), config.vocabulary.unwrap().length);
+        for (row, together) in together.chunks(values).enumerate() {
+            let alone = HostInput {
+                x: all.x[row * values..][..values].to_vec(),
+                sigma: vec![all.sigma[row]],
+                tokens: all.tokens[row * length..][..length].to_vec(),
+            };
+            let alone = velocity(&model, &weights, model_input(&config, &alone, &device));
+            assert_eq!(alone, together, "{position:?} row {row}");
+        }
+    }
+}
+
+#[test]
+fn an_unconditional_model_needs_no_tokens() {
+    let device = ComputeDevice::cpu();
+    let conditional = small_dit(Position::Sincos);
+    let config = DitConfig {
+        vocabulary: None,
+        ..conditional.clone()
+    };
+    let model = Dit::new(&config, &device).unwrap();
+    let weights = noisy_weights(model.layout(), &device);
+    let mut input = model_input(&conditional, &host_input(&conditional, 2), &device);
+    input.condition.tokens = None;
+    assert!(model.layout().position("token_embed.weight").is_err());
+    assert!(
+        velocity(&model, &weights, input)
+            .iter()
+            .all(|value| value.is_finite())
+    );
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_named_with_what_is_allowed() {
+    let device = ComputeDevice::cpu();
+    let good = small_dit(Position::Rope);
+    let error = |config: DitConfig| Dit::new(&config, &device).unwrap_err().to_string();
+    let mut bad = good.clone();
+    bad.hidden = 25;
+    assert_eq!(
+        error(bad),
+        "settings of architecture `dit`: `hidden`: is 25; it must be a multiple of `heads` = 3"
+    );
+    let mut bad = good.clone();
+    bad.latent.width = 5;
+    assert!(error(bad).contains("`latent.width`: is 5; it must be a multiple of `patch` = 2"));
+    let mut bad = good.clone();
+    bad.hidden = 18;
+    assert!(error(bad).contains("gives 6 channels a head; rotary positions need a multiple of 4"));
+    let mut bad = good.clone();
+    bad.patch = 0;
+    assert!(error(bad).contains("`patch`: is 0; it must be between 1 and 64"));
+    let mut bad = good.clone();
+    bad.mlp_ratio = f64::NAN;
+    assert!(error(bad).contains("`mlp_ratio`"));
+    let mut bad = good;
+    bad.latent.frames = 2;
+    assert!(error(bad).contains("`latent.frames`: is 2"));
+}
