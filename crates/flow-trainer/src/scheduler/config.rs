@@ -1,0 +1,84 @@
+//! From the config's sections to the options of this crate.
+
+use flow_config as config;
+
+use super::{DynamicShift, Dynamics, NoiseLevel, ScheduleOptions, SdeWindow, SigmaShift, WindowEnd};
+
+impl From<config::Dynamics> for Dynamics {
+    fn from(dynamics: config::Dynamics) -> Self {
+        match dynamics {
+            config::Dynamics::FlowSde => Self::FlowSde,
+            config::Dynamics::DanceSde => Self::DanceSde,
+            config::Dynamics::Cps => Self::Cps,
+            config::Dynamics::Ode => Self::Ode,
+        }
+    }
+}
+
+impl SigmaShift {
+    /// The shift of a config, for latents of `tokens` tokens.
+    pub fn from_config(shift: &config::Shift, tokens: usize) -> Self {
+        match shift {
+            config::Shift::Static(shift) => Self::Static(shift.value),
+            config::Shift::Dynamic(line) => {
+                let &config::DynamicShift {
+                    base_tokens,
+                    max_tokens,
+                    base_shift,
+                    max_shift,
+                } = line;
+                Self::Dynamic {
+                    line: DynamicShift {
+                        base_tokens,
+                        max_tokens,
+                        base_shift,
+                        max_shift,
+                    },
+                    tokens,
+                }
+            }
+        }
+    }
+}
+
+impl From<&config::Window> for SdeWindow {
+    /// The window of a config; its sliding window wraps. The seed of a random window is not part of it.
+    fn from(window: &config::Window) -> Self {
+        match window {
+            config::Window::All(config::AllWindow {}) => Self::All,
+            config::Window::List(list) => Self::List(list.steps.clone()),
+            config::Window::Random(random) => Self::Random {
+                candidates: random.from.clone(),
+                count: random.count,
+            },
+            config::Window::Sliding(sliding) => Self::Sliding {
+                size: sliding.size,
+                stride: sliding.stride,
+                hold_iterations: sliding.hold as u64,
+                end: WindowEnd::Wrap,
+            },
+        }
+    }
+}
+
+impl ScheduleOptions {
+    /// The options of `[scheduler]`, for latents of `tokens` tokens.
+    pub fn from_config(scheduler: &config::SchedulerConfig, tokens: usize) -> Self {
+        let seed = match &scheduler.window {
+            config::Window::Random(random) => random.seed,
+            // Nothing is drawn.
+            _ => 0,
+        };
+        Self {
+            steps: scheduler.steps,
+            shift: SigmaShift::from_config(&scheduler.shift, tokens),
+            dynamics: scheduler.dynamics.into(),
+            noise_level: match &scheduler.noise_level {
+                config::NoiseLevel::Constant(level) => NoiseLevel::Constant(*level),
+                config::NoiseLevel::PerStep(levels) => NoiseLevel::PerStep(levels.clone()),
+            },
+            window: (&scheduler.window).into(),
+            seed,
+        }
+    }
+}

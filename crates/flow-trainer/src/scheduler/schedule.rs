@@ -1,0 +1,139 @@
+//! A complete sampling schedule: grid, dynamics, noise levels and window, checked once and then asked per iteration.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Dynamics, SchedulerError, SdeWindow, SdeWindowPlan, SigmaGrid, SigmaShift, StepCoefficients};
+
+/// The noise level (eta) of stochastic steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum NoiseLevel {
+    /// The same at every step.
+    Constant(f64),
+    /// One per sampling step; those outside the window are checked but not used.
+    PerStep(Vec<f64>),
+}
+
+/// What makes a schedule.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ScheduleOptions {
+    /// Sampling steps (model calls per trajectory).
+    pub steps: usize,
+    /// Shift of the sigma grid.
+    pub shift: SigmaShift,
+    /// Dynamics of the steps in the window; the others are Euler steps of the ODE.
+    pub dynamics: Dynamics,
+    /// Noise level of the steps in the window.
+    pub noise_level: NoiseLevel,
+    /// Which steps are stochastic. Without meaning, and not looked at, under [`Dynamics::Ode`].
+    pub window: SdeWindow,
+    /// Decides random draws of the window.
+    pub seed: u64,
+}
+
+/// A schedule in which every step that can be trained has a log-probability.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Schedule {
+    grid: SigmaGrid,
+    dynamics: Dynamics,
+    window: Option<SdeWindowPlan>,
+    euler: Vec<StepCoefficients>,
+    stochastic: Vec<StepCoefficients>,
+}
+
+impl Schedule {
+    /// Checks the options against each other and computes the coefficients of every step.
+    ///
+    /// # Errors
+    /// If the grid, a noise level or the window is impossible, or the window can select a step without
+    /// log-probability (noise level 0, or the last step under CPS).
+    pub fn new(options: &ScheduleOptions) -> Result<Self, SchedulerError> {
+        let grid = SigmaGrid::new(options.steps, options.shift)?;
+        Self::on_grid(grid, options)
+    }
+
+    /// As [`Schedule::new`], on a given grid; `steps` and `shift` of the options are not looked at.
+    ///
+    /// # Errors
+    /// As [`Schedule::new`].
+    pub fn on_grid(grid: SigmaGrid, options: &ScheduleOptions) -> Result<Self, SchedulerError> {
+        let steps = grid.steps();
+        let level = |step: usize| match &options.noise_level {
+            NoiseLevel::Constant(level) => *level,
+            NoiseLevel::PerStep(levels) => levels[step],
+        };
+        if let NoiseLevel::PerStep(levels) = &options.noise_level
+            && levels.len() != steps
+        {
+            return Err(SchedulerError::NoiseLevelCount {
+                given: levels.len(),
+                steps,
+            });
+        }
+        let euler: Vec<_> = (0..steps)
+            .map(|step| Dynamics::Ode.coefficients(&grid, step, 0.0))
+            .collect::<Result<_, _>>()?;
+        let stochastic: Vec<_> = (0..steps)
+            .map(|step| options.dynamics.coefficients(&grid, step, level(step)))
+            .collect::<Result<_, _>>()?;
+        let window = match options.dynamics {
+            Dynamics::Ode => None,
+            _ => Some(options.window.plan(steps, options.seed)?),
+        };
+        let candidates = window.as_ref().map_or(&[][..], SdeWindowPlan::candidates);
+        if let Some(&step) = candidates
+            .iter()
+            .find(|&&step| stochastic[step].log_prob.is_none())
+        {
+            let why = if level(step) == 0.0 {
+                "its noise level is 0; raise it, or leave the step out of the window"
+            } else {
+                "cps adds no noise at the last step; leave it out of the window"
+            };
+            return Err(SchedulerError::NoLogProb { step, why });
+        }
+        Ok(Self {
+            grid,
+            dynamics: options.dynamics,
+            window,
+            euler,
+            stochastic,
+        })
+    }
+
+    /// Coefficients of a rollout's steps at an iteration: the chosen dynamics inside the window, Euler outside.
+    pub fn steps_for(&self, iteration: u64) -> Vec<StepCoefficients> {
+        let mut steps = self.euler.clone();
+        for step in self.trained_steps(iteration) {
+            steps[step] = self.stochastic[step];
+        }
+        steps
+    }
+
+    /// The steps of an iteration that have a log-probability, ascending; none under [`Dynamics::Ode`].
+    pub fn trained_steps(&self, iteration: u64) -> Vec<usize> {
+        self.window
+            .as_ref()
+            .map_or_else(Vec::new, |window| window.steps_for(iteration))
+    }
+
+    /// How many steps [`Schedule::trained_steps`] gives at every iteration.
+    pub fn trained_steps_per_trajectory(&self) -> usize {
+        self.window.as_ref().map_or(0, SdeWindowPlan::size)
+    }
+
+    /// Deterministic steps on the same grid, for evaluation.
+    pub fn ode_steps(&self) -> &[StepCoefficients] {
+        &self.euler
+    }
+
+    /// The sigma grid.
+    pub fn grid(&self) -> &SigmaGrid {
+        &self.grid
+    }
+
+    /// The dynamics inside the window.
+    pub fn dynamics(&self) -> Dynamics {
+        self.dynamics
+    }
+}

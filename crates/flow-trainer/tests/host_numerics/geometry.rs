@@ -1,0 +1,225 @@
+//! Batch geometry and the order of prompts.
+
+use std::collections::BTreeSet;
+
+use flow_trainer::geometry::{Geometry, GeometryRequest, PromptDraw, PromptSampler};
+use proptest::prelude::*;
+
+fn request(prompts: usize, group_size: usize, micro_batch: usize, accumulated: usize) -> GeometryRequest {
+    GeometryRequest {
+        prompts_per_step: prompts,
+        group_size,
+        micro_batch,
+        gradient_accumulation: accumulated,
+    }
+}
+
+#[test]
+fn a_geometry_that_divides_is_taken_as_it_is() {
+    let geometry = Geometry::new(request(6, 4, 8, 1)).unwrap();
+    assert_eq!(
+        (
+            geometry.samples(),
+            geometry.micro_batches(),
+            geometry.micro_batches_per_update()
+        ),
+        (24, 3, 1)
+    );
+    assert_eq!(
+        (geometry.updates(), geometry.backward_passes_per_update(2)),
+        (3, 2)
+    );
+    let whole = Geometry::new(request(6, 4, 8, 0)).unwrap();
+    assert_eq!((whole.updates(), whole.micro_batches_per_update()), (1, 3));
+    assert!(whole.update_micro_batches().eq(std::iter::once(0..3)));
+    assert_eq!(
+        geometry.micro_batch_samples().collect::<Vec<_>>(),
+        [0..8, 8..16, 16..24]
+    );
+    assert_eq!(
+        geometry.update_micro_batches().collect::<Vec<_>>(),
+        [0..1, 1..2, 2..3]
+    );
+    assert_eq!(
+        (geometry.slot(0), geometry.slot(5), geometry.slot(23)),
+        ((0, 0), (1, 1), (5, 3))
+    );
+}
+
+#[test]
+fn samples_that_do_not_fill_micro_batches_name_the_nearest_numbers_that_do() {
+    let error = Geometry::new(request(5, 6, 8, 1)).unwrap_err();
+    assert_eq!(error.problems.len(), 1);
+    // 4 * 6 = 24 and 8 * 6 = 48 fill eights; 5 * 8 = 40 does; 30 has the divisors 6 and 10 around 8.
+    let expected = [
+        ("prompts_per_step", 4),
+        ("prompts_per_step", 8),
+        ("group_size", 8),
+        ("micro_batch", 6),
+        ("micro_batch", 10),
+    ];
+    assert_eq!(error.problems[0].nearest, expected);
+    let message = error.to_string();
+    assert!(
+        message.contains(
+            "prompts_per_step(5) * group_size(6) = 30 samples must be a multiple of micro_batch(8)"
+        ),
+        "{message}"
+    );
+    assert!(
+        message.contains("nearest: prompts_per_step = 4 or prompts_per_step = 8"),
+        "{message}"
+    );
+}
+
+#[test]
+fn an_accumulation_that_does_not_divide_the_micro_batches_names_the_nearest_that_does() {
+    let error = Geometry::new(request(6, 4, 4, 4)).unwrap_err();
+    assert_eq!(
+        error.problems[0].nearest,
+        [
+            ("gradient_accumulation", 3),
+            ("gradient_accumulation", 6),
+            ("prompts_per_step", 4),
+            ("prompts_per_step", 8)
+        ]
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("= 6 micro-batches must be a multiple of gradient_accumulation(4)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn zeros_are_all_reported_at_once() {
+    let error = Geometry::new(request(0, 4, 0, 0)).unwrap_err();
+    let message = error.to_string();
+    assert_eq!(error.problems.len(), 2);
+    assert!(
+        message.contains("1. prompts_per_step(0)") && message.contains("2. micro_batch(0)"),
+        "{message}"
+    );
+}
+
+#[test]
+fn absurdly_large_numbers_are_an_error_and_not_an_overflow() {
+    assert!(Geometry::new(request(usize::MAX, usize::MAX, 1, 1)).is_err());
+    assert!(Geometry::new(request(4, 4, usize::MAX, usize::MAX)).is_err());
+}
+
+proptest! {
+    #[test]
+    fn every_suggested_number_mends_the_rule_it_stands_under(
+        prompts in 1_usize..40, group_size in 1_usize..20, micro_batch in 1_usize..40, accumulated in 0_usize..10,
+    ) {
+        let asked = request(prompts, group_size, micro_batch, accumulated);
+        match Geometry::new(asked) {
+            Ok(geometry) => {
+                prop_assert_eq!(geometry.samples(), prompts * group_size);
+                let per_update = geometry.micro_batches_per_update();
+                prop_assert!(accumulated == 0 || per_update == accumulated);
+                prop_assert_eq!(per_update * geometry.updates() * micro_batch, prompts * group_size);
+            }
+            Err(error) => {
+                for problem in &error.problems {
+                    prop_assert!(!problem.nearest.is_empty());
+                    for &(field, value) in &problem.nearest {
+                        let mut mended = asked;
+                        match field {
+                            "prompts_per_step" => mended.prompts_per_step = value,
+                            "group_size" => mended.group_size = value,
+                            "micro_batch" => mended.micro_batch = value,
+                            _ => mended.gradient_accumulation = value,
+                        }
+                        let rules = Geometry::new(mended).err().map(|error| error.problems).unwrap_or_default();
+                        let same = |rule: &str| rule.contains("micro-batches") == problem.rule.contains("micro-batches");
+                        prop_assert!(!rules.iter().any(|left| same(&left.rule)), "{field} = {value}: {rules:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_sample_has_one_slot_one_micro_batch_and_one_id(
+        prompts in 1_usize..9, group_size in 1_usize..9, micro_batches in 1_usize..5, iteration in 0_u64..1000,
+    ) {
+        let samples = prompts * group_size * micro_batches;
+        let geometry = Geometry::new(request(prompts * micro_batches, group_size, prompts * group_size, 1)).unwrap();
+        let seen: Vec<usize> = geometry.micro_batch_samples().flatten().collect();
+        prop_assert_eq!(seen, (0..samples).collect::<Vec<_>>());
+        let slots: BTreeSet<_> = (0..samples).map(|sample| geometry.slot(sample)).collect();
+        prop_assert_eq!(slots.len(), samples);
+        let ids: BTreeSet<u64> = (0..2)
+            .flat_map(|later| (0..samples).map(move |sample| geometry.sample_id(iteration + later, sample)))
+            .collect();
+        prop_assert_eq!(ids.len(), 2 * samples);
+    }
+
+    #[test]
+    fn every_epoch_deals_each_prompt_once_and_no_iteration_holds_a_prompt_twice(
+        prompts in 1_usize..30, share in 0.0..=1.0_f64, seed in any::<u64>(),
+    ) {
+        let per_iteration = ((prompts as f64 * share) as usize).max(1);
+        let sampler = PromptSampler::new(prompts, per_iteration, seed).unwrap();
+        let iterations = (5 * prompts).div_ceil(per_iteration) as u64;
+        let dealt: Vec<Vec<PromptDraw>> = (0..iterations).map(|iteration| sampler.draw(iteration)).collect();
+        for iteration in &dealt {
+            prop_assert_eq!(iteration.len(), per_iteration);
+            let different: BTreeSet<usize> = iteration.iter().map(|draw| draw.prompt).collect();
+            prop_assert_eq!(different.len(), per_iteration);
+        }
+        let stream: Vec<PromptDraw> = dealt.into_iter().flatten().collect();
+        for (position, draw) in stream.iter().enumerate() {
+            prop_assert_eq!((draw.group, draw.epoch), (position as u64, (position / prompts) as u64));
+        }
+        for epoch in stream.chunks_exact(prompts) {
+            let different: BTreeSet<usize> = epoch.iter().map(|draw| draw.prompt).collect();
+            prop_assert_eq!(different.len(), prompts);
+        }
+    }
+
+    #[test]
+    fn with_repeats_every_epoch_still_deals_each_prompt_once(
+        prompts in 1_usize..8, per_iteration in 1_usize..40, seed in any::<u64>(),
+    ) {
+        let sampler = PromptSampler::with_repeats(prompts, per_iteration, seed).unwrap();
+        let stream: Vec<PromptDraw> = (0..8).flat_map(|iteration| sampler.draw(iteration)).collect();
+        for epoch in stream.chunks_exact(prompts) {
+            let different: BTreeSet<usize> = epoch.iter().map(|draw| draw.prompt).collect();
+            prop_assert_eq!(different.len(), prompts);
+        }
+        let groups: BTreeSet<u64> = stream.iter().map(|draw| draw.group).collect();
+        prop_assert_eq!(groups.len(), stream.len());
+    }
+}
+
+#[test]
+fn the_order_depends_on_the_seed_and_changes_with_every_epoch() {
+    let order = |seed: u64, iteration: u64| -> Vec<usize> {
+        PromptSampler::new(50, 50, seed)
+            .unwrap()
+            .draw(iteration)
+            .iter()
+            .map(|draw| draw.prompt)
+            .collect()
+    };
+    assert_eq!(order(1, 0), order(1, 0));
+    assert_ne!(order(1, 0), order(1, 1));
+    assert_ne!(order(1, 0), order(2, 0));
+    assert_ne!(order(1, 0), (0..50).collect::<Vec<_>>());
+}
+
+#[test]
+fn too_few_prompts_are_an_error_that_names_how_many_there_are() {
+    let error = PromptSampler::new(10, 16, 0).unwrap_err();
+    assert_eq!(error.problems[0].nearest, [("prompts_per_step", 10)]);
+    assert!(
+        error.to_string().contains("number of training prompts, 10"),
+        "{error}"
+    );
+    assert!(PromptSampler::new(0, 4, 0).is_err());
+    assert!(PromptSampler::with_repeats(4, 0, 0).is_err());
+}

@@ -1,0 +1,10 @@
+//! The host-side numerics of training against independent f64 references and the original implementation's outputs.
+
+mod advantage;
+mod config;
+mod ema;
+mod geometry;
+mod scheduler;
+mod scheduler_fixtures;
+mod timesteps;
+mod window;
