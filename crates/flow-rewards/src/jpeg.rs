@@ -1,0 +1,133 @@
+//! `jpeg-compressibility`: minus the size of the image as JPEG, in kB of 1000 bytes.
+//!
+//! Source: flow_grpo, `flow_grpo/rewards.py`, `jpeg_compressibility` at commit 54809b5, after DDPO (Black et al. 2023,
+//! arXiv:2305.13301): the size at quality 95, in units of 1000 bytes, negated.
+//! flow_grpo divides by 500 for images of 512 pixels; here that is left to the reward's weight, because advantages are
+//! normalised anyway.
+//! Two things differ: the encoder is that of the `image` crate (baseline, 4:2:2) and not libjpeg's, so sizes are not
+//! comparable byte by byte; and small images are enlarged first, see [`JpegSettings::min_side`].
+
+use std::sync::Arc;
+
+use image::ExtendedColorType;
+use image::codecs::jpeg::JpegEncoder;
+
+use crate::error::RewardError;
+use crate::params::parse_params;
+use crate::registry::{RewardFactory, RewardRegistry};
+use crate::reward::{Reward, RewardKind, RewardSample, check_finite};
+
+const NAME: &str = "jpeg-compressibility";
+const PARAMS: [&str; 2] = ["quality", "min_side"];
+
+/// Settings of [`JpegCompressibility`].
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct JpegSettings {
+    /// JPEG quality, 1 to 100.
+    pub quality: u8,
+    /// Images whose shorter side is below this many pixels are enlarged by the least odd factor that reaches it, each
+    /// pixel becoming a square (8 pixels become 136, 24 become 168); 1 to 4096.
+    ///
+    /// The header of a JPEG takes about 600 bytes and would be most of the file of an 8×8 image.
+    /// The factor is odd so that the squares do not line up with JPEG's blocks of 8×8 pixels: flat blocks would
+    /// compress to almost nothing whatever the image shows.
+    pub min_side: usize,
+}
+
+impl Default for JpegSettings {
+    fn default() -> Self {
+        Self {
+            quality: 95,
+            min_side: 128,
+        }
+    }
+}
+
+/// Minus the size as JPEG; see the module's description.
+#[derive(Debug, Clone)]
+pub struct JpegCompressibility {
+    settings: JpegSettings,
+}
+
+impl JpegCompressibility {
+    /// The reward with these settings.
+    ///
+    /// # Errors
+    /// [`RewardError::Params`] for a quality or a side outside its range.
+    pub fn new(settings: JpegSettings) -> Result<Self, RewardError> {
+        let problem = if !(1..=100).contains(&settings.quality) {
+            format!("`quality`: {} is not from 1 to 100", settings.quality)
+        } else if !(1..=4096).contains(&settings.min_side) {
+            format!("`min_side`: {} is not from 1 to 4096", settings.min_side)
+        } else {
+            return Ok(Self { settings });
+        };
+        Err(RewardError::Params {
+            reward: NAME.to_owned(),
+            problem,
+        })
+    }
+
+    /// Size of an image as JPEG in bytes.
+    fn jpeg_bytes(&self, sample: &RewardSample<'_>) -> Result<usize, String> {
+        let shorter = sample.image.height.min(sample.image.width);
+        if shorter == 0 {
+            return Err(format!("an image of {} has no pixels", sample.image.shape()));
+        }
+        let image = sample
+            .image
+            .upscale_nearest(self.settings.min_side.div_ceil(shorter) | 1);
+        let (Ok(height), Ok(width)) = (u16::try_from(image.height), u16::try_from(image.width)) else {
+            return Err(format!("an image of {} is too large for JPEG", image.shape()));
+        };
+        let rgb = image.to_rgb8();
+        let mut file = Vec::new();
+        let mut encoder = JpegEncoder::new_with_quality(&mut file, self.settings.quality);
+        let (width, height) = (u32::from(width), u32::from(height));
+        if image.channels == 1 {
+            let grey: Vec<u8> = rgb.iter().step_by(3).copied().collect();
+            encoder.encode(&grey, width, height, ExtendedColorType::L8)
+        } else {
+            encoder.encode(&rgb, width, height, ExtendedColorType::Rgb8)
+        }
+        .map_err(|error| format!("cannot be encoded as JPEG: {error}"))?;
+        Ok(file.len())
+    }
+}
+
+impl Reward for JpegCompressibility {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
+        let score = |(index, sample): (usize, &RewardSample<'_>)| {
+            check_finite(index, sample)?;
+            let bytes = self
+                .jpeg_bytes(sample)
+                .map_err(|problem| RewardError::Sample { index, problem })?;
+            Ok(-(bytes as f32 / 1000.0))
+        };
+        samples.iter().enumerate().map(score).collect()
+    }
+}
+
+impl JpegCompressibility {
+    /// Adds the reward to a registry.
+    ///
+    /// # Errors
+    /// [`RewardError::AlreadyRegistered`] if its name is taken.
+    pub fn register(registry: &mut RewardRegistry) -> Result<(), RewardError> {
+        registry.register(RewardFactory {
+            name: NAME,
+            summary: "minus the size as JPEG, in kB of 1000 bytes",
+            kind: RewardKind::Pointwise,
+            params: &PARAMS,
+            build: Box::new(|_, params| {
+                let settings = parse_params(NAME, params, &PARAMS)?;
+                Ok(Arc::new(JpegCompressibility::new(settings)?))
+            }),
+        })
+    }
+}

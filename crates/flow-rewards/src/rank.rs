@@ -1,0 +1,97 @@
+//! `rank-in-group`: the rank of another reward's score within the group, an example of a group-wise reward.
+//!
+//! Ranks keep the order of the scores and forget their sizes, so one outlier cannot set the scale of a group's
+//! advantages.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::error::RewardError;
+use crate::params::parse_params;
+use crate::registry::{RewardFactory, RewardRegistry};
+use crate::reward::{Reward, RewardKind, RewardSample};
+
+const NAME: &str = "rank-in-group";
+const PARAMS: [&str; 2] = ["reward", "params"];
+
+/// Ranks within the group, scaled so that the worst has 0 and the best 1.
+///
+/// Equal scores share the mean of their ranks; a group of one scores 0.5.
+pub struct RankInGroup {
+    inner: Arc<dyn Reward>,
+}
+
+impl RankInGroup {
+    /// Ranks by `inner`.
+    pub fn new(inner: Arc<dyn Reward>) -> Self {
+        Self { inner }
+    }
+}
+
+impl Reward for RankInGroup {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn kind(&self) -> RewardKind {
+        RewardKind::Groupwise
+    }
+
+    fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
+        let scores = self.inner.score(samples)?;
+        if let Some(index) = scores.iter().position(|score| !score.is_finite()) {
+            let problem = format!(
+                "`{}` gave {}, which has no rank",
+                self.inner.name(),
+                scores[index]
+            );
+            return Err(RewardError::Sample { index, problem });
+        }
+        Ok(ranks(&scores))
+    }
+}
+
+fn ranks(scores: &[f32]) -> Vec<f32> {
+    if scores.len() < 2 {
+        return vec![0.5; scores.len()];
+    }
+    let steps = (scores.len() - 1) as f32;
+    scores
+        .iter()
+        .map(|score| {
+            let below = scores.iter().filter(|other| *other < score).count();
+            let equal = scores.iter().filter(|other| *other == score).count();
+            // The mean of the ranks below .. below + equal.
+            (below as f32 + (equal - 1) as f32 / 2.0) / steps
+        })
+        .collect()
+}
+
+#[derive(serde::Deserialize)]
+struct Params {
+    reward: String,
+    #[serde(default)]
+    params: Value,
+}
+
+impl RankInGroup {
+    /// Adds the reward to a registry.
+    ///
+    /// # Errors
+    /// [`RewardError::AlreadyRegistered`] if its name is taken.
+    pub fn register(registry: &mut RewardRegistry) -> Result<(), RewardError> {
+        registry.register(RewardFactory {
+            name: NAME,
+            summary: "the rank of another reward within the group, 0 (worst) to 1 (best)",
+            kind: RewardKind::Groupwise,
+            params: &PARAMS,
+            build: Box::new(|registry, params| {
+                let params: Params = parse_params(NAME, params, &PARAMS)?;
+                Ok(Arc::new(RankInGroup::new(
+                    registry.build(&params.reward, &params.params)?,
+                )))
+            }),
+        })
+    }
+}

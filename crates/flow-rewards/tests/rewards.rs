@@ -1,0 +1,326 @@
+//! The other rewards and the registry.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{digit_prompt, digits, noisy, sample};
+use flow_data::{Image, ImageShape, Prompt};
+use flow_rewards::classifier::Classifier;
+use flow_rewards::{
+    Reward, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample, parse_params,
+};
+use serde_json::{Value, json};
+
+fn build(name: &str, params: Value) -> Arc<dyn Reward> {
+    RewardRegistry::with_built_in()
+        .unwrap()
+        .build(name, &params)
+        .unwrap()
+}
+
+fn refusal(name: &str, params: Value) -> String {
+    match RewardRegistry::with_built_in().unwrap().build(name, &params) {
+        Ok(_) => panic!("`{name}` accepted {params}"),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn grey(side: usize, value: f32) -> Image {
+    Image::filled(
+        ImageShape {
+            channels: 1,
+            height: side,
+            width: side,
+        },
+        value,
+    )
+}
+
+fn rgb(side: usize, [r, g, b]: [f32; 3]) -> Image {
+    let plane = side * side;
+    let pixels_chw = [vec![r; plane], vec![g; plane], vec![b; plane]].concat();
+    Image {
+        channels: 3,
+        height: side,
+        width: side,
+        pixels_chw,
+    }
+}
+
+#[test]
+fn the_digit_reward_is_the_classifiers_probability_of_the_prompted_digit() {
+    let digits = digits();
+    let classifier = Classifier::built_in().unwrap();
+    let probability = build("digit-classifier", Value::Null);
+    let log_probability = build("digit-classifier", json!({ "mode": "log-probability" }));
+    for digit in 0..10u8 {
+        let prompt = digit_prompt(&format!("thin {digit}"));
+        let image = &digits.images()[40];
+        let expected = classifier.log_probabilities(image).unwrap()[usize::from(digit)];
+        assert_eq!(
+            log_probability.score(&[sample(image, &prompt)]).unwrap(),
+            [expected]
+        );
+        let found = probability.score(&[sample(image, &prompt)]).unwrap()[0];
+        assert!((f64::from(found) - f64::from(expected).exp()).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn the_judge_is_another_classifier_that_agrees_on_real_images() {
+    let digits = digits();
+    let (policy, judge) = (
+        build("digit-classifier", Value::Null),
+        build("digit-classifier", json!({ "weights": "judge" })),
+    );
+    let mut means = [0.0; 2];
+    let mut differ = false;
+    for index in (0..1797).step_by(9) {
+        let prompt = digit_prompt(&format!("bold {}", digits.labels()[index]));
+        let image = &digits.images()[index];
+        let scores = [&policy, &judge].map(|reward| reward.score(&[sample(image, &prompt)]).unwrap()[0]);
+        differ |= scores[0] != scores[1];
+        means = [
+            means[0] + f64::from(scores[0]) / 200.0,
+            means[1] + f64::from(scores[1]) / 200.0,
+        ];
+    }
+    assert!(differ);
+    assert!(means.iter().all(|mean| *mean > 0.85), "{means:?}");
+}
+
+#[test]
+fn the_digit_reward_refuses_prompts_of_scenes_and_missing_files() {
+    let reward = build("digit-classifier", Value::Null);
+    let image = &grey(8, 0.0);
+    let scene = common::scene_prompt("one red circle");
+    let error = reward.score(&[sample(image, &scene)]).unwrap_err().to_string();
+    assert!(
+        error.contains("\"one red circle\" asks for no digit") && error.contains("shapes-rules"),
+        "{error}"
+    );
+    let error = refusal(
+        "digit-classifier",
+        json!({ "weights": "nowhere/juge.safetensors" }),
+    );
+    assert!(
+        error.contains("`nowhere/juge.safetensors`: cannot be read"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_plain_image_compresses_better_than_a_detailed_one_at_every_size() {
+    let reward = build("jpeg-compressibility", Value::Null);
+    let prompt = digit_prompt("bold 7");
+    for image in [
+        grey(8, 0.0),
+        grey(11, 0.3),
+        rgb(24, [0.5, -0.2, 0.1]),
+        rgb(130, [0.0; 3]),
+    ] {
+        let images = [image.clone(), noisy(&image, 0.1, 1), noisy(&image, 0.5, 1)];
+        let samples: Vec<_> = images.iter().map(|image| sample(image, &prompt)).collect();
+        let scores = reward.score(&samples).unwrap();
+        assert!(
+            scores[0] > scores[1] && scores[1] > scores[2] && scores[0] < 0.0,
+            "{scores:?}"
+        );
+        // The detail of the image must weigh more than the header does.
+        assert!(scores[2] < 2.0 * scores[0], "{scores:?}");
+    }
+}
+
+#[test]
+fn the_jpeg_reward_is_the_size_of_a_jpeg_in_thousands_of_bytes() {
+    let image = noisy(&rgb(24, [0.1; 3]), 0.4, 3);
+    let prompt = digit_prompt("bold 7");
+    let large = image.upscale_nearest(7);
+    let mut file = Vec::new();
+    let buffer = image::RgbImage::from_raw(168, 168, large.to_rgb8()).unwrap();
+    buffer
+        .write_with_encoder(image::codecs::jpeg::JpegEncoder::new_with_quality(&mut file, 95))
+        .unwrap();
+    let reward = build("jpeg-compressibility", json!({ "quality": 95, "min_side": 128 }));
+    assert_eq!(
+        reward.score(&[sample(&image, &prompt)]).unwrap(),
+        [-(file.len() as f32 / 1000.0)]
+    );
+    let coarse = build("jpeg-compressibility", json!({ "quality": 20 }));
+    assert!(coarse.score(&[sample(&image, &prompt)]).unwrap()[0] > -(file.len() as f32 / 1000.0));
+}
+
+#[test]
+fn the_colour_reward_is_minus_the_distance_of_the_mean() {
+    let prompt = digit_prompt("bold 7");
+    let score = |params: Value, image: &Image| {
+        build("target-colour", params)
+            .score(&[sample(image, &prompt)])
+            .unwrap()[0]
+    };
+    let orange = json!({ "rgb": [1.0, 0.5, 0.0] });
+    assert!(score(orange.clone(), &rgb(5, [1.0, 0.0, -1.0])).abs() < 1e-6);
+    assert!((score(orange.clone(), &rgb(5, [1.0, 0.0, 1.0])) + 1.0).abs() < 1e-6);
+    // Half black and half white is grey in the mean, and values out of range are clamped.
+    let mut halves = grey(4, -9.0);
+    halves.pixels_chw[..8].fill(9.0);
+    assert!(score(json!({ "rgb": [0.5, 0.5, 0.5] }), &halves).abs() < 1e-6);
+    // In Oklab black is (0, 0, 0) and white is (1, 0, 0); red is (0.62796, 0.22486, 0.12585) (Ottosson's table
+    // rounds it to 0.628, 0.225, 0.126).
+    let oklab = |target: [f64; 3], image: &Image| score(json!({ "rgb": target, "space": "oklab" }), image);
+    assert!((oklab([0.0; 3], &grey(3, 1.0)) + 1.0).abs() < 1e-5);
+    let red = (0.62796f64.powi(2) + 0.22486f64.powi(2) + 0.12585f64.powi(2)).sqrt();
+    assert!((f64::from(oklab([0.0; 3], &rgb(3, [1.0, -1.0, -1.0]))) + red).abs() < 1e-4);
+}
+
+#[test]
+fn ranks_run_from_zero_to_one_and_equal_scores_share_theirs() {
+    let reward = build(
+        "rank-in-group",
+        json!({ "reward": "target-colour", "params": { "rgb": [0.0, 0.0, 0.0] } }),
+    );
+    assert_eq!(reward.kind(), RewardKind::Groupwise);
+    let prompt = digit_prompt("bold 7");
+    let rank = |values: &[f32]| {
+        let images: Vec<Image> = values.iter().map(|&value| grey(4, value)).collect();
+        let samples: Vec<_> = images.iter().map(|image| sample(image, &prompt)).collect();
+        reward.score(&samples).unwrap()
+    };
+    assert_eq!(rank(&[0.5, -1.0, 1.0, 0.0, -0.5]), [0.25, 1.0, 0.0, 0.5, 0.75]);
+    assert_eq!(rank(&[0.5, 0.5, -1.0]), [0.25, 0.25, 1.0]);
+    assert_eq!(rank(&[0.5, 0.5]), [0.5, 0.5]);
+    assert_eq!(rank(&[0.5]), [0.5]);
+    assert_eq!(rank(&[]), [0.0; 0]);
+}
+
+#[test]
+fn every_reward_refuses_images_that_are_not_finite() {
+    let prompt = digit_prompt("bold 7");
+    let good = grey(8, 0.0);
+    let mut bad = good.clone();
+    bad.pixels_chw[63] = f32::INFINITY;
+    for (name, params) in [
+        ("digit-classifier", Value::Null),
+        ("jpeg-compressibility", Value::Null),
+        ("target-colour", json!({ "rgb": [0.1, 0.2, 0.3] })),
+        ("rank-in-group", json!({ "reward": "digit-classifier" })),
+    ] {
+        let error = build(name, params)
+            .score(&[sample(&good, &prompt), sample(&bad, &prompt)])
+            .unwrap_err();
+        let RewardError::Sample { index: 1, problem } = error else {
+            panic!("{name}: {error:?}")
+        };
+        assert!(
+            problem.contains("pixel value 63 of the image is inf"),
+            "{problem}"
+        );
+    }
+}
+
+#[test]
+fn an_unknown_reward_lists_what_exists_and_the_nearest_name() {
+    let error = refusal("digit-clasifier", Value::Null);
+    assert_eq!(
+        error,
+        "there is no reward `digit-clasifier` (did you mean \"digit-classifier\"?); the rewards are: \
+         digit-classifier, jpeg-compressibility, rank-in-group, shapes-rules, target-colour"
+    );
+    assert!(
+        refusal("aesthetic", Value::Null).starts_with("there is no reward `aesthetic`; the rewards are: ")
+    );
+    assert_eq!(build("Digit_Classifier", Value::Null).name(), "digit-classifier");
+}
+
+#[test]
+fn wrong_parameters_are_errors_that_name_them() {
+    let error = refusal("jpeg-compressibility", json!({ "qualty": 3 }));
+    assert_eq!(
+        error,
+        "reward `jpeg-compressibility` has no parameter `qualty` (did you mean \"quality\"?); its parameters are: \
+         quality, min_side"
+    );
+    let error = refusal("jpeg-compressibility", json!({ "quality": "high" }));
+    assert!(
+        error.contains("`quality`: invalid type: string \"high\", expected u8"),
+        "{error}"
+    );
+    let error = refusal("jpeg-compressibility", json!({ "quality": 0 }));
+    assert!(error.contains("`quality`: 0 is not from 1 to 100"), "{error}");
+    let error = refusal("jpeg-compressibility", json!({ "min_side": 0 }));
+    assert!(error.contains("`min_side`: 0 is not from 1 to 4096"), "{error}");
+    let error = refusal("jpeg-compressibility", json!(95));
+    assert!(
+        error.contains("expected a table such as { quality = … }, found 95"),
+        "{error}"
+    );
+    let error = refusal("target-colour", Value::Null);
+    assert!(error.contains("missing field `rgb`"), "{error}");
+    let error = refusal("target-colour", json!({ "rgb": [0.0, 1.5, 0.0] }));
+    assert!(error.contains("`rgb[1]`: 1.5 is not from 0 to 1"), "{error}");
+    let error = refusal("shapes-rules", json!({ "mode": "men" }));
+    assert!(
+        error.contains("`mode`: unknown variant `men`, expected `mean` or `all`"),
+        "{error}"
+    );
+    let error = refusal("rank-in-group", json!({ "reward": "jpeg" }));
+    assert!(error.contains("there is no reward `jpeg`"), "{error}");
+}
+
+/// A reward from outside the crate: the number of words of the prompt, times a factor.
+struct Words {
+    factor: f32,
+}
+
+impl Reward for Words {
+    fn name(&self) -> &str {
+        "words"
+    }
+
+    fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
+        let words = |prompt: &Prompt| prompt.text.split(' ').count() as f32;
+        Ok(samples
+            .iter()
+            .map(|sample| self.factor * words(sample.prompt))
+            .collect())
+    }
+}
+
+#[test]
+fn a_reward_from_outside_registers_itself_once() {
+    fn factory() -> RewardFactory {
+        RewardFactory {
+            name: "words",
+            summary: "the number of words of the prompt",
+            kind: RewardKind::Pointwise,
+            params: &["factor"],
+            build: Box::new(|_, params| {
+                #[derive(serde::Deserialize)]
+                struct Params {
+                    factor: f32,
+                }
+                let Params { factor } = parse_params("words", params, &["factor"])?;
+                Ok(Arc::new(Words { factor }))
+            }),
+        }
+    }
+    let mut registry = RewardRegistry::with_built_in().unwrap();
+    registry.register(factory()).unwrap();
+    let names: Vec<_> = registry.iter().map(|factory| factory.name).collect();
+    assert_eq!(names.last(), Some(&"words"));
+    assert_eq!(names.len(), 6);
+    let reward = registry.build("words", &json!({ "factor": 0.5 })).unwrap();
+    assert_eq!(
+        reward
+            .score(&[sample(&grey(8, 0.0), &digit_prompt("bold 7"))])
+            .unwrap(),
+        [1.0]
+    );
+    assert_eq!(
+        registry.register(factory()).unwrap_err(),
+        RewardError::AlreadyRegistered {
+            name: "words".to_owned()
+        }
+    );
+}
