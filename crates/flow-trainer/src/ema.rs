@@ -7,11 +7,6 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-/// Parameters that are not a moving average. The message names the parameter, its value and what is allowed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct EmaError(String);
-
 /// Decay as a function of the update's number, from 0. A decay of 0 copies the weights, 1 ignores them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
@@ -92,20 +87,20 @@ impl EmaSchedule {
     /// Checks the parameters.
     ///
     /// # Errors
-    /// If a parameter is out of range.
-    pub fn validate(&self) -> Result<(), EmaError> {
+    /// A message naming the parameter, its value and what is allowed.
+    pub fn validate(&self) -> Result<(), String> {
         let share = |name: &str, value: f64| {
             if (0.0..=1.0).contains(&value) {
                 Ok(())
             } else {
-                Err(EmaError(format!("EMA {name} is {value}; it must be 0 to 1")))
+                Err(format!("EMA {name} is {value}; it must be 0 to 1"))
             }
         };
         let some = |name: &str, value: u64| {
             if value > 0 {
                 Ok(())
             } else {
-                Err(EmaError(format!("EMA {name} is 0; it must be at least 1")))
+                Err(format!("EMA {name} is 0; it must be at least 1"))
             }
         };
         match *self {
@@ -115,9 +110,9 @@ impl EmaSchedule {
                 if warmup_steps == 0.0 || (warmup_steps >= 1.0 && warmup_steps.is_finite()) {
                     Ok(())
                 } else {
-                    Err(EmaError(format!(
+                    Err(format!(
                         "EMA warmup_steps is {warmup_steps}; it must be 0 (no warm-up) or at least 1"
-                    )))
+                    ))
                 }
             }
             Self::Linear {
@@ -134,9 +129,7 @@ impl EmaSchedule {
                 if ramp_rate >= 0.0 && ramp_rate.is_finite() {
                     Ok(())
                 } else {
-                    Err(EmaError(format!(
-                        "EMA ramp_rate is {ramp_rate}; it must be 0 or above"
-                    )))
+                    Err(format!("EMA ramp_rate is {ramp_rate}; it must be 0 or above"))
                 }
             }
             Self::Cosine {
@@ -159,9 +152,9 @@ impl EmaSchedule {
                 if total_steps > warmup_steps {
                     Ok(())
                 } else {
-                    Err(EmaError(format!(
+                    Err(format!(
                         "EMA total_steps is {total_steps}; it must be above warmup_steps, which is {warmup_steps}"
-                    )))
+                    ))
                 }
             }
         }
@@ -276,13 +269,11 @@ impl EmaPlan {
     /// Applies `schedule` at every `interval`-th step.
     ///
     /// # Errors
-    /// If a parameter of the schedule is out of range or the interval is 0.
-    pub fn new(schedule: EmaSchedule, interval: u64) -> Result<Self, EmaError> {
+    /// A message, if a parameter of the schedule is out of range or the interval is 0.
+    pub fn new(schedule: EmaSchedule, interval: u64) -> Result<Self, String> {
         schedule.validate()?;
         if interval == 0 {
-            return Err(EmaError(
-                "EMA update interval is 0; use at least 1, or switch the average off".into(),
-            ));
+            return Err("EMA update interval is 0; use at least 1, or switch the average off".into());
         }
         Ok(Self { schedule, interval })
     }
@@ -301,14 +292,14 @@ impl EmaPlan {
 /// exactly. `1 - decay` is rounded to f32 once.
 ///
 /// # Errors
-/// If the slices differ in length.
-pub fn update_average(average: &mut [f32], weights: &[f32], decay: f64) -> Result<(), EmaError> {
+/// A message, if the slices differ in length.
+pub fn update_average(average: &mut [f32], weights: &[f32], decay: f64) -> Result<(), String> {
     if average.len() != weights.len() {
-        return Err(EmaError(format!(
+        return Err(format!(
             "an average of {} values cannot follow {} weights",
             average.len(),
             weights.len()
-        )));
+        ));
     }
     let share = (1.0 - decay) as f32;
     if share == 1.0 {

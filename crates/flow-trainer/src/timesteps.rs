@@ -12,11 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::scheduler::SigmaGrid;
 
-/// A way of drawing training timesteps that cannot work. The message names the value and a way out.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct TimestepsError(String);
-
 /// How sigmas are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
@@ -54,15 +49,15 @@ impl TimestepRange {
     /// Fractions `low` to `high` of the way from noise to data: sigmas from `1 - low` down to `1 - high`.
     ///
     /// # Errors
-    /// Unless `0 <= low < high <= 1`.
-    pub fn new(low: f64, high: f64) -> Result<Self, TimestepsError> {
+    /// A message, unless `0 <= low < high <= 1`.
+    pub fn new(low: f64, high: f64) -> Result<Self, String> {
         if (0.0..1.0).contains(&low) && low < high && high <= 1.0 {
             Ok(Self { low, high })
         } else {
-            Err(TimestepsError(format!(
+            Err(format!(
                 "timestep range [{low}, {high}] must satisfy 0 <= low < high <= 1; it is a fraction of the way from \
                  noise to data, and [0, 0.9] trains sigmas from 1 to 0.1"
-            )))
+            ))
         }
     }
 
@@ -99,17 +94,15 @@ impl TimestepSampler {
     /// A sampler of `count` sigmas. Discrete strategies choose among the steps of `grid`.
     ///
     /// # Errors
-    /// If `count` is 0, a parameter is out of range, or `grid` has fewer than `count` steps to choose from.
+    /// A message, if `count` is 0, a parameter is out of range, or `grid` has fewer than `count` steps to choose from.
     pub fn new(
         strategy: TimestepStrategy,
         count: usize,
         range: TimestepRange,
         grid: &SigmaGrid,
-    ) -> Result<Self, TimestepsError> {
+    ) -> Result<Self, String> {
         if count == 0 {
-            return Err(TimestepsError(
-                "the number of training timesteps is 0; use at least 1".into(),
-            ));
+            return Err("the number of training timesteps is 0; use at least 1".into());
         }
         let mut candidates = Vec::new();
         match strategy {
@@ -117,10 +110,10 @@ impl TimestepSampler {
             TimestepStrategy::LogitNormal { mean, std, shift } => {
                 check_shift(shift)?;
                 if !(mean.is_finite() && std.is_finite() && std > 0.0) {
-                    return Err(TimestepsError(format!(
+                    return Err(format!(
                         "logit-normal timesteps need a finite mean and a positive standard deviation; got mean {mean} \
                          and std {std}"
-                    )));
+                    ));
                 }
             }
             _ => {
@@ -130,7 +123,7 @@ impl TimestepSampler {
                     candidates.remove(0);
                 }
                 if candidates.len() < count {
-                    return Err(TimestepsError(format!(
+                    return Err(format!(
                         "{count} training timesteps are asked for, but {} of the {} sampling steps lie between sigma \
                          {most} and {least}{}; ask for fewer, or widen the timestep range",
                         candidates.len(),
@@ -140,7 +133,7 @@ impl TimestepSampler {
                         } else {
                             ""
                         },
-                    )));
+                    ));
                 }
             }
         }
@@ -157,10 +150,7 @@ impl TimestepSampler {
     ///
     /// # Errors
     /// As [`TimestepSampler::new`].
-    pub fn from_config(
-        config: &flow_config::TrainTimestepsConfig,
-        grid: &SigmaGrid,
-    ) -> Result<Self, TimestepsError> {
+    pub fn from_config(config: &flow_config::TrainTimestepsConfig, grid: &SigmaGrid) -> Result<Self, String> {
         use flow_config::TimeSampling as Config;
         let shift = config.shift;
         let strategy = match config.strategy {
@@ -235,13 +225,13 @@ impl TimestepSampler {
     }
 }
 
-fn check_shift(shift: f64) -> Result<(), TimestepsError> {
+fn check_shift(shift: f64) -> Result<(), String> {
     if shift.is_finite() && shift > 0.0 {
         Ok(())
     } else {
-        Err(TimestepsError(format!(
+        Err(format!(
             "timestep shift {shift} is not a positive finite number; 1 means no shift"
-        )))
+        ))
     }
 }
 
