@@ -1,1 +1,8 @@
-//! Attention for flow-train: forward and backward, the same kernel in rollout and in training.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod cpu;
+mod registry;
+
+pub use cpu::CpuAttention;
+pub use registry::{AttentionRegistry, UnknownBackend, register};

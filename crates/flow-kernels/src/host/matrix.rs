@@ -30,6 +30,19 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// The values of a row of a matrix that is not transposed.
+    ///
+    /// # Panics
+    /// If the matrix is transposed or has no such row.
+    pub fn row(&self, row: usize) -> &'a [f32] {
+        assert!(
+            self.column_stride == 1 && row < self.rows,
+            "row {row} of {}",
+            self.rows
+        );
+        &self.values[row * self.row_stride..][..self.columns]
+    }
+
     /// The transpose of this view; nothing moves.
     pub fn transposed(self) -> Self {
         Self {
