@@ -1,0 +1,1 @@
+//! Unites the features of shared dependencies; holds no code.
