@@ -456,11 +456,12 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 
 /// Smallest and largest finite value, widened if they are the same; 0 to 1 without any.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let ends = values
-        .filter(|v| v.is_finite())
-        .fold(None, |ends: Option<(f64, f64)>, value| {
-            Some(ends.map_or((value, value), |(low, high)| (low.min(value), high.max(value))))
-        });
+    // Bounded, so that widening the range and rounding it to ticks cannot overflow; what lies beyond is drawn at
+    // the edge.
+    let bounded = values.filter(|v| v.is_finite()).map(|v| v.clamp(-1e300, 1e300));
+    let ends = bounded.fold(None, |ends: Option<(f64, f64)>, value| {
+        Some(ends.map_or((value, value), |(low, high)| (low.min(value), high.max(value))))
+    });
     match ends {
         None => (0.0, 1.0),
         Some((low, high)) if low == high => {

@@ -16,7 +16,7 @@ fn crc32c_by_bits(data: &[u8]) -> u32 {
 
 fn masked_by_bits(data: &[u8]) -> u32 {
     let crc = crc32c_by_bits(data);
-    ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8)
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 fn records(bytes: &[u8]) -> Vec<&[u8]> {
