@@ -249,7 +249,7 @@ fn systematic(values: &[f64], count: usize, draws: &mut Draws) -> Vec<f64> {
 }
 
 /// The z below which a standard normal variable falls with probability `p`, in `(0, 1)`, by bisection of `erfc`.
-fn standard_normal_quantile(p: f64) -> f64 {
+pub(crate) fn standard_normal_quantile(p: f64) -> f64 {
     let (mut low, mut high) = (-8.0, 8.0);
     // 60 halvings of 16 leave less than the spacing of f64 around 1.
     for _ in 0..60 {

@@ -1,0 +1,173 @@
+//! Flow-GRPO (Liu et al. 2025, arXiv:2505.05470): a clipped importance ratio per stochastic step.
+//!
+//! Formulas as in Flow-Factory `trainers/grpo.py` (clone a0b2bc5), lines 266 to 311:
+//! `r = exp(log p - log p_old)`, `L = mean(max(-A r, -A clamp(r, 1 + lo, 1 + hi)))`, plus an optional
+//! `beta · mean((v - v_ref)²)` or `beta · mean((mu - mu_ref)²)`.
+
+use super::{Algorithm, LossContext, Position, ReferenceWeights, UnitLoss, mean_over_rows};
+use crate::policy::CallSite;
+use crate::rollout::{StepRecord, coefficient_rows};
+use crate::scheduler::Schedule;
+use burn::tensor::Tensor;
+use flow_accel::Paradigm;
+use flow_core::tensors::plain;
+
+/// What is compared with the reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KlTarget {
+    /// Velocities.
+    Velocity,
+    /// Means of the step.
+    Mean,
+}
+
+/// A pull towards a reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Kl {
+    /// What is compared.
+    pub target: KlTarget,
+    /// Factor of the term.
+    pub beta: f32,
+    /// With what.
+    pub reference: ReferenceWeights,
+}
+
+/// Flow-GRPO's settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grpo {
+    /// `lo`, `hi` of the clip range, around 0.
+    pub clip_range: (f32, f32),
+    /// Bound on advantages.
+    pub advantage_clip: f32,
+    /// Pull towards a reference.
+    pub kl: Option<Kl>,
+    /// Passes over one rollout.
+    pub inner_epochs: usize,
+}
+
+/// A recorded step computed again with gradients.
+pub(super) struct Replayed<'a> {
+    pub record: &'a StepRecord,
+    pub velocity_bn: Tensor<2>,
+    pub log_prob_b: Tensor<1>,
+    pub mean_bn: Tensor<2>,
+}
+
+/// Computes a recorded step again, through the same kernels, on the same batch.
+pub(super) fn replay<'a>(context: &'a LossContext<'_, '_>, position: Position) -> Replayed<'a> {
+    let Position::Recorded(index) = position else {
+        unreachable!("coupled algorithms take their loss at recorded steps");
+    };
+    let record = &context.batch.records[index];
+    let batch = context.batch.samples.len();
+    let site = CallSite { step: record.step.step as u32, ..context.site };
+    let exec = context.pass.exec(context.policy.call(site, &context.batch.samples));
+    let sigma = context.device.tensor(vec![record.step.sigma as f32; batch], [batch]);
+    let x = Tensor::from_dispatch(record.x.clone());
+    let velocity_bn = context.policy.velocity(&exec, x, sigma, &context.batch.conditions);
+    let coefficients = coefficient_rows(context.device, &record.step, batch);
+    let velocity = velocity_bn.clone().into_dispatch();
+    let (log_prob, mean) = context.kernels.sde_log_prob(&record.x, &velocity, &record.x_next, &coefficients);
+    Replayed {
+        record,
+        velocity_bn,
+        log_prob_b: Tensor::from_dispatch(log_prob),
+        mean_bn: Tensor::from_dispatch(mean),
+    }
+}
+
+/// `mean(max(-A r, -A clamp(r)))` and the share of rows in which the clip decides.
+pub(super) fn clipped_loss(ratio_b: Tensor<1>, advantages_b: Tensor<1>, clip_range: (f32, f32)) -> (Tensor<1>, Tensor<1>) {
+    let clamped = ratio_b.clone().clamp(1.0 + clip_range.0, 1.0 + clip_range.1);
+    let unclipped = ratio_b * advantages_b.clone().neg();
+    let clipped = clamped * advantages_b.neg();
+    let decided = clipped.clone().inner_or_self().greater(unclipped.clone().inner_or_self()).float();
+    (unclipped.max_pair(clipped), decided)
+}
+
+/// Values without graph, whichever the tensor has.
+trait InnerOrSelf {
+    fn inner_or_self(self) -> Self;
+}
+
+impl<const D: usize> InnerOrSelf for Tensor<D> {
+    fn inner_or_self(self) -> Self {
+        Tensor::from_dispatch(plain(&self.into_dispatch()))
+    }
+}
+
+/// The pull towards the reference per row, `[B]`, unscaled.
+pub(super) fn kl_per_row(context: &LossContext<'_, '_>, replayed: &Replayed<'_>, target: KlTarget) -> Tensor<1> {
+    let reference = context.reference.expect("the loop provides the reference an algorithm asks for");
+    let record = replayed.record;
+    let batch = context.batch.samples.len();
+    let site = CallSite { step: record.step.step as u32, ..context.site };
+    let exec = reference.exec(context.policy.call(site, &context.batch.samples));
+    let sigma = context.device.tensor(vec![record.step.sigma as f32; batch], [batch]);
+    let x = Tensor::from_dispatch(record.x.clone());
+    let velocity = context.policy.velocity(&exec, x, sigma, &context.batch.conditions).into_dispatch();
+    let (ours, theirs) = match target {
+        KlTarget::Velocity => (replayed.velocity_bn.clone().into_dispatch(), plain(&velocity)),
+        KlTarget::Mean => {
+            let coefficients = coefficient_rows(context.device, &record.step, batch);
+            let (_, mean) = context.kernels.sde_log_prob(&record.x, &velocity, &record.x_next, &coefficients);
+            (replayed.mean_bn.clone().into_dispatch(), plain(&mean))
+        }
+    };
+    Tensor::from_dispatch(context.kernels.mean_squared_distance(&ours, &theirs))
+}
+
+/// Ratio, losses and terms shared by the clipped algorithms; `weight` multiplies the policy term.
+pub(super) fn finish(
+    context: &LossContext<'_, '_>,
+    replayed: &Replayed<'_>,
+    ratio_b: Tensor<1>,
+    clip_range: (f32, f32),
+    weight: f32,
+    kl: Option<Kl>,
+) -> UnitLoss {
+    let (policy_b, decided_b) = clipped_loss(ratio_b.clone(), context.advantages.clone(), clip_range);
+    let ratio = plain(&ratio_b.into_dispatch());
+    let mut terms = vec![("clip_fraction", decided_b.into_dispatch())];
+    let mut loss = mean_over_rows(policy_b) * weight;
+    terms.push(("policy_loss", plain(&loss.clone().into_dispatch())));
+    if let Some(kl) = kl {
+        let distance = mean_over_rows(kl_per_row(context, replayed, kl.target));
+        terms.push(("kl", plain(&distance.clone().into_dispatch())));
+        loss = loss + distance * kl.beta;
+    }
+    UnitLoss { loss, ratio: Some(ratio), terms }
+}
+
+/// Every recorded step of the iteration.
+pub(super) fn recorded_positions(schedule: &Schedule, iteration: u64) -> Vec<Position> {
+    (0..schedule.trained_steps(iteration).len()).map(Position::Recorded).collect()
+}
+
+impl Algorithm for Grpo {
+    const NAME: &'static str = "grpo";
+    const PARADIGM: Paradigm = Paradigm::Coupled;
+
+    fn reference(&self) -> Option<ReferenceWeights> {
+        self.kl.map(|kl| kl.reference)
+    }
+
+    fn inner_epochs(&self) -> usize {
+        self.inner_epochs
+    }
+
+    fn advantage_clip(&self) -> f32 {
+        self.advantage_clip
+    }
+
+    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<Position> {
+        recorded_positions(schedule, iteration)
+    }
+
+    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+        let replayed = replay(context, position);
+        let old = Tensor::from_dispatch(replayed.record.log_prob.clone());
+        let ratio = (replayed.log_prob_b.clone() - old).exp();
+        finish(context, &replayed, ratio, self.clip_range, 1.0, self.kl)
+    }
+}

@@ -1,0 +1,126 @@
+//! Reinforcement learning algorithms, behind one trait.
+//!
+//! The loop in [`crate::session`] knows none of them: it rolls out, asks for a loss at each position, steps the
+//! optimizer. A new algorithm is a new file here.
+
+mod grpo;
+mod guard;
+mod nft;
+
+pub use grpo::{Grpo, Kl, KlTarget};
+pub use guard::GrpoGuard;
+pub use nft::{AdvantageMode, Nft};
+
+use crate::policy::{CallSite, Policy};
+use crate::rollout::Trajectories;
+use crate::scheduler::Schedule;
+use burn::tensor::Tensor;
+use flow_accel::Paradigm;
+use flow_core::device::ComputeDevice;
+use flow_core::{Kernels, Plain, Rollout, Training};
+
+/// Which weights a rollout samples with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SamplingWeights {
+    /// The trained ones.
+    Current,
+    /// A slower copy, updated after each iteration.
+    Old,
+}
+
+/// What the loss is pulled towards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReferenceWeights {
+    /// The base below the adapters.
+    WithoutAdapters,
+    /// The weights at the start of the run.
+    Snapshot,
+}
+
+/// Where on a trajectory a loss is taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Position {
+    /// At a recorded stochastic step, by its place among the records.
+    Recorded(usize),
+    /// On the straight path between image and fresh noise.
+    Time {
+        /// Noise level in `(0, 1]`.
+        sigma: f64,
+        /// Number of the position in its iteration, the address of its noise.
+        draw: u32,
+    },
+}
+
+/// What a loss is computed from.
+#[derive(Debug)]
+pub struct LossContext<'a, 'w> {
+    /// The pass to differentiate.
+    pub pass: &'a Training<'w>,
+    /// The sampling weights, not differentiated.
+    pub sampling: &'a Rollout<'w>,
+    /// The reference weights, if the algorithm asked for some.
+    pub reference: Option<&'a Rollout<'w>>,
+    /// Model and guidance.
+    pub policy: &'a Policy,
+    /// Fused operations.
+    pub kernels: &'a dyn Kernels,
+    /// Where tensors live.
+    pub device: &'a ComputeDevice,
+    /// The micro-batch, composed as in the rollout.
+    pub batch: &'a Trajectories,
+    /// One advantage per row, `[B]`.
+    pub advantages: Tensor<1>,
+    /// Noise for [`Position::Time`], `[B, N]`; drawn by the loop.
+    pub noise: Option<Plain>,
+    /// Stage, iteration and number of steps.
+    pub site: CallSite,
+}
+
+/// A loss and what is worth logging about it.
+#[derive(Debug)]
+pub struct UnitLoss {
+    /// Mean over the micro-batch, `[1]`.
+    pub loss: Tensor<1>,
+    /// Importance ratio per row, `[B]`, if the algorithm is coupled.
+    pub ratio: Option<Plain>,
+    /// Other terms by name; their means are logged.
+    pub terms: Vec<(&'static str, Plain)>,
+}
+
+/// A reinforcement learning algorithm for flow-matching models.
+pub trait Algorithm: std::fmt::Debug + Send {
+    /// Name in configs and logs.
+    const NAME: &'static str;
+    /// How its loss depends on the rollout; decides which accelerators are safe.
+    const PARADIGM: Paradigm;
+
+    /// Which weights sample.
+    fn sampling_weights(&self) -> SamplingWeights {
+        SamplingWeights::Current
+    }
+
+    /// Which reference it needs.
+    fn reference(&self) -> Option<ReferenceWeights>;
+
+    /// Passes over one rollout.
+    fn inner_epochs(&self) -> usize;
+
+    /// Bound on advantages, applied by the loop: `±`.
+    fn advantage_clip(&self) -> f32;
+
+    /// Where the loss of each micro-batch is taken in this pass.
+    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position>;
+
+    /// The loss at one position.
+    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss;
+
+    /// Share of the old sampling weights that survives iteration `iteration`, if there are old weights.
+    fn old_policy_decay(&self, _iteration: u64) -> Option<f64> {
+        None
+    }
+}
+
+/// Mean over the rows of `[B]`, in a fixed order.
+pub(crate) fn mean_over_rows(values_b: Tensor<1>) -> Tensor<1> {
+    values_b.mean_dim(0)
+}

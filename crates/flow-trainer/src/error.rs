@@ -1,0 +1,116 @@
+//! Errors of a run.
+
+use crate::audit::Deviation;
+use crate::optimizer::NonFiniteGradient;
+use std::path::PathBuf;
+
+/// Why a run stopped. Every message says what, where, and how to mend it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The loss does not see the policy that sampled.
+    #[error(
+        "the on-policy audit failed in iteration {iteration}: sample {sample} at step {step} has importance ratio \
+         {ratio:.9} instead of exactly 1 (max |ratio - 1| = {size:.3e}). The plan is `{plan}`, which promises to be \
+         lossless, so this is a defect of a kernel or of the plan; please report it. To train nevertheless, set \
+         `audit.on_policy = \"warn\"`",
+        sample = deviation.sample, step = deviation.step, ratio = deviation.ratio, size = deviation.size()
+    )]
+    OffPolicy {
+        /// Iteration, from 1.
+        iteration: u64,
+        /// The largest deviation.
+        deviation: Deviation,
+        /// The plan in words.
+        plan: String,
+    },
+    /// A loss that is infinite or not a number.
+    #[error(
+        "the loss of iteration {iteration} is not finite ({value}) in micro-batch {micro_batch} at {position}; the \
+         weights are those after the last optimizer step. Lower `optimizer.learning_rate`, or resume from an earlier \
+         checkpoint"
+    )]
+    NonFiniteLoss {
+        /// Iteration, from 1.
+        iteration: u64,
+        /// Micro-batch, from 0.
+        micro_batch: usize,
+        /// Where on the trajectory.
+        position: String,
+        /// The value.
+        value: f32,
+    },
+    /// Latents that are infinite or not a number.
+    #[error(
+        "sample {sample} of iteration {iteration} (prompt `{prompt}`) came out of the sampler with a value that is \
+         not finite; the weights have probably diverged. Lower `optimizer.learning_rate`, or resume from an earlier \
+         checkpoint"
+    )]
+    NonFiniteSample {
+        /// Iteration, from 1.
+        iteration: u64,
+        /// The sample.
+        sample: u64,
+        /// What it was asked for.
+        prompt: String,
+    },
+    /// A gradient that is infinite or not a number.
+    #[error("iteration {iteration}: {source}")]
+    NonFiniteGradient {
+        /// Iteration, from 1.
+        iteration: u64,
+        /// Which weight.
+        source: NonFiniteGradient,
+    },
+    /// A checkpoint of another model or algorithm.
+    #[error("checkpoint `{path}` does not fit this run: {problem}. {help}")]
+    CheckpointMismatch {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        problem: String,
+        /// How to mend it.
+        help: String,
+    },
+    /// Nothing to resume from.
+    #[error("there is no usable checkpoint in `{directory}`{skipped}. Start the run anew with `--on-exists overwrite`")]
+    NoCheckpoint {
+        /// Where was looked.
+        directory: PathBuf,
+        /// What was found and could not be used.
+        skipped: String,
+    },
+    /// A setting that fits no other.
+    #[error("{0}")]
+    Setting(String),
+    /// A reward failed.
+    #[error(transparent)]
+    Reward(#[from] flow_rewards::RewardError),
+    /// The data set.
+    #[error(transparent)]
+    Data(#[from] flow_data::DataError),
+    /// The model or its weights.
+    #[error(transparent)]
+    Model(#[from] flow_models::ModelError),
+    /// Advantages.
+    #[error(transparent)]
+    Advantage(#[from] crate::advantage::AdvantageError),
+    /// The schedule.
+    #[error(transparent)]
+    Schedule(#[from] crate::scheduler::SchedulerError),
+    /// The geometry.
+    #[error(transparent)]
+    Geometry(#[from] crate::geometry::GeometryError),
+    /// A file of the run.
+    #[error(transparent)]
+    Report(#[from] flow_report::ReportError),
+    /// A checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] flow_report::CheckpointError),
+    /// Intervals.
+    #[error(transparent)]
+    Statistics(#[from] flow_report::StatisticsError),
+    /// Devices and weights.
+    #[error(transparent)]
+    Core(#[from] flow_core::CoreError),
+}

@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+pub mod advantage;
+pub mod algorithm;
+pub mod audit;
+pub mod conditions;
+pub mod ema;
+mod error;
+pub mod geometry;
+pub mod observer;
+pub mod optimizer;
+pub mod policy;
+pub mod pretrain;
+pub mod rollout;
+pub mod scheduler;
+pub mod session;
+pub mod setup;
+pub mod timesteps;
+
+pub use error::TrainError;
+pub use session::Session;

@@ -1,0 +1,61 @@
+//! Who watches a run: progress bars, plain lines, tests.
+
+/// The part of an iteration under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Sampling.
+    Rollout,
+    /// Waiting for rewards that are not in yet.
+    Rewards,
+    /// Loss, backward, optimizer.
+    Update,
+    /// Sampling and scoring held-out prompts.
+    Evaluation,
+    /// Flow-matching pretraining.
+    Pretraining,
+}
+
+/// What an iteration came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct IterationSummary {
+    /// Iterations done.
+    pub done: u64,
+    /// Iterations in all.
+    pub total: u64,
+    /// Mean weighted reward of the rollout.
+    pub reward: f64,
+    /// Mean loss.
+    pub loss: f64,
+    /// Gradient norm of the last optimizer step.
+    pub gradient_norm: f64,
+    /// `max |ratio - 1|` before the first optimizer step, if audited.
+    pub max_ratio_deviation: Option<f32>,
+    /// Images sampled.
+    pub images: usize,
+    /// Seconds.
+    pub wall_s: f64,
+}
+
+/// Called by a run as it goes. All methods do nothing unless overridden.
+pub trait Observer {
+    /// A phase begins, of `units` steps.
+    fn phase(&mut self, _phase: Phase, _units: usize) {}
+    /// Some more units of the current phase are done.
+    fn advance(&mut self, _units: usize) {}
+    /// An iteration is done.
+    fn iteration(&mut self, _summary: &IterationSummary) {}
+    /// An evaluation is done: reward name, mean, and half the width of its 95 % interval if there is one.
+    fn evaluation(&mut self, _step: u64, _rewards: &[(String, f64, Option<f64>)]) {}
+    /// Something a person should know.
+    fn notice(&mut self, _text: &str) {}
+    /// Whether to finish the iteration, save and stop.
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
+/// Watches nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {}

@@ -1,0 +1,200 @@
+//! AdamW over a flat list of weights, with f32 moments and clipping by the global norm in a fixed order.
+
+use flow_core::device::ComputeDevice;
+use flow_core::{AdamWStep, Kernels, ParamLayout, Plain, Weights};
+
+/// AdamW's settings (Loshchilov and Hutter 2019, arXiv:1711.05101).
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdamWSettings {
+    /// Learning rate after the warm-up.
+    pub learning_rate: f64,
+    /// Decays of the moments.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled decay of matrices.
+    pub weight_decay: f64,
+    /// Bound on the global gradient norm; 0 for none.
+    pub max_grad_norm: f64,
+    /// Steps in which the learning rate rises linearly.
+    pub warmup_steps: u64,
+}
+
+/// The first and second moments of one weight.
+#[derive(Clone, Debug)]
+pub struct Moments {
+    /// Mean of the gradient.
+    pub first: Plain,
+    /// Mean of its square.
+    pub second: Plain,
+}
+
+/// AdamW with its state.
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    settings: AdamWSettings,
+    trained: Vec<bool>,
+    moments: Vec<Option<Moments>>,
+    steps: u64,
+}
+
+/// Sums of gradients over the units of one optimizer step.
+#[derive(Debug, Default)]
+pub struct Accumulated {
+    sums: Vec<Option<Plain>>,
+    units: usize,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Norm of all gradients before clipping.
+    pub gradient_norm: f64,
+    /// Factor that clipping applied, 1 for none.
+    pub clip_factor: f64,
+    /// Learning rate used.
+    pub learning_rate: f64,
+}
+
+/// A gradient that is infinite or not a number.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "the gradient of `{weight}` ({values} values) is not finite; the weights were left as they were. \
+     Lower `optimizer.learning_rate`, or check the rewards and the advantages in metrics.jsonl"
+)]
+pub struct NonFiniteGradient {
+    /// The first weight concerned.
+    pub weight: String,
+    /// Its size.
+    pub values: usize,
+}
+
+impl Accumulated {
+    /// Adds one unit's gradients.
+    pub fn add(&mut self, kernels: &dyn Kernels, gradients: Vec<Option<Plain>>) {
+        self.units += 1;
+        if self.sums.is_empty() {
+            self.sums = gradients;
+            return;
+        }
+        for (sum, gradient) in self.sums.iter_mut().zip(gradients) {
+            match (sum.as_mut(), gradient) {
+                (Some(sum), Some(gradient)) => kernels.accumulate(sum, &gradient),
+                (None, Some(gradient)) => *sum = Some(gradient),
+                (_, None) => {}
+            }
+        }
+    }
+
+    /// Number of units added.
+    pub fn units(&self) -> usize {
+        self.units
+    }
+}
+
+impl AdamW {
+    /// Fresh state for the weights marked in `trained`.
+    pub fn new(settings: AdamWSettings, layout: &ParamLayout, trained: Vec<bool>, device: &ComputeDevice) -> Self {
+        let zeros = |shape: &[usize]| device.plain(vec![0.0; shape.iter().product()], shape);
+        let moments = layout.specs().iter().zip(&trained).map(|(spec, trained)| {
+            trained.then(|| Moments { first: zeros(&spec.shape), second: zeros(&spec.shape) })
+        });
+        let moments = moments.collect();
+        Self { settings, trained, moments, steps: 0 }
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &AdamWSettings {
+        &self.settings
+    }
+
+    /// Which weights are trained.
+    pub fn trained(&self) -> &[bool] {
+        &self.trained
+    }
+
+    /// Steps taken.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The moments, by weight; absent for frozen weights.
+    pub fn moments(&self) -> &[Option<Moments>] {
+        &self.moments
+    }
+
+    /// Puts back a state saved earlier.
+    ///
+    /// # Panics
+    /// If it was saved for other weights; the checkpoint's layout is checked before.
+    pub fn restore(&mut self, steps: u64, moments: Vec<Option<Moments>>) {
+        assert_eq!(moments.len(), self.moments.len(), "one entry per weight");
+        self.steps = steps;
+        self.moments = moments;
+    }
+
+    /// Changes the bound on the gradient norm and the learning rate (a resumed run may set other values).
+    pub fn set_settings(&mut self, settings: AdamWSettings) {
+        self.settings = settings;
+    }
+
+    /// One step with the mean of the accumulated gradients.
+    ///
+    /// # Errors
+    /// [`NonFiniteGradient`]; nothing has changed then.
+    pub fn step(
+        &mut self,
+        kernels: &dyn Kernels,
+        device: &ComputeDevice,
+        weights: &mut Weights,
+        gradients: Accumulated,
+    ) -> Result<StepReport, NonFiniteGradient> {
+        let Accumulated { sums, units } = gradients;
+        let layout = weights.layout().clone();
+        let mut total = 0.0;
+        for (sum, spec) in sums.iter().zip(layout.specs()) {
+            let squares = sum.as_ref().map_or(0.0, |sum| kernels.sum_of_squares(sum));
+            if !squares.is_finite() {
+                return Err(NonFiniteGradient { weight: spec.name.clone(), values: spec.shape.iter().product() });
+            }
+            total += squares;
+        }
+        let gradient_norm = total.sqrt() / units.max(1) as f64;
+        let bound = self.settings.max_grad_norm;
+        // The small term is torch.nn.utils.clip_grad_norm_'s.
+        let clip_factor = if bound > 0.0 { (bound / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
+
+        self.steps += 1;
+        let learning_rate = self.learning_rate_at(self.steps);
+        let (beta1, beta2) = self.settings.betas;
+        let exponent = self.steps as f64;
+        let varying = [
+            learning_rate,
+            1.0 - beta1.powf(exponent),
+            1.0 - beta2.powf(exponent),
+            clip_factor / units.max(1) as f64,
+        ];
+        let varying = device.plain(varying.map(|value| value as f32).to_vec(), &[4]);
+        let values = weights.values_mut();
+        for (index, spec) in layout.specs().iter().enumerate() {
+            let (Some(moments), Some(Some(gradient))) = (self.moments[index].as_mut(), sums.get(index)) else {
+                continue;
+            };
+            let step = AdamWStep {
+                betas: (beta1 as f32, beta2 as f32),
+                epsilon: self.settings.epsilon as f32,
+                weight_decay: if spec.decays { self.settings.weight_decay as f32 } else { 0.0 },
+                varying: varying.clone(),
+            };
+            kernels.adamw(&mut values[index], gradient, &mut moments.first, &mut moments.second, &step);
+        }
+        Ok(StepReport { gradient_norm, clip_factor, learning_rate })
+    }
+
+    /// Learning rate of step `step`, counted from 1.
+    pub fn learning_rate_at(&self, step: u64) -> f64 {
+        let rise = self.settings.warmup_steps;
+        let share = if rise == 0 { 1.0 } else { (step as f64 / rise as f64).min(1.0) };
+        self.settings.learning_rate * share
+    }
+}

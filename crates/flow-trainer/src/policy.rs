@@ -1,0 +1,75 @@
+//! A model with its guidance: what a rollout samples from and a loss differentiates.
+//!
+//! Legend: `B` samples, `N` values of one latent. Classifier-free guidance (Ho and Salimans 2022, arXiv:2207.12598)
+//! runs both branches as one batch of `2 B` rows, conditional rows first, in the rollout and in the loss alike.
+
+use burn::tensor::Tensor;
+use flow_core::{CallContext, Condition, Exec, FlowModel, Lane, ModelInput, Stage};
+use std::sync::Arc;
+
+/// Conditional and, under guidance, unconditional inputs of a batch.
+#[derive(Clone, Debug)]
+pub struct Conditions {
+    /// What to generate.
+    pub conditional: Condition,
+    /// The empty condition; absent without guidance.
+    pub unconditional: Option<Condition>,
+}
+
+/// A flow model and how strongly it is guided.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// The model.
+    pub model: Arc<dyn FlowModel>,
+    /// `v = v_uncond + scale · (v_cond - v_uncond)`; 1 means no guidance and a batch of `B` rows.
+    pub guidance_scale: f32,
+}
+
+/// Where in a run a call stands.
+#[derive(Clone, Copy, Debug)]
+pub struct CallSite {
+    /// The stage.
+    pub stage: Stage,
+    /// Iteration of the run.
+    pub iteration: u64,
+    /// Step of the sampler.
+    pub step: u32,
+    /// Steps of the sampler.
+    pub steps: u32,
+}
+
+impl Policy {
+    /// Whether calls have an unconditional branch.
+    pub fn is_guided(&self) -> bool {
+        self.guidance_scale != 1.0
+    }
+
+    /// The context of a call on `samples`.
+    pub fn call(&self, site: CallSite, samples: &[u64]) -> CallContext {
+        let lane = |conditional| move |sample: &u64| Lane { sample: *sample, conditional };
+        let mut lanes: Vec<Lane> = samples.iter().map(lane(true)).collect();
+        if self.is_guided() {
+            lanes.extend(samples.iter().map(lane(false)));
+        }
+        let CallSite { stage, iteration, step, steps } = site;
+        CallContext { stage, iteration, step, steps, lanes: lanes.into() }
+    }
+
+    /// The guided velocity at `x_BN`, `sigma_B`.
+    pub fn velocity(&self, exec: &Exec<'_>, x_bn: Tensor<2>, sigma_b: Tensor<1>, conditions: &Conditions) -> Tensor<2> {
+        let condition = conditions.conditional.clone();
+        let Some(empty) = conditions.unconditional.clone().filter(|_| self.is_guided()) else {
+            return self.model.velocity(exec, ModelInput { x: x_bn, sigma: sigma_b, condition });
+        };
+        let [batch, _] = x_bn.dims();
+        let input = ModelInput {
+            x: Tensor::cat(vec![x_bn.clone(), x_bn], 0),
+            sigma: Tensor::cat(vec![sigma_b.clone(), sigma_b], 0),
+            condition: condition.stacked(empty),
+        };
+        let both = self.model.velocity(exec, input);
+        let conditional = both.clone().narrow(0, 0, batch);
+        let unconditional = both.narrow(0, batch, batch);
+        unconditional.clone() + (conditional - unconditional) * self.guidance_scale
+    }
+}

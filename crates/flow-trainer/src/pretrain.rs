@@ -1,0 +1,173 @@
+//! Flow matching on a data set: how the small models that reinforcement learning starts from are made.
+//!
+//! Loss: `mean |v(x_sigma, sigma, c) - (noise - data)|²` with `x_sigma = (1 - sigma) data + sigma noise` (Lipman et al.
+//! 2022, arXiv:2210.02747) and `sigma` the sigmoid of a standard normal value (Esser et al. 2024, arXiv:2403.03206,
+//! section 3.1), stratified over the batch. Some captions are wrong on purpose and some are dropped, for guidance.
+
+use crate::conditions::Conditioner;
+use crate::error::TrainError;
+use crate::observer::{IterationSummary, Observer, Phase};
+use crate::optimizer::{Accumulated, AdamW, AdamWSettings};
+use crate::timesteps::standard_normal_quantile;
+use burn::tensor::Tensor;
+use flow_core::device::ComputeDevice;
+use flow_core::rng::{Purpose, Stream};
+use flow_core::{CallContext, FlowModel, ModelInput, Plan, Stage, Training, Weights, cpu, tensors::plain};
+use flow_data::Dataset;
+use flow_report::Stopwatch;
+use std::sync::Arc;
+
+/// Numbers of a pretraining.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PretrainSettings {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Images per step.
+    pub batch: usize,
+    /// Share of captions replaced by wrong ones.
+    pub label_noise: f64,
+    /// Share of captions replaced by the empty one.
+    pub condition_dropout: f64,
+    /// Decay of the average that is returned, towards the end of training.
+    pub average_decay: f64,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// The optimizer. The learning rate falls along a cosine to a tenth.
+    pub optimizer: AdamWSettings,
+}
+
+/// What a pretraining gives.
+#[derive(Debug)]
+pub struct Pretrained {
+    /// Averaged weights.
+    pub weights: Weights,
+    /// Mean loss of the last hundredth of the steps, at least one.
+    pub final_loss: f64,
+    /// Loss of every step.
+    pub losses: Vec<f32>,
+}
+
+/// One batch of images and captions.
+struct Batch {
+    data: Vec<f32>,
+    noise: Vec<f32>,
+    sigmas: Vec<f32>,
+    captions: Vec<Option<Vec<u32>>>,
+}
+
+fn batch(dataset: &dyn Dataset, settings: &PretrainSettings, step: u64) -> Result<Batch, TrainError> {
+    let values = dataset.image_shape().len();
+    let count = settings.batch;
+    let stream = |purpose| Stream::new(settings.seed, purpose);
+    let epoch_of = |position: u64| (position / dataset.len(), position % dataset.len());
+    let mut order = (u64::MAX, Vec::new());
+    let mut times = stream(Purpose::Timesteps).at(step, 0);
+    let mut found = Batch {
+        data: Vec::with_capacity(count * values),
+        noise: vec![0.0; count * values],
+        sigmas: Vec::with_capacity(count),
+        captions: Vec::with_capacity(count),
+    };
+    for row in 0..count {
+        let position = step * count as u64 + row as u64;
+        let (epoch, place) = epoch_of(position);
+        if order.0 != epoch {
+            order = (epoch, stream(Purpose::PretrainOrder).at(epoch, 0).permutation(dataset.len() as usize));
+        }
+        let example = dataset.example(order.1[place as usize] as u64)?;
+        found.data.extend_from_slice(&example.image.pixels_chw);
+        let dropped = stream(Purpose::Captions).at(position, 0).uniform() < settings.condition_dropout;
+        let noisy = dataset.noisy_prompt(&example.prompt, settings.label_noise as f32, settings.seed, position)?;
+        found.captions.push((!dropped).then_some(noisy.tokens));
+        // One draw per stratum of the batch keeps the noise of the loss down.
+        let uniform = (row as f64 + times.uniform()) / count as f64;
+        found.sigmas.push(sigmoid(standard_normal_quantile(uniform.clamp(1e-6, 1.0 - 1e-6))) as f32);
+        let noise = &mut found.noise[row * values..(row + 1) * values];
+        stream(Purpose::ForwardNoise).at(position, 0).fill_normal(noise);
+    }
+    Ok(found)
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + libm::exp(-x))
+}
+
+/// Trains `weights` on `dataset`.
+///
+/// # Errors
+/// A loss or gradient that is not finite, or an image that cannot be read.
+pub fn pretrain(
+    model: &Arc<dyn FlowModel>,
+    plan: &Arc<Plan>,
+    dataset: &dyn Dataset,
+    conditioner: &Conditioner,
+    mut weights: Weights,
+    settings: &PretrainSettings,
+    device: &ComputeDevice,
+    observer: &mut dyn Observer,
+) -> Result<Pretrained, TrainError> {
+    let layout = weights.layout().clone();
+    let trained: Arc<[bool]> = layout.specs().iter().map(|spec| spec.kind == flow_core::ParamKind::Base).collect();
+    let mut optimizer = AdamW::new(settings.optimizer.clone(), &layout, trained.to_vec(), device);
+    let mut average = weights.clone();
+    let kernels = &*plan.kernels;
+    let mut losses = Vec::with_capacity(settings.steps as usize);
+    observer.phase(Phase::Pretraining, settings.steps as usize);
+    for step in 0..settings.steps {
+        let watch = Stopwatch::start();
+        let Batch { data, noise, sigmas, captions } = batch(dataset, settings, step)?;
+        let (rows, values) = (settings.batch, dataset.image_shape().len());
+        let data: Tensor<2> = device.tensor(data, [rows, values]);
+        let noise: Tensor<2> = device.tensor(noise, [rows, values]);
+        let sigma: Tensor<1> = device.tensor(sigmas, [rows]);
+        let sigma_b1: Tensor<2> = sigma.clone().unsqueeze_dim(1);
+        let x = data.clone() + (noise.clone() - data.clone()) * sigma_b1;
+        let target = plain(&(noise - data).into_dispatch());
+
+        let pass = Training::new(&weights, plan.clone(), trained.clone());
+        let exec = pass.exec(CallContext::single(Stage::Training));
+        let v = model.velocity(&exec, ModelInput { x, sigma, condition: conditioner.rows(&captions) });
+        let error_b = kernels.mean_squared_distance(&v.into_dispatch(), &target);
+        let loss = Tensor::<1>::from_dispatch(error_b).mean_dim(0);
+        let value = cpu::to_host(&plain(&loss.clone().into_dispatch()))[0];
+        if !value.is_finite() {
+            let position = "a pretraining step".into();
+            return Err(TrainError::NonFiniteLoss { iteration: step + 1, micro_batch: 0, position, value });
+        }
+        let mut accumulated = Accumulated::default();
+        accumulated.add(kernels, pass.gradients(&loss));
+        optimizer.set_settings(AdamWSettings {
+            learning_rate: settings.optimizer.learning_rate * cosine(step, settings.steps),
+            ..settings.optimizer.clone()
+        });
+        let report = optimizer
+            .step(kernels, device, &mut weights, accumulated)
+            .map_err(|source| TrainError::NonFiniteGradient { iteration: step + 1, source })?;
+        // Follows closely at first, as in the power schedule of averages.
+        let decay = settings.average_decay.min((1.0 + step as f64) / (10.0 + step as f64));
+        let decay = device.plain(vec![decay as f32], &[1]);
+        for (slow, value) in average.values_mut().iter_mut().zip(weights.values()) {
+            kernels.average(slow, value, &decay);
+        }
+        losses.push(value);
+        observer.advance(1);
+        observer.iteration(&IterationSummary {
+            done: step + 1,
+            total: settings.steps,
+            loss: f64::from(value),
+            gradient_norm: report.gradient_norm,
+            images: rows,
+            wall_s: watch.wall_s(),
+            ..IterationSummary::default()
+        });
+    }
+    let tail = &losses[losses.len() - (losses.len() / 100).max(1).min(losses.len())..];
+    let final_loss = tail.iter().map(|loss| f64::from(*loss)).sum::<f64>() / tail.len().max(1) as f64;
+    Ok(Pretrained { weights: average, final_loss, losses })
+}
+
+/// Falls from 1 to 0.1 along half a cosine.
+fn cosine(step: u64, steps: u64) -> f64 {
+    let share = step as f64 / steps.max(1) as f64;
+    0.1 + 0.45 * (1.0 + libm::cos(std::f64::consts::PI * share))
+}

@@ -1,0 +1,135 @@
+//! Sampling trajectories with fixed weights, and keeping of them what a loss will read.
+//!
+//! Legend: `B` samples of a micro-batch, `N` values of one latent.
+
+use crate::policy::{CallSite, Conditions, Policy};
+use crate::scheduler::StepCoefficients;
+use burn::tensor::Tensor;
+use flow_core::device::ComputeDevice;
+use flow_core::rng::{Purpose, Stream};
+use flow_core::{Kernels, Plain, Rollout, Stage, tensors::plain};
+use std::sync::Arc;
+
+/// One stochastic step of a micro-batch, as the loss will replay it.
+#[derive(Clone, Debug)]
+pub struct StepRecord {
+    /// The step.
+    pub step: StepCoefficients,
+    /// Latents before, `[B, N]`.
+    pub x: Plain,
+    /// Latents after, as stored, `[B, N]`.
+    pub x_next: Plain,
+    /// Mean of their distribution, `[B, N]`.
+    pub mean: Plain,
+    /// Log-probability, `[B]`.
+    pub log_prob: Plain,
+}
+
+/// A finished micro-batch.
+#[derive(Clone, Debug)]
+pub struct Trajectories {
+    /// Sample ids, one per row.
+    pub samples: Vec<u64>,
+    /// What they were asked for.
+    pub conditions: Conditions,
+    /// The stochastic steps, in order.
+    pub records: Vec<StepRecord>,
+    /// Final latents, `[B, N]`.
+    pub clean: Plain,
+}
+
+/// What a sampler needs besides weights.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    /// Model and guidance.
+    pub policy: Policy,
+    /// Fused operations, the same as in training.
+    pub kernels: Arc<dyn Kernels>,
+    /// Where tensors live.
+    pub device: ComputeDevice,
+    /// Seed of all noise.
+    pub seed: u64,
+}
+
+/// Which random numbers a trajectory starts from and adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoiseSource {
+    /// A rollout's: new in every iteration.
+    Rollout,
+    /// An evaluation's: the same each time.
+    Evaluation,
+}
+
+/// `[B, 5]`, the row `a, b, c, k, offset` of [`Kernels::sde_step`] repeated.
+pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: usize) -> Plain {
+    let log_prob = step.log_prob.as_ref();
+    let row = [
+        step.mean_x,
+        step.mean_v,
+        step.noise,
+        log_prob.map_or(0.0, |coefficients| coefficients.scale),
+        log_prob.map_or(0.0, |coefficients| coefficients.offset),
+    ];
+    device.plain(row.map(|value| value as f32).repeat(batch), &[batch, row.len()])
+}
+
+impl Sampler {
+    /// Takes `samples` through `steps`.
+    ///
+    /// `on_step` is called after each step with the number of steps done.
+    pub fn run(
+        &self,
+        rollout: &Rollout<'_>,
+        site: CallSite,
+        source: NoiseSource,
+        samples: &[u64],
+        conditions: Conditions,
+        steps: &[StepCoefficients],
+        mut on_step: impl FnMut(usize),
+    ) -> Trajectories {
+        let batch = samples.len();
+        let values = self.policy.model.spec().latent.values();
+        let (initial, added) = match source {
+            NoiseSource::Rollout => (Purpose::InitialNoise, Purpose::SdeNoise),
+            NoiseSource::Evaluation => (Purpose::Evaluation, Purpose::Evaluation),
+        };
+        let mut x = self.noise(initial, samples, 0, values);
+        let mut records = Vec::new();
+        for (index, step) in steps.iter().enumerate() {
+            let call = self.policy.call(CallSite { step: index as u32, ..site }, samples);
+            let sigma = self.device.tensor(vec![step.sigma as f32; batch], [batch]);
+            let exec = rollout.exec(call);
+            let v = self.policy.velocity(&exec, Tensor::from_dispatch(x.clone()), sigma, &conditions);
+            let v = plain(&v.into_dispatch());
+            let noise = if step.is_stochastic() {
+                self.noise(added, samples, index as u32 + 1, values)
+            } else {
+                self.device.plain(vec![0.0; batch * values], &[batch, values])
+            };
+            let coefficients = coefficient_rows(&self.device, step, batch);
+            let done = self.kernels.sde_step(&x, &v, &noise, &coefficients);
+            if step.log_prob.is_some() && site.stage == Stage::Rollout {
+                records.push(StepRecord {
+                    step: *step,
+                    x: x.clone(),
+                    x_next: done.x_next.clone(),
+                    mean: done.mean,
+                    log_prob: done.log_prob,
+                });
+            }
+            x = done.x_next;
+            on_step(index + 1);
+        }
+        Trajectories { samples: samples.to_vec(), conditions, records, clean: x }
+    }
+
+    /// Standard normal values, `[B, N]`, each row addressed by its sample and the step.
+    pub fn noise(&self, purpose: Purpose, samples: &[u64], step: u32, values: usize) -> Plain {
+        let stream = Stream::new(self.seed, purpose);
+        let mut noise = vec![0.0f32; samples.len() * values];
+        for (row, sample) in noise.chunks_exact_mut(values).zip(samples) {
+            stream.at(*sample, step).fill_normal(row);
+        }
+        self.device.plain(noise, &[samples.len(), values])
+    }
+}

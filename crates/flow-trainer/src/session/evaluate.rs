@@ -1,0 +1,155 @@
+//! Measuring the model: held-out prompts, fixed noise, deterministic sampler.
+
+use super::rollouts::images;
+use super::{EvaluationSettings, Session};
+use crate::algorithm::Algorithm;
+use crate::conditions::Conditioner;
+use crate::error::TrainError;
+use crate::observer::{Observer, Phase};
+use crate::policy::CallSite;
+use crate::rollout::NoiseSource;
+use flow_core::{Plan, Rollout, Stage, Weights};
+use flow_data::{Image, Prompt};
+use flow_report::{ImageGrid, Interval, IntervalMethod, MetricRecord, Stopwatch, Tile, mean_interval};
+use flow_rewards::{RewardWorkers, Sample};
+use std::sync::Arc;
+
+/// Images and scores of an evaluation.
+#[derive(Debug)]
+pub struct Evaluation {
+    /// Images, prompt by prompt.
+    pub images: Vec<Vec<Image>>,
+    /// Per reward: the mean score of each prompt.
+    pub prompt_means: Vec<Vec<f64>>,
+    /// Per reward: scores, prompt by prompt, `[prompt][image]`.
+    pub scores: Vec<Vec<Vec<f32>>>,
+    /// Per reward: mean over prompts with a 95 % interval over prompts.
+    pub intervals: Vec<Interval>,
+}
+
+impl EvaluationSettings {
+    /// Samples every prompt with `weights` and scores the images.
+    ///
+    /// # Errors
+    /// A reward's, or a sample that is not finite.
+    pub fn measure(
+        &self,
+        weights: &Weights,
+        plan: &Arc<Plan>,
+        conditioner: &Conditioner,
+        micro_batch: usize,
+        rewards: &RewardWorkers,
+        iteration: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<Evaluation, TrainError> {
+        let steps = self.schedule.ode_steps();
+        let wanted: Vec<&Prompt> =
+            self.prompts.iter().flat_map(|prompt| std::iter::repeat_n(prompt, self.images_per_prompt)).collect();
+        let ids: Vec<u64> = (0..wanted.len() as u64).collect();
+        observer.phase(Phase::Evaluation, wanted.len().div_ceil(micro_batch) * steps.len());
+        let rollout = Rollout::new(weights, plan.clone());
+        let site = CallSite { stage: Stage::Evaluation, iteration, step: 0, steps: steps.len() as u32 };
+        let shape = self.image_shape();
+        let mut samples = Vec::with_capacity(wanted.len());
+        for (ids, prompts) in ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)) {
+            let conditions = conditioner.conditions(prompts.iter().copied());
+            let done = self.sampler.run(&rollout, site, NoiseSource::Evaluation, ids, conditions, steps, |_| {
+                observer.advance(1);
+            });
+            for ((id, prompt), image) in ids.iter().zip(prompts).zip(images(&done.clean, shape)) {
+                let lost = || TrainError::NonFiniteSample { iteration, sample: *id, prompt: prompt.text.clone() };
+                let image = image.ok_or_else(lost)?;
+                let group = *id / self.images_per_prompt as u64;
+                samples.push(Sample { group, image, prompt: (*prompt).clone() });
+            }
+        }
+        let images: Vec<Vec<Image>> = samples
+            .chunks(self.images_per_prompt)
+            .map(|chunk| chunk.iter().map(|sample| sample.image.clone()).collect())
+            .collect();
+        let scored = rewards.submit(samples, iteration)?.wait()?;
+        let mut evaluation = Evaluation { images, prompt_means: vec![], scores: vec![], intervals: vec![] };
+        for reward in scored.rewards {
+            let scores: Vec<Vec<f32>> = reward.values.chunks(self.images_per_prompt).map(<[f32]>::to_vec).collect();
+            let mean = |scores: &Vec<f32>| scores.iter().map(|s| f64::from(*s)).sum::<f64>() / scores.len() as f64;
+            let means: Vec<f64> = scores.iter().map(mean).collect();
+            evaluation.intervals.push(mean_interval(&means, IntervalMethod::StudentT)?);
+            evaluation.prompt_means.push(means);
+            evaluation.scores.push(scores);
+        }
+        Ok(evaluation)
+    }
+
+    fn image_shape(&self) -> flow_data::ImageShape {
+        let latent = self.sampler.policy.model.spec().latent;
+        flow_data::ImageShape { channels: latent.channels, height: latent.height, width: latent.width }
+    }
+
+    /// The picture of an evaluation: one row per prompt, each image with its score by the first reward.
+    ///
+    /// # Errors
+    /// If an image has an unusual number of channels.
+    pub fn grid(&self, evaluation: &Evaluation, title: &str) -> Result<ImageGrid, TrainError> {
+        let (rows, columns, scale) = self.grid;
+        let mut grid = ImageGrid::new().title(title).scale(scale);
+        for (index, prompt) in self.prompts.iter().enumerate().take(rows) {
+            let scores = evaluation.scores.first().map(|scores| &scores[index]);
+            let tiles = evaluation.images[index].iter().enumerate().take(columns).map(|(column, image)| {
+                let tile = Tile::new(image.channels, image.height, image.width, image.pixels_chw.clone())?;
+                Ok(match scores {
+                    Some(scores) => tile.label(format!("{:.2}", scores[column])),
+                    None => tile,
+                })
+            });
+            let tiles: Vec<Tile> = tiles.collect::<Result<_, flow_report::ReportError>>()?;
+            grid.row(prompt.text.clone(), tiles);
+        }
+        Ok(grid)
+    }
+}
+
+impl<A: Algorithm> Session<A> {
+    /// Evaluates the current weights; writes metrics and the picture.
+    pub(super) fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let watch = Stopwatch::start();
+        let parts = &self.parts;
+        let settings = &parts.evaluation;
+        let step = parts.state.iteration;
+        let weights = match &parts.state.weights.average {
+            Some(average) if settings.with_average => average,
+            _ => &parts.state.weights.current,
+        };
+        let evaluation = settings.measure(
+            weights,
+            &parts.training_plan,
+            &parts.conditioner,
+            parts.settings.geometry.micro_batch_size(),
+            &parts.evaluation_rewards.0,
+            step,
+            observer,
+        )?;
+        let mut record = MetricRecord::new(step, "eval");
+        let mut seen = Vec::new();
+        for (index, reward) in parts.evaluation_rewards.1.iter().enumerate() {
+            let interval = &evaluation.intervals[index];
+            let name = &reward.name;
+            record = record.with(&format!("reward/{name}"), interval.mean);
+            if let (Some(low), Some(high)) = (interval.low, interval.high) {
+                record = record.with(&format!("reward/{name}/low"), low).with(&format!("reward/{name}/high"), high);
+            }
+            record = record.with(&format!("prompts/{name}"), evaluation.prompt_means[index].clone());
+            seen.push((name.clone(), interval.mean, interval.high.map(|high| high - interval.mean)));
+        }
+        let title = format!("held-out prompts after {step} iterations");
+        let grid = settings.grid(&evaluation, &title)?;
+        let picture = self.files.directory.write_grid("eval", step, &grid)?;
+        let size = grid.render()?;
+        if let Some(events) = &mut self.files.events {
+            events.image("eval/images", step, size.width(), size.height(), &picture)?;
+        }
+        self.write(record)?;
+        self.record_timing(&[("evaluation_s", watch.wall_s())])?;
+        observer.evaluation(step, &seen);
+        Ok(())
+    }
+}

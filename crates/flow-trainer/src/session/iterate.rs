@@ -1,0 +1,67 @@
+//! One iteration: sample, score, compare, learn, average, write down.
+
+use super::Session;
+use crate::advantage::{RewardColumn, compute_advantages};
+use crate::algorithm::Algorithm;
+use crate::error::TrainError;
+use crate::observer::{IterationSummary, Observer, Phase};
+use flow_report::Stopwatch;
+
+impl<A: Algorithm> Session<A> {
+    /// Runs the next iteration and writes its metrics.
+    pub(super) fn iterate(&mut self, observer: &mut dyn Observer) -> Result<IterationSummary, TrainError> {
+        let mut watch = Stopwatch::start();
+        let rolled = self.parts.roll_out(observer)?;
+        let rollout_s = watch.lap_s();
+
+        observer.phase(Phase::Rewards, rolled.tickets.len());
+        let names = &self.parts.rewards.1;
+        let mut columns: Vec<Vec<f32>> = vec![Vec::new(); names.len()];
+        for ticket in rolled.tickets {
+            let batch = ticket.wait()?;
+            for (column, scores) in columns.iter_mut().zip(batch.rewards) {
+                column.extend(scores.values);
+            }
+            observer.advance(1);
+        }
+        let rewards: Vec<RewardColumn<'_>> = names
+            .iter()
+            .zip(&columns)
+            .map(|(reward, values)| RewardColumn { name: &reward.name, weight: reward.weight, values })
+            .collect();
+        let advantages = compute_advantages(&rewards, &rolled.groups, &self.parts.settings.advantage)?;
+        let rewards_s = watch.lap_s();
+
+        let outcome = self.parts.update(&rolled.batches, &advantages.values, observer)?;
+        let images = rolled.groups.len();
+        self.parts.follow()?;
+        let update_s = watch.lap_s();
+
+        self.parts.state.iteration += 1;
+        self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
+        self.record_iteration(&advantages.metrics, &outcome)?;
+        self.record_timing(&[("rollout_s", rollout_s), ("rewards_s", rewards_s), ("update_s", update_s)])?;
+        Ok(IterationSummary {
+            done: self.parts.state.iteration,
+            total: self.parts.settings.iterations,
+            reward: advantages.metrics.total.mean,
+            loss: outcome.loss.value(),
+            gradient_norm: outcome.steps.last().map_or(0.0, |step| step.gradient_norm),
+            max_ratio_deviation: outcome.audit.map(|audit| audit.max_deviation()),
+            images,
+            wall_s: rollout_s + rewards_s + update_s,
+        })
+    }
+}
+
+impl<A: Algorithm> super::Parts<A> {
+    /// Lets the moving average and the old sampling weights follow the trained ones.
+    fn follow(&mut self) -> Result<(), TrainError> {
+        let done = self.state.iteration + 1;
+        let average = self.settings.average.as_ref().and_then(|plan| plan.decay_after(done));
+        let old = self.algorithm.old_policy_decay(self.state.iteration);
+        let (kernels, device) = (&*self.training_plan.kernels, &self.sampler.device);
+        self.state.weights.follow(kernels, device, average, old);
+        Ok(())
+    }
+}

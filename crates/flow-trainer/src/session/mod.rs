@@ -1,0 +1,253 @@
+//! A run: rollout, reward, advantage, update, and everything it leaves on disk.
+//!
+//! The loop is generic over [`Algorithm`] and knows no algorithm, model, reward or accelerator by name.
+
+mod evaluate;
+mod iterate;
+mod record;
+mod rollouts;
+mod state;
+mod update;
+
+pub use evaluate::Evaluation;
+pub use state::{PolicyWeights, TrainState};
+
+use crate::advantage::AdvantageOptions;
+use crate::algorithm::Algorithm;
+use crate::conditions::Conditioner;
+use crate::ema::EmaPlan;
+use crate::error::TrainError;
+use crate::geometry::{Geometry, PromptSampler};
+use crate::observer::Observer;
+use crate::rollout::Sampler;
+use crate::scheduler::Schedule;
+use flow_core::{Plan, device::ComputeDevice};
+use flow_data::{Dataset, Prompt};
+use flow_report::{EventWriter, Manifest, MetricsStart, MetricsWriter, RunDirectory, RunStatus, Stopwatch};
+use flow_rewards::RewardWorkers;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+/// What to do about a ratio that is not 1 where it must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuditMode {
+    /// Stop the run.
+    Stop,
+    /// Say so and go on.
+    Warn,
+    /// Do not look.
+    Off,
+}
+
+/// A named reward with its weight in the sum.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RewardWeight {
+    /// Name in metrics.
+    pub name: String,
+    /// Weight.
+    pub weight: f64,
+}
+
+/// How held-out prompts are measured.
+#[derive(Clone, Debug)]
+pub struct EvaluationSettings {
+    /// Iterations between two evaluations; 0 for none at all.
+    pub every: u64,
+    /// The prompts.
+    pub prompts: Vec<Prompt>,
+    /// Images of each.
+    pub images_per_prompt: usize,
+    /// The sampler: guidance and seed of evaluation.
+    pub sampler: Sampler,
+    /// Its steps, deterministic.
+    pub schedule: Schedule,
+    /// Whether to measure the moving average instead of the trained weights.
+    pub with_average: bool,
+    /// Rows and columns of the picture, and its scale.
+    pub grid: (usize, usize, u32),
+}
+
+/// Numbers and switches of a run.
+#[derive(Clone, Debug)]
+pub struct SessionSettings {
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Iterations in all.
+    pub iterations: u64,
+    /// Prompts, group size, micro-batches.
+    pub geometry: Geometry,
+    /// From rewards to advantages.
+    pub advantage: AdvantageOptions,
+    /// The moving average, if one is kept.
+    pub average: Option<EmaPlan>,
+    /// The on-policy audit.
+    pub audit: AuditMode,
+    /// Whether the plan promises bit-exact ratios.
+    pub lossless: bool,
+    /// Iterations between checkpoints.
+    pub checkpoint_every: u64,
+    /// Checkpoints kept.
+    pub checkpoints_kept: NonZeroUsize,
+    /// Iterations between TensorBoard records; 0 for no TensorBoard files.
+    pub tensorboard_every: u64,
+    /// Whether to write `report.html`.
+    pub html_report: bool,
+}
+
+/// Everything a run is made of.
+pub struct Parts<A> {
+    /// Numbers and switches.
+    pub settings: SessionSettings,
+    /// The algorithm.
+    pub algorithm: A,
+    /// Plan of the rollout.
+    pub rollout_plan: Arc<Plan>,
+    /// Plan of the loss.
+    pub training_plan: Arc<Plan>,
+    /// The sampler of the rollout.
+    pub sampler: Sampler,
+    /// Its schedule.
+    pub schedule: Schedule,
+    /// From prompts to conditions.
+    pub conditioner: Conditioner,
+    /// Prompts to train on.
+    pub prompts: Vec<Prompt>,
+    /// Which of them an iteration takes.
+    pub prompt_sampler: PromptSampler,
+    /// The data set.
+    pub dataset: Arc<dyn Dataset>,
+    /// Rewards to train on, with their weights.
+    pub rewards: (RewardWorkers, Vec<RewardWeight>),
+    /// Rewards to evaluate by.
+    pub evaluation_rewards: (RewardWorkers, Vec<RewardWeight>),
+    /// How to evaluate.
+    pub evaluation: EvaluationSettings,
+    /// Weights, moments, counters.
+    pub state: TrainState,
+}
+
+/// A run under way.
+pub struct Session<A> {
+    parts: Parts<A>,
+    files: Files,
+    tally: record::Tally,
+}
+
+/// The files that a run appends to.
+#[derive(Debug)]
+struct Files {
+    directory: RunDirectory,
+    metrics: MetricsWriter,
+    timing: MetricsWriter,
+    events: Option<EventWriter>,
+}
+
+impl<A: Algorithm> Session<A> {
+    /// Starts in a fresh `directory`.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn start(parts: Parts<A>, directory: RunDirectory, manifest: &Manifest) -> Result<Self, TrainError> {
+        directory.write_manifest(manifest)?;
+        let files = Files::open(directory, MetricsStart::Fresh, None, &parts.settings)?;
+        Ok(Self { parts, files, tally: record::Tally::default() })
+    }
+
+    /// Goes on with the newest usable checkpoint of `directory`, or with the one at `from`.
+    ///
+    /// # Errors
+    /// If there is none, or it belongs to another model or algorithm.
+    pub fn resume(
+        mut parts: Parts<A>,
+        directory: RunDirectory,
+        from: Option<&std::path::Path>,
+        command: Vec<String>,
+        config: &serde_json::Value,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, TrainError> {
+        let restored = state::restore(&mut parts, &directory, from, observer)?;
+        let mut manifest = directory.read_manifest()?;
+        let step = parts.state.iteration;
+        let here = std::env::current_dir().unwrap_or_default();
+        manifest.add_resume(step, &restored.path, command, config, &here, directory.notices().to_vec());
+        directory.write_manifest(&manifest)?;
+        directory.checkpoints(parts.settings.checkpoints_kept).supersede_after(step)?;
+        let files = Files::open(directory, MetricsStart::At(restored.metrics), Some(step), &parts.settings)?;
+        let mut session = Self { parts, files, tally: restored.tally };
+        for notice in session.files.metrics.notices().to_vec() {
+            observer.notice(&notice);
+        }
+        session.tally.resumed();
+        Ok(session)
+    }
+
+    /// Where the run is written.
+    pub fn directory(&self) -> &RunDirectory {
+        &self.files.directory
+    }
+
+    /// Weights, moments, counters.
+    pub fn state(&self) -> &TrainState {
+        &self.parts.state
+    }
+
+    /// The device.
+    pub fn device(&self) -> &ComputeDevice {
+        &self.parts.sampler.device
+    }
+
+    /// Runs to the end, or until the observer interrupts, and writes checkpoint, summary and report.
+    ///
+    /// # Errors
+    /// Whatever stops the run; what was written before stays.
+    pub fn run(&mut self, observer: &mut dyn Observer) -> Result<RunStatus, TrainError> {
+        let outcome = self.iterations(observer);
+        let status = match &outcome {
+            Ok(status) => status.clone(),
+            Err(error) => RunStatus::Failed { cause: error.to_string() },
+        };
+        self.finish(status, observer)?;
+        outcome
+    }
+
+    fn iterations(&mut self, observer: &mut dyn Observer) -> Result<RunStatus, TrainError> {
+        if self.parts.state.iteration == 0 && self.parts.evaluation.every > 0 {
+            self.evaluate(observer)?;
+            self.save()?;
+        }
+        while self.parts.state.iteration < self.parts.settings.iterations {
+            let watch = Stopwatch::start();
+            let mut summary = self.iterate(observer)?;
+            summary.wall_s = watch.wall_s();
+            observer.iteration(&summary);
+            let done = self.parts.state.iteration;
+            let last = done == self.parts.settings.iterations;
+            let every = self.parts.evaluation.every;
+            if every > 0 && (done.is_multiple_of(every) || last) {
+                self.evaluate(observer)?;
+            }
+            let interrupted = observer.interrupted() && !last;
+            if done.is_multiple_of(self.parts.settings.checkpoint_every) || last || interrupted {
+                self.save()?;
+            }
+            if interrupted {
+                return Ok(RunStatus::Interrupted { step: done });
+            }
+        }
+        Ok(RunStatus::Finished)
+    }
+}
+
+impl Files {
+    fn open(
+        directory: RunDirectory,
+        start: MetricsStart,
+        resumed_from: Option<u64>,
+        settings: &SessionSettings,
+    ) -> Result<Self, TrainError> {
+        let metrics = directory.metrics(start)?;
+        let timing = directory.timing()?;
+        let events = (settings.tensorboard_every > 0).then(|| directory.events(resumed_from)).transpose()?;
+        Ok(Self { directory, metrics, timing, events })
+    }
+}

@@ -1,0 +1,215 @@
+//! What a run writes down: metrics, timing, curves, summary, report.
+
+use super::update::UpdateOutcome;
+use super::{AuditMode, Session, TrainState};
+use crate::advantage::AdvantageMetrics;
+use crate::algorithm::Algorithm;
+use crate::audit::OnPolicyAudit;
+use crate::error::TrainError;
+use crate::observer::Observer;
+use flow_accel::Paradigm;
+use flow_report::{
+    Audit, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, Saved, Series,
+    mean_interval, paired_difference, peak_resident_gib,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Sums over the whole run; part of every checkpoint, so that a resumed run counts on.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Tally {
+    images: u64,
+    audited_rollouts: u64,
+    audited_ratios: u64,
+    largest_deviation: f64,
+    deviation_place: String,
+    #[serde(skip)]
+    wall_s: BTreeMap<String, f64>,
+    #[serde(skip)]
+    notes: Vec<String>,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, images: usize, audit: Option<&OnPolicyAudit>, state: &TrainState) {
+        self.images += images as u64;
+        let Some(audit) = audit else { return };
+        self.audited_rollouts += 1;
+        self.audited_ratios += audit.checked();
+        if let Some(worst) = audit.worst()
+            && f64::from(worst.size()) > self.largest_deviation
+        {
+            self.largest_deviation = f64::from(worst.size());
+            self.deviation_place =
+                format!("iteration {}, sample {}, step {}", state.iteration, worst.sample, worst.step);
+        }
+    }
+
+    pub(super) fn resumed(&mut self) {
+        self.notes.push("wall clock and peak memory are those of the last process".into());
+    }
+
+    pub(super) fn saved(&mut self, saved: &Saved) {
+        for (path, why) in &saved.not_pruned {
+            self.notes.push(format!("old checkpoint {} could not be removed: {why}", path.display()));
+        }
+    }
+
+    fn audit(&self, mode: AuditMode, paradigm: Paradigm, lossless: bool) -> Audit {
+        if paradigm != Paradigm::Coupled {
+            return Audit::NotRun { why: format!("a {paradigm} algorithm has no ratio") };
+        }
+        if mode == AuditMode::Off {
+            return Audit::NotRun { why: "`audit.on_policy = \"off\"`".into() };
+        }
+        let (rollouts, elements) = (self.audited_rollouts, self.audited_ratios);
+        if rollouts == 0 {
+            return Audit::Pending;
+        }
+        if self.largest_deviation == 0.0 {
+            return Audit::Exact { rollouts, elements };
+        }
+        let (largest, place) = (self.largest_deviation, self.deviation_place.clone());
+        Audit::Deviated { rollouts, elements, largest, place, allowed: !lossless }
+    }
+}
+
+impl<A: Algorithm> Session<A> {
+    /// Appends a record to `metrics.jsonl` and TensorBoard.
+    pub(super) fn write(&mut self, record: MetricRecord) -> Result<(), TrainError> {
+        self.files.metrics.append(&record)?;
+        let every = self.parts.settings.tensorboard_every;
+        let (step, kind, _) = record.parts();
+        if let Some(events) = &mut self.files.events
+            && (kind == "eval" || every > 0 && step.is_multiple_of(every))
+        {
+            events.record(&record)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn record_iteration(
+        &mut self,
+        advantages: &AdvantageMetrics,
+        outcome: &UpdateOutcome,
+    ) -> Result<(), TrainError> {
+        let mut record = MetricRecord::new(self.parts.state.iteration, "train")
+            .with("reward", advantages.total.mean)
+            .with("reward/std", advantages.total.std)
+            .with("reward/group_std", advantages.total.group_std_mean)
+            .with("reward/zero_std_groups", advantages.total.zero_std_ratio);
+        for reward in &advantages.rewards {
+            record = record
+                .with(&format!("reward/{}", reward.name), reward.mean)
+                .with(&format!("reward/{}/std", reward.name), reward.std);
+        }
+        record = record.with("advantage/abs_mean", advantages.advantage_abs_mean).with("loss", outcome.loss.value());
+        for (name, mean) in &outcome.terms {
+            record = record.with(name, mean.value());
+        }
+        if let Some(audit) = &outcome.audit {
+            record = record.with("on_policy/max_ratio_deviation", f64::from(audit.max_deviation()));
+        }
+        if let Some(step) = outcome.steps.last() {
+            record = record
+                .with("gradient_norm", step.gradient_norm)
+                .with("clip_factor", step.clip_factor)
+                .with("learning_rate", step.learning_rate);
+        }
+        self.write(record)
+    }
+
+    pub(super) fn record_timing(&mut self, parts: &[(&str, f64)]) -> Result<(), TrainError> {
+        let mut record = MetricRecord::new(self.parts.state.iteration, "timing");
+        for (name, wall_s) in parts {
+            record = record.with(name, *wall_s);
+            *self.tally.wall_s.entry(name.trim_end_matches("_s").into()).or_default() += wall_s;
+        }
+        self.files.timing.append(&record)?;
+        Ok(())
+    }
+
+    /// Writes summary, curves and report.
+    pub(super) fn finish(&mut self, status: RunStatus, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        self.files.metrics.sync()?;
+        self.files.timing.sync()?;
+        let directory = &self.files.directory;
+        let metrics = directory.read_metrics()?;
+        let settings = &self.parts.settings;
+        let wall_parts: Vec<(String, f64)> = self.tally.wall_s.clone().into_iter().collect();
+        let mut notes = self.tally.notes.clone();
+        let rewards = self.reward_changes(&metrics).unwrap_or_else(|error| {
+            notes.push(format!("no comparison of evaluations: {error}"));
+            Vec::new()
+        });
+        let summary = RunSummary {
+            status,
+            steps: self.parts.state.iteration,
+            images: self.tally.images,
+            rewards,
+            wall_s: wall_parts.iter().map(|(_, wall_s)| wall_s).sum(),
+            wall_parts,
+            peak_memory_gib: peak_resident_gib().map(|gib| ("process, resident".into(), gib)).into_iter().collect(),
+            audit: self.tally.audit(settings.audit, A::PARADIGM, settings.lossless),
+            notes,
+        };
+        directory.write_summary(&summary)?;
+        for (name, chart) in self.charts(&metrics) {
+            directory.write_curve(&name, &chart)?;
+        }
+        if settings.html_report {
+            let report = directory.write_report()?;
+            observer.notice(&format!("report: {}", report.display()));
+        }
+        Ok(())
+    }
+
+    fn reward_changes(&self, metrics: &Metrics) -> Result<Vec<RewardChange>, TrainError> {
+        let records: Vec<_> = metrics.records.iter().filter(|record| record.kind == "eval").collect();
+        let (Some(first), Some(last)) = (records.first(), records.last()) else {
+            return Ok(Vec::new());
+        };
+        let evaluation = &self.parts.evaluation;
+        let change = |name: &String| -> Result<Option<RewardChange>, TrainError> {
+            let key = format!("prompts/{name}");
+            let (Some(before), Some(after)) = (first.numbers(&key), last.numbers(&key)) else {
+                return Ok(None);
+            };
+            Ok(Some(RewardChange {
+                name: name.clone(),
+                measured_on: format!(
+                    "{} held-out prompts, {} images each",
+                    evaluation.prompts.len(),
+                    evaluation.images_per_prompt
+                ),
+                difference: paired_difference(&before, &after, IntervalMethod::StudentT)?,
+                before: mean_interval(&before, IntervalMethod::StudentT)?,
+                after: mean_interval(&after, IntervalMethod::StudentT)?,
+            }))
+        };
+        let rewards = self.parts.evaluation_rewards.1.iter();
+        Ok(rewards.map(|reward| change(&reward.name)).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    }
+
+    fn charts(&self, metrics: &Metrics) -> Vec<(String, LineChart)> {
+        let mut held_out = LineChart::new("Reward on held-out prompts", "iteration", "reward");
+        for reward in &self.parts.evaluation_rewards.1 {
+            let key = format!("reward/{}", reward.name);
+            let (low, high) = (format!("{key}/low"), format!("{key}/high"));
+            let series = Series::from_metrics(metrics, &reward.name, "eval", &key, Some((&low, &high)));
+            held_out = held_out.with(series);
+        }
+        let plain = |title: &str, label: &str, key: &str| {
+            LineChart::new(title, "iteration", label).with(Series::from_metrics(metrics, label, "train", key, None))
+        };
+        let mut charts = vec![
+            ("reward-held-out".into(), held_out),
+            ("reward-rollout".into(), plain("Reward of the rollouts", "reward", "reward")),
+            ("loss".into(), plain("Loss", "loss", "loss")),
+            ("gradient-norm".into(), plain("Gradient norm", "norm", "gradient_norm")),
+        ];
+        if metrics.keys("train").contains(&"kl") {
+            charts.push(("kl".into(), plain("Distance from the reference", "kl", "kl")));
+        }
+        charts
+    }
+}

@@ -1,0 +1,202 @@
+//! The learning half of an iteration: losses at every position, the audit, optimizer steps.
+
+use super::{AuditMode, Parts};
+use crate::algorithm::{Algorithm, LossContext, Position, ReferenceWeights, SamplingWeights};
+use crate::audit::OnPolicyAudit;
+use crate::error::TrainError;
+use crate::observer::{Observer, Phase};
+use crate::optimizer::{Accumulated, StepReport};
+use crate::policy::CallSite;
+use crate::rollout::Trajectories;
+use flow_accel::Paradigm;
+use flow_core::rng::Purpose;
+use flow_core::{Plain, Rollout, Stage, Training, cpu};
+use std::collections::BTreeMap;
+
+/// What an update came to.
+#[derive(Debug, Default)]
+pub(super) struct UpdateOutcome {
+    pub audit: Option<OnPolicyAudit>,
+    pub loss: Mean,
+    pub terms: BTreeMap<&'static str, Mean>,
+    pub steps: Vec<StepReport>,
+}
+
+/// A running mean, accumulated in f64 in the order of the units.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Mean {
+    sum: f64,
+    count: u64,
+}
+
+impl Mean {
+    pub(super) fn add(&mut self, values: &Plain) {
+        for value in cpu::to_host(values) {
+            self.sum += f64::from(value);
+            self.count += 1;
+        }
+    }
+
+    pub(super) fn value(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.sum / self.count as f64 }
+    }
+}
+
+/// One loss and its gradients.
+struct Unit {
+    loss: f32,
+    loss_values: Plain,
+    ratio: Option<Plain>,
+    terms: Vec<(&'static str, Plain)>,
+    gradients: Vec<Option<Plain>>,
+}
+
+impl<A: Algorithm> Parts<A> {
+    /// Every inner pass over the rollout; `advantages` has one value per sample, in order.
+    pub(super) fn update(
+        &mut self,
+        batches: &[Trajectories],
+        advantages: &[f32],
+        observer: &mut dyn Observer,
+    ) -> Result<UpdateOutcome, TrainError> {
+        let audited = A::PARADIGM == Paradigm::Coupled && self.settings.audit != AuditMode::Off;
+        let mut outcome = UpdateOutcome { audit: audited.then(OnPolicyAudit::default), ..UpdateOutcome::default() };
+        let geometry = self.settings.geometry;
+        let seed = self.settings.seed;
+        for inner in 0..self.algorithm.inner_epochs() {
+            let positions = self.algorithm.positions(&self.schedule, seed, self.state.iteration, inner);
+            observer.phase(Phase::Update, batches.len() * positions.len());
+            for micro_batches in geometry.update_micro_batches() {
+                let mut accumulated = Accumulated::default();
+                for micro_batch in micro_batches {
+                    let batch = &batches[micro_batch];
+                    let first = micro_batch * geometry.micro_batch_size();
+                    let advantages = &advantages[first..first + batch.samples.len()];
+                    for position in &positions {
+                        let unit = self.unit(batch, advantages, *position)?;
+                        self.check_loss(&unit, micro_batch, batch, *position)?;
+                        if outcome.steps.is_empty()
+                            && let (Some(audit), Some(ratio)) = (outcome.audit.as_mut(), &unit.ratio)
+                        {
+                            audit.check(self.position_site(batch, *position), &batch.samples, ratio);
+                        }
+                        outcome.loss.add(&unit.loss_values);
+                        for (name, values) in &unit.terms {
+                            outcome.terms.entry(name).or_default().add(values);
+                        }
+                        accumulated.add(&*self.training_plan.kernels, unit.gradients);
+                        observer.advance(1);
+                    }
+                }
+                if outcome.steps.is_empty()
+                    && let Some(audit) = &outcome.audit
+                {
+                    self.judge(audit, observer)?;
+                }
+                outcome.steps.push(self.optimizer_step(accumulated)?);
+            }
+        }
+        Ok(outcome)
+    }
+
+    fn unit(&self, batch: &Trajectories, advantages: &[f32], position: Position) -> Result<Unit, TrainError> {
+        let weights = &self.state.weights;
+        let device = &self.sampler.device;
+        let trained = self.state.optimizer.trained();
+        let pass = Training::new(&weights.current, self.training_plan.clone(), trained.into());
+        let sampling = match self.algorithm.sampling_weights() {
+            SamplingWeights::Current => &weights.current,
+            SamplingWeights::Old => weights.old(),
+        };
+        let sampling = Rollout::new(sampling, self.training_plan.clone());
+        let reference = self.algorithm.reference().map(|kind| match kind {
+            ReferenceWeights::WithoutAdapters => pass.reference(),
+            ReferenceWeights::Snapshot => Rollout::new(weights.reference(), self.training_plan.clone()),
+        });
+        let noise = match position {
+            Position::Recorded(_) => None,
+            Position::Time { draw, .. } => {
+                let values = self.sampler.policy.model.spec().latent.values();
+                Some(self.sampler.noise(Purpose::ForwardNoise, &batch.samples, draw, values))
+            }
+        };
+        let bound = self.algorithm.advantage_clip();
+        let advantages: Vec<f32> = advantages.iter().map(|value| value.clamp(-bound, bound)).collect();
+        let rows = advantages.len();
+        let context = LossContext {
+            pass: &pass,
+            sampling: &sampling,
+            reference: reference.as_ref(),
+            policy: &self.sampler.policy,
+            kernels: &*self.training_plan.kernels,
+            device,
+            batch,
+            advantages: device.tensor(advantages, [rows]),
+            noise,
+            site: self.site(Stage::Training),
+        };
+        let unit = self.algorithm.loss(&context, position);
+        let loss_values = flow_core::tensors::plain(&unit.loss.clone().into_dispatch());
+        let gradients = pass.gradients(&unit.loss);
+        Ok(Unit {
+            loss: cpu::to_host(&loss_values)[0],
+            loss_values,
+            ratio: unit.ratio,
+            terms: unit.terms,
+            gradients,
+        })
+    }
+
+    fn position_site(&self, batch: &Trajectories, position: Position) -> CallSite {
+        let step = match position {
+            Position::Recorded(index) => batch.records[index].step.step as u32,
+            Position::Time { .. } => 0,
+        };
+        CallSite { step, ..self.site(Stage::Training) }
+    }
+
+    fn check_loss(
+        &self,
+        unit: &Unit,
+        micro_batch: usize,
+        batch: &Trajectories,
+        position: Position,
+    ) -> Result<(), TrainError> {
+        if unit.loss.is_finite() {
+            return Ok(());
+        }
+        let position = match position {
+            Position::Recorded(index) => format!("step {}", batch.records[index].step.step),
+            Position::Time { sigma, .. } => format!("sigma {sigma:.4}"),
+        };
+        let iteration = self.state.iteration + 1;
+        Err(TrainError::NonFiniteLoss { iteration, micro_batch, position, value: unit.loss })
+    }
+
+    /// Stops or warns if a ratio is not exactly 1.
+    fn judge(&self, audit: &OnPolicyAudit, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let Some(deviation) = audit.worst() else {
+            return Ok(());
+        };
+        let iteration = self.state.iteration + 1;
+        if self.settings.audit == AuditMode::Stop && self.settings.lossless {
+            let plan = self.training_plan.describe();
+            return Err(TrainError::OffPolicy { iteration, deviation, plan });
+        }
+        observer.notice(&format!(
+            "iteration {iteration}: max |ratio - 1| before the first optimizer step is {:.3e} (sample {}, step {})",
+            deviation.size(),
+            deviation.sample,
+            deviation.step
+        ));
+        Ok(())
+    }
+
+    fn optimizer_step(&mut self, accumulated: Accumulated) -> Result<StepReport, TrainError> {
+        let iteration = self.state.iteration + 1;
+        let state = &mut self.state;
+        let weights = &mut state.weights.current;
+        (state.optimizer.step(&*self.training_plan.kernels, &self.sampler.device, weights, accumulated))
+            .map_err(|source| TrainError::NonFiniteGradient { iteration, source })
+    }
+}

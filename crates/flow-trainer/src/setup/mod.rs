@@ -1,0 +1,222 @@
+//! From a config to the parts of a run.
+//!
+//! Every mapping from a section of the config to a part stands here; nothing below reads the config.
+
+mod algorithm;
+mod model;
+mod rewards;
+mod schedule;
+
+pub use algorithm::settings as optimizer_settings;
+pub use model::{ModelParts, model};
+pub use rewards::{RewardParts, rewards};
+pub use schedule::{average, deterministic, schedule, timesteps};
+
+use crate::algorithm::{Algorithm, ReferenceWeights, SamplingWeights};
+use crate::conditions::Conditioner;
+use crate::error::TrainError;
+use crate::geometry::{Geometry, PromptSampler};
+use crate::optimizer::AdamW;
+use crate::policy::Policy;
+use crate::rollout::Sampler;
+use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
+use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit};
+use flow_core::{Plan, device::ComputeDevice};
+use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
+use flow_models::ModelRegistry;
+use flow_rewards::RewardRegistry;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What the facade provides: a device, plans, and registries of what can be asked for by name.
+#[derive(Debug)]
+pub struct Environment<'a> {
+    /// Where tensors live.
+    pub device: ComputeDevice,
+    /// Plan of rollouts.
+    pub rollout_plan: Arc<Plan>,
+    /// Plan of losses and evaluations.
+    pub training_plan: Arc<Plan>,
+    /// Whether the plans promise that rollout and training agree bit for bit.
+    pub lossless: bool,
+    /// Architectures.
+    pub models: &'a ModelRegistry,
+    /// Rewards.
+    pub rewards: &'a RewardRegistry,
+    /// Folder that relative paths of the config start from.
+    pub base: &'a Path,
+}
+
+/// The data set of a config.
+///
+/// # Errors
+/// If a setting is outside its range.
+pub fn dataset(config: &Config) -> Result<Arc<dyn Dataset>, TrainError> {
+    Ok(match &config.data {
+        DataConfig::Digits(digits) => Arc::new(Digits::with_image_size(digits.image_size)?),
+        DataConfig::Shapes(shapes) => {
+            let settings = ShapesSettings {
+                size: shapes.image_size,
+                len: shapes.images as u64,
+                seed: shapes.seed,
+                train_on_held_out: shapes.pretrain_on_held_out,
+            };
+            Arc::new(Shapes::new(settings)?)
+        }
+    })
+}
+
+/// Held-out prompts for evaluation, evenly spread over those there are.
+pub fn evaluation_prompts(dataset: &dyn Dataset, wanted: usize) -> Vec<Prompt> {
+    let held_out = dataset.held_out_prompts();
+    let count = wanted.min(held_out.len());
+    (0..count).map(|index| held_out[index * held_out.len() / count].clone()).collect()
+}
+
+/// Model, data and conditioner, as sampling and evaluation need them too.
+pub struct Common {
+    /// The data set.
+    pub dataset: Arc<dyn Dataset>,
+    /// Model and weights.
+    pub model: ModelParts,
+    /// From prompts to conditions; with the empty condition.
+    pub conditioner: Conditioner,
+    /// The sampler of evaluation.
+    pub evaluation: EvaluationSettings,
+}
+
+/// Assembles what sampling and evaluation need.
+///
+/// # Errors
+/// Whatever does not fit, with how to mend it.
+pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, TrainError> {
+    let dataset = dataset(config)?;
+    let model = model(config, environment)?;
+    let spec = model.model.spec();
+    let shape = dataset.image_shape();
+    let latent = spec.latent;
+    if (latent.channels, latent.height, latent.width) != (shape.channels, shape.height, shape.width) {
+        return Err(TrainError::Setting(format!(
+            "the model makes images of {}x{}x{}, data set `{}` has {}x{}x{} (channels, height, width)",
+            latent.channels,
+            latent.height,
+            latent.width,
+            dataset.name(),
+            shape.channels,
+            shape.height,
+            shape.width
+        )));
+    }
+    // Conditions carry the empty branch whenever one of rollout and evaluation is guided; a policy without guidance
+    // does not look at it.
+    let guided = config.sampling.guidance_scale != 1.0 || config.eval_guidance_scale() != 1.0;
+    let conditioner =
+        Conditioner::new(&*dataset, spec, guided, &environment.device).map_err(TrainError::Setting)?;
+    let sampler = Sampler {
+        policy: Policy { model: model.model.clone(), guidance_scale: config.eval_guidance_scale() as f32 },
+        kernels: environment.training_plan.kernels.clone(),
+        device: environment.device.clone(),
+        seed: config.evaluation.seed,
+    };
+    let grid = &config.evaluation.grid;
+    let evaluation = EvaluationSettings {
+        every: config.evaluation.every as u64,
+        prompts: evaluation_prompts(&*dataset, config.evaluation.prompts),
+        images_per_prompt: config.evaluation.images_per_prompt,
+        sampler,
+        schedule: deterministic(config, spec.tokens)?,
+        with_average: config.evaluation.weights == EvalWeights::Ema,
+        grid: (grid.rows, grid.columns, grid.scale as u32),
+    };
+    Ok(Common { dataset, model, conditioner, evaluation })
+}
+
+/// Receives the algorithm that a config names, as its own type.
+pub trait WithAlgorithm {
+    /// What it gives back.
+    type Output;
+    /// Goes on with `algorithm`.
+    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output;
+}
+
+/// Hands the config's algorithm to `visitor`; `tokens` is the model's sequence length.
+///
+/// # Errors
+/// If a constant of the algorithm is outside its range.
+pub fn with_algorithm<V: WithAlgorithm>(config: &Config, tokens: usize, visitor: V) -> Result<V::Output, TrainError> {
+    Ok(match &config.algorithm {
+        AlgorithmConfig::Grpo(grpo) => visitor.with(algorithm::grpo(grpo)),
+        AlgorithmConfig::GrpoGuard(guard) => visitor.with(algorithm::guard(guard)),
+        AlgorithmConfig::Nft(nft) => visitor.with(algorithm::nft(nft, config, tokens)?),
+    })
+}
+
+/// Assembles a run.
+///
+/// # Errors
+/// Whatever does not fit, with how to mend it.
+pub fn parts<A: Algorithm>(
+    config: &Config,
+    environment: &Environment<'_>,
+    algorithm: A,
+) -> Result<Parts<A>, TrainError> {
+    let Common { dataset, model, conditioner, evaluation } = common(config, environment)?;
+    let device = &environment.device;
+    let sampling = &config.sampling;
+    let geometry = Geometry::from_config(sampling, &config.optimizer)?;
+    let tokens = model.model.spec().tokens;
+    let prompts = dataset.train_prompts();
+    let sampler = Sampler {
+        policy: Policy { model: model.model.clone(), guidance_scale: sampling.guidance_scale as f32 },
+        kernels: environment.training_plan.kernels.clone(),
+        device: device.clone(),
+        seed: config.run.seed,
+    };
+    let average = average(config)?;
+    let weights = PolicyWeights {
+        average: average.as_ref().map(|_| model.weights.clone()),
+        old: (algorithm.sampling_weights() == SamplingWeights::Old).then(|| model.weights.clone()),
+        reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
+        current: model.weights,
+    };
+    let optimizer = AdamW::new(optimizer_settings(config), weights.current.layout(), model.trained, device);
+    let threads = rewards::threads();
+    let trained_on = rewards(&config.rewards, environment, threads)?;
+    let evaluated_by = rewards(config.effective_eval_rewards(), environment, threads)?;
+    let keep = NonZeroUsize::new(config.checkpoints.keep)
+        .ok_or_else(|| TrainError::Setting("`checkpoints.keep` must be at least 1".into()))?;
+    let settings = SessionSettings {
+        seed: config.run.seed,
+        iterations: config.run.steps as u64,
+        geometry,
+        advantage: (&config.advantage).into(),
+        average,
+        audit: match config.audit.on_policy {
+            OnPolicyAudit::Stop => AuditMode::Stop,
+            OnPolicyAudit::Warn => AuditMode::Warn,
+            OnPolicyAudit::Off => AuditMode::Off,
+        },
+        lossless: environment.lossless,
+        checkpoint_every: config.checkpoints.every.max(1) as u64,
+        checkpoints_kept: keep,
+        tensorboard_every: if config.logging.tensorboard { config.logging.every.max(1) as u64 } else { 0 },
+        html_report: config.logging.html_report,
+    };
+    Ok(Parts {
+        settings,
+        algorithm,
+        rollout_plan: environment.rollout_plan.clone(),
+        training_plan: environment.training_plan.clone(),
+        sampler,
+        schedule: schedule(config, tokens)?,
+        conditioner,
+        prompt_sampler: PromptSampler::with_repeats(prompts.len(), sampling.prompts_per_step, config.run.seed)?,
+        prompts,
+        dataset,
+        rewards: (trained_on.workers, trained_on.weights),
+        evaluation_rewards: (evaluated_by.workers, evaluated_by.weights),
+        evaluation,
+        state: TrainState { iteration: 0, weights, optimizer },
+    })
+}

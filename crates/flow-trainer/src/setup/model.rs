@@ -1,0 +1,96 @@
+//! Architecture, weights, adapters.
+
+use super::Environment;
+use crate::error::TrainError;
+use flow_config::{Architecture, Conditioning, Config, Finetune, PositionEncoding};
+use flow_core::{FlowModel, Weights};
+use flow_models::{Trained, add_lora, trained_mask};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A model with its weights.
+#[derive(Debug)]
+pub struct ModelParts {
+    /// The model.
+    pub model: Arc<dyn FlowModel>,
+    /// Its weights, adapters included.
+    pub weights: Weights,
+    /// Which of them are trained.
+    pub trained: Vec<bool>,
+    /// Names of the linear layers with adapters.
+    pub adapted: Vec<String>,
+}
+
+/// Name and settings of the config's architecture, as the registry takes them.
+pub fn architecture(config: &Config) -> (&'static str, Value) {
+    match config.model.architecture {
+        Architecture::Dit => {
+            let dit = &config.model.dit;
+            let vocabulary = match &dit.conditioning {
+                Conditioning::Class(class) => json!({ "size": class.classes, "length": 1 }),
+                Conditioning::Tokens(tokens) => json!({ "size": tokens.vocabulary, "length": tokens.max_tokens }),
+            };
+            let position = match dit.position {
+                PositionEncoding::Sincos => "sincos",
+                PositionEncoding::Rope => "rope",
+            };
+            let settings = json!({
+                "latent": { "channels": dit.latent_channels, "height": dit.height, "width": dit.width },
+                "patch": dit.patch,
+                "hidden": dit.hidden,
+                "layers": dit.layers,
+                "heads": dit.heads,
+                "mlp_ratio": dit.mlp_ratio,
+                "vocabulary": vocabulary,
+                "qk_norm": dit.qk_norm,
+                "position": position,
+            });
+            ("dit", settings)
+        }
+        Architecture::Mmdit => {
+            let m = &config.model.mmdit;
+            let settings = json!({
+                "sample_size": m.sample_size,
+                "patch_size": m.patch_size,
+                "in_channels": m.in_channels,
+                "num_layers": m.num_layers,
+                "attention_head_dim": m.attention_head_dim,
+                "num_attention_heads": m.num_attention_heads,
+                "joint_attention_dim": m.joint_attention_dim,
+                "caption_projection_dim": m.caption_projection_dim,
+                "pooled_projection_dim": m.pooled_projection_dim,
+                "out_channels": m.out_channels,
+                "pos_embed_max_size": m.pos_embed_max_size,
+                "dual_attention_layers": m.dual_attention_layers,
+                "qk_norm": if m.qk_norm { json!("rms_norm") } else { Value::Null },
+            });
+            ("mmdit", settings)
+        }
+    }
+}
+
+/// Builds the model, loads its weights, adds adapters.
+///
+/// # Errors
+/// A setting, file or adapter target that does not fit.
+pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelParts, TrainError> {
+    let (name, settings) = architecture(config);
+    let device = &environment.device;
+    let architecture = environment.models.build(name, &settings, device)?;
+    let mut layout = (**architecture.layout()).clone();
+    let lora = config.model.finetune == Finetune::Lora;
+    let adapted = if lora {
+        let alpha = config.lora.effective_alpha() as f32;
+        add_lora(&mut layout, &*architecture, &config.lora.targets, config.lora.rank, alpha)?
+    } else {
+        Vec::new()
+    };
+    let layout = Arc::new(layout);
+    let seed = config.lora.seed.unwrap_or(config.run.seed);
+    let mut weights = flow_models::initialize(&*architecture, &layout, seed, device);
+    if let Some(path) = &config.model.weights {
+        flow_models::load_into(&mut weights, &environment.base.join(path), device)?;
+    }
+    let trained = trained_mask(&layout, if lora { Trained::Lora } else { Trained::Full })?.to_vec();
+    Ok(ModelParts { model: architecture, weights, trained, adapted })
+}

@@ -1,0 +1,49 @@
+//! Sigma grid, dynamics, windows, averages.
+
+use crate::ema::EmaPlan;
+use crate::error::TrainError;
+use crate::scheduler::{Dynamics, NoiseLevel, Schedule, ScheduleOptions, SdeWindow, SigmaShift};
+use crate::timesteps::TimestepSampler;
+use flow_config::{Config, NftConfig};
+
+/// The schedule of rollouts; `tokens` is the model's sequence length.
+///
+/// # Errors
+/// A window or noise level that does not fit the steps.
+pub fn schedule(config: &Config, tokens: usize) -> Result<Schedule, TrainError> {
+    Ok(Schedule::new(&ScheduleOptions::from_config(&config.scheduler, tokens))?)
+}
+
+/// The schedule of evaluations: deterministic.
+///
+/// # Errors
+/// If there is no step.
+pub fn deterministic(config: &Config, tokens: usize) -> Result<Schedule, TrainError> {
+    let options = ScheduleOptions {
+        steps: config.eval_steps(),
+        shift: SigmaShift::from_config(&config.scheduler.shift, tokens),
+        dynamics: Dynamics::Ode,
+        noise_level: NoiseLevel::Constant(0.0),
+        window: SdeWindow::All,
+        seed: 0,
+    };
+    Ok(Schedule::new(&options)?)
+}
+
+/// The moving average, if the config keeps one.
+///
+/// # Errors
+/// A constant outside its range.
+pub fn average(config: &Config) -> Result<Option<EmaPlan>, TrainError> {
+    let plan = || EmaPlan::new((&config.ema.schedule).into(), config.ema.update_every as u64);
+    config.ema.enabled.then(plan).transpose().map_err(TrainError::Setting)
+}
+
+/// Where a forward-process loss is taken.
+///
+/// # Errors
+/// A range or count that does not fit the schedule.
+pub fn timesteps(nft: &NftConfig, config: &Config, tokens: usize) -> Result<TimestepSampler, TrainError> {
+    let schedule = schedule(config, tokens)?;
+    TimestepSampler::from_config(&nft.train_timesteps, schedule.grid()).map_err(TrainError::Setting)
+}
