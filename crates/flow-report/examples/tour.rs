@@ -130,9 +130,7 @@ fn train(run: &RunDirectory, after: u64, last: u64) -> Result<(), Box<dyn Error>
             for (index, (prompt, ..)) in PROMPTS.iter().enumerate() {
                 grid.row(*prompt, tiles(index, step)?);
             }
-            let picture = grid.render()?;
-            let png = run.write_grid("eval", step, &grid)?;
-            events.image("eval", step, picture.width(), picture.height(), &png)?;
+            events.image("eval", step, &run.write_grid("eval", step, &grid)?)?;
         }
         if step > 0 && step.is_multiple_of(25) {
             metrics.sync()?;

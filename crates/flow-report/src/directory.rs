@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::atomic::{Disk, Storage, atomic_write, remove_leftovers};
 use crate::curve::LineChart;
 use crate::error::{ReportError, Result};
-use crate::grid::ImageGrid;
+use crate::grid::{ImageGrid, Picture};
 use crate::lock::{LOCK_FILE, RunLock};
 use crate::manifest::{Manifest, read_json, write_json};
 use crate::metrics::{Metrics, MetricsStart, MetricsWriter};
@@ -337,19 +337,20 @@ impl RunDirectory {
         self.path.join("weights")
     }
 
-    /// Writes a grid to `images/KIND-step-000123.png` and returns its PNG bytes, for TensorBoard.
+    /// Writes a grid to `images/KIND-step-000123.png` and returns it, for
+    /// [`EventWriter::image`].
     ///
     /// # Errors
     /// A tile whose data do not fit its size, or as [`atomic_write`].
-    pub fn write_grid(&self, kind: &str, step: u64, grid: &ImageGrid) -> Result<Vec<u8>> {
+    pub fn write_grid(&self, kind: &str, step: u64, grid: &ImageGrid) -> Result<Picture> {
         check_name(kind)?;
-        let png = grid.png()?;
+        let picture = grid.picture()?;
         let path = self
             .path
             .join("images")
             .join(format!("{kind}-step-{step:06}.png"));
-        atomic_write(&path, "image grid", |out| out.write_all(&png))?;
-        Ok(png)
+        atomic_write(&path, "image grid", |out| out.write_all(&picture.png))?;
+        Ok(picture)
     }
 
     /// Writes a chart to `curves/NAME.svg`.

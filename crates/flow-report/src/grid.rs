@@ -91,6 +91,17 @@ impl Tile {
     }
 }
 
+/// An encoded image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Picture {
+    /// Pixels from left to right.
+    pub width: u32,
+    /// Pixels from top to bottom.
+    pub height: u32,
+    /// The file's bytes.
+    pub png: Vec<u8>,
+}
+
 struct Row {
     caption: String,
     groups: Vec<Vec<Tile>>,
@@ -180,15 +191,20 @@ impl ImageGrid {
     ///
     /// # Errors
     /// As [`ImageGrid::render`].
-    pub fn png(&self) -> Result<Vec<u8>> {
+    pub fn picture(&self) -> Result<Picture> {
+        let canvas = self.render()?;
         let mut bytes = Cursor::new(Vec::new());
-        self.render()?
+        canvas
             .write_to(&mut bytes, ImageFormat::Png)
             .map_err(|e| ReportError::Tile {
                 tile: "grid".into(),
                 problem: format!("cannot be encoded: {e}"),
             })?;
-        Ok(bytes.into_inner())
+        Ok(Picture {
+            width: canvas.width(),
+            height: canvas.height(),
+            png: bytes.into_inner(),
+        })
     }
 
     /// Draws the grid.

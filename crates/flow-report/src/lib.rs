@@ -36,7 +36,7 @@ pub use directory::{OnExists, Opened, RunDirectory};
 pub use environment::{GitState, Host};
 pub use error::{ReportError, Result};
 pub use escape::escape;
-pub use grid::{ImageGrid, Tile};
+pub use grid::{ImageGrid, Picture, Tile};
 pub use lock::{LOCK_FILE, RunLock};
 pub use manifest::{ConfigChange, Fallback, MANIFEST_VERSION, Manifest, Resume, config_changes, flatten};
 pub use metrics::{MetricRecord, MetricValue, Metrics, MetricsPosition, MetricsStart, MetricsWriter, Record};

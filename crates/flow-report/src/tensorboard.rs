@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::error::{ReportError, Result};
+use crate::grid::Picture;
 use crate::metrics::{MetricRecord, MetricValue};
 use crate::probe::unix_s;
 
@@ -87,17 +88,17 @@ impl EventWriter {
         Ok(())
     }
 
-    /// Logs a PNG image of `width` × `height` pixels in RGB.
+    /// Logs a picture.
     ///
     /// # Errors
     /// As [`EventWriter::scalar`].
-    pub fn image(&mut self, tag: &str, step: u64, width: u32, height: u32, png: &[u8]) -> Result<()> {
+    pub fn image(&mut self, tag: &str, step: u64, picture: &Picture) -> Result<()> {
         // Summary.Image: height = 1, width = 2, colorspace = 3 (RGB is 3), encoded_image_string = 4
         let mut image = Message::default();
-        image.varint(1, height.into());
-        image.varint(2, width.into());
+        image.varint(1, picture.height.into());
+        image.varint(2, picture.width.into());
         image.varint(3, 3);
-        image.bytes(4, png);
+        image.bytes(4, &picture.png);
         // Value.image = 4
         self.value(tag, step, |message| message.bytes(4, &image.0))
     }

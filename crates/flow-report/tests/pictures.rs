@@ -135,7 +135,7 @@ fn tiles_that_cannot_be_drawn_are_refused_with_the_reason() {
     let mut grid = ImageGrid::new().scale(1000);
     grid.row("", vec![grey(1, 64, 0.0)]);
     assert!(
-        grid.png()
+        grid.picture()
             .unwrap_err()
             .to_string()
             .contains("use a smaller scale")
@@ -150,7 +150,7 @@ fn the_same_grid_and_the_same_chart_give_the_same_bytes() {
         let series =
             Series::new("s", vec![(0.0, 1.0), (1.0, 3.0)]).band(vec![(0.0, 0.5, 1.5), (1.0, 2.0, 4.0)]);
         (
-            grid.png().unwrap(),
+            grid.picture().unwrap(),
             LineChart::new("t", "x", "y").with(series).svg(),
         )
     };

@@ -116,9 +116,9 @@ fn the_report_shows_every_section_with_the_runs_own_values() {
     grid.row("seven", vec![Tile::new(1, 8, 8, vec![0.0; 64]).unwrap()]);
     let mut first = Vec::new();
     for step in 0..20 {
-        let png = run.write_grid("eval", step * 10, &grid).unwrap();
+        let picture = run.write_grid("eval", step * 10, &grid).unwrap();
         if step == 0 {
-            first = png;
+            first = picture.png;
         }
     }
     let html = fs::read_to_string(run.write_report().unwrap()).unwrap();
