@@ -124,9 +124,7 @@ fn scalars_images_and_texts_read_back() {
     writer.record(&record).unwrap();
     let mut grid = ImageGrid::new().scale(3);
     grid.row("", vec![Tile::new(1, 5, 7, vec![0.5; 35]).unwrap()]);
-    writer
-        .image("eval", 301, picture.width(), picture.height(), &png)
-        .unwrap();
+    writer.image("eval", 301, &grid.picture().unwrap()).unwrap();
     writer.text("config", 0, "größe = 1").unwrap();
     writer.sync().unwrap();
 
