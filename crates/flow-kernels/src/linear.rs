@@ -1,7 +1,7 @@
 //! Linear layers with bias, low-rank adapter and activation in one pass over the output.
 
 use crate::activation::activation_gradient;
-use crate::host::matrix::{Matrix, MatrixMut, Write, multiply};
+use crate::host::matrix::{Matrix, MatrixMut, Write, multiply, multiply_rows};
 use crate::host::{math, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
@@ -180,7 +180,7 @@ impl Values {
             }
             None => Write::Replace,
         };
-        multiply(
+        multiply_rows(
             &mut MatrixMut::new(output, rows, outputs, outputs),
             x,
             self.weight().transposed(),
@@ -189,7 +189,7 @@ impl Values {
         if let Some(adapter) = &self.adapter {
             let reduced = adapter.reduced(x, rows);
             let reduced = Matrix::new(&reduced, rows, adapter.rank, adapter.rank);
-            multiply(
+            multiply_rows(
                 &mut MatrixMut::new(output, rows, outputs, outputs),
                 reduced,
                 adapter.up(outputs).transposed(),
@@ -261,7 +261,7 @@ impl Values {
                 let rows = dx.len() / inputs;
                 let gradient = &gradient[index * ROWS * outputs..][..rows * outputs];
                 let mut out = MatrixMut::new(dx, rows, inputs, inputs);
-                multiply(
+                multiply_rows(
                     &mut out,
                     Matrix::new(gradient, rows, outputs, outputs),
                     self.weight(),
@@ -270,7 +270,7 @@ impl Values {
                 if let Some(adapter) = &self.adapter {
                     let reduced = self.reduced_gradient(adapter, gradient, rows);
                     let reduced = Matrix::new(&reduced, rows, adapter.rank, adapter.rank);
-                    multiply(
+                    multiply_rows(
                         &mut out,
                         reduced,
                         Matrix::new(adapter.down.values(), adapter.rank, inputs, inputs),
@@ -286,7 +286,7 @@ impl Values {
     fn reduced_gradient(&self, adapter: &Adapter, gradient: &[f32], rows: usize) -> Vec<f32> {
         let mut reduced = vec![0.0; rows * adapter.rank];
         let gradient = Matrix::new(gradient, rows, self.outputs, self.outputs);
-        multiply(
+        multiply_rows(
             &mut MatrixMut::new(&mut reduced, rows, adapter.rank, adapter.rank),
             gradient,
             adapter.up(self.outputs),
@@ -307,7 +307,7 @@ impl Adapter {
         let mut reduced = vec![0.0; rows * self.rank];
         let (_, inputs) = self.down.rows_and_columns();
         let down = Matrix::new(self.down.values(), self.rank, inputs, inputs);
-        multiply(
+        multiply_rows(
             &mut MatrixMut::new(&mut reduced, rows, self.rank, self.rank),
             x,
             down.transposed(),

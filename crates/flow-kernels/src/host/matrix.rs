@@ -141,3 +141,46 @@ pub fn multiply(output: &mut MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, write:
         );
     }
 }
+
+/// As [`multiply`], and a row's bits depend neither on the number of rows nor on its place among them.
+///
+/// The library behind [`multiply`] has other kernels, with another order of additions, for very small products: at most
+/// 256 results, or at most 64 rows and columns with more than 512 products each (`gemm-common` 0.19, `gemm.rs`). Here
+/// such products get rows of zeros until they are large enough.
+///
+/// # Panics
+/// As [`multiply`]; if `a` is transposed.
+pub fn multiply_rows(output: &mut MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, write: Write) {
+    let (rows, columns, depth) = (a.rows, b.columns, a.columns);
+    let enough = 256 / columns.max(1) + 1;
+    let enough = if depth > 512 && columns <= 64 {
+        enough.max(65)
+    } else {
+        enough.max(2)
+    };
+    if rows >= enough || rows == 0 || columns == 0 {
+        return multiply(output, a, b, write);
+    }
+    let mut padded = vec![0.0; enough * depth];
+    for row in 0..rows {
+        padded[row * depth..][..depth].copy_from_slice(a.row(row));
+    }
+    let mut results = vec![0.0; enough * columns];
+    if write == Write::Add {
+        for row in 0..rows {
+            results[row * columns..][..columns]
+                .copy_from_slice(&output.values[row * output.row_stride..][..columns]);
+        }
+    }
+    let a = Matrix::new(&padded, enough, depth, depth);
+    multiply(
+        &mut MatrixMut::new(&mut results, enough, columns, columns),
+        a,
+        b,
+        write,
+    );
+    for row in 0..rows {
+        output.values[row * output.row_stride..][..columns]
+            .copy_from_slice(&results[row * columns..][..columns]);
+    }
+}
