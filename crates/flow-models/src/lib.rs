@@ -4,6 +4,7 @@
 pub mod dit;
 mod error;
 mod layers;
+pub mod lora;
 pub mod mmdit;
 mod nearest;
 mod registry;
@@ -12,6 +13,7 @@ pub mod weights;
 
 pub use dit::{Dit, DitConfig, Position};
 pub use error::ModelError;
+pub use lora::{Trained, add_lora, export_adapters, load_adapters, merge, trained_mask};
 pub use mmdit::{Mmdit, MmditConfig};
 pub use registry::{Architecture, ModelRegistry, initialize};
 pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save};

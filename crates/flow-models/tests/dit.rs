@@ -58,6 +58,7 @@ fn every_weights_gradient_is_the_f64_models_difference_quotient() {
             &device.plain(cotangent.clone(), &[2, config.latent.values()]),
         );
         let base = to_f64(&weights);
+        let mut compared = Vec::new();
         for (index, spec) in model.layout().specs().iter().enumerate() {
             let gradient = gradients[index].as_ref().expect(&spec.name);
             // The derivative along one random direction sees every value of the weight at once.
@@ -69,25 +70,24 @@ fn every_weights_gradient_is_the_f64_models_difference_quotient() {
                     *value += step * f64::from(*direction);
                 }
                 let velocity = reference::velocity(&config, &moved, &input);
-                velocity
-                    .iter()
-                    .zip(&cotangent)
-                    .map(|(v, c)| v * f64::from(*c))
-                    .sum()
+                let products = velocity.iter().zip(&cotangent);
+                products.map(|(v, c)| v * f64::from(*c)).sum()
             };
             let step = 1e-5;
             let expected = (along(step) - along(-step)) / (2.0 * step);
-            let pairs = gradient.iter().zip(&direction);
-            let found: f64 = pairs.clone().map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-            let scale: f64 = pairs
-                .map(|(g, d)| (f64::from(*g) * f64::from(*d)).powi(2))
-                .sum::<f64>()
-                .sqrt();
+            let terms = gradient.iter().zip(&direction);
+            let terms: Vec<f64> = terms.map(|(g, d)| f64::from(*g) * f64::from(*d)).collect();
+            let scale = terms.iter().map(|term| term * term).sum::<f64>().sqrt();
+            compared.push((&spec.name, terms.iter().sum::<f64>(), expected, scale));
+        }
+        // Some gradients are zero but for rounding (softmax ignores a bias of the keys): what f32 leaves of them is
+        // measured against the largest gradient.
+        let largest = compared.iter().fold(0f64, |largest, it| largest.max(it.3));
+        for (name, found, expected, scale) in compared {
             let error = (found - expected).abs();
             assert!(
-                error <= 2e-5 * scale + 1e-6,
-                "{position:?} {}: {found} for {expected}, scale {scale}",
-                spec.name
+                error <= 1e-5 * scale + 1e-6 * largest,
+                "{position:?} {name}: {found} for {expected}, scale {scale}"
             );
         }
     }

@@ -8,7 +8,7 @@ use super::{
 use crate::nearest::nearest;
 use crate::{Architecture, ModelError, initialize};
 use flow_core::device::ComputeDevice;
-use flow_core::{ParamKind, ParamLayout, Weights};
+use flow_core::{ParamKind, ParamLayout, ParamSpec, Weights};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -44,8 +44,44 @@ pub fn load(
 /// [`ModelError::Io`]; [`ModelError::Format`] for a damaged file; [`ModelError::Mismatch`] with everything that is
 /// unknown, missing, misshapen, duplicated, misplaced or unreadable. `weights` is unchanged then.
 pub fn load_into(weights: &mut Weights, path: &Path, device: &ComputeDevice) -> Result<Loaded, ModelError> {
+    load_expected(weights, path, device, Expected::Everything)
+}
+
+/// What a file is to hold.
+#[derive(Clone, Copy)]
+pub(crate) enum Expected<'a> {
+    /// A model.
+    Everything,
+    /// All adapters and nothing else; the function gives a tensor's name in the layout.
+    Adapters(&'a dyn Fn(&str) -> &str),
+}
+
+impl Expected<'_> {
+    fn name<'n>(&self, name: &'n str) -> &'n str {
+        match self {
+            Self::Everything => name,
+            Self::Adapters(rename) => rename(name),
+        }
+    }
+
+    /// Whether a tensor of the file may go to `spec`.
+    fn admits(&self, spec: &ParamSpec) -> bool {
+        matches!(self, Self::Everything) || spec.kind == ParamKind::Adapter
+    }
+}
+
+/// Tensors by their name in the layout, each with all the files it is in.
+type Found<'a> = BTreeMap<String, Vec<(&'a Path, StoredTensor<'a>)>>;
+
+/// As [`load_into`], of what is `expected`.
+pub(crate) fn load_expected(
+    weights: &mut Weights,
+    path: &Path,
+    device: &ComputeDevice,
+    expected: Expected<'_>,
+) -> Result<Loaded, ModelError> {
     let source = Source::open(path)?;
-    let mut found: BTreeMap<String, Vec<(&Path, StoredTensor<'_>)>> = BTreeMap::new();
+    let mut found = Found::new();
     let mut metadata = BTreeMap::new();
     for (file, bytes) in &source.files {
         let parsed = parse(bytes).map_err(|problem| ModelError::Format {
@@ -56,14 +92,21 @@ pub fn load_into(weights: &mut Weights, path: &Path, device: &ComputeDevice) -> 
             metadata.entry(key).or_insert(value);
         }
         for tensor in parsed.tensors {
-            let copies = found.entry(tensor.name.clone()).or_default();
+            let copies = found.entry(expected.name(&tensor.name).to_owned()).or_default();
             copies.push((file, tensor));
         }
     }
 
     let layout = weights.layout().clone();
-    let (report, kept) = compare(path, &layout, &found, &source.placed);
+    let mut report = LoadReport {
+        path: path.to_owned(),
+        ..LoadReport::default()
+    };
+    compare_found(&mut report, &layout, &found, expected);
+    let kept = compare_declared(&mut report, &layout, &found, expected);
+    compare_places(&mut report, &found, &source.placed);
     if !report.is_clean() {
+        suggest(&mut report);
         return Err(ModelError::Mismatch(Box::new(report)));
     }
     for (name, copies) in found {
@@ -76,37 +119,31 @@ pub fn load_into(weights: &mut Weights, path: &Path, device: &ComputeDevice) -> 
     Ok(Loaded { metadata, kept })
 }
 
-/// What is wrong, and which weights may keep their values.
-fn compare(
-    path: &Path,
-    layout: &ParamLayout,
-    found: &BTreeMap<String, Vec<(&Path, StoredTensor<'_>)>>,
-    placed: &BTreeMap<String, PathBuf>,
-) -> (LoadReport, Vec<String>) {
-    let mut report = LoadReport {
-        path: path.to_owned(),
-        ..LoadReport::default()
-    };
+/// Reports what is wrong with the tensors that are there.
+fn compare_found(report: &mut LoadReport, layout: &ParamLayout, found: &Found<'_>, expected: Expected<'_>) {
     for (name, copies) in found {
         let (_, tensor) = &copies[0];
-        if let [_, _, ..] = copies.as_slice() {
+        if copies.len() > 1 {
             report.duplicated.push(Duplicated {
                 name: name.clone(),
                 files: copies.iter().map(|(file, _)| (*file).to_owned()).collect(),
             });
         }
-        let Ok(position) = layout.position(name) else {
+        let spec = layout
+            .position(name)
+            .ok()
+            .map(|position| &layout.specs()[position]);
+        let Some(spec) = spec.filter(|spec| expected.admits(spec)) else {
             report.unknown.push(Unknown {
                 name: name.clone(),
                 nearest: None,
             });
             continue;
         };
-        let expected = &layout.specs()[position].shape;
-        if *expected != tensor.shape {
+        if spec.shape != tensor.shape {
             report.misshapen.push(Misshapen {
                 name: name.clone(),
-                expected: expected.clone(),
+                expected: spec.shape.clone(),
                 found: tensor.shape.clone(),
             });
         }
@@ -117,17 +154,27 @@ fn compare(
             });
         }
     }
+}
 
+/// Reports the weights that are not there and gives those that may keep their values.
+fn compare_declared(
+    report: &mut LoadReport,
+    layout: &ParamLayout,
+    found: &Found<'_>,
+    expected: Expected<'_>,
+) -> Vec<String> {
     let specs = layout.specs();
+    let is_adapter = |spec: &ParamSpec| spec.kind == ParamKind::Adapter;
     let holds_adapters = specs
         .iter()
-        .any(|spec| spec.kind == ParamKind::Adapter && found.contains_key(&spec.name));
+        .any(|spec| is_adapter(spec) && found.contains_key(&spec.name));
     let mut kept = Vec::new();
     for spec in specs.iter().filter(|spec| !found.contains_key(&spec.name)) {
-        let may_stay = match spec.kind {
-            ParamKind::Base => false,
-            ParamKind::Buffer => true,
-            ParamKind::Adapter => !holds_adapters,
+        let may_stay = match (expected, spec.kind) {
+            (Expected::Adapters(_), kind) => kind != ParamKind::Adapter,
+            (Expected::Everything, ParamKind::Base) => false,
+            (Expected::Everything, ParamKind::Buffer) => true,
+            (Expected::Everything, ParamKind::Adapter) => !holds_adapters,
         };
         if may_stay {
             kept.push(spec.name.clone());
@@ -138,7 +185,11 @@ fn compare(
             });
         }
     }
+    kept
+}
 
+/// Reports tensors that the index has elsewhere.
+fn compare_places(report: &mut LoadReport, found: &Found<'_>, placed: &BTreeMap<String, PathBuf>) {
     for (name, file) in placed {
         let copies = found.get(name).map(Vec::as_slice).unwrap_or_default();
         if !copies.iter().any(|(at, _)| *at == file.as_path()) {
@@ -148,8 +199,6 @@ fn compare(
             });
         }
     }
-    suggest(&mut report);
-    (report, kept)
 }
 
 /// Fills in the nearest names, where they will be read: comparing all with all would take minutes on a large model.

@@ -16,4 +16,6 @@ pub use read::{Parsed, StoredTensor, parse};
 pub use report::{Duplicated, LoadReport, Misplaced, Misshapen, Missing, Unknown, Unreadable};
 pub use save::{save, save_tensors};
 
-pub(crate) use source::Source;
+pub(crate) use load::{Expected, load_expected};
+pub(crate) use save::replace;
+use source::Source;

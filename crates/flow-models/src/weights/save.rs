@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Writes all of `weights` to the safetensors file `path`, in precision `dtype` (rounded to nearest, ties to even).
@@ -46,37 +46,32 @@ pub fn save_tensors(
 ) -> Result<(), ModelError> {
     tensors.sort();
     let header = header(&tensors, dtype, metadata);
-    replace(path, &mut |file| {
-        let failed = |source| Failure::Io(source);
-        file.write_all(&(header.len() as u64).to_le_bytes())
-            .map_err(failed)?;
-        file.write_all(&header).map_err(failed)?;
+    let mut out_of_range = None;
+    let written = replace(path, &mut |file| {
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
         for (name, _, key) in &tensors {
-            let bytes = dtype
-                .encode(&values(*key))
-                .map_err(|value| Failure::Range(name.clone(), value))?;
-            file.write_all(&bytes).map_err(failed)?;
+            let bytes = dtype.encode(&values(*key)).map_err(|value| {
+                out_of_range = Some((name.clone(), value));
+                io::Error::from(io::ErrorKind::InvalidData)
+            })?;
+            file.write_all(&bytes)?;
         }
         Ok(())
-    })
-    .map_err(|failure| match failure {
-        Failure::Io(source) => ModelError::Io {
-            action: "write",
-            path: path.to_owned(),
-            source,
-        },
-        Failure::Range(name, value) => ModelError::OutOfRange {
+    });
+    written.map_err(|source| match out_of_range {
+        Some((name, value)) => ModelError::OutOfRange {
             name,
             value,
             dtype: dtype.name(),
             limit: dtype.limit(),
         },
+        None => ModelError::Io {
+            action: "write",
+            path: path.to_owned(),
+            source,
+        },
     })
-}
-
-enum Failure {
-    Io(std::io::Error),
-    Range(String, f32),
 }
 
 /// The JSON header, padded to 8 bytes as the format asks. Written here because the `safetensors` crate keeps metadata
@@ -105,19 +100,21 @@ fn header(
 }
 
 /// Writes a temporary file beside `path`, syncs it, and renames it to `path`.
-fn replace(path: &Path, write: &mut dyn FnMut(&mut dyn Write) -> Result<(), Failure>) -> Result<(), Failure> {
+pub(crate) fn replace(
+    path: &Path,
+    write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
     let mut temporary: OsString = path.as_os_str().to_owned();
     temporary.push(".tmp");
     let temporary = PathBuf::from(temporary);
     let written = (|| {
-        let mut file = BufWriter::with_capacity(1 << 20, File::create(&temporary).map_err(Failure::Io)?);
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(&temporary)?);
         write(&mut file)?;
-        let file = file
-            .into_inner()
-            .map_err(|error| Failure::Io(error.into_error()))?;
-        file.sync_all().map_err(Failure::Io)?;
-        fs::rename(&temporary, path).map_err(Failure::Io)?;
-        sync_directory(path).map_err(Failure::Io)
+        file.into_inner()
+            .map_err(io::IntoInnerError::into_error)?
+            .sync_all()?;
+        fs::rename(&temporary, path)?;
+        sync_directory(path)
     })();
     if written.is_err() {
         // What failed is the error to tell; a leftover is only untidy.
@@ -127,7 +124,7 @@ fn replace(path: &Path, write: &mut dyn FnMut(&mut dyn Write) -> Result<(), Fail
 }
 
 /// Makes the rename last through a power cut, where directories can be synced.
-fn sync_directory(path: &Path) -> std::io::Result<()> {
+fn sync_directory(path: &Path) -> io::Result<()> {
     if cfg!(unix) {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;

@@ -137,14 +137,18 @@ pub fn velocity_and_gradients(
     (values, gradients.collect())
 }
 
-/// `|a - b| / |b|` in the Euclidean norm.
+/// `|a - b| / |b|` in the Euclidean norm; `|a|` where `b` is zero, as the gradients of unused weights are.
 pub fn relative_distance(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len(), "values to compare");
     let square = |sum: f64, value: f64| sum + value * value;
     let pairs = a.iter().zip(b);
     let distance = pairs.fold(0.0, |sum, (a, b)| square(sum, f64::from(*a) - f64::from(*b)));
     let length = b.iter().fold(0.0, |sum, b| square(sum, f64::from(*b)));
-    (distance / length).sqrt()
+    if length == 0.0 {
+        distance.sqrt()
+    } else {
+        (distance / length).sqrt()
+    }
 }
 
 /// A file of the vendored fixtures.

@@ -53,7 +53,12 @@ impl Reference<'_> {
     }
 
     fn conditioning(&self, sigma: f64, tokens: &[i64]) -> Vec<f64> {
-        let angle = |i: usize| 1000.0 * sigma * (-(10_000f64.ln()) * i as f64 / 128.0).exp();
+        // The angles are defined in f32, as in diffusers: near 1000 their rounding is visible in the sines.
+        let timestep = sigma as f32 * 1000.0;
+        let angle = |i: usize| {
+            let frequency = libm::expf(-libm::logf(10_000.0) * i as f32 / 128.0);
+            f64::from(timestep * frequency)
+        };
         let mut sinusoid: Vec<f64> = (0..128).map(|i| angle(i).cos()).collect();
         sinusoid.extend((0..128).map(|i| angle(i).sin()));
         let inner = self.linear("time_embed.timestep_embedder.linear_1", &sinusoid);
