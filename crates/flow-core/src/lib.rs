@@ -18,7 +18,7 @@ pub use attention::{AttentionBackend, AttentionShape};
 pub use error::CoreError;
 pub use exec::{
     Block, CallContext, Exec, KeepAll, Lane, Plan, RegionEngine, RegionKind, Rollout, RunAll, Site, Stack,
-    StackDriver, Stage,
+    StackDriver, Stage, Training,
 };
 pub use kernels::{Activation, AdamWStep, Kernels};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};

@@ -124,7 +124,7 @@ impl Algorithm for Nft {
 
         let call = || context.policy.call(CallSite { step: 0, ..context.site }, &context.batch.samples);
         let conditions = &context.batch.conditions;
-        let velocity = |exec| context.policy.velocity(exec, x_t.clone(), sigma_b.clone(), conditions);
+        let velocity = |exec: &flow_core::Exec<'_>| context.policy.velocity(exec, x_t.clone(), sigma_b.clone(), conditions);
         let v = velocity(&context.pass.exec(call()));
         let v_old = velocity(&context.sampling.exec(call()));
 

@@ -143,9 +143,8 @@ impl<A: Algorithm> Session<A> {
         let title = format!("held-out prompts after {step} iterations");
         let grid = settings.grid(&evaluation, &title)?;
         let picture = self.files.directory.write_grid("eval", step, &grid)?;
-        let size = grid.render()?;
         if let Some(events) = &mut self.files.events {
-            events.image("eval/images", step, size.width(), size.height(), &picture)?;
+            events.image("eval/images", step, &picture)?;
         }
         self.write(record)?;
         self.record_timing(&[("evaluation_s", watch.wall_s())])?;

@@ -81,7 +81,7 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
     let lora = config.model.finetune == Finetune::Lora;
     let adapted = if lora {
         let alpha = config.lora.effective_alpha() as f32;
-        add_lora(&mut layout, &*architecture, &config.lora.targets, config.lora.rank, alpha)?
+        add_lora(&*architecture, &mut layout, &config.lora.targets, config.lora.rank, alpha)?
     } else {
         Vec::new()
     };

@@ -1,0 +1,334 @@
+//! Times the parts of a job's iteration: the rollout of one micro-batch, one loss with its backward pass, one
+//! optimizer step.
+//!
+//! `step_speed time CONFIG REPEATS` prints milliseconds as JSON. `step_speed export CONFIG FOLDER` writes weights,
+//! inputs and results, from which `bench/peer.py` checks that it computes the same before it is timed.
+//! `cargo xtask bench cpu` runs both.
+//!
+//! Weights are those of the config, or fresh ones, plus a little noise: a fresh model predicts 0 everywhere, which
+//! would check nothing.
+
+use flow_attention::CpuAttention;
+use flow_config::{AlgorithmConfig, Config};
+use flow_core::device::ComputeDevice;
+use flow_core::rng::{Purpose, Stream};
+use flow_core::{Plain, Plan, Rollout, Stage, Training, Weights, cpu};
+use flow_kernels::CpuKernels;
+use flow_models::{ModelRegistry, StoredDtype};
+use flow_rewards::RewardRegistry;
+use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
+use flow_trainer::conditions::Conditioner;
+use flow_trainer::geometry::Geometry;
+use flow_trainer::optimizer::{Accumulated, AdamW};
+use flow_trainer::policy::{CallSite, Conditions, Policy};
+use flow_trainer::rollout::{NoiseSource, Sampler, Trajectories};
+use flow_trainer::scheduler::StepCoefficients;
+use flow_trainer::setup::{self, Environment};
+use safetensors::{Dtype, tensor::TensorView};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Guidance scales that are timed: none, and one batch of both branches.
+const SCALES: [(&str, f32); 2] = [("", 1.0), ("_guided", 2.0)];
+/// Standard deviation of what is added to every weight.
+const PERTURBATION: f32 = 0.02;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let done = match arguments[..] {
+        ["time", config, repeats] => time(config, repeats),
+        ["export", config, folder] => export(config, Path::new(folder)),
+        _ => Err("usage: step_speed time CONFIG REPEATS | step_speed export CONFIG FOLDER".into()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Everything that is timed, assembled from a config.
+struct Job {
+    config: Config,
+    device: ComputeDevice,
+    plan: Arc<Plan>,
+    model: setup::ModelParts,
+    weights: Weights,
+    conditions: Conditions,
+    tokens: Vec<Vec<u32>>,
+    null: Vec<u32>,
+    steps: Vec<StepCoefficients>,
+    samples: Vec<u64>,
+}
+
+impl Job {
+    fn new(path: &str) -> Result<Self, Box<dyn Error>> {
+        let config = flow_config::load(path, &[]).map_err(|report| report.to_string())?.config;
+        let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
+        flow_models::register(&mut models);
+        let device = ComputeDevice::cpu();
+        let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels)));
+        let base = flow_config::base_dir(path);
+        let environment = Environment {
+            device: device.clone(),
+            rollout_plan: plan.clone(),
+            training_plan: plan.clone(),
+            lossless: true,
+            models: &models,
+            rewards: &rewards,
+            base: &base,
+        };
+        let model = setup::model(&config, &environment)?;
+        let dataset = setup::dataset(&config)?;
+        let spec = model.model.spec();
+        let conditioner = Conditioner::new(&*dataset, spec, true, &device)?;
+        let prompts = dataset.train_prompts();
+        let batch = config.sampling.micro_batch;
+        let drawn: Vec<_> = (0..batch).map(|row| &prompts[row % prompts.len()]).collect();
+        let conditions = conditioner.conditions(drawn.iter().copied());
+        let tokens = drawn.iter().map(|prompt| prompt.tokens.clone()).collect();
+        let steps = setup::schedule(&config, spec.tokens)?.steps_for(0);
+        let mut weights = model.weights.clone();
+        for index in 0..weights.values().len() {
+            let mut values = weights.host(index);
+            let mut noise = vec![0.0; values.len()];
+            Stream::new(0, Purpose::Weights).at(index as u64, 0).fill_normal(&mut noise);
+            values.iter_mut().zip(noise).for_each(|(value, noise)| *value += PERTURBATION * noise);
+            let shape = weights.layout().specs()[index].shape.clone();
+            weights.set(index, device.plain(values, &shape))?;
+        }
+        Ok(Self {
+            null: dataset.null_tokens(),
+            samples: (0..batch as u64).collect(),
+            config,
+            device,
+            plan,
+            model,
+            weights,
+            conditions,
+            tokens,
+            steps,
+        })
+    }
+
+    fn sampler(&self, scale: f32) -> Sampler {
+        Sampler {
+            policy: Policy { model: self.model.model.clone(), guidance_scale: scale },
+            kernels: self.plan.kernels.clone(),
+            device: self.device.clone(),
+            seed: self.config.run.seed,
+        }
+    }
+
+    fn site(&self, stage: Stage) -> CallSite {
+        CallSite { stage, iteration: 0, step: 0, steps: self.steps.len() as u32 }
+    }
+
+    fn roll_out(&self, sampler: &Sampler) -> Trajectories {
+        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let (site, conditions) = (self.site(Stage::Rollout), self.conditions.clone());
+        sampler.run(&rollout, site, NoiseSource::Rollout, &self.samples, conditions, &self.steps, |_| {})
+    }
+
+    fn advantages(&self) -> Vec<f32> {
+        self.samples.iter().map(|row| (*row as f32 * 0.7).sin() * 2.0).collect()
+    }
+
+    fn grpo(&self) -> Grpo {
+        let clip_range = match &self.config.algorithm {
+            AlgorithmConfig::Grpo(grpo) => (grpo.clip_range[0] as f32, grpo.clip_range[1] as f32),
+            _ => (-1e-3, 1e-3),
+        };
+        Grpo { clip_range, advantage_clip: 5.0, kl: None, inner_epochs: 1 }
+    }
+
+    /// Loss and gradients at the first stochastic step.
+    fn unit(&self, sampler: &Sampler, batch: &Trajectories) -> (Plain, Vec<Option<Plain>>) {
+        let pass = Training::new(&self.weights, self.plan.clone(), self.model.trained.clone().into());
+        let sampling = Rollout::new(&self.weights, self.plan.clone());
+        let advantages = self.advantages();
+        let rows = advantages.len();
+        let context = LossContext {
+            pass: &pass,
+            sampling: &sampling,
+            reference: None,
+            policy: &sampler.policy,
+            kernels: &*self.plan.kernels,
+            device: &self.device,
+            batch,
+            advantages: self.device.tensor(advantages, [rows]),
+            noise: None,
+            site: self.site(Stage::Training),
+        };
+        let loss = self.grpo().loss(&context, Position::Recorded(0)).loss;
+        let value = flow_core::tensors::plain(&loss.clone().into_dispatch());
+        (value, pass.gradients(&loss))
+    }
+
+    fn optimizer(&self) -> AdamW {
+        let settings = setup::optimizer_settings(&self.config);
+        AdamW::new(settings, self.weights.layout(), self.model.trained.clone(), &self.device)
+    }
+
+    /// What the peer needs to know.
+    fn describe(&self) -> Result<Value, Box<dyn Error>> {
+        let (architecture, settings) = setup::architecture(&self.config);
+        let geometry = Geometry::from_config(&self.config.sampling, &self.config.optimizer)?;
+        let trained = setup::schedule(&self.config, self.model.model.spec().tokens)?.trained_steps_per_trajectory();
+        let grpo = self.grpo();
+        let optimizer = setup::optimizer_settings(&self.config);
+        Ok(json!({
+            "architecture": architecture,
+            "settings": settings,
+            "micro_batch": self.samples.len(),
+            "steps": self.steps.len(),
+            "guidance_scale": SCALES[1].1,
+            "clip_range": [grpo.clip_range.0, grpo.clip_range.1],
+            "learning_rate": optimizer.learning_rate,
+            "betas": [optimizer.betas.0, optimizer.betas.1],
+            "epsilon": optimizer.epsilon,
+            "max_grad_norm": optimizer.max_grad_norm,
+            "parameters": self.weights.layout().specs().iter().map(|s| s.shape.iter().product::<usize>()).sum::<usize>(),
+            "per_iteration": {
+                "rollouts": geometry.micro_batches(),
+                "units": geometry.micro_batches() * trained,
+                "optimizer_steps": geometry.update_micro_batches().count(),
+            },
+        }))
+    }
+}
+
+/// Milliseconds of `repeats` calls, after two that do not count.
+fn measure(repeats: usize, mut work: impl FnMut()) -> Vec<f64> {
+    work();
+    work();
+    (0..repeats)
+        .map(|_| {
+            let start = Instant::now();
+            work();
+            start.elapsed().as_secs_f64() * 1e3
+        })
+        .collect()
+}
+
+fn time(config: &str, repeats: &str) -> Result<(), Box<dyn Error>> {
+    let repeats: usize = repeats.parse()?;
+    let mut job = Job::new(config)?;
+    let mut found = BTreeMap::new();
+    let mut gradients = Vec::new();
+    for (suffix, scale) in SCALES {
+        let sampler = job.sampler(scale);
+        let rollout = measure(repeats, || drop(job.roll_out(&sampler)));
+        let batch = job.roll_out(&sampler);
+        let unit = measure(repeats, || drop(job.unit(&sampler, &batch)));
+        gradients = job.unit(&sampler, &batch).1;
+        found.insert(format!("rollout{suffix}"), rollout);
+        found.insert(format!("unit{suffix}"), unit);
+    }
+    let mut optimizer = job.optimizer();
+    let mut weights = job.weights;
+    job.weights = job.model.weights.clone();
+    let (kernels, device) = (job.plan.kernels.clone(), job.device.clone());
+    let mut failed = None;
+    let step = measure(repeats, || {
+        let mut sums = Accumulated::default();
+        sums.add(&*kernels, gradients.clone());
+        failed = failed.take().or(optimizer.step(&*kernels, &device, &mut weights, sums).err());
+    });
+    if let Some(failed) = failed {
+        return Err(failed.into());
+    }
+    found.insert("optimizer".into(), step);
+    println!("{}", json!({ "program": "flow-train", "wall_ms": found, "peak_gib": flow_report::peak_resident_gib() }));
+    Ok(())
+}
+
+/// Named f32 or i64 arrays on their way into a safetensors file.
+#[derive(Default)]
+struct Arrays(BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>);
+
+impl Arrays {
+    fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.0.insert(name.into(), (Dtype::F32, shape.to_vec(), bytes));
+    }
+
+    fn plain(&mut self, name: &str, tensor: &Plain) {
+        use burn::backend::TensorMetadata;
+        self.floats(name, &tensor.shape().to_vec(), &cpu::to_host(tensor));
+    }
+
+    fn tokens(&mut self, name: &str, rows: &[Vec<u32>]) {
+        let bytes = rows.concat().into_iter().flat_map(|token| i64::from(token).to_le_bytes()).collect();
+        self.0.insert(name.into(), (Dtype::I64, vec![rows.len(), rows[0].len()], bytes));
+    }
+
+    fn write(&self, path: &Path) -> Result<(), Box<dyn Error>> {
+        let mut views = HashMap::new();
+        for (name, (dtype, shape, bytes)) in &self.0 {
+            views.insert(name, TensorView::new(*dtype, shape.clone(), bytes)?);
+        }
+        Ok(safetensors::serialize_to_file(views, None, path)?)
+    }
+}
+
+fn export(config: &str, folder: &Path) -> Result<(), Box<dyn Error>> {
+    let job = Job::new(config)?;
+    std::fs::create_dir_all(folder)?;
+    std::fs::write(folder.join("job.json"), serde_json::to_string_pretty(&job.describe()?)?)?;
+    flow_models::save(&job.weights, &folder.join("weights.safetensors"), StoredDtype::F32, &BTreeMap::new())?;
+
+    let values = job.model.model.spec().latent.values();
+    let sampler = job.sampler(1.0);
+    let mut given = Arrays::default();
+    given.tokens("tokens", &job.tokens);
+    given.tokens("null_tokens", &vec![job.null.clone(); job.tokens.len()]);
+    given.plain("initial_noise", &sampler.noise(Purpose::InitialNoise, &job.samples, 0, values));
+    for (index, step) in job.steps.iter().enumerate() {
+        let noise = sampler.noise(Purpose::SdeNoise, &job.samples, index as u32 + 1, values);
+        given.plain(&format!("noise.{index}"), &noise);
+        let (scale, offset) = step.log_prob.as_ref().map_or((0.0, 0.0), |log_prob| (log_prob.scale, log_prob.offset));
+        let row = [step.sigma, step.mean_x, step.mean_v, step.noise, scale, offset].map(|value| value as f32);
+        given.floats(&format!("step.{index}"), &[6], &row);
+    }
+    given.floats("advantages", &[job.samples.len()], &job.advantages());
+
+    let mut wanted = Arrays::default();
+    for (suffix, scale) in SCALES {
+        let sampler = job.sampler(scale);
+        let batch = job.roll_out(&sampler);
+        wanted.plain(&format!("clean{suffix}"), &batch.clean);
+        let record = batch.records.first().ok_or("the schedule has no stochastic step")?;
+        given.floats(&format!("record{suffix}.step"), &[1], &[record.step.step as f32]);
+        given.plain(&format!("record{suffix}.x"), &record.x);
+        given.plain(&format!("record{suffix}.x_next"), &record.x_next);
+        given.plain(&format!("record{suffix}.log_prob"), &record.log_prob);
+        let (loss, gradients) = job.unit(&sampler, &batch);
+        wanted.plain(&format!("loss{suffix}"), &loss);
+        for (spec, gradient) in job.weights.layout().specs().iter().zip(&gradients) {
+            if let Some(gradient) = gradient {
+                wanted.plain(&format!("gradient{suffix}.{}", spec.name), gradient);
+            }
+        }
+        if suffix.is_empty() {
+            let mut sums = Accumulated::default();
+            sums.add(&*job.plan.kernels, gradients);
+            let mut weights = job.weights.clone();
+            job.optimizer().step(&*job.plan.kernels, &job.device, &mut weights, sums)?;
+            for (spec, value) in weights.layout().specs().iter().zip(weights.values()) {
+                wanted.plain(&format!("stepped.{}", spec.name), value);
+            }
+        }
+    }
+    given.write(&folder.join("given.safetensors"))?;
+    wanted.write(&folder.join("wanted.safetensors"))?;
+    Ok(())
+}
