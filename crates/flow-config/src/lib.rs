@@ -1,5 +1,37 @@
 //! The flow-train config as plain data: sections, defaults, presets, spans, migrations and the JSON schema.
+//!
+//! [`Config`] and the types it is made of are plain serde data; anything may build one in code. [`load`] makes one from
+//! a TOML file and `--set` overrides and reports everything that is wrong at once, each with its place and how to mend
+//! it ([`Report`]); what passes comes back as [`Resolved`], with the [`Source`] of every value.
+//!
+//! The schema that schemars makes of the types ([`schema()`]) is the single description of keys, types and ranges: the
+//! parser checks by it, [`explain()`] reads from it, and editors complete with it. Rules on several keys are the parser's
+//! alone; their codes begin with `rule::`.
+//!
+//! This crate knows nothing of tensors and does not depend on Burn.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
+mod check;
+pub mod codes;
+mod diagnostic;
+mod explain;
+mod load;
+mod migrate;
+mod overrides;
+mod presets;
+mod rules;
+mod schema;
 mod sections;
+mod suggest;
+mod tree;
 
+pub use diagnostic::{Diagnostic, Report, Severity, SourceText};
+pub use explain::{FieldDoc, all_keys, explain, find_key};
+pub use load::{Resolved, Source, base_dir, load, parse_named, parse_str};
+pub use migrate::{Change, migrate};
+pub use presets::{Preset, presets};
+pub use schema::{schema, schema_text};
 pub use sections::*;

@@ -19,7 +19,11 @@ pub struct AdvantageConfig {
 
 impl Default for AdvantageConfig {
     fn default() -> Self {
-        Self { aggregation: Aggregation::Gdpo, global_std: true, std_floor: 1e-6 }
+        Self {
+            aggregation: Aggregation::Gdpo,
+            global_std: true,
+            std_floor: 1e-6,
+        }
     }
 }
 

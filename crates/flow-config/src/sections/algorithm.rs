@@ -60,7 +60,12 @@ pub struct GrpoConfig {
 
 impl Default for GrpoConfig {
     fn default() -> Self {
-        Self { clip_range: [-1e-4, 1e-4], advantage_clip: 5.0, kl: KlConfig::default(), inner_epochs: 1 }
+        Self {
+            clip_range: [-1e-4, 1e-4],
+            advantage_clip: 5.0,
+            kl: KlConfig::default(),
+            inner_epochs: 1,
+        }
     }
 }
 
@@ -85,8 +90,19 @@ pub struct GrpoGuardConfig {
 
 impl Default for GrpoGuardConfig {
     fn default() -> Self {
-        let GrpoConfig { clip_range, advantage_clip, kl, inner_epochs } = GrpoConfig::default();
-        Self { clip_range, advantage_clip, kl, inner_epochs, reweight: true }
+        let GrpoConfig {
+            clip_range,
+            advantage_clip,
+            kl,
+            inner_epochs,
+        } = GrpoConfig::default();
+        Self {
+            clip_range,
+            advantage_clip,
+            kl,
+            inner_epochs,
+            reweight: true,
+        }
     }
 }
 
@@ -105,7 +121,11 @@ pub struct KlConfig {
 
 impl Default for KlConfig {
     fn default() -> Self {
-        Self { kind: KlKind::None, beta: 0.0, reference: Reference::Snapshot }
+        Self {
+            kind: KlKind::None,
+            beta: 0.0,
+            reference: Reference::Snapshot,
+        }
     }
 }
 
@@ -210,7 +230,11 @@ pub struct OldPolicyConfig {
 
 impl Default for OldPolicyConfig {
     fn default() -> Self {
-        Self { flat: 0, rate: 0.001, hold: 0.5 }
+        Self {
+            flat: 0,
+            rate: 0.001,
+            hold: 0.5,
+        }
     }
 }
 
@@ -233,7 +257,12 @@ pub struct TrainTimestepsConfig {
 
 impl Default for TrainTimestepsConfig {
     fn default() -> Self {
-        Self { count: 0, strategy: TimeSampling::Discrete, shift: 3.0, range: [0.0, 0.9] }
+        Self {
+            count: 0,
+            strategy: TimeSampling::Discrete,
+            shift: 3.0,
+            range: [0.0, 0.9],
+        }
     }
 }
 

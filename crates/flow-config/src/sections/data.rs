@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
 pub enum DataConfig {
-    /// Handwritten digits (UCI, 1,797 images of 8 by 8 pixels, one channel); a prompt is a digit.
+    /// Handwritten digits (UCI, 1,797 images of 8 by 8 pixels, one channel); a prompt is "thin 3".
     Digits(DigitsData),
     /// Procedural scenes such as "three red circles", three channels; a prompt is a sentence.
     Shapes(ShapesData),
@@ -28,6 +28,22 @@ impl DataConfig {
         }
     }
 
+    /// Number of distinct tokens of the prompts, padding and "no condition" included (flow-data's vocabularies).
+    pub fn prompt_vocabulary(&self) -> usize {
+        match self {
+            Self::Digits(_) => 15,
+            Self::Shapes(_) => 18,
+        }
+    }
+
+    /// Length of the prompts in tokens, padding included.
+    pub fn prompt_length(&self) -> usize {
+        match self {
+            Self::Digits(_) => 2,
+            Self::Shapes(_) => 4,
+        }
+    }
+
     /// Channels of the images.
     pub fn channels(&self) -> usize {
         match self {
@@ -37,103 +53,47 @@ impl DataConfig {
     }
 }
 
-/// `kind = "digits"`: the UCI handwritten digits, vendored with the tool.
+/// `kind = "digits"`: the UCI handwritten digits, 1,797 images of 8 by 8 pixels. Prompts are "thin 3", "bold 7" and so
+/// on; ten of the thirty are held out from reinforcement learning, one weight of each digit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DigitsData {
-    /// Side of the images in pixels: a multiple of 8, the size of the originals, which are enlarged to it.
+    /// Height and width in pixels; a multiple of 8, to which the images are enlarged.
     #[schemars(range(min = 8, max = 512), extend("multipleOf" = 8))]
     pub image_size: usize,
-    /// Digits that rollouts are prompted with.
-    #[schemars(length(min = 1, max = 10), inner(range(max = 9)))]
-    pub prompts: Vec<u8>,
-    /// Digits that evaluation is prompted with. Evaluation noise is never the noise of a rollout, so the same
-    /// digits may stand here and in `prompts`.
-    #[schemars(length(min = 1, max = 10), inner(range(max = 9)))]
-    pub eval_prompts: Vec<u8>,
-    /// Fraction of the images that neither pretraining nor the classifier sees; the classifier's accuracy is
-    /// reported on them.
-    #[schemars(range(min = 0.0, max = 0.9))]
-    pub held_out: f64,
-    /// Seed of the split.
-    #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
-    pub seed: u64,
 }
 
 impl Default for DigitsData {
     fn default() -> Self {
-        let all: Vec<u8> = (0..10).collect();
-        Self { image_size: 8, prompts: all.clone(), eval_prompts: all, held_out: 0.2, seed: 0 }
+        Self { image_size: 8 }
     }
 }
 
-/// `kind = "shapes"`: scenes of coloured shapes on a plain background, drawn as they are needed.
+/// `kind = "shapes"`: rendered scenes such as "three red circles". Some combinations of count, colour and shape are
+/// held out from reinforcement learning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ShapesData {
-    /// Side of the images in pixels.
-    #[schemars(range(min = 8, max = 1024))]
+    /// Height and width in pixels.
+    #[schemars(range(min = 16, max = 1024))]
     pub image_size: usize,
-    /// Colours that scenes use; none twice.
-    #[schemars(length(min = 1))]
-    pub colours: Vec<Colour>,
-    /// Shapes that scenes use; none twice.
-    #[schemars(length(min = 1))]
-    pub shapes: Vec<Shape>,
-    /// Most shapes in a scene; prompts count from "one" to this.
-    #[schemars(range(min = 1, max = 4))]
-    pub max_count: usize,
-    /// Also say where: "three red circles on the left".
-    pub positions: bool,
-    /// Fraction of the combinations (count, colour, shape, position) that neither pretraining nor rollouts see;
-    /// evaluation is prompted with them.
-    #[schemars(range(min = 0.0, max = 0.9))]
-    pub held_out: f64,
-    /// Seed of the choice of held-out combinations and of the scenes.
+    /// Number of training images.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub images: usize,
+    /// Seed of the training images.
     #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
     pub seed: u64,
+    /// Whether pretraining sees the held-out combinations too. They are held out from reinforcement learning anyway.
+    pub pretrain_on_held_out: bool,
 }
 
 impl Default for ShapesData {
     fn default() -> Self {
         Self {
-            image_size: 32,
-            colours: vec![
-                Colour::Red,
-                Colour::Green,
-                Colour::Blue,
-                Colour::Yellow,
-                Colour::Magenta,
-                Colour::Cyan,
-            ],
-            shapes: vec![Shape::Circle, Shape::Square, Shape::Triangle],
-            max_count: 4,
-            positions: false,
-            held_out: 0.2,
+            image_size: 24,
+            images: 20_000,
             seed: 0,
+            pretrain_on_held_out: true,
         }
     }
-}
-
-/// Colour of a shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the names are the definition")]
-pub enum Colour {
-    Red,
-    Green,
-    Blue,
-    Yellow,
-    Magenta,
-    Cyan,
-}
-
-/// Form of a shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the names are the definition")]
-pub enum Shape {
-    Circle,
-    Square,
-    Triangle,
 }

@@ -18,7 +18,11 @@ pub struct EmaConfig {
 
 impl Default for EmaConfig {
     fn default() -> Self {
-        Self { enabled: false, update_every: 1, schedule: EmaSchedule::default() }
+        Self {
+            enabled: false,
+            update_every: 1,
+            schedule: EmaSchedule::default(),
+        }
     }
 }
 
@@ -75,7 +79,10 @@ pub struct PowerEma {
 
 impl Default for PowerEma {
     fn default() -> Self {
-        Self { decay: 0.995, warmup: 10.0 }
+        Self {
+            decay: 0.995,
+            warmup: 10.0,
+        }
     }
 }
 
@@ -96,7 +103,11 @@ pub struct RampEma {
 
 impl Default for RampEma {
     fn default() -> Self {
-        Self { initial: 0.0, decay: 0.995, steps: 100 }
+        Self {
+            initial: 0.0,
+            decay: 0.995,
+            steps: 100,
+        }
     }
 }
 
@@ -117,7 +128,11 @@ pub struct PiecewiseLinearEma {
 
 impl Default for PiecewiseLinearEma {
     fn default() -> Self {
-        Self { flat: 0, rate: 0.001, maximum: 0.5 }
+        Self {
+            flat: 0,
+            rate: 0.001,
+            maximum: 0.5,
+        }
     }
 }
 
@@ -141,6 +156,11 @@ pub struct WarmupCosineEma {
 
 impl Default for WarmupCosineEma {
     fn default() -> Self {
-        Self { warmup: 10, initial: 0.9, decay: 0.995, steps: 100 }
+        Self {
+            warmup: 10,
+            initial: 0.9,
+            decay: 0.995,
+            steps: 100,
+        }
     }
 }

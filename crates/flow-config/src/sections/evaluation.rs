@@ -75,6 +75,10 @@ pub struct GridConfig {
 
 impl Default for GridConfig {
     fn default() -> Self {
-        Self { rows: 10, columns: 4, scale: 4 }
+        Self {
+            rows: 10,
+            columns: 4,
+            scale: 4,
+        }
     }
 }

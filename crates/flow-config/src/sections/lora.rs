@@ -16,7 +16,7 @@ pub struct LoraConfig {
     pub alpha: Option<f64>,
     /// Linears that get an adapter: patterns on their dotted names, in which `*` stands for any characters, dots
     /// included. A pattern that matches nothing is an error.
-    #[schemars(length(min = 1), inner(length(min = 1)))]
+    #[schemars(length(min = 1), inner(length(min = 1)), extend("uniqueItems" = true))]
     pub targets: Vec<String>,
     /// Seed of the initial `A`. Without it, the seed of the run.
     #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
@@ -25,7 +25,12 @@ pub struct LoraConfig {
 
 impl Default for LoraConfig {
     fn default() -> Self {
-        Self { rank: 8, alpha: None, targets: vec!["*".into()], seed: None }
+        Self {
+            rank: 8,
+            alpha: None,
+            targets: vec!["*".into()],
+            seed: None,
+        }
     }
 }
 

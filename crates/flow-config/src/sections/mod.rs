@@ -159,6 +159,8 @@ impl Config {
 
     /// Guidance scale of evaluation.
     pub fn eval_guidance_scale(&self) -> f64 {
-        self.evaluation.guidance_scale.unwrap_or(self.sampling.guidance_scale)
+        self.evaluation
+            .guidance_scale
+            .unwrap_or(self.sampling.guidance_scale)
     }
 }

@@ -113,7 +113,7 @@ pub enum Conditioning {
 
 impl Default for Conditioning {
     fn default() -> Self {
-        Self::Class(ClassConditioning::default())
+        Self::Tokens(TokenConditioning::default())
     }
 }
 
@@ -132,21 +132,24 @@ impl Default for ClassConditioning {
     }
 }
 
-/// Conditioning on a sequence of tokens.
+/// Conditioning on a sequence of tokens. The defaults are those of the digits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TokenConditioning {
-    /// Number of distinct tokens, padding included.
+    /// Number of distinct tokens, padding and "no condition" included: 15 for digits, 18 for shapes.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub vocabulary: usize,
-    /// Longest prompt in tokens; shorter ones are padded.
+    /// Length of a prompt in tokens, shorter ones being padded: 2 for digits, 4 for shapes.
     #[schemars(range(min = 1, max = 65_536))]
     pub max_tokens: usize,
 }
 
 impl Default for TokenConditioning {
     fn default() -> Self {
-        Self { vocabulary: 32, max_tokens: 8 }
+        Self {
+            vocabulary: 15,
+            max_tokens: 2,
+        }
     }
 }
 
@@ -200,7 +203,7 @@ pub struct MmditConfig {
     #[schemars(range(min = 1, max = 4096))]
     pub pos_embed_max_size: usize,
     /// Blocks that have a second, image-only attention; each below `num_layers`, none twice.
-    #[schemars(inner(range(max = 1023)), length(max = 1024))]
+    #[schemars(inner(range(max = 1023)), length(max = 1024), extend("uniqueItems" = true))]
     pub dual_attention_layers: Vec<usize>,
     /// RMS-normalise queries and keys per head (diffusers: `qk_norm = "rms_norm"`).
     pub qk_norm: bool,

@@ -36,7 +36,11 @@ pub struct LoggingConfig {
 
 impl Default for LoggingConfig {
     fn default() -> Self {
-        Self { tensorboard: true, every: 1, html_report: true }
+        Self {
+            tensorboard: true,
+            every: 1,
+            html_report: true,
+        }
     }
 }
 

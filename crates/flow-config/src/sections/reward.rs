@@ -63,7 +63,8 @@ pub struct DigitClassifierReward {
     /// Weight in the sum of rewards; may be negative.
     #[serde(default = "one")]
     pub weight: f64,
-    /// The classifier's weights (safetensors), relative to the config file.
+    /// The classifier's weights: `built-in`, `judge` (a second one, for evaluation), or a safetensors file relative to
+    /// the config file.
     pub weights: PathBuf,
     /// What the reward is.
     #[serde(default)]
@@ -96,7 +97,11 @@ pub struct ShapesRulesReward {
 
 impl Default for ShapesRulesReward {
     fn default() -> Self {
-        Self { name: None, weight: 1.0, mode: RulesMode::Mean }
+        Self {
+            name: None,
+            weight: 1.0,
+            mode: RulesMode::Mean,
+        }
     }
 }
 
@@ -127,7 +132,11 @@ pub struct JpegReward {
 
 impl Default for JpegReward {
     fn default() -> Self {
-        Self { name: None, weight: 1.0, quality: 95 }
+        Self {
+            name: None,
+            weight: 1.0,
+            quality: 95,
+        }
     }
 }
 

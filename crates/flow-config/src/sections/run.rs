@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
     /// Name of the run; also the name of its directory below `dir`. No path separators.
-    #[schemars(length(min = 1, max = 200), regex(pattern = r"^[^/\\]+$"))]
+    #[schemars(length(min = 1, max = 200))]
     pub name: String,
     /// Seed of every random stream of the run: prompts, initial noise, SDE noise, shuffles. TOML integers end
     /// at 2^63 - 1.
@@ -27,7 +27,13 @@ pub struct RunConfig {
 
 impl Default for RunConfig {
     fn default() -> Self {
-        Self { name: "run".into(), seed: 0, dir: "runs".into(), steps: 100, on_exists: OnExists::Error }
+        Self {
+            name: "run".into(),
+            seed: 0,
+            dir: "runs".into(),
+            steps: 100,
+            on_exists: OnExists::Error,
+        }
     }
 }
 

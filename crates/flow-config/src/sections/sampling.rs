@@ -25,7 +25,12 @@ pub struct SamplingConfig {
 
 impl Default for SamplingConfig {
     fn default() -> Self {
-        Self { group_size: 16, prompts_per_step: 8, micro_batch: 32, guidance_scale: 1.0 }
+        Self {
+            group_size: 16,
+            prompts_per_step: 8,
+            micro_batch: 32,
+            guidance_scale: 1.0,
+        }
     }
 }
 

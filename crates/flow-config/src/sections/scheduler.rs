@@ -120,7 +120,12 @@ pub struct DynamicShift {
 
 impl Default for DynamicShift {
     fn default() -> Self {
-        Self { base_tokens: 256, max_tokens: 4096, base_shift: 0.5, max_shift: 1.15 }
+        Self {
+            base_tokens: 256,
+            max_tokens: 4096,
+            base_shift: 0.5,
+            max_shift: 1.15,
+        }
     }
 }
 
@@ -154,7 +159,7 @@ pub struct AllWindow {}
 #[serde(deny_unknown_fields)]
 pub struct ListWindow {
     /// The steps: each below `scheduler.steps`, none twice.
-    #[schemars(inner(range(max = 999)), length(min = 1, max = 1000))]
+    #[schemars(inner(range(max = 999)), length(min = 1, max = 1000), extend("uniqueItems" = true))]
     pub steps: Vec<usize>,
 }
 
@@ -166,7 +171,7 @@ pub struct RandomWindow {
     #[schemars(range(min = 1, max = 1000))]
     pub count: usize,
     /// Steps to draw from; without it, every step but the last.
-    #[schemars(inner(range(max = 999)), length(min = 1, max = 1000))]
+    #[schemars(inner(range(max = 999)), length(min = 1, max = 1000), extend("uniqueItems" = true))]
     pub from: Option<Vec<usize>>,
     /// Seed of the draw; the iteration is added to the stream, so that each iteration draws anew.
     #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
@@ -175,7 +180,11 @@ pub struct RandomWindow {
 
 impl Default for RandomWindow {
     fn default() -> Self {
-        Self { count: 1, from: None, seed: 42 }
+        Self {
+            count: 1,
+            from: None,
+            seed: 42,
+        }
     }
 }
 
@@ -197,6 +206,10 @@ pub struct SlidingWindow {
 
 impl Default for SlidingWindow {
     fn default() -> Self {
-        Self { size: 4, stride: 1, hold: 25 }
+        Self {
+            size: 4,
+            stride: 1,
+            hold: 25,
+        }
     }
 }

@@ -1,0 +1,585 @@
+//! Checks a document against the schema: every key, type, range and allowed value, all at once.
+//!
+//! Understands the part of JSON schema that [`crate::schema`] makes use of; a test sees to it that this stays all of
+//! it.
+
+use serde_json::Value as Json;
+
+use crate::codes;
+use crate::diagnostic::Diagnostic;
+use crate::schema::{SCHEMA, SECTIONS_OF_KEY, allowed_texts, resolve, tag_of};
+use crate::suggest::nearest;
+use crate::tree::{Node, Segment, Value, dotted, quoted_key, whole};
+
+/// What a check found.
+#[derive(Default)]
+pub(crate) struct Findings {
+    pub(crate) problems: Vec<Diagnostic>,
+    /// What must be taken out of the document before the rest of it can be read.
+    pub(crate) bad: Vec<Vec<Segment>>,
+}
+
+/// Checks a whole document.
+pub(crate) fn check(document: &Node) -> Findings {
+    let mut checker = Checker {
+        path: Vec::new(),
+        findings: Findings::default(),
+    };
+    checker.value(document, &SCHEMA);
+    checker.findings
+}
+
+struct Checker {
+    path: Vec<Segment>,
+    findings: Findings,
+}
+
+impl Checker {
+    /// Reports a problem with the value at the current path.
+    fn bad_value(&mut self, node: &Node, code: &'static str, message: String) -> &mut Diagnostic {
+        self.findings.bad.push(self.path.clone());
+        self.problem(node, node.span.clone(), code, message)
+    }
+
+    fn problem(
+        &mut self,
+        node: &Node,
+        span: std::ops::Range<usize>,
+        code: &'static str,
+        message: String,
+    ) -> &mut Diagnostic {
+        let mut diagnostic = Diagnostic::error(code, message).path(dotted(&self.path));
+        if let Some(source) = node.origin {
+            diagnostic = diagnostic.at(source, span);
+        }
+        let problems = &mut self.findings.problems;
+        problems.push(diagnostic);
+        let last = problems.len() - 1;
+        &mut problems[last]
+    }
+
+    /// The current path in messages.
+    fn name(&self) -> String {
+        if self.path.is_empty() {
+            "the config".into()
+        } else {
+            format!("`{}`", dotted(&self.path))
+        }
+    }
+
+    fn within(&mut self, segment: Segment, check: impl FnOnce(&mut Self)) {
+        self.path.push(segment);
+        check(self);
+        self.path.pop();
+    }
+
+    fn value(&mut self, node: &Node, schema: &Json) {
+        let schema = resolve(&SCHEMA, schema);
+        if let Some(tag) = tag_of(schema) {
+            return self.tagged(node, schema, tag);
+        }
+        if let Some(texts) = allowed_texts(schema) {
+            return self.text_of(node, &texts);
+        }
+        if let Some(alternatives) = schema["anyOf"].as_array() {
+            let alternatives: Vec<&Json> = alternatives.iter().map(|one| resolve(&SCHEMA, one)).collect();
+            return match alternatives
+                .iter()
+                .find(|one| type_matches(node, one["type"].as_str().unwrap_or("")))
+            {
+                Some(alternative) => self.value(node, alternative),
+                None => {
+                    let types: Vec<_> = alternatives.iter().map(|one| type_phrase(one)).collect();
+                    self.wrong_type(node, &types.join(" or "));
+                }
+            };
+        }
+        match schema["type"].as_str() {
+            None => self.anything(node),
+            Some(name) if !type_matches(node, name) => self.wrong_type(node, &type_phrase(schema)),
+            Some("object") => self.table(node, schema),
+            Some("array") => self.list(node, schema),
+            Some("string") => self.text(node, schema),
+            Some("integer" | "number") => self.number(node, schema),
+            Some(_) => {}
+        }
+    }
+
+    fn wrong_type(&mut self, node: &Node, wanted: &str) {
+        let written = match &node.value {
+            Value::Table(_) | Value::Array(_) => node.value.type_name().to_owned(),
+            _ => format!("`{}`, {}", brief(node), node.value.type_name()),
+        };
+        let message = format!("{} must be {wanted}, but is {written}", self.name());
+        let quoted = match &node.value {
+            Value::String(text) if wanted.contains("number") || wanted.contains("integer") => {
+                text.parse::<f64>().is_ok().then(|| text.clone())
+            }
+            Value::String(text) if wanted == "true or false" => {
+                (text == "true" || text == "false").then(|| text.clone())
+            }
+            _ => None,
+        };
+        let help = match (&node.value, quoted) {
+            (_, Some(text)) => Some(format!("write it without quotes: {text}")),
+            (Value::Integer(_) | Value::Float(_) | Value::Bool(_), None) if wanted.starts_with("a text") => {
+                Some(format!("write it in quotes: \"{}\"", brief(node)))
+            }
+            _ => None,
+        };
+        self.bad_value(node, codes::WRONG_TYPE, message).help = help;
+    }
+
+    fn tagged(&mut self, node: &Node, schema: &Json, tag: &str) {
+        let Value::Table(table) = &node.value else {
+            return self.wrong_type(node, &format!("a table with `{tag}`"));
+        };
+        let variants: Vec<(&str, &Json)> = schema["oneOf"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|variant| Some((variant["properties"][tag]["const"].as_str()?, variant)))
+            .collect();
+        let names: Vec<&str> = variants.iter().map(|(name, _)| *name).collect();
+        let Some(choice) = table.get(tag) else {
+            let message = format!("{} must say which `{tag}` it is", self.name());
+            let help = format!("add `{tag} = \"{}\"` or another of the allowed ones", names[0]);
+            let span = if self.path.is_empty() {
+                0..0
+            } else {
+                place_of_table(node)
+            };
+            self.findings.bad.push(self.path.clone());
+            let diagnostic = self.problem(node, span, codes::MISSING_KEY, message);
+            diagnostic.help = Some(help);
+            diagnostic.allowed = names.iter().map(|name| (*name).to_owned()).collect();
+            return;
+        };
+        let chosen = match &choice.value {
+            Value::String(text) => variants.iter().find(|(name, _)| name == text),
+            _ => None,
+        };
+        match chosen {
+            Some((_, variant)) => self.table_of(node, variant, Some((schema, tag))),
+            None => {
+                // Without a known variant nothing can be said of the other keys, so all of the table is left out.
+                self.findings.bad.push(self.path.clone());
+                self.within(Segment::Key(tag.to_owned()), |checker| {
+                    checker.text_of(choice, &names)
+                });
+            }
+        }
+    }
+
+    fn table(&mut self, node: &Node, schema: &Json) {
+        self.table_of(node, schema, None);
+    }
+
+    fn table_of(&mut self, node: &Node, schema: &Json, union: Option<(&Json, &str)>) {
+        let Value::Table(table) = &node.value else { return };
+        let empty = serde_json::Map::new();
+        let properties = schema["properties"].as_object().unwrap_or(&empty);
+        let closed = schema["additionalProperties"] == Json::Bool(false);
+        for (key, value) in table {
+            self.within(Segment::Key(key.clone()), |checker| match properties.get(key) {
+                Some(property) => checker.value(value, property),
+                None if closed => checker.unknown_key(key, value, properties, union),
+                None => checker.anything(value),
+            });
+        }
+        for key in schema["required"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Json::as_str)
+        {
+            if table.contains_key(key) {
+                continue;
+            }
+            let property = resolve(&SCHEMA, &properties[key]);
+            let place = match self.path.as_slice() {
+                [] => "the file".to_owned(),
+                _ => self.name(),
+            };
+            let message = format!("{place} lacks `{key}`, which must be given");
+            let help = match (key, properties[key]["description"].as_str()) {
+                ("config_version", _) => {
+                    format!(
+                        "add `config_version = {}` as the first line",
+                        crate::CONFIG_VERSION
+                    )
+                }
+                (_, Some(text)) => format!("add `{key} = …`, {}: {text}", type_phrase(property)),
+                (_, None) => format!("add `{key} = …`, {}", type_phrase(property)),
+            };
+            self.findings.bad.push(self.path.clone());
+            let span = if self.path.is_empty() {
+                0..0
+            } else {
+                place_of_table(node)
+            };
+            let diagnostic = self.problem(node, span, codes::MISSING_KEY, message);
+            diagnostic.help = Some(help);
+            let section = std::mem::take(&mut diagnostic.path);
+            diagnostic.path = if section.is_empty() {
+                key.to_owned()
+            } else {
+                format!("{section}.{key}")
+            };
+        }
+    }
+
+    fn unknown_key(
+        &mut self,
+        key: &str,
+        value: &Node,
+        properties: &serde_json::Map<String, Json>,
+        union: Option<(&Json, &str)>,
+    ) {
+        let section = &self.path[..self.path.len() - 1];
+        let section_name = section_phrase(section);
+        let bare_section: Vec<_> = section
+            .iter()
+            .filter(|segment| matches!(segment, Segment::Key(_)))
+            .cloned()
+            .collect();
+        let bare_section = dotted(&bare_section);
+        let near = nearest(key, properties.keys().map(String::as_str));
+        let mut message = format!("{section_name} has no key `{}`", quoted_key(key));
+        let other_variants: Vec<&str> = union
+            .into_iter()
+            .flat_map(|(schema, tag)| {
+                let variants = schema["oneOf"].as_array().into_iter().flatten();
+                variants
+                    .filter(|variant| variant["properties"].get(key).is_some())
+                    .filter_map(move |variant| variant["properties"][tag]["const"].as_str())
+            })
+            .collect();
+        let elsewhere: Vec<&str> = SECTIONS_OF_KEY
+            .get(key)
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+            .filter(|known| *known != bare_section)
+            .collect();
+        let help = if let (false, Some((_, tag))) = (other_variants.is_empty(), union) {
+            let kinds = other_variants.iter().map(|kind| format!("`{tag} = \"{kind}\"`"));
+            Some(format!(
+                "it belongs to {}; remove it, or choose that {tag}",
+                join(kinds)
+            ))
+        } else if let Some(near) = near.filter(|near| simple_distance(key, near) || elsewhere.is_empty()) {
+            Some(format!("did you mean `{near}`?"))
+        } else if !elsewhere.is_empty() {
+            Some(elsewhere_help(key, &elsewhere))
+        } else {
+            let everywhere = nearest(key, SECTIONS_OF_KEY.keys().map(String::as_str));
+            everywhere.and_then(|known| {
+                let sections: Vec<&str> = SECTIONS_OF_KEY.get(known)?.iter().map(String::as_str).collect();
+                Some(format!(
+                    "perhaps `{known}` is meant: {}",
+                    elsewhere_help(known, &sections)
+                ))
+            })
+        };
+        if matches!(value.value, Value::Table(_)) && section.is_empty() {
+            message = format!("there is no section `[{}]`", quoted_key(key));
+        }
+        let near = near.map(str::to_owned);
+        let allowed = properties.keys().cloned().collect();
+        self.findings.bad.push(self.path.clone());
+        let diagnostic = self.problem(value, value.key_span.clone(), codes::UNKNOWN_KEY, message);
+        diagnostic.help = help;
+        diagnostic.nearest = near;
+        diagnostic.allowed = allowed;
+    }
+
+    /// Entries of free-form tables: whatever JSON can hold.
+    fn anything(&mut self, node: &Node) {
+        match &node.value {
+            Value::Table(table) => {
+                for (key, value) in table {
+                    self.within(Segment::Key(key.clone()), |checker| checker.anything(value));
+                }
+            }
+            Value::Array(entries) => {
+                for (index, entry) in entries.iter().enumerate() {
+                    self.within(Segment::Index(index), |checker| checker.anything(entry));
+                }
+            }
+            Value::Datetime(_) => self.wrong_type(node, "a number, a text, true or false, a list or a table"),
+            Value::Float(float) if !float.is_finite() => self.not_finite(node),
+            _ => {}
+        }
+    }
+
+    fn not_finite(&mut self, node: &Node) {
+        let message = format!(
+            "{} is `{}`, but must be a finite number",
+            self.name(),
+            brief(node)
+        );
+        self.bad_value(node, codes::OUT_OF_RANGE, message);
+    }
+
+    fn text_of(&mut self, node: &Node, allowed: &[&str]) {
+        let quoted: Vec<String> = allowed.iter().map(|text| format!("\"{text}\"")).collect();
+        let Value::String(text) = &node.value else {
+            let message = format!(
+                "{} must be one of {}, but is {}",
+                self.name(),
+                join(quoted.iter().cloned()),
+                node.value.type_name()
+            );
+            self.bad_value(node, codes::WRONG_TYPE, message).allowed = quoted;
+            return;
+        };
+        if allowed.contains(&text.as_str()) {
+            return;
+        }
+        let near = nearest(text, allowed.iter().copied()).map(str::to_owned);
+        let message = format!("{} cannot be `{}`", self.name(), brief(node));
+        let diagnostic = self.bad_value(node, codes::NOT_ALLOWED, message);
+        diagnostic.help = near.as_ref().map(|near| format!("did you mean \"{near}\"?"));
+        diagnostic.nearest = near;
+        diagnostic.allowed = quoted;
+    }
+
+    fn text(&mut self, node: &Node, schema: &Json) {
+        let Value::String(text) = &node.value else { return };
+        let count = text.chars().count() as u64;
+        self.length(
+            node,
+            count,
+            "character",
+            schema["minLength"].as_u64(),
+            schema["maxLength"].as_u64(),
+        );
+    }
+
+    fn length(&mut self, node: &Node, count: u64, noun: &str, least: Option<u64>, most: Option<u64>) {
+        if least.is_none_or(|least| count >= least) && most.is_none_or(|most| count <= most) {
+            return;
+        }
+        let wanted = match (least, most) {
+            (Some(least), Some(most)) if least == most => format!("exactly {least}"),
+            (Some(least), Some(most)) => format!("{least} to {most}"),
+            (Some(least), None) => format!("at least {least}"),
+            (None, most) => format!("at most {}", most.unwrap_or_default()),
+        };
+        let plural = |noun: &str| match noun {
+            "entry" => "entries".to_owned(),
+            noun => format!("{noun}s"),
+        };
+        let has = if count == 1 {
+            format!("1 {noun}")
+        } else {
+            format!("{count} {}", plural(noun))
+        };
+        let message = format!("{} has {has}, but must have {wanted}", self.name());
+        self.bad_value(node, codes::WRONG_LENGTH, message);
+    }
+
+    fn list(&mut self, node: &Node, schema: &Json) {
+        let Value::Array(entries) = &node.value else {
+            return;
+        };
+        let bounds = (schema["minItems"].as_u64(), schema["maxItems"].as_u64());
+        self.length(node, entries.len() as u64, "entry", bounds.0, bounds.1);
+        for (index, entry) in entries.iter().enumerate() {
+            self.within(Segment::Index(index), |checker| {
+                checker.value(entry, &schema["items"])
+            });
+        }
+        if schema["uniqueItems"] == Json::Bool(true) {
+            let mut seen = std::collections::BTreeSet::new();
+            for (index, entry) in entries.iter().enumerate() {
+                let Some(json) = entry.to_json() else { continue };
+                if !seen.insert(json.to_string()) {
+                    let message = format!("{} has `{}` twice", self.name(), brief(entry));
+                    self.within(Segment::Index(index), |checker| {
+                        checker.bad_value(entry, codes::REPEATED_ENTRY, message).help =
+                            Some("remove one".into());
+                    });
+                }
+            }
+        }
+    }
+
+    fn number(&mut self, node: &Node, schema: &Json) {
+        let value = match &node.value {
+            Value::Integer(integer) => *integer as f64,
+            Value::Float(float) if float.is_finite() => *float,
+            _ => return self.not_finite(node),
+        };
+        let exact = match &node.value {
+            Value::Integer(integer) => Some(*integer),
+            Value::Float(float) => whole(*float),
+            _ => None,
+        };
+        // Integers are compared as such: a seed of 2^63 - 1 is not 2^63.
+        let compare = |bound: &Json| match (exact, bound.as_i64(), bound.as_u64(), bound.as_f64()) {
+            (Some(exact), Some(bound), _, _) => Some(exact.cmp(&bound.into())),
+            (Some(exact), None, Some(bound), _) => Some(exact.cmp(&bound.into())),
+            (_, _, _, Some(bound)) => value.partial_cmp(&bound),
+            _ => None,
+        };
+        use std::cmp::Ordering::{Equal, Greater, Less};
+        let outside = compare(&schema["minimum"]) == Some(Less)
+            || compare(&schema["maximum"]) == Some(Greater)
+            || matches!(compare(&schema["exclusiveMinimum"]), Some(Less | Equal));
+        if outside {
+            let message = format!(
+                "{} is {}, but must be {}",
+                self.name(),
+                brief(node),
+                range_phrase(schema)
+            );
+            self.bad_value(node, codes::OUT_OF_RANGE, message).allowed = vec![range_phrase(schema)];
+        }
+        if let (Some(factor), Some(exact)) = (schema["multipleOf"].as_i64(), exact)
+            && exact % i128::from(factor) != 0
+        {
+            let message = format!(
+                "{} is {}, but must be a multiple of {factor}",
+                self.name(),
+                brief(node)
+            );
+            self.bad_value(node, codes::OUT_OF_RANGE, message);
+        }
+    }
+}
+
+/// Where to point for a table that lacks something: the key or header that opens it.
+fn place_of_table(node: &Node) -> std::ops::Range<usize> {
+    if node.key_span.is_empty() {
+        node.span.clone()
+    } else {
+        node.key_span.clone()
+    }
+}
+
+/// A near miss by spelling, which is likelier than a key in the wrong section.
+fn simple_distance(written: &str, known: &str) -> bool {
+    written.len() <= 64 && strsim::damerau_levenshtein(written, known) <= 2
+}
+
+fn elsewhere_help(key: &str, sections: &[&str]) -> String {
+    let places = sections.iter().map(|section| match *section {
+        "" => "the top of the file".to_owned(),
+        "rewards" | "eval_rewards" => format!("`[[{section}]]`"),
+        section => format!("`[{section}]`"),
+    });
+    format!("`{}` is a key of {}", quoted_key(key), join(places))
+}
+
+fn section_phrase(section: &[Segment]) -> String {
+    match section {
+        [] => "the top of the file".into(),
+        [Segment::Key(key), Segment::Index(index)] => format!("`[[{}]]` (entry {index})", quoted_key(key)),
+        section => format!("`[{}]`", dotted(section)),
+    }
+}
+
+/// "a", "a or b", "a, b or c".
+fn join(items: impl IntoIterator<Item = String>) -> String {
+    let mut items: Vec<String> = items.into_iter().collect();
+    match items.pop() {
+        None => String::new(),
+        Some(last) if items.is_empty() => last,
+        Some(last) => format!("{} or {last}", items.join(", ")),
+    }
+}
+
+fn type_matches(node: &Node, name: &str) -> bool {
+    match &node.value {
+        Value::Table(_) => name == "object",
+        Value::Array(_) => name == "array",
+        Value::String(_) => name == "string",
+        Value::Integer(_) => name == "integer" || name == "number",
+        // As in JSON schema, 10.0 is an integer. What is not finite is reported as such.
+        Value::Float(float) => name == "number" || name == "integer" && whole(*float).is_some(),
+        Value::Bool(_) => name == "boolean",
+        Value::Datetime(_) => false,
+    }
+}
+
+/// What a schema wants, in words.
+pub(crate) fn type_phrase(schema: &Json) -> String {
+    if let Some(texts) = allowed_texts(schema) {
+        return format!(
+            "a text, one of {}",
+            join(texts.iter().map(|text| format!("\"{text}\"")))
+        );
+    }
+    if tag_of(schema).is_some() {
+        return "a table".into();
+    }
+    if let Some(alternatives) = schema["anyOf"].as_array() {
+        return join(alternatives.iter().map(|one| type_phrase(resolve(&SCHEMA, one))));
+    }
+    match schema["type"].as_str() {
+        Some("object") => "a table".into(),
+        Some("array") => {
+            let items = resolve(&SCHEMA, &schema["items"]);
+            match (
+                items["type"].as_str(),
+                schema["minItems"].as_u64(),
+                schema["maxItems"].as_u64(),
+            ) {
+                (Some("number"), Some(least), Some(most)) if least == most => {
+                    format!("a list of {least} numbers")
+                }
+                (Some("number"), ..) => "a list of numbers".into(),
+                (Some("integer"), ..) => "a list of integers".into(),
+                (Some("string"), ..) => "a list of texts".into(),
+                _ => "a list of tables".into(),
+            }
+        }
+        Some("string") => "a text".into(),
+        Some("integer") => "an integer".into(),
+        Some("number") => "a number".into(),
+        Some("boolean") => "true or false".into(),
+        _ => "any value".into(),
+    }
+}
+
+/// The range of a number, in words; empty if there is none.
+pub(crate) fn range_phrase(schema: &Json) -> String {
+    let number = |key: &str| schema.get(key).map(plain_number);
+    match (number("minimum"), number("exclusiveMinimum"), number("maximum")) {
+        (Some(least), _, Some(most)) if least == most => format!("exactly {least}"),
+        (Some(least), _, Some(most)) => format!("{least} to {most}"),
+        (Some(least), _, None) => format!("at least {least}"),
+        (None, Some(bound), Some(most)) => format!("above {bound} and at most {most}"),
+        (None, Some(bound), None) => format!("above {bound}"),
+        (None, None, Some(most)) => format!("at most {most}"),
+        (None, None, None) => String::new(),
+    }
+}
+
+/// `10.0` reads better as `10`.
+fn plain_number(json: &Json) -> String {
+    match json.as_f64() {
+        Some(float) if json.is_f64() => format!("{float}"),
+        _ => json.to_string(),
+    }
+}
+
+/// A value as it was written, shortened.
+fn brief(node: &Node) -> String {
+    let text = match &node.value {
+        Value::String(text) => text.clone(),
+        Value::Integer(integer) => integer.to_string(),
+        Value::Float(float) => format!("{float:?}"),
+        Value::Bool(bool) => bool.to_string(),
+        Value::Datetime(text) => text.clone(),
+        Value::Table(_) => "{…}".into(),
+        Value::Array(_) => "[…]".into(),
+    };
+    if text.chars().count() <= 60 {
+        text
+    } else {
+        text.chars().take(59).chain(['…']).collect()
+    }
+}

@@ -1,0 +1,259 @@
+//! What is wrong with a config: diagnostics with a place in the text, and their rendering as plain text.
+
+use std::fmt;
+use std::ops::Range;
+
+use serde::Serialize;
+
+/// How much a diagnostic matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// The config cannot be used.
+    Error,
+    /// The config can be used, but something in it is probably not what was meant.
+    Warning,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+        })
+    }
+}
+
+/// A text that diagnostics point into: the config file, a preset, or one override.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SourceText {
+    /// How it is called in messages: the path of the file, `preset NAME`, or `--set`.
+    pub name: String,
+    /// The text itself.
+    #[serde(skip)]
+    pub text: String,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Diagnostic {
+    /// How much it matters.
+    pub severity: Severity,
+    /// Stable code. Codes that begin with `rule::` are rules on several keys, which the JSON schema cannot say.
+    pub code: &'static str,
+    /// What is wrong, in the user's names and values.
+    pub message: String,
+    /// Dotted path of the key, empty if no key is concerned.
+    pub path: String,
+    /// Which of the report's sources the place is in.
+    pub source: Option<usize>,
+    /// The name of that source.
+    pub file: Option<String>,
+    /// Line, from 1.
+    pub line: Option<usize>,
+    /// Column in characters, from 1.
+    pub column: Option<usize>,
+    /// Byte range in the source's text.
+    pub span: Option<Range<usize>>,
+    /// How to mend it.
+    pub help: Option<String>,
+    /// What would be allowed in its place.
+    pub allowed: Vec<String>,
+    /// The allowed key or value that is nearest to what was written.
+    pub nearest: Option<String>,
+}
+
+impl Diagnostic {
+    pub(crate) fn new(severity: Severity, code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            severity,
+            code,
+            message: message.into(),
+            path: String::new(),
+            source: None,
+            file: None,
+            line: None,
+            column: None,
+            span: None,
+            help: None,
+            allowed: Vec::new(),
+            nearest: None,
+        }
+    }
+
+    pub(crate) fn error(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Severity::Error, code, message)
+    }
+
+    pub(crate) fn path(mut self, path: impl Into<String>) -> Self {
+        self.path = path.into();
+        self
+    }
+
+    pub(crate) fn at(mut self, source: usize, span: Range<usize>) -> Self {
+        self.source = Some(source);
+        self.span = Some(span);
+        self
+    }
+
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    pub(crate) fn allowed(mut self, allowed: Vec<String>) -> Self {
+        self.allowed = allowed;
+        self
+    }
+
+    /// Whether this is a rule on several keys, which the JSON schema does not know.
+    pub fn is_rule(&self) -> bool {
+        self.code.starts_with("rule::")
+    }
+}
+
+/// Every diagnostic of a config, with the texts they point into. As an error it holds at least one
+/// [`Severity::Error`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, thiserror::Error)]
+#[error("{}", self.render())]
+pub struct Report {
+    /// What is wrong: errors first, each kind in the order of the text.
+    pub diagnostics: Vec<Diagnostic>,
+    /// The texts.
+    pub sources: Vec<SourceText>,
+}
+
+impl Report {
+    /// Sorts, removes duplicates, and fills in file, line and column.
+    pub(crate) fn new(mut diagnostics: Vec<Diagnostic>, sources: Vec<SourceText>) -> Self {
+        for diagnostic in &mut diagnostics {
+            let Some(source) = diagnostic.source.and_then(|index| sources.get(index)) else {
+                continue;
+            };
+            diagnostic.file = Some(source.name.clone());
+            if let Some(span) = &mut diagnostic.span {
+                *span = clamp_span(&source.text, span.clone());
+                let (line, column) = line_and_column(&source.text, span.start);
+                diagnostic.line = Some(line);
+                diagnostic.column = Some(column);
+            }
+        }
+        diagnostics.sort_by_key(|d| {
+            (
+                d.severity,
+                d.source,
+                d.span.as_ref().map(|span| (span.start, span.end)),
+                d.path.clone(),
+                d.code,
+            )
+        });
+        diagnostics.dedup();
+        Self { diagnostics, sources }
+    }
+
+    /// Whether any diagnostic is an error.
+    pub fn has_errors(&self) -> bool {
+        self.diagnostics
+            .iter()
+            .any(|diagnostic| diagnostic.severity == Severity::Error)
+    }
+
+    /// The text that a diagnostic points into.
+    pub fn source_of(&self, diagnostic: &Diagnostic) -> Option<&SourceText> {
+        diagnostic.source.and_then(|index| self.sources.get(index))
+    }
+
+    /// All diagnostics as plain text, with the line concerned and a caret below the place, and a count at the end.
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        for diagnostic in &self.diagnostics {
+            text.push_str(&self.render_one(diagnostic));
+            text.push('\n');
+        }
+        let count = |severity| self.diagnostics.iter().filter(|d| d.severity == severity).count();
+        let plural =
+            |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+        let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+        text.push_str(&match (errors, warnings) {
+            (errors, 0) => plural(errors, "error"),
+            (0, warnings) => plural(warnings, "warning"),
+            (errors, warnings) => format!("{}, {}", plural(errors, "error"), plural(warnings, "warning")),
+        });
+        text.push('\n');
+        text
+    }
+
+    /// One diagnostic as plain text.
+    pub fn render_one(&self, diagnostic: &Diagnostic) -> String {
+        let mut text = format!(
+            "{}[{}]: {}\n",
+            diagnostic.severity, diagnostic.code, diagnostic.message
+        );
+        let mut gutter = 0;
+        if let Some(source) = self.source_of(diagnostic) {
+            match (&diagnostic.span, diagnostic.line, diagnostic.column) {
+                (Some(span), Some(line), Some(column)) => {
+                    let number = line.to_string();
+                    gutter = number.len();
+                    let indent = " ".repeat(gutter);
+                    let (excerpt, carets) = excerpt(&source.text, span.clone());
+                    text.push_str(&format!("{indent}--> {}:{line}:{column}\n", source.name));
+                    text.push_str(&format!(
+                        "{indent} |\n{number} | {excerpt}\n{indent} | {carets}\n"
+                    ));
+                }
+                _ => text.push_str(&format!(" --> {}\n", source.name)),
+            }
+        }
+        let indent = " ".repeat(gutter);
+        if let Some(help) = &diagnostic.help {
+            text.push_str(&format!("{indent} = help: {help}\n"));
+        }
+        if !diagnostic.allowed.is_empty() {
+            text.push_str(&format!(
+                "{indent} = allowed: {}\n",
+                diagnostic.allowed.join(", ")
+            ));
+        }
+        text
+    }
+}
+
+/// Moves both ends of a span into the text and onto character boundaries.
+fn clamp_span(text: &str, span: Range<usize>) -> Range<usize> {
+    let floor = |mut index: usize| {
+        index = index.min(text.len());
+        while !text.is_char_boundary(index) {
+            index -= 1;
+        }
+        index
+    };
+    let start = floor(span.start);
+    start..floor(span.end).max(start)
+}
+
+/// Line and column, both from 1, of a byte offset that lies on a character boundary.
+pub(crate) fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
+    let before = &text[..clamp_span(text, offset..offset).start];
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    (
+        before.matches('\n').count() + 1,
+        before[line_start..].chars().count() + 1,
+    )
+}
+
+/// The first line that a span touches, and a line of carets below the part of it that lies in the span. Tabs stay
+/// tabs in both, so that the carets stand where they should however wide a tab is.
+fn excerpt(text: &str, span: Range<usize>) -> (String, String) {
+    let line_start = text[..span.start].rfind('\n').map_or(0, |newline| newline + 1);
+    let line_end = text[span.start..]
+        .find('\n')
+        .map_or(text.len(), |newline| span.start + newline);
+    let line = text[line_start..line_end].trim_end_matches('\r');
+    let in_line = span.start.min(line_start + line.len());
+    let end = span.end.clamp(in_line, line_start + line.len());
+    let blank = |c: char| if c == '\t' { '\t' } else { ' ' };
+    let mut carets: String = text[line_start..in_line].chars().map(blank).collect();
+    carets.push_str(&"^".repeat(text[in_line..end].chars().count().max(1)));
+    (line.to_owned(), carets)
+}

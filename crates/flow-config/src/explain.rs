@@ -1,0 +1,244 @@
+//! What a key means: its text, type, default and allowed values, read from the schema.
+
+use std::fmt;
+
+use serde_json::Value as Json;
+
+use crate::check::{range_phrase, type_phrase};
+use crate::schema::{SCHEMA, SECTIONS_OF_KEY, View, allowed_texts, resolve, tag_of};
+use crate::tree::{Segment, dotted};
+
+/// The documentation of one key.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct FieldDoc {
+    /// Its dotted path.
+    pub path: String,
+    /// What it is for.
+    pub docs: String,
+    /// Its type, in words.
+    pub type_name: String,
+    /// Its range, in words; empty if it has none.
+    pub range: String,
+    /// Its default, if it has one.
+    pub default: Option<Json>,
+    /// Whether it must be given when its section is.
+    pub required: bool,
+    /// The values it may have, if they are given by name, each with what it means.
+    pub allowed: Vec<(String, String)>,
+    /// The variants of its section that have it, such as `kind = "grpo"`; empty if all have it.
+    pub variants: Vec<String>,
+    /// The keys below it, if it is a table, each with what it is for.
+    pub keys: Vec<(String, String)>,
+}
+
+/// Explains a key such as `optimizer.learning_rate`, `rewards.kind` or `algorithm`. Indices of lists may be left out.
+pub fn explain(key: &str) -> Option<FieldDoc> {
+    let path: Vec<Segment> = key
+        .split('.')
+        .map(|part| part.trim_start_matches("[[").trim_end_matches("]]"))
+        .filter(|part| !part.is_empty() && part.parse::<usize>().is_err())
+        .map(|part| Segment::Key(part.to_owned()))
+        .collect();
+    let (last, parents) = path.split_last()?;
+    let Segment::Key(name) = last else { return None };
+    let parent = parents
+        .iter()
+        .fold(View::root(&SCHEMA), |view, segment| view.child(segment));
+    let view = parent.child(last);
+    let first = *view.nodes.first()?;
+
+    let sections = sections(&parent);
+    let having: Vec<&Json> = sections
+        .iter()
+        .copied()
+        .filter(|section| section["properties"].get(name).is_some())
+        .collect();
+    let tag = tag(&parent);
+    let condition = |section: &Json| {
+        let tag = tag?;
+        Some(format!(
+            "{tag} = \"{}\"",
+            section["properties"][tag]["const"].as_str()?
+        ))
+    };
+    let variants: Vec<String> = if having.len() < sections.len() {
+        having.iter().filter_map(|section| condition(section)).collect()
+    } else {
+        Vec::new()
+    };
+    let text = |schema: &Json| description(schema);
+    let mut docs = text(first);
+    if having
+        .iter()
+        .any(|section| text(&section["properties"][name]) != docs)
+        && tag != Some(name)
+    {
+        let each = having.iter().filter_map(|section| {
+            Some(format!(
+                "{}: {}",
+                condition(section)?,
+                text(&section["properties"][name])
+            ))
+        });
+        docs = each.collect::<Vec<_>>().join("\n");
+    }
+    let target = resolve(&SCHEMA, first);
+    let mut allowed = alternatives(target);
+    if tag == Some(name) {
+        docs = "Which of the variants this table is.".into();
+        allowed = sections
+            .iter()
+            .filter_map(|section| {
+                Some((
+                    section["properties"][name]["const"].as_str()?.to_owned(),
+                    description(section),
+                ))
+            })
+            .collect();
+    }
+    Some(FieldDoc {
+        path: dotted(&path),
+        docs,
+        type_name: if tag == Some(name) {
+            "a text".into()
+        } else {
+            type_phrase(target)
+        },
+        range: range_phrase(target),
+        default: first.get("default").cloned(),
+        required: having.iter().any(|section| {
+            section["required"]
+                .as_array()
+                .is_some_and(|keys| keys.iter().any(|key| key == name))
+        }),
+        allowed,
+        variants,
+        keys: keys(&view),
+    })
+}
+
+/// The dotted paths of every key called `name`, for `explain` of a key without its section.
+pub fn find_key(name: &str) -> Vec<String> {
+    let join = |section: &String| {
+        if section.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{section}.{name}")
+        }
+    };
+    SECTIONS_OF_KEY
+        .get(name)
+        .into_iter()
+        .flatten()
+        .map(join)
+        .collect()
+}
+
+/// The dotted paths of every key there is.
+pub fn all_keys() -> Vec<String> {
+    let mut keys: Vec<String> = SECTIONS_OF_KEY.keys().flat_map(|name| find_key(name)).collect();
+    keys.sort();
+    keys
+}
+
+fn description(schema: &Json) -> String {
+    let own = schema["description"].as_str();
+    own.or_else(|| resolve(&SCHEMA, schema)["description"].as_str())
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// The tables behind a view, through lists.
+fn sections<'s>(view: &View<'s>) -> Vec<&'s Json> {
+    let through_list = |schema: &'s Json| match schema.get("items") {
+        Some(items) => View {
+            nodes: vec![items],
+            ..View::root(&SCHEMA)
+        }
+        .expanded(),
+        None => vec![schema],
+    };
+    view.expanded()
+        .into_iter()
+        .flat_map(through_list)
+        .filter(|schema| schema["type"] == "object")
+        .collect()
+}
+
+fn tag<'s>(view: &View<'s>) -> Option<&'s str> {
+    let items = view
+        .expanded()
+        .into_iter()
+        .filter_map(|schema| schema.get("items"));
+    view.tag().or_else(|| {
+        items
+            .into_iter()
+            .find_map(|items| tag_of(resolve(&SCHEMA, items)))
+    })
+}
+
+/// The values of a schema of texts, with their meanings where the schema gives them.
+fn alternatives(schema: &Json) -> Vec<(String, String)> {
+    let Some(texts) = allowed_texts(schema) else {
+        return Vec::new();
+    };
+    let meaning = |text: &str| {
+        let alternatives = schema["oneOf"].as_array()?;
+        let one = alternatives.iter().find(|one| one["const"] == text)?;
+        Some(one["description"].as_str()?.to_owned())
+    };
+    texts
+        .iter()
+        .map(|text| ((*text).to_owned(), meaning(text).unwrap_or_default()))
+        .collect()
+}
+
+fn keys(view: &View<'_>) -> Vec<(String, String)> {
+    let mut out: Vec<(String, String)> = Vec::new();
+    for section in sections(view) {
+        for (key, schema) in section["properties"].as_object().into_iter().flatten() {
+            if !out.iter().any(|(known, _)| known == key) {
+                out.push((key.clone(), description(schema)));
+            }
+        }
+    }
+    out
+}
+
+impl fmt::Display for FieldDoc {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "{}", self.path)?;
+        for line in self.docs.lines() {
+            writeln!(formatter, "    {line}")?;
+        }
+        let range = if self.range.is_empty() {
+            String::new()
+        } else {
+            format!(", {}", self.range)
+        };
+        writeln!(formatter, "  type:    {}{range}", self.type_name)?;
+        match &self.default {
+            Some(default) if !default.is_object() => writeln!(formatter, "  default: {default}")?,
+            None if self.required => writeln!(formatter, "  default: none, it must be given")?,
+            _ => {}
+        }
+        if !self.variants.is_empty() {
+            writeln!(formatter, "  only if: {}", self.variants.join(" or "))?;
+        }
+        for (title, entries) in [("values", &self.allowed), ("keys", &self.keys)] {
+            if entries.is_empty() {
+                continue;
+            }
+            writeln!(formatter, "  {title}:")?;
+            let width = entries
+                .iter()
+                .map(|(name, _)| name.chars().count())
+                .max()
+                .unwrap_or(0);
+            for (name, docs) in entries {
+                writeln!(formatter, "{}", format!("    {name:width$}  {docs}").trim_end())?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,193 @@
+//! Rules on several keys at once, which the JSON schema cannot say.
+
+mod algorithm;
+mod model;
+mod path;
+
+use std::collections::BTreeSet;
+
+use crate::diagnostic::{Diagnostic, Severity};
+use crate::sections::Config;
+use crate::tree::{Node, Segment, Value, dotted};
+
+/// Checks every rule. Rules that read a key in `bad` are passed over: its value is not the user's.
+pub(crate) fn check(config: &Config, document: &Node, bad: &[Vec<Segment>]) -> Vec<Diagnostic> {
+    let bad = bad
+        .iter()
+        // Entries of lists move when one is taken out, so the whole list counts as bad.
+        .map(|path| {
+            path.iter()
+                .take_while(|segment| matches!(segment, Segment::Key(_)))
+                .cloned()
+                .collect()
+        })
+        .collect();
+    let mut rules = Rules {
+        config,
+        document,
+        bad,
+        problems: Vec::new(),
+    };
+    model::check(&mut rules);
+    path::check(&mut rules);
+    algorithm::check(&mut rules);
+    rules.problems
+}
+
+/// What training needs beyond a config that is right in itself (which may be one for pretraining).
+pub(crate) fn check_training(config: &Config, document: &Node) -> Vec<Diagnostic> {
+    let mut rules = Rules {
+        config,
+        document,
+        bad: BTreeSet::new(),
+        problems: Vec::new(),
+    };
+    if config.rewards.is_empty() {
+        rules
+            .error(
+                crate::codes::RULE_NO_REWARD,
+                &["rewards"],
+                "there is no reward to train for",
+            )
+            .help("add a `[[rewards]]` table with its `kind`");
+    }
+    if config.model.weights.is_none() {
+        rules
+            .error(
+                crate::codes::RULE_NO_WEIGHTS,
+                &["model.weights"],
+                "there are no weights to start from, and a random model makes nothing that a reward could tell apart",
+            )
+            .help("set `model.weights` to a safetensors file; `flow-train pretrain` makes one");
+    }
+    rules.problems
+}
+
+struct Rules<'a> {
+    config: &'a Config,
+    document: &'a Node,
+    bad: BTreeSet<Vec<Segment>>,
+    problems: Vec<Diagnostic>,
+}
+
+/// A diagnostic that was just added, or nothing if its rule reads a bad key.
+struct Added<'a>(Option<&'a mut Diagnostic>);
+
+impl Added<'_> {
+    fn help(self, help: impl Into<String>) {
+        if let Some(diagnostic) = self.0 {
+            diagnostic.help = Some(help.into());
+        }
+    }
+}
+
+/// A dotted path of bare keys and indices.
+fn segments(path: &str) -> Vec<Segment> {
+    path.split('.')
+        .map(|part| match part.parse() {
+            Ok(index) => Segment::Index(index),
+            Err(_) => Segment::Key(part.to_owned()),
+        })
+        .collect()
+}
+
+/// Whether a value is the default, be it written as `1` or as `1.0`.
+fn same_value(node: &Node, default: Option<&serde_json::Value>) -> bool {
+    let default = default
+        .and_then(crate::tree::from_json)
+        .and_then(|default| default.to_json());
+    default.is_some() && node.to_json() == default
+}
+
+impl Rules<'_> {
+    fn error(&mut self, code: &'static str, paths: &[&str], message: impl Into<String>) -> Added<'_> {
+        self.add(Severity::Error, code, paths, message.into())
+    }
+
+    fn warning(&mut self, code: &'static str, paths: &[&str], message: impl Into<String>) -> Added<'_> {
+        self.add(Severity::Warning, code, paths, message.into())
+    }
+
+    /// Adds a diagnostic on `paths`, the likeliest culprit first; it points at the first of them that somebody wrote.
+    fn add(&mut self, severity: Severity, code: &'static str, paths: &[&str], message: String) -> Added<'_> {
+        let paths: Vec<Vec<Segment>> = paths.iter().map(|path| segments(path)).collect();
+        let overlaps = |path: &Vec<Segment>| {
+            self.bad.iter().any(|bad| {
+                let common = bad.len().min(path.len());
+                bad[..common] == path[..common]
+            })
+        };
+        if paths.iter().any(overlaps) {
+            return Added(None);
+        }
+        let written = paths.iter().find_map(|path| {
+            let node = self.document.lookup(path)?;
+            node.origin.map(|source| (path, node, source))
+        });
+        let mut diagnostic = Diagnostic::new(severity, code, message);
+        match written {
+            Some((path, node, source)) => {
+                let table = matches!(node.value, Value::Table(_)) && !node.key_span.is_empty();
+                let span = if table {
+                    node.key_span.clone()
+                } else {
+                    node.span.clone()
+                };
+                diagnostic = diagnostic.path(dotted(path)).at(source, span);
+            }
+            None => diagnostic.path = paths.first().map(|path| dotted(path)).unwrap_or_default(),
+        }
+        self.problems.push(diagnostic);
+        Added(self.problems.last_mut())
+    }
+
+    /// The keys below `path` that somebody wrote and that say other than the defaults. A config that is written out in
+    /// full repeats the defaults of what it does not use, which is no mistake.
+    fn written_below(&self, path: &str) -> Vec<String> {
+        fn collect(node: &Node, path: &str, default: Option<&serde_json::Value>, out: &mut Vec<String>) {
+            match &node.value {
+                Value::Table(table) if !table.is_empty() => {
+                    for (key, child) in table {
+                        let default = default.and_then(|default| default.get(key));
+                        collect(child, &format!("{path}.{key}"), default, out);
+                    }
+                }
+                _ if node.origin.is_some() && !same_value(node, default) => out.push(path.to_owned()),
+                _ => {}
+            }
+        }
+        let mut out = Vec::new();
+        if let Some(node) = self.document.lookup(&segments(path)) {
+            let defaults = serde_json::to_value(Config::default()).unwrap_or_default();
+            collect(
+                node,
+                path,
+                defaults.pointer(&format!("/{}", path.replace('.', "/"))),
+                &mut out,
+            );
+        }
+        out
+    }
+
+    /// `small` must divide `large`.
+    fn divides(&mut self, small: (&str, usize), large: (&str, usize)) {
+        if small.1 != 0 && large.1.is_multiple_of(small.1) {
+            return;
+        }
+        let message = format!(
+            "`{}` ({}) must be a multiple of `{}` ({})",
+            large.0, large.1, small.0, small.1
+        );
+        let lower = large.1 - large.1.checked_rem(small.1).unwrap_or(0);
+        let near = [lower, lower + small.1]
+            .into_iter()
+            .filter(|n| *n > 0)
+            .map(|n| n.to_string());
+        self.error(crate::codes::RULE_MODEL_SHAPE, &[large.0, small.0], message)
+            .help(format!(
+                "nearest that would do for `{}`: {}",
+                large.0,
+                near.collect::<Vec<_>>().join(" or ")
+            ));
+    }
+}

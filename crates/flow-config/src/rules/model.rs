@@ -1,0 +1,331 @@
+//! Rules on the run, the device, the model, the data and the rewards.
+
+use std::collections::BTreeMap;
+
+use super::Rules;
+use crate::codes;
+use crate::sections::{
+    Architecture, Conditioning, DataConfig, DeviceKind, Finetune, PositionEncoding, RewardConfig,
+};
+
+pub(super) fn check(rules: &mut Rules<'_>) {
+    run_and_device(rules);
+    match rules.config.model.architecture {
+        Architecture::Dit => dit(rules),
+        Architecture::Mmdit => mmdit(rules),
+    }
+    data(rules);
+    rewards(rules);
+    pretrain(rules);
+}
+
+fn run_and_device(rules: &mut Rules<'_>) {
+    let name = &rules.config.run.name;
+    if name.contains(['/', '\\', '\0']) || matches!(name.as_str(), "." | "..") {
+        let message = format!("`run.name` is `{name}`, which cannot be the name of a directory");
+        rules
+            .error(codes::RULE_RUN_NAME, &["run.name"], message)
+            .help("use a plain name here, and `run.dir` for where the run goes");
+    }
+    let device = &rules.config.device;
+    if device.kind == DeviceKind::Cpu && device.index != 0 {
+        let message = format!("`device.index` is {}, but there is one CPU device", device.index);
+        rules
+            .error(
+                codes::RULE_DEVICE_INDEX,
+                &["device.index", "device.kind"],
+                message,
+            )
+            .help("remove `device.index`, or set `device.kind = \"cuda\"`");
+    }
+}
+
+fn dit(rules: &mut Rules<'_>) {
+    let dit = &rules.config.model.dit;
+    rules.divides(("model.dit.patch", dit.patch), ("model.dit.height", dit.height));
+    rules.divides(("model.dit.patch", dit.patch), ("model.dit.width", dit.width));
+    rules.divides(("model.dit.heads", dit.heads), ("model.dit.hidden", dit.hidden));
+    let head_channels = dit.hidden / dit.heads.max(1);
+    let (what, channels) = match dit.position {
+        PositionEncoding::Sincos => ("`model.dit.hidden`", dit.hidden),
+        PositionEncoding::Rope => ("`model.dit.hidden / model.dit.heads`", head_channels),
+    };
+    if channels % 4 != 0 {
+        let message = format!("{what} ({channels}) must be a multiple of 4 for this position encoding");
+        rules
+            .error(
+                codes::RULE_MODEL_SHAPE,
+                &["model.dit.hidden", "model.dit.position", "model.dit.heads"],
+                message,
+            )
+            .help("two axes take a sine and a cosine each; change `model.dit.hidden`");
+    }
+    other_architecture(rules, "dit", "mmdit");
+}
+
+fn mmdit(rules: &mut Rules<'_>) {
+    let mmdit = &rules.config.model.mmdit;
+    rules.divides(
+        ("model.mmdit.patch_size", mmdit.patch_size),
+        ("model.mmdit.sample_size", mmdit.sample_size),
+    );
+    let width = mmdit.attention_head_dim * mmdit.num_attention_heads;
+    if mmdit.caption_projection_dim != width {
+        let message = format!(
+            "`model.mmdit.caption_projection_dim` is {}, but the residual stream is {} * {} = {width} wide",
+            mmdit.caption_projection_dim, mmdit.attention_head_dim, mmdit.num_attention_heads
+        );
+        rules
+            .error(
+                codes::RULE_MODEL_SHAPE,
+                &[
+                    "model.mmdit.caption_projection_dim",
+                    "model.mmdit.num_attention_heads",
+                    "model.mmdit.attention_head_dim",
+                ],
+                message,
+            )
+            .help(format!(
+                "set it to {width}, or change the number or width of heads"
+            ));
+    }
+    if mmdit.out_channels != mmdit.in_channels {
+        let message = format!(
+            "`model.mmdit.out_channels` is {}, but a velocity has the {} channels of the latent",
+            mmdit.out_channels, mmdit.in_channels
+        );
+        rules
+            .error(
+                codes::RULE_MODEL_SHAPE,
+                &["model.mmdit.out_channels", "model.mmdit.in_channels"],
+                message,
+            )
+            .help(format!("set it to {}", mmdit.in_channels));
+    }
+    let patches = mmdit.sample_size / mmdit.patch_size.max(1);
+    if patches > mmdit.pos_embed_max_size {
+        let message = format!(
+            "a side has {patches} patches, but the position table only {}",
+            mmdit.pos_embed_max_size
+        );
+        rules
+            .error(
+                codes::RULE_MODEL_SHAPE,
+                &[
+                    "model.mmdit.sample_size",
+                    "model.mmdit.pos_embed_max_size",
+                    "model.mmdit.patch_size",
+                ],
+                message,
+            )
+            .help("lower `model.mmdit.sample_size`; the size of the table is the checkpoint's");
+    }
+    for (index, layer) in mmdit.dual_attention_layers.iter().enumerate() {
+        if *layer >= mmdit.num_layers {
+            let message = format!(
+                "`model.mmdit.dual_attention_layers` names block {layer}, but blocks are 0 to {}",
+                mmdit.num_layers - 1
+            );
+            let entry = format!("model.mmdit.dual_attention_layers.{index}");
+            rules
+                .error(
+                    codes::RULE_MODEL_SHAPE,
+                    &[&entry, "model.mmdit.num_layers"],
+                    message,
+                )
+                .help("remove it, or raise `model.mmdit.num_layers`");
+        }
+    }
+    other_architecture(rules, "mmdit", "dit");
+}
+
+fn other_architecture(rules: &mut Rules<'_>, used: &str, unused: &str) {
+    let written = rules.written_below(&format!("model.{unused}"));
+    if let Some(first) = written.first() {
+        let message = format!("`{first}` is not read: the architecture is `{used}`");
+        rules
+            .error(
+                codes::RULE_OTHER_ARCHITECTURE,
+                &[first, "model.architecture"],
+                message,
+            )
+            .help(format!(
+                "remove `[model.{unused}]`, or set `model.architecture = \"{unused}\"`"
+            ));
+    }
+    if rules.config.model.finetune == Finetune::Full
+        && let Some(first) = rules.written_below("lora").first()
+    {
+        rules
+            .warning(
+                codes::RULE_UNUSED,
+                &[first, "model.finetune"],
+                format!("`{first}` is not read: `model.finetune` is \"full\""),
+            )
+            .help("remove `[lora]`, or set `model.finetune = \"lora\"`");
+    }
+}
+
+fn data(rules: &mut Rules<'_>) {
+    let config = rules.config;
+    let (size, channels) = (config.data.image_size(), config.data.channels());
+    match config.model.architecture {
+        Architecture::Dit => {
+            let dit = &config.model.dit;
+            for (key, value, wanted, what) in [
+                ("model.dit.height", dit.height, size, "pixels high"),
+                ("model.dit.width", dit.width, size, "pixels wide"),
+                (
+                    "model.dit.latent_channels",
+                    dit.latent_channels,
+                    channels,
+                    "channels deep",
+                ),
+            ] {
+                if value != wanted {
+                    let message =
+                        format!("`{key}` is {value}, but the images of `[data]` are {wanted} {what}");
+                    rules
+                        .error(
+                            codes::RULE_IMAGE_SHAPE,
+                            &[key, "data.image_size", "data"],
+                            message,
+                        )
+                        .help(format!("set `{key} = {wanted}`, or change `[data]`"));
+                }
+            }
+            conditioning(rules);
+        }
+        Architecture::Mmdit => {
+            let mmdit = &config.model.mmdit;
+            if mmdit.in_channels != channels || mmdit.sample_size != size {
+                let message = format!(
+                    "the model's latents are {0} by {0} with {1} channels, the images of `[data]` {size} by {size} \
+                     with {channels}",
+                    mmdit.sample_size, mmdit.in_channels
+                );
+                rules
+                    .warning(
+                        codes::RULE_IMAGE_SHAPE,
+                        &["model.mmdit.sample_size", "model.mmdit.in_channels", "data"],
+                        message,
+                    )
+                    .help("there is no autoencoder; rewards that look at pictures will refuse such latents");
+            }
+        }
+    }
+}
+
+fn conditioning(rules: &mut Rules<'_>) {
+    let data = &rules.config.data;
+    let (words, length) = (data.prompt_vocabulary(), data.prompt_length());
+    let place = "model.dit.conditioning";
+    match &rules.config.model.dit.conditioning {
+        Conditioning::Class(_) => {
+            let message = format!(
+                "the prompts of `[data]` are {length} tokens long, but the model is conditioned on a class"
+            );
+            rules
+                .error(
+                    codes::RULE_CONDITIONING,
+                    &[&format!("{place}.kind"), place, "data.kind"],
+                    message,
+                )
+                .help(format!(
+                    "write `kind = \"tokens\", vocabulary = {words}, max_tokens = {length}`"
+                ));
+        }
+        Conditioning::Tokens(tokens) => {
+            if tokens.vocabulary < words {
+                let message = format!(
+                    "the model knows {} tokens, but the prompts of `[data]` use {words}",
+                    tokens.vocabulary
+                );
+                rules
+                    .error(
+                        codes::RULE_CONDITIONING,
+                        &[&format!("{place}.vocabulary"), place, "data.kind"],
+                        message,
+                    )
+                    .help(format!("set `{place}.vocabulary = {words}`"));
+            }
+            if tokens.max_tokens != length {
+                let message = format!(
+                    "the model takes {} tokens, but the prompts of `[data]` are {length} long",
+                    tokens.max_tokens
+                );
+                rules
+                    .error(
+                        codes::RULE_CONDITIONING,
+                        &[&format!("{place}.max_tokens"), place, "data.kind"],
+                        message,
+                    )
+                    .help(format!("set `{place}.max_tokens = {length}`"));
+            }
+        }
+    }
+}
+
+fn rewards(rules: &mut Rules<'_>) {
+    let config = rules.config;
+    let lists = [
+        ("rewards", config.rewards.as_slice()),
+        ("eval_rewards", config.eval_rewards.as_deref().unwrap_or(&[])),
+    ];
+    for (list, rewards) in lists {
+        let mut seen = BTreeMap::new();
+        for (index, reward) in rewards.iter().enumerate() {
+            let entry = format!("{list}.{index}");
+            let wanted = match (reward, &config.data) {
+                (RewardConfig::DigitClassifier(_), DataConfig::Shapes(_)) => Some("digits"),
+                (RewardConfig::ShapesRules(_), DataConfig::Digits(_)) => Some("shapes"),
+                _ => None,
+            };
+            if let Some(wanted) = wanted {
+                let message = format!(
+                    "the reward `{}` can only score images of `{wanted}`",
+                    reward.kind()
+                );
+                rules
+                    .error(
+                        codes::RULE_REWARD_DATA,
+                        &[&format!("{entry}.kind"), "data.kind", "data"],
+                        message,
+                    )
+                    .help(format!(
+                        "choose another reward, or set `data.kind = \"{wanted}\"`"
+                    ));
+            }
+            if let Some(first) = seen.insert(reward.name(), index) {
+                let message = format!(
+                    "`{list}` has two rewards called `{}`: entries {first} and {index}",
+                    reward.name()
+                );
+                rules
+                    .error(
+                        codes::RULE_REWARD_NAME,
+                        &[&format!("{entry}.name"), &format!("{entry}.kind"), list],
+                        message,
+                    )
+                    .help("give one of them another `name`");
+            }
+        }
+    }
+}
+
+fn pretrain(rules: &mut Rules<'_>) {
+    let pretrain = &rules.config.pretrain;
+    if pretrain.warmup > pretrain.steps {
+        let message = format!(
+            "`pretrain.warmup` is {}, but there are only {} steps",
+            pretrain.warmup, pretrain.steps
+        );
+        rules
+            .error(
+                codes::RULE_WARMUP,
+                &["pretrain.warmup", "pretrain.steps"],
+                message,
+            )
+            .help(format!("set it to at most {}", pretrain.steps));
+    }
+}

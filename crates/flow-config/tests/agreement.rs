@@ -1,0 +1,586 @@
+//! The JSON schema: that it is committed as it is, that the parser knows all of it, and that both accept the same
+//! documents.
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use flow_config::{parse_str, schema, schema_text};
+use jsonschema::Validator;
+use proptest::prelude::*;
+use serde_json::Value as Json;
+use toml::Value;
+
+static VALIDATOR: LazyLock<Validator> =
+    LazyLock::new(|| jsonschema::draft202012::new(&schema()).expect("the schema is a schema"));
+
+#[test]
+fn the_committed_schema_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/schema.json");
+    let committed = std::fs::read_to_string(path).expect("configs/schema.json");
+    assert!(
+        committed == schema_text(),
+        "configs/schema.json is out of date: run `cargo xtask schema`"
+    );
+}
+
+#[test]
+fn the_schema_is_valid_by_its_own_standard() {
+    assert!(jsonschema::draft202012::meta::is_valid(&schema()));
+}
+
+/// What the parser checks, and what it may pass over because it checks nothing.
+const CHECKED: &[&str] = &[
+    "$ref",
+    "type",
+    "properties",
+    "additionalProperties",
+    "required",
+    "oneOf",
+    "anyOf",
+    "enum",
+    "const",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "multipleOf",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "uniqueItems",
+    "items",
+];
+const ANNOTATIONS: &[&str] = &["$schema", "$defs", "title", "description", "default"];
+
+#[test]
+fn the_parser_knows_every_keyword_of_the_schema() {
+    fn walk(schema: &Json, place: &str) {
+        let Some(object) = schema.as_object() else {
+            assert!(schema.is_boolean(), "{place}");
+            return;
+        };
+        for (keyword, value) in object {
+            let place = format!("{place}/{keyword}");
+            assert!(
+                CHECKED.contains(&keyword.as_str()) || ANNOTATIONS.contains(&keyword.as_str()),
+                "{place}"
+            );
+            match (keyword.as_str(), value) {
+                ("properties" | "$defs", Json::Object(entries)) => {
+                    entries
+                        .iter()
+                        .for_each(|(key, value)| walk(value, &format!("{place}/{key}")));
+                }
+                ("oneOf" | "anyOf", Json::Array(entries)) => {
+                    entries.iter().for_each(|value| walk(value, &place))
+                }
+                ("items" | "additionalProperties", value) => walk(value, &place),
+                ("type", value) => assert!(value.is_string(), "{place}: several types"),
+                _ => {}
+            }
+        }
+    }
+    walk(&schema(), "#");
+}
+
+#[test]
+fn every_number_of_the_schema_is_bounded_or_a_weight() {
+    fn walk(schema: &Json, place: &str, unbounded: &mut Vec<String>) {
+        match schema {
+            Json::Object(object) => {
+                if schema["type"] == "integer"
+                    && (schema.get("minimum").is_none() || schema.get("maximum").is_none())
+                {
+                    unbounded.push(place.to_owned());
+                }
+                object
+                    .iter()
+                    .filter(|(key, _)| *key != "default")
+                    .for_each(|(key, value)| walk(value, &format!("{place}/{key}"), unbounded));
+            }
+            Json::Array(entries) => entries.iter().for_each(|value| walk(value, place, unbounded)),
+            _ => {}
+        }
+    }
+    let mut unbounded = Vec::new();
+    walk(&schema(), "#", &mut unbounded);
+    assert!(unbounded.is_empty(), "{unbounded:?}");
+}
+
+#[test]
+fn the_defaults_of_the_schema_are_valid() {
+    let config = toml::Value::try_from(flow_config::Config::default()).expect("TOML");
+    assert!(VALIDATOR.is_valid(&to_json(&config)));
+}
+
+/// Documents that between them use every section and every variant.
+const SEEDS: &[&str] = &[
+    r#"
+config_version = 1
+preset = "digits-dit"
+eval_rewards = []
+[run]
+name = "a"
+seed = 9223372036854775807
+dir = "runs"
+steps = 10
+on_exists = "new"
+[device]
+kind = "cuda"
+index = 1
+dtype = "bf16"
+threads = 2
+[model]
+architecture = "dit"
+weights = "w.safetensors"
+finetune = "lora"
+[model.dit]
+latent_channels = 1
+height = 8
+width = 8
+patch = 2
+hidden = 96
+layers = 4
+heads = 4
+mlp_ratio = 4
+qk_norm = true
+position = "rope"
+[model.dit.conditioning]
+kind = "class"
+classes = 10
+[lora]
+rank = 8
+alpha = 16.0
+targets = ["*.attention.*"]
+seed = 3
+[data]
+kind = "digits"
+image_size = 8
+[pretrain]
+steps = 1000
+batch = 8
+learning_rate = 1e-3
+warmup = 3
+label_noise = 0.4
+condition_dropout = 0.1
+ema_decay = 0.9
+output = "o"
+[pretrain.classifier]
+enabled = true
+channels = 4
+[[rewards]]
+kind = "digit-classifier"
+weights = "c"
+mode = "log-probability"
+weight = -1
+[[rewards]]
+kind = "jpeg-compressibility"
+name = "small"
+quality = 80
+[[rewards]]
+kind = "target-colour"
+rgb = [0, 0.5, 1]
+[scheduler]
+dynamics = "cps"
+steps = 4
+noise_level = [0.5, 0.5, 0.5, 0.5]
+[scheduler.shift]
+kind = "dynamic"
+base_tokens = 10
+max_tokens = 20
+base_shift = -0.5
+[scheduler.window]
+kind = "list"
+steps = [0, 2]
+[sampling]
+group_size = 4
+prompts_per_step = 2
+micro_batch = 8
+guidance_scale = 4.5
+[algorithm]
+kind = "grpo-guard"
+clip_range = [-1e-4, 0.5]
+advantage_clip = 5
+inner_epochs = 1
+reweight = false
+[algorithm.kl]
+kind = "velocity"
+beta = 0.1
+reference = "lora-off"
+[advantage]
+aggregation = "sum"
+global_std = false
+std_floor = 1e-6
+[optimizer]
+learning_rate = 1
+betas = [0.0, 0.99]
+[ema]
+enabled = true
+update_every = 2
+[ema.schedule]
+kind = "warmup-cosine"
+warmup = 3
+[evaluation]
+every = 5
+steps = 3
+guidance_scale = 2.5
+weights = "ema"
+[evaluation.grid]
+rows = 2
+[checkpoints]
+every = 0
+keep = 0
+[logging]
+tensorboard = false
+[audit]
+on_policy = "warn"
+[[acceleration.shared]]
+name = "fused_kernels"
+[acceleration.shared.params]
+deep = { a = [1, "x", 2.5, true] }
+[checkpointing]
+policy = "attn-only"
+[runtime.options]
+"a.b" = 1
+"#,
+    r#"
+config_version = 1
+[model]
+architecture = "mmdit"
+[model.mmdit]
+sample_size = 32
+num_layers = 2
+dual_attention_layers = [0]
+[data]
+kind = "shapes"
+image_size = 32
+images = 100
+seed = 3
+pretrain_on_held_out = false
+[[rewards]]
+kind = "shapes-rules"
+mode = "all"
+[[eval_rewards]]
+kind = "shapes-rules"
+[scheduler]
+dynamics = "ode"
+noise_level = 0.5
+[scheduler.shift]
+kind = "static"
+value = 3
+[scheduler.window]
+kind = "random"
+count = 2
+from = [1, 2, 3]
+[algorithm]
+kind = "nft"
+beta = 0.5
+advantage_mode = "one-only"
+kl_beta = 0.1
+reference = "snapshot"
+[algorithm.old_policy]
+flat = 75
+rate = 0.0075
+hold = 0.999
+[algorithm.train_timesteps]
+count = 4
+strategy = "discrete-without-init"
+shift = 3.0
+range = [0, 0.5]
+[ema.schedule]
+kind = "piecewise-linear"
+flat = 0
+[acceleration]
+strict = true
+rollout = { name = "feature_cache", params = { policy = "first_block" } }
+[checkpointing]
+policy = "none"
+"#,
+    r#"
+config_version = 1
+[model.dit.conditioning]
+kind = "tokens"
+vocabulary = 9
+max_tokens = 2
+[scheduler.window]
+kind = "sliding"
+size = 3
+stride = 1
+hold = 2
+[algorithm]
+kind = "grpo"
+[ema.schedule]
+kind = "power"
+warmup = 10
+"#,
+];
+
+/// TOML as JSON, written down again apart from the crate's own.
+fn to_json(value: &Value) -> Json {
+    match value {
+        Value::String(text) => text.as_str().into(),
+        Value::Integer(integer) => (*integer).into(),
+        Value::Float(float) => (*float).into(),
+        Value::Boolean(bool) => (*bool).into(),
+        Value::Datetime(datetime) => datetime.to_string().into(),
+        Value::Array(entries) => entries.iter().map(to_json).collect(),
+        Value::Table(table) => Json::Object(
+            table
+                .iter()
+                .map(|(key, value)| (key.clone(), to_json(value)))
+                .collect(),
+        ),
+    }
+}
+
+/// Whether the parser finds nothing that the schema should have found as well.
+fn parser_accepts(text: &str) -> Result<(), String> {
+    match parse_str(text) {
+        Ok(_) => Ok(()),
+        Err(report) if report.diagnostics.iter().all(flow_config::Diagnostic::is_rule) => Ok(()),
+        Err(report) => Err(report.to_string()),
+    }
+}
+
+/// One change to a document, at the place and of the sort that the numbers choose.
+#[derive(Clone, Debug)]
+struct Mutation {
+    place: usize,
+    sort: Sort,
+}
+
+#[derive(Clone, Debug)]
+enum Sort {
+    Set(Value),
+    Insert(String, Value),
+    Remove,
+    Repeat,
+    Scale(f64),
+    Nudge(i64),
+}
+
+fn values() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        prop::sample::select(vec![
+            0,
+            1,
+            -1,
+            2,
+            3,
+            7,
+            8,
+            9,
+            10,
+            16,
+            64,
+            100,
+            101,
+            999,
+            1000,
+            1001,
+            65_536,
+            65_537,
+            i64::MAX,
+            i64::MIN,
+        ])
+        .prop_map(Value::Integer),
+        any::<i64>().prop_map(Value::Integer),
+        prop::sample::select(vec![
+            0.0, -0.0, 1.0, 1.5, 8.0, -1.0, 0.5, 0.999_999, 1e-12, 1e300, -1e300, 9.3e18, 1e18, 0.9, 10.0,
+            10.5, 64.0,
+        ])
+        .prop_map(Value::Float),
+        any::<bool>().prop_map(Value::Boolean),
+        prop::sample::select(vec![
+            "",
+            "x",
+            "grpo",
+            "nft",
+            "digits",
+            "shapes",
+            "red",
+            "all",
+            "list",
+            "random",
+            "cps",
+            "ode",
+            "none",
+            "full",
+            "1",
+            "flow-sde",
+            "constant",
+            "digits-dit",
+            "größe",
+        ])
+        .prop_map(|text| Value::String(text.into())),
+    ];
+    leaf.prop_recursive(2, 6, 3, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::Array),
+            prop::collection::vec((keys(), inner), 0..3)
+                .prop_map(|entries| Value::Table(entries.into_iter().collect())),
+        ]
+    })
+}
+
+fn keys() -> impl Strategy<Value = String> {
+    prop_oneof![
+        prop::sample::select(flow_config::all_keys()).prop_map(|key| key
+            .rsplit('.')
+            .next()
+            .unwrap_or_default()
+            .to_owned()),
+        "[a-z_]{1,8}",
+        Just("odd key".to_owned()),
+    ]
+}
+
+fn mutations() -> impl Strategy<Value = Mutation> {
+    let sort = prop_oneof![
+        3 => values().prop_map(Sort::Set),
+        2 => (keys(), values()).prop_map(|(key, value)| Sort::Insert(key, value)),
+        1 => Just(Sort::Remove),
+        1 => Just(Sort::Repeat),
+        1 => prop::sample::select(vec![-1.0, 0.0, 0.5, 2.0, 100.0, 1e6]).prop_map(Sort::Scale),
+        1 => (-3_i64..4).prop_map(Sort::Nudge),
+    ];
+    (any::<prop::sample::Index>(), sort).prop_map(|(place, sort)| Mutation {
+        place: place.index(1 << 20),
+        sort,
+    })
+}
+
+/// How many places a document has: itself and everything in it.
+fn count(value: &Value) -> usize {
+    1 + match value {
+        Value::Table(table) => table.iter().map(|(_, value)| count(value)).sum(),
+        Value::Array(entries) => entries.iter().map(count).sum(),
+        _ => 0,
+    }
+}
+
+/// Changes the place `at`, counted in depth first order. Returns whether the parent is to drop it.
+fn mutate(value: &mut Value, at: &mut usize, sort: &Sort) -> bool {
+    if *at == 0 {
+        *at = usize::MAX;
+        match (sort, &mut *value) {
+            (Sort::Set(new), value) => *value = new.clone(),
+            (Sort::Insert(key, new), Value::Table(table)) => drop(table.insert(key.clone(), new.clone())),
+            (Sort::Insert(_, new), Value::Array(entries)) => entries.push(new.clone()),
+            (Sort::Repeat, Value::Array(entries)) => entries.extend(entries.first().cloned()),
+            (Sort::Remove, _) => return true,
+            (Sort::Scale(factor), Value::Float(float)) => *float *= factor,
+            (Sort::Scale(factor), Value::Integer(integer)) => *integer = (*integer as f64 * factor) as i64,
+            (Sort::Nudge(by), Value::Integer(integer)) => *integer = integer.saturating_add(*by),
+            (Sort::Nudge(by), Value::Float(float)) => *float += *by as f64,
+            _ => {}
+        }
+        return false;
+    }
+    *at -= 1;
+    match value {
+        Value::Table(table) => {
+            let keys: Vec<String> = table.keys().cloned().collect();
+            for key in keys {
+                if *at == usize::MAX {
+                    break;
+                }
+                if table.get_mut(&key).is_some_and(|value| mutate(value, at, sort)) {
+                    table.remove(&key);
+                }
+            }
+        }
+        Value::Array(entries) => {
+            for index in 0..entries.len() {
+                if *at == usize::MAX {
+                    break;
+                }
+                if mutate(&mut entries[index], at, sort) {
+                    entries.remove(index);
+                    break;
+                }
+            }
+        }
+        _ => {}
+    }
+    false
+}
+
+#[test]
+fn the_seeds_are_accepted_by_both_and_use_every_key_and_variant() {
+    let mut used = String::new();
+    for seed in SEEDS {
+        parser_accepts(seed).unwrap_or_else(|report| panic!("{report}"));
+        let document: Value = Value::Table(seed.parse().expect("TOML"));
+        assert!(VALIDATOR.is_valid(&to_json(&document)));
+        used.push_str(seed);
+    }
+    for (key, variants) in [
+        ("algorithm.kind", 3),
+        ("rewards.kind", 4),
+        ("scheduler.window.kind", 4),
+    ] {
+        let doc = flow_config::explain(key).expect("known");
+        assert_eq!(
+            doc.allowed.len(),
+            variants,
+            "{key}: new variants belong into the seeds"
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn schema_and_parser_accept_the_same_documents(
+        seed in 0..SEEDS.len(),
+        changes in prop::collection::vec(mutations(), 0..4),
+    ) {
+        let mut document = Value::Table(SEEDS[seed].parse().expect("TOML"));
+        for change in &changes {
+            let mut at = change.place % count(&document);
+            // The document itself stays a table.
+            if at == 0 && !matches!(change.sort, Sort::Insert(..)) {
+                at = 1;
+            }
+            mutate(&mut document, &mut at, &change.sort);
+        }
+        let text = toml::to_string(&document).expect("TOML");
+        let by_schema = VALIDATOR.validate(&to_json(&document)).map_err(|error| error.to_string());
+        let by_parser = parser_accepts(&text);
+        prop_assert_eq!(
+            by_schema.is_ok(),
+            by_parser.is_ok(),
+            "schema: {:?}\nparser: {:?}\n{}",
+            by_schema,
+            by_parser,
+            text
+        );
+    }
+
+    #[test]
+    fn no_text_makes_the_parser_panic(text in ".{0,200}") {
+        let _ = parse_str(&text);
+    }
+
+    #[test]
+    fn no_text_that_looks_like_toml_makes_the_parser_panic(
+        text in "([a-z_.]{1,12}( = |=)(-?[0-9e.]{1,6}|\"[a-z]{0,5}\"|\\[[0-9, ]{0,8}\\]|\\{ [a-z] = 1 \\})?[\n#]|\\[{1,2}[a-z.]{1,9}\\]{1,2}\n){0,12}"
+    ) {
+        let _ = parse_str(&text);
+        let _ = flow_config::parse_named("a", "config_version = 1", &[text]);
+    }
+}
+
+#[test]
+fn deep_nesting_is_an_error_and_no_stack_overflow() {
+    for text in [
+        format!("a = {}1", "[".repeat(100_000)),
+        format!("a = {}", "{a=".repeat(100_000)),
+        format!("[{}a]", "a.".repeat(100_000)),
+        format!("{}a = 1", "a.".repeat(100_000)),
+    ] {
+        assert!(parse_str(&text).is_err());
+    }
+}
