@@ -136,6 +136,22 @@ fn plain_and_tracked_weights_give_the_same_bits() {
 }
 
 #[test]
+fn a_row_of_a_batch_does_not_depend_on_the_other_row() {
+    let device = ComputeDevice::cpu();
+    let (model, weights) = fixture_model(&device);
+    let io = tensors("sd3-tiny/io.safetensors");
+    let together = velocity(&*model, &weights, fixture_input(&device, &io));
+    for (row, together) in together.chunks(4 * 8 * 12).enumerate() {
+        let mut input = fixture_input(&device, &io);
+        input.x = input.x.narrow(0, row, 1);
+        input.sigma = input.sigma.narrow(0, row, 1);
+        input.condition.text = input.condition.text.map(|text| text.narrow(0, row, 1));
+        input.condition.pooled = input.condition.pooled.map(|pooled| pooled.narrow(0, row, 1));
+        assert_eq!(velocity(&*model, &weights, input), together, "row {row}");
+    }
+}
+
+#[test]
 fn a_fresh_position_table_is_the_one_diffusers_makes() {
     let device = ComputeDevice::cpu();
     let (model, from_file) = fixture_model(&device);

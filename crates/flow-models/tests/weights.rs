@@ -89,7 +89,12 @@ fn half_precisions_round_to_nearest_even_and_widen_exactly() {
     let at = model.layout().position("norm_out.linear.bias").unwrap();
     let mut chosen = weights.host(at);
     // Halfway between two neighbours: 1 + 2^-8 for bf16, 1 + 2^-11 for f16, and the next halves up.
-    chosen[..4].copy_from_slice(&[1.00390625, 1.01171875, 1.00048828125, 1.00146484375]);
+    chosen[..4].copy_from_slice(&[
+        1.0 + 1.0 / 256.0,
+        1.0 + 3.0 / 256.0,
+        1.0 + 1.0 / 2048.0,
+        1.0 + 3.0 / 2048.0,
+    ]);
     let shape = model.layout().specs()[at].shape.clone();
     weights.set(at, device.plain(chosen, &shape)).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -98,8 +103,8 @@ fn half_precisions_round_to_nearest_even_and_widen_exactly() {
         save(&weights, &path, dtype, &none()).unwrap();
         load(&model, &path, &device).unwrap().0.host(at)
     };
-    assert_eq!(stored(StoredDtype::Bf16)[..2], [1.0, 1.015625]);
-    assert_eq!(stored(StoredDtype::F16)[2..4], [1.0, 1.001953125]);
+    assert_eq!(stored(StoredDtype::Bf16)[..2], [1.0, 1.0 + 1.0 / 64.0]);
+    assert_eq!(stored(StoredDtype::F16)[2..4], [1.0, 1.0 + 1.0 / 512.0]);
 }
 
 #[test]

@@ -11,16 +11,24 @@ const WAVELENGTH_BASE: f64 = 10_000.0;
 /// row; within a half first all sines, then all cosines. Neighbouring patches are `step` apart.
 pub(crate) fn sincos_2d(width: usize, rows: usize, columns: usize, step: f64) -> Vec<f32> {
     let quarter = width / 4;
-    let encode = |position: usize, out: &mut Vec<f32>| {
-        let angle = |i: usize| position as f64 * step / libm::pow(WAVELENGTH_BASE, i as f64 / quarter as f64);
-        out.extend((0..quarter).map(|i| libm::sin(angle(i)) as f32));
-        out.extend((0..quarter).map(|i| libm::cos(angle(i)) as f32));
-    };
+    // One position's code serves a whole row and a whole column: SD3's table has 384 of each.
+    let codes: Vec<Vec<f32>> = (0..rows.max(columns))
+        .map(|position| {
+            let frequency = |i: usize| libm::pow(WAVELENGTH_BASE, i as f64 / quarter as f64);
+            let angles: Vec<f64> = (0..quarter)
+                .map(|i| position as f64 * step / frequency(i))
+                .collect();
+            let sines = angles.iter().map(|angle| libm::sin(*angle) as f32);
+            sines
+                .chain(angles.iter().map(|angle| libm::cos(*angle) as f32))
+                .collect()
+        })
+        .collect();
     let mut table = Vec::with_capacity(rows * columns * width);
     for row in 0..rows {
         for column in 0..columns {
-            encode(column, &mut table);
-            encode(row, &mut table);
+            table.extend_from_slice(&codes[column]);
+            table.extend_from_slice(&codes[row]);
         }
     }
     table
