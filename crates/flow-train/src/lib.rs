@@ -1,1 +1,22 @@
-//! flow-train: reinforcement learning of flow-matching diffusion transformers.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod environment;
+mod registries;
+
+pub use environment::{EnvironmentError, environment, versions, worker_pool};
+pub use registries::Registries;
+
+pub use flow_accel as accel;
+pub use flow_attention as attention;
+pub use flow_cache as cache;
+pub use flow_checkpoint as checkpoint;
+pub use flow_config as config;
+pub use flow_core as core;
+pub use flow_data as data;
+pub use flow_kernels as kernels;
+pub use flow_models as models;
+pub use flow_report as report;
+pub use flow_rewards as rewards;
+pub use flow_trainer as trainer;
+pub use flow_validate as validate;

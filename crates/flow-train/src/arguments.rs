@@ -1,0 +1,182 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use std::path::PathBuf;
+
+/// Fine-tunes flow-matching diffusion transformers by reinforcement learning.
+///
+/// Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted (the state is saved).
+#[derive(Debug, Parser)]
+#[command(name = "flow-train", version, max_term_width = 110, propagate_version = true)]
+pub struct Arguments {
+    /// Only results and errors: no progress, no notes
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Least severity of log messages
+    #[arg(long, global = true, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
+    pub log: LogLevel,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Severity of log messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model by reinforcement learning
+    Train(TrainArguments),
+    /// Train a model from scratch by flow matching, for reinforcement learning to start from
+    Pretrain(ConfigArguments),
+    /// Generate images
+    Sample(SampleArguments),
+    /// Measure a model on the held-out prompts
+    Eval(EvalArguments),
+    /// Check a config and build its parts without training
+    Check(CheckArguments),
+    /// Show what a run would do: geometry, calls, parameters, cost, schedule
+    Plan(ConfigArguments),
+    /// Print the JSON schema of the config
+    Schema,
+    /// List what a config can ask for by name
+    List {
+        /// Which list; without it, all of them
+        #[arg(value_enum)]
+        what: Option<Listed>,
+    },
+    /// Explain a key of the config
+    Explain {
+        /// A key such as `optimizer.learning_rate`; the section may be left out
+        key: String,
+    },
+    /// Look at this machine and check that computing works and is deterministic
+    Doctor,
+    /// Make the report of a run again
+    Report {
+        /// The run's directory
+        run: PathBuf,
+    },
+    /// Bring an older config up to date; comments are kept
+    Migrate {
+        /// The config
+        config: PathBuf,
+        /// Change the file; the old one is kept beside it
+        #[arg(long)]
+        write: bool,
+    },
+    /// Print a completion script
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// A config with overrides.
+#[derive(Clone, Debug, Args)]
+pub struct ConfigArguments {
+    /// The config (TOML)
+    pub config: PathBuf,
+    /// Override a value of the config; may be given several times
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct TrainArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Go on with a run: from its newest usable checkpoint, or from a checkpoint file
+    #[arg(long, value_name = "latest|PATH", conflicts_with = "on_exists")]
+    pub resume: Option<String>,
+    /// What to do if the run exists already; without it, `run.on_exists` of the config
+    #[arg(long, value_enum, value_name = "POLICY")]
+    pub on_exists: Option<Existing>,
+    /// Build everything, show what would run, write nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Show a full-screen view of the run
+    #[cfg(feature = "tui")]
+    #[arg(long)]
+    pub tui: bool,
+}
+
+/// What to do if a run exists already.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Existing {
+    /// Stop with an error
+    Error,
+    /// Go on from its newest checkpoint
+    Resume,
+    /// Move it aside and start afresh
+    Overwrite,
+    /// Write to the next free name
+    New,
+}
+
+#[derive(Debug, Args)]
+pub struct SampleArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// What to generate; may be given several times
+    #[arg(long, required = true, value_name = "TEXT")]
+    pub prompt: Vec<String>,
+    /// Images of each prompt
+    #[arg(short = 'n', long, default_value_t = 4, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub count: u16,
+    /// Seed of the noise; without it, `evaluation.seed`
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Weights instead of `model.weights`: safetensors, or the folder of an adapter
+    #[arg(long, value_name = "FILE")]
+    pub weights: Option<PathBuf>,
+    /// Where the picture goes
+    #[arg(long, default_value = "sample.png", value_name = "FILE.png")]
+    pub out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct EvalArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Weights instead of `model.weights`: safetensors, or the folder of an adapter
+    #[arg(long, value_name = "FILE")]
+    pub weights: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// The command that the config is meant for
+    #[arg(long = "for", value_enum, default_value_t = Purpose::Train, value_name = "COMMAND")]
+    pub purpose: Purpose,
+}
+
+/// What a config is meant for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Purpose {
+    Train,
+    Pretrain,
+}
+
+/// What can be listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Listed {
+    Models,
+    Rewards,
+    Kernels,
+    Attention,
+    Algorithms,
+    Schedulers,
+    Data,
+    Presets,
+}

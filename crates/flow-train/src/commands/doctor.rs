@@ -1,0 +1,131 @@
+//! `doctor`: this machine, and whether computing on it works and is deterministic.
+
+use crate::failure::{Failure, OrFailure};
+use crate::terminal;
+use flow_core::device::{ComputeDevice, available};
+use flow_core::rng::{Purpose, Stream};
+use flow_core::{CallContext, Condition, ModelInput, Plan, Rollout, Stage, cpu};
+use flow_report::{BYTES_PER_GIB, Host, resident_bytes};
+use flow_train::Registries;
+use serde_json::json;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Prints what was found; fails if computing does not work as it must.
+pub fn run() -> Result<(), Failure> {
+    let host = Host::detect();
+    let mut lines: Vec<(String, String)> = Vec::new();
+    for (name, version) in flow_train::versions() {
+        lines.push((name, version));
+    }
+    lines.push(("system".into(), format!("{} {}", host.os, host.arch)));
+    lines.push(("processor".into(), host.cpu.unwrap_or_else(|| "unknown".into())));
+    lines.push(("features".into(), features()));
+    lines.push(("threads".into(), host.cpu_threads.to_string()));
+    let memory = host.memory_gib.map_or("unknown".into(), |gib| format!("{gib:.1} GiB"));
+    let resident = resident_bytes().map_or(String::new(), |bytes| format!(", {:.3} GiB in use here", bytes as f64 / BYTES_PER_GIB));
+    lines.push(("memory".into(), memory + &resident));
+    lines.push(("disk".into(), disk(Path::new("."))));
+    lines.push(("devices".into(), available().join(", ")));
+    let (computes, problem) = match computes() {
+        Ok(text) => (text, None),
+        Err(Failure::Run(text)) => (text.clone(), Some(text)),
+        Err(other) => return Err(other),
+    };
+    lines.push(("computing".into(), computes));
+    let text: String = lines.iter().map(|(name, value)| format!("{name:10}  {value}\n")).collect();
+    terminal::print(&text)?;
+    problem.map_or(Ok(()), |problem| Err(Failure::Run(problem)))
+}
+
+/// Instruction sets that kernels choose between.
+fn features() -> String {
+    #[cfg(target_arch = "x86_64")]
+    let found: Vec<&str> = [
+        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
+        ("fma", std::arch::is_x86_feature_detected!("fma")),
+        ("f16c", std::arch::is_x86_feature_detected!("f16c")),
+        ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
+        ("avx512bf16", std::arch::is_x86_feature_detected!("avx512bf16")),
+    ]
+    .into_iter()
+    .filter_map(|(name, found)| found.then_some(name))
+    .collect();
+    #[cfg(target_arch = "aarch64")]
+    let found: Vec<&str> = [
+        ("neon", std::arch::is_aarch64_feature_detected!("neon")),
+        ("bf16", std::arch::is_aarch64_feature_detected!("bf16")),
+    ]
+    .into_iter()
+    .filter_map(|(name, found)| found.then_some(name))
+    .collect();
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let found: Vec<&str> = Vec::new();
+    if found.is_empty() { "none of those that matter".into() } else { found.join(", ") }
+}
+
+/// Free space where runs go by default.
+fn disk(path: &Path) -> String {
+    #[cfg(unix)]
+    if let Ok(found) = rustix::fs::statvfs(path) {
+        let gib = |blocks: u64| blocks as f64 * found.f_frsize as f64 / BYTES_PER_GIB;
+        return format!("{:.1} of {:.1} GiB free in this folder", gib(found.f_bavail), gib(found.f_blocks));
+    }
+    format!("free space in {} is unknown", path.display())
+}
+
+/// Runs a small model twice, then on one thread, and compares the bits.
+fn computes() -> Result<String, Failure> {
+    let failed = |text: &str| Failure::Run(format!("{text}; please report this with the output of `flow-train doctor`"));
+    let many = velocity()?;
+    if many.iter().any(|value| !value.is_finite()) || many.iter().all(|value| *value == 0.0) {
+        return Err(failed("a small model gives values that cannot be right"));
+    }
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    if bits(&many) != bits(&velocity()?) {
+        return Err(failed("the same computation gives other bits the second time"));
+    }
+    let mut config = flow_config::Config::default();
+    config.device.threads = 1;
+    let one = flow_train::worker_pool(&config).or_failed()?.install(velocity)?;
+    if bits(&many) != bits(&one) {
+        return Err(failed("one thread gives other bits than several"));
+    }
+    Ok("works, same bits on every run and with any number of threads".into())
+}
+
+/// The velocity of a DiT with drawn weights.
+fn velocity() -> Result<Vec<f32>, Failure> {
+    let registries = Registries::built_in().or_failed()?;
+    let device = ComputeDevice::open("cpu").or_failed()?;
+    let settings = json!({
+        "latent": { "channels": 3, "height": 16, "width": 16 },
+        "patch": 2, "hidden": 96, "layers": 2, "heads": 4, "mlp_ratio": 4.0,
+        "vocabulary": { "size": 5, "length": 2 }, "qk_norm": true, "position": "rope",
+    });
+    let model = registries.models.build("dit", &settings, &device).or_failed()?;
+    let mut weights = flow_models::initialize(&*model, model.layout(), 0, &device);
+    let stream = Stream::new(0, Purpose::Weights);
+    // Some layers of a fresh model are zero, and so would be its velocity.
+    for (index, spec) in model.layout().specs().iter().enumerate() {
+        let mut values = vec![0.0; spec.shape.iter().product()];
+        stream.at(index as u64, 0).fill_normal(&mut values);
+        values.iter_mut().for_each(|value| *value *= 0.05);
+        weights.set(index, device.plain(values, &spec.shape)).or_failed()?;
+    }
+    let batch = 3;
+    let mut x = vec![0.0; batch * model.spec().latent.values()];
+    Stream::new(0, Purpose::InitialNoise).at(0, 0).fill_normal(&mut x);
+    let plan = Plan::new(
+        registries.attention.get("cpu").or_failed()?,
+        registries.kernels.get("cpu").or_failed()?,
+    );
+    let rollout = Rollout::new(&weights, Arc::new(plan));
+    let input = ModelInput {
+        x: device.tensor(x, [batch, model.spec().latent.values()]),
+        sigma: device.tensor(vec![0.9, 0.5, 0.1], [batch]),
+        condition: Condition { tokens: Some(device.int_tensor(vec![0, 1, 2, 3, 4, 0], [batch, 2])), ..Condition::default() },
+    };
+    let v = model.velocity(&rollout.exec(CallContext::single(Stage::Evaluation)), input);
+    Ok(cpu::to_host(&flow_core::tensors::plain(&v.into_dispatch())))
+}

@@ -1,0 +1,52 @@
+//! `eval`: a model on the held-out prompts, with the noise of `evaluation.seed`.
+
+use super::{Loaded, weights};
+use crate::arguments::EvalArguments;
+use crate::failure::{Failure, OrFailure};
+use crate::interrupt::Interrupt;
+use crate::{progress, terminal};
+use flow_trainer::setup;
+
+/// Measures and prints one row per prompt, and the mean of each reward with its 95 % interval.
+pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
+    let loaded = Loaded::read(&arguments.config)?;
+    let (config, adapter) = weights::substitute(loaded.config(), arguments.weights.as_deref())?;
+    let text = loaded.compute(&config, |environment| {
+        let mut common = setup::common(&config, environment).or_bad_input()?;
+        weights::load_adapter(&mut common.model.weights, adapter.as_deref(), &environment.device)?;
+        let rewards = setup::rewards(config.effective_eval_rewards(), environment, 1).or_bad_input()?;
+        let mut observer = progress::observer(1, 1, quiet, Interrupt::default());
+        let settings = &common.evaluation;
+        let evaluation = settings
+            .measure(
+                &common.model.weights,
+                &environment.training_plan,
+                &common.conditioner,
+                config.sampling.micro_batch,
+                &rewards.workers,
+                0,
+                &mut *observer,
+            )
+            .or_failed()?;
+        drop(observer);
+        let names = rewards.weights.iter().map(|reward| reward.name.clone());
+        let mut rows = vec![std::iter::once("prompt".to_owned()).chain(names).collect::<Vec<_>>()];
+        for (index, prompt) in settings.prompts.iter().enumerate() {
+            let means = evaluation.prompt_means.iter().map(|means| format!("{:.4}", means[index]));
+            rows.push(std::iter::once(prompt.text.clone()).chain(means).collect());
+        }
+        let mut text = terminal::table(&rows, 1);
+        text.push('\n');
+        for (reward, interval) in rewards.weights.iter().zip(&evaluation.intervals) {
+            text.push_str(&format!(
+                "{}: {} over {} held-out prompts, {} images each\n",
+                reward.name,
+                interval.text(4),
+                settings.prompts.len(),
+                settings.images_per_prompt
+            ));
+        }
+        Ok(text)
+    })?;
+    terminal::print(&text)
+}

@@ -1,0 +1,52 @@
+//! `migrate`: an older config, brought up to date.
+
+use crate::diagnostics;
+use crate::failure::{Failure, OrFailure};
+use crate::terminal;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Prints the new text, or writes it with `write`; says on standard error what was changed.
+pub fn run(config: &Path, write: bool) -> Result<(), Failure> {
+    let name = config.display();
+    let old = fs::read_to_string(config)
+        .map_err(|error| Failure::Input(format!("cannot read the config {name}: {error}; check the path")))?;
+    let (new, changes) = match flow_config::migrate(&old) {
+        Ok(migrated) => migrated,
+        Err(report) => return Err(diagnostics::settle(&report).err().unwrap_or(Failure::Input(report.render()))),
+    };
+    for change in &changes {
+        let mark = if change.needs_attention { "look at " } else { "" };
+        let keys = match (change.from.as_str(), change.to.as_str()) {
+            ("", to) => format!("`{to}`"),
+            (from, "") => format!("`{from}`"),
+            (from, to) if from == to => format!("`{to}`"),
+            (from, to) => format!("`{from}` -> `{to}`"),
+        };
+        terminal::note(&format!("{mark}{keys}: {}", change.note));
+    }
+    if !write {
+        return terminal::print(&new);
+    }
+    if new == old {
+        return terminal::line(&format!("{name} is up to date"));
+    }
+    let kept = beside(config)?;
+    fs::copy(config, &kept)
+        .map_err(|error| Failure::Run(format!("cannot keep the old config as {}: {error}", kept.display())))?;
+    flow_report::atomic_write(config, "config", |out| out.write_all(new.as_bytes())).or_failed()?;
+    terminal::line(&format!("{name} is up to date; the old one is {}", kept.display()))
+}
+
+/// A free name beside the config for the old one.
+fn beside(config: &Path) -> Result<PathBuf, Failure> {
+    let mut name: OsString = config.as_os_str().to_owned();
+    name.push(".old");
+    let path = PathBuf::from(name);
+    if path.symlink_metadata().is_ok() {
+        let text = format!("{} is there already; move it away, so that it is not lost", path.display());
+        return Err(Failure::Input(text));
+    }
+    Ok(path)
+}

@@ -1,0 +1,88 @@
+//! The commands, one module each.
+
+mod check;
+mod completions;
+mod doctor;
+mod eval;
+mod explain;
+mod list;
+mod migrate;
+mod plan;
+mod pretrain;
+mod report;
+mod sample;
+mod schema;
+mod train;
+mod weights;
+
+use crate::arguments::{Arguments, Command, ConfigArguments};
+use crate::diagnostics;
+use crate::failure::{Failure, OrFailure};
+use flow_config::{Config, Resolved};
+use flow_train::Registries;
+use flow_trainer::TrainError;
+use flow_trainer::setup::Environment;
+use std::path::PathBuf;
+
+/// Runs what the command line asks for.
+pub fn run(arguments: Arguments) -> Result<(), Failure> {
+    let quiet = arguments.quiet;
+    match arguments.command {
+        Command::Train(arguments) => train::run(&arguments, quiet),
+        Command::Pretrain(arguments) => pretrain::run(&arguments, quiet),
+        Command::Sample(arguments) => sample::run(&arguments, quiet),
+        Command::Eval(arguments) => eval::run(&arguments, quiet),
+        Command::Check(arguments) => check::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
+        Command::Schema => schema::run(),
+        Command::List { what } => list::run(what),
+        Command::Explain { key } => explain::run(&key),
+        Command::Doctor => doctor::run(),
+        Command::Report { run } => report::run(&run),
+        Command::Migrate { config, write } => migrate::run(&config, write),
+        Command::Completions { shell } => completions::run(shell),
+    }
+}
+
+/// A config that was read, with what stands around it.
+struct Loaded {
+    resolved: Resolved,
+    /// Where its relative paths start from.
+    base: PathBuf,
+    registries: Registries,
+}
+
+impl Loaded {
+    /// Reads a config and shows its warnings, or everything that is wrong with it.
+    fn read(arguments: &ConfigArguments) -> Result<Self, Failure> {
+        let resolved = match flow_config::load(&arguments.config, &arguments.set) {
+            Ok(resolved) => resolved,
+            Err(report) => return Err(diagnostics::settle(&report).err().unwrap_or(Failure::Input(report.render()))),
+        };
+        diagnostics::settle(&resolved.report)?;
+        let registries = Registries::built_in().or_failed()?;
+        Ok(Self { resolved, base: flow_config::base_dir(&arguments.config), registries })
+    }
+
+    fn config(&self) -> &Config {
+        &self.resolved.config
+    }
+
+    /// Computes in the config's worker threads, with its device and plans, for `config`: this one's or a variant.
+    fn compute<T: Send>(
+        &self,
+        config: &Config,
+        task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
+    ) -> Result<T, Failure> {
+        let pool = flow_train::worker_pool(config).or_bad_input()?;
+        pool.install(|| task(&flow_train::environment(config, &self.base, &self.registries).or_bad_input()?))
+    }
+}
+
+/// Tokens of one image in the model that the config describes.
+fn tokens(config: &Config, environment: &Environment<'_>) -> Result<usize, TrainError> {
+    // The weights do not matter here, and are read once the algorithm is known.
+    let mut config = config.clone();
+    config.model.weights = None;
+    Ok(flow_trainer::setup::model(&config, environment)?.model.spec().tokens)
+}

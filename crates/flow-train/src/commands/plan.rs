@@ -1,0 +1,197 @@
+//! `plan`: what a run would do, and about what it would cost.
+
+mod cost;
+
+use super::{Loaded, tokens};
+use crate::arguments::ConfigArguments;
+use crate::failure::{Failure, OrFailure};
+use crate::terminal;
+use cost::{Cost, Work};
+use flow_config::{Config, Finetune};
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::scheduler::StepCoefficients;
+use flow_trainer::session::Parts;
+use flow_trainer::setup::{self, Environment, WithAlgorithm};
+
+/// Prints the plan. The weights need not exist yet.
+pub fn run(arguments: &ConfigArguments) -> Result<(), Failure> {
+    let loaded = Loaded::read(arguments)?;
+    let mut config = loaded.config().clone();
+    config.model.weights = None;
+    let text = loaded.compute(&config, |environment| {
+        let tokens = tokens(&config, environment).or_bad_input()?;
+        setup::with_algorithm(&config, tokens, Describe { config: &config, environment }).or_bad_input()?
+    })?;
+    terminal::print(&text)
+}
+
+struct Describe<'a> {
+    config: &'a Config,
+    environment: &'a Environment<'a>,
+}
+
+impl WithAlgorithm for Describe<'_> {
+    type Output = Result<String, Failure>;
+
+    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+        let parts = setup::parts(self.config, self.environment, algorithm).or_bad_input()?;
+        text(self.config, self.environment, &parts)
+    }
+}
+
+/// The plan of a run whose parts are there.
+pub fn text<A: Algorithm>(
+    config: &Config,
+    environment: &Environment<'_>,
+    parts: &Parts<A>,
+) -> Result<String, Failure> {
+    let spec = parts.sampler.policy.model.spec();
+    let layout = parts.state.weights.current.layout();
+    let flags = parts.state.optimizer.trained();
+    let trained: usize = layout
+        .specs()
+        .iter()
+        .zip(flags)
+        .filter(|(_, trained)| **trained)
+        .map(|(spec, _)| spec.shape.iter().product::<usize>())
+        .sum();
+    let all = layout.count_values(|_| true);
+    let geometry = &parts.settings.geometry;
+    let steps = parts.schedule.steps_for(0);
+    let positions = parts.algorithm.positions(&parts.schedule, parts.settings.seed, 0, 0).len();
+    let passes = parts.algorithm.inner_epochs();
+    let guided = parts.sampler.policy.is_guided();
+    let branches = if guided { 2 } else { 1 };
+    let updates = positions * geometry.micro_batches() * passes;
+
+    let latent = spec.latent;
+    let blocks: Vec<String> = spec.stacks.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    let mut lines: Vec<(&str, String)> = vec![
+        ("run", format!("{} in {}, {} iterations", config.run.name, config.run.dir.display(), config.run.steps)),
+        (
+            "model",
+            format!(
+                "{}, latents {}x{}x{} (channels, height, width), {} tokens, {}",
+                spec.architecture,
+                latent.channels,
+                latent.height,
+                latent.width,
+                spec.tokens,
+                blocks.join(", ")
+            ),
+        ),
+        ("parameters", format!("{all}, of which {trained} are trained ({})", finetune(config))),
+        (
+            "data",
+            format!(
+                "{}, {} prompts to train on, {} held-out prompts evaluated",
+                parts.dataset.name(),
+                parts.prompts.len(),
+                parts.evaluation.prompts.len()
+            ),
+        ),
+        ("rewards", parts.rewards.1.iter().map(|reward| format!("{} x {}", reward.weight, reward.name)).collect::<Vec<_>>().join(" + ")),
+        ("algorithm", format!("{} ({})", A::NAME, A::PARADIGM)),
+        ("device", format!("{}, f32, {} threads", environment.device.name(), rayon::current_num_threads())),
+        ("rollout", environment.rollout_plan.describe()),
+        ("training", environment.training_plan.describe()),
+        (
+            "geometry",
+            format!(
+                "{} prompts x {} images = {} images, {} micro-batches of {}, {} optimizer steps per pass, {passes} passes",
+                geometry.prompts(),
+                geometry.group_size(),
+                geometry.samples(),
+                geometry.micro_batches(),
+                geometry.micro_batch_size(),
+                geometry.updates()
+            ),
+        ),
+        (
+            "calls",
+            format!(
+                "per iteration {} to sample and {updates} to train (forward and backward), of {} rows{}",
+                geometry.micro_batches() * steps.len(),
+                geometry.micro_batch_size() * branches,
+                if guided { ", guidance included" } else { "" }
+            ),
+        ),
+    ];
+    let work = Work {
+        rows: geometry.micro_batch_size() * branches,
+        sampling_calls: geometry.micro_batches() * steps.len(),
+        training_calls: updates,
+        reference_calls: parts.algorithm.reference().map_or(0, |_| updates),
+        records: if A::PARADIGM == flow_accel::Paradigm::Coupled { positions } else { 0 },
+        samples: geometry.samples(),
+        trained,
+        weight_sets: 1
+            + [&parts.state.weights.average, &parts.state.weights.old, &parts.state.weights.reference]
+                .into_iter()
+                .filter(|set| set.is_some())
+                .count(),
+    };
+    let cost = Cost::of(layout, spec, &work);
+    lines.push((
+        "about",
+        format!(
+            "{:.3} TFLOP per iteration ({:.3} sampling, {:.3} training)",
+            (cost.sampling_flop + cost.training_flop) / 1e12,
+            cost.sampling_flop / 1e12,
+            cost.training_flop / 1e12
+        ),
+    ));
+    lines.push((
+        "about",
+        format!(
+            "{:.3} GiB at most ({:.3} weights and optimizer, {:.3} trajectories, {:.3} activations of one call)",
+            cost.total_gib(),
+            cost.state_gib,
+            cost.trajectory_gib,
+            cost.activation_gib
+        ),
+    ));
+    let mut text = String::new();
+    for (name, value) in lines {
+        text.push_str(&format!("{name:10}  {value}\n"));
+    }
+    text.push_str(&format!("\nschedule of iteration 1, {}\n", dynamics(config)));
+    text.push_str(&terminal::table(&schedule(&steps), 0));
+    Ok(text)
+}
+
+fn finetune(config: &Config) -> String {
+    match config.model.finetune {
+        Finetune::Full => "all weights".into(),
+        Finetune::Lora => format!("adapters of rank {}, alpha {}", config.lora.rank, config.lora.effective_alpha()),
+    }
+}
+
+fn dynamics(config: &Config) -> &'static str {
+    match config.scheduler.dynamics {
+        flow_config::Dynamics::FlowSde => "flow-sde",
+        flow_config::Dynamics::DanceSde => "dance-sde",
+        flow_config::Dynamics::Cps => "cps",
+        flow_config::Dynamics::Ode => "ode",
+    }
+}
+
+/// One row per step; what a deterministic step has not is left empty.
+fn schedule(steps: &[StepCoefficients]) -> Vec<Vec<String>> {
+    let head = ["step", "sigma", "to", "std_dev", "noise", "mean_x", "mean_v", "trained"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for step in steps {
+        let random = |value: f64| if step.is_stochastic() { format!("{value:.5}") } else { "-".into() };
+        rows.push(vec![
+            step.step.to_string(),
+            format!("{:.5}", step.sigma),
+            format!("{:.5}", step.sigma_next),
+            random(step.std_dev),
+            random(step.noise),
+            format!("{:.5}", step.mean_x),
+            format!("{:.5}", step.mean_v),
+            if step.log_prob.is_some() { "yes" } else { "-" }.into(),
+        ]);
+    }
+    rows
+}

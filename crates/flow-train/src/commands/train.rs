@@ -1,0 +1,105 @@
+//! `train`: a run from a config, or on from a checkpoint.
+
+mod finish;
+mod open;
+
+use super::{Loaded, plan, tokens};
+use crate::arguments::TrainArguments;
+use crate::diagnostics;
+use crate::failure::{Failure, OrFailure};
+use crate::interrupt::Interrupt;
+use crate::{progress, terminal};
+use flow_report::RunStatus;
+use flow_trainer::Session;
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::observer::Observer;
+use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use open::Start;
+
+/// Trains.
+pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
+    let loaded = Loaded::read(&arguments.config)?;
+    diagnostics::settle(&loaded.resolved.check_training())?;
+    let interrupt = if arguments.dry_run { Interrupt::default() } else { Interrupt::listen()? };
+    loaded.compute(loaded.config(), |environment| {
+        let tokens = tokens(loaded.config(), environment).or_bad_input()?;
+        let train = Train { arguments, quiet, loaded: &loaded, environment, interrupt };
+        setup::with_algorithm(loaded.config(), tokens, train).or_bad_input()?
+    })
+}
+
+struct Train<'a> {
+    arguments: &'a TrainArguments,
+    quiet: bool,
+    loaded: &'a Loaded,
+    environment: &'a Environment<'a>,
+    interrupt: Interrupt,
+}
+
+impl Train<'_> {
+    fn observer(&self) -> Result<Box<dyn Observer>, Failure> {
+        let (iterations, every) = (self.loaded.config().run.steps as u64, self.loaded.config().logging.every as u64);
+        #[cfg(feature = "tui")]
+        if self.arguments.tui {
+            return Ok(Box::new(progress::Tui::open(iterations, self.interrupt.clone())?));
+        }
+        Ok(progress::observer(iterations, every, self.quiet, self.interrupt.clone()))
+    }
+
+    /// Says on standard error what a person should know before the run.
+    fn tell(&self, observer: &mut dyn Observer, notices: &[String]) {
+        notices.iter().for_each(|notice| observer.notice(notice));
+    }
+}
+
+impl WithAlgorithm for Train<'_> {
+    type Output = Result<(), Failure>;
+
+    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+        let (config, environment) = (self.loaded.config(), self.environment);
+        let parts = setup::parts(config, environment, algorithm).or_bad_input()?;
+        if self.arguments.dry_run {
+            terminal::print(&plan::text(config, environment, &parts)?)?;
+            return terminal::line("dry run: everything was built, nothing was written");
+        }
+        let start = open::directory(self.arguments, config)?;
+        let model = parts.sampler.policy.model.clone();
+        let mut observer = self.observer()?;
+        let mut session = match start {
+            Start::Fresh(directory) => {
+                self.tell(&mut *observer, directory.notices());
+                observer.notice(&format!("run: {}", directory.path().display()));
+                let manifest = open::manifest(&directory, &self.loaded.resolved, environment)?;
+                Session::start(parts, directory, &manifest).or_failed()?
+            }
+            Start::Resume(directory, from) => {
+                self.tell(&mut *observer, directory.notices());
+                let resolved = serde_json::to_value(config).or_failed()?;
+                let command = std::env::args().collect();
+                let session = Session::resume(parts, directory, from.as_deref(), command, &resolved, &mut *observer)
+                    .or_bad_input()?;
+                let place = session.directory().path().display();
+                observer.notice(&format!("resumed {place} after iteration {}", session.state().iteration));
+                self.tell(&mut *observer, &open::changes(session.directory()));
+                session
+            }
+        };
+        let outcome = session.run(&mut *observer);
+        // The terminal is the shell's again before anything else is said.
+        drop(observer);
+        let status = outcome.map_err(|error| {
+            let place = session.directory().path().display();
+            Failure::Run(format!("{error}\n  what was written is in {place}"))
+        })?;
+        match status {
+            RunStatus::Interrupted { step } => {
+                let resume = open::resume_command(self.arguments, config, &session.directory().name());
+                let place = session.directory().path().display();
+                terminal::note(&format!("interrupted after iteration {step}; the state is saved in {place}"));
+                terminal::note(&format!("to go on: {resume}"));
+                Err(Failure::Interrupted)
+            }
+            _ => finish::run(&session, model.layout(), config),
+        }
+    }
+}

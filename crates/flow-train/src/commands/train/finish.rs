@@ -1,0 +1,66 @@
+//! After a run: its weights, and its outcome in words.
+
+use super::open;
+use crate::commands::weights;
+use crate::failure::{Failure, OrFailure};
+use crate::terminal;
+use flow_config::Config;
+use flow_core::ParamLayout;
+use flow_report::{Audit, RunSummary, human_duration};
+use flow_trainer::Session;
+use flow_trainer::algorithm::Algorithm;
+use std::sync::Arc;
+
+/// Exports the weights and prints the outcome.
+pub fn run<A: Algorithm>(session: &Session<A>, base: &Arc<ParamLayout>, config: &Config) -> Result<(), Failure> {
+    let directory = session.directory();
+    let state = session.state();
+    let metadata = open::metadata(config, &directory.name(), state.iteration);
+    let files = weights::export(&state.weights, base, session.device(), &directory.weights(), &metadata)?;
+    let summary = directory.read_summary().or_failed()?.unwrap_or_default();
+    let mut text = outcome(&summary);
+    for file in files {
+        text.push_str(&format!("weights    {}\n", file.display()));
+    }
+    let report = directory.path().join("report.html");
+    if report.is_file() {
+        text.push_str(&format!("report     {}\n", report.display()));
+    }
+    terminal::print(&text)
+}
+
+fn outcome(summary: &RunSummary) -> String {
+    let mut text = format!("finished   {} iterations, {} images\n", summary.steps, summary.images);
+    for reward in &summary.rewards {
+        let difference = &reward.difference;
+        text.push_str(&format!(
+            "reward     {}: {} before, {} after, difference {} on {}\n",
+            reward.name,
+            reward.before.text(4),
+            reward.after.text(4),
+            difference.interval.text(4),
+            reward.measured_on
+        ));
+    }
+    let audit = match &summary.audit {
+        Audit::NotRun { why } => format!("not run: {why}"),
+        Audit::Pending => "no result yet".into(),
+        Audit::Exact { rollouts, elements } => {
+            format!("max |ratio - 1| = 0 on all {elements} ratios of {rollouts} rollouts")
+        }
+        Audit::Deviated { largest, place, rollouts, .. } => {
+            format!("max |ratio - 1| = {largest:.3e} at {place}, in {rollouts} rollouts")
+        }
+    };
+    text.push_str(&format!("audit      {audit}\n"));
+    let parts: Vec<String> =
+        summary.wall_parts.iter().map(|(name, wall_s)| format!("{name} {}", human_duration(*wall_s))).collect();
+    text.push_str(&format!("time       {} ({})\n", human_duration(summary.wall_s), parts.join(", ")));
+    for (place, gib) in &summary.peak_memory_gib {
+        text.push_str(&format!("memory     {gib:.2} GiB at most ({place})\n"));
+    }
+    for note in &summary.notes {
+        text.push_str(&format!("note       {note}\n"));
+    }
+    text
+}

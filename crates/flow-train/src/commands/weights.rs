@@ -1,0 +1,101 @@
+//! Weights of finished runs: where they are written, and how they are read again.
+
+use crate::failure::{Failure, OrFailure};
+use flow_config::{Config, Finetune};
+use flow_core::device::ComputeDevice;
+use flow_core::{ParamLayout, Weights};
+use flow_models::StoredDtype;
+use flow_trainer::session::PolicyWeights;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Writes a run's weights below `folder` and gives the paths.
+///
+/// All weights trained: `final.safetensors`, and `average.safetensors` if an average is kept. Adapters trained:
+/// the folder `adapter` as `peft` lays it out and `merged.safetensors`, and the same of the average with `average-`
+/// before the names. `base` is the model's own layout, without adapters.
+pub fn export(
+    weights: &PolicyWeights,
+    base: &Arc<ParamLayout>,
+    device: &ComputeDevice,
+    folder: &Path,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<PathBuf>, Failure> {
+    let mut written = Vec::new();
+    let sets = std::iter::once(("", &weights.current)).chain(weights.average.as_ref().map(|set| ("average", set)));
+    for (set, weights) in sets {
+        if weights.layout().has_adapters() {
+            let prefix = if set.is_empty() { String::new() } else { format!("{set}-") };
+            let adapter = folder.join(format!("{prefix}adapter"));
+            flow_models::export_adapters(weights, &adapter, StoredDtype::F32, metadata).or_failed()?;
+            let merged = folder.join(format!("{prefix}merged.safetensors"));
+            let values = flow_models::merge(weights, base, device).or_failed()?;
+            flow_models::save(&values, &merged, StoredDtype::F32, metadata).or_failed()?;
+            written.extend([adapter, merged]);
+        } else {
+            let name = if set.is_empty() { "final" } else { set };
+            let path = folder.join(format!("{name}.safetensors"));
+            flow_models::save(weights, &path, StoredDtype::F32, metadata).or_failed()?;
+            written.push(path);
+        }
+    }
+    Ok(written)
+}
+
+/// Weights that a command was given instead of `model.weights`.
+pub enum Given {
+    /// A model, to be loaded in place of `model.weights`.
+    Model(PathBuf),
+    /// Adapters, to be loaded on top of it.
+    Adapter(PathBuf),
+}
+
+/// The config with `weights` in place of its own, and the adapter to load afterwards if `weights` is one.
+///
+/// Fails if there are no weights at all: random ones make noise.
+pub fn substitute(config: &Config, weights: Option<&Path>) -> Result<(Config, Option<PathBuf>), Failure> {
+    let mut config = config.clone();
+    let adapter = match weights.map(classify).transpose()? {
+        Some(Given::Model(path)) => {
+            config.model.weights = Some(path);
+            None
+        }
+        Some(Given::Adapter(path)) => {
+            if config.model.finetune != Finetune::Lora {
+                return Err(Failure::Input(format!(
+                    "`{}` holds adapters, but the config has none; set `model.finetune = \"lora\"` and `[lora]` as they \
+                     were in the run, or give its merged weights",
+                    path.display()
+                )));
+            }
+            Some(path)
+        }
+        None => None,
+    };
+    if config.model.weights.is_none() {
+        return Err(Failure::Input(
+            "there are no weights; set `model.weights`, or pass `--weights FILE` (a run leaves them in its folder \
+             `weights`, and `flow-train pretrain` makes some)"
+                .into(),
+        ));
+    }
+    Ok((config, adapter))
+}
+
+fn classify(path: &Path) -> Result<Given, Failure> {
+    // Paths on the command line start from the working directory, those of a config from its folder.
+    let path = std::path::absolute(path)
+        .map_err(|error| Failure::Input(format!("cannot tell where {} is: {error}", path.display())))?;
+    const ADAPTER: &str = "adapter_model.safetensors";
+    let is_adapter = path.join(ADAPTER).is_file() || path.file_name().is_some_and(|name| name == ADAPTER);
+    Ok(if is_adapter { Given::Adapter(path) } else { Given::Model(path) })
+}
+
+/// Loads the adapter that [`substitute`] found, if it found one.
+pub fn load_adapter(weights: &mut Weights, adapter: Option<&Path>, device: &ComputeDevice) -> Result<(), Failure> {
+    match adapter {
+        Some(path) => flow_models::load_adapters(weights, path, device).or_bad_input(),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,150 @@
+//! From a config's `[device]`, `[acceleration]`, `[checkpointing]` and `[runtime]` to device, plans and threads.
+
+use crate::Registries;
+use flow_config::{AcceleratorEntry, CheckpointingConfig, Config, DType, DeviceKind};
+use flow_core::{CoreError, Plan, device::ComputeDevice};
+use flow_trainer::setup::Environment;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What a config asks of this build that it does not have.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnvironmentError {
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] CoreError),
+    /// The storage type.
+    #[error(
+        "`device.dtype = \"{asked}\"` is not available on `device.kind = \"{kind}\"` in this build; available: \"f32\". \
+         Set `device.dtype = \"f32\"`"
+    )]
+    DType {
+        /// The type asked for.
+        asked: &'static str,
+        /// The device.
+        kind: &'static str,
+    },
+    /// An accelerator.
+    #[error(
+        "`acceleration.{slot}` asks for `{name}`, but this build has no accelerators; available: none. Remove the entry"
+    )]
+    Accelerator {
+        /// `shared` or `rollout`.
+        slot: &'static str,
+        /// The name asked for.
+        name: String,
+    },
+    /// A policy of activation checkpointing.
+    #[error(
+        "`checkpointing.policy = \"{policy}\"` is not available in this build; available: \"none\". Set \
+         `checkpointing.policy = \"none\"`, and lower `sampling.micro_batch` if memory is short"
+    )]
+    Checkpointing {
+        /// The policy asked for.
+        policy: &'static str,
+    },
+    /// An option of Burn or CubeCL.
+    #[error("`runtime.options` has `{name}`, but this build has no such options; available: none. Remove it")]
+    RuntimeOption {
+        /// The option.
+        name: String,
+    },
+    /// Kernels for the device.
+    #[error(transparent)]
+    Kernels(#[from] flow_kernels::UnknownKernels),
+    /// Attention for the device.
+    #[error(transparent)]
+    Attention(#[from] flow_attention::UnknownBackend),
+    /// Threads.
+    #[error("cannot start {threads} worker threads: {problem}. Lower `device.threads`")]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// Why not.
+        problem: String,
+    },
+}
+
+/// Name of a device kind, as in configs and registries.
+fn kind_name(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Cpu => "cpu",
+        DeviceKind::Cuda => "cuda",
+    }
+}
+
+/// Opens the config's device and makes the plans of rollout and training. Relative paths of the config start from
+/// `base`.
+///
+/// # Errors
+/// Whatever the config asks for and this build has not. Nothing that is asked for is passed over.
+pub fn environment<'a>(
+    config: &Config,
+    base: &'a Path,
+    registries: &'a Registries,
+) -> Result<Environment<'a>, EnvironmentError> {
+    let kind = kind_name(config.device.kind);
+    let device = ComputeDevice::open(kind)?;
+    if config.device.dtype == DType::Bf16 {
+        return Err(EnvironmentError::DType { asked: "bf16", kind });
+    }
+    let slots: [(&str, &[AcceleratorEntry]); 2] =
+        [("shared", &config.acceleration.shared), ("rollout", &config.acceleration.rollout)];
+    for (slot, entries) in slots {
+        if let Some(entry) = entries.first() {
+            return Err(EnvironmentError::Accelerator { slot, name: entry.name.clone() });
+        }
+    }
+    let policy = match config.checkpointing {
+        CheckpointingConfig::None(_) => None,
+        CheckpointingConfig::Full(_) => Some("full"),
+        CheckpointingConfig::AttnOnly(_) => Some("attn-only"),
+    };
+    if let Some(policy) = policy {
+        return Err(EnvironmentError::Checkpointing { policy });
+    }
+    if let Some(name) = config.runtime.options.keys().next() {
+        return Err(EnvironmentError::RuntimeOption { name: name.clone() });
+    }
+    let plan = Arc::new(Plan::new(registries.attention.get(kind)?, registries.kernels.get(kind)?));
+    Ok(Environment {
+        device,
+        rollout_plan: plan.clone(),
+        training_plan: plan,
+        // One plan for both stages, and its kernels give the same bits with and without a gradient.
+        lossless: true,
+        models: &registries.models,
+        rewards: &registries.rewards,
+        base,
+    })
+}
+
+/// Threads for the CPU backend: `device.threads`, or one per core. Run a session inside its `install`.
+///
+/// # Errors
+/// If the operating system refuses.
+pub fn worker_pool(config: &Config) -> Result<rayon::ThreadPool, EnvironmentError> {
+    // Rayon would otherwise ask an environment variable.
+    let threads = match config.device.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|index| format!("worker-{index}"))
+        // A backward pass over a deep model recurses further than the 2 MiB of a spawned thread.
+        .stack_size(16 << 20)
+        .build()
+        .map_err(|error| EnvironmentError::Threads { threads, problem: error.to_string() })
+}
+
+/// Version of Burn that the workspace pins; a test compares it with the workspace's manifest.
+const BURN_VERSION: &str = "0.22.1";
+
+/// Versions for the run manifest and `doctor`. CubeCL is in GPU builds only.
+pub fn versions() -> BTreeMap<String, String> {
+    let pairs = [("flow-train", env!("CARGO_PKG_VERSION")), ("burn", BURN_VERSION), ("cubecl", "none")];
+    pairs.map(|(name, version)| (name.to_owned(), version.to_owned())).into()
+}

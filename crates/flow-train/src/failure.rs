@@ -1,0 +1,66 @@
+//! How a command fails: a message for a person and an exit code.
+
+use crate::terminal;
+use std::error::Error;
+use std::process::ExitCode;
+
+/// Why a command did not do what it was asked to.
+#[derive(Debug)]
+pub enum Failure {
+    /// The input cannot be used; nothing was run. Exit code 2.
+    Input(String),
+    /// The run failed. Exit code 1.
+    Run(String),
+    /// The user stopped the run, its state is saved. Exit code 130, as shells have it for SIGINT.
+    Interrupted,
+}
+
+impl Failure {
+    /// Prints the message and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        match self {
+            Self::Input(message) => {
+                terminal::error(message);
+                ExitCode::from(2)
+            }
+            Self::Run(message) => {
+                terminal::error(message);
+                ExitCode::from(1)
+            }
+            Self::Interrupted => ExitCode::from(130),
+        }
+    }
+}
+
+/// Turns errors of libraries into failures.
+pub trait OrFailure<T> {
+    /// The input is to blame.
+    fn or_bad_input(self) -> Result<T, Failure>;
+    /// The run failed.
+    fn or_failed(self) -> Result<T, Failure>;
+}
+
+impl<T, E: Error> OrFailure<T> for Result<T, E> {
+    fn or_bad_input(self) -> Result<T, Failure> {
+        self.map_err(|error| Failure::Input(chain(&error)))
+    }
+
+    fn or_failed(self) -> Result<T, Failure> {
+        self.map_err(|error| Failure::Run(chain(&error)))
+    }
+}
+
+/// An error with its causes, each said once: many messages contain their cause already.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,89 @@
+//! Progress bars: one for the run, one below it for the phase.
+
+use super::{evaluation, numbers, phase_name};
+use crate::interrupt::Interrupt;
+use flow_trainer::observer::{IterationSummary, Observer, Phase};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use std::time::Duration;
+
+/// Bars on standard error.
+pub struct Bars {
+    all: MultiProgress,
+    run: ProgressBar,
+    phase: ProgressBar,
+    interrupt: Interrupt,
+    begun: bool,
+    pretraining: bool,
+}
+
+impl Bars {
+    /// Bars for a run of `iterations`.
+    pub fn new(iterations: u64, interrupt: Interrupt) -> Self {
+        let all = MultiProgress::new();
+        let run = all.add(ProgressBar::new(iterations).with_style(style(
+            "{msg}\n{prefix:11} {wide_bar} {pos}/{len}  {per_sec}  {eta} left",
+        )));
+        let phase = all.add(ProgressBar::new(0).with_style(style("{prefix:11} {wide_bar} {pos}/{len}  {per_sec}")));
+        run.set_prefix("iterations");
+        run.enable_steady_tick(Duration::from_millis(250));
+        Self { all, run, phase, interrupt, begun: false, pretraining: false }
+    }
+
+    /// A line above the bars.
+    fn say(&self, text: &str) {
+        // That the terminal is gone is no reason to stop a run.
+        let _ = self.all.println(text);
+    }
+}
+
+/// A style; the templates are constants, and one that cannot be read falls back to indicatif's own.
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ ")
+}
+
+impl Observer for Bars {
+    fn phase(&mut self, phase: Phase, units: usize) {
+        self.pretraining = phase == Phase::Pretraining;
+        self.phase.set_prefix(phase_name(phase));
+        self.phase.set_length(units as u64);
+        self.phase.set_position(0);
+        self.phase.reset_eta();
+    }
+
+    fn advance(&mut self, units: usize) {
+        self.phase.inc(units as u64);
+    }
+
+    fn iteration(&mut self, summary: &IterationSummary) {
+        self.run.set_length(summary.total);
+        if !self.begun {
+            // Iterations of an earlier process say nothing about the rate of this one.
+            self.begun = true;
+            self.run.set_position(summary.done.saturating_sub(1));
+            if summary.done > 1 {
+                self.run.reset_eta();
+            }
+        }
+        self.run.set_position(summary.done);
+        self.run.set_message(numbers(summary, self.pretraining));
+    }
+
+    fn evaluation(&mut self, step: u64, rewards: &[(String, f64, Option<f64>)]) {
+        self.say(&evaluation(step, rewards));
+    }
+
+    fn notice(&mut self, text: &str) {
+        self.say(&format!("note: {text}"));
+    }
+
+    fn interrupted(&self) -> bool {
+        self.interrupt.requested()
+    }
+}
+
+impl Drop for Bars {
+    fn drop(&mut self) {
+        self.phase.finish_and_clear();
+        self.run.abandon();
+    }
+}
