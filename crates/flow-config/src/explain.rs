@@ -85,7 +85,7 @@ pub fn explain(key: &str) -> Option<FieldDoc> {
     let target = resolve(&SCHEMA, first);
     let mut allowed = alternatives(target);
     if tag == Some(name) {
-        docs = "Which of the variants this table is.".into();
+        docs = WHICH_VARIANT.into();
         allowed = sections
             .iter()
             .filter_map(|section| {
@@ -141,6 +141,9 @@ pub fn all_keys() -> Vec<String> {
     keys
 }
 
+/// What a key that chooses the variant is for; the schema has the text of one variant in each place.
+const WHICH_VARIANT: &str = "Which of the variants this table is.";
+
 fn description(schema: &Json) -> String {
     let own = schema["description"].as_str();
     own.or_else(|| resolve(&SCHEMA, schema)["description"].as_str())
@@ -195,10 +198,16 @@ fn alternatives(schema: &Json) -> Vec<(String, String)> {
 
 fn keys(view: &View<'_>) -> Vec<(String, String)> {
     let mut out: Vec<(String, String)> = Vec::new();
+    let tag = tag(view);
     for section in sections(view) {
         for (key, schema) in section["properties"].as_object().into_iter().flatten() {
             if !out.iter().any(|(known, _)| known == key) {
-                out.push((key.clone(), description(schema)));
+                let docs = if tag == Some(key) {
+                    WHICH_VARIANT.to_owned()
+                } else {
+                    description(schema)
+                };
+                out.push((key.clone(), docs));
             }
         }
     }

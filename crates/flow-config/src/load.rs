@@ -255,11 +255,13 @@ impl Loader {
                 let place = known.source == finding.source || finding.code == codes::MISSING_KEY;
                 known.code == finding.code && known.path == finding.path && place
             };
-            let seen = skip.is_some() && self.problems.iter().any(same);
             // After a syntax error keys may be missing because they could not be read.
             let uncertain = broken && (finding.code == codes::MISSING_KEY || self.near_syntax_error(finding));
             let repeated = skip.is_some() && finding.source == skip && finding.code != codes::MISSING_KEY;
-            if !seen && !uncertain && !repeated {
+            if uncertain || repeated {
+                continue;
+            }
+            if skip.is_none() || !self.problems.iter().any(same) {
                 self.problems.push(finding.clone());
             }
         }

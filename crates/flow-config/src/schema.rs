@@ -72,6 +72,7 @@ fn tidy(schema: &mut Json) {
             if let Some(Json::String(text)) = object.get_mut("description") {
                 *text = text.split('\n').map(str::trim_end).collect::<Vec<_>>().join(" ");
             }
+            describe_tag(object);
             for (key, value) in object.iter_mut() {
                 if key != "default" {
                     tidy(value);
@@ -82,6 +83,21 @@ fn tidy(schema: &mut Json) {
         }
         Json::Array(entries) => entries.iter_mut().for_each(tidy),
         _ => {}
+    }
+}
+
+/// Gives the key that chooses a variant the variant's own text, so that editors show it.
+fn describe_tag(variant: &mut serde_json::Map<String, Json>) {
+    let Some(text) = variant.get("description").cloned() else {
+        return;
+    };
+    let Some(Json::Object(properties)) = variant.get_mut("properties") else {
+        return;
+    };
+    for property in properties.values_mut().filter_map(Json::as_object_mut) {
+        if property.contains_key("const") {
+            property.entry("description").or_insert(text.clone());
+        }
     }
 }
 

@@ -107,7 +107,7 @@ impl Default for DitConfig {
 pub enum Conditioning {
     /// A class label, added to the timestep embedding.
     Class(ClassConditioning),
-    /// A sequence of tokens, embedded, averaged into the timestep embedding and attended to with the patches.
+    /// A sequence of tokens, whose embeddings are added to the timestep embedding.
     Tokens(TokenConditioning),
 }
 

@@ -68,7 +68,7 @@ pub struct ClassifierConfig {
     /// Train it at all.
     pub enabled: bool,
     /// Channels of the first convolution; the second has twice as many.
-    #[schemars(range(min = 1, max = 1024))]
+    #[schemars(range(min = 1, max = 128))]
     pub channels: usize,
     /// Number of optimizer steps.
     #[schemars(range(min = 1, max = 100_000_000))]
