@@ -1,3 +1,58 @@
 //! Development tasks. Dispatch only: each task is one module.
 
-fn main() {}
+mod bench;
+mod ci;
+mod dist;
+mod docs;
+mod golden;
+mod peer;
+mod process;
+mod schema;
+mod test;
+mod text;
+mod tidy;
+mod workspace;
+
+use clap::{Parser, Subcommand};
+
+/// Development tasks of flow-train.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Everything that must hold on a clean checkout.
+    Ci(ci::Options),
+    /// The tests, as the README says.
+    Test,
+    /// Measures speed against PyTorch on the same machine.
+    Bench(bench::Options),
+    /// Writes `configs/schema.json`, or checks that it is up to date.
+    Schema(schema::Options),
+    /// Checks the book in `docs/`, and builds it if mdBook is installed.
+    Docs,
+    /// Checks the rules that no compiler knows.
+    Tidy,
+    /// Makes the committed weights and the documented runs again.
+    Golden(golden::Options),
+    /// Packs the release binary with configs, schema and licences.
+    Dist(dist::Options),
+}
+
+fn main() -> anyhow::Result<()> {
+    let workspace = workspace::Workspace::find()?;
+    match Arguments::parse().task {
+        Task::Ci(options) => ci::run(&workspace, &options),
+        Task::Test => test::run(&workspace),
+        Task::Bench(options) => bench::run(&workspace, &options),
+        Task::Schema(options) => schema::run(&workspace, &options),
+        Task::Docs => docs::run(&workspace),
+        Task::Tidy => tidy::run(&workspace),
+        Task::Golden(options) => golden::run(&workspace, &options),
+        Task::Dist(options) => dist::run(&workspace, &options),
+    }
+}

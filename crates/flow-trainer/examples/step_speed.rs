@@ -19,7 +19,7 @@ use flow_rewards::RewardRegistry;
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
 use flow_trainer::conditions::Conditioner;
 use flow_trainer::geometry::Geometry;
-use flow_trainer::optimizer::{Accumulated, AdamW};
+use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, Sampler, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
@@ -174,7 +174,9 @@ impl Job {
     }
 
     fn optimizer(&self) -> AdamW {
+        // Without what only some weights or steps have, so that the peer does the same.
         let settings = setup::optimizer_settings(&self.config);
+        let settings = AdamWSettings { weight_decay: 0.0, warmup_steps: 0, ..settings };
         AdamW::new(settings, self.weights.layout(), self.model.trained.clone(), &self.device)
     }
 
@@ -200,7 +202,7 @@ impl Job {
             "per_iteration": {
                 "rollouts": geometry.micro_batches(),
                 "units": geometry.micro_batches() * trained,
-                "optimizer_steps": geometry.update_micro_batches().count(),
+                "optimizer_steps": geometry.updates(),
             },
         }))
     }

@@ -1,0 +1,155 @@
+//! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns.
+
+mod result;
+
+use crate::process::{cargo, output, run as run_command};
+use crate::workspace::Workspace;
+use crate::peer;
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use result::{Contender, Outcome};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(subcommand)]
+    target: Target,
+}
+
+#[derive(Debug, Subcommand)]
+enum Target {
+    /// Rollout, loss with backward pass, and optimizer step of the jobs, on the processor.
+    Cpu(CpuOptions),
+}
+
+/// How to measure on the processor.
+#[derive(Debug, Args)]
+struct CpuOptions {
+    /// Configs whose model and batch are measured; without any, the main job's.
+    configs: Vec<String>,
+    /// Rounds; in each, every contender runs once, in an order that turns.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Measurements of each part within a round.
+    #[arg(long, default_value_t = 15)]
+    repeats: usize,
+    /// Threads of every contender.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// How PyTorch runs: `eager`, `compile`, or both.
+    #[arg(long, value_delimiter = ',', default_value = "eager,compile")]
+    peers: Vec<String>,
+    /// Write no result files.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Measures.
+pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    match &options.target {
+        Target::Cpu(options) => cpu(workspace, options),
+    }
+}
+
+fn cpu(workspace: &Workspace, options: &CpuOptions) -> Result<()> {
+    for mode in &options.peers {
+        if !["eager", "compile"].contains(&&**mode) {
+            bail!("there is no peer `{mode}`; choose from `eager`, `compile`");
+        }
+    }
+    if options.rounds == 0 || options.repeats == 0 || options.threads == 0 {
+        bail!("--rounds, --repeats and --threads must be at least 1");
+    }
+    let python = peer::python()?;
+    run_command(&mut cargo(workspace, &["build", "--release", "--package", "flow-trainer", "--example", "step_speed"]))?;
+    let ours = workspace.release_folder()?.join("examples").join("step_speed");
+    let default = ["configs/digits-grpo.toml".to_owned()];
+    let configs = if options.configs.is_empty() { &default[..] } else { &options.configs[..] };
+    let mut outcomes = Vec::new();
+    for config in configs {
+        outcomes.push(measure(workspace, options, &ours, &python, config)?);
+    }
+    let about = json!({
+        "date": date()?,
+        "processor": processor(),
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "repeats": options.repeats,
+        "rustc": output(Command::new("rustc").arg("--version"))?.trim(),
+        "torch": peer::version(&python)?,
+    });
+    let report = result::report(&about, &outcomes);
+    println!("\n{report}");
+    if options.dry_run {
+        return Ok(());
+    }
+    let folder = workspace.path("bench/results");
+    fs::create_dir_all(&folder)?;
+    let stem = format!("cpu-{}", about["date"].as_str().unwrap_or_default());
+    let jobs: Vec<Value> = outcomes.iter().map(Outcome::json).collect();
+    let document = serde_json::to_string_pretty(&json!({ "about": about, "jobs": jobs }))?;
+    fs::write(folder.join(format!("{stem}.json")), document + "\n")?;
+    fs::write(folder.join(format!("{stem}.md")), report)?;
+    println!("wrote bench/results/{stem}.md and .json");
+    Ok(())
+}
+
+fn measure(
+    workspace: &Workspace,
+    options: &CpuOptions,
+    ours: &Path,
+    python: &Path,
+    config: &str,
+) -> Result<Outcome> {
+    println!("\n{config}");
+    let folder = tempfile::tempdir()?;
+    let path = workspace.path(config);
+    let exported = folder.path();
+    run_command(Command::new(ours).arg("export").arg(&path).arg(exported))?;
+    let script = workspace.path("bench/peer.py");
+    let checked = output(Command::new(python).arg(&script).arg("check").arg(exported))?;
+    let agreement: Value = serde_json::from_str(&checked).context("the peer's check wrote no JSON")?;
+    println!("both compute the same: {}", agreement["relative_l2"]);
+    let job: Value = serde_json::from_str(&fs::read_to_string(exported.join("job.json"))?)?;
+
+    let mut contenders = vec![Contender::new("flow-train")];
+    contenders.extend(options.peers.iter().map(|mode| Contender::new(&format!("PyTorch {mode}"))));
+    for round in 0..options.rounds {
+        for turn in 0..contenders.len() {
+            // Every contender is first as often as the others, so that none always meets a warmer processor.
+            let index = (turn + round) % contenders.len();
+            let mut command = if index == 0 {
+                let mut command = Command::new(ours);
+                command.arg("time").arg(&path).arg(options.repeats.to_string());
+                // Rayon's own setting; the program itself reads no variable.
+                command.env("RAYON_NUM_THREADS", options.threads.to_string());
+                command
+            } else {
+                let mut command = Command::new(python);
+                command.arg(&script).arg("time").arg(exported).arg(options.repeats.to_string());
+                command.arg(&options.peers[index - 1]).arg(options.threads.to_string());
+                command
+            };
+            let text = output(&mut command)?;
+            let found: Value = serde_json::from_str(&text).context("a measurement wrote no JSON")?;
+            contenders[index].add(&found)?;
+            println!("round {} of {}: {}", round + 1, options.rounds, contenders[index].last());
+        }
+    }
+    Ok(Outcome { config: config.into(), job, agreement, contenders })
+}
+
+fn processor() -> String {
+    let text = fs::read_to_string(PathBuf::from("/proc/cpuinfo")).unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("model name"));
+    let name = line.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim().to_owned());
+    name.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+fn date() -> Result<String> {
+    Ok(output(Command::new("date").args(["-u", "+%Y-%m-%d"]))?.trim().to_owned())
+}

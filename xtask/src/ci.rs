@@ -1,0 +1,67 @@
+//! `cargo xtask ci`: everything that must hold on a clean checkout.
+
+use crate::process::{cargo, run as run_command, step};
+use crate::workspace::Workspace;
+use crate::{docs, schema, test, tidy};
+use anyhow::{Result, bail};
+use clap::Args;
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+/// The job that the last step runs for a few iterations.
+const JOB: &str = "configs/digits-grpo.toml";
+
+/// Which steps to leave out.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Leave out clippy, which compiles every dependency's metadata once more.
+    #[arg(long)]
+    no_clippy: bool,
+    /// Iterations of the main job.
+    #[arg(long, default_value_t = 2)]
+    iterations: usize,
+}
+
+/// Runs every step; the first that fails ends it.
+pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let start = Instant::now();
+    step("tidy", || tidy::run(workspace))?;
+    step("links of the documentation", || docs::check(workspace))?;
+    step("schema of the config", || schema::check(workspace))?;
+    step("format", || run_command(&mut cargo(workspace, &["fmt", "--all", "--", "--check"])))?;
+    step("tests", || test::run(workspace))?;
+    step("main job", || main_job(workspace, options.iterations))?;
+    if options.no_clippy {
+        println!("\n=== clippy: left out, as asked");
+    } else {
+        let arguments = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
+        step("clippy", || run_command(&mut cargo(workspace, &arguments)))?;
+    }
+    println!("\neverything holds, {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// The README's first command, cut short, and what it must leave behind.
+fn main_job(workspace: &Workspace, iterations: usize) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let steps = format!("run.steps={iterations}");
+    let place = format!("run.dir={}", toml::Value::from(folder.path().to_string_lossy().into_owned()));
+    let arguments = ["run", "--release", "--", "train", JOB, "--set", &steps, "--set", &place];
+    run_command(&mut cargo(workspace, &arguments))?;
+    let run = folder.path().join("digits-grpo");
+    for file in ["run.json", "metrics.jsonl", "summary.json", "report.html"] {
+        expect_content(&run.join(file))?;
+    }
+    let metrics = fs::read_to_string(run.join("metrics.jsonl"))?;
+    println!("the run left {} records and a report", metrics.lines().count());
+    Ok(())
+}
+
+fn expect_content(path: &Path) -> Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if found.len() > 0 => Ok(()),
+        Ok(_) => bail!("the main job left `{}` empty", path.display()),
+        Err(error) => bail!("the main job did not write `{}`: {error}", path.display()),
+    }
+}

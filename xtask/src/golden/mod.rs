@@ -1,0 +1,63 @@
+//! `cargo xtask golden`: the committed weights, and the documented runs, made again.
+
+mod runs;
+mod weights;
+
+use crate::process::{cargo, run as run_command};
+use crate::workspace::Workspace;
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// What to make again.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// One half only.
+    #[arg(long, value_enum)]
+    only: Option<Half>,
+    /// Jobs by the name of their config, such as `digits-grpo`. Without any: the main job's runs, and the weights of
+    /// every config.
+    jobs: Vec<String>,
+    /// Seeds of the runs.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
+    seeds: Vec<u64>,
+    /// Overrides of every run, as `flow-train` takes them; for trying out, so nothing is written.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Half {
+    /// The pretrained weights.
+    Weights,
+    /// The runs over several seeds.
+    Runs,
+}
+
+const MAIN_JOB: &str = "digits-grpo";
+
+/// Makes them.
+pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    run_command(&mut cargo(workspace, &["build", "--release", "--package", "flow-train"]))?;
+    let program = program(workspace)?;
+    if options.only != Some(Half::Runs) {
+        weights::run(workspace, &program, &options.jobs)?;
+    }
+    if options.only != Some(Half::Weights) {
+        let default = [MAIN_JOB.to_owned()];
+        let jobs = if options.jobs.is_empty() { &default[..] } else { &options.jobs[..] };
+        for job in jobs {
+            runs::run(workspace, &program, job, &options.seeds, &options.set)?;
+        }
+    }
+    Ok(())
+}
+
+fn program(workspace: &Workspace) -> Result<PathBuf> {
+    Ok(workspace.release_folder()?.join(format!("flow-train{}", std::env::consts::EXE_SUFFIX)))
+}
+
+/// `--set KEY="TEXT"` for a path.
+fn set_path(key: &str, path: &std::path::Path) -> String {
+    format!("{key}={}", toml::Value::from(path.to_string_lossy().into_owned()))
+}

@@ -1,0 +1,114 @@
+//! The committed pretrained weights: made again from config and seed, and compared byte by byte.
+
+use super::set_path;
+use crate::process::run as run_command;
+use crate::workspace::Workspace;
+use anyhow::{Context, Result, bail};
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Largest relative L2 distance that another processor may cause: sums are made of vectors of another width there,
+/// and thousands of steps carry that on. The same processor gives the same bytes.
+const ELSEWHERE: f64 = 0.05;
+
+/// Pretrains each weight file that a config in `configs/` names, once.
+pub fn run(workspace: &Workspace, program: &Path, jobs: &[String]) -> Result<()> {
+    let mut made: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
+    let mut configs: Vec<PathBuf> = Vec::new();
+    for entry in fs::read_dir(workspace.path("configs"))? {
+        configs.push(entry?.path());
+    }
+    configs.sort();
+    for path in configs.into_iter().filter(|path| path.extension().is_some_and(|end| end == "toml")) {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        if !jobs.is_empty() && !jobs.contains(&stem) {
+            continue;
+        }
+        let config = match flow_config::load(&path, &[]) {
+            Ok(resolved) => resolved.config,
+            Err(report) => bail!("{report}"),
+        };
+        let base = flow_config::base_dir(&path);
+        // Only what a run starts from is committed.
+        if config.model.weights.as_ref() == Some(&config.pretrain.output) {
+            made.entry(normal(&base.join(&config.pretrain.output))).or_insert(path);
+        }
+    }
+    if made.is_empty() {
+        bail!("no config in `configs/` starts from the weights that its own `[pretrain]` makes");
+    }
+    let mut differing = Vec::new();
+    for (weights, config) in made {
+        if !same(workspace, program, &config, &weights)? {
+            differing.push(workspace.relative(&weights).display().to_string());
+        }
+    }
+    if !differing.is_empty() {
+        bail!("not reproduced: {}", differing.join(", "));
+    }
+    Ok(())
+}
+
+/// `path` without `..`, as text: the file need not exist.
+fn normal(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            std::path::Component::ParentDir if plain.file_name().is_some() => {
+                plain.pop();
+            }
+            part => plain.push(part),
+        }
+    }
+    plain
+}
+
+fn same(workspace: &Workspace, program: &Path, config: &Path, committed: &Path) -> Result<bool> {
+    let folder = tempfile::tempdir()?;
+    let again = folder.path().join("again.safetensors");
+    let mut command = Command::new(program);
+    command.current_dir(workspace.root()).arg("pretrain").arg(workspace.relative(config));
+    run_command(command.arg("--set").arg(set_path("pretrain.output", &again)))?;
+    let name = workspace.relative(committed).display();
+    let old = fs::read(committed).with_context(|| format!("cannot read {name}"))?;
+    let new = fs::read(&again).context("`flow-train pretrain` wrote no weights")?;
+    if old == new {
+        println!("{name}: the same {} bytes", old.len());
+        return Ok(true);
+    }
+    let far = distance(&old, &new).with_context(|| format!("cannot compare {name}"))?;
+    let near = far <= ELSEWHERE;
+    let verdict = if near { "as another processor may give" } else { "NOT the same weights" };
+    println!("{name}: relative L2 distance {far:.3e}, {verdict}");
+    Ok(near)
+}
+
+/// Relative L2 distance over all tensors, which must have the same names and shapes.
+fn distance(a: &[u8], b: &[u8]) -> Result<f64> {
+    let (a, b) = (SafeTensors::deserialize(a)?, SafeTensors::deserialize(b)?);
+    let mut names = (a.names(), b.names());
+    names.0.sort_unstable();
+    names.1.sort_unstable();
+    if names.0 != names.1 {
+        bail!("the names of the tensors differ");
+    }
+    let (mut difference, mut size) = (0.0, 0.0);
+    for name in names.0 {
+        let (a, b) = (a.tensor(name)?, b.tensor(name)?);
+        if a.shape() != b.shape() || a.dtype() != safetensors::Dtype::F32 || b.dtype() != safetensors::Dtype::F32 {
+            bail!("`{name}` differs in shape or precision");
+        }
+        for (a, b) in floats(a.data()).zip(floats(b.data())) {
+            difference += (a - b) * (a - b);
+            size += a * a;
+        }
+    }
+    Ok((difference / size).sqrt())
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f64> {
+    bytes.chunks_exact(4).map(|four| f64::from(f32::from_le_bytes([four[0], four[1], four[2], four[3]])))
+}

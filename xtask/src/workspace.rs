@@ -1,0 +1,108 @@
+//! Where the repository and its build output are, and which files it holds.
+
+use anyhow::{Context, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folders that hold results, not sources.
+const NOT_SOURCES: &[&str] =
+    &[".git", "target", "runs", "dist", "docs/book", "fuzz/target", "fuzz/corpus", "fuzz/artifacts", "__pycache__"];
+
+/// The repository.
+#[derive(Clone, Debug)]
+pub struct Workspace {
+    root: PathBuf,
+}
+
+/// A member crate.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// Its folder.
+    pub path: PathBuf,
+    /// Crates of the workspace that it needs, tests aside.
+    pub needs: Vec<String>,
+}
+
+impl Workspace {
+    /// Finds the repository this program was built from.
+    pub fn find() -> Result<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent folder")?;
+        if !root.join("Cargo.toml").exists() {
+            bail!("{} is gone; run `cargo xtask` in the checkout it was built in", root.display());
+        }
+        Ok(Self { root: root.to_owned() })
+    }
+
+    /// The top folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// A path below the top folder.
+    pub fn path(&self, relative: &str) -> PathBuf {
+        self.root.join(relative)
+    }
+
+    /// `path` as seen from the top folder.
+    pub fn relative<'a>(&self, path: &'a Path) -> &'a Path {
+        path.strip_prefix(&self.root).unwrap_or(path)
+    }
+
+    /// The folder of release binaries: beside the running one, which cargo built there.
+    pub fn release_folder(&self) -> Result<PathBuf> {
+        let here = std::env::current_exe().context("cannot find the running program")?;
+        Ok(here.parent().context("the running program has no folder")?.to_owned())
+    }
+
+    /// Every source file, sorted.
+    pub fn files(&self) -> Result<Vec<PathBuf>> {
+        let mut found = Vec::new();
+        self.collect(&self.root, &mut found)?;
+        found.sort();
+        Ok(found)
+    }
+
+    fn collect(&self, folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+        for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+            let path = entry?.path();
+            let relative = self.relative(&path);
+            let name = path.file_name().unwrap_or_default();
+            if NOT_SOURCES.iter().any(|skip| relative == Path::new(skip) || name == *skip) {
+                continue;
+            }
+            if path.is_symlink() {
+                continue;
+            }
+            if path.is_dir() { self.collect(&path, found)? } else { found.push(path) }
+        }
+        Ok(())
+    }
+
+    /// The member crates, sorted by name.
+    pub fn members(&self) -> Result<Vec<Member>> {
+        let mut folders = vec![self.path("xtask")];
+        for entry in fs::read_dir(self.path("crates"))? {
+            folders.push(entry?.path());
+        }
+        let mut members = Vec::new();
+        for path in folders.into_iter().filter(|path| path.join("Cargo.toml").exists()) {
+            let file = path.join("Cargo.toml");
+            let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            let manifest: toml::Table =
+                text.parse().with_context(|| format!("{} is no TOML", file.display()))?;
+            let name = manifest["package"]["name"].as_str().context("a package needs a name")?.to_owned();
+            let needs = manifest.get("dependencies").and_then(|table| table.as_table());
+            let needs = needs.into_iter().flat_map(|table| table.keys().cloned()).collect();
+            members.push(Member { name, path, needs });
+        }
+        let names: Vec<String> = members.iter().map(|member| member.name.clone()).collect();
+        for member in &mut members {
+            member.needs.retain(|need| names.contains(need));
+            member.needs.sort();
+        }
+        members.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(members)
+    }
+}
