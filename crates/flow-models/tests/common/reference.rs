@@ -102,7 +102,7 @@ impl Reference<'_> {
         for (i, value) in token.iter_mut().enumerate() {
             let position = if i < 2 * quarter { column } else { row } as f64;
             let angle = position / 10_000f64.powf((i % quarter) as f64 / quarter as f64);
-            *value += if i / quarter % 2 == 0 {
+            *value += if (i / quarter).is_multiple_of(2) {
                 angle.sin()
             } else {
                 angle.cos()
