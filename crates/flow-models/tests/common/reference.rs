@@ -158,13 +158,13 @@ impl Reference<'_> {
                 let dot = |j: usize| -> f64 { q[i][h].iter().zip(&k[j][h]).map(|(q, k)| q * k).sum() };
                 let scores: Vec<f64> = (0..x.len()).map(|j| (dot(j) / (d as f64).sqrt()).exp()).collect();
                 let total: f64 = scores.iter().sum();
-                for channel in 0..d {
-                    let terms = scores
-                        .iter()
-                        .enumerate()
-                        .map(|(j, s)| s / total * v[j][h][channel]);
-                    out.push(terms.sum());
+                let mut head = vec![0.0; d];
+                for (score, v) in scores.iter().zip(&v) {
+                    for (head, v) in head.iter_mut().zip(&v[h]) {
+                        *head += score / total * v;
+                    }
                 }
+                out.extend(head);
             }
             self.linear(&format!("{name}.to_out.0"), &out)
         });
