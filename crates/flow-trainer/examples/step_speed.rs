@@ -1,7 +1,7 @@
 //! Times the parts of a job's iteration: the rollout of one micro-batch, one loss with its backward pass, one
 //! optimizer step.
 //!
-//! `step_speed time CONFIG REPEATS` prints milliseconds as JSON. `step_speed export CONFIG FOLDER` writes weights,
+//! `step_speed time CONFIG REPEATS THREADS` prints milliseconds as JSON. `step_speed export CONFIG FOLDER` writes weights,
 //! inputs and results, from which `bench/peer.py` checks that it computes the same before it is timed.
 //! `cargo xtask bench cpu` runs both.
 //!
@@ -42,9 +42,9 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
-        ["time", config, repeats] => time(config, repeats),
+        ["time", config, repeats, threads] => in_pool(threads, || time(config, repeats)),
         ["export", config, folder] => export(config, Path::new(folder)),
-        _ => Err("usage: step_speed time CONFIG REPEATS | step_speed export CONFIG FOLDER".into()),
+        _ => Err("usage: step_speed time CONFIG REPEATS THREADS | step_speed export CONFIG FOLDER".into()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -53,6 +53,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Runs `work` on a worker of a pool of its own, as `flow-train` does.
+fn in_pool(threads: &str, work: impl FnOnce() -> Result<(), Box<dyn Error>> + Send) -> Result<(), Box<dyn Error>> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.parse()?).stack_size(16 << 20).build()?;
+    pool.install(|| work().map_err(|error| error.to_string())).map_err(Into::into)
 }
 
 /// Everything that is timed, assembled from a config.

@@ -124,9 +124,7 @@ fn measure(
             let index = (turn + round) % contenders.len();
             let mut command = if index == 0 {
                 let mut command = Command::new(ours);
-                command.arg("time").arg(&path).arg(options.repeats.to_string());
-                // Rayon's own setting; the program itself reads no variable.
-                command.env("RAYON_NUM_THREADS", options.threads.to_string());
+                command.arg("time").arg(&path).arg(options.repeats.to_string()).arg(options.threads.to_string());
                 command
             } else {
                 let mut command = Command::new(python);

@@ -14,7 +14,7 @@ const README_LINES: usize = 5;
 
 /// Checks README, example, lints and description of every crate, and that the README of the whole lists it.
 pub fn check(workspace: &Workspace, members: &[Member], problems: &mut Problems) -> Result<()> {
-    let overview = fs::read_to_string(workspace.path("README.md"))?;
+    let overview = fs::read_to_string(workspace.path("README.md")).unwrap_or_default();
     for member in members {
         let folder = workspace.relative(&member.path);
         let manifest = fs::read_to_string(member.path.join("Cargo.toml"))?;
