@@ -1,0 +1,142 @@
+//! Pretrains or trains from a config file without the command line: how a program uses this crate.
+//!
+//! `cargo run --release -p flow-trainer --example headless -- train|pretrain CONFIG [KEY=VALUE]…`
+
+use flow_attention::AttentionRegistry;
+use flow_config::Config;
+use flow_core::{Plan, device::ComputeDevice};
+use flow_kernels::KernelRegistry;
+use flow_models::{ModelRegistry, StoredDtype};
+use flow_report::{Manifest, OnExists, RunDirectory, Stopwatch, peak_resident_gib};
+use flow_rewards::RewardRegistry;
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::observer::{IterationSummary, Observer};
+use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::{Session, TrainError, pretrain};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+type Failure = Box<dyn std::error::Error>;
+
+struct Lines;
+
+impl Observer for Lines {
+    fn iteration(&mut self, summary: &IterationSummary) {
+        if summary.done.is_multiple_of(summary.total.div_ceil(60)) {
+            println!(
+                "{}/{} reward {:.4} loss {:.5} gradient {:.4} |ratio-1| {:?} {:.2} s",
+                summary.done,
+                summary.total,
+                summary.reward,
+                summary.loss,
+                summary.gradient_norm,
+                summary.max_ratio_deviation,
+                summary.wall_s
+            );
+        }
+    }
+
+    fn evaluation(&mut self, step: u64, rewards: &[(String, f64, Option<f64>)]) {
+        println!("evaluation after {step}: {rewards:?}");
+    }
+
+    fn notice(&mut self, text: &str) {
+        println!("{text}");
+    }
+}
+
+struct Train<'a> {
+    config: &'a Config,
+    environment: &'a Environment<'a>,
+}
+
+impl WithAlgorithm for Train<'_> {
+    type Output = Result<(), TrainError>;
+
+    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+        let run = &self.config.run;
+        let parts = setup::parts(self.config, self.environment, algorithm)?;
+        let directory = RunDirectory::open(&run.dir, &run.name, OnExists::New)?;
+        let config = serde_json::to_value(self.config).map_err(|error| TrainError::Setting(error.to_string()))?;
+        let manifest = Manifest::new(&directory.name(), std::env::args().collect(), config, Path::new("."));
+        let mut session = Session::start(parts, directory, &manifest)?;
+        let status = session.run(&mut Lines)?;
+        println!("{status:?}; {}", session.directory().path().display());
+        Ok(())
+    }
+}
+
+fn pretrained(config: &Config, environment: &Environment<'_>) -> Result<(), Failure> {
+    let settings = &config.pretrain;
+    let dataset = setup::dataset(config)?;
+    let blank = Config { model: flow_config::ModelConfig { weights: None, ..config.model.clone() }, ..config.clone() };
+    let model = setup::model(&blank, environment)?;
+    let device = &environment.device;
+    let conditioner = flow_trainer::conditions::Conditioner::new(&*dataset, model.model.spec(), true, device)?;
+    let mut optimizer = setup::optimizer_settings(config);
+    optimizer.learning_rate = settings.learning_rate;
+    optimizer.warmup_steps = settings.warmup as u64;
+    optimizer.weight_decay = settings.weight_decay;
+    let settings = pretrain::PretrainSettings {
+        steps: settings.steps as u64,
+        batch: settings.batch,
+        label_noise: settings.label_noise,
+        condition_dropout: settings.condition_dropout,
+        average_decay: settings.ema_decay,
+        seed: settings.seed,
+        optimizer,
+    };
+    let plan = &environment.training_plan;
+    let done = pretrain::pretrain(
+        &model.model,
+        plan,
+        &*dataset,
+        &conditioner,
+        model.weights,
+        &settings,
+        device,
+        &mut Lines,
+    )?;
+    let path = environment.base.join(&config.pretrain.output);
+    let metadata = BTreeMap::from([("loss".to_owned(), format!("{:.6}", done.final_loss))]);
+    flow_models::save(&done.weights, &path, StoredDtype::F32, &metadata)?;
+    println!("loss {:.5}; {}", done.final_loss, path.display());
+    Ok(())
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [task, path, overrides @ ..] = arguments.as_slice() else {
+        return Err("usage: headless train|pretrain CONFIG [KEY=VALUE]…".into());
+    };
+    let config = flow_config::load(path, overrides).map_err(|report| report.to_string())?.config;
+    let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
+    let mut models = ModelRegistry::new();
+    flow_kernels::register(&mut kernels);
+    flow_attention::register(&mut attention);
+    flow_models::register(&mut models);
+    let rewards = RewardRegistry::with_built_in()?;
+    let plan = Arc::new(Plan::new(attention.get("cpu")?, kernels.get("cpu")?));
+    let base = Path::new(path).parent().unwrap_or(Path::new("."));
+    let environment = Environment {
+        device: ComputeDevice::cpu(),
+        rollout_plan: plan.clone(),
+        training_plan: plan,
+        lossless: true,
+        models: &models,
+        rewards: &rewards,
+        base,
+    };
+    let watch = Stopwatch::start();
+    match task.as_str() {
+        "pretrain" => pretrained(&config, &environment)?,
+        "train" => {
+            let tokens = setup::common(&config, &environment)?.model.model.spec().tokens;
+            setup::with_algorithm(&config, tokens, Train { config: &config, environment: &environment })??;
+        }
+        _ => return Err("the task is train or pretrain".into()),
+    }
+    println!("{:.1} s, peak {:.2} GiB", watch.wall_s(), peak_resident_gib().unwrap_or(f64::NAN));
+    Ok(())
+}

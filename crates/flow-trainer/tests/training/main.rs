@@ -1,0 +1,9 @@
+//! Losses, optimizer, audit, resume and guards of the training loop, on a model small enough to run in moments.
+
+mod guards;
+mod losses;
+mod on_policy;
+mod optimizer;
+mod pretraining;
+mod resume;
+mod support;

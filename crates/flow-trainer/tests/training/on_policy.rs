@@ -1,0 +1,140 @@
+//! The audit: exactly 1 where it must be, and a stop where it is not.
+
+use crate::support::{RunTo, config, environment, environment_with, registries, with_parts};
+use flow_core::exec::Stash;
+use flow_core::kernels::{LinearWeights, SdeOutputs};
+use flow_core::{Activation, AdamWStep, Kernels, Plain};
+use flow_kernels::CpuKernels;
+use flow_trainer::TrainError;
+use std::sync::Arc;
+
+type Tracked = burn::backend::DispatchTensor;
+
+fn run(overrides: &[&str]) -> Result<String, TrainError> {
+    let registries = registries();
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let run = RunTo { root: root.path(), resume: false, until: 2 };
+    with_parts(&config(overrides), &environment(&registries), run).map(|left| left.metrics)
+}
+
+fn deviations(metrics: &str) -> Vec<f64> {
+    let records = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
+    records.filter_map(|record| record.get("on_policy/max_ratio_deviation")?.as_f64()).collect()
+}
+
+#[test]
+fn the_ratio_is_exactly_one_for_every_dynamics_algorithm_and_guidance() {
+    for algorithm in ["grpo", "grpo-guard"] {
+        for dynamics in ["flow-sde", "dance-sde", "cps"] {
+            for guidance in ["1.0", "3.5"] {
+                let metrics = run(&[
+                    &format!("algorithm.kind=\"{algorithm}\""),
+                    &format!("scheduler.dynamics=\"{dynamics}\""),
+                    &format!("sampling.guidance_scale={guidance}"),
+                    "scheduler.window={ kind = \"list\", steps = [0, 2] }",
+                ]);
+                let metrics = metrics.unwrap_or_else(|error| panic!("{algorithm}, {dynamics}, {guidance}: {error}"));
+                assert_eq!(deviations(&metrics), [0.0, 0.0], "{algorithm}, {dynamics}, guidance {guidance}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_ratio_is_exactly_one_with_adapters_and_a_reference_below_them() {
+    let metrics = run(&[
+        "model.finetune=\"lora\"",
+        "lora.targets=[\"to_q\", \"to_v\"]",
+        "algorithm.kl={ kind = \"mean\", beta = 0.1, reference = \"lora-off\" }",
+    ]);
+    assert_eq!(deviations(&metrics.expect("the run ends")), [0.0, 0.0]);
+}
+
+#[test]
+fn a_decoupled_algorithm_has_no_ratio_to_audit() {
+    let metrics = run(&["algorithm.kind=\"nft\"", "scheduler.dynamics=\"ode\""]).expect("the run ends");
+    assert!(deviations(&metrics).is_empty());
+}
+
+#[test]
+fn a_kernel_that_differs_in_training_by_one_part_in_a_million_stops_the_run() {
+    let registries = registries();
+    let environment = environment_with(&registries, Arc::new(CpuKernels), Arc::new(Bent(CpuKernels)));
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let run = |overrides: &[&str], name: &str| {
+        let root = root.path().join(name);
+        with_parts(&config(overrides), &environment, RunTo { root: &root, resume: false, until: 1 })
+    };
+    let error = run(&[], "stop").expect_err("the audit must stop it");
+    let TrainError::OffPolicy { iteration: 1, deviation, .. } = &error else { panic!("{error}") };
+    assert!(deviation.size() > 0.0);
+    let text = error.to_string();
+    assert!(text.contains("sample") && text.contains("step") && text.contains("audit.on_policy"), "{text}");
+    // Nothing was learnt from the wrong ratio: no iteration was recorded.
+    let metrics = std::fs::read_to_string(root.path().join("stop/run/metrics.jsonl")).expect("metrics exist");
+    assert!(!metrics.contains("\"train\""), "{metrics}");
+
+    let warned = run(&["audit.on_policy=\"warn\""], "warn").expect("a warning lets it go on");
+    assert!(deviations(&warned.metrics)[0] > 0.0);
+    let off = run(&["audit.on_policy=\"off\""], "off").expect("nobody looks");
+    assert!(deviations(&off.metrics).is_empty());
+}
+
+/// The CPU kernels, but the linear layers of training are off by one part in a million.
+#[derive(Debug)]
+struct Bent(CpuKernels);
+
+impl Kernels for Bent {
+    fn name(&self) -> &str {
+        "bent"
+    }
+    fn linear(&self, stash: &dyn Stash, x: &Tracked, weights: &LinearWeights, activation: Activation) -> Tracked {
+        let y = self.0.linear(stash, x, weights, activation);
+        match y.kind {
+            burn::backend::DispatchTensorKind::Autodiff(_) => {
+                use burn::backend::{Dispatch, ops::FloatTensorOps};
+                Dispatch::float_mul_scalar(y, 1.000_001f32.into())
+            }
+            _ => y,
+        }
+    }
+    fn activation(&self, x: &Tracked, activation: Activation) -> Tracked {
+        self.0.activation(x, activation)
+    }
+    fn modulated_layer_norm(&self, x: &Tracked, m: &Tracked, shift: usize, scale: usize, epsilon: f32) -> Tracked {
+        self.0.modulated_layer_norm(x, m, shift, scale, epsilon)
+    }
+    fn gated_residual(&self, residual: &Tracked, branch: &Tracked, m: &Tracked, gate: usize) -> Tracked {
+        self.0.gated_residual(residual, branch, m, gate)
+    }
+    fn rms_norm(&self, x: &Tracked, weight: Option<&Tracked>, epsilon: f32) -> Tracked {
+        self.0.rms_norm(x, weight, epsilon)
+    }
+    fn rotary(&self, x: &Tracked, cos: &Plain, sin: &Plain) -> Tracked {
+        self.0.rotary(x, cos, sin)
+    }
+    fn embedding(&self, table: &Tracked, index: &Plain) -> Tracked {
+        self.0.embedding(table, index)
+    }
+    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
+        self.0.sde_step(x, v, noise, coefficients)
+    }
+    fn sde_log_prob(&self, x: &Plain, v: &Tracked, x_next: &Plain, coefficients: &Plain) -> (Tracked, Tracked) {
+        self.0.sde_log_prob(x, v, x_next, coefficients)
+    }
+    fn mean_squared_distance(&self, a: &Tracked, b: &Plain) -> Tracked {
+        self.0.mean_squared_distance(a, b)
+    }
+    fn sum_of_squares(&self, tensor: &Plain) -> f64 {
+        self.0.sum_of_squares(tensor)
+    }
+    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
+        self.0.accumulate(accumulated, gradient);
+    }
+    fn adamw(&self, weight: &mut Plain, gradient: &Plain, first: &mut Plain, second: &mut Plain, step: &AdamWStep) {
+        self.0.adamw(weight, gradient, first, second, step);
+    }
+    fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
+        self.0.average(average, value, decay);
+    }
+}

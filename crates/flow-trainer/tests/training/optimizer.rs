@@ -1,0 +1,127 @@
+//! AdamW against a host computation in f64.
+
+use crate::support::{Visit, config, environment, registries, with_parts};
+use flow_core::rng::{Purpose, Stream};
+use flow_core::{Kernels, Plain, Weights, device::ComputeDevice};
+use flow_kernels::CpuKernels;
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings};
+use flow_trainer::session::Parts;
+
+struct TakeWeights;
+
+impl Visit for TakeWeights {
+    type Output = Weights;
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Weights {
+        parts.state.weights.current
+    }
+}
+
+const SETTINGS: AdamWSettings = AdamWSettings {
+    learning_rate: 1e-2,
+    betas: (0.9, 0.99),
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+    max_grad_norm: 0.5,
+    warmup_steps: 3,
+};
+
+fn gradients(weights: &Weights, step: u32) -> Vec<Option<Plain>> {
+    let gradient = |(index, spec): (usize, &flow_core::ParamSpec)| {
+        let mut values = vec![0.0; spec.shape.iter().product()];
+        Stream::new(5, Purpose::Test).at(index as u64, step).fill_normal(&mut values);
+        Some(ComputeDevice::cpu().plain(values, &spec.shape))
+    };
+    weights.layout().specs().iter().enumerate().map(gradient).collect()
+}
+
+#[test]
+fn steps_follow_the_formula_with_clipping_decay_and_warmup() {
+    let registries = registries();
+    let mut weights = with_parts(&config(&[]), &environment(&registries), TakeWeights);
+    let layout = weights.layout().clone();
+    let device = ComputeDevice::cpu();
+    let trained: Vec<bool> = layout.specs().iter().map(|spec| spec.kind == flow_core::ParamKind::Base).collect();
+    let mut optimizer = AdamW::new(SETTINGS, &layout, trained.clone(), &device);
+    let host = |weights: &Weights| -> Vec<Vec<f64>> {
+        (0..layout.len()).map(|i| weights.host(i).iter().map(|v| f64::from(*v)).collect()).collect()
+    };
+    let mut expected = host(&weights);
+    let zeros: Vec<Vec<f64>> = expected.iter().map(|values| vec![0.0; values.len()]).collect();
+    let (mut first, mut second) = (zeros.clone(), zeros);
+    for step in 1..=5u32 {
+        let mut accumulated = Accumulated::default();
+        accumulated.add(&CpuKernels, gradients(&weights, 2 * step));
+        accumulated.add(&CpuKernels, gradients(&weights, 2 * step + 1));
+        let both = [gradients(&weights, 2 * step), gradients(&weights, 2 * step + 1)];
+        let report = optimizer.step(&CpuKernels, &device, &mut weights, accumulated).expect("finite gradients");
+
+        let mean: Vec<Vec<f64>> = (0..layout.len())
+            .map(|i| {
+                let of = |set: &Vec<Option<Plain>>| flow_core::cpu::to_host(set[i].as_ref().expect("a gradient"));
+                of(&both[0]).iter().zip(of(&both[1])).map(|(a, b)| (f64::from(*a) + f64::from(b)) / 2.0).collect()
+            })
+            .collect();
+        let norm = mean.iter().flatten().map(|g| g * g).sum::<f64>().sqrt();
+        assert!((report.gradient_norm / norm - 1.0).abs() < 1e-6, "{} and {norm}", report.gradient_norm);
+        let clip = (SETTINGS.max_grad_norm / (norm + 1e-6)).min(1.0);
+        let rate = SETTINGS.learning_rate * (f64::from(step) / 3.0).min(1.0);
+        assert_eq!(report.learning_rate, rate);
+        let (b1, b2) = SETTINGS.betas;
+        for (i, spec) in layout.specs().iter().enumerate().filter(|(i, _)| trained[*i]) {
+            let decay = if spec.decays { SETTINGS.weight_decay } else { 0.0 };
+            for (j, g) in mean[i].iter().map(|g| g * clip).enumerate() {
+                first[i][j] = b1 * first[i][j] + (1.0 - b1) * g;
+                second[i][j] = b2 * second[i][j] + (1.0 - b2) * g * g;
+                let m = first[i][j] / (1.0 - b1.powi(step as i32));
+                let v = second[i][j] / (1.0 - b2.powi(step as i32));
+                expected[i][j] -= rate * (decay * expected[i][j] + m / (v.sqrt() + SETTINGS.epsilon));
+            }
+        }
+    }
+    // Five steps of f32 rounding on values of about 1: a few units in the last place.
+    for (i, (found, expected)) in host(&weights).iter().zip(&expected).enumerate() {
+        for (a, b) in found.iter().zip(expected) {
+            assert!((a - b).abs() < 2e-6, "{}: {a} and {b}", layout.specs()[i].name);
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_changes_nothing_and_names_the_weight() {
+    let registries = registries();
+    let mut weights = with_parts(&config(&[]), &environment(&registries), TakeWeights);
+    let before = crate::support::bits(&weights);
+    let device = ComputeDevice::cpu();
+    let layout = weights.layout().clone();
+    let mut optimizer = AdamW::new(SETTINGS, &layout, vec![true; layout.len()], &device);
+    let mut gradients = gradients(&weights, 1);
+    let shape = &layout.specs()[4].shape;
+    let mut values = vec![0.0; shape.iter().product()];
+    values[1] = f32::INFINITY;
+    gradients[4] = Some(device.plain(values, shape));
+    let mut accumulated = Accumulated::default();
+    accumulated.add(&CpuKernels, gradients);
+    let error = optimizer.step(&CpuKernels, &device, &mut weights, accumulated).expect_err("infinite");
+    assert_eq!(error.weight, layout.specs()[4].name);
+    assert_eq!(before, crate::support::bits(&weights));
+    assert_eq!(optimizer.steps(), 0);
+}
+
+#[test]
+fn a_snapshot_keeps_its_values_when_the_weights_step_on() {
+    let registries = registries();
+    let mut weights = with_parts(&config(&[]), &environment(&registries), TakeWeights);
+    let snapshot = weights.clone();
+    let before = crate::support::bits(&snapshot);
+    let device = ComputeDevice::cpu();
+    let layout = weights.layout().clone();
+    let mut optimizer = AdamW::new(SETTINGS, &layout, vec![true; layout.len()], &device);
+    let mut accumulated = Accumulated::default();
+    accumulated.add(&CpuKernels, gradients(&weights, 1));
+    optimizer.step(&CpuKernels, &device, &mut weights, accumulated).expect("finite gradients");
+    assert_eq!(before, crate::support::bits(&snapshot));
+    assert_ne!(before, crate::support::bits(&weights));
+    let kernels: &dyn Kernels = &CpuKernels;
+    assert!(kernels.sum_of_squares(&weights.values()[0]).is_finite());
+}

@@ -1,0 +1,47 @@
+//! Pretraining learns, and is a function of its seed.
+
+use crate::support::{config, environment, registries};
+use flow_trainer::conditions::Conditioner;
+use flow_trainer::observer::Silent;
+use flow_trainer::pretrain::{PretrainSettings, Pretrained, pretrain};
+use flow_trainer::setup;
+
+fn run(seed: u64, steps: u64) -> Pretrained {
+    let registries = registries();
+    let environment = environment(&registries);
+    let config = config(&["pretrain.learning_rate=3e-3"]);
+    let dataset = setup::dataset(&config).expect("digits");
+    let model = setup::model(&config, &environment).expect("a model");
+    let device = &environment.device;
+    let conditioner = Conditioner::new(&*dataset, model.model.spec(), true, device).expect("it fits");
+    let mut optimizer = setup::optimizer_settings(&config);
+    optimizer.learning_rate = 3e-3;
+    let settings = PretrainSettings {
+        steps,
+        batch: 24,
+        label_noise: 0.2,
+        condition_dropout: 0.1,
+        average_decay: 0.9,
+        seed,
+        optimizer,
+    };
+    let plan = &environment.training_plan;
+    pretrain(&model.model, plan, &*dataset, &conditioner, model.weights, &settings, device, &mut Silent)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn the_loss_falls_below_that_of_the_best_constant() {
+    let done = run(1, 150);
+    // A model that answers 0 has the mean square of noise and data as its loss; it is what training starts from.
+    let (start, end) = (f64::from(done.losses[0]), done.final_loss);
+    assert!(start > 1.0, "{start}");
+    assert!(end < 0.8 * start, "from {start} to {end}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits_and_another_seed_does_not() {
+    let (one, two, other) = (run(4, 6), run(4, 6), run(5, 6));
+    assert_eq!(crate::support::bits(&one.weights), crate::support::bits(&two.weights));
+    assert_ne!(crate::support::bits(&one.weights), crate::support::bits(&other.weights));
+}

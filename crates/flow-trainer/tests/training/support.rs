@@ -1,0 +1,170 @@
+//! A tiny run on the digits: 2 blocks of width 16, 4 sampling steps.
+
+use flow_config::Config;
+use flow_core::rng::{Purpose, Stream};
+use flow_core::{Kernels, Plan, Weights, device::ComputeDevice};
+use flow_models::ModelRegistry;
+use flow_report::{Manifest, OnExists, RunDirectory};
+use flow_rewards::RewardRegistry;
+use flow_trainer::TrainError;
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::session::{Parts, Session};
+use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use std::path::Path;
+use std::sync::Arc;
+
+pub const BASE: &str = r#"
+config_version = 1
+[run]
+seed = 3
+steps = 4
+[model.dit]
+hidden = 16
+layers = 2
+heads = 2
+conditioning = { kind = "tokens", vocabulary = 15, max_tokens = 2 }
+[data]
+kind = "digits"
+[[rewards]]
+kind = "digit-classifier"
+weights = "built-in"
+[[rewards]]
+kind = "jpeg-compressibility"
+weight = 0.1
+[sampling]
+prompts_per_step = 3
+group_size = 4
+micro_batch = 6
+[scheduler]
+steps = 4
+[optimizer]
+learning_rate = 1e-3
+gradient_accumulation = 1
+[evaluation]
+every = 2
+prompts = 2
+images_per_prompt = 2
+[checkpoints]
+every = 1
+keep = 3
+[logging]
+html_report = false
+"#;
+
+/// The base config with some values set, each `key=value`.
+pub fn config(overrides: &[&str]) -> Config {
+    let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+    flow_config::parse_named("test.toml", BASE, &overrides).unwrap_or_else(|report| panic!("{report}")).config
+}
+
+pub struct Registries {
+    models: ModelRegistry,
+    rewards: RewardRegistry,
+}
+
+pub fn registries() -> Registries {
+    let mut models = ModelRegistry::new();
+    flow_models::register(&mut models);
+    Registries { models, rewards: RewardRegistry::with_built_in().expect("built-in rewards have different names") }
+}
+
+pub fn environment(registries: &Registries) -> Environment<'_> {
+    environment_with(registries, Arc::new(flow_kernels::CpuKernels), Arc::new(flow_kernels::CpuKernels))
+}
+
+pub fn environment_with(
+    registries: &Registries,
+    rollout: Arc<dyn Kernels>,
+    training: Arc<dyn Kernels>,
+) -> Environment<'_> {
+    let plan = |kernels| Arc::new(Plan::new(Arc::new(flow_attention::CpuAttention), kernels));
+    Environment {
+        device: ComputeDevice::cpu(),
+        rollout_plan: plan(rollout),
+        training_plan: plan(training),
+        lossless: true,
+        models: &registries.models,
+        rewards: &registries.rewards,
+        base: Path::new("."),
+    }
+}
+
+/// Random weights: a fresh DiT predicts 0 everywhere, which would hide most mistakes.
+pub fn scramble(weights: &mut Weights, seed: u64) {
+    let device = ComputeDevice::cpu();
+    let layout = weights.layout().clone();
+    for (index, spec) in layout.specs().iter().enumerate() {
+        if spec.kind == flow_core::ParamKind::Buffer {
+            continue;
+        }
+        let mut values = weights.host(index);
+        let mut draws = Stream::new(seed, Purpose::Test).at(index as u64, 0);
+        values.iter_mut().for_each(|value| *value += 0.2 * draws.normal() as f32);
+        weights.set(index, device.plain(values, &spec.shape)).expect("the same shape");
+    }
+}
+
+/// Calls back with the parts of a run whose weights are random.
+pub trait Visit {
+    type Output;
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output;
+}
+
+pub fn with_parts<V: Visit>(config: &Config, environment: &Environment<'_>, visit: V) -> V::Output {
+    struct Adapter<'a, V>(&'a Config, &'a Environment<'a>, V);
+    impl<V: Visit> WithAlgorithm for Adapter<'_, V> {
+        type Output = V::Output;
+        fn with<A: Algorithm + 'static>(self, algorithm: A) -> V::Output {
+            let mut parts = setup::parts(self.0, self.1, algorithm).unwrap_or_else(|error| panic!("{error}"));
+            scramble(&mut parts.state.weights.current, 11);
+            let current = parts.state.weights.current.clone();
+            let weights = &mut parts.state.weights;
+            for set in [&mut weights.average, &mut weights.old, &mut weights.reference] {
+                set.iter_mut().for_each(|set| *set = current.clone());
+            }
+            self.2.visit(parts)
+        }
+    }
+    let tokens = 16;
+    setup::with_algorithm(config, tokens, Adapter(config, environment, visit)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What a run leaves: the bytes of its metrics and all weights.
+#[derive(Debug, PartialEq)]
+pub struct Left {
+    pub metrics: String,
+    pub weights: Vec<Vec<u32>>,
+}
+
+pub fn bits(weights: &Weights) -> Vec<Vec<u32>> {
+    (0..weights.layout().len()).map(|index| weights.host(index).iter().map(|v| v.to_bits()).collect()).collect()
+}
+
+/// Starts a run in `root/name`, or resumes it, and goes to iteration `until`.
+pub struct RunTo<'a> {
+    pub root: &'a Path,
+    pub resume: bool,
+    pub until: u64,
+}
+
+impl Visit for RunTo<'_> {
+    type Output = Result<Left, TrainError>;
+
+    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
+        parts.settings.iterations = self.until;
+        let observer = &mut flow_trainer::observer::Silent;
+        let mut session = if self.resume {
+            let directory = RunDirectory::resume(self.root, "run")?;
+            Session::resume(parts, directory, None, vec![], &serde_json::Value::Null, observer)?
+        } else {
+            let directory = RunDirectory::open(self.root, "run", OnExists::Error)?;
+            let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.root);
+            Session::start(parts, directory, &manifest)?
+        };
+        session.run(observer)?;
+        let metrics = std::fs::read_to_string(session.directory().path().join("metrics.jsonl")).expect("metrics exist");
+        let weights = &session.state().weights;
+        let sets = [Some(&weights.current), weights.average.as_ref(), weights.old.as_ref()];
+        Ok(Left { metrics, weights: sets.into_iter().flatten().flat_map(bits).collect() })
+    }
+}
