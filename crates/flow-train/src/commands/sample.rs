@@ -55,8 +55,8 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
             });
             grid.row(prompt.text.clone(), tiles.collect::<Result<_, flow_report::ReportError>>().or_failed()?);
         }
-        let png = grid.png().or_failed()?;
-        flow_report::atomic_write(&arguments.out, "picture", |out| out.write_all(&png)).or_failed()?;
+        let picture = grid.picture().or_failed()?;
+        flow_report::atomic_write(&arguments.out, "picture", |out| out.write_all(&picture.png)).or_failed()?;
         Ok(lines(&prompts, &scores, count))
     })?;
     if !quiet {

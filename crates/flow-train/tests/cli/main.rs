@@ -1,0 +1,7 @@
+//! The `flow-train` command, driven as people drive it: processes, files, exit codes.
+
+mod errors;
+mod resume;
+mod support;
+mod tools;
+mod train;

@@ -1,0 +1,155 @@
+//! Runs that are killed, interrupted or damaged, and go on as if nothing had been.
+
+use crate::support::{Outcome, Place, contains};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What an uninterrupted run of the same config leaves.
+fn reference(place: &Place, set: &[&str]) -> (Vec<u8>, Vec<u8>) {
+    place.succeed(&[["train", "tiny.toml", "--quiet", "--set", "run.dir=whole"].as_slice(), set].concat());
+    (place.bytes("whole/tiny/metrics.jsonl"), place.bytes("whole/tiny/weights/final.safetensors"))
+}
+
+#[track_caller]
+fn assert_same(place: &Place, folder: &str, (metrics, weights): &(Vec<u8>, Vec<u8>), what: &str) {
+    let found = place.text(&format!("{folder}/tiny/metrics.jsonl"));
+    assert_eq!(found, String::from_utf8_lossy(metrics), "{what}");
+    assert!(place.bytes(&format!("{folder}/tiny/weights/final.safetensors")) == *weights, "{what}: other weights");
+}
+
+/// A fixed sequence of fractions in `[0, 1)` (an additive recurrence with the golden ratio), so that kills are spread
+/// evenly over the whole of a run.
+fn fraction(index: u32) -> f64 {
+    (0.5 + f64::from(index) * 0.618_033_988_749_895).fract()
+}
+
+/// The process, if it is still running after `wait`.
+fn still_running(mut child: Child, wait: Duration) -> Result<Child, Outcome> {
+    let end = Instant::now() + wait;
+    loop {
+        if child.try_wait().unwrap().is_some() {
+            return Err(Outcome::of(child.wait_with_output().unwrap()));
+        }
+        if Instant::now() >= end {
+            return Ok(child);
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
+}
+
+#[test]
+fn a_run_killed_at_any_moment_resumes_to_the_same_bytes() {
+    let place = Place::new();
+    let set = ["--set", "run.steps=4"];
+    let begin = Instant::now();
+    let whole = reference(&place, &set);
+    let length = begin.elapsed();
+    let (mut kills, mut runs, mut starts) = (0u32, 0u32, 0u32);
+    while kills < 24 {
+        runs += 1;
+        assert!(runs < 200, "{kills} kills only");
+        let folder = format!("run.dir=killed-{runs}");
+        loop {
+            // There is a run to resume once it has been locked; before that, the first command is the one to repeat.
+            let begun = place.path(format!("killed-{runs}/tiny/run.lock")).exists();
+            let mut arguments = [["train", "tiny.toml", "--quiet", "--set", &folder].as_slice(), &set].concat();
+            if begun {
+                arguments.extend(["--resume", "latest"]);
+            }
+            let child =
+                place.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            starts += 1;
+            match still_running(child, length.mul_f64(fraction(starts))) {
+                Ok(mut child) => {
+                    child.kill().unwrap();
+                    child.wait().unwrap();
+                    kills += 1;
+                }
+                Err(outcome) => {
+                    assert_eq!(outcome.code, Some(0), "after {kills} kills: {outcome:#?}");
+                    break;
+                }
+            }
+        }
+        assert_same(&place, &format!("killed-{runs}"), &whole, &format!("run {runs}, {kills} kills in all"));
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_saves_exits_with_130_and_says_how_to_go_on() {
+    let place = Place::new();
+    // No checkpoint is due: the one that is resumed from is the interrupt's.
+    let set = ["--set", "run.steps=80", "--set", "checkpoints.every=1000", "--set", "evaluation.every=40"];
+    let whole = reference(&place, &set);
+    let arguments = [["train", "tiny.toml"].as_slice(), &set].concat();
+    let mut child = place.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let mut seen = String::new();
+    while !seen.contains("iteration 3/80") {
+        assert!(lines.read_line(&mut seen).unwrap() > 0, "{seen}");
+    }
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    lines.read_to_string(&mut seen).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{seen}");
+    contains(&seen, &["finishing this iteration", "the state is saved in runs/tiny"]);
+    assert!(!seen.contains("iteration 80/80"), "it was interrupted too late: {seen}");
+
+    let command = seen.lines().find_map(|line| line.strip_prefix("to go on: flow-train ")).expect("how to go on");
+    let arguments: Vec<&str> = command.split(' ').collect();
+    assert_eq!(arguments[arguments.len() - 2..], ["--resume", "latest"]);
+    place.succeed(&arguments);
+    assert_same(&place, "runs", &whole, "after Ctrl-C");
+}
+
+/// Cuts a file in half.
+fn truncate(path: &Path) {
+    let bytes = std::fs::read(path).unwrap();
+    std::fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
+}
+
+#[test]
+fn a_truncated_newest_checkpoint_is_named_and_the_one_before_is_used() {
+    let place = Place::new();
+    let set = ["--set", "run.steps=3"];
+    let whole = reference(&place, &set);
+    let arguments = [["train", "tiny.toml"].as_slice(), &set].concat();
+    place.succeed(&arguments);
+    truncate(&place.path("runs/tiny/checkpoints/step-000003.ckpt"));
+    let outcome = place.run(&[arguments.as_slice(), &["--resume", "latest"]].concat());
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    contains(&outcome.stderr, &["step-000003.ckpt", "resumed runs/tiny after iteration 2"]);
+    assert_same(&place, "runs", &whole, "after a damaged checkpoint");
+}
+
+#[test]
+fn a_checkpoint_can_be_chosen_and_a_missing_one_is_an_error() {
+    let place = Place::new();
+    let whole = reference(&place, &[]);
+    place.succeed(&["train", "tiny.toml"]);
+    let first = "runs/tiny/checkpoints/step-000001.ckpt";
+    let outcome = place.run(&["train", "tiny.toml", "--resume", first]);
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    contains(&outcome.stderr, &["resumed runs/tiny after iteration 1"]);
+    assert_same(&place, "runs", &whole, "from the first checkpoint");
+    let error = place.fail(2, &["train", "tiny.toml", "--resume", "runs/tiny/checkpoints/step-000009.ckpt"]);
+    contains(&error, &["step-000009.ckpt", "--resume latest"]);
+}
+
+#[test]
+fn a_run_that_is_not_there_cannot_be_resumed() {
+    let place = Place::new();
+    contains(&place.fail(2, &["train", "tiny.toml", "--resume", "latest"]), &["there is no run", "runs/tiny"]);
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused() {
+    let place = Place::new();
+    place.succeed(&["train", "tiny.toml"]);
+    let wide = ["--set", "model.finetune=lora", "--resume", "latest"];
+    let error = place.fail(2, &[["train", "tiny.toml"].as_slice(), &wide].concat());
+    contains(&error, &["does not fit this run", "[lora]"]);
+}

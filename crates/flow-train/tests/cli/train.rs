@@ -1,0 +1,144 @@
+//! Whole runs.
+
+use crate::support::{Place, contains};
+
+#[test]
+fn a_run_leaves_every_documented_file() {
+    let place = Place::new();
+    let out = place.succeed(&["train", "tiny.toml"]);
+    contains(&out, &["finished   2 iterations", "before", "after", "ratio - 1| = 0", "report.html", "final.safetensors"]);
+    let mut files = place.files();
+    // The name of an event file holds time and process.
+    let events = files.iter().position(|file| file.starts_with("runs/tiny/events/")).unwrap();
+    files.remove(events);
+    let expected = [
+        "runs/tiny/checkpoints/step-000000.ckpt",
+        "runs/tiny/checkpoints/step-000001.ckpt",
+        "runs/tiny/checkpoints/step-000002.ckpt",
+        "runs/tiny/curves/gradient-norm.svg",
+        "runs/tiny/curves/loss.svg",
+        "runs/tiny/curves/reward-held-out.svg",
+        "runs/tiny/curves/reward-rollout.svg",
+        "runs/tiny/images/eval-step-000000.png",
+        "runs/tiny/images/eval-step-000001.png",
+        "runs/tiny/images/eval-step-000002.png",
+        "runs/tiny/metrics.jsonl",
+        "runs/tiny/report.html",
+        "runs/tiny/run.json",
+        "runs/tiny/run.lock",
+        "runs/tiny/summary.json",
+        "runs/tiny/timing.jsonl",
+        "runs/tiny/weights/final.safetensors",
+        "tiny.safetensors",
+        "tiny.toml",
+    ];
+    assert_eq!(files, expected);
+    let records: Vec<serde_json::Value> =
+        place.text("runs/tiny/metrics.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let kinds: Vec<(u64, &str)> =
+        records.iter().map(|record| (record["step"].as_u64().unwrap(), record["kind"].as_str().unwrap())).collect();
+    assert_eq!(kinds, [(0, "eval"), (1, "train"), (1, "eval"), (2, "train"), (2, "eval")]);
+}
+
+#[test]
+fn the_manifest_says_where_every_value_is_from() {
+    let place = Place::new();
+    place.succeed(&["train", "tiny.toml", "--set", "run.seed=9"]);
+    let manifest: serde_json::Value = serde_json::from_str(&place.text("runs/tiny/run.json")).unwrap();
+    let sources = &manifest["config_sources"];
+    assert_eq!(sources["run.seed"], "--set run.seed=9");
+    assert_eq!(sources["optimizer.betas"], "default");
+    let line = place.text("tiny.toml").lines().position(|line| line.contains("learning_rate")).unwrap() + 1;
+    assert_eq!(sources["optimizer.learning_rate"], format!("tiny.toml:{line}:17"));
+    assert!(sources["rewards[0].kind"].as_str().unwrap().starts_with("tiny.toml:"));
+    assert_eq!(manifest["config"]["run"]["seed"], 9);
+    assert_eq!(manifest["device"]["backend"], "burn-flex");
+    assert_eq!(manifest["versions"]["cubecl"], "none");
+    assert_eq!(manifest["command"][1], "train");
+}
+
+/// The manifest's version of Burn is the one that the workspace pins.
+#[test]
+fn the_manifest_names_the_version_of_burn_that_is_built() {
+    let workspace = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml")).unwrap();
+    let workspace: toml::Table = workspace.parse().unwrap();
+    let pinned = workspace["workspace"]["dependencies"]["burn"]["version"].as_str().unwrap();
+    assert_eq!(format!("={}", flow_train::versions()["burn"]), pinned);
+}
+
+#[test]
+fn a_dry_run_builds_everything_and_writes_nothing() {
+    let place = Place::new();
+    let before = place.files();
+    let out = place.succeed(&["train", "tiny.toml", "--dry-run"]);
+    contains(&out, &["3 prompts x 4 images = 12 images", "nothing was written"]);
+    assert_eq!(place.files(), before);
+}
+
+#[test]
+fn an_existing_run_is_left_alone_unless_the_user_says_otherwise() {
+    let place = Place::new();
+    place.succeed(&["train", "tiny.toml"]);
+    let metrics = place.bytes("runs/tiny/metrics.jsonl");
+    let error = place.fail(2, &["train", "tiny.toml"]);
+    contains(&error, &["runs/tiny", "already exists", "--on-exists"]);
+    place.succeed(&["train", "tiny.toml", "--on-exists", "new"]);
+    assert_eq!(place.bytes("runs/tiny-2/metrics.jsonl"), metrics, "the same config and seed");
+    place.succeed(&["train", "tiny.toml", "--on-exists", "overwrite", "--set", "run.seed=6"]);
+    assert_ne!(place.bytes("runs/tiny/metrics.jsonl"), metrics, "another seed");
+    assert_eq!(place.bytes("runs/tiny.replaced-1/metrics.jsonl"), metrics, "nothing is deleted");
+}
+
+#[test]
+fn the_number_of_threads_does_not_change_a_run() {
+    let place = Place::new();
+    for threads in ["1", "3"] {
+        let (threads, folder) = (format!("device.threads={threads}"), format!("run.dir=runs-{threads}"));
+        place.succeed(&["train", "tiny.toml", "--set", &threads, "--set", &folder]);
+    }
+    for file in ["metrics.jsonl", "weights/final.safetensors"] {
+        let of = |threads: usize| place.bytes(&format!("runs-{threads}/tiny/{file}"));
+        assert_eq!(of(1), of(3), "{file}");
+    }
+}
+
+#[test]
+fn every_algorithm_trains() {
+    let place = Place::new();
+    for (kind, audit) in [("grpo", "= 0 on all"), ("grpo-guard", "= 0 on all"), ("nft", "not run")] {
+        let (algorithm, name) = (format!("algorithm.kind={kind}"), format!("run.name={kind}"));
+        let mut arguments = vec!["train", "tiny.toml", "--set", &algorithm, "--set", &name];
+        if kind == "nft" {
+            arguments.extend(["--set", "scheduler.dynamics=ode"]);
+        }
+        contains(&place.succeed(&arguments), &["finished   2 iterations", audit]);
+        assert_ne!(place.bytes(&format!("runs/{kind}/weights/final.safetensors")), place.bytes("tiny.safetensors"));
+    }
+}
+
+/// The score of the only reward in the output of `eval`.
+fn score(output: &str) -> f64 {
+    let line = output.lines().find(|line| line.starts_with("digit-classifier: ")).unwrap();
+    line.split([' ', ',']).nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn adapters_and_the_weights_they_are_merged_into_score_the_same() {
+    let place = Place::new();
+    let lora = ["--set", "model.finetune=lora", "--set", "lora.rank=3", "--set", "run.steps=4"];
+    let out = place.succeed(&[["train", "tiny.toml"].as_slice(), &lora].concat());
+    contains(&out, &["weights/adapter", "weights/merged.safetensors"]);
+    for file in ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "merged.safetensors"] {
+        assert!(place.path(format!("runs/tiny/weights/{file}")).is_file(), "{file}");
+    }
+    let eval = |weights: &str, lora: &[&str]| {
+        score(&place.succeed(&[["eval", "tiny.toml", "--weights", weights].as_slice(), lora].concat()))
+    };
+    let adapter = eval("runs/tiny/weights/adapter", &lora);
+    let merged = eval("runs/tiny/weights/merged.safetensors", &[]);
+    // Four decimals are printed, and merging rounds once.
+    assert!((adapter - merged).abs() <= 2e-4, "{adapter} and {merged}");
+    assert_ne!(adapter, score(&place.succeed(&["eval", "tiny.toml"])), "four iterations change something");
+    let error = place.fail(2, &["eval", "tiny.toml", "--weights", "runs/tiny/weights/adapter"]);
+    contains(&error, &["holds adapters", "model.finetune"]);
+}
