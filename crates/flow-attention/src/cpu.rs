@@ -187,7 +187,10 @@ fn forward(shape: &AttentionShape, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>
                 Write::Replace,
             );
             let mut reciprocals = [0.0; QUERIES];
-            vectorised(|| softmax_rows(scores, keys, scale, lse, &mut reciprocals));
+            vectorised(
+                #[inline(always)]
+                || softmax_rows(scores, keys, scale, lse, &mut reciprocals),
+            );
             multiply(
                 &mut MatrixMut::new(rows, count, head_dim, head_dim),
                 Matrix::new(scores, count, keys, keys),
@@ -293,12 +296,15 @@ fn backward_head(
             Write::Replace,
         );
         let lse = &saved.lse[task * queries + start..][..count];
-        vectorised(|| {
-            for (row, lse) in probabilities.chunks_exact_mut(keys).zip(lse) {
-                row.iter_mut()
-                    .for_each(|score| *score = exp(*score * scale - lse));
-            }
-        });
+        vectorised(
+            #[inline(always)]
+            || {
+                for (row, lse) in probabilities.chunks_exact_mut(keys).zip(lse) {
+                    row.iter_mut()
+                        .for_each(|score| *score = exp(*score * scale - lse));
+                }
+            },
+        );
         let p = Matrix::new(probabilities, count, keys, keys);
         if want_v.is_some() {
             multiply(
@@ -318,18 +324,21 @@ fn backward_head(
             v.transposed(),
             Write::Replace,
         );
-        vectorised(|| {
-            for (row, (ds, p)) in dscores
-                .chunks_exact_mut(keys)
-                .zip(probabilities.chunks_exact(keys))
-                .enumerate()
-            {
-                let delta = sum_pairs(upstream.row(row), o.row(row), |a, b| a * b);
-                ds.iter_mut()
-                    .zip(p)
-                    .for_each(|(ds, p)| *ds = p * (*ds - delta) * scale);
-            }
-        });
+        vectorised(
+            #[inline(always)]
+            || {
+                for (row, (ds, p)) in dscores
+                    .chunks_exact_mut(keys)
+                    .zip(probabilities.chunks_exact(keys))
+                    .enumerate()
+                {
+                    let delta = sum_pairs(upstream.row(row), o.row(row), |a, b| a * b);
+                    ds.iter_mut()
+                        .zip(p)
+                        .for_each(|(ds, p)| *ds = p * (*ds - delta) * scale);
+                }
+            },
+        );
         let ds = Matrix::new(dscores, count, keys, keys);
         if want_k.is_some() {
             multiply(

@@ -30,17 +30,21 @@ pub(crate) fn gated_residual(
             let start = index * per_piece;
             let range = start * columns..start * columns + y.len();
             let (residual, branch) = (&residual.values()[range.clone()], &branch.values()[range]);
-            vectorised(|| {
-                let rows = y
-                    .chunks_exact_mut(columns)
-                    .zip(residual.chunks_exact(columns).zip(branch.chunks_exact(columns)));
-                for (row, (y, (residual, branch))) in rows.enumerate() {
-                    let gate = &modulation.values()[gate_of((start + row) / tokens)];
-                    for ((y, r), (b, g)) in y.iter_mut().zip(residual).zip(branch.iter().zip(gate)) {
-                        *y = r + g * b;
+            let modulation = modulation.values();
+            vectorised(
+                #[inline(always)]
+                || {
+                    let rows = y
+                        .chunks_exact_mut(columns)
+                        .zip(residual.chunks_exact(columns).zip(branch.chunks_exact(columns)));
+                    for (row, (y, (residual, branch))) in rows.enumerate() {
+                        let gate = &modulation[gate_of((start + row) / tokens)];
+                        for ((y, r), (b, g)) in y.iter_mut().zip(residual).zip(branch.iter().zip(gate)) {
+                            *y = r + g * b;
+                        }
                     }
-                }
-            });
+                },
+            );
         });
         let output = from_vec(y, branch.shape());
         let backward: op::Backward = Arc::new(move |incoming| {
@@ -51,16 +55,19 @@ pub(crate) fn gated_residual(
                 threads::for_each_piece(&mut dbranch, sample, |batch, dbranch| {
                     let gate = &modulation.values()[gate_of(batch)];
                     let gradient = &gradient.values()[batch * sample..][..sample];
-                    vectorised(|| {
-                        for (d, g) in dbranch
-                            .chunks_exact_mut(columns)
-                            .zip(gradient.chunks_exact(columns))
-                        {
-                            for ((d, g), gate) in d.iter_mut().zip(g).zip(gate) {
-                                *d = g * gate;
+                    vectorised(
+                        #[inline(always)]
+                        || {
+                            for (d, g) in dbranch
+                                .chunks_exact_mut(columns)
+                                .zip(gradient.chunks_exact(columns))
+                            {
+                                for ((d, g), gate) in d.iter_mut().zip(g).zip(gate) {
+                                    *d = g * gate;
+                                }
                             }
-                        }
-                    });
+                        },
+                    );
                 });
                 from_vec(dbranch, branch.shape())
             });
@@ -70,13 +77,16 @@ pub(crate) fn gated_residual(
                     let dgate = &mut dmodulation[gate * columns..][..columns];
                     let range = batch * sample..(batch + 1) * sample;
                     let (gradient, branch) = (&gradient.values()[range.clone()], &branch.values()[range]);
-                    vectorised(|| {
-                        for (g, b) in gradient.chunks_exact(columns).zip(branch.chunks_exact(columns)) {
-                            for ((d, g), b) in dgate.iter_mut().zip(g).zip(b) {
-                                *d += g * b;
+                    vectorised(
+                        #[inline(always)]
+                        || {
+                            for (g, b) in gradient.chunks_exact(columns).zip(branch.chunks_exact(columns)) {
+                                for ((d, g), b) in dgate.iter_mut().zip(g).zip(b) {
+                                    *d += g * b;
+                                }
                             }
-                        }
-                    });
+                        },
+                    );
                 });
                 from_vec(dmodulation, modulation.shape())
             });

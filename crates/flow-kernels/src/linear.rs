@@ -342,11 +342,14 @@ fn column_sums(values: &[f32], columns: usize) -> Vec<f32> {
     threads::for_each_piece_of(&mut partial, columns, values.len(), |index, sums| {
         let start = index * per_piece * columns;
         let rows = &values[start..values.len().min(start + per_piece * columns)];
-        math::vectorised(|| {
-            for row in rows.chunks_exact(columns) {
-                sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
-            }
-        });
+        math::vectorised(
+            #[inline(always)]
+            || {
+                for row in rows.chunks_exact(columns) {
+                    sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+                }
+            },
+        );
     });
     threads::sum_rows(&partial, columns)
 }

@@ -36,19 +36,32 @@ pub(crate) fn modulated_layer_norm(
         );
         threads::for_each_pair_of_pieces(outputs.0, outputs.1, |index, y, statistics| {
             let start = index * per_piece;
-            vectorised(|| forward_rows(&layout, &x, &modulation, start, epsilon, y, statistics));
+            vectorised(
+                #[inline(always)]
+                || {
+                    forward_rows(
+                        &layout,
+                        x.values(),
+                        modulation.values(),
+                        start,
+                        epsilon,
+                        y,
+                        statistics,
+                    )
+                },
+            );
         });
         let output = from_vec(y, x.shape());
         let backward: op::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
-            let (dx, dmodulation) = backward(
-                &layout,
-                &x,
-                &modulation,
-                &statistics,
-                gradient.values(),
-                incoming.wanted[1],
-            );
+            let saved = Saved {
+                layout,
+                x: x.values(),
+                modulation: modulation.values(),
+                statistics: &statistics,
+                gradient: gradient.values(),
+            };
+            let (dx, dmodulation) = backward(&saved, incoming.wanted[1]);
             vec![
                 Some(from_vec(dx, x.shape())),
                 dmodulation.map(|values| from_vec(values, modulation.shape())),
@@ -83,10 +96,12 @@ impl Layout {
         }
     }
 
+    #[inline(always)]
     fn start(&self, batch: usize, chunk: usize) -> usize {
         (batch * self.chunks + chunk) * self.columns
     }
 
+    #[inline(always)]
     fn chunk<'a>(&self, modulation: &'a [f32], batch: usize, chunk: usize) -> &'a [f32] {
         &modulation[self.start(batch, chunk)..][..self.columns]
     }
@@ -95,23 +110,23 @@ impl Layout {
 #[inline(always)]
 fn forward_rows(
     layout: &Layout,
-    x: &CpuTensor,
-    modulation: &CpuTensor,
+    x: &[f32],
+    modulation: &[f32],
     start: usize,
     epsilon: f32,
     y: &mut [f32],
     statistics: &mut [f32],
 ) {
     let columns = layout.columns;
-    let x = &x.values()[start * columns..][..y.len()];
+    let x = &x[start * columns..][..y.len()];
     let rows = x
         .chunks_exact(columns)
         .zip(y.chunks_exact_mut(columns))
         .zip(statistics.chunks_exact_mut(STATISTICS));
     for (row, ((x, y), statistics)) in rows.enumerate() {
         let batch = (start + row) / layout.tokens;
-        let shift = layout.chunk(modulation.values(), batch, layout.shift);
-        let scale = layout.chunk(modulation.values(), batch, layout.scale);
+        let shift = layout.chunk(modulation, batch, layout.shift);
+        let scale = layout.chunk(modulation, batch, layout.scale);
         let mean = sum(x, |x| x) / columns as f32;
         let variance = sum(x, |x| (x - mean) * (x - mean)) / columns as f32;
         let reciprocal = 1.0 / (variance + epsilon).sqrt();
@@ -122,44 +137,68 @@ fn forward_rows(
     }
 }
 
+/// What backward reads.
+struct Saved<'a> {
+    layout: Layout,
+    x: &'a [f32],
+    modulation: &'a [f32],
+    statistics: &'a [f32],
+    gradient: &'a [f32],
+}
+
 /// Gradients of `x` and, if wanted, of the modulation. One sample at a time, so the sums over its tokens have one order.
-fn backward(
-    layout: &Layout,
-    x: &CpuTensor,
-    modulation: &CpuTensor,
-    statistics: &[f32],
-    gradient: &[f32],
-    want_modulation: bool,
-) -> (Vec<f32>, Option<Vec<f32>>) {
-    let (tokens, columns) = (layout.tokens, layout.columns);
-    let sample = tokens * columns;
-    let mut dx = vec![0.0; x.values().len()];
-    let mut dmodulation = vec![
-        0.0;
-        if want_modulation {
-            modulation.values().len()
-        } else {
-            0
-        }
-    ];
-    let rows = |batch: usize, dx: &mut [f32], mut dmodulation: Option<&mut [f32]>| {
-        let scale = layout.chunk(modulation.values(), batch, layout.scale);
-        for token in 0..tokens {
-            let row = batch * tokens + token;
-            let at = row * columns..(row + 1) * columns;
-            let (x, gradient) = (&x.values()[at.clone()], &gradient[at]);
-            let dx = &mut dx[token * columns..][..columns];
-            let (mean, reciprocal) = (statistics[row * STATISTICS], statistics[row * STATISTICS + 1]);
-            if let Some(dmodulation) = dmodulation.as_deref_mut() {
-                let dshift = &mut dmodulation[layout.shift * columns..][..columns];
-                for (d, g) in dshift.iter_mut().zip(gradient) {
-                    *d += g;
-                }
-                let dscale = &mut dmodulation[layout.scale * columns..][..columns];
-                for (d, (g, x)) in dscale.iter_mut().zip(gradient.iter().zip(x)) {
-                    *d += g * ((x - mean) * reciprocal);
-                }
-            }
+fn backward(saved: &Saved<'_>, want_modulation: bool) -> (Vec<f32>, Option<Vec<f32>>) {
+    let layout = &saved.layout;
+    let sample = layout.tokens * layout.columns;
+    let mut dx = vec![0.0; saved.x.len()];
+    if !want_modulation {
+        threads::for_each_piece(&mut dx, sample, |batch, dx| {
+            vectorised(
+                #[inline(always)]
+                || saved.input_rows(batch, dx),
+            );
+        });
+        return (dx, None);
+    }
+    let mut dmodulation = vec![0.0; saved.modulation.len()];
+    let chunks = layout.chunks * layout.columns;
+    threads::for_each_pair_of_pieces(
+        (&mut dx, sample),
+        (&mut dmodulation, chunks),
+        |batch, dx, dmodulation| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    saved.input_rows(batch, dx);
+                    saved.modulation_rows(batch, dmodulation);
+                },
+            );
+        },
+    );
+    (dx, Some(dmodulation))
+}
+
+impl Saved<'_> {
+    /// `(x, gradient, mean, reciprocal deviation)` of every token of a sample.
+    #[inline(always)]
+    fn rows(&self, batch: usize) -> impl Iterator<Item = (&[f32], &[f32], f32, f32)> {
+        let Layout { tokens, columns, .. } = self.layout;
+        let rows = batch * tokens..(batch + 1) * tokens;
+        let values = rows.start * columns..rows.end * columns;
+        let statistics = &self.statistics.as_chunks::<STATISTICS>().0[rows];
+        let values = self.x[values.clone()]
+            .chunks_exact(columns)
+            .zip(self.gradient[values].chunks_exact(columns));
+        values
+            .zip(statistics)
+            .map(|((x, gradient), [mean, reciprocal])| (x, gradient, *mean, *reciprocal))
+    }
+
+    #[inline(always)]
+    fn input_rows(&self, batch: usize, dx: &mut [f32]) {
+        let columns = self.layout.columns;
+        let scale = self.layout.chunk(self.modulation, batch, self.layout.scale);
+        for ((x, gradient, mean, reciprocal), dx) in self.rows(batch).zip(dx.chunks_exact_mut(columns)) {
             // The gradient of the normalised value passes through `dx`.
             for (d, (g, scale)) in dx.iter_mut().zip(gradient.iter().zip(scale)) {
                 *d = g * (1.0 + scale);
@@ -170,17 +209,20 @@ fn backward(
                 *d = reciprocal * (*d - average - (x - mean) * reciprocal * slope);
             }
         }
-    };
-    if want_modulation {
-        let outputs = (
-            (&mut dx[..], sample),
-            (&mut dmodulation[..], layout.chunks * columns),
-        );
-        threads::for_each_pair_of_pieces(outputs.0, outputs.1, |batch, dx, dmodulation| {
-            vectorised(|| rows(batch, dx, Some(dmodulation)));
-        });
-    } else {
-        threads::for_each_piece(&mut dx, sample, |batch, dx| vectorised(|| rows(batch, dx, None)));
     }
-    (dx, want_modulation.then_some(dmodulation))
+
+    #[inline(always)]
+    fn modulation_rows(&self, batch: usize, dmodulation: &mut [f32]) {
+        let columns = self.layout.columns;
+        for (x, gradient, mean, reciprocal) in self.rows(batch) {
+            let dshift = &mut dmodulation[self.layout.shift * columns..][..columns];
+            for (d, g) in dshift.iter_mut().zip(gradient) {
+                *d += g;
+            }
+            let dscale = &mut dmodulation[self.layout.scale * columns..][..columns];
+            for (d, (g, x)) in dscale.iter_mut().zip(gradient.iter().zip(x)) {
+                *d += g * ((x - mean) * reciprocal);
+            }
+        }
+    }
 }

@@ -8,8 +8,12 @@ use rayon::prelude::*;
 /// Sum of squares: pieces of fixed size in f64, then the pieces in order.
 pub(crate) fn sum_of_squares(tensor: &Plain) -> f64 {
     let tensor = CpuTensor::read(tensor);
-    let piece =
-        |values: &[f32]| vectorised(|| sum_pairs_f64(values, values, |a, b| f64::from(a) * f64::from(b)));
+    let piece = |values: &[f32]| {
+        vectorised(
+            #[inline(always)]
+            || sum_pairs_f64(values, values, |a, b| f64::from(a) * f64::from(b)),
+        )
+    };
     let values = tensor.values();
     if threads::worth_threads(values.len()) {
         let sums: Vec<f64> = values.par_chunks(threads::PIECE).map(piece).collect();
@@ -30,7 +34,10 @@ pub(crate) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
         );
         threads::for_each_piece(accumulated, threads::PIECE, |index, accumulated| {
             let gradient = &gradient.values()[index * threads::PIECE..][..accumulated.len()];
-            vectorised(|| accumulated.iter_mut().zip(gradient).for_each(|(a, g)| *a += g));
+            vectorised(
+                #[inline(always)]
+                || accumulated.iter_mut().zip(gradient).for_each(|(a, g)| *a += g),
+            );
         });
     });
 }
@@ -59,13 +66,6 @@ pub(crate) fn adamw(
         correction2.sqrt(),
     );
     let epsilon = step.epsilon;
-    let one = |((weight, gradient), (first, second)): ((&mut f32, &f32), (&mut f32, &mut f32))| {
-        let gradient = gradient * gradient_scale;
-        *weight *= keep;
-        *first += (1.0 - beta1) * (gradient - *first);
-        *second = *second * beta2 + (1.0 - beta2) * gradient * gradient;
-        *weight -= step_size * *first / (second.sqrt() / root + epsilon);
-    };
     update(weight, |weight| {
         update(first, |first| {
             update(second, |second| {
@@ -81,13 +81,19 @@ pub(crate) fn adamw(
                     (&mut [f32], &[f32]),
                     (&mut [f32], &mut [f32]),
                 )| {
-                    vectorised(|| {
-                        weight
-                            .iter_mut()
-                            .zip(gradient)
-                            .zip(first.iter_mut().zip(second))
-                            .for_each(one)
-                    });
+                    vectorised(
+                        #[inline(always)]
+                        || {
+                            let values = weight.iter_mut().zip(gradient).zip(first.iter_mut().zip(second));
+                            for ((weight, gradient), (first, second)) in values {
+                                let gradient = gradient * gradient_scale;
+                                *weight *= keep;
+                                *first += (1.0 - beta1) * (gradient - *first);
+                                *second = *second * beta2 + (1.0 - beta2) * gradient * gradient;
+                                *weight -= step_size * *first / (second.sqrt() / root + epsilon);
+                            }
+                        },
+                    );
                 };
                 if threads::worth_threads(weight.len()) {
                     let pieces = weight.par_chunks_mut(size).zip(gradient.par_chunks(size));
@@ -116,12 +122,15 @@ pub(crate) fn average(average: &mut Plain, value: &Plain, decay: &Plain) {
         );
         threads::for_each_piece(average, threads::PIECE, |index, average| {
             let value = &value.values()[index * threads::PIECE..][..average.len()];
-            vectorised(|| {
-                average
-                    .iter_mut()
-                    .zip(value)
-                    .for_each(|(a, v)| *a = decay * *a + (1.0 - decay) * v)
-            });
+            vectorised(
+                #[inline(always)]
+                || {
+                    average
+                        .iter_mut()
+                        .zip(value)
+                        .for_each(|(a, v)| *a = decay * *a + (1.0 - decay) * v)
+                },
+            );
         });
     });
 }

@@ -24,24 +24,28 @@ pub(crate) fn rms_norm(x: &DispatchTensor, weight: Option<&DispatchTensor>, epsi
             (&mut y, per_piece * columns),
             (&mut reciprocals, per_piece),
             |index, y, reciprocals| {
+                let weight = weight.as_ref().map(CpuTensor::values);
                 let x = &x.values()[index * per_piece * columns..][..y.len()];
                 let rows = x
                     .chunks_exact(columns)
                     .zip(y.chunks_exact_mut(columns))
                     .zip(reciprocals);
-                vectorised(|| {
-                    for ((x, y), reciprocal) in rows {
-                        *reciprocal = 1.0 / (sum(x, |x| x * x) / columns as f32 + epsilon).sqrt();
-                        match &weight {
-                            Some(weight) => {
-                                for ((y, x), w) in y.iter_mut().zip(x).zip(weight.values()) {
-                                    *y = x * *reciprocal * w;
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        for ((x, y), reciprocal) in rows {
+                            *reciprocal = 1.0 / (sum(x, |x| x * x) / columns as f32 + epsilon).sqrt();
+                            match weight {
+                                Some(weight) => {
+                                    for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+                                        *y = x * *reciprocal * w;
+                                    }
                                 }
+                                None => y.iter_mut().zip(x).for_each(|(y, x)| *y = x * *reciprocal),
                             }
-                            None => y.iter_mut().zip(x).for_each(|(y, x)| *y = x * *reciprocal),
                         }
-                    }
-                });
+                    },
+                );
             },
         );
         let output = from_vec(y, x.shape());
@@ -87,23 +91,26 @@ fn input_gradient(
     let per_piece = threads::rows_per_piece(columns);
     threads::for_each_piece(&mut dx, per_piece * columns, |index, dx| {
         let start = index * per_piece;
-        vectorised(|| {
-            for (row, dx) in dx.chunks_exact_mut(columns).enumerate() {
-                let at = (start + row) * columns..(start + row + 1) * columns;
-                let (x, gradient, reciprocal) = (&x[at.clone()], &gradient[at], reciprocals[start + row]);
-                match weight {
-                    Some(weight) => dx
-                        .iter_mut()
-                        .zip(gradient.iter().zip(weight))
-                        .for_each(|(d, (g, w))| *d = g * w),
-                    None => dx.copy_from_slice(gradient),
+        vectorised(
+            #[inline(always)]
+            || {
+                for (row, dx) in dx.chunks_exact_mut(columns).enumerate() {
+                    let at = (start + row) * columns..(start + row + 1) * columns;
+                    let (x, gradient, reciprocal) = (&x[at.clone()], &gradient[at], reciprocals[start + row]);
+                    match weight {
+                        Some(weight) => dx
+                            .iter_mut()
+                            .zip(gradient.iter().zip(weight))
+                            .for_each(|(d, (g, w))| *d = g * w),
+                        None => dx.copy_from_slice(gradient),
+                    }
+                    let slope = sum_pairs(dx, x, |d, x| d * (x * reciprocal)) / columns as f32;
+                    for (d, x) in dx.iter_mut().zip(x) {
+                        *d = reciprocal * (*d - x * reciprocal * slope);
+                    }
                 }
-                let slope = sum_pairs(dx, x, |d, x| d * (x * reciprocal)) / columns as f32;
-                for (d, x) in dx.iter_mut().zip(x) {
-                    *d = reciprocal * (*d - x * reciprocal * slope);
-                }
-            }
-        });
+            },
+        );
     });
     dx
 }
@@ -115,17 +122,20 @@ fn weight_gradient(x: &[f32], reciprocals: &[f32], gradient: &[f32], columns: us
     let mut partial = vec![0.0; pieces * columns];
     let work = |index: usize, sums: &mut [f32]| {
         let rows = index * per_piece..((index + 1) * per_piece).min(reciprocals.len());
-        vectorised(|| {
-            for row in rows {
-                let (x, gradient) = (
-                    &x[row * columns..][..columns],
-                    &gradient[row * columns..][..columns],
-                );
-                for (sum, (x, g)) in sums.iter_mut().zip(x.iter().zip(gradient)) {
-                    *sum += g * (x * reciprocals[row]);
+        vectorised(
+            #[inline(always)]
+            || {
+                for row in rows {
+                    let (x, gradient) = (
+                        &x[row * columns..][..columns],
+                        &gradient[row * columns..][..columns],
+                    );
+                    for (sum, (x, g)) in sums.iter_mut().zip(x.iter().zip(gradient)) {
+                        *sum += g * (x * reciprocals[row]);
+                    }
                 }
-            }
-        });
+            },
+        );
     };
     threads::for_each_piece_of(&mut partial, columns, x.len(), work);
     threads::sum_rows(&partial, columns)

@@ -32,17 +32,20 @@ fn rotate(x: &CpuTensor, cos: &[f32], sin: &[f32], direction: f32) -> Plain {
     threads::for_each_piece(&mut y, per_piece * token_width, |index, y| {
         let start = index * per_piece;
         let x = &x.values()[start * token_width..][..y.len()];
-        vectorised(|| {
-            for (row, (x, y)) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).enumerate() {
-                let token = (start + row / heads) % tokens;
-                let (cos, sin) = (&cos[token * half..][..half], &sin[token * half..][..half]);
-                let ((x, _), (y, _)) = (x.as_chunks::<2>(), y.as_chunks_mut::<2>());
-                for ((x, y), (cos, sin)) in x.iter().zip(y).zip(cos.iter().zip(sin)) {
-                    let sin = direction * sin;
-                    *y = [x[0] * cos - x[1] * sin, x[0] * sin + x[1] * cos];
+        vectorised(
+            #[inline(always)]
+            || {
+                for (row, (x, y)) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).enumerate() {
+                    let token = (start + row / heads) % tokens;
+                    let (cos, sin) = (&cos[token * half..][..half], &sin[token * half..][..half]);
+                    let ((x, _), (y, _)) = (x.as_chunks::<2>(), y.as_chunks_mut::<2>());
+                    for ((x, y), (cos, sin)) in x.iter().zip(y).zip(cos.iter().zip(sin)) {
+                        let sin = direction * sin;
+                        *y = [x[0] * cos - x[1] * sin, x[0] * sin + x[1] * cos];
+                    }
                 }
-            }
-        });
+            },
+        );
     });
     from_vec(y, x.shape())
 }

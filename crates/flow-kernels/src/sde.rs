@@ -26,11 +26,14 @@ fn mean(x: &CpuTensor, v: &CpuTensor, coefficients: &CpuTensor) -> Vec<f32> {
         let [a, b, ..] = coefficients_of(coefficients, row);
         let at = row * columns..(row + 1) * columns;
         let (x, v) = (&x.values()[at.clone()], &v.values()[at]);
-        vectorised(|| {
-            mean.iter_mut()
-                .zip(x.iter().zip(v))
-                .for_each(|(mean, (x, v))| *mean = a * x + b * v)
-        });
+        vectorised(
+            #[inline(always)]
+            || {
+                mean.iter_mut()
+                    .zip(x.iter().zip(v))
+                    .for_each(|(mean, (x, v))| *mean = a * x + b * v)
+            },
+        );
     });
     mean
 }
@@ -51,12 +54,15 @@ fn row_log_prob(x_next: &[f32], mean: &[f32], coefficients: &CpuTensor) -> Vec<f
 
 /// Sum of squared differences of f32 values: differences in f32, squares and sum in f64.
 fn squared_distance(a: &[f32], b: &[f32]) -> f64 {
-    vectorised(|| {
-        sum_pairs_f64(a, b, |a, b| {
-            let difference = f64::from(a - b);
-            difference * difference
-        })
-    })
+    vectorised(
+        #[inline(always)]
+        || {
+            sum_pairs_f64(a, b, |a, b| {
+                let difference = f64::from(a - b);
+                difference * difference
+            })
+        },
+    )
 }
 
 /// Takes a step.
@@ -70,12 +76,15 @@ pub(crate) fn step(x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) ->
         let [_, _, c, ..] = coefficients_of(&coefficients, row);
         let at = row * columns..(row + 1) * columns;
         let (mean, noise) = (&mean[at.clone()], &noise.values()[at]);
-        vectorised(|| {
-            x_next
-                .iter_mut()
-                .zip(mean.iter().zip(noise))
-                .for_each(|(next, (m, n))| *next = m + c * n)
-        });
+        vectorised(
+            #[inline(always)]
+            || {
+                x_next
+                    .iter_mut()
+                    .zip(mean.iter().zip(noise))
+                    .for_each(|(next, (m, n))| *next = m + c * n)
+            },
+        );
     });
     let log_prob = row_log_prob(&x_next, &mean, &coefficients);
     SdeOutputs {
@@ -117,16 +126,19 @@ pub(crate) fn log_prob(
                     .map_or(0.0, |d| d.values()[row] * (2.0 * k / columns as f32))
                     * b;
                 let (mean, x_next) = (&mean.values()[at.clone()], &x_next.values()[at.clone()]);
-                vectorised(|| {
-                    for (dv, (mean, next)) in dv.iter_mut().zip(mean.iter().zip(x_next)) {
-                        *dv = slope * (next - mean);
-                    }
-                    if let Some(dmean) = &dmean {
-                        dv.iter_mut()
-                            .zip(&dmean.values()[at])
-                            .for_each(|(dv, d)| *dv += b * d);
-                    }
-                });
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        for (dv, (mean, next)) in dv.iter_mut().zip(mean.iter().zip(x_next)) {
+                            *dv = slope * (next - mean);
+                        }
+                        if let Some(dmean) = &dmean {
+                            dv.iter_mut()
+                                .zip(&dmean.values()[at])
+                                .for_each(|(dv, d)| *dv += b * d);
+                        }
+                    },
+                );
             });
             vec![Some(from_vec(dv, mean.shape()))]
         });
@@ -155,11 +167,14 @@ pub(crate) fn mean_squared_distance(a: &DispatchTensor, b: &Plain) -> DispatchTe
                 let slope = gradient.values()[row] * (2.0 / columns as f32);
                 let at = row * columns..(row + 1) * columns;
                 let (a, b) = (&a.values()[at.clone()], &b.values()[at]);
-                vectorised(|| {
-                    da.iter_mut()
-                        .zip(a.iter().zip(b))
-                        .for_each(|(d, (a, b))| *d = slope * (a - b))
-                });
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        da.iter_mut()
+                            .zip(a.iter().zip(b))
+                            .for_each(|(d, (a, b))| *d = slope * (a - b))
+                    },
+                );
             });
             vec![Some(from_vec(da, a.shape()))]
         });

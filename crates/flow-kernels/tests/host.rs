@@ -32,6 +32,10 @@ fn the_sigmoid_keeps_its_error_bound() {
         worst = worst.max((f64::from(sigmoid(x)) / expected - 1.0).abs());
     }
     assert!(worst <= 5e-7, "{worst:e}");
+    assert_eq!(
+        (sigmoid(-87.5), sigmoid(f32::NEG_INFINITY), sigmoid(f32::INFINITY)),
+        (0.0, 0.0, 1.0)
+    );
     assert!(sigmoid(f32::NAN).is_nan());
 }
 

@@ -40,10 +40,13 @@ pub fn exp(x: f32) -> f32 {
     if x < low { 0.0 } else { value }
 }
 
-/// `1 / (1 + e^-x)`, relative error at most 5e-7 for `x ≥ -87`.
+/// `1 / (1 + e^-x)`, relative error at most 5e-7 for `x ≥ -87`; `0` below.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+    // The quotient never falls below the smallest normal number: one that does costs a hundred times more.
+    let bounded = if x < EXP_RANGE.0 { EXP_RANGE.0 } else { x };
+    let value = 1.0 / (1.0 + exp(-bounded));
+    if x < EXP_RANGE.0 { 0.0 } else { value }
 }
 
 /// `x · sigmoid(x)`.
@@ -81,8 +84,14 @@ pub fn gelu_tanh_derivative(x: f32) -> f32 {
 pub fn activate(activation: Activation, values: &mut [f32]) {
     match activation {
         Activation::None => {}
-        Activation::Silu => vectorised(|| values.iter_mut().for_each(|x| *x = silu(*x))),
-        Activation::GeluTanh => vectorised(|| values.iter_mut().for_each(|x| *x = gelu_tanh(*x))),
+        Activation::Silu => vectorised(
+            #[inline(always)]
+            || values.iter_mut().for_each(|x| *x = silu(*x)),
+        ),
+        Activation::GeluTanh => vectorised(
+            #[inline(always)]
+            || values.iter_mut().for_each(|x| *x = gelu_tanh(*x)),
+        ),
     }
 }
 
@@ -91,8 +100,14 @@ pub fn activate_into(activation: Activation, input: &[f32], output: &mut [f32]) 
     let pairs = output.iter_mut().zip(input);
     match activation {
         Activation::None => output.copy_from_slice(input),
-        Activation::Silu => vectorised(|| pairs.for_each(|(y, x)| *y = silu(*x))),
-        Activation::GeluTanh => vectorised(|| pairs.for_each(|(y, x)| *y = gelu_tanh(*x))),
+        Activation::Silu => vectorised(
+            #[inline(always)]
+            || pairs.for_each(|(y, x)| *y = silu(*x)),
+        ),
+        Activation::GeluTanh => vectorised(
+            #[inline(always)]
+            || pairs.for_each(|(y, x)| *y = gelu_tanh(*x)),
+        ),
     }
 }
 
@@ -101,9 +116,15 @@ pub fn activate_backward(activation: Activation, input: &[f32], gradient: &[f32]
     let triples = output.iter_mut().zip(input.iter().zip(gradient));
     match activation {
         Activation::None => output.copy_from_slice(gradient),
-        Activation::Silu => vectorised(|| triples.for_each(|(out, (x, g))| *out = g * silu_derivative(*x))),
+        Activation::Silu => vectorised(
+            #[inline(always)]
+            || triples.for_each(|(out, (x, g))| *out = g * silu_derivative(*x)),
+        ),
         Activation::GeluTanh => {
-            vectorised(|| triples.for_each(|(out, (x, g))| *out = g * gelu_tanh_derivative(*x)));
+            vectorised(
+                #[inline(always)]
+                || triples.for_each(|(out, (x, g))| *out = g * gelu_tanh_derivative(*x)),
+            );
         }
     }
 }
