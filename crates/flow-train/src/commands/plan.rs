@@ -135,20 +135,20 @@ pub fn text<A: Algorithm>(
     lines.push((
         "about",
         format!(
-            "{:.3} TFLOP per iteration ({:.3} sampling, {:.3} training)",
-            (cost.sampling_flop + cost.training_flop) / 1e12,
-            cost.sampling_flop / 1e12,
-            cost.training_flop / 1e12
+            "{} per iteration: sampling {}, training {}",
+            scaled(cost.sampling_flop + cost.training_flop),
+            scaled(cost.sampling_flop),
+            scaled(cost.training_flop)
         ),
     ));
     lines.push((
         "about",
         format!(
-            "{:.3} GiB at most ({:.3} weights and optimizer, {:.3} trajectories, {:.3} activations of one call)",
-            cost.total_gib(),
-            cost.state_gib,
-            cost.trajectory_gib,
-            cost.activation_gib
+            "{} of memory at most: weights and optimizer {}, trajectories {}, activations of one call {}",
+            bytes(cost.total_bytes()),
+            bytes(cost.state_bytes),
+            bytes(cost.trajectory_bytes),
+            bytes(cost.activation_bytes)
         ),
     ));
     let mut text = String::new();
@@ -158,6 +158,18 @@ pub fn text<A: Algorithm>(
     text.push_str(&format!("\nschedule of iteration 1, {}\n", dynamics(config)));
     text.push_str(&terminal::table(&schedule(&steps), 0));
     Ok(text)
+}
+
+/// A count of operations with a decimal prefix.
+fn scaled(count: f64) -> String {
+    let (unit, prefix) = if count < 1e9 { (1e6, "M") } else if count < 1e12 { (1e9, "G") } else { (1e12, "T") };
+    format!("{:.1} {prefix}FLOP", count / unit)
+}
+
+/// An amount of memory with a binary prefix.
+fn bytes(amount: f64) -> String {
+    const MIB: f64 = (1u64 << 20) as f64;
+    if amount < 1024.0 * MIB { format!("{:.1} MiB", amount / MIB) } else { format!("{:.2} GiB", amount / MIB / 1024.0) }
 }
 
 fn finetune(config: &Config) -> String {

@@ -16,14 +16,14 @@ use flow_trainer::setup;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Trains and writes the weights.
 pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     let loaded = Loaded::read(arguments)?;
     let config = fresh(loaded.config());
     let watch = Stopwatch::start();
-    let output = loaded.base.join(&config.pretrain.output);
+    let output = under(&loaded.base, &config.pretrain.output);
     parent(&output)?;
     let trained = loaded.compute(&config, |environment| {
         let common = setup::common(&config, environment).or_bad_input()?;
@@ -121,7 +121,7 @@ fn classifier(config: &Config, base: &Path) -> Result<String, Failure> {
     let steps_per_epoch = split.train.len().div_ceil(wanted.batch);
     settings.epochs = u32::try_from(wanted.steps.div_ceil(steps_per_epoch)).unwrap_or(u32::MAX);
     let (classifier, report) = train_classifier(&settings, &digits).or_bad_input()?;
-    let output = base.join(&wanted.output);
+    let output = under(base, &wanted.output);
     parent(&output)?;
     classifier.save(&output).or_failed()?;
     Ok(format!(
@@ -131,6 +131,11 @@ fn classifier(config: &Config, base: &Path) -> Result<String, Failure> {
         100.0 * report.val_accuracy,
         report.val_images
     ))
+}
+
+/// A path of the config, which starts from the config's folder; `./` before it would say nothing.
+fn under(base: &Path, path: &Path) -> PathBuf {
+    if base == Path::new(".") { path.to_owned() } else { base.join(path) }
 }
 
 /// Makes the folder that a file goes to, before the work and not after it.

@@ -8,7 +8,6 @@
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec};
 
 const BYTES: f64 = 4.0;
-const GIB: f64 = (1u64 << 30) as f64;
 
 /// What an iteration asks for.
 pub struct Work {
@@ -37,11 +36,11 @@ pub struct Cost {
     /// Operations of the update.
     pub training_flop: f64,
     /// Weights, gradients, moments.
-    pub state_gib: f64,
+    pub state_bytes: f64,
     /// What the rollout keeps for the loss.
-    pub trajectory_gib: f64,
+    pub trajectory_bytes: f64,
     /// What one call keeps for its backward pass.
-    pub activation_gib: f64,
+    pub activation_bytes: f64,
 }
 
 impl Cost {
@@ -66,16 +65,16 @@ impl Cost {
         Self {
             sampling_flop: call * work.sampling_calls as f64,
             training_flop: call * (3 * work.training_calls + work.reference_calls) as f64,
-            state_gib: BYTES * (all * work.weight_sets as f64 + optimizer) / GIB,
+            state_bytes: BYTES * (all * work.weight_sets as f64 + optimizer),
             // Before, after and mean of each recorded step, and the final latents.
-            trajectory_gib: BYTES * latents * (work.samples * (3 * work.records + 1)) as f64 / GIB,
-            activation_gib: BYTES * values_per_row * work.rows as f64 / GIB,
+            trajectory_bytes: BYTES * latents * (work.samples * (3 * work.records + 1)) as f64,
+            activation_bytes: BYTES * values_per_row * work.rows as f64,
         }
     }
 
     /// All of it at one time.
-    pub fn total_gib(&self) -> f64 {
-        self.state_gib + self.trajectory_gib + self.activation_gib
+    pub fn total_bytes(&self) -> f64 {
+        self.state_bytes + self.trajectory_bytes + self.activation_bytes
     }
 }
 

@@ -59,12 +59,13 @@ fn checkpoint(from: &str) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(path))
 }
 
-/// A run that was killed before its first checkpoint has nothing to go on from and begins again; records that it
+/// A run that was killed before an iteration was saved has nothing to go on from and begins again; records that it
 /// wrote go to `metrics.superseded.jsonl`.
 fn resumed(directory: RunDirectory, from: Option<PathBuf>) -> Result<Start, Failure> {
     let fresh = *directory.opened() == Opened::Created;
-    let has_checkpoint = !directory.checkpoints(NonZeroUsize::MIN).list().or_bad_input()?.is_empty();
-    if from.is_some() || (has_checkpoint && !fresh) {
+    let checkpoints = directory.checkpoints(NonZeroUsize::MIN).list().or_bad_input()?;
+    let has_iteration = checkpoints.iter().any(|(step, _)| *step > 0);
+    if from.is_some() || (has_iteration && !fresh) {
         return Ok(Start::Resume(directory, from));
     }
     drop(directory.metrics(MetricsStart::At(MetricsPosition::default())).or_failed()?);
