@@ -14,6 +14,7 @@ mod tidy;
 mod workspace;
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
 /// Development tasks of flow-train.
 #[derive(Debug, Parser)]
@@ -43,9 +44,19 @@ enum Task {
     Dist(dist::Options),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
     let workspace = workspace::Workspace::find()?;
-    match Arguments::parse().task {
+    match task {
         Task::Ci(options) => ci::run(&workspace, &options),
         Task::Test => test::run(&workspace),
         Task::Bench(options) => bench::run(&workspace, &options),
