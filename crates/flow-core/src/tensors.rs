@@ -11,6 +11,12 @@ pub fn is_tracked(tensor: &DispatchTensor) -> bool {
     matches!(tensor.kind, DispatchTensorKind::Autodiff(_)) && Dispatch::is_tracked(tensor)
 }
 
+/// Whether `tensor` is a leaf of an autodiff graph: tracked, and not computed from others.
+pub fn is_leaf(tensor: &DispatchTensor) -> bool {
+    use burn::backend::ops::FloatTensorOps;
+    matches!(tensor.kind, DispatchTensorKind::Autodiff(_)) && Dispatch::float_is_require_grad(tensor)
+}
+
 /// `tensor` without its graph.
 pub fn plain(tensor: &DispatchTensor) -> Plain {
     use burn::backend::AutodiffBackend;
@@ -29,6 +35,12 @@ pub fn leaf(tensor: &Plain) -> DispatchTensor {
     use burn::backend::{AutodiffBackend, ops::FloatTensorOps};
     let untracked = <Dispatch as AutodiffBackend>::from_inner(tensor.clone());
     Dispatch::float_set_require_grad(untracked, true)
+}
+
+/// Zeros of `tensor`'s shape, on its device.
+pub fn zeros_like(tensor: &Plain) -> Plain {
+    use burn::backend::{TensorMetadata, ops::FloatTensorOps};
+    Dispatch::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
 }
 
 /// A fixed tuple of tensors, erased to a list and back.

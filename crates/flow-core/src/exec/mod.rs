@@ -72,6 +72,28 @@ impl<'w> Exec<'w> {
         }
     }
 
+    /// The same call as a value that lives until backward: no leaf is made yet and nothing is kept. A region engine
+    /// holds it, takes [`fresh_leaves`](ParamView::fresh_leaves) of its parameters, and [`replay`](Self::replay)s on
+    /// them.
+    ///
+    /// It holds the values that the weights have now. If they are updated before it is dropped, they are copied first.
+    pub fn for_backward(&self) -> Exec<'static> {
+        Exec {
+            params: self.params.fresh_leaves(),
+            plan: self.plan.clone(),
+            call: self.call.clone(),
+            stash: Arc::new(Compute),
+            site: self.site.clone(),
+            weights: PhantomData,
+        }
+    }
+
+    /// The same call for some rows of its batch only: how a stack driver runs a block for part of the lanes.
+    pub fn on_lanes(&self, lanes: Arc<[Lane]>) -> Exec<'w> {
+        let call = CallContext { lanes, ..(*self.call).clone() };
+        Exec { call: Arc::new(call), ..self.clone() }
+    }
+
     /// The store that results worth keeping pass through.
     pub fn stash(&self) -> &Arc<dyn Stash> {
         &self.stash

@@ -8,7 +8,52 @@ use burn::tensor::Tensor;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// Sampling with fixed weights. Holds a borrow of them, so an optimizer step meanwhile does not compile.
+/// Sampling with fixed weights. Holds a borrow of them, so an optimizer step meanwhile does not compile:
+///
+/// ```compile_fail,E0502
+/// use flow_core::{CallContext, Plan, Rollout, Stage, Weights};
+/// use std::sync::Arc;
+///
+/// fn optimizer_step(weights: &mut Weights) {
+///     weights.values_mut();
+/// }
+///
+/// fn iteration(weights: &mut Weights, plan: Arc<Plan>) {
+///     let rollout = Rollout::new(weights, plan);
+///     optimizer_step(weights); // the rollout below would go on with other weights
+///     rollout.exec(CallContext::single(Stage::Rollout));
+/// }
+/// ```
+///
+/// Once the rollout has ended, it does:
+///
+/// ```
+/// use flow_core::{CallContext, Plan, Rollout, Stage, Weights};
+/// use std::sync::Arc;
+///
+/// fn optimizer_step(weights: &mut Weights) {
+///     weights.values_mut();
+/// }
+///
+/// fn iteration(weights: &mut Weights, plan: Arc<Plan>) {
+///     let rollout = Rollout::new(weights, plan);
+///     rollout.exec(CallContext::single(Stage::Rollout));
+///     optimizer_step(weights);
+/// }
+/// ```
+///
+/// Nor can a context made by it outlive the borrow:
+///
+/// ```compile_fail,E0505
+/// use flow_core::{CallContext, Plan, Rollout, Stage, Weights};
+/// use std::sync::Arc;
+///
+/// fn iteration(weights: Weights, plan: Arc<Plan>) {
+///     let exec = Rollout::new(&weights, plan).exec(CallContext::single(Stage::Rollout));
+///     drop(weights);
+///     exec.params();
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Rollout<'w> {
     params: ParamView,
@@ -40,7 +85,40 @@ impl<'w> Rollout<'w> {
     }
 }
 
-/// One forward and backward pass. Holds a borrow of the weights.
+/// One forward and backward pass. Holds a borrow of the weights, so they cannot change between forward and backward:
+///
+/// ```compile_fail,E0502
+/// use flow_core::{CallContext, Plan, Stage, Training, Weights};
+/// use std::sync::Arc;
+///
+/// fn update(weights: &mut Weights, plan: Arc<Plan>, trained: Arc<[bool]>) {
+///     let pass = Training::new(weights, plan, trained);
+///     weights.values_mut();
+///     pass.exec(CallContext::single(Stage::Training));
+/// }
+/// ```
+///
+/// `gradients` ends the pass, and with it the borrow:
+///
+/// ```
+/// use burn::tensor::Tensor;
+/// use flow_core::{CallContext, Exec, Plan, Stage, Training, Weights};
+/// use std::sync::Arc;
+///
+/// fn update(
+///     weights: &mut Weights,
+///     plan: Arc<Plan>,
+///     trained: Arc<[bool]>,
+///     loss: fn(&Exec<'_>) -> Tensor<1>,
+/// ) {
+///     let pass = Training::new(weights, plan, trained);
+///     let loss = loss(&pass.exec(CallContext::single(Stage::Training)));
+///     let gradients = pass.gradients(&loss);
+///     for (value, gradient) in weights.values_mut().iter_mut().zip(gradients) {
+///         # let _ = (value, gradient);
+///     }
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Training<'w> {
     params: ParamView,

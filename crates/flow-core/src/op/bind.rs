@@ -78,8 +78,15 @@ fn edge<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros([1].into(), &like.device(), like.dtype().into())
 }
 
-fn register<B: Backend>(
+/// What an operation computes gradients with, and the leaves beyond its parents that get some.
+#[derive(Clone, Debug)]
+struct Recipe {
     saved: Saved,
+    leaves: Vec<NodeId>,
+}
+
+fn register<B: Backend>(
+    recipe: Recipe,
     output_gradients: &[Option<Plain>],
     parents: &[Option<NodeId>],
     grads: &mut Gradients,
@@ -90,16 +97,22 @@ fn register<B: Backend>(
         name,
         wanted,
         backward,
-    } = saved;
-    let found = backward(Incoming {
+    } = recipe.saved;
+    let mut found = backward(Incoming {
         output_gradients,
         wanted: &wanted,
     });
     assert_eq!(
         found.len(),
-        wanted.len(),
-        "operation `{name}`: one gradient per input"
+        wanted.len() + recipe.leaves.len(),
+        "operation `{name}`: one gradient per input and leaf"
     );
+    // Nothing below a leaf consumes its gradient, so it needs no edge of this node, and may go without.
+    for (gradient, leaf) in found.split_off(wanted.len()).into_iter().zip(recipe.leaves) {
+        if let Some(gradient) = gradient {
+            grads.register::<B>(leaf, primitive::<B>(gradient));
+        }
+    }
     let found = found
         .into_iter()
         .zip(&wanted)
@@ -122,9 +135,9 @@ impl<B: Backend, const N: usize> Backward<B, N> for Single
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    type State = Saved;
+    type State = Recipe;
 
-    fn backward(self, ops: Ops<Saved, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Recipe, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let parents = ops.parents.map(|parent| parent.map(|node| node.id));
         drop(ops.node);
@@ -142,19 +155,19 @@ impl<B: Backend, const N: usize> Backward<B, N> for Hub
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    type State = (Saved, Collected);
+    type State = (Recipe, Collected);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         drop(grads.consume::<B>(&ops.node));
         let parents = ops.parents.map(|parent| parent.map(|node| node.id));
         drop(ops.node);
-        let (saved, collected) = ops.state;
+        let (recipe, collected) = ops.state;
         let gradients = {
             let mut collected = collected.lock().expect("no step panics while it holds the lock");
             let outputs = collected.len();
             std::mem::replace(&mut *collected, vec![None; outputs])
         };
-        register::<B>(saved, &gradients, &parents, grads);
+        register::<B>(recipe, &gradients, &parents, grads);
     }
 }
 
@@ -179,29 +192,36 @@ where
     }
 }
 
-/// Binds `outputs` to a new node below `parents`.
+/// Binds `outputs` to a new node below `parents`, or below the first of `leaves` if there is none.
 pub(super) fn attach<B: Backend>(
-    parents: Vec<DispatchTensor>,
+    mut parents: Vec<DispatchTensor>,
+    leaves: &[DispatchTensor],
     saved: Saved,
     outputs: Vec<Plain>,
 ) -> Vec<DispatchTensor>
 where
     DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B>>,
 {
+    if let ([], [anchor, ..]) = (&*parents, leaves) {
+        parents.push(anchor.clone());
+    }
     let guards: Vec<NodeGuard> = parents.into_iter().map(|t| tracked::<B>(t).node()).collect();
+    let leaves = leaves.iter().map(|leaf| tracked::<B>(leaf.clone()).id()).collect();
+    let name = saved.name;
+    let recipe = Recipe { saved, leaves };
     let mut outputs: Vec<FloatTensor<B>> = outputs.into_iter().map(primitive::<B>).collect();
     let lift =
         |t| <DispatchTensor as DispatchKindConversion<Autodiff<B>>>::from_backend(BackendTensor::Float(t));
     if outputs.len() == 1 {
         let output = outputs.pop().expect("one output");
         return vec![lift(with_arity!(guards, |guards: N| finish::<B, _, N>(
-            Single, guards, saved, output
+            Single, guards, recipe, output
         )))];
     }
-    assert!(!outputs.is_empty(), "operation `{}` has no output", saved.name);
+    assert!(!outputs.is_empty(), "operation `{name}` has no output");
     let collected: Collected = Arc::new(Mutex::new(vec![None; outputs.len()]));
     let hub_edge = edge::<B>(&outputs[0]);
-    let state = (saved, collected.clone());
+    let state = (recipe, collected.clone());
     let hub = with_arity!(guards, |guards: N| finish::<B, _, N>(
         Hub, guards, state, hub_edge
     ));

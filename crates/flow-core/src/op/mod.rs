@@ -8,7 +8,7 @@
 
 mod bind;
 
-use crate::tensors::{Plain, is_tracked, plain};
+use crate::tensors::{Plain, is_leaf, is_tracked, plain};
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKind, Flex};
 use std::fmt;
 use std::sync::Arc;
@@ -42,6 +42,7 @@ pub type Backward = Arc<dyn Fn(Incoming<'_>) -> Vec<Option<Plain>> + Send + Sync
 #[derive(Clone)]
 pub(crate) struct Saved {
     pub name: &'static str,
+    /// One per input.
     pub wanted: Vec<bool>,
     pub backward: Backward,
 }
@@ -88,8 +89,32 @@ pub fn bind(
     outputs: Vec<Plain>,
     backward: Backward,
 ) -> Vec<DispatchTensor> {
+    bind_with_leaves(name, inputs, &[], outputs, backward)
+}
+
+/// As [`bind`], for an operation that also computes gradients of `leaves`, which it does not read: a region that runs
+/// again in backward, and the weights that it read from its context.
+///
+/// `backward` returns one entry per input and then one per leaf. A leaf's entry may be absent; an input's may not if a
+/// gradient is wanted. There may be any number of leaves, whereas tracked inputs are 16 at most. With no tracked input
+/// the node hangs on the first leaf, so that backward reaches it.
+///
+/// # Panics
+/// If one of `leaves` is not a leaf of a graph: gradients of computed tensors would be lost, they must be inputs.
+pub fn bind_with_leaves(
+    name: &'static str,
+    inputs: &[&DispatchTensor],
+    leaves: &[DispatchTensor],
+    outputs: Vec<Plain>,
+    backward: Backward,
+) -> Vec<DispatchTensor> {
+    assert!(
+        leaves.iter().all(is_leaf),
+        "operation `{name}` was given a weight that is not a leaf of a graph"
+    );
     let wanted: Vec<bool> = inputs.iter().map(|tensor| is_tracked(tensor)).collect();
-    let Some(first) = wanted.iter().position(|wanted| *wanted) else {
+    let tracked_inputs = inputs.iter().zip(&wanted).filter(|(_, wanted)| **wanted);
+    let Some(first) = tracked_inputs.map(|(input, _)| *input).chain(leaves).next() else {
         return outputs;
     };
     let parents: Vec<DispatchTensor> = inputs
@@ -103,11 +128,11 @@ pub fn bind(
         wanted,
         backward,
     };
-    let DispatchTensorKind::Autodiff(kind) = &inputs[first].kind else {
+    let DispatchTensorKind::Autodiff(kind) = &first.kind else {
         unreachable!("tracked tensors are on the autodiff backend");
     };
     match **kind {
-        DispatchTensorKind::Flex(_) => bind::attach::<Flex>(parents, saved, outputs),
+        DispatchTensorKind::Flex(_) => bind::attach::<Flex>(parents, leaves, saved, outputs),
         // One arm per backend: the others cannot be built here.
         #[allow(unreachable_patterns)]
         _ => panic!("operation `{name}` is not bound for this backend"),
@@ -123,6 +148,11 @@ pub type Gradients = <Dispatch as AutodiffBackend>::Gradients;
 /// If `loss` depends on no leaf.
 pub fn backward(loss: DispatchTensor) -> Gradients {
     <Dispatch as AutodiffBackend>::backward(loss)
+}
+
+/// Takes the gradient of `leaf` out of `gradients`, absent where none arrived.
+pub fn take_gradient(leaf: &DispatchTensor, gradients: &mut Gradients) -> Option<Plain> {
+    <Dispatch as AutodiffBackend>::grad_remove(leaf, gradients)
 }
 
 /// The gradients of the leaves below `outputs`, given the gradients of `outputs`.

@@ -1,12 +1,12 @@
 //! What a model sees of its weights during one call.
 
 use super::{Adapter, Handle, ParamLayout, Weights};
-use crate::op::Gradients;
+use crate::op::{self, Gradients};
 use crate::tensors::{Plain, leaf};
-use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
+use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Weights as plain tensors, or with some of them as leaves of an autodiff graph.
 #[derive(Clone, Debug)]
@@ -16,6 +16,8 @@ pub struct ParamView {
     trained: Option<Arc<[bool]>>,
     // Leaves are made when a model first asks for them, so a replay of one block makes that block's only.
     leaves: Arc<Mutex<BTreeMap<u32, DispatchTensor>>>,
+    // Of a view made by `untracked`: the trained weights that were read instead of becoming leaves.
+    read: Option<Arc<Mutex<BTreeSet<u32>>>>,
     with_adapters: bool,
 }
 
@@ -27,6 +29,7 @@ impl ParamView {
             values: weights.shared(),
             trained: None,
             leaves: Arc::default(),
+            read: None,
             with_adapters: true,
         }
     }
@@ -49,6 +52,7 @@ impl ParamView {
             with_adapters: false,
             trained: None,
             leaves: Arc::default(),
+            read: None,
             ..self.clone()
         }
     }
@@ -61,18 +65,35 @@ impl ParamView {
         }
     }
 
-    /// The same values, none of them a leaf.
+    /// The same values, none of them a leaf. The view remembers which trained weights were [`read`](Self::read)
+    /// from it, so a region engine learns what a region's gradients belong to.
     pub fn untracked(&self) -> Self {
         Self {
-            trained: None,
             leaves: Arc::default(),
+            read: Some(Arc::default()),
             ..self.clone()
         }
     }
 
+    /// Positions of the trained weights read so far from a view made by [`untracked`](Self::untracked), ascending.
+    /// Empty for other views.
+    pub fn read(&self) -> Vec<usize> {
+        let read = self.read.as_ref().map(|read| lock(read).clone());
+        read.unwrap_or_default().into_iter().map(|index| index as usize).collect()
+    }
+
+    /// This view's leaves of the weights at `positions`, made now where nothing asked for them before. A weight that
+    /// is not trained comes as its plain value.
+    ///
+    /// # Panics
+    /// If a position is not in the layout.
+    pub fn leaves_of(&self, positions: &[usize]) -> Vec<DispatchTensor> {
+        positions.iter().map(|position| self.dispatch(*position as u32)).collect()
+    }
+
     /// Whether any weight is differentiated.
     pub fn is_training(&self) -> bool {
-        self.trained.is_some()
+        self.trained.is_some() && self.read.is_none()
     }
 
     /// The weight behind `handle`.
@@ -94,24 +115,28 @@ impl ParamView {
         {
             return value.clone();
         }
-        let mut leaves = self.leaves.lock().expect("no panic while the leaves are locked");
-        leaves.entry(index).or_insert_with(|| leaf(value)).clone()
+        if let Some(read) = &self.read {
+            lock(read).insert(index);
+            return value.clone();
+        }
+        lock(&self.leaves).entry(index).or_insert_with(|| leaf(value)).clone()
     }
 
     /// The leaves made so far, by weight.
     pub fn leaves(&self) -> BTreeMap<u32, DispatchTensor> {
-        self.leaves
-            .lock()
-            .expect("no panic while the leaves are locked")
-            .clone()
+        lock(&self.leaves).clone()
     }
 
     /// Takes this view's gradients out of `gradients`: one entry per weight, absent where no gradient arrived.
     pub fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Plain>> {
         let mut found = vec![None; self.values.len()];
         for (index, leaf) in self.leaves() {
-            found[index as usize] = <Dispatch as AutodiffBackend>::grad_remove(&leaf, gradients);
+            found[index as usize] = op::take_gradient(&leaf, gradients);
         }
         found
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("nothing panics while it holds the lock")
 }

@@ -1,0 +1,198 @@
+//! Region engines, stores and backends written as another crate would write them: what the seam must carry.
+
+use burn::backend::DispatchTensor;
+use flow_attention::CpuAttention;
+use flow_core::exec::{Body, Stash};
+use flow_core::op::{self, Backward, Incoming, take_gradient};
+use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
+use flow_core::{AttentionBackend, AttentionShape, Exec, Plain, RegionEngine, RegionKind};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Notes every region it is asked to run, with the number of lanes of the call.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    pub sites: Mutex<Vec<String>>,
+    pub lanes: Mutex<Vec<usize>>,
+}
+
+impl RegionEngine for Recorder {
+    fn name(&self) -> &str {
+        "recorder"
+    }
+
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
+        let site = exec.site().expect("a region has a site");
+        self.sites.lock().unwrap().push(site.to_string());
+        self.lanes.lock().unwrap().push(exec.call().lanes.len());
+        body(exec, inputs)
+    }
+}
+
+/// Keeps everything, but sums the gradients of what enters a region within the region, as a recompute does.
+#[derive(Debug)]
+pub struct Boundary(pub &'static [RegionKind]);
+
+impl RegionEngine for Boundary {
+    fn name(&self) -> &str {
+        "boundary"
+    }
+
+    fn run(&self, exec: &Exec<'_>, mut inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
+        let tracked: Vec<usize> = (0..inputs.len()).filter(|index| is_tracked(&inputs[*index])).collect();
+        if self.0.contains(&exec.site().unwrap().kind) && !tracked.is_empty() {
+            let crossing: Vec<&DispatchTensor> = tracked.iter().map(|index| &inputs[*index]).collect();
+            let values: Vec<Plain> = crossing.iter().map(|tensor| plain(tensor)).collect();
+            let shapes = values.clone();
+            let backward: Backward = Arc::new(move |incoming| {
+                let gradients = incoming.output_gradients.iter().cloned().zip(&shapes);
+                gradients.map(|(gradient, like)| gradient.or_else(|| Some(zeros_like(like)))).collect()
+            });
+            let through = op::bind("boundary", &crossing, values, backward);
+            for (index, tensor) in tracked.into_iter().zip(through) {
+                inputs[index] = tensor;
+            }
+        }
+        body(exec, inputs)
+    }
+}
+
+/// Keeps the inputs of regions of some kinds, and the results called by one of the names in `save`; computes the rest
+/// again in backward.
+#[derive(Debug)]
+pub struct Recompute {
+    pub at: &'static [RegionKind],
+    pub save: &'static [&'static str],
+}
+
+impl RegionEngine for Recompute {
+    fn name(&self) -> &str {
+        "recompute"
+    }
+
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
+        let differentiated = exec.params().is_training() || inputs.iter().any(is_tracked);
+        if !self.at.contains(&exec.site().unwrap().kind) || !differentiated {
+            return body(exec, inputs);
+        }
+        let values: Vec<Plain> = inputs.iter().map(plain).collect();
+        let record = Arc::new(Record { save: self.save, outer: exec.stash().clone(), kept: Mutex::default() });
+        let first = exec.params().untracked();
+        let outputs = body(&exec.replay(first.clone(), record.clone()), values.clone());
+        assert!(!outputs.iter().any(is_tracked), "a region reads its inputs and weights only");
+        let kept = std::mem::take(&mut *record.kept.lock().unwrap());
+
+        let weights = first.read();
+        let leaves = exec.params().leaves_of(&weights);
+        let later = exec.for_backward();
+        let save = self.save;
+        let backward: Backward = Arc::new(move |incoming: Incoming<'_>| {
+            let params = later.params().fresh_leaves();
+            let stash = Arc::new(Replay { save, kept: Mutex::new(kept.clone()) });
+            let again = values.iter().zip(incoming.wanted);
+            let again: Vec<_> = again.map(|(value, wanted)| if *wanted { leaf(value) } else { value.clone() }).collect();
+            let outputs = body(&later.replay(params.clone(), stash.clone()), again.clone());
+            assert!(stash.kept.lock().unwrap().is_empty(), "the replay asks for all that was kept");
+            let mut gradients = op::backward_from(outputs, incoming.output_gradients.to_vec());
+            let mut take = |leaf| take_gradient(leaf, gradients.as_mut()?);
+            let of_inputs = again.iter().zip(&values).zip(incoming.wanted).map(|((leaf, value), wanted)| {
+                wanted.then(|| take(leaf).unwrap_or_else(|| zeros_like(value)))
+            });
+            let mut found: Vec<_> = of_inputs.collect();
+            found.extend(params.leaves_of(&weights).iter().map(take));
+            found
+        });
+        let inputs: Vec<&DispatchTensor> = inputs.iter().collect();
+        op::bind_with_leaves("recompute", &inputs, &leaves, outputs, backward)
+    }
+}
+
+/// Keeps what passes, and lets an outer store answer first.
+#[derive(Debug)]
+struct Record {
+    save: &'static [&'static str],
+    outer: Arc<dyn Stash>,
+    kept: Mutex<VecDeque<Vec<Plain>>>,
+}
+
+impl Stash for Record {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+        let result = self.outer.through(name, compute);
+        if self.save.contains(&name) {
+            self.kept.lock().unwrap().push_back(result.clone());
+        }
+        result
+    }
+
+    fn keeps(&self, name: &'static str) -> bool {
+        self.save.contains(&name) || self.outer.keeps(name)
+    }
+}
+
+/// Gives back what was kept, in order.
+#[derive(Debug)]
+struct Replay {
+    save: &'static [&'static str],
+    kept: Mutex<VecDeque<Vec<Plain>>>,
+}
+
+impl Stash for Replay {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+        if !self.save.contains(&name) {
+            return compute();
+        }
+        self.kept.lock().unwrap().pop_front().expect("the replay asks as often as the first run")
+    }
+
+    fn keeps(&self, name: &'static str) -> bool {
+        self.save.contains(&name)
+    }
+}
+
+/// Counts how often attention is computed rather than taken from a store.
+#[derive(Debug, Default)]
+pub struct CountingAttention {
+    pub computed: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct CountingStash<'a> {
+    inner: &'a dyn Stash,
+    computed: &'a AtomicUsize,
+}
+
+impl Stash for CountingStash<'_> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+        self.inner.through(name, &mut || {
+            self.computed.fetch_add(1, Ordering::SeqCst);
+            compute()
+        })
+    }
+
+    fn keeps(&self, name: &'static str) -> bool {
+        self.inner.keeps(name)
+    }
+}
+
+impl AttentionBackend for CountingAttention {
+    fn name(&self) -> &str {
+        "counting"
+    }
+
+    fn supports(&self, shape: &AttentionShape) -> Result<(), String> {
+        CpuAttention.supports(shape)
+    }
+
+    fn attention(
+        &self,
+        stash: &dyn Stash,
+        q: &DispatchTensor,
+        k: &DispatchTensor,
+        v: &DispatchTensor,
+        shape: &AttentionShape,
+    ) -> DispatchTensor {
+        let stash = CountingStash { inner: stash, computed: &self.computed };
+        CpuAttention.attention(&stash, q, k, v, shape)
+    }
+}

@@ -1,0 +1,10 @@
+//! What users of `flow-core` rely on, in one binary so that Burn is linked once.
+
+mod engines;
+mod lanes;
+mod layout;
+mod model;
+mod operations;
+mod parameters;
+mod regions;
+mod support;

@@ -1,0 +1,160 @@
+//! Stacks and regions as an engine sees them, and recomputation through the seam.
+
+use crate::engines::{Boundary, CountingAttention, Recompute, Recorder};
+use crate::model::{BATCH, TOKENS, Trained, Transformer, WIDTH, plan};
+use crate::support::{add, bits, operand};
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use flow_core::tensors::is_tracked;
+use flow_core::{CallContext, Exec, Plain, Plan, RegionEngine, RegionKind, Rollout, Stage, Training};
+use flow_kernels::CpuKernels;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const BLOCK: &[RegionKind] = &[RegionKind::Block];
+const PARTS: &[RegionKind] = &[RegionKind::Attention, RegionKind::Mlp];
+const NESTED: &[RegionKind] = &[RegionKind::Block, RegionKind::Attention];
+const FULL: &[&str] = &[];
+const ATTENTION: &[&str] = &["attention"];
+
+fn with_engine(engine: impl RegionEngine + 'static) -> Arc<Plan> {
+    Arc::new(Plan { regions: Arc::new(engine), ..(*plan()).clone() })
+}
+
+fn blocks(model: &Transformer, exec: &Exec<'_>) -> DispatchTensor {
+    model.blocks(exec, Transformer::inputs(31)).into_dispatch()
+}
+
+fn conditioned(model: &Transformer, exec: &Exec<'_>) -> DispatchTensor {
+    model.conditioned(exec, Transformer::inputs(31)).into_dispatch()
+}
+
+#[track_caller]
+fn assert_same_bits(found: &(Plain, Vec<Option<Plain>>), expected: &(Plain, Vec<Option<Plain>>), model: &Transformer) {
+    assert_eq!(bits(&found.0), bits(&expected.0), "outputs");
+    for (spec, (found, expected)) in model.weights.layout().specs().iter().zip(found.1.iter().zip(&expected.1)) {
+        assert_eq!(found.as_ref().map(bits), expected.as_ref().map(bits), "gradient of {}", spec.name);
+    }
+}
+
+#[test]
+fn an_engine_sees_blocks_and_regions_in_order_with_their_sites() {
+    let model = Transformer::new();
+    let recorder = Arc::new(Recorder::default());
+    let plan = Arc::new(Plan { regions: recorder.clone(), ..(*plan()).clone() });
+    let exec = Rollout::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
+    assert!(exec.site().is_none());
+    blocks(&model, &exec);
+    let expected = [
+        "blocks[0].Block",
+        "blocks[0].Attention",
+        "blocks[0].Mlp",
+        "blocks[1].Block",
+        "blocks[1].Attention",
+        "blocks[1].Mlp",
+    ];
+    assert_eq!(*recorder.sites.lock().unwrap(), expected);
+}
+
+#[test]
+#[should_panic(expected = "a region lies within a block of a stack")]
+fn a_region_outside_of_a_stack_is_a_bug() {
+    let model = Transformer::new();
+    let exec = Rollout::new(&model.weights, plan()).exec(CallContext::single(Stage::Rollout));
+    exec.region(RegionKind::Mlp, &model.blocks[0], (), |_, _, ()| ());
+}
+
+#[test]
+fn recomputed_blocks_give_the_bits_of_kept_ones_although_nothing_tracked_enters_the_first() {
+    let model = Transformer::new();
+    for trained in [Trained::All, Trained::Adapters, Trained::SecondBlock] {
+        let expected = model.pass(plan(), trained, blocks);
+        let count = expected.1.iter().flatten().count();
+        assert!(count >= 12, "{trained:?} trains {count} weights");
+        for (at, save) in [(BLOCK, FULL), (BLOCK, ATTENTION), (PARTS, FULL), (PARTS, ATTENTION), (NESTED, ATTENTION)] {
+            let found = model.pass(with_engine(Recompute { at, save }), trained, blocks);
+            assert_same_bits(&found, &expected, &model);
+        }
+    }
+}
+
+#[test]
+fn a_conditioning_read_by_all_blocks_gets_the_bits_that_a_boundary_gives() {
+    let model = Transformer::new();
+    for at in [BLOCK, PARTS] {
+        let expected = model.pass(with_engine(Boundary(at)), Trained::All, conditioned);
+        for save in [FULL, ATTENTION] {
+            let found = model.pass(with_engine(Recompute { at, save }), Trained::All, conditioned);
+            assert_same_bits(&found, &expected, &model);
+        }
+    }
+}
+
+#[test]
+fn two_calls_of_one_pass_add_up_to_the_same_bits() {
+    let model = Transformer::new();
+    let twice = |model: &Transformer, exec: &Exec<'_>| {
+        let other = model.blocks(exec, Transformer::inputs(41)).into_dispatch();
+        add(&blocks(model, exec), &other)
+    };
+    let expected = model.pass(plan(), Trained::All, twice);
+    let found = model.pass(with_engine(Recompute { at: BLOCK, save: ATTENTION }), Trained::All, twice);
+    assert_same_bits(&found, &expected, &model);
+}
+
+#[test]
+fn attention_runs_once_per_block_when_kept_or_saved_and_twice_when_recomputed() {
+    let model = Transformer::new();
+    let count = |engine: Option<Recompute>| {
+        let attention = CountingAttention::default();
+        let computed = attention.computed.clone();
+        let mut plan = Plan::new(Arc::new(attention), Arc::new(CpuKernels));
+        if let Some(engine) = engine {
+            plan.regions = Arc::new(engine);
+        }
+        model.pass(Arc::new(plan), Trained::All, blocks);
+        computed.load(Ordering::SeqCst) as f64 / model.blocks.len() as f64
+    };
+    assert_eq!(count(None), 1.0);
+    assert_eq!(count(Some(Recompute { at: BLOCK, save: FULL })), 2.0);
+    assert_eq!(count(Some(Recompute { at: BLOCK, save: ATTENTION })), 1.0);
+    assert_eq!(count(Some(Recompute { at: PARTS, save: FULL })), 2.0);
+    assert_eq!(count(Some(Recompute { at: NESTED, save: FULL })), 3.0);
+    assert_eq!(count(Some(Recompute { at: NESTED, save: ATTENTION })), 1.0);
+}
+
+#[test]
+fn a_rollout_under_a_recompute_engine_stays_plain_and_has_the_bits_of_training() {
+    let model = Transformer::new();
+    let plan = with_engine(Recompute { at: BLOCK, save: ATTENTION });
+    let exec = Rollout::new(&model.weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
+    let rolled = conditioned(&model, &exec);
+    assert!(!is_tracked(&rolled));
+    let trained = model.pass(plan, Trained::All, conditioned);
+    assert_eq!(bits(&rolled), bits(&trained.0));
+}
+
+#[test]
+fn a_wholly_frozen_region_is_not_tracked() {
+    let model = Transformer::new();
+    let plan = with_engine(Recompute { at: BLOCK, save: FULL });
+    let frozen: Arc<[bool]> = model.weights.layout().specs().iter().map(|_| false).collect();
+    let pass = Training::new(&model.weights, plan, frozen);
+    let output = blocks(&model, &pass.exec(CallContext::single(Stage::Training)));
+    assert!(!is_tracked(&output));
+}
+
+#[test]
+fn an_input_of_the_stack_gets_its_gradient_through_recomputed_blocks_of_frozen_weights() {
+    let model = Transformer::new();
+    let gradient = |plan: Arc<Plan>| {
+        let exec = Rollout::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
+        let x = flow_core::tensors::leaf(&operand(61, &[BATCH, TOKENS, WIDTH]));
+        let (_, condition) = Transformer::inputs(31);
+        let output = model.blocks(&exec, (Tensor::from_dispatch(x.clone()), condition)).into_dispatch();
+        let seed = operand(62, &[BATCH, TOKENS, WIDTH]);
+        let mut gradients = flow_core::op::backward_from(vec![output], vec![Some(seed)]).unwrap();
+        bits(&flow_core::op::take_gradient(&x, &mut gradients).unwrap())
+    };
+    assert_eq!(gradient(with_engine(Recompute { at: BLOCK, save: FULL })), gradient(plan()));
+}
