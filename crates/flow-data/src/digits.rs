@@ -10,7 +10,7 @@ use crate::dataset::{Dataset, Example, check_fraction, check_index};
 use crate::error::{DataError, PromptError};
 use crate::image::{Image, ImageShape};
 use crate::parse;
-use crate::philox::Stream;
+use flow_rng::{Purpose, Stream};
 use crate::prompt::{Prompt, PromptSpec, Weight};
 use crate::vocabulary::Vocabulary;
 
@@ -46,9 +46,6 @@ const DIGIT_WORDS: [&str; 10] = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 ];
 const NUMERALS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
-
-const PURPOSE_NOISE: u32 = 0x0001;
-const PURPOSE_SPLIT: u32 = 0x0002;
 
 /// The digits data set; see the module's description.
 #[derive(Debug, Clone)]
@@ -219,7 +216,7 @@ impl Digits {
                 .filter(|&i| self.labels[i] == digit)
                 .map(|i| i as u64)
                 .collect();
-            Stream::new(seed, PURPOSE_SPLIT, u64::from(digit)).shuffle(&mut members);
+            Stream::new(seed, Purpose::DataSplit).at(u64::from(digit), 0).shuffle(&mut members);
             let kept = (members.len() as f64 * f64::from(validation_fraction)).round() as usize;
             validation.extend_from_slice(&members[..kept]);
             train.extend_from_slice(&members[kept..]);
@@ -328,11 +325,11 @@ impl Dataset for Digits {
                 text: prompt.text.clone(),
             });
         };
-        let mut stream = Stream::new(seed, PURPOSE_NOISE, index);
-        if stream.uniform() >= fraction {
+        let mut stream = Stream::new(seed, Purpose::Captions).at(index, 1);
+        if stream.uniform() >= f64::from(fraction) {
             return Ok(prompt.clone());
         }
-        let other = (u32::from(digit) + 1 + stream.below(9)) % 10;
+        let other = (u32::from(digit) + 1 + stream.below(9) as u32) % 10;
         Ok(self.prompts[prompt_id(other as u8, weight) as usize].clone())
     }
 

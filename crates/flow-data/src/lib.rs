@@ -29,7 +29,6 @@ mod digits;
 mod error;
 mod image;
 mod parse;
-pub mod philox;
 mod prompt;
 mod shapes;
 pub mod suggest;

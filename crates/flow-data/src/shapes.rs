@@ -9,17 +9,13 @@ pub(crate) mod render;
 use crate::dataset::{Dataset, Example, check_fraction, check_index};
 use crate::error::{DataError, PromptError};
 use crate::image::ImageShape;
-use crate::philox::Stream;
+use flow_rng::{Draws, Purpose, Stream};
 use crate::prompt::{Colour, Position, Prompt, PromptSpec, Shape};
 use crate::vocabulary::Vocabulary;
 use prompts::{PROMPT_LENGTH, SceneSpec};
 use render::Scene;
 
 pub use prompts::HELD_OUT_COLOUR;
-
-const PURPOSE_EXAMPLE: u32 = 0x0010;
-const PURPOSE_NOISE: u32 = 0x0011;
-const PURPOSE_RENDER: u32 = 0x0012;
 
 /// Settings of [`Shapes`].
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -104,7 +100,7 @@ impl Shapes {
         else {
             return Err(self.foreign(prompt));
         };
-        let mut stream = Stream::new(seed, PURPOSE_RENDER, index);
+        let mut stream = Stream::new(seed, Purpose::Rendering).at(index, 0);
         Ok(Scene::place(
             self.settings.size,
             count,
@@ -131,12 +127,12 @@ impl Shapes {
     }
 
     /// Counts, colours and shapes are equally frequent; half of the single objects have a position.
-    fn draw_spec(&self, stream: &mut Stream) -> SceneSpec {
+    fn draw_spec(&self, stream: &mut Draws) -> SceneSpec {
         loop {
             let count = 1 + stream.below(3) as u8;
-            let colour = Colour::ALL[stream.below(Colour::ALL.len() as u32) as usize];
-            let shape = Shape::ALL[stream.below(Shape::ALL.len() as u32) as usize];
-            let place = stream.below(2 * Position::ALL.len() as u32) as usize;
+            let colour = Colour::ALL[stream.below(Colour::ALL.len() as u64) as usize];
+            let shape = Shape::ALL[stream.below(Shape::ALL.len() as u64) as usize];
+            let place = stream.below(2 * Position::ALL.len() as u64) as usize;
             let position = if count == 1 {
                 Position::ALL.get(place).copied()
             } else {
@@ -181,7 +177,7 @@ impl Dataset for Shapes {
 
     fn example(&self, index: u64) -> Result<Example, DataError> {
         check_index(self, index)?;
-        let mut stream = Stream::new(self.settings.seed, PURPOSE_EXAMPLE, index);
+        let mut stream = Stream::new(self.settings.seed, Purpose::Scene).at(index, 0);
         let spec = self.draw_spec(&mut stream);
         let SceneSpec {
             count,
@@ -232,8 +228,8 @@ impl Dataset for Shapes {
         else {
             return Err(self.foreign(prompt));
         };
-        let mut stream = Stream::new(seed, PURPOSE_NOISE, index);
-        if stream.uniform() >= fraction {
+        let mut stream = Stream::new(seed, Purpose::Captions).at(index, 1);
+        if stream.uniform() >= f64::from(fraction) {
             return Ok(prompt.clone());
         }
         let mut spec = SceneSpec {
@@ -243,8 +239,8 @@ impl Dataset for Shapes {
             position,
         };
         // One of the other values: a step of one to n - 1 around the circle of n.
-        let other = |value: usize, n: usize, stream: &mut Stream| {
-            (value + 1 + stream.below(n as u32 - 1) as usize) % n
+        let other = |value: usize, n: usize, stream: &mut Draws| {
+            (value + 1 + stream.below(n as u64 - 1) as usize) % n
         };
         match stream.below(3) {
             0 => spec.count = 1 + other(usize::from(count) - 1, 3, &mut stream) as u8,

@@ -2,7 +2,7 @@
 //!
 //! Run with `cargo run --release -p flow-rewards --example score_batch`.
 
-use flow_data::philox::Stream;
+use flow_rng::{Purpose, Stream};
 use flow_data::{Dataset, Digits};
 use flow_rewards::{NamedReward, RewardRegistry, RewardWorkers, Sample};
 use serde_json::json;
@@ -35,12 +35,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (id, noise) in [0.0f32, 0.4, 0.8, 1.6].into_iter().enumerate() {
         let samples = (0..64u64).map(|index| {
             let example = digits.example(index)?;
-            let mut stream = Stream::new(0, id as u32, index);
+            let mut stream = Stream::new(0, Purpose::Test).at(index, id as u32);
             let mut image = example.image;
             image
                 .pixels_chw
                 .iter_mut()
-                .for_each(|value| *value += noise * stream.normal());
+                .for_each(|value| *value += noise * stream.normal() as f32);
             Ok(Sample {
                 image,
                 prompt: example.prompt,

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{noisy, sample, scene_prompt, shapes};
-use flow_data::philox::Stream;
+use flow_rng::{Purpose, Stream};
 use flow_data::{Colour, Dataset, Image, ImageShape, Prompt, PromptSpec, Shapes, ShapesSettings};
 use flow_rewards::shapes::{compare, find_objects};
 use flow_rewards::{Reward, RewardError, RulesMode, ShapesRules, ShapesRulesSettings};
@@ -105,11 +105,11 @@ fn scenes_of_other_prompts_score_as_often_as_their_parts_agree_by_chance() {
         .iter()
         .filter(|prompt| prompt.tokens[3] == 0)
         .collect();
-    let mut stream = Stream::new(5, 0, 0);
+    let mut stream = Stream::new(5, Purpose::Test).at(0, 0);
     let (mut total, mut expected, mut nothing_right) = (0.0, 0.0, Vec::new());
     let n = 2000;
     for index in 0..n {
-        let mut draw = || plain[stream.below(plain.len() as u32) as usize];
+        let mut draw = || plain[stream.below(plain.len() as u64) as usize];
         let (shown, asked) = (draw(), draw());
         let image = noisy(&shapes.scene_for(shown, 6, index).unwrap().render(), 0.1, index);
         let score = score(RulesMode::Mean, &image, asked);

@@ -36,7 +36,21 @@ pub enum Purpose {
     UpdateOrder = 12,
     /// Resampling for confidence intervals.
     Bootstrap = 13,
-    /// Tests.
+    /// Splits of a data set.
+    DataSplit = 20,
+    /// Which rendered scene an example shows.
+    Scene = 21,
+    /// How a scene is rendered.
+    Rendering = 22,
+    /// Initial weights of a classifier.
+    ClassifierWeights = 23,
+    /// Order of a classifier's training images.
+    ClassifierOrder = 24,
+    /// Augmentation of a classifier's training images.
+    ClassifierAugmentation = 25,
+    /// Noise that a classifier is tested with.
+    ClassifierReport = 26,
+    /// Tests and examples.
     Test = 255,
 }
 
@@ -111,6 +125,11 @@ impl Draws {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// Uniform in `[low, high)`.
+    pub fn uniform_in(&mut self, low: f32, high: f32) -> f32 {
+        low + (high - low) * self.uniform() as f32
+    }
+
     /// Uniform in `0..bound`, without modulo bias (rejection).
     ///
     /// # Panics
@@ -149,11 +168,16 @@ impl Draws {
     /// A uniformly drawn order of `0..n` (Fisher and Yates).
     pub fn permutation(&mut self, n: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..n).collect();
-        for last in (1..n).rev() {
-            let chosen = self.below(last as u64 + 1) as usize;
-            order.swap(last, chosen);
-        }
+        self.shuffle(&mut order);
         order
+    }
+
+    /// Puts `items` into a uniformly drawn order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            let chosen = self.below(last as u64 + 1) as usize;
+            items.swap(last, chosen);
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! generated image with the ideal shape, painted the same way.
 
 use crate::image::Image;
-use crate::philox::Stream;
+use flow_rng::Draws;
 use crate::prompt::{Colour, Position, Shape};
 
 /// The colour of the background, as red, green, blue in [-1, 1].
@@ -116,7 +116,7 @@ impl Scene {
         colour: Colour,
         shape: Shape,
         position: Option<Position>,
-        stream: &mut Stream,
+        stream: &mut Draws,
     ) -> Self {
         let side = size as f32;
         // Few objects may be larger; at 24 pixels these are radii of 3.4 to 4.6, 2.9 to 3.8 and 2.5 to 3.2.
@@ -131,7 +131,7 @@ impl Scene {
                 let objects: Vec<Object> = (0..count)
                     .map(|_| {
                         let radius = side * scale * stream.uniform_in(least, most);
-                        let (x, y) = (stream.uniform(), stream.uniform());
+                        let (x, y) = (stream.uniform() as f32, stream.uniform() as f32);
                         place_object(side, shape, radius, position, x, y)
                     })
                     .collect();

@@ -1,16 +1,11 @@
 //! Training of the classifier: augmentation, AdamW, a report; the same bits for the same settings.
 
-use flow_data::philox::Stream;
+use flow_rng::{Draws, Purpose, Stream};
 use flow_data::{Digits, DigitsSplit, Image};
 
 use super::network::{self, Parameters, SIDE};
 use super::{Classifier, input_of};
 use crate::error::RewardError;
-
-const PURPOSE_INIT: u32 = 0x0100;
-const PURPOSE_ORDER: u32 = 0x0101;
-const PURPOSE_AUGMENT: u32 = 0x0102;
-const PURPOSE_REPORT: u32 = 0x0103;
 
 /// Noise of the images on which the report measures robustness.
 const REPORT_NOISE: f32 = 0.2;
@@ -178,7 +173,7 @@ pub fn train_classifier(
     let mut epoch_losses = Vec::new();
     for epoch in 0..settings.epochs {
         order.copy_from_slice(&split.train);
-        Stream::new(settings.seed, PURPOSE_ORDER, u64::from(epoch)).shuffle(&mut order);
+        Stream::new(settings.seed, Purpose::ClassifierOrder).at(u64::from(epoch), 0).shuffle(&mut order);
         let mut epoch_loss = 0.0;
         for members in order.chunks(settings.batch_size) {
             let batch: Vec<_> = members
@@ -186,7 +181,7 @@ pub fn train_classifier(
                 .map(|&index| {
                     let (input, label) = &inputs[index as usize];
                     let draw = u64::from(epoch) * inputs.len() as u64 + index;
-                    let mut stream = Stream::new(settings.seed, PURPOSE_AUGMENT, draw);
+                    let mut stream = Stream::new(settings.seed, Purpose::ClassifierAugmentation).at(draw, 0);
                     (augment(input, settings, &mut stream), *label)
                 })
                 .collect();
@@ -220,12 +215,12 @@ fn report(
         .validation
         .iter()
         .map(|&index| {
-            let mut stream = Stream::new(classifier.training.seed, PURPOSE_REPORT, index);
+            let mut stream = Stream::new(classifier.training.seed, Purpose::ClassifierReport).at(index, 0);
             let mut image = digits.images()[index as usize].clone();
             image
                 .pixels_chw
                 .iter_mut()
-                .for_each(|value| *value += REPORT_NOISE * stream.normal());
+                .for_each(|value| *value += REPORT_NOISE * stream.normal() as f32);
             image
         })
         .collect();
@@ -276,10 +271,10 @@ fn initial(settings: &ClassifierTraining) -> Parameters {
         }
         let fan_in: usize = fan_in_dims.iter().product();
         let deviation = (2.0 / fan_in as f32).sqrt();
-        let mut stream = Stream::new(settings.seed, PURPOSE_INIT, index as u64);
+        let mut stream = Stream::new(settings.seed, Purpose::ClassifierWeights).at(index as u64, 0);
         tensor
             .iter_mut()
-            .for_each(|value| *value = deviation * stream.normal());
+            .for_each(|value| *value = deviation * stream.normal() as f32);
     }
     parameters
 }
@@ -288,12 +283,12 @@ fn initial(settings: &ClassifierTraining) -> Parameters {
 fn augment(
     input: &[f32; SIDE * SIDE],
     settings: &ClassifierTraining,
-    stream: &mut Stream,
+    stream: &mut Draws,
 ) -> [f32; SIDE * SIDE] {
     let places = 2 * settings.max_shift.unsigned_abs() + 1;
     // Half of the images stay where they are: the digits fill their 8×8 pixels, and moving one cuts off its edge.
     let moved = stream.below(2) == 1;
-    let mut shift = || stream.below(places) as i32 - settings.max_shift;
+    let mut shift = || stream.below(u64::from(places)) as i32 - settings.max_shift;
     let (down, right) = if moved { (shift(), shift()) } else { (0, 0) };
     // Generated strokes are often fainter than real ones.
     let contrast = stream.uniform_in(0.6, 1.1);
@@ -306,7 +301,7 @@ fn augment(
         } else {
             0.0
         };
-        (contrast * ink - 1.0 + deviation * stream.normal()).clamp(-1.0, 1.0)
+        (contrast * ink - 1.0 + deviation * stream.normal() as f32).clamp(-1.0, 1.0)
     })
 }
 

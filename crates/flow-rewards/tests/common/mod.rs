@@ -1,7 +1,7 @@
 //! What several test files share.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
-use flow_data::philox::Stream;
+use flow_rng::{Purpose, Stream};
 use flow_data::{Dataset, Digits, Image, Prompt, Shapes, ShapesSettings};
 use flow_rewards::RewardSample;
 
@@ -27,11 +27,11 @@ pub fn sample<'a>(image: &'a Image, prompt: &'a Prompt) -> RewardSample<'a> {
 
 /// The image with normal noise added.
 pub fn noisy(image: &Image, deviation: f32, seed: u64) -> Image {
-    let mut stream = Stream::new(seed, 0, 0);
+    let mut stream = Stream::new(seed, Purpose::Test).at(0, 0);
     let mut image = image.clone();
     image
         .pixels_chw
         .iter_mut()
-        .for_each(|value| *value += deviation * stream.normal());
+        .for_each(|value| *value += deviation * stream.normal() as f32);
     image
 }
