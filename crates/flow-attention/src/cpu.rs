@@ -1,21 +1,24 @@
 //! Exact attention on the host, one task per batch row and head.
 //!
-//! Forward keeps the output and, per query, the logarithm of the sum of exponentials; backward computes the
-//! probabilities again from them, so no `S×S` tensor outlives a tile (Dao 2023, arXiv:2307.08691, section 3.1). A task
+//! Forward keeps, per query, the logarithm of the sum of exponentials; backward computes the probabilities again from
+//! it, so no `S×S` tensor outlives a tile (Dao 2023, arXiv:2307.08691, section 3.1). A task
 //! sees one head of one sample only, so its bits do not depend on the batch or on the number of threads.
 
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::exec::Stash;
 use flow_core::{AttentionBackend, AttentionShape, Plain, op};
-use flow_kernels::host::math::{exp, vectorised};
+use flow_kernels::host::math::{exp, ln, vectorised};
 use flow_kernels::host::matrix::{Matrix, MatrixMut, Write, multiply};
-use flow_kernels::host::sum::{maximum, sum, sum_pairs};
 use flow_kernels::host::threads;
 use std::sync::Arc;
 
 /// Queries whose scores are held at a time.
 const QUERIES: usize = 64;
+/// The number of queries in a tile is a multiple of this.
+const LANES: usize = 16;
+/// Keys that are summed up before the sum joins the total.
+const KEYS: usize = 64;
 
 /// f32 attention on the host, forward and backward.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,14 +60,13 @@ impl AttentionBackend for CpuAttention {
             let [output, lse] = kept
                 .try_into()
                 .expect("attention keeps its output and the log-sum-exp");
-            let (o, lse) = (CpuTensor::read(&output), CpuTensor::read(&lse));
+            let lse = CpuTensor::read(&lse);
             let backward: op::Backward = Arc::new(move |incoming| {
                 let gradient = CpuTensor::read(incoming.gradient());
                 let saved = Saved {
                     q: q.values(),
                     k: k.values(),
                     v: v.values(),
-                    o: o.values(),
                     lse: lse.values(),
                 };
                 backward(&shape, &saved, gradient.values(), incoming.wanted)
@@ -117,7 +119,7 @@ struct Heads {
     head_dim: usize,
 }
 
-// SAFETY: `write` is told by its callers that tasks write disjoint heads.
+// SAFETY: `row` is told by its callers that tasks write disjoint heads.
 unsafe impl Sync for Heads {}
 // SAFETY: as above; the pointer's memory outlives the tasks, which end before the borrow in `new` does.
 unsafe impl Send for Heads {}
@@ -133,28 +135,161 @@ impl Heads {
         }
     }
 
-    /// Copies rows `[count, head_dim]` to the tokens of `task`'s head from `start` on.
+    /// A token's channels in `task`'s head.
     ///
     /// # Safety
-    /// No two tasks may write the same head of the same sample at once, and the slice given to `new` must be alive and
-    /// not otherwise used.
-    unsafe fn write(&self, task: usize, start: usize, rows: &[f32]) {
+    /// No two tasks may ask for the same head of the same sample, a task may hold one row at a time, and the slice given
+    /// to `new` must be alive and not otherwise used.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn row(&self, task: usize, token: usize) -> &mut [f32] {
         let (batch, head) = (task / self.heads, task % self.heads);
-        for (index, row) in rows.chunks_exact(self.head_dim).enumerate() {
-            let offset = ((batch * self.tokens + start + index) * self.heads + head) * self.head_dim;
-            assert!(
-                offset + self.head_dim <= self.length,
-                "a head's row lies within its tensor"
-            );
-            // SAFETY: in bounds by the assertion, exclusive by the contract of this function.
-            unsafe { std::ptr::copy_nonoverlapping(row.as_ptr(), self.values.add(offset), self.head_dim) };
-        }
+        let offset = ((batch * self.tokens + token) * self.heads + head) * self.head_dim;
+        assert!(
+            token < self.tokens && offset + self.head_dim <= self.length,
+            "a row lies within its tensor"
+        );
+        // SAFETY: in bounds by the assertion, exclusive by the contract of this function.
+        unsafe { std::slice::from_raw_parts_mut(self.values.add(offset), self.head_dim) }
     }
 }
 
 /// Multiplications worth of work, in the unit of [`threads::worth_threads`].
 fn work(shape: &AttentionShape) -> usize {
     shape.batch * shape.heads * shape.queries * shape.keys * (shape.head_dim / 8 + 1)
+}
+
+/// Tiles of one task. Queries are the last axis of all but the first, so that sums over keys run along the lanes'
+/// outside, and are padded with zeros to `LANES`.
+struct Tiles {
+    /// Queries times the scale, `[Q, D]`.
+    queries: Vec<f32>,
+    /// Gradients of the output, `[Q, D]`.
+    upstream: Vec<f32>,
+    /// Scores, then exponentials or probabilities, `[keys, Q]`.
+    scores: Vec<f32>,
+    /// Gradients of the scores, `[keys, Q]`.
+    dscores: Vec<f32>,
+    /// A result for the queries, `[D, Q]`.
+    result: Vec<f32>,
+    /// Gradients of keys and of values, `[keys, D]`.
+    sums: [Vec<f32>; 2],
+}
+
+impl Tiles {
+    fn new(shape: &AttentionShape, backward: bool) -> Self {
+        let queries = padded(shape.queries.min(QUERIES));
+        let only = |count: usize| vec![0.0; if backward { count } else { 0 }];
+        let keys = shape.keys * shape.head_dim;
+        Self {
+            queries: vec![0.0; queries * shape.head_dim],
+            upstream: only(queries * shape.head_dim),
+            scores: vec![0.0; queries * shape.keys],
+            dscores: only(queries * shape.keys),
+            result: vec![0.0; queries * shape.head_dim],
+            sums: [only(keys), only(keys)],
+        }
+    }
+}
+
+fn padded(queries: usize) -> usize {
+    queries.next_multiple_of(LANES)
+}
+
+/// Copies rows, times `factor`, and fills what is left of `tile` with zeros.
+fn copy_rows(tile: &mut [f32], rows: Matrix<'_>, count: usize, width: usize, factor: f32) {
+    for (index, to) in tile.chunks_exact_mut(width).enumerate() {
+        if index < count {
+            to.iter_mut()
+                .zip(rows.row(index))
+                .for_each(|(to, from)| *to = from * factor);
+        } else {
+            to.fill(0.0);
+        }
+    }
+}
+
+/// Calls `$function::<N>` with the number of padded queries as `N`.
+macro_rules! with_queries {
+    ($count:expr, $function:ident($($argument:expr),*)) => {
+        vectorised(
+            #[inline(always)]
+            || match $count {
+                16 => $function::<16>($($argument),*),
+                32 => $function::<32>($($argument),*),
+                48 => $function::<48>($($argument),*),
+                _ => $function::<64>($($argument),*),
+            },
+        )
+    };
+}
+
+/// Turns scores `[keys, N]` into exponentials below each query's maximum; gives each query's log-sum-exp and the
+/// reciprocal of its sum.
+#[inline(always)]
+fn softmax<const N: usize>(scores: &mut [f32], lse: &mut [f32; QUERIES], reciprocals: &mut [f32; QUERIES]) {
+    let (rows, _) = scores.as_chunks_mut::<N>();
+    let mut top = [f32::NEG_INFINITY; N];
+    for row in rows.iter() {
+        for lane in 0..N {
+            top[lane] = if row[lane] > top[lane] {
+                row[lane]
+            } else {
+                top[lane]
+            };
+        }
+    }
+    // Two levels, so that the rounding error grows slowly with the number of keys.
+    let mut total = [0.0; N];
+    for block in rows.chunks_mut(KEYS) {
+        let mut sum = [0.0; N];
+        for row in block {
+            for lane in 0..N {
+                row[lane] = exp(row[lane] - top[lane]);
+                sum[lane] += row[lane];
+            }
+        }
+        for lane in 0..N {
+            total[lane] += sum[lane];
+        }
+    }
+    for lane in 0..N {
+        reciprocals[lane] = 1.0 / total[lane];
+        lse[lane] = top[lane] + ln(total[lane]);
+    }
+}
+
+/// Turns scores `[keys, N]` into probabilities.
+#[inline(always)]
+fn probabilities<const N: usize>(scores: &mut [f32], lse: &[f32; QUERIES]) {
+    for row in scores.as_chunks_mut::<N>().0 {
+        for lane in 0..N {
+            row[lane] = exp(row[lane] - lse[lane]);
+        }
+    }
+}
+
+/// Turns gradients of the probabilities `[keys, N]` into gradients of the scores: `p · (dp - sum over keys of p · dp)`.
+#[inline(always)]
+fn score_gradients<const N: usize>(dscores: &mut [f32], probabilities: &[f32]) {
+    let (dscores, _) = dscores.as_chunks_mut::<N>();
+    let (probabilities, _) = probabilities.as_chunks::<N>();
+    let mut delta = [0.0; N];
+    for (ds, p) in dscores.chunks(KEYS).zip(probabilities.chunks(KEYS)) {
+        let mut sum = [0.0; N];
+        for (ds, p) in ds.iter().zip(p) {
+            for lane in 0..N {
+                sum[lane] += ds[lane] * p[lane];
+            }
+        }
+        for lane in 0..N {
+            delta[lane] += sum[lane];
+        }
+    }
+    for (ds, p) in dscores.iter_mut().zip(probabilities) {
+        for lane in 0..N {
+            ds[lane] = p[lane] * (ds[lane] - delta[lane]);
+        }
+    }
 }
 
 /// Output `[B, S_query, H, D]` and log-sum-exp `[B, H, S_query]`.
@@ -166,58 +301,70 @@ fn forward(shape: &AttentionShape, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>
         scale,
         ..
     } = *shape;
+    let tasks = shape.batch * shape.heads;
     let mut o = vec![0.0; shape.query_shape().iter().product()];
-    let mut lse = vec![0.0; shape.batch * shape.heads * queries];
+    let mut lse = vec![0.0; tasks * queries];
     let heads = Heads::new(&mut o, queries, shape);
-    threads::for_each_piece_of(&mut lse, queries, work(shape), |task, lse| {
-        let mut scores = vec![0.0; queries.min(QUERIES) * keys];
-        let mut rows = vec![0.0; queries.min(QUERIES) * head_dim];
-        let (k, v) = (
-            head(shape, k, keys, task, 0, keys),
-            head(shape, v, keys, task, 0, keys),
-        );
-        for (tile, lse) in lse.chunks_mut(QUERIES).enumerate() {
-            let (start, count) = (tile * QUERIES, lse.len());
-            let (scores, rows) = (&mut scores[..count * keys], &mut rows[..count * head_dim]);
-            let q = head(shape, q, queries, task, start, count);
-            multiply(
-                &mut MatrixMut::new(scores, count, keys, keys),
-                q,
-                k.transposed(),
-                Write::Replace,
+    // One head of one channel per query and sample.
+    let sums = AttentionShape {
+        head_dim: queries,
+        queries: 1,
+        ..*shape
+    };
+    let sums = Heads::new(&mut lse, 1, &sums);
+    threads::for_each_with(
+        tasks,
+        work(shape),
+        || Tiles::new(shape, false),
+        |task, tiles| {
+            let (k, v) = (
+                head(shape, k, keys, task, 0, keys),
+                head(shape, v, keys, task, 0, keys),
             );
-            let mut reciprocals = [0.0; QUERIES];
-            vectorised(
-                #[inline(always)]
-                || softmax_rows(scores, keys, scale, lse, &mut reciprocals),
-            );
-            multiply(
-                &mut MatrixMut::new(rows, count, head_dim, head_dim),
-                Matrix::new(scores, count, keys, keys),
-                v,
-                Write::Replace,
-            );
-            for (row, reciprocal) in rows.chunks_exact_mut(head_dim).zip(reciprocals) {
-                row.iter_mut().for_each(|value| *value *= reciprocal);
+            // SAFETY: one task per head of a sample; `lse` is alive and not used until all tasks have ended.
+            let lse = unsafe { sums.row(task, 0) };
+            for (tile, lse) in lse.chunks_mut(QUERIES).enumerate() {
+                let (start, count) = (tile * QUERIES, lse.len());
+                let width = padded(count);
+                let scaled = &mut tiles.queries[..width * head_dim];
+                copy_rows(
+                    scaled,
+                    head(shape, q, queries, task, start, count),
+                    count,
+                    head_dim,
+                    scale,
+                );
+                let scores = &mut tiles.scores[..keys * width];
+                let scaled = Matrix::new(scaled, width, head_dim, head_dim);
+                multiply(
+                    &mut MatrixMut::new(scores, keys, width, width),
+                    k,
+                    scaled.transposed(),
+                    Write::Replace,
+                );
+                let (mut sums, mut reciprocals) = ([0.0; QUERIES], [0.0; QUERIES]);
+                with_queries!(width, softmax(scores, &mut sums, &mut reciprocals));
+                lse.copy_from_slice(&sums[..count]);
+                let result = &mut tiles.result[..head_dim * width];
+                let scores = Matrix::new(scores, keys, width, width);
+                multiply(
+                    &mut MatrixMut::new(result, head_dim, width, width),
+                    v.transposed(),
+                    scores,
+                    Write::Replace,
+                );
+                for query in 0..count {
+                    // SAFETY: as above, for `o`.
+                    let row = unsafe { heads.row(task, start + query) };
+                    let column = result[query..].iter().step_by(width);
+                    row.iter_mut()
+                        .zip(column)
+                        .for_each(|(to, from)| *to = from * reciprocals[query]);
+                }
             }
-            // SAFETY: one task per head of a sample; `o` is alive and not used until all tasks have ended.
-            unsafe { heads.write(task, start, rows) };
-        }
-    });
+        },
+    );
     (o, lse)
-}
-
-/// Turns scores into exponentials below their row's maximum; gives the log-sum-exp and the reciprocal sum per row.
-#[inline(always)]
-fn softmax_rows(scores: &mut [f32], keys: usize, scale: f32, lse: &mut [f32], reciprocals: &mut [f32]) {
-    for ((row, lse), reciprocal) in scores.chunks_exact_mut(keys).zip(lse).zip(reciprocals) {
-        row.iter_mut().for_each(|score| *score *= scale);
-        let top = maximum(row);
-        row.iter_mut().for_each(|score| *score = exp(*score - top));
-        let total = sum(row, |value| value);
-        *reciprocal = 1.0 / total;
-        *lse = top + total.ln();
-    }
 }
 
 /// What backward needs of a forward.
@@ -225,7 +372,6 @@ struct Saved<'a> {
     q: &'a [f32],
     k: &'a [f32],
     v: &'a [f32],
-    o: &'a [f32],
     lse: &'a [f32],
 }
 
@@ -246,10 +392,12 @@ fn backward(
         wanted[1].then(|| Heads::new(&mut dk, shape.keys, shape)),
         wanted[2].then(|| Heads::new(&mut dv, shape.keys, shape)),
     ];
-    let work = 2 * work(shape);
-    threads::for_each(shape.batch * shape.heads, work, |task| {
-        backward_head(shape, saved, gradient, task, &heads)
-    });
+    threads::for_each_with(
+        shape.batch * shape.heads,
+        2 * work(shape),
+        || Tiles::new(shape, true),
+        |task, tiles| backward_head(shape, saved, gradient, task, tiles, &heads),
+    );
     let give = |wanted: bool, values: Vec<f32>, shape: &[usize]| wanted.then(|| from_vec(values, shape));
     vec![
         give(wanted[0], dq, &query_shape),
@@ -264,6 +412,7 @@ fn backward_head(
     saved: &Saved<'_>,
     gradient: &[f32],
     task: usize,
+    tiles: &mut Tiles,
     outputs: &[Option<Heads>; 3],
 ) {
     let AttentionShape {
@@ -278,92 +427,92 @@ fn backward_head(
         head(shape, saved.k, keys, task, 0, keys),
         head(shape, saved.v, keys, task, 0, keys),
     );
-    let rows = queries.min(QUERIES);
-    let mut probabilities = vec![0.0; rows * keys];
-    let mut dscores = vec![0.0; rows * keys];
-    let mut tile_dq = vec![0.0; rows * head_dim];
-    let (mut dk, mut dv) = (vec![0.0; keys * head_dim], vec![0.0; keys * head_dim]);
+    let [dk, dv] = &mut tiles.sums;
+    let mut write = Write::Replace;
     for start in (0..queries).step_by(QUERIES) {
         let count = QUERIES.min(queries - start);
-        let probabilities = &mut probabilities[..count * keys];
-        let q = head(shape, saved.q, queries, task, start, count);
-        let upstream = head(shape, gradient, queries, task, start, count);
-        let o = head(shape, saved.o, queries, task, start, count);
+        let width = padded(count);
+        let scaled = &mut tiles.queries[..width * head_dim];
+        copy_rows(
+            scaled,
+            head(shape, saved.q, queries, task, start, count),
+            count,
+            head_dim,
+            scale,
+        );
+        let upstream = &mut tiles.upstream[..width * head_dim];
+        copy_rows(
+            upstream,
+            head(shape, gradient, queries, task, start, count),
+            count,
+            head_dim,
+            1.0,
+        );
+        let scaled = Matrix::new(scaled, width, head_dim, head_dim);
+        let upstream = Matrix::new(upstream, width, head_dim, head_dim);
+        let scores = &mut tiles.scores[..keys * width];
         multiply(
-            &mut MatrixMut::new(probabilities, count, keys, keys),
-            q,
-            k.transposed(),
+            &mut MatrixMut::new(scores, keys, width, width),
+            k,
+            scaled.transposed(),
             Write::Replace,
         );
-        let lse = &saved.lse[task * queries + start..][..count];
-        vectorised(
-            #[inline(always)]
-            || {
-                for (row, lse) in probabilities.chunks_exact_mut(keys).zip(lse) {
-                    row.iter_mut()
-                        .for_each(|score| *score = exp(*score * scale - lse));
-                }
-            },
-        );
-        let p = Matrix::new(probabilities, count, keys, keys);
+        let mut lse = [0.0; QUERIES];
+        lse[..count].copy_from_slice(&saved.lse[task * queries + start..][..count]);
+        with_queries!(width, probabilities(scores, &lse));
+        let p = Matrix::new(scores, keys, width, width);
         if want_v.is_some() {
             multiply(
-                &mut MatrixMut::new(&mut dv, keys, head_dim, head_dim),
-                p.transposed(),
+                &mut MatrixMut::new(dv, keys, head_dim, head_dim),
+                p,
                 upstream,
-                Write::Add,
+                write,
             );
         }
-        if want_q.is_none() && want_k.is_none() {
-            continue;
-        }
-        let dscores = &mut dscores[..count * keys];
-        multiply(
-            &mut MatrixMut::new(dscores, count, keys, keys),
-            upstream,
-            v.transposed(),
-            Write::Replace,
-        );
-        vectorised(
-            #[inline(always)]
-            || {
-                for (row, (ds, p)) in dscores
-                    .chunks_exact_mut(keys)
-                    .zip(probabilities.chunks_exact(keys))
-                    .enumerate()
-                {
-                    let delta = sum_pairs(upstream.row(row), o.row(row), |a, b| a * b);
-                    ds.iter_mut()
-                        .zip(p)
-                        .for_each(|(ds, p)| *ds = p * (*ds - delta) * scale);
-                }
-            },
-        );
-        let ds = Matrix::new(dscores, count, keys, keys);
-        if want_k.is_some() {
+        if want_q.is_some() || want_k.is_some() {
+            let dscores = &mut tiles.dscores[..keys * width];
             multiply(
-                &mut MatrixMut::new(&mut dk, keys, head_dim, head_dim),
-                ds.transposed(),
-                q,
-                Write::Add,
-            );
-        }
-        if let Some(dq) = want_q {
-            let tile = &mut tile_dq[..count * head_dim];
-            multiply(
-                &mut MatrixMut::new(tile, count, head_dim, head_dim),
-                ds,
-                k,
+                &mut MatrixMut::new(dscores, keys, width, width),
+                v,
+                upstream.transposed(),
                 Write::Replace,
             );
-            // SAFETY: one task per head of a sample; `backward` keeps the outputs alive and unused meanwhile.
-            unsafe { dq.write(task, start, tile) };
+            with_queries!(width, score_gradients(dscores, scores));
+            let ds = Matrix::new(dscores, keys, width, width);
+            if want_k.is_some() {
+                multiply(
+                    &mut MatrixMut::new(dk, keys, head_dim, head_dim),
+                    ds,
+                    scaled,
+                    write,
+                );
+            }
+            if let Some(dq) = want_q {
+                let result = &mut tiles.result[..head_dim * width];
+                multiply(
+                    &mut MatrixMut::new(result, head_dim, width, width),
+                    k.transposed(),
+                    ds,
+                    Write::Replace,
+                );
+                for query in 0..count {
+                    // SAFETY: one task per head of a sample; `backward` keeps the outputs alive and unused meanwhile.
+                    let row = unsafe { dq.row(task, start + query) };
+                    let column = result[query..].iter().step_by(width);
+                    row.iter_mut()
+                        .zip(column)
+                        .for_each(|(to, from)| *to = from * scale);
+                }
+            }
         }
+        write = Write::Add;
     }
-    for (output, values) in [(want_k, &dk), (want_v, &dv)] {
-        if let Some(output) = output {
-            // SAFETY: as above.
-            unsafe { output.write(task, 0, values) };
+    for (output, values) in [(want_k, dk), (want_v, dv)] {
+        for (token, from) in values.chunks_exact(head_dim).enumerate() {
+            if let Some(output) = output.as_ref().filter(|_| write == Write::Add) {
+                // SAFETY: as above.
+                unsafe { output.row(task, token) }.copy_from_slice(from);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The elementary functions' documented error bounds, and the registry.
 
-use flow_kernels::host::math::{exp, gelu_tanh, sigmoid, silu};
+use flow_kernels::host::math::{exp, gelu_tanh, ln, sigmoid, silu};
 use flow_kernels::host::matrix::{Matrix, MatrixMut, Write, multiply};
 use flow_kernels::{KernelRegistry, register};
 
@@ -22,6 +22,18 @@ fn the_exponential_keeps_its_error_bound() {
     assert_eq!((exp(0.0), exp(-87.5), exp(f32::NEG_INFINITY)), (1.0, 0.0, 0.0));
     assert_eq!((exp(89.0), exp(f32::INFINITY)), (exp(88.0), exp(88.0)));
     assert!(exp(88.0).is_finite() && exp(f32::NAN).is_nan());
+}
+
+#[test]
+fn the_logarithm_keeps_its_error_bound() {
+    let mut worst = 0.0f64;
+    for x in many().filter(|x| *x >= f32::MIN_POSITIVE) {
+        let expected = f64::from(x).ln();
+        worst = worst.max((f64::from(ln(x)) - expected).abs() / expected.abs().max(1.0));
+    }
+    assert!(worst <= 2e-7, "{worst:e}");
+    assert_eq!((ln(1.0), ln(f32::INFINITY)), (0.0, f32::INFINITY));
+    assert!(ln(f32::NAN).is_nan());
 }
 
 #[test]

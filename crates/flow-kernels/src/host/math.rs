@@ -40,6 +40,41 @@ pub fn exp(x: f32) -> f32 {
     if x < low { 0.0 } else { value }
 }
 
+/// Minimax coefficients of `(ln(1 + f) - f + f²/2) / f³` on `sqrt(1/2) ≤ 1 + f ≤ sqrt(2)`, highest power first: Cephes
+/// 2.8, `logf.c`.
+const LN_POLYNOMIAL: [f32; 9] = [
+    7.037_683_6e-2,
+    -1.151_461e-1,
+    1.167_699_9e-1,
+    -1.242_014_1e-1,
+    1.424_932_3e-1,
+    -1.666_805_8e-1,
+    2.000_071_5e-1,
+    -2.499_999_4e-1,
+    3.333_333e-1,
+];
+
+/// `ln x` of a positive normal number, error at most 2e-7 relative to the larger of 1 and the result; infinity and NaN
+/// stay what they are.
+#[inline(always)]
+pub fn ln(x: f32) -> f32 {
+    // x = 2^n · fraction with a fraction around 1: the exponent counts from sqrt(1/2).
+    let offset = x
+        .to_bits()
+        .wrapping_sub(std::f32::consts::FRAC_1_SQRT_2.to_bits());
+    let n = (offset as i32 >> 23) as f32;
+    let fraction =
+        f32::from_bits((offset & 0x007F_FFFF).wrapping_add(std::f32::consts::FRAC_1_SQRT_2.to_bits()));
+    let f = fraction - 1.0;
+    let mut p = LN_POLYNOMIAL[0];
+    for coefficient in &LN_POLYNOMIAL[1..] {
+        p = p * f + coefficient;
+    }
+    let square = f * f;
+    let value = n * LN_2.0 + (f + (p * f * square - 0.5 * square + n * LN_2.1));
+    if x < f32::INFINITY { value } else { x }
+}
+
 /// `1 / (1 + e^-x)`, relative error at most 5e-7 for `x ≥ -87`; `0` below.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {

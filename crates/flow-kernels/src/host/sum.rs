@@ -63,25 +63,3 @@ pub fn sum_pairs_f64(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f64) -> f6
     }
     tree!(lanes)
 }
-
-/// The largest value, `-inf` for none; NaN values are passed over.
-#[inline(always)]
-pub fn maximum(a: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (blocks, rest) = a.as_chunks::<LANES>();
-    for block in blocks {
-        for lane in 0..LANES {
-            lanes[lane] = if block[lane] > lanes[lane] {
-                block[lane]
-            } else {
-                lanes[lane]
-            };
-        }
-    }
-    for value in rest {
-        lanes[0] = if *value > lanes[0] { *value } else { lanes[0] };
-    }
-    lanes
-        .into_iter()
-        .fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
-}

@@ -13,12 +13,21 @@ pub fn worth_threads(work: usize) -> bool {
     work >= SERIAL_BELOW && rayon::current_num_threads() > 1
 }
 
-/// Runs `task` for every index below `count`, on threads if `work` is worth them.
-pub fn for_each(count: usize, work: usize, task: impl Fn(usize) + Send + Sync) {
+/// Runs `task(index, state)` for every index below `count`, on threads if `work` is worth them. `state` is scratch memory
+/// that `prepare` makes for a run of indices; what it holds at a call's start is undefined.
+pub fn for_each_with<S>(
+    count: usize,
+    work: usize,
+    prepare: impl Fn() -> S + Send + Sync,
+    task: impl Fn(usize, &mut S) + Send + Sync,
+) {
     if count > 1 && worth_threads(work) {
-        (0..count).into_par_iter().for_each(task);
+        (0..count)
+            .into_par_iter()
+            .for_each_init(prepare, |state, index| task(index, state));
     } else {
-        (0..count).for_each(task);
+        let mut state = prepare();
+        (0..count).for_each(|index| task(index, &mut state));
     }
 }
 
