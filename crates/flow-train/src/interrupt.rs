@@ -19,9 +19,14 @@ impl Interrupt {
         Ok(interrupt)
     }
 
+    /// Asks to stop; gives whether somebody asked before.
+    pub fn ask(&self) -> bool {
+        self.0.swap(true, Ordering::SeqCst)
+    }
+
     /// What Ctrl-C does.
-    pub fn request(&self) {
-        if self.0.swap(true, Ordering::SeqCst) {
+    fn request(&self) {
+        if self.ask() {
             terminal::note("stopped at once; the run resumes from its last checkpoint");
             // Files appear whole or not at all, so there is nothing to tidy.
             std::process::exit(130);

@@ -62,9 +62,10 @@ impl WithAlgorithm for Train<'_> {
             terminal::print(&plan::text(config, environment, &parts)?)?;
             return terminal::line("dry run: everything was built, nothing was written");
         }
-        let start = open::directory(self.arguments, config)?;
         let model = parts.sampler.policy.model.clone();
+        // Before the directory: what cannot be shown must not have moved an older run aside.
         let mut observer = self.observer()?;
+        let start = open::directory(self.arguments, config)?;
         let mut session = match start {
             Start::Fresh(directory) => {
                 self.tell(&mut *observer, directory.notices());

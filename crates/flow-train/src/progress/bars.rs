@@ -3,7 +3,8 @@
 use super::{evaluation, numbers, phase_name};
 use crate::interrupt::Interrupt;
 use flow_trainer::observer::{IterationSummary, Observer, Phase};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
+use std::fmt::Write;
 use std::time::Duration;
 
 /// Bars on standard error.
@@ -21,9 +22,9 @@ impl Bars {
     pub fn new(iterations: u64, interrupt: Interrupt) -> Self {
         let all = MultiProgress::new();
         let run = all.add(ProgressBar::new(iterations).with_style(style(
-            "{msg}\n{prefix:11} {wide_bar} {pos}/{len}  {per_sec}  {eta} left",
+            "{msg}\n{prefix:11} {wide_bar} {pos}/{len}  {rate}  {eta} left",
         )));
-        let phase = all.add(ProgressBar::new(0).with_style(style("{prefix:11} {wide_bar} {pos}/{len}  {per_sec}")));
+        let phase = all.add(ProgressBar::new(0).with_style(style("{prefix:11} {wide_bar} {pos}/{len}  {rate}")));
         run.set_prefix("iterations");
         run.enable_steady_tick(Duration::from_millis(250));
         Self { all, run, phase, interrupt, begun: false, pretraining: false }
@@ -38,7 +39,14 @@ impl Bars {
 
 /// A style; the templates are constants, and one that cannot be read falls back to indicatif's own.
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ ")
+    let rate = |state: &ProgressState, out: &mut dyn Write| {
+        // A rate that cannot be written is a rate that nobody reads.
+        let _ = write!(out, "{:.1}/s", state.per_sec());
+    };
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .with_key("rate", rate)
+        .progress_chars("━╸ ")
 }
 
 impl Observer for Bars {

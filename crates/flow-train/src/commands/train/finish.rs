@@ -57,7 +57,7 @@ fn outcome(summary: &RunSummary) -> String {
         summary.wall_parts.iter().map(|(name, wall_s)| format!("{name} {}", human_duration(*wall_s))).collect();
     text.push_str(&format!("time       {} ({})\n", human_duration(summary.wall_s), parts.join(", ")));
     for (place, gib) in &summary.peak_memory_gib {
-        text.push_str(&format!("memory     {gib:.2} GiB at most ({place})\n"));
+        text.push_str(&format!("memory     {gib:.3} GiB at most ({place})\n"));
     }
     for note in &summary.notes {
         text.push_str(&format!("note       {note}\n"));
