@@ -6,7 +6,9 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
     match flow_config::parse_str(text) {
         Ok(resolved) => {
             resolved.render();
@@ -19,7 +21,10 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok((migrated, _)) = flow_config::migrate(text)
         && flow_config::parse_str(text).is_ok()
     {
-        assert!(flow_config::parse_str(&migrated).is_ok(), "a migration keeps a good config good");
+        assert!(
+            flow_config::parse_str(&migrated).is_ok(),
+            "a migration keeps a good config good"
+        );
     }
     // The first line as an override of the rest.
     if let Some((first, rest)) = text.split_once('\n')

@@ -13,7 +13,10 @@ fuzz_target!(|bytes: &[u8]| {
                     assert_eq!(values.len(), count, "one value per element of `{}`", tensor.name);
                 }
             }
-            assert!(parsed.tensors.is_sorted_by(|a, b| a.name < b.name), "sorted, and no name twice");
+            assert!(
+                parsed.tensors.is_sorted_by(|a, b| a.name < b.name),
+                "sorted, and no name twice"
+            );
         }
         Err(problem) => assert!(!problem.is_empty(), "a refusal says why"),
     }

@@ -29,13 +29,23 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     step("tidy", || tidy::run(workspace))?;
     step("links of the documentation", || docs::check(workspace))?;
     step("schema of the config", || schema::check(workspace))?;
-    step("format", || run_command(&mut cargo(workspace, &["fmt", "--all", "--", "--check"])))?;
+    step("format", || {
+        run_command(&mut cargo(workspace, &["fmt", "--all", "--", "--check"]))
+    })?;
     step("tests", || test::run(workspace))?;
     step("main job", || main_job(workspace, options.iterations))?;
     if options.no_clippy {
         println!("\n=== clippy: left out, as asked");
     } else {
-        let arguments = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
+        let arguments = [
+            "clippy",
+            "--release",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ];
         step("clippy", || run_command(&mut cargo(workspace, &arguments)))?;
     }
     println!("\neverything holds, {:.0} s", start.elapsed().as_secs_f64());
@@ -46,8 +56,21 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 fn main_job(workspace: &Workspace, iterations: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let steps = format!("run.steps={iterations}");
-    let place = format!("run.dir={}", toml::Value::from(folder.path().to_string_lossy().into_owned()));
-    let arguments = ["run", "--release", "--", "train", JOB, "--set", &steps, "--set", &place];
+    let place = format!(
+        "run.dir={}",
+        toml::Value::from(folder.path().to_string_lossy().into_owned())
+    );
+    let arguments = [
+        "run",
+        "--release",
+        "--",
+        "train",
+        JOB,
+        "--set",
+        &steps,
+        "--set",
+        &place,
+    ];
     run_command(&mut cargo(workspace, &arguments))?;
     let run = folder.path().join("digits-grpo");
     for file in ["run.json", "metrics.jsonl", "summary.json", "report.html"] {

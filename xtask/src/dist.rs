@@ -24,7 +24,14 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     if !process::exists("tar") || !process::exists("xz") {
         bail!("`tar` and `xz` are needed; install them (Debian: `apt install tar xz-utils`)");
     }
-    let stripped = ["build", "--release", "--package", "flow-train", "--config", "profile.release.strip=true"];
+    let stripped = [
+        "build",
+        "--release",
+        "--package",
+        "flow-train",
+        "--config",
+        "profile.release.strip=true",
+    ];
     run_command(&mut cargo(workspace, &stripped))?;
     let output = workspace.path(&options.output);
     let name = format!("flow-train-{}-{}", env!("CARGO_PKG_VERSION"), target());
@@ -42,7 +49,14 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let archive = output.join(format!("{name}.tar.xz"));
     let mut tar = Command::new("tar");
     // The order and times of the entries do not depend on the machine.
-    tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "-cJf"]);
+    tar.args([
+        "--sort=name",
+        "--owner=0",
+        "--group=0",
+        "--numeric-owner",
+        "--mtime=@0",
+        "-cJf",
+    ]);
     run_command(tar.arg(&archive).arg("-C").arg(&output).arg(&name))?;
     let size = fs::metadata(&archive)?.len();
     println!("{}: {:.1} MB", archive.display(), size as f64 / 1e6);

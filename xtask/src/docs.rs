@@ -17,7 +17,9 @@ pub fn run(workspace: &Workspace) -> Result<()> {
         process::run(Command::new("mdbook").arg("build").arg(workspace.path("docs")))?;
         println!("the book is in docs/book");
     } else {
-        println!("mdbook is not installed, so the book was checked and not built; `cargo install mdbook` brings it");
+        println!(
+            "mdbook is not installed, so the book was checked and not built; `cargo install mdbook` brings it"
+        );
     }
     Ok(())
 }
@@ -25,8 +27,11 @@ pub fn run(workspace: &Workspace) -> Result<()> {
 /// Fails if a chapter is missing, is not in the summary, or a link leads nowhere.
 pub fn check(workspace: &Workspace) -> Result<()> {
     let mut problems = Vec::new();
-    let pages: Vec<PathBuf> =
-        workspace.files()?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "md")).collect();
+    let pages: Vec<PathBuf> = workspace
+        .files()?
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|end| end == "md"))
+        .collect();
     let mut seen = 0;
     for page in &pages {
         let text = fs::read_to_string(page).with_context(|| format!("cannot read {}", page.display()))?;
@@ -38,16 +43,30 @@ pub fn check(workspace: &Workspace) -> Result<()> {
             }
         }
     }
-    let summary = fs::read_to_string(workspace.path(SUMMARY)).with_context(|| format!("cannot read {SUMMARY}"))?;
+    let summary =
+        fs::read_to_string(workspace.path(SUMMARY)).with_context(|| format!("cannot read {SUMMARY}"))?;
     let folder = workspace.path("docs/src");
-    let chapters: Vec<PathBuf> = links(&summary).iter().map(|link| folder.join(&link.target)).collect();
-    for page in pages.iter().filter(|page| page.starts_with(&folder) && !page.ends_with("SUMMARY.md")) {
+    let chapters: Vec<PathBuf> = links(&summary)
+        .iter()
+        .map(|link| folder.join(&link.target))
+        .collect();
+    for page in pages
+        .iter()
+        .filter(|page| page.starts_with(&folder) && !page.ends_with("SUMMARY.md"))
+    {
         if !chapters.contains(page) {
-            problems.push(format!("{}: not in {SUMMARY}", workspace.relative(page).display()));
+            problems.push(format!(
+                "{}: not in {SUMMARY}",
+                workspace.relative(page).display()
+            ));
         }
     }
     if !problems.is_empty() {
-        bail!("the documentation has {} problems:\n  {}", problems.len(), problems.join("\n  "));
+        bail!(
+            "the documentation has {} problems:\n  {}",
+            problems.len(),
+            problems.join("\n  ")
+        );
     }
     println!("{} pages, {} chapters, {seen} links", pages.len(), chapters.len());
     Ok(())
@@ -62,14 +81,22 @@ fn problem(page: &Path, text: &str, target: &str) -> Result<Option<String>> {
         return Ok(Some("a link to nothing".into()));
     }
     let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
-    let wanted = if file.is_empty() { page.to_owned() } else { page.parent().unwrap_or(page).join(file) };
+    let wanted = if file.is_empty() {
+        page.to_owned()
+    } else {
+        page.parent().unwrap_or(page).join(file)
+    };
     if !wanted.exists() {
         return Ok(Some(format!("`{target}` does not exist")));
     }
     if anchor.is_empty() || wanted.extension().is_none_or(|end| end != "md") {
         return Ok(None);
     }
-    let there = if file.is_empty() { text.to_owned() } else { fs::read_to_string(&wanted)? };
+    let there = if file.is_empty() {
+        text.to_owned()
+    } else {
+        fs::read_to_string(&wanted)?
+    };
     Ok((!anchors(&there).iter().any(|known| known == anchor))
         .then(|| format!("`{}` has no heading `#{anchor}`", wanted.display())))
 }

@@ -16,12 +16,23 @@ pub fn python() -> Result<PathBuf> {
     if imports(&python) {
         return Ok(python);
     }
-    println!("making a Python environment with PyTorch in {} (about 6 GB)", folder.display());
+    println!(
+        "making a Python environment with PyTorch in {} (about 6 GB)",
+        folder.display()
+    );
     run_command(Command::new("python3").args(["-m", "venv"]).arg(&folder))
         .context("Python 3 with its `venv` module is needed (Debian: `apt install python3-venv`)")?;
-    run_command(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES))?;
+    run_command(
+        Command::new(&python)
+            .args(["-m", "pip", "install", "--quiet"])
+            .args(PACKAGES),
+    )?;
     if !imports(&python) {
-        bail!("{} cannot import torch; remove {} and try again", python.display(), folder.display());
+        bail!(
+            "{} cannot import torch; remove {} and try again",
+            python.display(),
+            folder.display()
+        );
     }
     Ok(python)
 }
@@ -29,17 +40,30 @@ pub fn python() -> Result<PathBuf> {
 /// Versions and threading of the installed PyTorch, for the record.
 pub fn version(python: &Path) -> Result<String> {
     let program = "import torch; print(torch.__version__)";
-    Ok(output(Command::new(python).args(["-c", program]))?.trim().to_owned())
+    Ok(output(Command::new(python).args(["-c", program]))?
+        .trim()
+        .to_owned())
 }
 
 fn imports(python: &Path) -> bool {
     let mut command = Command::new(python);
-    command.args(["-c", "import torch, numpy, safetensors"]).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .args(["-c", "import torch, numpy, safetensors"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
 fn cache_folder() -> Result<PathBuf> {
-    let given = env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = || env::var_os("HOME").filter(|value| !value.is_empty()).map(|home| PathBuf::from(home).join(".cache"));
-    given.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set, so there is no place for the environment")
+    let given = env::var_os("XDG_CACHE_HOME")
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from);
+    let home = || {
+        env::var_os("HOME")
+            .filter(|value| !value.is_empty())
+            .map(|home| PathBuf::from(home).join(".cache"))
+    };
+    given
+        .or_else(home)
+        .context("neither XDG_CACHE_HOME nor HOME is set, so there is no place for the environment")
 }

@@ -15,16 +15,26 @@ pub fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
 
 /// The command in words.
 pub fn words(command: &Command) -> String {
-    let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy();
-    let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
-    std::iter::once(program.into_owned()).chain(arguments).collect::<Vec<_>>().join(" ")
+    let program = Path::new(command.get_program())
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy();
+    let arguments = command
+        .get_args()
+        .map(|argument| argument.to_string_lossy().into_owned());
+    std::iter::once(program.into_owned())
+        .chain(arguments)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Runs a command to its end; what it prints is seen.
 pub fn run(command: &mut Command) -> Result<()> {
     let words = words(command);
     println!("$ {words}");
-    let status = command.status().with_context(|| format!("cannot start `{words}`"))?;
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start `{words}`"))?;
     if !status.success() {
         bail!("`{words}` failed: {status}");
     }
@@ -34,16 +44,27 @@ pub fn run(command: &mut Command) -> Result<()> {
 /// Runs a command and gives what it wrote to standard output; its errors are seen.
 pub fn output(command: &mut Command) -> Result<String> {
     let words = words(command);
-    let done = command.stderr(Stdio::inherit()).output().with_context(|| format!("cannot start `{words}`"))?;
+    let done = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start `{words}`"))?;
     if !done.status.success() {
-        bail!("`{words}` failed: {}\n{}", done.status, String::from_utf8_lossy(&done.stdout));
+        bail!(
+            "`{words}` failed: {}\n{}",
+            done.status,
+            String::from_utf8_lossy(&done.stdout)
+        );
     }
     String::from_utf8(done.stdout).with_context(|| format!("`{words}` wrote bytes that are no text"))
 }
 
 /// Whether a program answers to `--version`.
 pub fn exists(program: &str) -> bool {
-    let quiet = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let quiet = Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
     quiet.is_ok_and(|status| status.success())
 }
 

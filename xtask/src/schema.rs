@@ -17,19 +17,26 @@ pub struct Options {
 
 /// Writes or checks.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    if options.check { check(workspace) } else { write(workspace) }
+    if options.check {
+        check(workspace)
+    } else {
+        write(workspace)
+    }
 }
 
 /// Fails if the file is not what the code says.
 pub fn check(workspace: &Workspace) -> Result<()> {
     let path = workspace.path(FILE);
-    let found = fs::read_to_string(&path).with_context(|| format!("cannot read {FILE}; run `cargo xtask schema`"))?;
+    let found =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {FILE}; run `cargo xtask schema`"))?;
     let wanted = flow_config::schema_text();
     let Some((number, (found, wanted))) = differing_line(&found, &wanted) else {
         println!("{FILE} is up to date");
         return Ok(());
     };
-    bail!("{FILE} differs from the code at line {number}: it has `{found}`, not `{wanted}`; run `cargo xtask schema`")
+    bail!(
+        "{FILE} differs from the code at line {number}: it has `{found}`, not `{wanted}`; run `cargo xtask schema`"
+    )
 }
 
 fn write(workspace: &Workspace) -> Result<()> {

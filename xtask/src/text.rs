@@ -22,7 +22,10 @@ fn prose(markdown: &str) -> impl Iterator<Item = (usize, String)> {
 }
 
 fn without_code(line: &str) -> String {
-    line.split('`').enumerate().map(|(index, part)| if index % 2 == 0 { part } else { "" }).collect()
+    line.split('`')
+        .enumerate()
+        .map(|(index, part)| if index % 2 == 0 { part } else { "" })
+        .collect()
 }
 
 /// Every inline link and image.
@@ -33,7 +36,10 @@ pub fn links(markdown: &str) -> Vec<Link> {
         while let Some(start) = rest.find("](") {
             rest = &rest[start + 2..];
             let Some(end) = rest.find(')') else { break };
-            found.push(Link { line, target: rest[..end].trim().to_owned() });
+            found.push(Link {
+                line,
+                target: rest[..end].trim().to_owned(),
+            });
             rest = &rest[end..];
         }
     }
@@ -52,8 +58,14 @@ pub fn anchors(markdown: &str) -> Vec<String> {
         if fenced || heading.len() == line.len() || !heading.starts_with(' ') {
             continue;
         }
-        let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-        found.push(kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect());
+        let kept = heading
+            .trim()
+            .chars()
+            .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        found.push(
+            kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() })
+                .collect(),
+        );
     }
     found
 }

@@ -5,8 +5,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders that hold results, not sources.
-const NOT_SOURCES: &[&str] =
-    &[".git", "target", "runs", "dist", "docs/book", "fuzz/target", "fuzz/corpus", "fuzz/artifacts", "__pycache__"];
+const NOT_SOURCES: &[&str] = &[
+    ".git",
+    "target",
+    "runs",
+    "dist",
+    "docs/book",
+    "fuzz/target",
+    "fuzz/corpus",
+    "fuzz/artifacts",
+    "__pycache__",
+];
 
 /// The repository.
 #[derive(Clone, Debug)]
@@ -28,11 +37,18 @@ pub struct Member {
 impl Workspace {
     /// Finds the repository this program was built from.
     pub fn find() -> Result<Self> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent folder")?;
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .parent()
+            .context("xtask has no parent folder")?;
         if !root.join("Cargo.toml").exists() {
-            bail!("{} is gone; run `cargo xtask` in the checkout it was built in", root.display());
+            bail!(
+                "{} is gone; run `cargo xtask` in the checkout it was built in",
+                root.display()
+            );
         }
-        Ok(Self { root: root.to_owned() })
+        Ok(Self {
+            root: root.to_owned(),
+        })
     }
 
     /// The top folder.
@@ -53,7 +69,10 @@ impl Workspace {
     /// The folder of release binaries: beside the running one, which cargo built there.
     pub fn release_folder(&self) -> Result<PathBuf> {
         let here = std::env::current_exe().context("cannot find the running program")?;
-        Ok(here.parent().context("the running program has no folder")?.to_owned())
+        Ok(here
+            .parent()
+            .context("the running program has no folder")?
+            .to_owned())
     }
 
     /// Every source file, sorted.
@@ -69,13 +88,20 @@ impl Workspace {
             let path = entry?.path();
             let relative = self.relative(&path);
             let name = path.file_name().unwrap_or_default();
-            if NOT_SOURCES.iter().any(|skip| relative == Path::new(skip) || name == *skip) {
+            if NOT_SOURCES
+                .iter()
+                .any(|skip| relative == Path::new(skip) || name == *skip)
+            {
                 continue;
             }
             if path.is_symlink() {
                 continue;
             }
-            if path.is_dir() { self.collect(&path, found)? } else { found.push(path) }
+            if path.is_dir() {
+                self.collect(&path, found)?
+            } else {
+                found.push(path)
+            }
         }
         Ok(())
     }
@@ -87,14 +113,25 @@ impl Workspace {
             folders.push(entry?.path());
         }
         let mut members = Vec::new();
-        for path in folders.into_iter().filter(|path| path.join("Cargo.toml").exists()) {
+        for path in folders
+            .into_iter()
+            .filter(|path| path.join("Cargo.toml").exists())
+        {
             let file = path.join("Cargo.toml");
-            let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-            let manifest: toml::Table =
-                text.parse().with_context(|| format!("{} is no TOML", file.display()))?;
-            let name = manifest["package"]["name"].as_str().context("a package needs a name")?.to_owned();
+            let text =
+                fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            let manifest: toml::Table = text
+                .parse()
+                .with_context(|| format!("{} is no TOML", file.display()))?;
+            let name = manifest["package"]["name"]
+                .as_str()
+                .context("a package needs a name")?
+                .to_owned();
             let needs = manifest.get("dependencies").and_then(|table| table.as_table());
-            let needs = needs.into_iter().flat_map(|table| table.keys().cloned()).collect();
+            let needs = needs
+                .into_iter()
+                .flat_map(|table| table.keys().cloned())
+                .collect();
             members.push(Member { name, path, needs });
         }
         let names: Vec<String> = members.iter().map(|member| member.name.clone()).collect();

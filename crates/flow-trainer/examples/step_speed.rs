@@ -56,9 +56,16 @@ fn main() -> ExitCode {
 }
 
 /// Runs `work` on a worker of a pool of its own, as `flow-train` does.
-fn in_pool(threads: &str, work: impl FnOnce() -> Result<(), Box<dyn Error>> + Send) -> Result<(), Box<dyn Error>> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.parse()?).stack_size(16 << 20).build()?;
-    pool.install(|| work().map_err(|error| error.to_string())).map_err(Into::into)
+fn in_pool(
+    threads: &str,
+    work: impl FnOnce() -> Result<(), Box<dyn Error>> + Send,
+) -> Result<(), Box<dyn Error>> {
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads.parse()?)
+        .stack_size(16 << 20)
+        .build()?;
+    pool.install(|| work().map_err(|error| error.to_string()))
+        .map_err(Into::into)
 }
 
 /// Everything that is timed, assembled from a config.
@@ -77,7 +84,9 @@ struct Job {
 
 impl Job {
     fn new(path: &str) -> Result<Self, Box<dyn Error>> {
-        let config = flow_config::load(path, &[]).map_err(|report| report.to_string())?.config;
+        let config = flow_config::load(path, &[])
+            .map_err(|report| report.to_string())?
+            .config;
         let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
         flow_models::register(&mut models);
         let device = ComputeDevice::cpu();
@@ -106,8 +115,13 @@ impl Job {
         for index in 0..weights.values().len() {
             let mut values = weights.host(index);
             let mut noise = vec![0.0; values.len()];
-            Stream::new(0, Purpose::Weights).at(index as u64, 0).fill_normal(&mut noise);
-            values.iter_mut().zip(noise).for_each(|(value, noise)| *value += PERTURBATION * noise);
+            Stream::new(0, Purpose::Weights)
+                .at(index as u64, 0)
+                .fill_normal(&mut noise);
+            values
+                .iter_mut()
+                .zip(noise)
+                .for_each(|(value, noise)| *value += PERTURBATION * noise);
             let shape = weights.layout().specs()[index].shape.clone();
             weights.set(index, device.plain(values, &shape))?;
         }
@@ -127,7 +141,10 @@ impl Job {
 
     fn sampler(&self, scale: f32) -> Sampler {
         Sampler {
-            policy: Policy { model: self.model.model.clone(), guidance_scale: scale },
+            policy: Policy {
+                model: self.model.model.clone(),
+                guidance_scale: scale,
+            },
             kernels: self.plan.kernels.clone(),
             device: self.device.clone(),
             seed: self.config.run.seed,
@@ -135,17 +152,33 @@ impl Job {
     }
 
     fn site(&self, stage: Stage) -> CallSite {
-        CallSite { stage, iteration: 0, step: 0, steps: self.steps.len() as u32 }
+        CallSite {
+            stage,
+            iteration: 0,
+            step: 0,
+            steps: self.steps.len() as u32,
+        }
     }
 
     fn roll_out(&self, sampler: &Sampler) -> Trajectories {
         let rollout = Rollout::new(&self.weights, self.plan.clone());
         let (site, conditions) = (self.site(Stage::Rollout), self.conditions.clone());
-        sampler.run(&rollout, site, NoiseSource::Rollout, &self.samples, conditions, &self.steps, |_| {})
+        sampler.run(
+            &rollout,
+            site,
+            NoiseSource::Rollout,
+            &self.samples,
+            conditions,
+            &self.steps,
+            |_| {},
+        )
     }
 
     fn advantages(&self) -> Vec<f32> {
-        self.samples.iter().map(|row| (*row as f32 * 0.7).sin() * 2.0).collect()
+        self.samples
+            .iter()
+            .map(|row| (*row as f32 * 0.7).sin() * 2.0)
+            .collect()
     }
 
     fn grpo(&self) -> Grpo {
@@ -153,12 +186,21 @@ impl Job {
             AlgorithmConfig::Grpo(grpo) => (grpo.clip_range[0] as f32, grpo.clip_range[1] as f32),
             _ => (-1e-3, 1e-3),
         };
-        Grpo { clip_range, advantage_clip: 5.0, kl: None, inner_epochs: 1 }
+        Grpo {
+            clip_range,
+            advantage_clip: 5.0,
+            kl: None,
+            inner_epochs: 1,
+        }
     }
 
     /// Loss and gradients at the first stochastic step.
     fn unit(&self, sampler: &Sampler, batch: &Trajectories) -> (Plain, Vec<Option<Plain>>) {
-        let pass = Training::new(&self.weights, self.plan.clone(), self.model.trained.clone().into());
+        let pass = Training::new(
+            &self.weights,
+            self.plan.clone(),
+            self.model.trained.clone().into(),
+        );
         let sampling = Rollout::new(&self.weights, self.plan.clone());
         let advantages = self.advantages();
         let rows = advantages.len();
@@ -182,15 +224,25 @@ impl Job {
     fn optimizer(&self) -> AdamW {
         // Without what only some weights or steps have, so that the peer does the same.
         let settings = setup::optimizer_settings(&self.config);
-        let settings = AdamWSettings { weight_decay: 0.0, warmup_steps: 0, ..settings };
-        AdamW::new(settings, self.weights.layout(), self.model.trained.clone(), &self.device)
+        let settings = AdamWSettings {
+            weight_decay: 0.0,
+            warmup_steps: 0,
+            ..settings
+        };
+        AdamW::new(
+            settings,
+            self.weights.layout(),
+            self.model.trained.clone(),
+            &self.device,
+        )
     }
 
     /// What the peer needs to know.
     fn describe(&self) -> Result<Value, Box<dyn Error>> {
         let (architecture, settings) = setup::architecture(&self.config);
         let geometry = Geometry::from_config(&self.config.sampling, &self.config.optimizer)?;
-        let trained = setup::schedule(&self.config, self.model.model.spec().tokens)?.trained_steps_per_trajectory();
+        let trained =
+            setup::schedule(&self.config, self.model.model.spec().tokens)?.trained_steps_per_trajectory();
         let grpo = self.grpo();
         let optimizer = setup::optimizer_settings(&self.config);
         Ok(json!({
@@ -249,13 +301,18 @@ fn time(config: &str, repeats: &str) -> Result<(), Box<dyn Error>> {
     let step = measure(repeats, || {
         let mut sums = Accumulated::default();
         sums.add(&*kernels, gradients.clone());
-        failed = failed.take().or(optimizer.step(&*kernels, &device, &mut weights, sums).err());
+        failed = failed
+            .take()
+            .or(optimizer.step(&*kernels, &device, &mut weights, sums).err());
     });
     if let Some(failed) = failed {
         return Err(failed.into());
     }
     found.insert("optimizer".into(), step);
-    println!("{}", json!({ "program": "flow-train", "wall_ms": found, "peak_gib": flow_report::peak_resident_gib() }));
+    println!(
+        "{}",
+        json!({ "program": "flow-train", "wall_ms": found, "peak_gib": flow_report::peak_resident_gib() })
+    );
     Ok(())
 }
 
@@ -275,8 +332,13 @@ impl Arrays {
     }
 
     fn tokens(&mut self, name: &str, rows: &[Vec<u32>]) {
-        let bytes = rows.concat().into_iter().flat_map(|token| i64::from(token).to_le_bytes()).collect();
-        self.0.insert(name.into(), (Dtype::I64, vec![rows.len(), rows[0].len()], bytes));
+        let bytes = rows
+            .concat()
+            .into_iter()
+            .flat_map(|token| i64::from(token).to_le_bytes())
+            .collect();
+        self.0
+            .insert(name.into(), (Dtype::I64, vec![rows.len(), rows[0].len()], bytes));
     }
 
     fn write(&self, path: &Path) -> Result<(), Box<dyn Error>> {
@@ -291,19 +353,33 @@ impl Arrays {
 fn export(config: &str, folder: &Path) -> Result<(), Box<dyn Error>> {
     let job = Job::new(config)?;
     std::fs::create_dir_all(folder)?;
-    std::fs::write(folder.join("job.json"), serde_json::to_string_pretty(&job.describe()?)?)?;
-    flow_models::save(&job.weights, &folder.join("weights.safetensors"), StoredDtype::F32, &BTreeMap::new())?;
+    std::fs::write(
+        folder.join("job.json"),
+        serde_json::to_string_pretty(&job.describe()?)?,
+    )?;
+    flow_models::save(
+        &job.weights,
+        &folder.join("weights.safetensors"),
+        StoredDtype::F32,
+        &BTreeMap::new(),
+    )?;
 
     let values = job.model.model.spec().latent.values();
     let sampler = job.sampler(1.0);
     let mut given = Arrays::default();
     given.tokens("tokens", &job.tokens);
     given.tokens("null_tokens", &vec![job.null.clone(); job.tokens.len()]);
-    given.plain("initial_noise", &sampler.noise(Purpose::InitialNoise, &job.samples, 0, values));
+    given.plain(
+        "initial_noise",
+        &sampler.noise(Purpose::InitialNoise, &job.samples, 0, values),
+    );
     for (index, step) in job.steps.iter().enumerate() {
         let noise = sampler.noise(Purpose::SdeNoise, &job.samples, index as u32 + 1, values);
         given.plain(&format!("noise.{index}"), &noise);
-        let (scale, offset) = step.log_prob.as_ref().map_or((0.0, 0.0), |log_prob| (log_prob.scale, log_prob.offset));
+        let (scale, offset) = step
+            .log_prob
+            .as_ref()
+            .map_or((0.0, 0.0), |log_prob| (log_prob.scale, log_prob.offset));
         let row = [step.sigma, step.mean_x, step.mean_v, step.noise, scale, offset].map(|value| value as f32);
         given.floats(&format!("step.{index}"), &[6], &row);
     }
@@ -314,7 +390,10 @@ fn export(config: &str, folder: &Path) -> Result<(), Box<dyn Error>> {
         let sampler = job.sampler(scale);
         let batch = job.roll_out(&sampler);
         wanted.plain(&format!("clean{suffix}"), &batch.clean);
-        let record = batch.records.first().ok_or("the schedule has no stochastic step")?;
+        let record = batch
+            .records
+            .first()
+            .ok_or("the schedule has no stochastic step")?;
         given.floats(&format!("record{suffix}.step"), &[1], &[record.step.step as f32]);
         given.plain(&format!("record{suffix}.x"), &record.x);
         given.plain(&format!("record{suffix}.x_next"), &record.x_next);
@@ -330,7 +409,8 @@ fn export(config: &str, folder: &Path) -> Result<(), Box<dyn Error>> {
             let mut sums = Accumulated::default();
             sums.add(&*job.plan.kernels, gradients);
             let mut weights = job.weights.clone();
-            job.optimizer().step(&*job.plan.kernels, &job.device, &mut weights, sums)?;
+            job.optimizer()
+                .step(&*job.plan.kernels, &job.device, &mut weights, sums)?;
             for (spec, value) in weights.layout().specs().iter().zip(weights.values()) {
                 wanted.plain(&format!("stepped.{}", spec.name), value);
             }

@@ -2,9 +2,9 @@
 
 mod result;
 
+use crate::peer;
 use crate::process::{cargo, output, run as run_command};
 use crate::workspace::Workspace;
-use crate::peer;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use result::{Contender, Outcome};
@@ -65,10 +65,24 @@ fn cpu(workspace: &Workspace, options: &CpuOptions) -> Result<()> {
         bail!("--rounds, --repeats and --threads must be at least 1");
     }
     let python = peer::python()?;
-    run_command(&mut cargo(workspace, &["build", "--release", "--package", "flow-trainer", "--example", "step_speed"]))?;
+    run_command(&mut cargo(
+        workspace,
+        &[
+            "build",
+            "--release",
+            "--package",
+            "flow-trainer",
+            "--example",
+            "step_speed",
+        ],
+    ))?;
     let ours = workspace.release_folder()?.join("examples").join("step_speed");
     let default = ["configs/digits-grpo.toml".to_owned()];
-    let configs = if options.configs.is_empty() { &default[..] } else { &options.configs[..] };
+    let configs = if options.configs.is_empty() {
+        &default[..]
+    } else {
+        &options.configs[..]
+    };
     let mut outcomes = Vec::new();
     for config in configs {
         outcomes.push(measure(workspace, options, &ours, &python, config)?);
@@ -117,37 +131,66 @@ fn measure(
     let job: Value = serde_json::from_str(&fs::read_to_string(exported.join("job.json"))?)?;
 
     let mut contenders = vec![Contender::new("flow-train")];
-    contenders.extend(options.peers.iter().map(|mode| Contender::new(&format!("PyTorch {mode}"))));
+    contenders.extend(
+        options
+            .peers
+            .iter()
+            .map(|mode| Contender::new(&format!("PyTorch {mode}"))),
+    );
     for round in 0..options.rounds {
         for turn in 0..contenders.len() {
             // Every contender is first as often as the others, so that none always meets a warmer processor.
             let index = (turn + round) % contenders.len();
             let mut command = if index == 0 {
                 let mut command = Command::new(ours);
-                command.arg("time").arg(&path).arg(options.repeats.to_string()).arg(options.threads.to_string());
+                command
+                    .arg("time")
+                    .arg(&path)
+                    .arg(options.repeats.to_string())
+                    .arg(options.threads.to_string());
                 command
             } else {
                 let mut command = Command::new(python);
-                command.arg(&script).arg("time").arg(exported).arg(options.repeats.to_string());
-                command.arg(&options.peers[index - 1]).arg(options.threads.to_string());
+                command
+                    .arg(&script)
+                    .arg("time")
+                    .arg(exported)
+                    .arg(options.repeats.to_string());
+                command
+                    .arg(&options.peers[index - 1])
+                    .arg(options.threads.to_string());
                 command
             };
             let text = output(&mut command)?;
             let found: Value = serde_json::from_str(&text).context("a measurement wrote no JSON")?;
             contenders[index].add(&found)?;
-            println!("round {} of {}: {}", round + 1, options.rounds, contenders[index].last());
+            println!(
+                "round {} of {}: {}",
+                round + 1,
+                options.rounds,
+                contenders[index].last()
+            );
         }
     }
-    Ok(Outcome { config: config.into(), job, agreement, contenders })
+    Ok(Outcome {
+        config: config.into(),
+        job,
+        agreement,
+        contenders,
+    })
 }
 
 fn processor() -> String {
     let text = fs::read_to_string(PathBuf::from("/proc/cpuinfo")).unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("model name"));
-    let name = line.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim().to_owned());
+    let name = line
+        .and_then(|line| line.split_once(':'))
+        .map(|(_, name)| name.trim().to_owned());
     name.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
 fn date() -> Result<String> {
-    Ok(output(Command::new("date").args(["-u", "+%Y-%m-%d"]))?.trim().to_owned())
+    Ok(output(Command::new("date").args(["-u", "+%Y-%m-%d"]))?
+        .trim()
+        .to_owned())
 }

@@ -54,15 +54,24 @@ fn range(values: &[f64]) -> (f64, f64) {
 impl Contender {
     /// Without measurements yet.
     pub fn new(name: &str) -> Self {
-        Self { name: name.into(), medians: BTreeMap::new(), peaks_gib: Vec::new() }
+        Self {
+            name: name.into(),
+            medians: BTreeMap::new(),
+            peaks_gib: Vec::new(),
+        }
     }
 
     /// Adds the measurements of a round.
     pub fn add(&mut self, found: &Value) -> Result<()> {
         for (part, _) in PARTS {
-            let values = found["wall_ms"][part].as_array().with_context(|| format!("no times of `{part}`"))?;
+            let values = found["wall_ms"][part]
+                .as_array()
+                .with_context(|| format!("no times of `{part}`"))?;
             let values: Vec<f64> = values.iter().filter_map(Value::as_f64).collect();
-            self.medians.entry((*part).into()).or_default().push(median(&values));
+            self.medians
+                .entry((*part).into())
+                .or_default()
+                .push(median(&values));
         }
         self.peaks_gib.extend(found["peak_gib"].as_f64());
         Ok(())
@@ -71,7 +80,10 @@ impl Contender {
     /// The last round in one line.
     pub fn last(&self) -> String {
         let last = |part: &str| self.medians[part].last().copied().unwrap_or(f64::NAN);
-        let parts: Vec<String> = PARTS.iter().map(|(part, _)| format!("{part} {:.2}", last(part))).collect();
+        let parts: Vec<String> = PARTS
+            .iter()
+            .map(|(part, _)| format!("{part} {:.2}", last(part)))
+            .collect();
         format!("{}: {} ms", self.name, parts.join(", "))
     }
 
@@ -90,7 +102,11 @@ impl Contender {
     }
 
     fn series(&self, part: &str, job: &Value) -> Vec<f64> {
-        if part == "iteration" { self.iterations(job) } else { self.medians[part].clone() }
+        if part == "iteration" {
+            self.iterations(job)
+        } else {
+            self.medians[part].clone()
+        }
     }
 }
 
@@ -143,22 +159,36 @@ impl Outcome {
             }
             writeln!(text)?;
         }
-        let peaks: Vec<String> =
-            self.contenders.iter().map(|one| format!("{} {:.2}", one.name, median(&one.peaks_gib))).collect();
+        let peaks: Vec<String> = self
+            .contenders
+            .iter()
+            .map(|one| format!("{} {:.2}", one.name, median(&one.peaks_gib)))
+            .collect();
         writeln!(text, "\nPeak resident memory in GiB: {}.", peaks.join(", "))?;
-        writeln!(text, "\nRelative L2 distance of the results: `{}`.\n", self.agreement["relative_l2"])
+        writeln!(
+            text,
+            "\nRelative L2 distance of the results: `{}`.\n",
+            self.agreement["relative_l2"]
+        )
     }
 }
 
 /// `median (least to largest)`.
 fn spread(values: &[f64], digits: usize) -> String {
     let (least, most) = range(values);
-    format!("{:.digits$} ({least:.digits$} to {most:.digits$})", median(values))
+    format!(
+        "{:.digits$} ({least:.digits$} to {most:.digits$})",
+        median(values)
+    )
 }
 
 /// The page.
 pub fn report(about: &Value, outcomes: &[Outcome]) -> String {
-    let say = |key: &str| about[key].as_str().map_or_else(|| about[key].to_string(), str::to_owned);
+    let say = |key: &str| {
+        about[key]
+            .as_str()
+            .map_or_else(|| about[key].to_string(), str::to_owned)
+    };
     let mut text = format!(
         "# Speed on the processor, {}\n\n{}, {} threads each; {}; PyTorch {}. {} rounds, in each of which every program \
          ran once, in turns; a cell is the median over rounds of the median of {} measurements, with the least and \

@@ -38,14 +38,21 @@ const MAIN_JOB: &str = "digits-grpo";
 
 /// Makes them.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    run_command(&mut cargo(workspace, &["build", "--release", "--package", "flow-train"]))?;
+    run_command(&mut cargo(
+        workspace,
+        &["build", "--release", "--package", "flow-train"],
+    ))?;
     let program = program(workspace)?;
     if options.only != Some(Half::Runs) {
         weights::run(workspace, &program, &options.jobs)?;
     }
     if options.only != Some(Half::Weights) {
         let default = [MAIN_JOB.to_owned()];
-        let jobs = if options.jobs.is_empty() { &default[..] } else { &options.jobs[..] };
+        let jobs = if options.jobs.is_empty() {
+            &default[..]
+        } else {
+            &options.jobs[..]
+        };
         for job in jobs {
             runs::run(workspace, &program, job, &options.seeds, &options.set)?;
         }
@@ -54,7 +61,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 }
 
 fn program(workspace: &Workspace) -> Result<PathBuf> {
-    Ok(workspace.release_folder()?.join(format!("flow-train{}", std::env::consts::EXE_SUFFIX)))
+    Ok(workspace
+        .release_folder()?
+        .join(format!("flow-train{}", std::env::consts::EXE_SUFFIX)))
 }
 
 /// `--set KEY="TEXT"` for a path.

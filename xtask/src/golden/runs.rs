@@ -27,7 +27,13 @@ struct Gain {
 }
 
 /// Runs `job` with each seed and writes `docs/src/golden/JOB.md` and `.json`.
-pub fn run(workspace: &Workspace, program: &Path, job: &str, seeds: &[u64], overrides: &[String]) -> Result<()> {
+pub fn run(
+    workspace: &Workspace,
+    program: &Path,
+    job: &str,
+    seeds: &[u64],
+    overrides: &[String],
+) -> Result<()> {
     let config = format!("configs/{job}.toml");
     if !workspace.path(&config).exists() {
         bail!("there is no {config}");
@@ -41,10 +47,15 @@ pub fn run(workspace: &Workspace, program: &Path, job: &str, seeds: &[u64], over
         for value in overrides {
             command.arg("--set").arg(value);
         }
-        command.arg("--set").arg(format!("run.seed={seed}")).arg("--set").arg(format!("run.name={name}"));
+        command
+            .arg("--set")
+            .arg(format!("run.seed={seed}"))
+            .arg("--set")
+            .arg(format!("run.name={name}"));
         run_command(command.arg("--set").arg(set_path("run.dir", folder.path())))?;
         let file = folder.path().join(&name).join("summary.json");
-        let text = fs::read_to_string(&file).with_context(|| format!("the run wrote no {}", file.display()))?;
+        let text =
+            fs::read_to_string(&file).with_context(|| format!("the run wrote no {}", file.display()))?;
         let summary: RunSummary = serde_json::from_str(&text).context("summary.json has an unknown form")?;
         if summary.status != RunStatus::Finished {
             bail!("the run with seed {seed} did not finish: {:?}", summary.status);
@@ -72,9 +83,14 @@ fn gains(runs: &[Seeded]) -> Result<Vec<Gain>> {
     let mut gains = Vec::new();
     for (index, reward) in first.summary.rewards.iter().enumerate() {
         let of = |value: &dyn Fn(&RewardChange) -> f64| -> Result<Interval> {
-            let values: Option<Vec<f64>> =
-                runs.iter().map(|run| run.summary.rewards.get(index).map(value)).collect();
-            Ok(mean_interval(&values.context("the runs have different rewards")?, IntervalMethod::StudentT)?)
+            let values: Option<Vec<f64>> = runs
+                .iter()
+                .map(|run| run.summary.rewards.get(index).map(value))
+                .collect();
+            Ok(mean_interval(
+                &values.context("the runs have different rewards")?,
+                IntervalMethod::StudentT,
+            )?)
         };
         gains.push(Gain {
             name: reward.name.clone(),
@@ -97,14 +113,35 @@ fn page(workspace: &Workspace, job: &str, runs: &[Seeded], gains: &[Gain]) -> Re
     );
     writeln!(text, "| reward | before | after | gain |\n|---|---|---|---|")?;
     for gain in gains {
-        let Gain { name, before, after, gain, .. } = gain;
-        writeln!(text, "| {name} | {} | {} | **{}** |", before.text(3), after.text(3), gain.text(3))?;
+        let Gain {
+            name,
+            before,
+            after,
+            gain,
+            ..
+        } = gain;
+        writeln!(
+            text,
+            "| {name} | {} | {} | **{}** |",
+            before.text(3),
+            after.text(3),
+            gain.text(3)
+        )?;
     }
-    writeln!(text, "\n| seed | reward | before | after | gain by prompt | prompts up / same / down |")?;
+    writeln!(
+        text,
+        "\n| seed | reward | before | after | gain by prompt | prompts up / same / down |"
+    )?;
     writeln!(text, "|---|---|---|---|---|---|")?;
     for run in runs {
         for reward in &run.summary.rewards {
-            let RewardChange { name, before, after, difference, .. } = reward;
+            let RewardChange {
+                name,
+                before,
+                after,
+                difference,
+                ..
+            } = reward;
             writeln!(
                 text,
                 "| {} | {name} | {} | {} | {} | {} / {} / {} |",
@@ -118,18 +155,31 @@ fn page(workspace: &Workspace, job: &str, runs: &[Seeded], gains: &[Gain]) -> Re
             )?;
         }
     }
-    writeln!(text, "\n| seed | iterations | images | seconds | peak memory (GiB) | on-policy audit |")?;
+    writeln!(
+        text,
+        "\n| seed | iterations | images | seconds | peak memory (GiB) | on-policy audit |"
+    )?;
     writeln!(text, "|---|---|---|---|---|---|")?;
     for Seeded { seed, summary } in runs {
-        let peaks: Vec<String> =
-            summary.peak_memory_gib.iter().map(|(place, gib)| format!("{gib:.2} ({place})")).collect();
+        let peaks: Vec<String> = summary
+            .peak_memory_gib
+            .iter()
+            .map(|(place, gib)| format!("{gib:.2} ({place})"))
+            .collect();
         let audit = audit(&summary.audit);
         let (steps, images, wall_s) = (summary.steps, summary.images, summary.wall_s);
-        writeln!(text, "| {seed} | {steps} | {images} | {wall_s:.0} | {} | {audit} |", peaks.join(", "))?;
+        writeln!(
+            text,
+            "| {seed} | {steps} | {images} | {wall_s:.0} | {} | {audit} |",
+            peaks.join(", ")
+        )?;
     }
     let places: Vec<&str> = gains.iter().map(|gain| &*gain.measured_on).collect();
     if let Some(place) = places.first().filter(|place| !place.is_empty()) {
-        writeln!(text, "\nMeasured on {place}, with the same noise before and after.")?;
+        writeln!(
+            text,
+            "\nMeasured on {place}, with the same noise before and after."
+        )?;
     }
     Ok(text)
 }
@@ -138,7 +188,9 @@ fn audit(audit: &Audit) -> String {
     match audit {
         Audit::NotRun { why } => format!("not run: {why}"),
         Audit::Pending => "pending".into(),
-        Audit::Exact { rollouts, elements } => format!("exact: {elements} ratios of {rollouts} rollouts are 1"),
+        Audit::Exact { rollouts, elements } => {
+            format!("exact: {elements} ratios of {rollouts} rollouts are 1")
+        }
         Audit::Deviated { largest, place, .. } => format!("up to {largest:.1e} off at {place}"),
     }
 }
@@ -156,12 +208,18 @@ fn record(job: &str, runs: &[Seeded], gains: &[Gain]) -> Value {
             })
         })
         .collect();
-    let runs: Vec<Value> = runs.iter().map(|run| json!({ "seed": run.seed, "summary": run.summary })).collect();
+    let runs: Vec<Value> = runs
+        .iter()
+        .map(|run| json!({ "seed": run.seed, "summary": run.summary }))
+        .collect();
     json!({ "job": job, "gains_over_seeds": gains, "runs": runs })
 }
 
 fn commit(workspace: &Workspace) -> String {
-    let done = Command::new("git").current_dir(workspace.root()).args(["rev-parse", "--short", "HEAD"]).output();
+    let done = Command::new("git")
+        .current_dir(workspace.root())
+        .args(["rev-parse", "--short", "HEAD"])
+        .output();
     match done {
         Ok(done) if done.status.success() => String::from_utf8_lossy(&done.stdout).trim().to_owned(),
         _ => "unknown".into(),

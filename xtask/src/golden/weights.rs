@@ -22,8 +22,15 @@ pub fn run(workspace: &Workspace, program: &Path, jobs: &[String]) -> Result<()>
         configs.push(entry?.path());
     }
     configs.sort();
-    for path in configs.into_iter().filter(|path| path.extension().is_some_and(|end| end == "toml")) {
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    for path in configs
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|end| end == "toml"))
+    {
+        let stem = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         if !jobs.is_empty() && !jobs.contains(&stem) {
             continue;
         }
@@ -34,7 +41,8 @@ pub fn run(workspace: &Workspace, program: &Path, jobs: &[String]) -> Result<()>
         let base = flow_config::base_dir(&path);
         // Only what a run starts from is committed.
         if config.model.weights.as_ref() == Some(&config.pretrain.output) {
-            made.entry(normal(&base.join(&config.pretrain.output))).or_insert(path);
+            made.entry(normal(&base.join(&config.pretrain.output)))
+                .or_insert(path);
         }
     }
     if made.is_empty() {
@@ -70,7 +78,10 @@ fn same(workspace: &Workspace, program: &Path, config: &Path, committed: &Path) 
     let folder = tempfile::tempdir()?;
     let again = folder.path().join("again.safetensors");
     let mut command = Command::new(program);
-    command.current_dir(workspace.root()).arg("pretrain").arg(workspace.relative(config));
+    command
+        .current_dir(workspace.root())
+        .arg("pretrain")
+        .arg(workspace.relative(config));
     run_command(command.arg("--set").arg(set_path("pretrain.output", &again)))?;
     let name = workspace.relative(committed).display();
     let old = fs::read(committed).with_context(|| format!("cannot read {name}"))?;
@@ -81,7 +92,11 @@ fn same(workspace: &Workspace, program: &Path, config: &Path, committed: &Path) 
     }
     let far = distance(&old, &new).with_context(|| format!("cannot compare {name}"))?;
     let near = far <= ELSEWHERE;
-    let verdict = if near { "as another processor may give" } else { "NOT the same weights" };
+    let verdict = if near {
+        "as another processor may give"
+    } else {
+        "NOT the same weights"
+    };
     println!("{name}: relative L2 distance {far:.3e}, {verdict}");
     Ok(near)
 }
@@ -98,7 +113,10 @@ fn distance(a: &[u8], b: &[u8]) -> Result<f64> {
     let (mut difference, mut size) = (0.0, 0.0);
     for name in names.0 {
         let (a, b) = (a.tensor(name)?, b.tensor(name)?);
-        if a.shape() != b.shape() || a.dtype() != safetensors::Dtype::F32 || b.dtype() != safetensors::Dtype::F32 {
+        if a.shape() != b.shape()
+            || a.dtype() != safetensors::Dtype::F32
+            || b.dtype() != safetensors::Dtype::F32
+        {
             bail!("`{name}` differs in shape or precision");
         }
         for (a, b) in floats(a.data()).zip(floats(b.data())) {
@@ -110,5 +128,7 @@ fn distance(a: &[u8], b: &[u8]) -> Result<f64> {
 }
 
 fn floats(bytes: &[u8]) -> impl Iterator<Item = f64> {
-    bytes.chunks_exact(4).map(|four| f64::from(f32::from_le_bytes([four[0], four[1], four[2], four[3]])))
+    bytes
+        .chunks_exact(4)
+        .map(|four| f64::from(f32::from_le_bytes([four[0], four[1], four[2], four[3]])))
 }

@@ -24,17 +24,31 @@ enum Needs {
 pub fn check(workspace: &Workspace, members: &[Member], problems: &mut Problems) -> Result<()> {
     let text = fs::read_to_string(workspace.path(FILE)).with_context(|| format!("cannot read {FILE}"))?;
     let names: BTreeSet<&str> = members.iter().map(|member| &*member.name).collect();
-    let drawn = read_drawing(&text, &names).with_context(|| format!("cannot read the graph of crates in {FILE}"))?;
+    let drawn =
+        read_drawing(&text, &names).with_context(|| format!("cannot read the graph of crates in {FILE}"))?;
     for member in members.iter().filter(|member| member.name != HIDDEN) {
-        let needs: BTreeSet<String> = member.needs.iter().filter(|need| *need != HIDDEN).cloned().collect();
+        let needs: BTreeSet<String> = member
+            .needs
+            .iter()
+            .filter(|need| *need != HIDDEN)
+            .cloned()
+            .collect();
         match drawn.get(&*member.name) {
             Some(Needs::Everything) => {}
             Some(Needs::Named(drawn)) if *drawn == needs => {}
             Some(Needs::Named(drawn)) => problems.file(
                 Path::new(FILE),
-                format!("draws `{}` ─> {{{}}}, its manifest has {{{}}}", member.name, list(drawn), list(&needs)),
+                format!(
+                    "draws `{}` ─> {{{}}}, its manifest has {{{}}}",
+                    member.name,
+                    list(drawn),
+                    list(&needs)
+                ),
             ),
-            None => problems.file(Path::new(FILE), format!("does not draw the crate `{}`", member.name)),
+            None => problems.file(
+                Path::new(FILE),
+                format!("does not draw the crate `{}`", member.name),
+            ),
         }
     }
     Ok(())
@@ -46,7 +60,10 @@ fn list(names: &BTreeSet<String>) -> String {
 
 /// Reads statements such as `a, b ─> c ─> d   e ─> f, g`, parted by three spaces or the end of a line.
 fn read_drawing<'n>(text: &str, names: &BTreeSet<&'n str>) -> Result<BTreeMap<&'n str, Needs>> {
-    let below = text.split(ABOVE).nth(1).with_context(|| format!("no line begins with `{ABOVE}`"))?;
+    let below = text
+        .split(ABOVE)
+        .nth(1)
+        .with_context(|| format!("no line begins with `{ABOVE}`"))?;
     let block = below.split("```").nth(1).context("no block of code follows it")?;
     let mut drawn: BTreeMap<&str, Needs> = BTreeMap::new();
     for line in block.lines().skip(1) {
@@ -85,7 +102,9 @@ fn crates<'n>(text: &str, names: &BTreeSet<&'n str>) -> Vec<&'n str> {
             _ => {}
         }
     }
-    let items = plain.split(',').filter(|item| !item.trim_start().starts_with("the "));
+    let items = plain
+        .split(',')
+        .filter(|item| !item.trim_start().starts_with("the "));
     items
         .flat_map(|item| item.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
         .filter_map(|word| names.get(&*word).copied())

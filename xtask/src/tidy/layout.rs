@@ -19,7 +19,11 @@ pub fn check(workspace: &Workspace, members: &[Member], problems: &mut Problems)
         let folder = workspace.relative(&member.path);
         let manifest = fs::read_to_string(member.path.join("Cargo.toml"))?;
         let manifest: toml::Table = manifest.parse()?;
-        if manifest.get("lints").and_then(|lints| lints.get("workspace")).is_none() {
+        if manifest
+            .get("lints")
+            .and_then(|lints| lints.get("workspace"))
+            .is_none()
+        {
             problems.file(&folder.join("Cargo.toml"), "has no `[lints] workspace = true`");
         }
         if manifest["package"].get("description").is_none() {
@@ -30,13 +34,22 @@ pub fn check(workspace: &Workspace, members: &[Member], problems: &mut Problems)
         }
         let readme = fs::read_to_string(member.path.join("README.md")).unwrap_or_default();
         if readme.lines().count() < README_LINES {
-            problems.file(&folder.join("README.md"), "is missing, or too short to say what the crate owns");
+            problems.file(
+                &folder.join("README.md"),
+                "is missing, or too short to say what the crate owns",
+            );
         }
         if !has_example(&member.path.join("examples")) {
-            problems.file(&folder.join("examples"), "holds no `.rs` file; every crate has an example to run");
+            problems.file(
+                &folder.join("examples"),
+                "holds no `.rs` file; every crate has an example to run",
+            );
         }
         if !overview.contains(&format!("`{}`", member.name)) {
-            problems.file(Path::new("README.md"), format!("does not list the crate `{}`", member.name));
+            problems.file(
+                Path::new("README.md"),
+                format!("does not list the crate `{}`", member.name),
+            );
         }
     }
     Ok(())
@@ -44,5 +57,7 @@ pub fn check(workspace: &Workspace, members: &[Member], problems: &mut Problems)
 
 fn has_example(folder: &Path) -> bool {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.into_iter().any(|entry| entry.path().extension().is_some_and(|end| end == "rs"))
+    entries
+        .into_iter()
+        .any(|entry| entry.path().extension().is_some_and(|end| end == "rs"))
 }

@@ -20,32 +20,59 @@ const UNFINISHED: &[&str] = &[
 ];
 
 /// Folders of one machine, which mean nothing on another.
-const MACHINE_FOLDERS: &[&str] =
-    &[concat!("/tm", "p/"), concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
-
-/// State that a reader of a function does not see.
-const HIDDEN_STATE: &[&str] =
-    &[concat!("thread_lo", "cal!"), concat!("static ", "mut "), concat!("env::", "var"), concat!("env::", "set_var")];
-
-/// Where hidden state may stand, with the reason.
-const HIDDEN_STATE_ALLOWED: &[(&str, &str, &str)] = &[
-    ("crates/flow-report/src/environment.rs", concat!("env::", "var"), "the manifest records the variables of the process"),
+const MACHINE_FOLDERS: &[&str] = &[
+    concat!("/tm", "p/"),
+    concat!("/wo", "rk/"),
+    concat!("/ro", "ot/"),
+    concat!("/ho", "me/"),
 ];
 
+/// State that a reader of a function does not see.
+const HIDDEN_STATE: &[&str] = &[
+    concat!("thread_lo", "cal!"),
+    concat!("static ", "mut "),
+    concat!("env::", "var"),
+    concat!("env::", "set_var"),
+];
+
+/// Where hidden state may stand, with the reason.
+const HIDDEN_STATE_ALLOWED: &[(&str, &str, &str)] = &[(
+    "crates/flow-report/src/environment.rs",
+    concat!("env::", "var"),
+    "the manifest records the variables of the process",
+)];
+
 /// Files whose bytes are not ours or have no lines.
-const NOT_TEXT: &[&str] = &["safetensors", "gz", "png", "npz", "npy", "bin", "lock", "ckpt", "xz"];
+const NOT_TEXT: &[&str] = &[
+    "safetensors",
+    "gz",
+    "png",
+    "npz",
+    "npy",
+    "bin",
+    "lock",
+    "ckpt",
+    "xz",
+];
 
 /// Checks every file.
 pub fn check(workspace: &Workspace, files: &[PathBuf], problems: &mut Problems) -> Result<()> {
     for path in files {
-        let ending = path.extension().unwrap_or_default().to_string_lossy().into_owned();
+        let ending = path
+            .extension()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         if NOT_TEXT.contains(&&*ending) {
             continue;
         }
         let relative = workspace.relative(path);
         match String::from_utf8(fs::read(path)?) {
             Ok(text) => check_text(relative, &ending, &text, problems),
-            Err(_) => problems.file(relative, "is not UTF-8; if it is data, add its ending to `NOT_TEXT`"),
+            Err(_) => problems.file(
+                relative,
+                "is not UTF-8; if it is data, add its ending to `NOT_TEXT`",
+            ),
         }
     }
     Ok(())
@@ -86,14 +113,22 @@ fn check_rust(path: &Path, text: &str, problems: &mut Problems) {
     }
     let lines = text.lines().count();
     if lines > MOST_LINES {
-        problems.file(path, format!("has {lines} lines, more than {MOST_LINES}; split it"));
+        problems.file(
+            path,
+            format!("has {lines} lines, more than {MOST_LINES}; split it"),
+        );
     }
     if !path.starts_with("crates") {
         return;
     }
-    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim_start().starts_with("//")) {
+    for (number, line) in (1..)
+        .zip(text.lines())
+        .filter(|(_, line)| !line.trim_start().starts_with("//"))
+    {
         for state in HIDDEN_STATE.iter().filter(|state| line.contains(**state)) {
-            let allowed = HIDDEN_STATE_ALLOWED.iter().any(|(file, what, _)| path == Path::new(file) && what == state);
+            let allowed = HIDDEN_STATE_ALLOWED
+                .iter()
+                .any(|(file, what, _)| path == Path::new(file) && what == state);
             if !allowed {
                 problems.line(path, number, format!("`{state}`: pass it as an argument"));
             }
