@@ -14,7 +14,12 @@ fn snake(x: &DispatchTensor, frequency: &DispatchTensor) -> DispatchTensor {
     op::apply("snake", &[x, frequency], |inputs, _| {
         let (x, a) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
         let frequencies = a.values().iter().cycle();
-        let output = x.values().iter().zip(frequencies).map(|(x, a)| x + (a * x).sin().powi(2) / a).collect();
+        let output = x
+            .values()
+            .iter()
+            .zip(frequencies)
+            .map(|(x, a)| x + (a * x).sin().powi(2) / a)
+            .collect();
         let output = from_vec(output, x.shape());
 
         let backward: Backward = Arc::new(move |incoming| {
@@ -42,7 +47,10 @@ fn main() {
     let (rows, channels) = (64, 3);
     let mut values = vec![0.0; rows * channels];
     Stream::new(1, Purpose::Test).at(0, 0).fill_normal(&mut values);
-    let (x, frequency) = (from_vec(values, &[rows, channels]), from_vec(vec![0.5, 1.0, 2.0], &[channels]));
+    let (x, frequency) = (
+        from_vec(values, &[rows, channels]),
+        from_vec(vec![0.5, 1.0, 2.0], &[channels]),
+    );
 
     // The same kernel runs with and without a graph, so a rollout and a training step agree to the last bit.
     let in_rollout = snake(&x, &frequency);
@@ -52,7 +60,8 @@ fn main() {
 
     // The gradient of the sum of the outputs, against central differences.
     let ones = from_vec(vec![1.0; rows * channels], &[rows, channels]);
-    let mut gradients = op::backward_from(vec![in_training], vec![Some(ones)]).expect("the output is tracked");
+    let mut gradients =
+        op::backward_from(vec![in_training], vec![Some(ones)]).expect("the output is tracked");
     let found = op::take_gradient(&leaves.1, &mut gradients).expect("the frequency is tracked");
     let x = to_host(&x);
     let sum = |a: f64, channel: usize| -> f64 {

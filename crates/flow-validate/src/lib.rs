@@ -1,1 +1,12 @@
-//! What may run together: paradigms, slots, geometry.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod check;
+mod finding;
+mod resolve;
+mod rules;
+
+pub use check::{Entry, Trainer, check};
+pub use finding::{Finding, Severity, errors};
+pub use resolve::check_config;
+pub use rules::{RULES, Rule, explain};

@@ -90,8 +90,14 @@ impl<'w> Exec<'w> {
 
     /// The same call for some rows of its batch only: how a stack driver runs a block for part of the lanes.
     pub fn on_lanes(&self, lanes: Arc<[Lane]>) -> Exec<'w> {
-        let call = CallContext { lanes, ..(*self.call).clone() };
-        Exec { call: Arc::new(call), ..self.clone() }
+        let call = CallContext {
+            lanes,
+            ..(*self.call).clone()
+        };
+        Exec {
+            call: Arc::new(call),
+            ..self.clone()
+        }
     }
 
     /// The store that results worth keeping pass through.

@@ -206,7 +206,10 @@ where
         parents.push(anchor.clone());
     }
     let guards: Vec<NodeGuard> = parents.into_iter().map(|t| tracked::<B>(t).node()).collect();
-    let leaves = leaves.iter().map(|leaf| tracked::<B>(leaf.clone()).id()).collect();
+    let leaves = leaves
+        .iter()
+        .map(|leaf| tracked::<B>(leaf.clone()).id())
+        .collect();
     let name = saved.name;
     let recipe = Recipe { saved, leaves };
     let mut outputs: Vec<FloatTensor<B>> = outputs.into_iter().map(primitive::<B>).collect();

@@ -79,7 +79,10 @@ impl ParamView {
     /// Empty for other views.
     pub fn read(&self) -> Vec<usize> {
         let read = self.read.as_ref().map(|read| lock(read).clone());
-        read.unwrap_or_default().into_iter().map(|index| index as usize).collect()
+        read.unwrap_or_default()
+            .into_iter()
+            .map(|index| index as usize)
+            .collect()
     }
 
     /// This view's leaves of the weights at `positions`, made now where nothing asked for them before. A weight that
@@ -88,7 +91,10 @@ impl ParamView {
     /// # Panics
     /// If a position is not in the layout.
     pub fn leaves_of(&self, positions: &[usize]) -> Vec<DispatchTensor> {
-        positions.iter().map(|position| self.dispatch(*position as u32)).collect()
+        positions
+            .iter()
+            .map(|position| self.dispatch(*position as u32))
+            .collect()
     }
 
     /// Whether any weight is differentiated.
@@ -119,7 +125,10 @@ impl ParamView {
             lock(read).insert(index);
             return value.clone();
         }
-        lock(&self.leaves).entry(index).or_insert_with(|| leaf(value)).clone()
+        lock(&self.leaves)
+            .entry(index)
+            .or_insert_with(|| leaf(value))
+            .clone()
     }
 
     /// The leaves made so far, by weight.

@@ -40,14 +40,18 @@ impl RegionEngine for Boundary {
     }
 
     fn run(&self, exec: &Exec<'_>, mut inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
-        let tracked: Vec<usize> = (0..inputs.len()).filter(|index| is_tracked(&inputs[*index])).collect();
+        let tracked: Vec<usize> = (0..inputs.len())
+            .filter(|index| is_tracked(&inputs[*index]))
+            .collect();
         if self.0.contains(&exec.site().unwrap().kind) && !tracked.is_empty() {
             let crossing: Vec<&DispatchTensor> = tracked.iter().map(|index| &inputs[*index]).collect();
             let values: Vec<Plain> = crossing.iter().map(|tensor| plain(tensor)).collect();
             let shapes = values.clone();
             let backward: Backward = Arc::new(move |incoming| {
                 let gradients = incoming.output_gradients.iter().cloned().zip(&shapes);
-                gradients.map(|(gradient, like)| gradient.or_else(|| Some(zeros_like(like)))).collect()
+                gradients
+                    .map(|(gradient, like)| gradient.or_else(|| Some(zeros_like(like))))
+                    .collect()
             });
             let through = op::bind("boundary", &crossing, values, backward);
             for (index, tensor) in tracked.into_iter().zip(through) {
@@ -77,10 +81,17 @@ impl RegionEngine for Recompute {
             return body(exec, inputs);
         }
         let values: Vec<Plain> = inputs.iter().map(plain).collect();
-        let record = Arc::new(Record { save: self.save, outer: exec.stash().clone(), kept: Mutex::default() });
+        let record = Arc::new(Record {
+            save: self.save,
+            outer: exec.stash().clone(),
+            kept: Mutex::default(),
+        });
         let first = exec.params().untracked();
         let outputs = body(&exec.replay(first.clone(), record.clone()), values.clone());
-        assert!(!outputs.iter().any(is_tracked), "a region reads its inputs and weights only");
+        assert!(
+            !outputs.iter().any(is_tracked),
+            "a region reads its inputs and weights only"
+        );
         let kept = std::mem::take(&mut *record.kept.lock().unwrap());
 
         let weights = first.read();
@@ -89,16 +100,28 @@ impl RegionEngine for Recompute {
         let save = self.save;
         let backward: Backward = Arc::new(move |incoming: Incoming<'_>| {
             let params = later.params().fresh_leaves();
-            let stash = Arc::new(Replay { save, kept: Mutex::new(kept.clone()) });
+            let stash = Arc::new(Replay {
+                save,
+                kept: Mutex::new(kept.clone()),
+            });
             let again = values.iter().zip(incoming.wanted);
-            let again: Vec<_> = again.map(|(value, wanted)| if *wanted { leaf(value) } else { value.clone() }).collect();
+            let again: Vec<_> = again
+                .map(|(value, wanted)| if *wanted { leaf(value) } else { value.clone() })
+                .collect();
             let outputs = body(&later.replay(params.clone(), stash.clone()), again.clone());
-            assert!(stash.kept.lock().unwrap().is_empty(), "the replay asks for all that was kept");
+            assert!(
+                stash.kept.lock().unwrap().is_empty(),
+                "the replay asks for all that was kept"
+            );
             let mut gradients = op::backward_from(outputs, incoming.output_gradients.to_vec());
             let mut take = |leaf| take_gradient(leaf, gradients.as_mut()?);
-            let of_inputs = again.iter().zip(&values).zip(incoming.wanted).map(|((leaf, value), wanted)| {
-                wanted.then(|| take(leaf).unwrap_or_else(|| zeros_like(value)))
-            });
+            let of_inputs = again
+                .iter()
+                .zip(&values)
+                .zip(incoming.wanted)
+                .map(|((leaf, value), wanted)| {
+                    wanted.then(|| take(leaf).unwrap_or_else(|| zeros_like(value)))
+                });
             let mut found: Vec<_> = of_inputs.collect();
             found.extend(params.leaves_of(&weights).iter().map(take));
             found
@@ -142,7 +165,11 @@ impl Stash for Replay {
         if !self.save.contains(&name) {
             return compute();
         }
-        self.kept.lock().unwrap().pop_front().expect("the replay asks as often as the first run")
+        self.kept
+            .lock()
+            .unwrap()
+            .pop_front()
+            .expect("the replay asks as often as the first run")
     }
 
     fn keeps(&self, name: &'static str) -> bool {
@@ -192,7 +219,10 @@ impl AttentionBackend for CountingAttention {
         v: &DispatchTensor,
         shape: &AttentionShape,
     ) -> DispatchTensor {
-        let stash = CountingStash { inner: stash, computed: &self.computed };
+        let stash = CountingStash {
+            inner: stash,
+            computed: &self.computed,
+        };
         CpuAttention.attention(&stash, q, k, v, shape)
     }
 }

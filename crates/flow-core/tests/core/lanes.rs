@@ -8,12 +8,14 @@ use burn::tensor::Tensor;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Stack;
-use flow_core::{CallContext, Exec, Lane, Plan, Rollout, RunAll, Stage, StackDriver};
+use flow_core::{CallContext, Exec, Lane, Plan, Rollout, RunAll, StackDriver, Stage};
 use std::sync::{Arc, Mutex};
 
 fn rows(tensor: &DispatchTensor, rows: &[usize]) -> DispatchTensor {
     let index = rows.iter().map(|row| *row as i64).collect();
-    let index = ComputeDevice::cpu().int_tensor(index, [rows.len()]).into_dispatch();
+    let index = ComputeDevice::cpu()
+        .int_tensor(index, [rows.len()])
+        .into_dispatch();
     Dispatch::float_select(tensor.clone(), 0, index)
 }
 
@@ -42,18 +44,25 @@ impl StackDriver for SkipForSome {
         let lanes = exec.call().lanes.clone();
         let run: Vec<usize> = (0..lanes.len()).filter(|row| !is_skipped(&lanes[*row])).collect();
         // Where each row lies in the old rows followed by the computed ones.
-        let place = |row: usize| run.iter().position(|r| *r == row).map_or(row, |index| lanes.len() + index);
+        let place = |row: usize| {
+            run.iter()
+                .position(|r| *r == row)
+                .map_or(row, |index| lanes.len() + index)
+        };
         let merge: Vec<usize> = (0..lanes.len()).map(place).collect();
         for index in 0..stack.len() {
             if index != self.block {
                 carried = stack.run_block(exec, index, carried, shared.clone());
                 continue;
             }
-            let gather = |tensors: &[DispatchTensor]| tensors.iter().map(|t| rows(t, &run)).collect::<Vec<_>>();
+            let gather =
+                |tensors: &[DispatchTensor]| tensors.iter().map(|t| rows(t, &run)).collect::<Vec<_>>();
             let some = exec.on_lanes(run.iter().map(|row| lanes[*row]).collect());
             let computed = stack.run_block(&some, index, gather(&carried), gather(&shared));
             let both = carried.into_iter().zip(computed);
-            carried = both.map(|(old, new)| rows(&Dispatch::float_cat(vec![old, new], 0), &merge)).collect();
+            carried = both
+                .map(|(old, new)| rows(&Dispatch::float_cat(vec![old, new], 0), &merge))
+                .collect();
         }
         carried
     }
@@ -79,29 +88,52 @@ impl StackDriver for SkipForAll {
     ) -> Vec<DispatchTensor> {
         (0..stack.len())
             .filter(|index| *index != self.block)
-            .fold(carried, |carried, index| stack.run_block(exec, index, carried, shared.clone()))
+            .fold(carried, |carried, index| {
+                stack.run_block(exec, index, carried, shared.clone())
+            })
     }
 }
 
 fn lanes() -> Arc<[Lane]> {
     let lane = |sample, conditional| Lane { sample, conditional };
-    Arc::from([lane(7, true), lane(9, true), lane(8, true), lane(7, false), lane(9, false), lane(8, false)])
+    Arc::from([
+        lane(7, true),
+        lane(9, true),
+        lane(8, true),
+        lane(7, false),
+        lane(9, false),
+        lane(8, false),
+    ])
 }
 
 /// The result of the stack per lane.
 fn per_lane(model: &Transformer, plan: Plan) -> Vec<Vec<u32>> {
-    let call = CallContext { lanes: lanes(), ..CallContext::single(Stage::Rollout) };
+    let call = CallContext {
+        lanes: lanes(),
+        ..CallContext::single(Stage::Rollout)
+    };
     let exec = Rollout::new(&model.weights, Arc::new(plan)).exec(call);
     let x = Tensor::from_dispatch(operand(71, &[2 * BATCH, TOKENS, WIDTH]));
     let condition = Tensor::from_dispatch(operand(72, &[2 * BATCH, 5]));
     let result = to_host(&model.conditioned(&exec, (x, condition)).into_dispatch());
-    result.chunks(TOKENS * WIDTH).map(|row| row.iter().map(|value| value.to_bits()).collect()).collect()
+    result
+        .chunks(TOKENS * WIDTH)
+        .map(|row| row.iter().map(|value| value.to_bits()).collect())
+        .collect()
 }
 
 #[test]
 fn a_driver_can_leave_out_a_block_for_some_lanes_and_the_others_do_not_notice() {
     let model = Transformer::new();
-    let with = |stacks: Arc<dyn StackDriver>| per_lane(&model, Plan { stacks, ..(*plan()).clone() });
+    let with = |stacks: Arc<dyn StackDriver>| {
+        per_lane(
+            &model,
+            Plan {
+                stacks,
+                ..(*plan()).clone()
+            },
+        )
+    };
     for block in [0, 1] {
         let (all, none) = (with(Arc::new(RunAll)), with(Arc::new(SkipForAll { block })));
         let some = with(Arc::new(SkipForSome { block }));
@@ -118,7 +150,14 @@ fn a_block_run_for_some_lanes_sees_those_lanes_only() {
     let model = Transformer::new();
     let recorder = Arc::new(Recorder::default());
     let stacks = Arc::new(SkipForSome { block: 1 });
-    per_lane(&model, Plan { stacks, regions: recorder.clone(), ..(*plan()).clone() });
+    per_lane(
+        &model,
+        Plan {
+            stacks,
+            regions: recorder.clone(),
+            ..(*plan()).clone()
+        },
+    );
     // Block, attention and mlp of the first block, then of the second.
     assert_eq!(*recorder.lanes.lock().unwrap(), [6, 6, 6, 2, 2, 2]);
 }
@@ -139,12 +178,21 @@ fn a_driver_is_told_the_stack_it_runs_and_what_crosses_it() {
             shared: Vec<DispatchTensor>,
         ) -> Vec<DispatchTensor> {
             assert!(exec.site().is_none() && !stack.is_empty());
-            self.0.lock().unwrap().push((stack.name().into(), stack.len(), carried.len(), shared.len()));
+            self.0
+                .lock()
+                .unwrap()
+                .push((stack.name().into(), stack.len(), carried.len(), shared.len()));
             RunAll.run(exec, stack, carried, shared)
         }
     }
     let (model, driver) = (Transformer::new(), Arc::new(Inspect::default()));
-    let inspected = per_lane(&model, Plan { stacks: driver.clone(), ..(*plan()).clone() });
+    let inspected = per_lane(
+        &model,
+        Plan {
+            stacks: driver.clone(),
+            ..(*plan()).clone()
+        },
+    );
     assert_eq!(*driver.0.lock().unwrap(), [("blocks".to_owned(), 2, 1, 1)]);
     assert_eq!(inspected, per_lane(&model, (*plan()).clone()));
 }

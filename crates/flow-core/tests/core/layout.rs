@@ -11,7 +11,9 @@ fn layout() -> (ParamLayout, Handle<2>) {
     let query = {
         let mut blocks = builder.under("blocks");
         let mut block = blocks.under(0);
-        let query = block.under("attn").param("to_q.weight", [5, 3], Init::XavierUniform);
+        let query = block
+            .under("attn")
+            .param("to_q.weight", [5, 3], Init::XavierUniform);
         block.under("attn").param("to_q.bias", [5], Init::Zeros);
         query
     };
@@ -23,7 +25,14 @@ fn layout() -> (ParamLayout, Handle<2>) {
 fn names_follow_the_structure_and_positions_the_order_of_declaration() {
     let (layout, query) = layout();
     let names: Vec<&str> = layout.specs().iter().map(|spec| &*spec.name).collect();
-    assert_eq!(names, ["blocks.0.attn.to_q.weight", "blocks.0.attn.to_q.bias", "pos_embed"]);
+    assert_eq!(
+        names,
+        [
+            "blocks.0.attn.to_q.weight",
+            "blocks.0.attn.to_q.bias",
+            "pos_embed"
+        ]
+    );
     for (position, name) in names.iter().enumerate() {
         assert_eq!(layout.position(name).unwrap(), position);
     }
@@ -38,7 +47,10 @@ fn an_unknown_name_is_answered_with_the_nearest() {
     let error = layout().0.position("blocks.0.attn.to_q.wieght").unwrap_err();
     let message = error.to_string();
     assert!(message.contains("`blocks.0.attn.to_q.wieght`"), "{message}");
-    assert!(message.contains("nearest name is `blocks.0.attn.to_q.weight`"), "{message}");
+    assert!(
+        message.contains("nearest name is `blocks.0.attn.to_q.weight`"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -48,11 +60,24 @@ fn a_second_adapter_of_one_weight_is_an_error_that_names_it() {
     let adapter = layout.adapter(query).unwrap();
     assert_eq!(adapter.scale, 2.0);
     let [down, up] = [adapter.down, adapter.up].map(|handle| &layout.specs()[handle.index()]);
-    assert_eq!((&*down.name, &*down.shape), ("blocks.0.attn.to_q.lora_A.weight", &[2, 3][..]));
-    assert_eq!((&*up.name, &*up.shape), ("blocks.0.attn.to_q.lora_B.weight", &[5, 2][..]));
+    assert_eq!(
+        (&*down.name, &*down.shape),
+        ("blocks.0.attn.to_q.lora_A.weight", &[2, 3][..])
+    );
+    assert_eq!(
+        (&*up.name, &*up.shape),
+        ("blocks.0.attn.to_q.lora_B.weight", &[5, 2][..])
+    );
     let error = layout.add_adapter(query, 8, 8.0).unwrap_err();
-    assert!(matches!(&error, CoreError::Duplicate(name) if name == "blocks.0.attn.to_q.lora_A.weight"), "{error}");
-    assert_eq!((layout.len(), layout.adapter(query)), (5, Some(adapter)), "the layout is as before");
+    assert!(
+        matches!(&error, CoreError::Duplicate(name) if name == "blocks.0.attn.to_q.lora_A.weight"),
+        "{error}"
+    );
+    assert_eq!(
+        (layout.len(), layout.adapter(query)),
+        (5, Some(adapter)),
+        "the layout is as before"
+    );
 }
 
 #[test]
@@ -68,8 +93,13 @@ fn a_model_that_declares_a_weight_twice_is_a_bug() {
 fn a_value_of_another_shape_is_refused_and_the_old_one_stays() {
     let mut weights = Weights::init(Arc::new(layout().0), 1, &ComputeDevice::cpu());
     let before = weights.host(1);
-    let error = weights.set(1, ComputeDevice::cpu().plain(vec![0.0; 6], &[6])).unwrap_err();
-    assert_eq!(error.to_string(), "weight `blocks.0.attn.to_q.bias` has shape [5], got [6]");
+    let error = weights
+        .set(1, ComputeDevice::cpu().plain(vec![0.0; 6], &[6]))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "weight `blocks.0.attn.to_q.bias` has shape [5], got [6]"
+    );
     assert_eq!(weights.host(1), before);
 }
 

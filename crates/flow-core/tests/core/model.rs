@@ -8,7 +8,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::{
-    Activation, Block, CallContext, Exec, Handle, Init, Plain, ParamLayout, Plan, RegionKind, Stage, Training, Weights,
+    Activation, Block, CallContext, Exec, Handle, Init, ParamLayout, Plain, Plan, RegionKind, Stage,
+    Training, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
@@ -53,18 +54,29 @@ fn modulation(exec: &Exec<'_>, layer: &Linear, condition: Tensor<2>) -> Tensor<3
     exec.linear(layer, condition).reshape([batch, 3, WIDTH])
 }
 
-fn attend(block: &Arc<TransformerBlock>, exec: &Exec<'_>, (x, condition): (Tensor<3>, Tensor<2>)) -> Tensor<3> {
+fn attend(
+    block: &Arc<TransformerBlock>,
+    exec: &Exec<'_>,
+    (x, condition): (Tensor<3>, Tensor<2>),
+) -> Tensor<3> {
     let [batch, tokens, _] = x.dims();
     let modulation = modulation(exec, &block.attention_modulation, condition);
     let normed = exec.modulated_layer_norm(x.clone(), modulation.clone(), 0, 1, EPSILON);
-    let heads = |layer| exec.linear(layer, normed.clone()).reshape([batch, tokens, HEADS, WIDTH / HEADS]);
+    let heads = |layer| {
+        exec.linear(layer, normed.clone())
+            .reshape([batch, tokens, HEADS, WIDTH / HEADS])
+    };
     let query = exec.rms_norm(heads(&block.query), Some(block.query_norm), EPSILON);
     let attended = exec.attention(query, heads(&block.key), heads(&block.value));
     let branch = exec.linear(&block.output, attended.reshape([batch, tokens, WIDTH]));
     exec.gated_residual(x, branch, modulation, 2)
 }
 
-fn feed_forward(block: &Arc<TransformerBlock>, exec: &Exec<'_>, (x, condition): (Tensor<3>, Tensor<2>)) -> Tensor<3> {
+fn feed_forward(
+    block: &Arc<TransformerBlock>,
+    exec: &Exec<'_>,
+    (x, condition): (Tensor<3>, Tensor<2>),
+) -> Tensor<3> {
     let modulation = modulation(exec, &block.mlp_modulation, condition);
     let normed = exec.modulated_layer_norm(x.clone(), modulation.clone(), 0, 1, EPSILON);
     let hidden = exec.linear_activated(&block.widen, normed, Activation::GeluTanh);
@@ -114,23 +126,34 @@ impl Transformer {
             .collect();
         for block in &blocks {
             for layer in [block.query, block.value, block.narrow] {
-                layout.add_adapter(layer.weight, 2, 2.0).expect("one adapter per weight");
+                layout
+                    .add_adapter(layer.weight, 2, 2.0)
+                    .expect("one adapter per weight");
             }
         }
         let mut weights = Weights::init(Arc::new(layout), 5, &ComputeDevice::cpu());
         for index in 0..weights.values().len() {
             let spec = weights.layout().specs()[index].clone();
             if spec.name.ends_with("lora_B.weight") {
-                weights.set(index, operand(index as u64, &spec.shape)).expect("its own shape");
+                weights
+                    .set(index, operand(index as u64, &spec.shape))
+                    .expect("its own shape");
             }
         }
-        Self { blocks, condition, weights }
+        Self {
+            blocks,
+            condition,
+            weights,
+        }
     }
 
     /// Tokens and condition of a batch.
     pub fn inputs(seed: u64) -> (Tensor<3>, Tensor<2>) {
         let tokens = operand(seed, &[BATCH, TOKENS, WIDTH]);
-        (Tensor::from_dispatch(tokens), Tensor::from_dispatch(operand(seed + 1, &[BATCH, 5])))
+        (
+            Tensor::from_dispatch(tokens),
+            Tensor::from_dispatch(operand(seed + 1, &[BATCH, 5])),
+        )
     }
 
     /// The blocks alone: with inputs from data, nothing that enters the first block is tracked.
@@ -150,7 +173,12 @@ impl Transformer {
             Trained::Adapters => name.contains("lora"),
             Trained::SecondBlock => name.starts_with("blocks.1.") && !name.contains("lora"),
         };
-        self.weights.layout().specs().iter().map(|spec| is_trained(&spec.name)).collect()
+        self.weights
+            .layout()
+            .specs()
+            .iter()
+            .map(|spec| is_trained(&spec.name))
+            .collect()
     }
 
     /// Output and gradients of one pass, with the loss `sum of w · forward(..)`.

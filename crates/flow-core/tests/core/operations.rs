@@ -27,7 +27,9 @@ fn product(a: &DispatchTensor, b: &DispatchTensor) -> DispatchTensor {
                 let slope = zip(a.values(), b.values(), |a, b| a * b.cos());
                 zip(g.values(), &slope, |g, slope| g * slope)
             });
-            [da, db].map(|values| values.map(|values| from_vec(values, g.shape()))).into()
+            [da, db]
+                .map(|values| values.map(|values| from_vec(values, g.shape())))
+                .into()
         });
         (output, backward)
     })
@@ -45,13 +47,21 @@ fn three(a: &DispatchTensor, b: &DispatchTensor, seen: &Arc<Mutex<Vec<Vec<bool>>
         ];
         let outputs = outputs.map(|values| from_vec(values, a.shape())).into();
         let backward: Backward = Arc::new(move |incoming| {
-            seen.lock().unwrap().push(incoming.output_gradients.iter().map(Option::is_some).collect());
+            seen.lock()
+                .unwrap()
+                .push(incoming.output_gradients.iter().map(Option::is_some).collect());
             let gradient = |index: usize| -> Vec<f32> {
-                incoming.output_gradients[index].as_ref().map_or(vec![0.0; a.values().len()], to_host)
+                incoming.output_gradients[index]
+                    .as_ref()
+                    .map_or(vec![0.0; a.values().len()], to_host)
             };
             let (g0, g1, g2) = (gradient(0), gradient(1), gradient(2));
             let da = zip(&zip(&g0, b.values(), |g, b| g * b), &g1, |x, y| x + y);
-            let db = zip(&zip(&g0, a.values(), |g, a| g * a), &zip(&g1, &g2, |g1, g2| 2.0 * g1 - g2), |x, y| x + y);
+            let db = zip(
+                &zip(&g0, a.values(), |g, a| g * a),
+                &zip(&g1, &g2, |g1, g2| 2.0 * g1 - g2),
+                |x, y| x + y,
+            );
             vec![Some(from_vec(da, a.shape())), Some(from_vec(db, a.shape()))]
         });
         (outputs, backward)
@@ -60,16 +70,27 @@ fn three(a: &DispatchTensor, b: &DispatchTensor, seen: &Arc<Mutex<Vec<Vec<bool>>
 
 fn gradients_of(loss: DispatchTensor, leaves: &[&DispatchTensor]) -> Vec<Option<Plain>> {
     let mut gradients = op::backward(loss);
-    leaves.iter().map(|leaf| take_gradient(leaf, &mut gradients)).collect()
+    leaves
+        .iter()
+        .map(|leaf| take_gradient(leaf, &mut gradients))
+        .collect()
 }
 
 #[test]
 fn a_single_output_has_the_gradients_of_the_formula() {
-    let (a, b, w) = (tracked_operand(1, &SHAPE), tracked_operand(2, &SHAPE), operand(3, &SHAPE));
+    let (a, b, w) = (
+        tracked_operand(1, &SHAPE),
+        tracked_operand(2, &SHAPE),
+        operand(3, &SHAPE),
+    );
     let found = gradients_of(weighted_sum(&product(&a, &b), &w), &[&a, &b]);
     let (a, b, w) = (wide(&operand(1, &SHAPE)), wide(&operand(2, &SHAPE)), wide(&w));
     let da: Vec<f64> = w.iter().zip(&b).map(|(w, b)| w * b.sin()).collect();
-    let db: Vec<f64> = w.iter().zip(a.iter().zip(&b)).map(|(w, (a, b))| w * a * b.cos()).collect();
+    let db: Vec<f64> = w
+        .iter()
+        .zip(a.iter().zip(&b))
+        .map(|(w, (a, b))| w * a * b.cos())
+        .collect();
     assert_close(found[0].as_ref().unwrap(), &da);
     assert_close(found[1].as_ref().unwrap(), &db);
 }
@@ -84,8 +105,14 @@ fn only_tracked_inputs_get_a_gradient_and_a_result_of_plain_inputs_is_plain() {
     let only_a = gradients_of(weighted_sum(&product(&a, &plain_b), &w), &[&a]);
     let b = leaf(&plain_b);
     let only_b = gradients_of(weighted_sum(&product(&plain_a, &b), &w), &[&b]);
-    assert_eq!(bits(only_a[0].as_ref().unwrap()), bits(complete[0].as_ref().unwrap()));
-    assert_eq!(bits(only_b[0].as_ref().unwrap()), bits(complete[1].as_ref().unwrap()));
+    assert_eq!(
+        bits(only_a[0].as_ref().unwrap()),
+        bits(complete[0].as_ref().unwrap())
+    );
+    assert_eq!(
+        bits(only_b[0].as_ref().unwrap()),
+        bits(complete[1].as_ref().unwrap())
+    );
 }
 
 #[test]
@@ -106,15 +133,29 @@ fn outputs_that_the_loss_does_not_reach_have_no_gradient_and_the_others_theirs()
         let (a, b, seen) = (leaf(&a_values), leaf(&b_values), Arc::default());
         let outputs = three(&a, &b, &seen);
         let terms = (0..3).filter(|index| reached >> index & 1 == 1);
-        let loss = terms.map(|index| weighted_sum(&outputs[index], &w)).reduce(|x, y| add(&x, &y)).unwrap();
+        let loss = terms
+            .map(|index| weighted_sum(&outputs[index], &w))
+            .reduce(|x, y| add(&x, &y))
+            .unwrap();
         let found = gradients_of(loss, &[&a, &b]);
         let on = [0, 1, 2].map(|index| (reached >> index & 1) as f64);
-        let da: Vec<f64> = wide_w.iter().zip(&wide_b).map(|(w, b)| w * (on[0] * b + on[1])).collect();
-        let db: Vec<f64> =
-            wide_w.iter().zip(&wide_a).map(|(w, a)| w * (on[0] * a + 2.0 * on[1] - on[2])).collect();
+        let da: Vec<f64> = wide_w
+            .iter()
+            .zip(&wide_b)
+            .map(|(w, b)| w * (on[0] * b + on[1]))
+            .collect();
+        let db: Vec<f64> = wide_w
+            .iter()
+            .zip(&wide_a)
+            .map(|(w, a)| w * (on[0] * a + 2.0 * on[1] - on[2]))
+            .collect();
         assert_close(found[0].as_ref().unwrap(), &da);
         assert_close(found[1].as_ref().unwrap(), &db);
-        assert_eq!(*seen.lock().unwrap(), [on.map(|on| on == 1.0).to_vec()], "one backward for set {reached:03b}");
+        assert_eq!(
+            *seen.lock().unwrap(),
+            [on.map(|on| on == 1.0).to_vec()],
+            "one backward for set {reached:03b}"
+        );
     }
 }
 
@@ -160,7 +201,11 @@ fn one_result_in_two_losses_runs_its_backward_once() {
 #[test]
 fn backward_from_hands_every_seed_on_bit_for_bit() {
     let seed = vec![-0.0, 0.0, 1e-40, -3.4e38, f32::INFINITY, 1.0 + f32::EPSILON, 7.25];
-    let (a, b, c) = (tracked_operand(1, &[7]), tracked_operand(2, &[7]), tracked_operand(3, &[7]));
+    let (a, b, c) = (
+        tracked_operand(1, &[7]),
+        tracked_operand(2, &[7]),
+        tracked_operand(3, &[7]),
+    );
     let seeds = vec![Some(from_vec(seed.clone(), &[7])), None, Some(operand(4, &[7]))];
     let outputs = vec![a.clone(), b.clone(), c.clone()];
     let mut gradients = op::backward_from(outputs, seeds).expect("two outputs have a gradient");
@@ -172,11 +217,18 @@ fn backward_from_hands_every_seed_on_bit_for_bit() {
 
 #[test]
 fn backward_from_equals_backward_of_the_weighted_sum() {
-    let (a, b, w) = (tracked_operand(1, &SHAPE), tracked_operand(2, &SHAPE), operand(3, &SHAPE));
+    let (a, b, w) = (
+        tracked_operand(1, &SHAPE),
+        tracked_operand(2, &SHAPE),
+        operand(3, &SHAPE),
+    );
     let from_loss = gradients_of(weighted_sum(&product(&a, &b), &w), &[&a, &b]);
     let mut gradients = op::backward_from(vec![product(&a, &b)], vec![Some(w)]).unwrap();
     for (leaf, expected) in [&a, &b].into_iter().zip(from_loss) {
-        assert_eq!(bits(&take_gradient(leaf, &mut gradients).unwrap()), bits(&expected.unwrap()));
+        assert_eq!(
+            bits(&take_gradient(leaf, &mut gradients).unwrap()),
+            bits(&expected.unwrap())
+        );
     }
 }
 
@@ -191,7 +243,11 @@ fn more_leaves_than_parents_fit_get_their_gradients_with_or_without_a_tracked_in
     let weights: Vec<DispatchTensor> = (0..40).map(|seed| tracked_operand(seed, &[2])).collect();
     let input = tracked_operand(50, &[2]);
     for tracked_input in [false, true] {
-        let input = if tracked_input { input.clone() } else { operand(50, &[2]) };
+        let input = if tracked_input {
+            input.clone()
+        } else {
+            operand(50, &[2])
+        };
         let backward: Backward = Arc::new(|incoming| {
             let g = incoming.gradient().clone();
             let mut found = vec![incoming.wanted[0].then(|| zeros_like(&g))];
@@ -213,5 +269,11 @@ fn more_leaves_than_parents_fit_get_their_gradients_with_or_without_a_tracked_in
 fn a_computed_tensor_is_refused_as_a_leaf() {
     let x = tracked_operand(1, &[2]);
     let computed = add(&x, &x);
-    op::bind_with_leaves("twice", &[], &[computed], vec![operand(2, &[2])], Arc::new(|_| vec![None]));
+    op::bind_with_leaves(
+        "twice",
+        &[],
+        &[computed],
+        vec![operand(2, &[2])],
+        Arc::new(|_| vec![None]),
+    );
 }

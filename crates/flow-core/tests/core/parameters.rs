@@ -1,7 +1,7 @@
 //! Views of weights, where gradients land, and copy on write.
 
 use crate::model::plan;
-use crate::support::{add, assert_close, bits, normal, operand, wide, weighted_sum};
+use crate::support::{add, assert_close, bits, normal, operand, weighted_sum, wide};
 use burn::tensor::Tensor;
 use flow_core::cpu::{CpuTensor, update};
 use flow_core::device::ComputeDevice;
@@ -36,7 +36,11 @@ fn layers() -> Layers {
     // As it starts, an adapter is the identity and passes nothing on; give it values of its own.
     let up = weights.layout().position("first.lora_B.weight").unwrap();
     weights.set(up, operand(12, &[OUT, 2])).unwrap();
-    Layers { first, second, weights }
+    Layers {
+        first,
+        second,
+        weights,
+    }
 }
 
 fn forward(layers: &Layers, exec: &Exec<'_>) -> Tensor<2> {
@@ -45,11 +49,21 @@ fn forward(layers: &Layers, exec: &Exec<'_>) -> Tensor<2> {
 }
 
 fn flags(layers: &Layers, names: &[&str]) -> Arc<[bool]> {
-    layers.weights.layout().specs().iter().map(|spec| names.contains(&&*spec.name)).collect()
+    layers
+        .weights
+        .layout()
+        .specs()
+        .iter()
+        .map(|spec| names.contains(&&*spec.name))
+        .collect()
 }
 
 /// `a [m, k] · b [k, n]` in f64; a transposed operand is read through its accessor.
-fn matmul([m, k, n]: [usize; 3], a: impl Fn(usize, usize) -> f64, b: impl Fn(usize, usize) -> f64) -> Vec<f64> {
+fn matmul(
+    [m, k, n]: [usize; 3],
+    a: impl Fn(usize, usize) -> f64,
+    b: impl Fn(usize, usize) -> f64,
+) -> Vec<f64> {
     let cell = |i: usize, j: usize| (0..k).map(|l| a(i, l) * b(l, j)).sum();
     (0..m * n).map(|index| cell(index / n, index % n)).collect()
 }
@@ -59,7 +73,13 @@ fn gradients_land_on_the_weights_they_belong_to_and_frozen_ones_get_none() {
     let layers = layers();
     let position = |name: &str| layers.weights.layout().position(name).unwrap();
     let value = |name: &str| wide(&layers.weights.values()[position(name)]);
-    let trained = ["second.bias", "second.weight", "first.lora_A.weight", "first.lora_B.weight", "unused.weight"];
+    let trained = [
+        "second.bias",
+        "second.weight",
+        "first.lora_A.weight",
+        "first.lora_B.weight",
+        "unused.weight",
+    ];
     let pass = Training::new(&layers.weights, plan(), flags(&layers, &trained));
     let exec = pass.exec(CallContext::single(Stage::Training));
     let w = operand(14, &[ROWS, 2]);
@@ -72,20 +92,43 @@ fn gradients_land_on_the_weights_they_belong_to_and_frozen_ones_get_none() {
     let (weight, bias) = (value("first.weight"), value("first.bias"));
     let base = matmul([ROWS, IN, OUT], |r, i| x[r * IN + i], |i, o| weight[o * IN + i]);
     let adapted = matmul([ROWS, 2, OUT], |r, k| low[r * 2 + k], |k, o| up[o * 2 + k]);
-    let hidden: Vec<f64> =
-        (0..ROWS * OUT).map(|index| base[index] + bias[index % OUT] + scale * adapted[index]).collect();
+    let hidden: Vec<f64> = (0..ROWS * OUT)
+        .map(|index| base[index] + bias[index % OUT] + scale * adapted[index])
+        .collect();
     let second = value("second.weight");
     let hidden_gradient = matmul([ROWS, 2, OUT], |r, o| w[r * 2 + o], |o, h| second[o * OUT + h]);
 
-    let expect = |name: &str, expected: &[f64]| assert_close(gradients[position(name)].as_ref().unwrap(), expected);
-    expect("second.bias", &matmul([1, ROWS, 2], |_, _| 1.0, |r, o| w[r * 2 + o]));
-    expect("second.weight", &matmul([2, ROWS, OUT], |o, r| w[r * 2 + o], |r, h| hidden[r * OUT + h]));
+    let expect =
+        |name: &str, expected: &[f64]| assert_close(gradients[position(name)].as_ref().unwrap(), expected);
+    expect(
+        "second.bias",
+        &matmul([1, ROWS, 2], |_, _| 1.0, |r, o| w[r * 2 + o]),
+    );
+    expect(
+        "second.weight",
+        &matmul([2, ROWS, OUT], |o, r| w[r * 2 + o], |r, h| hidden[r * OUT + h]),
+    );
     expect(
         "first.lora_B.weight",
-        &matmul([OUT, ROWS, 2], |h, r| scale * hidden_gradient[r * OUT + h], |r, k| low[r * 2 + k]),
+        &matmul(
+            [OUT, ROWS, 2],
+            |h, r| scale * hidden_gradient[r * OUT + h],
+            |r, k| low[r * 2 + k],
+        ),
     );
-    let low_gradient = matmul([ROWS, OUT, 2], |r, h| scale * hidden_gradient[r * OUT + h], |h, k| up[h * 2 + k]);
-    expect("first.lora_A.weight", &matmul([2, ROWS, IN], |k, r| low_gradient[r * 2 + k], |r, i| x[r * IN + i]));
+    let low_gradient = matmul(
+        [ROWS, OUT, 2],
+        |r, h| scale * hidden_gradient[r * OUT + h],
+        |h, k| up[h * 2 + k],
+    );
+    expect(
+        "first.lora_A.weight",
+        &matmul(
+            [2, ROWS, IN],
+            |k, r| low_gradient[r * 2 + k],
+            |r, i| x[r * IN + i],
+        ),
+    );
     for name in ["first.weight", "first.bias", "unused.weight", "unused.bias"] {
         assert!(gradients[position(name)].is_none(), "{name} is frozen or unused");
     }
@@ -100,16 +143,28 @@ fn leaves_are_made_when_a_weight_is_asked_for_and_shared_by_the_calls_of_a_pass(
     assert!(exec.params().leaves().is_empty());
     let once = weighted_sum(&forward(&layers, &exec).into_dispatch(), &operand(14, &[ROWS, 2]));
     let made: Vec<u32> = exec.params().leaves().into_keys().collect();
-    assert_eq!(made, [layers.first.weight.index() as u32, layers.second.weight.index() as u32]);
+    assert_eq!(
+        made,
+        [
+            layers.first.weight.index() as u32,
+            layers.second.weight.index() as u32
+        ]
+    );
 
     let again = pass.exec(CallContext::single(Stage::Training));
-    let twice = weighted_sum(&forward(&layers, &again).into_dispatch(), &operand(14, &[ROWS, 2]));
+    let twice = weighted_sum(
+        &forward(&layers, &again).into_dispatch(),
+        &operand(14, &[ROWS, 2]),
+    );
     let doubled = pass.gradients(&Tensor::from_dispatch(add(&once, &twice)));
     let single = Training::new(&layers.weights, plan(), flags(&layers, &["first.weight"]));
     let exec = single.exec(CallContext::single(Stage::Training));
     let loss = weighted_sum(&forward(&layers, &exec).into_dispatch(), &operand(14, &[ROWS, 2]));
     let single = single.gradients(&Tensor::from_dispatch(loss));
-    let expected: Vec<f64> = wide(single[0].as_ref().unwrap()).iter().map(|g| 2.0 * g).collect();
+    let expected: Vec<f64> = wide(single[0].as_ref().unwrap())
+        .iter()
+        .map(|g| 2.0 * g)
+        .collect();
     assert_close(doubled[0].as_ref().unwrap(), &expected);
 }
 
@@ -127,7 +182,11 @@ fn a_view_without_adapters_is_the_base_model_and_untracked() {
     let expected = forward(&layers, &Rollout::new(&off, plan()).exec(call())).into_dispatch();
     assert_close(&base, &wide(&expected));
 
-    let pass = Training::new(&layers.weights, plan(), flags(&layers, &["first.weight", "first.lora_A.weight"]));
+    let pass = Training::new(
+        &layers.weights,
+        plan(),
+        flags(&layers, &["first.weight", "first.lora_A.weight"]),
+    );
     let reference = forward(&layers, &pass.reference().exec(call())).into_dispatch();
     assert!(!is_tracked(&reference));
     assert_eq!(bits(&reference), bits(&base));
@@ -142,14 +201,23 @@ fn fresh_leaves_are_other_leaves_of_the_same_values() {
     let w = operand(15, &[OUT, IN]);
     let mut gradients = op::backward(weighted_sum(&new.into_dispatch(), &w));
     assert!(view.take_gradients(&mut gradients).iter().all(Option::is_none));
-    assert_eq!(bits(fresh.take_gradients(&mut gradients)[0].as_ref().unwrap()), bits(&w));
-    assert_eq!(bits(&flow_core::tensors::plain(&old.into_dispatch())), bits(&layers.weights.values()[0]));
+    assert_eq!(
+        bits(fresh.take_gradients(&mut gradients)[0].as_ref().unwrap()),
+        bits(&w)
+    );
+    assert_eq!(
+        bits(&flow_core::tensors::plain(&old.into_dispatch())),
+        bits(&layers.weights.values()[0])
+    );
 }
 
 #[test]
 fn an_untracked_view_is_plain_and_knows_which_trained_weights_were_read() {
     let layers = layers();
-    let view = ParamView::training(&layers.weights, flags(&layers, &["first.weight", "second.weight", "second.bias"]));
+    let view = ParamView::training(
+        &layers.weights,
+        flags(&layers, &["first.weight", "second.weight", "second.bias"]),
+    );
     let untracked = view.untracked();
     assert!(view.is_training() && !untracked.is_training());
     assert!(untracked.read().is_empty());
@@ -157,7 +225,10 @@ fn an_untracked_view_is_plain_and_knows_which_trained_weights_were_read() {
         assert!(!is_tracked(&untracked.get(handle).into_dispatch()));
     }
     untracked.get(layers.first.bias.unwrap());
-    assert_eq!(untracked.read(), [layers.first.weight.index(), layers.second.weight.index()]);
+    assert_eq!(
+        untracked.read(),
+        [layers.first.weight.index(), layers.second.weight.index()]
+    );
     assert!(view.read().is_empty() && view.leaves().is_empty());
     let leaves = view.leaves_of(&untracked.read());
     assert!(leaves.iter().all(is_tracked));
@@ -178,13 +249,21 @@ fn a_snapshot_keeps_its_bits_when_the_weights_are_updated() {
     let before: Vec<Vec<u32>> = snapshot.values().iter().map(bits).collect();
     for (index, value) in weights.values_mut().iter_mut().enumerate() {
         let step = normal(index as u64, CpuTensor::read(value).values().len());
-        update(value, |values| values.iter_mut().zip(step).for_each(|(value, step)| *value -= 1.0 + step.abs()));
+        update(value, |values| {
+            values
+                .iter_mut()
+                .zip(step)
+                .for_each(|(value, step)| *value -= 1.0 + step.abs())
+        });
     }
     let kept: Vec<Vec<u32>> = snapshot.values().iter().map(bits).collect();
     assert_eq!(kept, before);
     assert_eq!(bits(&view.get(layers().first.weight).into_dispatch()), before[0]);
     for (old, new) in before.iter().zip(weights.values()) {
-        assert!(old.iter().zip(bits(new)).all(|(old, new)| *old != new), "every value moved");
+        assert!(
+            old.iter().zip(bits(new)).all(|(old, new)| *old != new),
+            "every value moved"
+        );
     }
 }
 

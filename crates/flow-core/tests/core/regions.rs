@@ -18,7 +18,10 @@ const FULL: &[&str] = &[];
 const ATTENTION: &[&str] = &["attention"];
 
 fn with_engine(engine: impl RegionEngine + 'static) -> Arc<Plan> {
-    Arc::new(Plan { regions: Arc::new(engine), ..(*plan()).clone() })
+    Arc::new(Plan {
+        regions: Arc::new(engine),
+        ..(*plan()).clone()
+    })
 }
 
 fn blocks(model: &Transformer, exec: &Exec<'_>) -> DispatchTensor {
@@ -30,10 +33,25 @@ fn conditioned(model: &Transformer, exec: &Exec<'_>) -> DispatchTensor {
 }
 
 #[track_caller]
-fn assert_same_bits(found: &(Plain, Vec<Option<Plain>>), expected: &(Plain, Vec<Option<Plain>>), model: &Transformer) {
+fn assert_same_bits(
+    found: &(Plain, Vec<Option<Plain>>),
+    expected: &(Plain, Vec<Option<Plain>>),
+    model: &Transformer,
+) {
     assert_eq!(bits(&found.0), bits(&expected.0), "outputs");
-    for (spec, (found, expected)) in model.weights.layout().specs().iter().zip(found.1.iter().zip(&expected.1)) {
-        assert_eq!(found.as_ref().map(bits), expected.as_ref().map(bits), "gradient of {}", spec.name);
+    for (spec, (found, expected)) in model
+        .weights
+        .layout()
+        .specs()
+        .iter()
+        .zip(found.1.iter().zip(&expected.1))
+    {
+        assert_eq!(
+            found.as_ref().map(bits),
+            expected.as_ref().map(bits),
+            "gradient of {}",
+            spec.name
+        );
     }
 }
 
@@ -41,7 +59,10 @@ fn assert_same_bits(found: &(Plain, Vec<Option<Plain>>), expected: &(Plain, Vec<
 fn an_engine_sees_blocks_and_regions_in_order_with_their_sites() {
     let model = Transformer::new();
     let recorder = Arc::new(Recorder::default());
-    let plan = Arc::new(Plan { regions: recorder.clone(), ..(*plan()).clone() });
+    let plan = Arc::new(Plan {
+        regions: recorder.clone(),
+        ..(*plan()).clone()
+    });
     let exec = Rollout::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
     assert!(exec.site().is_none());
     blocks(&model, &exec);
@@ -71,7 +92,13 @@ fn recomputed_blocks_give_the_bits_of_kept_ones_although_nothing_tracked_enters_
         let expected = model.pass(plan(), trained, blocks);
         let count = expected.1.iter().flatten().count();
         assert!(count >= 12, "{trained:?} trains {count} weights");
-        for (at, save) in [(BLOCK, FULL), (BLOCK, ATTENTION), (PARTS, FULL), (PARTS, ATTENTION), (NESTED, ATTENTION)] {
+        for (at, save) in [
+            (BLOCK, FULL),
+            (BLOCK, ATTENTION),
+            (PARTS, FULL),
+            (PARTS, ATTENTION),
+            (NESTED, ATTENTION),
+        ] {
             let found = model.pass(with_engine(Recompute { at, save }), trained, blocks);
             assert_same_bits(&found, &expected, &model);
         }
@@ -98,7 +125,14 @@ fn two_calls_of_one_pass_add_up_to_the_same_bits() {
         add(&blocks(model, exec), &other)
     };
     let expected = model.pass(plan(), Trained::All, twice);
-    let found = model.pass(with_engine(Recompute { at: BLOCK, save: ATTENTION }), Trained::All, twice);
+    let found = model.pass(
+        with_engine(Recompute {
+            at: BLOCK,
+            save: ATTENTION,
+        }),
+        Trained::All,
+        twice,
+    );
     assert_same_bits(&found, &expected, &model);
 }
 
@@ -116,17 +150,50 @@ fn attention_runs_once_per_block_when_kept_or_saved_and_twice_when_recomputed() 
         computed.load(Ordering::SeqCst) as f64 / model.blocks.len() as f64
     };
     assert_eq!(count(None), 1.0);
-    assert_eq!(count(Some(Recompute { at: BLOCK, save: FULL })), 2.0);
-    assert_eq!(count(Some(Recompute { at: BLOCK, save: ATTENTION })), 1.0);
-    assert_eq!(count(Some(Recompute { at: PARTS, save: FULL })), 2.0);
-    assert_eq!(count(Some(Recompute { at: NESTED, save: FULL })), 3.0);
-    assert_eq!(count(Some(Recompute { at: NESTED, save: ATTENTION })), 1.0);
+    assert_eq!(
+        count(Some(Recompute {
+            at: BLOCK,
+            save: FULL
+        })),
+        2.0
+    );
+    assert_eq!(
+        count(Some(Recompute {
+            at: BLOCK,
+            save: ATTENTION
+        })),
+        1.0
+    );
+    assert_eq!(
+        count(Some(Recompute {
+            at: PARTS,
+            save: FULL
+        })),
+        2.0
+    );
+    assert_eq!(
+        count(Some(Recompute {
+            at: NESTED,
+            save: FULL
+        })),
+        3.0
+    );
+    assert_eq!(
+        count(Some(Recompute {
+            at: NESTED,
+            save: ATTENTION
+        })),
+        1.0
+    );
 }
 
 #[test]
 fn a_rollout_under_a_recompute_engine_stays_plain_and_has_the_bits_of_training() {
     let model = Transformer::new();
-    let plan = with_engine(Recompute { at: BLOCK, save: ATTENTION });
+    let plan = with_engine(Recompute {
+        at: BLOCK,
+        save: ATTENTION,
+    });
     let exec = Rollout::new(&model.weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
     let rolled = conditioned(&model, &exec);
     assert!(!is_tracked(&rolled));
@@ -137,7 +204,10 @@ fn a_rollout_under_a_recompute_engine_stays_plain_and_has_the_bits_of_training()
 #[test]
 fn a_wholly_frozen_region_is_not_tracked() {
     let model = Transformer::new();
-    let plan = with_engine(Recompute { at: BLOCK, save: FULL });
+    let plan = with_engine(Recompute {
+        at: BLOCK,
+        save: FULL,
+    });
     let frozen: Arc<[bool]> = model.weights.layout().specs().iter().map(|_| false).collect();
     let pass = Training::new(&model.weights, plan, frozen);
     let output = blocks(&model, &pass.exec(CallContext::single(Stage::Training)));
@@ -151,10 +221,18 @@ fn an_input_of_the_stack_gets_its_gradient_through_recomputed_blocks_of_frozen_w
         let exec = Rollout::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
         let x = flow_core::tensors::leaf(&operand(61, &[BATCH, TOKENS, WIDTH]));
         let (_, condition) = Transformer::inputs(31);
-        let output = model.blocks(&exec, (Tensor::from_dispatch(x.clone()), condition)).into_dispatch();
+        let output = model
+            .blocks(&exec, (Tensor::from_dispatch(x.clone()), condition))
+            .into_dispatch();
         let seed = operand(62, &[BATCH, TOKENS, WIDTH]);
         let mut gradients = flow_core::op::backward_from(vec![output], vec![Some(seed)]).unwrap();
         bits(&flow_core::op::take_gradient(&x, &mut gradients).unwrap())
     };
-    assert_eq!(gradient(with_engine(Recompute { at: BLOCK, save: FULL })), gradient(plan()));
+    assert_eq!(
+        gradient(with_engine(Recompute {
+            at: BLOCK,
+            save: FULL
+        })),
+        gradient(plan())
+    );
 }

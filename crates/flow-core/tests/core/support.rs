@@ -1,11 +1,11 @@
 //! Operands, host helpers and losses of the tests.
 
 use burn::backend::DispatchTensor;
+use flow_core::Plain;
 use flow_core::cpu::{CpuTensor, from_vec, to_host};
 use flow_core::op::{self, Backward};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::leaf;
-use flow_core::Plain;
 use std::sync::Arc;
 
 /// Standard normal values; every `seed` gives others.
@@ -49,7 +49,12 @@ pub fn weighted_sum(x: &DispatchTensor, weights: &Plain) -> DispatchTensor {
     let weights = weights.clone();
     op::apply("weighted-sum", &[x], |inputs, _| {
         let (x, w) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&weights));
-        let sum: f64 = x.values().iter().zip(w.values()).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+        let sum: f64 = x
+            .values()
+            .iter()
+            .zip(w.values())
+            .map(|(x, w)| f64::from(*x) * f64::from(*w))
+            .sum();
         let backward: Backward = Arc::new(move |incoming| {
             let seed = to_host(incoming.gradient())[0];
             let gradient = w.values().iter().map(|w| seed * w).collect();

@@ -1,0 +1,160 @@
+//! The accelerators that a config can name.
+
+use crate::{AccelerationError, Accelerator, Plans, Refusal};
+use flow_core::Plan;
+use schemars::{JsonSchema, Schema};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Parameters as a config gives them: by name, untyped.
+pub type Params = BTreeMap<String, serde_json::Value>;
+
+type Build = dyn Fn(&Params) -> Result<Arc<dyn Accelerator>, AccelerationError> + Send + Sync;
+
+/// A name that has an accelerator already.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an accelerator `{0}` is registered already; register each name once")]
+pub struct AlreadyRegistered(pub String);
+
+/// A registered accelerator, before it has parameters.
+#[derive(Clone)]
+pub struct AcceleratorKind {
+    name: String,
+    summary: String,
+    schema: Schema,
+    build: Arc<Build>,
+}
+
+impl AcceleratorKind {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it does, in one line.
+    pub fn summary(&self) -> &str {
+        &self.summary
+    }
+
+    /// JSON schema of its parameters.
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+}
+
+impl fmt::Debug for AcceleratorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcceleratorKind")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Accelerators by name. Built by the program that uses it; there is no global one, and none is registered from the
+/// start.
+#[derive(Clone, Debug, Default)]
+pub struct AcceleratorRegistry {
+    kinds: BTreeMap<String, AcceleratorKind>,
+}
+
+impl AcceleratorRegistry {
+    /// Registers an accelerator whose parameters are a `P`: `build` makes it from them. Case does not matter in `name`.
+    ///
+    /// `P` should carry `#[serde(deny_unknown_fields)]`, so that a misspelt parameter is an error.
+    ///
+    /// # Errors
+    /// [`AlreadyRegistered`] if the name is taken.
+    pub fn register<P, A>(
+        &mut self,
+        name: &str,
+        summary: &str,
+        build: impl Fn(P) -> Result<A, Refusal> + Send + Sync + 'static,
+    ) -> Result<(), AlreadyRegistered>
+    where
+        P: DeserializeOwned + JsonSchema,
+        A: Accelerator + 'static,
+    {
+        let name = name.to_lowercase();
+        if self.kinds.contains_key(&name) {
+            return Err(AlreadyRegistered(name));
+        }
+        let called = name.clone();
+        let build = move |params: &Params| {
+            let object = serde_json::Value::Object(params.clone().into_iter().collect());
+            let params: P = serde_json::from_value(object).map_err(|error| AccelerationError::Params {
+                name: called.clone(),
+                message: error.to_string(),
+            })?;
+            match build(params) {
+                Ok(accelerator) => Ok(Arc::new(accelerator) as Arc<dyn Accelerator>),
+                Err(refusal) => Err(AccelerationError::Refused {
+                    name: called.clone(),
+                    refusal,
+                }),
+            }
+        };
+        let kind = AcceleratorKind {
+            name: name.clone(),
+            summary: summary.into(),
+            schema: schemars::schema_for!(P),
+            build: Arc::new(build),
+        };
+        self.kinds.insert(name, kind);
+        Ok(())
+    }
+
+    /// The registered accelerators, by name.
+    pub fn kinds(&self) -> impl Iterator<Item = &AcceleratorKind> {
+        self.kinds.values()
+    }
+
+    /// The accelerator called `name` with `params`.
+    ///
+    /// # Errors
+    /// [`AccelerationError::Unknown`] with the names there are and the nearest, [`AccelerationError::Params`] if the
+    /// parameters are not its own, [`AccelerationError::Refused`] if it does not take their values.
+    pub fn build(&self, name: &str, params: &Params) -> Result<Arc<dyn Accelerator>, AccelerationError> {
+        let asked = name.to_lowercase();
+        let Some(kind) = self.kinds.get(&asked) else {
+            let likeness = |known: &String| strsim::jaro_winkler(known, &asked);
+            let available: Vec<&str> = self.kinds.keys().map(String::as_str).collect();
+            return Err(AccelerationError::Unknown {
+                asked: name.into(),
+                available: if available.is_empty() {
+                    "none".into()
+                } else {
+                    available.join(", ")
+                },
+                nearest: self
+                    .kinds
+                    .keys()
+                    .max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
+                    .cloned(),
+            });
+        };
+        (kind.build)(params)
+    }
+
+    /// The plans that the entries of both slots make of `base`, each entry a name with its parameters.
+    ///
+    /// # Errors
+    /// All errors of [`build`](Self::build); if there are none, all errors of [`Plans::new`].
+    pub fn plans<'a>(
+        &self,
+        base: Plan,
+        shared: impl IntoIterator<Item = (&'a str, &'a Params)>,
+        rollout: impl IntoIterator<Item = (&'a str, &'a Params)>,
+    ) -> Result<Plans, Vec<AccelerationError>> {
+        let mut errors = Vec::new();
+        let mut build =
+            |(name, params): (&str, &Params)| self.build(name, params).map_err(|e| errors.push(e)).ok();
+        let shared: Vec<_> = shared.into_iter().filter_map(&mut build).collect();
+        let rollout: Vec<_> = rollout.into_iter().filter_map(&mut build).collect();
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        Plans::new(base, &shared, &rollout)
+    }
+}

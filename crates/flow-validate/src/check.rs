@@ -1,0 +1,82 @@
+//! Applies the rules to entries.
+
+use crate::{Finding, RULES, Rule};
+use flow_accel::{AcceleratorStage, Paradigm, Slot};
+
+/// An accelerator in a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Name of the slot.
+    pub slot: String,
+    /// Position in the slot's list, from 0.
+    pub position: usize,
+    /// Name of the accelerator.
+    pub name: String,
+    /// The stages it is made for.
+    pub stage: AcceleratorStage,
+    /// Whether its results are the same bits in rollout and training.
+    pub lossless: bool,
+}
+
+/// The trainer that the accelerators work for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trainer {
+    /// Its name in configs.
+    pub name: String,
+    /// What its loss reads of a rollout, if it says so.
+    pub paradigm: Option<Paradigm>,
+}
+
+/// Everything the rules find, in the order of the entries.
+pub fn check(entries: &[Entry], trainer: &Trainer) -> Vec<Finding> {
+    let of_entry = |entry| {
+        let rules = RULES.iter().filter(move |rule| concerns(rule, entry, trainer));
+        rules.map(move |rule| finding(rule, entry, trainer))
+    };
+    entries.iter().flat_map(of_entry).collect()
+}
+
+fn concerns(rule: &Rule, entry: &Entry, trainer: &Trainer) -> bool {
+    rule.applies(
+        Slot::named(&entry.slot),
+        entry.stage,
+        entry.lossless,
+        trainer.paradigm,
+    )
+}
+
+fn finding(rule: &Rule, entry: &Entry, trainer: &Trainer) -> Finding {
+    let paradigm = trainer.paradigm.map_or("undeclared", Paradigm::name);
+    let fill = |text: &str| {
+        // One pass, so that a name with braces in it is not filled in again.
+        let mut filled = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('{') {
+            let (key, after) = after
+                .split_once('}')
+                .expect("the texts of the rules close their braces");
+            filled.push_str(before);
+            filled.push_str(match key {
+                "name" => &entry.name,
+                "slot" => &entry.slot,
+                "stage" => entry.stage.name(),
+                "trainer" => &trainer.name,
+                "paradigm" => paradigm,
+                _ => unreachable!("the texts of the rules use known names"),
+            });
+            rest = after;
+        }
+        filled + rest
+    };
+    Finding {
+        severity: rule.severity,
+        code: rule.code,
+        path: path(&entry.slot, entry.position),
+        message: fill(rule.message),
+        help: fill(rule.help),
+    }
+}
+
+pub(crate) fn path(slot: &str, position: usize) -> String {
+    format!("acceleration.{slot}[{position}]")
+}

@@ -1,0 +1,248 @@
+//! Every combination of slot, stage, safety and paradigm, and whole configs.
+
+use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Paradigm, Refusal};
+use flow_attention::CpuAttention;
+use flow_config::{AccelerationConfig, AcceleratorEntry};
+use flow_core::Plan;
+use flow_kernels::CpuKernels;
+use flow_validate::{Entry, RULES, Severity, Trainer, check, check_config, errors, explain};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use AcceleratorStage::{Both, Rollout};
+
+const PARADIGMS: [Option<Paradigm>; 4] = [
+    Some(Paradigm::Coupled),
+    Some(Paradigm::Decoupled),
+    Some(Paradigm::Distillation),
+    None,
+];
+
+fn entry(slot: &str, position: usize, stage: AcceleratorStage, lossless: bool) -> Entry {
+    Entry {
+        slot: slot.into(),
+        position,
+        name: "fast-thing".into(),
+        stage,
+        lossless,
+    }
+}
+
+fn trainer(paradigm: Option<Paradigm>) -> Trainer {
+    Trainer {
+        name: "grpo".into(),
+        paradigm,
+    }
+}
+
+/// The specification, written as nested cases rather than as rows: `(severity, code)` or silence.
+fn specified(
+    slot: &str,
+    stage: AcceleratorStage,
+    lossless: bool,
+    paradigm: Option<Paradigm>,
+) -> Option<(Severity, &'static str)> {
+    match (slot, stage) {
+        ("shared", Rollout) => Some((Severity::Error, "acceleration::not-for-shared")),
+        ("shared", Both) if !lossless && paradigm == Some(Paradigm::Coupled) => {
+            Some((Severity::Warning, "acceleration::ratio-not-exact"))
+        }
+        ("shared", Both) => None,
+        ("rollout", Both) => Some((Severity::Error, "acceleration::not-for-rollout")),
+        ("rollout", Rollout) if lossless => None,
+        ("rollout", Rollout) => Some(match paradigm {
+            None => (Severity::Error, "acceleration::no-paradigm"),
+            Some(Paradigm::Coupled) => (Severity::Error, "acceleration::lossy-rollout-of-coupled"),
+            Some(Paradigm::Decoupled | Paradigm::Distillation) => {
+                (Severity::Warning, "acceleration::lossy-rollout")
+            }
+        }),
+        _ => Some((Severity::Error, "acceleration::unknown-slot")),
+    }
+}
+
+#[test]
+fn every_combination_gets_the_specified_finding_or_none() {
+    let mut fired = BTreeSet::new();
+    for slot in ["shared", "rollout", "evaluation"] {
+        for (stage, lossless) in [(Both, true), (Both, false), (Rollout, true), (Rollout, false)] {
+            for paradigm in PARADIGMS {
+                let case = format!("{slot}, {stage}, lossless {lossless}, {paradigm:?}");
+                let found = check(&[entry(slot, 2, stage, lossless)], &trainer(paradigm));
+                let found: Vec<_> = found
+                    .iter()
+                    .map(|finding| (finding.severity, finding.code))
+                    .collect();
+                let expected: Vec<_> = specified(slot, stage, lossless, paradigm).into_iter().collect();
+                assert_eq!(found, expected, "{case}");
+                fired.extend(found.into_iter().map(|(_, code)| code));
+            }
+        }
+    }
+    let codes: BTreeSet<&str> = RULES.iter().map(|rule| rule.code).collect();
+    assert_eq!(codes.len(), RULES.len(), "codes are unique");
+    assert_eq!(fired, codes, "every rule is reached");
+}
+
+#[test]
+fn a_message_names_accelerator_trainer_and_place_and_leaves_no_blank() {
+    for slot in ["shared", "rollout", "evaluation"] {
+        for (stage, lossless) in [(Both, true), (Both, false), (Rollout, true), (Rollout, false)] {
+            for paradigm in PARADIGMS {
+                for finding in check(&[entry(slot, 2, stage, lossless)], &trainer(paradigm)) {
+                    assert_eq!(finding.path, format!("acceleration.{slot}[2]"));
+                    assert!(finding.message.contains("`fast-thing`"), "{finding}");
+                    assert!(
+                        !finding.help.is_empty() && !finding.to_string().contains(['{', '}']),
+                        "{finding}"
+                    );
+                    assert!(explain(finding.code).is_some());
+                }
+            }
+        }
+    }
+    let found = check(
+        &[entry("rollout", 0, Rollout, false)],
+        &trainer(Some(Paradigm::Coupled)),
+    );
+    assert!(
+        found[0].message.contains("the coupled trainer `grpo`"),
+        "{}",
+        found[0]
+    );
+    assert!(explain("acceleration::no-such-rule").is_none());
+}
+
+#[test]
+fn a_name_with_braces_is_printed_as_it_is() {
+    let odd = Entry {
+        name: "{trainer}".into(),
+        ..entry("evaluation", 0, Both, true)
+    };
+    let found = check(&[odd], &trainer(None));
+    assert!(found[0].message.contains("`{trainer}`"), "{}", found[0]);
+}
+
+#[test]
+fn all_findings_come_at_once_in_the_order_of_the_entries() {
+    let entries = [
+        entry("shared", 0, Both, false),
+        entry("shared", 1, Rollout, true),
+        entry("shared", 2, Both, true),
+        entry("rollout", 0, Rollout, false),
+        entry("rollout", 1, Both, true),
+    ];
+    let found = check(&entries, &trainer(Some(Paradigm::Coupled)));
+    let paths: Vec<&str> = found.iter().map(|finding| &*finding.path).collect();
+    assert_eq!(
+        paths,
+        [
+            "acceleration.shared[0]",
+            "acceleration.shared[1]",
+            "acceleration.rollout[0]",
+            "acceleration.rollout[1]"
+        ]
+    );
+    assert!(errors(&found));
+    assert!(!errors(&found[..1]), "a warning forbids nothing");
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CacheParams {
+    threshold: f64,
+}
+
+#[derive(Debug)]
+struct Cache {
+    threshold: f64,
+}
+
+/// Lossless at threshold 0; refuses a plan above 1.
+impl Accelerator for Cache {
+    fn name(&self) -> &str {
+        "cache"
+    }
+    fn stage(&self) -> AcceleratorStage {
+        Rollout
+    }
+    fn lossless(&self, _: &Plan) -> bool {
+        self.threshold == 0.0
+    }
+    fn apply(&self, plan: Plan) -> Result<Plan, Refusal> {
+        if self.threshold > 1.0 {
+            return Err(Refusal::new(
+                "a threshold above 1 reuses everything",
+                "Choose `threshold` below 1",
+            ));
+        }
+        Ok(plan)
+    }
+}
+
+fn registry() -> AcceleratorRegistry {
+    let mut registry = AcceleratorRegistry::default();
+    let build = |params: CacheParams| {
+        Ok(Cache {
+            threshold: params.threshold,
+        })
+    };
+    registry.register("cache", "Reuses.", build).unwrap();
+    registry
+}
+
+fn listed(name: &str, threshold: serde_json::Value) -> AcceleratorEntry {
+    AcceleratorEntry {
+        name: name.into(),
+        params: [("threshold".into(), threshold)].into(),
+    }
+}
+
+fn codes(config: &AccelerationConfig, paradigm: Paradigm) -> Vec<(String, &'static str)> {
+    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels));
+    let found = check_config(config, &registry(), &base, &trainer(Some(paradigm)));
+    found
+        .into_iter()
+        .map(|finding| (finding.path, finding.code))
+        .collect()
+}
+
+#[test]
+fn a_config_is_checked_with_the_parameters_it_gives() {
+    let config = |threshold: f64| AccelerationConfig {
+        rollout: vec![listed("Cache", threshold.into())],
+        ..AccelerationConfig::default()
+    };
+    let at = || "acceleration.rollout[0]".to_owned();
+    assert_eq!(codes(&AccelerationConfig::default(), Paradigm::Coupled), []);
+    assert_eq!(codes(&config(0.0), Paradigm::Coupled), []);
+    assert_eq!(
+        codes(&config(0.1), Paradigm::Coupled),
+        [(at(), "acceleration::lossy-rollout-of-coupled")]
+    );
+    assert_eq!(
+        codes(&config(0.1), Paradigm::Decoupled),
+        [(at(), "acceleration::lossy-rollout")]
+    );
+}
+
+#[test]
+fn names_parameters_refusals_and_slots_of_a_config_are_found_together() {
+    let config = AccelerationConfig {
+        shared: vec![listed("cache", 0.0.into()), listed("cahce", 0.0.into())],
+        rollout: vec![listed("cache", "high".into()), listed("cache", 2.0.into())],
+        ..AccelerationConfig::default()
+    };
+    let found = codes(&config, Paradigm::Decoupled);
+    let expected = [
+        ("acceleration.shared[0]", "acceleration::not-for-shared"),
+        ("acceleration.shared[1]", "acceleration::unknown-accelerator"),
+        ("acceleration.rollout[0]", "acceleration::bad-parameters"),
+        ("acceleration.rollout[1]", "acceleration::refused"),
+        ("acceleration.rollout[1]", "acceleration::lossy-rollout"),
+    ];
+    assert!(found.iter().all(|(_, code)| explain(code).is_some()));
+    assert_eq!(found, expected.map(|(path, code)| (path.to_owned(), code)));
+}
