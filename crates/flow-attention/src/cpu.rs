@@ -229,14 +229,8 @@ macro_rules! with_queries {
 fn softmax<const N: usize>(scores: &mut [f32], lse: &mut [f32; QUERIES], reciprocals: &mut [f32; QUERIES]) {
     let (rows, _) = scores.as_chunks_mut::<N>();
     let mut top = [f32::NEG_INFINITY; N];
-    for row in rows.iter() {
-        for lane in 0..N {
-            top[lane] = if row[lane] > top[lane] {
-                row[lane]
-            } else {
-                top[lane]
-            };
-        }
+    for (block, top) in top.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        *top = largest(rows, block * LANES);
     }
     // Two levels, so that the rounding error grows slowly with the number of keys.
     let mut total = [0.0; N];
@@ -256,6 +250,21 @@ fn softmax<const N: usize>(scores: &mut [f32], lse: &mut [f32; QUERIES], recipro
         reciprocals[lane] = 1.0 / total[lane];
         lse[lane] = top[lane] + ln(total[lane]);
     }
+}
+
+/// The largest of every column of `LANES` columns from `start` on.
+#[inline(always)]
+fn largest<const N: usize>(rows: &[[f32; N]], start: usize) -> [f32; LANES] {
+    let mut top = [f32::NEG_INFINITY; LANES];
+    for row in rows {
+        let row: &[f32; LANES] = row[start..]
+            .first_chunk()
+            .expect("a row is whole blocks of lanes");
+        for (top, score) in top.iter_mut().zip(row) {
+            *top = if *score > *top { *score } else { *top };
+        }
+    }
+    top
 }
 
 /// Turns scores `[keys, N]` into probabilities.
