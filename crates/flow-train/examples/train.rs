@@ -1,5 +1,5 @@
-//! Trains without the command line: two iterations of GRPO on a tiny DiT towards bright
-//! images. `cargo run --release -p flow-train --example train -- FOLDER`; the run is written to `FOLDER/example`.
+//! Trains without the command line: two iterations of GRPO on a tiny DiT towards bright images.
+//! `cargo run --release -p flow-train --example train -- FOLDER`; the run is written to `FOLDER/example`.
 
 use flow_train::config::{self, Config};
 use flow_train::report::{Manifest, OnExists, RunDirectory};
@@ -26,21 +26,20 @@ heads = 2
 conditioning = { kind = "tokens", vocabulary = 15, max_tokens = 2 }
 "#;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let folder = std::env::args().nth(1).ok_or("give the folder that the run is written to")?;
     let mut config = config::parse_named("example", CONFIG, &[])?.config;
     config.run.dir = PathBuf::from(folder);
     let registries = Registries::built_in()?;
     // `install` makes the pool's threads the ones that kernels use.
-    worker_pool(&config)?.install(|| -> Result<(), Box<dyn Error + Send + Sync>> {
+    worker_pool(&config)?.install(|| {
         let environment = environment(&config, Path::new("."), &registries)?;
         let tokens = setup::model(&config, &environment)?.model.spec().tokens;
         let train = Train { config: &config, environment: &environment };
         let run = setup::with_algorithm(&config, tokens, train)??;
         println!("{}", run.display());
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// Receives the algorithm that the config names; the session is compiled for each of them.
