@@ -27,7 +27,9 @@ conditioning = { kind = "tokens", vocabulary = 15, max_tokens = 2 }
 "#;
 
 fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
-    let folder = std::env::args().nth(1).ok_or("give the folder that the run is written to")?;
+    let folder = std::env::args()
+        .nth(1)
+        .ok_or("give the folder that the run is written to")?;
     let mut config = config::parse_named("example", CONFIG, &[])?.config;
     config.run.dir = PathBuf::from(folder);
     let registries = Registries::built_in()?;
@@ -35,7 +37,10 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     worker_pool(&config)?.install(|| {
         let environment = environment(&config, Path::new("."), &registries)?;
         let tokens = setup::model(&config, &environment)?.model.spec().tokens;
-        let train = Train { config: &config, environment: &environment };
+        let train = Train {
+            config: &config,
+            environment: &environment,
+        };
         let run = setup::with_algorithm(&config, tokens, train)??;
         println!("{}", run.display());
         Ok(())
@@ -56,7 +61,12 @@ impl WithAlgorithm for Train<'_> {
         let parts = setup::parts(self.config, self.environment, algorithm)?;
         let directory = RunDirectory::open(&run.dir, &run.name, OnExists::New)?;
         let path = directory.path().to_owned();
-        let mut manifest = Manifest::new(&directory.name(), vec![], serde_json::json!(self.config), Path::new("."));
+        let mut manifest = Manifest::new(
+            &directory.name(),
+            vec![],
+            serde_json::json!(self.config),
+            Path::new("."),
+        );
         manifest.versions.extend(versions());
         Session::start(parts, directory, &manifest)?.run(&mut Print)?;
         Ok(path)
@@ -68,6 +78,9 @@ struct Print;
 
 impl Observer for Print {
     fn iteration(&mut self, summary: &IterationSummary) {
-        println!("iteration {}: reward {:.4}, loss {:.2e}", summary.done, summary.reward, summary.loss);
+        println!(
+            "iteration {}: reward {:.4}, loss {:.2e}",
+            summary.done, summary.reward, summary.loss
+        );
     }
 }

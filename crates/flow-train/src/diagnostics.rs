@@ -39,7 +39,11 @@ impl miette::Diagnostic for Shown<'_> {
             allowed => Some(format!("allowed: {}", allowed.join(", "))),
         };
         let lines: Vec<String> = self.diagnostic.help.clone().into_iter().chain(allowed).collect();
-        if lines.is_empty() { None } else { Some(Box::new(lines.join("\n"))) }
+        if lines.is_empty() {
+            None
+        } else {
+            Some(Box::new(lines.join("\n")))
+        }
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
@@ -48,33 +52,59 @@ impl miette::Diagnostic for Shown<'_> {
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
         let span = self.diagnostic.span.clone()?;
-        Some(Box::new(std::iter::once(LabeledSpan::new(None, span.start, span.len()))))
+        Some(Box::new(std::iter::once(LabeledSpan::new(
+            None,
+            span.start,
+            span.len(),
+        ))))
     }
 }
 
 /// All diagnostics of a report.
 pub fn render(report: &Report, colour: bool) -> String {
-    let theme = if colour { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
-    let handler = GraphicalReportHandler::new_themed(theme).with_links(false).with_width(110).with_context_lines(1);
+    let theme = if colour {
+        GraphicalTheme::unicode()
+    } else {
+        GraphicalTheme::unicode_nocolor()
+    };
+    let handler = GraphicalReportHandler::new_themed(theme)
+        .with_links(false)
+        .with_width(110)
+        .with_context_lines(1);
     let mut text = String::new();
     for diagnostic in &report.diagnostics {
         let source = report
             .source_of(diagnostic)
             .map(|source| NamedSource::new(source.name.clone(), source.text.clone()).with_language("TOML"));
         let before = text.len();
-        if handler.render_report(&mut text, &Shown { diagnostic, source }).is_err() {
+        if handler
+            .render_report(&mut text, &Shown { diagnostic, source })
+            .is_err()
+        {
             text.truncate(before);
             text.push_str(&report.render_one(diagnostic));
         }
     }
-    let count = |severity| report.diagnostics.iter().filter(|diagnostic| diagnostic.severity == severity).count();
+    let count = |severity| {
+        report
+            .diagnostics
+            .iter()
+            .filter(|diagnostic| diagnostic.severity == severity)
+            .count()
+    };
     let plural = |count: usize, noun: &str| match count {
         0 => None,
         1 => Some(format!("1 {noun}")),
         _ => Some(format!("{count} {noun}s")),
     };
-    let counts = [plural(count(Severity::Error), "error"), plural(count(Severity::Warning), "warning")];
-    text.push_str(&format!("\n{}\n", counts.into_iter().flatten().collect::<Vec<_>>().join(", ")));
+    let counts = [
+        plural(count(Severity::Error), "error"),
+        plural(count(Severity::Warning), "warning"),
+    ];
+    text.push_str(&format!(
+        "\n{}\n",
+        counts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    ));
     text
 }
 

@@ -90,11 +90,16 @@ pub fn environment<'a>(
     if config.device.dtype == DType::Bf16 {
         return Err(EnvironmentError::DType { asked: "bf16", kind });
     }
-    let slots: [(&str, &[AcceleratorEntry]); 2] =
-        [("shared", &config.acceleration.shared), ("rollout", &config.acceleration.rollout)];
+    let slots: [(&str, &[AcceleratorEntry]); 2] = [
+        ("shared", &config.acceleration.shared),
+        ("rollout", &config.acceleration.rollout),
+    ];
     for (slot, entries) in slots {
         if let Some(entry) = entries.first() {
-            return Err(EnvironmentError::Accelerator { slot, name: entry.name.clone() });
+            return Err(EnvironmentError::Accelerator {
+                slot,
+                name: entry.name.clone(),
+            });
         }
     }
     let policy = match config.checkpointing {
@@ -108,7 +113,10 @@ pub fn environment<'a>(
     if let Some(name) = config.runtime.options.keys().next() {
         return Err(EnvironmentError::RuntimeOption { name: name.clone() });
     }
-    let plan = Arc::new(Plan::new(registries.attention.get(kind)?, registries.kernels.get(kind)?));
+    let plan = Arc::new(Plan::new(
+        registries.attention.get(kind)?,
+        registries.kernels.get(kind)?,
+    ));
     Ok(Environment {
         device,
         rollout_plan: plan.clone(),
@@ -137,7 +145,10 @@ pub fn worker_pool(config: &Config) -> Result<rayon::ThreadPool, EnvironmentErro
         // A backward pass over a deep model recurses further than the 2 MiB of a spawned thread.
         .stack_size(16 << 20)
         .build()
-        .map_err(|error| EnvironmentError::Threads { threads, problem: error.to_string() })
+        .map_err(|error| EnvironmentError::Threads {
+            threads,
+            problem: error.to_string(),
+        })
 }
 
 /// Version of Burn that the workspace pins; a test compares it with the workspace's manifest.
@@ -145,6 +156,12 @@ const BURN_VERSION: &str = "0.22.1";
 
 /// Versions for the run manifest and `doctor`. CubeCL is in GPU builds only.
 pub fn versions() -> BTreeMap<String, String> {
-    let pairs = [("flow-train", env!("CARGO_PKG_VERSION")), ("burn", BURN_VERSION), ("cubecl", "none")];
-    pairs.map(|(name, version)| (name.to_owned(), version.to_owned())).into()
+    let pairs = [
+        ("flow-train", env!("CARGO_PKG_VERSION")),
+        ("burn", BURN_VERSION),
+        ("cubecl", "none"),
+    ];
+    pairs
+        .map(|(name, version)| (name.to_owned(), version.to_owned()))
+        .into()
 }

@@ -24,7 +24,10 @@ impl Registries {
     /// # Errors
     /// If two rewards have one name, which the tests rule out.
     pub fn built_in() -> Result<Self, RewardError> {
-        let mut registries = Self { rewards: RewardRegistry::with_built_in()?, ..Self::default() };
+        let mut registries = Self {
+            rewards: RewardRegistry::with_built_in()?,
+            ..Self::default()
+        };
         flow_models::register(&mut registries.models);
         flow_kernels::register(&mut registries.kernels);
         flow_attention::register(&mut registries.attention);

@@ -26,7 +26,11 @@ pub fn note(text: &str) {
 
 /// Writes an error; what is rendered already stays as it is.
 pub fn error(text: &str) {
-    let mark = if stderr_is_terminal() { "\u{1b}[31merror:\u{1b}[0m" } else { "error:" };
+    let mark = if stderr_is_terminal() {
+        "\u{1b}[31merror:\u{1b}[0m"
+    } else {
+        "error:"
+    };
     match text.strip_prefix(RENDERED) {
         Some(rendered) => note(rendered.trim_end()),
         None => note(&format!("{mark} {text}")),
@@ -45,14 +49,26 @@ pub fn stderr_is_terminal() -> bool {
 pub fn table(rows: &[Vec<String>], left: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for row in rows {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
-            if column < left { format!("{cell:width$}") } else { format!("{cell:>width$}") }
-        });
+        let cells = row
+            .iter()
+            .zip(&widths)
+            .enumerate()
+            .map(|(column, (cell, width))| {
+                if column < left {
+                    format!("{cell:width$}")
+                } else {
+                    format!("{cell:>width$}")
+                }
+            });
         text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');
     }

@@ -23,14 +23,27 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     loaded.compute(&config, |environment| match arguments.purpose {
         Purpose::Train => {
             let tokens = tokens(&config, environment).or_bad_input()?;
-            let build = Build { config: &config, environment };
-            setup::with_algorithm(&config, tokens, build).and_then(|built| built).or_bad_input()
+            let build = Build {
+                config: &config,
+                environment,
+            };
+            setup::with_algorithm(&config, tokens, build)
+                .and_then(|built| built)
+                .or_bad_input()
         }
         Purpose::Pretrain => setup::common(&config, environment).map(|_| ()).or_bad_input(),
     })?;
-    let given = loaded.resolved.sources.values().filter(|source| **source != flow_config::Source::Default).count();
+    let given = loaded
+        .resolved
+        .sources
+        .values()
+        .filter(|source| **source != flow_config::Source::Default)
+        .count();
     let all = loaded.resolved.sources.len();
-    terminal::line(&format!("{}: ok, {given} of {all} values given", arguments.config.config.display()))
+    terminal::line(&format!(
+        "{}: ok, {given} of {all} values given",
+        arguments.config.config.display()
+    ))
 }
 
 /// Builds the parts of a run and drops them.

@@ -22,8 +22,12 @@ pub fn run() -> Result<(), Failure> {
     lines.push(("processor".into(), host.cpu.unwrap_or_else(|| "unknown".into())));
     lines.push(("features".into(), features()));
     lines.push(("threads".into(), host.cpu_threads.to_string()));
-    let memory = host.memory_gib.map_or("unknown".into(), |gib| format!("{gib:.1} GiB"));
-    let resident = resident_bytes().map_or(String::new(), |bytes| format!(", {:.3} GiB in use here", bytes as f64 / BYTES_PER_GIB));
+    let memory = host
+        .memory_gib
+        .map_or("unknown".into(), |gib| format!("{gib:.1} GiB"));
+    let resident = resident_bytes().map_or(String::new(), |bytes| {
+        format!(", {:.3} GiB in use here", bytes as f64 / BYTES_PER_GIB)
+    });
     lines.push(("memory".into(), memory + &resident));
     lines.push(("disk".into(), disk(Path::new("."))));
     lines.push(("devices".into(), available().join(", ")));
@@ -33,7 +37,10 @@ pub fn run() -> Result<(), Failure> {
         Err(other) => return Err(other),
     };
     lines.push(("computing".into(), computes));
-    let text: String = lines.iter().map(|(name, value)| format!("{name:10}  {value}\n")).collect();
+    let text: String = lines
+        .iter()
+        .map(|(name, value)| format!("{name:10}  {value}\n"))
+        .collect();
     terminal::print(&text)?;
     problem.map_or(Ok(()), |problem| Err(Failure::Run(problem)))
 }
@@ -61,7 +68,11 @@ fn features() -> String {
     .collect();
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let found: Vec<&str> = Vec::new();
-    if found.is_empty() { "none of those that matter".into() } else { found.join(", ") }
+    if found.is_empty() {
+        "none of those that matter".into()
+    } else {
+        found.join(", ")
+    }
 }
 
 /// Free space where runs go by default.
@@ -69,14 +80,22 @@ fn disk(path: &Path) -> String {
     #[cfg(unix)]
     if let Ok(found) = rustix::fs::statvfs(path) {
         let gib = |blocks: u64| blocks as f64 * found.f_frsize as f64 / BYTES_PER_GIB;
-        return format!("{:.1} of {:.1} GiB free in this folder", gib(found.f_bavail), gib(found.f_blocks));
+        return format!(
+            "{:.1} of {:.1} GiB free in this folder",
+            gib(found.f_bavail),
+            gib(found.f_blocks)
+        );
     }
     format!("free space in {} is unknown", path.display())
 }
 
 /// Runs a small model twice, then on one thread, and compares the bits.
 fn computes() -> Result<String, Failure> {
-    let failed = |text: &str| Failure::Run(format!("{text}; please report this with the output of `flow-train doctor`"));
+    let failed = |text: &str| {
+        Failure::Run(format!(
+            "{text}; please report this with the output of `flow-train doctor`"
+        ))
+    };
     let many = velocity()?;
     if many.iter().any(|value| !value.is_finite()) || many.iter().all(|value| *value == 0.0) {
         return Err(failed("a small model gives values that cannot be right"));
@@ -111,7 +130,9 @@ fn velocity() -> Result<Vec<f32>, Failure> {
         let mut values = vec![0.0; spec.shape.iter().product()];
         stream.at(index as u64, 0).fill_normal(&mut values);
         values.iter_mut().for_each(|value| *value *= 0.05);
-        weights.set(index, device.plain(values, &spec.shape)).or_failed()?;
+        weights
+            .set(index, device.plain(values, &spec.shape))
+            .or_failed()?;
     }
     let batch = 3;
     let mut x = vec![0.0; batch * model.spec().latent.values()];
@@ -124,7 +145,10 @@ fn velocity() -> Result<Vec<f32>, Failure> {
     let input = ModelInput {
         x: device.tensor(x, [batch, model.spec().latent.values()]),
         sigma: device.tensor(vec![0.9, 0.5, 0.1], [batch]),
-        condition: Condition { tokens: Some(device.int_tensor(vec![0, 1, 2, 3, 4, 0], [batch, 2])), ..Condition::default() },
+        condition: Condition {
+            tokens: Some(device.int_tensor(vec![0, 1, 2, 3, 4, 0], [batch, 2])),
+            ..Condition::default()
+        },
     };
     let v = model.velocity(&rollout.exec(CallContext::single(Stage::Evaluation)), input);
     Ok(cpu::to_host(&flow_core::tensors::plain(&v.into_dispatch())))

@@ -30,9 +30,16 @@ pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
             .or_failed()?;
         drop(observer);
         let names = rewards.weights.iter().map(|reward| reward.name.clone());
-        let mut rows = vec![std::iter::once("prompt".to_owned()).chain(names).collect::<Vec<_>>()];
+        let mut rows = vec![
+            std::iter::once("prompt".to_owned())
+                .chain(names)
+                .collect::<Vec<_>>(),
+        ];
         for (index, prompt) in settings.prompts.iter().enumerate() {
-            let means = evaluation.prompt_means.iter().map(|means| format!("{:.4}", means[index]));
+            let means = evaluation
+                .prompt_means
+                .iter()
+                .map(|means| format!("{:.4}", means[index]));
             rows.push(std::iter::once(prompt.text.clone()).chain(means).collect());
         }
         let mut text = terminal::table(&rows, 1);

@@ -10,8 +10,11 @@ pub fn run(key: &str) -> Result<(), Failure> {
     }
     let found = flow_config::find_key(key);
     if !found.is_empty() {
-        let docs: Vec<String> =
-            found.iter().filter_map(|path| flow_config::explain(path)).map(|docs| docs.to_string()).collect();
+        let docs: Vec<String> = found
+            .iter()
+            .filter_map(|path| flow_config::explain(path))
+            .map(|docs| docs.to_string())
+            .collect();
         return terminal::print(&docs.join("\n"));
     }
     let known = flow_config::all_keys();

@@ -42,9 +42,16 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
         Listed::Models => {
             let known = choices("model.architecture");
             let meaning = |name: &str| {
-                known.iter().find(|(known, _)| known == name).map_or(String::new(), |(_, text)| text.clone())
+                known
+                    .iter()
+                    .find(|(known, _)| known == name)
+                    .map_or(String::new(), |(_, text)| text.clone())
             };
-            let rows = registries.models.names().into_iter().map(|name| vec![name.to_owned(), meaning(name)]);
+            let rows = registries
+                .models
+                .names()
+                .into_iter()
+                .map(|name| vec![name.to_owned(), meaning(name)]);
             ("models (model.architecture)", rows.collect())
         }
         Listed::Rewards => {
@@ -56,17 +63,26 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
                 };
                 let library = known.iter().all(|(known, _)| known != reward.name);
                 let reach = if library { ", from code only" } else { "" };
-                vec![reward.name.to_owned(), format!("{} ({kind}{reach})", reward.summary)]
+                vec![
+                    reward.name.to_owned(),
+                    format!("{} ({kind}{reach})", reward.summary),
+                ]
             });
             ("rewards (rewards.kind)", rows.collect())
         }
         Listed::Kernels => {
             let names = registries.kernels.names();
-            ("kernels (chosen by device.kind)", names.map(|name| vec![name.to_owned()]).collect())
+            (
+                "kernels (chosen by device.kind)",
+                names.map(|name| vec![name.to_owned()]).collect(),
+            )
         }
         Listed::Attention => {
             let names = registries.attention.names();
-            ("attention (chosen by device.kind)", names.map(|name| vec![name.to_owned()]).collect())
+            (
+                "attention (chosen by device.kind)",
+                names.map(|name| vec![name.to_owned()]).collect(),
+            )
         }
         Listed::Algorithms => ("algorithms (algorithm.kind)", rows("algorithm.kind")),
         Listed::Schedulers => ("schedulers (scheduler.dynamics)", rows("scheduler.dynamics")),
@@ -81,9 +97,14 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
 
 /// The values that the schema allows for a key, with their meanings.
 fn choices(key: &str) -> Vec<(String, String)> {
-    flow_config::explain(key).map(|docs| docs.allowed).unwrap_or_default()
+    flow_config::explain(key)
+        .map(|docs| docs.allowed)
+        .unwrap_or_default()
 }
 
 fn rows(key: &str) -> Vec<Vec<String>> {
-    choices(key).into_iter().map(|(name, text)| vec![name, text]).collect()
+    choices(key)
+        .into_iter()
+        .map(|(name, text)| vec![name, text])
+        .collect()
 }

@@ -14,7 +14,11 @@ pub fn run(config: &Path, write: bool) -> Result<(), Failure> {
         .map_err(|error| Failure::Input(format!("cannot read the config {name}: {error}; check the path")))?;
     let (new, changes) = match flow_config::migrate(&old) {
         Ok(migrated) => migrated,
-        Err(report) => return Err(diagnostics::settle(&report).err().unwrap_or(Failure::Input(report.render()))),
+        Err(report) => {
+            return Err(diagnostics::settle(&report)
+                .err()
+                .unwrap_or(Failure::Input(report.render())));
+        }
     };
     for change in &changes {
         let mark = if change.needs_attention { "look at " } else { "" };
@@ -33,10 +37,17 @@ pub fn run(config: &Path, write: bool) -> Result<(), Failure> {
         return terminal::line(&format!("{name} is up to date"));
     }
     let kept = beside(config)?;
-    fs::copy(config, &kept)
-        .map_err(|error| Failure::Run(format!("cannot keep the old config as {}: {error}", kept.display())))?;
+    fs::copy(config, &kept).map_err(|error| {
+        Failure::Run(format!(
+            "cannot keep the old config as {}: {error}",
+            kept.display()
+        ))
+    })?;
     flow_report::atomic_write(config, "config", |out| out.write_all(new.as_bytes())).or_failed()?;
-    terminal::line(&format!("{name} is up to date; the old one is {}", kept.display()))
+    terminal::line(&format!(
+        "{name} is up to date; the old one is {}",
+        kept.display()
+    ))
 }
 
 /// A free name beside the config for the old one.
@@ -45,7 +56,10 @@ fn beside(config: &Path) -> Result<PathBuf, Failure> {
     name.push(".old");
     let path = PathBuf::from(name);
     if path.symlink_metadata().is_ok() {
-        let text = format!("{} is there already; move it away, so that it is not lost", path.display());
+        let text = format!(
+            "{} is there already; move it away, so that it is not lost",
+            path.display()
+        );
         return Err(Failure::Input(text));
     }
     Ok(path)

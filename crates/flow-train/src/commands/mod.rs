@@ -57,11 +57,19 @@ impl Loaded {
     fn read(arguments: &ConfigArguments) -> Result<Self, Failure> {
         let resolved = match flow_config::load(&arguments.config, &arguments.set) {
             Ok(resolved) => resolved,
-            Err(report) => return Err(diagnostics::settle(&report).err().unwrap_or(Failure::Input(report.render()))),
+            Err(report) => {
+                return Err(diagnostics::settle(&report)
+                    .err()
+                    .unwrap_or(Failure::Input(report.render())));
+            }
         };
         diagnostics::settle(&resolved.report)?;
         let registries = Registries::built_in().or_failed()?;
-        Ok(Self { resolved, base: flow_config::base_dir(&arguments.config), registries })
+        Ok(Self {
+            resolved,
+            base: flow_config::base_dir(&arguments.config),
+            registries,
+        })
     }
 
     fn config(&self) -> &Config {
@@ -84,5 +92,8 @@ fn tokens(config: &Config, environment: &Environment<'_>) -> Result<usize, Train
     // The weights do not matter here, and are read once the algorithm is known.
     let mut config = config.clone();
     config.model.weights = None;
-    Ok(flow_trainer::setup::model(&config, environment)?.model.spec().tokens)
+    Ok(flow_trainer::setup::model(&config, environment)?
+        .model
+        .spec()
+        .tokens)
 }

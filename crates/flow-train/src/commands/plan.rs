@@ -20,7 +20,15 @@ pub fn run(arguments: &ConfigArguments) -> Result<(), Failure> {
     config.model.weights = None;
     let text = loaded.compute(&config, |environment| {
         let tokens = tokens(&config, environment).or_bad_input()?;
-        setup::with_algorithm(&config, tokens, Describe { config: &config, environment }).or_bad_input()?
+        setup::with_algorithm(
+            &config,
+            tokens,
+            Describe {
+                config: &config,
+                environment,
+            },
+        )
+        .or_bad_input()?
     })?;
     terminal::print(&text)
 }
@@ -58,16 +66,31 @@ pub fn text<A: Algorithm>(
     let all = layout.count_values(|_| true);
     let geometry = &parts.settings.geometry;
     let steps = parts.schedule.steps_for(0);
-    let positions = parts.algorithm.positions(&parts.schedule, parts.settings.seed, 0, 0).len();
+    let positions = parts
+        .algorithm
+        .positions(&parts.schedule, parts.settings.seed, 0, 0)
+        .len();
     let passes = parts.algorithm.inner_epochs();
     let guided = parts.sampler.policy.is_guided();
     let branches = if guided { 2 } else { 1 };
     let updates = positions * geometry.micro_batches() * passes;
 
     let latent = spec.latent;
-    let blocks: Vec<String> = spec.stacks.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    let blocks: Vec<String> = spec
+        .stacks
+        .iter()
+        .map(|(name, count)| format!("{count} {name}"))
+        .collect();
     let mut lines: Vec<(&str, String)> = vec![
-        ("run", format!("{} in {}, {} iterations", config.run.name, config.run.dir.display(), config.run.steps)),
+        (
+            "run",
+            format!(
+                "{} in {}, {} iterations",
+                config.run.name,
+                config.run.dir.display(),
+                config.run.steps
+            ),
+        ),
         (
             "model",
             format!(
@@ -80,7 +103,10 @@ pub fn text<A: Algorithm>(
                 blocks.join(", ")
             ),
         ),
-        ("parameters", format!("{all}, of which {trained} are trained ({})", finetune(config))),
+        (
+            "parameters",
+            format!("{all}, of which {trained} are trained ({})", finetune(config)),
+        ),
         (
             "data",
             format!(
@@ -90,9 +116,25 @@ pub fn text<A: Algorithm>(
                 parts.evaluation.prompts.len()
             ),
         ),
-        ("rewards", parts.rewards.1.iter().map(|reward| format!("{} x {}", reward.weight, reward.name)).collect::<Vec<_>>().join(" + ")),
+        (
+            "rewards",
+            parts
+                .rewards
+                .1
+                .iter()
+                .map(|reward| format!("{} x {}", reward.weight, reward.name))
+                .collect::<Vec<_>>()
+                .join(" + "),
+        ),
         ("algorithm", format!("{} ({})", A::NAME, A::PARADIGM)),
-        ("device", format!("{}, f32, {} threads", environment.device.name(), rayon::current_num_threads())),
+        (
+            "device",
+            format!(
+                "{}, f32, {} threads",
+                environment.device.name(),
+                rayon::current_num_threads()
+            ),
+        ),
         ("rollout", environment.rollout_plan.describe()),
         ("training", environment.training_plan.describe()),
         (
@@ -122,14 +164,21 @@ pub fn text<A: Algorithm>(
         sampling_calls: geometry.micro_batches() * steps.len(),
         training_calls: updates,
         reference_calls: parts.algorithm.reference().map_or(0, |_| updates),
-        records: if A::PARADIGM == flow_accel::Paradigm::Coupled { positions } else { 0 },
+        records: if A::PARADIGM == flow_accel::Paradigm::Coupled {
+            positions
+        } else {
+            0
+        },
         samples: geometry.samples(),
         trained,
-        weight_sets: 1
-            + [&parts.state.weights.average, &parts.state.weights.old, &parts.state.weights.reference]
-                .into_iter()
-                .filter(|set| set.is_some())
-                .count(),
+        weight_sets: 1 + [
+            &parts.state.weights.average,
+            &parts.state.weights.old,
+            &parts.state.weights.reference,
+        ]
+        .into_iter()
+        .filter(|set| set.is_some())
+        .count(),
     };
     let cost = Cost::of(layout, spec, &work);
     lines.push((
@@ -162,20 +211,34 @@ pub fn text<A: Algorithm>(
 
 /// A count of operations with a decimal prefix.
 fn scaled(count: f64) -> String {
-    let (unit, prefix) = if count < 1e9 { (1e6, "M") } else if count < 1e12 { (1e9, "G") } else { (1e12, "T") };
+    let (unit, prefix) = if count < 1e9 {
+        (1e6, "M")
+    } else if count < 1e12 {
+        (1e9, "G")
+    } else {
+        (1e12, "T")
+    };
     format!("{:.1} {prefix}FLOP", count / unit)
 }
 
 /// An amount of memory with a binary prefix.
 fn bytes(amount: f64) -> String {
     const MIB: f64 = (1u64 << 20) as f64;
-    if amount < 1024.0 * MIB { format!("{:.1} MiB", amount / MIB) } else { format!("{:.2} GiB", amount / MIB / 1024.0) }
+    if amount < 1024.0 * MIB {
+        format!("{:.1} MiB", amount / MIB)
+    } else {
+        format!("{:.2} GiB", amount / MIB / 1024.0)
+    }
 }
 
 fn finetune(config: &Config) -> String {
     match config.model.finetune {
         Finetune::Full => "all weights".into(),
-        Finetune::Lora => format!("adapters of rank {}, alpha {}", config.lora.rank, config.lora.effective_alpha()),
+        Finetune::Lora => format!(
+            "adapters of rank {}, alpha {}",
+            config.lora.rank,
+            config.lora.effective_alpha()
+        ),
     }
 }
 
@@ -190,10 +253,18 @@ fn dynamics(config: &Config) -> &'static str {
 
 /// One row per step; what a deterministic step has not is left empty.
 fn schedule(steps: &[StepCoefficients]) -> Vec<Vec<String>> {
-    let head = ["step", "sigma", "to", "std_dev", "noise", "mean_x", "mean_v", "trained"];
+    let head = [
+        "step", "sigma", "to", "std_dev", "noise", "mean_x", "mean_v", "trained",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for step in steps {
-        let random = |value: f64| if step.is_stochastic() { format!("{value:.5}") } else { "-".into() };
+        let random = |value: f64| {
+            if step.is_stochastic() {
+                format!("{value:.5}")
+            } else {
+                "-".into()
+            }
+        };
         rows.push(vec![
             step.step.to_string(),
             format!("{:.5}", step.sigma),

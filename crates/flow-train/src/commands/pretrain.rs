@@ -47,7 +47,10 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
         flow_models::save(&trained.weights, &output, StoredDtype::F32, &metadata).or_failed()?;
         Ok(trained.final_loss)
     })?;
-    let mut text = format!("loss       {trained:.6} (mean of the last hundredth of {} steps)\n", config.pretrain.steps);
+    let mut text = format!(
+        "loss       {trained:.6} (mean of the last hundredth of {} steps)\n",
+        config.pretrain.steps
+    );
     text.push_str(&format!("time       {}\n", human_duration(watch.wall_s())));
     text.push_str(&format!("weights    {}\n", output.display()));
     if config.pretrain.classifier.enabled && matches!(config.data, DataConfig::Digits(_)) {
@@ -96,7 +99,10 @@ fn metadata(config: &Config, final_loss: f64) -> BTreeMap<String, String> {
     }
     let pairs = [
         ("flow-train.version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("flow-train.config_blake3", blake3::hash(relevant.to_string().as_bytes()).to_hex().to_string()),
+        (
+            "flow-train.config_blake3",
+            blake3::hash(relevant.to_string().as_bytes()).to_hex().to_string(),
+        ),
         ("flow-train.seed", pretrain.seed.to_string()),
         ("flow-train.steps", pretrain.steps.to_string()),
         ("flow-train.final_loss", format!("{final_loss:.9}")),
@@ -117,7 +123,9 @@ fn classifier(config: &Config, base: &Path) -> Result<String, Failure> {
         ..ClassifierTraining::default()
     };
     // The classifier counts in passes over its images: as many as the steps need.
-    let split = digits.split(settings.validation_fraction, settings.split_seed).or_failed()?;
+    let split = digits
+        .split(settings.validation_fraction, settings.split_seed)
+        .or_failed()?;
     let steps_per_epoch = split.train.len().div_ceil(wanted.batch);
     settings.epochs = u32::try_from(wanted.steps.div_ceil(steps_per_epoch)).unwrap_or(u32::MAX);
     let (classifier, report) = train_classifier(&settings, &digits).or_bad_input()?;
@@ -135,12 +143,18 @@ fn classifier(config: &Config, base: &Path) -> Result<String, Failure> {
 
 /// A path of the config, which starts from the config's folder; `./` before it would say nothing.
 fn under(base: &Path, path: &Path) -> PathBuf {
-    if base == Path::new(".") { path.to_owned() } else { base.join(path) }
+    if base == Path::new(".") {
+        path.to_owned()
+    } else {
+        base.join(path)
+    }
 }
 
 /// Makes the folder that a file goes to, before the work and not after it.
 fn parent(path: &Path) -> Result<(), Failure> {
-    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else { return Ok(()) };
+    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+        return Ok(());
+    };
     fs::create_dir_all(folder)
         .map_err(|error| Failure::Input(format!("cannot make the folder {}: {error}", folder.display())))
 }

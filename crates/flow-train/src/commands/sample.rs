@@ -29,34 +29,56 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
             .map(|text| common.dataset.parse_prompt(text))
             .collect::<Result<_, _>>()
             .or_bad_input()?;
-        let wanted: Vec<Prompt> = prompts.iter().flat_map(|prompt| vec![prompt.clone(); count]).collect();
+        let wanted: Vec<Prompt> = prompts
+            .iter()
+            .flat_map(|prompt| vec![prompt.clone(); count])
+            .collect();
         let images = generate(&common, environment, &wanted, config.sampling.micro_batch)?;
         let rewards = config.effective_eval_rewards();
         let scores = if rewards.is_empty() {
             Vec::new()
         } else {
             let workers = setup::rewards(rewards, environment, 1).or_bad_input()?.workers;
-            let samples = wanted.iter().zip(&images).enumerate().map(|(index, (prompt, image))| Sample {
-                image: image.clone(),
-                prompt: prompt.clone(),
-                group: (index / count) as u64,
-            });
-            workers.submit(samples.collect(), 0).and_then(|ticket| ticket.wait()).or_failed()?.rewards
+            let samples = wanted
+                .iter()
+                .zip(&images)
+                .enumerate()
+                .map(|(index, (prompt, image))| Sample {
+                    image: image.clone(),
+                    prompt: prompt.clone(),
+                    group: (index / count) as u64,
+                });
+            workers
+                .submit(samples.collect(), 0)
+                .and_then(|ticket| ticket.wait())
+                .or_failed()?
+                .rewards
         };
         let mut grid = ImageGrid::new().scale(config.evaluation.grid.scale.max(1) as u32);
         for (row, prompt) in prompts.iter().enumerate() {
             let of_row = row * count..(row + 1) * count;
             let tiles = images[of_row.clone()].iter().zip(of_row).map(|(image, index)| {
-                let tile = Tile::new(image.channels, image.height, image.width, image.pixels_chw.clone())?;
+                let tile = Tile::new(
+                    image.channels,
+                    image.height,
+                    image.width,
+                    image.pixels_chw.clone(),
+                )?;
                 Ok(match scores.first() {
                     Some(scores) => tile.label(format!("{:.2}", scores.values[index])),
                     None => tile,
                 })
             });
-            grid.row(prompt.text.clone(), tiles.collect::<Result<_, flow_report::ReportError>>().or_failed()?);
+            grid.row(
+                prompt.text.clone(),
+                tiles
+                    .collect::<Result<_, flow_report::ReportError>>()
+                    .or_failed()?,
+            );
         }
         let picture = grid.picture().or_failed()?;
-        flow_report::atomic_write(&arguments.out, "picture", |out| out.write_all(&picture.png)).or_failed()?;
+        flow_report::atomic_write(&arguments.out, "picture", |out| out.write_all(&picture.png))
+            .or_failed()?;
         Ok(lines(&prompts, &scores, count))
     })?;
     if !quiet {
@@ -75,17 +97,31 @@ fn generate(
     let evaluation = &common.evaluation;
     let steps = evaluation.schedule.ode_steps();
     let rollout = Rollout::new(&common.model.weights, environment.rollout_plan.clone());
-    let site = CallSite { stage: Stage::Evaluation, iteration: 0, step: 0, steps: steps.len() as u32 };
+    let site = CallSite {
+        stage: Stage::Evaluation,
+        iteration: 0,
+        step: 0,
+        steps: steps.len() as u32,
+    };
     let shape = common.dataset.image_shape();
     let ids: Vec<u64> = (0..wanted.len() as u64).collect();
     let mut images = Vec::with_capacity(wanted.len());
     for (ids, prompts) in ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)) {
         let conditions = common.conditioner.conditions(prompts.iter());
-        let done =
-            evaluation.sampler.run(&rollout, site, NoiseSource::Evaluation, ids, conditions, steps, |_| {});
+        let done = evaluation.sampler.run(
+            &rollout,
+            site,
+            NoiseSource::Evaluation,
+            ids,
+            conditions,
+            steps,
+            |_| {},
+        );
         for pixels in cpu::to_host(&done.clean).chunks_exact(shape.len()) {
             if pixels.iter().any(|value| !value.is_finite()) {
-                return Err(Failure::Run("the model made a value that is not finite; its weights are unusable".into()));
+                return Err(Failure::Run(
+                    "the model made a value that is not finite; its weights are unusable".into(),
+                ));
             }
             let pixels = pixels.iter().map(|value| value.clamp(-1.0, 1.0)).collect();
             images.push(Image::new(shape, pixels).or_failed()?);
@@ -99,9 +135,16 @@ fn lines(prompts: &[Prompt], scores: &[RewardScores], count: usize) -> String {
     let mut text = String::new();
     for (row, prompt) in prompts.iter().enumerate() {
         for reward in scores {
-            let values: Vec<String> =
-                reward.values[row * count..(row + 1) * count].iter().map(|value| format!("{value:.3}")).collect();
-            text.push_str(&format!("{}: {} {}\n", prompt.text, reward.name, values.join(" ")));
+            let values: Vec<String> = reward.values[row * count..(row + 1) * count]
+                .iter()
+                .map(|value| format!("{value:.3}"))
+                .collect();
+            text.push_str(&format!(
+                "{}: {} {}\n",
+                prompt.text,
+                reward.name,
+                values.join(" ")
+            ));
         }
     }
     text

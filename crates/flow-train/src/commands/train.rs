@@ -20,10 +20,20 @@ use open::Start;
 pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
     let loaded = Loaded::read(&arguments.config)?;
     diagnostics::settle(&loaded.resolved.check_training())?;
-    let interrupt = if arguments.dry_run { Interrupt::default() } else { Interrupt::listen()? };
+    let interrupt = if arguments.dry_run {
+        Interrupt::default()
+    } else {
+        Interrupt::listen()?
+    };
     loaded.compute(loaded.config(), |environment| {
         let tokens = tokens(loaded.config(), environment).or_bad_input()?;
-        let train = Train { arguments, quiet, loaded: &loaded, environment, interrupt };
+        let train = Train {
+            arguments,
+            quiet,
+            loaded: &loaded,
+            environment,
+            interrupt,
+        };
         setup::with_algorithm(loaded.config(), tokens, train).or_bad_input()?
     })
 }
@@ -38,12 +48,20 @@ struct Train<'a> {
 
 impl Train<'_> {
     fn observer(&self) -> Result<Box<dyn Observer>, Failure> {
-        let (iterations, every) = (self.loaded.config().run.steps as u64, self.loaded.config().logging.every as u64);
+        let (iterations, every) = (
+            self.loaded.config().run.steps as u64,
+            self.loaded.config().logging.every as u64,
+        );
         #[cfg(feature = "tui")]
         if self.arguments.tui {
             return Ok(Box::new(progress::Tui::open(iterations, self.interrupt.clone())?));
         }
-        Ok(progress::observer(iterations, every, self.quiet, self.interrupt.clone()))
+        Ok(progress::observer(
+            iterations,
+            every,
+            self.quiet,
+            self.interrupt.clone(),
+        ))
     }
 
     /// Says on standard error what a person should know before the run.
@@ -77,10 +95,20 @@ impl WithAlgorithm for Train<'_> {
                 self.tell(&mut *observer, directory.notices());
                 let resolved = serde_json::to_value(config).or_failed()?;
                 let command = std::env::args().collect();
-                let session = Session::resume(parts, directory, from.as_deref(), command, &resolved, &mut *observer)
-                    .or_bad_input()?;
+                let session = Session::resume(
+                    parts,
+                    directory,
+                    from.as_deref(),
+                    command,
+                    &resolved,
+                    &mut *observer,
+                )
+                .or_bad_input()?;
                 let place = session.directory().path().display();
-                observer.notice(&format!("resumed {place} after iteration {}", session.state().iteration));
+                observer.notice(&format!(
+                    "resumed {place} after iteration {}",
+                    session.state().iteration
+                ));
                 self.tell(&mut *observer, &open::changes(session.directory()));
                 session
             }
@@ -96,7 +124,9 @@ impl WithAlgorithm for Train<'_> {
             RunStatus::Interrupted { step } => {
                 let resume = open::resume_command(self.arguments, config, &session.directory().name());
                 let place = session.directory().path().display();
-                terminal::note(&format!("interrupted after iteration {step}; the state is saved in {place}"));
+                terminal::note(&format!(
+                    "interrupted after iteration {step}; the state is saved in {place}"
+                ));
                 terminal::note(&format!("to go on: {resume}"));
                 Err(Failure::Interrupted)
             }

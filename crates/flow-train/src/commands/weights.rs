@@ -23,10 +23,15 @@ pub fn export(
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<PathBuf>, Failure> {
     let mut written = Vec::new();
-    let sets = std::iter::once(("", &weights.current)).chain(weights.average.as_ref().map(|set| ("average", set)));
+    let sets =
+        std::iter::once(("", &weights.current)).chain(weights.average.as_ref().map(|set| ("average", set)));
     for (set, weights) in sets {
         if weights.layout().has_adapters() {
-            let prefix = if set.is_empty() { String::new() } else { format!("{set}-") };
+            let prefix = if set.is_empty() {
+                String::new()
+            } else {
+                format!("{set}-")
+            };
             let adapter = folder.join(format!("{prefix}adapter"));
             flow_models::export_adapters(weights, &adapter, StoredDtype::F32, metadata).or_failed()?;
             let merged = folder.join(format!("{prefix}merged.safetensors"));
@@ -89,11 +94,19 @@ fn classify(path: &Path) -> Result<Given, Failure> {
         .map_err(|error| Failure::Input(format!("cannot tell where {} is: {error}", path.display())))?;
     const ADAPTER: &str = "adapter_model.safetensors";
     let is_adapter = path.join(ADAPTER).is_file() || path.file_name().is_some_and(|name| name == ADAPTER);
-    Ok(if is_adapter { Given::Adapter(path) } else { Given::Model(path) })
+    Ok(if is_adapter {
+        Given::Adapter(path)
+    } else {
+        Given::Model(path)
+    })
 }
 
 /// Loads the adapter that [`substitute`] found, if it found one.
-pub fn load_adapter(weights: &mut Weights, adapter: Option<&Path>, device: &ComputeDevice) -> Result<(), Failure> {
+pub fn load_adapter(
+    weights: &mut Weights,
+    adapter: Option<&Path>,
+    device: &ComputeDevice,
+) -> Result<(), Failure> {
     match adapter {
         Some(path) => flow_models::load_adapters(weights, path, device).or_bad_input(),
         None => Ok(()),

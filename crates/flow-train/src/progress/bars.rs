@@ -24,10 +24,18 @@ impl Bars {
         let run = all.add(ProgressBar::new(iterations).with_style(style(
             "{msg}\n{prefix:11} {wide_bar} {pos}/{len}  {rate}  {eta} left",
         )));
-        let phase = all.add(ProgressBar::new(0).with_style(style("{prefix:11} {wide_bar} {pos}/{len}  {rate}")));
+        let phase =
+            all.add(ProgressBar::new(0).with_style(style("{prefix:11} {wide_bar} {pos}/{len}  {rate}")));
         run.set_prefix("iterations");
         run.enable_steady_tick(Duration::from_millis(250));
-        Self { all, run, phase, interrupt, begun: false, pretraining: false }
+        Self {
+            all,
+            run,
+            phase,
+            interrupt,
+            begun: false,
+            pretraining: false,
+        }
     }
 
     /// A line above the bars.

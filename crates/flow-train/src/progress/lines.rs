@@ -19,7 +19,13 @@ pub struct Lines {
 impl Lines {
     /// A line every `every` iterations, and one for the last.
     pub fn new(every: u64, interrupt: Interrupt) -> Self {
-        Self { every: every.max(1), interrupt, watch: Stopwatch::start(), seen: 0, pretraining: false }
+        Self {
+            every: every.max(1),
+            interrupt,
+            watch: Stopwatch::start(),
+            seen: 0,
+            pretraining: false,
+        }
     }
 }
 
@@ -30,7 +36,13 @@ impl Observer for Lines {
 
     fn iteration(&mut self, summary: &IterationSummary) {
         self.seen += 1;
-        let IterationSummary { done, total, images, wall_s, .. } = *summary;
+        let IterationSummary {
+            done,
+            total,
+            images,
+            wall_s,
+            ..
+        } = *summary;
         if !done.is_multiple_of(self.every) && done != total {
             return;
         }

@@ -47,8 +47,16 @@ fn phase_name(phase: Phase) -> &'static str {
 
 /// The numbers of an iteration. Pretraining has a loss and no reward.
 fn numbers(summary: &IterationSummary, pretraining: bool) -> String {
-    let mut text = if pretraining { String::new() } else { format!("reward {:.4}  ", summary.reward) };
-    text.push_str(&format!("loss {}  grad {:.3}", short(summary.loss), summary.gradient_norm));
+    let mut text = if pretraining {
+        String::new()
+    } else {
+        format!("reward {:.4}  ", summary.reward)
+    };
+    text.push_str(&format!(
+        "loss {}  grad {:.3}",
+        short(summary.loss),
+        summary.gradient_norm
+    ));
     if let Some(deviation) = summary.max_ratio_deviation {
         text.push_str(&format!("  |ratio-1| {}", short(f64::from(deviation))));
     }

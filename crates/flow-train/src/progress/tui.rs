@@ -10,7 +10,9 @@ use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use ratatui::crossterm::execute;
-use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
+use ratatui::crossterm::terminal::{
+    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Style};
 use ratatui::symbols::Marker;
@@ -24,7 +26,13 @@ use std::time::{Duration, Instant};
 const MESSAGES: usize = 100;
 /// Time between two pictures.
 const REDRAW: Duration = Duration::from_millis(100);
-const COLOURS: [Color; 5] = [Color::Cyan, Color::Yellow, Color::Magenta, Color::Green, Color::Blue];
+const COLOURS: [Color; 5] = [
+    Color::Cyan,
+    Color::Yellow,
+    Color::Magenta,
+    Color::Green,
+    Color::Blue,
+];
 
 /// Points of a curve: iteration and value.
 type Curve = Vec<(f64, f64)>;
@@ -47,7 +55,9 @@ impl Tui {
     /// Takes over the terminal of standard error.
     pub fn open(iterations: u64, interrupt: Interrupt) -> Result<Self, Failure> {
         if !terminal::stderr_is_terminal() {
-            return Err(Failure::Input("`--tui` needs a terminal on standard error; leave it out".into()));
+            return Err(Failure::Input(
+                "`--tui` needs a terminal on standard error; leave it out".into(),
+            ));
         }
         let open = || {
             enable_raw_mode()?;
@@ -64,7 +74,10 @@ impl Tui {
             watch: Stopwatch::start(),
             drawn: None,
             seen: 0,
-            last: IterationSummary { total: iterations, ..IterationSummary::default() },
+            last: IterationSummary {
+                total: iterations,
+                ..IterationSummary::default()
+            },
             phase: (Phase::Rollout, 0, 0),
             rollouts: Vec::new(),
             held_out: Vec::new(),
@@ -82,7 +95,9 @@ impl Tui {
     /// In raw mode the terminal sends Ctrl-C as a key.
     fn keys(&mut self) {
         while matches!(event::poll(Duration::ZERO), Ok(true)) {
-            let Ok(Event::Key(KeyEvent { code, modifiers, .. })) = event::read() else { continue };
+            let Ok(Event::Key(KeyEvent { code, modifiers, .. })) = event::read() else {
+                continue;
+            };
             let control_c = code == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL);
             if control_c && self.interrupt.ask() {
                 leave();
@@ -107,7 +122,11 @@ impl Tui {
             " {}   {:.1} images/s   {} left ",
             numbers(&self.last, false),
             self.last.images as f64 / self.last.wall_s.max(1e-9),
-            if self.seen == 0 { "?".into() } else { human_duration(left_s) }
+            if self.seen == 0 {
+                "?".into()
+            } else {
+                human_duration(left_s)
+            }
         );
         let (phase, units, position) = self.phase;
         let curves = std::iter::once(("rollouts", &self.rollouts))
@@ -116,26 +135,51 @@ impl Tui {
         let (low, high) = bounds(&curves);
         let messages = &self.messages;
         let picture = self.screen.draw(|frame| {
-            let rows = [Constraint::Min(8), Constraint::Length(3), Constraint::Length(3), Constraint::Length(7)];
+            let rows = [
+                Constraint::Min(8),
+                Constraint::Length(3),
+                Constraint::Length(3),
+                Constraint::Length(7),
+            ];
             let [top, run, below, bottom] = Layout::vertical(rows).areas(frame.area());
-            let datasets = curves.iter().zip(COLOURS.iter().cycle()).map(|((name, curve), colour)| {
-                Dataset::default()
-                    .name(*name)
-                    .marker(Marker::Braille)
-                    .graph_type(GraphType::Line)
-                    .style(Style::new().fg(*colour))
-                    .data(curve)
-            });
+            let datasets = curves
+                .iter()
+                .zip(COLOURS.iter().cycle())
+                .map(|((name, curve), colour)| {
+                    Dataset::default()
+                        .name(*name)
+                        .marker(Marker::Braille)
+                        .graph_type(GraphType::Line)
+                        .style(Style::new().fg(*colour))
+                        .data(curve)
+                });
             let chart = Chart::new(datasets.collect())
                 .block(Block::bordered().title(" reward "))
-                .x_axis(Axis::default().bounds([0.0, total as f64]).labels(["0".to_owned(), total.to_string()]))
-                .y_axis(Axis::default().bounds([low, high]).labels([format!("{low:.3}"), format!("{high:.3}")]));
+                .x_axis(
+                    Axis::default()
+                        .bounds([0.0, total as f64])
+                        .labels(["0".to_owned(), total.to_string()]),
+                )
+                .y_axis(
+                    Axis::default()
+                        .bounds([low, high])
+                        .labels([format!("{low:.3}"), format!("{high:.3}")]),
+                );
             frame.render_widget(chart, top);
             frame.render_widget(gauge(status, done as usize, total as usize), run);
             frame.render_widget(gauge(format!(" {} ", phase_name(phase)), position, units), below);
-            let skip = messages.len().saturating_sub(usize::from(bottom.height.saturating_sub(2)));
-            let lines: Vec<Line<'_>> = messages.iter().skip(skip).map(|text| Line::raw(text.as_str())).collect();
-            frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" messages ")), bottom);
+            let skip = messages
+                .len()
+                .saturating_sub(usize::from(bottom.height.saturating_sub(2)));
+            let lines: Vec<Line<'_>> = messages
+                .iter()
+                .skip(skip)
+                .map(|text| Line::raw(text.as_str()))
+                .collect();
+            frame.render_widget(
+                Paragraph::new(lines).block(Block::bordered().title(" messages ")),
+                bottom,
+            );
         });
         // That a picture could not be drawn is no reason to stop a run.
         drop(picture);
@@ -143,7 +187,11 @@ impl Tui {
 }
 
 fn gauge(title: String, position: usize, units: usize) -> Gauge<'static> {
-    let ratio = if units == 0 { 0.0 } else { (position as f64 / units as f64).clamp(0.0, 1.0) };
+    let ratio = if units == 0 {
+        0.0
+    } else {
+        (position as f64 / units as f64).clamp(0.0, 1.0)
+    };
     Gauge::default()
         .block(Block::bordered().title(title))
         .gauge_style(Style::new().fg(Color::Cyan))
@@ -153,8 +201,15 @@ fn gauge(title: String, position: usize, units: usize) -> Gauge<'static> {
 
 /// The range of all values, never empty.
 fn bounds(curves: &[(&str, &Curve)]) -> (f64, f64) {
-    let values = || curves.iter().flat_map(|(_, curve)| curve.iter().map(|(_, value)| *value));
-    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
+    let values = || {
+        curves
+            .iter()
+            .flat_map(|(_, curve)| curve.iter().map(|(_, value)| *value))
+    };
+    let (low, high) = (
+        values().fold(f64::INFINITY, f64::min),
+        values().fold(f64::NEG_INFINITY, f64::max),
+    );
     if !(low.is_finite() && high.is_finite()) {
         return (0.0, 1.0);
     }

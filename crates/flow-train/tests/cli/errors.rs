@@ -6,10 +6,23 @@ use crate::support::{Place, contains};
 fn an_unknown_key_is_shown_with_file_line_and_the_nearest_key() {
     let place = Place::bare();
     place.edit(|text| text.replace("learning_rate", "learning_rte"));
-    let line = place.text("tiny.toml").lines().position(|line| line.contains("learning_rte")).unwrap() + 1;
+    let line = place
+        .text("tiny.toml")
+        .lines()
+        .position(|line| line.contains("learning_rte"))
+        .unwrap()
+        + 1;
     for command in ["train", "check", "plan", "pretrain", "eval"] {
         let error = place.fail(2, &[command, "tiny.toml"]);
-        contains(&error, &[&format!("tiny.toml:{line}:"), "learning_rte", "did you mean `learning_rate`?", "1 error"]);
+        contains(
+            &error,
+            &[
+                &format!("tiny.toml:{line}:"),
+                "learning_rte",
+                "did you mean `learning_rate`?",
+                "1 error",
+            ],
+        );
     }
     assert_eq!(place.files(), ["tiny.toml"]);
 }
@@ -18,10 +31,21 @@ fn an_unknown_key_is_shown_with_file_line_and_the_nearest_key() {
 fn everything_that_is_wrong_is_said_at_once() {
     let place = Place::bare();
     place.edit(|text| {
-        text.replace("group_size = 4", "group_size = 0").replace("kind = \"digits\"", "kind = \"digit\"") + "\n[eval]\n"
+        text.replace("group_size = 4", "group_size = 0")
+            .replace("kind = \"digits\"", "kind = \"digit\"")
+            + "\n[eval]\n"
     });
     let error = place.fail(2, &["check", "tiny.toml"]);
-    contains(&error, &["sampling.group_size", "data.kind", "\"digits\"", "[eval]", "3 errors"]);
+    contains(
+        &error,
+        &[
+            "sampling.group_size",
+            "data.kind",
+            "\"digits\"",
+            "[eval]",
+            "3 errors",
+        ],
+    );
 }
 
 #[test]
@@ -37,11 +61,31 @@ fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
     let cases = [
         ("device.kind=cuda", "cuda", "available: cpu"),
         ("device.dtype=bf16", "device.dtype", "available: \"f32\""),
-        ("acceleration.shared=[{ name = \"ring\" }]", "acceleration.shared", "available: none"),
-        ("acceleration.rollout=[{ name = \"taylor\" }]", "acceleration.rollout", "available: none"),
-        ("checkpointing.policy=full", "checkpointing.policy", "available: \"none\""),
-        ("checkpointing.policy=attn-only", "checkpointing.policy", "available: \"none\""),
-        ("runtime.options={ \"cubecl.autotune\" = 1 }", "cubecl.autotune", "available: none"),
+        (
+            "acceleration.shared=[{ name = \"ring\" }]",
+            "acceleration.shared",
+            "available: none",
+        ),
+        (
+            "acceleration.rollout=[{ name = \"taylor\" }]",
+            "acceleration.rollout",
+            "available: none",
+        ),
+        (
+            "checkpointing.policy=full",
+            "checkpointing.policy",
+            "available: \"none\"",
+        ),
+        (
+            "checkpointing.policy=attn-only",
+            "checkpointing.policy",
+            "available: \"none\"",
+        ),
+        (
+            "runtime.options={ \"cubecl.autotune\" = 1 }",
+            "cubecl.autotune",
+            "available: none",
+        ),
     ];
     for (set, name, available) in cases {
         for command in ["train", "check"] {
@@ -57,8 +101,14 @@ fn missing_weights_are_named_with_their_path() {
     let place = Place::bare();
     contains(&place.fail(2, &["train", "tiny.toml"]), &["tiny.safetensors"]);
     place.edit(|text| text.replace("weights = \"tiny.safetensors\"\n", ""));
-    contains(&place.fail(2, &["train", "tiny.toml"]), &["model.weights", "pretrain"]);
-    contains(&place.fail(2, &["sample", "tiny.toml", "--prompt", "bold 7"]), &["--weights"]);
+    contains(
+        &place.fail(2, &["train", "tiny.toml"]),
+        &["model.weights", "pretrain"],
+    );
+    contains(
+        &place.fail(2, &["sample", "tiny.toml", "--prompt", "bold 7"]),
+        &["--weights"],
+    );
 }
 
 #[test]
@@ -71,12 +121,18 @@ fn a_file_in_place_of_the_folder_of_runs_is_a_clear_error() {
 
 #[test]
 fn a_missing_config_is_named() {
-    contains(&Place::bare().fail(2, &["train", "other.toml"]), &["other.toml", "check the path"]);
+    contains(
+        &Place::bare().fail(2, &["train", "other.toml"]),
+        &["other.toml", "check the path"],
+    );
 }
 
 #[test]
 fn a_prompt_outside_the_vocabulary_names_the_nearest_word() {
     let place = Place::new();
-    contains(&place.fail(2, &["sample", "tiny.toml", "--prompt", "bald 7"]), &["bald", "bold"]);
+    contains(
+        &place.fail(2, &["sample", "tiny.toml", "--prompt", "bald 7"]),
+        &["bald", "bold"],
+    );
     assert!(!place.path("sample.png").exists());
 }

@@ -8,15 +8,27 @@ use std::time::{Duration, Instant};
 
 /// What an uninterrupted run of the same config leaves.
 fn reference(place: &Place, set: &[&str]) -> (Vec<u8>, Vec<u8>) {
-    place.succeed(&[["train", "tiny.toml", "--quiet", "--set", "run.dir=whole"].as_slice(), set].concat());
-    (place.bytes("whole/tiny/metrics.jsonl"), place.bytes("whole/tiny/weights/final.safetensors"))
+    place.succeed(
+        &[
+            ["train", "tiny.toml", "--quiet", "--set", "run.dir=whole"].as_slice(),
+            set,
+        ]
+        .concat(),
+    );
+    (
+        place.bytes("whole/tiny/metrics.jsonl"),
+        place.bytes("whole/tiny/weights/final.safetensors"),
+    )
 }
 
 #[track_caller]
 fn assert_same(place: &Place, folder: &str, (metrics, weights): &(Vec<u8>, Vec<u8>), what: &str) {
     let found = place.text(&format!("{folder}/tiny/metrics.jsonl"));
     assert_eq!(found, String::from_utf8_lossy(metrics), "{what}");
-    assert!(place.bytes(&format!("{folder}/tiny/weights/final.safetensors")) == *weights, "{what}: other weights");
+    assert!(
+        place.bytes(&format!("{folder}/tiny/weights/final.safetensors")) == *weights,
+        "{what}: other weights"
+    );
 }
 
 /// A fixed sequence of fractions in `[0, 1)` (an additive recurrence with the golden ratio), so that kills are spread
@@ -54,12 +66,20 @@ fn a_run_killed_at_any_moment_resumes_to_the_same_bytes() {
         loop {
             // There is a run to resume once it has been locked; before that, the first command is the one to repeat.
             let begun = place.path(format!("killed-{runs}/tiny/run.lock")).exists();
-            let mut arguments = [["train", "tiny.toml", "--quiet", "--set", &folder].as_slice(), &set].concat();
+            let mut arguments = [
+                ["train", "tiny.toml", "--quiet", "--set", &folder].as_slice(),
+                &set,
+            ]
+            .concat();
             if begun {
                 arguments.extend(["--resume", "latest"]);
             }
-            let child =
-                place.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let child = place
+                .command(&arguments)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
             starts += 1;
             match still_running(child, length.mul_f64(fraction(starts))) {
                 Ok(mut child) => {
@@ -73,7 +93,12 @@ fn a_run_killed_at_any_moment_resumes_to_the_same_bytes() {
                 }
             }
         }
-        assert_same(&place, &format!("killed-{runs}"), &whole, &format!("run {runs}, {kills} kills in all"));
+        assert_same(
+            &place,
+            &format!("killed-{runs}"),
+            &whole,
+            &format!("run {runs}, {kills} kills in all"),
+        );
     }
 }
 
@@ -82,23 +107,50 @@ fn a_run_killed_at_any_moment_resumes_to_the_same_bytes() {
 fn ctrl_c_saves_exits_with_130_and_says_how_to_go_on() {
     let place = Place::new();
     // No checkpoint is due: the one that is resumed from is the interrupt's.
-    let set = ["--set", "run.steps=80", "--set", "checkpoints.every=1000", "--set", "evaluation.every=40"];
+    let set = [
+        "--set",
+        "run.steps=80",
+        "--set",
+        "checkpoints.every=1000",
+        "--set",
+        "evaluation.every=40",
+    ];
     let whole = reference(&place, &set);
     let arguments = [["train", "tiny.toml"].as_slice(), &set].concat();
-    let mut child = place.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = place
+        .command(&arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap());
     let mut seen = String::new();
     while !seen.contains("iteration 3/80") {
         assert!(lines.read_line(&mut seen).unwrap() > 0, "{seen}");
     }
     let pid = child.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
     lines.read_to_string(&mut seen).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{seen}");
-    contains(&seen, &["finishing this iteration", "the state is saved in runs/tiny"]);
-    assert!(!seen.contains("iteration 80/80"), "it was interrupted too late: {seen}");
+    contains(
+        &seen,
+        &["finishing this iteration", "the state is saved in runs/tiny"],
+    );
+    assert!(
+        !seen.contains("iteration 80/80"),
+        "it was interrupted too late: {seen}"
+    );
 
-    let command = seen.lines().find_map(|line| line.strip_prefix("to go on: flow-train ")).expect("how to go on");
+    let command = seen
+        .lines()
+        .find_map(|line| line.strip_prefix("to go on: flow-train "))
+        .expect("how to go on");
     let arguments: Vec<&str> = command.split(' ').collect();
     assert_eq!(arguments[arguments.len() - 2..], ["--resume", "latest"]);
     place.succeed(&arguments);
@@ -121,7 +173,10 @@ fn a_truncated_newest_checkpoint_is_named_and_the_one_before_is_used() {
     truncate(&place.path("runs/tiny/checkpoints/step-000003.ckpt"));
     let outcome = place.run(&[arguments.as_slice(), &["--resume", "latest"]].concat());
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
-    contains(&outcome.stderr, &["step-000003.ckpt", "resumed runs/tiny after iteration 2"]);
+    contains(
+        &outcome.stderr,
+        &["step-000003.ckpt", "resumed runs/tiny after iteration 2"],
+    );
     assert_same(&place, "runs", &whole, "after a damaged checkpoint");
 }
 
@@ -135,14 +190,25 @@ fn a_checkpoint_can_be_chosen_and_a_missing_one_is_an_error() {
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
     contains(&outcome.stderr, &["resumed runs/tiny after iteration 1"]);
     assert_same(&place, "runs", &whole, "from the first checkpoint");
-    let error = place.fail(2, &["train", "tiny.toml", "--resume", "runs/tiny/checkpoints/step-000009.ckpt"]);
+    let error = place.fail(
+        2,
+        &[
+            "train",
+            "tiny.toml",
+            "--resume",
+            "runs/tiny/checkpoints/step-000009.ckpt",
+        ],
+    );
     contains(&error, &["step-000009.ckpt", "--resume latest"]);
 }
 
 #[test]
 fn a_run_that_is_not_there_cannot_be_resumed() {
     let place = Place::new();
-    contains(&place.fail(2, &["train", "tiny.toml", "--resume", "latest"]), &["there is no run", "runs/tiny"]);
+    contains(
+        &place.fail(2, &["train", "tiny.toml", "--resume", "latest"]),
+        &["there is no run", "runs/tiny"],
+    );
 }
 
 #[test]

@@ -107,7 +107,10 @@ impl Place {
     /// The command, ready to start.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_flow-train"));
-        command.args(arguments).current_dir(self.folder.path()).stdin(Stdio::null());
+        command
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null());
         command
     }
 

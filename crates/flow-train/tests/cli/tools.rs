@@ -28,7 +28,10 @@ fn plan_shows_geometry_calls_and_schedule_before_there_are_weights() {
     assert_eq!(sigmas, ["1.00000", "0.75000", "0.50000", "0.25000"]);
     // Flow-SDE at sigma 0.75 with noise level 0.7: std_dev = 0.7 sqrt(0.75 / 0.25), noise = std_dev sqrt(0.25).
     let std_dev = 0.7 * 3f64.sqrt();
-    assert_eq!((rows[1][3], rows[1][4]), (&*format!("{std_dev:.5}"), &*format!("{:.5}", std_dev * 0.5)));
+    assert_eq!(
+        (rows[1][3], rows[1][4]),
+        (&*format!("{std_dev:.5}"), &*format!("{:.5}", std_dev * 0.5))
+    );
     assert_eq!(rows[3].last(), Some(&"-"), "the last step ends at sigma 0");
 }
 
@@ -46,17 +49,30 @@ fn pretrain_is_reproducible_and_says_what_it_made() {
     assert_eq!(metadata["flow-train.steps"], "3");
     assert_eq!(metadata["flow-train.seed"], "0");
     assert_eq!(metadata["flow-train.config_blake3"].as_str().unwrap().len(), 64);
-    assert!(metadata["flow-train.final_loss"].as_str().unwrap().parse::<f64>().unwrap() > 0.0);
+    assert!(
+        metadata["flow-train.final_loss"]
+            .as_str()
+            .unwrap()
+            .parse::<f64>()
+            .unwrap()
+            > 0.0
+    );
 }
 
 #[test]
 fn pretrain_trains_the_classifier_that_can_then_be_the_reward() {
     let place = Place::bare();
     place.edit(|text| {
-        text.replace("enabled = false", "enabled = true\nsteps = 90\nchannels = 4\noutput = \"reads.safetensors\"")
-            .replace("weights = \"built-in\"", "weights = \"reads.safetensors\"")
+        text.replace(
+            "enabled = false",
+            "enabled = true\nsteps = 90\nchannels = 4\noutput = \"reads.safetensors\"",
+        )
+        .replace("weights = \"built-in\"", "weights = \"reads.safetensors\"")
     });
-    contains(&place.succeed(&["pretrain", "tiny.toml"]), &["reads.safetensors", "read right"]);
+    contains(
+        &place.succeed(&["pretrain", "tiny.toml"]),
+        &["reads.safetensors", "read right"],
+    );
     contains(&place.succeed(&["eval", "tiny.toml"]), &["digit-classifier: "]);
 }
 
@@ -64,7 +80,18 @@ fn pretrain_trains_the_classifier_that_can_then_be_the_reward() {
 fn sample_writes_a_picture_that_depends_on_seed_and_prompt_alone() {
     let place = Place::new();
     let sample = |out: &str, prompt: &str, seed: &str| {
-        let arguments = ["sample", "tiny.toml", "--prompt", prompt, "-n", "3", "--seed", seed, "--out", out];
+        let arguments = [
+            "sample",
+            "tiny.toml",
+            "--prompt",
+            prompt,
+            "-n",
+            "3",
+            "--seed",
+            seed,
+            "--out",
+            out,
+        ];
         let text = place.succeed(&arguments);
         contains(&text, &[out, "digit-classifier"]);
         place.bytes(out)
@@ -80,12 +107,22 @@ fn sample_writes_a_picture_that_depends_on_seed_and_prompt_alone() {
 fn eval_gives_one_row_per_prompt_and_a_mean_with_its_interval() {
     let place = Place::new();
     let out = place.succeed(&["eval", "tiny.toml", "--quiet"]);
-    let rows: Vec<Vec<&str>> =
-        out.lines().skip(1).take_while(|line| !line.is_empty()).map(|line| line.split("  ").collect()).collect();
+    let rows: Vec<Vec<&str>> = out
+        .lines()
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .map(|line| line.split("  ").collect())
+        .collect();
     assert_eq!(rows.len(), 3, "{out}");
-    let values: Vec<f64> = rows.iter().map(|row| row.last().unwrap().trim().parse().unwrap()).collect();
+    let values: Vec<f64> = rows
+        .iter()
+        .map(|row| row.last().unwrap().trim().parse().unwrap())
+        .collect();
     let mean = values.iter().sum::<f64>() / 3.0;
-    let line = out.lines().find(|line| line.starts_with("digit-classifier: ")).unwrap();
+    let line = out
+        .lines()
+        .find(|line| line.starts_with("digit-classifier: "))
+        .unwrap();
     let said: f64 = line.split(' ').nth(1).unwrap().parse().unwrap();
     assert!((said - mean).abs() <= 1e-4, "{out}");
     contains(line, &["[", "3 held-out prompts, 2 images each"]);
@@ -93,14 +130,20 @@ fn eval_gives_one_row_per_prompt_and_a_mean_with_its_interval() {
     place.succeed(&["train", "tiny.toml", "--quiet", "--set", "run.steps=1"]);
     let metrics = place.text("runs/tiny/metrics.jsonl");
     let first: serde_json::Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
-    assert_eq!(format!("{:.4}", first["reward/digit-classifier"].as_f64().unwrap()), format!("{said:.4}"));
+    assert_eq!(
+        format!("{:.4}", first["reward/digit-classifier"].as_f64().unwrap()),
+        format!("{said:.4}")
+    );
 }
 
 #[test]
 fn check_says_that_a_good_config_is_good() {
     let place = Place::new();
     contains(&place.succeed(&["check", "tiny.toml"]), &["tiny.toml: ok"]);
-    contains(&Place::bare().succeed(&["check", "tiny.toml", "--for", "pretrain"]), &["tiny.toml: ok"]);
+    contains(
+        &Place::bare().succeed(&["check", "tiny.toml", "--for", "pretrain"]),
+        &["tiny.toml: ok"],
+    );
 }
 
 #[test]
@@ -108,25 +151,60 @@ fn list_explain_schema_and_completions_agree_on_names() {
     let place = Place::bare();
     contains(
         &place.succeed(&["list"]),
-        &["dit", "mmdit", "digit-classifier", "cpu", "grpo-guard", "dance-sde", "shapes", "digits-dit"],
+        &[
+            "dit",
+            "mmdit",
+            "digit-classifier",
+            "cpu",
+            "grpo-guard",
+            "dance-sde",
+            "shapes",
+            "digits-dit",
+        ],
     );
-    for (list, name) in [("models", "dit"), ("rewards", "shapes-rules"), ("algorithms", "nft"), ("data", "digits")] {
-        assert!(place.succeed(&["list", list]).lines().any(|line| line.starts_with(name)), "{list}");
+    for (list, name) in [
+        ("models", "dit"),
+        ("rewards", "shapes-rules"),
+        ("algorithms", "nft"),
+        ("data", "digits"),
+    ] {
+        assert!(
+            place
+                .succeed(&["list", list])
+                .lines()
+                .any(|line| line.starts_with(name)),
+            "{list}"
+        );
     }
     let schema: serde_json::Value = serde_json::from_str(&place.succeed(&["schema"])).unwrap();
     assert!(schema["properties"]["optimizer"].is_object());
-    contains(&place.succeed(&["explain", "optimizer.learning_rate"]), &["Learning rate", "default"]);
+    contains(
+        &place.succeed(&["explain", "optimizer.learning_rate"]),
+        &["Learning rate", "default"],
+    );
     // A bare name is looked up in every section.
-    contains(&place.succeed(&["explain", "group_size"]), &["sampling.group_size"]);
-    contains(&place.fail(2, &["explain", "sampling.group_sise"]), &["did you mean `sampling.group_size`?"]);
+    contains(
+        &place.succeed(&["explain", "group_size"]),
+        &["sampling.group_size"],
+    );
+    contains(
+        &place.fail(2, &["explain", "sampling.group_sise"]),
+        &["did you mean `sampling.group_size`?"],
+    );
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        contains(&place.succeed(&["completions", shell]), &["flow-train", "on-exists"]);
+        contains(
+            &place.succeed(&["completions", shell]),
+            &["flow-train", "on-exists"],
+        );
     }
 }
 
 #[test]
 fn doctor_finds_that_computing_is_deterministic() {
-    contains(&Place::bare().succeed(&["doctor"]), &["burn", "threads", "memory", "free in this folder", "same bits"]);
+    contains(
+        &Place::bare().succeed(&["doctor"]),
+        &["burn", "threads", "memory", "free in this folder", "same bits"],
+    );
 }
 
 #[test]
@@ -135,7 +213,10 @@ fn report_is_made_again_from_the_files_of_a_run() {
     place.succeed(&["train", "tiny.toml", "--quiet"]);
     let report = place.bytes("runs/tiny/report.html");
     std::fs::remove_file(place.path("runs/tiny/report.html")).unwrap();
-    contains(&place.succeed(&["report", "runs/tiny"]), &["runs/tiny/report.html"]);
+    contains(
+        &place.succeed(&["report", "runs/tiny"]),
+        &["runs/tiny/report.html"],
+    );
     assert_eq!(place.bytes("runs/tiny/report.html"), report);
     contains(&place.fail(2, &["report", "runs/other"]), &["runs/other"]);
 }
@@ -147,12 +228,18 @@ fn migrate_keeps_comments_and_the_old_file() {
     std::fs::write(place.path("old.toml"), old).unwrap();
     contains(&place.fail(2, &["check", "old.toml"]), &["flow-train migrate"]);
     let printed = place.succeed(&["migrate", "old.toml"]);
-    contains(&printed, &["# mine", "# the name", "config_version = 1", "steps = 7"]);
+    contains(
+        &printed,
+        &["# mine", "# the name", "config_version = 1", "steps = 7"],
+    );
     assert_eq!(place.text("old.toml"), old, "without --write the file stays");
     place.succeed(&["migrate", "old.toml", "--write"]);
     assert_eq!(place.text("old.toml"), printed);
     assert_eq!(place.text("old.toml.old"), old);
-    contains(&place.succeed(&["migrate", "old.toml", "--write"]), &["is up to date"]);
+    contains(
+        &place.succeed(&["migrate", "old.toml", "--write"]),
+        &["is up to date"],
+    );
 }
 
 #[test]
@@ -167,7 +254,11 @@ fn quiet_leaves_results_alone_on_standard_output() {
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let place = Place::bare();
-    let mut child = place.command(&["schema"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut child = place
+        .command(&["schema"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }

@@ -6,10 +6,23 @@ use crate::support::{Place, contains};
 fn a_run_leaves_every_documented_file() {
     let place = Place::new();
     let out = place.succeed(&["train", "tiny.toml"]);
-    contains(&out, &["finished   2 iterations", "before", "after", "ratio - 1| = 0", "report.html", "final.safetensors"]);
+    contains(
+        &out,
+        &[
+            "finished   2 iterations",
+            "before",
+            "after",
+            "ratio - 1| = 0",
+            "report.html",
+            "final.safetensors",
+        ],
+    );
     let mut files = place.files();
     // The name of an event file holds time and process.
-    let events = files.iter().position(|file| file.starts_with("runs/tiny/events/")).unwrap();
+    let events = files
+        .iter()
+        .position(|file| file.starts_with("runs/tiny/events/"))
+        .unwrap();
     files.remove(events);
     let expected = [
         "runs/tiny/checkpoints/step-000000.ckpt",
@@ -33,11 +46,19 @@ fn a_run_leaves_every_documented_file() {
         "tiny.toml",
     ];
     assert_eq!(files, expected);
-    let records: Vec<serde_json::Value> =
-        place.text("runs/tiny/metrics.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let kinds: Vec<(u64, &str)> =
-        records.iter().map(|record| (record["step"].as_u64().unwrap(), record["kind"].as_str().unwrap())).collect();
-    assert_eq!(kinds, [(0, "eval"), (1, "train"), (1, "eval"), (2, "train"), (2, "eval")]);
+    let records: Vec<serde_json::Value> = place
+        .text("runs/tiny/metrics.jsonl")
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let kinds: Vec<(u64, &str)> = records
+        .iter()
+        .map(|record| (record["step"].as_u64().unwrap(), record["kind"].as_str().unwrap()))
+        .collect();
+    assert_eq!(
+        kinds,
+        [(0, "eval"), (1, "train"), (1, "eval"), (2, "train"), (2, "eval")]
+    );
 }
 
 #[test]
@@ -48,9 +69,19 @@ fn the_manifest_says_where_every_value_is_from() {
     let sources = &manifest["config_sources"];
     assert_eq!(sources["run.seed"], "--set run.seed=9");
     assert_eq!(sources["optimizer.betas"], "default");
-    let line = place.text("tiny.toml").lines().position(|line| line.contains("learning_rate")).unwrap() + 1;
+    let line = place
+        .text("tiny.toml")
+        .lines()
+        .position(|line| line.contains("learning_rate"))
+        .unwrap()
+        + 1;
     assert_eq!(sources["optimizer.learning_rate"], format!("tiny.toml:{line}:17"));
-    assert!(sources["rewards[0].kind"].as_str().unwrap().starts_with("tiny.toml:"));
+    assert!(
+        sources["rewards[0].kind"]
+            .as_str()
+            .unwrap()
+            .starts_with("tiny.toml:")
+    );
     assert_eq!(manifest["config"]["run"]["seed"], 9);
     assert_eq!(manifest["device"]["backend"], "burn-flex");
     assert_eq!(manifest["versions"]["cubecl"], "none");
@@ -60,9 +91,12 @@ fn the_manifest_says_where_every_value_is_from() {
 /// The manifest's version of Burn is the one that the workspace pins.
 #[test]
 fn the_manifest_names_the_version_of_burn_that_is_built() {
-    let workspace = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml")).unwrap();
+    let workspace =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml")).unwrap();
     let workspace: toml::Table = workspace.parse().unwrap();
-    let pinned = workspace["workspace"]["dependencies"]["burn"]["version"].as_str().unwrap();
+    let pinned = workspace["workspace"]["dependencies"]["burn"]["version"]
+        .as_str()
+        .unwrap();
     assert_eq!(format!("={}", flow_train::versions()["burn"]), pinned);
 }
 
@@ -83,17 +117,35 @@ fn an_existing_run_is_left_alone_unless_the_user_says_otherwise() {
     let error = place.fail(2, &["train", "tiny.toml"]);
     contains(&error, &["runs/tiny", "already exists", "--on-exists"]);
     place.succeed(&["train", "tiny.toml", "--on-exists", "new"]);
-    assert_eq!(place.bytes("runs/tiny-2/metrics.jsonl"), metrics, "the same config and seed");
-    place.succeed(&["train", "tiny.toml", "--on-exists", "overwrite", "--set", "run.seed=6"]);
+    assert_eq!(
+        place.bytes("runs/tiny-2/metrics.jsonl"),
+        metrics,
+        "the same config and seed"
+    );
+    place.succeed(&[
+        "train",
+        "tiny.toml",
+        "--on-exists",
+        "overwrite",
+        "--set",
+        "run.seed=6",
+    ]);
     assert_ne!(place.bytes("runs/tiny/metrics.jsonl"), metrics, "another seed");
-    assert_eq!(place.bytes("runs/tiny.replaced-1/metrics.jsonl"), metrics, "nothing is deleted");
+    assert_eq!(
+        place.bytes("runs/tiny.replaced-1/metrics.jsonl"),
+        metrics,
+        "nothing is deleted"
+    );
 }
 
 #[test]
 fn the_number_of_threads_does_not_change_a_run() {
     let place = Place::new();
     for threads in ["1", "3"] {
-        let (threads, folder) = (format!("device.threads={threads}"), format!("run.dir=runs-{threads}"));
+        let (threads, folder) = (
+            format!("device.threads={threads}"),
+            format!("run.dir=runs-{threads}"),
+        );
         place.succeed(&["train", "tiny.toml", "--set", &threads, "--set", &folder]);
     }
     for file in ["metrics.jsonl", "weights/final.safetensors"] {
@@ -105,31 +157,55 @@ fn the_number_of_threads_does_not_change_a_run() {
 #[test]
 fn every_algorithm_trains() {
     let place = Place::new();
-    for (kind, audit) in [("grpo", "= 0 on all"), ("grpo-guard", "= 0 on all"), ("nft", "not run")] {
+    for (kind, audit) in [
+        ("grpo", "= 0 on all"),
+        ("grpo-guard", "= 0 on all"),
+        ("nft", "not run"),
+    ] {
         let (algorithm, name) = (format!("algorithm.kind={kind}"), format!("run.name={kind}"));
         let mut arguments = vec!["train", "tiny.toml", "--set", &algorithm, "--set", &name];
         if kind == "nft" {
             arguments.extend(["--set", "scheduler.dynamics=ode"]);
         }
         contains(&place.succeed(&arguments), &["finished   2 iterations", audit]);
-        assert_ne!(place.bytes(&format!("runs/{kind}/weights/final.safetensors")), place.bytes("tiny.safetensors"));
+        assert_ne!(
+            place.bytes(&format!("runs/{kind}/weights/final.safetensors")),
+            place.bytes("tiny.safetensors")
+        );
     }
 }
 
 /// The score of the only reward in the output of `eval`.
 fn score(output: &str) -> f64 {
-    let line = output.lines().find(|line| line.starts_with("digit-classifier: ")).unwrap();
+    let line = output
+        .lines()
+        .find(|line| line.starts_with("digit-classifier: "))
+        .unwrap();
     line.split([' ', ',']).nth(1).unwrap().parse().unwrap()
 }
 
 #[test]
 fn adapters_and_the_weights_they_are_merged_into_score_the_same() {
     let place = Place::new();
-    let lora = ["--set", "model.finetune=lora", "--set", "lora.rank=3", "--set", "run.steps=4"];
+    let lora = [
+        "--set",
+        "model.finetune=lora",
+        "--set",
+        "lora.rank=3",
+        "--set",
+        "run.steps=4",
+    ];
     let out = place.succeed(&[["train", "tiny.toml"].as_slice(), &lora].concat());
     contains(&out, &["weights/adapter", "weights/merged.safetensors"]);
-    for file in ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "merged.safetensors"] {
-        assert!(place.path(format!("runs/tiny/weights/{file}")).is_file(), "{file}");
+    for file in [
+        "adapter/adapter_model.safetensors",
+        "adapter/adapter_config.json",
+        "merged.safetensors",
+    ] {
+        assert!(
+            place.path(format!("runs/tiny/weights/{file}")).is_file(),
+            "{file}"
+        );
     }
     let eval = |weights: &str, lora: &[&str]| {
         score(&place.succeed(&[["eval", "tiny.toml", "--weights", weights].as_slice(), lora].concat()))
@@ -138,7 +214,14 @@ fn adapters_and_the_weights_they_are_merged_into_score_the_same() {
     let merged = eval("runs/tiny/weights/merged.safetensors", &[]);
     // Four decimals are printed, and merging rounds once.
     assert!((adapter - merged).abs() <= 2e-4, "{adapter} and {merged}");
-    assert_ne!(adapter, score(&place.succeed(&["eval", "tiny.toml"])), "four iterations change something");
-    let error = place.fail(2, &["eval", "tiny.toml", "--weights", "runs/tiny/weights/adapter"]);
+    assert_ne!(
+        adapter,
+        score(&place.succeed(&["eval", "tiny.toml"])),
+        "four iterations change something"
+    );
+    let error = place.fail(
+        2,
+        &["eval", "tiny.toml", "--weights", "runs/tiny/weights/adapter"],
+    );
     contains(&error, &["holds adapters", "model.finetune"]);
 }

@@ -12,11 +12,21 @@ use flow_trainer::algorithm::Algorithm;
 use std::sync::Arc;
 
 /// Exports the weights and prints the outcome.
-pub fn run<A: Algorithm>(session: &Session<A>, base: &Arc<ParamLayout>, config: &Config) -> Result<(), Failure> {
+pub fn run<A: Algorithm>(
+    session: &Session<A>,
+    base: &Arc<ParamLayout>,
+    config: &Config,
+) -> Result<(), Failure> {
     let directory = session.directory();
     let state = session.state();
     let metadata = open::metadata(config, &directory.name(), state.iteration);
-    let files = weights::export(&state.weights, base, session.device(), &directory.weights(), &metadata)?;
+    let files = weights::export(
+        &state.weights,
+        base,
+        session.device(),
+        &directory.weights(),
+        &metadata,
+    )?;
     let summary = directory.read_summary().or_failed()?.unwrap_or_default();
     let mut text = outcome(&summary);
     for file in files {
@@ -30,7 +40,10 @@ pub fn run<A: Algorithm>(session: &Session<A>, base: &Arc<ParamLayout>, config: 
 }
 
 fn outcome(summary: &RunSummary) -> String {
-    let mut text = format!("finished   {} iterations, {} images\n", summary.steps, summary.images);
+    let mut text = format!(
+        "finished   {} iterations, {} images\n",
+        summary.steps, summary.images
+    );
     for reward in &summary.rewards {
         let difference = &reward.difference;
         text.push_str(&format!(
@@ -48,14 +61,26 @@ fn outcome(summary: &RunSummary) -> String {
         Audit::Exact { rollouts, elements } => {
             format!("max |ratio - 1| = 0 on all {elements} ratios of {rollouts} rollouts")
         }
-        Audit::Deviated { largest, place, rollouts, .. } => {
+        Audit::Deviated {
+            largest,
+            place,
+            rollouts,
+            ..
+        } => {
             format!("max |ratio - 1| = {largest:.3e} at {place}, in {rollouts} rollouts")
         }
     };
     text.push_str(&format!("audit      {audit}\n"));
-    let parts: Vec<String> =
-        summary.wall_parts.iter().map(|(name, wall_s)| format!("{name} {}", human_duration(*wall_s))).collect();
-    text.push_str(&format!("time       {} ({})\n", human_duration(summary.wall_s), parts.join(", ")));
+    let parts: Vec<String> = summary
+        .wall_parts
+        .iter()
+        .map(|(name, wall_s)| format!("{name} {}", human_duration(*wall_s)))
+        .collect();
+    text.push_str(&format!(
+        "time       {} ({})\n",
+        human_duration(summary.wall_s),
+        parts.join(", ")
+    ));
     for (place, gib) in &summary.peak_memory_gib {
         text.push_str(&format!("memory     {gib:.3} GiB at most ({place})\n"));
     }

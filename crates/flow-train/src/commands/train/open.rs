@@ -68,7 +68,11 @@ fn resumed(directory: RunDirectory, from: Option<PathBuf>) -> Result<Start, Fail
     if from.is_some() || (has_iteration && !fresh) {
         return Ok(Start::Resume(directory, from));
     }
-    drop(directory.metrics(MetricsStart::At(MetricsPosition::default())).or_failed()?);
+    drop(
+        directory
+            .metrics(MetricsStart::At(MetricsPosition::default()))
+            .or_failed()?,
+    );
     Ok(Start::Fresh(directory))
 }
 
@@ -83,8 +87,11 @@ pub fn manifest(
     let mut manifest = Manifest::new(&directory.name(), std::env::args().collect(), config, &here);
     manifest.versions.extend(flow_train::versions());
     manifest.device = device(&resolved.config, environment);
-    manifest.config_sources =
-        resolved.sources.iter().map(|(key, source)| (manifest_key(key), source.to_string())).collect();
+    manifest.config_sources = resolved
+        .sources
+        .iter()
+        .map(|(key, source)| (manifest_key(key), source.to_string()))
+        .collect();
     Ok(manifest)
 }
 
@@ -102,7 +109,10 @@ fn device(config: &Config, environment: &Environment<'_>) -> Map<String, Value> 
         ("training_plan", json!(environment.training_plan.describe())),
         ("lossless", json!(environment.lossless)),
     ];
-    pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    pairs
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
 }
 
 /// `rewards.0.kind` as the manifest writes it: `rewards[0].kind`.
@@ -123,16 +133,25 @@ fn manifest_key(key: &str) -> String {
 
 /// Values that the resumed run changes, as sentences.
 pub fn changes(directory: &RunDirectory) -> Vec<String> {
-    let changes = directory.read_manifest().ok().and_then(|mut manifest| Some(manifest.resumes.pop()?.config_changes));
+    let changes = directory
+        .read_manifest()
+        .ok()
+        .and_then(|mut manifest| Some(manifest.resumes.pop()?.config_changes));
     let sentence = |change: flow_report::ConfigChange| {
-        format!("changed since the start: {} = {}, was {}", change.key, change.after, change.before)
+        format!(
+            "changed since the start: {} = {}, was {}",
+            change.key, change.after, change.before
+        )
     };
     changes.unwrap_or_default().into_iter().map(sentence).collect()
 }
 
 /// The command that goes on with the run called `name`.
 pub fn resume_command(arguments: &TrainArguments, config: &Config, name: &str) -> String {
-    let mut command = format!("flow-train train {}", quoted(&arguments.config.config.display().to_string()));
+    let mut command = format!(
+        "flow-train train {}",
+        quoted(&arguments.config.config.display().to_string())
+    );
     let mut overrides: Vec<String> = arguments.config.set.clone();
     if config.run.name != name {
         // `--on-exists new` gave it another name than the config.
