@@ -1,7 +1,7 @@
 //! Tensors whose rank is erased, and the tuples of tensors that cross the edge of a block or region.
 
 use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Tensor, kind::Basic};
 
 /// A tensor outside any autodiff graph, its rank erased. Kernels compute on these only.
 pub type Plain = DispatchTensor;
@@ -66,17 +66,7 @@ impl Tensors for () {
     }
 }
 
-impl<const D: usize> Tensors for Tensor<D> {
-    fn split(self) -> Vec<DispatchTensor> {
-        vec![self.into_dispatch()]
-    }
-    fn join(tensors: Vec<DispatchTensor>) -> Self {
-        let [only] = tensors.try_into().expect("one tensor crosses here");
-        Tensor::from_dispatch(only)
-    }
-}
-
-impl<const D: usize> Tensors for Tensor<D, Int> {
+impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
     fn split(self) -> Vec<DispatchTensor> {
         vec![self.into_dispatch()]
     }
@@ -87,8 +77,8 @@ impl<const D: usize> Tensors for Tensor<D, Int> {
 }
 
 macro_rules! tuple_of_tensors {
-    ($($name:ident $rank:ident),+) => {
-        impl<$(const $rank: usize),+> Tensors for ($(Tensor<$rank>,)+) {
+    ($($name:ident $rank:ident $kind:ident),+) => {
+        impl<$(const $rank: usize, $kind: Basic + 'static),+> Tensors for ($(Tensor<$rank, $kind>,)+) {
             #[allow(non_snake_case)]
             fn split(self) -> Vec<DispatchTensor> {
                 let ($($name,)+) = self;
@@ -96,7 +86,7 @@ macro_rules! tuple_of_tensors {
             }
             fn join(tensors: Vec<DispatchTensor>) -> Self {
                 let mut tensors = tensors.into_iter();
-                let joined = ($(Tensor::<$rank>::from_dispatch(
+                let joined = ($(Tensor::<$rank, $kind>::from_dispatch(
                     tensors.next().expect(concat!("tensor ", stringify!($name), " crosses here")),
                 ),)+);
                 assert!(tensors.next().is_none(), "more tensors cross here than the tuple holds");
@@ -106,9 +96,9 @@ macro_rules! tuple_of_tensors {
     };
 }
 
-tuple_of_tensors!(a A);
-tuple_of_tensors!(a A, b B);
-tuple_of_tensors!(a A, b B, c C);
-tuple_of_tensors!(a A, b B, c C, d D);
-tuple_of_tensors!(a A, b B, c C, d D, e E);
-tuple_of_tensors!(a A, b B, c C, d D, e E, f F);
+tuple_of_tensors!(a A AKind);
+tuple_of_tensors!(a A AKind, b B BKind);
+tuple_of_tensors!(a A AKind, b B BKind, c C CKind);
+tuple_of_tensors!(a A AKind, b B BKind, c C CKind, d D DKind);
+tuple_of_tensors!(a A AKind, b B BKind, c C CKind, d D DKind, e E EKind);
+tuple_of_tensors!(a A AKind, b B BKind, c C CKind, d D DKind, e E EKind, f F FKind);

@@ -104,7 +104,7 @@ pub const RULES: &[Rule] = &[
         message: "the lossy rollout accelerator `{name}` is unsafe with the {paradigm} trainer `{trainer}`: the loss \
                   reads the rollout's log-probabilities, which would belong to another policy than the trained one.",
         help: "Use an accelerator of stage `both` in `acceleration.shared`, or a decoupled algorithm such as \
-               `diffusion-nft`.",
+               `algorithm.kind = \"nft\"`.",
         why: "The importance ratio would be biased from the first update on, and the gradients wrong, without any sign \
               of it in the reward for a while.",
     },

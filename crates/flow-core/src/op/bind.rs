@@ -212,31 +212,45 @@ where
         .collect();
     let name = saved.name;
     let recipe = Recipe { saved, leaves };
-    let mut outputs: Vec<FloatTensor<B>> = outputs.into_iter().map(primitive::<B>).collect();
+    let convert = |output| {
+        <DispatchTensor as DispatchKindConversion<B>>::try_into_backend(output)
+            .expect("a plain output of the operation's backend")
+    };
+    let outputs: Vec<BackendTensor<B>> = outputs.into_iter().map(convert).collect();
+    assert!(!outputs.is_empty(), "operation `{name}` has no output");
     let lift =
         |t| <DispatchTensor as DispatchKindConversion<Autodiff<B>>>::from_backend(BackendTensor::Float(t));
+    let as_it_is = <DispatchTensor as DispatchKindConversion<B>>::from_backend;
+    let first_float = outputs.iter().find_map(|output| match output {
+        BackendTensor::Float(float) => Some(edge::<B>(float)),
+        _ => None,
+    });
+    let Some(hub_edge) = first_float else {
+        return outputs.into_iter().map(as_it_is).collect();
+    };
+    let mut outputs = outputs;
     if outputs.len() == 1 {
-        let output = outputs.pop().expect("one output");
+        let output = outputs.pop().expect("one output").float();
         return vec![lift(with_arity!(guards, |guards: N| finish::<B, _, N>(
             Single, guards, recipe, output
         )))];
     }
-    assert!(!outputs.is_empty(), "operation `{name}` has no output");
     let collected: Collected = Arc::new(Mutex::new(vec![None; outputs.len()]));
-    let hub_edge = edge::<B>(&outputs[0]);
     let state = (recipe, collected.clone());
     let hub = with_arity!(guards, |guards: N| finish::<B, _, N>(
         Hub, guards, state, hub_edge
     ));
     let outputs = outputs.into_iter().enumerate();
     outputs
-        .map(|(index, output)| {
-            lift(finish::<B, _, 1>(
+        .map(|(index, output)| match output {
+            BackendTensor::Float(output) => lift(finish::<B, _, 1>(
                 Output,
                 [hub.node()],
                 (index, collected.clone()),
                 output,
-            ))
+            )),
+            // Integers have no gradient.
+            other => as_it_is(other),
         })
         .collect()
 }

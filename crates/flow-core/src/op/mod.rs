@@ -82,7 +82,7 @@ pub fn apply_many(
 }
 
 /// Attaches `backward` to results computed already, for instance taken from a recompute's store.
-/// Plain results stay plain if no input is tracked.
+/// Plain results stay plain if no input is tracked, and integers always do.
 pub fn bind(
     name: &'static str,
     inputs: &[&DispatchTensor],

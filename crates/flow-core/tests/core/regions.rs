@@ -2,11 +2,17 @@
 
 use crate::engines::{Boundary, CountingAttention, Recompute, Recorder};
 use crate::model::{BATCH, TOKENS, Trained, Transformer, WIDTH, plan};
-use crate::support::{add, bits, operand};
+use crate::support::{add, bits, operand, weighted_sum};
 use burn::backend::DispatchTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
+use flow_core::device::ComputeDevice;
+use flow_core::exec::Linear;
+use flow_core::params::LayoutBuilder;
 use flow_core::tensors::is_tracked;
-use flow_core::{CallContext, Exec, Plain, Plan, RegionEngine, RegionKind, Rollout, Stage, Training};
+use flow_core::{
+    Block, CallContext, Exec, Handle, Init, ParamLayout, Plain, Plan, RegionEngine, RegionKind, Rollout,
+    Stage, Training, Weights,
+};
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -235,4 +241,67 @@ fn an_input_of_the_stack_gets_its_gradient_through_recomputed_blocks_of_frozen_w
         })),
         gradient(plan())
     );
+}
+
+/// A router region that passes an integer choice to an expert region.
+#[derive(Debug)]
+struct RoutedBlock {
+    router: Linear,
+    experts: Handle<2>,
+}
+
+impl Block for RoutedBlock {
+    type Carried = Tensor<2>;
+    type Shared = ();
+
+    fn forward(self: &Arc<Self>, exec: &Exec<'_>, x: Tensor<2>, (): ()) -> Tensor<2> {
+        type Choice = (Tensor<2>, Tensor<2, Int>);
+        let choice: Choice = exec.region(RegionKind::Router, self, x, |block, exec, x| {
+            let scores = exec.linear(&block.router, x.clone());
+            (x * scores.clone().sum_dim(1), scores.argmax(1))
+        });
+        exec.region(RegionKind::Moe, self, choice, |block, exec, (x, choice)| {
+            let expert = exec.embedding(block.experts, choice);
+            let dims = x.dims();
+            x * expert.reshape(dims)
+        })
+    }
+}
+
+#[test]
+fn an_integer_choice_passes_between_recomputed_regions() {
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    let mut router = |index: usize| {
+        let weight = builder.param(&format!("router.{index}"), [4, 6], Init::Normal(1.0));
+        let experts = builder.param(&format!("experts.{index}"), [4, 6], Init::Normal(1.0));
+        Arc::new(RoutedBlock {
+            router: Linear { weight, bias: None },
+            experts,
+        })
+    };
+    let blocks = [router(0), router(1)];
+    let weights = Weights::init(Arc::new(layout), 3, &ComputeDevice::cpu());
+    let pass = |plan: Arc<Plan>| {
+        let pass = Training::new(&weights, plan, Arc::from([true; 4]));
+        let exec = pass.exec(CallContext::single(Stage::Training));
+        let x = Tensor::from_dispatch(operand(81, &[5, 6]));
+        let output = exec.stack("routed", &blocks, x, ());
+        let gradients = pass.gradients(&Tensor::from_dispatch(weighted_sum(
+            &output.into_dispatch(),
+            &operand(82, &[5, 6]),
+        )));
+        gradients
+            .iter()
+            .map(|gradient| bits(gradient.as_ref().unwrap()))
+            .collect::<Vec<_>>()
+    };
+    let kept = pass(plan());
+    for at in [
+        &[RegionKind::Router, RegionKind::Moe][..],
+        &[RegionKind::Router],
+        BLOCK,
+    ] {
+        assert_eq!(pass(with_engine(Recompute { at, save: FULL })), kept, "{at:?}");
+    }
 }
