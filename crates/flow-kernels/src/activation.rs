@@ -10,8 +10,7 @@ use std::sync::Arc;
 pub(crate) fn activation(x: &DispatchTensor, activation: Activation) -> DispatchTensor {
     op::apply("activation", &[x], |inputs, _| {
         let x = CpuTensor::read(&inputs[0]);
-        let mut y = vec![0.0; x.values().len()];
-        threads::for_each_piece(&mut y, threads::PIECE, |index, y| {
+        let y = threads::build_zeros(x.values().len(), threads::PIECE, |index, y| {
             let start = index * threads::PIECE;
             math::activate_into(activation, &x.values()[start..start + y.len()], y);
         });
@@ -27,10 +26,8 @@ pub(crate) fn activation(x: &DispatchTensor, activation: Activation) -> Dispatch
 
 /// `gradient · activation'(input)`.
 pub(crate) fn activation_gradient(activation: Activation, input: &[f32], gradient: &[f32]) -> Vec<f32> {
-    let mut result = vec![0.0; input.len()];
-    threads::for_each_piece(&mut result, threads::PIECE, |index, result| {
+    threads::build_zeros(input.len(), threads::PIECE, |index, result| {
         let range = index * threads::PIECE..index * threads::PIECE + result.len();
         math::activate_backward(activation, &input[range.clone()], &gradient[range], result);
-    });
-    result
+    })
 }

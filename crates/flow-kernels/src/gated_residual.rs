@@ -24,9 +24,8 @@ pub(crate) fn gated_residual(
             let start = (batch * chunks + gate) * columns;
             start..start + columns
         };
-        let mut y = vec![0.0; branch.values().len()];
         let per_piece = threads::rows_per_piece(columns);
-        threads::for_each_piece(&mut y, per_piece * columns, |index, y| {
+        let y = threads::build_zeros(branch.values().len(), per_piece * columns, |index, y| {
             let start = index * per_piece;
             let range = start * columns..start * columns + y.len();
             let (residual, branch) = (&residual.values()[range.clone()], &branch.values()[range]);
@@ -51,8 +50,7 @@ pub(crate) fn gated_residual(
             let gradient = CpuTensor::read(incoming.gradient());
             let sample = tokens * columns;
             let dbranch = incoming.wanted[1].then(|| {
-                let mut dbranch = vec![0.0; branch.values().len()];
-                threads::for_each_piece(&mut dbranch, sample, |batch, dbranch| {
+                let dbranch = threads::build_zeros(branch.values().len(), sample, |batch, dbranch| {
                     let gate = &modulation.values()[gate_of(batch)];
                     let gradient = &gradient.values()[batch * sample..][..sample];
                     vectorised(
@@ -72,22 +70,28 @@ pub(crate) fn gated_residual(
                 from_vec(dbranch, branch.shape())
             });
             let dmodulation = incoming.wanted[2].then(|| {
-                let mut dmodulation = vec![0.0; modulation.values().len()];
-                threads::for_each_piece(&mut dmodulation, chunks * columns, |batch, dmodulation| {
-                    let dgate = &mut dmodulation[gate * columns..][..columns];
-                    let range = batch * sample..(batch + 1) * sample;
-                    let (gradient, branch) = (&gradient.values()[range.clone()], &branch.values()[range]);
-                    vectorised(
-                        #[inline(always)]
-                        || {
-                            for (g, b) in gradient.chunks_exact(columns).zip(branch.chunks_exact(columns)) {
-                                for ((d, g), b) in dgate.iter_mut().zip(g).zip(b) {
-                                    *d += g * b;
+                let pieces = threads::Pieces {
+                    length: modulation.values().len(),
+                    size: chunks * columns,
+                };
+                let work = gradient.values().len();
+                let dmodulation =
+                    threads::build(pieces, work, threads::Start::Zeros, |batch, dmodulation| {
+                        let dgate = &mut dmodulation[gate * columns..][..columns];
+                        let range = batch * sample..(batch + 1) * sample;
+                        let (gradient, branch) = (&gradient.values()[range.clone()], &branch.values()[range]);
+                        vectorised(
+                            #[inline(always)]
+                            || {
+                                for (g, b) in gradient.chunks_exact(columns).zip(branch.chunks_exact(columns))
+                                {
+                                    for ((d, g), b) in dgate.iter_mut().zip(g).zip(b) {
+                                        *d += g * b;
+                                    }
                                 }
-                            }
-                        },
-                    );
-                });
+                            },
+                        );
+                    });
                 from_vec(dmodulation, modulation.shape())
             });
             let dresidual = incoming.wanted[0].then(|| incoming.gradient().clone());

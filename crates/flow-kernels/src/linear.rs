@@ -11,11 +11,6 @@ use flow_core::tensors::is_tracked;
 use flow_core::{Activation, Plain, op};
 use std::sync::Arc;
 
-/// Rows of `x` that one task computes.
-const ROWS: usize = 128;
-/// Output channels whose weight gradient one task computes.
-const CHANNELS: usize = 64;
-
 /// Values of a layer's weights.
 #[derive(Clone, Debug)]
 struct Values {
@@ -101,8 +96,7 @@ pub(crate) fn linear(
 /// The activation of a sum that was kept from an earlier run.
 fn activated_again(sum: &Plain, activation: Activation) -> Plain {
     let sum = CpuTensor::read(sum);
-    let mut output = vec![0.0; sum.values().len()];
-    threads::for_each_piece(&mut output, threads::PIECE, |index, output| {
+    let output = threads::build_zeros(sum.values().len(), threads::PIECE, |index, output| {
         math::activate_into(
             activation,
             &sum.values()[index * threads::PIECE..][..output.len()],
@@ -143,58 +137,47 @@ impl Values {
     /// The sum before the activation, if wanted, and the output.
     fn forward(&self, x: &CpuTensor, activation: Activation, keep_sum: bool) -> (Option<Vec<f32>>, Vec<f32>) {
         let rows = x.values().len().checked_div(self.inputs).unwrap_or(0);
-        let work = rows * self.inputs * self.outputs / 16;
-        let mut output = vec![0.0; rows * self.outputs];
-        let size = ROWS * self.outputs;
+        let (work, block) = (product_work(rows, self.inputs, self.outputs), rows_per_task(rows));
+        let pieces = threads::Pieces {
+            length: rows * self.outputs,
+            size: block * self.outputs,
+        };
+        let start = self
+            .bias
+            .as_ref()
+            .map_or(threads::Start::Zeros, |bias| threads::Start::Rows(bias.values()));
         if keep_sum {
-            let mut sum = vec![0.0; rows * self.outputs];
-            threads::for_each_pair_of_pieces_of(
-                (&mut sum, size),
-                (&mut output, size),
-                work,
-                |index, sum, output| {
-                    self.forward_rows(x.values(), index * ROWS, sum);
-                    math::activate_into(activation, sum, output);
-                },
-            );
+            let (sum, output) = threads::build_pair(pieces, pieces, work, start, |index, sum, output| {
+                self.forward_rows(x.values(), index * block, sum);
+                math::activate_into(activation, sum, output);
+            });
             (Some(sum), output)
         } else {
-            threads::for_each_piece_of(&mut output, size, work, |index, output| {
-                self.forward_rows(x.values(), index * ROWS, output);
+            let output = threads::build(pieces, work, start, |index, output| {
+                self.forward_rows(x.values(), index * block, output);
                 math::activate(activation, output);
             });
             (None, output)
         }
     }
 
+    /// Adds the products of the rows from `start` on to `output`, which holds the bias.
     fn forward_rows(&self, x: &[f32], start: usize, output: &mut [f32]) {
         let (inputs, outputs) = (self.inputs, self.outputs);
         let rows = output.len() / outputs;
-        let x = Matrix::new(&x[start * inputs..], rows, inputs, inputs);
-        let write = match &self.bias {
-            Some(bias) => {
-                output
-                    .chunks_exact_mut(outputs)
-                    .for_each(|row| row.copy_from_slice(bias.values()));
-                Write::Add
-            }
-            None => Write::Replace,
+        let x = &x[start * inputs..][..rows * inputs];
+        let write = if self.bias.is_some() {
+            Write::Add
+        } else {
+            Write::Replace
         };
-        multiply_rows(
-            &mut MatrixMut::new(output, rows, outputs, outputs),
-            x,
-            self.weight().transposed(),
-            write,
-        );
+        let weight = self.weight().transposed();
+        let mut output = MatrixMut::new(output, rows, outputs, outputs);
+        multiply_rows(&mut output, Matrix::new(x, rows, inputs, inputs), weight, write);
         if let Some(adapter) = &self.adapter {
-            let reduced = adapter.reduced(x, rows);
+            let reduced = adapter.reduced(x, inputs, rows);
             let reduced = Matrix::new(&reduced, rows, adapter.rank, adapter.rank);
-            multiply_rows(
-                &mut MatrixMut::new(output, rows, outputs, outputs),
-                reduced,
-                adapter.up(outputs).transposed(),
-                Write::Add,
-            );
+            multiply_rows(&mut output, reduced, adapter.up(outputs).transposed(), Write::Add);
         }
     }
 
@@ -239,7 +222,7 @@ impl Values {
                 )
             }));
             gradients.push(want().then(|| {
-                let reduced = adapter.reduced(Matrix::new(x(), rows, self.inputs, self.inputs), rows);
+                let reduced = adapter.reduced(x(), self.inputs, rows);
                 from_vec(
                     product_over_rows((gradient, self.outputs), (&reduced, adapter.rank), rows),
                     &[self.outputs, adapter.rank],
@@ -252,94 +235,118 @@ impl Values {
     /// `G W + scale · (G B) A`.
     fn input_gradient(&self, gradient: &[f32], rows: usize) -> Vec<f32> {
         let (inputs, outputs) = (self.inputs, self.outputs);
-        let mut dx = vec![0.0; rows * inputs];
-        threads::for_each_piece_of(
-            &mut dx,
-            ROWS * inputs,
-            rows * inputs * outputs / 16,
-            |index, dx| {
-                let rows = dx.len() / inputs;
-                let gradient = &gradient[index * ROWS * outputs..][..rows * outputs];
-                let mut out = MatrixMut::new(dx, rows, inputs, inputs);
-                multiply_rows(
-                    &mut out,
-                    Matrix::new(gradient, rows, outputs, outputs),
-                    self.weight(),
-                    Write::Replace,
-                );
-                if let Some(adapter) = &self.adapter {
-                    let reduced = self.reduced_gradient(adapter, gradient, rows);
-                    let reduced = Matrix::new(&reduced, rows, adapter.rank, adapter.rank);
-                    multiply_rows(
-                        &mut out,
-                        reduced,
-                        Matrix::new(adapter.down.values(), adapter.rank, inputs, inputs),
-                        Write::Add,
-                    );
-                }
-            },
-        );
-        dx
+        let (work, block) = (product_work(rows, inputs, outputs), rows_per_task(rows));
+        let pieces = threads::Pieces {
+            length: rows * inputs,
+            size: block * inputs,
+        };
+        threads::build(pieces, work, threads::Start::Zeros, |index, dx| {
+            let rows = dx.len() / inputs;
+            let gradient = &gradient[index * block * outputs..][..rows * outputs];
+            let mut dx = MatrixMut::new(dx, rows, inputs, inputs);
+            multiply_rows(
+                &mut dx,
+                Matrix::new(gradient, rows, outputs, outputs),
+                self.weight(),
+                Write::Replace,
+            );
+            if let Some(adapter) = &self.adapter {
+                let reduced = self.reduced_gradient(adapter, gradient, rows);
+                let reduced = Matrix::new(&reduced, rows, adapter.rank, adapter.rank);
+                multiply_rows(&mut dx, reduced, adapter.down(inputs), Write::Add);
+            }
+        })
     }
 
     /// `scale · G B`, `[rows, rank]`.
     fn reduced_gradient(&self, adapter: &Adapter, gradient: &[f32], rows: usize) -> Vec<f32> {
-        let mut reduced = vec![0.0; rows * adapter.rank];
-        let gradient = Matrix::new(gradient, rows, self.outputs, self.outputs);
-        multiply_rows(
-            &mut MatrixMut::new(&mut reduced, rows, adapter.rank, adapter.rank),
-            gradient,
-            adapter.up(self.outputs),
-            Write::Replace,
-        );
-        reduced.iter_mut().for_each(|value| *value *= adapter.scale);
-        reduced
+        adapter.scaled_product((gradient, self.outputs), adapter.up(self.outputs), rows)
     }
 }
 
 impl Adapter {
+    fn down(&self, inputs: usize) -> Matrix<'_> {
+        Matrix::new(self.down.values(), self.rank, inputs, inputs)
+    }
+
     fn up(&self, outputs: usize) -> Matrix<'_> {
         Matrix::new(self.up.values(), outputs, self.rank, self.rank)
     }
 
     /// `scale · x Aᵀ`, `[rows, rank]`.
-    fn reduced(&self, x: Matrix<'_>, rows: usize) -> Vec<f32> {
-        let mut reduced = vec![0.0; rows * self.rank];
-        let (_, inputs) = self.down.rows_and_columns();
-        let down = Matrix::new(self.down.values(), self.rank, inputs, inputs);
-        multiply_rows(
-            &mut MatrixMut::new(&mut reduced, rows, self.rank, self.rank),
-            x,
-            down.transposed(),
-            Write::Replace,
-        );
-        reduced.iter_mut().for_each(|value| *value *= self.scale);
-        reduced
+    fn reduced(&self, x: &[f32], inputs: usize, rows: usize) -> Vec<f32> {
+        self.scaled_product((x, inputs), self.down(inputs).transposed(), rows)
+    }
+
+    /// `scale · left right` of `[rows, depth]` and `[depth, rank]`.
+    fn scaled_product(&self, (left, depth): (&[f32], usize), right: Matrix<'_>, rows: usize) -> Vec<f32> {
+        let (work, block) = (product_work(rows, depth, self.rank), rows_per_task(rows));
+        let pieces = threads::Pieces {
+            length: rows * self.rank,
+            size: block * self.rank,
+        };
+        threads::build(pieces, work, threads::Start::Zeros, |index, product| {
+            let rows = product.len() / self.rank;
+            let left = Matrix::new(&left[index * block * depth..], rows, depth, depth);
+            multiply_rows(
+                &mut MatrixMut::new(product, rows, self.rank, self.rank),
+                left,
+                right,
+                Write::Replace,
+            );
+            product.iter_mut().for_each(|value| *value *= self.scale);
+        })
     }
 }
 
 /// `leftᵀ · right` of `[rows, m]` and `[rows, n]`: `[m, n]`. Tasks share no output, so nothing is added up across them.
 fn product_over_rows((left, m): (&[f32], usize), (right, n): (&[f32], usize), rows: usize) -> Vec<f32> {
-    let mut product = vec![0.0; m * n];
-    threads::for_each_piece_of(&mut product, CHANNELS * n, rows * m * n / 16, |index, product| {
-        let (start, count) = (index * CHANNELS, product.len() / n);
-        let left = if rows == 0 { left } else { &left[start..] };
-        let left = Matrix::new(left, rows, count, m).transposed();
-        multiply(
-            &mut MatrixMut::new(product, count, n, n),
-            left,
-            Matrix::new(right, rows, n, n),
-            Write::Replace,
-        );
-    });
-    product
+    // A function of the shape alone: for deep products the library's order of additions depends on the number of columns.
+    let channels = m.div_ceil(2).next_multiple_of(16).clamp(32, 128);
+    let pieces = threads::Pieces {
+        length: m * n,
+        size: channels * n,
+    };
+    threads::build(
+        pieces,
+        product_work(rows, m, n),
+        threads::Start::Zeros,
+        |index, product| {
+            let (start, count) = (index * channels, product.len() / n);
+            let left = if rows == 0 { left } else { &left[start..] };
+            let left = Matrix::new(left, rows, count, m).transposed();
+            multiply(
+                &mut MatrixMut::new(product, count, n, n),
+                left,
+                Matrix::new(right, rows, n, n),
+                Write::Replace,
+            );
+        },
+    )
+}
+
+/// Work of a matrix product in the unit of [`threads::worth_threads`].
+fn product_work(rows: usize, inputs: usize, outputs: usize) -> usize {
+    rows * inputs * outputs / 16
+}
+
+/// Rows that one task computes: one task per thread if they are few, because every task packs the weight anew, and no
+/// more than fit into a cache with their results. A row's bits do not depend on it.
+fn rows_per_task(rows: usize) -> usize {
+    rows.div_ceil(rayon::current_num_threads())
+        .next_multiple_of(16)
+        .clamp(64, 512)
 }
 
 /// Sums over all rows: pieces of fixed size, then the pieces in order.
 fn column_sums(values: &[f32], columns: usize) -> Vec<f32> {
     let per_piece = threads::rows_per_piece(columns);
-    let mut partial = vec![0.0; (values.len() / columns.max(1)).div_ceil(per_piece) * columns];
-    threads::for_each_piece_of(&mut partial, columns, values.len(), |index, sums| {
+    let length = (values.len() / columns.max(1)).div_ceil(per_piece) * columns;
+    let pieces = threads::Pieces {
+        length,
+        size: columns,
+    };
+    let partial = threads::build(pieces, values.len(), threads::Start::Zeros, |index, sums| {
         let start = index * per_piece * columns;
         let rows = &values[start..values.len().min(start + per_piece * columns)];
         math::vectorised(

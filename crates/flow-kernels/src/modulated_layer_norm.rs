@@ -27,30 +27,39 @@ pub(crate) fn modulated_layer_norm(
         let (x, modulation) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
         let (rows, columns) = x.rows_and_columns();
         let layout = Layout::new(&x, &modulation, shift, scale);
-        let mut y = vec![0.0; x.values().len()];
-        let mut statistics = vec![0.0; rows * STATISTICS];
         let per_piece = threads::rows_per_piece(columns);
-        let outputs = (
-            (&mut y[..], per_piece * columns),
-            (&mut statistics[..], per_piece * STATISTICS),
+        let values = threads::Pieces {
+            length: x.values().len(),
+            size: per_piece * columns,
+        };
+        let pairs = threads::Pieces {
+            length: rows * STATISTICS,
+            size: per_piece * STATISTICS,
+        };
+        let work = values.length;
+        let (y, statistics) = threads::build_pair(
+            values,
+            pairs,
+            work,
+            threads::Start::Zeros,
+            |index, y, statistics| {
+                let start = index * per_piece;
+                vectorised(
+                    #[inline(always)]
+                    || {
+                        forward_rows(
+                            &layout,
+                            x.values(),
+                            modulation.values(),
+                            start,
+                            epsilon,
+                            y,
+                            statistics,
+                        )
+                    },
+                );
+            },
         );
-        threads::for_each_pair_of_pieces(outputs.0, outputs.1, |index, y, statistics| {
-            let start = index * per_piece;
-            vectorised(
-                #[inline(always)]
-                || {
-                    forward_rows(
-                        &layout,
-                        x.values(),
-                        modulation.values(),
-                        start,
-                        epsilon,
-                        y,
-                        statistics,
-                    )
-                },
-            );
-        });
         let output = from_vec(y, x.shape());
         let backward: op::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
@@ -150,9 +159,8 @@ struct Saved<'a> {
 fn backward(saved: &Saved<'_>, want_modulation: bool) -> (Vec<f32>, Option<Vec<f32>>) {
     let layout = &saved.layout;
     let sample = layout.tokens * layout.columns;
-    let mut dx = vec![0.0; saved.x.len()];
     if !want_modulation {
-        threads::for_each_piece(&mut dx, sample, |batch, dx| {
+        let dx = threads::build_zeros(saved.x.len(), sample, |batch, dx| {
             vectorised(
                 #[inline(always)]
                 || saved.input_rows(batch, dx),
@@ -160,11 +168,20 @@ fn backward(saved: &Saved<'_>, want_modulation: bool) -> (Vec<f32>, Option<Vec<f
         });
         return (dx, None);
     }
-    let mut dmodulation = vec![0.0; saved.modulation.len()];
-    let chunks = layout.chunks * layout.columns;
-    threads::for_each_pair_of_pieces(
-        (&mut dx, sample),
-        (&mut dmodulation, chunks),
+    let values = threads::Pieces {
+        length: saved.x.len(),
+        size: sample,
+    };
+    let chunks = threads::Pieces {
+        length: saved.modulation.len(),
+        size: layout.chunks * layout.columns,
+    };
+    let work = values.length;
+    let (dx, dmodulation) = threads::build_pair(
+        values,
+        chunks,
+        work,
+        threads::Start::Zeros,
         |batch, dx, dmodulation| {
             vectorised(
                 #[inline(always)]

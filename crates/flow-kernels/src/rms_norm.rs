@@ -17,12 +17,21 @@ pub(crate) fn rms_norm(x: &DispatchTensor, weight: Option<&DispatchTensor>, epsi
         let x = CpuTensor::read(&inputs[0]);
         let weight = inputs.get(1).map(CpuTensor::read);
         let (rows, columns) = x.rows_and_columns();
-        let mut y = vec![0.0; x.values().len()];
-        let mut reciprocals = vec![0.0; rows];
         let per_piece = threads::rows_per_piece(columns);
-        threads::for_each_pair_of_pieces(
-            (&mut y, per_piece * columns),
-            (&mut reciprocals, per_piece),
+        let values = threads::Pieces {
+            length: x.values().len(),
+            size: per_piece * columns,
+        };
+        let statistics = threads::Pieces {
+            length: rows,
+            size: per_piece,
+        };
+        let work = values.length;
+        let (y, reciprocals) = threads::build_pair(
+            values,
+            statistics,
+            work,
+            threads::Start::Zeros,
             |index, y, reciprocals| {
                 let weight = weight.as_ref().map(CpuTensor::values);
                 let x = &x.values()[index * per_piece * columns..][..y.len()];
@@ -87,9 +96,8 @@ fn input_gradient(
     gradient: &[f32],
     columns: usize,
 ) -> Vec<f32> {
-    let mut dx = vec![0.0; x.len()];
     let per_piece = threads::rows_per_piece(columns);
-    threads::for_each_piece(&mut dx, per_piece * columns, |index, dx| {
+    threads::build_zeros(x.len(), per_piece * columns, |index, dx| {
         let start = index * per_piece;
         vectorised(
             #[inline(always)]
@@ -111,15 +119,13 @@ fn input_gradient(
                 }
             },
         );
-    });
-    dx
+    })
 }
 
 /// Summed over pieces of rows, then over the pieces in order.
 fn weight_gradient(x: &[f32], reciprocals: &[f32], gradient: &[f32], columns: usize) -> Vec<f32> {
     let per_piece = threads::rows_per_piece(columns);
     let pieces = reciprocals.len().div_ceil(per_piece);
-    let mut partial = vec![0.0; pieces * columns];
     let work = |index: usize, sums: &mut [f32]| {
         let rows = index * per_piece..((index + 1) * per_piece).min(reciprocals.len());
         vectorised(
@@ -137,6 +143,10 @@ fn weight_gradient(x: &[f32], reciprocals: &[f32], gradient: &[f32], columns: us
             },
         );
     };
-    threads::for_each_piece_of(&mut partial, columns, x.len(), work);
+    let sums = threads::Pieces {
+        length: pieces * columns,
+        size: columns,
+    };
+    let partial = threads::build(sums, x.len(), threads::Start::Zeros, work);
     threads::sum_rows(&partial, columns)
 }

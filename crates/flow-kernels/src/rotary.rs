@@ -26,10 +26,9 @@ fn rotate(x: &CpuTensor, cos: &[f32], sin: &[f32], direction: f32) -> Plain {
         panic!("rotary of {:?}, four axes expected", x.shape())
     };
     let half = width / 2;
-    let mut y = vec![0.0; x.values().len()];
     let token_width = heads * width;
     let per_piece = threads::rows_per_piece(token_width);
-    threads::for_each_piece(&mut y, per_piece * token_width, |index, y| {
+    let y = threads::build_zeros(x.values().len(), per_piece * token_width, |index, y| {
         let start = index * per_piece;
         let x = &x.values()[start * token_width..][..y.len()];
         vectorised(

@@ -21,8 +21,7 @@ fn coefficients_of(coefficients: &CpuTensor, row: usize) -> [f32; COEFFICIENTS] 
 /// The mean of every row's next value.
 fn mean(x: &CpuTensor, v: &CpuTensor, coefficients: &CpuTensor) -> Vec<f32> {
     let (_, columns) = x.rows_and_columns();
-    let mut mean = vec![0.0; x.values().len()];
-    threads::for_each_piece(&mut mean, columns, |row, mean| {
+    threads::build_zeros(x.values().len(), columns, |row, mean| {
         let [a, b, ..] = coefficients_of(coefficients, row);
         let at = row * columns..(row + 1) * columns;
         let (x, v) = (&x.values()[at.clone()], &v.values()[at]);
@@ -34,22 +33,23 @@ fn mean(x: &CpuTensor, v: &CpuTensor, coefficients: &CpuTensor) -> Vec<f32> {
                     .for_each(|(mean, (x, v))| *mean = a * x + b * v)
             },
         );
-    });
-    mean
+    })
 }
 
 /// The log-probability of every row's next value.
 fn row_log_prob(x_next: &[f32], mean: &[f32], coefficients: &CpuTensor) -> Vec<f32> {
     let rows = coefficients.values().len() / COEFFICIENTS;
     let columns = mean.len().checked_div(rows).unwrap_or(0);
-    let mut log_prob = vec![0.0; rows];
-    threads::for_each_piece_of(&mut log_prob, 1, mean.len(), |row, log_prob| {
+    let pieces = threads::Pieces {
+        length: rows,
+        size: 1,
+    };
+    threads::build(pieces, mean.len(), threads::Start::Zeros, |row, log_prob| {
         let [_, _, _, k, offset] = coefficients_of(coefficients, row);
         let at = row * columns..(row + 1) * columns;
         let squares = squared_distance(&x_next[at.clone()], &mean[at]);
         log_prob[0] = (-squares / columns as f64 * f64::from(k) + f64::from(offset)) as f32;
-    });
-    log_prob
+    })
 }
 
 /// Sum of squared differences of f32 values: differences in f32, squares and sum in f64.
@@ -71,8 +71,7 @@ pub(crate) fn step(x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) ->
     let coefficients = CpuTensor::read(coefficients);
     let (rows, columns) = x.rows_and_columns();
     let mean = mean(&x, &v, &coefficients);
-    let mut x_next = vec![0.0; mean.len()];
-    threads::for_each_piece(&mut x_next, columns, |row, x_next| {
+    let x_next = threads::build_zeros(mean.len(), columns, |row, x_next| {
         let [_, _, c, ..] = coefficients_of(&coefficients, row);
         let at = row * columns..(row + 1) * columns;
         let (mean, noise) = (&mean[at.clone()], &noise.values()[at]);
@@ -116,8 +115,7 @@ pub(crate) fn log_prob(
         let backward: op::Backward = Arc::new(move |incoming| {
             let read = |index: usize| incoming.output_gradients[index].as_ref().map(CpuTensor::read);
             let (dlog_prob, dmean) = (read(0), read(1));
-            let mut dv = vec![0.0; mean.values().len()];
-            threads::for_each_piece(&mut dv, columns, |row, dv| {
+            let dv = threads::build_zeros(mean.values().len(), columns, |row, dv| {
                 let [_, b, _, k, _] = coefficients_of(&coefficients, row);
                 let at = row * columns..(row + 1) * columns;
                 // d log_prob / d mean = 2 k (x_next - mean) / N
@@ -154,16 +152,23 @@ pub(crate) fn mean_squared_distance(a: &DispatchTensor, b: &Plain) -> DispatchTe
     op::apply("mean_squared_distance", &[a], |inputs, _| {
         let a = CpuTensor::read(&inputs[0]);
         let (rows, columns) = a.rows_and_columns();
-        let mut distance = vec![0.0; rows];
-        threads::for_each_piece_of(&mut distance, 1, a.values().len(), |row, distance| {
-            let at = row * columns..(row + 1) * columns;
-            let squares = squared_distance(&a.values()[at.clone()], &b.values()[at]);
-            distance[0] = (squares / columns as f64) as f32;
-        });
+        let pieces = threads::Pieces {
+            length: rows,
+            size: 1,
+        };
+        let distance = threads::build(
+            pieces,
+            a.values().len(),
+            threads::Start::Zeros,
+            |row, distance| {
+                let at = row * columns..(row + 1) * columns;
+                let squares = squared_distance(&a.values()[at.clone()], &b.values()[at]);
+                distance[0] = (squares / columns as f64) as f32;
+            },
+        );
         let backward: op::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
-            let mut da = vec![0.0; a.values().len()];
-            threads::for_each_piece(&mut da, columns, |row, da| {
+            let da = threads::build_zeros(a.values().len(), columns, |row, da| {
                 let slope = gradient.values()[row] * (2.0 / columns as f32);
                 let at = row * columns..(row + 1) * columns;
                 let (a, b) = (&a.values()[at.clone()], &b.values()[at]);

@@ -1,6 +1,7 @@
 //! Work split into pieces whose size never depends on the number of threads.
 
 use rayon::prelude::*;
+use std::mem::MaybeUninit;
 
 /// Values below which one thread is faster than waking a second.
 pub const SERIAL_BELOW: usize = 1 << 15;
@@ -34,15 +35,14 @@ pub fn for_each_with<S>(
 /// Runs `task(index, piece)` for every piece of `size` values of `output`; the last may be shorter.
 pub fn for_each_piece(output: &mut [f32], size: usize, task: impl Fn(usize, &mut [f32]) + Send + Sync) {
     let work = output.len();
-    for_each_piece_of(output, size, work, task);
+    for_each_chunk(output, size, work, task);
 }
 
-/// As [`for_each_piece`] where the work is not the size of the output.
-pub fn for_each_piece_of(
-    output: &mut [f32],
+fn for_each_chunk<T: Send>(
+    output: &mut [T],
     size: usize,
     work: usize,
-    task: impl Fn(usize, &mut [f32]) + Send + Sync,
+    task: impl Fn(usize, &mut [T]) + Send + Sync,
 ) {
     let size = size.max(1);
     if output.len() > size && worth_threads(work) {
@@ -58,33 +58,111 @@ pub fn for_each_piece_of(
     }
 }
 
-/// As [`for_each_piece`], with two outputs cut into as many pieces of their own sizes.
-pub fn for_each_pair_of_pieces(
-    (first, first_size): (&mut [f32], usize),
-    (second, second_size): (&mut [f32], usize),
-    task: impl Fn(usize, &mut [f32], &mut [f32]) + Send + Sync,
-) {
-    let work = first.len();
-    for_each_pair_of_pieces_of((first, first_size), (second, second_size), work, task);
+/// What a new piece holds when its task gets it.
+#[derive(Clone, Copy, Debug)]
+pub enum Start<'a> {
+    /// Zeros.
+    Zeros,
+    /// These values over and over.
+    Rows(&'a [f32]),
 }
 
-/// As [`for_each_pair_of_pieces`] where the work is not the size of the first output.
-pub fn for_each_pair_of_pieces_of(
-    (first, first_size): (&mut [f32], usize),
-    (second, second_size): (&mut [f32], usize),
-    work: usize,
-    task: impl Fn(usize, &mut [f32], &mut [f32]) + Send + Sync,
-) {
-    let (first_size, second_size) = (first_size.max(1), second_size.max(1));
-    if first.len() > first_size && worth_threads(work) {
-        let pairs = first
-            .par_chunks_mut(first_size)
-            .zip(second.par_chunks_mut(second_size));
-        pairs.enumerate().for_each(|(index, (a, b))| task(index, a, b));
-    } else {
-        let pairs = first.chunks_mut(first_size).zip(second.chunks_mut(second_size));
-        pairs.enumerate().for_each(|(index, (a, b))| task(index, a, b));
+impl Start<'_> {
+    /// Initialises memory while it is about to be used, which is cheaper than all at once before.
+    fn fill<'p>(&self, piece: &'p mut [MaybeUninit<f32>]) -> &'p mut [f32] {
+        match self {
+            Start::Rows(row) if !row.is_empty() => {
+                for piece in piece.chunks_mut(row.len()) {
+                    piece.iter_mut().zip(*row).for_each(|(to, from)| {
+                        to.write(*from);
+                    });
+                }
+            }
+            _ => piece.iter_mut().for_each(|to| {
+                to.write(0.0);
+            }),
+        }
+        // SAFETY: every value was written above: the chunks cover the piece and none is longer than the row.
+        unsafe { piece.assume_init_mut() }
     }
+}
+
+/// Size of a new vector and of its pieces.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces {
+    /// Values in all.
+    pub length: usize,
+    /// Values of one piece; the last may have fewer.
+    pub size: usize,
+}
+
+/// A new vector made by `task(index, piece)`, piece by piece; `work` as for [`worth_threads`].
+pub fn build(
+    pieces: Pieces,
+    work: usize,
+    start: Start<'_>,
+    task: impl Fn(usize, &mut [f32]) + Send + Sync,
+) -> Vec<f32> {
+    let mut values: Vec<f32> = Vec::with_capacity(pieces.length);
+    let memory = &mut values.spare_capacity_mut()[..pieces.length];
+    for_each_chunk(memory, pieces.size, work, |index, piece| {
+        task(index, start.fill(piece))
+    });
+    // SAFETY: the pieces cover all of the memory, and every piece was initialised.
+    unsafe { values.set_len(pieces.length) };
+    values
+}
+
+/// [`build`] from zeros with the work in proportion to the length.
+pub fn build_zeros(length: usize, size: usize, task: impl Fn(usize, &mut [f32]) + Send + Sync) -> Vec<f32> {
+    build(Pieces { length, size }, length, Start::Zeros, task)
+}
+
+/// Two new vectors made together: `task(index, piece, piece)`. The second starts from zeros.
+///
+/// # Panics
+/// If they have different numbers of pieces.
+pub fn build_pair(
+    first: Pieces,
+    second: Pieces,
+    work: usize,
+    start: Start<'_>,
+    task: impl Fn(usize, &mut [f32], &mut [f32]) + Send + Sync,
+) -> (Vec<f32>, Vec<f32>) {
+    let (first_size, second_size) = (first.size.max(1), second.size.max(1));
+    assert_eq!(
+        first.length.div_ceil(first_size),
+        second.length.div_ceil(second_size),
+        "numbers of pieces"
+    );
+    let (mut a, mut b): (Vec<f32>, Vec<f32>) = (
+        Vec::with_capacity(first.length),
+        Vec::with_capacity(second.length),
+    );
+    let a_memory = &mut a.spare_capacity_mut()[..first.length];
+    let b_memory = &mut b.spare_capacity_mut()[..second.length];
+    let run = |(index, (a, b)): (usize, (&mut [MaybeUninit<f32>], &mut [MaybeUninit<f32>]))| {
+        task(index, start.fill(a), Start::Zeros.fill(b));
+    };
+    if first.length > first_size && worth_threads(work) {
+        a_memory
+            .par_chunks_mut(first_size)
+            .zip(b_memory.par_chunks_mut(second_size))
+            .enumerate()
+            .for_each(run);
+    } else {
+        a_memory
+            .chunks_mut(first_size)
+            .zip(b_memory.chunks_mut(second_size))
+            .enumerate()
+            .for_each(run);
+    }
+    // SAFETY: the pieces cover all of the memory, as many of one as of the other, and every piece was initialised.
+    unsafe {
+        a.set_len(first.length);
+        b.set_len(second.length);
+    }
+    (a, b)
 }
 
 /// Rows of `columns` values that make a piece of about [`PIECE`] values.
