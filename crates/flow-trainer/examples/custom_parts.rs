@@ -35,6 +35,7 @@ config_version = 1
 run = { name = "custom", steps = 3 }
 data = { kind = "digits" }
 rewards = [{ kind = "target-colour", rgb = [1.0, 1.0, 1.0] }]
+algorithm = { kind = "nft" }
 scheduler = { dynamics = "ode", steps = 4 }
 sampling = { prompts_per_step = 2, group_size = 4, micro_batch = 8 }
 evaluation = { prompts = 2, images_per_prompt = 2 }
