@@ -42,6 +42,11 @@ pub(crate) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
     });
 }
 
+/// A piece of a weight and of its gradient.
+type Updated<'a> = (&'a mut [f32], &'a [f32]);
+/// Pieces of the first and of the second moment.
+type Moments<'a> = (&'a mut [f32], &'a mut [f32]);
+
 /// One AdamW step (Loshchilov and Hutter 2019, arXiv:1711.05101), each rounding in the order of PyTorch 2's
 /// `torch/optim/adamw.py`, `_single_tensor_adamw`.
 pub(crate) fn adamw(
@@ -77,10 +82,7 @@ pub(crate) fn adamw(
                     "a weight, its gradient and its moments have one shape"
                 );
                 let size = threads::PIECE;
-                let piece = |((weight, gradient), (first, second)): (
-                    (&mut [f32], &[f32]),
-                    (&mut [f32], &mut [f32]),
-                )| {
+                let piece = |((weight, gradient), (first, second)): (Updated<'_>, Moments<'_>)| {
                     vectorised(
                         #[inline(always)]
                         || {

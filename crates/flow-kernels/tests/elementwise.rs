@@ -26,8 +26,8 @@ fn layer_norm(
         let chunk = |chunk: usize| &modulation[(row / tokens * chunks + chunk) * columns..][..columns];
         let mean = x.iter().sum::<f64>() / columns as f64;
         let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / columns as f64;
-        for column in 0..columns {
-            let normalised = (x[column] - mean) / (variance + f64::from(EPSILON)).sqrt();
+        for (column, x) in x.iter().enumerate() {
+            let normalised = (x - mean) / (variance + f64::from(EPSILON)).sqrt();
             y.push(normalised * (1.0 + chunk(scale)[column]) + chunk(shift)[column]);
         }
     }

@@ -17,7 +17,7 @@ const EXP_POLYNOMIAL: [f32; 6] = [
     8.333_452e-3,
     4.166_579_6e-2,
     1.666_666_5e-1,
-    5.000_000_1e-1,
+    0.5,
 ];
 
 /// `e^x`, relative error at most 2e-7 for `-87 ≤ x ≤ 88`; `0` below, `exp(88)` above; NaN stays NaN.
@@ -98,7 +98,7 @@ pub fn silu_derivative(x: f32) -> f32 {
 }
 
 /// `2 sqrt(2/π)`: twice, because `(1 + tanh u) / 2 = sigmoid(2u)`.
-const GELU_SLOPE: f32 = 1.595_769_1;
+const GELU_SLOPE: f32 = 1.595_769;
 /// The cubic term of the tanh approximation (Hendrycks and Gimpel 2016, arXiv:1606.08415).
 const GELU_CUBIC: f32 = 0.044_715;
 

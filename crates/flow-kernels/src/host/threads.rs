@@ -141,7 +141,8 @@ pub fn build_pair(
     );
     let a_memory = &mut a.spare_capacity_mut()[..first.length];
     let b_memory = &mut b.spare_capacity_mut()[..second.length];
-    let run = |(index, (a, b)): (usize, (&mut [MaybeUninit<f32>], &mut [MaybeUninit<f32>]))| {
+    type Memory<'a> = &'a mut [MaybeUninit<f32>];
+    let run = |(index, (a, b)): (usize, (Memory<'_>, Memory<'_>))| {
         task(index, start.fill(a), Start::Zeros.fill(b));
     };
     if first.length > first_size && worth_threads(work) {
