@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns.
 
+mod quiet;
 mod result;
 
 use crate::peer;
@@ -43,6 +44,9 @@ struct CpuOptions {
     /// How PyTorch runs: `eager`, `compile`, or both.
     #[arg(long, value_delimiter = ',', default_value = "eager,compile")]
     peers: Vec<String>,
+    /// Attempts at a measurement during which something else used the processor, and seconds to wait before each.
+    #[arg(long, default_value_t = 20)]
+    attempts: u64,
     /// Write no result files.
     #[arg(long)]
     dry_run: bool,
@@ -141,29 +145,21 @@ fn measure(
         for turn in 0..contenders.len() {
             // Every contender is first as often as the others, so that none always meets a warmer processor.
             let index = (turn + round) % contenders.len();
-            let mut command = if index == 0 {
-                let mut command = Command::new(ours);
-                command
-                    .arg("time")
-                    .arg(&path)
-                    .arg(options.repeats.to_string())
-                    .arg(options.threads.to_string());
-                command
-            } else {
-                let mut command = Command::new(python);
-                command
-                    .arg(&script)
-                    .arg("time")
-                    .arg(exported)
-                    .arg(options.repeats.to_string());
-                command
-                    .arg(&options.peers[index - 1])
-                    .arg(options.threads.to_string());
-                command
+            let command = || {
+                let (repeats, threads) = (options.repeats.to_string(), options.threads.to_string());
+                if index == 0 {
+                    let mut command = Command::new(ours);
+                    command.arg("time").arg(&path).arg(repeats).arg(threads);
+                    command
+                } else {
+                    let mut command = Command::new(python);
+                    command.arg(&script).arg("time").arg(exported).arg(repeats);
+                    command.arg(&options.peers[index - 1]).arg(threads);
+                    command
+                }
             };
-            let text = output(&mut command)?;
-            let found: Value = serde_json::from_str(&text).context("a measurement wrote no JSON")?;
-            contenders[index].add(&found)?;
+            let (found, others) = undisturbed(options.attempts, command)?;
+            contenders[index].add(&found, others)?;
             println!(
                 "round {} of {}: {}",
                 round + 1,
@@ -178,6 +174,28 @@ fn measure(
         agreement,
         contenders,
     })
+}
+
+/// Measures until nothing else used the processor meanwhile; gives the measurement and the share that others used.
+fn undisturbed(attempts: u64, command: impl Fn() -> Command) -> Result<(Value, f64)> {
+    let mut attempt = 1;
+    loop {
+        quiet::wait(attempts);
+        let before = quiet::Ticks::now();
+        let text = output(&mut command())?;
+        let others = before
+            .zip(quiet::Ticks::now())
+            .map_or(0.0, |(before, after)| after.others_since(before));
+        if others <= quiet::ALLOWED || attempt >= attempts {
+            let found = serde_json::from_str(&text).context("a measurement wrote no JSON")?;
+            return Ok((found, others));
+        }
+        println!(
+            "  others used {:.0} % of the processor; once more",
+            100.0 * others
+        );
+        attempt += 1;
+    }
 }
 
 fn processor() -> String {

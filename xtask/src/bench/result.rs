@@ -20,6 +20,7 @@ pub struct Contender {
     name: String,
     medians: BTreeMap<String, Vec<f64>>,
     peaks_gib: Vec<f64>,
+    others: Vec<f64>,
 }
 
 /// One job measured.
@@ -58,11 +59,12 @@ impl Contender {
             name: name.into(),
             medians: BTreeMap::new(),
             peaks_gib: Vec::new(),
+            others: Vec::new(),
         }
     }
 
-    /// Adds the measurements of a round.
-    pub fn add(&mut self, found: &Value) -> Result<()> {
+    /// Adds the measurements of a round, during which others used the share `others` of the processor.
+    pub fn add(&mut self, found: &Value, others: f64) -> Result<()> {
         for (part, _) in PARTS {
             let values = found["wall_ms"][part]
                 .as_array()
@@ -73,6 +75,7 @@ impl Contender {
                 .or_default()
                 .push(median(&values));
         }
+        self.others.push(others);
         self.peaks_gib.extend(found["peak_gib"].as_f64());
         Ok(())
     }
@@ -122,6 +125,7 @@ impl Outcome {
                     "medians_ms_by_round": one.medians,
                     "iteration_ms_by_round": one.iterations(&self.job),
                     "peak_gib": median(&one.peaks_gib),
+                    "share_of_processor_used_by_others_by_round": one.others,
                 })
             })
             .collect();
@@ -165,6 +169,16 @@ impl Outcome {
             .map(|one| format!("{} {:.2}", one.name, median(&one.peaks_gib)))
             .collect();
         writeln!(text, "\nPeak resident memory in GiB: {}.", peaks.join(", "))?;
+        let others = self
+            .contenders
+            .iter()
+            .flat_map(|one| one.others.iter().copied())
+            .fold(0.0, f64::max);
+        writeln!(
+            text,
+            "\nOther programs used at most {:.1} % of the processor during a measurement.",
+            100.0 * others
+        )?;
         writeln!(
             text,
             "\nRelative L2 distance of the results: `{}`.\n",
