@@ -7,7 +7,7 @@ use flow_core::Activation;
 /// Arguments beyond these bounds give `0`, and `exp(88)`.
 const EXP_RANGE: (f32, f32) = (-87.0, 88.0);
 /// ln 2, split so that a multiple up to 128 of the first part is exact (Cody and Waite 1980).
-const LN_2: (f32, f32) = (0.693_359_375, -2.121_944_4e-4);
+const LN_2: (f32, f32) = (355.0 / 512.0, -2.121_944_4e-4);
 /// 1.5 · 2^23: adding and subtracting it rounds to the nearest integer.
 const ROUND: f32 = 12_582_912.0;
 /// Minimax coefficients of `(exp(r) - 1 - r) / r²` on `|r| ≤ ln 2 / 2`, highest power first: Cephes 2.8, `expf.c`.
