@@ -11,7 +11,7 @@ pub struct EvaluationConfig {
     /// 0 turns evaluation off.
     #[schemars(range(max = 100_000_000))]
     pub every: usize,
-    /// Number of held-out prompts; if there are fewer they are repeated with other noise.
+    /// Number of held-out prompts, spread evenly over those there are; all of them if there are fewer.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub prompts: usize,
     /// Images per prompt.

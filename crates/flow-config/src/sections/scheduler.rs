@@ -188,8 +188,8 @@ impl Default for RandomWindow {
     }
 }
 
-/// `kind = "sliding"`: in iteration `i` the window begins at step `(i / hold) * stride`, counted around the positions
-/// at which the whole window lies in `0 ..= steps - 2`.
+/// `kind = "sliding"`: the window begins at step 0 and moves by `stride` every `hold` iterations; its last position is
+/// moved back so that it ends before the last step, then it begins anew.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SlidingWindow {

@@ -1,7 +1,8 @@
 //! Regions: the parts of a block that a checkpoint policy decides about.
 
 use super::Exec;
-use crate::tensors::Tensors;
+use crate::op::{self, Backward};
+use crate::tensors::{Plain, Tensors, is_tracked, plain, zeros_like};
 use burn::backend::DispatchTensor;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -56,6 +57,10 @@ pub trait RegionEngine: Debug + Send + Sync {
 }
 
 /// Backward keeps whatever the operations keep.
+///
+/// What enters a region passes an identity of its own, so that the gradients of a tensor read by several regions (the
+/// conditioning) are summed region by region, as engines that compute a region again sum them. So every engine gives
+/// the same bits.
 #[derive(Debug)]
 pub struct KeepAll;
 
@@ -65,8 +70,25 @@ impl RegionEngine for KeepAll {
     }
 
     fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
-        body(exec, inputs)
+        body(exec, boundary(inputs))
     }
+}
+
+/// `inputs`, the tracked ones behind one node that hands all their gradients on at once.
+fn boundary(mut inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+    let tracked: Vec<usize> = (0..inputs.len()).filter(|index| is_tracked(&inputs[*index])).collect();
+    let crossing: Vec<&DispatchTensor> = tracked.iter().map(|index| &inputs[*index]).collect();
+    let values: Vec<Plain> = crossing.iter().map(|tensor| plain(tensor)).collect();
+    let like = values.clone();
+    let backward: Backward = Arc::new(move |incoming| {
+        let gradients = incoming.output_gradients.iter().cloned().zip(&like);
+        gradients.map(|(gradient, like)| gradient.or_else(|| Some(zeros_like(like)))).collect()
+    });
+    let through = op::bind("boundary", &crossing, values, backward);
+    for (index, tensor) in tracked.into_iter().zip(through) {
+        inputs[index] = tensor;
+    }
+    inputs
 }
 
 impl Exec<'_> {

@@ -5,7 +5,7 @@ use flow_attention::CpuAttention;
 use flow_core::exec::{Body, Stash};
 use flow_core::op::{self, Backward, Incoming, take_gradient};
 use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
-use flow_core::{AttentionBackend, AttentionShape, Exec, Plain, RegionEngine, RegionKind};
+use flow_core::{AttentionBackend, AttentionShape, Exec, KeepAll, Plain, RegionEngine, RegionKind};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -30,38 +30,6 @@ impl RegionEngine for Recorder {
     }
 }
 
-/// Keeps everything, but sums the gradients of what enters a region within the region, as a recompute does.
-#[derive(Debug)]
-pub struct Boundary(pub &'static [RegionKind]);
-
-impl RegionEngine for Boundary {
-    fn name(&self) -> &str {
-        "boundary"
-    }
-
-    fn run(&self, exec: &Exec<'_>, mut inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
-        let tracked: Vec<usize> = (0..inputs.len())
-            .filter(|index| is_tracked(&inputs[*index]))
-            .collect();
-        if self.0.contains(&exec.site().unwrap().kind) && !tracked.is_empty() {
-            let crossing: Vec<&DispatchTensor> = tracked.iter().map(|index| &inputs[*index]).collect();
-            let values: Vec<Plain> = crossing.iter().map(|tensor| plain(tensor)).collect();
-            let shapes = values.clone();
-            let backward: Backward = Arc::new(move |incoming| {
-                let gradients = incoming.output_gradients.iter().cloned().zip(&shapes);
-                gradients
-                    .map(|(gradient, like)| gradient.or_else(|| Some(zeros_like(like))))
-                    .collect()
-            });
-            let through = op::bind("boundary", &crossing, values, backward);
-            for (index, tensor) in tracked.into_iter().zip(through) {
-                inputs[index] = tensor;
-            }
-        }
-        body(exec, inputs)
-    }
-}
-
 /// Keeps the inputs of regions of some kinds, and the results called by one of the names in `save`; computes the rest
 /// again in backward.
 #[derive(Debug)]
@@ -78,7 +46,7 @@ impl RegionEngine for Recompute {
     fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
         let differentiated = exec.params().is_training() || inputs.iter().any(is_tracked);
         if !self.at.contains(&exec.site().unwrap().kind) || !differentiated {
-            return body(exec, inputs);
+            return KeepAll.run(exec, inputs, body);
         }
         let values: Vec<Plain> = inputs.iter().map(plain).collect();
         let record = Arc::new(Record {

@@ -1,6 +1,6 @@
 //! Stacks and regions as an engine sees them, and recomputation through the seam.
 
-use crate::engines::{Boundary, CountingAttention, Recompute, Recorder};
+use crate::engines::{CountingAttention, Recompute, Recorder};
 use crate::model::{BATCH, TOKENS, Trained, Transformer, WIDTH, plan};
 use crate::support::{add, bits, operand, weighted_sum};
 use burn::backend::DispatchTensor;
@@ -112,10 +112,10 @@ fn recomputed_blocks_give_the_bits_of_kept_ones_although_nothing_tracked_enters_
 }
 
 #[test]
-fn a_conditioning_read_by_all_blocks_gets_the_bits_that_a_boundary_gives() {
+fn a_conditioning_read_by_all_blocks_gets_the_same_bits_from_every_engine() {
     let model = Transformer::new();
-    for at in [BLOCK, PARTS] {
-        let expected = model.pass(with_engine(Boundary(at)), Trained::All, conditioned);
+    let expected = model.pass(plan(), Trained::All, conditioned);
+    for at in [BLOCK, PARTS, NESTED] {
         for save in [FULL, ATTENTION] {
             let found = model.pass(with_engine(Recompute { at, save }), Trained::All, conditioned);
             assert_same_bits(&found, &expected, &model);

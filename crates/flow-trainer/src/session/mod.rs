@@ -84,7 +84,7 @@ pub struct SessionSettings {
     pub audit: AuditMode,
     /// Whether the plan promises bit-exact ratios.
     pub lossless: bool,
-    /// Iterations between checkpoints.
+    /// Iterations between checkpoints; 0 for one at the end only.
     pub checkpoint_every: u64,
     /// Checkpoints kept.
     pub checkpoints_kept: NonZeroUsize,
@@ -131,6 +131,7 @@ pub struct Session<A> {
     parts: Parts<A>,
     files: Files,
     tally: record::Tally,
+    resumed: bool,
 }
 
 /// The files that a run appends to.
@@ -150,7 +151,7 @@ impl<A: Algorithm> Session<A> {
     pub fn start(parts: Parts<A>, directory: RunDirectory, manifest: &Manifest) -> Result<Self, TrainError> {
         directory.write_manifest(manifest)?;
         let files = Files::open(directory, MetricsStart::Fresh, None, &parts.settings)?;
-        Ok(Self { parts, files, tally: record::Tally::default() })
+        Ok(Self { parts, files, tally: record::Tally::default(), resumed: false })
     }
 
     /// Goes on with the newest usable checkpoint of `directory`, or with the one at `from`.
@@ -173,7 +174,7 @@ impl<A: Algorithm> Session<A> {
         directory.write_manifest(&manifest)?;
         directory.checkpoints(parts.settings.checkpoints_kept).supersede_after(step)?;
         let files = Files::open(directory, MetricsStart::At(restored.metrics), Some(step), &parts.settings)?;
-        let mut session = Self { parts, files, tally: restored.tally };
+        let mut session = Self { parts, files, tally: restored.tally, resumed: true };
         for notice in session.files.metrics.notices().to_vec() {
             observer.notice(&notice);
         }
@@ -211,7 +212,8 @@ impl<A: Algorithm> Session<A> {
     }
 
     fn iterations(&mut self, observer: &mut dyn Observer) -> Result<RunStatus, TrainError> {
-        if self.parts.state.iteration == 0 && self.parts.evaluation.every > 0 {
+        // A checkpoint of the start holds the first evaluation already.
+        if !self.resumed && self.parts.state.iteration == 0 && self.parts.evaluation.every > 0 {
             self.evaluate(observer)?;
             self.save()?;
         }
@@ -227,7 +229,8 @@ impl<A: Algorithm> Session<A> {
                 self.evaluate(observer)?;
             }
             let interrupted = observer.interrupted() && !last;
-            if done.is_multiple_of(self.parts.settings.checkpoint_every) || last || interrupted {
+            let every = self.parts.settings.checkpoint_every;
+            if (every > 0 && done.is_multiple_of(every)) || last || interrupted {
                 self.save()?;
             }
             if interrupted {

@@ -202,13 +202,13 @@ impl<A: Algorithm> Session<A> {
             LineChart::new(title, "iteration", label).with(Series::from_metrics(metrics, label, "train", key, None))
         };
         let mut charts = vec![
-            ("reward-held-out".into(), held_out),
-            ("reward-rollout".into(), plain("Reward of the rollouts", "reward", "reward")),
-            ("loss".into(), plain("Loss", "loss", "loss")),
-            ("gradient-norm".into(), plain("Gradient norm", "norm", "gradient_norm")),
+            ("1-reward-held-out".into(), held_out),
+            ("2-reward-rollout".into(), plain("Reward of the rollouts", "reward", "reward")),
+            ("3-loss".into(), plain("Loss", "loss", "loss")),
+            ("4-gradient-norm".into(), plain("Gradient norm", "norm", "gradient_norm")),
         ];
         if metrics.keys("train").contains(&"kl") {
-            charts.push(("kl".into(), plain("Distance from the reference", "kl", "kl")));
+            charts.push(("5-kl".into(), plain("Distance from the reference", "kl", "kl")));
         }
         charts
     }

@@ -198,7 +198,7 @@ pub fn parts<A: Algorithm>(
             OnPolicyAudit::Off => AuditMode::Off,
         },
         lossless: environment.lossless,
-        checkpoint_every: config.checkpoints.every.max(1) as u64,
+        checkpoint_every: config.checkpoints.every as u64,
         checkpoints_kept: keep,
         tensorboard_every: if config.logging.tensorboard { config.logging.every.max(1) as u64 } else { 0 },
         html_report: config.logging.html_report,

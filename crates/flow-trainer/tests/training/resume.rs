@@ -82,3 +82,19 @@ fn a_damaged_newest_checkpoint_is_passed_over() {
     let resumed = go(true, 4).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(whole, resumed);
 }
+
+#[test]
+fn a_run_resumed_from_its_very_start_evaluates_it_once() {
+    let registries = registries();
+    let environment = environment(&registries);
+    let config = config(&[]);
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let go = |name: &str, resume, until| {
+        let root = root.path().join(name);
+        with_parts(&config, &environment, RunTo { root: &root, resume, until }).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let whole = go("whole", false, 2);
+    go("parts", false, 1);
+    std::fs::remove_file(root.path().join("parts/run/checkpoints/step-000001.ckpt")).expect("the run saved its end");
+    assert_eq!(whole, go("parts", true, 2));
+}
