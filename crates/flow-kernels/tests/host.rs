@@ -2,6 +2,7 @@
 
 use flow_kernels::host::math::{exp, gelu_tanh, ln, sigmoid, silu};
 use flow_kernels::host::matrix::{Matrix, MatrixMut, Write, multiply};
+use flow_kernels::host::narrow::multiply_narrow;
 use flow_kernels::{KernelRegistry, register};
 
 /// Every 997th f32 of both signs, finite, and the neighbourhood of the bounds.
@@ -94,5 +95,66 @@ fn an_unknown_name_lists_what_there_is_and_the_nearest() {
     assert_eq!(
         error,
         "there are no kernels called `gpu`; available: cpu. The nearest name is `cpu`"
+    );
+}
+
+#[test]
+fn narrow_products_agree_with_f64_at_awkward_sizes_and_strides() {
+    let value = |index: usize| ((index * 7919) % 2000) as f32 / 1000.0 - 1.0;
+    for (rows, depth, columns) in [
+        (1, 1, 16),
+        (7, 13, 32),
+        (21, 129, 48),
+        (64, 300, 64),
+        (3, 257, 80),
+        (5, 0, 16),
+    ] {
+        let a: Vec<f32> = (0..rows.max(depth) * (rows.max(depth) + 3)).map(value).collect();
+        let b: Vec<f32> = (0..depth * columns).map(|index| value(index + 5)).collect();
+        let stride = rows.max(depth) + 3;
+        let a = [
+            Matrix::new(&a, rows, depth, stride),
+            Matrix::new(&a, depth, rows, stride).transposed(),
+        ];
+        for (a, transposed) in a.into_iter().zip([false, true]) {
+            for write in [Write::Replace, Write::Add] {
+                let mut output: Vec<f32> = (0..rows * columns).map(|index| value(index + 9)).collect();
+                let before = output.clone();
+                multiply_narrow(&mut output, a, &b, columns, write);
+                for (at, found) in output.iter().enumerate() {
+                    let (row, column) = (at / columns, at % columns);
+                    let mut expected = if write == Write::Add {
+                        f64::from(before[at])
+                    } else {
+                        0.0
+                    };
+                    for k in 0..depth {
+                        let index = if transposed {
+                            k * stride + row
+                        } else {
+                            row * stride + k
+                        };
+                        expected += f64::from(value(index)) * f64::from(b[k * columns + column]);
+                    }
+                    let bound = 1e-7 * (depth as f64 + 1.0);
+                    assert!(
+                        (f64::from(*found) - expected).abs() <= bound,
+                        "{rows} {depth} {columns}: {found} {expected}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "24 columns are not whole vectors")]
+fn a_narrow_product_of_broken_vectors_is_refused() {
+    multiply_narrow(
+        &mut [0.0; 24],
+        Matrix::new(&[1.0], 1, 1, 1),
+        &[0.0; 24],
+        24,
+        Write::Replace,
     );
 }

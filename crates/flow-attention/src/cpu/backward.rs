@@ -2,11 +2,13 @@
 
 use super::heads::{Heads, Sizes, head};
 use super::softmax::{probabilities, score_gradients};
-use super::tiles::{QUERIES, Tiles, copy_rows, padded, work};
+use super::tiles::{QUERIES, Tiles, copy_rows, copy_to_columns, padded, work};
 use flow_core::cpu::from_vec;
 use flow_core::{AttentionShape, Plain};
-use flow_kernels::host::matrix::{Matrix, MatrixMut, Write, multiply};
+use flow_kernels::host::matrix::{Matrix, Write};
+use flow_kernels::host::narrow::multiply_narrow;
 use flow_kernels::host::threads;
+use std::ops::Range;
 
 /// What backward needs of a forward.
 pub(super) struct Saved<'a> {
@@ -58,102 +60,107 @@ fn backward_head(
 ) {
     let AttentionShape {
         queries,
+        head_dim,
+        scale,
+        ..
+    } = *shape;
+    let [dq, dk, dv] = outputs;
+    tiles.sums.iter_mut().for_each(|sums| sums.fill(0.0));
+    for start in (0..queries).step_by(QUERIES) {
+        let count = QUERIES.min(queries - start);
+        backward_tile(shape, saved, gradient, task, start..start + count, tiles, outputs);
+        if let Some(dq) = dq {
+            for query in 0..count {
+                // SAFETY: one task per head of a sample; `backward` keeps the outputs alive and unused meanwhile.
+                let row = unsafe { dq.row(task, start + query) };
+                let column = tiles.result[query..].iter().step_by(padded(count));
+                row.iter_mut()
+                    .zip(column)
+                    .for_each(|(to, from)| *to = from * scale);
+            }
+        }
+    }
+    for (output, sums) in [dk, dv].into_iter().zip(&tiles.sums) {
+        for (token, from) in sums.chunks_exact(padded(head_dim)).enumerate() {
+            if let Some(output) = output {
+                // SAFETY: as above.
+                unsafe { output.row(task, token) }.copy_from_slice(&from[..head_dim]);
+            }
+        }
+    }
+}
+
+/// Adds what the queries in `range` give to the gradients of keys and values, and leaves the gradient of the scaled
+/// queries in `tiles.result`.
+fn backward_tile(
+    shape: &AttentionShape,
+    saved: &Saved<'_>,
+    gradient: &[f32],
+    task: usize,
+    range: Range<usize>,
+    tiles: &mut Tiles,
+    [want_q, want_k, want_v]: &[Option<Heads>; 3],
+) {
+    let AttentionShape {
+        queries,
         keys,
         head_dim,
         scale,
         ..
     } = *shape;
-    let [want_q, want_k, want_v] = outputs;
+    let (count, width, channels) = (range.len(), padded(range.len()), padded(head_dim));
     let (k, v) = (
         head(shape, saved.k, keys, task, 0, keys),
         head(shape, saved.v, keys, task, 0, keys),
     );
     let [dk, dv] = &mut tiles.sums;
-    let mut write = Write::Replace;
-    for start in (0..queries).step_by(QUERIES) {
-        let count = QUERIES.min(queries - start);
-        let width = padded(count);
-        let scaled = &mut tiles.queries[..width * head_dim];
-        copy_rows(
-            scaled,
-            head(shape, saved.q, queries, task, start, count),
-            count,
-            head_dim,
-            scale,
+    let q = head(shape, saved.q, queries, task, range.start, count);
+    let scaled = &mut tiles.queries[..head_dim * width];
+    copy_to_columns(scaled, q, width, scale);
+    let scores = &mut tiles.scores[..keys * width];
+    multiply_narrow(scores, k, scaled, width, Write::Replace);
+    let mut lse = [0.0; QUERIES];
+    lse[..count].copy_from_slice(&saved.lse[task * queries + range.start..][..count]);
+    probabilities(width, scores, &lse);
+    let upstream = head(shape, gradient, queries, task, range.start, count);
+    if want_v.is_some() {
+        // Only the real queries: what lies beside them in the tile is no probability.
+        let p = Matrix::new(scores, keys, count, width);
+        copy_rows(&mut tiles.upstream_rows, upstream, channels, 1.0);
+        multiply_narrow(
+            dv,
+            p,
+            &tiles.upstream_rows[..count * channels],
+            channels,
+            Write::Add,
         );
-        let upstream = &mut tiles.upstream[..width * head_dim];
-        copy_rows(
-            upstream,
-            head(shape, gradient, queries, task, start, count),
-            count,
-            head_dim,
-            1.0,
+    }
+    if want_q.is_none() && want_k.is_none() {
+        return;
+    }
+    let columns = &mut tiles.upstream[..head_dim * width];
+    copy_to_columns(columns, upstream, width, 1.0);
+    let dscores = &mut tiles.dscores[..keys * width];
+    multiply_narrow(dscores, v, columns, width, Write::Replace);
+    score_gradients(width, dscores, scores);
+    if want_k.is_some() {
+        copy_rows(&mut tiles.query_rows, q, channels, scale);
+        let ds = Matrix::new(dscores, keys, count, width);
+        multiply_narrow(
+            dk,
+            ds,
+            &tiles.query_rows[..count * channels],
+            channels,
+            Write::Add,
         );
-        let scaled = Matrix::new(scaled, width, head_dim, head_dim);
-        let upstream = Matrix::new(upstream, width, head_dim, head_dim);
-        let scores = &mut tiles.scores[..keys * width];
-        multiply(
-            &mut MatrixMut::new(scores, keys, width, width),
-            k,
-            scaled.transposed(),
+    }
+    if want_q.is_some() {
+        multiply_narrow(
+            &mut tiles.result[..head_dim * width],
+            k.transposed(),
+            dscores,
+            width,
             Write::Replace,
         );
-        let mut lse = [0.0; QUERIES];
-        lse[..count].copy_from_slice(&saved.lse[task * queries + start..][..count]);
-        probabilities(width, scores, &lse);
-        let p = Matrix::new(scores, keys, width, width);
-        if want_v.is_some() {
-            multiply(
-                &mut MatrixMut::new(dv, keys, head_dim, head_dim),
-                p,
-                upstream,
-                write,
-            );
-        }
-        if want_q.is_some() || want_k.is_some() {
-            let dscores = &mut tiles.dscores[..keys * width];
-            multiply(
-                &mut MatrixMut::new(dscores, keys, width, width),
-                v,
-                upstream.transposed(),
-                Write::Replace,
-            );
-            score_gradients(width, dscores, scores);
-            let ds = Matrix::new(dscores, keys, width, width);
-            if want_k.is_some() {
-                multiply(
-                    &mut MatrixMut::new(dk, keys, head_dim, head_dim),
-                    ds,
-                    scaled,
-                    write,
-                );
-            }
-            if let Some(dq) = want_q {
-                let result = &mut tiles.result[..head_dim * width];
-                multiply(
-                    &mut MatrixMut::new(result, head_dim, width, width),
-                    k.transposed(),
-                    ds,
-                    Write::Replace,
-                );
-                for query in 0..count {
-                    // SAFETY: one task per head of a sample; `backward` keeps the outputs alive and unused meanwhile.
-                    let row = unsafe { dq.row(task, start + query) };
-                    let column = result[query..].iter().step_by(width);
-                    row.iter_mut()
-                        .zip(column)
-                        .for_each(|(to, from)| *to = from * scale);
-                }
-            }
-        }
-        write = Write::Add;
-    }
-    for (output, values) in [(want_k, dk), (want_v, dv)] {
-        for (token, from) in values.chunks_exact(head_dim).enumerate() {
-            if let Some(output) = output.as_ref().filter(|_| write == Write::Add) {
-                // SAFETY: as above.
-                unsafe { output.row(task, token) }.copy_from_slice(from);
-            }
-        }
     }
 }

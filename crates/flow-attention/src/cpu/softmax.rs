@@ -1,8 +1,9 @@
 //! The elementwise part of attention, forward and backward, with queries along the lanes: sums and maxima over keys need
 //! no exchange between lanes.
 
-use super::tiles::{LANES, QUERIES};
+use super::tiles::QUERIES;
 use flow_kernels::host::math::{exp, ln, vectorised};
+use flow_kernels::host::narrow::LANES;
 
 /// Keys that are summed up before the sum joins the total.
 const KEYS: usize = 64;

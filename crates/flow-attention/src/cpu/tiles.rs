@@ -2,23 +2,27 @@
 
 use flow_core::AttentionShape;
 use flow_kernels::host::matrix::Matrix;
+use flow_kernels::host::narrow::LANES;
 
 /// Queries whose scores are held at a time.
 pub(super) const QUERIES: usize = 64;
-/// The number of queries in a tile is a multiple of this.
-pub(super) const LANES: usize = 16;
-/// Multiplications worth of work, in the unit of [`threads::worth_threads`].
+
+/// Multiplications worth of work, in the unit of `threads::worth_threads`.
 pub(super) fn work(shape: &AttentionShape) -> usize {
     shape.batch * shape.heads * shape.queries * shape.keys * (shape.head_dim / 8 + 1)
 }
 
-/// Tiles of one task. Queries are the last axis of all but the first, so that sums over keys run along the lanes'
-/// outside, and are padded with zeros to `LANES`.
+/// Tiles of one task. `Q` queries lie along the lanes, so that sums over keys need no exchange between lanes; `Q` and,
+/// where it is the last axis, `D` are padded to whole vectors.
 pub(super) struct Tiles {
-    /// Queries times the scale, `[Q, D]`.
+    /// Queries times the scale, `[D, Q]`.
     pub(super) queries: Vec<f32>,
-    /// Gradients of the output, `[Q, D]`.
+    /// The same, `[Q, D]`, for backward.
+    pub(super) query_rows: Vec<f32>,
+    /// Gradients of the output, `[D, Q]`.
     pub(super) upstream: Vec<f32>,
+    /// The same, `[Q, D]`.
+    pub(super) upstream_rows: Vec<f32>,
     /// Scores, then exponentials or probabilities, `[keys, Q]`.
     pub(super) scores: Vec<f32>,
     /// Gradients of the scores, `[keys, Q]`.
@@ -31,33 +35,45 @@ pub(super) struct Tiles {
 
 impl Tiles {
     pub(super) fn new(shape: &AttentionShape, backward: bool) -> Self {
-        let queries = padded(shape.queries.min(QUERIES));
+        let (queries, channels) = (padded(shape.queries.min(QUERIES)), padded(shape.head_dim));
         let only = |count: usize| vec![0.0; if backward { count } else { 0 }];
-        let keys = shape.keys * shape.head_dim;
         Self {
             queries: vec![0.0; queries * shape.head_dim],
+            query_rows: only(queries * channels),
             upstream: only(queries * shape.head_dim),
+            upstream_rows: only(queries * channels),
             scores: vec![0.0; queries * shape.keys],
             dscores: only(queries * shape.keys),
             result: vec![0.0; queries * shape.head_dim],
-            sums: [only(keys), only(keys)],
+            sums: [only(shape.keys * channels), only(shape.keys * channels)],
         }
     }
 }
 
-pub(super) fn padded(queries: usize) -> usize {
-    queries.next_multiple_of(LANES)
+/// The next multiple of a vector's lanes.
+pub(super) fn padded(count: usize) -> usize {
+    count.next_multiple_of(LANES)
 }
 
-/// Copies rows, times `factor`, and fills what is left of `tile` with zeros.
-pub(super) fn copy_rows(tile: &mut [f32], rows: Matrix<'_>, count: usize, width: usize, factor: f32) {
-    for (index, to) in tile.chunks_exact_mut(width).enumerate() {
-        if index < count {
-            to.iter_mut()
-                .zip(rows.row(index))
-                .for_each(|(to, from)| *to = from * factor);
-        } else {
-            to.fill(0.0);
-        }
+/// Copies the rows of a matrix, times `factor`, to rows of `width` values, the rest of which stay as they are.
+pub(super) fn copy_rows(tile: &mut [f32], rows: Matrix<'_>, width: usize, factor: f32) {
+    for (index, to) in tile.chunks_exact_mut(width).take(rows.rows()).enumerate() {
+        to.iter_mut()
+            .zip(rows.row(index))
+            .for_each(|(to, from)| *to = from * factor);
+    }
+}
+
+/// Copies the rows of a matrix, times `factor`, to columns of a tile whose rows have `width` values; fills the rest
+/// with zeros.
+pub(super) fn copy_to_columns(tile: &mut [f32], rows: Matrix<'_>, width: usize, factor: f32) {
+    if rows.rows() < width {
+        tile.fill(0.0);
+    }
+    for column in 0..rows.rows() {
+        let places = tile[column..].iter_mut().step_by(width);
+        places
+            .zip(rows.row(column))
+            .for_each(|(to, from)| *to = from * factor);
     }
 }

@@ -30,6 +30,26 @@ impl<'a> Matrix<'a> {
         }
     }
 
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Values from one row to the next, and from one column to the next.
+    pub(super) fn strides(&self) -> (usize, usize) {
+        (self.row_stride, self.column_stride)
+    }
+
+    /// The first value.
+    pub(super) fn pointer(&self) -> *const f32 {
+        self.values.as_ptr()
+    }
+
     /// The values of a row of a matrix that is not transposed.
     ///
     /// # Panics

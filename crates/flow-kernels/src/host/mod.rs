@@ -6,5 +6,6 @@
 
 pub mod math;
 pub mod matrix;
+pub mod narrow;
 pub mod sum;
 pub mod threads;
