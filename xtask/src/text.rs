@@ -1,5 +1,8 @@
 //! Markdown as far as the tasks read it: links and headings, code left out.
 
+#[cfg(test)]
+mod tests;
+
 /// A link with the line it is on, counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {

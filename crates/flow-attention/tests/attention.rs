@@ -241,6 +241,33 @@ fn shapes_without_keys_or_channels_are_declined_with_a_reason() {
 }
 
 #[test]
+fn no_samples_and_no_queries_give_empty_results() {
+    for sizes in [[0, 3, 5, 2, 4], [2, 0, 5, 2, 4]] {
+        let shape = shape(sizes);
+        let operands = operands(&shape);
+        let seed = Operand {
+            values: Vec::new(),
+            shape: operands[0].shape.clone(),
+        };
+        let (output, gradients) = run(
+            &operands,
+            &[true; 3],
+            &|inputs| kernel(&Compute, &shape, inputs),
+            &seed,
+        );
+        assert!(output.is_empty());
+        let zero = |gradient: &Option<Vec<f32>>| {
+            gradient
+                .as_ref()
+                .expect("tracked")
+                .iter()
+                .all(|value| *value == 0.0)
+        };
+        assert!(gradients.iter().all(zero), "{sizes:?}");
+    }
+}
+
+#[test]
 fn an_unknown_backend_lists_what_there_is_and_the_nearest() {
     let mut registry = AttentionRegistry::default();
     register(&mut registry);

@@ -5,7 +5,10 @@ use flow_core::Lane;
 
 fn main() {
     let mut store = LaneStore::default();
-    let lane = Lane { sample: 0, conditional: true };
+    let lane = Lane {
+        sample: 0,
+        conditional: true,
+    };
     for step in 0..4 {
         let from = store.get(1, lane, 0, step).map(|(from, _)| from);
         println!("step {step}: kept from step {from:?}");

@@ -22,7 +22,10 @@ pub struct LaneStore<T> {
 
 impl<T> Default for LaneStore<T> {
     fn default() -> Self {
-        Self { iteration: 0, kept: BTreeMap::new() }
+        Self {
+            iteration: 0,
+            kept: BTreeMap::new(),
+        }
     }
 }
 

@@ -3,14 +3,26 @@
 use flow_cache::LaneStore;
 use flow_core::Lane;
 
-const LANE: Lane = Lane { sample: 5, conditional: true };
+const LANE: Lane = Lane {
+    sample: 5,
+    conditional: true,
+};
 
 #[test]
 fn a_lane_gets_back_its_own_state_only() {
     let mut store = LaneStore::default();
     store.put(1, LANE, 2, 0, 'a');
     store.put(1, Lane { sample: 6, ..LANE }, 2, 0, 'b');
-    store.put(1, Lane { conditional: false, ..LANE }, 2, 0, 'c');
+    store.put(
+        1,
+        Lane {
+            conditional: false,
+            ..LANE
+        },
+        2,
+        0,
+        'c',
+    );
     assert_eq!(store.get(1, LANE, 2, 1), Some((0, &'a')));
     assert_eq!(store.get(1, LANE, 3, 1), None);
     assert_eq!(store.len(), 3);

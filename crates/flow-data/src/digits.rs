@@ -10,9 +10,9 @@ use crate::dataset::{Dataset, Example, check_fraction, check_index};
 use crate::error::{DataError, PromptError};
 use crate::image::{Image, ImageShape};
 use crate::parse;
-use flow_rng::{Purpose, Stream};
 use crate::prompt::{Prompt, PromptSpec, Weight};
 use crate::vocabulary::Vocabulary;
+use flow_rng::{Purpose, Stream};
 
 /// What to cite where the digits are used.
 pub const DIGITS_CITATION: &str = "Alpaydin, E. and Kaynak, C. (1998). Optical Recognition of Handwritten Digits \
@@ -216,7 +216,9 @@ impl Digits {
                 .filter(|&i| self.labels[i] == digit)
                 .map(|i| i as u64)
                 .collect();
-            Stream::new(seed, Purpose::DataSplit).at(u64::from(digit), 0).shuffle(&mut members);
+            Stream::new(seed, Purpose::DataSplit)
+                .at(u64::from(digit), 0)
+                .shuffle(&mut members);
             let kept = (members.len() as f64 * f64::from(validation_fraction)).round() as usize;
             validation.extend_from_slice(&members[..kept]);
             train.extend_from_slice(&members[kept..]);

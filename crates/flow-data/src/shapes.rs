@@ -9,9 +9,9 @@ pub(crate) mod render;
 use crate::dataset::{Dataset, Example, check_fraction, check_index};
 use crate::error::{DataError, PromptError};
 use crate::image::ImageShape;
-use flow_rng::{Draws, Purpose, Stream};
 use crate::prompt::{Colour, Position, Prompt, PromptSpec, Shape};
 use crate::vocabulary::Vocabulary;
+use flow_rng::{Draws, Purpose, Stream};
 use prompts::{PROMPT_LENGTH, SceneSpec};
 use render::Scene;
 

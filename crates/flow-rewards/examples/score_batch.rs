@@ -2,9 +2,9 @@
 //!
 //! Run with `cargo run --release -p flow-rewards --example score_batch`.
 
-use flow_rng::{Purpose, Stream};
 use flow_data::{Dataset, Digits};
 use flow_rewards::{NamedReward, RewardRegistry, RewardWorkers, Sample};
+use flow_rng::{Purpose, Stream};
 use serde_json::json;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

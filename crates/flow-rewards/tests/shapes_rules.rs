@@ -3,10 +3,10 @@
 mod common;
 
 use common::{noisy, sample, scene_prompt, shapes};
-use flow_rng::{Purpose, Stream};
 use flow_data::{Colour, Dataset, Image, ImageShape, Prompt, PromptSpec, Shapes, ShapesSettings};
 use flow_rewards::shapes::{compare, find_objects};
 use flow_rewards::{Reward, RewardError, RulesMode, ShapesRules, ShapesRulesSettings};
+use flow_rng::{Purpose, Stream};
 
 fn score(mode: RulesMode, image: &Image, prompt: &Prompt) -> f32 {
     let rules = ShapesRules::new(ShapesRulesSettings { mode });

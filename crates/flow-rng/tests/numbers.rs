@@ -8,9 +8,21 @@ fn philox_gives_the_known_answers_of_random123() {
     let ones = u32::MAX;
     let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
     let cases = [
-        ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
-        ([ones; 4], [ones; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
-        (pi, [0xa409_3822, 0x299f_31d0], [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]),
+        (
+            [0; 4],
+            [0; 2],
+            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8],
+        ),
+        (
+            [ones; 4],
+            [ones; 2],
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd],
+        ),
+        (
+            pi,
+            [0xa409_3822, 0x299f_31d0],
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+        ),
     ];
     for (counter, key, expected) in cases {
         assert_eq!(philox4x32_10(counter, key), expected);
@@ -51,7 +63,11 @@ fn normal_values_have_the_moments_of_the_normal_distribution() {
     // Five standard errors of each moment: sqrt(variance / n) with variances 1, 2, 15 and 96.
     for (power, expected, variance) in [(1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)] {
         let bound = 5.0 * f64::sqrt(variance / f64::from(count));
-        assert!((moment(power) - expected).abs() < bound, "moment {power} is {}", moment(power));
+        assert!(
+            (moment(power) - expected).abs() < bound,
+            "moment {power} is {}",
+            moment(power)
+        );
     }
 }
 
@@ -63,7 +79,10 @@ fn a_bounded_draw_reaches_every_value_about_equally_often() {
         counts[draws.below(7) as usize] += 1;
     }
     // Five standard deviations of a binomial count with n = 70000, p = 1/7.
-    assert!(counts.iter().all(|count| count.abs_diff(10_000) < 463), "{counts:?}");
+    assert!(
+        counts.iter().all(|count| count.abs_diff(10_000) < 463),
+        "{counts:?}"
+    );
 }
 
 #[test]

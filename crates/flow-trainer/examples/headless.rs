@@ -58,8 +58,14 @@ impl WithAlgorithm for Train<'_> {
         let run = &self.config.run;
         let parts = setup::parts(self.config, self.environment, algorithm)?;
         let directory = RunDirectory::open(&run.dir, &run.name, OnExists::New)?;
-        let config = serde_json::to_value(self.config).map_err(|error| TrainError::Setting(error.to_string()))?;
-        let manifest = Manifest::new(&directory.name(), std::env::args().collect(), config, Path::new("."));
+        let config =
+            serde_json::to_value(self.config).map_err(|error| TrainError::Setting(error.to_string()))?;
+        let manifest = Manifest::new(
+            &directory.name(),
+            std::env::args().collect(),
+            config,
+            Path::new("."),
+        );
         let mut session = Session::start(parts, directory, &manifest)?;
         let status = session.run(&mut Lines)?;
         println!("{status:?}; {}", session.directory().path().display());
@@ -70,10 +76,17 @@ impl WithAlgorithm for Train<'_> {
 fn pretrained(config: &Config, environment: &Environment<'_>) -> Result<(), Failure> {
     let settings = &config.pretrain;
     let dataset = setup::dataset(config)?;
-    let blank = Config { model: flow_config::ModelConfig { weights: None, ..config.model.clone() }, ..config.clone() };
+    let blank = Config {
+        model: flow_config::ModelConfig {
+            weights: None,
+            ..config.model.clone()
+        },
+        ..config.clone()
+    };
     let model = setup::model(&blank, environment)?;
     let device = &environment.device;
-    let conditioner = flow_trainer::conditions::Conditioner::new(&*dataset, model.model.spec(), true, device)?;
+    let conditioner =
+        flow_trainer::conditions::Conditioner::new(&*dataset, model.model.spec(), true, device)?;
     let mut optimizer = setup::optimizer_settings(config);
     optimizer.learning_rate = settings.learning_rate;
     optimizer.warmup_steps = settings.warmup as u64;
@@ -110,7 +123,9 @@ fn main() -> Result<(), Failure> {
     let [task, path, overrides @ ..] = arguments.as_slice() else {
         return Err("usage: headless train|pretrain CONFIG [KEY=VALUE]…".into());
     };
-    let config = flow_config::load(path, overrides).map_err(|report| report.to_string())?.config;
+    let config = flow_config::load(path, overrides)
+        .map_err(|report| report.to_string())?
+        .config;
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
     let mut models = ModelRegistry::new();
     flow_kernels::register(&mut kernels);
@@ -133,10 +148,21 @@ fn main() -> Result<(), Failure> {
         "pretrain" => pretrained(&config, &environment)?,
         "train" => {
             let tokens = setup::common(&config, &environment)?.model.model.spec().tokens;
-            setup::with_algorithm(&config, tokens, Train { config: &config, environment: &environment })??;
+            setup::with_algorithm(
+                &config,
+                tokens,
+                Train {
+                    config: &config,
+                    environment: &environment,
+                },
+            )??;
         }
         _ => return Err("the task is train or pretrain".into()),
     }
-    println!("{:.1} s, peak {:.2} GiB", watch.wall_s(), peak_resident_gib().unwrap_or(f64::NAN));
+    println!(
+        "{:.1} s, peak {:.2} GiB",
+        watch.wall_s(),
+        peak_resident_gib().unwrap_or(f64::NAN)
+    );
     Ok(())
 }

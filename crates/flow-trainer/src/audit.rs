@@ -38,7 +38,11 @@ impl OnPolicyAudit {
     pub fn check(&mut self, site: CallSite, samples: &[u64], ratio_b: &Plain) {
         for (sample, ratio) in samples.iter().zip(cpu::to_host(ratio_b)) {
             self.checked += 1;
-            let found = Deviation { sample: *sample, step: site.step, ratio };
+            let found = Deviation {
+                sample: *sample,
+                step: site.step,
+                ratio,
+            };
             if found.size() > self.max_deviation() {
                 self.worst = Some(found);
             }

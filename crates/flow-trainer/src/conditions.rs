@@ -19,7 +19,12 @@ impl Conditioner {
     ///
     /// # Errors
     /// A message if the model's vocabulary or prompt length is too small for the data.
-    pub fn new(dataset: &dyn Dataset, spec: &ModelSpec, guided: bool, device: &ComputeDevice) -> Result<Self, String> {
+    pub fn new(
+        dataset: &dyn Dataset,
+        spec: &ModelSpec,
+        guided: bool,
+        device: &ComputeDevice,
+    ) -> Result<Self, String> {
         let Some(vocabulary) = spec.vocabulary else {
             return Err(format!(
                 "model `{}` reads no tokens, and data set `{}` offers nothing else",
@@ -38,7 +43,12 @@ impl Conditioner {
             ));
         }
         let null = dataset.null_tokens().into_iter().map(i64::from).collect();
-        Ok(Self { device: device.clone(), null, length, guided })
+        Ok(Self {
+            device: device.clone(),
+            null,
+            length,
+            guided,
+        })
     }
 
     /// Conditions of a batch of prompts, with the empty condition beside them under guidance.
@@ -46,7 +56,10 @@ impl Conditioner {
         let rows: Vec<&[u32]> = prompts.map(|prompt| prompt.tokens.as_slice()).collect();
         let unconditional = self.guided.then(|| self.tokens(self.null.repeat(rows.len())));
         let conditional = self.tokens(rows.concat().into_iter().map(i64::from).collect());
-        Conditions { conditional, unconditional }
+        Conditions {
+            conditional,
+            unconditional,
+        }
     }
 
     /// A condition of raw token rows, the empty one where `None`.
@@ -63,6 +76,9 @@ impl Conditioner {
 
     fn tokens(&self, tokens: Vec<i64>) -> Condition {
         let batch = tokens.len() / self.length;
-        Condition { tokens: Some(self.device.int_tensor(tokens, [batch, self.length])), ..Condition::default() }
+        Condition {
+            tokens: Some(self.device.int_tensor(tokens, [batch, self.length])),
+            ..Condition::default()
+        }
     }
 }

@@ -73,7 +73,9 @@ pub enum TrainError {
         help: String,
     },
     /// Nothing to resume from.
-    #[error("there is no usable checkpoint in `{directory}`{skipped}. Start the run anew with `--on-exists overwrite`")]
+    #[error(
+        "there is no usable checkpoint in `{directory}`{skipped}. Start the run anew with `--on-exists overwrite`"
+    )]
     NoCheckpoint {
         /// Where was looked.
         directory: PathBuf,

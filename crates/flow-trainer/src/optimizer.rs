@@ -94,13 +94,26 @@ impl Accumulated {
 
 impl AdamW {
     /// Fresh state for the weights marked in `trained`.
-    pub fn new(settings: AdamWSettings, layout: &ParamLayout, trained: Vec<bool>, device: &ComputeDevice) -> Self {
+    pub fn new(
+        settings: AdamWSettings,
+        layout: &ParamLayout,
+        trained: Vec<bool>,
+        device: &ComputeDevice,
+    ) -> Self {
         let zeros = |shape: &[usize]| device.plain(vec![0.0; shape.iter().product()], shape);
         let moments = layout.specs().iter().zip(&trained).map(|(spec, trained)| {
-            trained.then(|| Moments { first: zeros(&spec.shape), second: zeros(&spec.shape) })
+            trained.then(|| Moments {
+                first: zeros(&spec.shape),
+                second: zeros(&spec.shape),
+            })
         });
         let moments = moments.collect();
-        Self { settings, trained, moments, steps: 0 }
+        Self {
+            settings,
+            trained,
+            moments,
+            steps: 0,
+        }
     }
 
     /// The settings.
@@ -155,14 +168,21 @@ impl AdamW {
         for (sum, spec) in sums.iter().zip(layout.specs()) {
             let squares = sum.as_ref().map_or(0.0, |sum| kernels.sum_of_squares(sum));
             if !squares.is_finite() {
-                return Err(NonFiniteGradient { weight: spec.name.clone(), values: spec.shape.iter().product() });
+                return Err(NonFiniteGradient {
+                    weight: spec.name.clone(),
+                    values: spec.shape.iter().product(),
+                });
             }
             total += squares;
         }
         let gradient_norm = total.sqrt() / units.max(1) as f64;
         let bound = self.settings.max_grad_norm;
         // The small term is torch.nn.utils.clip_grad_norm_'s.
-        let clip_factor = if bound > 0.0 { (bound / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
+        let clip_factor = if bound > 0.0 {
+            (bound / (gradient_norm + 1e-6)).min(1.0)
+        } else {
+            1.0
+        };
 
         self.steps += 1;
         let learning_rate = self.learning_rate_at(self.steps);
@@ -177,24 +197,43 @@ impl AdamW {
         let varying = device.plain(varying.map(|value| value as f32).to_vec(), &[4]);
         let values = weights.values_mut();
         for (index, spec) in layout.specs().iter().enumerate() {
-            let (Some(moments), Some(Some(gradient))) = (self.moments[index].as_mut(), sums.get(index)) else {
+            let (Some(moments), Some(Some(gradient))) = (self.moments[index].as_mut(), sums.get(index))
+            else {
                 continue;
             };
             let step = AdamWStep {
                 betas: (beta1 as f32, beta2 as f32),
                 epsilon: self.settings.epsilon as f32,
-                weight_decay: if spec.decays { self.settings.weight_decay as f32 } else { 0.0 },
+                weight_decay: if spec.decays {
+                    self.settings.weight_decay as f32
+                } else {
+                    0.0
+                },
                 varying: varying.clone(),
             };
-            kernels.adamw(&mut values[index], gradient, &mut moments.first, &mut moments.second, &step);
+            kernels.adamw(
+                &mut values[index],
+                gradient,
+                &mut moments.first,
+                &mut moments.second,
+                &step,
+            );
         }
-        Ok(StepReport { gradient_norm, clip_factor, learning_rate })
+        Ok(StepReport {
+            gradient_norm,
+            clip_factor,
+            learning_rate,
+        })
     }
 
     /// Learning rate of step `step`, counted from 1.
     pub fn learning_rate_at(&self, step: u64) -> f64 {
         let rise = self.settings.warmup_steps;
-        let share = if rise == 0 { 1.0 } else { (step as f64 / rise as f64).min(1.0) };
+        let share = if rise == 0 {
+            1.0
+        } else {
+            (step as f64 / rise as f64).min(1.0)
+        };
         self.settings.learning_rate * share
     }
 }

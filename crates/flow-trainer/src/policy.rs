@@ -46,20 +46,49 @@ impl Policy {
 
     /// The context of a call on `samples`.
     pub fn call(&self, site: CallSite, samples: &[u64]) -> CallContext {
-        let lane = |conditional| move |sample: &u64| Lane { sample: *sample, conditional };
+        let lane = |conditional| {
+            move |sample: &u64| Lane {
+                sample: *sample,
+                conditional,
+            }
+        };
         let mut lanes: Vec<Lane> = samples.iter().map(lane(true)).collect();
         if self.is_guided() {
             lanes.extend(samples.iter().map(lane(false)));
         }
-        let CallSite { stage, iteration, step, steps } = site;
-        CallContext { stage, iteration, step, steps, lanes: lanes.into() }
+        let CallSite {
+            stage,
+            iteration,
+            step,
+            steps,
+        } = site;
+        CallContext {
+            stage,
+            iteration,
+            step,
+            steps,
+            lanes: lanes.into(),
+        }
     }
 
     /// The guided velocity at `x_BN`, `sigma_B`.
-    pub fn velocity(&self, exec: &Exec<'_>, x_bn: Tensor<2>, sigma_b: Tensor<1>, conditions: &Conditions) -> Tensor<2> {
+    pub fn velocity(
+        &self,
+        exec: &Exec<'_>,
+        x_bn: Tensor<2>,
+        sigma_b: Tensor<1>,
+        conditions: &Conditions,
+    ) -> Tensor<2> {
         let condition = conditions.conditional.clone();
         let Some(empty) = conditions.unconditional.clone().filter(|_| self.is_guided()) else {
-            return self.model.velocity(exec, ModelInput { x: x_bn, sigma: sigma_b, condition });
+            return self.model.velocity(
+                exec,
+                ModelInput {
+                    x: x_bn,
+                    sigma: sigma_b,
+                    condition,
+                },
+            );
         };
         let [batch, _] = x_bn.dims();
         let input = ModelInput {

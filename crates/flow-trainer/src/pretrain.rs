@@ -72,16 +72,28 @@ fn batch(dataset: &dyn Dataset, settings: &PretrainSettings, step: u64) -> Resul
         let position = step * count as u64 + row as u64;
         let (epoch, place) = epoch_of(position);
         if order.0 != epoch {
-            order = (epoch, stream(Purpose::PretrainOrder).at(epoch, 0).permutation(dataset.len() as usize));
+            order = (
+                epoch,
+                stream(Purpose::PretrainOrder)
+                    .at(epoch, 0)
+                    .permutation(dataset.len() as usize),
+            );
         }
         let example = dataset.example(order.1[place as usize] as u64)?;
         found.data.extend_from_slice(&example.image.pixels_chw);
         let dropped = stream(Purpose::Captions).at(position, 0).uniform() < settings.condition_dropout;
-        let noisy = dataset.noisy_prompt(&example.prompt, settings.label_noise as f32, settings.seed, position)?;
+        let noisy = dataset.noisy_prompt(
+            &example.prompt,
+            settings.label_noise as f32,
+            settings.seed,
+            position,
+        )?;
         found.captions.push((!dropped).then_some(noisy.tokens));
         // One draw per stratum of the batch keeps the noise of the loss down.
         let uniform = (row as f64 + times.uniform()) / count as f64;
-        found.sigmas.push(sigmoid(standard_normal_quantile(uniform.clamp(1e-6, 1.0 - 1e-6))) as f32);
+        found
+            .sigmas
+            .push(sigmoid(standard_normal_quantile(uniform.clamp(1e-6, 1.0 - 1e-6))) as f32);
         let noise = &mut found.noise[row * values..(row + 1) * values];
         stream(Purpose::ForwardNoise).at(position, 0).fill_normal(noise);
     }
@@ -107,7 +119,11 @@ pub fn pretrain(
     observer: &mut dyn Observer,
 ) -> Result<Pretrained, TrainError> {
     let layout = weights.layout().clone();
-    let trained: Arc<[bool]> = layout.specs().iter().map(|spec| spec.kind == flow_core::ParamKind::Base).collect();
+    let trained: Arc<[bool]> = layout
+        .specs()
+        .iter()
+        .map(|spec| spec.kind == flow_core::ParamKind::Base)
+        .collect();
     let mut optimizer = AdamW::new(settings.optimizer.clone(), &layout, trained.to_vec(), device);
     let mut average = weights.clone();
     let kernels = &*plan.kernels;
@@ -115,7 +131,12 @@ pub fn pretrain(
     observer.phase(Phase::Pretraining, settings.steps as usize);
     for step in 0..settings.steps {
         let watch = Stopwatch::start();
-        let Batch { data, noise, sigmas, captions } = batch(dataset, settings, step)?;
+        let Batch {
+            data,
+            noise,
+            sigmas,
+            captions,
+        } = batch(dataset, settings, step)?;
         let (rows, values) = (settings.batch, dataset.image_shape().len());
         let data: Tensor<2> = device.tensor(data, [rows, values]);
         let noise: Tensor<2> = device.tensor(noise, [rows, values]);
@@ -126,13 +147,25 @@ pub fn pretrain(
 
         let pass = Training::new(&weights, plan.clone(), trained.clone());
         let exec = pass.exec(CallContext::single(Stage::Training));
-        let v = model.velocity(&exec, ModelInput { x, sigma, condition: conditioner.rows(&captions) });
+        let v = model.velocity(
+            &exec,
+            ModelInput {
+                x,
+                sigma,
+                condition: conditioner.rows(&captions),
+            },
+        );
         let error_b = kernels.mean_squared_distance(&v.into_dispatch(), &target);
         let loss = Tensor::<1>::from_dispatch(error_b).mean_dim(0);
         let value = cpu::to_host(&plain(&loss.clone().into_dispatch()))[0];
         if !value.is_finite() {
             let position = "a pretraining step".into();
-            return Err(TrainError::NonFiniteLoss { iteration: step + 1, micro_batch: 0, position, value });
+            return Err(TrainError::NonFiniteLoss {
+                iteration: step + 1,
+                micro_batch: 0,
+                position,
+                value,
+            });
         }
         let mut accumulated = Accumulated::default();
         accumulated.add(kernels, pass.gradients(&loss));
@@ -142,9 +175,14 @@ pub fn pretrain(
         });
         let report = optimizer
             .step(kernels, device, &mut weights, accumulated)
-            .map_err(|source| TrainError::NonFiniteGradient { iteration: step + 1, source })?;
+            .map_err(|source| TrainError::NonFiniteGradient {
+                iteration: step + 1,
+                source,
+            })?;
         // Follows closely at first, as in the power schedule of averages.
-        let decay = settings.average_decay.min((1.0 + step as f64) / (10.0 + step as f64));
+        let decay = settings
+            .average_decay
+            .min((1.0 + step as f64) / (10.0 + step as f64));
         let decay = device.plain(vec![decay as f32], &[1]);
         for (slow, value) in average.values_mut().iter_mut().zip(weights.values()) {
             kernels.average(slow, value, &decay);
@@ -163,7 +201,11 @@ pub fn pretrain(
     }
     let tail = &losses[losses.len() - (losses.len() / 100).max(1).min(losses.len())..];
     let final_loss = tail.iter().map(|loss| f64::from(*loss)).sum::<f64>() / tail.len().max(1) as f64;
-    Ok(Pretrained { weights: average, final_loss, losses })
+    Ok(Pretrained {
+        weights: average,
+        final_loss,
+        losses,
+    })
 }
 
 /// Falls from 1 to 0.1 along half a cosine.

@@ -96,10 +96,18 @@ impl Sampler {
         let mut x = self.noise(initial, samples, 0, values);
         let mut records = Vec::new();
         for (index, step) in steps.iter().enumerate() {
-            let call = self.policy.call(CallSite { step: index as u32, ..site }, samples);
+            let call = self.policy.call(
+                CallSite {
+                    step: index as u32,
+                    ..site
+                },
+                samples,
+            );
             let sigma = self.device.tensor(vec![step.sigma as f32; batch], [batch]);
             let exec = rollout.exec(call);
-            let v = self.policy.velocity(&exec, Tensor::from_dispatch(x.clone()), sigma, &conditions);
+            let v = self
+                .policy
+                .velocity(&exec, Tensor::from_dispatch(x.clone()), sigma, &conditions);
             let v = plain(&v.into_dispatch());
             let noise = if step.is_stochastic() {
                 self.noise(added, samples, index as u32 + 1, values)
@@ -120,7 +128,12 @@ impl Sampler {
             x = done.x_next;
             on_step(index + 1);
         }
-        Trajectories { samples: samples.to_vec(), conditions, records, clean: x }
+        Trajectories {
+            samples: samples.to_vec(),
+            conditions,
+            records,
+            clean: x,
+        }
     }
 
     /// Standard normal values, `[B, N]`, each row addressed by its sample and the step.

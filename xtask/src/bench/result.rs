@@ -1,5 +1,8 @@
 //! What was measured, and how it is told.
 
+#[cfg(test)]
+mod tests;
+
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -1,5 +1,8 @@
 //! The graph of crates is the one that ARCHITECTURE.md draws.
 
+#[cfg(test)]
+mod tests;
+
 use super::Problems;
 use crate::workspace::{Member, Workspace};
 use anyhow::{Context, Result};

@@ -1,5 +1,8 @@
 //! Rules on the text of files.
 
+#[cfg(test)]
+mod tests;
+
 use super::Problems;
 use crate::workspace::Workspace;
 use anyhow::Result;

@@ -76,13 +76,17 @@ impl RegionEngine for KeepAll {
 
 /// `inputs`, the tracked ones behind one node that hands all their gradients on at once.
 fn boundary(mut inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-    let tracked: Vec<usize> = (0..inputs.len()).filter(|index| is_tracked(&inputs[*index])).collect();
+    let tracked: Vec<usize> = (0..inputs.len())
+        .filter(|index| is_tracked(&inputs[*index]))
+        .collect();
     let crossing: Vec<&DispatchTensor> = tracked.iter().map(|index| &inputs[*index]).collect();
     let values: Vec<Plain> = crossing.iter().map(|tensor| plain(tensor)).collect();
     let like = values.clone();
     let backward: Backward = Arc::new(move |incoming| {
         let gradients = incoming.output_gradients.iter().cloned().zip(&like);
-        gradients.map(|(gradient, like)| gradient.or_else(|| Some(zeros_like(like)))).collect()
+        gradients
+            .map(|(gradient, like)| gradient.or_else(|| Some(zeros_like(like))))
+            .collect()
     });
     let through = op::bind("boundary", &crossing, values, backward);
     for (index, tensor) in tracked.into_iter().zip(through) {

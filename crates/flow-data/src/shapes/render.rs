@@ -4,8 +4,8 @@
 //! generated image with the ideal shape, painted the same way.
 
 use crate::image::Image;
-use flow_rng::Draws;
 use crate::prompt::{Colour, Position, Shape};
+use flow_rng::Draws;
 
 /// The colour of the background, as red, green, blue in [-1, 1].
 pub const BACKGROUND: [f32; 3] = [-0.8; 3];

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
 /// Values below which one thread is faster than waking a second.
-pub const SERIAL_BELOW: usize = 1 << 15;
+pub const SERIAL_BELOW: usize = 1 << 16;
 
 /// Values that one piece of an elementwise operation has.
 pub const PIECE: usize = 1 << 14;

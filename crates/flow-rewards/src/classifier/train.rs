@@ -1,7 +1,7 @@
 //! Training of the classifier: augmentation, AdamW, a report; the same bits for the same settings.
 
-use flow_rng::{Draws, Purpose, Stream};
 use flow_data::{Digits, DigitsSplit, Image};
+use flow_rng::{Draws, Purpose, Stream};
 
 use super::network::{self, Parameters, SIDE};
 use super::{Classifier, input_of};
@@ -173,7 +173,9 @@ pub fn train_classifier(
     let mut epoch_losses = Vec::new();
     for epoch in 0..settings.epochs {
         order.copy_from_slice(&split.train);
-        Stream::new(settings.seed, Purpose::ClassifierOrder).at(u64::from(epoch), 0).shuffle(&mut order);
+        Stream::new(settings.seed, Purpose::ClassifierOrder)
+            .at(u64::from(epoch), 0)
+            .shuffle(&mut order);
         let mut epoch_loss = 0.0;
         for members in order.chunks(settings.batch_size) {
             let batch: Vec<_> = members

@@ -1,9 +1,9 @@
 //! What several test files share.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
-use flow_rng::{Purpose, Stream};
 use flow_data::{Dataset, Digits, Image, Prompt, Shapes, ShapesSettings};
 use flow_rewards::RewardSample;
+use flow_rng::{Purpose, Stream};
 
 pub fn digits() -> Digits {
     Digits::new().unwrap()

@@ -60,14 +60,25 @@ pub(super) fn replay<'a>(context: &'a LossContext<'_, '_>, position: Position) -
     };
     let record = &context.batch.records[index];
     let batch = context.batch.samples.len();
-    let site = CallSite { step: record.step.step as u32, ..context.site };
-    let exec = context.pass.exec(context.policy.call(site, &context.batch.samples));
-    let sigma = context.device.tensor(vec![record.step.sigma as f32; batch], [batch]);
+    let site = CallSite {
+        step: record.step.step as u32,
+        ..context.site
+    };
+    let exec = context
+        .pass
+        .exec(context.policy.call(site, &context.batch.samples));
+    let sigma = context
+        .device
+        .tensor(vec![record.step.sigma as f32; batch], [batch]);
     let x = Tensor::from_dispatch(record.x.clone());
-    let velocity_bn = context.policy.velocity(&exec, x, sigma, &context.batch.conditions);
+    let velocity_bn = context
+        .policy
+        .velocity(&exec, x, sigma, &context.batch.conditions);
     let coefficients = coefficient_rows(context.device, &record.step, batch);
     let velocity = velocity_bn.clone().into_dispatch();
-    let (log_prob, mean) = context.kernels.sde_log_prob(&record.x, &velocity, &record.x_next, &coefficients);
+    let (log_prob, mean) = context
+        .kernels
+        .sde_log_prob(&record.x, &velocity, &record.x_next, &coefficients);
     Replayed {
         record,
         velocity_bn,
@@ -77,11 +88,19 @@ pub(super) fn replay<'a>(context: &'a LossContext<'_, '_>, position: Position) -
 }
 
 /// `mean(max(-A r, -A clamp(r)))` and the share of rows in which the clip decides.
-pub(super) fn clipped_loss(ratio_b: Tensor<1>, advantages_b: Tensor<1>, clip_range: (f32, f32)) -> (Tensor<1>, Tensor<1>) {
+pub(super) fn clipped_loss(
+    ratio_b: Tensor<1>,
+    advantages_b: Tensor<1>,
+    clip_range: (f32, f32),
+) -> (Tensor<1>, Tensor<1>) {
     let clamped = ratio_b.clone().clamp(1.0 + clip_range.0, 1.0 + clip_range.1);
     let unclipped = ratio_b * advantages_b.clone().neg();
     let clipped = clamped * advantages_b.neg();
-    let decided = clipped.clone().inner_or_self().greater(unclipped.clone().inner_or_self()).float();
+    let decided = clipped
+        .clone()
+        .inner_or_self()
+        .greater(unclipped.clone().inner_or_self())
+        .float();
     (unclipped.max_pair(clipped), decided)
 }
 
@@ -97,20 +116,36 @@ impl<const D: usize> InnerOrSelf for Tensor<D> {
 }
 
 /// The pull towards the reference per row, `[B]`, unscaled.
-pub(super) fn kl_per_row(context: &LossContext<'_, '_>, replayed: &Replayed<'_>, target: KlTarget) -> Tensor<1> {
-    let reference = context.reference.expect("the loop provides the reference an algorithm asks for");
+pub(super) fn kl_per_row(
+    context: &LossContext<'_, '_>,
+    replayed: &Replayed<'_>,
+    target: KlTarget,
+) -> Tensor<1> {
+    let reference = context
+        .reference
+        .expect("the loop provides the reference an algorithm asks for");
     let record = replayed.record;
     let batch = context.batch.samples.len();
-    let site = CallSite { step: record.step.step as u32, ..context.site };
+    let site = CallSite {
+        step: record.step.step as u32,
+        ..context.site
+    };
     let exec = reference.exec(context.policy.call(site, &context.batch.samples));
-    let sigma = context.device.tensor(vec![record.step.sigma as f32; batch], [batch]);
+    let sigma = context
+        .device
+        .tensor(vec![record.step.sigma as f32; batch], [batch]);
     let x = Tensor::from_dispatch(record.x.clone());
-    let velocity = context.policy.velocity(&exec, x, sigma, &context.batch.conditions).into_dispatch();
+    let velocity = context
+        .policy
+        .velocity(&exec, x, sigma, &context.batch.conditions)
+        .into_dispatch();
     let (ours, theirs) = match target {
         KlTarget::Velocity => (replayed.velocity_bn.clone().into_dispatch(), plain(&velocity)),
         KlTarget::Mean => {
             let coefficients = coefficient_rows(context.device, &record.step, batch);
-            let (_, mean) = context.kernels.sde_log_prob(&record.x, &velocity, &record.x_next, &coefficients);
+            let (_, mean) = context
+                .kernels
+                .sde_log_prob(&record.x, &velocity, &record.x_next, &coefficients);
             (replayed.mean_bn.clone().into_dispatch(), plain(&mean))
         }
     };
@@ -136,12 +171,18 @@ pub(super) fn finish(
         terms.push(("kl", plain(&distance.clone().into_dispatch())));
         loss = loss + distance * kl.beta;
     }
-    UnitLoss { loss, ratio: Some(ratio), terms }
+    UnitLoss {
+        loss,
+        ratio: Some(ratio),
+        terms,
+    }
 }
 
 /// Every recorded step of the iteration.
 pub(super) fn recorded_positions(schedule: &Schedule, iteration: u64) -> Vec<Position> {
-    (0..schedule.trained_steps(iteration).len()).map(Position::Recorded).collect()
+    (0..schedule.trained_steps(iteration).len())
+        .map(Position::Recorded)
+        .collect()
 }
 
 impl Algorithm for Grpo {

@@ -52,7 +52,9 @@ impl Algorithm for GrpoGuard {
         let q = step.guard_scale();
         let old = Tensor::from_dispatch(replayed.record.log_prob.clone());
         let mean = replayed.mean_bn.clone().into_dispatch();
-        let drift = context.kernels.mean_squared_distance(&mean, &replayed.record.mean);
+        let drift = context
+            .kernels
+            .mean_squared_distance(&mean, &replayed.record.mean);
         let drift: Tensor<1> = Tensor::from_dispatch(drift);
         let ratio = ((replayed.log_prob_b.clone() - old) * q as f32 + drift * (0.5 / q) as f32).exp();
         let weight = if self.reweight { 1.0 / -step.dt } else { 1.0 };

@@ -10,9 +10,7 @@
 //! l±  = mean((x± - x0)² / w±)             L   = mean(clip (rho l+ + (1 - rho) l-) / b) + kl_beta mean((v - v_ref)²)
 //! ```
 
-use super::{
-    Algorithm, LossContext, Position, ReferenceWeights, SamplingWeights, UnitLoss, mean_over_rows,
-};
+use super::{Algorithm, LossContext, Position, ReferenceWeights, SamplingWeights, UnitLoss, mean_over_rows};
 use crate::ema::EmaSchedule;
 use crate::policy::CallSite;
 use crate::scheduler::Schedule;
@@ -107,7 +105,10 @@ impl Algorithm for Nft {
         sigmas
             .into_iter()
             .enumerate()
-            .map(|(index, sigma)| Position::Time { sigma, draw: (base + index) as u32 })
+            .map(|(index, sigma)| Position::Time {
+                sigma,
+                draw: (base + index) as u32,
+            })
             .collect()
     }
 
@@ -117,14 +118,30 @@ impl Algorithm for Nft {
         };
         let batch = context.batch.samples.len();
         let clean = Tensor::<2>::from_dispatch(context.batch.clean.clone());
-        let noise = context.noise.clone().expect("the loop draws the noise of a drawn time");
+        let noise = context
+            .noise
+            .clone()
+            .expect("the loop draws the noise of a drawn time");
         let sigma_b: Tensor<1> = context.device.tensor(vec![sigma as f32; batch], [batch]);
         let sigma_b1: Tensor<2> = sigma_b.clone().unsqueeze_dim(1);
-        let x_t = clean.clone() * (sigma_b1.clone().neg() + 1.0) + Tensor::from_dispatch(noise) * sigma_b1.clone();
+        let x_t =
+            clean.clone() * (sigma_b1.clone().neg() + 1.0) + Tensor::from_dispatch(noise) * sigma_b1.clone();
 
-        let call = || context.policy.call(CallSite { step: 0, ..context.site }, &context.batch.samples);
+        let call = || {
+            context.policy.call(
+                CallSite {
+                    step: 0,
+                    ..context.site
+                },
+                &context.batch.samples,
+            )
+        };
         let conditions = &context.batch.conditions;
-        let velocity = |exec: &flow_core::Exec<'_>| context.policy.velocity(exec, x_t.clone(), sigma_b.clone(), conditions);
+        let velocity = |exec: &flow_core::Exec<'_>| {
+            context
+                .policy
+                .velocity(exec, x_t.clone(), sigma_b.clone(), conditions)
+        };
         let v = velocity(&context.pass.exec(call()));
         let v_old = velocity(&context.sampling.exec(call()));
 
@@ -144,7 +161,11 @@ impl Algorithm for Nft {
             terms.push(("kl", plain(&distance.clone().into_dispatch())));
             loss = loss + distance * beta;
         }
-        UnitLoss { loss, ratio: None, terms }
+        UnitLoss {
+            loss,
+            ratio: None,
+            terms,
+        }
     }
 
     fn old_policy_decay(&self, iteration: u64) -> Option<f64> {

@@ -43,24 +43,51 @@ impl EvaluationSettings {
         observer: &mut dyn Observer,
     ) -> Result<Evaluation, TrainError> {
         let steps = self.schedule.ode_steps();
-        let wanted: Vec<&Prompt> =
-            self.prompts.iter().flat_map(|prompt| std::iter::repeat_n(prompt, self.images_per_prompt)).collect();
+        let wanted: Vec<&Prompt> = self
+            .prompts
+            .iter()
+            .flat_map(|prompt| std::iter::repeat_n(prompt, self.images_per_prompt))
+            .collect();
         let ids: Vec<u64> = (0..wanted.len() as u64).collect();
-        observer.phase(Phase::Evaluation, wanted.len().div_ceil(micro_batch) * steps.len());
+        observer.phase(
+            Phase::Evaluation,
+            wanted.len().div_ceil(micro_batch) * steps.len(),
+        );
         let rollout = Rollout::new(weights, plan.clone());
-        let site = CallSite { stage: Stage::Evaluation, iteration, step: 0, steps: steps.len() as u32 };
+        let site = CallSite {
+            stage: Stage::Evaluation,
+            iteration,
+            step: 0,
+            steps: steps.len() as u32,
+        };
         let shape = self.image_shape();
         let mut samples = Vec::with_capacity(wanted.len());
         for (ids, prompts) in ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)) {
             let conditions = conditioner.conditions(prompts.iter().copied());
-            let done = self.sampler.run(&rollout, site, NoiseSource::Evaluation, ids, conditions, steps, |_| {
-                observer.advance(1);
-            });
+            let done = self.sampler.run(
+                &rollout,
+                site,
+                NoiseSource::Evaluation,
+                ids,
+                conditions,
+                steps,
+                |_| {
+                    observer.advance(1);
+                },
+            );
             for ((id, prompt), image) in ids.iter().zip(prompts).zip(images(&done.clean, shape)) {
-                let lost = || TrainError::NonFiniteSample { iteration, sample: *id, prompt: prompt.text.clone() };
+                let lost = || TrainError::NonFiniteSample {
+                    iteration,
+                    sample: *id,
+                    prompt: prompt.text.clone(),
+                };
                 let image = image.ok_or_else(lost)?;
                 let group = *id / self.images_per_prompt as u64;
-                samples.push(Sample { group, image, prompt: (*prompt).clone() });
+                samples.push(Sample {
+                    group,
+                    image,
+                    prompt: (*prompt).clone(),
+                });
             }
         }
         let images: Vec<Vec<Image>> = samples
@@ -68,12 +95,24 @@ impl EvaluationSettings {
             .map(|chunk| chunk.iter().map(|sample| sample.image.clone()).collect())
             .collect();
         let scored = rewards.submit(samples, iteration)?.wait()?;
-        let mut evaluation = Evaluation { images, prompt_means: vec![], scores: vec![], intervals: vec![] };
+        let mut evaluation = Evaluation {
+            images,
+            prompt_means: vec![],
+            scores: vec![],
+            intervals: vec![],
+        };
         for reward in scored.rewards {
-            let scores: Vec<Vec<f32>> = reward.values.chunks(self.images_per_prompt).map(<[f32]>::to_vec).collect();
-            let mean = |scores: &Vec<f32>| scores.iter().map(|s| f64::from(*s)).sum::<f64>() / scores.len() as f64;
+            let scores: Vec<Vec<f32>> = reward
+                .values
+                .chunks(self.images_per_prompt)
+                .map(<[f32]>::to_vec)
+                .collect();
+            let mean =
+                |scores: &Vec<f32>| scores.iter().map(|s| f64::from(*s)).sum::<f64>() / scores.len() as f64;
             let means: Vec<f64> = scores.iter().map(mean).collect();
-            evaluation.intervals.push(mean_interval(&means, IntervalMethod::StudentT)?);
+            evaluation
+                .intervals
+                .push(mean_interval(&means, IntervalMethod::StudentT)?);
             evaluation.prompt_means.push(means);
             evaluation.scores.push(scores);
         }
@@ -82,7 +121,11 @@ impl EvaluationSettings {
 
     fn image_shape(&self) -> flow_data::ImageShape {
         let latent = self.sampler.policy.model.spec().latent;
-        flow_data::ImageShape { channels: latent.channels, height: latent.height, width: latent.width }
+        flow_data::ImageShape {
+            channels: latent.channels,
+            height: latent.height,
+            width: latent.width,
+        }
     }
 
     /// The picture of an evaluation: one row per prompt, each image with its score by the first reward.
@@ -94,13 +137,22 @@ impl EvaluationSettings {
         let mut grid = ImageGrid::new().title(title).scale(scale);
         for (index, prompt) in self.prompts.iter().enumerate().take(rows) {
             let scores = evaluation.scores.first().map(|scores| &scores[index]);
-            let tiles = evaluation.images[index].iter().enumerate().take(columns).map(|(column, image)| {
-                let tile = Tile::new(image.channels, image.height, image.width, image.pixels_chw.clone())?;
-                Ok(match scores {
-                    Some(scores) => tile.label(format!("{:.2}", scores[column])),
-                    None => tile,
-                })
-            });
+            let tiles = evaluation.images[index]
+                .iter()
+                .enumerate()
+                .take(columns)
+                .map(|(column, image)| {
+                    let tile = Tile::new(
+                        image.channels,
+                        image.height,
+                        image.width,
+                        image.pixels_chw.clone(),
+                    )?;
+                    Ok(match scores {
+                        Some(scores) => tile.label(format!("{:.2}", scores[column])),
+                        None => tile,
+                    })
+                });
             let tiles: Vec<Tile> = tiles.collect::<Result<_, flow_report::ReportError>>()?;
             grid.row(prompt.text.clone(), tiles);
         }
@@ -135,10 +187,16 @@ impl<A: Algorithm> Session<A> {
             let name = &reward.name;
             record = record.with(&format!("reward/{name}"), interval.mean);
             if let (Some(low), Some(high)) = (interval.low, interval.high) {
-                record = record.with(&format!("reward/{name}/low"), low).with(&format!("reward/{name}/high"), high);
+                record = record
+                    .with(&format!("reward/{name}/low"), low)
+                    .with(&format!("reward/{name}/high"), high);
             }
             record = record.with(&format!("prompts/{name}"), evaluation.prompt_means[index].clone());
-            seen.push((name.clone(), interval.mean, interval.high.map(|high| high - interval.mean)));
+            seen.push((
+                name.clone(),
+                interval.mean,
+                interval.high.map(|high| high - interval.mean),
+            ));
         }
         let title = format!("held-out prompts after {step} iterations");
         let grid = settings.grid(&evaluation, &title)?;

@@ -27,7 +27,11 @@ impl<A: Algorithm> Session<A> {
         let rewards: Vec<RewardColumn<'_>> = names
             .iter()
             .zip(&columns)
-            .map(|(reward, values)| RewardColumn { name: &reward.name, weight: reward.weight, values })
+            .map(|(reward, values)| RewardColumn {
+                name: &reward.name,
+                weight: reward.weight,
+                values,
+            })
             .collect();
         let advantages = compute_advantages(&rewards, &rolled.groups, &self.parts.settings.advantage)?;
         let rewards_s = watch.lap_s();
@@ -40,7 +44,11 @@ impl<A: Algorithm> Session<A> {
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
         self.record_iteration(&advantages.metrics, &outcome)?;
-        self.record_timing(&[("rollout_s", rollout_s), ("rewards_s", rewards_s), ("update_s", update_s)])?;
+        self.record_timing(&[
+            ("rollout_s", rollout_s),
+            ("rewards_s", rewards_s),
+            ("update_s", update_s),
+        ])?;
         Ok(IterationSummary {
             done: self.parts.state.iteration,
             total: self.parts.settings.iterations,
@@ -58,7 +66,11 @@ impl<A: Algorithm> super::Parts<A> {
     /// Lets the moving average and the old sampling weights follow the trained ones.
     fn follow(&mut self) -> Result<(), TrainError> {
         let done = self.state.iteration + 1;
-        let average = self.settings.average.as_ref().and_then(|plan| plan.decay_after(done));
+        let average = self
+            .settings
+            .average
+            .as_ref()
+            .and_then(|plan| plan.decay_after(done));
         let old = self.algorithm.old_policy_decay(self.state.iteration);
         let (kernels, device) = (&*self.training_plan.kernels, &self.sampler.device);
         self.state.weights.follow(kernels, device, average, old);

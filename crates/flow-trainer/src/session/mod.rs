@@ -151,7 +151,12 @@ impl<A: Algorithm> Session<A> {
     pub fn start(parts: Parts<A>, directory: RunDirectory, manifest: &Manifest) -> Result<Self, TrainError> {
         directory.write_manifest(manifest)?;
         let files = Files::open(directory, MetricsStart::Fresh, None, &parts.settings)?;
-        Ok(Self { parts, files, tally: record::Tally::default(), resumed: false })
+        Ok(Self {
+            parts,
+            files,
+            tally: record::Tally::default(),
+            resumed: false,
+        })
     }
 
     /// Goes on with the newest usable checkpoint of `directory`, or with the one at `from`.
@@ -170,11 +175,30 @@ impl<A: Algorithm> Session<A> {
         let mut manifest = directory.read_manifest()?;
         let step = parts.state.iteration;
         let here = std::env::current_dir().unwrap_or_default();
-        manifest.add_resume(step, &restored.path, command, config, &here, directory.notices().to_vec());
+        manifest.add_resume(
+            step,
+            &restored.path,
+            command,
+            config,
+            &here,
+            directory.notices().to_vec(),
+        );
         directory.write_manifest(&manifest)?;
-        directory.checkpoints(parts.settings.checkpoints_kept).supersede_after(step)?;
-        let files = Files::open(directory, MetricsStart::At(restored.metrics), Some(step), &parts.settings)?;
-        let mut session = Self { parts, files, tally: restored.tally, resumed: true };
+        directory
+            .checkpoints(parts.settings.checkpoints_kept)
+            .supersede_after(step)?;
+        let files = Files::open(
+            directory,
+            MetricsStart::At(restored.metrics),
+            Some(step),
+            &parts.settings,
+        )?;
+        let mut session = Self {
+            parts,
+            files,
+            tally: restored.tally,
+            resumed: true,
+        };
         for notice in session.files.metrics.notices().to_vec() {
             observer.notice(&notice);
         }
@@ -205,7 +229,9 @@ impl<A: Algorithm> Session<A> {
         let outcome = self.iterations(observer);
         let status = match &outcome {
             Ok(status) => status.clone(),
-            Err(error) => RunStatus::Failed { cause: error.to_string() },
+            Err(error) => RunStatus::Failed {
+                cause: error.to_string(),
+            },
         };
         self.finish(status, observer)?;
         outcome
@@ -250,7 +276,14 @@ impl Files {
     ) -> Result<Self, TrainError> {
         let metrics = directory.metrics(start)?;
         let timing = directory.timing()?;
-        let events = (settings.tensorboard_every > 0).then(|| directory.events(resumed_from)).transpose()?;
-        Ok(Self { directory, metrics, timing, events })
+        let events = (settings.tensorboard_every > 0)
+            .then(|| directory.events(resumed_from))
+            .transpose()?;
+        Ok(Self {
+            directory,
+            metrics,
+            timing,
+            events,
+        })
     }
 }

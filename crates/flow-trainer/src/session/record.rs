@@ -9,8 +9,8 @@ use crate::error::TrainError;
 use crate::observer::Observer;
 use flow_accel::Paradigm;
 use flow_report::{
-    Audit, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, Saved, Series,
-    mean_interval, paired_difference, peak_resident_gib,
+    Audit, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, Saved,
+    Series, mean_interval, paired_difference, peak_resident_gib,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -39,27 +39,37 @@ impl Tally {
             && f64::from(worst.size()) > self.largest_deviation
         {
             self.largest_deviation = f64::from(worst.size());
-            self.deviation_place =
-                format!("iteration {}, sample {}, step {}", state.iteration, worst.sample, worst.step);
+            self.deviation_place = format!(
+                "iteration {}, sample {}, step {}",
+                state.iteration, worst.sample, worst.step
+            );
         }
     }
 
     pub(super) fn resumed(&mut self) {
-        self.notes.push("wall clock and peak memory are those of the last process".into());
+        self.notes
+            .push("wall clock and peak memory are those of the last process".into());
     }
 
     pub(super) fn saved(&mut self, saved: &Saved) {
         for (path, why) in &saved.not_pruned {
-            self.notes.push(format!("old checkpoint {} could not be removed: {why}", path.display()));
+            self.notes.push(format!(
+                "old checkpoint {} could not be removed: {why}",
+                path.display()
+            ));
         }
     }
 
     fn audit(&self, mode: AuditMode, paradigm: Paradigm, lossless: bool) -> Audit {
         if paradigm != Paradigm::Coupled {
-            return Audit::NotRun { why: format!("a {paradigm} algorithm has no ratio") };
+            return Audit::NotRun {
+                why: format!("a {paradigm} algorithm has no ratio"),
+            };
         }
         if mode == AuditMode::Off {
-            return Audit::NotRun { why: "`audit.on_policy = \"off\"`".into() };
+            return Audit::NotRun {
+                why: "`audit.on_policy = \"off\"`".into(),
+            };
         }
         let (rollouts, elements) = (self.audited_rollouts, self.audited_ratios);
         if rollouts == 0 {
@@ -69,7 +79,13 @@ impl Tally {
             return Audit::Exact { rollouts, elements };
         }
         let (largest, place) = (self.largest_deviation, self.deviation_place.clone());
-        Audit::Deviated { rollouts, elements, largest, place, allowed: !lossless }
+        Audit::Deviated {
+            rollouts,
+            elements,
+            largest,
+            place,
+            allowed: !lossless,
+        }
     }
 }
 
@@ -102,7 +118,9 @@ impl<A: Algorithm> Session<A> {
                 .with(&format!("reward/{}", reward.name), reward.mean)
                 .with(&format!("reward/{}/std", reward.name), reward.std);
         }
-        record = record.with("advantage/abs_mean", advantages.advantage_abs_mean).with("loss", outcome.loss.value());
+        record = record
+            .with("advantage/abs_mean", advantages.advantage_abs_mean)
+            .with("loss", outcome.loss.value());
         for (name, mean) in &outcome.terms {
             record = record.with(name, mean.value());
         }
@@ -122,14 +140,22 @@ impl<A: Algorithm> Session<A> {
         let mut record = MetricRecord::new(self.parts.state.iteration, "timing");
         for (name, wall_s) in parts {
             record = record.with(name, *wall_s);
-            *self.tally.wall_s.entry(name.trim_end_matches("_s").into()).or_default() += wall_s;
+            *self
+                .tally
+                .wall_s
+                .entry(name.trim_end_matches("_s").into())
+                .or_default() += wall_s;
         }
         self.files.timing.append(&record)?;
         Ok(())
     }
 
     /// Writes summary, curves and report.
-    pub(super) fn finish(&mut self, status: RunStatus, observer: &mut dyn Observer) -> Result<(), TrainError> {
+    pub(super) fn finish(
+        &mut self,
+        status: RunStatus,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
         self.files.metrics.sync()?;
         self.files.timing.sync()?;
         let directory = &self.files.directory;
@@ -148,7 +174,10 @@ impl<A: Algorithm> Session<A> {
             rewards,
             wall_s: wall_parts.iter().map(|(_, wall_s)| wall_s).sum(),
             wall_parts,
-            peak_memory_gib: peak_resident_gib().map(|gib| ("process, resident".into(), gib)).into_iter().collect(),
+            peak_memory_gib: peak_resident_gib()
+                .map(|gib| ("process, resident".into(), gib))
+                .into_iter()
+                .collect(),
             audit: self.tally.audit(settings.audit, A::PARADIGM, settings.lossless),
             notes,
         };
@@ -164,7 +193,11 @@ impl<A: Algorithm> Session<A> {
     }
 
     fn reward_changes(&self, metrics: &Metrics) -> Result<Vec<RewardChange>, TrainError> {
-        let records: Vec<_> = metrics.records.iter().filter(|record| record.kind == "eval").collect();
+        let records: Vec<_> = metrics
+            .records
+            .iter()
+            .filter(|record| record.kind == "eval")
+            .collect();
         let (Some(first), Some(last)) = (records.first(), records.last()) else {
             return Ok(Vec::new());
         };
@@ -187,7 +220,12 @@ impl<A: Algorithm> Session<A> {
             }))
         };
         let rewards = self.parts.evaluation_rewards.1.iter();
-        Ok(rewards.map(|reward| change(&reward.name)).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        Ok(rewards
+            .map(|reward| change(&reward.name))
+            .collect::<Result<Vec<_>, _>>()?
+            .into_iter()
+            .flatten()
+            .collect())
     }
 
     fn charts(&self, metrics: &Metrics) -> Vec<(String, LineChart)> {
@@ -199,13 +237,20 @@ impl<A: Algorithm> Session<A> {
             held_out = held_out.with(series);
         }
         let plain = |title: &str, label: &str, key: &str| {
-            LineChart::new(title, "iteration", label).with(Series::from_metrics(metrics, label, "train", key, None))
+            LineChart::new(title, "iteration", label)
+                .with(Series::from_metrics(metrics, label, "train", key, None))
         };
         let mut charts = vec![
             ("1-reward-held-out".into(), held_out),
-            ("2-reward-rollout".into(), plain("Reward of the rollouts", "reward", "reward")),
+            (
+                "2-reward-rollout".into(),
+                plain("Reward of the rollouts", "reward", "reward"),
+            ),
             ("3-loss".into(), plain("Loss", "loss", "loss")),
-            ("4-gradient-norm".into(), plain("Gradient norm", "norm", "gradient_norm")),
+            (
+                "4-gradient-norm".into(),
+                plain("Gradient norm", "norm", "gradient_norm"),
+            ),
         ];
         if metrics.keys("train").contains(&"kl") {
             charts.push(("5-kl".into(), plain("Distance from the reference", "kl", "kl")));

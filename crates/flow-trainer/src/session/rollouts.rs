@@ -28,7 +28,12 @@ pub(super) struct RolloutOutcome {
 impl<A: Algorithm> Parts<A> {
     pub(super) fn site(&self, stage: Stage) -> CallSite {
         let steps = self.schedule.grid().steps() as u32;
-        CallSite { stage, iteration: self.state.iteration, step: 0, steps }
+        CallSite {
+            stage,
+            iteration: self.state.iteration,
+            step: 0,
+            steps,
+        }
     }
 
     pub(super) fn image_shape(&self) -> ImageShape {
@@ -41,7 +46,10 @@ impl<A: Algorithm> Parts<A> {
         let geometry = &self.settings.geometry;
         let steps = self.schedule.steps_for(self.state.iteration);
         let drawn: Vec<Drawn> = (self.prompt_sampler.draw(self.state.iteration).into_iter())
-            .map(|draw| Drawn { prompt: self.prompts[draw.prompt].clone(), group: draw.group })
+            .map(|draw| Drawn {
+                prompt: self.prompts[draw.prompt].clone(),
+                group: draw.group,
+            })
             .collect();
         let weights = match self.algorithm.sampling_weights() {
             SamplingWeights::Current => &self.state.weights.current,
@@ -51,17 +59,35 @@ impl<A: Algorithm> Parts<A> {
         let site = self.site(Stage::Rollout);
         observer.phase(Phase::Rollout, geometry.micro_batches() * steps.len());
 
-        let mut outcome = RolloutOutcome { batches: Vec::new(), tickets: Vec::new(), groups: Vec::new() };
+        let mut outcome = RolloutOutcome {
+            batches: Vec::new(),
+            tickets: Vec::new(),
+            groups: Vec::new(),
+        };
         let mut waiting: Vec<Sample> = Vec::new();
         for range in geometry.micro_batch_samples() {
             let of = |sample: usize| &drawn[geometry.slot(sample).0];
-            let ids: Vec<u64> =
-                range.clone().map(|sample| geometry.sample_id(self.state.iteration, sample)).collect();
-            let conditions = self.conditioner.conditions(range.clone().map(|sample| &of(sample).prompt));
-            let done = self.sampler.run(&rollout, site, NoiseSource::Rollout, &ids, conditions, &steps, |_| {
-                observer.advance(1);
-            });
-            outcome.groups.extend(range.clone().map(|sample| of(sample).group));
+            let ids: Vec<u64> = range
+                .clone()
+                .map(|sample| geometry.sample_id(self.state.iteration, sample))
+                .collect();
+            let conditions = self
+                .conditioner
+                .conditions(range.clone().map(|sample| &of(sample).prompt));
+            let done = self.sampler.run(
+                &rollout,
+                site,
+                NoiseSource::Rollout,
+                &ids,
+                conditions,
+                &steps,
+                |_| {
+                    observer.advance(1);
+                },
+            );
+            outcome
+                .groups
+                .extend(range.clone().map(|sample| of(sample).group));
             let images = images(&done.clean, self.image_shape());
             for ((sample, id), image) in range.clone().zip(&ids).zip(images) {
                 let Drawn { prompt, group } = of(sample);
@@ -70,13 +96,19 @@ impl<A: Algorithm> Parts<A> {
                     sample: *id,
                     prompt: prompt.text.clone(),
                 })?;
-                waiting.push(Sample { group: *group, image, prompt: prompt.clone() });
+                waiting.push(Sample {
+                    group: *group,
+                    image,
+                    prompt: prompt.clone(),
+                });
             }
             let complete = waiting.len() / geometry.group_size() * geometry.group_size();
             if complete > 0 {
                 let rest = waiting.split_off(complete);
                 let batch = std::mem::replace(&mut waiting, rest);
-                outcome.tickets.push(self.rewards.0.submit(batch, outcome.tickets.len() as u64)?);
+                outcome
+                    .tickets
+                    .push(self.rewards.0.submit(batch, outcome.tickets.len() as u64)?);
             }
             outcome.batches.push(done);
         }
@@ -92,8 +124,17 @@ pub(super) fn images(latents_bn: &flow_core::Plain, shape: ImageShape) -> Vec<Op
             return None;
         }
         let pixels_chw = pixels.iter().map(|value| value.clamp(-1.0, 1.0)).collect();
-        let ImageShape { channels, height, width } = shape;
-        Some(Image { channels, height, width, pixels_chw })
+        let ImageShape {
+            channels,
+            height,
+            width,
+        } = shape;
+        Some(Image {
+            channels,
+            height,
+            width,
+            pixels_chw,
+        })
     };
     values.chunks_exact(shape.len()).map(image).collect()
 }

@@ -42,7 +42,9 @@ impl PolicyWeights {
     /// # Panics
     /// If the run was assembled without them although its algorithm samples with them.
     pub fn old(&self) -> &Weights {
-        self.old.as_ref().expect("an algorithm that samples with old weights is given them")
+        self.old
+            .as_ref()
+            .expect("an algorithm that samples with old weights is given them")
     }
 
     /// The weights at the start.
@@ -50,7 +52,9 @@ impl PolicyWeights {
     /// # Panics
     /// If the run was assembled without them although its algorithm compares with them.
     pub fn reference(&self) -> &Weights {
-        self.reference.as_ref().expect("an algorithm that compares with the start is given it")
+        self.reference
+            .as_ref()
+            .expect("an algorithm that compares with the start is given it")
     }
 
     pub(super) fn follow(
@@ -61,7 +65,9 @@ impl PolicyWeights {
         old: Option<f64>,
     ) {
         for (set, decay) in [(&mut self.average, average), (&mut self.old, old)] {
-            let (Some(set), Some(decay)) = (set.as_mut(), decay) else { continue };
+            let (Some(set), Some(decay)) = (set.as_mut(), decay) else {
+                continue;
+            };
             let decay = device.plain(vec![decay as f32], &[1]);
             for (slow, value) in set.values_mut().iter_mut().zip(self.current.values()) {
                 kernels.average(slow, value, &decay);
@@ -119,7 +125,10 @@ impl<A: Algorithm> Session<A> {
                 writer.section(&format!("second/{}", spec.name), bytes_of(&moments.second))?;
             }
         }
-        let store = self.files.directory.checkpoints(self.parts.settings.checkpoints_kept);
+        let store = self
+            .files
+            .directory
+            .checkpoints(self.parts.settings.checkpoints_kept);
         let saved = store.save(&writer)?;
         self.tally.saved(&saved);
         Ok(())
@@ -127,17 +136,32 @@ impl<A: Algorithm> Session<A> {
 }
 
 fn sets(weights: &PolicyWeights) -> Vec<(&'static str, &Weights)> {
-    let optional = [("average", &weights.average), ("old", &weights.old), ("reference", &weights.reference)];
-    let optional = optional.into_iter().filter_map(|(name, set)| Some((name, set.as_ref()?)));
-    std::iter::once(("current", &weights.current)).chain(optional).collect()
+    let optional = [
+        ("average", &weights.average),
+        ("old", &weights.old),
+        ("reference", &weights.reference),
+    ];
+    let optional = optional
+        .into_iter()
+        .filter_map(|(name, set)| Some((name, set.as_ref()?)));
+    std::iter::once(("current", &weights.current))
+        .chain(optional)
+        .collect()
 }
 
 fn layout_of(layout: &ParamLayout) -> Vec<(String, Vec<usize>)> {
-    layout.specs().iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect()
+    layout
+        .specs()
+        .iter()
+        .map(|spec| (spec.name.clone(), spec.shape.clone()))
+        .collect()
 }
 
 fn bytes_of(value: &Plain) -> Vec<u8> {
-    cpu::to_host(value).into_iter().flat_map(f32::to_le_bytes).collect()
+    cpu::to_host(value)
+        .into_iter()
+        .flat_map(f32::to_le_bytes)
+        .collect()
 }
 
 /// Puts the state of a checkpoint into `parts`.
@@ -155,9 +179,15 @@ pub(super) fn restore<A: Algorithm>(
             for skipped in &latest.skipped {
                 observer.notice(&format!("a checkpoint was passed over: {skipped}"));
             }
-            let skipped: String = latest.skipped.iter().map(|error| format!("; passed over: {error}")).collect();
+            let skipped: String = latest
+                .skipped
+                .iter()
+                .map(|error| format!("; passed over: {error}"))
+                .collect();
             let directory = store.directory().to_owned();
-            latest.found.ok_or(TrainError::NoCheckpoint { directory, skipped })?
+            latest
+                .found
+                .ok_or(TrainError::NoCheckpoint { directory, skipped })?
         }
     };
     let mismatch = |problem: String, help: &str| TrainError::CheckpointMismatch {
@@ -165,21 +195,44 @@ pub(super) fn restore<A: Algorithm>(
         problem,
         help: help.into(),
     };
-    let meta: Meta = serde_json::from_value(reader.meta().clone())
-        .map_err(|error| mismatch(format!("its description cannot be read: {error}"), "Use another checkpoint"))?;
+    let meta: Meta = serde_json::from_value(reader.meta().clone()).map_err(|error| {
+        mismatch(
+            format!("its description cannot be read: {error}"),
+            "Use another checkpoint",
+        )
+    })?;
     if meta.algorithm != A::NAME {
-        let problem = format!("it was written by algorithm `{}`, this run uses `{}`", meta.algorithm, A::NAME);
-        return Err(mismatch(problem, "Set `algorithm.kind` back, or start a new run from the exported weights"));
+        let problem = format!(
+            "it was written by algorithm `{}`, this run uses `{}`",
+            meta.algorithm,
+            A::NAME
+        );
+        return Err(mismatch(
+            problem,
+            "Set `algorithm.kind` back, or start a new run from the exported weights",
+        ));
     }
     let layout = parts.state.weights.current.layout().clone();
     let ours = layout_of(&layout);
-    if let Some(((name, shape), (other, other_shape))) = ours.iter().zip(&meta.weights).find(|(a, b)| a != b) {
-        let problem = format!("the model has weight `{name}` {shape:?} where it has `{other}` {other_shape:?}");
-        return Err(mismatch(problem, "Set `[model]` and `[lora]` back to what the run was started with"));
+    if let Some(((name, shape), (other, other_shape))) = ours.iter().zip(&meta.weights).find(|(a, b)| a != b)
+    {
+        let problem =
+            format!("the model has weight `{name}` {shape:?} where it has `{other}` {other_shape:?}");
+        return Err(mismatch(
+            problem,
+            "Set `[model]` and `[lora]` back to what the run was started with",
+        ));
     }
     if ours.len() != meta.weights.len() {
-        let problem = format!("the model has {} weights, it has {}", ours.len(), meta.weights.len());
-        return Err(mismatch(problem, "Set `[model]` and `[lora]` back to what the run was started with"));
+        let problem = format!(
+            "the model has {} weights, it has {}",
+            ours.len(),
+            meta.weights.len()
+        );
+        return Err(mismatch(
+            problem,
+            "Set `[model]` and `[lora]` back to what the run was started with",
+        ));
     }
 
     let device = parts.sampler.device.clone();
@@ -190,7 +243,10 @@ pub(super) fn restore<A: Algorithm>(
             let problem = format!("section `{section}` has {} bytes for {count} values", bytes.len());
             return Err(mismatch(problem, "Use another checkpoint"));
         }
-        let values = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let values = bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
         Ok(device.plain(values, shape))
     };
     let fill = |set: &str, weights: &mut Weights| -> Result<(), TrainError> {
@@ -201,18 +257,37 @@ pub(super) fn restore<A: Algorithm>(
     };
     let weights = &mut parts.state.weights;
     fill("current", &mut weights.current)?;
-    let optional = [("average", &mut weights.average), ("old", &mut weights.old), ("reference", &mut weights.reference)];
+    let optional = [
+        ("average", &mut weights.average),
+        ("old", &mut weights.old),
+        ("reference", &mut weights.reference),
+    ];
     for (set, weights) in optional {
         if let Some(weights) = weights {
             fill(set, weights)?;
         }
     }
-    let moments = layout.specs().iter().zip(parts.state.optimizer.trained()).map(|(spec, trained)| {
-        let moment = |kind: &str| read(format!("{kind}/{}", spec.name), &spec.shape);
-        trained.then(|| Ok(Moments { first: moment("first")?, second: moment("second")? })).transpose()
-    });
+    let moments = layout
+        .specs()
+        .iter()
+        .zip(parts.state.optimizer.trained())
+        .map(|(spec, trained)| {
+            let moment = |kind: &str| read(format!("{kind}/{}", spec.name), &spec.shape);
+            trained
+                .then(|| {
+                    Ok(Moments {
+                        first: moment("first")?,
+                        second: moment("second")?,
+                    })
+                })
+                .transpose()
+        });
     let moments = moments.collect::<Result<Vec<_>, TrainError>>()?;
     parts.state.optimizer.restore(meta.optimizer_steps, moments);
     parts.state.iteration = meta.iteration;
-    Ok(Restored { metrics: meta.metrics, tally: meta.tally, path: reader.path().display().to_string() })
+    Ok(Restored {
+        metrics: meta.metrics,
+        tally: meta.tally,
+        path: reader.path().display().to_string(),
+    })
 }

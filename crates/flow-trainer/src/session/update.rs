@@ -38,7 +38,11 @@ impl Mean {
     }
 
     pub(super) fn value(&self) -> f64 {
-        if self.count == 0 { 0.0 } else { self.sum / self.count as f64 }
+        if self.count == 0 {
+            0.0
+        } else {
+            self.sum / self.count as f64
+        }
     }
 }
 
@@ -60,11 +64,16 @@ impl<A: Algorithm> Parts<A> {
         observer: &mut dyn Observer,
     ) -> Result<UpdateOutcome, TrainError> {
         let audited = A::PARADIGM == Paradigm::Coupled && self.settings.audit != AuditMode::Off;
-        let mut outcome = UpdateOutcome { audit: audited.then(OnPolicyAudit::default), ..UpdateOutcome::default() };
+        let mut outcome = UpdateOutcome {
+            audit: audited.then(OnPolicyAudit::default),
+            ..UpdateOutcome::default()
+        };
         let geometry = self.settings.geometry;
         let seed = self.settings.seed;
         for inner in 0..self.algorithm.inner_epochs() {
-            let positions = self.algorithm.positions(&self.schedule, seed, self.state.iteration, inner);
+            let positions = self
+                .algorithm
+                .positions(&self.schedule, seed, self.state.iteration, inner);
             observer.phase(Phase::Update, batches.len() * positions.len());
             for micro_batches in geometry.update_micro_batches() {
                 let mut accumulated = Accumulated::default();
@@ -117,11 +126,17 @@ impl<A: Algorithm> Parts<A> {
             Position::Recorded(_) => None,
             Position::Time { draw, .. } => {
                 let values = self.sampler.policy.model.spec().latent.values();
-                Some(self.sampler.noise(Purpose::ForwardNoise, &batch.samples, draw, values))
+                Some(
+                    self.sampler
+                        .noise(Purpose::ForwardNoise, &batch.samples, draw, values),
+                )
             }
         };
         let bound = self.algorithm.advantage_clip();
-        let advantages: Vec<f32> = advantages.iter().map(|value| value.clamp(-bound, bound)).collect();
+        let advantages: Vec<f32> = advantages
+            .iter()
+            .map(|value| value.clamp(-bound, bound))
+            .collect();
         let rows = advantages.len();
         let context = LossContext {
             pass: &pass,
@@ -152,7 +167,10 @@ impl<A: Algorithm> Parts<A> {
             Position::Recorded(index) => batch.records[index].step.step as u32,
             Position::Time { .. } => 0,
         };
-        CallSite { step, ..self.site(Stage::Training) }
+        CallSite {
+            step,
+            ..self.site(Stage::Training)
+        }
     }
 
     fn check_loss(
@@ -170,7 +188,12 @@ impl<A: Algorithm> Parts<A> {
             Position::Time { sigma, .. } => format!("sigma {sigma:.4}"),
         };
         let iteration = self.state.iteration + 1;
-        Err(TrainError::NonFiniteLoss { iteration, micro_batch, position, value: unit.loss })
+        Err(TrainError::NonFiniteLoss {
+            iteration,
+            micro_batch,
+            position,
+            value: unit.loss,
+        })
     }
 
     /// Stops or warns if a ratio is not exactly 1.
@@ -181,7 +204,11 @@ impl<A: Algorithm> Parts<A> {
         let iteration = self.state.iteration + 1;
         if self.settings.audit == AuditMode::Stop && self.settings.lossless {
             let plan = self.training_plan.describe();
-            return Err(TrainError::OffPolicy { iteration, deviation, plan });
+            return Err(TrainError::OffPolicy {
+                iteration,
+                deviation,
+                plan,
+            });
         }
         observer.notice(&format!(
             "iteration {iteration}: max |ratio - 1| before the first optimizer step is {:.3e} (sample {}, step {})",
@@ -196,7 +223,12 @@ impl<A: Algorithm> Parts<A> {
         let iteration = self.state.iteration + 1;
         let state = &mut self.state;
         let weights = &mut state.weights.current;
-        (state.optimizer.step(&*self.training_plan.kernels, &self.sampler.device, weights, accumulated))
-            .map_err(|source| TrainError::NonFiniteGradient { iteration, source })
+        (state.optimizer.step(
+            &*self.training_plan.kernels,
+            &self.sampler.device,
+            weights,
+            accumulated,
+        ))
+        .map_err(|source| TrainError::NonFiniteGradient { iteration, source })
     }
 }

@@ -19,7 +19,11 @@ fn kl(config: &KlConfig) -> Option<Kl> {
         KlKind::Velocity => KlTarget::Velocity,
         KlKind::Mean => KlTarget::Mean,
     };
-    Some(Kl { target, beta: config.beta as f32, reference: reference(config.reference) })
+    Some(Kl {
+        target,
+        beta: config.beta as f32,
+        reference: reference(config.reference),
+    })
 }
 
 fn clip_range([low, high]: [f64; 2]) -> (f32, f32) {

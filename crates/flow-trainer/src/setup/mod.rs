@@ -71,7 +71,9 @@ pub fn dataset(config: &Config) -> Result<Arc<dyn Dataset>, TrainError> {
 pub fn evaluation_prompts(dataset: &dyn Dataset, wanted: usize) -> Vec<Prompt> {
     let held_out = dataset.held_out_prompts();
     let count = wanted.min(held_out.len());
-    (0..count).map(|index| held_out[index * held_out.len() / count].clone()).collect()
+    (0..count)
+        .map(|index| held_out[index * held_out.len() / count].clone())
+        .collect()
 }
 
 /// Model, data and conditioner, as sampling and evaluation need them too.
@@ -114,7 +116,10 @@ pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, 
     let conditioner =
         Conditioner::new(&*dataset, spec, guided, &environment.device).map_err(TrainError::Setting)?;
     let sampler = Sampler {
-        policy: Policy { model: model.model.clone(), guidance_scale: config.eval_guidance_scale() as f32 },
+        policy: Policy {
+            model: model.model.clone(),
+            guidance_scale: config.eval_guidance_scale() as f32,
+        },
         kernels: environment.training_plan.kernels.clone(),
         device: environment.device.clone(),
         seed: config.evaluation.seed,
@@ -129,7 +134,12 @@ pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, 
         with_average: config.evaluation.weights == EvalWeights::Ema,
         grid: (grid.rows, grid.columns, grid.scale as u32),
     };
-    Ok(Common { dataset, model, conditioner, evaluation })
+    Ok(Common {
+        dataset,
+        model,
+        conditioner,
+        evaluation,
+    })
 }
 
 /// Receives the algorithm that a config names, as its own type.
@@ -144,7 +154,11 @@ pub trait WithAlgorithm {
 ///
 /// # Errors
 /// If a constant of the algorithm is outside its range.
-pub fn with_algorithm<V: WithAlgorithm>(config: &Config, tokens: usize, visitor: V) -> Result<V::Output, TrainError> {
+pub fn with_algorithm<V: WithAlgorithm>(
+    config: &Config,
+    tokens: usize,
+    visitor: V,
+) -> Result<V::Output, TrainError> {
     Ok(match &config.algorithm {
         AlgorithmConfig::Grpo(grpo) => visitor.with(algorithm::grpo(grpo)),
         AlgorithmConfig::GrpoGuard(guard) => visitor.with(algorithm::guard(guard)),
@@ -161,14 +175,22 @@ pub fn parts<A: Algorithm>(
     environment: &Environment<'_>,
     algorithm: A,
 ) -> Result<Parts<A>, TrainError> {
-    let Common { dataset, model, conditioner, evaluation } = common(config, environment)?;
+    let Common {
+        dataset,
+        model,
+        conditioner,
+        evaluation,
+    } = common(config, environment)?;
     let device = &environment.device;
     let sampling = &config.sampling;
     let geometry = Geometry::from_config(sampling, &config.optimizer)?;
     let tokens = model.model.spec().tokens;
     let prompts = dataset.train_prompts();
     let sampler = Sampler {
-        policy: Policy { model: model.model.clone(), guidance_scale: sampling.guidance_scale as f32 },
+        policy: Policy {
+            model: model.model.clone(),
+            guidance_scale: sampling.guidance_scale as f32,
+        },
         kernels: environment.training_plan.kernels.clone(),
         device: device.clone(),
         seed: config.run.seed,
@@ -180,7 +202,12 @@ pub fn parts<A: Algorithm>(
         reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
         current: model.weights,
     };
-    let optimizer = AdamW::new(optimizer_settings(config), weights.current.layout(), model.trained, device);
+    let optimizer = AdamW::new(
+        optimizer_settings(config),
+        weights.current.layout(),
+        model.trained,
+        device,
+    );
     let threads = rewards::threads();
     let trained_on = rewards(&config.rewards, environment, threads)?;
     let evaluated_by = rewards(config.effective_eval_rewards(), environment, threads)?;
@@ -200,7 +227,11 @@ pub fn parts<A: Algorithm>(
         lossless: environment.lossless,
         checkpoint_every: config.checkpoints.every as u64,
         checkpoints_kept: keep,
-        tensorboard_every: if config.logging.tensorboard { config.logging.every.max(1) as u64 } else { 0 },
+        tensorboard_every: if config.logging.tensorboard {
+            config.logging.every.max(1) as u64
+        } else {
+            0
+        },
         html_report: config.logging.html_report,
     };
     Ok(Parts {
@@ -211,12 +242,20 @@ pub fn parts<A: Algorithm>(
         sampler,
         schedule: schedule(config, tokens)?,
         conditioner,
-        prompt_sampler: PromptSampler::with_repeats(prompts.len(), sampling.prompts_per_step, config.run.seed)?,
+        prompt_sampler: PromptSampler::with_repeats(
+            prompts.len(),
+            sampling.prompts_per_step,
+            config.run.seed,
+        )?,
         prompts,
         dataset,
         rewards: (trained_on.workers, trained_on.weights),
         evaluation_rewards: (evaluated_by.workers, evaluated_by.weights),
         evaluation,
-        state: TrainState { iteration: 0, weights, optimizer },
+        state: TrainState {
+            iteration: 0,
+            weights,
+            optimizer,
+        },
     })
 }

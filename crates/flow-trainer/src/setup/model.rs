@@ -28,7 +28,9 @@ pub fn architecture(config: &Config) -> (&'static str, Value) {
             let dit = &config.model.dit;
             let vocabulary = match &dit.conditioning {
                 Conditioning::Class(class) => json!({ "size": class.classes, "length": 1 }),
-                Conditioning::Tokens(tokens) => json!({ "size": tokens.vocabulary, "length": tokens.max_tokens }),
+                Conditioning::Tokens(tokens) => {
+                    json!({ "size": tokens.vocabulary, "length": tokens.max_tokens })
+                }
             };
             let position = match dit.position {
                 PositionEncoding::Sincos => "sincos",
@@ -81,7 +83,13 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
     let lora = config.model.finetune == Finetune::Lora;
     let adapted = if lora {
         let alpha = config.lora.effective_alpha() as f32;
-        add_lora(&*architecture, &mut layout, &config.lora.targets, config.lora.rank, alpha)?
+        add_lora(
+            &*architecture,
+            &mut layout,
+            &config.lora.targets,
+            config.lora.rank,
+            alpha,
+        )?
     } else {
         Vec::new()
     };
@@ -92,5 +100,10 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         flow_models::load_into(&mut weights, &environment.base.join(path), device)?;
     }
     let trained = trained_mask(&layout, if lora { Trained::Lora } else { Trained::Full })?.to_vec();
-    Ok(ModelParts { model: architecture, weights, trained, adapted })
+    Ok(ModelParts {
+        model: architecture,
+        weights,
+        trained,
+        adapted,
+    })
 }

@@ -26,7 +26,11 @@ fn params(config: &RewardConfig, environment: &Environment<'_>) -> Value {
             let given = reward.weights.to_string_lossy();
             let weights = match &*given {
                 "built-in" | "judge" => given.into_owned(),
-                _ => environment.base.join(&reward.weights).to_string_lossy().into_owned(),
+                _ => environment
+                    .base
+                    .join(&reward.weights)
+                    .to_string_lossy()
+                    .into_owned(),
             };
             json!({ "weights": weights, "mode": reward.mode })
         }
@@ -48,9 +52,20 @@ pub fn rewards(
     let mut named = Vec::new();
     let mut weights = Vec::new();
     for config in configs {
-        let reward = environment.rewards.build(config.kind(), &params(config, environment))?;
-        named.push(NamedReward { name: config.name().into(), reward });
-        weights.push(RewardWeight { name: config.name().into(), weight: config.weight() });
+        let reward = environment
+            .rewards
+            .build(config.kind(), &params(config, environment))?;
+        named.push(NamedReward {
+            name: config.name().into(),
+            reward,
+        });
+        weights.push(RewardWeight {
+            name: config.name().into(),
+            weight: config.weight(),
+        });
     }
-    Ok(RewardParts { workers: RewardWorkers::new(named, threads)?, weights })
+    Ok(RewardParts {
+        workers: RewardWorkers::new(named, threads)?,
+        weights,
+    })
 }

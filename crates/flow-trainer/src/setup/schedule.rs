@@ -11,7 +11,10 @@ use flow_config::{Config, NftConfig};
 /// # Errors
 /// A window or noise level that does not fit the steps.
 pub fn schedule(config: &Config, tokens: usize) -> Result<Schedule, TrainError> {
-    Ok(Schedule::new(&ScheduleOptions::from_config(&config.scheduler, tokens))?)
+    Ok(Schedule::new(&ScheduleOptions::from_config(
+        &config.scheduler,
+        tokens,
+    ))?)
 }
 
 /// The schedule of evaluations: deterministic.
@@ -36,7 +39,12 @@ pub fn deterministic(config: &Config, tokens: usize) -> Result<Schedule, TrainEr
 /// A constant outside its range.
 pub fn average(config: &Config) -> Result<Option<EmaPlan>, TrainError> {
     let plan = || EmaPlan::new((&config.ema.schedule).into(), config.ema.update_every as u64);
-    config.ema.enabled.then(plan).transpose().map_err(TrainError::Setting)
+    config
+        .ema
+        .enabled
+        .then(plan)
+        .transpose()
+        .map_err(TrainError::Setting)
 }
 
 /// Where a forward-process loss is taken.

@@ -16,7 +16,9 @@ impl Visit for Poisoned<'_> {
         let weights = &mut parts.state.weights.current;
         let shape = weights.layout().specs()[0].shape.clone();
         let values = vec![f32::NAN; shape.iter().product()];
-        weights.set(0, ComputeDevice::cpu().plain(values, &shape)).expect("the same shape");
+        weights
+            .set(0, ComputeDevice::cpu().plain(values, &shape))
+            .expect("the same shape");
         self.0.visit(parts).expect_err("nothing can be learnt")
     }
 }
@@ -25,11 +27,23 @@ impl Visit for Poisoned<'_> {
 fn a_sample_that_is_not_finite_stops_the_run_with_its_number_and_prompt() {
     let registries = registries();
     let root = tempfile::tempdir().expect("a temporary directory");
-    let run = Poisoned(RunTo { root: root.path(), resume: false, until: 1 });
+    let run = Poisoned(RunTo {
+        root: root.path(),
+        resume: false,
+        until: 1,
+    });
     let error = with_parts(&config(&["evaluation.every=0"]), &environment(&registries), run);
-    let TrainError::NonFiniteSample { iteration: 1, sample: 0, prompt } = &error else { panic!("{error}") };
+    let TrainError::NonFiniteSample {
+        iteration: 1,
+        sample: 0,
+        prompt,
+    } = &error
+    else {
+        panic!("{error}")
+    };
     assert!(!prompt.is_empty());
-    let summary = std::fs::read_to_string(root.path().join("run/summary.json")).expect("a summary is written");
+    let summary =
+        std::fs::read_to_string(root.path().join("run/summary.json")).expect("a summary is written");
     assert!(summary.contains("failed"), "{summary}");
 }
 
@@ -39,8 +53,13 @@ fn a_model_that_does_not_fit_the_data_is_an_error_that_gives_the_setting() {
     let environment = environment(&registries);
     // The config's own rules catch this earlier; a caller of the library has only these.
     let mut narrow = config(&[]);
-    let tokens = flow_config::TokenConditioning { vocabulary: 9, max_tokens: 2 };
+    let tokens = flow_config::TokenConditioning {
+        vocabulary: 9,
+        max_tokens: 2,
+    };
     narrow.model.dit.conditioning = flow_config::Conditioning::Tokens(tokens);
-    let Err(error) = flow_trainer::setup::common(&narrow, &environment) else { panic!("9 words are too few") };
+    let Err(error) = flow_trainer::setup::common(&narrow, &environment) else {
+        panic!("9 words are too few")
+    };
     assert!(error.to_string().contains("vocabulary = 15"), "{error}");
 }

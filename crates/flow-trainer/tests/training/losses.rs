@@ -10,25 +10,46 @@ use flow_trainer::rollout::{NoiseSource, Trajectories};
 use flow_trainer::session::Parts;
 
 const ADVANTAGES: [f32; 4] = [1.5, -0.7, 0.0, 9.0];
-const SITE: CallSite = CallSite { stage: Stage::Rollout, iteration: 0, step: 0, steps: 4 };
+const SITE: CallSite = CallSite {
+    stage: Stage::Rollout,
+    iteration: 0,
+    step: 0,
+    steps: 4,
+};
 
 fn host(values: &Plain) -> Vec<f64> {
     cpu::to_host(values).into_iter().map(f64::from).collect()
 }
 
 /// Rolls out four samples, then takes the loss after the weights have moved, so that ratios are not 1.
-fn loss_at<A: Algorithm>(parts: &mut Parts<A>, position: Position) -> (UnitLoss, Trajectories, Vec<f64>, Vec<f64>) {
+fn loss_at<A: Algorithm>(
+    parts: &mut Parts<A>,
+    position: Position,
+) -> (UnitLoss, Trajectories, Vec<f64>, Vec<f64>) {
     let samples = [10, 11, 12, 13];
     let prompts = parts.prompts.clone();
     let conditions = parts.conditioner.conditions(prompts.iter().take(4));
     let steps = parts.schedule.steps_for(0);
     let sampled = parts.state.weights.current.clone();
     let rollout = Rollout::new(&sampled, parts.rollout_plan.clone());
-    let batch = parts.sampler.run(&rollout, SITE, NoiseSource::Rollout, &samples, conditions, &steps, |_| {});
+    let batch = parts.sampler.run(
+        &rollout,
+        SITE,
+        NoiseSource::Rollout,
+        &samples,
+        conditions,
+        &steps,
+        |_| {},
+    );
     crate::support::scramble(&mut parts.state.weights.current, 77);
 
     let moved = &parts.state.weights.current;
-    let trained: Vec<bool> = moved.layout().specs().iter().map(|s| s.kind == flow_core::ParamKind::Base).collect();
+    let trained: Vec<bool> = moved
+        .layout()
+        .specs()
+        .iter()
+        .map(|s| s.kind == flow_core::ParamKind::Base)
+        .collect();
     let pass = Training::new(moved, parts.training_plan.clone(), trained.into());
     let reference = Rollout::new(&sampled, parts.training_plan.clone());
     let values = parts.sampler.policy.model.spec().latent.values();
@@ -52,15 +73,25 @@ fn loss_at<A: Algorithm>(parts: &mut Parts<A>, position: Position) -> (UnitLoss,
         Position::Recorded(index) => (host(&batch.records[index].x), batch.records[index].step.sigma),
         Position::Time { sigma, .. } => {
             let mix = |(clean, noise): (&f64, &f64)| (1.0 - sigma) * clean + sigma * noise;
-            (host(&batch.clean).iter().zip(&host(&noise)).map(mix).collect(), sigma)
+            (
+                host(&batch.clean).iter().zip(&host(&noise)).map(mix).collect(),
+                sigma,
+            )
         }
     };
     let velocity = |weights| {
-        let exec = Rollout::new(weights, parts.training_plan.clone()).exec(parts.sampler.policy.call(SITE, &samples));
+        let exec = Rollout::new(weights, parts.training_plan.clone())
+            .exec(parts.sampler.policy.call(SITE, &samples));
         let device = &parts.sampler.device;
         let x: Tensor<2> = device.tensor(x.iter().map(|v| *v as f32).collect(), [4, values]);
         let sigma = device.tensor(vec![sigma as f32; 4], [4]);
-        host(&parts.sampler.policy.velocity(&exec, x, sigma, &batch.conditions).into_dispatch())
+        host(
+            &parts
+                .sampler
+                .policy
+                .velocity(&exec, x, sigma, &batch.conditions)
+                .into_dispatch(),
+        )
     };
     let (v, v_old) = (velocity(moved), velocity(&sampled));
     (loss, batch, v, v_old)
@@ -86,15 +117,24 @@ impl Visit for CheckClipped {
         let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
         let record = &batch.records[1];
         let step = record.step;
-        let (scale, offset) = step.log_prob.map(|c| (c.scale, c.offset)).expect("a stochastic step");
+        let (scale, offset) = step
+            .log_prob
+            .map(|c| (c.scale, c.offset))
+            .expect("a stochastic step");
         let x = host(&record.x);
         let mean_of = |v: &[f64]| -> Vec<f64> {
-            x.iter().zip(v).map(|(x, v)| step.mean_x * x + step.mean_v * v).collect()
+            x.iter()
+                .zip(v)
+                .map(|(x, v)| step.mean_x * x + step.mean_v * v)
+                .collect()
         };
         let (mu, mu_old) = (mean_of(&v), mean_of(&v_old));
         let next = host(&record.x_next);
         let squared = |a: &[f64], b: &[f64]| -> Vec<f64> {
-            rows(a).zip(rows(b)).map(|(a, b)| mean(a.iter().zip(b).map(|(a, b)| (a - b).powi(2)))).collect()
+            rows(a)
+                .zip(rows(b))
+                .map(|(a, b)| mean(a.iter().zip(b).map(|(a, b)| (a - b).powi(2))))
+                .collect()
         };
         let log_prob: Vec<f64> = squared(&next, &mu).iter().map(|e| offset - scale * e).collect();
         let old = host(&record.log_prob);
@@ -115,12 +155,18 @@ impl Visit for CheckClipped {
         let kl = mean(squared(&mu, &mu_old).into_iter());
         let expected = policy + 0.3 * kl;
         let loss = host(&found.loss.into_dispatch_plain())[0];
-        assert!((loss - expected).abs() < 2e-4 * expected.abs().max(1.0), "{loss} and {expected}");
+        assert!(
+            (loss - expected).abs() < 2e-4 * expected.abs().max(1.0),
+            "{loss} and {expected}"
+        );
         let found_ratios = host(&found.ratio.expect("a coupled algorithm has ratios"));
         for (found, expected) in found_ratios.iter().zip(&ratios) {
             assert!((found / expected - 1.0).abs() < 2e-4, "{found} and {expected}");
         }
-        assert!(ratios.iter().all(|ratio| (ratio - 1.0).abs() > 1e-3), "the case must exercise the clip: {ratios:?}");
+        assert!(
+            ratios.iter().all(|ratio| (ratio - 1.0).abs() > 1e-3),
+            "the case must exercise the clip: {ratios:?}"
+        );
     }
 }
 
@@ -137,15 +183,18 @@ impl IntoPlain for Tensor<1> {
 #[test]
 fn grpo_with_a_pull_on_means_follows_its_formula() {
     let registries = registries();
-    let config = config(&["algorithm={ kind = \"grpo\", clip_range = [-1e-3, 1e-3], kl = { kind = \"mean\", beta = 0.3 } }"]);
+    let config = config(&[
+        "algorithm={ kind = \"grpo\", clip_range = [-1e-3, 1e-3], kl = { kind = \"mean\", beta = 0.3 } }",
+    ]);
     with_parts(&config, &environment(&registries), CheckClipped { guard: false });
 }
 
 #[test]
 fn grpo_guard_follows_its_formula() {
     let registries = registries();
-    let config =
-        config(&["algorithm={ kind = \"grpo-guard\", clip_range = [-1e-3, 1e-3], kl = { kind = \"mean\", beta = 0.3 } }"]);
+    let config = config(&[
+        "algorithm={ kind = \"grpo-guard\", clip_range = [-1e-3, 1e-3], kl = { kind = \"mean\", beta = 0.3 } }",
+    ]);
     with_parts(&config, &environment(&registries), CheckClipped { guard: true });
 }
 
@@ -157,7 +206,9 @@ impl Visit for CheckNft {
     fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) {
         let sigma = 0.6;
         let (found, batch, v, v_old) = loss_at(&mut parts, Position::Time { sigma, draw: 3 });
-        let noise = parts.sampler.noise(Purpose::ForwardNoise, &batch.samples, 3, v.len() / 4);
+        let noise = parts
+            .sampler
+            .noise(Purpose::ForwardNoise, &batch.samples, 3, v.len() / 4);
         let (clean, noise) = (host(&batch.clean), host(&noise));
         let (b, clip) = (0.8, 5.0);
         let mut per_row = Vec::new();
@@ -166,7 +217,11 @@ impl Visit for CheckNft {
             let (clean, noise, v, v_old) = (of(&clean), of(&noise), of(&v), of(&v_old));
             let error = |policy: &dyn Fn(f64, f64) -> f64| {
                 let errors: Vec<f64> = (0..v.len())
-                    .map(|i| (1.0 - sigma) * clean[i] + sigma * noise[i] - sigma * policy(v[i], v_old[i]) - clean[i])
+                    .map(|i| {
+                        (1.0 - sigma) * clean[i] + sigma * noise[i]
+                            - sigma * policy(v[i], v_old[i])
+                            - clean[i]
+                    })
                     .collect();
                 let weight = mean(errors.iter().map(|e| e.abs())).max(1e-5);
                 mean(errors.iter().map(|e| e * e)) / weight
@@ -187,6 +242,9 @@ impl Visit for CheckNft {
 #[test]
 fn nft_follows_its_formula() {
     let registries = registries();
-    let config = config(&["algorithm={ kind = \"nft\", beta = 0.8, kl_beta = 0.02 }", "scheduler.dynamics=\"ode\""]);
+    let config = config(&[
+        "algorithm={ kind = \"nft\", beta = 0.8, kl_beta = 0.02 }",
+        "scheduler.dynamics=\"ode\"",
+    ]);
     with_parts(&config, &environment(&registries), CheckNft);
 }

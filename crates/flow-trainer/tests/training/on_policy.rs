@@ -13,13 +13,21 @@ type Tracked = burn::backend::DispatchTensor;
 fn run(overrides: &[&str]) -> Result<String, TrainError> {
     let registries = registries();
     let root = tempfile::tempdir().expect("a temporary directory");
-    let run = RunTo { root: root.path(), resume: false, until: 2 };
+    let run = RunTo {
+        root: root.path(),
+        resume: false,
+        until: 2,
+    };
     with_parts(&config(overrides), &environment(&registries), run).map(|left| left.metrics)
 }
 
 fn deviations(metrics: &str) -> Vec<f64> {
-    let records = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
-    records.filter_map(|record| record.get("on_policy/max_ratio_deviation")?.as_f64()).collect()
+    let records = metrics
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
+    records
+        .filter_map(|record| record.get("on_policy/max_ratio_deviation")?.as_f64())
+        .collect()
 }
 
 #[test]
@@ -33,8 +41,13 @@ fn the_ratio_is_exactly_one_for_every_dynamics_algorithm_and_guidance() {
                     &format!("sampling.guidance_scale={guidance}"),
                     "scheduler.window={ kind = \"list\", steps = [0, 2] }",
                 ]);
-                let metrics = metrics.unwrap_or_else(|error| panic!("{algorithm}, {dynamics}, {guidance}: {error}"));
-                assert_eq!(deviations(&metrics), [0.0, 0.0], "{algorithm}, {dynamics}, guidance {guidance}");
+                let metrics =
+                    metrics.unwrap_or_else(|error| panic!("{algorithm}, {dynamics}, {guidance}: {error}"));
+                assert_eq!(
+                    deviations(&metrics),
+                    [0.0, 0.0],
+                    "{algorithm}, {dynamics}, guidance {guidance}"
+                );
             }
         }
     }
@@ -63,13 +76,31 @@ fn a_kernel_that_differs_in_training_by_one_part_in_a_million_stops_the_run() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let run = |overrides: &[&str], name: &str| {
         let root = root.path().join(name);
-        with_parts(&config(overrides), &environment, RunTo { root: &root, resume: false, until: 1 })
+        with_parts(
+            &config(overrides),
+            &environment,
+            RunTo {
+                root: &root,
+                resume: false,
+                until: 1,
+            },
+        )
     };
     let error = run(&[], "stop").expect_err("the audit must stop it");
-    let TrainError::OffPolicy { iteration: 1, deviation, .. } = &error else { panic!("{error}") };
+    let TrainError::OffPolicy {
+        iteration: 1,
+        deviation,
+        ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
     assert!(deviation.size() > 0.0);
     let text = error.to_string();
-    assert!(text.contains("sample") && text.contains("step") && text.contains("audit.on_policy"), "{text}");
+    assert!(
+        text.contains("sample") && text.contains("step") && text.contains("audit.on_policy"),
+        "{text}"
+    );
     // Nothing was learnt from the wrong ratio: no iteration was recorded.
     let metrics = std::fs::read_to_string(root.path().join("stop/run/metrics.jsonl")).expect("metrics exist");
     assert!(!metrics.contains("\"train\""), "{metrics}");
@@ -88,7 +119,13 @@ impl Kernels for Bent {
     fn name(&self) -> &str {
         "bent"
     }
-    fn linear(&self, stash: &dyn Stash, x: &Tracked, weights: &LinearWeights, activation: Activation) -> Tracked {
+    fn linear(
+        &self,
+        stash: &dyn Stash,
+        x: &Tracked,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> Tracked {
         let y = self.0.linear(stash, x, weights, activation);
         match y.kind {
             burn::backend::DispatchTensorKind::Autodiff(_) => {
@@ -101,7 +138,14 @@ impl Kernels for Bent {
     fn activation(&self, x: &Tracked, activation: Activation) -> Tracked {
         self.0.activation(x, activation)
     }
-    fn modulated_layer_norm(&self, x: &Tracked, m: &Tracked, shift: usize, scale: usize, epsilon: f32) -> Tracked {
+    fn modulated_layer_norm(
+        &self,
+        x: &Tracked,
+        m: &Tracked,
+        shift: usize,
+        scale: usize,
+        epsilon: f32,
+    ) -> Tracked {
         self.0.modulated_layer_norm(x, m, shift, scale, epsilon)
     }
     fn gated_residual(&self, residual: &Tracked, branch: &Tracked, m: &Tracked, gate: usize) -> Tracked {
@@ -119,7 +163,13 @@ impl Kernels for Bent {
     fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
         self.0.sde_step(x, v, noise, coefficients)
     }
-    fn sde_log_prob(&self, x: &Plain, v: &Tracked, x_next: &Plain, coefficients: &Plain) -> (Tracked, Tracked) {
+    fn sde_log_prob(
+        &self,
+        x: &Plain,
+        v: &Tracked,
+        x_next: &Plain,
+        coefficients: &Plain,
+    ) -> (Tracked, Tracked) {
         self.0.sde_log_prob(x, v, x_next, coefficients)
     }
     fn mean_squared_distance(&self, a: &Tracked, b: &Plain) -> Tracked {
@@ -131,7 +181,14 @@ impl Kernels for Bent {
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
         self.0.accumulate(accumulated, gradient);
     }
-    fn adamw(&self, weight: &mut Plain, gradient: &Plain, first: &mut Plain, second: &mut Plain, step: &AdamWStep) {
+    fn adamw(
+        &self,
+        weight: &mut Plain,
+        gradient: &Plain,
+        first: &mut Plain,
+        second: &mut Plain,
+        step: &AdamWStep,
+    ) {
         self.0.adamw(weight, gradient, first, second, step);
     }
     fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {

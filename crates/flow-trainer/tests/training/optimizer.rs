@@ -29,10 +29,18 @@ const SETTINGS: AdamWSettings = AdamWSettings {
 fn gradients(weights: &Weights, step: u32) -> Vec<Option<Plain>> {
     let gradient = |(index, spec): (usize, &flow_core::ParamSpec)| {
         let mut values = vec![0.0; spec.shape.iter().product()];
-        Stream::new(5, Purpose::Test).at(index as u64, step).fill_normal(&mut values);
+        Stream::new(5, Purpose::Test)
+            .at(index as u64, step)
+            .fill_normal(&mut values);
         Some(ComputeDevice::cpu().plain(values, &spec.shape))
     };
-    weights.layout().specs().iter().enumerate().map(gradient).collect()
+    weights
+        .layout()
+        .specs()
+        .iter()
+        .enumerate()
+        .map(gradient)
+        .collect()
 }
 
 #[test]
@@ -41,10 +49,16 @@ fn steps_follow_the_formula_with_clipping_decay_and_warmup() {
     let mut weights = with_parts(&config(&[]), &environment(&registries), TakeWeights);
     let layout = weights.layout().clone();
     let device = ComputeDevice::cpu();
-    let trained: Vec<bool> = layout.specs().iter().map(|spec| spec.kind == flow_core::ParamKind::Base).collect();
+    let trained: Vec<bool> = layout
+        .specs()
+        .iter()
+        .map(|spec| spec.kind == flow_core::ParamKind::Base)
+        .collect();
     let mut optimizer = AdamW::new(SETTINGS, &layout, trained.clone(), &device);
     let host = |weights: &Weights| -> Vec<Vec<f64>> {
-        (0..layout.len()).map(|i| weights.host(i).iter().map(|v| f64::from(*v)).collect()).collect()
+        (0..layout.len())
+            .map(|i| weights.host(i).iter().map(|v| f64::from(*v)).collect())
+            .collect()
     };
     let mut expected = host(&weights);
     let zeros: Vec<Vec<f64>> = expected.iter().map(|values| vec![0.0; values.len()]).collect();
@@ -54,16 +68,27 @@ fn steps_follow_the_formula_with_clipping_decay_and_warmup() {
         accumulated.add(&CpuKernels, gradients(&weights, 2 * step));
         accumulated.add(&CpuKernels, gradients(&weights, 2 * step + 1));
         let both = [gradients(&weights, 2 * step), gradients(&weights, 2 * step + 1)];
-        let report = optimizer.step(&CpuKernels, &device, &mut weights, accumulated).expect("finite gradients");
+        let report = optimizer
+            .step(&CpuKernels, &device, &mut weights, accumulated)
+            .expect("finite gradients");
 
         let mean: Vec<Vec<f64>> = (0..layout.len())
             .map(|i| {
-                let of = |set: &Vec<Option<Plain>>| flow_core::cpu::to_host(set[i].as_ref().expect("a gradient"));
-                of(&both[0]).iter().zip(of(&both[1])).map(|(a, b)| (f64::from(*a) + f64::from(b)) / 2.0).collect()
+                let of =
+                    |set: &Vec<Option<Plain>>| flow_core::cpu::to_host(set[i].as_ref().expect("a gradient"));
+                of(&both[0])
+                    .iter()
+                    .zip(of(&both[1]))
+                    .map(|(a, b)| (f64::from(*a) + f64::from(b)) / 2.0)
+                    .collect()
             })
             .collect();
         let norm = mean.iter().flatten().map(|g| g * g).sum::<f64>().sqrt();
-        assert!((report.gradient_norm / norm - 1.0).abs() < 1e-6, "{} and {norm}", report.gradient_norm);
+        assert!(
+            (report.gradient_norm / norm - 1.0).abs() < 1e-6,
+            "{} and {norm}",
+            report.gradient_norm
+        );
         let clip = (SETTINGS.max_grad_norm / (norm + 1e-6)).min(1.0);
         let rate = SETTINGS.learning_rate * (f64::from(step) / 3.0).min(1.0);
         assert_eq!(report.learning_rate, rate);
@@ -102,7 +127,9 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_names_the_weight() {
     gradients[4] = Some(device.plain(values, shape));
     let mut accumulated = Accumulated::default();
     accumulated.add(&CpuKernels, gradients);
-    let error = optimizer.step(&CpuKernels, &device, &mut weights, accumulated).expect_err("infinite");
+    let error = optimizer
+        .step(&CpuKernels, &device, &mut weights, accumulated)
+        .expect_err("infinite");
     assert_eq!(error.weight, layout.specs()[4].name);
     assert_eq!(before, crate::support::bits(&weights));
     assert_eq!(optimizer.steps(), 0);
@@ -119,7 +146,9 @@ fn a_snapshot_keeps_its_values_when_the_weights_step_on() {
     let mut optimizer = AdamW::new(SETTINGS, &layout, vec![true; layout.len()], &device);
     let mut accumulated = Accumulated::default();
     accumulated.add(&CpuKernels, gradients(&weights, 1));
-    optimizer.step(&CpuKernels, &device, &mut weights, accumulated).expect("finite gradients");
+    optimizer
+        .step(&CpuKernels, &device, &mut weights, accumulated)
+        .expect("finite gradients");
     assert_eq!(before, crate::support::bits(&snapshot));
     assert_ne!(before, crate::support::bits(&weights));
     let kernels: &dyn Kernels = &CpuKernels;

@@ -26,8 +26,17 @@ fn run(seed: u64, steps: u64) -> Pretrained {
         optimizer,
     };
     let plan = &environment.training_plan;
-    pretrain(&model.model, plan, &*dataset, &conditioner, model.weights, &settings, device, &mut Silent)
-        .unwrap_or_else(|error| panic!("{error}"))
+    pretrain(
+        &model.model,
+        plan,
+        &*dataset,
+        &conditioner,
+        model.weights,
+        &settings,
+        device,
+        &mut Silent,
+    )
+    .unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
@@ -42,6 +51,12 @@ fn the_loss_falls_below_that_of_the_best_constant() {
 #[test]
 fn the_same_seed_gives_the_same_bits_and_another_seed_does_not() {
     let (one, two, other) = (run(4, 6), run(4, 6), run(5, 6));
-    assert_eq!(crate::support::bits(&one.weights), crate::support::bits(&two.weights));
-    assert_ne!(crate::support::bits(&one.weights), crate::support::bits(&other.weights));
+    assert_eq!(
+        crate::support::bits(&one.weights),
+        crate::support::bits(&two.weights)
+    );
+    assert_ne!(
+        crate::support::bits(&one.weights),
+        crate::support::bits(&other.weights)
+    );
 }

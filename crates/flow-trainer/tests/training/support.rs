@@ -54,7 +54,9 @@ html_report = false
 /// The base config with some values set, each `key=value`.
 pub fn config(overrides: &[&str]) -> Config {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-    flow_config::parse_named("test.toml", BASE, &overrides).unwrap_or_else(|report| panic!("{report}")).config
+    flow_config::parse_named("test.toml", BASE, &overrides)
+        .unwrap_or_else(|report| panic!("{report}"))
+        .config
 }
 
 pub struct Registries {
@@ -65,11 +67,18 @@ pub struct Registries {
 pub fn registries() -> Registries {
     let mut models = ModelRegistry::new();
     flow_models::register(&mut models);
-    Registries { models, rewards: RewardRegistry::with_built_in().expect("built-in rewards have different names") }
+    Registries {
+        models,
+        rewards: RewardRegistry::with_built_in().expect("built-in rewards have different names"),
+    }
 }
 
 pub fn environment(registries: &Registries) -> Environment<'_> {
-    environment_with(registries, Arc::new(flow_kernels::CpuKernels), Arc::new(flow_kernels::CpuKernels))
+    environment_with(
+        registries,
+        Arc::new(flow_kernels::CpuKernels),
+        Arc::new(flow_kernels::CpuKernels),
+    )
 }
 
 pub fn environment_with(
@@ -99,8 +108,12 @@ pub fn scramble(weights: &mut Weights, seed: u64) {
         }
         let mut values = weights.host(index);
         let mut draws = Stream::new(seed, Purpose::Test).at(index as u64, 0);
-        values.iter_mut().for_each(|value| *value += 0.2 * draws.normal() as f32);
-        weights.set(index, device.plain(values, &spec.shape)).expect("the same shape");
+        values
+            .iter_mut()
+            .for_each(|value| *value += 0.2 * draws.normal() as f32);
+        weights
+            .set(index, device.plain(values, &spec.shape))
+            .expect("the same shape");
     }
 }
 
@@ -126,7 +139,8 @@ pub fn with_parts<V: Visit>(config: &Config, environment: &Environment<'_>, visi
         }
     }
     let tokens = 16;
-    setup::with_algorithm(config, tokens, Adapter(config, environment, visit)).unwrap_or_else(|error| panic!("{error}"))
+    setup::with_algorithm(config, tokens, Adapter(config, environment, visit))
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// What a run leaves: the bytes of its metrics and all weights.
@@ -137,7 +151,9 @@ pub struct Left {
 }
 
 pub fn bits(weights: &Weights) -> Vec<Vec<u32>> {
-    (0..weights.layout().len()).map(|index| weights.host(index).iter().map(|v| v.to_bits()).collect()).collect()
+    (0..weights.layout().len())
+        .map(|index| weights.host(index).iter().map(|v| v.to_bits()).collect())
+        .collect()
 }
 
 /// Starts a run in `root/name`, or resumes it, and goes to iteration `until`.
@@ -162,9 +178,17 @@ impl Visit for RunTo<'_> {
             Session::start(parts, directory, &manifest)?
         };
         session.run(observer)?;
-        let metrics = std::fs::read_to_string(session.directory().path().join("metrics.jsonl")).expect("metrics exist");
+        let metrics =
+            std::fs::read_to_string(session.directory().path().join("metrics.jsonl")).expect("metrics exist");
         let weights = &session.state().weights;
-        let sets = [Some(&weights.current), weights.average.as_ref(), weights.old.as_ref()];
-        Ok(Left { metrics, weights: sets.into_iter().flatten().flat_map(bits).collect() })
+        let sets = [
+            Some(&weights.current),
+            weights.average.as_ref(),
+            weights.old.as_ref(),
+        ];
+        Ok(Left {
+            metrics,
+            weights: sets.into_iter().flatten().flat_map(bits).collect(),
+        })
     }
 }
