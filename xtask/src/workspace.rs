@@ -1,6 +1,6 @@
 //! Where the repository and its build output are, and which files it holds.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -35,17 +35,13 @@ pub struct Member {
 }
 
 impl Workspace {
-    /// Finds the repository this program was built from.
+    /// Finds the repository: Cargo says at run time in which folder xtask's manifest is. What it was at build time
+    /// may be another checkout that shares the target folder.
     pub fn find() -> Result<Self> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        let manifest = std::env::var_os("CARGO_MANIFEST_DIR").context("start this as `cargo xtask`")?;
+        let root = Path::new(&manifest)
             .parent()
             .context("xtask has no parent folder")?;
-        if !root.join("Cargo.toml").exists() {
-            bail!(
-                "{} is gone; run `cargo xtask` in the checkout it was built in",
-                root.display()
-            );
-        }
         Ok(Self {
             root: root.to_owned(),
         })

@@ -12,7 +12,7 @@ use flow_rewards::classifier::{ClassifierTraining, train_classifier};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = std::env::args_os().nth(1).map(PathBuf::from);
-    let folder = folder.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets"));
+    let folder = folder.unwrap_or_else(|| PathBuf::from("crates/flow-rewards/assets"));
     std::fs::create_dir_all(&folder)?;
     let digits = Digits::new()?;
     let trainings = [

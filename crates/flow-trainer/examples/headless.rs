@@ -100,17 +100,14 @@ fn pretrained(config: &Config, environment: &Environment<'_>) -> Result<(), Fail
         seed: settings.seed,
         optimizer,
     };
-    let plan = &environment.training_plan;
-    let done = pretrain::pretrain(
-        &model.model,
-        plan,
-        &*dataset,
-        &conditioner,
-        model.weights,
-        &settings,
+    let parts = pretrain::Pretraining {
+        model: &model.model,
+        plan: &environment.training_plan,
+        dataset: &*dataset,
+        conditioner: &conditioner,
         device,
-        &mut Lines,
-    )?;
+    };
+    let done = pretrain::pretrain(&parts, model.weights, &settings, &mut Lines)?;
     let path = environment.base.join(&config.pretrain.output);
     let metadata = BTreeMap::from([("loss".to_owned(), format!("{:.6}", done.final_loss))]);
     flow_models::save(&done.weights, &path, StoredDtype::F32, &metadata)?;

@@ -21,7 +21,7 @@ use flow_trainer::conditions::Conditioner;
 use flow_trainer::geometry::Geometry;
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
-use flow_trainer::rollout::{NoiseSource, Sampler, Trajectories};
+use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::setup::{self, Environment};
 use safetensors::{Dtype, tensor::TensorView};
@@ -162,16 +162,14 @@ impl Job {
 
     fn roll_out(&self, sampler: &Sampler) -> Trajectories {
         let rollout = Rollout::new(&self.weights, self.plan.clone());
-        let (site, conditions) = (self.site(Stage::Rollout), self.conditions.clone());
-        sampler.run(
-            &rollout,
-            site,
-            NoiseSource::Rollout,
-            &self.samples,
-            conditions,
-            &self.steps,
-            |_| {},
-        )
+        let request = SampleRequest {
+            site: self.site(Stage::Rollout),
+            source: NoiseSource::Rollout,
+            samples: &self.samples,
+            conditions: self.conditions.clone(),
+            steps: &self.steps,
+        };
+        sampler.run(&rollout, request, |_| {})
     }
 
     fn advantages(&self) -> Vec<f32> {

@@ -104,20 +104,38 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + libm::exp(-x))
 }
 
-/// Trains `weights` on `dataset`.
+/// What is trained, on what, and how it computes.
+#[derive(Clone, Copy)]
+pub struct Pretraining<'a> {
+    /// The model.
+    pub model: &'a Arc<dyn FlowModel>,
+    /// Kernels and attention.
+    pub plan: &'a Arc<Plan>,
+    /// Images with captions.
+    pub dataset: &'a dyn Dataset,
+    /// From captions to what the model takes.
+    pub conditioner: &'a Conditioner,
+    /// Where tensors live.
+    pub device: &'a ComputeDevice,
+}
+
+/// Trains `weights`.
 ///
 /// # Errors
 /// A loss or gradient that is not finite, or an image that cannot be read.
 pub fn pretrain(
-    model: &Arc<dyn FlowModel>,
-    plan: &Arc<Plan>,
-    dataset: &dyn Dataset,
-    conditioner: &Conditioner,
+    parts: &Pretraining<'_>,
     mut weights: Weights,
     settings: &PretrainSettings,
-    device: &ComputeDevice,
     observer: &mut dyn Observer,
 ) -> Result<Pretrained, TrainError> {
+    let Pretraining {
+        model,
+        plan,
+        dataset,
+        conditioner,
+        device,
+    } = *parts;
     let layout = weights.layout().clone();
     let trained: Arc<[bool]> = layout
         .specs()

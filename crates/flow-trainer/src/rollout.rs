@@ -60,6 +60,21 @@ pub enum NoiseSource {
     Evaluation,
 }
 
+/// Images that are wanted, and the way to them.
+#[derive(Clone, Debug)]
+pub struct SampleRequest<'a> {
+    /// Stage and iteration; the step is filled in.
+    pub site: CallSite,
+    /// Which noise.
+    pub source: NoiseSource,
+    /// Ids of the samples, which address their noise, `[B]`.
+    pub samples: &'a [u64],
+    /// Their conditions, `[B, …]`.
+    pub conditions: Conditions,
+    /// The steps, from noise to image.
+    pub steps: &'a [StepCoefficients],
+}
+
 /// `[B, 5]`, the row `a, b, c, k, offset` of [`Kernels::sde_step`] repeated.
 pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: usize) -> Plain {
     let log_prob = step.log_prob.as_ref();
@@ -74,19 +89,22 @@ pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: 
 }
 
 impl Sampler {
-    /// Takes `samples` through `steps`.
+    /// Takes the samples through the steps.
     ///
     /// `on_step` is called after each step with the number of steps done.
     pub fn run(
         &self,
         rollout: &Rollout<'_>,
-        site: CallSite,
-        source: NoiseSource,
-        samples: &[u64],
-        conditions: Conditions,
-        steps: &[StepCoefficients],
+        request: SampleRequest<'_>,
         mut on_step: impl FnMut(usize),
     ) -> Trajectories {
+        let SampleRequest {
+            site,
+            source,
+            samples,
+            conditions,
+            steps,
+        } = request;
         let batch = samples.len();
         let values = self.policy.model.spec().latent.values();
         let (initial, added) = match source {

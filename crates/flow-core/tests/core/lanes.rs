@@ -26,7 +26,7 @@ struct SkipForSome {
 }
 
 fn is_skipped(lane: &Lane) -> bool {
-    !lane.conditional || lane.sample % 3 == 0
+    !lane.conditional || lane.sample.is_multiple_of(3)
 }
 
 impl StackDriver for SkipForSome {

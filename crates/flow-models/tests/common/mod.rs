@@ -153,9 +153,8 @@ pub fn relative_distance(a: &[f32], b: &[f32]) -> f64 {
 
 /// A file of the vendored fixtures.
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(name)
+    // Cargo runs tests in the package's folder.
+    Path::new("tests/fixtures").join(name)
 }
 
 /// Tensors of a fixture by name, with their shapes.

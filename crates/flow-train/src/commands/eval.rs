@@ -5,6 +5,7 @@ use crate::arguments::EvalArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
+use flow_trainer::session::Subject;
 use flow_trainer::setup;
 
 /// Measures and prints one row per prompt, and the mean of each reward with its 95 % interval.
@@ -17,17 +18,14 @@ pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
         let rewards = setup::rewards(config.effective_eval_rewards(), environment, 1).or_bad_input()?;
         let mut observer = progress::observer(1, 1, quiet, Interrupt::default());
         let settings = &common.evaluation;
-        let evaluation = settings
-            .measure(
-                &common.model.weights,
-                &environment.training_plan,
-                &common.conditioner,
-                config.sampling.micro_batch,
-                &rewards.workers,
-                0,
-                &mut *observer,
-            )
-            .or_failed()?;
+        let subject = Subject {
+            weights: &common.model.weights,
+            plan: &environment.training_plan,
+            conditioner: &common.conditioner,
+            micro_batch: config.sampling.micro_batch,
+            rewards: &rewards.workers,
+        };
+        let evaluation = settings.measure(subject, 0, &mut *observer).or_failed()?;
         drop(observer);
         let names = rewards.weights.iter().map(|reward| reward.name.clone());
         let mut rows = vec![

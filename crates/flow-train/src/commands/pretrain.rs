@@ -11,7 +11,7 @@ use flow_models::StoredDtype;
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
 use flow_trainer::optimizer::AdamWSettings;
-use flow_trainer::pretrain::{PretrainSettings, pretrain};
+use flow_trainer::pretrain::{PretrainSettings, Pretraining, pretrain};
 use flow_trainer::setup;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -31,17 +31,14 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
         // Fewer lines than steps, and at least some.
         let every = (settings.steps / 50).max(1);
         let mut observer = progress::observer(settings.steps, every, quiet, Interrupt::default());
-        let trained = pretrain(
-            &common.model.model,
-            &environment.training_plan,
-            &*common.dataset,
-            &common.conditioner,
-            common.model.weights,
-            &settings,
-            &environment.device,
-            &mut *observer,
-        )
-        .or_failed()?;
+        let parts = Pretraining {
+            model: &common.model.model,
+            plan: &environment.training_plan,
+            dataset: &*common.dataset,
+            conditioner: &common.conditioner,
+            device: &environment.device,
+        };
+        let trained = pretrain(&parts, common.model.weights, &settings, &mut *observer).or_failed()?;
         drop(observer);
         let metadata = metadata(&config, trained.final_loss);
         flow_models::save(&trained.weights, &output, StoredDtype::F32, &metadata).or_failed()?;

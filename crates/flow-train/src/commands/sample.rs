@@ -9,7 +9,7 @@ use flow_data::{Image, Prompt};
 use flow_report::{ImageGrid, Tile};
 use flow_rewards::{RewardScores, Sample};
 use flow_trainer::policy::CallSite;
-use flow_trainer::rollout::NoiseSource;
+use flow_trainer::rollout::{NoiseSource, SampleRequest};
 use flow_trainer::setup::{self, Common, Environment};
 
 /// Generates, scores with the config's rewards if it has some, and writes the picture.
@@ -108,15 +108,14 @@ fn generate(
     let mut images = Vec::with_capacity(wanted.len());
     for (ids, prompts) in ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)) {
         let conditions = common.conditioner.conditions(prompts.iter());
-        let done = evaluation.sampler.run(
-            &rollout,
+        let request = SampleRequest {
             site,
-            NoiseSource::Evaluation,
-            ids,
+            source: NoiseSource::Evaluation,
+            samples: ids,
             conditions,
             steps,
-            |_| {},
-        );
+        };
+        let done = evaluation.sampler.run(&rollout, request, |_| {});
         for pixels in cpu::to_host(&done.clean).chunks_exact(shape.len()) {
             if pixels.iter().any(|value| !value.is_finite()) {
                 return Err(Failure::Run(

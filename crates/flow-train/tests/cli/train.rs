@@ -91,8 +91,7 @@ fn the_manifest_says_where_every_value_is_from() {
 /// The manifest's version of Burn is the one that the workspace pins.
 #[test]
 fn the_manifest_names_the_version_of_burn_that_is_built() {
-    let workspace =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml")).unwrap();
+    let workspace = std::fs::read_to_string("../../Cargo.toml").unwrap();
     let workspace: toml::Table = workspace.parse().unwrap();
     let pinned = workspace["workspace"]["dependencies"]["burn"]["version"]
         .as_str()

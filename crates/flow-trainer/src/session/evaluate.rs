@@ -7,12 +7,27 @@ use crate::conditions::Conditioner;
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
-use crate::rollout::NoiseSource;
+use crate::rollout::{NoiseSource, SampleRequest};
 use flow_core::{Plan, Rollout, Stage, Weights};
 use flow_data::{Image, Prompt};
 use flow_report::{ImageGrid, Interval, IntervalMethod, MetricRecord, Stopwatch, Tile, mean_interval};
 use flow_rewards::{RewardWorkers, Sample};
 use std::sync::Arc;
+
+/// What is evaluated, and how it computes.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    /// The weights that sample.
+    pub weights: &'a Weights,
+    /// Kernels and attention.
+    pub plan: &'a Arc<Plan>,
+    /// From prompts to what the model takes.
+    pub conditioner: &'a Conditioner,
+    /// Images per call of the model.
+    pub micro_batch: usize,
+    /// What scores the images.
+    pub rewards: &'a RewardWorkers,
+}
 
 /// Images and scores of an evaluation.
 #[derive(Debug)]
@@ -28,20 +43,23 @@ pub struct Evaluation {
 }
 
 impl EvaluationSettings {
-    /// Samples every prompt with `weights` and scores the images.
+    /// Samples every prompt and scores the images.
     ///
     /// # Errors
     /// A reward's, or a sample that is not finite.
     pub fn measure(
         &self,
-        weights: &Weights,
-        plan: &Arc<Plan>,
-        conditioner: &Conditioner,
-        micro_batch: usize,
-        rewards: &RewardWorkers,
+        subject: Subject<'_>,
         iteration: u64,
         observer: &mut dyn Observer,
     ) -> Result<Evaluation, TrainError> {
+        let Subject {
+            weights,
+            plan,
+            conditioner,
+            micro_batch,
+            rewards,
+        } = subject;
         let steps = self.schedule.ode_steps();
         let wanted: Vec<&Prompt> = self
             .prompts
@@ -64,17 +82,14 @@ impl EvaluationSettings {
         let mut samples = Vec::with_capacity(wanted.len());
         for (ids, prompts) in ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)) {
             let conditions = conditioner.conditions(prompts.iter().copied());
-            let done = self.sampler.run(
-                &rollout,
+            let request = SampleRequest {
                 site,
-                NoiseSource::Evaluation,
-                ids,
+                source: NoiseSource::Evaluation,
+                samples: ids,
                 conditions,
                 steps,
-                |_| {
-                    observer.advance(1);
-                },
-            );
+            };
+            let done = self.sampler.run(&rollout, request, |_| observer.advance(1));
             for ((id, prompt), image) in ids.iter().zip(prompts).zip(images(&done.clean, shape)) {
                 let lost = || TrainError::NonFiniteSample {
                     iteration,
@@ -171,15 +186,14 @@ impl<A: Algorithm> Session<A> {
             Some(average) if settings.with_average => average,
             _ => &parts.state.weights.current,
         };
-        let evaluation = settings.measure(
+        let subject = Subject {
             weights,
-            &parts.training_plan,
-            &parts.conditioner,
-            parts.settings.geometry.micro_batch_size(),
-            &parts.evaluation_rewards.0,
-            step,
-            observer,
-        )?;
+            plan: &parts.training_plan,
+            conditioner: &parts.conditioner,
+            micro_batch: parts.settings.geometry.micro_batch_size(),
+            rewards: &parts.evaluation_rewards.0,
+        };
+        let evaluation = settings.measure(subject, step, observer)?;
         let mut record = MetricRecord::new(step, "eval");
         let mut seen = Vec::new();
         for (index, reward) in parts.evaluation_rewards.1.iter().enumerate() {

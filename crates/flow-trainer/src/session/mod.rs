@@ -9,7 +9,7 @@ mod rollouts;
 mod state;
 mod update;
 
-pub use evaluate::Evaluation;
+pub use evaluate::{Evaluation, Subject};
 pub use state::{PolicyWeights, TrainState};
 
 use crate::advantage::AdvantageOptions;

@@ -5,7 +5,7 @@ use crate::algorithm::{Algorithm, SamplingWeights};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
-use crate::rollout::{NoiseSource, Trajectories};
+use crate::rollout::{NoiseSource, SampleRequest, Trajectories};
 use flow_core::{Rollout, Stage, cpu};
 use flow_data::{Image, ImageShape, Prompt};
 use flow_rewards::{Sample, Ticket};
@@ -74,17 +74,14 @@ impl<A: Algorithm> Parts<A> {
             let conditions = self
                 .conditioner
                 .conditions(range.clone().map(|sample| &of(sample).prompt));
-            let done = self.sampler.run(
-                &rollout,
+            let request = SampleRequest {
                 site,
-                NoiseSource::Rollout,
-                &ids,
+                source: NoiseSource::Rollout,
+                samples: &ids,
                 conditions,
-                &steps,
-                |_| {
-                    observer.advance(1);
-                },
-            );
+                steps: &steps,
+            };
+            let done = self.sampler.run(&rollout, request, |_| observer.advance(1));
             outcome
                 .groups
                 .extend(range.clone().map(|sample| of(sample).group));

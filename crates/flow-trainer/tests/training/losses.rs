@@ -6,7 +6,7 @@ use flow_core::rng::Purpose;
 use flow_core::{Plain, Rollout, Stage, Training, cpu};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position, UnitLoss};
 use flow_trainer::policy::CallSite;
-use flow_trainer::rollout::{NoiseSource, Trajectories};
+use flow_trainer::rollout::{NoiseSource, SampleRequest, Trajectories};
 use flow_trainer::session::Parts;
 
 const ADVANTAGES: [f32; 4] = [1.5, -0.7, 0.0, 9.0];
@@ -32,15 +32,14 @@ fn loss_at<A: Algorithm>(
     let steps = parts.schedule.steps_for(0);
     let sampled = parts.state.weights.current.clone();
     let rollout = Rollout::new(&sampled, parts.rollout_plan.clone());
-    let batch = parts.sampler.run(
-        &rollout,
-        SITE,
-        NoiseSource::Rollout,
-        &samples,
+    let request = SampleRequest {
+        site: SITE,
+        source: NoiseSource::Rollout,
+        samples: &samples,
         conditions,
-        &steps,
-        |_| {},
-    );
+        steps: &steps,
+    };
+    let batch = parts.sampler.run(&rollout, request, |_| {});
     crate::support::scramble(&mut parts.state.weights.current, 77);
 
     let moved = &parts.state.weights.current;
@@ -102,7 +101,7 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-fn rows<'a>(values: &'a [f64]) -> impl ExactSizeIterator<Item = &'a [f64]> {
+fn rows(values: &[f64]) -> impl ExactSizeIterator<Item = &[f64]> {
     values.chunks_exact(values.len() / 4)
 }
 

@@ -3,7 +3,7 @@
 use crate::support::{config, environment, registries};
 use flow_trainer::conditions::Conditioner;
 use flow_trainer::observer::Silent;
-use flow_trainer::pretrain::{PretrainSettings, Pretrained, pretrain};
+use flow_trainer::pretrain::{PretrainSettings, Pretrained, Pretraining, pretrain};
 use flow_trainer::setup;
 
 fn run(seed: u64, steps: u64) -> Pretrained {
@@ -25,18 +25,14 @@ fn run(seed: u64, steps: u64) -> Pretrained {
         seed,
         optimizer,
     };
-    let plan = &environment.training_plan;
-    pretrain(
-        &model.model,
-        plan,
-        &*dataset,
-        &conditioner,
-        model.weights,
-        &settings,
+    let parts = Pretraining {
+        model: &model.model,
+        plan: &environment.training_plan,
+        dataset: &*dataset,
+        conditioner: &conditioner,
         device,
-        &mut Silent,
-    )
-    .unwrap_or_else(|error| panic!("{error}"))
+    };
+    pretrain(&parts, model.weights, &settings, &mut Silent).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
