@@ -1,5 +1,6 @@
 //! Which device computes, and in which precision values are stored.
 
+use crate::concurrency::Crews;
 use crate::{CoreError, tensors::Plain};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -8,6 +9,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 pub struct ComputeDevice {
     device: Device,
     name: String,
+    crews: Crews,
 }
 
 /// The kinds of device that this build can open.
@@ -36,7 +38,12 @@ impl ComputeDevice {
         Self {
             device: Device::flex(),
             name: cpu_name(),
+            crews: Crews::default(),
         }
+    }
+
+    pub(crate) fn crews(&self) -> &Crews {
+        &self.crews
     }
 
     /// Burn's handle.

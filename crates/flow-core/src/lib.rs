@@ -2,6 +2,7 @@
 #![deny(missing_docs)]
 
 pub mod attention;
+mod concurrency;
 pub mod cpu;
 pub mod device;
 pub mod error;

@@ -264,15 +264,15 @@ impl Job {
     }
 }
 
-/// Milliseconds of `repeats` calls, after two that do not count.
-fn measure(repeats: usize, mut work: impl FnMut()) -> Vec<f64> {
+/// Milliseconds of `repeats` calls, each of which does the work `times`, after two that do not count.
+fn measure(repeats: usize, times: usize, mut work: impl FnMut()) -> Vec<f64> {
     work();
     work();
     (0..repeats)
         .map(|_| {
             let start = Instant::now();
             work();
-            start.elapsed().as_secs_f64() * 1e3
+            start.elapsed().as_secs_f64() * 1e3 / times as f64
         })
         .collect()
 }
@@ -280,13 +280,21 @@ fn measure(repeats: usize, mut work: impl FnMut()) -> Vec<f64> {
 fn time(config: &str, repeats: &str) -> Result<(), Box<dyn Error>> {
     let repeats: usize = repeats.parse()?;
     let mut job = Job::new(config)?;
+    // As in a run: micro-batches beside one another.
+    let geometry = Geometry::from_config(&job.config.sampling, &job.config.optimizer)?;
+    let wave = job.device.concurrency().min(geometry.micro_batches());
     let mut found = BTreeMap::new();
     let mut gradients = Vec::new();
     for (suffix, scale) in SCALES {
         let sampler = job.sampler(scale);
-        let rollout = measure(repeats, || drop(job.roll_out(&sampler)));
+        let rollout = measure(repeats, wave, || {
+            job.device.concurrently(wave, |_| drop(job.roll_out(&sampler)));
+        });
         let batch = job.roll_out(&sampler);
-        let unit = measure(repeats, || drop(job.unit(&sampler, &batch)));
+        let unit = measure(repeats, wave, || {
+            job.device
+                .concurrently(wave, |_| drop(job.unit(&sampler, &batch)));
+        });
         gradients = job.unit(&sampler, &batch).1;
         found.insert(format!("rollout{suffix}"), rollout);
         found.insert(format!("unit{suffix}"), unit);
@@ -296,7 +304,7 @@ fn time(config: &str, repeats: &str) -> Result<(), Box<dyn Error>> {
     job.weights = job.model.weights.clone();
     let (kernels, device) = (job.plan.kernels.clone(), job.device.clone());
     let mut failed = None;
-    let step = measure(repeats, || {
+    let step = measure(repeats, 1, || {
         let mut sums = Accumulated::default();
         sums.add(&*kernels, gradients.clone());
         failed = failed

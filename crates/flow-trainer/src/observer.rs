@@ -36,8 +36,8 @@ pub struct IterationSummary {
     pub wall_s: f64,
 }
 
-/// Called by a run as it goes. All methods do nothing unless overridden.
-pub trait Observer {
+/// Called by a run as it goes, from whichever thread has something to say. All methods do nothing unless overridden.
+pub trait Observer: Send {
     /// A phase begins, of `units` steps.
     fn phase(&mut self, _phase: Phase, _units: usize) {}
     /// Some more units of the current phase are done.

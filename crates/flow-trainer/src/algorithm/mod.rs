@@ -88,7 +88,7 @@ pub struct UnitLoss {
 }
 
 /// A reinforcement learning algorithm for flow-matching models.
-pub trait Algorithm: std::fmt::Debug + Send {
+pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// Name in configs and logs.
     const NAME: &'static str;
     /// How its loss depends on the rollout; decides which accelerators are safe.

@@ -1,6 +1,6 @@
 //! Measuring the model: held-out prompts, fixed noise, deterministic sampler.
 
-use super::rollouts::images;
+use super::rollouts::{advance, images};
 use super::{EvaluationSettings, Session};
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
@@ -12,7 +12,7 @@ use flow_core::{Plan, Rollout, Stage, Weights};
 use flow_data::{Image, Prompt};
 use flow_report::{ImageGrid, Interval, IntervalMethod, MetricRecord, Stopwatch, Tile, mean_interval};
 use flow_rewards::{RewardWorkers, Sample};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// What is evaluated, and how it computes.
 #[derive(Clone, Copy)]
@@ -80,16 +80,20 @@ impl EvaluationSettings {
         };
         let shape = self.image_shape();
         let mut samples = Vec::with_capacity(wanted.len());
-        for (ids, prompts) in ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)) {
-            let conditions = conditioner.conditions(prompts.iter().copied());
+        let observer = Mutex::new(observer);
+        let batches: Vec<_> = ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)).collect();
+        let sampled = self.sampler.device.concurrently(batches.len(), |index| {
+            let (ids, prompts) = batches[index];
             let request = SampleRequest {
                 site,
                 source: NoiseSource::Evaluation,
                 samples: ids,
-                conditions,
+                conditions: conditioner.conditions(prompts.iter().copied()),
                 steps,
             };
-            let done = self.sampler.run(&rollout, request, |_| observer.advance(1));
+            self.sampler.run(&rollout, request, |_| advance(&observer))
+        });
+        for ((ids, prompts), done) in batches.into_iter().zip(sampled) {
             for ((id, prompt), image) in ids.iter().zip(prompts).zip(images(&done.clean, shape)) {
                 let lost = || TrainError::NonFiniteSample {
                     iteration,

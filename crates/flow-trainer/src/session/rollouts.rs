@@ -9,6 +9,8 @@ use crate::rollout::{NoiseSource, SampleRequest, Trajectories};
 use flow_core::{Rollout, Stage, cpu};
 use flow_data::{Image, ImageShape, Prompt};
 use flow_rewards::{Sample, Ticket};
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// One prompt of an iteration with its group.
 #[derive(Clone, Debug)]
@@ -65,39 +67,47 @@ impl<A: Algorithm> Parts<A> {
             groups: Vec::new(),
         };
         let mut waiting: Vec<Sample> = Vec::new();
-        for range in geometry.micro_batch_samples() {
-            let of = |sample: usize| &drawn[geometry.slot(sample).0];
+        let of = |sample: usize| &drawn[geometry.slot(sample).0];
+        let observer = Mutex::new(observer);
+        let sample = |range: &Range<usize>| {
             let ids: Vec<u64> = range
                 .clone()
                 .map(|sample| geometry.sample_id(self.state.iteration, sample))
                 .collect();
-            let conditions = self
-                .conditioner
-                .conditions(range.clone().map(|sample| &of(sample).prompt));
             let request = SampleRequest {
                 site,
                 source: NoiseSource::Rollout,
                 samples: &ids,
-                conditions,
+                conditions: self
+                    .conditioner
+                    .conditions(range.clone().map(|sample| &of(sample).prompt)),
                 steps: &steps,
             };
-            let done = self.sampler.run(&rollout, request, |_| observer.advance(1));
-            outcome
-                .groups
-                .extend(range.clone().map(|sample| of(sample).group));
-            let images = images(&done.clean, self.image_shape());
-            for ((sample, id), image) in range.clone().zip(&ids).zip(images) {
-                let Drawn { prompt, group } = of(sample);
-                let image = image.ok_or_else(|| TrainError::NonFiniteSample {
-                    iteration: self.state.iteration + 1,
-                    sample: *id,
-                    prompt: prompt.text.clone(),
-                })?;
-                waiting.push(Sample {
-                    group: *group,
-                    image,
-                    prompt: prompt.clone(),
-                });
+            self.sampler.run(&rollout, request, |_| advance(&observer))
+        };
+        let device = &self.sampler.device;
+        let ranges: Vec<Range<usize>> = geometry.micro_batch_samples().collect();
+        for wave in ranges.chunks(device.concurrency()) {
+            let sampled = device.concurrently(wave.len(), |index| sample(&wave[index]));
+            for (range, done) in wave.iter().zip(sampled) {
+                outcome
+                    .groups
+                    .extend(range.clone().map(|sample| of(sample).group));
+                let images = images(&done.clean, self.image_shape());
+                for ((sample, id), image) in range.clone().zip(&done.samples).zip(images) {
+                    let Drawn { prompt, group } = of(sample);
+                    let image = image.ok_or_else(|| TrainError::NonFiniteSample {
+                        iteration: self.state.iteration + 1,
+                        sample: *id,
+                        prompt: prompt.text.clone(),
+                    })?;
+                    waiting.push(Sample {
+                        group: *group,
+                        image,
+                        prompt: prompt.clone(),
+                    });
+                }
+                outcome.batches.push(done);
             }
             let complete = waiting.len() / geometry.group_size() * geometry.group_size();
             if complete > 0 {
@@ -107,10 +117,17 @@ impl<A: Algorithm> Parts<A> {
                     .tickets
                     .push(self.rewards.0.submit(batch, outcome.tickets.len() as u64)?);
             }
-            outcome.batches.push(done);
         }
         Ok(outcome)
     }
+}
+
+/// One more step is done, says one of several threads.
+pub(super) fn advance(observer: &Mutex<&mut dyn Observer>) {
+    observer
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .advance(1);
 }
 
 /// Latents as images, clamped to `[-1, 1]`; `None` where a value is not finite.

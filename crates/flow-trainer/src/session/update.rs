@@ -77,13 +77,21 @@ impl<A: Algorithm> Parts<A> {
             observer.phase(Phase::Update, batches.len() * positions.len());
             for micro_batches in geometry.update_micro_batches() {
                 let mut accumulated = Accumulated::default();
-                for micro_batch in micro_batches {
-                    let batch = &batches[micro_batch];
-                    let first = micro_batch * geometry.micro_batch_size();
-                    let advantages = &advantages[first..first + batch.samples.len()];
-                    for position in &positions {
-                        let unit = self.unit(batch, advantages, *position)?;
-                        self.check_loss(&unit, micro_batch, batch, *position)?;
+                let units: Vec<(usize, Position)> = micro_batches
+                    .flat_map(|micro_batch| positions.iter().map(move |position| (micro_batch, *position)))
+                    .collect();
+                let device = &self.sampler.device;
+                // Computed beside one another, added up in order.
+                for wave in units.chunks(device.concurrency()) {
+                    let computed = device.concurrently(wave.len(), |index| {
+                        let (micro_batch, position) = wave[index];
+                        let batch = &batches[micro_batch];
+                        let first = micro_batch * geometry.micro_batch_size();
+                        self.unit(batch, &advantages[first..first + batch.samples.len()], position)
+                    });
+                    for ((micro_batch, position), unit) in wave.iter().zip(computed) {
+                        let (unit, batch) = (unit?, &batches[*micro_batch]);
+                        self.check_loss(&unit, *micro_batch, batch, *position)?;
                         if outcome.steps.is_empty()
                             && let (Some(audit), Some(ratio)) = (outcome.audit.as_mut(), &unit.ratio)
                         {
