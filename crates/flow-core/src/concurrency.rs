@@ -1,0 +1,68 @@
+//! Independent pieces of work beside one another: the micro-batches of a rollout, the losses of an update.
+//!
+//! An operation of a small model is over before a second thread has woken up for it; a whole micro-batch is not. So a
+//! processor's threads first share the pieces, and only what is left of them shares the operations of a piece. No bit
+//! depends on it: pieces share no result, and operations give the same bits for every number of threads.
+
+use crate::device::ComputeDevice;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of stack of a thread, enough for a deep graph.
+const STACK_BYTES: usize = 16 << 20;
+
+/// Pools that have been started, by number of pools and threads of each.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Crews(Arc<Mutex<BTreeMap<(usize, usize), Arc<[ThreadPool]>>>>);
+
+impl Crews {
+    fn of(&self, pools: usize, threads: usize) -> Arc<[ThreadPool]> {
+        let mut crews = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = || {
+            let builder = || ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_BYTES);
+            (0..pools)
+                .map(|_| builder().build().expect("the system starts a thread"))
+                .collect()
+        };
+        crews.entry((pools, threads)).or_insert_with(start).clone()
+    }
+}
+
+impl ComputeDevice {
+    /// Pieces of work that [`ComputeDevice::concurrently`] has under way at a time: as many as the calling pool has threads.
+    pub fn concurrency(&self) -> usize {
+        rayon::current_num_threads()
+    }
+
+    /// `task(0)`, `task(1)`, … up to `count`, in order.
+    ///
+    /// # Panics
+    /// If a task does, or if no thread can be started.
+    pub fn concurrently<T: Send>(&self, count: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        let threads = self.concurrency();
+        let pools = threads.min(count);
+        if pools <= 1 {
+            return (0..count).map(task).collect();
+        }
+        let (crew, task) = (self.crews().of(pools, threads / pools), &task);
+        let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
+        std::thread::scope(|scope| {
+            let mut lanes = Vec::with_capacity(pools);
+            for (first, pool) in crew.iter().enumerate() {
+                let run = move || {
+                    let indices = (first..count).step_by(pools);
+                    indices.map(|index| (index, task(index))).collect::<Vec<_>>()
+                };
+                lanes.push(scope.spawn(move || pool.install(run)));
+            }
+            for lane in lanes {
+                match lane.join() {
+                    Ok(done) => done.into_iter().for_each(|(index, result)| results[index] = Some(result)),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+        });
+        results.into_iter().flatten().collect()
+    }
+}
