@@ -20,7 +20,11 @@ impl Crews {
     fn of(&self, pools: usize, threads: usize) -> Arc<[ThreadPool]> {
         let mut crews = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let start = || {
-            let builder = || ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_BYTES);
+            let builder = || {
+                ThreadPoolBuilder::new()
+                    .num_threads(threads)
+                    .stack_size(STACK_BYTES)
+            };
             (0..pools)
                 .map(|_| builder().build().expect("the system starts a thread"))
                 .collect()
@@ -58,7 +62,9 @@ impl ComputeDevice {
             }
             for lane in lanes {
                 match lane.join() {
-                    Ok(done) => done.into_iter().for_each(|(index, result)| results[index] = Some(result)),
+                    Ok(done) => done
+                        .into_iter()
+                        .for_each(|(index, result)| results[index] = Some(result)),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }

@@ -12,9 +12,12 @@ use crate::timesteps::standard_normal_quantile;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{CallContext, FlowModel, ModelInput, Plan, Stage, Training, Weights, cpu, tensors::plain};
+use flow_core::{
+    CallContext, FlowModel, ModelInput, Plain, Plan, Stage, Training, Weights, cpu, tensors::plain,
+};
 use flow_data::Dataset;
 use flow_report::Stopwatch;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Numbers of a pretraining.
@@ -119,6 +122,49 @@ pub struct Pretraining<'a> {
     pub device: &'a ComputeDevice,
 }
 
+impl Pretraining<'_> {
+    /// Mean loss and gradients of some rows of a batch.
+    fn unit(
+        &self,
+        weights: &Weights,
+        trained: &Arc<[bool]>,
+        batch: &Batch,
+        rows: Range<usize>,
+    ) -> (f32, Vec<Option<Plain>>) {
+        let values = self.dataset.image_shape().len();
+        let shape = [rows.len(), values];
+        let elements = rows.start * values..rows.end * values;
+        let data: Tensor<2> = self.device.tensor(batch.data[elements.clone()].to_vec(), shape);
+        let noise: Tensor<2> = self.device.tensor(batch.noise[elements].to_vec(), shape);
+        let sigma: Tensor<1> = self
+            .device
+            .tensor(batch.sigmas[rows.clone()].to_vec(), [rows.len()]);
+        let sigma_b1: Tensor<2> = sigma.clone().unsqueeze_dim(1);
+        let x = data.clone() + (noise.clone() - data.clone()) * sigma_b1;
+        let target = plain(&(noise - data).into_dispatch());
+        let pass = Training::new(weights, self.plan.clone(), trained.clone());
+        let exec = pass.exec(CallContext::single(Stage::Training));
+        let condition = self.conditioner.rows(&batch.captions[rows]);
+        let v = self.model.velocity(&exec, ModelInput { x, sigma, condition });
+        let error_b = self
+            .plan
+            .kernels
+            .mean_squared_distance(&v.into_dispatch(), &target);
+        let loss = Tensor::<1>::from_dispatch(error_b).mean_dim(0);
+        let value = cpu::to_host(&plain(&loss.clone().into_dispatch()))[0];
+        (value, pass.gradients(&loss))
+    }
+}
+
+/// Equal pieces of at least 16 rows into which a batch is split; a function of the batch alone, so that the bits are
+/// those of every machine.
+fn pieces(batch: usize) -> usize {
+    (1..=batch / 16)
+        .rev()
+        .find(|pieces| batch.is_multiple_of(*pieces))
+        .unwrap_or(1)
+}
+
 /// Trains `weights`.
 ///
 /// # Errors
@@ -130,11 +176,10 @@ pub fn pretrain(
     observer: &mut dyn Observer,
 ) -> Result<Pretrained, TrainError> {
     let Pretraining {
-        model,
         plan,
         dataset,
-        conditioner,
         device,
+        ..
     } = *parts;
     let layout = weights.layout().clone();
     let trained: Arc<[bool]> = layout
@@ -146,36 +191,23 @@ pub fn pretrain(
     let mut average = weights.clone();
     let kernels = &*plan.kernels;
     let mut losses = Vec::with_capacity(settings.steps as usize);
+    let pieces = pieces(settings.batch);
     observer.phase(Phase::Pretraining, settings.steps as usize);
     for step in 0..settings.steps {
         let watch = Stopwatch::start();
-        let Batch {
-            data,
-            noise,
-            sigmas,
-            captions,
-        } = batch(dataset, settings, step)?;
-        let (rows, values) = (settings.batch, dataset.image_shape().len());
-        let data: Tensor<2> = device.tensor(data, [rows, values]);
-        let noise: Tensor<2> = device.tensor(noise, [rows, values]);
-        let sigma: Tensor<1> = device.tensor(sigmas, [rows]);
-        let sigma_b1: Tensor<2> = sigma.clone().unsqueeze_dim(1);
-        let x = data.clone() + (noise.clone() - data.clone()) * sigma_b1;
-        let target = plain(&(noise - data).into_dispatch());
-
-        let pass = Training::new(&weights, plan.clone(), trained.clone());
-        let exec = pass.exec(CallContext::single(Stage::Training));
-        let v = model.velocity(
-            &exec,
-            ModelInput {
-                x,
-                sigma,
-                condition: conditioner.rows(&captions),
-            },
-        );
-        let error_b = kernels.mean_squared_distance(&v.into_dispatch(), &target);
-        let loss = Tensor::<1>::from_dispatch(error_b).mean_dim(0);
-        let value = cpu::to_host(&plain(&loss.clone().into_dispatch()))[0];
+        let batch = batch(dataset, settings, step)?;
+        // Beside one another, added up in order.
+        let units = device.concurrently(pieces, |index| {
+            let rows = settings.batch / pieces;
+            parts.unit(&weights, &trained, &batch, index * rows..(index + 1) * rows)
+        });
+        let mut accumulated = Accumulated::default();
+        let mut sum = 0.0;
+        for (value, gradients) in units {
+            sum += value;
+            accumulated.add(kernels, gradients);
+        }
+        let value = sum / pieces as f32;
         if !value.is_finite() {
             let position = "a pretraining step".into();
             return Err(TrainError::NonFiniteLoss {
@@ -185,8 +217,6 @@ pub fn pretrain(
                 value,
             });
         }
-        let mut accumulated = Accumulated::default();
-        accumulated.add(kernels, pass.gradients(&loss));
         optimizer.set_settings(AdamWSettings {
             learning_rate: settings.optimizer.learning_rate * cosine(step, settings.steps),
             ..settings.optimizer.clone()
@@ -212,7 +242,7 @@ pub fn pretrain(
             total: settings.steps,
             loss: f64::from(value),
             gradient_norm: report.gradient_norm,
-            images: rows,
+            images: settings.batch,
             wall_s: watch.wall_s(),
             ..IterationSummary::default()
         });

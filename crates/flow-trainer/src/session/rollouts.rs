@@ -124,10 +124,7 @@ impl<A: Algorithm> Parts<A> {
 
 /// One more step is done, says one of several threads.
 pub(super) fn advance(observer: &Mutex<&mut dyn Observer>) {
-    observer
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .advance(1);
+    observer.lock().unwrap_or_else(PoisonError::into_inner).advance(1);
 }
 
 /// Latents as images, clamped to `[-1, 1]`; `None` where a value is not finite.
