@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         },
     )?;
 
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels));
+    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let params = |backend: &str| Params::from([("backend".into(), backend.into())]);
     let known = params("cpu");
     match registry.plans(base.clone(), [("attention-swap", &known)], []) {

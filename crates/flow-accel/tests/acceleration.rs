@@ -97,7 +97,7 @@ impl Accelerator for Label {
 }
 
 fn base() -> Plan {
-    Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels))
+    Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
 }
 
 fn registry() -> AcceleratorRegistry {

@@ -76,7 +76,7 @@ fn linear_layers(rows: usize, channels: usize) {
         let products = 2.0 * (rows * inputs * outputs) as f64;
         let backward = products * if rank.is_some() { 1.0 } else { 2.0 };
         report(name, Some((products, backward)), &[rows, outputs], || {
-            CpuKernels.linear(&Compute, &x, &weights, activation)
+            CpuKernels::default().linear(&Compute, &x, &weights, activation)
         });
     }
 }
@@ -86,20 +86,22 @@ fn elementwise(batch: usize, tokens: usize, channels: usize) {
     let (x, branch) = (leaf(&values(&shape)), leaf(&values(&shape)));
     let modulation = leaf(&values(&[batch, 6, channels]));
     report("modulated layer norm", None, &shape, || {
-        CpuKernels.modulated_layer_norm(&x, &modulation, 0, 1, 1e-6)
+        CpuKernels::default().modulated_layer_norm(&x, &modulation, 0, 1, 1e-6)
     });
     report("gated residual", None, &shape, || {
-        CpuKernels.gated_residual(&x, &branch, &modulation, 2)
+        CpuKernels::default().gated_residual(&x, &branch, &modulation, 2)
     });
     let heads = [batch, tokens, 4, channels / 4];
     let (q, weight) = (leaf(&values(&heads)), leaf(&values(&[channels / 4])));
     report("rms norm of a head", None, &heads, || {
-        CpuKernels.rms_norm(&q, Some(&weight), 1e-6)
+        CpuKernels::default().rms_norm(&q, Some(&weight), 1e-6)
     });
     let table = values(&[tokens, channels / 8]);
-    report("rotary", None, &heads, || CpuKernels.rotary(&q, &table, &table));
+    report("rotary", None, &heads, || {
+        CpuKernels::default().rotary(&q, &table, &table)
+    });
     report("gelu", None, &shape, || {
-        CpuKernels.activation(&x, Activation::GeluTanh)
+        CpuKernels::default().activation(&x, Activation::GeluTanh)
     });
 }
 
@@ -117,10 +119,10 @@ fn optimizer() {
         weight_decay: 0.01,
         varying,
     };
-    let time = best(|| CpuKernels.adamw(&mut weight, &gradient, &mut first, &mut second, &step));
+    let time = best(|| CpuKernels::default().adamw(&mut weight, &gradient, &mut first, &mut second, &step));
     println!("{:<34} {:>12.1}", format!("adamw, {count} values"), time * 1e6);
     let time = best(|| {
-        std::hint::black_box(CpuKernels.sum_of_squares(&gradient));
+        std::hint::black_box(CpuKernels::default().sum_of_squares(&gradient));
     });
     println!(
         "{:<34} {:>12.1}",

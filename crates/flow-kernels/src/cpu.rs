@@ -1,5 +1,7 @@
 //! The CPU's answer to every operation of [`Kernels`].
 
+use crate::host::bf16;
+use crate::host::matrix::Precision;
 use crate::{
     activation, embedding, gated_residual, linear, modulated_layer_norm, optimizer, rms_norm, rotary, sde,
 };
@@ -8,13 +10,35 @@ use flow_core::exec::Stash;
 use flow_core::kernels::{LinearWeights, SdeOutputs};
 use flow_core::{Activation, AdamWStep, Kernels, Plain};
 
-/// f32 kernels on the host. Results do not depend on the number of threads.
+/// Kernels on the host. Results do not depend on the number of threads.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct CpuKernels;
+pub struct CpuKernels {
+    precision: Precision,
+}
+
+/// The processor has no dot products of bf16 pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this processor has no dot products of bf16 pairs (AVX512_BF16 on x86-64)")]
+pub struct NoBf16;
+
+impl CpuKernels {
+    /// Linear layers round the operands of their matrix products to bf16 and add up in f32; everything else is f32. This
+    /// is what PyTorch's `autocast` does to them, except that results stay f32.
+    ///
+    /// # Errors
+    /// If the processor lacks the instructions. Nothing is emulated.
+    pub fn bf16() -> Result<Self, NoBf16> {
+        let precision = Precision::Bf16;
+        bf16::is_supported().then_some(Self { precision }).ok_or(NoBf16)
+    }
+}
 
 impl Kernels for CpuKernels {
     fn name(&self) -> &str {
-        "cpu"
+        match self.precision {
+            Precision::F32 => "cpu",
+            Precision::Bf16 => "cpu-bf16",
+        }
     }
 
     fn linear(
@@ -24,7 +48,7 @@ impl Kernels for CpuKernels {
         weights: &LinearWeights,
         activation: Activation,
     ) -> DispatchTensor {
-        linear::linear(stash, x, weights, activation)
+        linear::linear(stash, x, weights, activation, self.precision)
     }
 
     fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {

@@ -15,5 +15,5 @@ mod rms_norm;
 mod rotary;
 mod sde;
 
-pub use cpu::CpuKernels;
+pub use cpu::{CpuKernels, NoBf16};
 pub use registry::{KernelRegistry, UnknownKernels, register};

@@ -1,7 +1,7 @@
 //! Linear layers with bias, low-rank adapter and activation in one pass over the output.
 
 use crate::activation::activation_gradient;
-use crate::host::matrix::{Matrix, MatrixMut, Write, multiply, multiply_rows};
+use crate::host::matrix::{Matrix, MatrixMut, Precision, Write};
 use crate::host::{math, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
@@ -20,6 +20,7 @@ struct Values {
     adapter: Option<Adapter>,
     inputs: usize,
     outputs: usize,
+    precision: Precision,
 }
 
 /// `scale · (x Aᵀ) Bᵀ` is added to the output; the product of `A` and `B` is never formed.
@@ -31,6 +32,7 @@ struct Adapter {
     up: CpuTensor,
     scale: f32,
     rank: usize,
+    precision: Precision,
 }
 
 /// `activation(x Wᵀ + b + scale · (x Aᵀ) Bᵀ)`.
@@ -42,6 +44,7 @@ pub(crate) fn linear(
     x: &DispatchTensor,
     weights: &LinearWeights,
     activation: Activation,
+    precision: Precision,
 ) -> DispatchTensor {
     let mut inputs = vec![x, &weights.weight];
     inputs.extend(&weights.bias);
@@ -56,7 +59,7 @@ pub(crate) fn linear(
             .is_some_and(|(a, b, _)| is_tracked(a) || is_tracked(b));
     op::apply("linear", &inputs, |plain, tracked| {
         let x = CpuTensor::read(&plain[0]);
-        let values = Values::read(plain, weights);
+        let values = Values::read(plain, weights, precision);
         let shape = [&x.shape()[..x.shape().len() - 1], &[values.outputs]].concat();
         let keep_sum = activation != Activation::None && (tracked || stash.keeps("linear"));
         let mut activated = None;
@@ -107,7 +110,7 @@ fn activated_again(sum: &Plain, activation: Activation) -> Plain {
 }
 
 impl Values {
-    fn read(plain: &[Plain], weights: &LinearWeights) -> Self {
+    fn read(plain: &[Plain], weights: &LinearWeights, precision: Precision) -> Self {
         let weight = CpuTensor::read(&plain[1]);
         let (outputs, inputs) = weight.rows_and_columns();
         let bias = weights.bias.as_ref().map(|_| CpuTensor::read(&plain[2]));
@@ -119,6 +122,7 @@ impl Values {
                 up,
                 scale: *scale,
                 rank,
+                precision,
             }
         });
         Self {
@@ -127,6 +131,7 @@ impl Values {
             adapter,
             inputs,
             outputs,
+            precision,
         }
     }
 
@@ -173,11 +178,13 @@ impl Values {
         };
         let weight = self.weight().transposed();
         let mut output = MatrixMut::new(output, rows, outputs, outputs);
-        multiply_rows(&mut output, Matrix::new(x, rows, inputs, inputs), weight, write);
+        self.precision
+            .multiply_rows(&mut output, Matrix::new(x, rows, inputs, inputs), weight, write);
         if let Some(adapter) = &self.adapter {
             let reduced = adapter.reduced(x, inputs, rows);
             let reduced = Matrix::new(&reduced, rows, adapter.rank, adapter.rank);
-            multiply_rows(&mut output, reduced, adapter.up(outputs).transposed(), Write::Add);
+            self.precision
+                .multiply_rows(&mut output, reduced, adapter.up(outputs).transposed(), Write::Add);
         }
     }
 
@@ -208,7 +215,10 @@ impl Values {
         let mut gradients = vec![want().then(|| from_vec(self.input_gradient(gradient, rows), x_shape))];
         gradients.push(want().then(|| {
             let (x, gradient) = ((x(), self.inputs), (gradient, self.outputs));
-            from_vec(product_over_rows(gradient, x, rows), &[self.outputs, self.inputs])
+            from_vec(
+                product_over_rows(self.precision, gradient, x, rows),
+                &[self.outputs, self.inputs],
+            )
         }));
         if self.bias.is_some() {
             gradients.push(want().then(|| from_vec(column_sums(gradient, self.outputs), &[self.outputs])));
@@ -217,14 +227,19 @@ impl Values {
             gradients.push(want().then(|| {
                 let reduced = self.reduced_gradient(adapter, gradient, rows);
                 from_vec(
-                    product_over_rows((&reduced, adapter.rank), (x(), self.inputs), rows),
+                    product_over_rows(self.precision, (&reduced, adapter.rank), (x(), self.inputs), rows),
                     &[adapter.rank, self.inputs],
                 )
             }));
             gradients.push(want().then(|| {
                 let reduced = adapter.reduced(x(), self.inputs, rows);
                 from_vec(
-                    product_over_rows((gradient, self.outputs), (&reduced, adapter.rank), rows),
+                    product_over_rows(
+                        self.precision,
+                        (gradient, self.outputs),
+                        (&reduced, adapter.rank),
+                        rows,
+                    ),
                     &[self.outputs, adapter.rank],
                 )
             }));
@@ -244,7 +259,7 @@ impl Values {
             let rows = dx.len() / inputs;
             let gradient = &gradient[index * block * outputs..][..rows * outputs];
             let mut dx = MatrixMut::new(dx, rows, inputs, inputs);
-            multiply_rows(
+            self.precision.multiply_rows(
                 &mut dx,
                 Matrix::new(gradient, rows, outputs, outputs),
                 self.weight(),
@@ -253,7 +268,8 @@ impl Values {
             if let Some(adapter) = &self.adapter {
                 let reduced = self.reduced_gradient(adapter, gradient, rows);
                 let reduced = Matrix::new(&reduced, rows, adapter.rank, adapter.rank);
-                multiply_rows(&mut dx, reduced, adapter.down(inputs), Write::Add);
+                self.precision
+                    .multiply_rows(&mut dx, reduced, adapter.down(inputs), Write::Add);
             }
         })
     }
@@ -288,7 +304,7 @@ impl Adapter {
         threads::build(pieces, work, threads::Start::Zeros, |index, product| {
             let rows = product.len() / self.rank;
             let left = Matrix::new(&left[index * block * depth..], rows, depth, depth);
-            multiply_rows(
+            self.precision.multiply_rows(
                 &mut MatrixMut::new(product, rows, self.rank, self.rank),
                 left,
                 right,
@@ -300,7 +316,12 @@ impl Adapter {
 }
 
 /// `leftᵀ · right` of `[rows, m]` and `[rows, n]`: `[m, n]`. Tasks share no output, so nothing is added up across them.
-fn product_over_rows((left, m): (&[f32], usize), (right, n): (&[f32], usize), rows: usize) -> Vec<f32> {
+fn product_over_rows(
+    precision: Precision,
+    (left, m): (&[f32], usize),
+    (right, n): (&[f32], usize),
+    rows: usize,
+) -> Vec<f32> {
     // A function of the shape alone: for deep products the library's order of additions depends on the number of columns.
     let channels = m.div_ceil(2).next_multiple_of(16).clamp(32, 128);
     let pieces = threads::Pieces {
@@ -315,7 +336,7 @@ fn product_over_rows((left, m): (&[f32], usize), (right, n): (&[f32], usize), ro
             let (start, count) = (index * channels, product.len() / n);
             let left = if rows == 0 { left } else { &left[start..] };
             let left = Matrix::new(left, rows, count, m).transposed();
-            multiply(
+            precision.multiply(
                 &mut MatrixMut::new(product, count, n, n),
                 left,
                 Matrix::new(right, rows, n, n),

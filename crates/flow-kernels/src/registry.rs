@@ -51,7 +51,10 @@ impl KernelRegistry {
     }
 }
 
-/// Registers the kernels of this crate: `cpu`.
+/// Registers the kernels of this crate: `cpu`, and `cpu-bf16` where the processor has the instructions.
 pub fn register(registry: &mut KernelRegistry) {
-    registry.insert(Arc::new(CpuKernels));
+    registry.insert(Arc::new(CpuKernels::default()));
+    if let Ok(kernels) = CpuKernels::bf16() {
+        registry.insert(Arc::new(kernels));
+    }
 }

@@ -43,7 +43,7 @@ fn modulated_layer_norm_agrees_with_f64() {
         check(
             &operands,
             &|values| layer_norm(&values[0], &values[1], shape, 6, 3, 4),
-            &|inputs| CpuKernels.modulated_layer_norm(&inputs[0], &inputs[1], 3, 4, EPSILON),
+            &|inputs| CpuKernels::default().modulated_layer_norm(&inputs[0], &inputs[1], 3, 4, EPSILON),
         );
     }
 }
@@ -64,7 +64,7 @@ fn gated_residual_agrees_with_f64() {
                 .collect()
         };
         check(&operands, &reference, &|inputs| {
-            CpuKernels.gated_residual(&inputs[0], &inputs[1], &inputs[2], 2)
+            CpuKernels::default().gated_residual(&inputs[0], &inputs[1], &inputs[2], 2)
         });
     }
 }
@@ -88,12 +88,12 @@ fn rms_norm_agrees_with_f64_with_and_without_weight() {
         check(
             &operands,
             &|values| rms_norm(&values[0], Some(&values[1]), columns),
-            &|inputs| CpuKernels.rms_norm(&inputs[0], Some(&inputs[1]), EPSILON),
+            &|inputs| CpuKernels::default().rms_norm(&inputs[0], Some(&inputs[1]), EPSILON),
         );
         check(
             &operands[..1],
             &|values| rms_norm(&values[0], None, columns),
-            &|inputs| CpuKernels.rms_norm(&inputs[0], None, EPSILON),
+            &|inputs| CpuKernels::default().rms_norm(&inputs[0], None, EPSILON),
         );
     }
 }
@@ -127,7 +127,7 @@ fn rotary_rotates_pairs_by_the_angle_of_their_token() {
         check(
             &[operand(1, &[batch, tokens, heads, width])],
             &reference,
-            &|inputs| CpuKernels.rotary(&inputs[0], &cos_plain, &sin_plain),
+            &|inputs| CpuKernels::default().rotary(&inputs[0], &cos_plain, &sin_plain),
         );
     }
 }
@@ -143,7 +143,7 @@ fn activations_agree_with_f64() {
         operand.values.iter_mut().for_each(|x| *x *= 6.0);
         let reference = |values: &[Vec<f64>]| values[0].iter().map(|x| reference(*x)).collect();
         check(&[operand], &reference, &|inputs| {
-            CpuKernels.activation(&inputs[0], activation)
+            CpuKernels::default().activation(&inputs[0], activation)
         });
     }
 }
@@ -160,7 +160,7 @@ fn embedding_adds_up_the_gradients_of_a_repeated_index() {
             .collect()
     };
     check(&[operand(1, &[4, 5])], &reference, &|inputs| {
-        CpuKernels.embedding(&inputs[0], &plain_index)
+        CpuKernels::default().embedding(&inputs[0], &plain_index)
     });
 }
 
@@ -170,7 +170,7 @@ fn an_embedding_index_beyond_the_table_is_named() {
     let index = ComputeDevice::cpu()
         .int_tensor(vec![0, 4], [1, 2])
         .into_dispatch();
-    CpuKernels.embedding(&operand(1, &[4, 5]).plain(), &index);
+    CpuKernels::default().embedding(&operand(1, &[4, 5]).plain(), &index);
 }
 
 #[test]
@@ -178,20 +178,20 @@ fn one_thread_and_three_give_the_same_bits() {
     let shape = [5, 70, 200];
     let modulation = operand(3, &[5, 6, 200]);
     check_threads(&[operand(1, &shape), modulation.clone()], &|inputs| {
-        CpuKernels.modulated_layer_norm(&inputs[0], &inputs[1], 0, 1, EPSILON)
+        CpuKernels::default().modulated_layer_norm(&inputs[0], &inputs[1], 0, 1, EPSILON)
     });
     check_threads(&[operand(1, &shape), operand(2, &shape), modulation], &|inputs| {
-        CpuKernels.gated_residual(&inputs[0], &inputs[1], &inputs[2], 5)
+        CpuKernels::default().gated_residual(&inputs[0], &inputs[1], &inputs[2], 5)
     });
     check_threads(&[operand(1, &shape), operand(2, &[200])], &|inputs| {
-        CpuKernels.rms_norm(&inputs[0], Some(&inputs[1]), EPSILON)
+        CpuKernels::default().rms_norm(&inputs[0], Some(&inputs[1]), EPSILON)
     });
     check_threads(&[operand(1, &shape)], &|inputs| {
-        CpuKernels.activation(&inputs[0], Activation::GeluTanh)
+        CpuKernels::default().activation(&inputs[0], Activation::GeluTanh)
     });
     let (cos, sin) = (operand(4, &[70, 10]).plain(), operand(5, &[70, 10]).plain());
     check_threads(&[operand(1, &[5, 70, 10, 20])], &|inputs| {
-        CpuKernels.rotary(&inputs[0], &cos, &sin)
+        CpuKernels::default().rotary(&inputs[0], &cos, &sin)
     });
 }
 
@@ -209,7 +209,7 @@ fn a_sample_has_the_same_bits_in_a_batch_of_any_size() {
         }
     };
     let norm: &(dyn Fn(&[burn::backend::DispatchTensor]) -> _ + Sync) =
-        &|inputs| CpuKernels.modulated_layer_norm(&inputs[0], &inputs[1], 0, 1, EPSILON);
+        &|inputs| CpuKernels::default().modulated_layer_norm(&inputs[0], &inputs[1], 0, 1, EPSILON);
     let (whole, gradients) = run(&[x.clone(), modulation.clone()], &[true, true], norm, &seed);
     for sample in 0..5 {
         let operands = [part(&x, sample), part(&modulation, sample)];
@@ -232,8 +232,13 @@ fn a_sample_has_the_same_bits_in_a_batch_of_any_size() {
 fn what_is_not_finite_stays_visible() {
     let mut x = operand(1, &[1, 3, 8]);
     x.values[9] = f32::NAN;
-    let normed =
-        to_host(&CpuKernels.modulated_layer_norm(&x.plain(), &operand(2, &[1, 2, 8]).plain(), 0, 1, EPSILON));
+    let normed = to_host(&CpuKernels::default().modulated_layer_norm(
+        &x.plain(),
+        &operand(2, &[1, 2, 8]).plain(),
+        0,
+        1,
+        EPSILON,
+    ));
     assert!(
         normed[8..16].iter().all(|y| y.is_nan()),
         "the row is lost, and says so"
@@ -243,6 +248,6 @@ fn what_is_not_finite_stays_visible() {
         "the others are not"
     );
     for activation in [Activation::Silu, Activation::GeluTanh] {
-        assert!(to_host(&CpuKernels.activation(&x.plain(), activation))[9].is_nan());
+        assert!(to_host(&CpuKernels::default().activation(&x.plain(), activation))[9].is_nan());
     }
 }

@@ -51,7 +51,7 @@ impl Case {
     }
 
     fn kernel(&self, stash: &dyn Stash, inputs: &[DispatchTensor]) -> DispatchTensor {
-        CpuKernels.linear(stash, &inputs[0], &self.weights(inputs), self.activation)
+        CpuKernels::default().linear(stash, &inputs[0], &self.weights(inputs), self.activation)
     }
 
     fn reference(&self, operands: &[Vec<f64>]) -> Vec<f64> {

@@ -31,7 +31,7 @@ fn ten_adamw_steps_agree_with_f64() {
             weight_decay: decay,
             varying,
         };
-        CpuKernels.adamw(&mut weight, &gradient.plain(), &mut first, &mut second, &step);
+        CpuKernels::default().adamw(&mut weight, &gradient.plain(), &mut first, &mut second, &step);
         for (at, g) in gradient.wide().into_iter().enumerate() {
             let g = g * f64::from(scale);
             w[at] *= 1.0 - f64::from(rate) * f64::from(decay);
@@ -59,7 +59,7 @@ fn a_step_leaves_a_shared_copy_of_the_weight_alone() {
         weight_decay: 0.0,
         varying,
     };
-    CpuKernels.adamw(
+    CpuKernels::default().adamw(
         &mut weight,
         &operand(2, &[40_000]).plain(),
         &mut zeros(),
@@ -85,10 +85,10 @@ fn one_thread_and_three_take_the_same_step() {
             varying,
         };
         let gradient = operand(4, &[70_001]).plain();
-        CpuKernels.adamw(&mut weight, &gradient, &mut first, &mut second, &step);
-        CpuKernels.average(&mut first, &weight, &from_vec(vec![0.9], &[1]));
-        CpuKernels.accumulate(&mut second, &weight);
-        let squares = CpuKernels.sum_of_squares(&weight);
+        CpuKernels::default().adamw(&mut weight, &gradient, &mut first, &mut second, &step);
+        CpuKernels::default().average(&mut first, &weight, &from_vec(vec![0.9], &[1]));
+        CpuKernels::default().accumulate(&mut second, &weight);
+        let squares = CpuKernels::default().sum_of_squares(&weight);
         (
             bits(&to_host(&weight)),
             bits(&to_host(&first)),
@@ -104,7 +104,7 @@ fn sums_of_squares_are_those_of_f64() {
     for count in [0, 1, 13, 129, 70_001] {
         let tensor = operand(1, &[count]);
         let expected: f64 = tensor.wide().iter().map(|x| x * x).sum();
-        let found = CpuKernels.sum_of_squares(&tensor.plain());
+        let found = CpuKernels::default().sum_of_squares(&tensor.plain());
         assert!(
             (found - expected).abs() <= 1e-12 * expected.max(1.0),
             "{found} {expected}"
@@ -116,11 +116,11 @@ fn sums_of_squares_are_those_of_f64() {
 fn accumulation_and_averages_are_those_of_f64() {
     let (a, b) = (operand(1, &[7, 19]), operand(2, &[7, 19]));
     let mut sum = a.plain();
-    CpuKernels.accumulate(&mut sum, &b.plain());
+    CpuKernels::default().accumulate(&mut sum, &b.plain());
     let expected: Vec<f64> = a.wide().iter().zip(b.wide()).map(|(a, b)| a + b).collect();
     assert!(distance(&to_host(&sum), &expected) < 1e-7);
     let mut average = a.plain();
-    CpuKernels.average(&mut average, &b.plain(), &from_vec(vec![0.75], &[1]));
+    CpuKernels::default().average(&mut average, &b.plain(), &from_vec(vec![0.75], &[1]));
     let expected: Vec<f64> = a
         .wide()
         .iter()

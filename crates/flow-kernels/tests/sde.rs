@@ -58,7 +58,8 @@ fn a_step_agrees_with_f64() {
             operand(3, &[rows, columns]),
         );
         let coefficients = coefficients(rows);
-        let found = CpuKernels.sde_step(&x.plain(), &v.plain(), &noise.plain(), &coefficients.plain());
+        let found =
+            CpuKernels::default().sde_step(&x.plain(), &v.plain(), &noise.plain(), &coefficients.plain());
         let wide = coefficients.wide();
         let expected_mean = mean(&x.wide(), &v.wide(), &wide, columns);
         let next: Vec<f64> = expected_mean
@@ -86,11 +87,11 @@ fn training_gives_a_step_the_log_probability_it_had_in_the_rollout_bit_for_bit()
     );
     let coefficients = coefficients(rows);
     let step = on_threads(1, || {
-        CpuKernels.sde_step(&x.plain(), &v.plain(), &noise.plain(), &coefficients.plain())
+        CpuKernels::default().sde_step(&x.plain(), &v.plain(), &noise.plain(), &coefficients.plain())
     });
     for v in [v.plain(), leaf(&v.plain())] {
         let (log_prob, mean) = on_threads(3, || {
-            CpuKernels.sde_log_prob(&x.plain(), &v, &step.x_next, &coefficients.plain())
+            CpuKernels::default().sde_log_prob(&x.plain(), &v, &step.x_next, &coefficients.plain())
         });
         assert_eq!(bits(&to_host(&plain(&log_prob))), bits(&to_host(&step.log_prob)));
         assert_eq!(bits(&to_host(&plain(&mean))), bits(&to_host(&step.mean)));
@@ -106,13 +107,13 @@ fn a_row_has_the_same_log_probability_in_a_batch_of_any_size() {
         operand(3, &[rows, columns]),
     );
     let all = coefficients(rows);
-    let (whole, _) = CpuKernels.sde_log_prob(&x.plain(), &v.plain(), &next.plain(), &all.plain());
+    let (whole, _) = CpuKernels::default().sde_log_prob(&x.plain(), &v.plain(), &next.plain(), &all.plain());
     let whole = to_host(&whole);
     for row in 0..rows {
         let part = |operand: &Operand, columns: usize| {
             from_vec(operand.values[row * columns..][..columns].to_vec(), &[1, columns])
         };
-        let (alone, _) = CpuKernels.sde_log_prob(
+        let (alone, _) = CpuKernels::default().sde_log_prob(
             &part(&x, columns),
             &part(&v, columns),
             &part(&next, columns),
@@ -135,7 +136,7 @@ fn both_outputs_are_differentiated_in_the_velocity_alone_and_together() {
     for (with_log_prob, with_mean) in [(true, false), (false, true), (true, true)] {
         let tracked = leaf(&v.plain());
         let (log, mean_output) =
-            CpuKernels.sde_log_prob(&x.plain(), &tracked, &next.plain(), &coefficients.plain());
+            CpuKernels::default().sde_log_prob(&x.plain(), &tracked, &next.plain(), &coefficients.plain());
         let seeds = vec![
             with_log_prob.then(|| log_prob_seed.plain()),
             with_mean.then(|| mean_seed.plain()),
@@ -183,7 +184,7 @@ fn mean_squared_distance_agrees_with_f64() {
                 .collect()
         };
         check(&[operand(1, &[rows, columns])], &reference, &|inputs| {
-            CpuKernels.mean_squared_distance(&inputs[0], &b.plain())
+            CpuKernels::default().mean_squared_distance(&inputs[0], &b.plain())
         });
     }
 }

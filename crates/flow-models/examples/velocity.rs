@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ..Condition::default()
         },
     };
-    let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels)));
+    let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
     let rollout = Rollout::new(&weights, plan);
     let velocity = model.velocity(&rollout.exec(CallContext::single(Stage::Rollout)), input);
     let velocity: Vec<f32> = velocity.into_data().iter().collect();

@@ -16,16 +16,8 @@ pub enum EnvironmentError {
     #[error(transparent)]
     Device(#[from] CoreError),
     /// The storage type.
-    #[error(
-        "`device.dtype = \"{asked}\"` is not available on `device.kind = \"{kind}\"` in this build; available: \"f32\". \
-         Set `device.dtype = \"f32\"`"
-    )]
-    DType {
-        /// The type asked for.
-        asked: &'static str,
-        /// The device.
-        kind: &'static str,
-    },
+    #[error("`device.dtype = \"bf16\"` is not available here: {0}. Set `device.dtype = \"f32\"`")]
+    DType(#[from] flow_kernels::NoBf16),
     /// An accelerator.
     #[error(
         "`acceleration.{slot}` asks for `{name}`, but this build has no accelerators; available: none. Remove the entry"
@@ -87,9 +79,10 @@ pub fn environment<'a>(
 ) -> Result<Environment<'a>, EnvironmentError> {
     let kind = kind_name(config.device.kind);
     let device = ComputeDevice::open(kind)?;
-    if config.device.dtype == DType::Bf16 {
-        return Err(EnvironmentError::DType { asked: "bf16", kind });
-    }
+    let kernels = match config.device.dtype {
+        DType::F32 => registries.kernels.get(kind)?,
+        DType::Bf16 => Arc::new(flow_kernels::CpuKernels::bf16()?),
+    };
     let slots: [(&str, &[AcceleratorEntry]); 2] = [
         ("shared", &config.acceleration.shared),
         ("rollout", &config.acceleration.rollout),
@@ -113,10 +106,7 @@ pub fn environment<'a>(
     if let Some(name) = config.runtime.options.keys().next() {
         return Err(EnvironmentError::RuntimeOption { name: name.clone() });
     }
-    let plan = Arc::new(Plan::new(
-        registries.attention.get(kind)?,
-        registries.kernels.get(kind)?,
-    ));
+    let plan = Arc::new(Plan::new(registries.attention.get(kind)?, kernels));
     Ok(Environment {
         device,
         rollout_plan: plan.clone(),

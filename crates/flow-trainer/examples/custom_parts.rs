@@ -235,7 +235,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
     flow_models::register(&mut models);
     let device = ComputeDevice::cpu();
-    let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels)));
+    let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
     let environment = Environment {
         device: device.clone(),
         rollout_plan: plan.clone(),

@@ -90,7 +90,7 @@ impl Job {
         let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
         flow_models::register(&mut models);
         let device = ComputeDevice::cpu();
-        let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels)));
+        let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
         let base = flow_config::base_dir(path);
         let environment = Environment {
             device: device.clone(),

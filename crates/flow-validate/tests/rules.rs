@@ -201,7 +201,7 @@ fn listed(name: &str, threshold: serde_json::Value) -> AcceleratorEntry {
 }
 
 fn codes(config: &AccelerationConfig, paradigm: Paradigm) -> Vec<(String, &'static str)> {
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels));
+    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let found = check_config(config, &registry(), &base, &trainer(Some(paradigm)));
     found
         .into_iter()

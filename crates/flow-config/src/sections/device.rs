@@ -12,8 +12,8 @@ pub struct DeviceConfig {
     /// Which device of that kind, from 0. Must be 0 on `cpu`.
     #[schemars(range(max = 1023))]
     pub index: usize,
-    /// Type in which activations and frozen weights are stored. Statistics, log-probabilities, losses and
-    /// optimizer state are f32 whatever this says.
+    /// Type of the operands of matrix products. Statistics, log-probabilities, losses and optimizer state are f32
+    /// whatever this says.
     pub dtype: DType,
     /// Worker threads of the CPU backend; 0 takes all the cores. Results do not depend on it.
     #[schemars(range(max = 4096))]
@@ -31,13 +31,14 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// Storage type of activations and frozen weights.
+/// What linear layers round the operands of their matrix products to. Sums, everything between the layers, statistics,
+/// losses and optimizer state are f32 in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DType {
     /// IEEE single precision.
     #[default]
     F32,
-    /// bfloat16: eight bits of mantissa with the range of f32.
+    /// bfloat16: eight bits of mantissa with the range of f32. On a CPU it needs AVX512_BF16.
     Bf16,
 }

@@ -22,7 +22,7 @@ const EPSILON: f32 = 1e-6;
 
 /// Reference kernels, every block run, everything kept.
 pub fn plan() -> Arc<Plan> {
-    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels)))
+    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())))
 }
 
 /// One block: attention and feed-forward, each modulated by the conditioning, each a region.

@@ -148,7 +148,7 @@ fn attention_runs_once_per_block_when_kept_or_saved_and_twice_when_recomputed() 
     let count = |engine: Option<Recompute>| {
         let attention = CountingAttention::default();
         let computed = attention.computed.clone();
-        let mut plan = Plan::new(Arc::new(attention), Arc::new(CpuKernels));
+        let mut plan = Plan::new(Arc::new(attention), Arc::new(CpuKernels::default()));
         if let Some(engine) = engine {
             plan.regions = Arc::new(engine);
         }

@@ -102,6 +102,26 @@ impl<'a> MatrixMut<'a> {
             row_stride,
         }
     }
+
+    /// The values of a row.
+    pub(super) fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        &mut self.values[row * self.row_stride..][..self.columns]
+    }
+
+    /// Panics unless `a · b` has this shape.
+    pub(super) fn check_product(&self, a: Matrix<'_>, b: Matrix<'_>) {
+        assert!(
+            a.columns == b.rows && self.rows == a.rows && self.columns == b.columns,
+            "a product of [{}, {}] and [{}, {}] into [{}, {}]",
+            a.rows,
+            a.columns,
+            b.rows,
+            b.columns,
+            self.rows,
+            self.columns
+        );
+    }
 }
 
 fn extent(rows: usize, columns: usize, row_stride: usize) -> usize {
@@ -126,16 +146,7 @@ pub enum Write {
 /// # Panics
 /// If the shapes do not fit.
 pub fn multiply(output: &mut MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, write: Write) {
-    assert!(
-        a.columns == b.rows && output.rows == a.rows && output.columns == b.columns,
-        "a product of [{}, {}] and [{}, {}] into [{}, {}]",
-        a.rows,
-        a.columns,
-        b.rows,
-        b.columns,
-        output.rows,
-        output.columns
-    );
+    output.check_product(a, b);
     // SAFETY: the constructors checked that every row and column of the views lies within their slices.
     unsafe {
         gemm::gemm(
@@ -159,6 +170,41 @@ pub fn multiply(output: &mut MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, write:
             false,
             gemm::Parallelism::None,
         );
+    }
+}
+
+/// In what precision a product takes its operands. Sums are f32 in each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to bf16. Needs a processor with [`super::bf16::is_supported`].
+    Bf16,
+}
+
+impl Precision {
+    /// [`multiply`] in this precision.
+    ///
+    /// # Panics
+    /// As [`multiply`], or if the processor lacks the instructions.
+    pub fn multiply(self, output: &mut MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, write: Write) {
+        match self {
+            Self::F32 => multiply(output, a, b, write),
+            Self::Bf16 => super::bf16::multiply(output, a, b, write),
+        }
+    }
+
+    /// [`multiply_rows`] in this precision.
+    ///
+    /// # Panics
+    /// As [`Precision::multiply`]; in f32 if `a` is transposed.
+    pub fn multiply_rows(self, output: &mut MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, write: Write) {
+        match self {
+            Self::F32 => multiply_rows(output, a, b, write),
+            // A row's bits never depend on the others there.
+            Self::Bf16 => super::bf16::multiply(output, a, b, write),
+        }
     }
 }
 

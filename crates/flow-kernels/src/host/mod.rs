@@ -4,6 +4,7 @@
 //! multiplications and additions in a fixed order, never a fused multiply-add, so they also give the same bits on any
 //! processor; matrix products use the widest fused multiply-add there is and are reproducible per processor type.
 
+pub mod bf16;
 pub mod math;
 pub mod matrix;
 pub mod narrow;

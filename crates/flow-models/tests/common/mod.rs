@@ -19,7 +19,7 @@ pub mod reference;
 
 /// The CPU's attention and kernels.
 pub fn plan() -> Arc<Plan> {
-    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels)))
+    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())))
 }
 
 /// Normal values; `salt` tells draws apart.

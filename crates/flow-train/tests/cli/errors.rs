@@ -60,7 +60,6 @@ fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
     let place = Place::new();
     let cases = [
         ("device.kind=cuda", "cuda", "available: cpu"),
-        ("device.dtype=bf16", "device.dtype", "available: \"f32\""),
         (
             "acceleration.shared=[{ name = \"ring\" }]",
             "acceleration.shared",

@@ -88,6 +88,33 @@ fn the_manifest_says_where_every_value_is_from() {
     assert_eq!(manifest["command"][1], "train");
 }
 
+#[test]
+fn bf16_trains_on_policy_where_the_processor_has_it_and_is_refused_elsewhere() {
+    let place = Place::new();
+    let arguments = ["train", "tiny.toml", "--set", "device.dtype=bf16"];
+    if let Err(problem) = flow_kernels::CpuKernels::bf16() {
+        let error = place.fail(2, &arguments);
+        contains(&error, &["device.dtype", &problem.to_string()]);
+        return;
+    }
+    place.succeed(&arguments);
+    let manifest: serde_json::Value = serde_json::from_str(&place.text("runs/tiny/run.json")).unwrap();
+    assert_eq!(manifest["device"]["dtype"], "bf16");
+    let plan = manifest["device"]["training_plan"].to_string();
+    assert!(plan.contains("cpu-bf16"), "{plan}");
+    let metrics = place.text("runs/tiny/metrics.jsonl");
+    let deviations: Vec<f64> = (metrics.lines())
+        .filter_map(|line| {
+            let record: serde_json::Value = serde_json::from_str(line).unwrap();
+            record["on_policy/max_ratio_deviation"].as_f64()
+        })
+        .collect();
+    assert!(
+        !deviations.is_empty() && deviations.iter().all(|deviation| *deviation == 0.0),
+        "{metrics}"
+    );
+}
+
 /// The manifest's version of Burn is the one that the workspace pins.
 #[test]
 fn the_manifest_names_the_version_of_burn_that_is_built() {

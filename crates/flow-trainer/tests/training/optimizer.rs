@@ -65,11 +65,11 @@ fn steps_follow_the_formula_with_clipping_decay_and_warmup() {
     let (mut first, mut second) = (zeros.clone(), zeros);
     for step in 1..=5u32 {
         let mut accumulated = Accumulated::default();
-        accumulated.add(&CpuKernels, gradients(&weights, 2 * step));
-        accumulated.add(&CpuKernels, gradients(&weights, 2 * step + 1));
+        accumulated.add(&CpuKernels::default(), gradients(&weights, 2 * step));
+        accumulated.add(&CpuKernels::default(), gradients(&weights, 2 * step + 1));
         let both = [gradients(&weights, 2 * step), gradients(&weights, 2 * step + 1)];
         let report = optimizer
-            .step(&CpuKernels, &device, &mut weights, accumulated)
+            .step(&CpuKernels::default(), &device, &mut weights, accumulated)
             .expect("finite gradients");
 
         let mean: Vec<Vec<f64>> = (0..layout.len())
@@ -126,9 +126,9 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_names_the_weight() {
     values[1] = f32::INFINITY;
     gradients[4] = Some(device.plain(values, shape));
     let mut accumulated = Accumulated::default();
-    accumulated.add(&CpuKernels, gradients);
+    accumulated.add(&CpuKernels::default(), gradients);
     let error = optimizer
-        .step(&CpuKernels, &device, &mut weights, accumulated)
+        .step(&CpuKernels::default(), &device, &mut weights, accumulated)
         .expect_err("infinite");
     assert_eq!(error.weight, layout.specs()[4].name);
     assert_eq!(before, crate::support::bits(&weights));
@@ -145,12 +145,12 @@ fn a_snapshot_keeps_its_values_when_the_weights_step_on() {
     let layout = weights.layout().clone();
     let mut optimizer = AdamW::new(SETTINGS, &layout, vec![true; layout.len()], &device);
     let mut accumulated = Accumulated::default();
-    accumulated.add(&CpuKernels, gradients(&weights, 1));
+    accumulated.add(&CpuKernels::default(), gradients(&weights, 1));
     optimizer
-        .step(&CpuKernels, &device, &mut weights, accumulated)
+        .step(&CpuKernels::default(), &device, &mut weights, accumulated)
         .expect("finite gradients");
     assert_eq!(before, crate::support::bits(&snapshot));
     assert_ne!(before, crate::support::bits(&weights));
-    let kernels: &dyn Kernels = &CpuKernels;
+    let kernels: &dyn Kernels = &CpuKernels::default();
     assert!(kernels.sum_of_squares(&weights.values()[0]).is_finite());
 }

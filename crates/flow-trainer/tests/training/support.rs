@@ -76,8 +76,8 @@ pub fn registries() -> Registries {
 pub fn environment(registries: &Registries) -> Environment<'_> {
     environment_with(
         registries,
-        Arc::new(flow_kernels::CpuKernels),
-        Arc::new(flow_kernels::CpuKernels),
+        Arc::new(flow_kernels::CpuKernels::default()),
+        Arc::new(flow_kernels::CpuKernels::default()),
     )
 }
 
