@@ -40,6 +40,7 @@ pub fn multiply(output: &mut MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, write:
 mod avx512 {
     use super::{Matrix, MatrixMut, Write};
     use std::arch::x86_64::*;
+    use std::ops::Range;
 
     /// Rows whose sums are in registers at a time: with two registers of columns each, 24 of the 32 registers.
     const ROWS: usize = 12;
@@ -151,11 +152,6 @@ mod avx512 {
         }
     }
 
-    /// `value` rounded to bf16, in the lower half.
-    fn round(value: f32) -> u32 {
-        u32::from(half::bf16::from_f32(value).to_bits())
-    }
-
     /// 16 values as bf16, each in the lower half of a lane.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     fn round_16(values: __m512) -> __m512i {
@@ -164,35 +160,93 @@ mod avx512 {
         _mm512_cvtepu16_epi32(rounded)
     }
 
+    /// The first `count` of 16 values, the others zero.
+    ///
+    /// # Safety
+    /// `count` values from `values` on are readable.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn load(values: *const f32, count: usize) -> __m512 {
+        // SAFETY: masked lanes are not read.
+        unsafe { _mm512_maskz_loadu_ps(first(count), values) }
+    }
+
+    /// A mask of the first `count` of 16 lanes.
+    fn first(count: usize) -> __mmask16 {
+        (u32::MAX >> (32 - count.min(16) as u32).min(31)) as u16 * u16::from(count > 0)
+    }
+
+    /// Up to 32 values from `values` on as up to 16 bf16 pairs of neighbours; missing values are zero.
+    ///
+    /// # Safety
+    /// `count` values from `values` on are readable.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn pairs_along(values: *const f32, count: usize) -> __m512i {
+        // SAFETY: as promised; both types are 512 bits without invalid values.
+        unsafe {
+            let low = load(values, count);
+            let high = load(values.wrapping_add(16), count.saturating_sub(16));
+            std::mem::transmute(_mm512_cvtne2ps_pbh(high, low))
+        }
+    }
+
+    /// 16 bf16 pairs of a value of one row and the value below it; `below` may be missing.
+    ///
+    /// # Safety
+    /// `count` values from each pointer on are readable.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn pairs_across(row: *const f32, below: Option<*const f32>, count: usize) -> __m512i {
+        // SAFETY: as promised.
+        unsafe {
+            let both = round_16(load(row, count));
+            match below {
+                Some(below) => _mm512_or_si512(both, _mm512_slli_epi32(round_16(load(below, count)), 16)),
+                None => both,
+            }
+        }
+    }
+
+    /// The first `count` lanes to every `stride`-th place of `to`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    fn scatter(pairs: __m512i, count: usize, to: &mut [u32], stride: usize) {
+        assert!(
+            count <= 16 && (count == 0 || to.len() > (count - 1) * stride && to.len() <= i32::MAX as usize)
+        );
+        let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        let places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(stride as i32));
+        // SAFETY: the places of the lanes that are written lie within `to`.
+        unsafe { _mm512_mask_i32scatter_epi32::<4>(to.as_mut_ptr().cast(), first(count), places, pairs) };
+    }
+
     /// Rows of `a` as rows of bf16 pairs of neighbouring columns; an odd last column is paired with zero.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    fn pack_left(a: Matrix<'_>, rows: std::ops::Range<usize>, pairs: usize, packed: &mut [u32]) {
-        let depth = a.columns();
+    fn pack_left(a: Matrix<'_>, rows: Range<usize>, pairs: usize, packed: &mut [u32]) {
         let (row_stride, column_stride) = a.strides();
-        for (row, packed) in rows.zip(packed.chunks_exact_mut(pairs.max(1))) {
-            let at = |column: usize| {
-                // SAFETY: the row and the column lie within the matrix, whose constructor checked its extent.
-                unsafe { *a.pointer().add(row * row_stride + column * column_stride) }
-            };
-            let mut pair = 0;
-            if column_stride == 1 {
-                while 2 * (pair + 8) <= depth {
-                    // SAFETY: 16 columns from `2 pair` on lie within the row, 8 pairs within `packed`.
+        let depth = a.columns();
+        // SAFETY, here and below: what is read lies within the matrix, whose constructor checked its extent.
+        let at = |row: usize, column: usize| {
+            a.pointer()
+                .wrapping_add(row * row_stride + column * column_stride)
+        };
+        if column_stride == 1 {
+            for (row, packed) in rows.zip(packed.chunks_exact_mut(pairs.max(1))) {
+                for (index, packed) in packed.chunks_mut(16).enumerate() {
+                    let values = unsafe { pairs_along(at(row, 32 * index), depth - 32 * index) };
+                    // SAFETY: masked lanes are not written.
                     unsafe {
-                        let values = _mm512_loadu_ps(a.pointer().add(row * row_stride + 2 * pair));
-                        let rounded: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(values));
-                        _mm256_storeu_si256(packed.as_mut_ptr().add(pair).cast(), rounded);
-                    }
-                    pair += 8;
+                        _mm512_mask_storeu_epi32(packed.as_mut_ptr().cast(), first(packed.len()), values)
+                    };
                 }
             }
-            for (pair, packed) in packed.iter_mut().enumerate().skip(pair) {
-                let second = if 2 * pair + 1 < depth {
-                    round(at(2 * pair + 1))
-                } else {
-                    0
-                };
-                *packed = round(at(2 * pair)) | second << 16;
+        } else {
+            // The rows of a transposed matrix lie side by side.
+            for start in rows.clone().step_by(16) {
+                let count = (rows.end - start).min(16);
+                let packed = &mut packed[(start - rows.start) * pairs..][..count * pairs];
+                for pair in 0..pairs {
+                    let below = (2 * pair + 1 < depth).then(|| at(start, 2 * pair + 1));
+                    let values = unsafe { pairs_across(at(start, 2 * pair), below, count) };
+                    scatter(values, count, &mut packed[pair..], pairs);
+                }
             }
         }
     }
@@ -202,41 +256,36 @@ mod avx512 {
     fn pack_right(b: Matrix<'_>, pairs: usize) -> Vec<u32> {
         let (depth, columns) = (b.rows(), b.columns());
         let (row_stride, column_stride) = b.strides();
+        // SAFETY, here and below: what is read lies within the matrix, whose constructor checked its extent.
+        let at = |row: usize, column: usize| {
+            b.pointer()
+                .wrapping_add(row * row_stride + column * column_stride)
+        };
         let mut packed = vec![0u32; columns.div_ceil(COLUMNS) * pairs * COLUMNS];
         for (panel, packed) in packed.chunks_exact_mut((pairs * COLUMNS).max(1)).enumerate() {
-            let first = panel * COLUMNS;
-            let count = COLUMNS.min(columns - first);
-            let at = |row: usize, column: usize| {
-                // SAFETY: the row and the column lie within the matrix, whose constructor checked its extent.
-                unsafe {
-                    *b.pointer()
-                        .add(row * row_stride + (first + column) * column_stride)
-                }
-            };
-            if column_stride == 1 && count == COLUMNS {
+            let start = panel * COLUMNS;
+            let count = COLUMNS.min(columns - start);
+            if column_stride == 1 {
                 for (pair, packed) in packed.chunks_exact_mut(COLUMNS).enumerate() {
-                    for half in [0, 16] {
-                        // SAFETY: 16 columns from there on lie within the row, and within `packed`.
-                        unsafe {
-                            let row = |row: usize| b.pointer().add(row * row_stride + first + half);
-                            let mut both = round_16(_mm512_loadu_ps(row(2 * pair)));
-                            if 2 * pair + 1 < depth {
-                                let second = round_16(_mm512_loadu_ps(row(2 * pair + 1)));
-                                both = _mm512_or_si512(both, _mm512_slli_epi32(second, 16));
-                            }
-                            _mm512_storeu_si512(packed.as_mut_ptr().add(half).cast(), both);
-                        }
+                    for (half, packed) in packed.chunks_exact_mut(16).enumerate() {
+                        let (column, count) = (start + 16 * half, count.saturating_sub(16 * half).min(16));
+                        let below = (2 * pair + 1 < depth).then(|| at(2 * pair + 1, column));
+                        let values = unsafe { pairs_across(at(2 * pair, column), below, count) };
+                        // SAFETY: there are 16 values.
+                        unsafe { _mm512_storeu_si512(packed.as_mut_ptr().cast(), values) };
                     }
                 }
             } else {
+                // The columns of a transposed matrix are contiguous.
                 for column in 0..count {
-                    for pair in 0..pairs {
-                        let second = if 2 * pair + 1 < depth {
-                            round(at(2 * pair + 1, column))
-                        } else {
-                            0
-                        };
-                        packed[pair * COLUMNS + column] = round(at(2 * pair, column)) | second << 16;
+                    for first in (0..pairs).step_by(16) {
+                        let values = unsafe { pairs_along(at(2 * first, start + column), depth - 2 * first) };
+                        scatter(
+                            values,
+                            (pairs - first).min(16),
+                            &mut packed[first * COLUMNS + column..],
+                            COLUMNS,
+                        );
                     }
                 }
             }
