@@ -40,6 +40,14 @@ pub enum TrainError {
         /// The value.
         value: f32,
     },
+    /// The file of weights is not there.
+    #[error("there are no weights at `{}`, which `model.weights` names. {help}", file.display())]
+    NoWeights {
+        /// The file or folder.
+        file: PathBuf,
+        /// What to do.
+        help: &'static str,
+    },
     /// Latents that are infinite or not a number.
     #[error(
         "sample {sample} of iteration {iteration} (prompt `{prompt}`) came out of the sampler with a value that is \

@@ -207,8 +207,9 @@ pub fn report(about: &Value, outcomes: &[Outcome]) -> String {
             .map_or_else(|| about[key].to_string(), str::to_owned)
     };
     let mut text = format!(
-        "# Speed on the processor, {}\n\n{}, {} threads each; {}; PyTorch {}. {} rounds, in each of which every program \
-         ran once, in turns; a cell is the median over rounds of the median of {} measurements, with the least and \
+        "# Speed on the processor, {}\n\n{}, {} threads each; {}; PyTorch {}. flow-train computes as many \
+         micro-batches beside one another as it has threads, as its runs do, and its times are per micro-batch; PyTorch \
+         splits operations. {} rounds, in each of which every program ran once, in turns; a cell is the median over rounds of the median of {} measurements, with the least and \
          the largest round. A relative speed above 1 means that flow-train is faster; it is formed within a round.\n\n\
          Written by `cargo xtask bench cpu`. Before timing, both programs computed the same rollout, loss, gradients \
          and optimizer step from the same weights, inputs and noise, and agreed.\n\n",

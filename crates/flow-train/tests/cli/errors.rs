@@ -98,7 +98,15 @@ fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
 #[test]
 fn missing_weights_are_named_with_their_path() {
     let place = Place::bare();
-    contains(&place.fail(2, &["train", "tiny.toml"]), &["tiny.safetensors"]);
+    contains(
+        &place.fail(2, &["train", "tiny.toml"]),
+        &["tiny.safetensors", "model.weights", "Check the path"],
+    );
+    let written_here = "pretrain.output=tiny.safetensors";
+    contains(
+        &place.fail(2, &["train", "tiny.toml", "--set", written_here]),
+        &["flow-train pretrain"],
+    );
     place.edit(|text| text.replace("weights = \"tiny.safetensors\"\n", ""));
     contains(
         &place.fail(2, &["train", "tiny.toml"]),

@@ -97,7 +97,18 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
     let seed = config.lora.seed.unwrap_or(config.run.seed);
     let mut weights = flow_models::initialize(&*architecture, &layout, seed, device);
     if let Some(path) = &config.model.weights {
-        flow_models::load_into(&mut weights, &environment.base.join(path), device)?;
+        let file = environment.base.join(path);
+        if !file.exists() {
+            return Err(TrainError::NoWeights {
+                file,
+                help: if *path == config.pretrain.output {
+                    "Make it with `flow-train pretrain` and this config"
+                } else {
+                    "Check the path, which starts from the config's folder"
+                },
+            });
+        }
+        flow_models::load_into(&mut weights, &file, device)?;
     }
     let trained = trained_mask(&layout, if lora { Trained::Lora } else { Trained::Full })?.to_vec();
     Ok(ModelParts {
