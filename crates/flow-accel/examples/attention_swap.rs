@@ -1,8 +1,8 @@
 //! An accelerator of one's own: it swaps the attention backend of a plan.
 
-use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Params, Refusal};
+use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Params, Refusal, Safety, Target};
 use flow_attention::{AttentionRegistry, CpuAttention};
-use flow_core::{AttentionBackend, Plan};
+use flow_core::{AttentionBackend, LatentShape, ModelSpec, Plan, RegionKind};
 use flow_kernels::CpuKernels;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -31,11 +31,11 @@ impl Accelerator for AttentionSwap {
     }
 
     // Rollout and training get the same backend, whose one kernel serves tracked and plain tensors.
-    fn lossless(&self, _: &Plan) -> bool {
-        true
+    fn safety(&self, _: &Plan) -> Safety {
+        Safety::Lossless
     }
 
-    fn apply(&self, plan: Plan) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Plan, _: &Target<'_>) -> Result<Plan, Refusal> {
         Ok(Plan {
             attention: self.backend.clone(),
             ..plan
@@ -62,8 +62,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let params = |backend: &str| Params::from([("backend".into(), backend.into())]);
     let known = params("cpu");
-    match registry.plans(base.clone(), [("attention-swap", &known)], []) {
-        Ok(plans) => println!("{plans}\ntraining runs with {}", plans.training.describe()),
+    let model = ModelSpec {
+        architecture: "example".into(),
+        latent: LatentShape {
+            channels: 1,
+            frames: 1,
+            height: 8,
+            width: 8,
+        },
+        tokens: 16,
+        vocabulary: None,
+        reads_text: false,
+        stacks: vec![("blocks".into(), 6)],
+        regions: vec![RegionKind::Attention],
+    };
+    match registry.acceleration(base.clone(), [("attention-swap", &known)], [], &model) {
+        Ok(found) => println!("{found}\ntraining runs with {}", found.training().describe()),
         Err(errors) => {
             return Err(errors
                 .into_iter()
@@ -74,7 +88,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let wrong = params("cpuu");
     for error in registry
-        .plans(base, [("attention-swap", &wrong), ("atention-swap", &known)], [])
+        .acceleration(
+            base,
+            [("attention-swap", &wrong), ("atention-swap", &known)],
+            [],
+            &model,
+        )
         .unwrap_err()
     {
         println!("refused: {error}");

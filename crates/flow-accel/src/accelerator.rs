@@ -1,14 +1,18 @@
-//! What an accelerator is, and what can go wrong with one.
+//! What an accelerator is.
 
-use crate::{AcceleratorStage, Slot};
-use flow_core::Plan;
+use crate::{AcceleratorStage, Meter, Safety};
+use flow_core::{ModelSpec, Plan, Weights};
 use std::fmt::Debug;
 
 /// Something that makes the same model faster or smaller by answering some of its requests in another way.
 ///
 /// An accelerator is built from its parameters, and then transforms a [`Plan`]: it replaces, or wraps, the attention
-/// backend, the kernels, the region engine or the stack driver. It sees neither model nor trainer. State between steps
-/// belongs into what it puts into the plan, keyed by lane and step.
+/// backend, the kernels, the region engine or the stack driver. It sees neither model nor trainer.
+///
+/// One of stage `both` is set up once, when the weights are those the run starts with, and applied once. One of stage
+/// `rollout` is applied anew at the start of every rollout. What it keeps between the steps of a trajectory belongs into
+/// what it puts into the plan: that lives exactly as long as the rollout, so there is nothing to reset, and nothing is
+/// left behind by an error or a panic.
 pub trait Accelerator: Debug + Send + Sync {
     /// Name in configs, logs and manifests; as registered.
     fn name(&self) -> &str;
@@ -17,15 +21,47 @@ pub trait Accelerator: Debug + Send + Sync {
     fn stage(&self) -> AcceleratorStage;
 
     /// Whether results under it are the same bits in rollout and training, given its parameters and the plan that it
-    /// is about to transform. If unsure: `false`.
-    fn lossless(&self, plan: &Plan) -> bool;
+    /// is about to transform.
+    fn safety(&self, plan: &Plan) -> Safety;
+
+    /// Names of accelerators that must not be in force beside it, each with the reason.
+    fn conflicts(&self) -> &[(&'static str, &'static str)] {
+        &[]
+    }
+
+    /// Names of accelerators of the same slot that must stand before it if they are there, each with the reason.
+    fn after(&self) -> &[(&'static str, &'static str)] {
+        &[]
+    }
+
+    /// Called once, in the order of the config, when weights, average and reference are what the run starts with.
+    ///
+    /// # Errors
+    /// [`Refusal`] if it cannot work with these weights.
+    fn set_up(&self, _weights: &Weights) -> Result<(), Refusal> {
+        Ok(())
+    }
 
     /// The plan with this accelerator in force.
     ///
     /// # Errors
-    /// [`Refusal`] if it would do nothing, or cannot do what its parameters say, with this plan. An accelerator never
-    /// returns the plan unchanged in silence.
-    fn apply(&self, plan: Plan) -> Result<Plan, Refusal>;
+    /// [`Refusal`] if it would do nothing, or cannot do what its parameters say, with this plan and model. An
+    /// accelerator never returns the plan unchanged in silence.
+    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal>;
+
+    /// Why nothing may have been counted in a whole iteration, and what to change; without a full stop.
+    fn why_idle(&self) -> String {
+        "nothing in the run asked for what it answers; remove the entry".into()
+    }
+}
+
+/// What an accelerator is applied for.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    /// The model.
+    pub model: &'a ModelSpec,
+    /// Where the accelerator counts what it does.
+    pub meter: &'a Meter,
 }
 
 /// Why an accelerator will not be in force, and how to mend it.
@@ -46,49 +82,4 @@ impl Refusal {
             help: help.into(),
         }
     }
-}
-
-/// Why an entry of `[acceleration]` cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum AccelerationError {
-    /// No accelerator is registered under this name.
-    #[error("there is no accelerator `{asked}`; available: {available}{}", nearest.as_ref().map(|name| format!(". The nearest name is `{name}`")).unwrap_or_default())]
-    Unknown {
-        /// The name asked for.
-        asked: String,
-        /// The registered names, or `none`.
-        available: String,
-        /// The registered name most like it, if any is registered.
-        nearest: Option<String>,
-    },
-    /// The parameters are not those of the accelerator.
-    #[error("parameters of the accelerator `{name}`: {message}")]
-    Params {
-        /// The accelerator.
-        name: String,
-        /// What is wrong with which parameter.
-        message: String,
-    },
-    /// The accelerator refused its parameters or the plan.
-    #[error("the accelerator `{name}` cannot be used: {refusal}")]
-    Refused {
-        /// The accelerator.
-        name: String,
-        /// Why.
-        refusal: Refusal,
-    },
-    /// The accelerator is not made for the slot it stands in.
-    #[error(
-        "the accelerator `{name}` (stage `{stage}`) cannot stand in `acceleration.{slot}`. \
-         Move it to `acceleration.{}`", stage.slot()
-    )]
-    WrongSlot {
-        /// The accelerator.
-        name: String,
-        /// Its stage.
-        stage: AcceleratorStage,
-        /// Where it stands.
-        slot: Slot,
-    },
 }

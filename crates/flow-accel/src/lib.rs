@@ -1,14 +1,21 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod acceleration;
 mod accelerator;
+mod arrangement;
+mod error;
+mod meter;
 mod paradigm;
-mod plans;
 mod registry;
+mod safety;
 mod slot;
 
-pub use accelerator::{AccelerationError, Accelerator, Refusal};
+pub use acceleration::{Acceleration, Activity, Applied, RolloutScope};
+pub use accelerator::{Accelerator, Refusal, Target};
+pub use error::AccelerationError;
+pub use meter::{Engagement, Engagements, Meter};
 pub use paradigm::Paradigm;
-pub use plans::{Applied, Plans};
 pub use registry::{AcceleratorKind, AcceleratorRegistry, AlreadyRegistered, Params};
+pub use safety::{Safety, StepScope};
 pub use slot::{AcceleratorStage, Slot};

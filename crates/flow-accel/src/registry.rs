@@ -1,7 +1,7 @@
 //! The accelerators that a config can name.
 
-use crate::{AccelerationError, Accelerator, Plans, Refusal};
-use flow_core::Plan;
+use crate::{Acceleration, AccelerationError, Accelerator, Refusal};
+use flow_core::{ModelSpec, Plan};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -57,6 +57,7 @@ impl fmt::Debug for AcceleratorKind {
 #[derive(Clone, Debug, Default)]
 pub struct AcceleratorRegistry {
     kinds: BTreeMap<String, AcceleratorKind>,
+    removed: BTreeMap<String, (String, String)>,
 }
 
 impl AcceleratorRegistry {
@@ -105,6 +106,20 @@ impl AcceleratorRegistry {
         Ok(())
     }
 
+    /// Remembers a name that was an accelerator once, or is one elsewhere: `why` says what became of it, without a full
+    /// stop, and `instead` what to write.
+    ///
+    /// # Errors
+    /// [`AlreadyRegistered`] if there is an accelerator of this name.
+    pub fn remove(&mut self, name: &str, why: &str, instead: &str) -> Result<(), AlreadyRegistered> {
+        let name = name.to_lowercase();
+        if self.kinds.contains_key(&name) {
+            return Err(AlreadyRegistered(name));
+        }
+        self.removed.insert(name, (why.into(), instead.into()));
+        Ok(())
+    }
+
     /// The registered accelerators, by name.
     pub fn kinds(&self) -> impl Iterator<Item = &AcceleratorKind> {
         self.kinds.values()
@@ -113,10 +128,18 @@ impl AcceleratorRegistry {
     /// The accelerator called `name` with `params`.
     ///
     /// # Errors
-    /// [`AccelerationError::Unknown`] with the names there are and the nearest, [`AccelerationError::Params`] if the
+    /// [`AccelerationError::Unknown`] with the names there are and the nearest, [`AccelerationError::Removed`] with what
+    /// to write instead, [`AccelerationError::Params`] if the
     /// parameters are not its own, [`AccelerationError::Refused`] if it does not take their values.
     pub fn build(&self, name: &str, params: &Params) -> Result<Arc<dyn Accelerator>, AccelerationError> {
         let asked = name.to_lowercase();
+        if let Some((why, instead)) = self.removed.get(&asked) {
+            return Err(AccelerationError::Removed {
+                asked: name.into(),
+                why: why.clone(),
+                instead: instead.clone(),
+            });
+        }
         let Some(kind) = self.kinds.get(&asked) else {
             let likeness = |known: &String| strsim::jaro_winkler(known, &asked);
             let available: Vec<&str> = self.kinds.keys().map(String::as_str).collect();
@@ -137,16 +160,17 @@ impl AcceleratorRegistry {
         (kind.build)(params)
     }
 
-    /// The plans that the entries of both slots make of `base`, each entry a name with its parameters.
+    /// The entries of both slots in force over `base`, each entry a name with its parameters.
     ///
     /// # Errors
-    /// All errors of [`build`](Self::build); if there are none, all errors of [`Plans::new`].
-    pub fn plans<'a>(
+    /// All errors of [`build`](Self::build); if there are none, all errors of [`Acceleration::new`].
+    pub fn acceleration<'a>(
         &self,
         base: Plan,
         shared: impl IntoIterator<Item = (&'a str, &'a Params)>,
         rollout: impl IntoIterator<Item = (&'a str, &'a Params)>,
-    ) -> Result<Plans, Vec<AccelerationError>> {
+        model: &ModelSpec,
+    ) -> Result<Acceleration, Vec<AccelerationError>> {
         let mut errors = Vec::new();
         let mut build =
             |(name, params): (&str, &Params)| self.build(name, params).map_err(|e| errors.push(e)).ok();
@@ -155,6 +179,6 @@ impl AcceleratorRegistry {
         if !errors.is_empty() {
             return Err(errors);
         }
-        Plans::new(base, &shared, &rollout)
+        Acceleration::new(base, &shared, &rollout, model)
     }
 }

@@ -1,16 +1,21 @@
 //! The registry, the slots and the plans that come out of them.
 
 use flow_accel::{
-    AccelerationError, Accelerator, AcceleratorRegistry, AcceleratorStage, AlreadyRegistered, Applied,
-    Paradigm, Params, Plans, Refusal, Slot,
+    Acceleration, Accelerator, AcceleratorRegistry, AcceleratorStage, AlreadyRegistered, Applied, Engagement,
+    Paradigm, Params, Refusal, Safety, Slot, StepScope, Target,
 };
 use flow_attention::CpuAttention;
+use flow_core::device::ComputeDevice;
 use flow_core::exec::{Body, Stack};
-use flow_core::{Exec, Plan, RegionEngine, StackDriver};
+use flow_core::params::LayoutBuilder;
+use flow_core::{
+    CallContext, Exec, Init, LatentShape, ModelSpec, ParamLayout, Plan, RegionEngine, StackDriver, Stage,
+    Weights,
+};
 use flow_kernels::CpuKernels;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// What crosses the edge of a region or stack.
 type Erased = Vec<flow_core::Plain>;
@@ -20,6 +25,22 @@ type Erased = Vec<flow_core::Plain>;
 struct Wrapped<T: ?Sized> {
     name: String,
     inner: Arc<T>,
+    state: State,
+}
+
+/// Says when it goes.
+#[derive(Debug)]
+struct State {
+    name: String,
+    gone: Gone,
+}
+
+type Gone = Arc<Mutex<Vec<String>>>;
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.gone.lock().expect("no panic").push(self.name.clone());
+    }
 }
 
 impl RegionEngine for Wrapped<dyn RegionEngine> {
@@ -36,6 +57,11 @@ impl StackDriver for Wrapped<dyn StackDriver> {
         &self.name
     }
     fn run(&self, exec: &Exec<'_>, stack: &dyn Stack, carried: Erased, shared: Erased) -> Erased {
+        self.state
+            .gone
+            .lock()
+            .expect("no panic")
+            .push(format!("{} runs", self.state.name));
         self.inner.run(exec, stack, carried, shared)
     }
 }
@@ -45,7 +71,7 @@ impl StackDriver for Wrapped<dyn StackDriver> {
 struct LabelParams {
     label: String,
     #[serde(default)]
-    lossy: bool,
+    lossy: Option<StepScope>,
 }
 
 /// Wraps the region engine (stage both) or the stack driver (stage rollout) in a label.
@@ -53,22 +79,51 @@ struct LabelParams {
 struct Label {
     stage: AcceleratorStage,
     params: LabelParams,
+    gone: Gone,
 }
 
 impl Accelerator for Label {
     fn name(&self) -> &str {
         match self.stage {
+            AcceleratorStage::Both if self.params.label.starts_with("second") => "second",
             AcceleratorStage::Both => "label",
+            AcceleratorStage::Rollout if self.params.label == "next" => "next-label",
             AcceleratorStage::Rollout => "rollout-label",
         }
     }
     fn stage(&self) -> AcceleratorStage {
         self.stage
     }
-    fn lossless(&self, _: &Plan) -> bool {
-        !self.params.lossy
+    fn safety(&self, _: &Plan) -> Safety {
+        match self.params.lossy {
+            None => Safety::Lossless,
+            Some(scope) => Safety::Lossy(scope),
+        }
     }
-    fn apply(&self, mut plan: Plan) -> Result<Plan, Refusal> {
+    fn after(&self) -> &[(&'static str, &'static str)] {
+        match self.params.label.as_str() {
+            "early" => &[("second", "it reads what that one leaves")],
+            _ => &[],
+        }
+    }
+    fn conflicts(&self) -> &[(&'static str, &'static str)] {
+        match self.params.label.as_str() {
+            "alone" => &[("second", "both name regions")],
+            _ => &[],
+        }
+    }
+    fn set_up(&self, weights: &Weights) -> Result<(), Refusal> {
+        self.gone.lock().expect("no panic").push(format!(
+            "{} set up with {}",
+            self.params.label,
+            weights.values().len()
+        ));
+        Ok(())
+    }
+    fn apply(&self, mut plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+        target
+            .meter
+            .count(Engagement::CallAnswered, self.params.label.len() as u64);
         if self.params.label == "refuse" {
             return Err(Refusal::new(
                 "nothing can be labelled `refuse`",
@@ -76,12 +131,17 @@ impl Accelerator for Label {
             ));
         }
         let named = |inner: &str| format!("{}({inner})", self.params.label);
+        let state = State {
+            name: self.params.label.clone(),
+            gone: self.gone.clone(),
+        };
         match self.stage {
             AcceleratorStage::Both => {
                 let inner = plan.regions;
                 plan.regions = Arc::new(Wrapped {
                     name: named(inner.name()),
                     inner,
+                    state,
                 });
             }
             AcceleratorStage::Rollout => {
@@ -89,6 +149,7 @@ impl Accelerator for Label {
                 plan.stacks = Arc::new(Wrapped {
                     name: named(inner.name()),
                     inner,
+                    state,
                 });
             }
         }
@@ -100,6 +161,41 @@ fn base() -> Plan {
     Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
 }
 
+fn model() -> ModelSpec {
+    ModelSpec {
+        architecture: "none".into(),
+        latent: LatentShape {
+            channels: 1,
+            frames: 1,
+            height: 1,
+            width: 1,
+        },
+        tokens: 1,
+        vocabulary: None,
+        reads_text: false,
+        stacks: Vec::new(),
+        regions: Vec::new(),
+    }
+}
+
+fn weights() -> Weights {
+    let mut layout = ParamLayout::default();
+    LayoutBuilder::new(&mut layout).param("weight", [1, 1], Init::Zeros);
+    Weights::init(Arc::new(layout), 1, &ComputeDevice::cpu())
+}
+
+/// An accelerator outside of a registry.
+fn direct(stage: AcceleratorStage, text: &str, gone: &Gone) -> Arc<dyn Accelerator> {
+    Arc::new(Label {
+        stage,
+        params: LabelParams {
+            label: text.into(),
+            lossy: None,
+        },
+        gone: gone.clone(),
+    })
+}
+
 fn registry() -> AcceleratorRegistry {
     let mut registry = AcceleratorRegistry::default();
     let build = |stage| {
@@ -107,7 +203,11 @@ fn registry() -> AcceleratorRegistry {
             if params.label.is_empty() {
                 return Err(Refusal::new("`label` is empty", "Give it a text"));
             }
-            Ok(Label { stage, params })
+            Ok(Label {
+                stage,
+                params,
+                gone: Gone::default(),
+            })
         }
     };
     registry
@@ -124,64 +224,206 @@ fn label(text: &str) -> Params {
 }
 
 fn lossy(text: &str) -> Params {
-    Params::from([("label".into(), text.into()), ("lossy".into(), true.into())])
+    Params::from([
+        ("label".into(), text.into()),
+        ("lossy".into(), "all_steps".into()),
+    ])
 }
 
 #[test]
-fn without_entries_both_stages_share_the_base_plan_and_it_is_lossless() {
-    let plans = registry().plans(base(), [], []).unwrap();
-    assert!(Arc::ptr_eq(&plans.rollout, &plans.training));
-    assert!(plans.lossless && plans.applied.is_empty());
-    assert_eq!(plans.training.describe(), base().describe());
-    assert_eq!(plans.to_string(), "shared: none; rollout: none");
+fn without_entries_a_rollout_has_the_very_plan_of_training() {
+    let acceleration = registry().acceleration(base(), [], [], &model()).unwrap();
+    let weights = weights();
+    let scope = acceleration.rollout(&weights).unwrap();
+    assert!(Arc::ptr_eq(scope.plan(), acceleration.training()));
+    assert!(acceleration.is_exact_on_policy() && acceleration.applied().next().is_none());
+    assert_eq!(acceleration.training().describe(), base().describe());
+    assert_eq!(acceleration.to_string(), "shared: none; rollout: none");
 }
 
 #[test]
 fn shared_entries_are_in_both_plans_in_list_order_and_rollout_entries_in_one() {
-    let (a, b, c) = (label("a"), label("b"), label("c"));
-    let plans = registry()
-        .plans(base(), [("label", &a), ("LABEL", &b)], [("rollout-label", &c)])
+    let (a, b, c) = (label("a"), label("second"), label("c"));
+    let acceleration = registry()
+        .acceleration(
+            base(),
+            [("label", &a), ("LABEL", &b)],
+            [("rollout-label", &c)],
+            &model(),
+        )
         .unwrap();
-    assert_eq!(plans.training.regions.name(), "b(a(keep-all))");
-    assert_eq!(plans.rollout.regions.name(), "b(a(keep-all))");
-    assert_eq!(plans.training.stacks.name(), "run-all");
-    assert_eq!(plans.rollout.stacks.name(), "c(run-all)");
-    assert!(plans.lossless);
-    let applied: Vec<(Slot, &str)> = plans
-        .applied
-        .iter()
+    let weights = weights();
+    let scope = acceleration.rollout(&weights).unwrap();
+    assert_eq!(acceleration.training().regions.name(), "second(a(keep-all))");
+    assert_eq!(scope.plan().regions.name(), "second(a(keep-all))");
+    assert_eq!(acceleration.training().stacks.name(), "run-all");
+    assert_eq!(scope.plan().stacks.name(), "c(run-all)");
+    let applied: Vec<(Slot, &str)> = acceleration
+        .applied()
         .map(|each| (each.slot, &*each.name))
         .collect();
     assert_eq!(
         applied,
         [
             (Slot::Shared, "label"),
-            (Slot::Shared, "label"),
+            (Slot::Shared, "second"),
             (Slot::Rollout, "rollout-label")
         ]
     );
 }
 
 #[test]
-fn one_lossy_accelerator_in_either_slot_makes_the_plans_lossy() {
+fn the_promise_is_that_of_the_least_safe_entry() {
     let (exact, inexact) = (label("a"), lossy("b"));
-    let shared = registry()
-        .plans(base(), [("label", &exact), ("label", &inexact)], [])
-        .unwrap();
-    let rollout = registry()
-        .plans(base(), [("label", &exact)], [("rollout-label", &inexact)])
-        .unwrap();
-    assert!(!shared.lossless && !rollout.lossless);
+    let windowed = Params::from([
+        ("label".into(), "w".into()),
+        ("lossy".into(), "outside_sde_window".into()),
+    ]);
+    let of = |rollout: &Params| {
+        registry()
+            .acceleration(
+                base(),
+                [("label", &exact)],
+                [("rollout-label", rollout)],
+                &model(),
+            )
+            .unwrap()
+    };
+    assert!(of(&exact).is_exact_on_policy());
+    assert!(
+        of(&windowed).is_exact_on_policy(),
+        "no term of the loss sees those steps"
+    );
+    assert!(!of(&inexact).is_exact_on_policy());
     assert_eq!(
-        rollout.to_string(),
+        of(&inexact).to_string(),
         "shared: label (lossless); rollout: rollout-label (lossy)"
     );
     let last = Applied {
         slot: Slot::Rollout,
         name: "rollout-label".into(),
-        lossless: false,
+        safety: Safety::Lossy(StepScope::OutsideSdeWindow),
     };
-    assert_eq!(rollout.applied.last(), Some(&last));
+    assert_eq!(of(&windowed).applied().last(), Some(&last));
+}
+
+#[test]
+fn every_rollout_has_state_of_its_own_that_goes_with_it_last_entry_first() {
+    let gone = Gone::default();
+    let rollout = ["first", "next"].map(|name| direct(AcceleratorStage::Rollout, name, &gone));
+    let acceleration = Acceleration::new(base(), &[], &rollout, &model()).unwrap();
+    let taken = || std::mem::take(&mut *gone.lock().expect("no panic"));
+    taken();
+    let weights = weights();
+    for _ in 0..100 {
+        let scope = acceleration.rollout(&weights).unwrap();
+        assert_eq!(scope.plan().stacks.name(), "next(first(run-all))");
+        assert!(taken().is_empty());
+        drop(scope);
+        assert_eq!(taken(), ["next", "first"]);
+    }
+}
+
+#[test]
+fn a_panic_within_a_rollout_leaves_no_state() {
+    let gone = Gone::default();
+    let shared = [direct(AcceleratorStage::Both, "shared", &gone)];
+    let rollout = [direct(AcceleratorStage::Rollout, "inner", &gone)];
+    let acceleration = Acceleration::new(base(), &shared, &rollout, &model()).unwrap();
+    gone.lock().expect("no panic").clear();
+    let weights = weights();
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let scope = acceleration.rollout(&weights).unwrap();
+        let exec = scope.rollout().exec(CallContext::single(Stage::Rollout));
+        assert_eq!(exec.plan().stacks.name(), "inner(run-all)");
+        panic!("in the middle of it");
+    }));
+    assert!(panic.is_err());
+    assert_eq!(
+        *gone.lock().expect("no panic"),
+        ["inner"],
+        "the rollout's state went, the shared one stayed"
+    );
+    assert_eq!(acceleration.training().stacks.name(), "run-all");
+    assert!(acceleration.rollout(&weights).is_ok());
+}
+
+#[test]
+fn accelerators_are_set_up_once_in_list_order_with_the_weights() {
+    let gone = Gone::default();
+    let shared = ["a", "second"].map(|name| direct(AcceleratorStage::Both, name, &gone));
+    let acceleration = Acceleration::new(base(), &shared, &[], &model()).unwrap();
+    assert!(
+        gone.lock().expect("no panic").is_empty(),
+        "not before the weights are there"
+    );
+    acceleration.set_up(&weights()).unwrap();
+    assert_eq!(
+        *gone.lock().expect("no panic"),
+        ["a set up with 1", "second set up with 1"]
+    );
+}
+
+#[test]
+fn what_was_done_is_counted_per_accelerator_and_an_idle_one_says_why() {
+    let (one, two) = (label("abc"), label("second"));
+    let acceleration = registry()
+        .acceleration(
+            base(),
+            [("label", &one), ("label", &two)],
+            [("rollout-label", &one)],
+            &model(),
+        )
+        .unwrap();
+    let counted = |acceleration: &Acceleration| -> Vec<(String, u64, bool)> {
+        (acceleration.take_activity().into_iter())
+            .map(|each| {
+                let calls = each.engagements.of(Engagement::CallAnswered);
+                (each.name, calls, each.why_idle.is_some())
+            })
+            .collect()
+    };
+    let named = |name: &str, calls, idle| (name.to_owned(), calls, idle);
+    assert_eq!(
+        counted(&acceleration),
+        [
+            named("label", 3, false),
+            named("second", 6, false),
+            named("rollout-label", 3, false)
+        ]
+    );
+    let weights = weights();
+    acceleration.rollout(&weights).unwrap();
+    assert_eq!(
+        counted(&acceleration),
+        [
+            named("label", 0, true),
+            named("second", 0, true),
+            named("rollout-label", 3, false)
+        ],
+        "counts are those since the last time"
+    );
+}
+
+#[test]
+fn a_removed_name_says_what_to_write_instead() {
+    let mut registry = registry();
+    registry
+        .remove(
+            "Old-Label",
+            "labels have a `kind` now",
+            "Write `{ name = \"label\" }`",
+        )
+        .unwrap();
+    let error = registry
+        .build("old-LABEL", &Params::new())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "there is no accelerator `old-LABEL` any more: labels have a `kind` now. Write `{ name = \"label\" }`"
+    );
+    assert!(registry.remove("label", "", "").is_err(), "it is there");
 }
 
 #[test]
@@ -225,29 +467,48 @@ fn wrong_parameters_name_the_accelerator_and_the_parameter() {
 fn every_entry_that_cannot_be_in_force_is_reported_at_once() {
     let (good, refused) = (label("a"), label("refuse"));
     let shared = [("rollout-label", &good), ("label", &refused), ("label", &good)];
-    let errors = registry().plans(base(), shared, [("label", &good)]).unwrap_err();
-    let wrong = |name: &str, stage, slot| AccelerationError::WrongSlot {
-        name: name.into(),
-        stage,
-        slot,
-    };
-    assert_eq!(errors.len(), 3);
+    let errors = registry()
+        .acceleration(base(), shared, [("label", &good)], &model())
+        .unwrap_err();
+    let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
     assert_eq!(
-        errors[0],
-        wrong("rollout-label", AcceleratorStage::Rollout, Slot::Shared)
+        texts,
+        [
+            "the accelerator `rollout-label` (stage `rollout`) cannot stand in `acceleration.shared`. \
+             Move it to `acceleration.rollout`",
+            "the accelerator `label` stands in `acceleration.shared` twice. Keep one of the entries",
+            "the accelerator `label` (stage `both`) cannot stand in `acceleration.rollout`. \
+             Move it to `acceleration.shared`",
+            "the accelerator `label` cannot be used: nothing can be labelled `refuse`. Choose another `label`",
+        ]
     );
-    assert!(matches!(&errors[1], AccelerationError::Refused { name, .. } if name == "label"));
-    assert_eq!(errors[2], wrong("label", AcceleratorStage::Both, Slot::Rollout));
-    assert_eq!(
-        errors[0].to_string(),
-        "the accelerator `rollout-label` (stage `rollout`) cannot stand in `acceleration.shared`. \
-         Move it to `acceleration.rollout`"
-    );
-
     let unknown = registry()
-        .plans(base(), [("x", &good)], [("y", &good)])
+        .acceleration(base(), [("x", &good)], [("y", &good)], &model())
         .unwrap_err();
     assert_eq!(unknown.len(), 2);
+}
+
+#[test]
+fn order_and_conflicts_that_accelerators_declare_are_kept() {
+    let (early, alone, second) = (label("early"), label("alone"), label("second"));
+    let of = |entries: [&Params; 2]| {
+        let entries = entries.map(|params| ("label", params));
+        registry().acceleration(base(), entries, [], &model())
+    };
+    assert!(of([&second, &early]).is_ok());
+    let order = of([&early, &second]).unwrap_err();
+    assert_eq!(
+        order[0].to_string(),
+        "the accelerator `label` must stand after `second` in `acceleration.shared`: it reads what that one leaves. \
+         Move it down"
+    );
+    for entries in [[&alone, &second], [&second, &alone]] {
+        let conflict = of(entries).unwrap_err();
+        assert_eq!(
+            conflict[0].to_string(),
+            "the accelerators `label` and `second` exclude each other: both name regions. Remove one of them"
+        );
+    }
 }
 
 #[test]
@@ -257,6 +518,7 @@ fn a_name_is_registered_once_whatever_its_case() {
         Ok(Label {
             stage: AcceleratorStage::Both,
             params,
+            gone: Gone::default(),
         })
     };
     assert_eq!(
@@ -280,19 +542,6 @@ fn the_schema_of_the_parameters_is_known_before_any_is_given() {
     assert_eq!(schema["properties"]["label"]["type"], "string");
     assert_eq!(schema["required"], serde_json::json!(["label"]));
     assert_eq!(schema["additionalProperties"], false);
-}
-
-#[test]
-fn plans_can_be_built_without_a_registry() {
-    let shared: Arc<dyn Accelerator> = Arc::new(Label {
-        stage: AcceleratorStage::Both,
-        params: LabelParams {
-            label: "direct".into(),
-            lossy: false,
-        },
-    });
-    let plans = Plans::new(base(), &[shared], &[]).unwrap();
-    assert_eq!(plans.training.regions.name(), "direct(keep-all)");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The interface of flow-matching models.
 
-use crate::exec::Exec;
+use crate::exec::{Exec, RegionKind};
 use crate::params::ParamLayout;
 use burn::tensor::{Int, Tensor};
 use std::fmt::Debug;
@@ -78,8 +78,10 @@ pub struct ModelSpec {
     pub vocabulary: Option<Vocabulary>,
     /// Whether it reads [`Condition::text`] and [`Condition::pooled`].
     pub reads_text: bool,
-    /// Names of the stacks with their number of blocks.
+    /// Names of the stacks of repeated blocks with their number of blocks.
     pub stacks: Vec<(String, usize)>,
+    /// Kinds of the regions that its blocks announce.
+    pub regions: Vec<RegionKind>,
 }
 
 /// Tokens that a model understands.

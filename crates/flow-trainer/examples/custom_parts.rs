@@ -178,6 +178,7 @@ impl Mlp {
             vocabulary: Some(vocabulary),
             reads_text: false,
             stacks: Vec::new(),
+            regions: Vec::new(),
         };
         Self {
             spec,

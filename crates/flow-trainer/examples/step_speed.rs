@@ -156,6 +156,7 @@ impl Job {
             stage,
             iteration: 0,
             step: 0,
+            stochastic: false,
             steps: self.steps.len() as u32,
         }
     }

@@ -36,6 +36,8 @@ pub struct CallSite {
     pub step: u32,
     /// Steps of the sampler.
     pub steps: u32,
+    /// Whether the step is stochastic.
+    pub stochastic: bool,
 }
 
 impl Policy {
@@ -61,12 +63,14 @@ impl Policy {
             iteration,
             step,
             steps,
+            stochastic,
         } = site;
         CallContext {
             stage,
             iteration,
             step,
             steps,
+            stochastic,
             lanes: lanes.into(),
         }
     }

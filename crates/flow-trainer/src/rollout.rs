@@ -117,6 +117,7 @@ impl Sampler {
             let call = self.policy.call(
                 CallSite {
                     step: index as u32,
+                    stochastic: step.is_stochastic(),
                     ..site
                 },
                 samples,

@@ -1,6 +1,6 @@
 //! What may run together: the findings for every slot, stage and paradigm of a lossy accelerator.
 
-use flow_accel::{AcceleratorStage, Paradigm, Slot};
+use flow_accel::{AcceleratorStage, Paradigm, Safety, Slot, StepScope};
 use flow_validate::{Entry, Trainer, check, explain};
 
 fn main() {
@@ -20,7 +20,7 @@ fn main() {
                 position: 0,
                 name,
                 stage,
-                lossless: false,
+                safety: Safety::Lossy(StepScope::AllSteps),
             };
             println!("{}, {slot}:", paradigm.map_or("no paradigm", Paradigm::name));
             let findings = check(&[entry], &trainer);

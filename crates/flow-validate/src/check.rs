@@ -1,7 +1,7 @@
 //! Applies the rules to entries.
 
 use crate::{Finding, RULES, Rule};
-use flow_accel::{AcceleratorStage, Paradigm, Slot};
+use flow_accel::{AcceleratorStage, Paradigm, Safety, Slot};
 
 /// An accelerator in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +14,8 @@ pub struct Entry {
     pub name: String,
     /// The stages it is made for.
     pub stage: AcceleratorStage,
-    /// Whether its results are the same bits in rollout and training.
-    pub lossless: bool,
+    /// What it promises about the bits of rollout and training.
+    pub safety: Safety,
 }
 
 /// The trainer that the accelerators work for.
@@ -40,7 +40,7 @@ fn concerns(rule: &Rule, entry: &Entry, trainer: &Trainer) -> bool {
     rule.applies(
         Slot::named(&entry.slot),
         entry.stage,
-        entry.lossless,
+        entry.safety,
         trainer.paradigm,
     )
 }

@@ -8,5 +8,5 @@ mod rules;
 
 pub use check::{Entry, Trainer, check};
 pub use finding::{Finding, Severity, errors};
-pub use resolve::check_config;
+pub use resolve::{check_config, resolve};
 pub use rules::{RULES, Rule, explain};

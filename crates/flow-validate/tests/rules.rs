@@ -1,17 +1,21 @@
 //! Every combination of slot, stage, safety and paradigm, and whole configs.
 
-use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Paradigm, Refusal};
+use flow_accel::{
+    Accelerator, AcceleratorRegistry, AcceleratorStage, Paradigm, Refusal, Safety, StepScope, Target,
+};
 use flow_attention::CpuAttention;
 use flow_config::{AccelerationConfig, AcceleratorEntry};
-use flow_core::Plan;
+use flow_core::{LatentShape, ModelSpec, Plan};
 use flow_kernels::CpuKernels;
-use flow_validate::{Entry, RULES, Severity, Trainer, check, check_config, errors, explain};
+use flow_validate::{Entry, RULES, Severity, Trainer, check, errors, explain, resolve};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use AcceleratorStage::{Both, Rollout};
+use Safety::{Lossless, Lossy};
+use StepScope::{AllSteps, OutsideSdeWindow};
 
 const PARADIGMS: [Option<Paradigm>; 4] = [
     Some(Paradigm::Coupled),
@@ -20,14 +24,21 @@ const PARADIGMS: [Option<Paradigm>; 4] = [
     None,
 ];
 
-fn entry(slot: &str, position: usize, stage: AcceleratorStage, lossless: bool) -> Entry {
+fn entry(slot: &str, position: usize, stage: AcceleratorStage, safety: Safety) -> Entry {
     Entry {
         slot: slot.into(),
         position,
         name: "fast-thing".into(),
         stage,
-        lossless,
+        safety,
     }
+}
+
+/// Every stage with every promise.
+fn promises() -> impl Iterator<Item = (AcceleratorStage, Safety)> {
+    [Both, Rollout]
+        .into_iter()
+        .flat_map(|stage| [Lossless, Lossy(AllSteps), Lossy(OutsideSdeWindow)].map(|safety| (stage, safety)))
 }
 
 fn trainer(paradigm: Option<Paradigm>) -> Trainer {
@@ -41,19 +52,22 @@ fn trainer(paradigm: Option<Paradigm>) -> Trainer {
 fn specified(
     slot: &str,
     stage: AcceleratorStage,
-    lossless: bool,
+    safety: Safety,
     paradigm: Option<Paradigm>,
 ) -> Option<(Severity, &'static str)> {
     match (slot, stage) {
         ("shared", Rollout) => Some((Severity::Error, "acceleration::not-for-shared")),
-        ("shared", Both) if !lossless && paradigm == Some(Paradigm::Coupled) => {
+        ("shared", Both) if safety != Lossless && paradigm == Some(Paradigm::Coupled) => {
             Some((Severity::Warning, "acceleration::ratio-not-exact"))
         }
         ("shared", Both) => None,
         ("rollout", Both) => Some((Severity::Error, "acceleration::not-for-rollout")),
-        ("rollout", Rollout) if lossless => None,
+        ("rollout", Rollout) if safety == Lossless => None,
         ("rollout", Rollout) => Some(match paradigm {
             None => (Severity::Error, "acceleration::no-paradigm"),
+            Some(Paradigm::Coupled) if safety == Lossy(OutsideSdeWindow) => {
+                (Severity::Warning, "acceleration::lossy-outside-window")
+            }
             Some(Paradigm::Coupled) => (Severity::Error, "acceleration::lossy-rollout-of-coupled"),
             Some(Paradigm::Decoupled | Paradigm::Distillation) => {
                 (Severity::Warning, "acceleration::lossy-rollout")
@@ -67,15 +81,15 @@ fn specified(
 fn every_combination_gets_the_specified_finding_or_none() {
     let mut fired = BTreeSet::new();
     for slot in ["shared", "rollout", "evaluation"] {
-        for (stage, lossless) in [(Both, true), (Both, false), (Rollout, true), (Rollout, false)] {
+        for (stage, safety) in promises() {
             for paradigm in PARADIGMS {
-                let case = format!("{slot}, {stage}, lossless {lossless}, {paradigm:?}");
-                let found = check(&[entry(slot, 2, stage, lossless)], &trainer(paradigm));
+                let case = format!("{slot}, {stage}, {safety}, {paradigm:?}");
+                let found = check(&[entry(slot, 2, stage, safety)], &trainer(paradigm));
                 let found: Vec<_> = found
                     .iter()
                     .map(|finding| (finding.severity, finding.code))
                     .collect();
-                let expected: Vec<_> = specified(slot, stage, lossless, paradigm).into_iter().collect();
+                let expected: Vec<_> = specified(slot, stage, safety, paradigm).into_iter().collect();
                 assert_eq!(found, expected, "{case}");
                 fired.extend(found.into_iter().map(|(_, code)| code));
             }
@@ -89,9 +103,9 @@ fn every_combination_gets_the_specified_finding_or_none() {
 #[test]
 fn a_message_names_accelerator_trainer_and_place_and_leaves_no_blank() {
     for slot in ["shared", "rollout", "evaluation"] {
-        for (stage, lossless) in [(Both, true), (Both, false), (Rollout, true), (Rollout, false)] {
+        for (stage, safety) in promises() {
             for paradigm in PARADIGMS {
-                for finding in check(&[entry(slot, 2, stage, lossless)], &trainer(paradigm)) {
+                for finding in check(&[entry(slot, 2, stage, safety)], &trainer(paradigm)) {
                     assert_eq!(finding.path, format!("acceleration.{slot}[2]"));
                     assert!(finding.message.contains("`fast-thing`"), "{finding}");
                     assert!(
@@ -104,7 +118,7 @@ fn a_message_names_accelerator_trainer_and_place_and_leaves_no_blank() {
         }
     }
     let found = check(
-        &[entry("rollout", 0, Rollout, false)],
+        &[entry("rollout", 0, Rollout, Lossy(AllSteps))],
         &trainer(Some(Paradigm::Coupled)),
     );
     assert!(
@@ -119,7 +133,7 @@ fn a_message_names_accelerator_trainer_and_place_and_leaves_no_blank() {
 fn a_name_with_braces_is_printed_as_it_is() {
     let odd = Entry {
         name: "{trainer}".into(),
-        ..entry("evaluation", 0, Both, true)
+        ..entry("evaluation", 0, Both, Lossless)
     };
     let found = check(&[odd], &trainer(None));
     assert!(found[0].message.contains("`{trainer}`"), "{}", found[0]);
@@ -128,11 +142,11 @@ fn a_name_with_braces_is_printed_as_it_is() {
 #[test]
 fn all_findings_come_at_once_in_the_order_of_the_entries() {
     let entries = [
-        entry("shared", 0, Both, false),
-        entry("shared", 1, Rollout, true),
-        entry("shared", 2, Both, true),
-        entry("rollout", 0, Rollout, false),
-        entry("rollout", 1, Both, true),
+        entry("shared", 0, Both, Lossy(AllSteps)),
+        entry("shared", 1, Rollout, Lossless),
+        entry("shared", 2, Both, Lossless),
+        entry("rollout", 0, Rollout, Lossy(AllSteps)),
+        entry("rollout", 1, Both, Lossless),
     ];
     let found = check(&entries, &trainer(Some(Paradigm::Coupled)));
     let paths: Vec<&str> = found.iter().map(|finding| &*finding.path).collect();
@@ -168,10 +182,14 @@ impl Accelerator for Cache {
     fn stage(&self) -> AcceleratorStage {
         Rollout
     }
-    fn lossless(&self, _: &Plan) -> bool {
-        self.threshold == 0.0
+    fn safety(&self, _: &Plan) -> Safety {
+        if self.threshold == 0.0 {
+            Lossless
+        } else {
+            Lossy(AllSteps)
+        }
     }
-    fn apply(&self, plan: Plan) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Plan, _: &Target<'_>) -> Result<Plan, Refusal> {
         if self.threshold > 1.0 {
             return Err(Refusal::new(
                 "a threshold above 1 reuses everything",
@@ -191,6 +209,9 @@ fn registry() -> AcceleratorRegistry {
     };
     registry.register("cache", "Reuses.", build).unwrap();
     registry
+        .remove("old_cache", "it is called `cache`", "Write `cache`")
+        .unwrap();
+    registry
 }
 
 fn listed(name: &str, threshold: serde_json::Value) -> AcceleratorEntry {
@@ -202,7 +223,26 @@ fn listed(name: &str, threshold: serde_json::Value) -> AcceleratorEntry {
 
 fn codes(config: &AccelerationConfig, paradigm: Paradigm) -> Vec<(String, &'static str)> {
     let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
-    let found = check_config(config, &registry(), &base, &trainer(Some(paradigm)));
+    let model = ModelSpec {
+        architecture: "none".into(),
+        latent: LatentShape {
+            channels: 1,
+            frames: 1,
+            height: 1,
+            width: 1,
+        },
+        tokens: 1,
+        vocabulary: None,
+        reads_text: false,
+        stacks: Vec::new(),
+        regions: Vec::new(),
+    };
+    let (found, acceleration) = resolve(config, &registry(), &base, &model, &trainer(Some(paradigm)));
+    assert_eq!(
+        acceleration.is_none(),
+        errors(&found),
+        "in force unless something forbids it"
+    );
     found
         .into_iter()
         .map(|finding| (finding.path, finding.code))
@@ -225,6 +265,25 @@ fn a_config_is_checked_with_the_parameters_it_gives() {
     assert_eq!(
         codes(&config(0.1), Paradigm::Decoupled),
         [(at(), "acceleration::lossy-rollout")]
+    );
+}
+
+#[test]
+fn a_removed_name_and_a_second_entry_are_found_where_they_stand() {
+    let config = AccelerationConfig {
+        rollout: vec![
+            listed("old_cache", 0.0.into()),
+            listed("cache", 0.0.into()),
+            listed("cache", 0.0.into()),
+        ],
+        ..AccelerationConfig::default()
+    };
+    assert_eq!(
+        codes(&config, Paradigm::Decoupled),
+        [
+            ("acceleration.rollout[0]".to_owned(), "acceleration::removed"),
+            ("acceleration.rollout[2]".to_owned(), "acceleration::duplicate"),
+        ]
     );
 }
 

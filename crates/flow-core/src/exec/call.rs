@@ -33,6 +33,8 @@ pub struct CallContext {
     pub step: u32,
     /// Steps of the sampler.
     pub steps: u32,
+    /// Whether the step is stochastic, so that a coupled loss has a term for it.
+    pub stochastic: bool,
     /// One entry per batch row; empty where nothing is kept between steps.
     pub lanes: Arc<[Lane]>,
 }
@@ -45,6 +47,7 @@ impl CallContext {
             iteration: 0,
             step: 0,
             steps: 1,
+            stochastic: false,
             lanes: Arc::from([]),
         }
     }

@@ -95,6 +95,20 @@ fn boundary(mut inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
     inputs
 }
 
+impl fmt::Display for RegionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Block => "block",
+            Self::Attention => "attention",
+            Self::Mlp => "mlp",
+            Self::Moe => "moe",
+            Self::Router => "router",
+            Self::Norm => "norm",
+            Self::AdaLn => "adaln",
+        })
+    }
+}
+
 impl Exec<'_> {
     /// Runs a part of `block` as a region of its own.
     ///

@@ -71,6 +71,11 @@ impl<'w> Rollout<'w> {
         }
     }
 
+    /// Who answers for what.
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
     /// The same without adapters: the base model.
     pub fn without_adapters(&self) -> Self {
         Self {

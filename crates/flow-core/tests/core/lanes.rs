@@ -109,6 +109,7 @@ fn lanes() -> Arc<[Lane]> {
 /// The result of the stack per lane.
 fn per_lane(model: &Transformer, plan: Plan) -> Vec<Vec<u32>> {
     let call = CallContext {
+        stochastic: false,
         lanes: lanes(),
         ..CallContext::single(Stage::Rollout)
     };

@@ -16,7 +16,7 @@ use crate::{Architecture, ModelError, settings};
 use block::DitBlock;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Exec, Linear};
+use flow_core::exec::{Exec, Linear, RegionKind};
 use flow_core::model::{FlowModel, ModelInput, ModelSpec};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, Handle, Init, ParamLayout};
@@ -99,6 +99,7 @@ impl Dit {
             vocabulary: config.vocabulary,
             reads_text: false,
             stacks: vec![("transformer_blocks".into(), config.layers)],
+            regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
         };
         Ok(Self {
             spec,

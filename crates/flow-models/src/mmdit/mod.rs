@@ -15,7 +15,7 @@ use crate::{Architecture, ModelError, settings};
 use block::MmditBlock;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Exec, Linear};
+use flow_core::exec::{Exec, Linear, RegionKind};
 use flow_core::model::{FlowModel, ModelInput, ModelSpec};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, Handle, Init, ParamLayout};
@@ -112,6 +112,7 @@ impl Mmdit {
             vocabulary: None,
             reads_text: true,
             stacks: vec![("transformer_blocks".into(), config.num_layers)],
+            regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
         };
         Ok(Self {
             spec,

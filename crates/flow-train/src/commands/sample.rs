@@ -101,6 +101,7 @@ fn generate(
         stage: Stage::Evaluation,
         iteration: 0,
         step: 0,
+        stochastic: false,
         steps: steps.len() as u32,
     };
     let shape = common.dataset.image_shape();

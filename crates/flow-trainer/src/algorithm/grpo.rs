@@ -62,6 +62,7 @@ pub(super) fn replay<'a>(context: &'a LossContext<'_, '_>, position: Position) -
     let batch = context.batch.samples.len();
     let site = CallSite {
         step: record.step.step as u32,
+        stochastic: true,
         ..context.site
     };
     let exec = context
@@ -128,6 +129,7 @@ pub(super) fn kl_per_row(
     let batch = context.batch.samples.len();
     let site = CallSite {
         step: record.step.step as u32,
+        stochastic: true,
         ..context.site
     };
     let exec = reference.exec(context.policy.call(site, &context.batch.samples));

@@ -76,6 +76,7 @@ impl EvaluationSettings {
             stage: Stage::Evaluation,
             iteration,
             step: 0,
+            stochastic: false,
             steps: steps.len() as u32,
         };
         let shape = self.image_shape();

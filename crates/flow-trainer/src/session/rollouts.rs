@@ -35,6 +35,7 @@ impl<A: Algorithm> Parts<A> {
             iteration: self.state.iteration,
             step: 0,
             steps,
+            stochastic: false,
         }
     }
 

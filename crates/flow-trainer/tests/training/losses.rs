@@ -14,6 +14,7 @@ const SITE: CallSite = CallSite {
     stage: Stage::Rollout,
     iteration: 0,
     step: 0,
+    stochastic: false,
     steps: 4,
 };
 
