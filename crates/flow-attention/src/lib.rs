@@ -2,7 +2,9 @@
 #![deny(missing_docs)]
 
 mod cpu;
+mod reference;
 mod registry;
 
 pub use cpu::CpuAttention;
+pub use reference::ReferenceAttention;
 pub use registry::{AttentionRegistry, UnknownBackend, register};

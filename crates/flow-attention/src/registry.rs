@@ -1,6 +1,6 @@
 //! The attention backends that a config can name.
 
-use crate::CpuAttention;
+use crate::{CpuAttention, ReferenceAttention};
 use flow_core::AttentionBackend;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,7 +55,8 @@ impl AttentionRegistry {
     }
 }
 
-/// Registers the backends of this crate: `cpu`.
+/// Registers the backends of this crate: `cpu`, and `reference`, which is exact and slow.
 pub fn register(registry: &mut AttentionRegistry) {
     registry.insert(Arc::new(CpuAttention));
+    registry.insert(Arc::new(ReferenceAttention));
 }

@@ -4,7 +4,7 @@
 mod support;
 
 use burn::backend::DispatchTensor;
-use flow_attention::{AttentionRegistry, CpuAttention, register};
+use flow_attention::{AttentionRegistry, CpuAttention, ReferenceAttention, register};
 use flow_core::cpu::to_host;
 use flow_core::exec::{Compute, Stash};
 use flow_core::{AttentionBackend, AttentionShape, Plain};
@@ -91,6 +91,19 @@ fn output_and_gradients_agree_with_f64_at_awkward_sizes() {
             &|inputs| kernel(&Compute, &shape, inputs),
         );
     }
+}
+
+#[test]
+fn the_reference_backend_is_the_formula_too() {
+    for sizes in [[1, 1, 1, 1, 1], [2, 13, 21, 2, 5], [1, 7, 3, 3, 16]] {
+        let shape = shape(sizes);
+        check(
+            &operands(&shape),
+            &|values| reference(&shape, values),
+            &|inputs| ReferenceAttention.attention(&Compute, &inputs[0], &inputs[1], &inputs[2], &shape),
+        );
+    }
+    assert!(ReferenceAttention.supports(&shape([1, 3, 0, 1, 4])).is_err());
 }
 
 #[test]
@@ -275,6 +288,6 @@ fn an_unknown_backend_lists_what_there_is_and_the_nearest() {
     let error = registry.get("cpuu").expect_err("not registered").to_string();
     assert_eq!(
         error,
-        "there is no attention backend `cpuu`; available: cpu. The nearest name is `cpu`"
+        "there is no attention backend `cpuu`; available: cpu, reference. The nearest name is `cpu`"
     );
 }

@@ -12,9 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bytes of stack of a thread, enough for a deep graph.
 const STACK_BYTES: usize = 16 << 20;
 
-/// Pools that have been started, by number of pools and threads of each.
+/// Number of pools and threads of each.
+type Size = (usize, usize);
+
+/// Pools that have been started.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Crews(Arc<Mutex<BTreeMap<(usize, usize), Arc<[ThreadPool]>>>>);
+pub(crate) struct Crews(Arc<Mutex<BTreeMap<Size, Arc<[ThreadPool]>>>>);
 
 impl Crews {
     fn of(&self, pools: usize, threads: usize) -> Arc<[ThreadPool]> {

@@ -175,6 +175,7 @@ pub enum Listed {
     Rewards,
     Kernels,
     Attention,
+    Accelerators,
     Algorithms,
     Schedulers,
     Data,

@@ -1,7 +1,7 @@
-//! From a config's `[device]`, `[acceleration]`, `[checkpointing]` and `[runtime]` to device, plans and threads.
+//! From a config's `[device]`, `[checkpointing]` and `[runtime]` to device, plan and threads.
 
 use crate::Registries;
-use flow_config::{AcceleratorEntry, CheckpointingConfig, Config, DType, DeviceKind};
+use flow_config::{CheckpointingConfig, Config, DType, DeviceKind};
 use flow_core::{CoreError, Plan, device::ComputeDevice};
 use flow_trainer::setup::Environment;
 use std::collections::BTreeMap;
@@ -18,16 +18,6 @@ pub enum EnvironmentError {
     /// The storage type.
     #[error("`device.dtype = \"bf16\"` is not available here: {0}. Set `device.dtype = \"f32\"`")]
     DType(#[from] flow_kernels::NoBf16),
-    /// An accelerator.
-    #[error(
-        "`acceleration.{slot}` asks for `{name}`, but this build has no accelerators; available: none. Remove the entry"
-    )]
-    Accelerator {
-        /// `shared` or `rollout`.
-        slot: &'static str,
-        /// The name asked for.
-        name: String,
-    },
     /// A policy of activation checkpointing.
     #[error(
         "`checkpointing.policy = \"{policy}\"` is not available in this build; available: \"none\". Set \
@@ -67,7 +57,7 @@ fn kind_name(kind: DeviceKind) -> &'static str {
     }
 }
 
-/// Opens the config's device and makes the plans of rollout and training. Relative paths of the config start from
+/// Opens the config's device and makes the plan on which accelerators build. Relative paths of the config start from
 /// `base`.
 ///
 /// # Errors
@@ -83,18 +73,6 @@ pub fn environment<'a>(
         DType::F32 => registries.kernels.get(kind)?,
         DType::Bf16 => Arc::new(flow_kernels::CpuKernels::bf16()?),
     };
-    let slots: [(&str, &[AcceleratorEntry]); 2] = [
-        ("shared", &config.acceleration.shared),
-        ("rollout", &config.acceleration.rollout),
-    ];
-    for (slot, entries) in slots {
-        if let Some(entry) = entries.first() {
-            return Err(EnvironmentError::Accelerator {
-                slot,
-                name: entry.name.clone(),
-            });
-        }
-    }
     let policy = match config.checkpointing {
         CheckpointingConfig::None(_) => None,
         CheckpointingConfig::Full(_) => Some("full"),
@@ -109,10 +87,8 @@ pub fn environment<'a>(
     let plan = Arc::new(Plan::new(registries.attention.get(kind)?, kernels));
     Ok(Environment {
         device,
-        rollout_plan: plan.clone(),
-        training_plan: plan,
-        // One plan for both stages, and its kernels give the same bits with and without a gradient.
-        lossless: true,
+        plan,
+        accelerators: &registries.accelerators,
         models: &registries.models,
         rewards: &registries.rewards,
         base,

@@ -5,9 +5,10 @@ mod environment;
 mod registries;
 
 pub use environment::{EnvironmentError, environment, versions, worker_pool};
-pub use registries::Registries;
+pub use registries::{NameTaken, Registries};
 
 pub use flow_accel as accel;
+pub use flow_accelerators as accelerators;
 pub use flow_attention as attention;
 pub use flow_cache as cache;
 pub use flow_checkpoint as checkpoint;

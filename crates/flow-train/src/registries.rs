@@ -1,5 +1,6 @@
 //! What a config can ask for by name.
 
+use flow_accel::{AcceleratorRegistry, AlreadyRegistered};
 use flow_attention::AttentionRegistry;
 use flow_kernels::KernelRegistry;
 use flow_models::ModelRegistry;
@@ -16,14 +17,26 @@ pub struct Registries {
     pub kernels: KernelRegistry,
     /// Implementations of attention.
     pub attention: AttentionRegistry,
+    /// Accelerators.
+    pub accelerators: AcceleratorRegistry,
+}
+
+/// Two plugins of one name, which the tests rule out for those of this workspace.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub enum NameTaken {
+    /// Two rewards.
+    Reward(#[from] RewardError),
+    /// Two accelerators.
+    Accelerator(#[from] AlreadyRegistered),
 }
 
 impl Registries {
     /// Everything that this workspace brings.
     ///
     /// # Errors
-    /// If two rewards have one name, which the tests rule out.
-    pub fn built_in() -> Result<Self, RewardError> {
+    /// If two plugins have one name.
+    pub fn built_in() -> Result<Self, NameTaken> {
         let mut registries = Self {
             rewards: RewardRegistry::with_built_in()?,
             ..Self::default()
@@ -31,6 +44,7 @@ impl Registries {
         flow_models::register(&mut registries.models);
         flow_kernels::register(&mut registries.kernels);
         flow_attention::register(&mut registries.attention);
+        flow_accelerators::register(&mut registries.accelerators, &registries.attention)?;
         Ok(registries)
     }
 }

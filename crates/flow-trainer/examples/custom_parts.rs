@@ -3,6 +3,7 @@
 //! `cargo run --release -p flow-trainer --example custom_parts -- FOLDER` writes the run to `FOLDER/custom`.
 
 use burn::tensor::Tensor;
+use flow_accel::AcceleratorRegistry;
 use flow_accel::Paradigm;
 use flow_attention::CpuAttention;
 use flow_config::Config;
@@ -237,11 +238,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     flow_models::register(&mut models);
     let device = ComputeDevice::cpu();
     let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+    let accelerators = AcceleratorRegistry::default();
     let environment = Environment {
         device: device.clone(),
-        rollout_plan: plan.clone(),
-        training_plan: plan,
-        lossless: true,
+        plan,
+        accelerators: &accelerators,
         models: &models,
         rewards: &rewards,
         base: Path::new("."),

@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release -p flow-trainer --example headless -- train|pretrain CONFIG [KEY=VALUE]…`
 
+use flow_accel::AcceleratorRegistry;
 use flow_attention::AttentionRegistry;
 use flow_config::Config;
 use flow_core::{Plan, device::ComputeDevice};
@@ -102,7 +103,7 @@ fn pretrained(config: &Config, environment: &Environment<'_>) -> Result<(), Fail
     };
     let parts = pretrain::Pretraining {
         model: &model.model,
-        plan: &environment.training_plan,
+        plan: &environment.plan,
         dataset: &*dataset,
         conditioner: &conditioner,
         device,
@@ -131,11 +132,11 @@ fn main() -> Result<(), Failure> {
     let rewards = RewardRegistry::with_built_in()?;
     let plan = Arc::new(Plan::new(attention.get("cpu")?, kernels.get("cpu")?));
     let base = Path::new(path).parent().unwrap_or(Path::new("."));
+    let accelerators = AcceleratorRegistry::default();
     let environment = Environment {
         device: ComputeDevice::cpu(),
-        rollout_plan: plan.clone(),
-        training_plan: plan,
-        lossless: true,
+        plan,
+        accelerators: &accelerators,
         models: &models,
         rewards: &rewards,
         base,

@@ -8,6 +8,7 @@
 //! Weights are those of the config, or fresh ones, plus a little noise: a fresh model predicts 0 everywhere, which
 //! would check nothing.
 
+use flow_accel::AcceleratorRegistry;
 use flow_attention::CpuAttention;
 use flow_config::{AlgorithmConfig, Config};
 use flow_core::device::ComputeDevice;
@@ -92,11 +93,11 @@ impl Job {
         let device = ComputeDevice::cpu();
         let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
         let base = flow_config::base_dir(path);
+        let accelerators = AcceleratorRegistry::default();
         let environment = Environment {
             device: device.clone(),
-            rollout_plan: plan.clone(),
-            training_plan: plan.clone(),
-            lossless: true,
+            plan: plan.clone(),
+            accelerators: &accelerators,
             models: &models,
             rewards: &rewards,
             base: &base,

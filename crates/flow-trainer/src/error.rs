@@ -40,6 +40,25 @@ pub enum TrainError {
         /// The value.
         value: f32,
     },
+    /// Accelerators that cannot be in force.
+    #[error("`[acceleration]` cannot be put in force:{}", .0.iter().map(|finding| format!("\n  {finding}")).collect::<String>())]
+    Acceleration(Vec<flow_validate::Finding>),
+    /// An accelerator that failed when it was used.
+    #[error(transparent)]
+    Accelerator(#[from] flow_accel::AccelerationError),
+    /// An accelerator without effect.
+    #[error(
+        "the accelerator `{name}` did nothing in iteration {iteration}: {why}. Or set `acceleration.strict = false` to \
+         make this a warning"
+    )]
+    IdleAccelerator {
+        /// The accelerator.
+        name: String,
+        /// Iteration, from 1.
+        iteration: u64,
+        /// Why that may be, without a full stop.
+        why: String,
+    },
     /// The file of weights is not there.
     #[error("there are no weights at `{}`, which `model.weights` names. {help}", file.display())]
     NoWeights {

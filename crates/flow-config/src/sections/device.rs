@@ -42,3 +42,13 @@ pub enum DType {
     /// bfloat16: eight bits of mantissa with the range of f32. On a CPU it needs AVX512_BF16.
     Bf16,
 }
+
+impl DType {
+    /// As written in the config.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}

@@ -20,7 +20,7 @@ pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
         let settings = &common.evaluation;
         let subject = Subject {
             weights: &common.model.weights,
-            plan: &environment.training_plan,
+            plan: common.acceleration.training(),
             conditioner: &common.conditioner,
             micro_batch: config.sampling.micro_batch,
             rewards: &rewards.workers,

@@ -6,11 +6,12 @@ use crate::terminal;
 use flow_rewards::RewardKind;
 use flow_train::Registries;
 
-const ALL: [Listed; 8] = [
+const ALL: [Listed; 9] = [
     Listed::Models,
     Listed::Rewards,
     Listed::Kernels,
     Listed::Attention,
+    Listed::Accelerators,
     Listed::Algorithms,
     Listed::Schedulers,
     Listed::Data,
@@ -82,6 +83,15 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
             (
                 "attention (chosen by device.kind)",
                 names.map(|name| vec![name.to_owned()]).collect(),
+            )
+        }
+        Listed::Accelerators => {
+            let kinds = registries.accelerators.kinds();
+            (
+                "accelerators (acceleration.shared, acceleration.rollout)",
+                kinds
+                    .map(|kind| vec![kind.name().to_owned(), kind.summary().to_owned()])
+                    .collect(),
             )
         }
         Listed::Algorithms => ("algorithms (algorithm.kind)", rows("algorithm.kind")),

@@ -130,13 +130,14 @@ pub fn text<A: Algorithm>(
         (
             "device",
             format!(
-                "{}, f32, {} threads",
+                "{}, {}, {} threads",
                 environment.device.name(),
+                config.device.dtype.name(),
                 rayon::current_num_threads()
             ),
         ),
-        ("rollout", environment.rollout_plan.describe()),
-        ("training", environment.training_plan.describe()),
+        ("plan", parts.training_plan().describe()),
+        ("accelerators", parts.acceleration.to_string()),
         (
             "geometry",
             format!(

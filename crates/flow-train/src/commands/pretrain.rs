@@ -33,7 +33,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
         let mut observer = progress::observer(settings.steps, every, quiet, Interrupt::default());
         let parts = Pretraining {
             model: &common.model.model,
-            plan: &environment.training_plan,
+            plan: common.acceleration.training(),
             dataset: &*common.dataset,
             conditioner: &common.conditioner,
             device: &environment.device,
@@ -62,6 +62,8 @@ pub fn fresh(config: &Config) -> Config {
     config.model.weights = None;
     config.model.finetune = Finetune::Full;
     config.run.seed = config.pretrain.seed;
+    // There is no rollout.
+    config.acceleration.rollout.clear();
     config
 }
 

@@ -10,7 +10,7 @@ use flow_report::{ImageGrid, Tile};
 use flow_rewards::{RewardScores, Sample};
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::{NoiseSource, SampleRequest};
-use flow_trainer::setup::{self, Common, Environment};
+use flow_trainer::setup::{self, Common};
 
 /// Generates, scores with the config's rewards if it has some, and writes the picture.
 pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
@@ -33,7 +33,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
             .iter()
             .flat_map(|prompt| vec![prompt.clone(); count])
             .collect();
-        let images = generate(&common, environment, &wanted, config.sampling.micro_batch)?;
+        let images = generate(&common, &wanted, config.sampling.micro_batch)?;
         let rewards = config.effective_eval_rewards();
         let scores = if rewards.is_empty() {
             Vec::new()
@@ -88,15 +88,10 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
 }
 
 /// One image per prompt.
-fn generate(
-    common: &Common,
-    environment: &Environment<'_>,
-    wanted: &[Prompt],
-    micro_batch: usize,
-) -> Result<Vec<Image>, Failure> {
+fn generate(common: &Common, wanted: &[Prompt], micro_batch: usize) -> Result<Vec<Image>, Failure> {
     let evaluation = &common.evaluation;
     let steps = evaluation.schedule.ode_steps();
-    let rollout = Rollout::new(&common.model.weights, environment.rollout_plan.clone());
+    let rollout = Rollout::new(&common.model.weights, common.acceleration.training().clone());
     let site = CallSite {
         stage: Stage::Evaluation,
         iteration: 0,

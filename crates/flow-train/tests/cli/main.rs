@@ -1,5 +1,6 @@
 //! The `flow-train` command, driven as people drive it: processes, files, exit codes.
 
+mod acceleration;
 mod errors;
 mod resume;
 mod support;

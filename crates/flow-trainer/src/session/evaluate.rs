@@ -193,7 +193,7 @@ impl<A: Algorithm> Session<A> {
         };
         let subject = Subject {
             weights,
-            plan: &parts.training_plan,
+            plan: parts.training_plan(),
             conditioner: &parts.conditioner,
             micro_batch: parts.settings.geometry.micro_batch_size(),
             rewards: &parts.evaluation_rewards.0,

@@ -5,12 +5,15 @@ use crate::advantage::{RewardColumn, compute_advantages};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
+use flow_accel::Activity;
 use flow_report::Stopwatch;
 
 impl<A: Algorithm> Session<A> {
     /// Runs the next iteration and writes its metrics.
     pub(super) fn iterate(&mut self, observer: &mut dyn Observer) -> Result<IterationSummary, TrainError> {
         let mut watch = Stopwatch::start();
+        // What an evaluation did before does not count.
+        self.parts.acceleration.take_activity();
         let rolled = self.parts.roll_out(observer)?;
         let rollout_s = watch.lap_s();
 
@@ -39,11 +42,12 @@ impl<A: Algorithm> Session<A> {
         let outcome = self.parts.update(&rolled.batches, &advantages.values, observer)?;
         let images = rolled.groups.len();
         self.parts.follow()?;
+        let activity = self.activity(observer)?;
         let update_s = watch.lap_s();
 
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
-        self.record_iteration(&advantages.metrics, &outcome)?;
+        self.record_iteration(&advantages.metrics, &outcome, &activity)?;
         self.record_timing(&[
             ("rollout_s", rollout_s),
             ("rewards_s", rewards_s),
@@ -62,6 +66,31 @@ impl<A: Algorithm> Session<A> {
     }
 }
 
+impl<A: Algorithm> Session<A> {
+    /// What the accelerators did in this iteration. One that did nothing is named once, or stops a strict run.
+    fn activity(&mut self, observer: &mut dyn Observer) -> Result<Vec<Activity>, TrainError> {
+        let activity = self.parts.acceleration.take_activity();
+        for idle in &activity {
+            let Some(why) = &idle.why_idle else { continue };
+            let iteration = self.parts.state.iteration + 1;
+            if self.parts.settings.strict {
+                return Err(TrainError::IdleAccelerator {
+                    name: idle.name.clone(),
+                    iteration,
+                    why: why.clone(),
+                });
+            }
+            if self.named_idle.insert(idle.name.clone()) {
+                observer.notice(&format!(
+                    "the accelerator `{}` did nothing in iteration {iteration}: {why}",
+                    idle.name
+                ));
+            }
+        }
+        Ok(activity)
+    }
+}
+
 impl<A: Algorithm> super::Parts<A> {
     /// Lets the moving average and the old sampling weights follow the trained ones.
     fn follow(&mut self) -> Result<(), TrainError> {
@@ -72,7 +101,8 @@ impl<A: Algorithm> super::Parts<A> {
             .as_ref()
             .and_then(|plan| plan.decay_after(done));
         let old = self.algorithm.old_policy_decay(self.state.iteration);
-        let (kernels, device) = (&*self.training_plan.kernels, &self.sampler.device);
+        let kernels = self.acceleration.training().kernels.clone();
+        let (kernels, device) = (&*kernels, &self.sampler.device);
         self.state.weights.follow(kernels, device, average, old);
         Ok(())
     }

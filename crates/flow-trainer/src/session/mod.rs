@@ -21,10 +21,12 @@ use crate::geometry::{Geometry, PromptSampler};
 use crate::observer::Observer;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
+use flow_accel::Acceleration;
 use flow_core::{Plan, device::ComputeDevice};
 use flow_data::{Dataset, Prompt};
 use flow_report::{EventWriter, Manifest, MetricsStart, MetricsWriter, RunDirectory, RunStatus, Stopwatch};
 use flow_rewards::RewardWorkers;
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -82,8 +84,10 @@ pub struct SessionSettings {
     pub average: Option<EmaPlan>,
     /// The on-policy audit.
     pub audit: AuditMode,
-    /// Whether the plan promises bit-exact ratios.
+    /// Whether the accelerators promise bit-exact ratios.
     pub lossless: bool,
+    /// Whether an accelerator that did nothing in an iteration stops the run.
+    pub strict: bool,
     /// Iterations between checkpoints; 0 for one at the end only.
     pub checkpoint_every: u64,
     /// Checkpoints kept.
@@ -100,10 +104,10 @@ pub struct Parts<A> {
     pub settings: SessionSettings,
     /// The algorithm.
     pub algorithm: A,
-    /// Plan of the rollout.
-    pub rollout_plan: Arc<Plan>,
-    /// Plan of the loss.
-    pub training_plan: Arc<Plan>,
+    /// The accelerators, and with them the plans of rollouts and losses.
+    pub acceleration: Acceleration,
+    /// What a person should know before the run starts.
+    pub notices: Vec<String>,
     /// The sampler of the rollout.
     pub sampler: Sampler,
     /// Its schedule.
@@ -126,12 +130,21 @@ pub struct Parts<A> {
     pub state: TrainState,
 }
 
+impl<A> Parts<A> {
+    /// The plan of losses and evaluations.
+    pub fn training_plan(&self) -> &Arc<Plan> {
+        self.acceleration.training()
+    }
+}
+
 /// A run under way.
 pub struct Session<A> {
     parts: Parts<A>,
     files: Files,
     tally: record::Tally,
     resumed: bool,
+    /// Accelerators of which a person has been told that they did nothing.
+    named_idle: BTreeSet<String>,
 }
 
 /// The files that a run appends to.
@@ -156,6 +169,7 @@ impl<A: Algorithm> Session<A> {
             files,
             tally: record::Tally::default(),
             resumed: false,
+            named_idle: BTreeSet::new(),
         })
     }
 
@@ -198,6 +212,7 @@ impl<A: Algorithm> Session<A> {
             files,
             tally: restored.tally,
             resumed: true,
+            named_idle: BTreeSet::new(),
         };
         for notice in session.files.metrics.notices().to_vec() {
             observer.notice(&notice);
@@ -238,6 +253,13 @@ impl<A: Algorithm> Session<A> {
     }
 
     fn iterations(&mut self, observer: &mut dyn Observer) -> Result<RunStatus, TrainError> {
+        for notice in &self.parts.notices {
+            observer.notice(notice);
+        }
+        // Weights, average and reference are what the run goes on from.
+        self.parts
+            .acceleration
+            .set_up(&self.parts.state.weights.current)?;
         // A checkpoint of the start holds the first evaluation already.
         if !self.resumed && self.parts.state.iteration == 0 && self.parts.evaluation.every > 0 {
             self.evaluate(observer)?;

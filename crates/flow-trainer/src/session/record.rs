@@ -7,7 +7,7 @@ use crate::algorithm::Algorithm;
 use crate::audit::OnPolicyAudit;
 use crate::error::TrainError;
 use crate::observer::Observer;
-use flow_accel::Paradigm;
+use flow_accel::{Activity, Paradigm};
 use flow_report::{
     Audit, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, Saved,
     Series, mean_interval, paired_difference, peak_resident_gib,
@@ -107,6 +107,7 @@ impl<A: Algorithm> Session<A> {
         &mut self,
         advantages: &AdvantageMetrics,
         outcome: &UpdateOutcome,
+        activity: &[Activity],
     ) -> Result<(), TrainError> {
         let mut record = MetricRecord::new(self.parts.state.iteration, "train")
             .with("reward", advantages.total.mean)
@@ -126,6 +127,14 @@ impl<A: Algorithm> Session<A> {
         }
         if let Some(audit) = &outcome.audit {
             record = record.with("on_policy/max_ratio_deviation", f64::from(audit.max_deviation()));
+        }
+        for each in activity {
+            for (what, count) in each.engagements.counted() {
+                record = record.with(
+                    &format!("acceleration/{}/{}", each.name, what.name()),
+                    count as f64,
+                );
+            }
         }
         if let Some(step) = outcome.steps.last() {
             record = record

@@ -6,7 +6,7 @@ use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest, Trajectories};
-use flow_core::{Rollout, Stage, cpu};
+use flow_core::{Stage, cpu};
 use flow_data::{Image, ImageShape, Prompt};
 use flow_rewards::{Sample, Ticket};
 use std::ops::Range;
@@ -58,7 +58,8 @@ impl<A: Algorithm> Parts<A> {
             SamplingWeights::Current => &self.state.weights.current,
             SamplingWeights::Old => self.state.weights.old(),
         };
-        let rollout = Rollout::new(weights, self.rollout_plan.clone());
+        let scope = self.acceleration.rollout(weights)?;
+        let rollout = scope.rollout();
         let site = self.site(Stage::Rollout);
         observer.phase(Phase::Rollout, geometry.micro_batches() * steps.len());
 
@@ -84,7 +85,7 @@ impl<A: Algorithm> Parts<A> {
                     .conditions(range.clone().map(|sample| &of(sample).prompt)),
                 steps: &steps,
             };
-            self.sampler.run(&rollout, request, |_| advance(&observer))
+            self.sampler.run(rollout, request, |_| advance(&observer))
         };
         let device = &self.sampler.device;
         let ranges: Vec<Range<usize>> = geometry.micro_batch_samples().collect();

@@ -101,7 +101,7 @@ impl<A: Algorithm> Parts<A> {
                         for (name, values) in &unit.terms {
                             outcome.terms.entry(name).or_default().add(values);
                         }
-                        accumulated.add(&*self.training_plan.kernels, unit.gradients);
+                        accumulated.add(&*self.training_plan().kernels, unit.gradients);
                         observer.advance(1);
                     }
                 }
@@ -120,15 +120,15 @@ impl<A: Algorithm> Parts<A> {
         let weights = &self.state.weights;
         let device = &self.sampler.device;
         let trained = self.state.optimizer.trained();
-        let pass = Training::new(&weights.current, self.training_plan.clone(), trained.into());
+        let pass = Training::new(&weights.current, self.training_plan().clone(), trained.into());
         let sampling = match self.algorithm.sampling_weights() {
             SamplingWeights::Current => &weights.current,
             SamplingWeights::Old => weights.old(),
         };
-        let sampling = Rollout::new(sampling, self.training_plan.clone());
+        let sampling = Rollout::new(sampling, self.training_plan().clone());
         let reference = self.algorithm.reference().map(|kind| match kind {
             ReferenceWeights::WithoutAdapters => pass.reference(),
-            ReferenceWeights::Snapshot => Rollout::new(weights.reference(), self.training_plan.clone()),
+            ReferenceWeights::Snapshot => Rollout::new(weights.reference(), self.training_plan().clone()),
         });
         let noise = match position {
             Position::Recorded(_) => None,
@@ -151,7 +151,7 @@ impl<A: Algorithm> Parts<A> {
             sampling: &sampling,
             reference: reference.as_ref(),
             policy: &self.sampler.policy,
-            kernels: &*self.training_plan.kernels,
+            kernels: &*self.training_plan().kernels,
             device,
             batch,
             advantages: device.tensor(advantages, [rows]),
@@ -211,7 +211,7 @@ impl<A: Algorithm> Parts<A> {
         };
         let iteration = self.state.iteration + 1;
         if self.settings.audit == AuditMode::Stop && self.settings.lossless {
-            let plan = self.training_plan.describe();
+            let plan = self.training_plan().describe();
             return Err(TrainError::OffPolicy {
                 iteration,
                 deviation,
@@ -229,14 +229,12 @@ impl<A: Algorithm> Parts<A> {
 
     fn optimizer_step(&mut self, accumulated: Accumulated) -> Result<StepReport, TrainError> {
         let iteration = self.state.iteration + 1;
+        let kernels = self.training_plan().kernels.clone();
         let state = &mut self.state;
         let weights = &mut state.weights.current;
-        (state.optimizer.step(
-            &*self.training_plan.kernels,
-            &self.sampler.device,
-            weights,
-            accumulated,
-        ))
+        (state
+            .optimizer
+            .step(&*kernels, &self.sampler.device, weights, accumulated))
         .map_err(|source| TrainError::NonFiniteGradient { iteration, source })
     }
 }

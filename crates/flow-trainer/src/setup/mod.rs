@@ -20,26 +20,26 @@ use crate::optimizer::AdamW;
 use crate::policy::Policy;
 use crate::rollout::Sampler;
 use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
+use flow_accel::{Acceleration, AcceleratorRegistry, Paradigm};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit};
-use flow_core::{Plan, device::ComputeDevice};
+use flow_core::{ModelSpec, Plan, device::ComputeDevice};
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_models::ModelRegistry;
 use flow_rewards::RewardRegistry;
+use flow_validate::{Trainer, resolve};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What the facade provides: a device, plans, and registries of what can be asked for by name.
+/// What the facade provides: a device, a plan, and registries of what can be asked for by name.
 #[derive(Debug)]
 pub struct Environment<'a> {
     /// Where tensors live.
     pub device: ComputeDevice,
-    /// Plan of rollouts.
-    pub rollout_plan: Arc<Plan>,
-    /// Plan of losses and evaluations.
-    pub training_plan: Arc<Plan>,
-    /// Whether the plans promise that rollout and training agree bit for bit.
-    pub lossless: bool,
+    /// Who computes where no accelerator does. It gives the same bits in rollout and training.
+    pub plan: Arc<Plan>,
+    /// Accelerators.
+    pub accelerators: &'a AcceleratorRegistry,
     /// Architectures.
     pub models: &'a ModelRegistry,
     /// Rewards.
@@ -86,6 +86,33 @@ pub struct Common {
     pub conditioner: Conditioner,
     /// The sampler of evaluation.
     pub evaluation: EvaluationSettings,
+    /// The accelerators of the config.
+    pub acceleration: Acceleration,
+    /// What is worth knowing about them.
+    pub notices: Vec<String>,
+}
+
+/// The accelerators of a config, for a model and a trainer, and what is worth knowing about them.
+///
+/// # Errors
+/// [`TrainError::Acceleration`] with everything that forbids them.
+pub fn acceleration(
+    config: &Config,
+    environment: &Environment<'_>,
+    model: &ModelSpec,
+    trainer: &Trainer,
+) -> Result<(Acceleration, Vec<String>), TrainError> {
+    let (findings, acceleration) = resolve(
+        &config.acceleration,
+        environment.accelerators,
+        &environment.plan,
+        model,
+        trainer,
+    );
+    match acceleration {
+        Some(acceleration) => Ok((acceleration, findings.iter().map(ToString::to_string).collect())),
+        None => Err(TrainError::Acceleration(findings)),
+    }
 }
 
 /// Assembles what sampling and evaluation need.
@@ -93,6 +120,24 @@ pub struct Common {
 /// # Errors
 /// Whatever does not fit, with how to mend it.
 pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, TrainError> {
+    let paradigm = if config.algorithm.is_coupled() {
+        Paradigm::Coupled
+    } else {
+        Paradigm::Decoupled
+    };
+    let trainer = Trainer {
+        name: config.algorithm.kind().into(),
+        paradigm: Some(paradigm),
+    };
+    common_for(config, environment, &trainer)
+}
+
+/// As [`common`], for a trainer that may not be the config's.
+fn common_for(
+    config: &Config,
+    environment: &Environment<'_>,
+    trainer: &Trainer,
+) -> Result<Common, TrainError> {
     let dataset = dataset(config)?;
     let model = model(config, environment)?;
     let spec = model.model.spec();
@@ -115,12 +160,13 @@ pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, 
     let guided = config.sampling.guidance_scale != 1.0 || config.eval_guidance_scale() != 1.0;
     let conditioner =
         Conditioner::new(&*dataset, spec, guided, &environment.device).map_err(TrainError::Setting)?;
+    let (acceleration, notices) = acceleration(config, environment, spec, trainer)?;
     let sampler = Sampler {
         policy: Policy {
             model: model.model.clone(),
             guidance_scale: config.eval_guidance_scale() as f32,
         },
-        kernels: environment.training_plan.kernels.clone(),
+        kernels: acceleration.training().kernels.clone(),
         device: environment.device.clone(),
         seed: config.evaluation.seed,
     };
@@ -139,6 +185,8 @@ pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, 
         model,
         conditioner,
         evaluation,
+        acceleration,
+        notices,
     })
 }
 
@@ -180,7 +228,16 @@ pub fn parts<A: Algorithm>(
         model,
         conditioner,
         evaluation,
-    } = common(config, environment)?;
+        acceleration,
+        notices,
+    } = common_for(
+        config,
+        environment,
+        &Trainer {
+            name: A::NAME.into(),
+            paradigm: Some(A::PARADIGM),
+        },
+    )?;
     let device = &environment.device;
     let sampling = &config.sampling;
     let geometry = Geometry::from_config(sampling, &config.optimizer)?;
@@ -191,7 +248,7 @@ pub fn parts<A: Algorithm>(
             model: model.model.clone(),
             guidance_scale: sampling.guidance_scale as f32,
         },
-        kernels: environment.training_plan.kernels.clone(),
+        kernels: acceleration.training().kernels.clone(),
         device: device.clone(),
         seed: config.run.seed,
     };
@@ -224,7 +281,8 @@ pub fn parts<A: Algorithm>(
             OnPolicyAudit::Warn => AuditMode::Warn,
             OnPolicyAudit::Off => AuditMode::Off,
         },
-        lossless: environment.lossless,
+        lossless: acceleration.is_exact_on_policy(),
+        strict: config.acceleration.strict,
         checkpoint_every: config.checkpoints.every as u64,
         checkpoints_kept: keep,
         tensorboard_every: if config.logging.tensorboard {
@@ -237,8 +295,8 @@ pub fn parts<A: Algorithm>(
     Ok(Parts {
         settings,
         algorithm,
-        rollout_plan: environment.rollout_plan.clone(),
-        training_plan: environment.training_plan.clone(),
+        acceleration,
+        notices,
         sampler,
         schedule: schedule(config, tokens)?,
         conditioner,

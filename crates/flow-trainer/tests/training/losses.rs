@@ -32,7 +32,7 @@ fn loss_at<A: Algorithm>(
     let conditions = parts.conditioner.conditions(prompts.iter().take(4));
     let steps = parts.schedule.steps_for(0);
     let sampled = parts.state.weights.current.clone();
-    let rollout = Rollout::new(&sampled, parts.rollout_plan.clone());
+    let rollout = Rollout::new(&sampled, parts.training_plan().clone());
     let request = SampleRequest {
         site: SITE,
         source: NoiseSource::Rollout,
@@ -50,8 +50,8 @@ fn loss_at<A: Algorithm>(
         .iter()
         .map(|s| s.kind == flow_core::ParamKind::Base)
         .collect();
-    let pass = Training::new(moved, parts.training_plan.clone(), trained.into());
-    let reference = Rollout::new(&sampled, parts.training_plan.clone());
+    let pass = Training::new(moved, parts.training_plan().clone(), trained.into());
+    let reference = Rollout::new(&sampled, parts.training_plan().clone());
     let values = parts.sampler.policy.model.spec().latent.values();
     let noise = parts.sampler.noise(Purpose::ForwardNoise, &samples, 3, values);
     let context = LossContext {
@@ -59,7 +59,7 @@ fn loss_at<A: Algorithm>(
         sampling: &reference,
         reference: Some(&reference),
         policy: &parts.sampler.policy,
-        kernels: &*parts.training_plan.kernels,
+        kernels: &*parts.training_plan().kernels,
         device: &parts.sampler.device,
         batch: &batch,
         advantages: parts.sampler.device.tensor(ADVANTAGES.to_vec(), [4]),
@@ -80,7 +80,7 @@ fn loss_at<A: Algorithm>(
         }
     };
     let velocity = |weights| {
-        let exec = Rollout::new(weights, parts.training_plan.clone())
+        let exec = Rollout::new(weights, parts.training_plan().clone())
             .exec(parts.sampler.policy.call(SITE, &samples));
         let device = &parts.sampler.device;
         let x: Tensor<2> = device.tensor(x.iter().map(|v| *v as f32).collect(), [4, values]);

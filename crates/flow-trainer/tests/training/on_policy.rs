@@ -72,11 +72,7 @@ fn a_decoupled_algorithm_has_no_ratio_to_audit() {
 #[test]
 fn a_kernel_that_differs_in_training_by_one_part_in_a_million_stops_the_run() {
     let registries = registries();
-    let environment = environment_with(
-        &registries,
-        Arc::new(CpuKernels::default()),
-        Arc::new(Bent(CpuKernels::default())),
-    );
+    let environment = environment_with(&registries, Arc::new(Bent(CpuKernels::default())));
     let root = tempfile::tempdir().expect("a temporary directory");
     let run = |overrides: &[&str], name: &str| {
         let root = root.path().join(name);

@@ -27,7 +27,7 @@ fn run(seed: u64, steps: u64) -> Pretrained {
     };
     let parts = Pretraining {
         model: &model.model,
-        plan: &environment.training_plan,
+        plan: &environment.plan,
         dataset: &*dataset,
         conditioner: &conditioner,
         device,

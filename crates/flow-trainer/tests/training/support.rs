@@ -1,5 +1,6 @@
 //! A tiny run on the digits: 2 blocks of width 16, 4 sampling steps.
 
+use flow_accel::AcceleratorRegistry;
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{Kernels, Plan, Weights, device::ComputeDevice};
@@ -62,6 +63,7 @@ pub fn config(overrides: &[&str]) -> Config {
 pub struct Registries {
     models: ModelRegistry,
     rewards: RewardRegistry,
+    pub accelerators: AcceleratorRegistry,
 }
 
 pub fn registries() -> Registries {
@@ -70,28 +72,19 @@ pub fn registries() -> Registries {
     Registries {
         models,
         rewards: RewardRegistry::with_built_in().expect("built-in rewards have different names"),
+        accelerators: AcceleratorRegistry::default(),
     }
 }
 
 pub fn environment(registries: &Registries) -> Environment<'_> {
-    environment_with(
-        registries,
-        Arc::new(flow_kernels::CpuKernels::default()),
-        Arc::new(flow_kernels::CpuKernels::default()),
-    )
+    environment_with(registries, Arc::new(flow_kernels::CpuKernels::default()))
 }
 
-pub fn environment_with(
-    registries: &Registries,
-    rollout: Arc<dyn Kernels>,
-    training: Arc<dyn Kernels>,
-) -> Environment<'_> {
-    let plan = |kernels| Arc::new(Plan::new(Arc::new(flow_attention::CpuAttention), kernels));
+pub fn environment_with(registries: &Registries, kernels: Arc<dyn Kernels>) -> Environment<'_> {
     Environment {
         device: ComputeDevice::cpu(),
-        rollout_plan: plan(rollout),
-        training_plan: plan(training),
-        lossless: true,
+        plan: Arc::new(Plan::new(Arc::new(flow_attention::CpuAttention), kernels)),
+        accelerators: &registries.accelerators,
         models: &registries.models,
         rewards: &registries.rewards,
         base: Path::new("."),

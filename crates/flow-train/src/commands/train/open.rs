@@ -2,7 +2,8 @@
 
 use crate::arguments::{Existing, TrainArguments};
 use crate::failure::{Failure, OrFailure};
-use flow_config::{Config, DType, Resolved};
+use flow_accel::Acceleration;
+use flow_config::{Config, Resolved};
 use flow_report::{Manifest, MetricsPosition, MetricsStart, OnExists, Opened, RunDirectory};
 use flow_trainer::setup::Environment;
 use serde_json::{Map, Value, json};
@@ -81,12 +82,13 @@ pub fn manifest(
     directory: &RunDirectory,
     resolved: &Resolved,
     environment: &Environment<'_>,
+    acceleration: &Acceleration,
 ) -> Result<Manifest, Failure> {
     let config = serde_json::to_value(&resolved.config).or_failed()?;
     let here = std::env::current_dir().unwrap_or_default();
     let mut manifest = Manifest::new(&directory.name(), std::env::args().collect(), config, &here);
     manifest.versions.extend(flow_train::versions());
-    manifest.device = device(&resolved.config, environment);
+    manifest.device = device(&resolved.config, environment, acceleration);
     manifest.config_sources = resolved
         .sources
         .iter()
@@ -95,19 +97,15 @@ pub fn manifest(
     Ok(manifest)
 }
 
-fn device(config: &Config, environment: &Environment<'_>) -> Map<String, Value> {
-    let dtype = match config.device.dtype {
-        DType::F32 => "f32",
-        DType::Bf16 => "bf16",
-    };
+fn device(config: &Config, environment: &Environment<'_>, acceleration: &Acceleration) -> Map<String, Value> {
     let pairs = [
         ("name", json!(environment.device.name())),
         ("backend", json!("burn-flex")),
-        ("dtype", json!(dtype)),
+        ("dtype", json!(config.device.dtype.name())),
         ("threads", json!(rayon::current_num_threads())),
-        ("rollout_plan", json!(environment.rollout_plan.describe())),
-        ("training_plan", json!(environment.training_plan.describe())),
-        ("lossless", json!(environment.lossless)),
+        ("training_plan", json!(acceleration.training().describe())),
+        ("acceleration", json!(acceleration.to_string())),
+        ("exact_on_policy", json!(acceleration.is_exact_on_policy())),
     ];
     pairs
         .into_iter()

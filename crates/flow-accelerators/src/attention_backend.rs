@@ -1,0 +1,124 @@
+//! `attention_backend`: another implementation of attention, in rollout and training alike.
+
+use burn::backend::DispatchTensor;
+use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
+use flow_attention::AttentionRegistry;
+use flow_core::exec::Stash;
+use flow_core::{AttentionBackend, AttentionShape, Plan, RegionKind};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Parameters of `attention_backend`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionBackendParams {
+    /// Name of a registered backend; `flow-train list attention` shows them. Case does not matter.
+    #[schemars(length(min = 1, max = 100))]
+    pub backend: String,
+}
+
+/// Puts a backend in the place of the plan's.
+#[derive(Clone, Debug)]
+pub struct AttentionBackendAccelerator {
+    backend: Arc<dyn AttentionBackend>,
+}
+
+impl AttentionBackendAccelerator {
+    /// The name in configs.
+    pub const NAME: &'static str = "attention_backend";
+
+    /// With the backend that `params` names.
+    ///
+    /// # Errors
+    /// If `backends` does not have it.
+    pub fn new(params: &AttentionBackendParams, backends: &AttentionRegistry) -> Result<Self, Refusal> {
+        let backend = backends.get(&params.backend).map_err(|error| {
+            Refusal::new(
+                error.to_string(),
+                "Set `params.backend` to one of them, for instance `{ name = \"attention_backend\", params = { backend \
+                 = \"cpu\" } }`",
+            )
+        })?;
+        Ok(Self { backend })
+    }
+}
+
+impl Accelerator for AttentionBackendAccelerator {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn stage(&self) -> AcceleratorStage {
+        AcceleratorStage::Both
+    }
+
+    // A backend is one kernel for plain and tracked operands by its contract, and both stages get it.
+    fn safety(&self, _: &Plan) -> Safety {
+        Safety::Lossless
+    }
+
+    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+        if !target.model.regions.contains(&RegionKind::Attention) {
+            let regions: Vec<String> = target.model.regions.iter().map(ToString::to_string).collect();
+            let regions = if regions.is_empty() {
+                "none".to_owned()
+            } else {
+                regions.join(", ")
+            };
+            return Err(Refusal::new(
+                format!(
+                    "the model `{}` announces no attention region (its regions: {regions})",
+                    target.model.architecture
+                ),
+                "Remove the entry",
+            ));
+        }
+        if self.backend.name() == plan.attention.name() {
+            return Err(Refusal::new(
+                format!("`{}` is the backend without it, too", self.backend.name()),
+                "Remove the entry, or name another backend",
+            ));
+        }
+        Ok(Plan {
+            attention: Arc::new(Metered {
+                backend: self.backend.clone(),
+                meter: target.meter.clone(),
+            }),
+            ..plan
+        })
+    }
+
+    fn why_idle(&self) -> String {
+        "no attention was computed in the iteration; remove the entry".into()
+    }
+}
+
+/// Counts calls.
+#[derive(Debug)]
+struct Metered {
+    backend: Arc<dyn AttentionBackend>,
+    meter: Meter,
+}
+
+impl AttentionBackend for Metered {
+    fn name(&self) -> &str {
+        self.backend.name()
+    }
+
+    fn supports(&self, shape: &AttentionShape) -> Result<(), String> {
+        self.backend.supports(shape)
+    }
+
+    fn attention(
+        &self,
+        stash: &dyn Stash,
+        q: &DispatchTensor,
+        k: &DispatchTensor,
+        v: &DispatchTensor,
+        shape: &AttentionShape,
+    ) -> DispatchTensor {
+        self.meter.count(Engagement::KernelReplaced, 1);
+        self.backend.attention(stash, q, k, v, shape)
+    }
+}

@@ -1,0 +1,152 @@
+//! What each built-in accelerator does, and what it refuses.
+
+use burn::tensor::Tensor;
+use flow_accel::{Acceleration, AcceleratorRegistry, Engagement, Params, Safety};
+use flow_attention::{AttentionRegistry, CpuAttention};
+use flow_core::device::ComputeDevice;
+use flow_core::params::LayoutBuilder;
+use flow_core::{CallContext, Init, LatentShape, ModelSpec, ParamLayout, Plan, RegionKind, Stage, Weights};
+use flow_kernels::CpuKernels;
+use serde_json::json;
+use std::sync::Arc;
+
+fn registry() -> AcceleratorRegistry {
+    let mut backends = AttentionRegistry::default();
+    flow_attention::register(&mut backends);
+    let mut registry = AcceleratorRegistry::default();
+    flow_accelerators::register(&mut registry, &backends).expect("different names");
+    registry
+}
+
+fn model(regions: &[RegionKind]) -> ModelSpec {
+    ModelSpec {
+        architecture: "little".into(),
+        latent: LatentShape {
+            channels: 1,
+            frames: 1,
+            height: 1,
+            width: 1,
+        },
+        tokens: 1,
+        vocabulary: None,
+        reads_text: false,
+        stacks: vec![("blocks".into(), 2)],
+        regions: regions.to_vec(),
+    }
+}
+
+fn backend(name: &str) -> Params {
+    Params::from([("backend".into(), json!(name))])
+}
+
+/// `shared` entries in force for a model with an attention region, or the errors.
+fn shared(entries: &[(&str, &Params)], model: &ModelSpec) -> Result<Acceleration, String> {
+    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    registry()
+        .acceleration(base, entries.iter().copied(), [], model)
+        .map_err(|errors| errors.iter().map(|error| format!("{error}\n")).collect())
+}
+
+#[test]
+fn an_attention_backend_answers_in_rollout_and_training_and_counts_its_calls() {
+    let with_attention = model(&[RegionKind::Attention]);
+    let params = backend("REFERENCE");
+    let acceleration = shared(&[("attention_backend", &params)], &with_attention).expect("it fits");
+    assert_eq!(
+        acceleration.to_string(),
+        "shared: attention_backend (lossless); rollout: none"
+    );
+    assert!(acceleration.applied().all(|each| each.safety == Safety::Lossless));
+    assert_eq!(acceleration.training().attention.name(), "reference");
+
+    let device = ComputeDevice::cpu();
+    let mut layout = ParamLayout::default();
+    LayoutBuilder::new(&mut layout).param("weight", [1, 1], Init::Zeros);
+    let weights = Weights::init(Arc::new(layout), 1, &device);
+    let scope = acceleration.rollout(&weights).expect("it opens");
+    let exec = scope.rollout().exec(CallContext::single(Stage::Rollout));
+    let x: Tensor<4> = device.tensor(vec![1.0, -2.0, 0.5, 3.0], [1, 2, 1, 2]);
+    for _ in 0..3 {
+        exec.attention(x.clone(), x.clone(), x.clone());
+    }
+    let activity = acceleration.take_activity();
+    assert_eq!(activity[0].engagements.of(Engagement::KernelReplaced), 3);
+    assert_eq!(activity[0].why_idle, None);
+    assert!(
+        acceleration.take_activity()[0].why_idle.is_some(),
+        "nothing since then"
+    );
+}
+
+#[test]
+fn an_attention_backend_without_effect_is_refused() {
+    let params = backend("cpu");
+    let same = shared(
+        &[("attention_backend", &params)],
+        &model(&[RegionKind::Attention]),
+    );
+    let text = same.expect_err("it is the plan's own");
+    assert!(text.contains("`cpu` is the backend without it"), "{text}");
+
+    let params = backend("reference");
+    let without = shared(
+        &[("attention_backend", &params)],
+        &model(&[RegionKind::Mlp, RegionKind::AdaLn]),
+    );
+    let text = without.expect_err("there is no attention");
+    assert!(
+        text.contains("`little` announces no attention region (its regions: mlp, adaln)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn parameters_are_typed_and_an_unknown_backend_lists_those_there_are() {
+    let error = |name: &str, params: &Params| registry().build(name, params).expect_err("wrong").to_string();
+    let text = error("attention_backend", &backend("flash_3"));
+    assert!(text.contains("available: cpu, reference"), "{text}");
+    let text = error("attention_backend", &Params::from([("backend".into(), json!(3))]));
+    assert!(text.contains("expected a string"), "{text}");
+    let mut extra = backend("cpu");
+    extra.insert("causal".into(), json!(true));
+    assert!(error("attention_backend", &extra).contains("unknown field `causal`"));
+}
+
+#[test]
+fn graph_capture_says_that_no_device_can_and_must_come_last() {
+    let (params, none) = (backend("reference"), Params::new());
+    let text = shared(
+        &[("graph_capture", &none), ("attention_backend", &params)],
+        &model(&[RegionKind::Attention]),
+    )
+    .expect_err("neither fits");
+    assert!(text.contains("must stand after `attention_backend`"), "{text}");
+    assert!(text.contains("have no graphs to record"), "{text}");
+}
+
+#[test]
+fn names_known_from_elsewhere_say_what_to_write() {
+    for name in ["cache_dit", "Diffusers_Cache", "torch_compile"] {
+        let text = registry()
+            .build(name, &Params::new())
+            .expect_err("it is not ours")
+            .to_string();
+        assert!(text.contains("any more") && text.contains("entry"), "{text}");
+    }
+}
+
+#[test]
+fn every_accelerator_has_a_summary_and_a_closed_schema() {
+    let registry = registry();
+    let names: Vec<&str> = registry.kinds().map(|kind| kind.name()).collect();
+    assert_eq!(names, ["attention_backend", "graph_capture"]);
+    for kind in registry.kinds() {
+        assert!(!kind.summary().is_empty());
+        assert_eq!(
+            kind.schema().as_value()["additionalProperties"],
+            json!(false),
+            "{}",
+            kind.name()
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! `[acceleration]` from the command line: what is in force shows, and what cannot be is refused.
+
+use crate::support::{Place, contains};
+use serde_json::Value;
+
+const REFERENCE: &str =
+    "acceleration.shared={ name = \"Attention_Backend\", params = { backend = \"reference\" } }";
+
+fn records(place: &Place, kind: &str) -> Vec<Value> {
+    let metrics = place.text("runs/tiny/metrics.jsonl");
+    let records = metrics
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    records.filter(|record: &Value| record["kind"] == kind).collect()
+}
+
+#[test]
+fn an_attention_backend_is_named_counted_and_exact_on_policy() {
+    let place = Place::new();
+    place.succeed(&["train", "tiny.toml", "--set", REFERENCE]);
+    let manifest: Value = serde_json::from_str(&place.text("runs/tiny/run.json")).expect("JSON");
+    let device = &manifest["device"];
+    assert_eq!(
+        device["acceleration"],
+        "shared: attention_backend (lossless); rollout: none"
+    );
+    assert!(
+        device["training_plan"]
+            .to_string()
+            .contains("attention reference")
+    );
+    assert_eq!(device["exact_on_policy"], true);
+    let trained = records(&place, "train");
+    assert_eq!(trained.len(), 2);
+    for record in trained {
+        assert_eq!(record["on_policy/max_ratio_deviation"], 0.0);
+        let calls = record["acceleration/attention_backend/kernels_replaced"].as_f64();
+        assert!(calls > Some(0.0), "{record}");
+    }
+}
+
+#[test]
+fn a_resumed_run_with_an_accelerator_counts_as_one_that_was_never_stopped() {
+    let whole = Place::new();
+    whole.succeed(&["train", "tiny.toml", "--set", REFERENCE]);
+    let parts = Place::new();
+    parts.succeed(&["train", "tiny.toml", "--set", REFERENCE, "--set", "run.steps=1"]);
+    parts.succeed(&["train", "tiny.toml", "--set", REFERENCE, "--resume", "latest"]);
+    assert_eq!(records(&whole, "train"), records(&parts, "train"));
+}
+
+#[test]
+fn check_and_plan_show_accelerators_and_refuse_what_cannot_be() {
+    let place = Place::new();
+    let plan = place.succeed(&["plan", "tiny.toml", "--set", REFERENCE]);
+    contains(&plan, &["attention_backend (lossless)", "attention reference"]);
+    let set = |entry: &str| format!("acceleration.shared={entry}");
+    for (entry, texts) in [
+        (
+            "{ name = \"attention_backend\" }",
+            ["acceleration::bad-parameters", "missing field `backend`"],
+        ),
+        (
+            "{ name = \"attention_backend\", params = { backend = \"cpu\" } }",
+            ["acceleration::refused", "is the backend without it"],
+        ),
+        (
+            "{ name = \"torch_compile\" }",
+            ["acceleration::removed", "PyTorch's compiler"],
+        ),
+        (
+            "{ name = \"graph_capture\" }",
+            ["acceleration::refused", "no graphs to record"],
+        ),
+        (
+            "{ name = \"atention_backend\" }",
+            ["acceleration::unknown-accelerator", "`attention_backend`"],
+        ),
+    ] {
+        contains(
+            &place.fail(2, &["check", "tiny.toml", "--set", &set(entry)]),
+            &texts,
+        );
+    }
+    let rollout =
+        "acceleration.rollout={ name = \"attention_backend\", params = { backend = \"reference\" } }";
+    contains(
+        &place.fail(2, &["check", "tiny.toml", "--set", rollout]),
+        &["acceleration::not-for-rollout", "acceleration.shared"],
+    );
+}
+
+#[test]
+fn the_lists_name_the_accelerators_and_the_backends() {
+    let place = Place::bare();
+    contains(
+        &place.succeed(&["list", "accelerators"]),
+        &["attention_backend", "graph_capture"],
+    );
+    contains(&place.succeed(&["list", "attention"]), &["cpu", "reference"]);
+}
