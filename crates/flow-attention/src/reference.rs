@@ -96,12 +96,12 @@ fn backward(shape: &AttentionShape, [q, k, v]: [&Rows; 3], incoming: &Rows) -> [
     let mut dq = Rows::zeros(shape.queries, shape.head_dim);
     let [mut dk, mut dv] = [0, 1].map(|_| Rows::zeros(shape.keys, shape.head_dim));
     let scale = f64::from(shape.scale);
-    for query in 0..shape.queries {
+    for (query, log_sum) in lse.iter().enumerate() {
         let d_out = incoming.row(query);
         let mean = dot(d_out, output.row(query));
         for key in 0..shape.keys {
             let score = scale * dot(q.row(query), k.row(key));
-            let probability = libm::exp(score - lse[query]);
+            let probability = libm::exp(score - log_sum);
             let d_score = scale * probability * (dot(d_out, v.row(key)) - mean);
             dq.add(query, d_score, k.row(key));
             dk.add(key, d_score, q.row(query));
