@@ -45,6 +45,8 @@ pub enum Command {
     Check(CheckArguments),
     /// Show what a run would do: geometry, calls, parameters, cost, schedule
     Plan(ConfigArguments),
+    /// Compare the ratios of a rollout and of training, for every lossless combination of what computes
+    Audit(ConfigArguments),
     /// Print the JSON schema of the config
     Schema,
     /// List what a config can ask for by name

@@ -1,5 +1,6 @@
 //! The commands, one module each.
 
+mod audit;
 mod check;
 mod completions;
 mod doctor;
@@ -34,6 +35,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Eval(arguments) => eval::run(&arguments, quiet),
         Command::Check(arguments) => check::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
+        Command::Audit(arguments) => audit::run(&arguments, quiet),
         Command::Schema => schema::run(),
         Command::List { what } => list::run(what),
         Command::Explain { key } => explain::run(&key),

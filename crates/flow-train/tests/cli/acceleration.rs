@@ -99,3 +99,40 @@ fn the_lists_name_the_accelerators_and_the_backends() {
     );
     contains(&place.succeed(&["list", "attention"]), &["cpu", "reference"]);
 }
+
+#[test]
+fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
+    let place = Place::new();
+    let text = place.succeed(&["audit", "tiny.toml"]);
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .filter(|line| line.starts_with("cpu ") || line.starts_with("reference "))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let dtypes = if flow_kernels::CpuKernels::bf16().is_ok() {
+        2
+    } else {
+        1
+    };
+    assert_eq!(rows.len(), 2 * 2 * 2 * 2 * dtypes, "{text}");
+    for row in rows {
+        let [.., ratios, deviation] = row[..] else {
+            panic!("{row:?}")
+        };
+        assert!(
+            ratios.parse::<u64>().expect("a number") > 0 && deviation == "0e0",
+            "{row:?}"
+        );
+    }
+    contains(&text, &["grpo-guard", "lora", "combinations are exact"]);
+    assert!(!place.path("runs").exists());
+    let ode = [
+        "audit",
+        "tiny.toml",
+        "--set",
+        "scheduler.dynamics=ode",
+        "--set",
+        "algorithm.kind=nft",
+    ];
+    contains(&place.fail(2, &ode), &["no stochastic step", "flow-sde"]);
+}

@@ -80,31 +80,19 @@ impl<A: Algorithm> Parts<A> {
                 let units: Vec<(usize, Position)> = micro_batches
                     .flat_map(|micro_batch| positions.iter().map(move |position| (micro_batch, *position)))
                     .collect();
-                let device = &self.sampler.device;
-                // Computed beside one another, added up in order.
-                for wave in units.chunks(device.concurrency()) {
-                    let computed = device.concurrently(wave.len(), |index| {
-                        let (micro_batch, position) = wave[index];
-                        let batch = &batches[micro_batch];
-                        let first = micro_batch * geometry.micro_batch_size();
-                        self.unit(batch, &advantages[first..first + batch.samples.len()], position)
-                    });
-                    for ((micro_batch, position), unit) in wave.iter().zip(computed) {
-                        let (unit, batch) = (unit?, &batches[*micro_batch]);
-                        self.check_loss(&unit, *micro_batch, batch, *position)?;
-                        if outcome.steps.is_empty()
-                            && let (Some(audit), Some(ratio)) = (outcome.audit.as_mut(), &unit.ratio)
-                        {
-                            audit.check(self.position_site(batch, *position), &batch.samples, ratio);
-                        }
-                        outcome.loss.add(&unit.loss_values);
-                        for (name, values) in &unit.terms {
-                            outcome.terms.entry(name).or_default().add(values);
-                        }
-                        accumulated.add(&*self.training_plan().kernels, unit.gradients);
-                        observer.advance(1);
+                self.for_each_unit(&units, batches, advantages, |batch, position, unit| {
+                    if outcome.steps.is_empty()
+                        && let (Some(audit), Some(ratio)) = (outcome.audit.as_mut(), &unit.ratio)
+                    {
+                        audit.check(self.position_site(batch, position), &batch.samples, ratio);
                     }
-                }
+                    outcome.loss.add(&unit.loss_values);
+                    for (name, values) in &unit.terms {
+                        outcome.terms.entry(name).or_default().add(values);
+                    }
+                    accumulated.add(&*self.training_plan().kernels, unit.gradients);
+                    observer.advance(1);
+                })?;
                 if outcome.steps.is_empty()
                     && let Some(audit) = &outcome.audit
                 {
@@ -114,6 +102,63 @@ impl<A: Algorithm> Parts<A> {
             }
         }
         Ok(outcome)
+    }
+
+    /// The audit alone: one rollout with the weights there are, and every loss and its gradients once, without an
+    /// optimizer step. Nothing of the run changes.
+    ///
+    /// # Errors
+    /// As those of a run.
+    pub fn audit(&self, observer: &mut dyn Observer) -> Result<OnPolicyAudit, TrainError> {
+        let rolled = self.roll_out(observer)?;
+        for ticket in rolled.tickets {
+            ticket.wait()?;
+        }
+        let seed = self.settings.seed;
+        let positions = self
+            .algorithm
+            .positions(&self.schedule, seed, self.state.iteration, 0);
+        observer.phase(Phase::Update, rolled.batches.len() * positions.len());
+        let units: Vec<(usize, Position)> = (0..rolled.batches.len())
+            .flat_map(|micro_batch| positions.iter().map(move |position| (micro_batch, *position)))
+            .collect();
+        // Rewards do not enter a ratio; any advantages do.
+        let advantages: Vec<f32> = (0..rolled.groups.len())
+            .map(|sample| if sample % 2 == 0 { 1.0 } else { -1.0 })
+            .collect();
+        let mut audit = OnPolicyAudit::default();
+        self.for_each_unit(&units, &rolled.batches, &advantages, |batch, position, unit| {
+            if let Some(ratio) = &unit.ratio {
+                audit.check(self.position_site(batch, position), &batch.samples, ratio);
+            }
+            observer.advance(1);
+        })?;
+        Ok(audit)
+    }
+
+    /// Losses and gradients at `units` (micro-batch and position), computed beside one another and visited in order.
+    fn for_each_unit(
+        &self,
+        units: &[(usize, Position)],
+        batches: &[Trajectories],
+        advantages: &[f32],
+        mut visit: impl FnMut(&Trajectories, Position, Unit),
+    ) -> Result<(), TrainError> {
+        let device = &self.sampler.device;
+        for wave in units.chunks(device.concurrency()) {
+            let computed = device.concurrently(wave.len(), |index| {
+                let (micro_batch, position) = wave[index];
+                let batch = &batches[micro_batch];
+                let first = micro_batch * self.settings.geometry.micro_batch_size();
+                self.unit(batch, &advantages[first..first + batch.samples.len()], position)
+            });
+            for ((micro_batch, position), unit) in wave.iter().zip(computed) {
+                let (unit, batch) = (unit?, &batches[*micro_batch]);
+                self.check_loss(&unit, *micro_batch, batch, *position)?;
+                visit(batch, *position, unit);
+            }
+        }
+        Ok(())
     }
 
     fn unit(&self, batch: &Trajectories, advantages: &[f32], position: Position) -> Result<Unit, TrainError> {

@@ -1,0 +1,154 @@
+//! `audit`: is the importance ratio exactly 1, whatever computes?
+//!
+//! For every combination of attention backend, algorithm, guidance, trained weights and precision: one rollout, and every
+//! loss once, without an optimizer step. No combination changes a file.
+
+use super::{Loaded, tokens};
+use crate::arguments::ConfigArguments;
+use crate::failure::{Failure, OrFailure};
+use crate::interrupt::Interrupt;
+use crate::{progress, terminal};
+use flow_accelerators::AttentionBackendAccelerator;
+use flow_config::{
+    AcceleratorEntry, AlgorithmConfig, Config, DType, Dynamics, Finetune, GrpoConfig, GrpoGuardConfig,
+};
+use flow_trainer::TrainError;
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::audit::OnPolicyAudit;
+use flow_trainer::setup::{self, Environment, WithAlgorithm};
+
+/// Guidance scales: without an unconditional branch, and with it in the same batch.
+const GUIDANCE: [f64; 2] = [1.0, 3.0];
+
+/// One row of the table.
+struct Combination {
+    attention: String,
+    config: Config,
+}
+
+/// Runs every combination, prints the table, and fails unless every deviation is exactly 0.
+pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
+    let loaded = Loaded::read(arguments)?;
+    if loaded.config().scheduler.dynamics == Dynamics::Ode {
+        return Err(Failure::Input(
+            "`scheduler.dynamics = \"ode\"` has no stochastic step, so there is no ratio to audit. Add `--set \
+             scheduler.dynamics=flow-sde`"
+                .into(),
+        ));
+    }
+    let combinations = combinations(&loaded);
+    let header = [
+        "attention",
+        "algorithm",
+        "guidance",
+        "weights",
+        "dtype",
+        "ratios",
+        "max |ratio - 1|",
+    ];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    let mut failed = 0;
+    for Combination { attention, config } in &combinations {
+        let audit = loaded.compute(config, |environment| {
+            let tokens = tokens(config, environment).or_bad_input()?;
+            let run = Run {
+                config,
+                environment,
+                quiet,
+            };
+            setup::with_algorithm(config, tokens, run)
+                .and_then(|audit| audit)
+                .or_bad_input()
+        })?;
+        let exact = audit.worst().is_none() && audit.checked() > 0;
+        failed += usize::from(!exact);
+        rows.push(vec![
+            attention.clone(),
+            config.algorithm.kind().to_owned(),
+            format!("{}", config.sampling.guidance_scale),
+            match config.model.finetune {
+                Finetune::Full => "full",
+                Finetune::Lora => "lora",
+            }
+            .to_owned(),
+            config.device.dtype.name().to_owned(),
+            audit.checked().to_string(),
+            format!("{:e}", audit.max_deviation()),
+        ]);
+    }
+    terminal::print(&format!("{}\n", terminal::table(&rows, 5)))?;
+    if failed > 0 {
+        return Err(Failure::Run(format!(
+            "{failed} of {} combinations are not exact: rollout and training do not compute the same bits. This is a \
+             defect; please report it with this table",
+            combinations.len()
+        )));
+    }
+    terminal::line(&format!("all {} combinations are exact", combinations.len()))
+}
+
+/// Everything lossless that the config's model and device can be computed by.
+fn combinations(loaded: &Loaded) -> Vec<Combination> {
+    let config = loaded.config();
+    let without = "cpu";
+    let dtypes = match flow_kernels::CpuKernels::bf16() {
+        Ok(_) => vec![DType::F32, DType::Bf16],
+        Err(_) => vec![DType::F32],
+    };
+    let mut found = Vec::new();
+    for attention in loaded.registries.attention.names() {
+        for algorithm in algorithms(config) {
+            for guidance in GUIDANCE {
+                for finetune in [Finetune::Full, Finetune::Lora] {
+                    for dtype in &dtypes {
+                        let mut config = config.clone();
+                        config.acceleration.shared.clear();
+                        config.acceleration.rollout.clear();
+                        if attention != without {
+                            config.acceleration.shared.push(AcceleratorEntry {
+                                name: AttentionBackendAccelerator::NAME.into(),
+                                params: [("backend".to_owned(), attention.into())].into(),
+                            });
+                        }
+                        config.algorithm = algorithm.clone();
+                        config.sampling.guidance_scale = guidance;
+                        config.model.finetune = finetune;
+                        config.device.dtype = *dtype;
+                        found.push(Combination {
+                            attention: attention.to_owned(),
+                            config,
+                        });
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The coupled algorithms, the config's own with its constants.
+fn algorithms(config: &Config) -> [AlgorithmConfig; 2] {
+    let grpo = AlgorithmConfig::Grpo(GrpoConfig::default());
+    let guard = AlgorithmConfig::GrpoGuard(GrpoGuardConfig::default());
+    match &config.algorithm {
+        own @ AlgorithmConfig::Grpo(_) => [own.clone(), guard],
+        own @ AlgorithmConfig::GrpoGuard(_) => [grpo, own.clone()],
+        AlgorithmConfig::Nft(_) => [grpo, guard],
+    }
+}
+
+struct Run<'a> {
+    config: &'a Config,
+    environment: &'a Environment<'a>,
+    quiet: bool,
+}
+
+impl WithAlgorithm for Run<'_> {
+    type Output = Result<OnPolicyAudit, TrainError>;
+
+    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+        let parts = setup::parts(self.config, self.environment, algorithm)?;
+        let mut observer = progress::observer(1, 1, self.quiet, Interrupt::default());
+        parts.audit(&mut *observer)
+    }
+}
