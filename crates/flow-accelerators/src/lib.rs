@@ -2,9 +2,11 @@
 #![deny(missing_docs)]
 
 mod attention_backend;
+mod feature_cache;
 mod graph_capture;
 mod register;
 
 pub use attention_backend::{AttentionBackendAccelerator, AttentionBackendParams};
+pub use feature_cache::{FeatureCacheParams, FirstBlockParams};
 pub use graph_capture::GraphCaptureParams;
 pub use register::register;

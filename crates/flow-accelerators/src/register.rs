@@ -1,6 +1,7 @@
 //! Registers the accelerators, and the names that people know from elsewhere.
 
 use crate::attention_backend::{AttentionBackendAccelerator, AttentionBackendParams};
+use crate::feature_cache::FeatureCache;
 use crate::graph_capture::{GraphCapture, GraphCaptureParams};
 use flow_accel::{AcceleratorRegistry, AlreadyRegistered};
 use flow_attention::AttentionRegistry;
@@ -10,23 +11,23 @@ const ELSEWHERE: [(&str, &str, &str); 3] = [
     (
         "cache_dit",
         "Flow-Factory removed it because it did nothing in rollouts",
-        "Flow-Factory's successor is `{ name = \"feature_cache\", params = { policy = \"first_block\", threshold = 0.08 } }`, \
-         which this version does not have yet; remove the entry",
+        "Write `{ name = \"feature_cache\", params = { policy = \"first_block\", threshold = 0.08 } }` in \
+         `acceleration.rollout`",
     ),
     (
         "diffusers_cache",
         "it is a cache of PyTorch's diffusers",
-        "Its counterpart is `{ name = \"feature_cache\", params = { policy = \"first_block\", threshold = 0.08 } }`, which \
-         this version does not have yet; remove the entry",
+        "Write `{ name = \"feature_cache\", params = { policy = \"first_block\", threshold = 0.08 } }` in \
+         `acceleration.rollout`",
     ),
     (
         "torch_compile",
         "it is PyTorch's compiler",
-        "The kernels of flow-train are fused without an entry; remove it",
+        "The kernels of flow-train are fused without an entry; remove this one",
     ),
 ];
 
-/// Registers `attention_backend` over `backends`, and `graph_capture`.
+/// Registers `attention_backend` over `backends`, `feature_cache`, and `graph_capture`.
 ///
 /// # Errors
 /// [`AlreadyRegistered`] if one of the names is taken.
@@ -39,6 +40,11 @@ pub fn register(
         AttentionBackendAccelerator::NAME,
         "another attention backend, in rollout and training (lossless; `backend` is required)",
         move |params: AttentionBackendParams| AttentionBackendAccelerator::new(&params, &backends),
+    )?;
+    registry.register(
+        FeatureCache::NAME,
+        "blocks of a rollout answered from an earlier step (lossy; `scope = \"outside_sde_window\"` keeps ratios exact)",
+        FeatureCache::new,
     )?;
     registry.register(
         GraphCapture::NAME,

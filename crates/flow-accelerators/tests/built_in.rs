@@ -125,13 +125,65 @@ fn graph_capture_says_that_no_device_can_and_must_come_last() {
 }
 
 #[test]
+fn a_feature_cache_is_new_in_every_rollout_and_says_by_its_scope_what_is_exact() {
+    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let of = |params: serde_json::Value, model: &ModelSpec| {
+        let params: Params = serde_json::from_value(params).expect("an object");
+        registry()
+            .acceleration(base.clone(), [], [("feature_cache", &params)], model)
+            .map_err(|errors| errors[0].to_string())
+    };
+    let deep = model(&[RegionKind::Attention]);
+    let plain = of(json!({ "policy": "first_block" }), &deep).expect("it fits");
+    assert!(!plain.is_exact_on_policy());
+    assert_eq!(plain.to_string(), "shared: none; rollout: feature_cache (lossy)");
+    assert_eq!(
+        plain.training().stacks.name(),
+        "run-all",
+        "training computes every block"
+    );
+    let windowed = of(
+        json!({ "policy": "first_block", "scope": "outside_sde_window" }),
+        &deep,
+    )
+    .expect("it fits");
+    assert!(windowed.is_exact_on_policy());
+
+    let shallow = ModelSpec {
+        stacks: vec![("blocks".into(), 1)],
+        ..deep.clone()
+    };
+    let text = of(json!({ "policy": "first_block" }), &shallow).expect_err("nothing to leave out");
+    assert!(text.contains("at least two blocks"), "{text}");
+    for (params, said) in [
+        (json!({}), "missing field `policy`"),
+        (json!({ "policy": "teacache" }), "unknown variant `teacache`"),
+        (
+            json!({ "policy": "first_block", "treshold": 0.1 }),
+            "unknown field `treshold`",
+        ),
+        (
+            json!({ "policy": "first_block", "threshold": 0.0 }),
+            "must be above 0",
+        ),
+    ] {
+        let text = of(params, &deep).expect_err("it does not fit");
+        assert!(text.contains(said), "{text}");
+    }
+}
+
+#[test]
 fn names_known_from_elsewhere_say_what_to_write() {
     for name in ["cache_dit", "Diffusers_Cache", "torch_compile"] {
         let text = registry()
             .build(name, &Params::new())
             .expect_err("it is not ours")
             .to_string();
-        assert!(text.contains("any more") && text.contains("entry"), "{text}");
+        assert!(text.contains("any more"), "{text}");
+        assert!(
+            text.contains("remove") || text.contains("feature_cache"),
+            "{text}"
+        );
     }
 }
 
@@ -139,14 +191,17 @@ fn names_known_from_elsewhere_say_what_to_write() {
 fn every_accelerator_has_a_summary_and_a_closed_schema() {
     let registry = registry();
     let names: Vec<&str> = registry.kinds().map(|kind| kind.name()).collect();
-    assert_eq!(names, ["attention_backend", "graph_capture"]);
+    assert_eq!(names, ["attention_backend", "feature_cache", "graph_capture"]);
     for kind in registry.kinds() {
         assert!(!kind.summary().is_empty());
-        assert_eq!(
-            kind.schema().as_value()["additionalProperties"],
-            json!(false),
-            "{}",
-            kind.name()
-        );
+        let schema = kind.schema().as_value();
+        let closed = |schema: &serde_json::Value| {
+            ["additionalProperties", "unevaluatedProperties"]
+                .iter()
+                .any(|key| schema[key] == json!(false))
+        };
+        let variants = schema["oneOf"].as_array();
+        let all = variants.map_or(closed(schema), |variants| variants.iter().all(closed));
+        assert!(all, "{}: {schema:#}", kind.name());
     }
 }

@@ -1,6 +1,10 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod first_block;
+
+pub use first_block::{FirstBlock, FirstBlockRule, OnSkip};
+
 use flow_core::{Lane, RunAll, StackDriver};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,6 +45,11 @@ impl<T> LaneStore<T> {
         self.enter(iteration);
         let (from, value) = self.kept.get(&(lane, place))?;
         (*from < step).then_some((*from, value))
+    }
+
+    /// Forgets everything of `lane`.
+    pub fn forget(&mut self, lane: Lane) {
+        self.kept.retain(|(of, _), _| *of != lane);
     }
 
     /// Number of values kept.

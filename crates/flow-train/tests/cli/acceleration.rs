@@ -95,9 +95,112 @@ fn the_lists_name_the_accelerators_and_the_backends() {
     let place = Place::bare();
     contains(
         &place.succeed(&["list", "accelerators"]),
-        &["attention_backend", "graph_capture"],
+        &["attention_backend", "feature_cache", "graph_capture"],
     );
     contains(&place.succeed(&["list", "attention"]), &["cpu", "reference"]);
+}
+
+/// A cache that answers every step it may.
+fn cache(scope: &str) -> String {
+    format!(
+        "acceleration.rollout={{ name = \"feature_cache\", params = {{ policy = \"first_block\", threshold = 9.0, scope = \
+         \"{scope}\" }} }}"
+    )
+}
+
+#[test]
+fn a_cache_outside_the_window_leaves_every_ratio_of_a_coupled_run_exactly_one() {
+    let place = Place::new();
+    let outside = cache("outside_sde_window");
+    let window = "scheduler.window={ kind = \"list\", steps = [2] }";
+    let arguments = [
+        "train",
+        "tiny.toml",
+        "--set",
+        &outside,
+        "--set",
+        window,
+        "--set",
+        "scheduler.steps=6",
+    ];
+    place.succeed(&arguments);
+    for record in records(&place, "train") {
+        assert_eq!(record["on_policy/max_ratio_deviation"], 0.0);
+        let skipped = record["acceleration/feature_cache/blocks_skipped"].as_f64();
+        assert!(skipped > Some(0.0), "{record}");
+    }
+    let all = cache("all_steps");
+    let error = place.fail(2, &["check", "tiny.toml", "--set", &all]);
+    contains(
+        &error,
+        &["acceleration::lossy-rollout-of-coupled", "outside_sde_window"],
+    );
+}
+
+#[test]
+fn evaluations_between_cached_rollouts_are_those_of_a_run_without_a_cache() {
+    let decoupled = [
+        "train",
+        "tiny.toml",
+        "--set",
+        "algorithm.kind=nft",
+        "--set",
+        "scheduler.dynamics=ode",
+        "--set",
+        "evaluation.every=1",
+        "--set",
+        "optimizer.learning_rate=1e-30",
+    ];
+    let evaluations = |set: Option<&str>| {
+        let place = Place::new();
+        let mut arguments = decoupled.to_vec();
+        arguments.extend(set.iter().flat_map(|set| ["--set", set]));
+        place.succeed(&arguments);
+        (records(&place, "eval"), records(&place, "train"))
+    };
+    let all = cache("all_steps");
+    let ((with, trained), (without, _)) = (evaluations(Some(&all)), evaluations(None));
+    assert!(with.len() > 2);
+    assert_eq!(
+        with, without,
+        "the weights hardly move, and no evaluation meets a cache"
+    );
+    let skipped: Vec<f64> = (trained.iter())
+        .map(|record| {
+            record["acceleration/feature_cache/blocks_skipped"]
+                .as_f64()
+                .expect("counted")
+        })
+        .collect();
+    assert!(
+        skipped[0] > 0.0 && skipped.iter().all(|count| *count == skipped[0]),
+        "{skipped:?}"
+    );
+}
+
+#[test]
+fn a_cache_that_finds_nothing_to_answer_is_named_or_stops_a_strict_run() {
+    let idle = cache("all_steps").replace("9.0", "1e-9");
+    let place = Place::new();
+    let mut arguments = vec![
+        "train",
+        "tiny.toml",
+        "--set",
+        "algorithm.kind=nft",
+        "--set",
+        "scheduler.dynamics=ode",
+    ];
+    arguments.extend(["--set", &idle]);
+    let outcome = place.run(&arguments);
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let once = outcome.stderr.matches("did nothing in iteration").count();
+    assert_eq!(once, 1, "named once: {}", outcome.stderr);
+    contains(&outcome.stderr, &["feature_cache", "threshold = 0.000000001"]);
+    arguments.extend(["--set", "acceleration.strict=true", "--on-exists", "new"]);
+    contains(
+        &place.fail(1, &arguments),
+        &["did nothing in iteration 1", "acceleration.strict"],
+    );
 }
 
 #[test]
