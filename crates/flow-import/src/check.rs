@@ -61,7 +61,7 @@ fn culprit(entries: &[Entry], path: &str) -> Option<usize> {
 fn demote(draft: &mut Draft<'_>, index: usize, diagnostic: &Diagnostic) {
     let entry = draft.entries.remove(index);
     let written = entry.value.to_string();
-    let reason = format!("as {} = {} flow-train has this to say: {}", entry.to, written.trim(), sentence(diagnostic));
+    let reason = format!("to `{} = {}` flow-train says: {}", entry.to, written.trim(), sentence(diagnostic));
     let section = entry.to.split('.').next().unwrap_or("").to_owned();
     if entry.origins.is_empty() {
         let text = format!("Flow-Factory's default ({}) is left out: {reason}", entry.text);

@@ -217,6 +217,14 @@ impl<'y> Draft<'y> {
         });
     }
 
+    /// Where a key stands among the keys of its table in flow-train's config; what has no default comes last.
+    pub fn rank(&self, to: &str) -> usize {
+        let (table, key) = to.rsplit_once('.').unwrap_or(("", to));
+        let table = self.defaults.pointer(&format!("/{}", table.replace('.', "/")));
+        let keys = table.and_then(serde_json::Value::as_object);
+        keys.and_then(|keys| keys.keys().position(|other| other == key)).unwrap_or(usize::MAX)
+    }
+
     /// Every note, in the order of the YAML; what nobody wrote comes last.
     pub fn all_notes(&self) -> Vec<Note> {
         let mut notes = self.notes.clone();

@@ -40,37 +40,35 @@ const SECTIONS: [&str; 21] = [
 pub(crate) fn emit(draft: &Draft<'_>) -> String {
     let mut text = head(draft);
     for section in SECTIONS {
-        let entries = draft.entries.iter().filter(|entry| top(&entry.to) == section);
-        let mut tables: BTreeMap<(usize, &str), Vec<&Entry>> = BTreeMap::new();
-        for entry in entries {
+        let mut tables: BTreeMap<_, Vec<&Entry>> = BTreeMap::new();
+        for entry in draft.entries.iter().filter(|entry| top(&entry.to) == section) {
             let table = if entry.in_list { entry.to.as_str() } else { parent(&entry.to) };
-            tables.entry((table.matches('.').count(), table)).or_default().push(entry);
+            // What is in force in both stages stands before what is in force in rollouts only.
+            let place = (table.matches('.').count(), table == "acceleration.rollout", table);
+            tables.entry(place).or_default().push(entry);
         }
-        for ((_, table), entries) in tables {
+        for ((.., table), mut entries) in tables {
+            entries.sort_by_key(|entry| draft.rank(&entry.to));
             write_table(&mut text, table, &entries);
         }
-        write_kept(&mut text, draft.kept.iter().filter(|kept| kept.section == section));
+        write_kept(&mut text, draft.kept.iter().filter(|kept| kept.section == section), "");
     }
-    let homeless = |kept: &&Kept| !SECTIONS.contains(&kept.section.as_str());
-    if draft.kept.iter().any(|kept| homeless(&kept)) {
-        text.push_str("\n# Without a counterpart in flow-train:\n");
-        write_kept(&mut text, draft.kept.iter().filter(homeless));
-    }
+    let homeless = draft.kept.iter().filter(|kept| !SECTIONS.contains(&kept.section.as_str()));
+    write_kept(&mut text, homeless, "# Without a counterpart in flow-train:\n");
     text
 }
 
 fn head(draft: &Draft<'_>) -> String {
     let mut text = String::from("# Converted from a config of Flow-Factory.\n");
+    let remarks: Vec<_> = draft.notes.iter().filter(|note| note.outcome == Outcome::Remark).collect();
+    let attention = draft.entries.iter().filter(|entry| entry.attention).count() + remarks.len();
     let kept = draft.kept.len();
-    let attention = draft.entries.iter().filter(|entry| entry.attention).count();
     if kept + attention > 0 {
-        let line = format!("{attention} values to look at (\"Attention\"), {kept} keys not converted (\"Not converted\").");
+        let line = format!("Marked \"Attention\", to look at: {attention}. Marked \"Not converted\", kept as comments: {kept}.");
         comment(&mut text, &line);
     }
-    for note in &draft.notes {
-        if note.outcome == Outcome::Remark {
-            comment(&mut text, &format!("Attention: {}.", note.text));
-        }
+    for note in remarks {
+        comment(&mut text, &format!("Attention: {}.", note.text));
     }
     text.push_str("config_version = 1\n");
     text
@@ -89,10 +87,7 @@ fn write_table(text: &mut String, table: &str, entries: &[&Entry]) {
     if !single.is_empty() {
         text.push_str(&format!("\n[{table}]\n"));
     }
-    // The key that chooses a variant comes first.
-    let chooses = |entry: &&Entry| entry.to.ends_with(".kind") || entry.to.ends_with(".architecture");
-    let (first, rest): (Vec<&Entry>, Vec<&Entry>) = single.iter().partition(|entry| chooses(entry));
-    for entry in first.into_iter().chain(rest) {
+    for entry in single {
         if entry.attention {
             comment(text, &format!("Attention: {}.", entry.text));
         }
@@ -117,10 +112,11 @@ fn trimmed(value: &Value) -> String {
     value.to_string().trim().to_owned()
 }
 
-fn write_kept<'k>(text: &mut String, kept: impl Iterator<Item = &'k Kept>) {
+fn write_kept<'k>(text: &mut String, kept: impl Iterator<Item = &'k Kept>, title: &str) {
     for (index, Kept { origin, reason, .. }) in kept.enumerate() {
         if index == 0 {
             text.push('\n');
+            text.push_str(title);
         }
         let line = format!("Not converted: {}: {} (line {})", origin.from, origin.value, origin.place.line);
         text.push_str(&format!("# {line}\n"));

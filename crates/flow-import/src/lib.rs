@@ -96,7 +96,7 @@ fn apply(rule: &Rule, draft: &mut Draft<'_>) {
     let section = draft::section_of(rule.to);
     match item {
         Some(item) if !exists => {
-            let reason = format!("`algorithm.kind = \"{}\"` has no such key; it is {}", draft.kind, rule.doc);
+            let reason = format!("`algorithm.kind = \"{}\"` has no such key ({})", draft.kind, rule.doc);
             draft.keep(section, &item.origin, reason);
         }
         Some(Item { origin, node }) if node.is_null() && !is_kept(rule, node) => {
@@ -126,7 +126,7 @@ fn convert_item(rule: &Rule, draft: &mut Draft<'_>, item: &Item<'_>) {
         Conversion::Limit if item.node.is_null() => draft.keep(section, &item.origin, rule.doc),
         conversion => match convert::convert(conversion, item.node) {
             Ok(value) => draft.set(rule.to, value, &[&item.origin], rule.doc),
-            Err(why) => draft.keep(section, &item.origin, format!("{why}; {} is {}", rule.to, rule.doc)),
+            Err(why) => draft.keep(section, &item.origin, format!("{why} ({}: {})", rule.to, rule.doc)),
         },
     }
 }
@@ -140,7 +140,9 @@ fn add_default(rule: &Rule, draft: &mut Draft<'_>, exists: bool) {
         );
         draft.remark(rule.to, text);
     }
-    let Some(default) = rule.default.filter(|_| exists && draft.trainer_exists) else {
+    // The other trainers' own defaults are not known here.
+    let known = exists && (draft.trainer_exists || rule.kinds.is_empty());
+    let Some(default) = rule.default.filter(|_| known) else {
         return;
     };
     if let Ok(node) = yaml::parse(default)

@@ -74,7 +74,7 @@ fn one(draft: &mut Draft<'_>, slot: &'static str, origin: Origin, node: &Node) {
             let nearest = NAMES.into_iter().filter(|known| score(known) > 0.85);
             let nearest = nearest.max_by(|a, b| score(a).total_cmp(&score(b)));
             let nearest = nearest.map(|known| format!("; the nearest is `{known}`")).unwrap_or_default();
-            let reason = format!("none of Flow-Factory's own accelerators{nearest}. An accelerator of your own is a crate here");
+            let reason = format!("none of Flow-Factory's own accelerators{nearest}; an accelerator of your own is a crate here");
             draft.keep("acceleration", &entry.origin, reason);
         }
     }
@@ -124,7 +124,7 @@ fn push(draft: &mut Draft<'_>, slot: &'static str, entry: &Entry<'_>, what: Inli
     let (text, attention) = if slot == entry.slot {
         (text, attention)
     } else {
-        (format!("{text}. It stood in {}, where Flow-Factory refuses it", entry.slot), true)
+        (format!("{text}; it stood in {}, where Flow-Factory refuses it", entry.slot), true)
     };
     draft.push(slot, what, &entry.origin, text, attention);
 }
@@ -193,6 +193,6 @@ fn cache_dit(draft: &mut Draft<'_>, entry: &Entry<'_>) {
     let (lossy, _) = lossy(draft);
     entry.keep_params_but(draft, &[], "cache_dit is gone, and its parameters with it");
     let params = table([("policy", "first_block".into()), ("threshold", Value::from(0.08))]);
-    let text = format!("cache_dit is removed from Flow-Factory too, since it did nothing; this is what replaces it. {lossy}");
+    let text = format!("cache_dit is removed from Flow-Factory too, since it did nothing; this is what replaces it; {lossy}");
     push(draft, ROLLOUT, entry, accelerator("feature_cache", params), text, true);
 }

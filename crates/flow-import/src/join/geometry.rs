@@ -154,8 +154,8 @@ fn accumulation(draft: &mut Draft<'_>, batches: i64, as_written: bool, devices: 
             }
         }
         None => {
-            let fitting: Vec<String> =
-                (1..=batches).filter(|n| batches % n == 0).take(12).map(|n| n.to_string()).collect();
+            let divisors = (1..=batches.min(MOST)).filter(|n| batches % n == 0);
+            let fitting: Vec<String> = divisors.take(12).map(|n| n.to_string()).collect();
             let asked = match &accumulate {
                 Some((_, number)) => format!("{} batches per optimizer step", number * devices.number),
                 None => format!("{} optimizer steps", steps.number),

@@ -48,8 +48,8 @@ pub(super) const MODEL: &[Rule] = &[
         "model.model_type",
         "model.architecture, model.mmdit.sample_size, scheduler.shift",
         Joint(Join::Model),
-        "`sd3` and `sd3-5` become `mmdit` (defaults: SD3.5-medium) with their static shift of 3; for `flux1` its \
-         dynamic shift; other models have no counterpart",
+        "`sd3` and `sd3-5` become `mmdit` (defaults: SD3.5-medium) with their static shift of 3; other models \
+         have no counterpart, and the note says what is nearest",
     ),
     Rule::new(
         "model.model_name_or_path",
