@@ -47,13 +47,20 @@ fn culprit(entries: &[Entry], path: &str) -> Option<usize> {
         } else {
             entry.to.clone()
         };
-        path == place || path.strip_prefix(&place).is_some_and(|rest| rest.starts_with('.'))
+        path == place
+            || path
+                .strip_prefix(&place)
+                .is_some_and(|rest| rest.starts_with('.'))
     };
     let exact = (0..entries.len()).find(|index| covers(&entries[*index], *index));
     // A diagnostic on a whole table, such as a list of rewards, is about the last thing in it.
     exact.or_else(|| {
         entries.iter().rposition(|entry| {
-            entry.to == path || entry.to.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'))
+            entry.to == path
+                || entry
+                    .to
+                    .strip_prefix(path)
+                    .is_some_and(|rest| rest.starts_with('.'))
         })
     })
 }
@@ -61,7 +68,12 @@ fn culprit(entries: &[Entry], path: &str) -> Option<usize> {
 fn demote(draft: &mut Draft<'_>, index: usize, diagnostic: &Diagnostic) {
     let entry = draft.entries.remove(index);
     let written = entry.value.to_string();
-    let reason = format!("to `{} = {}` flow-train says: {}", entry.to, written.trim(), sentence(diagnostic));
+    let reason = format!(
+        "to `{} = {}` flow-train says: {}",
+        entry.to,
+        written.trim(),
+        sentence(diagnostic)
+    );
     let section = entry.to.split('.').next().unwrap_or("").to_owned();
     if entry.origins.is_empty() {
         let text = format!("Flow-Factory's default ({}) is left out: {reason}", entry.text);

@@ -35,17 +35,26 @@ pub(crate) fn convert(conversion: Conversion, node: &Node) -> Result<Value, Stri
         Conversion::Guidance => {
             let value = number(node)?;
             // Flow-Factory has guidance above 1 only, flow-train wherever the scale is not 1.
-            Ok(if float(&value) <= 1.0 { Value::from(1.0) } else { value })
+            Ok(if float(&value) <= 1.0 {
+                Value::from(1.0)
+            } else {
+                value
+            })
         }
         Conversion::Choice(choices) => {
             let written = node.flow();
             let found = choices.iter().find(|(theirs, _)| is_word(node, theirs));
             let known: Vec<&str> = choices.iter().map(|(theirs, _)| *theirs).collect();
-            found
-                .map(|(_, ours)| Value::from(*ours))
-                .ok_or_else(|| format!("flow-train has no counterpart of {written}; there is {}", known.join(", ")))
+            found.map(|(_, ours)| Value::from(*ours)).ok_or_else(|| {
+                format!(
+                    "flow-train has no counterpart of {written}; there is {}",
+                    known.join(", ")
+                )
+            })
         }
-        Conversion::Same(_) | Conversion::Joint(_) | Conversion::Nothing => Err("it stands for itself".into()),
+        Conversion::Same(_) | Conversion::Joint(_) | Conversion::Nothing => {
+            Err("it stands for itself".into())
+        }
     }
 }
 
@@ -63,7 +72,11 @@ fn is_word(node: &Node, word: &str) -> bool {
 }
 
 fn yaml_word(switch: bool) -> &'static [&'static str] {
-    if switch { &["true", "yes", "on"] } else { &["false", "no", "off"] }
+    if switch {
+        &["true", "yes", "on"]
+    } else {
+        &["false", "no", "off"]
+    }
 }
 
 /// A number, in the notation in which it was written where TOML has that notation.
@@ -122,7 +135,9 @@ fn symmetric(node: &Node, one: &Value) -> Result<Value, String> {
         return Err(not_a("a number of 0 or above, or a list of two", node));
     }
     let written = one.to_string();
-    let negative: Option<Value> = format!("-{}", written.trim().trim_start_matches('+')).parse().ok();
+    let negative: Option<Value> = format!("-{}", written.trim().trim_start_matches('+'))
+        .parse()
+        .ok();
     let negative = negative.unwrap_or_else(|| Value::from(-float(one)));
     Ok(list([negative, one.clone()]))
 }
@@ -139,7 +154,10 @@ pub(crate) fn list(values: impl IntoIterator<Item = Value>) -> Value {
 
 pub(crate) fn not_a(what: &str, node: &Node) -> String {
     let written = match &node.value {
-        yaml::Value::Scalar { raw, scalar: Scalar::Text(_) } => quote(raw),
+        yaml::Value::Scalar {
+            raw,
+            scalar: Scalar::Text(_),
+        } => quote(raw),
         yaml::Value::Scalar { .. } => node.flow(),
         yaml::Value::List(_) => "a list".into(),
         yaml::Value::Map(_) => "a map".into(),

@@ -82,7 +82,11 @@ impl<'y> Draft<'y> {
             match pair.node.map() {
                 Some(pairs) if SECTIONS.contains(&pair.key.as_str()) => {
                     items.extend(pairs.iter().map(|pair| Item {
-                        origin: Origin::new(format!("{section}.{}", quoted(&pair.key)), pair.place, &pair.node),
+                        origin: Origin::new(
+                            format!("{section}.{}", quoted(&pair.key)),
+                            pair.place,
+                            &pair.node,
+                        ),
                         node: &pair.node,
                     }));
                 }
@@ -156,7 +160,10 @@ impl<'y> Draft<'y> {
         // `algorithm.kind` is written in any case, since every other key of that table needs it.
         let is_default = to != "algorithm.kind"
             && !attention
-            && self.defaults.pointer(&pointer).is_some_and(|default| says(&value, default));
+            && self
+                .defaults
+                .pointer(&pointer)
+                .is_some_and(|default| says(&value, default));
         if is_default {
             for origin in origins {
                 self.same(origin, to, text);
@@ -174,7 +181,14 @@ impl<'y> Draft<'y> {
     }
 
     /// Adds an entry to a list of tables.
-    pub fn push(&mut self, list: &str, table: toml_edit::InlineTable, origin: &Origin, text: String, attention: bool) {
+    pub fn push(
+        &mut self,
+        list: &str,
+        table: toml_edit::InlineTable,
+        origin: &Origin,
+        text: String,
+        attention: bool,
+    ) {
         self.entries.push(Entry {
             to: list.to_owned(),
             value: Value::InlineTable(table),
@@ -222,7 +236,8 @@ impl<'y> Draft<'y> {
         let (table, key) = to.rsplit_once('.').unwrap_or(("", to));
         let table = self.defaults.pointer(&format!("/{}", table.replace('.', "/")));
         let keys = table.and_then(serde_json::Value::as_object);
-        keys.and_then(|keys| keys.keys().position(|other| other == key)).unwrap_or(usize::MAX)
+        keys.and_then(|keys| keys.keys().position(|other| other == key))
+            .unwrap_or(usize::MAX)
     }
 
     /// Every note, in the order of the YAML; what nobody wrote comes last.
@@ -294,7 +309,11 @@ fn says(value: &Value, default: &serde_json::Value) -> bool {
         Value::Integer(number) => default.as_f64() == Some(*number.value() as f64),
         Value::Float(number) => default.as_f64() == Some(*number.value()),
         Value::Array(array) => default.as_array().is_some_and(|defaults| {
-            defaults.len() == array.len() && array.iter().zip(defaults).all(|(value, default)| says(value, default))
+            defaults.len() == array.len()
+                && array
+                    .iter()
+                    .zip(defaults)
+                    .all(|(value, default)| says(value, default))
         }),
         Value::InlineTable(table) => table
             .iter()

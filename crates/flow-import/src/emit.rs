@@ -42,7 +42,11 @@ pub(crate) fn emit(draft: &Draft<'_>) -> String {
     for section in SECTIONS {
         let mut tables: BTreeMap<_, Vec<&Entry>> = BTreeMap::new();
         for entry in draft.entries.iter().filter(|entry| top(&entry.to) == section) {
-            let table = if entry.in_list { entry.to.as_str() } else { parent(&entry.to) };
+            let table = if entry.in_list {
+                entry.to.as_str()
+            } else {
+                parent(&entry.to)
+            };
             // What is in force in both stages stands before what is in force in rollouts only.
             let place = (table.matches('.').count(), table == "acceleration.rollout", table);
             tables.entry(place).or_default().push(entry);
@@ -51,20 +55,33 @@ pub(crate) fn emit(draft: &Draft<'_>) -> String {
             entries.sort_by_key(|entry| draft.rank(&entry.to));
             write_table(&mut text, table, &entries);
         }
-        write_kept(&mut text, draft.kept.iter().filter(|kept| kept.section == section), "");
+        write_kept(
+            &mut text,
+            draft.kept.iter().filter(|kept| kept.section == section),
+            "",
+        );
     }
-    let homeless = draft.kept.iter().filter(|kept| !SECTIONS.contains(&kept.section.as_str()));
+    let homeless = draft
+        .kept
+        .iter()
+        .filter(|kept| !SECTIONS.contains(&kept.section.as_str()));
     write_kept(&mut text, homeless, "# Without a counterpart in flow-train:\n");
     text
 }
 
 fn head(draft: &Draft<'_>) -> String {
     let mut text = String::from("# Converted from a config of Flow-Factory.\n");
-    let remarks: Vec<_> = draft.notes.iter().filter(|note| note.outcome == Outcome::Remark).collect();
+    let remarks: Vec<_> = draft
+        .notes
+        .iter()
+        .filter(|note| note.outcome == Outcome::Remark)
+        .collect();
     let attention = draft.entries.iter().filter(|entry| entry.attention).count() + remarks.len();
     let kept = draft.kept.len();
     if kept + attention > 0 {
-        let line = format!("Marked \"Attention\", to look at: {attention}. Marked \"Not converted\", kept as comments: {kept}.");
+        let line = format!(
+            "Marked \"Attention\", to look at: {attention}. Marked \"Not converted\", kept as comments: {kept}."
+        );
         comment(&mut text, &line);
     }
     for note in remarks {
@@ -93,7 +110,11 @@ fn write_table(text: &mut String, table: &str, entries: &[&Entry]) {
         }
         let key = entry.to.rsplit('.').next().unwrap_or(&entry.to);
         let value = &entry.value;
-        let behind = if entry.origins.is_empty() { " # Flow-Factory's default" } else { "" };
+        let behind = if entry.origins.is_empty() {
+            " # Flow-Factory's default"
+        } else {
+            ""
+        };
         text.push_str(&format!("{key} = {}{behind}\n", trimmed(value)));
     }
     for entry in in_list {
@@ -102,7 +123,12 @@ fn write_table(text: &mut String, table: &str, entries: &[&Entry]) {
             comment(text, &format!("Attention: {}.", entry.text));
         }
         text.push_str(&format!("[[{table}]]\n"));
-        for (key, value) in entry.value.as_inline_table().into_iter().flat_map(|table| table.iter()) {
+        for (key, value) in entry
+            .value
+            .as_inline_table()
+            .into_iter()
+            .flat_map(|table| table.iter())
+        {
             text.push_str(&format!("{key} = {}\n", trimmed(value)));
         }
     }
@@ -118,7 +144,10 @@ fn write_kept<'k>(text: &mut String, kept: impl Iterator<Item = &'k Kept>, title
             text.push('\n');
             text.push_str(title);
         }
-        let line = format!("Not converted: {}: {} (line {})", origin.from, origin.value, origin.place.line);
+        let line = format!(
+            "Not converted: {}: {} (line {})",
+            origin.from, origin.value, origin.place.line
+        );
         text.push_str(&format!("# {line}\n"));
         let mut wrapped = String::new();
         comment(&mut wrapped, &format!("{reason}."));

@@ -29,7 +29,9 @@ pub enum ImportError {
         found: String,
     },
     /// A map has a key twice. PyYAML takes the last one without a word, so one of the two is not what was meant.
-    #[error("line {line}, column {column}: `{key}` is there already, in line {first_line}; remove one of the two")]
+    #[error(
+        "line {line}, column {column}: `{key}` is there already, in line {first_line}; remove one of the two"
+    )]
     RepeatedKey {
         /// Line of the second.
         line: usize,

@@ -96,7 +96,10 @@ fn apply(rule: &Rule, draft: &mut Draft<'_>) {
     let section = draft::section_of(rule.to);
     match item {
         Some(item) if !exists => {
-            let reason = format!("`algorithm.kind = \"{}\"` has no such key ({})", draft.kind, rule.doc);
+            let reason = format!(
+                "`algorithm.kind = \"{}\"` has no such key ({})",
+                draft.kind, rule.doc
+            );
             draft.keep(section, &item.origin, reason);
         }
         Some(Item { origin, node }) if node.is_null() && !is_kept(rule, node) => {
@@ -121,12 +124,18 @@ fn convert_item(rule: &Rule, draft: &mut Draft<'_>, item: &Item<'_>) {
     let section = draft::section_of(rule.to);
     match rule.conversion {
         Conversion::Nothing => draft.keep(section, &item.origin, rule.doc),
-        Conversion::Same(words) if convert::is_one_of(item.node, words) => draft.same(&item.origin, rule.to, rule.doc),
+        Conversion::Same(words) if convert::is_one_of(item.node, words) => {
+            draft.same(&item.origin, rule.to, rule.doc)
+        }
         Conversion::Same(_) => draft.keep(section, &item.origin, rule.doc),
         Conversion::Limit if item.node.is_null() => draft.keep(section, &item.origin, rule.doc),
         conversion => match convert::convert(conversion, item.node) {
             Ok(value) => draft.set(rule.to, value, &[&item.origin], rule.doc),
-            Err(why) => draft.keep(section, &item.origin, format!("{why} ({}: {})", rule.to, rule.doc)),
+            Err(why) => draft.keep(
+                section,
+                &item.origin,
+                format!("{why} ({}: {})", rule.to, rule.doc),
+            ),
         },
     }
 }

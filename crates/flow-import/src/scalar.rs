@@ -15,7 +15,9 @@ pub(crate) enum Scalar {
 pub(crate) fn resolve(raw: &str) -> Scalar {
     match raw {
         "" | "~" | "null" | "Null" | "NULL" => return Scalar::Null,
-        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => return Scalar::Boolean(true),
+        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => {
+            return Scalar::Boolean(true);
+        }
         "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => {
             return Scalar::Boolean(false);
         }
@@ -28,7 +30,11 @@ pub(crate) fn resolve(raw: &str) -> Scalar {
         _ => (false, raw),
     };
     if matches!(digits, ".inf" | ".Inf" | ".INF") {
-        return Scalar::Float(if negative { f64::NEG_INFINITY } else { f64::INFINITY });
+        return Scalar::Float(if negative {
+            f64::NEG_INFINITY
+        } else {
+            f64::INFINITY
+        });
     }
     if !digits.starts_with(|first: char| first.is_ascii_digit() || first == '.') {
         return Scalar::Text(raw.to_owned());

@@ -39,7 +39,10 @@ pub(crate) struct Node {
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     /// The text as written, without quotes, and what it means.
-    Scalar { raw: String, scalar: Scalar },
+    Scalar {
+        raw: String,
+        scalar: Scalar,
+    },
     List(Vec<Node>),
     Map(Vec<Pair>),
 }
@@ -152,7 +155,7 @@ pub(crate) fn quote(text: &str) -> String {
 pub(crate) fn parse(text: &str) -> Result<Node, ImportError> {
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
-        let (event, span) = event.map_err(|error| syntax(&error))?;
+        let (event, span) = event.map_err(|error| syntax(&error, text))?;
         builder.event(event, span.start.into())?;
     }
     Ok(builder.root.unwrap_or(Node {
@@ -164,8 +167,14 @@ pub(crate) fn parse(text: &str) -> Result<Node, ImportError> {
     }))
 }
 
-fn syntax(error: &ScanError) -> ImportError {
-    let Place { line, column } = (*error.marker()).into();
+fn syntax(error: &ScanError, text: &str) -> ImportError {
+    let Place { mut line, mut column } = (*error.marker()).into();
+    // The parser reports what is missing at the end in the line after the last; people have no such line.
+    let lines = text.lines().count().max(1);
+    if line > lines {
+        line = lines;
+        column = text.lines().last().map_or(0, |last| last.chars().count()) + 1;
+    }
     ImportError::Syntax {
         line,
         column,
@@ -269,7 +278,9 @@ impl Builder {
         };
         let value = match open.body {
             Body::List(nodes) => Value::List(nodes),
-            Body::Map { mut pairs, merged, .. } => {
+            Body::Map {
+                mut pairs, merged, ..
+            } => {
                 for node in merged {
                     merge(&mut pairs, &node)?;
                 }
@@ -351,7 +362,13 @@ fn scalar(raw: &str, style: ScalarStyle, tag: Option<&Tag>, place: Place) -> Res
         Some(tag) if tag.is_yaml_core_schema() => tag.suffix.as_str(),
         Some(tag) if tag.handle == "!" && tag.suffix.is_empty() => "str",
         Some(tag) => return Err(foreign_tag(tag, place)),
-        None => return Ok(if plain { resolve(raw) } else { Scalar::Text(raw.to_owned()) }),
+        None => {
+            return Ok(if plain {
+                resolve(raw)
+            } else {
+                Scalar::Text(raw.to_owned())
+            });
+        }
     };
     let resolved = resolve(raw);
     Ok(match (suffix, &resolved) {
@@ -363,7 +380,10 @@ fn scalar(raw: &str, style: ScalarStyle, tag: Option<&Tag>, place: Place) -> Res
 
 fn collection_tag(tag: Option<&Tag>, place: Place) -> Result<(), ImportError> {
     match tag {
-        Some(tag) if !(tag.is_yaml_core_schema() && matches!(tag.suffix.as_str(), "map" | "seq" | "python/tuple")) => {
+        Some(tag)
+            if !(tag.is_yaml_core_schema()
+                && matches!(tag.suffix.as_str(), "map" | "seq" | "python/tuple")) =>
+        {
             Err(foreign_tag(tag, place))
         }
         _ => Ok(()),

@@ -89,12 +89,24 @@ fn the_nft_fixture_means_what_it_says() {
     assert_eq!((nft.beta, nft.kl_beta), (0.5, 1e-4));
     let old = &nft.old_policy;
     assert_eq!((old.flat, old.rate, old.hold), (0, 0.001, 0.5));
-    assert_eq!((nft.train_timesteps.count, nft.train_timesteps.range), (4, [0.0, 0.5]));
+    assert_eq!(
+        (nft.train_timesteps.count, nft.train_timesteps.range),
+        (4, [0.0, 0.5])
+    );
     // 192 images in batches of 4 are 48; 2 optimizer steps take 24 each.
-    assert_eq!((config.sampling.micro_batches(), config.optimizer.gradient_accumulation), (48, 24));
+    assert_eq!(
+        (
+            config.sampling.micro_batches(),
+            config.optimizer.gradient_accumulation
+        ),
+        (48, 24)
+    );
     assert_eq!(config.acceleration.shared[0].name, "fused_kernels");
     assert_eq!(config.acceleration.rollout[0].params["threshold"], 0.08);
-    assert_eq!((config.model.finetune, config.evaluation.weights), (Finetune::Lora, EvalWeights::Ema));
+    assert_eq!(
+        (config.model.finetune, config.evaluation.weights),
+        (Finetune::Lora, EvalWeights::Ema)
+    );
 }
 
 #[test]
@@ -102,18 +114,45 @@ fn what_nobody_wrote_is_flow_factorys_default_and_not_flow_trains() {
     let Imported { notes, .. } = imported("{}");
     let config = config("{}");
     assert_eq!((config.run.seed, config.optimizer.learning_rate), (42, 1e-5));
-    assert_eq!((config.sampling.guidance_scale, config.eval_guidance_scale()), (3.5, 3.5));
+    assert_eq!(
+        (config.sampling.guidance_scale, config.eval_guidance_scale()),
+        (3.5, 3.5)
+    );
     assert_eq!((config.scheduler.steps, config.eval_steps()), (10, 30));
-    let window = parse_named("w.toml", "config_version = 1\n[scheduler]\nwindow = { kind = \"random\", count = 1 }", &[]);
-    assert_eq!(config.scheduler.window, window.expect("valid").config.scheduler.window);
+    let window = parse_named(
+        "w.toml",
+        "config_version = 1\n[scheduler]\nwindow = { kind = \"random\", count = 1 }",
+        &[],
+    );
+    assert_eq!(
+        config.scheduler.window,
+        window.expect("valid").config.scheduler.window
+    );
     assert!(config.ema.enabled);
-    assert_eq!((config.ema.update_every, config.evaluation.weights), (10, EvalWeights::Ema));
+    assert_eq!(
+        (config.ema.update_every, config.evaluation.weights),
+        (10, EvalWeights::Ema)
+    );
     // 8 prompts * 16 images in batches of 1, two optimizer steps per rollout.
-    assert_eq!((config.sampling.micro_batch, config.optimizer.gradient_accumulation), (1, 64));
+    assert_eq!(
+        (
+            config.sampling.micro_batch,
+            config.optimizer.gradient_accumulation
+        ),
+        (1, 64)
+    );
     // What Flow-Factory does not know stays as it is here.
     assert!(matches!(config.scheduler.shift, Shift::Static(_)));
-    assert!(notes.iter().all(|note| matches!(note.outcome, Outcome::Added | Outcome::Remark)));
-    assert!(notes.iter().any(|note| note.to == "sampling.group_size" && note.needs_attention));
+    assert!(
+        notes
+            .iter()
+            .all(|note| matches!(note.outcome, Outcome::Added | Outcome::Remark))
+    );
+    assert!(
+        notes
+            .iter()
+            .any(|note| note.to == "sampling.group_size" && note.needs_attention)
+    );
 }
 
 #[test]
@@ -138,7 +177,9 @@ fn a_window_of_all_its_steps_is_not_random() {
         panic!()
     };
     assert_eq!(list.steps, [3, 1]);
-    let Window::Random(random) = with("num_sde_steps: 3, seed: 9") else { panic!() };
+    let Window::Random(random) = with("num_sde_steps: 3, seed: 9") else {
+        panic!()
+    };
     assert_eq!((random.count, random.from, random.seed), (3, None, 9));
 }
 
@@ -165,8 +206,15 @@ fn devices_become_accumulation_and_images_per_step_stay() {
             number => number,
         };
         assert_eq!(accumulated * batch * steps, prompts * group, "{yaml}");
-        let flagged: Vec<_> = imported(&yaml).notes.into_iter().filter(|note| note.needs_attention).collect();
-        assert!(flagged.iter().all(|note| note.outcome == Outcome::Remark), "{yaml}\n{flagged:?}");
+        let flagged: Vec<_> = imported(&yaml)
+            .notes
+            .into_iter()
+            .filter(|note| note.needs_attention)
+            .collect();
+        assert!(
+            flagged.iter().all(|note| note.outcome == Outcome::Remark),
+            "{yaml}\n{flagged:?}"
+        );
     }
 }
 
@@ -176,5 +224,8 @@ fn given_accumulation_counts_the_batches_of_all_devices() {
                 gradient_accumulation_steps: 4, gradient_step_per_epoch: 7}";
     let config = config(yaml);
     // Four devices, two images each, four times: 32 images per optimizer step of the 128.
-    assert_eq!(config.optimizer.gradient_accumulation * config.sampling.micro_batch, 32);
+    assert_eq!(
+        config.optimizer.gradient_accumulation * config.sampling.micro_batch,
+        32
+    );
 }

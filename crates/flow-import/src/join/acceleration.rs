@@ -9,7 +9,12 @@ use crate::yaml::{Node, Pair};
 
 const SHARED: &str = "acceleration.shared";
 const ROLLOUT: &str = "acceleration.rollout";
-const NAMES: [&str; 4] = ["attention_backend", "torch_compile", "diffusers_cache", "cache_dit"];
+const NAMES: [&str; 4] = [
+    "attention_backend",
+    "torch_compile",
+    "diffusers_cache",
+    "cache_dit",
+];
 const POLICIES: [&str; 5] = ["first_block", "faster", "pyramid", "taylorseer", "magcache"];
 
 /// An entry of the YAML.
@@ -32,7 +37,12 @@ pub(super) fn apply(draft: &mut Draft<'_>) {
             Some([]) => draft.same(&item.origin, slot, "an empty list"),
             Some(nodes) => {
                 for (index, node) in nodes.iter().enumerate() {
-                    one(draft, slot, Origin::new(format!("{slot}.{index}"), node.place, node), node);
+                    one(
+                        draft,
+                        slot,
+                        Origin::new(format!("{slot}.{index}"), node.place, node),
+                        node,
+                    );
                 }
             }
         }
@@ -41,7 +51,11 @@ pub(super) fn apply(draft: &mut Draft<'_>) {
 
 fn one(draft: &mut Draft<'_>, slot: &'static str, origin: Origin, node: &Node) {
     let Some(name) = node.get("name").and_then(Node::text) else {
-        draft.keep("acceleration", &origin, "an entry is a map with a `name` and `params`");
+        draft.keep(
+            "acceleration",
+            &origin,
+            "an entry is a map with a `name` and `params`",
+        );
         return;
     };
     let none = Vec::new();
@@ -73,8 +87,12 @@ fn one(draft: &mut Draft<'_>, slot: &'static str, origin: Origin, node: &Node) {
             let score = |known: &&str| strsim::jaro_winkler(known, lower);
             let nearest = NAMES.into_iter().filter(|known| score(known) > 0.85);
             let nearest = nearest.max_by(|a, b| score(a).total_cmp(&score(b)));
-            let nearest = nearest.map(|known| format!("; the nearest is `{known}`")).unwrap_or_default();
-            let reason = format!("none of Flow-Factory's own accelerators{nearest}; an accelerator of your own is a crate here");
+            let nearest = nearest
+                .map(|known| format!("; the nearest is `{known}`"))
+                .unwrap_or_default();
+            let reason = format!(
+                "none of Flow-Factory's own accelerators{nearest}; an accelerator of your own is a crate here"
+            );
             draft.keep("acceleration", &entry.origin, reason);
         }
     }
@@ -82,12 +100,19 @@ fn one(draft: &mut Draft<'_>, slot: &'static str, origin: Origin, node: &Node) {
 
 impl Entry<'_> {
     fn param(&self, name: &str) -> Option<&Node> {
-        self.params.iter().find(|pair| pair.key == name).map(|pair| &pair.node)
+        self.params
+            .iter()
+            .find(|pair| pair.key == name)
+            .map(|pair| &pair.node)
     }
 
     /// Keeps the parameters that were not converted.
     fn keep_params_but(&self, draft: &mut Draft<'_>, converted: &[&str], reason: &str) {
-        for pair in self.params.iter().filter(|pair| !converted.contains(&pair.key.as_str())) {
+        for pair in self
+            .params
+            .iter()
+            .filter(|pair| !converted.contains(&pair.key.as_str()))
+        {
             let from = format!("{}.params.{}", self.origin.from, quoted(&pair.key));
             draft.keep("acceleration", &Origin::new(from, pair.place, &pair.node), reason);
         }
@@ -95,16 +120,28 @@ impl Entry<'_> {
 }
 
 fn attention_entry(draft: &mut Draft<'_>, entry: &Entry<'_>) {
-    entry.keep_params_but(draft, &["backend"], "`attention_backend` has one parameter, `backend`");
+    entry.keep_params_but(
+        draft,
+        &["backend"],
+        "`attention_backend` has one parameter, `backend`",
+    );
     match entry.param("backend") {
         Some(backend) => attention(draft, &entry.origin, backend),
-        None => draft.keep("acceleration", &entry.origin, "`attention_backend` needs a `backend`"),
+        None => draft.keep(
+            "acceleration",
+            &entry.origin,
+            "`attention_backend` needs a `backend`",
+        ),
     }
 }
 
 fn attention(draft: &mut Draft<'_>, origin: &Origin, backend: &Node) {
     if convert::is_one_of(backend, &["native"]) {
-        draft.same(origin, SHARED, "flow-train takes the device's own attention unless told otherwise");
+        draft.same(
+            origin,
+            SHARED,
+            "flow-train takes the device's own attention unless told otherwise",
+        );
         return;
     }
     let reason = format!(
@@ -120,11 +157,24 @@ fn accelerator(name: &'static str, params: InlineTable) -> InlineTable {
 }
 
 /// Puts an entry into the slot where it belongs, with a word if that is not where it was.
-fn push(draft: &mut Draft<'_>, slot: &'static str, entry: &Entry<'_>, what: InlineTable, text: String, attention: bool) {
+fn push(
+    draft: &mut Draft<'_>,
+    slot: &'static str,
+    entry: &Entry<'_>,
+    what: InlineTable,
+    text: String,
+    attention: bool,
+) {
     let (text, attention) = if slot == entry.slot {
         (text, attention)
     } else {
-        (format!("{text}; it stood in {}, where Flow-Factory refuses it", entry.slot), true)
+        (
+            format!(
+                "{text}; it stood in {}, where Flow-Factory refuses it",
+                entry.slot
+            ),
+            true,
+        )
     };
     draft.push(slot, what, &entry.origin, text, attention);
 }
@@ -136,21 +186,36 @@ fn compile(draft: &mut Draft<'_>, entry: &Entry<'_>) {
     let (mode, text, attention) = match entry.param("mode") {
         None => ("regional", auto.to_owned(), false),
         Some(mode) if convert::is_one_of(mode, &["auto"]) => ("regional", auto.to_owned(), false),
-        Some(mode) if convert::is_one_of(mode, &["regional"]) => ("regional", "per repeated block".into(), false),
+        Some(mode) if convert::is_one_of(mode, &["regional"]) => {
+            ("regional", "per repeated block".into(), false)
+        }
         Some(mode) if convert::is_one_of(mode, &["full"]) => ("full", "the whole model".into(), false),
         Some(mode) => {
-            let text = format!("there is no mode {}; Flow-Factory's default is written, {auto}", mode.flow());
+            let text = format!(
+                "there is no mode {}; Flow-Factory's default is written, {auto}",
+                mode.flow()
+            );
             ("regional", text, true)
         }
     };
     let what = accelerator("fused_kernels", table([("mode", mode.into())]));
-    push(draft, SHARED, entry, what, format!("fused kernels take the place of torch.compile; {text}"), attention);
+    push(
+        draft,
+        SHARED,
+        entry,
+        what,
+        format!("fused kernels take the place of torch.compile; {text}"),
+        attention,
+    );
 }
 
 /// What a lossy cache means for the algorithm in use.
 fn lossy(draft: &Draft<'_>) -> (String, bool) {
     match draft.kind {
-        "nft" => ("watch the reward: a lossy cache changes what is sampled".into(), false),
+        "nft" => (
+            "watch the reward: a lossy cache changes what is sampled".into(),
+            false,
+        ),
         kind => (
             format!(
                 "a lossy cache in the rollouts of {kind} biases the importance ratio, and both programs refuse it; in \
@@ -165,10 +230,15 @@ fn cache(draft: &mut Draft<'_>, entry: &Entry<'_>) {
     let (lossy, mut attention) = lossy(draft);
     let policy = match entry.param("policy") {
         None => Some("first_block"),
-        Some(node) => POLICIES.into_iter().find(|policy| convert::is_one_of(node, &[policy])),
+        Some(node) => POLICIES
+            .into_iter()
+            .find(|policy| convert::is_one_of(node, &[policy])),
     };
     let Some(policy) = policy else {
-        let reason = format!("there is no such policy; Flow-Factory's are {}", POLICIES.join(", "));
+        let reason = format!(
+            "there is no such policy; Flow-Factory's are {}",
+            POLICIES.join(", ")
+        );
         draft.keep("acceleration", &entry.origin, reason);
         return;
     };
@@ -182,7 +252,9 @@ fn cache(draft: &mut Draft<'_>, entry: &Entry<'_>) {
         None if policy == "first_block" => params.push(("threshold", Value::from(0.05))),
         Some(Err(_)) | None => {}
     }
-    let reason = format!("a parameter of diffusers' policy; those of feature_cache's `{policy}` are typed: see its guide");
+    let reason = format!(
+        "a parameter of diffusers' policy; those of feature_cache's `{policy}` are typed: see its guide"
+    );
     entry.keep_params_but(draft, &converted, &reason);
     attention |= converted.len() < entry.params.len();
     let what = accelerator("feature_cache", table(params));
@@ -193,6 +265,15 @@ fn cache_dit(draft: &mut Draft<'_>, entry: &Entry<'_>) {
     let (lossy, _) = lossy(draft);
     entry.keep_params_but(draft, &[], "cache_dit is gone, and its parameters with it");
     let params = table([("policy", "first_block".into()), ("threshold", Value::from(0.08))]);
-    let text = format!("cache_dit is removed from Flow-Factory too, since it did nothing; this is what replaces it; {lossy}");
-    push(draft, ROLLOUT, entry, accelerator("feature_cache", params), text, true);
+    let text = format!(
+        "cache_dit is removed from Flow-Factory too, since it did nothing; this is what replaces it; {lossy}"
+    );
+    push(
+        draft,
+        ROLLOUT,
+        entry,
+        accelerator("feature_cache", params),
+        text,
+        true,
+    );
 }

@@ -9,14 +9,46 @@ use crate::scalar::Scalar;
 
 /// Flow-Factory's trainers that flow-train does not have, each with the nearest that it has, and why.
 const NEAREST: &[(&str, &str, &str)] = &[
-    ("dppo", "grpo", "it masks by divergence where GRPO clips the ratio"),
-    ("awm", "nft", "both train on clean images at drawn times, without log-probabilities of the rollout"),
-    ("dpo", "nft", "both train on clean images at drawn times; DPO compares the best and the worst of a group"),
-    ("dgpo", "nft", "both train on clean images at drawn times; DGPO weighs whole groups"),
-    ("crd", "nft", "both train on clean images at drawn times, against an old policy"),
-    ("tdm-r1", "nft", "it is decoupled, and NFT is the only such algorithm here"),
-    ("sft", "nft", "it learns from a data set without rewards; `flow-train pretrain` may be what you want"),
-    ("offline-dpo", "nft", "it learns from a data set without rollouts, which flow-train does not"),
+    (
+        "dppo",
+        "grpo",
+        "it masks by divergence where GRPO clips the ratio",
+    ),
+    (
+        "awm",
+        "nft",
+        "both train on clean images at drawn times, without log-probabilities of the rollout",
+    ),
+    (
+        "dpo",
+        "nft",
+        "both train on clean images at drawn times; DPO compares the best and the worst of a group",
+    ),
+    (
+        "dgpo",
+        "nft",
+        "both train on clean images at drawn times; DGPO weighs whole groups",
+    ),
+    (
+        "crd",
+        "nft",
+        "both train on clean images at drawn times, against an old policy",
+    ),
+    (
+        "tdm-r1",
+        "nft",
+        "it is decoupled, and NFT is the only such algorithm here",
+    ),
+    (
+        "sft",
+        "nft",
+        "it learns from a data set without rewards; `flow-train pretrain` may be what you want",
+    ),
+    (
+        "offline-dpo",
+        "nft",
+        "it learns from a data set without rollouts, which flow-train does not",
+    ),
     ("diffusion-opd", "nft", "flow-train does not distil"),
     ("dmd2", "nft", "flow-train does not distil"),
     ("tdm", "nft", "flow-train does not distil"),
@@ -35,7 +67,9 @@ pub(crate) fn choose(draft: &mut Draft<'_>) {
         return;
     }
     let written = name(item.node.text().unwrap_or_default());
-    let kind = ["grpo", "grpo-guard", "nft"].into_iter().find(|kind| *kind == written);
+    let kind = ["grpo", "grpo-guard", "nft"]
+        .into_iter()
+        .find(|kind| *kind == written);
     let nearest = NEAREST.iter().find(|(theirs, ..)| *theirs == written);
     match (kind, nearest) {
         (Some(kind), _) => draft.set_kind(kind, true),
@@ -61,7 +95,10 @@ pub(super) fn kind(draft: &mut Draft<'_>) {
         return;
     }
     let written = item.as_ref().map(|item| item.node.flow()).unwrap_or_default();
-    let why = NEAREST.iter().find(|(theirs, ..)| *theirs == name(&written)).map(|(_, _, why)| *why);
+    let why = NEAREST
+        .iter()
+        .find(|(theirs, ..)| *theirs == name(&written))
+        .map(|(_, _, why)| *why);
     let text = format!(
         "flow-train has no trainer {written}; the nearest is {kind}, and only the keys that they share are converted: {}",
         why.unwrap_or("it is none of Flow-Factory's own, so flow-train's default is written")
@@ -71,7 +108,11 @@ pub(super) fn kind(draft: &mut Draft<'_>) {
 
 fn uses_lora(draft: &Draft<'_>) -> bool {
     let item = draft.peek("model.finetune_type");
-    item.is_some_and(|item| item.node.text().is_some_and(|text| text.eq_ignore_ascii_case("lora")))
+    item.is_some_and(|item| {
+        item.node
+            .text()
+            .is_some_and(|text| text.eq_ignore_ascii_case("lora"))
+    })
 }
 
 pub(super) fn kl(draft: &mut Draft<'_>) {
@@ -82,7 +123,10 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
         Some(item) => match number(item) {
             Some(factor) => factor,
             None => {
-                let reason = format!("{}; without it there is no KL term", convert::not_a("a number", item.node));
+                let reason = format!(
+                    "{}; without it there is no KL term",
+                    convert::not_a("a number", item.node)
+                );
                 draft.keep("algorithm", &item.origin, reason);
                 0.0
             }
@@ -90,15 +134,26 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
     };
     if factor == 0.0 {
         for item in beta.iter().filter(|item| number(item).is_some()).chain(&kind) {
-            draft.same(&item.origin, "algorithm.kl", "with a factor of 0 there is no KL term");
+            draft.same(
+                &item.origin,
+                "algorithm.kl",
+                "with a factor of 0 there is no KL term",
+            );
         }
         return;
     }
     let Some(beta) = beta else { return };
-    let Ok(value) = convert::number(beta.node) else { return };
+    let Ok(value) = convert::number(beta.node) else {
+        return;
+    };
     let lora = uses_lora(draft);
     if draft.kind == "nft" {
-        draft.set("algorithm.kl_beta", value, &[&beta.origin], "factor of the KL term");
+        draft.set(
+            "algorithm.kl_beta",
+            value,
+            &[&beta.origin],
+            "factor of the KL term",
+        );
         if lora {
             draft.set("algorithm.reference", "lora-off", &[&beta.origin], REFERENCE);
         }
@@ -106,7 +161,11 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
             Some(item) if convert::is_one_of(item.node, &["v-based"]) => {
                 draft.same(&item.origin, "algorithm.kl_beta", "NFT compares velocities");
             }
-            Some(item) => draft.keep("algorithm", &item.origin, "NFT compares velocities, and nothing else"),
+            Some(item) => draft.keep(
+                "algorithm",
+                &item.origin,
+                "NFT compares velocities, and nothing else",
+            ),
             None => {}
         }
         return;
@@ -121,21 +180,31 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
             "mean"
         }
     };
-    let known = kind.as_ref().filter(|item| convert::is_one_of(item.node, &["x-based", "v-based"]));
+    let known = kind
+        .as_ref()
+        .filter(|item| convert::is_one_of(item.node, &["x-based", "v-based"]));
     let mut pairs = vec![("kind", Value::from(ours)), ("beta", value)];
     if lora {
         pairs.push(("reference", "lora-off".into()));
     }
-    let origins: Vec<_> = [Some(&beta), known].into_iter().flatten().map(|item| &item.origin).collect();
+    let origins: Vec<_> = [Some(&beta), known]
+        .into_iter()
+        .flatten()
+        .map(|item| &item.origin)
+        .collect();
     draft.set("algorithm.kl", table(pairs), &origins, REFERENCE);
 }
 
-const REFERENCE: &str = "as in Flow-Factory the reference is the base below the adapters, or a snapshot without them";
+const REFERENCE: &str =
+    "as in Flow-Factory the reference is the base below the adapters, or a snapshot without them";
 
 pub(super) fn old_policy(draft: &mut Draft<'_>) {
     if draft.kind != "nft" {
         if let Some(item) = draft.take("train.off_policy") {
-            let reason = format!("`algorithm.kind = \"{}\"` samples with the policy that it trains", draft.kind);
+            let reason = format!(
+                "`algorithm.kind = \"{}\"` samples with the policy that it trains",
+                draft.kind
+            );
             draft.keep("algorithm", &item.origin, reason);
         }
         return;
@@ -157,10 +226,15 @@ pub(super) fn old_policy(draft: &mut Draft<'_>) {
         None => {}
         Some(Some(Scalar::Boolean(true))) => {
             let is = |from: &str, word: &str| {
-                draft.peek(from).is_some_and(|item| convert::is_one_of(item.node, &[word]))
+                draft
+                    .peek(from)
+                    .is_some_and(|item| convert::is_one_of(item.node, &[word]))
             };
-            let exact = is("train.ema_decay_schedule", "piecewise_linear") && is("train.ema_update_interval", "1");
-            let decay = draft.peek("train.ema_decay").and_then(|item| convert::number(item.node).ok());
+            let exact =
+                is("train.ema_decay_schedule", "piecewise_linear") && is("train.ema_update_interval", "1");
+            let decay = draft
+                .peek("train.ema_decay")
+                .and_then(|item| convert::number(item.node).ok());
             if exact {
                 draft.set(
                     "algorithm.old_policy",

@@ -27,15 +27,24 @@ impl Count<'_> {
 fn count<'y>(draft: &mut Draft<'y>, from: &str, section: &str, default: i64) -> Count<'y> {
     let item = take_given(draft, from);
     match item.as_ref().map(whole) {
-        None => Count { number: default, item },
+        None => Count {
+            number: default,
+            item,
+        },
         Some(Some(number)) if (1..=MOST).contains(&number) => Count { number, item },
         Some(_) => {
             if let Some(item) = item {
                 let what = format!("a whole number from 1 to {MOST}");
-                let reason = format!("{}; Flow-Factory's default of {default} is taken", convert::not_a(&what, item.node));
+                let reason = format!(
+                    "{}; Flow-Factory's default of {default} is taken",
+                    convert::not_a(&what, item.node)
+                );
                 draft.keep(section, &item.origin, reason);
             }
-            Count { number: default, item: None }
+            Count {
+                number: default,
+                item: None,
+            }
         }
     }
 }
@@ -49,7 +58,12 @@ pub(super) fn apply(draft: &mut Draft<'_>) {
 
     let origins: Vec<&Origin> = prompts.origin().into_iter().collect();
     if images % (devices.number * batch.number) == 0 {
-        draft.set("sampling.prompts_per_step", prompts.number, &origins, "prompts per iteration");
+        draft.set(
+            "sampling.prompts_per_step",
+            prompts.number,
+            &origins,
+            "prompts per iteration",
+        );
     } else {
         let text = format!(
             "{} prompts * {group} images cannot be spread evenly over {} devices in batches of {}, so Flow-Factory \
@@ -69,7 +83,8 @@ fn group(draft: &mut Draft<'_>) -> i64 {
         draft.set("sampling.group_size", group.number, &origins, "images per prompt");
         return group.number;
     }
-    let reason = "the advantage within a group of one image is always 0, so flow-train's default of 16 is taken";
+    let reason =
+        "the advantage within a group of one image is always 0, so flow-train's default of 16 is taken";
     match group.origin() {
         Some(origin) => draft.keep("sampling", origin, reason),
         None => draft.remark(
@@ -101,7 +116,11 @@ fn micro_batch(draft: &mut Draft<'_>, images: i64, batch: &Count<'_>, devices: &
         draft.set_with_attention("sampling.micro_batch", micro, &origins, &text);
     }
     if let Some(origin) = devices.origin().filter(|_| !several) {
-        draft.same(origin, "sampling.micro_batch", "flow-train computes on one device");
+        draft.same(
+            origin,
+            "sampling.micro_batch",
+            "flow-train computes on one device",
+        );
     }
     micro
 }
@@ -127,15 +146,25 @@ fn accumulation(draft: &mut Draft<'_>, batches: i64, as_written: bool, devices: 
     let wanted = match &accumulate {
         Some((item, number)) => {
             if let Some(origin) = steps.origin() {
-                draft.same(origin, TO, "gradient_accumulation_steps is given and stands above it");
+                draft.same(
+                    origin,
+                    TO,
+                    "gradient_accumulation_steps is given and stands above it",
+                );
             }
             let origins = [Some(&item.origin), devices.origin().filter(|_| several)];
-            (Some(number * devices.number), origins.into_iter().flatten().cloned().collect::<Vec<_>>())
+            (
+                Some(number * devices.number),
+                origins.into_iter().flatten().cloned().collect::<Vec<_>>(),
+            )
         }
         None => {
             let even = batches % steps.number == 0;
             let origins = [steps.origin(), auto.as_ref().map(|item| &item.origin)];
-            (even.then(|| batches / steps.number), origins.into_iter().flatten().cloned().collect())
+            (
+                even.then(|| batches / steps.number),
+                origins.into_iter().flatten().cloned().collect(),
+            )
         }
     };
     let (number, origins) = (wanted.0.filter(|number| batches % number == 0), wanted.1);
@@ -145,11 +174,16 @@ fn accumulation(draft: &mut Draft<'_>, batches: i64, as_written: bool, devices: 
             // 0 is flow-train's word for one step per rollout.
             let written = if number == batches { 0 } else { number };
             let spread = accumulate.is_some() || number % devices.number == 0;
-            let text = format!("{} optimizer steps per rollout of {batches} batches", batches / number);
+            let text = format!(
+                "{} optimizer steps per rollout of {batches} batches",
+                batches / number
+            );
             if as_written && spread {
                 draft.set(TO, written, &origins, &text);
             } else {
-                let text = format!("{text}; Flow-Factory, whose batches or devices do not come out even, may make others");
+                let text = format!(
+                    "{text}; Flow-Factory, whose batches or devices do not come out even, may make others"
+                );
                 draft.set_with_attention(TO, written, &origins, &text);
             }
         }

@@ -67,7 +67,11 @@ fn size(draft: &mut Draft<'_>, is_sd3: bool) {
     let origins: Vec<&Origin> = given.iter().map(|item| &item.origin).collect();
     if !is_sd3 {
         for origin in origins {
-            draft.keep("model", origin, "images are as large as data.image_size, and so are the latents");
+            draft.keep(
+                "model",
+                origin,
+                "images are as large as data.image_size, and so are the latents",
+            );
         }
         return;
     }
@@ -126,7 +130,11 @@ fn weights(draft: &mut Draft<'_>, is_sd3: bool) {
         );
         return;
     }
-    let folder = if is_sd3 { "; the folder `transformer` of the checkpoint will do" } else { "" };
+    let folder = if is_sd3 {
+        "; the folder `transformer` of the checkpoint will do"
+    } else {
+        ""
+    };
     let reason = format!(
         "flow-train downloads nothing and reads the transformer only: set model.weights to its safetensors file{folder}"
     );
@@ -142,12 +150,16 @@ pub(super) fn lora_targets(draft: &mut Draft<'_>) {
         None => item.node.text().map(|text| vec![text]),
     };
     let Some(names) = names.filter(|names| !names.is_empty()) else {
-        let reason = format!("{}; lora.targets are patterns", not_a("a name or a list of names", item.node));
+        let reason = format!(
+            "{}; lora.targets are patterns",
+            not_a("a name or a list of names", item.node)
+        );
         draft.keep("lora", &item.origin, reason);
         return;
     };
     if names.contains(&"default") {
-        let reason = "the default modules depend on Flow-Factory's adapter of the model; name them in lora.targets";
+        let reason =
+            "the default modules depend on Flow-Factory's adapter of the model; name them in lora.targets";
         draft.keep("lora", &item.origin, reason);
         return;
     }

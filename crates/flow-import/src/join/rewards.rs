@@ -46,7 +46,10 @@ fn rewards(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &No
         }
     } else if let Some(configs) = node.get("reward_configs") {
         let others: Vec<Item<'_>> = children(origin, node);
-        for item in others.iter().filter(|item| !item.origin.from.ends_with(".reward_configs")) {
+        for item in others
+            .iter()
+            .filter(|item| !item.origin.from.ends_with(".reward_configs"))
+        {
             draft.keep(list, &item.origin, "flow-train has no such key");
         }
         let origin = Origin::new(format!("{}.reward_configs", origin.from), configs.place, configs);
@@ -59,7 +62,11 @@ fn rewards(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &No
 fn children<'y>(origin: &Origin, node: &'y Node) -> Vec<Item<'y>> {
     let pairs = node.map().unwrap_or_default().iter();
     let child = |pair: &'y crate::yaml::Pair| Item {
-        origin: Origin::new(format!("{}.{}", origin.from, quoted(&pair.key)), pair.place, &pair.node),
+        origin: Origin::new(
+            format!("{}.{}", origin.from, quoted(&pair.key)),
+            pair.place,
+            &pair.node,
+        ),
         node: &pair.node,
     };
     pairs.map(child).collect()
@@ -70,9 +77,18 @@ fn reward(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &Nod
         draft.keep(list, origin, "a reward is a map with a `reward_model`");
         return;
     };
-    let name = model.rsplit('.').next().unwrap_or(model).to_lowercase().replace('_', "");
+    let name = model
+        .rsplit('.')
+        .next()
+        .unwrap_or(model)
+        .to_lowercase()
+        .replace('_', "");
     if !matches!(name.as_str(), "jpegcompressibility" | "jpegcompressibilityreward") {
-        draft.keep(list, origin, format!("flow-train has no such reward; {}", nearest(model)));
+        draft.keep(
+            list,
+            origin,
+            format!("flow-train has no such reward; {}", nearest(model)),
+        );
         return;
     }
     let mut table = InlineTable::new();
@@ -88,7 +104,11 @@ fn reward(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &Nod
                 Ok(weight) => drop(table.insert("weight", weight)),
                 Err(why) => draft.keep(list, &item.origin, why),
             },
-            _ => draft.keep(list, &item.origin, "rewards are computed on the host's worker threads"),
+            _ => draft.keep(
+                list,
+                &item.origin,
+                "rewards are computed on the host's worker threads",
+            ),
         }
     }
     let text = "minus the size of the JPEG in kB, at quality 95";

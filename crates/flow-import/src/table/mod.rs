@@ -50,5 +50,8 @@ pub fn mapping() -> String {
 }
 
 fn code<'t>(words: impl Iterator<Item = &'t str>) -> String {
-    words.map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
+    words
+        .map(|word| format!("`{word}`"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }

@@ -105,15 +105,25 @@ pub(super) const MODEL: &[Rule] = &[
 ];
 
 const OWN_DATA: &str = "flow-train brings its own data sets and prompts; choose one by data.kind";
-const NO_PREPROCESSING: &str = "prompts are tokenised as they are drawn; there is no preprocessing stage and no cache";
+const NO_PREPROCESSING: &str =
+    "prompts are tokenised as they are drawn; there is no preprocessing stage and no cache";
 
 pub(super) const DATA: &[Rule] = &[
     Rule::new("data.dataset_dir", "data.kind", Nothing, OWN_DATA),
     Rule::new("data.datasets", "data.kind", Nothing, OWN_DATA),
     Rule::nothing("data.cache_dir", NO_PREPROCESSING),
-    Rule::nothing("data.image_dir", "there are no models that are conditioned on images"),
-    Rule::nothing("data.video_dir", "there are no models that are conditioned on videos"),
-    Rule::nothing("data.audio_dir", "there are no models that are conditioned on sound"),
+    Rule::nothing(
+        "data.image_dir",
+        "there are no models that are conditioned on images",
+    ),
+    Rule::nothing(
+        "data.video_dir",
+        "there are no models that are conditioned on videos",
+    ),
+    Rule::nothing(
+        "data.audio_dir",
+        "there are no models that are conditioned on sound",
+    ),
     Rule::nothing("data.preprocessing_batch_size", NO_PREPROCESSING),
     Rule::nothing("data.dataloader_num_workers", NO_PREPROCESSING),
     Rule::new("data.enable_preprocess", "", Same(&["false"]), NO_PREPROCESSING),
@@ -128,7 +138,13 @@ pub(super) const DATA: &[Rule] = &[
     Rule::new(
         "data.sampler_type",
         "",
-        Same(&["auto", "distributed_k_repeat", "group_contiguous", "group_distributed", "group_tiled"]),
+        Same(&[
+            "auto",
+            "distributed_k_repeat",
+            "group_contiguous",
+            "group_distributed",
+            "group_tiled",
+        ]),
         "how a group is spread over devices; on one device every sampler gives whole groups",
     ),
 ];
@@ -137,7 +153,12 @@ pub(super) const SCHEDULER: &[Rule] = &[
     Rule::new(
         "scheduler.dynamics_type",
         "scheduler.dynamics",
-        Choice(&[("Flow-SDE", "flow-sde"), ("Dance-SDE", "dance-sde"), ("CPS", "cps"), ("ODE", "ode")]),
+        Choice(&[
+            ("Flow-SDE", "flow-sde"),
+            ("Dance-SDE", "dance-sde"),
+            ("CPS", "cps"),
+            ("ODE", "ode"),
+        ]),
         "how a step goes from one sigma to the next",
     ),
     Rule::new(
@@ -173,7 +194,10 @@ pub(super) const EVAL: &[Rule] = &[
     Rule::new("eval.resolution", "", Nothing, MODEL_SIZE),
     Rule::new("eval.height", "", Nothing, MODEL_SIZE),
     Rule::new("eval.width", "", Nothing, MODEL_SIZE),
-    Rule::nothing("eval.per_device_batch_size", "evaluation takes batches of sampling.micro_batch"),
+    Rule::nothing(
+        "eval.per_device_batch_size",
+        "evaluation takes batches of sampling.micro_batch",
+    ),
     Rule::new("eval.seed", "evaluation.seed", Integer, "seed of the noise"),
     Rule::new(
         "eval.guidance_scale",
@@ -212,7 +236,10 @@ pub(super) const REWARDS: &[Rule] = &[
 
 pub(super) const LOG: &[Rule] = &[
     Rule::new("log.run_name", "run.name", Text, "name of the run"),
-    Rule::nothing("log.project", "runs are folders below run.dir; there are no projects"),
+    Rule::nothing(
+        "log.project",
+        "runs are folders below run.dir; there are no projects",
+    ),
     Rule::new(
         "log.logging_backend",
         "logging.tensorboard",

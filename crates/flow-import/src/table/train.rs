@@ -7,8 +7,7 @@ use crate::rule::{Join, Rule};
 
 const COUPLED: &[&str] = &["grpo", "grpo-guard"];
 const NFT: &[&str] = &["nft"];
-const MODEL_SIZE: &str =
-    "pixels of an image; with `sd3` the latent is an eighth of it, otherwise images are as large as data.image_size";
+const MODEL_SIZE: &str = "pixels of an image; with `sd3` the latent is an eighth of it, otherwise images are as large as data.image_size";
 const ON_DEVICE: &str = "in flow-train it lies where the weights lie";
 const OVERLAP: &str = "rewards are computed on worker threads beside the generation, always";
 
@@ -19,9 +18,24 @@ pub(super) const COMMON: &[Rule] = &[
         Joint(Join::Algorithm),
         "`grpo`, `grpo-guard` and `nft`; for other trainers the nearest is written, with a note",
     ),
-    Rule::new("train.resolution", "model.mmdit.sample_size", Joint(Join::Model), MODEL_SIZE),
-    Rule::new("train.height", "model.mmdit.sample_size", Joint(Join::Model), MODEL_SIZE),
-    Rule::new("train.width", "model.mmdit.sample_size", Joint(Join::Model), MODEL_SIZE),
+    Rule::new(
+        "train.resolution",
+        "model.mmdit.sample_size",
+        Joint(Join::Model),
+        MODEL_SIZE,
+    ),
+    Rule::new(
+        "train.height",
+        "model.mmdit.sample_size",
+        Joint(Join::Model),
+        MODEL_SIZE,
+    ),
+    Rule::new(
+        "train.width",
+        "model.mmdit.sample_size",
+        Joint(Join::Model),
+        MODEL_SIZE,
+    ),
     Rule::new(
         "train.max_epochs",
         "run.steps",
@@ -79,8 +93,19 @@ pub(super) const COMMON: &[Rule] = &[
         "classifier-free guidance of rollouts; at 1 and below there is none",
     )
     .default("3.5"),
-    Rule::new("train.seed", "run.seed", Joint(Join::Seed), "seed of the run; Flow-Factory's default is 42"),
-    Rule::new("train.learning_rate", "optimizer.learning_rate", Number, "learning rate of AdamW").default("1e-5"),
+    Rule::new(
+        "train.seed",
+        "run.seed",
+        Joint(Join::Seed),
+        "seed of the run; Flow-Factory's default is 42",
+    ),
+    Rule::new(
+        "train.learning_rate",
+        "optimizer.learning_rate",
+        Number,
+        "learning rate of AdamW",
+    )
+    .default("1e-5"),
     Rule::new(
         "train.adam_weight_decay",
         "optimizer.weight_decay",
@@ -88,8 +113,20 @@ pub(super) const COMMON: &[Rule] = &[
         "decoupled weight decay",
     )
     .default("1e-4"),
-    Rule::new("train.adam_betas", "optimizer.betas", Range, "decays of the two moments").default("[0.9, 0.999]"),
-    Rule::new("train.adam_epsilon", "optimizer.epsilon", Number, "epsilon of AdamW").default("1e-8"),
+    Rule::new(
+        "train.adam_betas",
+        "optimizer.betas",
+        Range,
+        "decays of the two moments",
+    )
+    .default("[0.9, 0.999]"),
+    Rule::new(
+        "train.adam_epsilon",
+        "optimizer.epsilon",
+        Number,
+        "epsilon of AdamW",
+    )
+    .default("1e-8"),
     Rule::new(
         "train.max_grad_norm",
         "optimizer.max_grad_norm",
@@ -135,7 +172,10 @@ pub(super) const COMMON: &[Rule] = &[
         Same(&["fp32", "null"]),
         "latents of a trajectory are kept in f32, so that rollout and training see the same bits",
     ),
-    Rule::nothing("train.shuffle_samples", "a rollout is trained on in the batches in which it was made"),
+    Rule::nothing(
+        "train.shuffle_samples",
+        "a rollout is trained on in the batches in which it was made",
+    ),
     Rule::nothing(
         "train.use_kv_cache",
         "exact reuse is an accelerator's matter: see [acceleration]",
@@ -241,8 +281,14 @@ pub(super) const ALGORITHMS: &[Rule] = &[
 
 /// Keys of trainers that flow-train does not have.
 pub(super) const OTHERS: &[Rule] = &[
-    other("train.kl_mask_threshold", "DPPO's; flow-train has no such trainer"),
-    other("train.kl_guidance_scale", "DPPO's; flow-train has no such trainer"),
+    other(
+        "train.kl_mask_threshold",
+        "DPPO's; flow-train has no such trainer",
+    ),
+    other(
+        "train.kl_guidance_scale",
+        "DPPO's; flow-train has no such trainer",
+    ),
     other("train.ema_kl_beta", "AWM's; flow-train has no such trainer"),
     other("train.awm_weighting", "AWM's; flow-train has no such trainer"),
     other("train.ghuber_power", "AWM's; flow-train has no such trainer"),
@@ -256,8 +302,14 @@ pub(super) const OTHERS: &[Rule] = &[
     other("train.clip_kl", "DGPO's; flow-train has no such trainer"),
     other("train.switch_ema_ref", "DGPO's; flow-train has no such trainer"),
     other("train.use_ema_ref", "DGPO's; flow-train has no such trainer"),
-    other("train.ema_ref_max_decay", "DGPO's; flow-train has no such trainer"),
-    other("train.ema_ref_ramp_rate", "DGPO's; flow-train has no such trainer"),
+    other(
+        "train.ema_ref_max_decay",
+        "DGPO's; flow-train has no such trainer",
+    ),
+    other(
+        "train.ema_ref_ramp_rate",
+        "DGPO's; flow-train has no such trainer",
+    ),
     other("train.ema_ref_device", "DGPO's; flow-train has no such trainer"),
     other("train.kl_cfg", "DGPO's and CRD's; flow-train has no such trainer"),
     other("train.crd_beta", "CRD's; flow-train has no such trainer"),
@@ -266,8 +318,14 @@ pub(super) const OTHERS: &[Rule] = &[
     other("train.adaptive_logp", "CRD's; flow-train has no such trainer"),
     other("train.weight_temp", "CRD's; flow-train has no such trainer"),
     other("train.old_model_decay", "CRD's; flow-train has no such trainer"),
-    other("train.sampling_model_decay", "CRD's; flow-train has no such trainer"),
-    other("train.reward_adaptive_kl", "CRD's; flow-train has no such trainer"),
+    other(
+        "train.sampling_model_decay",
+        "CRD's; flow-train has no such trainer",
+    ),
+    other(
+        "train.reward_adaptive_kl",
+        "CRD's; flow-train has no such trainer",
+    ),
 ];
 
 const fn other(from: &'static str, doc: &'static str) -> Rule {
