@@ -1,0 +1,279 @@
+//! Accelerators: the two slots, and the key that came before them.
+
+use toml_edit::{InlineTable, Value};
+
+use super::{table, take_given};
+use crate::convert;
+use crate::draft::{Draft, Origin, quoted};
+use crate::yaml::{Node, Pair};
+
+const SHARED: &str = "acceleration.shared";
+const ROLLOUT: &str = "acceleration.rollout";
+const NAMES: [&str; 4] = [
+    "attention_backend",
+    "torch_compile",
+    "diffusers_cache",
+    "cache_dit",
+];
+const POLICIES: [&str; 5] = ["first_block", "faster", "pyramid", "taylorseer", "magcache"];
+
+/// An entry of the YAML.
+struct Entry<'y> {
+    slot: &'static str,
+    origin: Origin,
+    params: &'y [Pair],
+}
+
+pub(super) fn apply(draft: &mut Draft<'_>) {
+    if let Some(item) = take_given(draft, "model.attn_backend") {
+        attention(draft, &item.origin, item.node);
+    }
+    for slot in [SHARED, ROLLOUT] {
+        let Some(item) = take_given(draft, slot) else {
+            continue;
+        };
+        match item.node.list() {
+            None => one(draft, slot, item.origin, item.node),
+            Some([]) => draft.same(&item.origin, slot, "an empty list"),
+            Some(nodes) => {
+                for (index, node) in nodes.iter().enumerate() {
+                    one(
+                        draft,
+                        slot,
+                        Origin::new(format!("{slot}.{index}"), node.place, node),
+                        node,
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn one(draft: &mut Draft<'_>, slot: &'static str, origin: Origin, node: &Node) {
+    let Some(name) = node.get("name").and_then(Node::text) else {
+        draft.keep(
+            "acceleration",
+            &origin,
+            "an entry is a map with a `name` and `params`",
+        );
+        return;
+    };
+    let none = Vec::new();
+    let params: &[Pair] = match node.get("params") {
+        None => &none,
+        Some(params) if params.is_null() => &none,
+        Some(params) => match params.map() {
+            Some(pairs) => pairs,
+            None => {
+                draft.keep("acceleration", &origin, "`params` is a map");
+                return;
+            }
+        },
+    };
+    for pair in node.map().unwrap_or_default() {
+        if !matches!(pair.key.as_str(), "name" | "params") {
+            let from = format!("{}.{}", origin.from, quoted(&pair.key));
+            let reason = "an entry has a `name` and `params`, and nothing else";
+            draft.keep("acceleration", &Origin::new(from, pair.place, &pair.node), reason);
+        }
+    }
+    let entry = Entry { slot, origin, params };
+    match name.to_lowercase().as_str() {
+        "attention_backend" => attention_entry(draft, &entry),
+        "torch_compile" => compile(draft, &entry),
+        "diffusers_cache" => cache(draft, &entry),
+        "cache_dit" => cache_dit(draft, &entry),
+        lower => {
+            let score = |known: &&str| strsim::jaro_winkler(known, lower);
+            let nearest = NAMES.into_iter().filter(|known| score(known) > 0.85);
+            let nearest = nearest.max_by(|a, b| score(a).total_cmp(&score(b)));
+            let nearest = nearest
+                .map(|known| format!("; the nearest is `{known}`"))
+                .unwrap_or_default();
+            let reason = format!(
+                "none of Flow-Factory's own accelerators{nearest}; an accelerator of your own is a crate here"
+            );
+            draft.keep("acceleration", &entry.origin, reason);
+        }
+    }
+}
+
+impl Entry<'_> {
+    fn param(&self, name: &str) -> Option<&Node> {
+        self.params
+            .iter()
+            .find(|pair| pair.key == name)
+            .map(|pair| &pair.node)
+    }
+
+    /// Keeps the parameters that were not converted.
+    fn keep_params_but(&self, draft: &mut Draft<'_>, converted: &[&str], reason: &str) {
+        for pair in self
+            .params
+            .iter()
+            .filter(|pair| !converted.contains(&pair.key.as_str()))
+        {
+            let from = format!("{}.params.{}", self.origin.from, quoted(&pair.key));
+            draft.keep("acceleration", &Origin::new(from, pair.place, &pair.node), reason);
+        }
+    }
+}
+
+fn attention_entry(draft: &mut Draft<'_>, entry: &Entry<'_>) {
+    entry.keep_params_but(
+        draft,
+        &["backend"],
+        "`attention_backend` has one parameter, `backend`",
+    );
+    match entry.param("backend") {
+        Some(backend) => attention(draft, &entry.origin, backend),
+        None => draft.keep(
+            "acceleration",
+            &entry.origin,
+            "`attention_backend` needs a `backend`",
+        ),
+    }
+}
+
+fn attention(draft: &mut Draft<'_>, origin: &Origin, backend: &Node) {
+    if convert::is_one_of(backend, &["native"]) {
+        draft.same(
+            origin,
+            SHARED,
+            "flow-train takes the device's own attention unless told otherwise",
+        );
+        return;
+    }
+    let reason = format!(
+        "{} is one of PyTorch's; choose from the backends of your build of flow-train: [[acceleration.shared]], name = \
+         \"attention_backend\", params = {{ backend = \"…\" }}. Without the entry the device's own is taken",
+        backend.flow()
+    );
+    draft.keep("acceleration", origin, reason);
+}
+
+fn accelerator(name: &'static str, params: InlineTable) -> InlineTable {
+    table([("name", name.into()), ("params", Value::InlineTable(params))])
+}
+
+/// Puts an entry into the slot where it belongs, with a word if that is not where it was.
+fn push(
+    draft: &mut Draft<'_>,
+    slot: &'static str,
+    entry: &Entry<'_>,
+    what: InlineTable,
+    text: String,
+    attention: bool,
+) {
+    let (text, attention) = if slot == entry.slot {
+        (text, attention)
+    } else {
+        (
+            format!(
+                "{text}; it stood in {}, where Flow-Factory refuses it",
+                entry.slot
+            ),
+            true,
+        )
+    };
+    draft.push(slot, what, &entry.origin, text, attention);
+}
+
+fn compile(draft: &mut Draft<'_>, entry: &Entry<'_>) {
+    let reason = "an option of torch.compile; settings of Burn and CubeCL stand in [runtime.options]";
+    entry.keep_params_but(draft, &["mode"], reason);
+    let auto = "`auto` is regional where a model declares repeated blocks, as flow-train's models do";
+    let (mode, text, attention) = match entry.param("mode") {
+        None => ("regional", auto.to_owned(), false),
+        Some(mode) if convert::is_one_of(mode, &["auto"]) => ("regional", auto.to_owned(), false),
+        Some(mode) if convert::is_one_of(mode, &["regional"]) => {
+            ("regional", "per repeated block".into(), false)
+        }
+        Some(mode) if convert::is_one_of(mode, &["full"]) => ("full", "the whole model".into(), false),
+        Some(mode) => {
+            let text = format!(
+                "there is no mode {}; Flow-Factory's default is written, {auto}",
+                mode.flow()
+            );
+            ("regional", text, true)
+        }
+    };
+    let what = accelerator("fused_kernels", table([("mode", mode.into())]));
+    push(
+        draft,
+        SHARED,
+        entry,
+        what,
+        format!("fused kernels take the place of torch.compile; {text}"),
+        attention,
+    );
+}
+
+/// What a lossy cache means for the algorithm in use.
+fn lossy(draft: &Draft<'_>) -> (String, bool) {
+    match draft.kind {
+        "nft" => (
+            "watch the reward: a lossy cache changes what is sampled".into(),
+            false,
+        ),
+        kind => (
+            format!(
+                "a lossy cache in the rollouts of {kind} biases the importance ratio, and both programs refuse it; in \
+                 flow-train `scope = \"outside_sde_window\"` spares the trained steps"
+            ),
+            true,
+        ),
+    }
+}
+
+fn cache(draft: &mut Draft<'_>, entry: &Entry<'_>) {
+    let (lossy, mut attention) = lossy(draft);
+    let policy = match entry.param("policy") {
+        None => Some("first_block"),
+        Some(node) => POLICIES
+            .into_iter()
+            .find(|policy| convert::is_one_of(node, &[policy])),
+    };
+    let Some(policy) = policy else {
+        let reason = format!(
+            "there is no such policy; Flow-Factory's are {}",
+            POLICIES.join(", ")
+        );
+        draft.keep("acceleration", &entry.origin, reason);
+        return;
+    };
+    let mut params = vec![("policy", Value::from(policy))];
+    let mut converted = vec!["policy"];
+    match entry.param("threshold").map(convert::number) {
+        Some(Ok(threshold)) => {
+            params.push(("threshold", threshold));
+            converted.push("threshold");
+        }
+        None if policy == "first_block" => params.push(("threshold", Value::from(0.05))),
+        Some(Err(_)) | None => {}
+    }
+    let reason = format!(
+        "a parameter of diffusers' policy; those of feature_cache's `{policy}` are typed: see its guide"
+    );
+    entry.keep_params_but(draft, &converted, &reason);
+    attention |= converted.len() < entry.params.len();
+    let what = accelerator("feature_cache", table(params));
+    push(draft, ROLLOUT, entry, what, lossy, attention);
+}
+
+fn cache_dit(draft: &mut Draft<'_>, entry: &Entry<'_>) {
+    let (lossy, _) = lossy(draft);
+    entry.keep_params_but(draft, &[], "cache_dit is gone, and its parameters with it");
+    let params = table([("policy", "first_block".into()), ("threshold", Value::from(0.08))]);
+    let text = format!(
+        "cache_dit is removed from Flow-Factory too, since it did nothing; this is what replaces it; {lossy}"
+    );
+    push(
+        draft,
+        ROLLOUT,
+        entry,
+        accelerator("feature_cache", params),
+        text,
+        true,
+    );
+}

@@ -1,0 +1,116 @@
+//! Rewards. Flow-Factory's own are large models, none of which exists here; what people plug in may.
+
+use toml_edit::{InlineTable, Value};
+
+use super::take_given;
+use crate::convert;
+use crate::draft::{Draft, Item, Origin, quoted};
+use crate::yaml::Node;
+
+/// The part of flow-train that is nearest to a reward model of Flow-Factory.
+fn nearest(model: &str) -> &'static str {
+    let model = model.to_lowercase();
+    if model.contains("ocr") {
+        "the nearest is `digit-classifier`, which reads digits"
+    } else if model.contains("geneval") || model.contains("vllm") || model.contains("rational") {
+        "the nearest is `shapes-rules`, which checks scenes by rule"
+    } else {
+        "flow-train has digit-classifier, shapes-rules, jpeg-compressibility and target-colour"
+    }
+}
+
+pub(super) fn apply(draft: &mut Draft<'_>) {
+    for list in ["rewards", "eval_rewards"] {
+        let Some(item) = take_given(draft, list) else {
+            continue;
+        };
+        let before = draft.entries.len();
+        rewards(draft, list, &item.origin, item.node);
+        if list == "rewards" && draft.entries.len() == before {
+            draft.remark(
+                "rewards",
+                "no reward was converted, and training needs one: add a [[rewards]] table",
+            );
+        }
+    }
+}
+
+fn rewards(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &Node) {
+    if let Some(nodes) = node.list() {
+        if nodes.is_empty() {
+            draft.same(origin, list, "an empty list");
+        }
+        for (index, node) in nodes.iter().enumerate() {
+            let origin = Origin::new(format!("{}.{index}", origin.from), node.place, node);
+            reward(draft, list, &origin, node);
+        }
+    } else if let Some(configs) = node.get("reward_configs") {
+        let others: Vec<Item<'_>> = children(origin, node);
+        for item in others
+            .iter()
+            .filter(|item| !item.origin.from.ends_with(".reward_configs"))
+        {
+            draft.keep(list, &item.origin, "flow-train has no such key");
+        }
+        let origin = Origin::new(format!("{}.reward_configs", origin.from), configs.place, configs);
+        rewards(draft, list, &origin, configs);
+    } else {
+        reward(draft, list, origin, node);
+    }
+}
+
+fn children<'y>(origin: &Origin, node: &'y Node) -> Vec<Item<'y>> {
+    let pairs = node.map().unwrap_or_default().iter();
+    let child = |pair: &'y crate::yaml::Pair| Item {
+        origin: Origin::new(
+            format!("{}.{}", origin.from, quoted(&pair.key)),
+            pair.place,
+            &pair.node,
+        ),
+        node: &pair.node,
+    };
+    pairs.map(child).collect()
+}
+
+fn reward(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &Node) {
+    let Some(model) = node.get("reward_model").and_then(Node::text) else {
+        draft.keep(list, origin, "a reward is a map with a `reward_model`");
+        return;
+    };
+    let name = model
+        .rsplit('.')
+        .next()
+        .unwrap_or(model)
+        .to_lowercase()
+        .replace('_', "");
+    if !matches!(name.as_str(), "jpegcompressibility" | "jpegcompressibilityreward") {
+        draft.keep(
+            list,
+            origin,
+            format!("flow-train has no such reward; {}", nearest(model)),
+        );
+        return;
+    }
+    let mut table = InlineTable::new();
+    table.insert("kind", "jpeg-compressibility".into());
+    for item in children(origin, node) {
+        match item.origin.from.rsplit('.').next() {
+            Some("reward_model") => {}
+            Some("name") => match item.node.text() {
+                Some(name) => drop(table.insert("name", Value::from(name))),
+                None => draft.keep(list, &item.origin, convert::not_a("a text", item.node)),
+            },
+            Some("weight") => match convert::number(item.node) {
+                Ok(weight) => drop(table.insert("weight", weight)),
+                Err(why) => draft.keep(list, &item.origin, why),
+            },
+            _ => draft.keep(
+                list,
+                &item.origin,
+                "rewards are computed on the host's worker threads",
+            ),
+        }
+    }
+    let text = "minus the size of the JPEG in kB, at quality 95";
+    draft.push(list, table, origin, text.to_owned(), false);
+}

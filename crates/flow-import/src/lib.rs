@@ -1,0 +1,188 @@
+//! From a Flow-Factory YAML config to a flow-train TOML config: [`import`].
+//!
+//! One table of rules ([`rules()`]) says of every key of Flow-Factory what becomes of it. A key is converted, or says what
+//! flow-train does anyway, or is kept as a comment in the TOML with its value and the reason; and there is a [`Note`] on
+//! each. Where a key is left out and the two programs have different defaults, Flow-Factory's is written.
+//!
+//! The TOML is checked by `flow_config` before it is returned. What flow-train would refuse or not read becomes a
+//! comment with its message, so the result is a valid config whatever the YAML said.
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
+mod check;
+mod convert;
+mod draft;
+mod emit;
+mod error;
+mod join;
+mod note;
+mod rule;
+mod scalar;
+mod table;
+mod yaml;
+
+pub use error::ImportError;
+pub use note::{Note, Outcome};
+pub use rule::{Conversion, Join, Rule};
+pub use table::{mapping, rules};
+
+use draft::{Draft, Item};
+
+/// A converted config.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Imported {
+    /// The TOML, valid and formatted.
+    pub toml: String,
+    /// What became of each key, in the order of the YAML; then what was added.
+    pub notes: Vec<Note>,
+}
+
+/// Converts the text of a Flow-Factory config.
+///
+/// # Errors
+/// [`ImportError`] if the text is not YAML, if its top level is not a map, if a map has a key twice, or if it holds what
+/// no config needs (several documents, Python objects, more than 64 levels, more than 20,000 values). A key that cannot
+/// be converted is no error.
+pub fn import(text: &str) -> Result<Imported, ImportError> {
+    let root = yaml::parse(text)?;
+    if root.map().is_none() {
+        let found = match &root.value {
+            yaml::Value::List(_) => "a list".to_owned(),
+            _ if root.is_null() => "empty".to_owned(),
+            _ => format!("the value {}", shortened(&root.flow())),
+        };
+        return Err(ImportError::NotAMap {
+            line: root.place.line,
+            column: root.place.column,
+            found,
+        });
+    }
+    let mut draft = Draft::new(&root);
+    join::choose_algorithm(&mut draft);
+    let mut joined = Vec::new();
+    for rule in rules() {
+        match rule.conversion {
+            Conversion::Joint(join) if !joined.contains(&join) => {
+                joined.push(join);
+                join::apply(join, &mut draft);
+            }
+            Conversion::Joint(_) => {}
+            _ => apply(rule, &mut draft),
+        }
+    }
+    for item in draft.left_over() {
+        left_over(&mut draft, &item);
+    }
+    let toml = check::finish(&mut draft);
+    Ok(Imported {
+        toml,
+        notes: draft.all_notes(),
+    })
+}
+
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= 40 {
+        return text.to_owned();
+    }
+    text.chars().take(40).chain(['…']).collect()
+}
+
+/// Applies the rule of a key that stands for itself.
+fn apply(rule: &Rule, draft: &mut Draft<'_>) {
+    let item = draft.take(rule.from);
+    let exists = rule.kinds.is_empty() || rule.kinds.contains(&draft.kind);
+    let section = draft::section_of(rule.to);
+    match item {
+        Some(item) if !exists => {
+            let reason = format!(
+                "`algorithm.kind = \"{}\"` has no such key ({})",
+                draft.kind, rule.doc
+            );
+            draft.keep(section, &item.origin, reason);
+        }
+        Some(Item { origin, node }) if node.is_null() && !is_kept(rule, node) => {
+            draft.same(&origin, rule.to, "null is as if it were left out");
+            add_default(rule, draft, exists);
+        }
+        Some(item) => convert_item(rule, draft, &item),
+        None => add_default(rule, draft, exists),
+    }
+}
+
+/// Whether null is a value of its own.
+fn is_kept(rule: &Rule, node: &yaml::Node) -> bool {
+    match rule.conversion {
+        Conversion::Nothing | Conversion::Limit => true,
+        Conversion::Same(words) => !convert::is_one_of(node, words),
+        _ => false,
+    }
+}
+
+fn convert_item(rule: &Rule, draft: &mut Draft<'_>, item: &Item<'_>) {
+    let section = draft::section_of(rule.to);
+    match rule.conversion {
+        Conversion::Nothing => draft.keep(section, &item.origin, rule.doc),
+        Conversion::Same(words) if convert::is_one_of(item.node, words) => {
+            draft.same(&item.origin, rule.to, rule.doc)
+        }
+        Conversion::Same(_) => draft.keep(section, &item.origin, rule.doc),
+        Conversion::Limit if item.node.is_null() => draft.keep(section, &item.origin, rule.doc),
+        conversion => match convert::convert(conversion, item.node) {
+            Ok(value) => draft.set(rule.to, value, &[&item.origin], rule.doc),
+            Err(why) => draft.keep(
+                section,
+                &item.origin,
+                format!("{why} ({}: {})", rule.to, rule.doc),
+            ),
+        },
+    }
+}
+
+/// Writes Flow-Factory's default where flow-train's is another.
+fn add_default(rule: &Rule, draft: &mut Draft<'_>, exists: bool) {
+    if matches!(rule.conversion, Conversion::Limit) {
+        let text = format!(
+            "`{}` is left out, so Flow-Factory would go on for ever; flow-train takes the default of {}",
+            rule.from, rule.to
+        );
+        draft.remark(rule.to, text);
+    }
+    // The other trainers' own defaults are not known here.
+    let known = exists && (draft.trainer_exists || rule.kinds.is_empty());
+    let Some(default) = rule.default.filter(|_| known) else {
+        return;
+    };
+    if let Ok(node) = yaml::parse(default)
+        && let Ok(value) = convert::convert(rule.conversion, &node)
+    {
+        draft.set(rule.to, value, &[], rule.from);
+    }
+}
+
+/// A key that no rule converted: one of a group whose other keys make it pointless, or one that nobody knows.
+fn left_over(draft: &mut Draft<'_>, Item { origin, node }: &Item<'_>) {
+    if table::SECTIONS.contains(&origin.from.as_str()) {
+        if node.is_null() {
+            draft.same(origin, "", "an empty section says nothing");
+        } else {
+            draft.keep("", origin, "a section is a map of keys");
+        }
+        return;
+    }
+    if let Some(rule) = table::rule(&origin.from) {
+        draft.keep(draft::section_of(rule.to), origin, rule.doc);
+        return;
+    }
+    let score = |rule: &Rule| strsim::jaro_winkler(rule.from, &origin.from);
+    let nearest = rules()
+        .map(|rule| (score(rule), rule.from))
+        .filter(|(score, _)| *score > 0.9)
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    let reason = match nearest {
+        Some((_, nearest)) => format!("Flow-Factory has no such key; the nearest is `{nearest}`"),
+        None => "Flow-Factory has no such key".to_owned(),
+    };
+    draft.keep("", origin, reason);
+}

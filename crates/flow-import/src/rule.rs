@@ -1,0 +1,117 @@
+//! What a rule of the table is: a key of Flow-Factory, the key or keys of flow-train it becomes, and how.
+
+/// One row of the table that drives the conversion.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// Dotted path in the YAML.
+    pub from: &'static str,
+    /// Dotted path or paths in the TOML, separated by `, `. For a key without a counterpart the place of its comment, if it has one.
+    pub to: &'static str,
+    /// How the value is converted.
+    pub conversion: Conversion,
+    /// Our `algorithm.kind`s that have the target; empty for all.
+    pub kinds: &'static [&'static str],
+    /// What Flow-Factory takes where the key is left out, as YAML. Written to the TOML where it differs from
+    /// flow-train's default.
+    pub default: Option<&'static str>,
+    /// What becomes of the key, or why nothing does.
+    pub doc: &'static str,
+}
+
+/// How a value is converted.
+#[derive(Clone, Copy, Debug)]
+pub enum Conversion {
+    /// Any number, as it is.
+    Number,
+    /// A whole number, as it is.
+    Integer,
+    /// A whole number, as it is; null and a key left out, which mean "for ever", have no counterpart.
+    Limit,
+    /// true or false, as it is.
+    Switch,
+    /// A text, as it is.
+    Text,
+    /// Two numbers, as they are; one number `c` means `[-c, c]`.
+    Range,
+    /// `[-c, c]` or `c` to `c`.
+    Symmetric,
+    /// Two numbers `[lo, hi]`; one number `f` means `[0, f]`.
+    Fraction,
+    /// Guidance; Flow-Factory has none at 1 and below.
+    Guidance,
+    /// One of these texts, to ours. Case does not matter.
+    Choice(&'static [(&'static str, &'static str)]),
+    /// The values of these texts mean what flow-train does anyway; any other is kept as a comment.
+    Same(&'static [&'static str]),
+    /// Converted together with other keys.
+    Joint(Join),
+    /// Nothing in flow-train; kept as a comment.
+    Nothing,
+}
+
+/// Groups of keys that are converted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Join {
+    /// Architecture, dimensions, weights and sigma shift.
+    Model,
+    /// What adapters are put on.
+    LoraTargets,
+    /// The algorithm.
+    Algorithm,
+    /// Which steps are random.
+    Window,
+    /// Batches, devices and accumulation.
+    Geometry,
+    /// The KL term.
+    Kl,
+    /// The policy that samples, in NFT.
+    OldPolicy,
+    /// The moving average.
+    Ema,
+    /// Steps and guidance of evaluation, whose defaults depend on those of training.
+    Evaluation,
+    /// The seed of the run.
+    Seed,
+    /// The logging backend.
+    Logging,
+    /// Rewards.
+    Rewards,
+    /// Accelerators.
+    Acceleration,
+}
+
+impl Rule {
+    /// A rule for every algorithm, without a default.
+    pub(crate) const fn new(
+        from: &'static str,
+        to: &'static str,
+        conversion: Conversion,
+        doc: &'static str,
+    ) -> Self {
+        Self {
+            from,
+            to,
+            conversion,
+            kinds: &[],
+            default: None,
+            doc,
+        }
+    }
+
+    /// A key without a counterpart.
+    pub(crate) const fn nothing(from: &'static str, doc: &'static str) -> Self {
+        Self::new(from, "", Conversion::Nothing, doc)
+    }
+
+    /// With Flow-Factory's default.
+    pub(crate) const fn default(mut self, default: &'static str) -> Self {
+        self.default = Some(default);
+        self
+    }
+
+    /// For some algorithms only.
+    pub(crate) const fn kinds(mut self, kinds: &'static [&'static str]) -> Self {
+        self.kinds = kinds;
+        self
+    }
+}

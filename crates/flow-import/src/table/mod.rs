@@ -1,0 +1,57 @@
+//! The table: every key of Flow-Factory's config and what becomes of it. From Flow-Factory's argument classes
+//! (`hparams/*.py` at commit a0b2bc5) and its acceleration layer (pull request 196).
+
+mod run;
+mod train;
+
+use crate::rule::{Conversion, Rule};
+
+/// Every rule, in the order in which they are applied.
+pub fn rules() -> impl Iterator<Item = &'static Rule> {
+    [run::TOP, run::MODEL, run::DATA, run::SCHEDULER]
+        .into_iter()
+        .chain([train::COMMON, train::ALGORITHMS, train::OTHERS])
+        .chain([run::EVAL, run::REWARDS, run::LOG, run::ACCELERATION])
+        .flatten()
+}
+
+/// The rule of a YAML path.
+pub(crate) fn rule(from: &str) -> Option<&'static Rule> {
+    rules().find(|rule| rule.from == from)
+}
+
+/// Sections whose keys the table has one by one; the other keys of the top level are values.
+pub(crate) const SECTIONS: [&str; 7] = [
+    "model",
+    "data",
+    "scheduler",
+    "train",
+    "eval",
+    "log",
+    "acceleration",
+];
+
+/// The table as Markdown: what becomes of every key.
+pub fn mapping() -> String {
+    let mut text = String::from("| Flow-Factory | flow-train | what happens |\n|---|---|---|\n");
+    for rule in rules() {
+        let to = match rule.conversion {
+            Conversion::Nothing => "none".to_owned(),
+            Conversion::Same(words) => format!("the same at {}", code(words.iter().copied())),
+            _ => code(rule.to.split(", ")),
+        };
+        let kinds = match rule.kinds {
+            [] => String::new(),
+            kinds => format!(" (for {})", code(kinds.iter().copied())),
+        };
+        text.push_str(&format!("| `{}` | {to} | {}{kinds} |\n", rule.from, rule.doc));
+    }
+    text
+}
+
+fn code<'t>(words: impl Iterator<Item = &'t str>) -> String {
+    words
+        .map(|word| format!("`{word}`"))
+        .collect::<Vec<_>>()
+        .join(", ")
+}

@@ -1,0 +1,284 @@
+//! Rules of everything but `train`.
+
+use crate::rule::Conversion::{Choice, Integer, Joint, Nothing, Number, Same, Text};
+use crate::rule::{Join, Rule};
+
+const ON_DEVICE: &str = "flow-train computes on one device, in one process";
+
+pub(super) const TOP: &[Rule] = &[
+    Rule::new(
+        "launcher",
+        "",
+        Same(&["accelerate"]),
+        "flow-train is one process and needs no launcher",
+    ),
+    Rule::nothing("config_file", "accelerate's own config; flow-train is one process and needs none"),
+    Rule::new(
+        "num_processes",
+        "sampling.micro_batch, optimizer.gradient_accumulation",
+        Joint(Join::Geometry),
+        "one device does the work of all in turn: images per optimizer step stay the same, through accumulation",
+    ),
+    Rule::nothing("main_process_port", ON_DEVICE),
+    Rule::nothing("num_machines", ON_DEVICE),
+    Rule::nothing("machine_rank", ON_DEVICE),
+    Rule::nothing("main_process_ip", ON_DEVICE),
+    Rule::new(
+        "mixed_precision",
+        "device.dtype",
+        Choice(&[("no", "f32"), ("bf16", "bf16")]),
+        "type of the operands of matrix products; there is \"f32\" and \"bf16\" (on a processor the latter needs \
+         AVX512_BF16)",
+    )
+    .default("bf16"),
+    Rule::nothing(
+        "optimizers",
+        "flow-train has one optimizer, AdamW, in [optimizer]; write its settings there",
+    ),
+    Rule::new(
+        "seed",
+        "run.seed",
+        Joint(Join::Seed),
+        "taken where `train.seed` is left out; Flow-Factory itself reads `train.seed` only",
+    ),
+];
+
+pub(super) const MODEL: &[Rule] = &[
+    Rule::new(
+        "model.model_type",
+        "model.architecture, model.mmdit.sample_size, scheduler.shift",
+        Joint(Join::Model),
+        "`sd3` and `sd3-5` become `mmdit` (defaults: SD3.5-medium) with their static shift of 3; other models \
+         have no counterpart, and the note says what is nearest",
+    ),
+    Rule::new(
+        "model.model_name_or_path",
+        "model.weights",
+        Joint(Join::Model),
+        "a path that ends with `.safetensors` or `.index.json`; a name on a hub is kept: flow-train downloads nothing",
+    ),
+    Rule::new(
+        "model.finetune_type",
+        "model.finetune",
+        Choice(&[("full", "full"), ("lora", "lora")]),
+        "which weights are trained",
+    ),
+    Rule::new(
+        "model.master_weight_dtype",
+        "",
+        Same(&["fp32", "float32"]),
+        "flow-train keeps master weights in f32, always",
+    ),
+    Rule::new(
+        "model.target_components",
+        "",
+        Same(&["transformer", "[transformer]"]),
+        "flow-train trains the transformer and nothing else",
+    ),
+    Rule::new(
+        "model.target_modules",
+        "lora.targets",
+        Joint(Join::LoraTargets),
+        "`all` is `*`; a module `to_q` is the pattern `*.to_q` on the dotted names of linears",
+    ),
+    Rule::new("model.lora_rank", "lora.rank", Integer, "rank of the adapters"),
+    Rule::new(
+        "model.lora_alpha",
+        "lora.alpha",
+        Number,
+        "scale of the adapters; left out, both take twice the rank",
+    ),
+    Rule::nothing(
+        "model.resume_path",
+        "a run goes on by `flow-train train CONFIG --resume latest`; to start from other weights, set model.weights",
+    ),
+    Rule::nothing(
+        "model.resume_type",
+        "a run goes on by `flow-train train CONFIG --resume latest`, with its full state",
+    ),
+    Rule::new(
+        "model.attn_backend",
+        "acceleration.shared",
+        Joint(Join::Acceleration),
+        "the old key for an `attention_backend` entry, which stands first in `acceleration.shared`",
+    ),
+];
+
+const OWN_DATA: &str = "flow-train brings its own data sets and prompts; choose one by data.kind";
+const NO_PREPROCESSING: &str =
+    "prompts are tokenised as they are drawn; there is no preprocessing stage and no cache";
+
+pub(super) const DATA: &[Rule] = &[
+    Rule::new("data.dataset_dir", "data.kind", Nothing, OWN_DATA),
+    Rule::new("data.datasets", "data.kind", Nothing, OWN_DATA),
+    Rule::nothing("data.cache_dir", NO_PREPROCESSING),
+    Rule::nothing(
+        "data.image_dir",
+        "there are no models that are conditioned on images",
+    ),
+    Rule::nothing(
+        "data.video_dir",
+        "there are no models that are conditioned on videos",
+    ),
+    Rule::nothing(
+        "data.audio_dir",
+        "there are no models that are conditioned on sound",
+    ),
+    Rule::nothing("data.preprocessing_batch_size", NO_PREPROCESSING),
+    Rule::nothing("data.dataloader_num_workers", NO_PREPROCESSING),
+    Rule::new("data.enable_preprocess", "", Same(&["false"]), NO_PREPROCESSING),
+    Rule::new("data.force_reprocess", "", Same(&["false"]), NO_PREPROCESSING),
+    Rule::new(
+        "data.max_dataset_size",
+        "data.images",
+        Nothing,
+        "a limit on prompts; flow-train's data sets have a fixed number of them",
+    ),
+    Rule::nothing("data.preprocess_parallelism", NO_PREPROCESSING),
+    Rule::new(
+        "data.sampler_type",
+        "",
+        Same(&[
+            "auto",
+            "distributed_k_repeat",
+            "group_contiguous",
+            "group_distributed",
+            "group_tiled",
+        ]),
+        "how a group is spread over devices; on one device every sampler gives whole groups",
+    ),
+];
+
+pub(super) const SCHEDULER: &[Rule] = &[
+    Rule::new(
+        "scheduler.dynamics_type",
+        "scheduler.dynamics",
+        Choice(&[
+            ("Flow-SDE", "flow-sde"),
+            ("Dance-SDE", "dance-sde"),
+            ("CPS", "cps"),
+            ("ODE", "ode"),
+        ]),
+        "how a step goes from one sigma to the next",
+    ),
+    Rule::new(
+        "scheduler.noise_level",
+        "scheduler.noise_level",
+        Number,
+        "strength of the noise, eta",
+    ),
+    Rule::new(
+        "scheduler.num_sde_steps",
+        "scheduler.window",
+        Joint(Join::Window),
+        "how many random steps are drawn in an iteration: a window of kind `random`, or `all` or `list` where all are \
+         taken; Flow-Factory's default is 1",
+    ),
+    Rule::new(
+        "scheduler.sde_steps",
+        "scheduler.window",
+        Joint(Join::Window),
+        "the steps they are drawn from; left out, every step but the last",
+    ),
+    Rule::new(
+        "scheduler.seed",
+        "scheduler.window",
+        Joint(Join::Window),
+        "seed of the draw; the numbers drawn differ from Flow-Factory's",
+    ),
+];
+
+const MODEL_SIZE: &str = "images are as large as the model's latents; evaluation takes the size of training";
+
+pub(super) const EVAL: &[Rule] = &[
+    Rule::new("eval.resolution", "", Nothing, MODEL_SIZE),
+    Rule::new("eval.height", "", Nothing, MODEL_SIZE),
+    Rule::new("eval.width", "", Nothing, MODEL_SIZE),
+    Rule::nothing(
+        "eval.per_device_batch_size",
+        "evaluation takes batches of sampling.micro_batch",
+    ),
+    Rule::new("eval.seed", "evaluation.seed", Integer, "seed of the noise"),
+    Rule::new(
+        "eval.guidance_scale",
+        "evaluation.guidance_scale",
+        Joint(Join::Evaluation),
+        "guidance of evaluation; left out, Flow-Factory takes 3.5 and flow-train the one of training",
+    ),
+    Rule::new(
+        "eval.num_inference_steps",
+        "evaluation.steps",
+        Joint(Join::Evaluation),
+        "denoising steps; left out, Flow-Factory takes 30 and flow-train those of training",
+    ),
+    Rule::new(
+        "eval.eval_freq",
+        "evaluation.every",
+        Integer,
+        "iterations between evaluations",
+    ),
+];
+
+pub(super) const REWARDS: &[Rule] = &[
+    Rule::new(
+        "rewards",
+        "rewards",
+        Joint(Join::Rewards),
+        "one map or a list; a reward model named `jpeg_compressibility` is converted, others have no counterpart",
+    ),
+    Rule::new(
+        "eval_rewards",
+        "eval_rewards",
+        Joint(Join::Rewards),
+        "as `rewards`",
+    ),
+];
+
+pub(super) const LOG: &[Rule] = &[
+    Rule::new("log.run_name", "run.name", Text, "name of the run"),
+    Rule::nothing(
+        "log.project",
+        "runs are folders below run.dir; there are no projects",
+    ),
+    Rule::new(
+        "log.logging_backend",
+        "logging.tensorboard",
+        Joint(Join::Logging),
+        "`tensorboard` is flow-train's default, `none` turns it off, services have no counterpart; metrics.jsonl and \
+         report.html are always written",
+    ),
+    Rule::new("log.save_dir", "run.dir", Text, "directory that holds the runs"),
+    Rule::new(
+        "log.save_freq",
+        "checkpoints.every",
+        Integer,
+        "iterations between checkpoints; flow-train keeps the newest two unless checkpoints.keep says otherwise",
+    ),
+    Rule::nothing(
+        "log.save_model_only",
+        "a checkpoint holds the full state, from which a run resumes bit for bit; the weights are saved apart as well",
+    ),
+    Rule::new(
+        "log.verbose",
+        "",
+        Same(&["true"]),
+        "flow-train prints a line per iteration; logging.every makes them rarer",
+    ),
+];
+
+pub(super) const ACCELERATION: &[Rule] = &[
+    Rule::new(
+        "acceleration.shared",
+        "acceleration.shared",
+        Joint(Join::Acceleration),
+        "`attention_backend`: the default backend is left out, others are to be chosen from flow-train's; \
+         `torch_compile`: `fused_kernels` with `mode`, `auto` being `regional`",
+    ),
+    Rule::new(
+        "acceleration.rollout",
+        "acceleration.rollout",
+        Joint(Join::Acceleration),
+        "`diffusers_cache`: `feature_cache` with `policy` and `threshold`; `cache_dit`, which Flow-Factory removed: \
+         `feature_cache` with `policy = \"first_block\"`, `threshold = 0.08`",
+    ),
+];

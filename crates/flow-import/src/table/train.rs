@@ -1,0 +1,333 @@
+//! Rules of `train`: the keys of every trainer, those of the trainers that exist here, and those of the others.
+
+use crate::rule::Conversion::{
+    Choice, Fraction, Guidance, Integer, Joint, Limit, Nothing, Number, Range, Same, Switch, Symmetric,
+};
+use crate::rule::{Join, Rule};
+
+const COUPLED: &[&str] = &["grpo", "grpo-guard"];
+const NFT: &[&str] = &["nft"];
+const MODEL_SIZE: &str = "pixels of an image; with `sd3` the latent is an eighth of it, otherwise images are as large as data.image_size";
+const ON_DEVICE: &str = "in flow-train it lies where the weights lie";
+const OVERLAP: &str = "rewards are computed on worker threads beside the generation, always";
+
+pub(super) const COMMON: &[Rule] = &[
+    Rule::new(
+        "train.trainer_type",
+        "algorithm.kind",
+        Joint(Join::Algorithm),
+        "`grpo`, `grpo-guard` and `nft`; for other trainers the nearest is written, with a note",
+    ),
+    Rule::new(
+        "train.resolution",
+        "model.mmdit.sample_size",
+        Joint(Join::Model),
+        MODEL_SIZE,
+    ),
+    Rule::new(
+        "train.height",
+        "model.mmdit.sample_size",
+        Joint(Join::Model),
+        MODEL_SIZE,
+    ),
+    Rule::new(
+        "train.width",
+        "model.mmdit.sample_size",
+        Joint(Join::Model),
+        MODEL_SIZE,
+    ),
+    Rule::new(
+        "train.max_epochs",
+        "run.steps",
+        Limit,
+        "iterations; null, for ever, has no counterpart: give a number",
+    ),
+    Rule::new(
+        "train.per_device_batch_size",
+        "sampling.micro_batch",
+        Joint(Join::Geometry),
+        "images per call of the model",
+    ),
+    Rule::new(
+        "train.gradient_step_per_epoch",
+        "optimizer.gradient_accumulation",
+        Joint(Join::Geometry),
+        "accumulation such that there are as many optimizer steps per rollout; Flow-Factory's default is 2",
+    ),
+    Rule::new(
+        "train.gradient_accumulation_steps",
+        "optimizer.gradient_accumulation",
+        Joint(Join::Geometry),
+        "times the number of devices; `auto` follows `gradient_step_per_epoch`",
+    ),
+    Rule::nothing("train.num_batches_per_epoch", "follows from the other numbers"),
+    Rule::new(
+        "train.group_size",
+        "sampling.group_size",
+        Joint(Join::Geometry),
+        "images per prompt",
+    ),
+    Rule::new(
+        "train.unique_sample_num_per_epoch",
+        "sampling.prompts_per_step",
+        Joint(Join::Geometry),
+        "prompts per iteration",
+    ),
+    Rule::new(
+        "train.num_inner_epochs",
+        "algorithm.inner_epochs",
+        Integer,
+        "passes over the images of one rollout",
+    ),
+    Rule::new(
+        "train.num_inference_steps",
+        "scheduler.steps",
+        Integer,
+        "denoising steps of a rollout",
+    )
+    .default("10"),
+    Rule::new(
+        "train.guidance_scale",
+        "sampling.guidance_scale",
+        Guidance,
+        "classifier-free guidance of rollouts; at 1 and below there is none",
+    )
+    .default("3.5"),
+    Rule::new(
+        "train.seed",
+        "run.seed",
+        Joint(Join::Seed),
+        "seed of the run; Flow-Factory's default is 42",
+    ),
+    Rule::new(
+        "train.learning_rate",
+        "optimizer.learning_rate",
+        Number,
+        "learning rate of AdamW",
+    )
+    .default("1e-5"),
+    Rule::new(
+        "train.adam_weight_decay",
+        "optimizer.weight_decay",
+        Number,
+        "decoupled weight decay",
+    )
+    .default("1e-4"),
+    Rule::new(
+        "train.adam_betas",
+        "optimizer.betas",
+        Range,
+        "decays of the two moments",
+    )
+    .default("[0.9, 0.999]"),
+    Rule::new(
+        "train.adam_epsilon",
+        "optimizer.epsilon",
+        Number,
+        "epsilon of AdamW",
+    )
+    .default("1e-8"),
+    Rule::new(
+        "train.max_grad_norm",
+        "optimizer.max_grad_norm",
+        Number,
+        "gradients are scaled down to this norm",
+    )
+    .default("1.0"),
+    Rule::new(
+        "train.enable_gradient_checkpointing",
+        "checkpointing.policy",
+        Choice(&[("true", "full"), ("false", "none")]),
+        "true becomes `full`: the inputs of each block are kept and the block is computed again",
+    ),
+    Rule::new(
+        "train.offload_samples_to_cpu",
+        "",
+        Same(&["false"]),
+        "samples lie where the weights lie, until their rewards are there",
+    ),
+    Rule::new(
+        "train.ema_decay",
+        "ema.enabled, ema.schedule, evaluation.weights",
+        Joint(Join::Ema),
+        "the decay, or its maximum; at 0 there is no average, otherwise evaluation uses it; Flow-Factory's default is \
+         0.995",
+    ),
+    Rule::new(
+        "train.ema_update_interval",
+        "ema.update_every",
+        Joint(Join::Ema),
+        "iterations between updates; Flow-Factory's default is 10",
+    ),
+    Rule::new("train.ema_device", "", Same(&["cuda"]), ON_DEVICE),
+    Rule::new(
+        "train.ema_decay_schedule",
+        "ema.schedule",
+        Joint(Join::Ema),
+        "`constant`, `power`, `linear`, `piecewise_linear`, `cosine`, `warmup_cosine`",
+    ),
+    Rule::new(
+        "train.latent_storage_dtype",
+        "",
+        Same(&["fp32", "null"]),
+        "latents of a trajectory are kept in f32, so that rollout and training see the same bits",
+    ),
+    Rule::nothing(
+        "train.shuffle_samples",
+        "a rollout is trained on in the batches in which it was made",
+    ),
+    Rule::nothing(
+        "train.use_kv_cache",
+        "exact reuse is an accelerator's matter: see [acceleration]",
+    ),
+    Rule::nothing("train.reward_optimization_overlap", OVERLAP),
+    Rule::nothing("train.reward_optimization_overlap_mode", OVERLAP),
+    Rule::nothing("train.reward_optimization_overlap_poll_interval", OVERLAP),
+];
+
+pub(super) const ALGORITHMS: &[Rule] = &[
+    Rule::new(
+        "train.global_std",
+        "advantage.global_std",
+        Switch,
+        "divide by the standard deviation over all images; `gdpo` does so in any case",
+    )
+    .default("true"),
+    Rule::new(
+        "train.advantage_aggregation",
+        "advantage.aggregation",
+        Choice(&[("sum", "sum"), ("gdpo", "gdpo")]),
+        "how several rewards become one advantage",
+    )
+    .default("gdpo"),
+    Rule::new(
+        "train.clip_range",
+        "algorithm.clip_range",
+        Range,
+        "range of the ratio; one number `c` is `[-c, c]`",
+    )
+    .kinds(COUPLED)
+    .default("[-1e-4, 1e-4]"),
+    Rule::new(
+        "train.adv_clip_range",
+        "algorithm.advantage_clip",
+        Symmetric,
+        "range of advantages, which must be symmetric",
+    )
+    .default("5.0"),
+    Rule::new(
+        "train.kl_type",
+        "algorithm.kl",
+        Joint(Join::Kl),
+        "`v-based` is `velocity`, `x-based` is `mean`; NFT has velocities only",
+    ),
+    Rule::new(
+        "train.kl_beta",
+        "algorithm.kl, algorithm.kl_beta",
+        Joint(Join::Kl),
+        "factor of the KL term; above 0 the reference is the base below the adapters, or a snapshot",
+    ),
+    Rule::new("train.ref_param_device", "", Same(&["cuda"]), ON_DEVICE),
+    Rule::new("train.nft_beta", "algorithm.beta", Number, "strength of the implicit guidance")
+        .kinds(NFT)
+        .default("1.0"),
+    Rule::new(
+        "train.off_policy",
+        "algorithm.old_policy",
+        Joint(Join::OldPolicy),
+        "false: the policy that is trained samples (rate 0); true: an average samples, which is exact for the schedule \
+         `piecewise_linear` updated every iteration",
+    )
+    .kinds(NFT),
+    Rule::new(
+        "train.num_train_timesteps",
+        "algorithm.train_timesteps.count",
+        Integer,
+        "times per image; 0 takes all in the range",
+    )
+    .kinds(NFT)
+    .default("0"),
+    Rule::new(
+        "train.time_sampling_strategy",
+        "algorithm.train_timesteps.strategy",
+        Choice(&[
+            ("uniform", "uniform"),
+            ("logit_normal", "logit-normal"),
+            ("discrete", "discrete"),
+            ("discrete_with_init", "discrete-with-init"),
+            ("discrete_wo_init", "discrete-without-init"),
+        ]),
+        "how training times are drawn",
+    )
+    .kinds(NFT)
+    .default("discrete"),
+    Rule::new(
+        "train.time_shift",
+        "algorithm.train_timesteps.shift",
+        Number,
+        "shift of drawn times",
+    )
+    .kinds(NFT)
+    .default("3.0"),
+    Rule::new(
+        "train.timestep_range",
+        "algorithm.train_timesteps.range",
+        Fraction,
+        "part of the path, from noise (0) to image (1); one number `f` is `[0, f]`",
+    )
+    .kinds(NFT)
+    .default("0.9"),
+];
+
+/// Keys of trainers that flow-train does not have.
+pub(super) const OTHERS: &[Rule] = &[
+    other(
+        "train.kl_mask_threshold",
+        "DPPO's; flow-train has no such trainer",
+    ),
+    other(
+        "train.kl_guidance_scale",
+        "DPPO's; flow-train has no such trainer",
+    ),
+    other("train.ema_kl_beta", "AWM's; flow-train has no such trainer"),
+    other("train.awm_weighting", "AWM's; flow-train has no such trainer"),
+    other("train.ghuber_power", "AWM's; flow-train has no such trainer"),
+    other("train.beta", "DPO's; flow-train has no such trainer"),
+    other("train.weighting_scheme", "DPO's; flow-train has no such trainer"),
+    other("train.logit_mean", "DPO's; flow-train has no such trainer"),
+    other("train.logit_std", "DPO's; flow-train has no such trainer"),
+    other("train.dpo_beta", "DGPO's; flow-train has no such trainer"),
+    other("train.use_shared_noise", "DGPO's; flow-train has no such trainer"),
+    other("train.clip_dsm", "DGPO's; flow-train has no such trainer"),
+    other("train.clip_kl", "DGPO's; flow-train has no such trainer"),
+    other("train.switch_ema_ref", "DGPO's; flow-train has no such trainer"),
+    other("train.use_ema_ref", "DGPO's; flow-train has no such trainer"),
+    other(
+        "train.ema_ref_max_decay",
+        "DGPO's; flow-train has no such trainer",
+    ),
+    other(
+        "train.ema_ref_ramp_rate",
+        "DGPO's; flow-train has no such trainer",
+    ),
+    other("train.ema_ref_device", "DGPO's; flow-train has no such trainer"),
+    other("train.kl_cfg", "DGPO's and CRD's; flow-train has no such trainer"),
+    other("train.crd_beta", "CRD's; flow-train has no such trainer"),
+    other("train.crd_loss_type", "CRD's; flow-train has no such trainer"),
+    other("train.use_old_for_loss", "CRD's; flow-train has no such trainer"),
+    other("train.adaptive_logp", "CRD's; flow-train has no such trainer"),
+    other("train.weight_temp", "CRD's; flow-train has no such trainer"),
+    other("train.old_model_decay", "CRD's; flow-train has no such trainer"),
+    other(
+        "train.sampling_model_decay",
+        "CRD's; flow-train has no such trainer",
+    ),
+    other(
+        "train.reward_adaptive_kl",
+        "CRD's; flow-train has no such trainer",
+    ),
+];
+
+const fn other(from: &'static str, doc: &'static str) -> Rule {
+    Rule::new(from, "", Nothing, doc)
+}

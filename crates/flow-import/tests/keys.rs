@@ -1,0 +1,263 @@
+//! Single keys: what becomes of them, what their notes say, and that the table agrees with flow-config.
+
+use std::collections::BTreeSet;
+
+use flow_config::{KlKind, Reference, parse_named};
+use flow_import::{Conversion, Imported, Note, Outcome, import, mapping, rules};
+
+fn imported(yaml: &str) -> Imported {
+    import(yaml).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn config(yaml: &str) -> flow_config::Config {
+    let toml = imported(yaml).toml;
+    parse_named("config.toml", &toml, &[])
+        .unwrap_or_else(|report| panic!("{report}\n{toml}"))
+        .config
+}
+
+/// The note on a key.
+fn note(yaml: &str, from: &str) -> Note {
+    let Imported { notes, toml } = imported(yaml);
+    notes
+        .into_iter()
+        .find(|note| note.from == from)
+        .unwrap_or_else(|| panic!("no note on {from}\n{toml}"))
+}
+
+#[test]
+fn every_target_of_the_table_is_a_key_of_flow_train() {
+    let known: BTreeSet<String> = flow_config::all_keys().into_iter().collect();
+    for rule in rules().filter(|rule| !matches!(rule.conversion, Conversion::Nothing)) {
+        for to in rule.to.split(", ").filter(|to| !to.is_empty()) {
+            let listed = known
+                .iter()
+                .any(|key| key == to || key.starts_with(&format!("{to}.")));
+            assert!(
+                listed || flow_config::explain(to).is_some(),
+                "{}: {to}",
+                rule.from
+            );
+        }
+    }
+}
+
+#[test]
+fn the_table_has_each_key_once() {
+    let mut seen = BTreeSet::new();
+    for rule in rules() {
+        assert!(seen.insert(rule.from), "{}", rule.from);
+    }
+    assert!(seen.len() > 120, "{}", seen.len());
+}
+
+#[test]
+fn the_readme_has_the_table_of_rules() {
+    let readme = include_str!("../README.md");
+    let (_, table) = readme
+        .split_once("a test compares the two.\n\n")
+        .expect("the section");
+    assert!(
+        table == mapping(),
+        "the table is out of date: put the output of `cargo run --release -p flow-import --example mapping` there"
+    );
+}
+
+#[test]
+fn a_note_names_the_line_the_column_and_both_values() {
+    let note = note("train:\n  learning_rate: 2.0e-4\n", "train.learning_rate");
+    assert_eq!(
+        (note.outcome, note.line, note.column),
+        (Outcome::Converted, Some(2), Some(3))
+    );
+    assert_eq!(
+        (note.value.as_str(), note.to.as_str()),
+        ("2.0e-4", "optimizer.learning_rate")
+    );
+    assert_eq!(note.written, "2.0e-4");
+    assert!(
+        note.to_string()
+            .starts_with("line 2: train.learning_rate: 2.0e-4 -> optimizer.learning_rate = 2.0e-4")
+    );
+}
+
+#[test]
+fn a_key_without_a_counterpart_is_a_comment_with_its_value_and_the_reason() {
+    let yaml = "log: {project: My Project, logging_backend: wandb}";
+    let toml = imported(yaml).toml;
+    assert!(
+        toml.contains("# Not converted: log.project: My Project (line 1)\n#   runs are folders"),
+        "{toml}"
+    );
+    assert!(
+        toml.contains("# Not converted: log.logging_backend: wandb (line 1)\n"),
+        "{toml}"
+    );
+    assert_eq!(note(yaml, "log.project").outcome, Outcome::Kept);
+}
+
+#[test]
+fn what_flow_train_does_anyway_is_not_written_and_said() {
+    let yaml = "train: {max_grad_norm: 1.0, ref_param_device: cuda}\nlog: {save_freq: 10}";
+    for from in ["train.max_grad_norm", "train.ref_param_device", "log.save_freq"] {
+        assert_eq!(note(yaml, from).outcome, Outcome::Default, "{from}");
+    }
+    assert!(!imported(yaml).toml.contains("max_grad_norm"));
+}
+
+#[test]
+fn an_unknown_key_names_the_nearest_one() {
+    let note = note("train: {learning_rte: 1}", "train.learning_rte");
+    assert!(
+        note.text.contains("the nearest is `train.learning_rate`"),
+        "{note}"
+    );
+    assert!(note.needs_attention);
+}
+
+#[test]
+fn a_key_of_another_trainer_says_so() {
+    let text = note(
+        "train: {trainer_type: nft, clip_range: 1.0e-4}",
+        "train.clip_range",
+    )
+    .text;
+    assert!(
+        text.contains("`algorithm.kind = \"nft\"` has no such key"),
+        "{text}"
+    );
+    let text = note("train: {trainer_type: dppo}", "train.trainer_type").text;
+    assert!(text.contains("no trainer dppo; the nearest is grpo"), "{text}");
+    let text = note("train: {trainer_type: my.own.Trainer}", "train.trainer_type").text;
+    assert!(text.contains("none of Flow-Factory's own"), "{text}");
+}
+
+#[test]
+fn what_flow_train_refuses_is_a_comment_with_its_message() {
+    let yaml = "scheduler: {dynamics_type: ODE}\ntrain: {trainer_type: grpo}";
+    let note = note(yaml, "scheduler.dynamics_type");
+    assert_eq!(note.outcome, Outcome::Kept);
+    assert!(note.text.contains("trains on log-probabilities"), "{note}");
+    let yaml = "log: {run_name: a/b}\ntrain: {learning_rate: -1, seed: -3}\neval: {guidance_scale: .inf}";
+    for from in [
+        "log.run_name",
+        "train.learning_rate",
+        "train.seed",
+        "eval.guidance_scale",
+    ] {
+        assert_eq!(self::note(yaml, from).outcome, Outcome::Kept, "{from}");
+    }
+}
+
+#[test]
+fn the_kl_term_takes_kind_factor_and_reference() {
+    let kl = |yaml: &str| match config(yaml).algorithm {
+        flow_config::AlgorithmConfig::Grpo(grpo) => grpo.kl,
+        other => panic!("{other:?}"),
+    };
+    let full = kl("train: {kl_type: v-based, kl_beta: 0.1}");
+    assert_eq!(
+        (full.kind, full.beta, full.reference),
+        (KlKind::Velocity, 0.1, Reference::Snapshot)
+    );
+    let lora = kl("model: {finetune_type: lora}\ntrain: {kl_beta: 0.1}");
+    assert_eq!((lora.kind, lora.reference), (KlKind::Mean, Reference::LoraOff));
+    assert_eq!(kl("train: {kl_type: v-based, kl_beta: 0}").kind, KlKind::None);
+}
+
+#[test]
+fn the_old_key_for_the_attention_backend_is_the_accelerators_matter() {
+    assert_eq!(
+        note("model: {attn_backend: native}", "model.attn_backend").outcome,
+        Outcome::Default
+    );
+    for backend in ["flash", "_flash_3", "_flash_3_hub", "sage", "xformers"] {
+        let yaml = format!("model: {{attn_backend: {backend}}}");
+        let note = note(&yaml, "model.attn_backend");
+        assert_eq!(note.outcome, Outcome::Kept);
+        assert!(
+            note.text
+                .contains("name = \"attention_backend\", params = { backend ="),
+            "{note}"
+        );
+    }
+}
+
+#[test]
+fn a_single_accelerator_is_a_list_of_one_and_order_is_kept() {
+    let one = config("acceleration: {shared: {name: Torch_Compile, params: {mode: full}}}").acceleration;
+    assert_eq!(one.shared[0].params["mode"], "full");
+    let two = config(
+        "train: {trainer_type: nft}\nacceleration:\n  rollout:\n    - {name: cache_dit}\n    - {name: diffusers_cache}",
+    );
+    let thresholds: Vec<_> = two
+        .acceleration
+        .rollout
+        .iter()
+        .map(|entry| entry.params["threshold"].clone())
+        .collect();
+    assert_eq!(thresholds, [0.08, 0.05]);
+    assert!(
+        two.acceleration
+            .rollout
+            .iter()
+            .all(|entry| entry.params["policy"] == "first_block")
+    );
+}
+
+#[test]
+fn a_lossy_cache_on_a_coupled_trainer_is_flagged_and_on_nft_it_is_not() {
+    let with = |kind: &str| {
+        format!("train: {{trainer_type: {kind}}}\nacceleration: {{rollout: {{name: diffusers_cache}}}}")
+    };
+    let coupled = note(&with("grpo-guard"), "acceleration.rollout");
+    assert!(
+        coupled.needs_attention && coupled.text.contains("outside_sde_window"),
+        "{coupled}"
+    );
+    assert!(!note(&with("nft"), "acceleration.rollout").needs_attention);
+}
+
+#[test]
+fn parameters_and_extra_keys_of_accelerators_are_not_lost() {
+    let yaml = "acceleration:\n  shared: {name: torch_compile, when: now, params: {compile_kwargs: {dynamic: false}}}\n  \
+                rollout: [5, {name: my_cache}]";
+    for from in [
+        "acceleration.shared.when",
+        "acceleration.shared.params.compile_kwargs",
+        "acceleration.rollout.0",
+        "acceleration.rollout.1",
+    ] {
+        assert_eq!(note(yaml, from).outcome, Outcome::Kept, "{from}");
+    }
+}
+
+#[test]
+fn merged_and_aliased_values_are_converted_where_they_end_up() {
+    let yaml = "base: &base {learning_rate: 2.0e-4, seed: 5}\ntrain:\n  <<: *base\n  seed: 6\n";
+    let config = config(yaml);
+    assert_eq!((config.optimizer.learning_rate, config.run.seed), (2e-4, 6));
+}
+
+#[test]
+fn numbers_are_read_as_people_and_pyyaml_write_them() {
+    let config = config(
+        "train: {learning_rate: 1e-3, group_size: 010, max_epochs: 1_000, seed: 0x10, adam_epsilon: .5e-7}",
+    );
+    assert_eq!(
+        (config.optimizer.learning_rate, config.optimizer.epsilon),
+        (1e-3, 0.5e-7)
+    );
+    assert_eq!(
+        (config.sampling.group_size, config.run.steps, config.run.seed),
+        (8, 1000, 16)
+    );
+}
+
+#[test]
+fn a_seed_at_the_top_counts_where_training_has_none() {
+    assert_eq!(config("seed: 3").run.seed, 3);
+    let both = "seed: 3\ntrain: {seed: 4}";
+    assert_eq!(config(both).run.seed, 4);
+    assert_eq!(note(both, "seed").outcome, Outcome::Kept);
+}
