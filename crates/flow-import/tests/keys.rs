@@ -185,8 +185,14 @@ fn the_old_key_for_the_attention_backend_is_the_accelerators_matter() {
 
 #[test]
 fn a_single_accelerator_is_a_list_of_one_and_order_is_kept() {
-    let one = config("acceleration: {shared: {name: Torch_Compile, params: {mode: full}}}").acceleration;
-    assert_eq!(one.shared[0].params["mode"], "full");
+    let compiled = "acceleration: {shared: {name: Torch_Compile, params: {mode: full}}}";
+    assert!(
+        config(compiled).acceleration.shared.is_empty(),
+        "kernels are fused without it"
+    );
+    assert_eq!(note(compiled, "acceleration.shared").outcome, Outcome::Kept);
+    let one = "train: {trainer_type: nft}\nacceleration: {rollout: {name: Diffusers_Cache}}";
+    assert_eq!(config(one).acceleration.rollout.len(), 1);
     let two = config(
         "train: {trainer_type: nft}\nacceleration:\n  rollout:\n    - {name: cache_dit}\n    - {name: diffusers_cache}",
     );

@@ -75,6 +75,14 @@ pub enum Command {
         #[arg(long)]
         write: bool,
     },
+    /// Turn a config of Flow-Factory (YAML) into one of ours
+    Import {
+        /// The YAML
+        yaml: PathBuf,
+        /// Write the TOML to this file; without it, it is printed
+        #[arg(long, value_name = "FILE.toml")]
+        out: Option<PathBuf>,
+    },
     /// Print a completion script
     Completions {
         /// The shell

@@ -15,6 +15,7 @@ pub use flow_checkpoint as checkpoint;
 pub use flow_config as config;
 pub use flow_core as core;
 pub use flow_data as data;
+pub use flow_import as import;
 pub use flow_kernels as kernels;
 pub use flow_models as models;
 pub use flow_report as report;

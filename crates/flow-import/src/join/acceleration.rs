@@ -182,31 +182,8 @@ fn push(
 fn compile(draft: &mut Draft<'_>, entry: &Entry<'_>) {
     let reason = "an option of torch.compile; settings of Burn and CubeCL stand in [runtime.options]";
     entry.keep_params_but(draft, &["mode"], reason);
-    let auto = "`auto` is regional where a model declares repeated blocks, as flow-train's models do";
-    let (mode, text, attention) = match entry.param("mode") {
-        None => ("regional", auto.to_owned(), false),
-        Some(mode) if convert::is_one_of(mode, &["auto"]) => ("regional", auto.to_owned(), false),
-        Some(mode) if convert::is_one_of(mode, &["regional"]) => {
-            ("regional", "per repeated block".into(), false)
-        }
-        Some(mode) if convert::is_one_of(mode, &["full"]) => ("full", "the whole model".into(), false),
-        Some(mode) => {
-            let text = format!(
-                "there is no mode {}; Flow-Factory's default is written, {auto}",
-                mode.flow()
-            );
-            ("regional", text, true)
-        }
-    };
-    let what = accelerator("fused_kernels", table([("mode", mode.into())]));
-    push(
-        draft,
-        SHARED,
-        entry,
-        what,
-        format!("fused kernels take the place of torch.compile; {text}"),
-        attention,
-    );
+    let reason = "flow-train's kernels are fused without an entry, whatever the mode";
+    draft.keep("acceleration", &entry.origin, reason);
 }
 
 /// What a lossy cache means for the algorithm in use.

@@ -6,6 +6,7 @@ mod completions;
 mod doctor;
 mod eval;
 mod explain;
+mod import;
 mod list;
 mod migrate;
 mod plan;
@@ -42,6 +43,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Doctor => doctor::run(),
         Command::Report { run } => report::run(&run),
         Command::Migrate { config, write } => migrate::run(&config, write),
+        Command::Import { yaml, out } => import::run(&yaml, out.as_deref()),
         Command::Completions { shell } => completions::run(shell),
     }
 }

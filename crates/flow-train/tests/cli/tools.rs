@@ -262,3 +262,37 @@ fn a_reader_that_goes_away_is_no_failure() {
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn a_config_of_flow_factory_becomes_one_that_check_reads() {
+    let place = Place::bare();
+    std::fs::write(
+        place.path("factory.yaml"),
+        "model: {model_type: sd3-5, finetune_type: lora, lora_rank: 32}\n\
+         train: {trainer_type: grpo, group_size: 24, learning_rate: 3.0e-4}\n\
+         acceleration:\n  rollout: {name: cache_dit}\nno_such_key: 7\n",
+    )
+    .unwrap();
+    let toml = place.succeed(&["import", "factory.yaml"]);
+    contains(
+        &toml,
+        &[
+            "config_version = 1",
+            "learning_rate = 0.0003",
+            "group_size = 24",
+            "no_such_key",
+        ],
+    );
+    let said = place.succeed(&["import", "factory.yaml", "--out", "ours.toml"]);
+    contains(&said, &["ours.toml", "need your eye"]);
+    assert_eq!(place.text("ours.toml"), toml);
+    contains(
+        &place.fail(2, &["import", "factory.yaml", "--out", "ours.toml"]),
+        &["is there already"],
+    );
+    std::fs::write(place.path("broken.yaml"), "model: [1,\n").unwrap();
+    contains(
+        &place.fail(2, &["import", "broken.yaml"]),
+        &["broken.yaml", "line"],
+    );
+}
