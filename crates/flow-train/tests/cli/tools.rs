@@ -278,7 +278,7 @@ fn a_config_of_flow_factory_becomes_one_that_check_reads() {
         &toml,
         &[
             "config_version = 1",
-            "learning_rate = 0.0003",
+            "learning_rate = 3.0e-4",
             "group_size = 24",
             "no_such_key",
         ],
