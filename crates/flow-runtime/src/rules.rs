@@ -47,7 +47,7 @@ impl Facts<'_> {
     /// The word in force: the one given, or the default.
     fn is_word(&self, path: &str, word: &str) -> bool {
         match self.values.get(path) {
-            Some(value) => *value.to_json() == *word,
+            Some(value) => value.to_json() == *word,
             None => find(path).is_some_and(|spec| spec.default.to_json() == *word),
         }
     }
