@@ -77,10 +77,7 @@ pub enum ApplyError {
 /// [`ApplyError`]. Both runtimes and all files are looked at before the first change, so after
 /// [`ApplyError::TooLate`], [`ApplyError::Unwritable`] or [`ApplyError::Overlay`] nothing has changed, except that
 /// files and folders that were missing may exist.
-pub fn apply(
-    options: &RuntimeOptions,
-    source: impl Fn(&str) -> String,
-) -> Result<Vec<Applied>, ApplyError> {
+pub fn apply(options: &RuntimeOptions, source: impl Fn(&str) -> String) -> Result<Vec<Applied>, ApplyError> {
     let burn = Stage::<BurnConfig>::prepare(options, Runtime::Burn)?;
     #[cfg(feature = "cubecl")]
     let cubecl = Stage::<cubecl_runtime::config::CubeClRuntimeConfig>::prepare(options, Runtime::Cubecl)?;
@@ -206,9 +203,7 @@ fn effects(options: &RuntimeOptions) -> Result<(), ApplyError> {
     const REASON: &str = ": the program itself chose it";
     for (spec, value) in options.iter() {
         let found: Json = match spec.path {
-            "cubecl.streaming.policy" => {
-                serde_json::to_value(stream::policy()).unwrap_or_default()
-            }
+            "cubecl.streaming.policy" => serde_json::to_value(stream::policy()).unwrap_or_default(),
             "cubecl.environment.name" => environment::active().as_ref().into(),
             "cubecl.environment.path" => match value {
                 Value::Directory(_) => {

@@ -22,7 +22,9 @@ pub fn markdown() -> String {
     for rule in CONTEXT_RULES {
         writeln!(text, "- {}: {}", rule.severity, rule.summary).expect("writing to a string succeeds");
     }
-    text.push_str("\nWhat the runtimes have and flow-train does not offer:\n\n| entry | why not |\n|---|---|\n");
+    text.push_str(
+        "\nWhat the runtimes have and flow-train does not offer:\n\n| entry | why not |\n|---|---|\n",
+    );
     for entry in EXCLUDED {
         writeln!(text, "| `{}` | {} |", entry.path, entry.why).expect("writing to a string succeeds");
     }

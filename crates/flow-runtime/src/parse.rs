@@ -2,7 +2,9 @@
 
 use crate::spec::quoted;
 use crate::value::nearest;
-use crate::{CONTEXT_RULES, Facts, Feature, Finding, OPTIONS, OptionSpec, OptionsError, Rule, Value, codes, find};
+use crate::{
+    CONTEXT_RULES, Facts, Feature, Finding, OPTIONS, OptionSpec, OptionsError, Rule, Value, codes, find,
+};
 use flow_config::{DeviceKind, Severity};
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -187,7 +189,10 @@ fn unread(spec: &OptionSpec, context: &Context) -> Option<Finding> {
         return Some(
             error(
                 codes::MISSING_FEATURE,
-                format!("nothing in this build reads `{path}`: it lacks {}", quoted(&missing)),
+                format!(
+                    "nothing in this build reads `{path}`: it lacks {}",
+                    quoted(&missing)
+                ),
             )
             .help("Remove the option, or build with these features."),
         );

@@ -69,7 +69,11 @@ impl Facts<'_> {
     /// Whether the logger of this option has somewhere to write to.
     fn has_sink(&self, logger: &str) -> bool {
         let given = |sink: &str| self.given(&format!("{logger}.{sink}"));
-        given("file") || given("log") || ["stdout", "stderr"].iter().any(|sink| self.is(&format!("{logger}.{sink}"), true))
+        given("file")
+            || given("log")
+            || ["stdout", "stderr"]
+                .iter()
+                .any(|sink| self.is(&format!("{logger}.{sink}"), true))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The JSON schema of `[runtime.options]`.
 
-use crate::value::PATH_BYTES;
+use crate::value::PATH_CHARS;
 use crate::{Kind, OPTIONS, OptionSpec};
 use serde_json::{Map, Value as Json, json};
 
@@ -22,7 +22,7 @@ pub fn schema() -> Json {
 }
 
 fn property(spec: &OptionSpec) -> Json {
-    let path = json!({ "type": "string", "minLength": 1, "maxLength": PATH_BYTES });
+    let path = json!({ "type": "string", "minLength": 1, "maxLength": PATH_CHARS });
     let mut schema = match spec.kind {
         Kind::Bool => json!({ "type": "boolean" }),
         Kind::Integer { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),

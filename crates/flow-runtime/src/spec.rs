@@ -122,7 +122,7 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// A name of 1 to 100 characters out of `A-Z`, `a-z`, `0-9`, `.`, `_` and `-`, not only dots.
     Name,
-    /// Path of a file, 1 to 4096 bytes; relative ones start from [`Context::base`](crate::Context::base).
+    /// Path of a file, 1 to 4096 characters; relative ones start from [`Context::base`](crate::Context::base).
     File,
     /// One of these words, or `{ directory = "…" }` with a path as in [`Kind::File`].
     Place(&'static [&'static str]),
@@ -137,7 +137,7 @@ impl Kind {
             Self::Number { min, max } => format!("number from {min} to {max}"),
             Self::Choice(words) => quoted(words),
             Self::Name => "name of 1 to 100 letters, digits, `.`, `_`, `-`, not only dots".into(),
-            Self::File => "path of a file".into(),
+            Self::File => "path of a file, 1 to 4096 characters".into(),
             Self::Place(words) => format!("{}, {{ directory = \"…\" }}", quoted(words)),
         }
     }

@@ -60,7 +60,12 @@ const NVIDIA: &[Feature] = &[Feature::Cubecl, Feature::Cuda];
 const FUSED: &[Feature] = &[Feature::Fusion];
 
 /// A row of CubeCL's that suits CUDA devices, to be completed.
-const fn cubecl(path: &'static str, kind: Kind, default: DefaultValue, features: &'static [Feature]) -> OptionSpec {
+const fn cubecl(
+    path: &'static str,
+    kind: Kind,
+    default: DefaultValue,
+    features: &'static [Feature],
+) -> OptionSpec {
     OptionSpec {
         path,
         kind,
@@ -156,12 +161,22 @@ const TUNING_OPTIONS: &[OptionSpec] = &[
         doc: "A candidate this many times slower than the best is dropped.",
         ..cubecl(
             "cubecl.autotune.bench.speed_factor",
-            Kind::Number { min: 1.0, max: 1000.0 },
+            Kind::Number {
+                min: 1.0,
+                max: 1000.0,
+            },
             DefaultValue::Number(1.5),
             TUNING,
         )
     },
-    sink("cubecl.autotune.decisions.file", Kind::File, DefaultValue::Unset, TUNING, &[], DECISIONS),
+    sink(
+        "cubecl.autotune.decisions.file",
+        Kind::File,
+        DefaultValue::Unset,
+        TUNING,
+        &[],
+        DECISIONS,
+    ),
     sink(
         "cubecl.autotune.decisions.append",
         Kind::Bool,
@@ -170,8 +185,22 @@ const TUNING_OPTIONS: &[OptionSpec] = &[
         &[&APPEND_WITHOUT_FILE],
         APPEND,
     ),
-    sink("cubecl.autotune.decisions.stdout", Kind::Bool, DefaultValue::Bool(false), TUNING, &[], STDOUT),
-    sink("cubecl.autotune.decisions.stderr", Kind::Bool, DefaultValue::Bool(false), TUNING, &[], STDERR),
+    sink(
+        "cubecl.autotune.decisions.stdout",
+        Kind::Bool,
+        DefaultValue::Bool(false),
+        TUNING,
+        &[],
+        STDOUT,
+    ),
+    sink(
+        "cubecl.autotune.decisions.stderr",
+        Kind::Bool,
+        DefaultValue::Bool(false),
+        TUNING,
+        &[],
+        STDERR,
+    ),
     OptionSpec {
         cost: "measures the device's peak again in every process",
         doc: "Do not keep the measured peaks that tuning compares kernels with.",
@@ -335,7 +364,8 @@ const OTHER_OPTIONS: &[OptionSpec] = &[
 
 const FILE: &str = "Write the log to this file.";
 const DECISIONS: &str = "Write every decision of the tuner to this file, one JSON object per line.";
-const APPEND: &str = "Add to the file (`true`) or replace it. Loggers of one file share the choice of the first.";
+const APPEND: &str =
+    "Add to the file (`true`) or replace it. Loggers of one file share the choice of the first.";
 const STDOUT: &str = "Write the log to standard output.";
 const STDERR: &str = "Write the log to standard error.";
 const CRATE: &str = "Pass the log on to the `log` crate at this level.";

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// Longest name of an environment, in characters.
 const NAME_CHARS: usize = 100;
-/// Longest path, in bytes: `PATH_MAX` of Linux.
-pub(crate) const PATH_BYTES: usize = 4096;
+/// Longest path, in characters; in bytes that is `PATH_MAX` of Linux.
+pub(crate) const PATH_CHARS: usize = 4096;
 
 /// The value of an option, in its type.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,9 +78,10 @@ impl Kind {
         match (self, json) {
             (Self::Bool, Json::Bool(value)) => Ok(Value::Bool(*value)),
             (Self::Integer { min, max }, Json::Number(number)) => match whole(number) {
-                Some(value) if value < i128::from(*min) || value > i128::from(*max) => {
-                    Err(Unfit::new(codes::OUT_OF_RANGE, format!("{number} is out of range")))
-                }
+                Some(value) if value < i128::from(*min) || value > i128::from(*max) => Err(Unfit::new(
+                    codes::OUT_OF_RANGE,
+                    format!("{number} is out of range"),
+                )),
                 Some(value) => Ok(Value::Integer(value as u64)),
                 None => Err(Unfit::new(
                     codes::WRONG_TYPE,
@@ -99,9 +100,7 @@ impl Kind {
             (Self::File, Json::String(path)) => Ok(Value::File(read_path(path, base)?)),
             (Self::Place(words), Json::String(word)) => choose(words, word),
             (Self::Place(_), Json::Object(table)) => match table.get("directory") {
-                Some(Json::String(path)) if table.len() == 1 => {
-                    Ok(Value::Directory(read_path(path, base)?))
-                }
+                Some(Json::String(path)) if table.len() == 1 => Ok(Value::Directory(read_path(path, base)?)),
                 _ => Err(Unfit::new(
                     codes::WRONG_TYPE,
                     "the table must have the key `directory`, a path, and no other",
@@ -130,7 +129,10 @@ fn choose(words: &[&'static str], asked: &str) -> Result<Value, Unfit> {
         Some(word) => Ok(Value::Word(word)),
         None => Err(Unfit {
             nearest: nearest(asked, words.iter().copied()),
-            ..Unfit::new(codes::UNKNOWN_CHOICE, format!("\"{asked}\" is not one of its values"))
+            ..Unfit::new(
+                codes::UNKNOWN_CHOICE,
+                format!("\"{asked}\" is not one of its values"),
+            )
         }),
     }
 }
@@ -155,14 +157,15 @@ fn read_name(name: &str) -> Result<Value, Unfit> {
 }
 
 fn read_path(path: &str, base: &Path) -> Result<PathBuf, Unfit> {
-    if path.is_empty() {
-        return Err(Unfit::new(codes::OUT_OF_RANGE, "the path is empty"));
-    }
-    if path.contains('\0') || path.len() > PATH_BYTES {
+    let length = path.chars().count();
+    if length == 0 || length > PATH_CHARS {
         return Err(Unfit::new(
-            codes::BAD_TEXT,
-            "the path has a null character, or is longer than 4096 bytes",
+            codes::OUT_OF_RANGE,
+            format!("a path of {length} characters is out of range"),
         ));
+    }
+    if path.contains('\0') {
+        return Err(Unfit::new(codes::BAD_TEXT, "the path has a null character"));
     }
     let path = base.join(path);
     match path.to_str() {

@@ -90,7 +90,8 @@ fn every_field_of_cubecl_is_known() {
             },
     } = CubeClRuntimeConfig::default();
     match level {
-        AutotuneLevel::Minimal | AutotuneLevel::Balanced | AutotuneLevel::Extensive | AutotuneLevel::Full => {}
+        AutotuneLevel::Minimal | AutotuneLevel::Balanced | AutotuneLevel::Extensive | AutotuneLevel::Full => {
+        }
     }
     match autotune.level {
         AutotuneLogLevel::Disabled | AutotuneLogLevel::Minimal | AutotuneLogLevel::Full => {}
@@ -126,7 +127,11 @@ fn every_field_of_cubecl_is_known() {
             assert!(has(&path), "{path}");
         }
     }
-    assert!(logger(decisions).iter().any(|sink| has(&format!("cubecl.autotune.decisions.{sink}"))));
+    assert!(
+        logger(decisions)
+            .iter()
+            .any(|sink| has(&format!("cubecl.autotune.decisions.{sink}")))
+    );
 }
 
 #[test]
@@ -134,11 +139,10 @@ fn every_field_of_burn_is_known() {
     let config = BurnConfig::default();
     let FusionConfig {
         logger: fusion,
-        beam_search:
-            BeamSearchConfig {
-                max_blocks: _,
-                max_explorations: _,
-            },
+        beam_search: BeamSearchConfig {
+            max_blocks: _,
+            max_explorations: _,
+        },
         max_graph_size: _,
         growth_patience: _,
     } = config.fusion().clone();

@@ -25,10 +25,16 @@ fn the_committed_documentation_is_up_to_date() {
 #[test]
 fn every_row_of_the_documentation_has_all_columns() {
     let text = markdown();
-    let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| `cubecl.") || line.starts_with("| `burn.")).collect();
+    let rows: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("| `cubecl.") || line.starts_with("| `burn."))
+        .collect();
     for spec in OPTIONS {
         let start = format!("| `{}` |", spec.path);
-        let row = rows.iter().find(|row| row.starts_with(&start)).expect("a row for each option");
+        let row = rows
+            .iter()
+            .find(|row| row.starts_with(&start))
+            .expect("a row for each option");
         assert_eq!(row.matches(" | ").count(), 7, "{row}");
     }
 }
@@ -47,8 +53,18 @@ fn the_schema_is_valid_by_its_own_standard_and_has_each_option_and_no_other() {
 fn the_schema_has_only_keywords_that_the_config_knows() {
     // `flow-config` has no `pattern`, so that a fragment with one could not become part of its schema.
     const KNOWN: &[&str] = &[
-        "type", "enum", "minimum", "maximum", "minLength", "maxLength", "anyOf", "properties", "required",
-        "additionalProperties", "description", "default",
+        "type",
+        "enum",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "anyOf",
+        "properties",
+        "required",
+        "additionalProperties",
+        "description",
+        "default",
     ];
     fn walk(schema: &Json) {
         for (keyword, value) in schema.as_object().expect("a schema") {
@@ -80,17 +96,45 @@ fn parses(options: &Written) -> bool {
 /// Values at and beyond the borders of every kind.
 fn borders() -> Vec<Json> {
     let mut values = vec![
-        Json::Null, json!(true), json!(0), json!(1), json!(-1), json!(1.0), json!(1.5), json!(2.5), json!(1e9),
-        json!(u64::MAX), json!(i64::MIN), json!(1e300), json!(-1e300), json!(""), json!("x"), json!("full"),
-        json!("Full"), json!("directory"), json!([]), json!(["full"]), json!({}), json!({ "directory": "x" }),
-        json!({ "directory": "" }), json!({ "directory": 1 }), json!({ "directory": "x", "y": 1 }),
-        json!("é".repeat(100)), json!("a".repeat(100)), json!("a".repeat(101)), json!("a".repeat(4096)),
+        Json::Null,
+        json!(true),
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(1.0),
+        json!(1.5),
+        json!(2.5),
+        json!(1e9),
+        json!(u64::MAX),
+        json!(i64::MIN),
+        json!(1e300),
+        json!(-1e300),
+        json!(""),
+        json!("x"),
+        json!("full"),
+        json!("Full"),
+        json!("directory"),
+        json!([]),
+        json!(["full"]),
+        json!({}),
+        json!({ "directory": "x" }),
+        json!({ "directory": "" }),
+        json!({ "directory": 1 }),
+        json!({ "directory": "x", "y": 1 }),
+        json!("é".repeat(100)),
+        json!("a".repeat(100)),
+        json!("a".repeat(101)),
+        json!("a".repeat(4096)),
         json!("a".repeat(4097)),
     ];
     for spec in OPTIONS {
         match spec.kind {
-            Kind::Integer { min, max } => values.extend([json!(min), json!(max), json!(max + 1), json!(min.wrapping_sub(1))]),
-            Kind::Number { min, max } => values.extend([json!(min), json!(max), json!(min - 0.25), json!(max + 0.25)]),
+            Kind::Integer { min, max } => {
+                values.extend([json!(min), json!(max), json!(max + 1), json!(min.wrapping_sub(1))])
+            }
+            Kind::Number { min, max } => {
+                values.extend([json!(min), json!(max), json!(min - 0.25), json!(max + 0.25)])
+            }
             _ => values.extend(common::samples(spec)),
         }
     }

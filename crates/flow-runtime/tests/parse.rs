@@ -4,8 +4,8 @@ mod common;
 
 use common::{Written, everything, usable, valid_options, written};
 use flow_runtime::{
-    CONTEXT_RULES, Context, DeviceKind, Feature, Finding, OPTIONS, RuntimeOptions, Severity, Value, burn_config,
-    codes, cubecl_config, parse,
+    CONTEXT_RULES, Context, DeviceKind, Feature, Finding, OPTIONS, RuntimeOptions, Severity, Value,
+    burn_config, codes, cubecl_config, parse,
 };
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
@@ -20,7 +20,10 @@ fn findings(options: &Written, context: &Context) -> Vec<Finding> {
 
 fn found<const N: usize>(entries: [(&str, Json); N]) -> Vec<(&'static str, String)> {
     let findings = findings(&written(entries), &everything());
-    findings.into_iter().map(|finding| (finding.code, finding.option)).collect()
+    findings
+        .into_iter()
+        .map(|finding| (finding.code, finding.option))
+        .collect()
 }
 
 fn text<const N: usize>(entries: [(&str, Json); N], context: &Context) -> String {
@@ -32,7 +35,11 @@ fn text<const N: usize>(entries: [(&str, Json); N], context: &Context) -> String
 
 #[test]
 fn an_unknown_option_names_the_nearest_and_all_sorted() {
-    let error = parse(&written([("cubecl.autotune.levle", json!("full"))]), &everything()).expect_err("a typo");
+    let error = parse(
+        &written([("cubecl.autotune.levle", json!("full"))]),
+        &everything(),
+    )
+    .expect_err("a typo");
     let [finding] = &error.findings[..] else {
         panic!("{error}");
     };
@@ -41,7 +48,10 @@ fn an_unknown_option_names_the_nearest_and_all_sorted() {
     assert_eq!(finding.allowed.len(), OPTIONS.len());
     assert!(finding.allowed.is_sorted());
     let text = error.to_string();
-    assert!(text.contains("there is no option `cubecl.autotune.levle`"), "{text}");
+    assert!(
+        text.contains("there is no option `cubecl.autotune.levle`"),
+        "{text}"
+    );
     assert!(text.contains("The nearest is `cubecl.autotune.level`"), "{text}");
     assert!(text.contains("burn.fusion.beam_search.max_blocks, "), "{text}");
 }
@@ -51,7 +61,12 @@ fn the_list_of_options_stands_once_below_several_unknown_ones() {
     let text = text([("a", json!(1)), ("b", json!(2)), ("", json!(3))], &everything());
     assert_eq!(text.matches("there is no option").count(), 3, "{text}");
     assert_eq!(text.matches("allowed: ").count(), 1, "{text}");
-    assert!(text.lines().last().is_some_and(|line| line.starts_with("  allowed: ")), "{text}");
+    assert!(
+        text.lines()
+            .last()
+            .is_some_and(|line| line.starts_with("  allowed: ")),
+        "{text}"
+    );
 }
 
 #[test]
@@ -76,40 +91,129 @@ fn everything_that_is_wrong_is_said_at_once_errors_first() {
 #[test]
 fn a_wrong_value_names_what_is_allowed_and_the_nearest_word() {
     let cases = [
-        ("cubecl.autotune.level", json!("ful"), "\"minimal\", \"balanced\", \"extensive\", \"full\"", "`full`"),
-        ("cubecl.autotune.level", json!(3), "\"minimal\", \"balanced\", \"extensive\", \"full\"", "3 does not fit"),
-        ("cubecl.autotune.disable_cache", json!("yes"), "true or false", "the string \"yes\""),
-        ("cubecl.streaming.max_streams", json!(255), "integer from 1 to 254", "255 is out of range"),
-        ("cubecl.streaming.max_streams", json!(-1), "integer from 1 to 254", "-1 is out of range"),
-        ("cubecl.streaming.max_streams", json!(1e300), "integer from 1 to 254", "out of range"),
-        ("cubecl.streaming.max_streams", json!(2.5), "integer from 1 to 254", "2.5 is not a whole number"),
-        ("cubecl.autotune.bench.speed_factor", json!(0.5), "number from 1 to 1000", "0.5 is out of range"),
-        ("cubecl.autotune.logger.file", json!(""), "path of a file", "empty"),
-        ("cubecl.autotune.logger.file", json!("a\0b"), "path of a file", "null character"),
-        ("cubecl.environment.name", json!("a/b"), "letters", "other characters"),
+        (
+            "cubecl.autotune.level",
+            json!("ful"),
+            "\"minimal\", \"balanced\", \"extensive\", \"full\"",
+            "`full`",
+        ),
+        (
+            "cubecl.autotune.level",
+            json!(3),
+            "\"minimal\", \"balanced\", \"extensive\", \"full\"",
+            "3 does not fit",
+        ),
+        (
+            "cubecl.autotune.disable_cache",
+            json!("yes"),
+            "true or false",
+            "the string \"yes\"",
+        ),
+        (
+            "cubecl.streaming.max_streams",
+            json!(255),
+            "integer from 1 to 254",
+            "255 is out of range",
+        ),
+        (
+            "cubecl.streaming.max_streams",
+            json!(-1),
+            "integer from 1 to 254",
+            "-1 is out of range",
+        ),
+        (
+            "cubecl.streaming.max_streams",
+            json!(1e300),
+            "integer from 1 to 254",
+            "out of range",
+        ),
+        (
+            "cubecl.streaming.max_streams",
+            json!(2.5),
+            "integer from 1 to 254",
+            "2.5 is not a whole number",
+        ),
+        (
+            "cubecl.autotune.bench.speed_factor",
+            json!(0.5),
+            "number from 1 to 1000",
+            "0.5 is out of range",
+        ),
+        (
+            "cubecl.autotune.logger.file",
+            json!(""),
+            "path of a file",
+            "0 characters",
+        ),
+        (
+            "cubecl.autotune.logger.file",
+            json!("a\0b"),
+            "path of a file",
+            "null character",
+        ),
+        (
+            "cubecl.environment.name",
+            json!("a/b"),
+            "letters",
+            "other characters",
+        ),
         ("cubecl.environment.name", json!(".."), "letters", "only dots"),
-        ("cubecl.environment.path", json!("globl"), "{ directory = \"…\" }", "`global`"),
-        ("cubecl.environment.path", json!({ "folder": "x" }), "{ directory = \"…\" }", "the key `directory`"),
-        ("cubecl.environment.path", json!({ "directory": "x", "y": 1 }), "{ directory = \"…\" }", "no other"),
-        ("cubecl.autotune.level", Json::Null, "\"minimal\"", "null does not fit"),
-        ("cubecl.autotune.level", json!(["full"]), "\"minimal\"", "an array does not fit"),
+        (
+            "cubecl.environment.path",
+            json!("globl"),
+            "{ directory = \"…\" }",
+            "`global`",
+        ),
+        (
+            "cubecl.environment.path",
+            json!({ "folder": "x" }),
+            "{ directory = \"…\" }",
+            "the key `directory`",
+        ),
+        (
+            "cubecl.environment.path",
+            json!({ "directory": "x", "y": 1 }),
+            "{ directory = \"…\" }",
+            "no other",
+        ),
+        (
+            "cubecl.autotune.level",
+            Json::Null,
+            "\"minimal\"",
+            "null does not fit",
+        ),
+        (
+            "cubecl.autotune.level",
+            json!(["full"]),
+            "\"minimal\"",
+            "an array does not fit",
+        ),
     ];
     for (option, value, allowed, complaint) in cases {
         let text = text([(option, value)], &everything());
         assert!(text.contains(&format!("`{option}`")), "{text}");
-        assert!(text.contains(&format!("It takes {allowed}")) || text.contains(allowed), "{text}");
+        assert!(
+            text.contains(&format!("It takes {allowed}")) || text.contains(allowed),
+            "{text}"
+        );
         assert!(text.contains(complaint), "{complaint}: {text}");
     }
 }
 
 #[test]
 fn a_table_of_tables_shows_the_line_to_write() {
-    let options = written([("cubecl", json!({ "autotune": { "level": "full", "bench": { "max_samples": 5 } } }))]);
+    let options = written([(
+        "cubecl",
+        json!({ "autotune": { "level": "full", "bench": { "max_samples": 5 } } }),
+    )]);
     let error = parse(&options, &everything()).expect_err("a table");
     let text = error.to_string();
     assert_eq!(error.findings[0].code, codes::NESTED_TABLE);
     assert!(text.contains("\"cubecl.autotune.level\" = \"full\""), "{text}");
-    assert!(text.contains("\"cubecl.autotune.bench.max_samples\" = 5"), "{text}");
+    assert!(
+        text.contains("\"cubecl.autotune.bench.max_samples\" = 5"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -128,7 +232,13 @@ fn an_option_that_nothing_in_the_build_reads_is_an_error_that_names_the_features
     for spec in OPTIONS.iter().filter(|spec| !spec.features.is_empty()) {
         let options = written([(spec.path, common::samples(spec)[0].clone())]);
         let findings = findings(&options, &bare);
-        assert!(findings.iter().any(|finding| finding.code == codes::MISSING_FEATURE), "{}", spec.path);
+        assert!(
+            findings
+                .iter()
+                .any(|finding| finding.code == codes::MISSING_FEATURE),
+            "{}",
+            spec.path
+        );
     }
 }
 
@@ -151,7 +261,10 @@ fn an_option_of_another_device_is_an_error_and_one_of_any_device_is_not() {
         ..everything()
     };
     let text = text([("cubecl.autotune.level", json!("full"))], &context);
-    assert!(text.contains("on the device \"cpu\"; it is for \"cuda\""), "{text}");
+    assert!(
+        text.contains("on the device \"cpu\"; it is for \"cuda\""),
+        "{text}"
+    );
     let options = written([
         ("burn.autodiff.logger.level", json!("basic")),
         ("burn.autodiff.logger.stderr", json!(true)),
@@ -164,7 +277,10 @@ fn an_option_of_another_device_is_an_error_and_one_of_any_device_is_not() {
 #[test]
 fn a_build_that_claims_caches_on_disk_and_has_none_is_not_believed() {
     assert!(everything().features.contains(&Feature::Persistence));
-    assert_eq!(found([("cubecl.compilation.cache", json!(true))])[0].0, codes::MISSING_FEATURE);
+    assert_eq!(
+        found([("cubecl.compilation.cache", json!(true))])[0].0,
+        codes::MISSING_FEATURE
+    );
 }
 
 #[test]
@@ -172,25 +288,44 @@ fn pairs_that_contradict_one_another_or_do_nothing_are_found() {
     const MIN: &str = "cubecl.autotune.bench.min_samples";
     const MAX: &str = "cubecl.autotune.bench.max_samples";
     let only = |found: Vec<(&'static str, String)>, code: &str, option: &str| {
-        assert_eq!(found, [(found.first().map_or("", |found| found.0), option.to_owned())]);
+        assert_eq!(
+            found,
+            [(found.first().map_or("", |found| found.0), option.to_owned())]
+        );
         assert_eq!(found[0].0, code);
     };
     only(found([(MIN, json!(11))]), "runtime::min-above-max", MIN);
     only(found([(MAX, json!(2))]), "runtime::min-above-max", MAX);
-    only(found([(MIN, json!(6)), (MAX, json!(5))]), "runtime::min-above-max", MIN);
+    only(
+        found([(MIN, json!(6)), (MAX, json!(5))]),
+        "runtime::min-above-max",
+        MIN,
+    );
     assert_eq!(found([(MIN, json!(5)), (MAX, json!(5))]), []);
 
     const ADAPTIVE: &str = "cubecl.autotune.bench.adaptive";
-    only(found([(ADAPTIVE, json!(false)), (MIN, json!(2))]), "runtime::fixed-benchmark", MIN);
+    only(
+        found([(ADAPTIVE, json!(false)), (MIN, json!(2))]),
+        "runtime::fixed-benchmark",
+        MIN,
+    );
     assert_eq!(found([(ADAPTIVE, json!(false)), (MAX, json!(20))]), []);
 
     const SHORT: &str = "cubecl.autotune.bench.short_circuit_samples";
     let off = ("cubecl.autotune.disable_short_circuit", json!(true));
-    only(found([off, (SHORT, json!(3))]), "runtime::short-circuit-off", SHORT);
+    only(
+        found([off, (SHORT, json!(3))]),
+        "runtime::short-circuit-off",
+        SHORT,
+    );
 
     const STREAMS: &str = "cubecl.streaming.max_streams";
     let single = ("cubecl.streaming.policy", json!("single"));
-    only(found([single, (STREAMS, json!(4))]), "runtime::single-stream", STREAMS);
+    only(
+        found([single, (STREAMS, json!(4))]),
+        "runtime::single-stream",
+        STREAMS,
+    );
 
     const EXPLORE: &str = "burn.fusion.beam_search.max_explorations";
     only(found([(EXPLORE, json!(0))]), "runtime::no-fusion", EXPLORE);
@@ -201,16 +336,29 @@ fn pairs_that_contradict_one_another_or_do_nothing_are_found() {
 fn loggers_that_write_nothing_or_nowhere_are_found() {
     let logger = |end: &str| format!("cubecl.memory.logger.{end}");
     let (level, append) = (logger("level"), logger("append"));
-    assert_eq!(found([(&level, json!("full"))]), [("runtime::logger-without-sink", level.clone())]);
+    assert_eq!(
+        found([(&level, json!("full"))]),
+        [("runtime::logger-without-sink", level.clone())]
+    );
     assert_eq!(found([(&level, json!("disabled"))]), []);
-    for (sink, value) in [("file", json!("x.log")), ("stdout", json!(true)), ("stderr", json!(true)), ("log", json!("info"))]
-    {
+    for (sink, value) in [
+        ("file", json!("x.log")),
+        ("stdout", json!(true)),
+        ("stderr", json!(true)),
+        ("log", json!("info")),
+    ] {
         let sink = logger(sink);
         assert_eq!(found([(&level, json!("full")), (&sink, value.clone())]), []);
-        assert_eq!(found([(&sink, value)]), [("runtime::sink-without-level", sink.clone())]);
+        assert_eq!(
+            found([(&sink, value)]),
+            [("runtime::sink-without-level", sink.clone())]
+        );
     }
     assert_eq!(found([(&logger("stdout"), json!(false))]), []);
-    assert_eq!(found([(&append, json!(true))]), [("runtime::append-without-file", append.clone())]);
+    assert_eq!(
+        found([(&append, json!(true))]),
+        [("runtime::append-without-file", append.clone())]
+    );
     // This one has a level by default.
     assert_eq!(found([("cubecl.autotune.logger.stderr", json!(true))]), []);
 }
@@ -222,12 +370,25 @@ fn variable_shapes_warn_with_enforced_memory_and_with_captured_graphs() {
     let options = written([("cubecl.memory.persistent_memory", json!("enforced"))]);
     assert_eq!(findings(&options, &context), []);
     context.variable_shapes = true;
-    let codes: Vec<&str> = findings(&options, &context).iter().map(|finding| finding.code).collect();
-    assert_eq!(codes, ["runtime::enforced-memory-variable-shapes", "runtime::capture-variable-shapes"]);
+    let codes: Vec<&str> = findings(&options, &context)
+        .iter()
+        .map(|finding| finding.code)
+        .collect();
+    assert_eq!(
+        codes,
+        [
+            "runtime::enforced-memory-variable-shapes",
+            "runtime::capture-variable-shapes"
+        ]
+    );
     let mild = written([("cubecl.memory.persistent_memory", json!("size-match"))]);
     assert_eq!(findings(&mild, &context).len(), 1);
     assert_eq!(findings(&written([]), &context).len(), CONTEXT_RULES.len());
-    assert!(findings(&written([]), &context).iter().all(|finding| finding.severity == Severity::Warning));
+    assert!(
+        findings(&written([]), &context)
+            .iter()
+            .all(|finding| finding.severity == Severity::Warning)
+    );
 }
 
 #[test]
@@ -257,8 +418,14 @@ fn whole_floats_are_integers_and_integers_are_numbers_as_in_the_schema() {
         ("cubecl.autotune.bench.speed_factor", json!(2)),
     ]);
     let options = parse(&options, &everything()).expect("valid options");
-    assert_eq!(options.get("cubecl.autotune.bench.max_samples"), Some(&Value::Integer(8)));
-    assert_eq!(options.get("cubecl.autotune.bench.speed_factor"), Some(&Value::Number(2.0)));
+    assert_eq!(
+        options.get("cubecl.autotune.bench.max_samples"),
+        Some(&Value::Integer(8))
+    );
+    assert_eq!(
+        options.get("cubecl.autotune.bench.speed_factor"),
+        Some(&Value::Number(2.0))
+    );
 }
 
 /// The value of an option in the configuration that comes of the options.

@@ -22,14 +22,29 @@ type Case = (&'static str, fn());
 
 const CASES: &[Case] = &[
     ("without_options_nothing_is_set_and_nothing_is_read", nothing),
-    ("options_are_in_force_and_recorded_with_default_and_source", in_force),
+    (
+        "options_are_in_force_and_recorded_with_default_and_source",
+        in_force,
+    ),
     ("an_option_of_one_runtime_leaves_the_other_alone", one_runtime),
-    ("after_cubecl_was_read_its_options_are_too_late_and_burn_is_untouched", cubecl_too_late),
-    ("after_burn_was_read_its_options_are_too_late_and_cubecl_is_untouched", burn_too_late),
+    (
+        "after_cubecl_was_read_its_options_are_too_late_and_burn_is_untouched",
+        cubecl_too_late,
+    ),
+    (
+        "after_burn_was_read_its_options_are_too_late_and_cubecl_is_untouched",
+        burn_too_late,
+    ),
     ("a_second_application_is_too_late", twice),
-    ("a_policy_that_the_program_chose_is_reported_not_passed_over", policy_of_the_program),
+    (
+        "a_policy_that_the_program_chose_is_reported_not_passed_over",
+        policy_of_the_program,
+    ),
     ("options_win_over_files_and_environment_variables", ambient),
-    ("a_log_file_that_cannot_be_written_is_an_error_before_anything_is_set", unwritable),
+    (
+        "a_log_file_that_cannot_be_written_is_an_error_before_anything_is_set",
+        unwritable,
+    ),
     ("a_log_file_in_a_new_folder_can_be_written_to", new_folder),
     ("any_valid_options_read_back_as_they_were_given", any_options),
     #[cfg(feature = "persistence")]
@@ -55,9 +70,16 @@ fn main() {
     let wanted = |name: &str| filter.is_none_or(|filter| name.contains(filter.as_str()));
     let mut failures = 0;
     for (name, _) in CASES.iter().filter(|(name, _)| wanted(name)) {
-        let runs = if *name == "any_valid_options_read_back_as_they_were_given" { RANDOM_RUNS } else { 1 };
+        let runs = if *name == "any_valid_options_read_back_as_they_were_given" {
+            RANDOM_RUNS
+        } else {
+            1
+        };
         let failed = (0..runs).find_map(|seed| run(name, seed));
-        println!("test {name} ... {}", if failed.is_some() { "FAILED" } else { "ok" });
+        println!(
+            "test {name} ... {}",
+            if failed.is_some() { "FAILED" } else { "ok" }
+        );
         if let Some(output) = failed {
             println!("{output}");
             failures += 1;
@@ -170,7 +192,10 @@ fn cubecl_too_late() {
         error.contains("CubeCL runtime was initialised before options could be applied"),
         "{error}"
     );
-    assert!(error.contains("`cubecl.autotune.disable_short_circuit`"), "{error}");
+    assert!(
+        error.contains("`cubecl.autotune.disable_short_circuit`"),
+        "{error}"
+    );
     assert!(!error.contains("max_blocks"), "{error}");
     assert!(!is_set::<BurnConfig>());
 }
@@ -179,7 +204,10 @@ fn burn_too_late() {
     burn_std::config::config();
     let error = applied(&both()).expect_err("Burn was read");
     assert!(matches!(error, ApplyError::TooLate { .. }));
-    assert!(error.to_string().contains("`burn.fusion.beam_search.max_blocks`"), "{error}");
+    assert!(
+        error.to_string().contains("`burn.fusion.beam_search.max_blocks`"),
+        "{error}"
+    );
     assert!(!is_set::<CubeClRuntimeConfig>());
 }
 
@@ -192,7 +220,12 @@ fn policy_of_the_program() {
     stream::set_policy(StreamPolicy::PerTask);
     let error = applied(&options([("cubecl.streaming.policy", json!("single"))])).expect_err("overruled");
     let error = error.to_string();
-    let parts = ["`cubecl.streaming.policy`", "\"single\"", "\"per-task\" is in force", "the program itself"];
+    let parts = [
+        "`cubecl.streaming.policy`",
+        "\"single\"",
+        "\"per-task\" is in force",
+        "the program itself",
+    ];
     assert!(parts.iter().all(|part| error.contains(part)), "{error}");
 }
 
@@ -238,11 +271,17 @@ fn new_folder() {
     assert_eq!(records[1].value, json!("run/old.log"));
     assert!(std::path::Path::new("run/logs/deep/profile.log").is_file());
     // Looking whether a file can be written to must not empty it; that is the logger's to do.
-    assert_eq!(std::fs::read_to_string("run/old.log").expect("the file"), "kept\n");
+    assert_eq!(
+        std::fs::read_to_string("run/old.log").expect("the file"),
+        "kept\n"
+    );
 }
 
 fn any_options() {
-    let seed: u64 = std::env::args().nth(3).and_then(|seed| seed.parse().ok()).expect("a seed");
+    let seed: u64 = std::env::args()
+        .nth(3)
+        .and_then(|seed| seed.parse().ok())
+        .expect("a seed");
     let mut runner = TestRunner::deterministic();
     // Files are made here, so their names must be such that the file system takes; the pure tests take any.
     let strategy = common::valid_options(usable().filter(|spec| !spec.path.ends_with(".file")).collect());
@@ -266,6 +305,9 @@ fn environment() {
     ]);
     assert_eq!(applied(&options).expect("it is early enough").len(), 4);
     assert_eq!(&*cubecl_environment::environment::active(), "h100");
-    assert_eq!(cubecl_environment::environment::root(), std::path::Path::new("caches/here"));
+    assert_eq!(
+        cubecl_environment::environment::root(),
+        std::path::Path::new("caches/here")
+    );
     assert!(CubeClRuntimeConfig::get().compilation.cache);
 }

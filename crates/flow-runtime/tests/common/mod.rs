@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "no test uses all of it")]
 
-use flow_runtime::{Context, DeviceKind, Feature, Kind, OPTIONS, OptionSpec, RuntimeOptions, parse};
+use flow_runtime::{Context, DeviceKind, Feature, Kind, OPTIONS, OptionSpec};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
@@ -38,11 +38,6 @@ pub fn usable() -> impl Iterator<Item = &'static OptionSpec> {
 /// Options as a config has them.
 pub fn written<const N: usize>(entries: [(&str, Json); N]) -> Written {
     entries.map(|(key, value)| (key.to_owned(), value)).into()
-}
-
-/// Parses one option in a context where all may be used.
-pub fn one(path: &str, value: Json) -> RuntimeOptions {
-    parse(&written([(path, value)]), &everything()).expect("a valid option")
 }
 
 /// Every word of a choice, both ends of a range, and so on: values that the option takes.
@@ -88,7 +83,10 @@ pub fn valid_options(specs: Vec<&'static OptionSpec>) -> impl Strategy<Value = W
         let mut options: Written = given
             .filter_map(|(path, value)| Some(((*path).to_owned(), value?)))
             .collect();
-        let (min, max) = ("cubecl.autotune.bench.min_samples", "cubecl.autotune.bench.max_samples");
+        let (min, max) = (
+            "cubecl.autotune.bench.min_samples",
+            "cubecl.autotune.bench.max_samples",
+        );
         let of = |path: &str, default| options.get(path).and_then(Json::as_u64).unwrap_or(default);
         if of(min, 3) > of(max, 10) {
             options.remove(min);
