@@ -4,8 +4,8 @@ mod common;
 
 use common::{Written, everything, usable, valid_options, written};
 use flow_runtime::{
-    CONTEXT_RULES, Context, DeviceKind, Feature, Finding, OPTIONS, RuntimeOptions, Severity, Value,
-    burn_config, codes, cubecl_config, parse,
+    CONTEXT_RULES, Context, DeviceKind, Finding, OPTIONS, RuntimeOptions, Severity, Value, burn_config,
+    codes, cubecl_config, parse,
 };
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
@@ -276,7 +276,11 @@ fn an_option_of_another_device_is_an_error_and_one_of_any_device_is_not() {
 #[cfg(not(feature = "persistence"))]
 #[test]
 fn a_build_that_claims_caches_on_disk_and_has_none_is_not_believed() {
-    assert!(everything().features.contains(&Feature::Persistence));
+    assert!(
+        everything()
+            .features
+            .contains(&flow_runtime::Feature::Persistence)
+    );
     assert_eq!(
         found([("cubecl.compilation.cache", json!(true))])[0].0,
         codes::MISSING_FEATURE
@@ -330,6 +334,19 @@ fn pairs_that_contradict_one_another_or_do_nothing_are_found() {
     const EXPLORE: &str = "burn.fusion.beam_search.max_explorations";
     only(found([(EXPLORE, json!(0))]), "runtime::no-fusion", EXPLORE);
     assert_eq!(found([(EXPLORE, json!(1))]), []);
+}
+
+#[test]
+fn keeping_records_that_are_not_made_is_found() {
+    const KEEP: &str = "cubecl.environment.records.keep_sessions";
+    let with = |level: &str| {
+        let found = found([
+            ("cubecl.environment.records.level", json!(level)),
+            (KEEP, json!(3)),
+        ]);
+        found.contains(&("runtime::no-records", KEEP.to_owned()))
+    };
+    assert!(with("off") && !with("basic"));
 }
 
 #[test]
