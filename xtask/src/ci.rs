@@ -33,6 +33,12 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         run_command(&mut cargo(workspace, &["fmt", "--all", "--", "--check"]))
     })?;
     step("tests", || test::run(workspace))?;
+    step("runtime options with CubeCL", || {
+        run_command(&mut cargo(
+            workspace,
+            &["test", "--release", "--package", "flow-runtime", "--features", "cubecl"],
+        ))
+    })?;
     step("main job", || main_job(workspace, options.iterations))?;
     if options.no_clippy {
         println!("\n=== clippy: left out, as asked");

@@ -1,0 +1,221 @@
+//! Options made effective: handed to the runtimes, once per process, before the first device is opened.
+
+use crate::overlay::{difference, overlay, resolve};
+use crate::{OverlayError, Runtime, RuntimeOptions, Value};
+use burn_std::config::{BurnConfig, RuntimeConfig};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value as Json;
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+
+/// An option that is in force, for `run.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Applied {
+    /// The option.
+    pub key: String,
+    /// The value in force, as read back from the runtime.
+    pub value: Json,
+    /// The value that the runtime would have taken; `null` for none.
+    pub default: Json,
+    /// Where the value is from, for instance `train.toml:12:1`.
+    pub source: String,
+}
+
+/// Why options are not in force.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApplyError {
+    /// A runtime has read or been given its configuration before.
+    #[error(
+        "the {runtime} runtime was initialised before options could be applied ({keys}). Apply them before the first \
+         device is opened, and once per process; nothing was changed"
+    )]
+    TooLate {
+        /// Which.
+        runtime: Runtime,
+        /// The options that come too late.
+        keys: String,
+    },
+    /// A runtime has another value than it was given.
+    #[error("`{key}` was set to {wanted}, but {found} is in force{reason}")]
+    NotInForce {
+        /// The option.
+        key: String,
+        /// As JSON.
+        wanted: String,
+        /// As JSON.
+        found: String,
+        /// What may be the cause, beginning with punctuation; may be empty.
+        reason: &'static str,
+    },
+    /// A file or folder cannot be written to. CubeCL and Burn would panic, or do without.
+    #[error("`{key}`: cannot write to {}: {source}. Choose another path, or mend its permissions", path.display())]
+    Unwritable {
+        /// The option.
+        key: String,
+        /// The path.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The linked runtime is another than the table is about.
+    #[error(transparent)]
+    Overlay(#[from] OverlayError),
+}
+
+/// Hands the options to the runtimes, and reads every value back. Without options nothing is set and nothing is read.
+///
+/// A runtime that is given options takes its own defaults for all the rest: no `burn.toml`, no `cubecl.toml` and no
+/// environment variable of Burn's or CubeCL's counts for it any more. A runtime without options is left alone.
+///
+/// Call it before the first device is opened, and once: the runtimes keep their first configuration until the process
+/// ends, so nothing can be taken back, and tests need a process of their own.
+///
+/// `source` says where an option's value is from; the answer goes into the record.
+///
+/// # Errors
+/// [`ApplyError`]. Both runtimes and all files are looked at before the first change, so after
+/// [`ApplyError::TooLate`], [`ApplyError::Unwritable`] or [`ApplyError::Overlay`] nothing has changed, except that
+/// files and folders that were missing may exist.
+pub fn apply(options: &RuntimeOptions, source: impl Fn(&str) -> String) -> Result<Vec<Applied>, ApplyError> {
+    let burn = Stage::<BurnConfig>::prepare(options, Runtime::Burn)?;
+    #[cfg(feature = "cubecl")]
+    let cubecl = Stage::<cubecl_runtime::config::CubeClRuntimeConfig>::prepare(options, Runtime::Cubecl)?;
+    for (spec, value) in options.iter() {
+        match value {
+            Value::File(path) => writable_file(path),
+            Value::Directory(path) => fs::create_dir_all(path),
+            _ => Ok(()),
+        }
+        .map_err(|error| ApplyError::Unwritable {
+            key: spec.path.to_owned(),
+            path: match value {
+                Value::File(path) | Value::Directory(path) => path.clone(),
+                _ => PathBuf::new(),
+            },
+            source: error,
+        })?;
+    }
+    let mut applied = Vec::new();
+    if let Some(stage) = burn {
+        applied.extend(stage.commit(options, &source)?);
+    }
+    #[cfg(feature = "cubecl")]
+    if let Some(stage) = cubecl {
+        applied.extend(stage.commit(options, &source)?);
+        effects(options)?;
+    }
+    Ok(applied)
+}
+
+/// The loggers open their files with `unwrap`, so whether that works is found out here.
+fn writable_file(path: &Path) -> std::io::Result<()> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        fs::create_dir_all(folder)?;
+    }
+    OpenOptions::new().append(true).create(true).open(path)?;
+    Ok(())
+}
+
+/// One runtime's configuration on its way.
+struct Stage<C> {
+    runtime: Runtime,
+    config: C,
+}
+
+impl<C: RuntimeConfig + Serialize + DeserializeOwned> Stage<C> {
+    /// Looks whether it is early enough; `None` if there is nothing to set.
+    fn prepare(options: &RuntimeOptions, runtime: Runtime) -> Result<Option<Self>, ApplyError> {
+        if !options.iter().any(|(spec, _)| spec.runtime() == runtime) {
+            return Ok(None);
+        }
+        // Looks without `get`, which would initialise what it looks at.
+        if C::storage().lock().is_some() {
+            return Err(too_late(options, runtime));
+        }
+        let config = overlay(options, runtime)?;
+        Ok(Some(Self { runtime, config }))
+    }
+
+    /// Sets, reads back, compares.
+    fn commit(
+        self,
+        options: &RuntimeOptions,
+        source: &impl Fn(&str) -> String,
+    ) -> Result<Vec<Applied>, ApplyError> {
+        let Self { runtime, config } = self;
+        if !C::try_set(config) {
+            return Err(too_late(options, runtime));
+        }
+        let json = |config: &C| {
+            serde_json::to_value(config).map_err(|problem| OverlayError::Refused {
+                runtime,
+                keys: "its own configuration".into(),
+                problem: problem.to_string(),
+            })
+        };
+        let tree = json(C::get().as_ref())?;
+        if let Some((key, wanted, found)) = difference(options, runtime, &tree) {
+            return Err(not_in_force(key, wanted, found, ""));
+        }
+        let defaults = json(&C::default())?;
+        let at = |tree: &Json, path| resolve(tree, path).cloned().unwrap_or(Json::Null);
+        let records = options
+            .iter()
+            .filter(|(spec, _)| spec.runtime() == runtime)
+            .map(|(spec, _)| Applied {
+                key: spec.path.to_owned(),
+                value: at(&tree, spec.inner_path()),
+                default: at(&defaults, spec.inner_path()),
+                source: source(spec.path),
+            });
+        Ok(records.collect())
+    }
+}
+
+fn too_late(options: &RuntimeOptions, runtime: Runtime) -> ApplyError {
+    let keys: Vec<String> = options
+        .iter()
+        .filter(|(spec, _)| spec.runtime() == runtime)
+        .map(|(spec, _)| format!("`{}`", spec.path))
+        .collect();
+    ApplyError::TooLate {
+        runtime,
+        keys: keys.join(", "),
+    }
+}
+
+fn not_in_force(key: &str, wanted: Json, found: Json, reason: &'static str) -> ApplyError {
+    ApplyError::NotInForce {
+        key: key.to_owned(),
+        wanted: wanted.to_string(),
+        found: found.to_string(),
+        reason,
+    }
+}
+
+/// Reads back what CubeCL makes of its configuration elsewhere: a stream policy or an environment that the program chose
+/// itself would win over the configuration without a word.
+#[cfg(feature = "cubecl")]
+fn effects(options: &RuntimeOptions) -> Result<(), ApplyError> {
+    use cubecl_environment::{environment, stream};
+
+    const REASON: &str = ": the program itself chose it";
+    for (spec, value) in options.iter() {
+        let found: Json = match spec.path {
+            "cubecl.streaming.policy" => serde_json::to_value(stream::policy()).unwrap_or_default(),
+            "cubecl.environment.name" => environment::active().as_ref().into(),
+            "cubecl.environment.path" => match value {
+                Value::Directory(_) => {
+                    serde_json::json!({ "directory": environment::root().to_string_lossy() })
+                }
+                _ => continue,
+            },
+            _ => continue,
+        };
+        if found != value.to_json() {
+            return Err(not_in_force(spec.path, value.to_json(), found, REASON));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! The table of options as documentation.
+
+use crate::parse::device_name;
+use crate::{CONTEXT_RULES, EXCLUDED, OPTIONS, OptionSpec};
+use std::fmt::Write;
+
+/// The documentation of all options in markdown, as `OPTIONS.md` has it.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "# Runtime options\n\n\
+         Options of the Burn and CubeCL runtimes for `[runtime.options]` of a config. Names are one key, in quotation \
+         marks:\n\n\
+         ```toml\n[runtime.options]\n\"cubecl.autotune.level\" = \"full\"\n```\n\n\
+         An option is an error if the build lacks what reads it: the features and the accelerator named here.\n\n\
+         | option | values | default | read by | devices | conflicts | cost | what it does |\n\
+         |---|---|---|---|---|---|---|---|\n",
+    );
+    for spec in OPTIONS {
+        row(&mut text, spec).expect("writing to a string succeeds");
+    }
+    text.push_str("\nAlso found, whatever the options:\n\n");
+    for rule in CONTEXT_RULES {
+        writeln!(text, "- {}: {}", rule.severity, rule.summary).expect("writing to a string succeeds");
+    }
+    text.push_str(
+        "\nWhat the runtimes have and flow-train does not offer:\n\n| entry | why not |\n|---|---|\n",
+    );
+    for entry in EXCLUDED {
+        writeln!(text, "| `{}` | {} |", entry.path, entry.why).expect("writing to a string succeeds");
+    }
+    text
+}
+
+fn row(text: &mut String, spec: &OptionSpec) -> std::fmt::Result {
+    let mut readers: Vec<String> = spec
+        .features
+        .iter()
+        .map(|feature| format!("feature `{}`", feature.name()))
+        .collect();
+    readers.extend(
+        spec.accelerator
+            .map(|accelerator| format!("accelerator `{accelerator}`")),
+    );
+    if readers.is_empty() {
+        readers.push("every build".into());
+    }
+    let devices: Vec<&str> = spec.devices.iter().map(|device| device_name(*device)).collect();
+    let conflicts: Vec<&str> = spec.conflicts.iter().map(|rule| rule.summary).collect();
+    writeln!(
+        text,
+        "| `{}` | {} | {} | {} | {} | {} | {} | {} |",
+        spec.path,
+        spec.kind.describe(),
+        spec.default,
+        readers.join(", "),
+        devices.join(", "),
+        conflicts.join("; "),
+        spec.cost,
+        spec.doc,
+    )
+}
