@@ -36,7 +36,14 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     step("runtime options with CubeCL", || {
         run_command(&mut cargo(
             workspace,
-            &["test", "--release", "--package", "flow-runtime", "--features", "cubecl"],
+            &[
+                "test",
+                "--release",
+                "--package",
+                "flow-runtime",
+                "--features",
+                "cubecl",
+            ],
         ))
     })?;
     step("main job", || main_job(workspace, options.iterations))?;

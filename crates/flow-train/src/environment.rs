@@ -27,8 +27,11 @@ pub enum EnvironmentError {
         /// The policy asked for.
         policy: &'static str,
     },
-    /// An option of Burn or CubeCL.
-    #[error("`runtime.options` has `{name}`, but this build has no such options; available: none. Remove it")]
+    /// Options of Burn or CubeCL that nothing in this build reads, or that do not exist.
+    #[error("`[runtime.options]` cannot be used:\n{0}")]
+    RuntimeOptions(#[from] flow_runtime::OptionsError),
+    /// An option of Burn or CubeCL that this build does not apply.
+    #[error("`runtime.options` has `{name}`, but this build applies no options of Burn. Remove it")]
     RuntimeOption {
         /// The option.
         name: String,
@@ -81,6 +84,15 @@ pub fn environment<'a>(
     if let Some(policy) = policy {
         return Err(EnvironmentError::Checkpointing { policy });
     }
+    let context = flow_runtime::Context {
+        device: match config.device.kind {
+            DeviceKind::Cpu => flow_runtime::DeviceKind::Cpu,
+            DeviceKind::Cuda => flow_runtime::DeviceKind::Cuda,
+        },
+        base: base.to_owned(),
+        ..flow_runtime::Context::default()
+    };
+    flow_runtime::parse(&config.runtime.options, &context)?;
     if let Some(name) = config.runtime.options.keys().next() {
         return Err(EnvironmentError::RuntimeOption { name: name.clone() });
     }

@@ -20,5 +20,6 @@ pub use flow_kernels as kernels;
 pub use flow_models as models;
 pub use flow_report as report;
 pub use flow_rewards as rewards;
+pub use flow_runtime as runtime;
 pub use flow_trainer as trainer;
 pub use flow_validate as validate;

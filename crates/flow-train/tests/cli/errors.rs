@@ -81,9 +81,14 @@ fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
             "available: \"none\"",
         ),
         (
-            "runtime.options={ \"cubecl.autotune\" = 1 }",
-            "cubecl.autotune",
-            "available: none",
+            "runtime.options={ \"cubecl.autotune.levle\" = \"full\" }",
+            "cubecl.autotune.levle",
+            "cubecl.autotune.level",
+        ),
+        (
+            "runtime.options={ \"cubecl.autotune.level\" = \"full\" }",
+            "cubecl.autotune.level",
+            "cubecl",
         ),
     ];
     for (set, name, available) in cases {
