@@ -1,9 +1,6 @@
+//! Options of the Burn and CubeCL runtimes: one table for parser, schema, documentation and application.
 // The README's example is about CubeCL's options, so it is compiled where they are.
 #![cfg_attr(feature = "cubecl", doc = include_str!("../README.md"))]
-#![cfg_attr(
-    not(feature = "cubecl"),
-    doc = "Options of the Burn and CubeCL runtimes: one table for parser, schema, documentation and application."
-)]
 #![deny(missing_docs)]
 
 mod apply;
