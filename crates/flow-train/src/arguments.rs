@@ -55,9 +55,10 @@ pub enum Command {
         #[arg(value_enum)]
         what: Option<Listed>,
     },
-    /// Explain a key of the config
+    /// Explain a key of the config, or the code of an error or warning
     Explain {
-        /// A key such as `optimizer.learning_rate`; the section may be left out
+        /// A key such as `optimizer.learning_rate`, of which the section may be left out, or a code such as
+        /// `acceleration::refused`
         key: String,
     },
     /// Look at this machine and check that computing works and is deterministic

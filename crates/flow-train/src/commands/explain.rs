@@ -1,10 +1,13 @@
-//! `explain`: what a key of the config means.
+//! `explain`: what a key of the config means, or why a check says what it says.
 
 use crate::failure::Failure;
 use crate::terminal;
 
-/// Prints the documentation of `key`, or of every key of that name.
+/// Prints the documentation of `key`, or of every key of that name; or the reason of a diagnostic's code.
 pub fn run(key: &str) -> Result<(), Failure> {
+    if let Some(why) = flow_validate::explain(key).or_else(|| flow_config::codes::explain_code(key)) {
+        return terminal::line(&format!("{key}\n  {why}"));
+    }
     if let Some(docs) = flow_config::explain(key) {
         return terminal::print(&docs.to_string());
     }
@@ -23,5 +26,5 @@ pub fn run(key: &str) -> Result<(), Failure> {
         Some(nearest) => format!("did you mean `{nearest}`?"),
         None => "`flow-train schema` prints all keys".into(),
     };
-    Err(Failure::Input(format!("the config has no key `{key}`; {hint}")))
+    Err(Failure::Input(format!("there is no key or code `{key}`; {hint}")))
 }

@@ -239,3 +239,12 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
     ];
     contains(&place.fail(2, &ode), &["no stochastic step", "flow-sde"]);
 }
+
+#[test]
+fn the_code_of_a_finding_can_be_explained() {
+    let place = Place::bare();
+    let text = place.succeed(&["explain", "acceleration::lossy-outside-window"]);
+    contains(&text, &["acceleration::lossy-outside-window", "log-probability"]);
+    let unknown = place.fail(2, &["explain", "acceleration::no-such-code"]);
+    contains(&unknown, &["no key or code"]);
+}
