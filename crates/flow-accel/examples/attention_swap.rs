@@ -2,7 +2,7 @@
 
 use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Params, Refusal, Safety, Target};
 use flow_attention::{AttentionRegistry, CpuAttention};
-use flow_core::{AttentionBackend, LatentShape, ModelSpec, Plan, RegionKind};
+use flow_core::{AttentionBackend, ModelSpec, Plan, RegionKind};
 use flow_kernels::CpuKernels;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -64,17 +64,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let known = params("cpu");
     let model = ModelSpec {
         architecture: "example".into(),
-        latent: LatentShape {
-            channels: 1,
-            frames: 1,
-            height: 8,
-            width: 8,
-        },
-        tokens: 16,
-        vocabulary: None,
-        reads_text: false,
         stacks: vec![("blocks".into(), 6)],
         regions: vec![RegionKind::Attention],
+        ..ModelSpec::default()
     };
     match registry.acceleration(base.clone(), [("attention-swap", &known)], [], &model) {
         Ok(found) => println!("{found}\ntraining runs with {}", found.training().describe()),

@@ -1,3 +1,4 @@
+//! The accelerator trait, its registry and its slots.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

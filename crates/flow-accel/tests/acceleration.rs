@@ -9,8 +9,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Body, Stack};
 use flow_core::params::LayoutBuilder;
 use flow_core::{
-    CallContext, Exec, Init, LatentShape, ModelSpec, ParamLayout, Plan, RegionEngine, StackDriver, Stage,
-    Weights,
+    CallContext, Exec, Init, ModelSpec, ParamLayout, Plan, RegionEngine, StackDriver, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use schemars::JsonSchema;
@@ -162,20 +161,7 @@ fn base() -> Plan {
 }
 
 fn model() -> ModelSpec {
-    ModelSpec {
-        architecture: "none".into(),
-        latent: LatentShape {
-            channels: 1,
-            frames: 1,
-            height: 1,
-            width: 1,
-        },
-        tokens: 1,
-        vocabulary: None,
-        reads_text: false,
-        stacks: Vec::new(),
-        regions: Vec::new(),
-    }
+    ModelSpec::default()
 }
 
 fn weights() -> Weights {

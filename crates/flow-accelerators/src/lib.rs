@@ -1,3 +1,4 @@
+//! The accelerators that come with flow-train.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

@@ -5,7 +5,7 @@ use flow_accel::{Acceleration, AcceleratorRegistry, Engagement, Params, Safety};
 use flow_attention::{AttentionRegistry, CpuAttention};
 use flow_core::device::ComputeDevice;
 use flow_core::params::LayoutBuilder;
-use flow_core::{CallContext, Init, LatentShape, ModelSpec, ParamLayout, Plan, RegionKind, Stage, Weights};
+use flow_core::{CallContext, Init, ModelSpec, ParamLayout, Plan, RegionKind, Stage, Weights};
 use flow_kernels::CpuKernels;
 use serde_json::json;
 use std::sync::Arc;
@@ -21,17 +21,9 @@ fn registry() -> AcceleratorRegistry {
 fn model(regions: &[RegionKind]) -> ModelSpec {
     ModelSpec {
         architecture: "little".into(),
-        latent: LatentShape {
-            channels: 1,
-            frames: 1,
-            height: 1,
-            width: 1,
-        },
-        tokens: 1,
-        vocabulary: None,
-        reads_text: false,
         stacks: vec![("blocks".into(), 2)],
         regions: regions.to_vec(),
+        ..ModelSpec::default()
     }
 }
 

@@ -1,3 +1,4 @@
+//! Attention for flow-train: forward and backward, the same kernel in rollout and in training.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

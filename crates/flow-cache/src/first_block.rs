@@ -7,10 +7,10 @@
 
 use crate::LaneStore;
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
-use flow_core::cpu::to_host;
+use flow_core::cpu::{rows, to_host};
 use flow_core::exec::Stack;
 use flow_core::tensors::is_tracked;
-use flow_core::{Exec, Lane, Plain, StackDriver, device::ComputeDevice};
+use flow_core::{Exec, Lane, Plain, StackDriver};
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
 use std::sync::{Mutex, PoisonError};
@@ -117,25 +117,6 @@ fn relative_change(a: &[f32], b: &[f32]) -> f64 {
     change / size
 }
 
-/// Rows of a tensor whose first axis is the batch.
-fn rows(tensor: &DispatchTensor, rows: &[usize]) -> DispatchTensor {
-    let index = rows.iter().map(|row| *row as i64).collect();
-    let index = ComputeDevice::cpu().int_tensor(index, [rows.len()]);
-    Dispatch::float_select(tensor.clone(), 0, index.into_dispatch())
-}
-
-fn blocks(
-    exec: &Exec<'_>,
-    stack: &dyn Stack,
-    from: usize,
-    carried: Vec<DispatchTensor>,
-    shared: &[DispatchTensor],
-) -> Vec<DispatchTensor> {
-    (from..stack.len()).fold(carried, |carried, index| {
-        stack.run_block(exec, index, carried, shared.to_vec())
-    })
-}
-
 impl StackDriver for FirstBlock {
     fn name(&self) -> &str {
         "first-block"
@@ -151,11 +132,11 @@ impl StackDriver for FirstBlock {
         let (call, lanes) = (exec.call(), exec.call().lanes.clone());
         let tracked = carried.iter().chain(&shared).any(is_tracked);
         if lanes.is_empty() || stack.len() < 2 || tracked {
-            return blocks(exec, stack, 0, carried, &shared);
+            return stack.run_blocks(exec, 0..stack.len(), carried, &shared);
         }
         if self.rule.outside_sde_window && call.stochastic {
             self.forget(stack.name(), &lanes);
-            return blocks(exec, stack, 0, carried, &shared);
+            return stack.run_blocks(exec, 0..stack.len(), carried, &shared);
         }
         let before = carried[0].clone();
         let head = stack.run_block(exec, 0, carried, shared.clone());
@@ -179,7 +160,7 @@ impl StackDriver for FirstBlock {
                 tensors.iter().map(|tensor| rows(tensor, &computed)).collect()
             };
             let head = gather(&head);
-            results = blocks(&some, stack, 1, head.clone(), &gather(&shared));
+            results = stack.run_blocks(&some, 1..stack.len(), head.clone(), &gather(&shared));
             let tails: Vec<DispatchTensor> = (results.iter().zip(head))
                 .map(|(result, head)| Dispatch::float_sub(result.clone(), head))
                 .collect();

@@ -1,3 +1,4 @@
+//! Feature reuse between the steps of a rollout.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

@@ -1,3 +1,4 @@
+//! Activation checkpointing for flow-train: what backward keeps and what it computes again.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

@@ -1,3 +1,5 @@
+//! What touches Burn: devices, custom operations, counter-based random numbers, weights, the execution context and
+//! the model trait.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

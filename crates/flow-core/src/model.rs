@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 /// Axes of one latent. Images have one frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LatentShape {
     /// Channels.
     pub channels: usize,
@@ -65,8 +65,8 @@ pub struct ModelInput {
     pub condition: Condition,
 }
 
-/// What a model is, as data.
-#[derive(Clone, Debug, PartialEq)]
+/// What a model is, as data. The default has nothing: no latent, no condition, no stack, no region.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelSpec {
     /// Architecture, for instance `dit`.
     pub architecture: String,

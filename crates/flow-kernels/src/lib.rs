@@ -1,3 +1,4 @@
+//! The fused operations a diffusion transformer needs besides attention, and the optimizer's.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

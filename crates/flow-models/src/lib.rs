@@ -1,3 +1,4 @@
+//! Diffusion transformers, LoRA, and their weights in and out.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

@@ -52,14 +52,6 @@ pub enum EnvironmentError {
     },
 }
 
-/// Name of a device kind, as in configs and registries.
-fn kind_name(kind: DeviceKind) -> &'static str {
-    match kind {
-        DeviceKind::Cpu => "cpu",
-        DeviceKind::Cuda => "cuda",
-    }
-}
-
 /// Opens the config's device and makes the plan on which accelerators build. Relative paths of the config start from
 /// `base`.
 ///
@@ -70,7 +62,7 @@ pub fn environment<'a>(
     base: &'a Path,
     registries: &'a Registries,
 ) -> Result<Environment<'a>, EnvironmentError> {
-    let kind = kind_name(config.device.kind);
+    let kind = config.device.kind.name();
     let device = ComputeDevice::open(kind)?;
     let kernels = match config.device.dtype {
         DType::F32 => registries.kernels.get(kind)?,

@@ -1,3 +1,4 @@
+//! flow-train: reinforcement learning of flow-matching diffusion transformers.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

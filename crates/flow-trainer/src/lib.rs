@@ -1,3 +1,4 @@
+//! Reinforcement learning of flow-matching models: schedulers, advantages, losses, optimizer, loop, resume.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

@@ -1,3 +1,4 @@
+//! Which accelerators may run with which trainer: rules as data.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

@@ -5,7 +5,7 @@ use flow_accel::{
 };
 use flow_attention::CpuAttention;
 use flow_config::{AccelerationConfig, AcceleratorEntry};
-use flow_core::{LatentShape, ModelSpec, Plan};
+use flow_core::{ModelSpec, Plan};
 use flow_kernels::CpuKernels;
 use flow_validate::{Entry, RULES, Severity, Trainer, check, errors, explain, resolve};
 use schemars::JsonSchema;
@@ -223,20 +223,7 @@ fn listed(name: &str, threshold: serde_json::Value) -> AcceleratorEntry {
 
 fn codes(config: &AccelerationConfig, paradigm: Paradigm) -> Vec<(String, &'static str)> {
     let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
-    let model = ModelSpec {
-        architecture: "none".into(),
-        latent: LatentShape {
-            channels: 1,
-            frames: 1,
-            height: 1,
-            width: 1,
-        },
-        tokens: 1,
-        vocabulary: None,
-        reads_text: false,
-        stacks: Vec::new(),
-        regions: Vec::new(),
-    };
+    let model = ModelSpec::default();
     let (found, acceleration) = resolve(config, &registry(), &base, &model, &trainer(Some(paradigm)));
     assert_eq!(
         acceleration.is_none(),

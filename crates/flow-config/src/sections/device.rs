@@ -31,6 +31,16 @@ pub enum DeviceKind {
     Cuda,
 }
 
+impl DeviceKind {
+    /// As written in the config.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
 /// What linear layers round the operands of their matrix products to. Sums, everything between the layers, statistics,
 /// losses and optimizer state are f32 in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -4,6 +4,7 @@ use super::{Body, Exec, RegionKind, Site};
 use crate::tensors::Tensors;
 use burn::backend::DispatchTensor;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// One block of a stack: a description holding weight handles and constants, never tensors of a call.
@@ -42,6 +43,18 @@ pub trait Stack {
         carried: Vec<DispatchTensor>,
         shared: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor>;
+    /// Runs the blocks of `range`, one after another.
+    fn run_blocks(
+        &self,
+        exec: &Exec<'_>,
+        range: Range<usize>,
+        carried: Vec<DispatchTensor>,
+        shared: &[DispatchTensor],
+    ) -> Vec<DispatchTensor> {
+        range.fold(carried, |carried, index| {
+            self.run_block(exec, index, carried, shared.to_vec())
+        })
+    }
 }
 
 /// Runs the blocks of a stack, or answers for some of them.
@@ -75,9 +88,7 @@ impl StackDriver for RunAll {
         carried: Vec<DispatchTensor>,
         shared: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        (0..stack.len()).fold(carried, |carried, index| {
-            stack.run_block(exec, index, carried, shared.clone())
-        })
+        stack.run_blocks(exec, 0..stack.len(), carried, &shared)
     }
 }
 

@@ -5,19 +5,10 @@ use crate::model::{BATCH, TOKENS, Transformer, WIDTH, plan};
 use crate::support::operand;
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
-use flow_core::cpu::to_host;
-use flow_core::device::ComputeDevice;
+use flow_core::cpu::{rows, to_host};
 use flow_core::exec::Stack;
 use flow_core::{CallContext, Exec, Lane, Plan, Rollout, RunAll, StackDriver, Stage};
 use std::sync::{Arc, Mutex};
-
-fn rows(tensor: &DispatchTensor, rows: &[usize]) -> DispatchTensor {
-    let index = rows.iter().map(|row| *row as i64).collect();
-    let index = ComputeDevice::cpu()
-        .int_tensor(index, [rows.len()])
-        .into_dispatch();
-    Dispatch::float_select(tensor.clone(), 0, index)
-}
 
 /// Leaves out one block for the unconditional lanes and for every third sample.
 #[derive(Debug)]

@@ -90,7 +90,8 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
 /// Everything lossless that the config's model and device can be computed by.
 fn combinations(loaded: &Loaded) -> Vec<Combination> {
     let config = loaded.config();
-    let without = "cpu";
+    // Its name is that of the backend which computes without an accelerator.
+    let without = config.device.kind.name();
     let dtypes = match flow_kernels::CpuKernels::bf16() {
         Ok(_) => vec![DType::F32, DType::Bf16],
         Err(_) => vec![DType::F32],

@@ -12,6 +12,7 @@ use flow_accel::Paradigm;
 use flow_core::rng::Purpose;
 use flow_core::{Plain, Rollout, Stage, Training, cpu};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// What an update came to.
 #[derive(Debug, Default)]
@@ -55,6 +56,13 @@ struct Unit {
     gradients: Vec<Option<Plain>>,
 }
 
+/// Every position of every micro-batch, in order.
+fn units(micro_batches: Range<usize>, positions: &[Position]) -> Vec<(usize, Position)> {
+    micro_batches
+        .flat_map(|micro_batch| positions.iter().map(move |position| (micro_batch, *position)))
+        .collect()
+}
+
 impl<A: Algorithm> Parts<A> {
     /// Every inner pass over the rollout; `advantages` has one value per sample, in order.
     pub(super) fn update(
@@ -77,9 +85,7 @@ impl<A: Algorithm> Parts<A> {
             observer.phase(Phase::Update, batches.len() * positions.len());
             for micro_batches in geometry.update_micro_batches() {
                 let mut accumulated = Accumulated::default();
-                let units: Vec<(usize, Position)> = micro_batches
-                    .flat_map(|micro_batch| positions.iter().map(move |position| (micro_batch, *position)))
-                    .collect();
+                let units = units(micro_batches, &positions);
                 self.for_each_unit(&units, batches, advantages, |batch, position, unit| {
                     if outcome.steps.is_empty()
                         && let (Some(audit), Some(ratio)) = (outcome.audit.as_mut(), &unit.ratio)
@@ -119,9 +125,7 @@ impl<A: Algorithm> Parts<A> {
             .algorithm
             .positions(&self.schedule, seed, self.state.iteration, 0);
         observer.phase(Phase::Update, rolled.batches.len() * positions.len());
-        let units: Vec<(usize, Position)> = (0..rolled.batches.len())
-            .flat_map(|micro_batch| positions.iter().map(move |position| (micro_batch, *position)))
-            .collect();
+        let units = units(0..rolled.batches.len(), &positions);
         // Rewards do not enter a ratio; any advantages do.
         let advantages: Vec<f32> = (0..rolled.groups.len())
             .map(|sample| if sample % 2 == 0 { 1.0 } else { -1.0 })
