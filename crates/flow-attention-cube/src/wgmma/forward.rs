@@ -1,0 +1,289 @@
+//! The forward kernel.
+
+use super::ForwardTiles;
+use super::softmax::*;
+use cubecl::prelude::barrier::Barrier;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
+use flow_cube::barrier::{arrive_and_expect, count, named_arrive, named_sync, wait};
+use flow_cube::register::{log2_approximate, pack_bf16, store_shared};
+use flow_cube::wgmma;
+use half::bf16;
+
+/// Copies `panels` panels of 64 channels from row `row` of head `head` to shared memory.
+#[cube]
+fn load(
+    barrier: &Barrier,
+    map: &TensorMap<bf16, Tiled>,
+    to: &mut [bf16],
+    start: usize,
+    batch: u32,
+    head: u32,
+    row: u32,
+    #[comptime] rows: usize,
+    #[comptime] panels: usize,
+) {
+    arrive_and_expect(barrier_native_handle(barrier), comptime!((rows * 128 * panels) as u32));
+    #[unroll]
+    for p in 0..panels {
+        let at = start + comptime!(p * rows * 64);
+        barrier.tma_load_4d(
+            map,
+            &mut to[at..at + comptime!(rows * 64)],
+            batch as i32,
+            head as i32,
+            row as i32,
+            comptime!((p * 64) as i32).runtime(),
+        );
+    }
+}
+
+#[cube]
+fn body<NS: Size, NO: Size, NP: Size>(
+    q: &TensorMap<bf16, Tiled>,
+    k: &TensorMap<bf16, Tiled>,
+    v: &TensorMap<bf16, Tiled>,
+    o: &mut TensorMap<bf16, Tiled>,
+    lse: &mut [f32],
+    queries: u32,
+    keys: u32,
+    group: u32,
+    factor: f32,
+    #[comptime] tiles: ForwardTiles,
+) {
+    let panels = comptime!(tiles.panels());
+    let rows = comptime!(tiles.queries());
+    let tile_keys = comptime!(tiles.keys);
+    let stages = comptime!(tiles.stages);
+    let warps = comptime!(4 * tiles.warpgroups as u32);
+    let tile_elements = comptime!(tiles.keys * 64 * tiles.panels());
+    let tile_units = comptime!((tiles.keys * 8 * tiles.panels()) as u32);
+
+    let mut q_tile: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
+    let mut k_tiles: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let mut v_tiles: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let q_full: Shared<[Barrier]> = Shared::new_slice(1usize);
+    let k_full: Shared<[Barrier]> = Shared::new_slice(stages);
+    let v_full: Shared<[Barrier]> = Shared::new_slice(stages);
+    let mut used: Shared<[u32]> = Shared::new_slice(comptime!(2 * stages));
+
+    let head = CUBE_POS_Y;
+    let batch = CUBE_POS_Z;
+    let kv_head = head / group;
+    let first_query = CUBE_POS_X * comptime!(rows as u32);
+    let tile_count = (keys + comptime!(tiles.keys as u32 - 1)) / comptime!(tiles.keys as u32);
+    let last = tile_count - 1;
+
+    if UNIT_POS == 0 {
+        q_full[0].init_manual(1);
+        #[unroll]
+        for s in 0..stages {
+            k_full[s].init_manual(1);
+            v_full[s].init_manual(1);
+        }
+        #[unroll]
+        for s in 0..comptime!(2 * stages) {
+            used[s] = 0u32;
+        }
+        sync_async_proxy_shared();
+    }
+    sync_cube();
+
+    // The last tile, the one that may be cut, comes first.
+    if UNIT_POS == 0 {
+        load(&q_full[0], q, &mut q_tile, 0usize, batch, head, first_query, rows, panels);
+        #[unroll]
+        for s in 0..stages {
+            if comptime!(s as u32) < tile_count {
+                let row = (last - comptime!(s as u32)) * comptime!(tiles.keys as u32);
+                load(&k_full[s], k, &mut k_tiles, comptime!(s * tile_elements), batch, kv_head, row, tile_keys, panels);
+                load(&v_full[s], v, &mut v_tiles, comptime!(s * tile_elements), batch, kv_head, row, tile_keys, panels);
+            }
+        }
+    }
+
+    let warpgroup = UNIT_POS / 128;
+    let thread = UNIT_POS % 128;
+    let lane = thread % 32;
+    let q_base = generic_to_shared::<bf16>(unsafe { q_tile.as_ptr_unchecked() });
+    let k_base = generic_to_shared::<bf16>(unsafe { k_tiles.as_ptr_unchecked() });
+    let v_base = generic_to_shared::<bf16>(unsafe { v_tiles.as_ptr_unchecked() });
+    let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
+    let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
+    let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
+    let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);
+
+    if comptime!(tiles.ping_pong) {
+        if warpgroup == 1 {
+            named_arrive(4u32, 256u32);
+        }
+    }
+
+    wait(barrier_native_handle(&q_full[0]), 0u32);
+    wait(barrier_native_handle(&k_full[0]), 0u32);
+    let issued = wgmma::issue_from_zero::<NS>(q_at, k_at, comptime!(tiles.scores()));
+    let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
+    if lane == 0 {
+        if count(used_base) % warps == warps - 1 {
+            let next = comptime!(stages as u32).runtime();
+            if next < tile_count {
+                let row = (last - next) * comptime!(tiles.keys as u32);
+                load(&k_full[0], k, &mut k_tiles, 0usize, batch, kv_head, row, tile_keys, panels);
+            }
+        }
+    }
+    if keys % comptime!(tiles.keys as u32) != 0 {
+        scores = cut::<NS>(scores, (lane % 4) * 2, keys - last * comptime!(tiles.keys as u32), tile_keys);
+    }
+    let mut max_0 = row_maximum::<NS>(scores, -f32::INFINITY, 0usize, tile_keys);
+    let mut max_1 = row_maximum::<NS>(scores, -f32::INFINITY, 1usize, tile_keys);
+    scores = exponentiate::<NS>(scores, factor, shift_of(max_0, factor), shift_of(max_1, factor), tile_keys);
+    let mut sum_0 = row_sum::<NS>(scores, 0usize, tile_keys);
+    let mut sum_1 = row_sum::<NS>(scores, 1usize, tile_keys);
+    let mut probabilities = pack::<NS, NP>(scores, tile_keys);
+    let mut output = Vector::<f32, NO>::new(0.0f32);
+
+    let mut stage = 0u32;
+    let mut phase = 0u32;
+    for tile in 1..tile_count {
+        let v_stage = stage;
+        let v_phase = phase;
+        stage += 1;
+        if stage == comptime!(stages as u32) {
+            stage = 0;
+            phase ^= 1;
+        }
+        wait(barrier_native_handle(&k_full[stage as usize]), phase);
+        if comptime!(tiles.ping_pong) {
+            named_sync(4 + warpgroup, 256u32);
+        }
+        let issued = wgmma::issue_from_zero::<NS>(q_at, k_at + u64::cast_from(stage * tile_units), comptime!(tiles.scores()));
+        wait(barrier_native_handle(&v_full[v_stage as usize]), v_phase);
+        let added = wgmma::issue_registers::<NO, NP>(
+            output,
+            probabilities,
+            v_at + u64::cast_from(v_stage * tile_units),
+            comptime!(tiles.values()),
+        );
+        if comptime!(tiles.ping_pong) {
+            named_arrive(5 - warpgroup, 256u32);
+        }
+        let scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
+        if lane == 0 {
+            if count(used_base + stage * 4) % warps == warps - 1 {
+                let next = tile + comptime!(stages as u32);
+                if next < tile_count {
+                    let row = (last - next) * comptime!(tiles.keys as u32);
+                    let at = stage as usize;
+                    load(&k_full[at], k, &mut k_tiles, at * tile_elements, batch, kv_head, row, tile_keys, panels);
+                }
+            }
+        }
+        let new_0 = row_maximum::<NS>(scores, max_0, 0usize, tile_keys);
+        let new_1 = row_maximum::<NS>(scores, max_1, 1usize, tile_keys);
+        let shift_0 = shift_of(new_0, factor);
+        let shift_1 = shift_of(new_1, factor);
+        let keep_0 = flow_cube::register::exp2_approximate(max_0 * factor - shift_0);
+        let keep_1 = flow_cube::register::exp2_approximate(max_1 * factor - shift_1);
+        max_0 = new_0;
+        max_1 = new_1;
+        let scores = exponentiate::<NS>(scores, factor, shift_0, shift_1, tile_keys);
+        sum_0 = sum_0 * keep_0 + row_sum::<NS>(scores, 0usize, tile_keys);
+        sum_1 = sum_1 * keep_1 + row_sum::<NS>(scores, 1usize, tile_keys);
+        let added = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+        if lane == 0 {
+            if count(used_base + (v_stage + comptime!(stages as u32)) * 4) % warps == warps - 1 {
+                let next = tile - 1 + comptime!(stages as u32);
+                if next < tile_count {
+                    let row = (last - next) * comptime!(tiles.keys as u32);
+                    let at = v_stage as usize;
+                    load(&v_full[at], v, &mut v_tiles, at * tile_elements, batch, kv_head, row, tile_keys, panels);
+                }
+            }
+        }
+        output = scale_rows::<NO>(added, keep_0, keep_1, comptime!(tiles.head_dim));
+        probabilities = pack::<NS, NP>(scores, tile_keys);
+    }
+    wait(barrier_native_handle(&v_full[stage as usize]), phase);
+    let added = wgmma::issue_registers::<NO, NP>(
+        output,
+        probabilities,
+        v_at + u64::cast_from(stage * tile_units),
+        comptime!(tiles.values()),
+    );
+    sum_0 += plane_shuffle_xor(sum_0, 1);
+    sum_0 += plane_shuffle_xor(sum_0, 2);
+    sum_1 += plane_shuffle_xor(sum_1, 1);
+    sum_1 += plane_shuffle_xor(sum_1, 2);
+    let by_0 = select(sum_0 > 0.0f32, 1.0f32 / sum_0, 0.0f32);
+    let by_1 = select(sum_1 > 0.0f32, 1.0f32 / sum_1, 0.0f32);
+    let output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+
+    let row = (thread / 32) * 16 + lane / 4;
+    if lane % 4 == 0 {
+        let at = (batch * CUBE_COUNT_Y + head) * queries;
+        let query = first_query + warpgroup * 64 + row;
+        let natural = 0.693_147_2f32;
+        if query < queries {
+            lse[(at + query) as usize] = (max_0 * factor + log2_approximate(sum_0)) * natural;
+        }
+        if query + 8 < queries {
+            lse[(at + query + 8) as usize] = (max_1 * factor + log2_approximate(sum_1)) * natural;
+        }
+    }
+
+    // The output takes the place of this warpgroup's queries.
+    let base = q_base + (warpgroup * 64 + row) * 128 + (lane % 4) * 4;
+    let swizzle = (row % 8) * 16;
+    #[unroll]
+    for j in 0..comptime!(tiles.head_dim / 8) {
+        let at = base + comptime!((j / 8 * rows * 128) as u32) + (swizzle ^ comptime!((j % 8 * 16) as u32));
+        store_shared(at, pack_bf16(output.extract(comptime!(4 * j)) * by_0, output.extract(comptime!(4 * j + 1)) * by_0));
+        store_shared(at + 1024, pack_bf16(output.extract(comptime!(4 * j + 2)) * by_1, output.extract(comptime!(4 * j + 3)) * by_1));
+    }
+    sync_async_proxy_shared();
+    named_sync(warpgroup + 1, 128u32);
+    if thread == 0 {
+        #[unroll]
+        for p in 0..panels {
+            let start = (warpgroup * 4096 + comptime!((p * rows * 64) as u32)) as usize;
+            tma_store_4d(
+                &q_tile[start..start + 4096],
+                o,
+                batch as i32,
+                head as i32,
+                (first_query + warpgroup * 64) as i32,
+                comptime!((p * 64) as i32).runtime(),
+            );
+        }
+        tma_group_commit();
+        tma_group_wait_read(0usize);
+    }
+}
+
+/// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row. One block for `tiles.queries()` queries of a head.
+#[cube(launch_unchecked)]
+pub fn forward(
+    q: &TensorMap<bf16, Tiled>,
+    k: &TensorMap<bf16, Tiled>,
+    v: &TensorMap<bf16, Tiled>,
+    o: &mut TensorMap<bf16, Tiled>,
+    lse: &mut [f32],
+    queries: u32,
+    keys: u32,
+    group: u32,
+    factor: f32,
+    #[comptime] tiles: ForwardTiles,
+) {
+    if comptime!(tiles.head_dim == 64 && tiles.score_vector() == 64) {
+        body::<Const<64>, Const<32>, Const<32>>(q, k, v, o, lse, queries, keys, group, factor, tiles);
+    } else if comptime!(tiles.head_dim == 64) {
+        body::<Const<128>, Const<32>, Const<64>>(q, k, v, o, lse, queries, keys, group, factor, tiles);
+    } else if comptime!(tiles.score_vector() == 32) {
+        body::<Const<32>, Const<64>, Const<16>>(q, k, v, o, lse, queries, keys, group, factor, tiles);
+    } else if comptime!(tiles.score_vector() == 64) {
+        body::<Const<64>, Const<64>, Const<32>>(q, k, v, o, lse, queries, keys, group, factor, tiles);
+    } else {
+        body::<Const<128>, Const<64>, Const<64>>(q, k, v, o, lse, queries, keys, group, factor, tiles);
+    }
+}

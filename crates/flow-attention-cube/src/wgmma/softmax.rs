@@ -1,0 +1,96 @@
+//! Softmax of a tile of scores in the registers of a warpgroup, two rows a thread.
+
+use cubecl::prelude::*;
+use flow_cube::register::{exp2_approximate, maximum, multiply_add, pack_bf16};
+
+/// Largest value of each of the two rows, over the four threads that share them and `before`.
+#[cube]
+pub(super) fn row_maximum<N: Size>(scores: Vector<f32, N>, before: f32, #[comptime] row: usize, #[comptime] keys: usize) -> f32 {
+    let mut largest = before;
+    #[unroll]
+    for i in 0..comptime!(keys / 4) {
+        let at = comptime!((i / 2) * 4 + row * 2 + i % 2);
+        largest = maximum(largest, scores.extract(at));
+    }
+    largest = maximum(largest, plane_shuffle_xor(largest, 1));
+    maximum(largest, plane_shuffle_xor(largest, 2))
+}
+
+/// `max` times the factor, 0 for a row without a key.
+#[cube]
+pub(super) fn shift_of(max: f32, factor: f32) -> f32 {
+    let shift = max * factor;
+    select(max == -f32::INFINITY, 0.0f32, shift)
+}
+
+/// `2^(score · factor - shift)` in place.
+#[cube]
+pub(super) fn exponentiate<N: Size>(
+    scores: Vector<f32, N>,
+    factor: f32,
+    shift_0: f32,
+    shift_1: f32,
+    #[comptime] keys: usize,
+) -> Vector<f32, N> {
+    let mut out = scores;
+    #[unroll]
+    for i in 0..comptime!(keys / 2) {
+        let shift = if comptime!((i / 2) % 2 == 0) { shift_0 } else { shift_1 };
+        out.insert(i, exp2_approximate(multiply_add(scores.extract(i), factor, -shift)));
+    }
+    out
+}
+
+/// Sum of this thread's part of a row.
+#[cube]
+pub(super) fn row_sum<N: Size>(probabilities: Vector<f32, N>, #[comptime] row: usize, #[comptime] keys: usize) -> f32 {
+    let mut sum = probabilities.extract(comptime!(row * 2));
+    #[unroll]
+    for i in 1..comptime!(keys / 4) {
+        sum += probabilities.extract(comptime!((i / 2) * 4 + row * 2 + i % 2));
+    }
+    sum
+}
+
+/// Both rows of `values` times their factor.
+#[cube]
+pub(super) fn scale_rows<N: Size>(
+    values: Vector<f32, N>,
+    by_0: f32,
+    by_1: f32,
+    #[comptime] columns: usize,
+) -> Vector<f32, N> {
+    let mut out = values;
+    #[unroll]
+    for i in 0..comptime!(columns / 2) {
+        let by = if comptime!((i / 2) % 2 == 0) { by_0 } else { by_1 };
+        out.insert(i, values.extract(i) * by);
+    }
+    out
+}
+
+/// The probabilities as the A operand of a product.
+#[cube]
+pub(super) fn pack<N: Size, P: Size>(probabilities: Vector<f32, N>, #[comptime] keys: usize) -> Vector<u32, P> {
+    let mut out = Vector::<u32, P>::new(0u32);
+    #[unroll]
+    for i in 0..comptime!(keys / 4) {
+        out.insert(
+            i,
+            pack_bf16(probabilities.extract(comptime!(2 * i)), probabilities.extract(comptime!(2 * i + 1))),
+        );
+    }
+    out
+}
+
+/// Scores of the columns from `columns` on become minus infinity; `first` is this thread's first column.
+#[cube]
+pub(super) fn cut<N: Size>(scores: Vector<f32, N>, first: u32, columns: u32, #[comptime] keys: usize) -> Vector<f32, N> {
+    let mut out = scores;
+    #[unroll]
+    for i in 0..comptime!(keys / 2) {
+        let column = first + comptime!(((i / 4) * 8 + i % 2) as u32);
+        out.insert(i, select(column < columns, scores.extract(i), -f32::INFINITY));
+    }
+    out
+}

@@ -1,0 +1,62 @@
+//! Barriers: of shared memory (`mbarrier`, PTX ISA 9.7.13.15) and by number (`bar`, PTX ISA 9.7.13.1).
+//!
+//! Addresses are byte addresses of shared memory, as `cubecl_cpp::cuda::ptx::barrier_native_handle` gives.
+
+use crate::register::read;
+use cubecl::prelude::*;
+
+/// Waits until the phase of parity `parity` is complete. Spins in hardware.
+#[cube]
+pub fn wait(barrier: u32, parity: u32) {
+    let barrier = read::<u32>(barrier);
+    let parity = read::<u32>(parity);
+    gpu_asm!(
+        "{{",
+        ".reg .pred done;",
+        "WAIT_AGAIN:",
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [{barrier}], {parity};",
+        "@done bra WAIT_OVER;",
+        "bra WAIT_AGAIN;",
+        "WAIT_OVER:",
+        "}}",
+        barrier = in(_) barrier, parity = in(_) parity,
+    );
+}
+
+/// Arrives, and adds `bytes` to what copies must bring before the phase completes.
+#[cube]
+pub fn arrive_and_expect(barrier: u32, bytes: u32) {
+    let barrier = read::<u32>(barrier);
+    let bytes = read::<u32>(bytes);
+    gpu_asm!(
+        "{{",
+        ".reg .b64 token;",
+        "mbarrier.arrive.expect_tx.shared::cta.b64 token, [{barrier}], {bytes};",
+        "}}",
+        barrier = in(_) barrier, bytes = in(_) bytes,
+    );
+}
+
+/// Waits until `threads` threads (a multiple of 32) came to barrier `number` (1 to 15), with this one.
+#[cube]
+pub fn named_sync(number: u32, #[comptime] threads: u32) {
+    let number = read::<u32>(number);
+    gpu_asm!("bar.sync {number}, {threads};", number = in(_) number);
+}
+
+/// Counts towards barrier `number` without waiting.
+#[cube]
+pub fn named_arrive(number: u32, #[comptime] threads: u32) {
+    let number = read::<u32>(number);
+    gpu_asm!("bar.arrive {number}, {threads};", number = in(_) number);
+}
+
+/// Adds one to a counter in shared memory and returns what it was before; ordered with what the block did before and
+/// does after.
+#[cube]
+pub fn count(counter: u32) -> u32 {
+    let counter = read::<u32>(counter);
+    let out: u32;
+    gpu_asm!("atom.acq_rel.cta.shared::cta.add.u32 {}, [{}], 1;", out(_) out, in(_) counter);
+    out
+}

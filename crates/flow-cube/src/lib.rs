@@ -1,0 +1,12 @@
+//! Building blocks of CubeCL kernels for NVIDIA GPUs.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+// `#[cube]` makes modules that cannot be documented.
+#[allow(missing_docs)]
+pub mod barrier;
+pub mod offline;
+#[allow(missing_docs)]
+pub mod register;
+#[allow(missing_docs)]
+pub mod wgmma;

@@ -1,0 +1,87 @@
+//! Single values in registers: what CubeCL has no operation for.
+
+use cubecl::prelude::*;
+
+/// Reads `value` into an immutable one.
+///
+/// `gpu_asm!` passes a `let mut` variable by its address without a word, so every operand goes through here.
+#[cube]
+pub fn read<T: CubePrimitive>(value: T) -> T {
+    intrinsic!(|scope| value.read_value(scope).into())
+}
+
+/// `2^x`, to 2 units in the last place, subnormals flushed to zero (PTX `ex2.approx.ftz.f32`).
+#[cube]
+pub fn exp2_approximate(x: f32) -> f32 {
+    let x = read::<f32>(x);
+    let out: f32;
+    gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) out, in(_) x, options(pure, nomem));
+    out
+}
+
+/// `log2(x)`, absolute error below 2^-22 outside of [0.5, 2] relative (PTX `lg2.approx.ftz.f32`).
+#[cube]
+pub fn log2_approximate(x: f32) -> f32 {
+    let x = read::<f32>(x);
+    let out: f32;
+    gpu_asm!("lg2.approx.ftz.f32 {}, {};", out(_) out, in(_) x, options(pure, nomem));
+    out
+}
+
+/// The larger of two, one instruction; a NaN loses.
+#[cube]
+pub fn maximum(a: f32, b: f32) -> f32 {
+    let a = read::<f32>(a);
+    let b = read::<f32>(b);
+    let out: f32;
+    gpu_asm!("max.f32 {}, {}, {};", out(_) out, in(_) a, in(_) b, options(pure, nomem));
+    out
+}
+
+/// `a · b + c`, rounded once.
+#[cube]
+pub fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+    let a = read::<f32>(a);
+    let b = read::<f32>(b);
+    let c = read::<f32>(c);
+    let out: f32;
+    gpu_asm!("fma.rn.f32 {}, {}, {}, {};", out(_) out, in(_) a, in(_) b, in(_) c, options(pure, nomem));
+    out
+}
+
+/// Two f32 as bf16, round to nearest even, `low` in the low half.
+#[cube]
+pub fn pack_bf16(low: f32, high: f32) -> u32 {
+    let low = read::<f32>(low);
+    let high = read::<f32>(high);
+    let out: u32;
+    gpu_asm!("cvt.rn.bf16x2.f32 {}, {}, {};", out(_) out, in(_) high, in(_) low, options(pure, nomem));
+    out
+}
+
+/// Two f32 as f16, round to nearest even, `low` in the low half.
+#[cube]
+pub fn pack_f16(low: f32, high: f32) -> u32 {
+    let low = read::<f32>(low);
+    let high = read::<f32>(high);
+    let out: u32;
+    gpu_asm!("cvt.rn.f16x2.f32 {}, {}, {};", out(_) out, in(_) high, in(_) low, options(pure, nomem));
+    out
+}
+
+/// Stores 4 bytes at a byte address of shared memory.
+#[cube]
+pub fn store_shared(address: u32, value: u32) {
+    let address = read::<u32>(address);
+    let value = read::<u32>(value);
+    gpu_asm!("st.shared.b32 [{address}], {value};", address = in(_) address, value = in(_) value);
+}
+
+/// Loads an f32 at a byte address of shared memory.
+#[cube]
+pub fn load_shared_f32(address: u32) -> f32 {
+    let address = read::<u32>(address);
+    let out: f32;
+    gpu_asm!("ld.shared.f32 {}, [{}];", out(_) out, in(_) address);
+    out
+}
