@@ -60,3 +60,15 @@ pub fn count(counter: u32) -> u32 {
     gpu_asm!("atom.acq_rel.cta.shared::cta.add.u32 {}, [{}], 1;", out(_) out, in(_) counter);
     out
 }
+
+/// Starts the copy of `bytes` bytes (a multiple of 16, both ends aligned to 16) from global memory to a byte address of
+/// shared memory; they count towards `barrier`.
+#[cube]
+pub fn bulk_copy<T: CubePrimitive>(to: u32, from: *const T, #[comptime] bytes: u32, barrier: u32) {
+    let to = read::<u32>(to);
+    let barrier = read::<u32>(barrier);
+    gpu_asm!(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{barrier}];",
+        to = mem_out(_) to, from = mem_in(_) from, barrier = mem_inout(_) barrier, options(explicit_mem),
+    );
+}

@@ -1,41 +1,21 @@
 //! The forward kernel.
 
 use super::ForwardTiles;
+use super::copy::{fill, store_rows};
 use super::softmax::*;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{arrive_and_expect, count, named_arrive, named_sync, wait};
-use flow_cube::register::{log2_approximate, pack_bf16, store_shared};
+use flow_cube::barrier::{count, named_arrive, named_sync, wait};
+use flow_cube::register::{exp2_approximate, log2_approximate};
 use flow_cube::wgmma;
 use half::bf16;
 
-/// Copies `panels` panels of 64 channels from row `row` of head `head` to shared memory.
+/// Log-sum-exp of a row; plus infinity where there is no row or no key, so that its probabilities read zero.
 #[cube]
-fn load(
-    barrier: &Barrier,
-    map: &TensorMap<bf16, Tiled>,
-    to: &mut [bf16],
-    start: usize,
-    batch: u32,
-    head: u32,
-    row: u32,
-    #[comptime] rows: usize,
-    #[comptime] panels: usize,
-) {
-    arrive_and_expect(barrier_native_handle(barrier), comptime!((rows * 128 * panels) as u32));
-    #[unroll]
-    for p in 0..panels {
-        let at = start + comptime!(p * rows * 64);
-        barrier.tma_load_4d(
-            map,
-            &mut to[at..at + comptime!(rows * 64)],
-            batch as i32,
-            head as i32,
-            row as i32,
-            comptime!((p * 64) as i32).runtime(),
-        );
-    }
+fn log_sum(max: f32, sum: f32, factor: f32, exists: bool) -> f32 {
+    let value = (max * factor + log2_approximate(sum)) * 0.693_147_2f32;
+    select(exists && sum > 0.0f32, value, f32::INFINITY)
 }
 
 #[cube]
@@ -46,6 +26,7 @@ fn body<NS: Size, NO: Size, NP: Size>(
     o: &mut TensorMap<bf16, Tiled>,
     lse: &mut [f32],
     queries: u32,
+    lse_rows: u32,
     keys: u32,
     group: u32,
     factor: f32,
@@ -91,13 +72,13 @@ fn body<NS: Size, NO: Size, NP: Size>(
 
     // The last tile, the one that may be cut, comes first.
     if UNIT_POS == 0 {
-        load(&q_full[0], q, &mut q_tile, 0usize, batch, head, first_query, rows, panels);
+        fill(&q_full[0], q, &mut q_tile, 0usize, batch, head, first_query, rows, panels);
         #[unroll]
         for s in 0..stages {
             if comptime!(s as u32) < tile_count {
                 let row = (last - comptime!(s as u32)) * comptime!(tiles.keys as u32);
-                load(&k_full[s], k, &mut k_tiles, comptime!(s * tile_elements), batch, kv_head, row, tile_keys, panels);
-                load(&v_full[s], v, &mut v_tiles, comptime!(s * tile_elements), batch, kv_head, row, tile_keys, panels);
+                fill(&k_full[s], k, &mut k_tiles, comptime!(s * tile_elements), batch, kv_head, row, tile_keys, panels);
+                fill(&v_full[s], v, &mut v_tiles, comptime!(s * tile_elements), batch, kv_head, row, tile_keys, panels);
             }
         }
     }
@@ -128,7 +109,7 @@ fn body<NS: Size, NO: Size, NP: Size>(
             let next = comptime!(stages as u32).runtime();
             if next < tile_count {
                 let row = (last - next) * comptime!(tiles.keys as u32);
-                load(&k_full[0], k, &mut k_tiles, 0usize, batch, kv_head, row, tile_keys, panels);
+                fill(&k_full[0], k, &mut k_tiles, 0usize, batch, kv_head, row, tile_keys, panels);
             }
         }
     }
@@ -175,7 +156,7 @@ fn body<NS: Size, NO: Size, NP: Size>(
                 if next < tile_count {
                     let row = (last - next) * comptime!(tiles.keys as u32);
                     let at = stage as usize;
-                    load(&k_full[at], k, &mut k_tiles, at * tile_elements, batch, kv_head, row, tile_keys, panels);
+                    fill(&k_full[at], k, &mut k_tiles, at * tile_elements, batch, kv_head, row, tile_keys, panels);
                 }
             }
         }
@@ -183,8 +164,8 @@ fn body<NS: Size, NO: Size, NP: Size>(
         let new_1 = row_maximum::<NS>(scores, max_1, 1usize, tile_keys);
         let shift_0 = shift_of(new_0, factor);
         let shift_1 = shift_of(new_1, factor);
-        let keep_0 = flow_cube::register::exp2_approximate(max_0 * factor - shift_0);
-        let keep_1 = flow_cube::register::exp2_approximate(max_1 * factor - shift_1);
+        let keep_0 = exp2_approximate(max_0 * factor - shift_0);
+        let keep_1 = exp2_approximate(max_1 * factor - shift_1);
         max_0 = new_0;
         max_1 = new_1;
         let scores = exponentiate::<NS>(scores, factor, shift_0, shift_1, tile_keys);
@@ -197,7 +178,7 @@ fn body<NS: Size, NO: Size, NP: Size>(
                 if next < tile_count {
                     let row = (last - next) * comptime!(tiles.keys as u32);
                     let at = v_stage as usize;
-                    load(&v_full[at], v, &mut v_tiles, at * tile_elements, batch, kv_head, row, tile_keys, panels);
+                    fill(&v_full[at], v, &mut v_tiles, at * tile_elements, batch, kv_head, row, tile_keys, panels);
                 }
             }
         }
@@ -221,43 +202,21 @@ fn body<NS: Size, NO: Size, NP: Size>(
 
     let row = (thread / 32) * 16 + lane / 4;
     if lane % 4 == 0 {
-        let at = (batch * CUBE_COUNT_Y + head) * queries;
+        let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
         let query = first_query + warpgroup * 64 + row;
-        let natural = 0.693_147_2f32;
-        if query < queries {
-            lse[(at + query) as usize] = (max_0 * factor + log2_approximate(sum_0)) * natural;
-        }
-        if query + 8 < queries {
-            lse[(at + query + 8) as usize] = (max_1 * factor + log2_approximate(sum_1)) * natural;
+        if query < lse_rows {
+            lse[(at + query) as usize] = log_sum(max_0, sum_0, factor, query < queries);
+            lse[(at + query + 8) as usize] = log_sum(max_1, sum_1, factor, query + 8 < queries);
         }
     }
 
     // The output takes the place of this warpgroup's queries.
-    let base = q_base + (warpgroup * 64 + row) * 128 + (lane % 4) * 4;
-    let swizzle = (row % 8) * 16;
-    #[unroll]
-    for j in 0..comptime!(tiles.head_dim / 8) {
-        let at = base + comptime!((j / 8 * rows * 128) as u32) + (swizzle ^ comptime!((j % 8 * 16) as u32));
-        store_shared(at, pack_bf16(output.extract(comptime!(4 * j)) * by_0, output.extract(comptime!(4 * j + 1)) * by_0));
-        store_shared(at + 1024, pack_bf16(output.extract(comptime!(4 * j + 2)) * by_1, output.extract(comptime!(4 * j + 3)) * by_1));
-    }
+    let at = q_base + (warpgroup * 64 + row) * 128;
+    stage_rows::<NO>(at, row, lane, output, by_0, by_1, comptime!(tiles.head_dim), rows);
     sync_async_proxy_shared();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
-        #[unroll]
-        for p in 0..panels {
-            let start = (warpgroup * 4096 + comptime!((p * rows * 64) as u32)) as usize;
-            tma_store_4d(
-                &q_tile[start..start + 4096],
-                o,
-                batch as i32,
-                head as i32,
-                (first_query + warpgroup * 64) as i32,
-                comptime!((p * 64) as i32).runtime(),
-            );
-        }
-        tma_group_commit();
-        tma_group_wait_read(0usize);
+        store_rows(&q_tile, o, warpgroup, batch, head, first_query + warpgroup * 64, rows, panels);
     }
 }
 
@@ -270,20 +229,23 @@ pub fn forward(
     o: &mut TensorMap<bf16, Tiled>,
     lse: &mut [f32],
     queries: u32,
+    lse_rows: u32,
     keys: u32,
     group: u32,
     factor: f32,
     #[comptime] tiles: ForwardTiles,
 ) {
     if comptime!(tiles.head_dim == 64 && tiles.score_vector() == 64) {
-        body::<Const<64>, Const<32>, Const<32>>(q, k, v, o, lse, queries, keys, group, factor, tiles);
+        body::<Const<64>, Const<32>, Const<32>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
+    } else if comptime!(tiles.head_dim == 64 && tiles.score_vector() == 32) {
+        body::<Const<32>, Const<32>, Const<16>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
     } else if comptime!(tiles.head_dim == 64) {
-        body::<Const<128>, Const<32>, Const<64>>(q, k, v, o, lse, queries, keys, group, factor, tiles);
+        body::<Const<128>, Const<32>, Const<64>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
     } else if comptime!(tiles.score_vector() == 32) {
-        body::<Const<32>, Const<64>, Const<16>>(q, k, v, o, lse, queries, keys, group, factor, tiles);
+        body::<Const<32>, Const<64>, Const<16>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
     } else if comptime!(tiles.score_vector() == 64) {
-        body::<Const<64>, Const<64>, Const<32>>(q, k, v, o, lse, queries, keys, group, factor, tiles);
+        body::<Const<64>, Const<64>, Const<32>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
     } else {
-        body::<Const<128>, Const<64>, Const<64>>(q, k, v, o, lse, queries, keys, group, factor, tiles);
+        body::<Const<128>, Const<64>, Const<64>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
     }
 }

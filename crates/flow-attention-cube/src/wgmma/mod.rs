@@ -1,8 +1,11 @@
 //! Attention on Hopper's asynchronous tensor cores.
 
+pub mod backward_keys;
+pub mod backward_queries;
+mod copy;
 pub mod forward;
 pub mod launch;
 mod softmax;
 mod tiles;
 
-pub use tiles::ForwardTiles;
+pub use tiles::{BackwardTiles, ForwardTiles};

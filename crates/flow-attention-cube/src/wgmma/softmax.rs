@@ -1,7 +1,7 @@
 //! Softmax of a tile of scores in the registers of a warpgroup, two rows a thread.
 
 use cubecl::prelude::*;
-use flow_cube::register::{exp2_approximate, maximum, multiply_add, pack_bf16};
+use flow_cube::register::{exp2_approximate, maximum, multiply_add, pack_bf16, store_shared};
 
 /// Largest value of each of the two rows, over the four threads that share them and `before`.
 #[cube]
@@ -93,4 +93,30 @@ pub(super) fn cut<N: Size>(scores: Vector<f32, N>, first: u32, columns: u32, #[c
         out.insert(i, select(column < columns, scores.extract(i), -f32::INFINITY));
     }
     out
+}
+
+/// Writes both rows, times their factor, to a tile of panels of `rows` rows; `at` is the byte address of this thread's
+/// first row in the first panel, `row` that row within its 64.
+#[cube]
+pub(super) fn stage_rows<N: Size>(
+    at: u32,
+    row: u32,
+    lane: u32,
+    values: Vector<f32, N>,
+    by_0: f32,
+    by_1: f32,
+    #[comptime] columns: usize,
+    #[comptime] rows: usize,
+) {
+    let base = at + (lane % 4) * 4;
+    let swizzle = (row % 8) * 16;
+    #[unroll]
+    for j in 0..comptime!(columns / 8) {
+        let to = base + comptime!((j / 8 * rows * 128) as u32) + (swizzle ^ comptime!((j % 8 * 16) as u32));
+        store_shared(to, pack_bf16(values.extract(comptime!(4 * j)) * by_0, values.extract(comptime!(4 * j + 1)) * by_0));
+        store_shared(
+            to + 1024,
+            pack_bf16(values.extract(comptime!(4 * j + 2)) * by_1, values.extract(comptime!(4 * j + 3)) * by_1),
+        );
+    }
 }

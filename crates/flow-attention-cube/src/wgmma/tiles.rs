@@ -57,32 +57,95 @@ impl ForwardTiles {
 
     /// `Q Kᵀ`.
     pub fn scores(&self) -> Steps {
-        let walk = |rows: usize| {
-            (0..self.head_dim.div_ceil(16))
-                .map(|k| (k / 4) * rows * 8 + (k % 4) * 2)
-                .collect()
-        };
-        Steps {
-            n: self.keys,
-            padded: self.score_vector(),
-            a: walk(self.queries()),
-            b: walk(self.keys),
-            a_transposed: false,
-            b_transposed: false,
-            factor: self.factor,
-        }
+        over_channels(self.head_dim, self.queries(), self.keys, self.factor)
     }
 
     /// `P V`.
     pub fn values(&self) -> Steps {
-        Steps {
-            n: self.head_dim,
-            padded: self.output_vector(),
-            a: Vec::new(),
-            b: (0..self.keys / 16).map(|k| k * 128).collect(),
-            a_transposed: false,
-            b_transposed: true,
-            factor: self.factor,
-        }
+        over_rows(self.head_dim, self.keys, self.factor)
+    }
+}
+
+/// How the backward kernels cut their work. One kind of rows is *resident*: a block keeps its tile and sums up its
+/// gradient. The other kind *passes*, tile by tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BackwardTiles {
+    /// Channels of a head; a multiple of 8, at most 128.
+    pub head_dim: usize,
+    /// Rows of a passing tile; a multiple of 16, at most 128.
+    pub passing: usize,
+    /// Warpgroups of a block, each with 64 resident rows.
+    pub warpgroups: usize,
+    /// Passing tiles that shared memory holds.
+    pub stages: usize,
+    /// Element type.
+    pub factor: Factor,
+}
+
+impl BackwardTiles {
+    /// Panels of 64 channels.
+    pub fn panels(&self) -> usize {
+        self.head_dim.div_ceil(64)
+    }
+
+    /// Resident rows of a block.
+    pub fn resident(&self) -> usize {
+        64 * self.warpgroups
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        128 * self.warpgroups as u32
+    }
+
+    /// Registers of the vector that holds scores, and of that which holds their gradients.
+    pub fn score_vector(&self) -> usize {
+        (self.passing / 2).next_power_of_two()
+    }
+
+    /// Registers of the vector that holds a gradient of the resident rows.
+    pub fn gradient_vector(&self) -> usize {
+        (self.head_dim / 2).next_power_of_two()
+    }
+
+    /// Resident rows times passing rows, summed over channels.
+    pub fn scores(&self) -> Steps {
+        over_channels(self.head_dim, self.resident(), self.passing, self.factor)
+    }
+
+    /// Passing rows, summed up with weights.
+    pub fn weighted(&self) -> Steps {
+        over_rows(self.head_dim, self.passing, self.factor)
+    }
+}
+
+/// `A Bᵀ` over channels: A has panels of `a_rows` rows, B of `b_rows`.
+fn over_channels(head_dim: usize, a_rows: usize, b_rows: usize, factor: Factor) -> Steps {
+    let walk = |rows: usize| {
+        (0..head_dim.div_ceil(16))
+            .map(|k| (k / 4) * rows * 8 + (k % 4) * 2)
+            .collect()
+    };
+    Steps {
+        n: b_rows,
+        padded: (b_rows / 2).next_power_of_two(),
+        a: walk(a_rows),
+        b: walk(b_rows),
+        a_transposed: false,
+        b_transposed: false,
+        factor,
+    }
+}
+
+/// `A B` over the `rows` rows of B, A in registers.
+fn over_rows(head_dim: usize, rows: usize, factor: Factor) -> Steps {
+    Steps {
+        n: head_dim,
+        padded: (head_dim / 2).next_power_of_two(),
+        a: Vec::new(),
+        b: (0..rows / 16).map(|k| k * 128).collect(),
+        a_transposed: false,
+        b_transposed: true,
+        factor,
     }
 }

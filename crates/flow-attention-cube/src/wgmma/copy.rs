@@ -1,0 +1,83 @@
+//! Copies between tensors `[B, H, S, D]` and tiles of shared memory, by the tensor memory accelerator.
+//!
+//! A tile is a row of panels, each of some rows of 64 channels, with the 128-byte swizzle. Rows and channels that the
+//! tensor does not have arrive as zeros, and are not written.
+
+use cubecl::prelude::barrier::Barrier;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::barrier_native_handle;
+use flow_cube::barrier::arrive_and_expect;
+use half::bf16;
+
+/// Starts the copy of `panels` panels from row `row` on to `to[start..]`; its bytes count towards `barrier`.
+#[cube]
+pub(super) fn copy_tile(
+    barrier: &Barrier,
+    map: &TensorMap<bf16, Tiled>,
+    to: &mut [bf16],
+    start: usize,
+    batch: u32,
+    head: u32,
+    row: u32,
+    #[comptime] rows: usize,
+    #[comptime] panels: usize,
+) {
+    #[unroll]
+    for p in 0..panels {
+        let at = start + comptime!(p * rows * 64);
+        barrier.tma_load_4d(
+            map,
+            &mut to[at..at + comptime!(rows * 64)],
+            batch as i32,
+            head as i32,
+            row as i32,
+            comptime!((p * 64) as i32).runtime(),
+        );
+    }
+}
+
+/// As [`copy_tile`], with the arrival that completes the barrier's phase when the bytes are there.
+#[cube]
+pub(super) fn fill(
+    barrier: &Barrier,
+    map: &TensorMap<bf16, Tiled>,
+    to: &mut [bf16],
+    start: usize,
+    batch: u32,
+    head: u32,
+    row: u32,
+    #[comptime] rows: usize,
+    #[comptime] panels: usize,
+) {
+    arrive_and_expect(barrier_native_handle(barrier), comptime!((rows * 128 * panels) as u32));
+    copy_tile(barrier, map, to, start, batch, head, row, rows, panels);
+}
+
+/// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows, and waits until they were read.
+/// For one thread, after the stores were made visible to the accelerator.
+#[cube]
+pub(super) fn store_rows(
+    tile: &[bf16],
+    map: &mut TensorMap<bf16, Tiled>,
+    warpgroup: u32,
+    batch: u32,
+    head: u32,
+    row: u32,
+    #[comptime] rows: usize,
+    #[comptime] panels: usize,
+) {
+    #[unroll]
+    for p in 0..panels {
+        let start = (warpgroup * 4096 + comptime!((p * rows * 64) as u32)) as usize;
+        tma_store_4d(
+            &tile[start..start + 4096],
+            map,
+            batch as i32,
+            head as i32,
+            row as i32,
+            comptime!((p * 64) as i32).runtime(),
+        );
+    }
+    tma_group_commit();
+    tma_group_wait_read(0usize);
+}
