@@ -1,5 +1,6 @@
 //! Single values in registers: what CubeCL has no operation for.
 
+use crate::wgmma::Factor;
 use cubecl::prelude::*;
 
 /// Reads `value` into an immutable one.
@@ -67,6 +68,46 @@ pub fn pack_f16(low: f32, high: f32) -> u32 {
     let out: u32;
     gpu_asm!("cvt.rn.f16x2.f32 {}, {}, {};", out(_) out, in(_) high, in(_) low, options(pure, nomem));
     out
+}
+
+/// Two f32 as two values of `factor`, `low` in the low half.
+#[cube]
+pub fn pack(low: f32, high: f32, #[comptime] factor: Factor) -> u32 {
+    if comptime!(factor == Factor::Bf16) {
+        pack_bf16(low, high)
+    } else {
+        pack_f16(low, high)
+    }
+}
+
+/// The value of `factor` in the low half.
+#[cube]
+pub fn unpack_low(pair: u32, #[comptime] factor: Factor) -> f32 {
+    if comptime!(factor == Factor::Bf16) {
+        f32::reinterpret(pair << 16u32)
+    } else {
+        let pair = read::<u32>(pair);
+        let out: f32;
+        gpu_asm!(
+            "{{",
+            ".reg .b16 low, high;",
+            "mov.b32 {{low, high}}, {pair};",
+            "cvt.f32.f16 {out}, low;",
+            "}}",
+            out = out(_) out, pair = in(_) pair, options(pure, nomem),
+        );
+        out
+    }
+}
+
+/// The value of `factor` in the high half.
+#[cube]
+pub fn unpack_high(pair: u32, #[comptime] factor: Factor) -> f32 {
+    if comptime!(factor == Factor::Bf16) {
+        f32::reinterpret(pair & 0xFFFF_0000u32)
+    } else {
+        unpack_low(pair >> 16u32, factor)
+    }
 }
 
 /// Stores 4 bytes at a byte address of shared memory.

@@ -9,6 +9,7 @@
 //! must not be moved: ptxas says so (C7510 to C7515), and then waits after each instruction.
 
 use crate::register::read;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 /// Type of the factors.
@@ -21,6 +22,14 @@ pub enum Factor {
 }
 
 impl Factor {
+    /// For CubeCL.
+    pub fn element(self) -> ElemType {
+        match self {
+            Self::Bf16 => half::bf16::elem_type_native(),
+            Self::F16 => half::f16::elem_type_native(),
+        }
+    }
+
     fn ptx(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",

@@ -6,14 +6,15 @@
 
 use super::BackwardTiles;
 use super::copy::{copy_tile, store_rows};
+use super::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at};
 use super::softmax::{pack, stage_rows};
+use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
 use flow_cube::barrier::{arrive_and_expect, bulk_copy, count, named_sync, wait};
 use flow_cube::register::{exp2_approximate, multiply_add};
 use flow_cube::wgmma;
-use half::bf16;
 
 /// Two neighbouring columns.
 type Pair = Vector<f32, Const<2>>;
@@ -65,14 +66,14 @@ fn score_gradients<N: Size>(
 
 /// Starts the copies of one passing tile.
 #[cube]
-fn next_tile(
+fn next_tile<E: Numeric>(
     full: &Barrier,
-    q: &TensorMap<bf16, Tiled>,
-    d_o: &TensorMap<bf16, Tiled>,
+    q: &TensorMap<E, Tiled>,
+    d_o: &TensorMap<E, Tiled>,
     lse: &[Pair],
     delta: &[Pair],
-    q_tiles: &mut [bf16],
-    do_tiles: &mut [bf16],
+    q_tiles: &mut [E],
+    do_tiles: &mut [E],
     lse_tiles: &mut [Pair],
     delta_tiles: &mut [Pair],
     stage: usize,
@@ -90,8 +91,8 @@ fn next_tile(
         comptime!((2 * rows * 128 * panels + 2 * rows * 4) as u32),
     );
     let at = stage * comptime!(rows * 64 * panels);
-    copy_tile(full, q, q_tiles, at, batch, head, row, rows, panels);
-    copy_tile(full, d_o, do_tiles, at, batch, head, row, rows, panels);
+    copy_tile::<E>(full, q, q_tiles, at, batch, head, row, rows, panels);
+    copy_tile::<E>(full, d_o, do_tiles, at, batch, head, row, rows, panels);
     let from = (((batch * heads + head) * lse_rows + row) / 2) as usize;
     let to = stage * comptime!(rows / 2);
     let barrier = barrier_native_handle(full);
@@ -103,22 +104,30 @@ fn next_tile(
     bulk_copy::<Pair>(delta_to, unsafe { delta[from..from + length].as_ptr_unchecked() }, bytes, barrier);
 }
 
-#[cube]
-fn body<NS: Size, NP: Size, NG: Size>(
-    q: &TensorMap<bf16, Tiled>,
-    k: &TensorMap<bf16, Tiled>,
-    v: &TensorMap<bf16, Tiled>,
-    d_o: &TensorMap<bf16, Tiled>,
-    dk: &mut TensorMap<bf16, Tiled>,
-    dv: &mut TensorMap<bf16, Tiled>,
-    lse: &[Pair],
-    delta: &[Pair],
+/// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
+/// list is of passing queries, its rows are keys; see [`passing`](super::passing).
+#[cube(launch_unchecked)]
+pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
+    q: &TensorMap<E, Tiled>,
+    k: &TensorMap<E, Tiled>,
+    v: &TensorMap<E, Tiled>,
+    d_o: &TensorMap<E, Tiled>,
+    dk: &mut TensorMap<E, Tiled>,
+    dv: &mut TensorMap<E, Tiled>,
+    lse: &[Vector<f32, Const<2>>],
+    delta: &[Vector<f32, Const<2>>],
+    offsets: &[u32],
+    entries: &[u32],
+    patterns: &[u32],
+    list_stride: u32,
     queries: u32,
     lse_rows: u32,
     group: u32,
     factor: f32,
     scale: f32,
     #[comptime] tiles: BackwardTiles,
+    #[define(E)] _element: ElemType,
+    #[define(NS, NG, NP)] _vectors: [usize; 3],
 ) {
     let panels = comptime!(tiles.panels());
     let resident = comptime!(tiles.resident());
@@ -127,11 +136,13 @@ fn body<NS: Size, NP: Size, NG: Size>(
     let warps = comptime!(4 * tiles.warpgroups as u32);
     let tile_elements = comptime!(tiles.passing * 64 * tiles.panels());
     let tile_units = comptime!((tiles.passing * 8 * tiles.panels()) as u32);
+    let element = comptime!(tiles.factor);
+    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.warpgroups, columns: tiles.passing });
 
-    let mut k_tile: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
-    let mut v_tile: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
-    let mut q_tiles: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut do_tiles: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let mut k_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
+    let mut v_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
+    let mut q_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let mut do_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let mut lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
     let mut delta_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
     let kv_full: Shared<[Barrier]> = Shared::new_slice(1usize);
@@ -142,7 +153,8 @@ fn body<NS: Size, NP: Size, NG: Size>(
     let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
     let first_key = CUBE_POS_X * comptime!(resident as u32);
-    let per_head = (queries + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
+    let all = (queries + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
+    let (begin, per_head) = list_of(offsets, batch * list_stride + CUBE_POS_X, all, shape);
     let tile_count = per_head * group;
 
     if UNIT_POS == 0 {
@@ -158,15 +170,15 @@ fn body<NS: Size, NP: Size, NG: Size>(
 
     if UNIT_POS == 0 {
         arrive_and_expect(barrier_native_handle(&kv_full[0]), comptime!((2 * resident * 128 * panels) as u32));
-        copy_tile(&kv_full[0], k, &mut k_tile, 0usize, batch, kv_head, first_key, resident, panels);
-        copy_tile(&kv_full[0], v, &mut v_tile, 0usize, batch, kv_head, first_key, resident, panels);
+        copy_tile::<E>(&kv_full[0], k, &mut k_tile, 0usize, batch, kv_head, first_key, resident, panels);
+        copy_tile::<E>(&kv_full[0], v, &mut v_tile, 0usize, batch, kv_head, first_key, resident, panels);
         #[unroll]
         for s in 0..stages {
             let tile = comptime!(s as u32).runtime();
             if tile < tile_count {
                 let head = kv_head * group + tile / per_head;
-                let row = (tile % per_head) * comptime!(passing as u32);
-                next_tile(
+                let row = tile_at(entries, begin + tile % per_head, shape) * comptime!(passing as u32);
+                next_tile::<E>(
                     &full[s], q, d_o, lse, delta, &mut q_tiles, &mut do_tiles, &mut lse_tiles, &mut delta_tiles, s,
                     batch, heads, head, row, lse_rows, tiles,
                 );
@@ -177,10 +189,10 @@ fn body<NS: Size, NP: Size, NG: Size>(
     let warpgroup = UNIT_POS / 128;
     let thread = UNIT_POS % 128;
     let lane = thread % 32;
-    let k_base = generic_to_shared::<bf16>(unsafe { k_tile.as_ptr_unchecked() });
-    let v_base = generic_to_shared::<bf16>(unsafe { v_tile.as_ptr_unchecked() });
-    let q_base = generic_to_shared::<bf16>(unsafe { q_tiles.as_ptr_unchecked() });
-    let do_base = generic_to_shared::<bf16>(unsafe { do_tiles.as_ptr_unchecked() });
+    let k_base = generic_to_shared::<E>(unsafe { k_tile.as_ptr_unchecked() });
+    let v_base = generic_to_shared::<E>(unsafe { v_tile.as_ptr_unchecked() });
+    let q_base = generic_to_shared::<E>(unsafe { q_tiles.as_ptr_unchecked() });
+    let do_base = generic_to_shared::<E>(unsafe { do_tiles.as_ptr_unchecked() });
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
     let k_at = wgmma::descriptor(k_base + warpgroup * 8192, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base + warpgroup * 8192, 16u32, 1024u32);
@@ -191,15 +203,18 @@ fn body<NS: Size, NP: Size, NG: Size>(
     wait(barrier_native_handle(&kv_full[0]), 0u32);
     wait(barrier_native_handle(&full[0]), 0u32);
 
+    let pattern = pattern_at(entries, begin, warpgroup, shape);
+    let bits = bits_of(patterns, pattern, thread, shape);
     // The first tile is peeled: sums that enter a loop as zeros make ptxas wait after each product.
     let scores = wgmma::issue_from_zero::<NS>(k_at, q_at, comptime!(tiles.scores()));
     let gradients = wgmma::issue_from_zero::<NS>(v_at, do_at, comptime!(tiles.scores()));
     let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
+    let scores = hide::<NS>(scores, pattern, bits, shape);
     let p = probabilities::<NS>(scores, &lse_tiles, column, factor, passing);
-    let mut v_sum = wgmma::issue_registers_from_zero::<NG, NP>(pack::<NS, NP>(p, passing), do_at, comptime!(tiles.weighted()));
+    let mut v_sum = wgmma::issue_registers_from_zero::<NG, NP>(pack::<NS, NP>(p, passing, element), do_at, comptime!(tiles.weighted()));
     let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 1usize);
     let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, passing);
-    let mut k_sum = wgmma::issue_registers_from_zero::<NG, NP>(pack::<NS, NP>(ds, passing), q_at, comptime!(tiles.weighted()));
+    let mut k_sum = wgmma::issue_registers_from_zero::<NG, NP>(pack::<NS, NP>(ds, passing, element), q_at, comptime!(tiles.weighted()));
 
     let mut stage = 0u32;
     let mut phase = 0u32;
@@ -212,6 +227,8 @@ fn body<NS: Size, NP: Size, NG: Size>(
         }
         let q_now = q_at + u64::cast_from(stage * tile_units);
         let do_now = do_at + u64::cast_from(stage * tile_units);
+        let pattern = pattern_at(entries, begin + tile % per_head, warpgroup, shape);
+        let bits = bits_of(patterns, pattern, thread, shape);
         let pairs = stage as usize * comptime!(passing / 2) + column;
         wait(barrier_native_handle(&full[stage as usize]), phase);
         let scores = wgmma::issue_from_zero::<NS>(k_at, q_now, comptime!(tiles.scores()));
@@ -223,19 +240,20 @@ fn body<NS: Size, NP: Size, NG: Size>(
                 let next = tile - 1 + comptime!(stages as u32);
                 if next < tile_count {
                     let head = kv_head * group + next / per_head;
-                    let row = (next % per_head) * comptime!(passing as u32);
-                    next_tile(
+                    let row = tile_at(entries, begin + next % per_head, shape) * comptime!(passing as u32);
+                    next_tile::<E>(
                         &full[before as usize], q, d_o, lse, delta, &mut q_tiles, &mut do_tiles, &mut lse_tiles,
                         &mut delta_tiles, before as usize, batch, heads, head, row, lse_rows, tiles,
                     );
                 }
             }
         }
+        let scores = hide::<NS>(scores, pattern, bits, shape);
         let p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
-        v_sum = wgmma::issue_registers::<NG, NP>(v_sum, pack::<NS, NP>(p, passing), do_now, comptime!(tiles.weighted()));
+        v_sum = wgmma::issue_registers::<NG, NP>(v_sum, pack::<NS, NP>(p, passing, element), do_now, comptime!(tiles.weighted()));
         let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 1usize);
         let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
-        k_sum = wgmma::issue_registers::<NG, NP>(k_sum, pack::<NS, NP>(ds, passing), q_now, comptime!(tiles.weighted()));
+        k_sum = wgmma::issue_registers::<NG, NP>(k_sum, pack::<NS, NP>(ds, passing, element), q_now, comptime!(tiles.weighted()));
     }
     let v_sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
     let k_sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
@@ -243,41 +261,12 @@ fn body<NS: Size, NP: Size, NG: Size>(
     // Gradients take the places of this warpgroup's keys and values.
     let row = (thread / 32) * 16 + lane / 4;
     let offset = (warpgroup * 64 + row) * 128;
-    stage_rows::<NG>(v_base + offset, row, lane, v_sum, 1.0f32, 1.0f32, comptime!(tiles.head_dim), resident);
-    stage_rows::<NG>(k_base + offset, row, lane, k_sum, scale, scale, comptime!(tiles.head_dim), resident);
+    stage_rows::<NG>(v_base + offset, row, lane, v_sum, 1.0f32, 1.0f32, comptime!(tiles.head_dim), resident, element);
+    stage_rows::<NG>(k_base + offset, row, lane, k_sum, scale, scale, comptime!(tiles.head_dim), resident, element);
     sync_async_proxy_shared();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
-        store_rows(&v_tile, dv, warpgroup, batch, kv_head, first_key + warpgroup * 64, resident, panels);
-        store_rows(&k_tile, dk, warpgroup, batch, kv_head, first_key + warpgroup * 64, resident, panels);
-    }
-}
-
-/// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`.
-#[cube(launch_unchecked)]
-pub fn backward_keys(
-    q: &TensorMap<bf16, Tiled>,
-    k: &TensorMap<bf16, Tiled>,
-    v: &TensorMap<bf16, Tiled>,
-    d_o: &TensorMap<bf16, Tiled>,
-    dk: &mut TensorMap<bf16, Tiled>,
-    dv: &mut TensorMap<bf16, Tiled>,
-    lse: &[Vector<f32, Const<2>>],
-    delta: &[Vector<f32, Const<2>>],
-    queries: u32,
-    lse_rows: u32,
-    group: u32,
-    factor: f32,
-    scale: f32,
-    #[comptime] tiles: BackwardTiles,
-) {
-    if comptime!(tiles.head_dim == 64 && tiles.score_vector() == 32) {
-        body::<Const<32>, Const<16>, Const<32>>(q, k, v, d_o, dk, dv, lse, delta, queries, lse_rows, group, factor, scale, tiles);
-    } else if comptime!(tiles.head_dim == 64) {
-        body::<Const<64>, Const<32>, Const<32>>(q, k, v, d_o, dk, dv, lse, delta, queries, lse_rows, group, factor, scale, tiles);
-    } else if comptime!(tiles.score_vector() == 32) {
-        body::<Const<32>, Const<16>, Const<64>>(q, k, v, d_o, dk, dv, lse, delta, queries, lse_rows, group, factor, scale, tiles);
-    } else {
-        body::<Const<64>, Const<32>, Const<64>>(q, k, v, d_o, dk, dv, lse, delta, queries, lse_rows, group, factor, scale, tiles);
+        store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first_key + warpgroup * 64, resident, panels);
+        store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, first_key + warpgroup * 64, resident, panels);
     }
 }

@@ -5,27 +5,29 @@
 
 use super::BackwardTiles;
 use super::copy::{copy_tile, store_rows};
+use super::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
 use super::softmax::{cut, exponentiate, pack, stage_rows};
+use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
 use flow_cube::barrier::{arrive_and_expect, count, named_sync, wait};
-use flow_cube::wgmma;
-use half::bf16;
+use flow_cube::register::{unpack_high, unpack_low};
+use flow_cube::wgmma::{self, Factor};
 
 /// Eight values of 16 bits.
 type Eight = Vector<u32, Const<4>>;
 
-/// Sum of the products of two times eight bf16 values, in order.
+/// Sum of the products of two times eight values of 16 bits, in order.
 #[cube]
-fn dot(a: Eight, b: Eight, before: f32) -> f32 {
+fn dot(a: Eight, b: Eight, before: f32, #[comptime] element: Factor) -> f32 {
     let mut sum = before;
     #[unroll]
     for i in 0..4usize {
         let x = a.extract(i);
         let y = b.extract(i);
-        sum += f32::reinterpret(x << 16u32) * f32::reinterpret(y << 16u32);
-        sum += f32::reinterpret(x & 0xFFFF_0000u32) * f32::reinterpret(y & 0xFFFF_0000u32);
+        sum += unpack_low(x, element) * unpack_low(y, element);
+        sum += unpack_high(x, element) * unpack_high(y, element);
     }
     sum
 }
@@ -50,35 +52,54 @@ fn score_gradients<N: Size>(
 
 /// Starts the copies of one passing tile.
 #[cube]
-fn next_tile(
+fn next_tile<E: Numeric>(
     full: &Barrier,
-    k: &TensorMap<bf16, Tiled>,
-    v: &TensorMap<bf16, Tiled>,
-    k_tiles: &mut [bf16],
-    v_tiles: &mut [bf16],
+    k: &TensorMap<E, Tiled>,
+    v: &TensorMap<E, Tiled>,
+    k_2: &TensorMap<E, Tiled>,
+    v_2: &TensorMap<E, Tiled>,
+    k_tiles: &mut [E],
+    v_tiles: &mut [E],
     stage: usize,
     batch: u32,
     head: u32,
-    row: u32,
+    tile: u32,
+    first_keys: u32,
     #[comptime] tiles: BackwardTiles,
 ) {
     let rows = comptime!(tiles.passing);
     let panels = comptime!(tiles.panels());
     arrive_and_expect(barrier_native_handle(full), comptime!((2 * rows * 128 * panels) as u32));
     let at = stage * comptime!(rows * 64 * panels);
-    copy_tile(full, k, k_tiles, at, batch, head, row, rows, panels);
-    copy_tile(full, v, v_tiles, at, batch, head, row, rows, panels);
+    let (_, row) = rows_of(tile, first_keys, 0u32.runtime(), rows, comptime!(tiles.two_parts));
+    if comptime!(tiles.two_parts) {
+        if tile * comptime!(tiles.passing as u32) < first_keys {
+            copy_tile::<E>(full, k, k_tiles, at, batch, head, row, rows, panels);
+            copy_tile::<E>(full, v, v_tiles, at, batch, head, row, rows, panels);
+        } else {
+            copy_tile::<E>(full, k_2, k_tiles, at, batch, head, row, rows, panels);
+            copy_tile::<E>(full, v_2, v_tiles, at, batch, head, row, rows, panels);
+        }
+    } else {
+        copy_tile::<E>(full, k, k_tiles, at, batch, head, row, rows, panels);
+        copy_tile::<E>(full, v, v_tiles, at, batch, head, row, rows, panels);
+    }
 }
 
-#[cube]
-fn body<NS: Size, NP: Size, NG: Size>(
-    q: &TensorMap<bf16, Tiled>,
-    k: &TensorMap<bf16, Tiled>,
-    v: &TensorMap<bf16, Tiled>,
-    d_o: &TensorMap<bf16, Tiled>,
-    dq: &mut TensorMap<bf16, Tiled>,
-    o_rows: &[Eight],
-    do_rows: &[Eight],
+/// `dq`, and `delta [B, H, lse_rows]`. One block for `tiles.resident()` queries of a head. `o_rows` and `do_rows` are the
+/// buffers of `o` and `d_o` in units of eight values, as their strides are. Keys, values and the mask as in
+/// [`forward`](super::forward::forward).
+#[cube(launch_unchecked)]
+pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
+    q: &TensorMap<E, Tiled>,
+    k: &TensorMap<E, Tiled>,
+    v: &TensorMap<E, Tiled>,
+    k_2: &TensorMap<E, Tiled>,
+    v_2: &TensorMap<E, Tiled>,
+    d_o: &TensorMap<E, Tiled>,
+    dq: &mut TensorMap<E, Tiled>,
+    o_rows: &[Vector<u32, Const<4>>],
+    do_rows: &[Vector<u32, Const<4>>],
     o_batch: u32,
     o_head: u32,
     o_row: u32,
@@ -87,13 +108,20 @@ fn body<NS: Size, NP: Size, NG: Size>(
     do_row: u32,
     lse: &[f32],
     delta: &mut [f32],
+    offsets: &[u32],
+    entries: &[u32],
+    patterns: &[u32],
+    list_stride: u32,
     queries: u32,
     lse_rows: u32,
-    keys: u32,
+    first_keys: u32,
+    second_keys: u32,
     group: u32,
     factor: f32,
     scale: f32,
     #[comptime] tiles: BackwardTiles,
+    #[define(E)] _element: ElemType,
+    #[define(NS, NG, NP)] _vectors: [usize; 3],
 ) {
     let panels = comptime!(tiles.panels());
     let resident = comptime!(tiles.resident());
@@ -102,11 +130,14 @@ fn body<NS: Size, NP: Size, NG: Size>(
     let warps = comptime!(4 * tiles.warpgroups as u32);
     let tile_elements = comptime!(tiles.passing * 64 * tiles.panels());
     let tile_units = comptime!((tiles.passing * 8 * tiles.panels()) as u32);
+    let element = comptime!(tiles.factor);
+    let two_parts = comptime!(tiles.two_parts);
+    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.warpgroups, columns: tiles.passing });
 
-    let mut q_tile: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
-    let mut do_tile: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
-    let mut k_tiles: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut v_tiles: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let mut q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
+    let mut do_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
+    let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let mut deltas: Shared<[f32]> = Shared::new_slice(resident);
     let q_full: Shared<[Barrier]> = Shared::new_slice(1usize);
     let full: Shared<[Barrier]> = Shared::new_slice(stages);
@@ -116,8 +147,12 @@ fn body<NS: Size, NP: Size, NG: Size>(
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let first_query = CUBE_POS_X * comptime!(resident as u32);
-    let tile_count = (keys + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
-    let last = tile_count - 1;
+    let per_tile = comptime!(passing as u32);
+    let mut all = (first_keys + per_tile - 1) / per_tile;
+    if comptime!(tiles.two_parts) {
+        all += (second_keys + per_tile - 1) / per_tile;
+    }
+    let (begin, tile_count) = list_of(offsets, batch * list_stride + CUBE_POS_X, all, shape);
 
     if UNIT_POS == 0 {
         q_full[0].init_manual(1);
@@ -130,16 +165,17 @@ fn body<NS: Size, NP: Size, NG: Size>(
     }
     sync_cube();
 
-    // The last tile, the one that may be cut, comes first.
     if UNIT_POS == 0 {
         arrive_and_expect(barrier_native_handle(&q_full[0]), comptime!((2 * resident * 128 * panels) as u32));
-        copy_tile(&q_full[0], q, &mut q_tile, 0usize, batch, head, first_query, resident, panels);
-        copy_tile(&q_full[0], d_o, &mut do_tile, 0usize, batch, head, first_query, resident, panels);
+        copy_tile::<E>(&q_full[0], q, &mut q_tile, 0usize, batch, head, first_query, resident, panels);
+        copy_tile::<E>(&q_full[0], d_o, &mut do_tile, 0usize, batch, head, first_query, resident, panels);
         #[unroll]
         for s in 0..stages {
             if comptime!(s as u32) < tile_count {
-                let row = (last - comptime!(s as u32)) * comptime!(passing as u32);
-                next_tile(&full[s], k, v, &mut k_tiles, &mut v_tiles, s, batch, kv_head, row, tiles);
+                let tile = tile_at(entries, begin + comptime!(s as u32), shape);
+                next_tile::<E>(
+                    &full[s], k, v, k_2, v_2, &mut k_tiles, &mut v_tiles, s, batch, kv_head, tile, first_keys, tiles,
+                );
             }
         }
     }
@@ -150,12 +186,15 @@ fn body<NS: Size, NP: Size, NG: Size>(
     let lse_at = (batch * (CUBE_COUNT_Y) + head) * lse_rows;
     let mut sum = 0.0f32;
     if query < queries {
-        let half = (UNIT_POS % 2) * comptime!((tiles.head_dim / 16) as u32);
-        let o_from = batch * o_batch + head * o_head + query * o_row + half;
-        let do_from = batch * do_batch + head * do_head + query * do_row + half;
+        let eights = comptime!((tiles.head_dim / 8) as u32);
+        let o_from = batch * o_batch + head * o_head + query * o_row;
+        let do_from = batch * do_batch + head * do_head + query * do_row;
         #[unroll]
-        for i in 0..comptime!((tiles.head_dim / 16) as u32) {
-            sum = dot(o_rows[(o_from + i) as usize], do_rows[(do_from + i) as usize], sum);
+        for i in 0..comptime!((tiles.head_dim / 8).div_ceil(2)) {
+            let of = comptime!(2 * i as u32) + UNIT_POS % 2;
+            if of < eights {
+                sum = dot(o_rows[(o_from + of) as usize], do_rows[(do_from + of) as usize], sum, element);
+            }
         }
     }
     sum += plane_shuffle_xor(sum, 1);
@@ -175,105 +214,87 @@ fn body<NS: Size, NP: Size, NG: Size>(
     let shift_0 = lse[(lse_at + first_query + of_tile) as usize] * 1.442_695_04f32;
     let shift_1 = lse[(lse_at + first_query + of_tile + 8) as usize] * 1.442_695_04f32;
 
-    let q_base = generic_to_shared::<bf16>(unsafe { q_tile.as_ptr_unchecked() });
-    let do_base = generic_to_shared::<bf16>(unsafe { do_tile.as_ptr_unchecked() });
-    let k_base = generic_to_shared::<bf16>(unsafe { k_tiles.as_ptr_unchecked() });
-    let v_base = generic_to_shared::<bf16>(unsafe { v_tiles.as_ptr_unchecked() });
+    let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
+    let do_base = generic_to_shared::<E>(unsafe { do_tile.as_ptr_unchecked() });
+    let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
+    let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
     let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
     let do_at = wgmma::descriptor(do_base + warpgroup * 8192, 16u32, 1024u32);
     let k_at = wgmma::descriptor(k_base, comptime!((passing * 128) as u32), 1024u32);
     let v_at = wgmma::descriptor(v_base, comptime!((passing * 128) as u32), 1024u32);
 
+    let tile = tile_at(entries, begin, shape);
+    let pattern = pattern_at(entries, begin, warpgroup, shape);
+    let bits = bits_of(patterns, pattern, thread, shape);
     wait(barrier_native_handle(&q_full[0]), 0u32);
     wait(barrier_native_handle(&full[0]), 0u32);
     let scores = wgmma::issue_from_zero::<NS>(q_at, k_at, comptime!(tiles.scores()));
     let gradients = wgmma::issue_from_zero::<NS>(do_at, v_at, comptime!(tiles.scores()));
     let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
-    if keys % comptime!(passing as u32) != 0 {
-        scores = cut::<NS>(scores, (lane % 4) * 2, keys - last * comptime!(passing as u32), passing);
+    scores = hide::<NS>(scores, pattern, bits, shape);
+    let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
+    if comptime!(!tiles.masked) {
+        if exist < per_tile {
+            scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
+        }
     }
     let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
     let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);
     let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, passing);
-    let mut q_sum = wgmma::issue_registers_from_zero::<NG, NP>(pack::<NS, NP>(ds, passing), k_at, comptime!(tiles.weighted()));
+    let mut q_sum = wgmma::issue_registers_from_zero::<NG, NP>(pack::<NS, NP>(ds, passing, element), k_at, comptime!(tiles.weighted()));
 
     let mut stage = 0u32;
     let mut phase = 0u32;
-    for tile in 1..tile_count {
+    for at in 1..tile_count {
         let before = stage;
         stage += 1;
         if stage == comptime!(stages as u32) {
             stage = 0;
             phase ^= 1;
         }
+        let tile = tile_at(entries, begin + at, shape);
+        let pattern = pattern_at(entries, begin + at, warpgroup, shape);
+        let bits = bits_of(patterns, pattern, thread, shape);
         let k_now = k_at + u64::cast_from(stage * tile_units);
         let v_now = v_at + u64::cast_from(stage * tile_units);
         wait(barrier_native_handle(&full[stage as usize]), phase);
         let scores = wgmma::issue_from_zero::<NS>(q_at, k_now, comptime!(tiles.scores()));
         let gradients = wgmma::issue_from_zero::<NS>(do_at, v_now, comptime!(tiles.scores()));
-        let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
+        let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
         // The sum over the tile before is done, too.
         if lane == 0 {
             if count(used_base + before * 4) % warps == warps - 1 {
-                let next = tile - 1 + comptime!(stages as u32);
+                let next = at - 1 + comptime!(stages as u32);
                 if next < tile_count {
-                    let row = (last - next) * comptime!(passing as u32);
-                    let at = before as usize;
-                    next_tile(&full[at], k, v, &mut k_tiles, &mut v_tiles, at, batch, kv_head, row, tiles);
+                    let tile = tile_at(entries, begin + next, shape);
+                    let to = before as usize;
+                    next_tile::<E>(
+                        &full[to], k, v, k_2, v_2, &mut k_tiles, &mut v_tiles, to, batch, kv_head, tile, first_keys,
+                        tiles,
+                    );
                 }
+            }
+        }
+        scores = hide::<NS>(scores, pattern, bits, shape);
+        let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
+        if comptime!(!tiles.masked) {
+            if exist < per_tile {
+                scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
             }
         }
         let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
         let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);
         let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, passing);
-        q_sum = wgmma::issue_registers::<NG, NP>(q_sum, pack::<NS, NP>(ds, passing), k_now, comptime!(tiles.weighted()));
+        q_sum = wgmma::issue_registers::<NG, NP>(q_sum, pack::<NS, NP>(ds, passing, element), k_now, comptime!(tiles.weighted()));
     }
     let q_sum = wgmma::wait::<NG>(q_sum, comptime!(tiles.weighted()), 0usize);
 
     // The gradient takes the place of this warpgroup's queries.
-    stage_rows::<NG>(q_base + of_tile * 128, row, lane, q_sum, scale, scale, comptime!(tiles.head_dim), resident);
+    stage_rows::<NG>(q_base + of_tile * 128, row, lane, q_sum, scale, scale, comptime!(tiles.head_dim), resident, element);
     sync_async_proxy_shared();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
-        store_rows(&q_tile, dq, warpgroup, batch, head, first_query + warpgroup * 64, resident, panels);
-    }
-}
-
-/// `dq`, and `delta [B, H, lse_rows]`. One block for `tiles.resident()` queries of a head. `o_rows` and `do_rows` are the
-/// buffers of `o` and `d_o` in units of eight values, as their strides (batch, head, row) are.
-#[cube(launch_unchecked)]
-pub fn backward_queries(
-    q: &TensorMap<bf16, Tiled>,
-    k: &TensorMap<bf16, Tiled>,
-    v: &TensorMap<bf16, Tiled>,
-    d_o: &TensorMap<bf16, Tiled>,
-    dq: &mut TensorMap<bf16, Tiled>,
-    o_rows: &[Vector<u32, Const<4>>],
-    do_rows: &[Vector<u32, Const<4>>],
-    o_batch: u32,
-    o_head: u32,
-    o_row: u32,
-    do_batch: u32,
-    do_head: u32,
-    do_row: u32,
-    lse: &[f32],
-    delta: &mut [f32],
-    queries: u32,
-    lse_rows: u32,
-    keys: u32,
-    group: u32,
-    factor: f32,
-    scale: f32,
-    #[comptime] tiles: BackwardTiles,
-) {
-    if comptime!(tiles.head_dim == 64 && tiles.score_vector() == 32) {
-        body::<Const<32>, Const<16>, Const<32>>(q, k, v, d_o, dq, o_rows, do_rows, o_batch, o_head, o_row, do_batch, do_head, do_row, lse, delta, queries, lse_rows, keys, group, factor, scale, tiles);
-    } else if comptime!(tiles.head_dim == 64) {
-        body::<Const<64>, Const<32>, Const<32>>(q, k, v, d_o, dq, o_rows, do_rows, o_batch, o_head, o_row, do_batch, do_head, do_row, lse, delta, queries, lse_rows, keys, group, factor, scale, tiles);
-    } else if comptime!(tiles.score_vector() == 32) {
-        body::<Const<32>, Const<16>, Const<64>>(q, k, v, d_o, dq, o_rows, do_rows, o_batch, o_head, o_row, do_batch, do_head, do_row, lse, delta, queries, lse_rows, keys, group, factor, scale, tiles);
-    } else {
-        body::<Const<64>, Const<32>, Const<64>>(q, k, v, d_o, dq, o_rows, do_rows, o_batch, o_head, o_row, do_batch, do_head, do_row, lse, delta, queries, lse_rows, keys, group, factor, scale, tiles);
+        store_rows::<E>(&q_tile, dq, warpgroup, batch, head, first_query + warpgroup * 64, resident, panels);
     }
 }

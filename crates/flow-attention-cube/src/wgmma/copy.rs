@@ -7,14 +7,13 @@ use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::barrier_native_handle;
 use flow_cube::barrier::arrive_and_expect;
-use half::bf16;
 
 /// Starts the copy of `panels` panels from row `row` on to `to[start..]`; its bytes count towards `barrier`.
 #[cube]
-pub(super) fn copy_tile(
+pub(super) fn copy_tile<E: Numeric>(
     barrier: &Barrier,
-    map: &TensorMap<bf16, Tiled>,
-    to: &mut [bf16],
+    map: &TensorMap<E, Tiled>,
+    to: &mut [E],
     start: usize,
     batch: u32,
     head: u32,
@@ -38,10 +37,10 @@ pub(super) fn copy_tile(
 
 /// As [`copy_tile`], with the arrival that completes the barrier's phase when the bytes are there.
 #[cube]
-pub(super) fn fill(
+pub(super) fn fill<E: Numeric>(
     barrier: &Barrier,
-    map: &TensorMap<bf16, Tiled>,
-    to: &mut [bf16],
+    map: &TensorMap<E, Tiled>,
+    to: &mut [E],
     start: usize,
     batch: u32,
     head: u32,
@@ -50,15 +49,15 @@ pub(super) fn fill(
     #[comptime] panels: usize,
 ) {
     arrive_and_expect(barrier_native_handle(barrier), comptime!((rows * 128 * panels) as u32));
-    copy_tile(barrier, map, to, start, batch, head, row, rows, panels);
+    copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels);
 }
 
 /// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows, and waits until they were read.
 /// For one thread, after the stores were made visible to the accelerator.
 #[cube]
-pub(super) fn store_rows(
-    tile: &[bf16],
-    map: &mut TensorMap<bf16, Tiled>,
+pub(super) fn store_rows<E: Numeric>(
+    tile: &[E],
+    map: &mut TensorMap<E, Tiled>,
     warpgroup: u32,
     batch: u32,
     head: u32,

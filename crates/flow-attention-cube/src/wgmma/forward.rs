@@ -2,14 +2,15 @@
 
 use super::ForwardTiles;
 use super::copy::{fill, store_rows};
+use super::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
 use super::softmax::*;
+use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
 use flow_cube::barrier::{count, named_arrive, named_sync, wait};
 use flow_cube::register::{exp2_approximate, log2_approximate};
 use flow_cube::wgmma;
-use half::bf16;
 
 /// Log-sum-exp of a row; plus infinity where there is no row or no key, so that its probabilities read zero.
 #[cube]
@@ -18,19 +19,60 @@ fn log_sum(max: f32, sum: f32, factor: f32, exists: bool) -> f32 {
     select(exists && sum > 0.0f32, value, f32::INFINITY)
 }
 
+/// Starts the copy of tile `tile` of keys, or of values.
 #[cube]
-fn body<NS: Size, NO: Size, NP: Size>(
-    q: &TensorMap<bf16, Tiled>,
-    k: &TensorMap<bf16, Tiled>,
-    v: &TensorMap<bf16, Tiled>,
-    o: &mut TensorMap<bf16, Tiled>,
+fn fill_keys<E: Numeric>(
+    barrier: &Barrier,
+    first: &TensorMap<E, Tiled>,
+    second: &TensorMap<E, Tiled>,
+    to: &mut [E],
+    stage: usize,
+    batch: u32,
+    head: u32,
+    tile: u32,
+    first_keys: u32,
+    #[comptime] tiles: ForwardTiles,
+) {
+    let panels = comptime!(tiles.panels());
+    let rows = comptime!(tiles.keys);
+    let at = stage * comptime!(tiles.keys * 64 * tiles.panels());
+    let (_, row) = rows_of(tile, first_keys, 0u32.runtime(), rows, comptime!(tiles.two_parts));
+    if comptime!(tiles.two_parts) {
+        if tile * comptime!(tiles.keys as u32) < first_keys {
+            fill::<E>(barrier, first, to, at, batch, head, row, rows, panels);
+        } else {
+            fill::<E>(barrier, second, to, at, batch, head, row, rows, panels);
+        }
+    } else {
+        fill::<E>(barrier, first, to, at, batch, head, row, rows, panels);
+    }
+}
+
+/// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
+/// queries of a head. Keys and values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`.
+/// `offsets`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](super::passing).
+#[cube(launch_unchecked)]
+pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
+    q: &TensorMap<E, Tiled>,
+    k: &TensorMap<E, Tiled>,
+    v: &TensorMap<E, Tiled>,
+    k_2: &TensorMap<E, Tiled>,
+    v_2: &TensorMap<E, Tiled>,
+    o: &mut TensorMap<E, Tiled>,
     lse: &mut [f32],
+    offsets: &[u32],
+    entries: &[u32],
+    patterns: &[u32],
+    list_stride: u32,
     queries: u32,
     lse_rows: u32,
-    keys: u32,
+    first_keys: u32,
+    second_keys: u32,
     group: u32,
     factor: f32,
     #[comptime] tiles: ForwardTiles,
+    #[define(E)] _element: ElemType,
+    #[define(NS, NO, NP)] _vectors: [usize; 3],
 ) {
     let panels = comptime!(tiles.panels());
     let rows = comptime!(tiles.queries());
@@ -39,10 +81,12 @@ fn body<NS: Size, NO: Size, NP: Size>(
     let warps = comptime!(4 * tiles.warpgroups as u32);
     let tile_elements = comptime!(tiles.keys * 64 * tiles.panels());
     let tile_units = comptime!((tiles.keys * 8 * tiles.panels()) as u32);
+    let two_parts = comptime!(tiles.two_parts);
+    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.warpgroups, columns: tiles.keys });
 
-    let mut q_tile: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
-    let mut k_tiles: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut v_tiles: Shared<[bf16]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let mut q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
+    let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let q_full: Shared<[Barrier]> = Shared::new_slice(1usize);
     let k_full: Shared<[Barrier]> = Shared::new_slice(stages);
     let v_full: Shared<[Barrier]> = Shared::new_slice(stages);
@@ -52,8 +96,12 @@ fn body<NS: Size, NO: Size, NP: Size>(
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let first_query = CUBE_POS_X * comptime!(rows as u32);
-    let tile_count = (keys + comptime!(tiles.keys as u32 - 1)) / comptime!(tiles.keys as u32);
-    let last = tile_count - 1;
+    let per_tile = comptime!(tiles.keys as u32);
+    let mut all = (first_keys + per_tile - 1) / per_tile;
+    if comptime!(tiles.two_parts) {
+        all += (second_keys + per_tile - 1) / per_tile;
+    }
+    let (begin, tile_count) = list_of(offsets, batch * list_stride + CUBE_POS_X, all, shape);
 
     if UNIT_POS == 0 {
         q_full[0].init_manual(1);
@@ -70,15 +118,14 @@ fn body<NS: Size, NO: Size, NP: Size>(
     }
     sync_cube();
 
-    // The last tile, the one that may be cut, comes first.
     if UNIT_POS == 0 {
-        fill(&q_full[0], q, &mut q_tile, 0usize, batch, head, first_query, rows, panels);
+        fill::<E>(&q_full[0], q, &mut q_tile, 0usize, batch, head, first_query, rows, panels);
         #[unroll]
         for s in 0..stages {
             if comptime!(s as u32) < tile_count {
-                let row = (last - comptime!(s as u32)) * comptime!(tiles.keys as u32);
-                fill(&k_full[s], k, &mut k_tiles, comptime!(s * tile_elements), batch, kv_head, row, tile_keys, panels);
-                fill(&v_full[s], v, &mut v_tiles, comptime!(s * tile_elements), batch, kv_head, row, tile_keys, panels);
+                let tile = tile_at(entries, begin + comptime!(s as u32), shape);
+                fill_keys::<E>(&k_full[s], k, k_2, &mut k_tiles, s, batch, kv_head, tile, first_keys, tiles);
+                fill_keys::<E>(&v_full[s], v, v_2, &mut v_tiles, s, batch, kv_head, tile, first_keys, tiles);
             }
         }
     }
@@ -86,9 +133,9 @@ fn body<NS: Size, NO: Size, NP: Size>(
     let warpgroup = UNIT_POS / 128;
     let thread = UNIT_POS % 128;
     let lane = thread % 32;
-    let q_base = generic_to_shared::<bf16>(unsafe { q_tile.as_ptr_unchecked() });
-    let k_base = generic_to_shared::<bf16>(unsafe { k_tiles.as_ptr_unchecked() });
-    let v_base = generic_to_shared::<bf16>(unsafe { v_tiles.as_ptr_unchecked() });
+    let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
+    let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
+    let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
     let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
     let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
@@ -100,6 +147,9 @@ fn body<NS: Size, NO: Size, NP: Size>(
         }
     }
 
+    let tile = tile_at(entries, begin, shape);
+    let pattern = pattern_at(entries, begin, warpgroup, shape);
+    let bits = bits_of(patterns, pattern, thread, shape);
     wait(barrier_native_handle(&q_full[0]), 0u32);
     wait(barrier_native_handle(&k_full[0]), 0u32);
     let issued = wgmma::issue_from_zero::<NS>(q_at, k_at, comptime!(tiles.scores()));
@@ -108,25 +158,29 @@ fn body<NS: Size, NO: Size, NP: Size>(
         if count(used_base) % warps == warps - 1 {
             let next = comptime!(stages as u32).runtime();
             if next < tile_count {
-                let row = (last - next) * comptime!(tiles.keys as u32);
-                fill(&k_full[0], k, &mut k_tiles, 0usize, batch, kv_head, row, tile_keys, panels);
+                let tile = tile_at(entries, begin + next, shape);
+                fill_keys::<E>(&k_full[0], k, k_2, &mut k_tiles, 0usize, batch, kv_head, tile, first_keys, tiles);
             }
         }
     }
-    if keys % comptime!(tiles.keys as u32) != 0 {
-        scores = cut::<NS>(scores, (lane % 4) * 2, keys - last * comptime!(tiles.keys as u32), tile_keys);
+    scores = hide::<NS>(scores, pattern, bits, shape);
+    let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
+    if comptime!(!tiles.masked) {
+        if exist < per_tile {
+            scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
+        }
     }
     let mut max_0 = row_maximum::<NS>(scores, -f32::INFINITY, 0usize, tile_keys);
     let mut max_1 = row_maximum::<NS>(scores, -f32::INFINITY, 1usize, tile_keys);
     scores = exponentiate::<NS>(scores, factor, shift_of(max_0, factor), shift_of(max_1, factor), tile_keys);
     let mut sum_0 = row_sum::<NS>(scores, 0usize, tile_keys);
     let mut sum_1 = row_sum::<NS>(scores, 1usize, tile_keys);
-    let mut probabilities = pack::<NS, NP>(scores, tile_keys);
+    let mut probabilities = pack::<NS, NP>(scores, tile_keys, comptime!(tiles.factor));
     let mut output = Vector::<f32, NO>::new(0.0f32);
 
     let mut stage = 0u32;
     let mut phase = 0u32;
-    for tile in 1..tile_count {
+    for at in 1..tile_count {
         let v_stage = stage;
         let v_phase = phase;
         stage += 1;
@@ -134,6 +188,9 @@ fn body<NS: Size, NO: Size, NP: Size>(
             stage = 0;
             phase ^= 1;
         }
+        let tile = tile_at(entries, begin + at, shape);
+        let pattern = pattern_at(entries, begin + at, warpgroup, shape);
+        let bits = bits_of(patterns, pattern, thread, shape);
         wait(barrier_native_handle(&k_full[stage as usize]), phase);
         if comptime!(tiles.ping_pong) {
             named_sync(4 + warpgroup, 256u32);
@@ -149,15 +206,22 @@ fn body<NS: Size, NO: Size, NP: Size>(
         if comptime!(tiles.ping_pong) {
             named_arrive(5 - warpgroup, 256u32);
         }
-        let scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
+        let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
         if lane == 0 {
             if count(used_base + stage * 4) % warps == warps - 1 {
-                let next = tile + comptime!(stages as u32);
+                let next = at + comptime!(stages as u32);
                 if next < tile_count {
-                    let row = (last - next) * comptime!(tiles.keys as u32);
-                    let at = stage as usize;
-                    fill(&k_full[at], k, &mut k_tiles, at * tile_elements, batch, kv_head, row, tile_keys, panels);
+                    let tile = tile_at(entries, begin + next, shape);
+                    let to = stage as usize;
+                    fill_keys::<E>(&k_full[to], k, k_2, &mut k_tiles, to, batch, kv_head, tile, first_keys, tiles);
                 }
+            }
+        }
+        scores = hide::<NS>(scores, pattern, bits, shape);
+        let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
+        if comptime!(!tiles.masked) {
+            if exist < per_tile {
+                scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
             }
         }
         let new_0 = row_maximum::<NS>(scores, max_0, 0usize, tile_keys);
@@ -174,16 +238,16 @@ fn body<NS: Size, NO: Size, NP: Size>(
         let added = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
         if lane == 0 {
             if count(used_base + (v_stage + comptime!(stages as u32)) * 4) % warps == warps - 1 {
-                let next = tile - 1 + comptime!(stages as u32);
+                let next = at - 1 + comptime!(stages as u32);
                 if next < tile_count {
-                    let row = (last - next) * comptime!(tiles.keys as u32);
-                    let at = v_stage as usize;
-                    fill(&v_full[at], v, &mut v_tiles, at * tile_elements, batch, kv_head, row, tile_keys, panels);
+                    let tile = tile_at(entries, begin + next, shape);
+                    let to = v_stage as usize;
+                    fill_keys::<E>(&v_full[to], v, v_2, &mut v_tiles, to, batch, kv_head, tile, first_keys, tiles);
                 }
             }
         }
         output = scale_rows::<NO>(added, keep_0, keep_1, comptime!(tiles.head_dim));
-        probabilities = pack::<NS, NP>(scores, tile_keys);
+        probabilities = pack::<NS, NP>(scores, tile_keys, comptime!(tiles.factor));
     }
     wait(barrier_native_handle(&v_full[stage as usize]), phase);
     let added = wgmma::issue_registers::<NO, NP>(
@@ -212,40 +276,10 @@ fn body<NS: Size, NO: Size, NP: Size>(
 
     // The output takes the place of this warpgroup's queries.
     let at = q_base + (warpgroup * 64 + row) * 128;
-    stage_rows::<NO>(at, row, lane, output, by_0, by_1, comptime!(tiles.head_dim), rows);
+    stage_rows::<NO>(at, row, lane, output, by_0, by_1, comptime!(tiles.head_dim), rows, comptime!(tiles.factor));
     sync_async_proxy_shared();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
-        store_rows(&q_tile, o, warpgroup, batch, head, first_query + warpgroup * 64, rows, panels);
-    }
-}
-
-/// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row. One block for `tiles.queries()` queries of a head.
-#[cube(launch_unchecked)]
-pub fn forward(
-    q: &TensorMap<bf16, Tiled>,
-    k: &TensorMap<bf16, Tiled>,
-    v: &TensorMap<bf16, Tiled>,
-    o: &mut TensorMap<bf16, Tiled>,
-    lse: &mut [f32],
-    queries: u32,
-    lse_rows: u32,
-    keys: u32,
-    group: u32,
-    factor: f32,
-    #[comptime] tiles: ForwardTiles,
-) {
-    if comptime!(tiles.head_dim == 64 && tiles.score_vector() == 64) {
-        body::<Const<64>, Const<32>, Const<32>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
-    } else if comptime!(tiles.head_dim == 64 && tiles.score_vector() == 32) {
-        body::<Const<32>, Const<32>, Const<16>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
-    } else if comptime!(tiles.head_dim == 64) {
-        body::<Const<128>, Const<32>, Const<64>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
-    } else if comptime!(tiles.score_vector() == 32) {
-        body::<Const<32>, Const<64>, Const<16>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
-    } else if comptime!(tiles.score_vector() == 64) {
-        body::<Const<64>, Const<64>, Const<32>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
-    } else {
-        body::<Const<128>, Const<64>, Const<64>>(q, k, v, o, lse, queries, lse_rows, keys, group, factor, tiles);
+        store_rows::<E>(&q_tile, o, warpgroup, batch, head, first_query + warpgroup * 64, rows, panels);
     }
 }

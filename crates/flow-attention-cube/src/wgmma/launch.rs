@@ -1,4 +1,4 @@
-//! From tensors on the device to a launch.
+//! From tensors on the device to launches.
 
 use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
@@ -7,7 +7,7 @@ use super::{BackwardTiles, ForwardTiles};
 use cubecl::prelude::*;
 use cubecl::zspace::{Shape, Strides, shape};
 use cubecl_runtime::server::Handle;
-use half::bf16;
+use flow_cube::wgmma::Factor;
 
 /// A tensor `[B, H, S, D]` on the device, with its strides in elements; the last one is 1, the others multiples of 8.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ impl Heads {
     }
 
     /// For copies of `rows` rows of 64 channels.
-    pub(super) fn map(&self, rows: usize) -> TensorMapArg<Tiled> {
+    fn map(&self, rows: usize, factor: Factor) -> TensorMapArg<Tiled> {
         let tensor = unsafe {
             TensorArg::from_raw_parts(
                 self.handle.clone(),
@@ -42,48 +42,53 @@ impl Heads {
                 self.shape.into_iter().collect::<Shape>(),
             )
         };
-        TensorMapArg::new(
-            TiledArgs { tile_size: shape![1, 1, rows, 64] },
-            tensor,
-            bf16::elem_type_native(),
-        )
-        .with_swizzle(TensorMapSwizzle::B128)
-        .with_prefetch(TensorMapPrefetch::B256)
+        TensorMapArg::new(TiledArgs { tile_size: shape![1, 1, rows, 64] }, tensor, factor.element())
+            .with_swizzle(TensorMapSwizzle::B128)
+            .with_prefetch(TensorMapPrefetch::B256)
     }
 }
 
-/// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32,
-/// plus infinity where there is no row.
-pub fn launch_forward(
-    client: &Client,
-    q: &Heads,
-    k: &Heads,
-    v: &Heads,
-    o: &Heads,
-    lse: &Handle,
-    scale: f32,
-    tiles: ForwardTiles,
-) {
-    let [batch, heads, queries, _] = q.shape;
-    let [_, kv_heads, keys, _] = k.shape;
-    let blocks = queries.div_ceil(tiles.queries());
-    unsafe {
-        forward::launch_unchecked(
-            client,
-            CubeCount::Static(blocks as u32, heads as u32, batch as u32),
-            CubeDim::new_1d(tiles.threads()),
-            q.map(tiles.queries()),
-            k.map(tiles.keys),
-            v.map(tiles.keys),
-            o.map(64),
-            BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-            queries as u32,
-            lse_rows(queries) as u32,
-            keys as u32,
-            (heads / kv_heads) as u32,
-            scale * std::f32::consts::LOG2_E,
-            tiles,
-        );
+/// Keys and values of one part.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// Keys.
+    pub k: &'a Heads,
+    /// Values.
+    pub v: &'a Heads,
+}
+
+/// A mask on the device: which tiles pass each block, and what of them is seen.
+#[derive(Clone, Debug)]
+pub struct TileList {
+    offsets: (Handle, usize),
+    entries: (Handle, usize),
+    patterns: (Handle, usize),
+    batch_stride: u32,
+}
+
+impl TileList {
+    /// Uploads a list. `batch_stride` is 0 if all samples have the same.
+    pub fn new(client: &Client, offsets: &[u32], entries: &[u32], patterns: &[u32], batch_stride: u32) -> Self {
+        let put = |words: &[u32]| {
+            let words = if words.is_empty() { &[0] } else { words };
+            (client.create_from_slice(u32::as_bytes(words)), words.len())
+        };
+        Self {
+            offsets: put(offsets),
+            entries: put(entries),
+            patterns: put(patterns),
+            batch_stride,
+        }
+    }
+
+    /// What kernels without a mask get.
+    pub fn none(client: &Client) -> Self {
+        Self::new(client, &[], &[], &[], 0)
+    }
+
+    fn arguments(&self) -> [BufferArg; 3] {
+        [&self.offsets, &self.entries, &self.patterns]
+            .map(|(handle, length)| unsafe { BufferArg::from_raw_parts(handle.clone(), *length) })
     }
 }
 
@@ -92,72 +97,170 @@ pub fn lse_rows(queries: usize) -> usize {
     queries.next_multiple_of(128)
 }
 
-/// Launches both backward kernels: `dq`, `dk`, `dv`, and `delta [B, H, lse_rows]`.
+/// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where there
+/// is no row or no key.
 #[allow(clippy::too_many_arguments)]
-pub fn launch_backward(
+pub fn launch_forward(
     client: &Client,
-    [q, k, v, o, d_o]: [&Heads; 5],
-    [dq, dk, dv]: [&Heads; 3],
+    q: &Heads,
+    parts: &[Part<'_>],
+    o: &Heads,
     lse: &Handle,
-    delta: &Handle,
+    list: &TileList,
     scale: f32,
-    for_queries: BackwardTiles,
-    for_keys: BackwardTiles,
+    tiles: ForwardTiles,
 ) {
     let [batch, heads, queries, _] = q.shape;
-    let [_, kv_heads, keys, _] = k.shape;
+    let [_, kv_heads, first_keys, _] = parts[0].k.shape;
+    let second = parts.last().expect("a part of keys");
+    let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
+    let blocks = queries.div_ceil(tiles.queries());
+    let map = |x: &Heads, rows| x.map(rows, tiles.factor);
+    let [offsets, entries, patterns] = list.arguments();
+    unsafe {
+        forward::launch_unchecked(
+            client,
+            CubeCount::Static(blocks as u32, heads as u32, batch as u32),
+            CubeDim::new_1d(tiles.threads()),
+            map(q, tiles.queries()),
+            map(parts[0].k, tiles.keys),
+            map(parts[0].v, tiles.keys),
+            map(second.k, tiles.keys),
+            map(second.v, tiles.keys),
+            map(o, 64),
+            BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
+            offsets,
+            entries,
+            patterns,
+            list.batch_stride,
+            queries as u32,
+            lse_rows(queries) as u32,
+            first_keys as u32,
+            second_keys as u32,
+            (heads / kv_heads) as u32,
+            scale * std::f32::consts::LOG2_E,
+            tiles,
+            tiles.factor.element(),
+            tiles.vectors(),
+        );
+    }
+}
+
+/// Operands of backward.
+#[derive(Clone, Copy, Debug)]
+pub struct Backward<'a> {
+    /// Queries.
+    pub q: &'a Heads,
+    /// Output of forward.
+    pub o: &'a Heads,
+    /// Gradient of the output.
+    pub d_o: &'a Heads,
+    /// Log-sum-exp of forward, `[B, H, lse_rows]`.
+    pub lse: &'a Handle,
+    /// Sums over channels of `d_o ∘ o`, `[B, H, lse_rows]`; the kernel for queries writes them.
+    pub delta: &'a Handle,
+    /// Factor on the scores.
+    pub scale: f32,
+}
+
+/// Launches the kernel for queries: `dq` and `delta`. The list is that of forward, for its tiles.
+pub fn launch_backward_queries(
+    client: &Client,
+    of: Backward<'_>,
+    parts: &[Part<'_>],
+    dq: &Heads,
+    list: &TileList,
+    tiles: BackwardTiles,
+) {
+    let [batch, heads, queries, _] = of.q.shape;
+    let [_, kv_heads, first_keys, _] = parts[0].k.shape;
+    let second = parts.last().expect("a part of keys");
+    let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
     let lse_rows = lse_rows(queries);
     let length = batch * heads * lse_rows;
-    let factor = scale * std::f32::consts::LOG2_E;
     let eights = |x: &Heads, axis: usize| (x.strides[axis] / 8) as u32;
-    let tiles = for_queries;
+    let map = |x: &Heads, rows| x.map(rows, tiles.factor);
+    let [offsets, entries, patterns] = list.arguments();
     unsafe {
         backward_queries::launch_unchecked(
             client,
             CubeCount::Static(queries.div_ceil(tiles.resident()) as u32, heads as u32, batch as u32),
             CubeDim::new_1d(tiles.threads()),
-            q.map(tiles.resident()),
-            k.map(tiles.passing),
-            v.map(tiles.passing),
-            d_o.map(tiles.resident()),
-            dq.map(64),
-            BufferArg::from_raw_parts(o.handle.clone(), o.elements() / 8),
-            BufferArg::from_raw_parts(d_o.handle.clone(), d_o.elements() / 8),
-            eights(o, 0),
-            eights(o, 1),
-            eights(o, 2),
-            eights(d_o, 0),
-            eights(d_o, 1),
-            eights(d_o, 2),
-            BufferArg::from_raw_parts(lse.clone(), length),
-            BufferArg::from_raw_parts(delta.clone(), length),
+            map(of.q, tiles.resident()),
+            map(parts[0].k, tiles.passing),
+            map(parts[0].v, tiles.passing),
+            map(second.k, tiles.passing),
+            map(second.v, tiles.passing),
+            map(of.d_o, tiles.resident()),
+            map(dq, 64),
+            BufferArg::from_raw_parts(of.o.handle.clone(), of.o.elements() / 8),
+            BufferArg::from_raw_parts(of.d_o.handle.clone(), of.d_o.elements() / 8),
+            eights(of.o, 0),
+            eights(of.o, 1),
+            eights(of.o, 2),
+            eights(of.d_o, 0),
+            eights(of.d_o, 1),
+            eights(of.d_o, 2),
+            BufferArg::from_raw_parts(of.lse.clone(), length),
+            BufferArg::from_raw_parts(of.delta.clone(), length),
+            offsets,
+            entries,
+            patterns,
+            list.batch_stride,
             queries as u32,
             lse_rows as u32,
-            keys as u32,
+            first_keys as u32,
+            second_keys as u32,
             (heads / kv_heads) as u32,
-            factor,
-            scale,
+            of.scale * std::f32::consts::LOG2_E,
+            of.scale,
             tiles,
+            tiles.factor.element(),
+            tiles.vectors(),
         );
-        let tiles = for_keys;
+    }
+}
+
+/// Launches the kernel for one part of the keys: `dk` and `dv`. Its list has keys as rows, queries pass.
+pub fn launch_backward_keys(
+    client: &Client,
+    of: Backward<'_>,
+    part: Part<'_>,
+    [dk, dv]: [&Heads; 2],
+    list: &TileList,
+    tiles: BackwardTiles,
+) {
+    let [batch, heads, queries, _] = of.q.shape;
+    let [_, kv_heads, keys, _] = part.k.shape;
+    let lse_rows = lse_rows(queries);
+    let length = batch * heads * lse_rows;
+    let map = |x: &Heads, rows| x.map(rows, tiles.factor);
+    let [offsets, entries, patterns] = list.arguments();
+    unsafe {
         backward_keys::launch_unchecked(
             client,
             CubeCount::Static(keys.div_ceil(tiles.resident()) as u32, kv_heads as u32, batch as u32),
             CubeDim::new_1d(tiles.threads()),
-            q.map(tiles.passing),
-            k.map(tiles.resident()),
-            v.map(tiles.resident()),
-            d_o.map(tiles.passing),
-            dk.map(64),
-            dv.map(64),
-            BufferArg::from_raw_parts(lse.clone(), length / 2),
-            BufferArg::from_raw_parts(delta.clone(), length / 2),
+            map(of.q, tiles.passing),
+            map(part.k, tiles.resident()),
+            map(part.v, tiles.resident()),
+            map(of.d_o, tiles.passing),
+            map(dk, 64),
+            map(dv, 64),
+            BufferArg::from_raw_parts(of.lse.clone(), length / 2),
+            BufferArg::from_raw_parts(of.delta.clone(), length / 2),
+            offsets,
+            entries,
+            patterns,
+            list.batch_stride,
             queries as u32,
             lse_rows as u32,
             (heads / kv_heads) as u32,
-            factor,
-            scale,
+            of.scale * std::f32::consts::LOG2_E,
+            of.scale,
             tiles,
+            tiles.factor.element(),
+            tiles.vectors(),
         );
     }
 }

@@ -5,6 +5,7 @@ pub mod backward_queries;
 mod copy;
 pub mod forward;
 pub mod launch;
+pub mod passing;
 mod softmax;
 mod tiles;
 

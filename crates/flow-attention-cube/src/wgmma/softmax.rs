@@ -1,7 +1,8 @@
 //! Softmax of a tile of scores in the registers of a warpgroup, two rows a thread.
 
 use cubecl::prelude::*;
-use flow_cube::register::{exp2_approximate, maximum, multiply_add, pack_bf16, store_shared};
+use flow_cube::register::{exp2_approximate, maximum, multiply_add, pack as pack_pair, store_shared};
+use flow_cube::wgmma::Factor;
 
 /// Largest value of each of the two rows, over the four threads that share them and `before`.
 #[cube]
@@ -71,13 +72,13 @@ pub(super) fn scale_rows<N: Size>(
 
 /// The probabilities as the A operand of a product.
 #[cube]
-pub(super) fn pack<N: Size, P: Size>(probabilities: Vector<f32, N>, #[comptime] keys: usize) -> Vector<u32, P> {
+pub(super) fn pack<N: Size, P: Size>(probabilities: Vector<f32, N>, #[comptime] keys: usize, #[comptime] factor: Factor) -> Vector<u32, P> {
     let mut out = Vector::<u32, P>::new(0u32);
     #[unroll]
     for i in 0..comptime!(keys / 4) {
         out.insert(
             i,
-            pack_bf16(probabilities.extract(comptime!(2 * i)), probabilities.extract(comptime!(2 * i + 1))),
+            pack_pair(probabilities.extract(comptime!(2 * i)), probabilities.extract(comptime!(2 * i + 1)), factor),
         );
     }
     out
@@ -107,16 +108,20 @@ pub(super) fn stage_rows<N: Size>(
     by_1: f32,
     #[comptime] columns: usize,
     #[comptime] rows: usize,
+    #[comptime] factor: Factor,
 ) {
     let base = at + (lane % 4) * 4;
     let swizzle = (row % 8) * 16;
     #[unroll]
     for j in 0..comptime!(columns / 8) {
         let to = base + comptime!((j / 8 * rows * 128) as u32) + (swizzle ^ comptime!((j % 8 * 16) as u32));
-        store_shared(to, pack_bf16(values.extract(comptime!(4 * j)) * by_0, values.extract(comptime!(4 * j + 1)) * by_0));
+        store_shared(
+            to,
+            pack_pair(values.extract(comptime!(4 * j)) * by_0, values.extract(comptime!(4 * j + 1)) * by_0, factor),
+        );
         store_shared(
             to + 1024,
-            pack_bf16(values.extract(comptime!(4 * j + 2)) * by_1, values.extract(comptime!(4 * j + 3)) * by_1),
+            pack_pair(values.extract(comptime!(4 * j + 2)) * by_1, values.extract(comptime!(4 * j + 3)) * by_1, factor),
         );
     }
 }

@@ -17,9 +17,18 @@ pub struct ForwardTiles {
     pub ping_pong: bool,
     /// Element type.
     pub factor: Factor,
+    /// Whether a list says which tiles of keys are visited, and what of them is seen.
+    pub masked: bool,
+    /// Whether keys and values are in two parts.
+    pub two_parts: bool,
 }
 
 impl ForwardTiles {
+    /// Sizes of the vectors in registers: scores, output, probabilities.
+    pub fn vectors(&self) -> [usize; 3] {
+        [self.score_vector(), self.output_vector(), self.score_vector() / 2]
+    }
+
     /// Panels of 64 channels.
     pub fn panels(&self) -> usize {
         self.head_dim.div_ceil(64)
@@ -43,11 +52,6 @@ impl ForwardTiles {
     /// Registers of the vector that holds the output.
     pub fn output_vector(&self) -> usize {
         (self.head_dim / 2).next_power_of_two()
-    }
-
-    /// Registers of the vector that holds the probabilities, two in each.
-    pub fn probability_vector(&self) -> usize {
-        (self.keys / 4).next_power_of_two()
     }
 
     /// Shared memory of a block, in bytes, without barriers.
@@ -80,9 +84,18 @@ pub struct BackwardTiles {
     pub stages: usize,
     /// Element type.
     pub factor: Factor,
+    /// Whether a list says which passing tiles are visited, and what of them is seen.
+    pub masked: bool,
+    /// Whether keys and values are in two parts.
+    pub two_parts: bool,
 }
 
 impl BackwardTiles {
+    /// Sizes of the vectors in registers: scores, gradients of the resident rows, probabilities.
+    pub fn vectors(&self) -> [usize; 3] {
+        [self.score_vector(), self.gradient_vector(), self.score_vector() / 2]
+    }
+
     /// Panels of 64 channels.
     pub fn panels(&self) -> usize {
         self.head_dim.div_ceil(64)

@@ -1,0 +1,128 @@
+//! Which tiles pass a block, and what of them it sees.
+//!
+//! Without a mask all tiles pass, in order: those of the first part of keys, then those of the second. With a mask a
+//! list (`flow_attention_mask::MaskTiles`) names them. An entry of the list is the tile, then for each 64 rows of the
+//! block a pattern: 0 sees all, 1 nothing, `p` from 2 on the bits of pattern `p - 2`, one for each register of each
+//! thread.
+
+use cubecl::prelude::*;
+
+/// Bits of a pattern for one thread, at most 128.
+pub(super) type Bits = Vector<u32, Const<4>>;
+
+/// What a list needs besides its entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ListShape {
+    /// Whether there is a list.
+    pub masked: bool,
+    /// Units of 64 rows of a block.
+    pub units: usize,
+    /// Columns of a tile.
+    pub columns: usize,
+}
+
+impl ListShape {
+    /// Words of an entry.
+    pub(super) fn entry_words(self) -> usize {
+        1 + self.units
+    }
+
+    /// Words of a pattern for a thread.
+    pub(super) fn pattern_words(self) -> usize {
+        (self.columns / 2).div_ceil(32)
+    }
+}
+
+/// Start and length of the list of block `block`; without a list, 0 and `all`.
+#[cube]
+pub(super) fn list_of(offsets: &[u32], block: u32, all: u32, #[comptime] shape: ListShape) -> (u32, u32) {
+    if comptime!(shape.masked) {
+        let begin = offsets[block as usize];
+        (begin, offsets[(block + 1) as usize] - begin)
+    } else {
+        (0u32.runtime(), all)
+    }
+}
+
+/// The tile that passes at position `at` of the list.
+#[cube]
+pub(super) fn tile_at(entries: &[u32], at: u32, #[comptime] shape: ListShape) -> u32 {
+    if comptime!(shape.masked) {
+        entries[(at * comptime!(shape.entry_words() as u32)) as usize]
+    } else {
+        at
+    }
+}
+
+/// The pattern of unit `unit` at position `at`.
+#[cube]
+pub(super) fn pattern_at(entries: &[u32], at: u32, unit: u32, #[comptime] shape: ListShape) -> u32 {
+    if comptime!(shape.masked) {
+        entries[(at * comptime!(shape.entry_words() as u32) + 1 + unit) as usize]
+    } else {
+        0u32.runtime()
+    }
+}
+
+/// The bits of `pattern` for thread `thread` of its warpgroup.
+#[cube]
+pub(super) fn bits_of(patterns: &[u32], pattern: u32, thread: u32, #[comptime] shape: ListShape) -> Bits {
+    let mut bits = Bits::new(0u32);
+    if comptime!(shape.masked) {
+        if pattern >= 2 {
+            let words = comptime!(shape.pattern_words() as u32);
+            let at = ((pattern - 2) * 128 + thread) * words;
+            #[unroll]
+            for w in 0..comptime!(shape.pattern_words()) {
+                bits.insert(w, patterns[(at + comptime!(w as u32)) as usize]);
+            }
+        }
+    }
+    bits
+}
+
+/// Scores that are not seen become minus infinity.
+#[cube]
+pub(super) fn hide<N: Size>(
+    scores: Vector<f32, N>,
+    pattern: u32,
+    bits: Bits,
+    #[comptime] shape: ListShape,
+) -> Vector<f32, N> {
+    let mut out = scores;
+    if comptime!(shape.masked) {
+        if pattern != 0 {
+            #[unroll]
+            for i in 0..comptime!(shape.columns / 2) {
+                let bit = bits.extract(comptime!(i / 32)) & comptime!(1u32 << (i % 32));
+                out.insert(i, select(bit != 0, scores.extract(i), -f32::INFINITY));
+            }
+        }
+    }
+    out
+}
+
+/// Rows of tile `tile` that exist, of `first` rows in the first part and `second` in the second; and the tile's first row
+/// within its part.
+#[cube]
+pub(super) fn rows_of(
+    tile: u32,
+    first: u32,
+    second: u32,
+    #[comptime] columns: usize,
+    #[comptime] two_parts: bool,
+) -> (u32, u32) {
+    let tile_rows = comptime!(columns as u32);
+    let row = tile * tile_rows;
+    if comptime!(two_parts) {
+        let first_tiles = (first + tile_rows - 1) / tile_rows;
+        if tile < first_tiles {
+            (first - row, row)
+        } else {
+            let row = row - first_tiles * tile_rows;
+            (second - row, row)
+        }
+    } else {
+        (first - row, row)
+    }
+}
