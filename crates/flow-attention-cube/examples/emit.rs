@@ -5,7 +5,7 @@ use cubecl_runtime::kernel::CubeKernel;
 use flow_attention_cube::wgmma::backward_keys::backward_keys::BackwardKeys;
 use flow_attention_cube::wgmma::backward_queries::backward_queries::BackwardQueries;
 use flow_attention_cube::wgmma::forward::forward::Forward;
-use flow_attention_cube::wgmma::{BackwardTiles, ForwardTiles};
+use flow_attention_cube::wgmma::{BackwardTiles, ForwardTiles, Sums};
 use flow_cube::offline;
 use flow_cube::wgmma::Factor;
 
@@ -27,15 +27,15 @@ fn main() {
             .define();
             write(&folder, &format!("fwd_d{head_dim}_k{keys}_w{warpgroups}{suffix}"), definition);
         }
-        for (head_dim, passing, warpgroups, stages) in [(128, 64, 2, 3), (64, 64, 1, 2), (72, 64, 1, 2), (96, 64, 1, 2)] {
-            let tiles = BackwardTiles { head_dim, passing, warpgroups, stages, factor, masked, two_parts };
+        for (head_dim, passing, warpgroups, stages, sums) in [(128, 64, 2, 3, Sums::Both), (64, 64, 1, 2, Sums::Both), (256, 64, 1, 2, Sums::Keys), (256, 64, 1, 2, Sums::Values)] {
+            let tiles = BackwardTiles { head_dim, passing, warpgroups, stages, factor, sums, masked, two_parts };
             if !two_parts {
                 let definition = BackwardKeys::new(
                     offline::settings(tiles.threads()), offline::h100(), offline::target(),
                     (), (), (), (), (), (), b(), b(), b(), b(), b(), (), (), (), (), (), (), tiles, factor.element(), tiles.vectors(),
                 )
                 .define();
-                write(&folder, &format!("bwdk_d{head_dim}_p{passing}_w{warpgroups}{suffix}"), definition);
+                write(&folder, &format!("bwdk_d{head_dim}_p{passing}_w{warpgroups}_{sums:?}{suffix}"), definition);
             }
             let definition = BackwardQueries::new(
                 offline::settings(tiles.threads()), offline::h100(), offline::target(),

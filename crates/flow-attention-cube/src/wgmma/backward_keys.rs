@@ -207,14 +207,25 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let bits = bits_of(patterns, pattern, thread, shape);
     // The first tile is peeled: sums that enter a loop as zeros make ptxas wait after each product.
     let scores = wgmma::issue_from_zero::<NS>(k_at, q_at, comptime!(tiles.scores()));
-    let gradients = wgmma::issue_from_zero::<NS>(v_at, do_at, comptime!(tiles.scores()));
-    let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
+    let mut gradients = scores;
+    if comptime!(tiles.sums.keys()) {
+        gradients = wgmma::issue_from_zero::<NS>(v_at, do_at, comptime!(tiles.scores()));
+    }
+    let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), comptime!(tiles.sums.keys() as usize));
     let scores = hide::<NS>(scores, pattern, bits, shape);
     let p = probabilities::<NS>(scores, &lse_tiles, column, factor, passing);
-    let mut v_sum = wgmma::issue_registers_from_zero::<NG, NP>(pack::<NS, NP>(p, passing, element), do_at, comptime!(tiles.weighted()));
-    let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 1usize);
-    let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, passing);
-    let mut k_sum = wgmma::issue_registers_from_zero::<NG, NP>(pack::<NS, NP>(ds, passing, element), q_at, comptime!(tiles.weighted()));
+    let mut v_sum = Vector::<f32, NG>::new(0.0f32);
+    if comptime!(tiles.sums.values()) {
+        let weights = pack::<NS, NP>(p, passing, element);
+        v_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, do_at, comptime!(tiles.weighted()));
+    }
+    let mut k_sum = Vector::<f32, NG>::new(0.0f32);
+    if comptime!(tiles.sums.keys()) {
+        let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), comptime!(tiles.sums.values() as usize));
+        let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, passing);
+        let weights = pack::<NS, NP>(ds, passing, element);
+        k_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, q_at, comptime!(tiles.weighted()));
+    }
 
     let mut stage = 0u32;
     let mut phase = 0u32;
@@ -232,8 +243,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         let pairs = stage as usize * comptime!(passing / 2) + column;
         wait(barrier_native_handle(&full[stage as usize]), phase);
         let scores = wgmma::issue_from_zero::<NS>(k_at, q_now, comptime!(tiles.scores()));
-        let gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
-        let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
+        let mut gradients = scores;
+        if comptime!(tiles.sums.keys()) {
+            gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
+        }
+        let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), comptime!(tiles.sums.keys() as usize));
         // All products of the tile before are done, too.
         if lane == 0 {
             if count(used_base + before * 4) % warps == warps - 1 {
@@ -250,23 +264,39 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         }
         let scores = hide::<NS>(scores, pattern, bits, shape);
         let p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
-        v_sum = wgmma::issue_registers::<NG, NP>(v_sum, pack::<NS, NP>(p, passing, element), do_now, comptime!(tiles.weighted()));
-        let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 1usize);
-        let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
-        k_sum = wgmma::issue_registers::<NG, NP>(k_sum, pack::<NS, NP>(ds, passing, element), q_now, comptime!(tiles.weighted()));
+        if comptime!(tiles.sums.values()) {
+            let weights = pack::<NS, NP>(p, passing, element);
+            v_sum = wgmma::issue_registers::<NG, NP>(v_sum, weights, do_now, comptime!(tiles.weighted()));
+        }
+        if comptime!(tiles.sums.keys()) {
+            let gradients =
+                wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), comptime!(tiles.sums.values() as usize));
+            let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
+            let weights = pack::<NS, NP>(ds, passing, element);
+            k_sum = wgmma::issue_registers::<NG, NP>(k_sum, weights, q_now, comptime!(tiles.weighted()));
+        }
     }
-    let v_sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
-    let k_sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
 
     // Gradients take the places of this warpgroup's keys and values.
     let row = (thread / 32) * 16 + lane / 4;
     let offset = (warpgroup * 64 + row) * 128;
-    stage_rows::<NG>(v_base + offset, row, lane, v_sum, 1.0f32, 1.0f32, comptime!(tiles.head_dim), resident, element);
-    stage_rows::<NG>(k_base + offset, row, lane, k_sum, scale, scale, comptime!(tiles.head_dim), resident, element);
+    if comptime!(tiles.sums.values()) {
+        let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
+        stage_rows::<NG>(v_base + offset, row, lane, sum, 1.0f32, 1.0f32, comptime!(tiles.head_dim), resident, element);
+    }
+    if comptime!(tiles.sums.keys()) {
+        let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
+        stage_rows::<NG>(k_base + offset, row, lane, sum, scale, scale, comptime!(tiles.head_dim), resident, element);
+    }
     sync_async_proxy_shared();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
-        store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first_key + warpgroup * 64, resident, panels);
-        store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, first_key + warpgroup * 64, resident, panels);
+        let first = first_key + warpgroup * 64;
+        if comptime!(tiles.sums.values()) {
+            store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first, resident, panels);
+        }
+        if comptime!(tiles.sums.keys()) {
+            store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, first, resident, panels);
+        }
     }
 }

@@ -9,4 +9,4 @@ pub mod passing;
 mod softmax;
 mod tiles;
 
-pub use tiles::{BackwardTiles, ForwardTiles};
+pub use tiles::{BackwardTiles, ForwardTiles, Sums};

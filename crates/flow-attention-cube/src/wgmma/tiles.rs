@@ -70,13 +70,36 @@ impl ForwardTiles {
     }
 }
 
+/// Which sums the kernel for keys makes. Both of a head of more than 128 channels do not fit into registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sums {
+    /// Gradients of keys and values.
+    Both,
+    /// Gradients of keys.
+    Keys,
+    /// Gradients of values.
+    Values,
+}
+
+impl Sums {
+    /// Whether gradients of keys are made.
+    pub fn keys(self) -> bool {
+        self != Self::Values
+    }
+
+    /// Whether gradients of values are made.
+    pub fn values(self) -> bool {
+        self != Self::Keys
+    }
+}
+
 /// How the backward kernels cut their work. One kind of rows is *resident*: a block keeps its tile and sums up its
 /// gradient. The other kind *passes*, tile by tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackwardTiles {
-    /// Channels of a head; a multiple of 8, at most 128.
+    /// Channels of a head; a multiple of 8, at most 256.
     pub head_dim: usize,
-    /// Rows of a passing tile; a multiple of 16, at most 128.
+    /// Rows of a passing tile: 16, 32, 64 or 128, so that tiles of queries end where the rows of `lse` do.
     pub passing: usize,
     /// Warpgroups of a block, each with 64 resident rows.
     pub warpgroups: usize,
@@ -84,6 +107,8 @@ pub struct BackwardTiles {
     pub stages: usize,
     /// Element type.
     pub factor: Factor,
+    /// What the kernel for keys sums up; that for queries does not read it.
+    pub sums: Sums,
     /// Whether a list says which passing tiles are visited, and what of them is seen.
     pub masked: bool,
     /// Whether keys and values are in two parts.
