@@ -5,19 +5,43 @@ use std::time::Instant;
 
 fn main() -> Result<(), MaskError> {
     let tokens = 32 * 1024;
-    let grid = Extent { frames: 16, height: 32, width: 64 };
-    let radius = Extent { frames: 2, height: 4, width: 8 };
+    let grid = Extent {
+        frames: 16,
+        height: 32,
+        width: 64,
+    };
+    let radius = Extent {
+        frames: 2,
+        height: 4,
+        width: 8,
+    };
     let masks = [
         ("causal", Mask::Causal),
-        ("window", Mask::Window { before: 1024, after: 0 }),
-        ("packed", Mask::packed(vec![0, 5000, 12345, tokens], vec![0, 5000, 12345, tokens])?),
+        (
+            "window",
+            Mask::Window {
+                before: 1024,
+                after: 0,
+            },
+        ),
+        (
+            "packed",
+            Mask::packed(vec![0, 5000, 12345, tokens], vec![0, 5000, 12345, tokens])?,
+        ),
         ("video", Mask::video(grid, radius)?),
-        ("causal video", Mask::And(vec![Mask::Causal, Mask::video(grid, radius)?])),
+        (
+            "causal video",
+            Mask::And(vec![Mask::Causal, Mask::video(grid, radius)?]),
+        ),
     ];
     for (name, mask) in masks {
         for side in [Side::Queries, Side::Keys { segment: 0 }] {
             let start = Instant::now();
-            let tiling = Tiling { side, units_per_block: 2, columns: 128 };
+            let tiling = Tiling {
+                side,
+                units_per_block: 2,
+                columns: 128,
+            };
             let tiles = MaskTiles::new(&mask, Sizes::new(1, tokens, tokens), tiling)?;
             let wall_ms = start.elapsed().as_secs_f64() * 1e3;
             let (c, patterns) = (tiles.counts, tiles.pattern_count);

@@ -25,7 +25,8 @@ impl Bits {
         self.words = columns.div_ceil(64);
         self.rows.clear();
         for _ in 0..rows {
-            self.rows.extend((0..self.words).map(|word| part(&(0..columns), word)));
+            self.rows
+                .extend((0..self.words).map(|word| part(&(0..columns), word)));
         }
     }
 

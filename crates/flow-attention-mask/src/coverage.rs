@@ -77,7 +77,13 @@ impl Bound<'_> {
             return Coverage::None;
         }
         let ranges = (&queries.range, &keys.range);
-        coverage(self.mask, &self.sizes, batch, ranges, (&queries.summary, &keys.summary))
+        coverage(
+            self.mask,
+            &self.sizes,
+            batch,
+            ranges,
+            (&queries.summary, &keys.summary),
+        )
     }
 
     /// Every element of a rectangle.
@@ -117,7 +123,12 @@ fn summary(mask: &Mask, batch: usize, axis: Axis, range: &Range<usize>) -> Summa
             Summary::Numbers(numbers)
         }
         Mask::Video { grid, .. } => Summary::Segments(segments(grid, range)),
-        Mask::And(masks) => Summary::Each(masks.iter().map(|mask| summary(mask, batch, axis, range)).collect()),
+        Mask::And(masks) => Summary::Each(
+            masks
+                .iter()
+                .map(|mask| summary(mask, batch, axis, range))
+                .collect(),
+        ),
         _ => Summary::Range,
     }
 }
@@ -129,7 +140,11 @@ fn segments(grid: &Grid, range: &Range<usize>) -> Vec<Segment> {
     while token < range.end {
         let [frame, row, column] = grid.place(token);
         let end = (token + width - column).min(range.end);
-        found.push(Segment { frame, row, columns: column..column + (end - token) });
+        found.push(Segment {
+            frame,
+            row,
+            columns: column..column + (end - token),
+        });
         token = end;
     }
     found
@@ -147,10 +162,13 @@ fn coverage(
         (Mask::BlockSparse(blocks), _) => in_blocks(blocks, sizes, queries, keys),
         (Mask::Video { radius, .. }, (Summary::Segments(a), Summary::Segments(b))) => in_video(a, b, radius),
         (Mask::And(masks), (Summary::Each(a), Summary::Each(b))) => {
-            masks.iter().zip(a.iter().zip(b)).fold(Coverage::All, |so_far, (mask, pair)| match so_far {
-                Coverage::None => Coverage::None,
-                _ => so_far.and(coverage(mask, sizes, batch, (queries, keys), pair)),
-            })
+            masks
+                .iter()
+                .zip(a.iter().zip(b))
+                .fold(Coverage::All, |so_far, (mask, pair)| match so_far {
+                    Coverage::None => Coverage::None,
+                    _ => so_far.and(coverage(mask, sizes, batch, (queries, keys), pair)),
+                })
         }
         _ => {
             let of = |query| interval(mask, sizes, batch, query);
@@ -209,7 +227,9 @@ fn in_video(queries: &[Segment], keys: &[Segment], radius: &Extent) -> Coverage 
             let none = apart
                 || left > (a.columns.end - 1).saturating_add(radius.width)
                 || a.columns.start > right.saturating_add(radius.width);
-            let farthest = (a.columns.end - 1).abs_diff(left).max(a.columns.start.abs_diff(right));
+            let farthest = (a.columns.end - 1)
+                .abs_diff(left)
+                .max(a.columns.start.abs_diff(right));
             some |= !none;
             all &= !none && farthest <= radius.width;
             if some && !all {
@@ -221,7 +241,14 @@ fn in_video(queries: &[Segment], keys: &[Segment], radius: &Extent) -> Coverage 
 }
 
 /// Clears what the mask does not allow.
-fn restrict(mask: &Mask, sizes: &Sizes, batch: usize, queries: &Range<usize>, keys: &Range<usize>, bits: &mut Bits) {
+fn restrict(
+    mask: &Mask,
+    sizes: &Sizes,
+    batch: usize,
+    queries: &Range<usize>,
+    keys: &Range<usize>,
+    bits: &mut Bits,
+) {
     // From positions of keys to columns of the rectangle.
     let columns = |from: usize, to: usize| {
         from.clamp(keys.start, keys.end) - keys.start..to.clamp(keys.start, keys.end) - keys.start
@@ -244,7 +271,10 @@ fn restrict(mask: &Mask, sizes: &Sizes, batch: usize, queries: &Range<usize>, ke
             for (row, query) in queries.clone().enumerate() {
                 for column in keys.start / blocks.key_block..=(keys.end - 1) / blocks.key_block {
                     if !blocks.block(sizes, query / blocks.query_block, column) {
-                        bits.clear(row, columns(column * blocks.key_block, (column + 1) * blocks.key_block));
+                        bits.clear(
+                            row,
+                            columns(column * blocks.key_block, (column + 1) * blocks.key_block),
+                        );
                     }
                 }
             }
@@ -262,13 +292,18 @@ fn restrict(mask: &Mask, sizes: &Sizes, batch: usize, queries: &Range<usize>, ke
                     .map(|run| {
                         let start = (run.frame * height + run.row) * width;
                         let from = run.columns.start.max(column.saturating_sub(radius.width));
-                        let to = run.columns.end.min(column.saturating_add(radius.width).saturating_add(1));
+                        let to = run
+                            .columns
+                            .end
+                            .min(column.saturating_add(radius.width).saturating_add(1));
                         columns(start + from, start + to.max(from))
                     });
                 bits.keep(row, near);
             }
         }
-        Mask::And(masks) => masks.iter().for_each(|mask| restrict(mask, sizes, batch, queries, keys, bits)),
+        Mask::And(masks) => masks
+            .iter()
+            .for_each(|mask| restrict(mask, sizes, batch, queries, keys, bits)),
         Mask::Causal | Mask::Window { .. } | Mask::KeyPadding(_) | Mask::Packed(_) => {
             for (row, query) in queries.clone().enumerate() {
                 if let Some((from, to)) = interval(mask, sizes, batch, query) {

@@ -57,7 +57,9 @@ pub enum MaskError {
         before: usize,
     },
     /// Query and key lists that do not describe the same number of things.
-    #[error("the {mask} mask describes {queries} {what} for queries but {keys} for keys; they must be as many")]
+    #[error(
+        "the {mask} mask describes {queries} {what} for queries but {keys} for keys; they must be as many"
+    )]
     Unequal {
         /// Name of the mask.
         mask: &'static str,

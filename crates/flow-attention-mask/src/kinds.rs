@@ -12,7 +12,10 @@ pub struct KeyPadding {
 impl KeyPadding {
     pub(crate) fn new(keys: Vec<usize>) -> Result<Self, MaskError> {
         if keys.is_empty() {
-            return Err(MaskError::Empty { mask: "key padding", what: "batch entries" });
+            return Err(MaskError::Empty {
+                mask: "key padding",
+                what: "batch entries",
+            });
         }
         Ok(Self { keys })
     }
@@ -31,7 +34,14 @@ impl KeyPadding {
         for (index, &found) in self.keys.iter().enumerate() {
             if found > sizes.keys() {
                 let (mask, what, of) = ("key padding", "length", "keys");
-                return Err(MaskError::Beyond { mask, what, index, found, limit: sizes.keys(), of });
+                return Err(MaskError::Beyond {
+                    mask,
+                    what,
+                    index,
+                    found,
+                    limit: sizes.keys(),
+                    of,
+                });
             }
         }
         Ok(())
@@ -53,25 +63,50 @@ impl Packed {
                 return Err(MaskError::Empty { mask, what });
             }
             if list[0] != 0 {
-                return Err(MaskError::Cumulative { of, index: 0, found: list[0], before: 0 });
+                return Err(MaskError::Cumulative {
+                    of,
+                    index: 0,
+                    found: list[0],
+                    before: 0,
+                });
             }
             if let Some(at) = list.windows(2).position(|pair| pair[1] < pair[0]) {
-                return Err(MaskError::Cumulative { of, index: at + 1, found: list[at + 1], before: list[at] });
+                return Err(MaskError::Cumulative {
+                    of,
+                    index: at + 1,
+                    found: list[at + 1],
+                    before: list[at],
+                });
             }
         }
         if queries.len() != keys.len() {
             let (queries, keys) = (queries.len() - 1, keys.len() - 1);
-            return Err(MaskError::Unequal { mask: "packed", what: "sequences", queries, keys });
+            return Err(MaskError::Unequal {
+                mask: "packed",
+                what: "sequences",
+                queries,
+                keys,
+            });
         }
         Ok(Self { queries, keys })
     }
 
     pub(crate) fn check(&self, sizes: &Sizes) -> Result<(), MaskError> {
-        for (list, limit, of) in [(&self.queries, sizes.queries, "queries"), (&self.keys, sizes.keys(), "keys")] {
+        for (list, limit, of) in [
+            (&self.queries, sizes.queries, "queries"),
+            (&self.keys, sizes.keys(), "keys"),
+        ] {
             let (index, found) = (list.len() - 1, list[list.len() - 1]);
             if found > limit {
                 let (mask, what) = ("packed", "cumulative length");
-                return Err(MaskError::Beyond { mask, what, index, found, limit, of });
+                return Err(MaskError::Beyond {
+                    mask,
+                    what,
+                    index,
+                    found,
+                    limit,
+                    of,
+                });
             }
         }
         Ok(())
@@ -106,7 +141,12 @@ impl Documents {
             return Err(MaskError::Empty { mask, what });
         }
         if queries.len() != keys.len() {
-            return Err(MaskError::Unequal { mask, what, queries: queries.len(), keys: keys.len() });
+            return Err(MaskError::Unequal {
+                mask,
+                what,
+                queries: queries.len(),
+                keys: keys.len(),
+            });
         }
         Ok(Self { queries, keys })
     }
@@ -166,7 +206,11 @@ impl BlockSparse {
                 return Err(MaskError::Empty { mask, what });
             }
         }
-        Ok(Self { query_block, key_block, allowed })
+        Ok(Self {
+            query_block,
+            key_block,
+            allowed,
+        })
     }
 
     pub(crate) fn check(&self, sizes: &Sizes) -> Result<(), MaskError> {
@@ -201,10 +245,17 @@ pub struct Grid(Extent);
 
 impl Grid {
     pub(crate) fn new(extent: Extent) -> Result<Self, MaskError> {
-        let Extent { frames, height, width } = extent;
+        let Extent {
+            frames,
+            height,
+            width,
+        } = extent;
         for (what, count) in [("frames", frames), ("rows", height), ("columns", width)] {
             if count == 0 {
-                return Err(MaskError::Empty { mask: "video window", what });
+                return Err(MaskError::Empty {
+                    mask: "video window",
+                    what,
+                });
             }
         }
         Ok(Self(extent))
@@ -216,11 +267,22 @@ impl Grid {
     }
 
     pub(crate) fn check(&self, sizes: &Sizes) -> Result<(), MaskError> {
-        let Extent { frames, height, width } = self.0;
+        let Extent {
+            frames,
+            height,
+            width,
+        } = self.0;
         let tokens = frames.saturating_mul(height).saturating_mul(width);
         for (axis, found) in [("queries", sizes.queries), ("keys", sizes.keys())] {
             if found != tokens {
-                return Err(MaskError::Grid { frames, height, width, tokens, axis, found });
+                return Err(MaskError::Grid {
+                    frames,
+                    height,
+                    width,
+                    tokens,
+                    axis,
+                    found,
+                });
             }
         }
         Ok(())
@@ -240,9 +302,19 @@ impl Grid {
     }
 }
 
-fn same_length(mask: &'static str, what: &'static str, found: usize, expected: usize) -> Result<(), MaskError> {
+fn same_length(
+    mask: &'static str,
+    what: &'static str,
+    found: usize,
+    expected: usize,
+) -> Result<(), MaskError> {
     match found == expected {
         true => Ok(()),
-        false => Err(MaskError::Length { mask, what, found, expected }),
+        false => Err(MaskError::Length {
+            mask,
+            what,
+            found,
+            expected,
+        }),
     }
 }

@@ -17,7 +17,11 @@ pub struct Sizes {
 impl Sizes {
     /// Sizes with all keys in one segment.
     pub fn new(batch: usize, queries: usize, keys: usize) -> Self {
-        Self { batch, queries, key_segments: [keys, 0] }
+        Self {
+            batch,
+            queries,
+            key_segments: [keys, 0],
+        }
     }
 
     /// Key tokens, S_k.
@@ -94,7 +98,11 @@ impl Mask {
     /// # Errors
     /// If a block or the table is empty.
     pub fn block_sparse(query_block: usize, key_block: usize, allowed: Vec<bool>) -> Result<Self, MaskError> {
-        Ok(Self::BlockSparse(BlockSparse::new(query_block, key_block, allowed)?))
+        Ok(Self::BlockSparse(BlockSparse::new(
+            query_block,
+            key_block,
+            allowed,
+        )?))
     }
 
     /// A window of `radius` around each token of a video.
@@ -102,7 +110,10 @@ impl Mask {
     /// # Errors
     /// If an axis of the grid is empty.
     pub fn video(grid: Extent, radius: Extent) -> Result<Self, MaskError> {
-        Ok(Self::Video { grid: Grid::new(grid)?, radius })
+        Ok(Self::Video {
+            grid: Grid::new(grid)?,
+            radius,
+        })
     }
 
     /// Whether entries of a batch may have different masks.
@@ -120,7 +131,11 @@ impl Mask {
     /// # Errors
     /// If a size is 0 or the mask was made for other sizes; the message says which.
     pub fn bind(&self, sizes: Sizes) -> Result<Bound<'_>, MaskError> {
-        let axes = [("batch", sizes.batch), ("queries", sizes.queries), ("keys", sizes.keys())];
+        let axes = [
+            ("batch", sizes.batch),
+            ("queries", sizes.queries),
+            ("keys", sizes.keys()),
+        ];
         for (axis, found) in axes {
             if found == 0 || found >= 1 << 31 {
                 return Err(MaskError::Size { axis, found });

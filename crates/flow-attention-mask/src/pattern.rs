@@ -48,7 +48,11 @@ impl Patterns {
                     self.words.resize(first + pattern_words(columns), 0);
                     for register in 0..columns / 2 {
                         let [row, column] = element(thread, register);
-                        let allowed = if transposed { bits.get(column, row) } else { bits.get(row, column) };
+                        let allowed = if transposed {
+                            bits.get(column, row)
+                        } else {
+                            bits.get(row, column)
+                        };
                         self.words[first + register / 32] |= u32::from(allowed) << (register % 32);
                     }
                 }

@@ -89,7 +89,10 @@ pub struct MaskTiles {
 
 /// Ranges of `step` tokens that cover `range`.
 fn cut(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
-    range.clone().step_by(step).map(move |start| start..(start + step).min(range.end))
+    range
+        .clone()
+        .step_by(step)
+        .map(move |start| start..(start + step).min(range.end))
 }
 
 impl MaskTiles {
@@ -99,28 +102,51 @@ impl MaskTiles {
     /// If the mask does not fit the sizes, or a kernel cannot have such a tiling.
     pub fn new(mask: &Mask, sizes: Sizes, tiling: Tiling) -> Result<Self, MaskError> {
         let bound = mask.bind(sizes)?;
-        let Tiling { side, units_per_block, columns } = tiling;
+        let Tiling {
+            side,
+            units_per_block,
+            columns,
+        } = tiling;
         if columns == 0 || columns % 8 != 0 || columns > 256 {
             let (what, allowed) = ("the number of columns of a tile", "multiples of 8 up to 256");
-            return Err(MaskError::Tiling { what, found: columns, allowed });
+            return Err(MaskError::Tiling {
+                what,
+                found: columns,
+                allowed,
+            });
         }
         if units_per_block == 0 || units_per_block > 16 {
             let (what, allowed) = ("the number of units in a block", "1 to 16");
-            return Err(MaskError::Tiling { what, found: units_per_block, allowed });
+            return Err(MaskError::Tiling {
+                what,
+                found: units_per_block,
+                allowed,
+            });
         }
         let [first, second] = sizes.key_segments;
         let segments = [0..first, first..first + second];
         let (row_axis, rows, column_ranges) = match side {
             Side::Queries => {
-                let ranges = segments.into_iter().flat_map(|segment| cut(segment, columns)).collect();
+                let ranges = segments
+                    .into_iter()
+                    .flat_map(|segment| cut(segment, columns))
+                    .collect();
                 (Axis::Queries, 0..sizes.queries, ranges)
             }
             Side::Keys { segment } => {
                 let Some(rows) = segments.get(segment).cloned() else {
                     let (what, allowed) = ("the segment of keys", "0 and 1");
-                    return Err(MaskError::Tiling { what, found: segment, allowed });
+                    return Err(MaskError::Tiling {
+                        what,
+                        found: segment,
+                        allowed,
+                    });
                 };
-                (Axis::Keys, rows, cut(0..sizes.queries, columns).collect::<Vec<_>>())
+                (
+                    Axis::Keys,
+                    rows,
+                    cut(0..sizes.queries, columns).collect::<Vec<_>>(),
+                )
             }
         };
         let mask_batches = if mask.depends_on_batch() { sizes.batch } else { 1 };
@@ -138,16 +164,28 @@ impl MaskTiles {
         let mut offsets = vec![0];
         for batch in 0..mask_batches {
             let sum_up = |axis, ranges: &[Range<usize>]| -> Vec<Tokens> {
-                ranges.iter().map(|range| bound.tokens(batch, axis, range.clone())).collect()
+                ranges
+                    .iter()
+                    .map(|range| bound.tokens(batch, axis, range.clone()))
+                    .collect()
             };
-            let column_axis = if row_axis == Axis::Keys { Axis::Queries } else { Axis::Keys };
+            let column_axis = if row_axis == Axis::Keys {
+                Axis::Queries
+            } else {
+                Axis::Keys
+            };
             let (rows, columns) = (sum_up(row_axis, &row_ranges), sum_up(column_axis, &column_ranges));
             for block in rows.chunks(units_per_block) {
                 builder.block(batch, block, &columns);
                 offsets.push((builder.entries.len() / (1 + units_per_block)) as u32);
             }
         }
-        let Builder { entries, patterns, counts, .. } = builder;
+        let Builder {
+            entries,
+            patterns,
+            counts,
+            ..
+        } = builder;
         let pattern_count = patterns.count();
         let mut patterns = patterns.words;
         if patterns.is_empty() {
@@ -209,13 +247,18 @@ impl Builder<'_> {
         let pairs = (unit.range.len() * tile.range.len()) as u64;
         self.counts.dense_pairs += pairs;
         self.counts.tiles_dense += 1;
-        let (queries, keys) = if self.transposed { (tile, unit) } else { (unit, tile) };
+        let (queries, keys) = if self.transposed {
+            (tile, unit)
+        } else {
+            (unit, tile)
+        };
         let whole = pairs == (UNIT_ROWS * self.tiling.columns) as u64;
         let allowed = match self.bound.coverage(batch, queries, keys) {
             Coverage::None => 0,
             Coverage::All if whole => pairs,
             _ => {
-                self.bound.bits(batch, queries.range.clone(), keys.range.clone(), &mut self.bits);
+                self.bound
+                    .bits(batch, queries.range.clone(), keys.range.clone(), &mut self.bits);
                 self.bits.count()
             }
         };
@@ -229,6 +272,9 @@ impl Builder<'_> {
         }
         self.counts.tiles_partial += 1;
         let queries = queries.range.len();
-        FIRST_PATTERN + self.patterns.number(&self.bits, queries, self.transposed, self.tiling.columns)
+        FIRST_PATTERN
+            + self
+                .patterns
+                .number(&self.bits, queries, self.transposed, self.tiling.columns)
     }
 }
