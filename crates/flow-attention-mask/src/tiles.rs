@@ -1,0 +1,280 @@
+//! A mask compiled for a kernel: which tiles each block walks through, and what is allowed in each.
+
+use crate::bits::Bits;
+use crate::coverage::{Axis, Coverage, Tokens};
+use crate::error::MaskError;
+use crate::mask::{Bound, Mask, Sizes};
+use crate::pattern::{Patterns, UNIT_ROWS, UNIT_THREADS, pattern_words};
+use std::ops::Range;
+
+/// Everything in the tile is allowed.
+pub const ALL: u32 = 0;
+
+/// Nothing in the tile is allowed.
+pub const NONE: u32 = 1;
+
+/// The number of pattern 0.
+pub const FIRST_PATTERN: u32 = 2;
+
+/// What a kernel keeps while it walks through the other side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// Rows are queries; tiles are of the keys of segment 0, then of those of segment 1, and none straddles.
+    Queries,
+    /// Rows are the keys of one segment; tiles are of queries.
+    Keys {
+        /// 0 or 1.
+        segment: usize,
+    },
+}
+
+/// How a kernel cuts its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tiling {
+    /// What stays.
+    pub side: Side,
+    /// Units of [`UNIT_ROWS`] rows in a block.
+    pub units_per_block: usize,
+    /// Columns of a tile; a multiple of 8, at most 256.
+    pub columns: usize,
+}
+
+/// How much work a mask leaves. Sums over the batch entries that have a mask of their own
+/// ([`MaskTiles::mask_batches`]), for one head.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Pairs of a row and a column that are allowed.
+    pub allowed_pairs: u64,
+    /// Pairs there are.
+    pub dense_pairs: u64,
+    /// Tiles that blocks walk through.
+    pub listed: u64,
+    /// Tiles of units in which anything is allowed.
+    pub tiles_visited: u64,
+    /// Those in which not everything is, or that stick out of the tensor.
+    pub tiles_partial: u64,
+    /// Tiles of units that a full mask would visit.
+    pub tiles_dense: u64,
+}
+
+/// A mask compiled for one kernel. The lists of words are never empty unless there are no rows, ready for upload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MaskTiles {
+    /// Where the list of row block `r` of batch entry `b` begins and ends, in entries:
+    /// `offsets[b * mask_batch_stride + r]` and the next.
+    pub offsets: Vec<u32>,
+    /// Row blocks, or 0 if all batch entries have the same mask.
+    pub mask_batch_stride: u32,
+    /// For each listed tile `1 + units_per_block` words: its index, and for each unit of the block [`ALL`], [`NONE`] or
+    /// [`FIRST_PATTERN`] plus the number of a pattern. Indices ascend. Every block has at least one entry.
+    pub entries: Vec<u32>,
+    /// Bit `i` of thread `t` of pattern `p` is in word `(p * 128 + t) * pattern_words + i / 32`. One blank pattern if
+    /// there is none.
+    pub patterns: Vec<u32>,
+    /// Words of a thread's part of a pattern.
+    pub pattern_words: usize,
+    /// Distinct patterns.
+    pub pattern_count: usize,
+    /// Blocks of rows.
+    pub row_blocks: usize,
+    /// Tiles of the other side.
+    pub column_tiles: usize,
+    /// Masks: the batch, or 1 if all batch entries have the same mask.
+    pub mask_batches: usize,
+    /// What it was compiled for.
+    pub tiling: Tiling,
+    /// How much work is left.
+    pub counts: Counts,
+}
+
+/// Ranges of `step` tokens that cover `range`.
+fn cut(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+    range
+        .clone()
+        .step_by(step)
+        .map(move |start| start..(start + step).min(range.end))
+}
+
+impl MaskTiles {
+    /// Compiles `mask` for a call of `sizes`. Takes a step for each tile and each row of a tile that is allowed in part.
+    ///
+    /// # Errors
+    /// If the mask does not fit the sizes, or a kernel cannot have such a tiling.
+    pub fn new(mask: &Mask, sizes: Sizes, tiling: Tiling) -> Result<Self, MaskError> {
+        let bound = mask.bind(sizes)?;
+        let Tiling {
+            side,
+            units_per_block,
+            columns,
+        } = tiling;
+        if columns == 0 || columns % 8 != 0 || columns > 256 {
+            let (what, allowed) = ("the number of columns of a tile", "multiples of 8 up to 256");
+            return Err(MaskError::Tiling {
+                what,
+                found: columns,
+                allowed,
+            });
+        }
+        if units_per_block == 0 || units_per_block > 16 {
+            let (what, allowed) = ("the number of units in a block", "1 to 16");
+            return Err(MaskError::Tiling {
+                what,
+                found: units_per_block,
+                allowed,
+            });
+        }
+        let [first, second] = sizes.key_segments;
+        let segments = [0..first, first..first + second];
+        let (row_axis, rows, column_ranges) = match side {
+            Side::Queries => {
+                let ranges = segments
+                    .into_iter()
+                    .flat_map(|segment| cut(segment, columns))
+                    .collect();
+                (Axis::Queries, 0..sizes.queries, ranges)
+            }
+            Side::Keys { segment } => {
+                let Some(rows) = segments.get(segment).cloned() else {
+                    let (what, allowed) = ("the segment of keys", "0 and 1");
+                    return Err(MaskError::Tiling {
+                        what,
+                        found: segment,
+                        allowed,
+                    });
+                };
+                (
+                    Axis::Keys,
+                    rows,
+                    cut(0..sizes.queries, columns).collect::<Vec<_>>(),
+                )
+            }
+        };
+        let mask_batches = if mask.depends_on_batch() { sizes.batch } else { 1 };
+        let row_ranges: Vec<_> = cut(rows, UNIT_ROWS).collect();
+        let row_blocks = row_ranges.len().div_ceil(units_per_block);
+        let mut builder = Builder {
+            bound,
+            tiling,
+            transposed: row_axis == Axis::Keys,
+            entries: Vec::new(),
+            patterns: Patterns::default(),
+            counts: Counts::default(),
+            bits: Bits::default(),
+        };
+        let mut offsets = vec![0];
+        for batch in 0..mask_batches {
+            let sum_up = |axis, ranges: &[Range<usize>]| -> Vec<Tokens> {
+                ranges
+                    .iter()
+                    .map(|range| bound.tokens(batch, axis, range.clone()))
+                    .collect()
+            };
+            let column_axis = if row_axis == Axis::Keys {
+                Axis::Queries
+            } else {
+                Axis::Keys
+            };
+            let (rows, columns) = (sum_up(row_axis, &row_ranges), sum_up(column_axis, &column_ranges));
+            for block in rows.chunks(units_per_block) {
+                builder.block(batch, block, &columns);
+                offsets.push((builder.entries.len() / (1 + units_per_block)) as u32);
+            }
+        }
+        let Builder {
+            entries,
+            patterns,
+            counts,
+            ..
+        } = builder;
+        let pattern_count = patterns.count();
+        let mut patterns = patterns.words;
+        if patterns.is_empty() {
+            patterns.resize(UNIT_THREADS * pattern_words(columns), 0);
+        }
+        Ok(Self {
+            offsets,
+            mask_batch_stride: if mask_batches > 1 { row_blocks as u32 } else { 0 },
+            entries,
+            patterns,
+            pattern_words: pattern_words(columns),
+            pattern_count,
+            row_blocks,
+            column_tiles: column_ranges.len(),
+            mask_batches,
+            tiling,
+            counts,
+        })
+    }
+}
+
+struct Builder<'a> {
+    bound: Bound<'a>,
+    tiling: Tiling,
+    transposed: bool,
+    entries: Vec<u32>,
+    patterns: Patterns,
+    counts: Counts,
+    bits: Bits,
+}
+
+impl Builder<'_> {
+    /// Appends the list of one block.
+    fn block(&mut self, batch: usize, units: &[Tokens], tiles: &[Tokens]) {
+        let per_entry = 1 + self.tiling.units_per_block;
+        let before = self.entries.len();
+        for (index, tile) in tiles.iter().enumerate() {
+            let at = self.entries.len();
+            self.entries.push(index as u32);
+            for unit in units {
+                let number = self.unit(batch, unit, tile);
+                self.entries.push(number);
+            }
+            // Units that begin behind the last row.
+            self.entries.resize(at + per_entry, NONE);
+            match self.entries[at + 1..].iter().all(|&number| number == NONE) {
+                true => self.entries.truncate(at),
+                false => self.counts.listed += 1,
+            }
+        }
+        if self.entries.len() == before {
+            self.entries.push(0);
+            self.entries.resize(before + per_entry, NONE);
+        }
+    }
+
+    /// What is allowed in one tile of one unit.
+    fn unit(&mut self, batch: usize, unit: &Tokens, tile: &Tokens) -> u32 {
+        let pairs = (unit.range.len() * tile.range.len()) as u64;
+        self.counts.dense_pairs += pairs;
+        self.counts.tiles_dense += 1;
+        let (queries, keys) = if self.transposed {
+            (tile, unit)
+        } else {
+            (unit, tile)
+        };
+        let whole = pairs == (UNIT_ROWS * self.tiling.columns) as u64;
+        let allowed = match self.bound.coverage(batch, queries, keys) {
+            Coverage::None => 0,
+            Coverage::All if whole => pairs,
+            _ => {
+                self.bound
+                    .bits(batch, queries.range.clone(), keys.range.clone(), &mut self.bits);
+                self.bits.count()
+            }
+        };
+        self.counts.allowed_pairs += allowed;
+        if allowed == 0 {
+            return NONE;
+        }
+        self.counts.tiles_visited += 1;
+        if allowed == pairs && whole {
+            return ALL;
+        }
+        self.counts.tiles_partial += 1;
+        let queries = queries.range.len();
+        FIRST_PATTERN
+            + self
+                .patterns
+                .number(&self.bits, queries, self.transposed, self.tiling.columns)
+    }
+}
