@@ -6,6 +6,8 @@ mod copy;
 pub mod forward;
 pub mod launch;
 pub mod passing;
+pub mod run;
+pub mod select;
 mod softmax;
 mod tiles;
 
