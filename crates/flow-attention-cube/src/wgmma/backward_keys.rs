@@ -152,9 +152,9 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let kv_head = CUBE_POS_Y;
     let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
-    let first_key = CUBE_POS_X * comptime!(resident as u32);
     let all = (queries + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
-    let (begin, per_head) = list_of(offsets, batch * list_stride + CUBE_POS_X, all, shape);
+    let (block, begin, per_head) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
+    let first_key = block * comptime!(resident as u32);
     let tile_count = per_head * group;
 
     if UNIT_POS == 0 {

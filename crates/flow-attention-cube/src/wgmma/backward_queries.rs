@@ -146,13 +146,13 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let head = CUBE_POS_Y;
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
-    let first_query = CUBE_POS_X * comptime!(resident as u32);
     let per_tile = comptime!(passing as u32);
     let mut all = (first_keys + per_tile - 1) / per_tile;
     if comptime!(tiles.two_parts) {
         all += (second_keys + per_tile - 1) / per_tile;
     }
-    let (begin, tile_count) = list_of(offsets, batch * list_stride + CUBE_POS_X, all, shape);
+    let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
+    let first_query = block * comptime!(resident as u32);
 
     if UNIT_POS == 0 {
         q_full[0].init_manual(1);

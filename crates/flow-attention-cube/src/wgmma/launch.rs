@@ -67,7 +67,8 @@ pub struct TileList {
 }
 
 impl TileList {
-    /// Uploads a list. `batch_stride` is 0 if all samples have the same.
+    /// Uploads a list. `offsets` holds for each place of the grid the block of rows, where its entries begin, and how many
+    /// there are; `batch_stride` is the number of places, or 0 if all samples have the same list.
     pub fn new(client: &Client, offsets: &[u32], entries: &[u32], patterns: &[u32], batch_stride: u32) -> Self {
         let put = |words: &[u32]| {
             let words = if words.is_empty() { &[0] } else { words };

@@ -33,14 +33,23 @@ impl ListShape {
     }
 }
 
-/// Start and length of the list of block `block`; without a list, 0 and `all`.
+/// Which block of rows this one is, and start and length of its list; without a list its own place, 0 and `all`.
+///
+/// `offsets` holds for each place of the grid the block, then where its list begins and how long it is. Long lists come
+/// first, so that no long one starts when the others are done.
 #[cube]
-pub(super) fn list_of(offsets: &[u32], block: u32, all: u32, #[comptime] shape: ListShape) -> (u32, u32) {
+pub(super) fn list_of(
+    offsets: &[u32],
+    batch_start: u32,
+    place: u32,
+    all: u32,
+    #[comptime] shape: ListShape,
+) -> (u32, u32, u32) {
     if comptime!(shape.masked) {
-        let begin = offsets[block as usize];
-        (begin, offsets[(block + 1) as usize] - begin)
+        let at = ((batch_start + place) * 3) as usize;
+        (offsets[at], offsets[at + 1], offsets[at + 2])
     } else {
-        (0u32.runtime(), all)
+        (place, 0u32.runtime(), all)
     }
 }
 

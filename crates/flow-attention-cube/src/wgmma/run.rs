@@ -33,8 +33,22 @@ struct BackwardLists {
     keys: Vec<TileList>,
 }
 
+/// The list on the device, blocks in the order in which they start: those with most tiles first.
 fn upload(client: &Client, tiles: &MaskTiles) -> TileList {
-    TileList::new(client, &tiles.offsets, &tiles.entries, &tiles.patterns, tiles.mask_batch_stride)
+    let mut places = Vec::with_capacity(3 * tiles.mask_batches * tiles.row_blocks);
+    for batch in 0..tiles.mask_batches {
+        let list = |block: usize| {
+            let at = batch * tiles.row_blocks + block;
+            (tiles.offsets[at], tiles.offsets[at + 1] - tiles.offsets[at])
+        };
+        let mut order: Vec<usize> = (0..tiles.row_blocks).collect();
+        order.sort_by_key(|block| std::cmp::Reverse(list(*block).1));
+        for block in order {
+            let (begin, length) = list(block);
+            places.extend([block as u32, begin, length]);
+        }
+    }
+    TileList::new(client, &places, &tiles.entries, &tiles.patterns, tiles.mask_batch_stride)
 }
 
 impl Prepared {

@@ -86,7 +86,8 @@ impl Call {
         // (keys of a tile, warpgroups, stages, taking turns)
         let (keys, warpgroups, stages, ping_pong) = match head_dim {
             ..=64 => (128, 1, 2, false),
-            65..=128 if self.keys[0] >= 4096 => (176, 2, 2, true),
+            // Tiles of masks are narrow, so that fewer are visited in part.
+            65..=128 if self.keys[0] >= 4096 && !masked => (176, 2, 2, true),
             65..=128 => (128, 2, 2, false),
             _ => (80, 2, 1, false),
         };
