@@ -1,0 +1,65 @@
+//! Whether results are right.
+
+use super::cases::Case;
+use super::reference::Expected;
+
+/// What a kernel came to, in logical order.
+pub type Results = Expected;
+
+/// How far results are from the reference, against what is allowed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judgement {
+    /// For each tensor: its name, its error, and the largest allowed error.
+    pub errors: Vec<(&'static str, f64, f64)>,
+}
+
+impl Judgement {
+    /// Whether every error is allowed.
+    pub fn holds(&self) -> bool {
+        // A NaN is not below anything.
+        self.errors.iter().all(|(_, error, allowed)| error <= allowed)
+    }
+}
+
+/// The largest distance of a row from its reference, in units of the row's length, or of the mean length of rows where
+/// that is larger. NaN where a result is.
+fn distance(got: &[f64], want: &[f64], dim: usize) -> f64 {
+    if got.len() != want.len() {
+        return f64::NAN;
+    }
+    let square = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>();
+    let mean = square(want) / (want.len() / dim).max(1) as f64;
+    let rows = got.chunks(dim).zip(want.chunks(dim));
+    let errors = rows.map(|(got, want)| {
+        let apart: f64 = got.iter().zip(want).map(|(a, b)| (a - b) * (a - b)).sum();
+        let length = square(want).max(mean);
+        if apart == 0.0 { 0.0 } else { (apart / length).sqrt() }
+    });
+    errors.fold(0.0, |worst, error| if error.is_nan() || error > worst { error } else { worst })
+}
+
+impl Expected {
+    /// Judges results. Kernels may round probabilities and score gradients to the element type (as tensor cores need),
+    /// and `o` is rounded before it goes into the gradients: each allowed error is a small multiple of that rounding,
+    /// and of the rounding of scores in f32.
+    pub fn judge(&self, case: &Case, got: &Results) -> Judgement {
+        let rounding = case.element.unit_roundoff();
+        // Scores of normal operands have this size; they are rounded in f32, and so are the many sums.
+        let scores = 2f64.powi(-24) * (8.0 + 8.0 * case.scale.abs() * (case.head_dim as f64).sqrt());
+        let forward = 2.0 * rounding + 4.0 * scores;
+        let backward = 8.0 * rounding + 16.0 * scores;
+        let lse = self.lse.iter().zip(&got.lse).map(|(want, got)| if want == got { 0.0 } else { (want - got).abs() });
+        let lse = lse.fold(0.0, |worst: f64, error| if error.is_nan() || error > worst { error } else { worst });
+        let dim = case.head_dim;
+        let mut errors = vec![
+            ("o", distance(&got.o, &self.o, dim), forward),
+            ("lse", if got.lse.len() == self.lse.len() { lse } else { f64::NAN }, 4.0 * scores),
+            ("dq", distance(&got.dq, &self.dq, dim), backward),
+        ];
+        for (i, [dk, dv]) in [["dk", "dv"], ["dk of segment 1", "dv of segment 1"]].into_iter().enumerate() {
+            errors.push((dk, distance(&got.dk[i], &self.dk[i], dim), backward));
+            errors.push((dv, distance(&got.dv[i], &self.dv[i], dim), backward));
+        }
+        Judgement { errors }
+    }
+}

@@ -1,0 +1,18 @@
+//! Attention on any device that CubeCL runs on: no plane instructions, no tensor cores, no atomics, at most 32 KiB of
+//! shared memory. Sums and statistics are in f32 and in a fixed order, so results are the same from run to run.
+
+pub mod backward_keys;
+pub mod backward_queries;
+mod call;
+mod declined;
+pub mod forward;
+mod launch;
+mod mask;
+mod parts;
+mod tiles;
+
+pub use call::{Call, KeyValues, Statistics};
+pub use declined::Declined;
+pub use launch::{backward, forward};
+pub use mask::PortableMask;
+pub use tiles::{ROWS, THREADS, Tiles};
