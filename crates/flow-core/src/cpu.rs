@@ -103,6 +103,8 @@ pub fn update(tensor: &mut Plain, change: impl FnOnce(&mut [f32])) {
 pub fn to_host(tensor: &Plain) -> Vec<f32> {
     match &tensor.kind {
         DispatchTensorKind::Flex(BackendTensor::Float(_)) => CpuTensor::read(tensor).values().to_vec(),
+        #[cfg(feature = "cube")]
+        DispatchTensorKind::Cube(_) => crate::cube::to_host(tensor),
         _ => panic!("host reads of this device are not in this build"),
     }
 }

@@ -14,7 +14,11 @@ pub struct ComputeDevice {
 
 /// The kinds of device that this build can open.
 pub fn available() -> &'static [&'static str] {
-    &["cpu"]
+    if cfg!(feature = "cuda") {
+        &["cpu", "cuda"]
+    } else {
+        &["cpu"]
+    }
 }
 
 impl ComputeDevice {
@@ -25,6 +29,8 @@ impl ComputeDevice {
     pub fn open(kind: &str) -> Result<Self, CoreError> {
         match kind {
             "cpu" => Ok(Self::cpu()),
+            #[cfg(feature = "cuda")]
+            "cuda" => Self::cuda(0),
             _ => Err(CoreError::NoDevice {
                 asked: kind.into(),
                 available: available().join(", "),
@@ -40,6 +46,31 @@ impl ComputeDevice {
             name: cpu_name(),
             crews: Crews::default(),
         }
+    }
+
+    /// The NVIDIA GPU number `index`, through Burn's `cuda` backend.
+    ///
+    /// # Errors
+    /// [`CoreError::NoDevice`] if there is no driver, or no such GPU. (Burn's own constructor panics then.)
+    #[cfg(feature = "cuda")]
+    pub fn cuda(index: usize) -> Result<Self, CoreError> {
+        let found = Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().count();
+        if index >= found {
+            return Err(CoreError::NoDevice {
+                asked: format!("cuda:{index}"),
+                available: match found {
+                    0 => "no NVIDIA GPU that a driver answers for".into(),
+                    n => format!("cuda:0 to cuda:{}", n - 1),
+                },
+                help: "Install NVIDIA's driver 580 or later and see `nvidia-smi`, or set `device.kind = \"cpu\"`.".into(),
+            });
+        }
+        let device = Device::cuda(index);
+        Ok(Self {
+            name: format!("CUDA device {index}"),
+            device,
+            crews: Crews::default(),
+        })
     }
 
     pub(crate) fn crews(&self) -> &Crews {
@@ -68,6 +99,12 @@ impl ComputeDevice {
 
     /// A tensor whose rank is erased, from host values.
     pub fn plain(&self, values: Vec<f32>, shape: &[usize]) -> Plain {
+        #[cfg(feature = "cube")]
+        if self.device != Device::flex() {
+            use burn::backend::{Dispatch, ops::FloatTensorOps};
+            let flat = [values.len()];
+            return Dispatch::float_reshape(self.tensor(values, flat).into_dispatch(), shape.into());
+        }
         crate::cpu::from_vec(values, shape)
     }
 }

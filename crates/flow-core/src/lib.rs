@@ -6,6 +6,8 @@
 pub mod attention;
 mod concurrency;
 pub mod cpu;
+#[cfg(feature = "cube")]
+pub mod cube;
 pub mod device;
 pub mod error;
 pub mod exec;

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns.
 
+mod attention;
 mod quiet;
 mod result;
 
@@ -25,6 +26,8 @@ pub struct Options {
 enum Target {
     /// Rollout, loss with backward pass, and optimizer step of the jobs, on the processor.
     Cpu(CpuOptions),
+    /// Attention, forward and backward, on an NVIDIA GPU.
+    Attention(attention::Options),
 }
 
 /// How to measure on the processor.
@@ -56,6 +59,7 @@ struct CpuOptions {
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     match &options.target {
         Target::Cpu(options) => cpu(workspace, options),
+        Target::Attention(options) => attention::run(workspace, options),
     }
 }
 

@@ -133,6 +133,8 @@ pub fn bind_with_leaves(
     };
     match **kind {
         DispatchTensorKind::Flex(_) => bind::attach::<Flex>(parents, leaves, saved, outputs),
+        #[cfg(feature = "cube")]
+        DispatchTensorKind::Cube(_) => bind::attach::<burn::backend::Cube>(parents, leaves, saved, outputs),
         // One arm per backend: the others cannot be built here.
         #[allow(unreachable_patterns)]
         _ => panic!("operation `{name}` is not bound for this backend"),

@@ -1,0 +1,171 @@
+//! Our side of `cargo xtask bench attention`: serves one request a line on standard input, answers with one line of JSON.
+//!
+//! Requests: `about`, or `time INDEX REPEATS` with an index of [`cases`]. Times are seconds of one call, from events
+//! around replays of a captured graph, so that the host has no share in them.
+
+use cubecl::prelude::*;
+use flow_attention_cube::wgmma::launch::{Heads, Part};
+use flow_attention_cube::wgmma::run::Prepared;
+use flow_attention_cube::wgmma::select::Call;
+use flow_attention_mask::{Extent, Mask};
+use flow_cube::wgmma::Factor;
+use half::bf16;
+use std::io::BufRead;
+use std::sync::Arc;
+
+/// Calls in a captured graph.
+const CALLS: usize = 4;
+
+struct Case {
+    name: String,
+    call: Call,
+    mask: Option<Mask>,
+}
+
+/// What is timed, in the order of the report.
+fn cases() -> Vec<Case> {
+    let of = |name: &str, batch, heads, rows: [usize; 3], head_dim, mask| Case {
+        name: name.into(),
+        call: Call {
+            batch,
+            heads,
+            kv_heads: heads,
+            queries: rows[0],
+            keys: [rows[1], rows[2]],
+            head_dim,
+            factor: Factor::Bf16,
+        },
+        mask,
+    };
+    let full = |batch, heads, rows, head_dim| of("full", batch, heads, [rows, rows, 0], head_dim, None);
+    let mut cases = vec![
+        full(16, 16, 256, 64),
+        full(16, 16, 512, 64),
+        full(16, 16, 1024, 64),
+        full(4, 16, 4096, 64),
+        full(16, 8, 512, 128),
+        full(2, 16, 4096, 128),
+        full(1, 12, 16384, 128),
+        full(64, 16, 256, 72),
+        full(4, 16, 2048, 96),
+        full(2, 8, 2048, 256),
+        of("text and image", 8, 24, [1357, 1024, 333], 64, None),
+    ];
+    for head_dim in [64, 128] {
+        let masked = |name, mask| of(name, 2, 16, [8192, 8192, 0], head_dim, mask);
+        let ends = vec![0, 1000, 3000, 3500, 6000, 8192];
+        let blocks = (0..64 * 64).map(|i| (i * 7919) % 10 < 3).collect();
+        cases.push(masked("full", None));
+        cases.push(masked("causal", Some(Mask::Causal)));
+        cases.push(masked("window of 2049", Some(Mask::Window { before: 1024, after: 1024 })));
+        cases.push(masked("5 packed sequences", Mask::packed(ends.clone(), ends).ok()));
+        cases.push(masked("30 % of blocks", Mask::block_sparse(128, 128, blocks).ok()));
+    }
+    let grid = Extent { frames: 8, height: 32, width: 32 };
+    let near = Extent { frames: 2, height: 8, width: 8 };
+    cases.push(of("video window", 2, 12, [8192, 8192, 0], 128, Mask::video(grid, near).ok()));
+    cases
+}
+
+/// Random values, bell-shaped enough.
+fn tensor(client: &Client, shape: [usize; 4], seed: u64) -> Heads {
+    let mut state = 0x9E37_79B9_7F4A_7C15 ^ (seed + 1).wrapping_mul(0xD134_2543_DE82_EF95);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((state >> 40) as f32 / (1u64 << 24) as f32) * 2.0 - 1.0
+    };
+    let count = shape.iter().product();
+    let values: Vec<bf16> = (0..count).map(|_| bf16::from_f32(next() + next() + next())).collect();
+    Heads::contiguous(client.create_from_slice(bf16::as_bytes(&values)), shape)
+}
+
+/// Seconds of one call, `repeats` times.
+fn replayed(client: &Client, flops: f64, repeats: usize, mut launch: impl FnMut()) -> Result<Vec<f64>, String> {
+    let say = |error: &dyn std::fmt::Debug| format!("{error:?}");
+    client.graph_prepare().map_err(|e| say(&e))?;
+    (0..3).for_each(|_| launch());
+    client.start_capture().map_err(|e| say(&e))?;
+    (0..CALLS).for_each(|_| launch());
+    let graph = client.stop_capture().map_err(|e| say(&e))?;
+    // The buffers of the captured launches live until the caller returns.
+    let replay = || unsafe { graph.replay() }.map_err(|e| say(&e));
+    replay()?;
+    cubecl::future::block_on(client.sync()).map_err(|e| say(&e))?;
+    let rounds = ((0.02 / (flops / 400e12)) as usize / CALLS).clamp(2, 50);
+    (0..repeats)
+        .map(|_| {
+            let window = client.profile_start().map_err(|e| say(&e))?;
+            for _ in 0..rounds {
+                replay()?;
+            }
+            let ticks = client.profile_end(window).map_err(|e| say(&e))?;
+            let ticks = cubecl::future::block_on(ticks.into_future()).ok_or("the device gave no time")?;
+            Ok(ticks.duration().as_secs_f64() / (rounds * CALLS) as f64)
+        })
+        .collect()
+}
+
+fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
+    let Case { name, call, mask } = case;
+    let scale = 1.0 / (call.head_dim as f32).sqrt();
+    let counts = match &mask {
+        Some(mask) => Some(call.select(true).forward_list(mask, call.sizes()).map_err(|e| e.to_string())?.counts),
+        None => None,
+    };
+    let of = |part: u64, all: u64| part as f64 / all as f64;
+    let pairs = counts.map_or(1.0, |c| of(c.allowed_pairs, c.dense_pairs));
+    let tiles = counts.map_or(1.0, |c| of(c.tiles_visited, c.tiles_dense));
+    let causal = mask == Some(Mask::Causal);
+    let masked = mask.is_some();
+    let prepared = Prepared::new(client, call, scale, mask.map(Arc::new)).map_err(|e| e.to_string())?;
+    let rows = |rows, kv: bool| [call.batch, if kv { call.kv_heads } else { call.heads }, rows, call.head_dim];
+    let [q, d_o, o, dq] = [1, 2, 3, 4].map(|seed| tensor(client, rows(call.queries, false), seed));
+    let parts: Vec<[Heads; 4]> = call
+        .keys
+        .into_iter()
+        .filter(|n| *n > 0)
+        .map(|n| [5, 6, 7, 8].map(|seed| tensor(client, rows(n, true), seed)))
+        .collect();
+    let keys: Vec<Part<'_>> = parts.iter().map(|[k, v, ..]| Part { k, v }).collect();
+    let gradients: Vec<[&Heads; 2]> = parts.iter().map(|[.., dk, dv]| [dk, dv]).collect();
+    let [lse, delta] = [0, 0].map(|_| client.empty(prepared.statistics() * 4));
+    let flops = 4.0 * (call.batch * call.heads * call.head_dim * call.queries) as f64 * (call.keys[0] + call.keys[1]) as f64 * pairs;
+    let forward = replayed(client, flops, repeats, || prepared.forward(&q, &keys, &o, &lse))?;
+    let backward = replayed(client, 2.5 * flops, repeats, || {
+        prepared.backward([&q, &o, &d_o], &keys, &lse, &delta, &dq, &gradients)
+    })?;
+    let tiles_of = prepared.selection();
+    let kernel = format!(
+        "wgmma {}x{}{}",
+        tiles_of.forward.queries(),
+        tiles_of.forward.keys,
+        if tiles_of.forward.ping_pong { " in turns" } else { "" }
+    );
+    let backward_kernel = format!("wgmma {}x{}", tiles_of.queries.resident(), tiles_of.queries.passing);
+    Ok(format!(
+        r#"{{"name":"{name}","kernel":"{kernel}","backward_kernel":"{backward_kernel}","batch":{},"heads":{},"queries":{},"keys":{},"head_dim":{},"causal":{causal},"masked":{masked},"parts":{},"pairs":{pairs},"tiles":{tiles},"flops":{flops},"forward":{forward:?},"backward":{backward:?}}}"#,
+        call.batch, call.heads, call.queries, call.keys[0] + call.keys[1], call.head_dim, parts.len()
+    ))
+}
+
+fn main() {
+    let client = cubecl::Device::cuda(0).expect("an NVIDIA GPU and its driver").client();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.expect("a line of text");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let answer = match words[..] {
+            ["about"] => Ok(format!(r#"{{"cases":{}}}"#, cases().len())),
+            ["time", index, repeats] => match (index.parse::<usize>(), repeats.parse()) {
+                (Ok(index), Ok(repeats)) if index < cases().len() => time(&client, cases().swap_remove(index), repeats),
+                _ => Err(format!("`{line}`: there are {} cases", cases().len())),
+            },
+            _ => Err(format!("`{line}` is neither `about` nor `time INDEX REPEATS`")),
+        };
+        match answer {
+            Ok(answer) => println!("{answer}"),
+            Err(why) => println!(r#"{{"error":{why:?}}}"#),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Tensors of CubeCL's runtimes as kernels want them: handle, shape and strides.
+
+use crate::tensors::Plain;
+use burn::backend::{BackendTensor, DispatchTensorKind};
+use burn::tensor::{DType, Tensor};
+pub use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+
+/// The device's tensor in `tensor`, if it is a plain float tensor of a CubeCL runtime.
+pub fn read(tensor: &Plain) -> Option<&CubeTensor> {
+    match &tensor.kind {
+        DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => Some(tensor),
+        _ => None,
+    }
+}
+
+/// A tensor without graph around the device's.
+pub fn wrap(tensor: CubeTensor) -> Plain {
+    Plain {
+        kind: DispatchTensorKind::Cube(BackendTensor::Float(tensor)),
+        autodiff: Default::default(),
+    }
+}
+
+/// A tensor without gaps on the device of `like`, its values unspecified.
+pub fn empty_like(like: &CubeTensor, shape: &[usize], dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
+}
+
+/// The values on the host, row-major, as f32.
+pub(crate) fn to_host(tensor: &Plain) -> Vec<f32> {
+    use burn::backend::{Dispatch, TensorMetadata, ops::FloatTensorOps};
+    let flat: usize = tensor.shape().iter().product();
+    let tensor: Tensor<1> = Tensor::from_dispatch(Dispatch::float_reshape(tensor.clone(), [flat].into()));
+    tensor.into_data().iter::<f32>().collect()
+}

@@ -1,0 +1,266 @@
+//! `cargo xtask bench attention`: our kernels and PyTorch's on one GPU, in one run, in turns.
+//!
+//! Both sides are programs that stay alive and answer a line for a line, so that kernels are compiled once and neither
+//! meets a colder GPU than the other.
+
+use super::date;
+use crate::process::{cargo, run as run_command};
+use crate::workspace::Workspace;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// How to measure attention.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The Python whose PyTorch is the peer; `none` for no peer.
+    #[arg(long, default_value = "python3")]
+    peer: String,
+    /// Our program, if it is built already (`crates/flow-attention-cube/examples/attention_speed.rs`).
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// Rounds; in each, every contender runs once, in an order that turns.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Measurements within a round.
+    #[arg(long, default_value_t = 7)]
+    repeats: usize,
+    /// Where the results go.
+    #[arg(long, default_value = "docs/src/performance")]
+    to: PathBuf,
+}
+
+/// A program that answers lines.
+struct Server {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Server {
+    fn start(mut command: Command) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        let input = child.stdin.take().context("no standard input")?;
+        let output = BufReader::new(child.stdout.take().context("no standard output")?);
+        Ok(Self { child, input, output })
+    }
+
+    fn ask(&mut self, question: &str) -> Result<Value> {
+        writeln!(self.input, "{question}")?;
+        self.input.flush()?;
+        let mut line = String::new();
+        if self.output.read_line(&mut line)? == 0 {
+            bail!("the program ended at `{question}` ({})", self.child.wait()?);
+        }
+        let answer: Value = serde_json::from_str(&line).with_context(|| format!("`{question}` gave `{line}`"))?;
+        match answer.get("error") {
+            Some(error) => bail!("`{question}`: {error}"),
+            None => Ok(answer),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Seconds of one contender in one row, over all rounds.
+#[derive(Default)]
+struct Samples(Vec<f64>);
+
+impl Samples {
+    fn add(&mut self, answer: &Value) -> Result<()> {
+        let seconds = answer.as_array().context("no list of seconds")?;
+        self.0.extend(seconds.iter().filter_map(Value::as_f64));
+        self.0.sort_by(f64::total_cmp);
+        Ok(())
+    }
+
+    /// The value below which `share` of them are.
+    fn at(&self, share: f64) -> f64 {
+        match self.0.len() {
+            0 => f64::NAN,
+            n => self.0[((n - 1) as f64 * share).round() as usize],
+        }
+    }
+
+    fn json(&self, flops: f64) -> Value {
+        json!({
+            "median_ms": self.at(0.5) * 1e3, "p10_ms": self.at(0.1) * 1e3, "p90_ms": self.at(0.9) * 1e3,
+            "tflops": flops / self.at(0.5) / 1e12, "samples": self.0.len(),
+        })
+    }
+}
+
+const PEERS: [&str; 2] = ["cudnn", "flash"];
+const PARTS: [(&str, f64); 2] = [("forward", 1.0), ("backward", 2.5)];
+
+/// Measures, prints the table and writes it with the figures.
+pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    if options.rounds == 0 || options.repeats == 0 {
+        bail!("--rounds and --repeats must be at least 1");
+    }
+    let program = match &options.program {
+        Some(program) => program.clone(),
+        None => {
+            let package = ["build", "--release", "--package", "flow-attention-cube", "--example", "attention_speed"];
+            run_command(&mut cargo(workspace, &package))?;
+            workspace.release_folder()?.join("examples").join("attention_speed")
+        }
+    };
+    let mut ours = Server::start(Command::new(program))?;
+    let mut peer = match options.peer.as_str() {
+        "none" => None,
+        python => {
+            let mut command = Command::new(python);
+            command.arg(workspace.path("bench/attention_peer.py"));
+            Some(Server::start(command)?)
+        }
+    };
+    let count = ours.ask("about")?["cases"].as_u64().context("no number of cases")?;
+    let about = peer.as_mut().map_or(Ok(Value::Null), |peer| peer.ask(r#"{"do":"about"}"#))?;
+    let ceiling = peer.as_mut().map_or(Ok(Value::Null), |peer| peer.ask(r#"{"do":"ceiling"}"#))?;
+    let ceiling = ceiling["flops"].as_f64();
+
+    let mut rows = Vec::new();
+    for index in 0..count {
+        let mut case = Value::Null;
+        let mut samples: Vec<Vec<Samples>> = (0..=PEERS.len()).map(|_| vec![Samples::default(), Samples::default()]).collect();
+        for round in 0..options.rounds {
+            for turn in 0..=PEERS.len() {
+                // Our first answer says what the case is, so we are first in the first round.
+                let contender = (turn + round) % (PEERS.len() + 1);
+                if contender == 0 {
+                    case = ours.ask(&format!("time {index} {}", options.repeats))?;
+                    for (part, (name, _)) in PARTS.iter().enumerate() {
+                        samples[0][part].add(&case[name])?;
+                    }
+                } else if let Some(peer) = &mut peer
+                    && (case["masked"] == json!(false) || case["causal"] == json!(true))
+                {
+                    for (part, (name, _)) in PARTS.iter().enumerate() {
+                        let request = json!({
+                            "do": "time", "case": case, "backend": PEERS[contender - 1], "what": name,
+                            "repeats": options.repeats,
+                        });
+                        samples[contender][part].add(&peer.ask(&request.to_string())?["seconds"])?;
+                    }
+                }
+            }
+        }
+        let flops = case["flops"].as_f64().context("no flops")?;
+        for (part, (name, factor)) in PARTS.iter().enumerate() {
+            let mut row = json!({
+                "case": label(&case), "what": name, "kernel": case[if part == 0 { "kernel" } else { "backward_kernel" }],
+                "pairs": case["pairs"], "tiles": case["tiles"], "ours": samples[0][part].json(flops * factor),
+            });
+            for (peer, name) in PEERS.iter().enumerate() {
+                let found = &samples[peer + 1][part];
+                if !found.0.is_empty() {
+                    row[*name] = found.json(flops * factor);
+                    row[format!("ratio_to_{name}")] = json!(found.at(0.5) / samples[0][part].at(0.5));
+                }
+            }
+            if let Some(ceiling) = ceiling {
+                row["share_of_ceiling"] = json!(flops * factor / samples[0][part].at(0.5) / ceiling);
+            }
+            println!("{}", line(&row));
+            rows.push(row);
+        }
+    }
+    let about = json!({ "date": date()?, "peer": about, "matmul_ceiling_tflops": ceiling.map(|f| f / 1e12) });
+    let table = table(&about, &rows);
+    println!("\n{table}");
+    let folder = if options.to.is_absolute() { options.to.clone() } else { workspace.path(&options.to.to_string_lossy()) };
+    fs::create_dir_all(&folder)?;
+    let stem = format!("attention-{}", about["date"].as_str().unwrap_or_default());
+    let document = serde_json::to_string_pretty(&json!({ "about": about, "rows": rows }))?;
+    fs::write(folder.join(format!("{stem}.json")), document + "\n")?;
+    fs::write(folder.join(format!("{stem}.md")), table)?;
+    println!("wrote {stem}.md and .json in {}", folder.display());
+    Ok(())
+}
+
+fn label(case: &Value) -> String {
+    format!(
+        "B{} H{} S{} D{} {}",
+        case["batch"], case["heads"], case["keys"], case["head_dim"], case["name"].as_str().unwrap_or_default()
+    )
+}
+
+/// A figure, or a dash.
+fn figure(value: &Value, decimals: usize) -> String {
+    value.as_f64().map_or("–".into(), |value| format!("{value:.decimals$}"))
+}
+
+fn line(row: &Value) -> String {
+    let ours = &row["ours"];
+    format!(
+        "| {} | {} | {} | {} ({}–{}) | {} | {} | {} | {} | {} |",
+        row["case"].as_str().unwrap_or_default(),
+        row["what"].as_str().unwrap_or_default(),
+        row["kernel"].as_str().unwrap_or_default(),
+        figure(&ours["median_ms"], 3),
+        figure(&ours["p10_ms"], 3),
+        figure(&ours["p90_ms"], 3),
+        figure(&ours["tflops"], 0),
+        figure(&row["cudnn"]["tflops"], 0),
+        figure(&row["ratio_to_cudnn"], 2),
+        figure(&row["ratio_to_flash"], 2),
+        figure(&row["share_of_ceiling"], 2),
+    )
+}
+
+fn table(about: &Value, rows: &[Value]) -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "# Attention on {}, {}\n\nPyTorch {} with cuDNN {}; bf16; matmul ceiling {} TFLOP/s (8192³, cuBLAS). Times are device times of replayed \
+         graphs, medians with the 10th and 90th percentile. TFLOP/s count the pairs that the mask allows (forward 4·D per \
+         pair and head, backward 2.5 times that). Ratios are of speed: above 1, ours is faster.\n",
+        about["peer"]["device"].as_str().unwrap_or("this GPU"),
+        about["date"].as_str().unwrap_or_default(),
+        about["peer"]["torch"].as_str().unwrap_or("absent"),
+        about["peer"]["cudnn"],
+        figure(&about["matmul_ceiling_tflops"], 0),
+    );
+    text += "| case | part | kernel | ms | TFLOP/s | cuDNN TFLOP/s | ratio to cuDNN | ratio to FA2 | of ceiling |\n";
+    text += "|---|---|---|---|---|---|---|---|---|\n";
+    for row in rows {
+        text += &line(row);
+        text.push('\n');
+    }
+    text += "\n## Masks: time against work\n\n`pairs` and `tiles` are the shares of a full mask that are left; `time` is the share of the full case's time.\n\n";
+    text += "| case | part | pairs | tiles | time |\n|---|---|---|---|---|\n";
+    for row in rows.iter().filter(|row| row["pairs"].as_f64().is_some_and(|pairs| pairs < 1.0)) {
+        let case = row["case"].as_str().unwrap_or_default();
+        let shape: Vec<&str> = case.split(' ').take(4).collect();
+        let full = format!("{} full", shape.join(" "));
+        let Some(full) = rows.iter().find(|other| other["case"] == json!(full) && other["what"] == row["what"]) else {
+            continue;
+        };
+        let share = row["ours"]["median_ms"].as_f64().zip(full["ours"]["median_ms"].as_f64());
+        let _ = writeln!(
+            text,
+            "| {case} | {} | {} | {} | {} |",
+            row["what"].as_str().unwrap_or_default(),
+            figure(&row["pairs"], 3),
+            figure(&row["tiles"], 3),
+            share.map_or("–".into(), |(part, all)| format!("{:.3}", part / all)),
+        );
+    }
+    text
+}
