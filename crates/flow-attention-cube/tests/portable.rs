@@ -97,7 +97,7 @@ fn check(client: &Client, element: Element) {
             Ok(results) => {
                 let judgement = expected.judge(case, &results);
                 if !judgement.holds() {
-                    wrong.push(format!("{case:?}: {:.1e?}", judgement.errors));
+                    wrong.push(format!("{case:?}: {judgement}"));
                 }
             }
         }
