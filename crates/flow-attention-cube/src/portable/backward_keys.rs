@@ -83,12 +83,10 @@ pub fn portable_backward_keys<F: Float>(
                 #[unroll]
                 for j in 0..owned {
                     let query = from + x + comptime!(16 * j);
-                    let mut query_lse = 0.0f32;
-                    let mut query_delta = 0.0f32;
-                    if query < queries {
-                        query_lse = lse[statistics + query];
-                        query_delta = delta[statistics + query];
-                    }
+                    // Columns behind the end are masked.
+                    let statistic = statistics + select(query < queries, query, 0usize);
+                    let query_lse = lse[statistic];
+                    let query_delta = delta[statistic];
                     #[unroll]
                     for r in 0..4usize {
                         let at = comptime!(r * owned + j);

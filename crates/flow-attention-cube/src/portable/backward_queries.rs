@@ -58,16 +58,11 @@ pub fn portable_backward_queries<F: Float>(
     for r in 0..4usize {
         let row = first + y + comptime!(16 * r);
         let mut sum = 0.0f32;
-        if row < queries {
-            #[unroll]
-            for j in 0..owned_channels {
-                let channel = x + comptime!(16 * j);
-                if channel < head_dim {
-                    let a = f32::cast_from(o[o_base + row * o.stride(2) + channel * o.stride(3)]);
-                    let b = f32::cast_from(d_o[d_o_base + row * d_o.stride(2) + channel * d_o.stride(3)]);
-                    sum += a * b;
-                }
-            }
+        #[unroll]
+        for j in 0..owned_channels {
+            let channel = x + comptime!(16 * j);
+            let a = read_or_zero(o, o_base, row, queries, channel, head_dim);
+            sum += a * read_or_zero(d_o, d_o_base, row, queries, channel, head_dim);
         }
         partial[(y + comptime!(16 * r)) * comptime!(CHUNK + 1) + x] = sum;
     }
@@ -78,12 +73,9 @@ pub fn portable_backward_queries<F: Float>(
     for r in 0..4usize {
         let row = first + y + comptime!(16 * r);
         row_delta[r] = combine(&partial, y + comptime!(16 * r), false);
-        row_lse[r] = 0.0f32;
-        if row < queries {
-            row_lse[r] = lse[statistics + row];
-            if x == 0 {
-                delta[statistics + row] = row_delta[r];
-            }
+        row_lse[r] = lse[statistics + select(row < queries, row, 0usize)];
+        if x == 0 && row < queries {
+            delta[statistics + row] = row_delta[r];
         }
     }
 

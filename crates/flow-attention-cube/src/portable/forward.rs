@@ -142,8 +142,10 @@ pub fn portable_forward<F: Float>(
         let row = first + y + comptime!(16 * r);
         factors[r] = select(total > 0.0f32, 1.0f32 / total, 0.0f32);
         if x == 0 && row < queries {
-            let value = select(total > 0.0f32, largest[r] + total.ln(), f32::INFINITY);
-            lse[(batch * CUBE_COUNT_Y as usize + head) * lse_rows + row] = value;
+            // Shader languages have no literal for infinity: it is chosen among bits.
+            let bits = u32::reinterpret(largest[r] + total.ln());
+            let bits = select(total > 0.0f32, bits, comptime!(f32::INFINITY.to_bits()));
+            lse[(batch * CUBE_COUNT_Y as usize + head) * lse_rows + row] = f32::reinterpret(bits);
         }
     }
     let o_base = batch * o.stride(0) + head * o.stride(1);
