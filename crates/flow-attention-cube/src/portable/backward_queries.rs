@@ -27,6 +27,7 @@ pub fn portable_backward_queries<F: Float>(
     mask_batch_stride: usize,
     entries_at: usize,
     patterns_at: usize,
+    chunk: usize,
     scale: f32,
     #[comptime] tiles: Tiles,
 ) {
@@ -72,7 +73,7 @@ pub fn portable_backward_queries<F: Float>(
     #[unroll]
     for r in 0..4usize {
         let row = first + y + comptime!(16 * r);
-        row_delta[r] = combine(&partial, y + comptime!(16 * r), false);
+        row_delta[r] = combine(&partial, y + comptime!(16 * r), chunk, false);
         row_lse[r] = lse[statistics + select(row < queries, row, 0usize)];
         if x == 0 && row < queries {
             delta[statistics + row] = row_delta[r];
@@ -94,27 +95,27 @@ pub fn portable_backward_queries<F: Float>(
         if number != 1 {
             clear(&mut scores, comptime!(4 * owned));
             clear(&mut products, comptime!(4 * owned));
-            for chunk in 0..comptime!(tiles.channels() / CHUNK) {
-                let channel = chunk * CHUNK;
-                load_channels(q, q_base, first, queries, channel, &mut stage, 0usize, ROWS, head_dim);
+            for part in 0..comptime!(tiles.channels()) / chunk {
+                let channel = part * chunk;
+                load_channels(q, q_base, first, queries, channel, &mut stage, 0usize, chunk, ROWS, head_dim);
                 if tile < tiles_of_first {
-                    load_channels(k, k_base, tile * columns, keys, channel, &mut stage, columns_at, columns, head_dim);
+                    load_channels(k, k_base, tile * columns, keys, channel, &mut stage, columns_at, chunk, columns, head_dim);
                 } else {
                     let from = (tile - tiles_of_first) * columns;
-                    load_channels(k2, k2_base, from, keys2, channel, &mut stage, columns_at, columns, head_dim);
+                    load_channels(k2, k2_base, from, keys2, channel, &mut stage, columns_at, chunk, columns, head_dim);
                 }
                 sync_cube();
-                add_products(&stage, &mut scores, x, y, tiles);
+                add_products(&stage, &mut scores, x, y, chunk, tiles);
                 sync_cube();
-                load_channels(d_o, d_o_base, first, queries, channel, &mut stage, 0usize, ROWS, head_dim);
+                load_channels(d_o, d_o_base, first, queries, channel, &mut stage, 0usize, chunk, ROWS, head_dim);
                 if tile < tiles_of_first {
-                    load_channels(v, v_base, tile * columns, keys, channel, &mut stage, columns_at, columns, head_dim);
+                    load_channels(v, v_base, tile * columns, keys, channel, &mut stage, columns_at, chunk, columns, head_dim);
                 } else {
                     let from = (tile - tiles_of_first) * columns;
-                    load_channels(v2, v2_base, from, keys2, channel, &mut stage, columns_at, columns, head_dim);
+                    load_channels(v2, v2_base, from, keys2, channel, &mut stage, columns_at, chunk, columns, head_dim);
                 }
                 sync_cube();
-                add_products(&stage, &mut products, x, y, tiles);
+                add_products(&stage, &mut products, x, y, chunk, tiles);
                 sync_cube();
             }
             pattern(mask, patterns_at, number, &mut words, x, y);
@@ -129,16 +130,16 @@ pub fn portable_backward_queries<F: Float>(
                 }
             }
             share(&scores, &mut gradients, x, y, tiles);
-            for chunk in 0..comptime!(tiles.columns / CHUNK) {
-                let column = chunk * CHUNK;
+            for part in 0..comptime!(tiles.columns) / chunk {
+                let column = part * chunk;
                 if tile < tiles_of_first {
-                    load_rows(k, k_base, tile * columns + column, keys, &mut stage, tiles);
+                    load_rows(k, k_base, tile * columns + column, keys, &mut stage, chunk, tiles);
                 } else {
                     let from = (tile - tiles_of_first) * columns + column;
-                    load_rows(k2, k2_base, from, keys2, &mut stage, tiles);
+                    load_rows(k2, k2_base, from, keys2, &mut stage, chunk, tiles);
                 }
                 sync_cube();
-                add_weighted(&gradients, &stage, &mut sums, column, x, y, tiles);
+                add_weighted(&gradients, &stage, &mut sums, column, x, y, chunk, tiles);
                 sync_cube();
             }
         }

@@ -31,12 +31,12 @@ pub(super) fn load_channels<F: Float>(
     channel: usize,
     tile: &mut Shared<[f32]>,
     #[comptime] at: usize,
+    chunk: usize,
     #[comptime] count: usize,
     #[comptime] head_dim: usize,
 ) {
-    #[unroll]
-    for i in 0..comptime!(count * CHUNK / THREADS) {
-        let element = UNIT_POS as usize + comptime!(i * THREADS);
+    for i in 0..chunk * comptime!(count) / comptime!(THREADS) {
+        let element = UNIT_POS as usize + i * THREADS;
         let row = element / CHUNK;
         let offset = element % CHUNK;
         tile[at + offset * comptime!(count + 1) + row] = read_or_zero(source, base, first + row, end, channel + offset, head_dim);
@@ -52,12 +52,12 @@ pub(super) fn load_rows<F: Float>(
     first: usize,
     end: usize,
     tile: &mut Shared<[f32]>,
+    chunk: usize,
     #[comptime] tiles: Tiles,
 ) {
     let channels = comptime!(tiles.channels());
-    #[unroll]
-    for i in 0..comptime!(CHUNK * tiles.channels() / THREADS) {
-        let element = UNIT_POS as usize + comptime!(i * THREADS);
+    for i in 0..chunk * channels / comptime!(THREADS) {
+        let element = UNIT_POS as usize + i * THREADS;
         let row = element / channels;
         let channel = element % channels;
         tile[element] = read_or_zero(source, base, first + row, end, channel, comptime!(tiles.head_dim));
@@ -66,10 +66,17 @@ pub(super) fn load_rows<F: Float>(
 
 /// Rows times columns over one chunk of channels, added to `scores`.
 #[cube]
-pub(super) fn add_products(stage: &Shared<[f32]>, scores: &mut Array<f32>, x: usize, y: usize, #[comptime] tiles: Tiles) {
+pub(super) fn add_products(
+    stage: &Shared<[f32]>,
+    scores: &mut Array<f32>,
+    x: usize,
+    y: usize,
+    chunk: usize,
+    #[comptime] tiles: Tiles,
+) {
     let owned = comptime!(tiles.owned_columns());
     let columns_at = comptime!(CHUNK * (ROWS + 1));
-    for c in 0..CHUNK {
+    for c in 0..chunk {
         let mut columns = Array::<f32>::new(owned);
         #[unroll]
         for j in 0..owned {
@@ -95,11 +102,12 @@ pub(super) fn add_weighted(
     from: usize,
     x: usize,
     y: usize,
+    chunk: usize,
     #[comptime] tiles: Tiles,
 ) {
     let owned = comptime!(tiles.owned_channels());
     let channels = comptime!(tiles.channels());
-    for c in 0..CHUNK {
+    for c in 0..chunk {
         let mut factors = Array::<f32>::new(4usize);
         #[unroll]
         for r in 0..4usize {
@@ -210,10 +218,10 @@ pub(super) fn store<F: Float>(
 /// Sums up (or takes the largest of) what the sixteen threads of each row have put into `partial`, in the order of
 /// columns.
 #[cube]
-pub(super) fn combine(partial: &Shared<[f32]>, row: usize, #[comptime] largest: bool) -> f32 {
+pub(super) fn combine(partial: &Shared<[f32]>, row: usize, chunk: usize, #[comptime] largest: bool) -> f32 {
     let at = row * comptime!(CHUNK + 1);
     let mut result = partial[at];
-    for i in 1..16usize {
+    for i in 1..chunk {
         if comptime!(largest) {
             result = max(result, partial[at + i]);
         } else {
