@@ -86,8 +86,11 @@ fn check(client: &Client, element: Element) {
     let all = cases(element);
     for case in &all {
         let data = Data::new(case, 7);
+        let t = std::time::Instant::now();
         let first = run(client, case, &data).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        eprintln!("{:6.0} ms first", t.elapsed().as_secs_f64() * 1e3);
         let second = run(client, case, &data).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        eprintln!("{:6.0} ms {case:?}", t.elapsed().as_secs_f64() * 1e3);
         if first != second {
             wrong.push(format!("{case:?}: two runs differ"));
         }
@@ -97,7 +100,7 @@ fn check(client: &Client, element: Element) {
             Ok(results) => {
                 let judgement = expected.judge(case, &results);
                 if !judgement.holds() {
-                    wrong.push(format!("{case:?}: {:.1e?}", judgement.errors));
+                    wrong.push(format!("{case:?}: {judgement}"));
                 }
             }
         }

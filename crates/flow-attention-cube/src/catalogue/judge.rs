@@ -21,6 +21,16 @@ impl Judgement {
     }
 }
 
+impl std::fmt::Display for Judgement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (i, (name, error, allowed)) in self.errors.iter().enumerate() {
+            let (comma, sign) = (if i == 0 { "" } else { ", " }, if error <= allowed { "<=" } else { "ABOVE" });
+            write!(f, "{comma}{name} {error:.1e} {sign} {allowed:.1e}")?;
+        }
+        Ok(())
+    }
+}
+
 /// The largest distance of a row from its reference, in units of the row's length, or of the mean length of rows where
 /// that is larger. NaN where a result is.
 fn distance(got: &[f64], want: &[f64], dim: usize) -> f64 {

@@ -25,6 +25,7 @@ pub fn portable_backward_keys<F: Float>(
     mask_batch_stride: usize,
     entries_at: usize,
     patterns_at: usize,
+    chunk: usize,
     scale: f32,
     #[comptime] tiles: Tiles,
 ) {
@@ -66,29 +67,27 @@ pub fn portable_backward_keys<F: Float>(
             if number != 1 {
                 clear(&mut scores, comptime!(4 * owned));
                 clear(&mut products, comptime!(4 * owned));
-                for chunk in 0..comptime!(tiles.channels() / CHUNK) {
-                    let channel = chunk * CHUNK;
-                    load_channels(k, k_base, first, keys, channel, &mut stage, 0usize, ROWS, head_dim);
-                    load_channels(q, q_base, from, queries, channel, &mut stage, columns_at, columns, head_dim);
+                for part in 0..comptime!(tiles.channels()) / chunk {
+                    let channel = part * chunk;
+                    load_channels(k, k_base, first, keys, channel, &mut stage, 0usize, chunk, ROWS, head_dim);
+                    load_channels(q, q_base, from, queries, channel, &mut stage, columns_at, chunk, columns, head_dim);
                     sync_cube();
-                    add_products(&stage, &mut scores, x, y, tiles);
+                    add_products(&stage, &mut scores, x, y, chunk, tiles);
                     sync_cube();
-                    load_channels(v, v_base, first, keys, channel, &mut stage, 0usize, ROWS, head_dim);
-                    load_channels(d_o, d_o_base, from, queries, channel, &mut stage, columns_at, columns, head_dim);
+                    load_channels(v, v_base, first, keys, channel, &mut stage, 0usize, chunk, ROWS, head_dim);
+                    load_channels(d_o, d_o_base, from, queries, channel, &mut stage, columns_at, chunk, columns, head_dim);
                     sync_cube();
-                    add_products(&stage, &mut products, x, y, tiles);
+                    add_products(&stage, &mut products, x, y, chunk, tiles);
                     sync_cube();
                 }
                 pattern(mask, patterns_at, number, &mut words, x, y);
                 #[unroll]
                 for j in 0..owned {
                     let query = from + x + comptime!(16 * j);
-                    let mut query_lse = 0.0f32;
-                    let mut query_delta = 0.0f32;
-                    if query < queries {
-                        query_lse = lse[statistics + query];
-                        query_delta = delta[statistics + query];
-                    }
+                    // Columns behind the end are masked.
+                    let statistic = statistics + select(query < queries, query, 0usize);
+                    let query_lse = lse[statistic];
+                    let query_delta = delta[statistic];
                     #[unroll]
                     for r in 0..4usize {
                         let at = comptime!(r * owned + j);
@@ -99,19 +98,19 @@ pub fn portable_backward_keys<F: Float>(
                     }
                 }
                 share(&scores, &mut weights, x, y, tiles);
-                for chunk in 0..comptime!(tiles.columns / CHUNK) {
-                    let column = chunk * CHUNK;
-                    load_rows(d_o, d_o_base, from + column, queries, &mut stage, tiles);
+                for part in 0..comptime!(tiles.columns) / chunk {
+                    let column = part * chunk;
+                    load_rows(d_o, d_o_base, from + column, queries, &mut stage, chunk, tiles);
                     sync_cube();
-                    add_weighted(&weights, &stage, &mut dv_sums, column, x, y, tiles);
+                    add_weighted(&weights, &stage, &mut dv_sums, column, x, y, chunk, tiles);
                     sync_cube();
                 }
                 share(&products, &mut weights, x, y, tiles);
-                for chunk in 0..comptime!(tiles.columns / CHUNK) {
-                    let column = chunk * CHUNK;
-                    load_rows(q, q_base, from + column, queries, &mut stage, tiles);
+                for part in 0..comptime!(tiles.columns) / chunk {
+                    let column = part * chunk;
+                    load_rows(q, q_base, from + column, queries, &mut stage, chunk, tiles);
                     sync_cube();
-                    add_weighted(&weights, &stage, &mut dk_sums, column, x, y, tiles);
+                    add_weighted(&weights, &stage, &mut dk_sums, column, x, y, chunk, tiles);
                     sync_cube();
                 }
             }

@@ -27,6 +27,7 @@ pub fn portable_backward_queries<F: Float>(
     mask_batch_stride: usize,
     entries_at: usize,
     patterns_at: usize,
+    chunk: usize,
     scale: f32,
     #[comptime] tiles: Tiles,
 ) {
@@ -58,16 +59,11 @@ pub fn portable_backward_queries<F: Float>(
     for r in 0..4usize {
         let row = first + y + comptime!(16 * r);
         let mut sum = 0.0f32;
-        if row < queries {
-            #[unroll]
-            for j in 0..owned_channels {
-                let channel = x + comptime!(16 * j);
-                if channel < head_dim {
-                    let a = f32::cast_from(o[o_base + row * o.stride(2) + channel * o.stride(3)]);
-                    let b = f32::cast_from(d_o[d_o_base + row * d_o.stride(2) + channel * d_o.stride(3)]);
-                    sum += a * b;
-                }
-            }
+        #[unroll]
+        for j in 0..owned_channels {
+            let channel = x + comptime!(16 * j);
+            let a = read_or_zero(o, o_base, row, queries, channel, head_dim);
+            sum += a * read_or_zero(d_o, d_o_base, row, queries, channel, head_dim);
         }
         partial[(y + comptime!(16 * r)) * comptime!(CHUNK + 1) + x] = sum;
     }
@@ -77,13 +73,10 @@ pub fn portable_backward_queries<F: Float>(
     #[unroll]
     for r in 0..4usize {
         let row = first + y + comptime!(16 * r);
-        row_delta[r] = combine(&partial, y + comptime!(16 * r), false);
-        row_lse[r] = 0.0f32;
-        if row < queries {
-            row_lse[r] = lse[statistics + row];
-            if x == 0 {
-                delta[statistics + row] = row_delta[r];
-            }
+        row_delta[r] = combine(&partial, y + comptime!(16 * r), chunk, false);
+        row_lse[r] = lse[statistics + select(row < queries, row, 0usize)];
+        if x == 0 && row < queries {
+            delta[statistics + row] = row_delta[r];
         }
     }
 
@@ -102,27 +95,27 @@ pub fn portable_backward_queries<F: Float>(
         if number != 1 {
             clear(&mut scores, comptime!(4 * owned));
             clear(&mut products, comptime!(4 * owned));
-            for chunk in 0..comptime!(tiles.channels() / CHUNK) {
-                let channel = chunk * CHUNK;
-                load_channels(q, q_base, first, queries, channel, &mut stage, 0usize, ROWS, head_dim);
+            for part in 0..comptime!(tiles.channels()) / chunk {
+                let channel = part * chunk;
+                load_channels(q, q_base, first, queries, channel, &mut stage, 0usize, chunk, ROWS, head_dim);
                 if tile < tiles_of_first {
-                    load_channels(k, k_base, tile * columns, keys, channel, &mut stage, columns_at, columns, head_dim);
+                    load_channels(k, k_base, tile * columns, keys, channel, &mut stage, columns_at, chunk, columns, head_dim);
                 } else {
                     let from = (tile - tiles_of_first) * columns;
-                    load_channels(k2, k2_base, from, keys2, channel, &mut stage, columns_at, columns, head_dim);
+                    load_channels(k2, k2_base, from, keys2, channel, &mut stage, columns_at, chunk, columns, head_dim);
                 }
                 sync_cube();
-                add_products(&stage, &mut scores, x, y, tiles);
+                add_products(&stage, &mut scores, x, y, chunk, tiles);
                 sync_cube();
-                load_channels(d_o, d_o_base, first, queries, channel, &mut stage, 0usize, ROWS, head_dim);
+                load_channels(d_o, d_o_base, first, queries, channel, &mut stage, 0usize, chunk, ROWS, head_dim);
                 if tile < tiles_of_first {
-                    load_channels(v, v_base, tile * columns, keys, channel, &mut stage, columns_at, columns, head_dim);
+                    load_channels(v, v_base, tile * columns, keys, channel, &mut stage, columns_at, chunk, columns, head_dim);
                 } else {
                     let from = (tile - tiles_of_first) * columns;
-                    load_channels(v2, v2_base, from, keys2, channel, &mut stage, columns_at, columns, head_dim);
+                    load_channels(v2, v2_base, from, keys2, channel, &mut stage, columns_at, chunk, columns, head_dim);
                 }
                 sync_cube();
-                add_products(&stage, &mut products, x, y, tiles);
+                add_products(&stage, &mut products, x, y, chunk, tiles);
                 sync_cube();
             }
             pattern(mask, patterns_at, number, &mut words, x, y);
@@ -137,16 +130,16 @@ pub fn portable_backward_queries<F: Float>(
                 }
             }
             share(&scores, &mut gradients, x, y, tiles);
-            for chunk in 0..comptime!(tiles.columns / CHUNK) {
-                let column = chunk * CHUNK;
+            for part in 0..comptime!(tiles.columns) / chunk {
+                let column = part * chunk;
                 if tile < tiles_of_first {
-                    load_rows(k, k_base, tile * columns + column, keys, &mut stage, tiles);
+                    load_rows(k, k_base, tile * columns + column, keys, &mut stage, chunk, tiles);
                 } else {
                     let from = (tile - tiles_of_first) * columns + column;
-                    load_rows(k2, k2_base, from, keys2, &mut stage, tiles);
+                    load_rows(k2, k2_base, from, keys2, &mut stage, chunk, tiles);
                 }
                 sync_cube();
-                add_weighted(&gradients, &stage, &mut sums, column, x, y, tiles);
+                add_weighted(&gradients, &stage, &mut sums, column, x, y, chunk, tiles);
                 sync_cube();
             }
         }

@@ -9,7 +9,8 @@ pub(super) const LOWEST: f32 = -3.0e38;
 
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, plus infinity (and `o = 0`) where no key is allowed.
 /// One block for 64 queries of a head. Tensors are `[B, H, S, D]` of any strides; `k2` and `v2` follow on `k` and `v`.
-/// `mask` holds offsets, entries from `entries_at` and patterns from `patterns_at` on (`flow_attention_mask::MaskTiles`).
+/// `mask` holds offsets, entries from `entries_at` and patterns from `patterns_at` on (`flow_attention_mask::MaskTiles`). `chunk` is always [`CHUNK`],
+/// but not so that compilers know: Mesa's for processors would unroll all inner loops and take minutes.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn portable_forward<F: Float>(
     q: &Tensor<F>,
@@ -28,6 +29,7 @@ pub fn portable_forward<F: Float>(
     mask_batch_stride: usize,
     entries_at: usize,
     patterns_at: usize,
+    chunk: usize,
     scale: f32,
     #[comptime] tiles: Tiles,
 ) {
@@ -69,18 +71,18 @@ pub fn portable_forward<F: Float>(
         let number = mask[entries_at + 2 * entry + 1];
         if number != 1 {
             clear(&mut scores, comptime!(4 * owned));
-            for chunk in 0..comptime!(tiles.channels() / CHUNK) {
-                let channel = chunk * CHUNK;
-                load_channels(q, q_base, first, queries, channel, &mut stage, 0usize, ROWS, comptime!(tiles.head_dim));
+            for part in 0..comptime!(tiles.channels()) / chunk {
+                let channel = part * chunk;
+                load_channels(q, q_base, first, queries, channel, &mut stage, 0usize, chunk, ROWS, comptime!(tiles.head_dim));
                 if tile < tiles_of_first {
                     let from = tile * comptime!(tiles.columns);
-                    load_channels(k, k_base, from, keys, channel, &mut stage, comptime!(CHUNK * (ROWS + 1)), comptime!(tiles.columns), comptime!(tiles.head_dim));
+                    load_channels(k, k_base, from, keys, channel, &mut stage, comptime!(CHUNK * (ROWS + 1)), chunk, comptime!(tiles.columns), comptime!(tiles.head_dim));
                 } else {
                     let from = (tile - tiles_of_first) * comptime!(tiles.columns);
-                    load_channels(k2, k2_base, from, keys2, channel, &mut stage, comptime!(CHUNK * (ROWS + 1)), comptime!(tiles.columns), comptime!(tiles.head_dim));
+                    load_channels(k2, k2_base, from, keys2, channel, &mut stage, comptime!(CHUNK * (ROWS + 1)), chunk, comptime!(tiles.columns), comptime!(tiles.head_dim));
                 }
                 sync_cube();
-                add_products(&stage, &mut scores, x, y, tiles);
+                add_products(&stage, &mut scores, x, y, chunk, tiles);
                 sync_cube();
             }
             pattern(mask, patterns_at, number, &mut words, x, y);
@@ -98,7 +100,7 @@ pub fn portable_forward<F: Float>(
             sync_cube();
             #[unroll]
             for r in 0..4usize {
-                let now = combine(&partial, y + comptime!(16 * r), true);
+                let now = combine(&partial, y + comptime!(16 * r), chunk, true);
                 let keep = (largest[r] - now).exp();
                 largest[r] = now;
                 sum[r] *= keep;
@@ -115,16 +117,16 @@ pub fn portable_forward<F: Float>(
                 }
             }
             share(&scores, &mut probabilities, x, y, tiles);
-            for chunk in 0..comptime!(tiles.columns / CHUNK) {
-                let column = chunk * CHUNK;
+            for part in 0..comptime!(tiles.columns) / chunk {
+                let column = part * chunk;
                 if tile < tiles_of_first {
-                    load_rows(v, v_base, tile * comptime!(tiles.columns) + column, keys, &mut stage, tiles);
+                    load_rows(v, v_base, tile * comptime!(tiles.columns) + column, keys, &mut stage, chunk, tiles);
                 } else {
                     let from = (tile - tiles_of_first) * comptime!(tiles.columns) + column;
-                    load_rows(v2, v2_base, from, keys2, &mut stage, tiles);
+                    load_rows(v2, v2_base, from, keys2, &mut stage, chunk, tiles);
                 }
                 sync_cube();
-                add_weighted(&probabilities, &stage, &mut output, column, x, y, tiles);
+                add_weighted(&probabilities, &stage, &mut output, column, x, y, chunk, tiles);
                 sync_cube();
             }
         }
@@ -138,12 +140,14 @@ pub fn portable_forward<F: Float>(
     let mut factors = Array::<f32>::new(4usize);
     #[unroll]
     for r in 0..4usize {
-        let total = combine(&partial, y + comptime!(16 * r), false);
+        let total = combine(&partial, y + comptime!(16 * r), chunk, false);
         let row = first + y + comptime!(16 * r);
         factors[r] = select(total > 0.0f32, 1.0f32 / total, 0.0f32);
         if x == 0 && row < queries {
-            let value = select(total > 0.0f32, largest[r] + total.ln(), f32::INFINITY);
-            lse[(batch * CUBE_COUNT_Y as usize + head) * lse_rows + row] = value;
+            // Shader languages have no literal for infinity: it is chosen among bits.
+            let bits = u32::reinterpret(largest[r] + total.ln());
+            let bits = select(total > 0.0f32, bits, comptime!(f32::INFINITY.to_bits()));
+            lse[(batch * CUBE_COUNT_Y as usize + head) * lse_rows + row] = f32::reinterpret(bits);
         }
     }
     let o_base = batch * o.stride(0) + head * o.stride(1);

@@ -6,7 +6,7 @@ use super::call::{Call, KeyValues, Statistics};
 use super::declined::Declined;
 use super::forward::portable_forward;
 use super::mask::List;
-use super::tiles::{ROWS, THREADS};
+use super::tiles::{CHUNK, ROWS, THREADS};
 use crate::element::Element;
 use crate::wgmma::launch::Heads;
 use cubecl::ir::AddressType;
@@ -83,6 +83,7 @@ fn launch_forward<F: Float>(client: &Client, call: &Call, o: &Heads, lse: &Stati
             list.batch_stride,
             list.entries_at,
             list.patterns_at,
+ CHUNK,
             call.scale,
             call.tiles(),
         );
@@ -161,6 +162,7 @@ fn launch_backward<F: Float>(
             list.batch_stride,
             list.entries_at,
             list.patterns_at,
+ CHUNK,
             call.scale,
             call.tiles(),
         );
@@ -190,6 +192,7 @@ fn launch_backward<F: Float>(
                 list.batch_stride,
                 list.entries_at,
                 list.patterns_at,
+ CHUNK,
                 call.scale,
                 call.tiles(),
             );

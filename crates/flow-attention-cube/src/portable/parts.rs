@@ -3,6 +3,23 @@
 use super::tiles::{CHUNK, ROWS, THREADS, Tiles};
 use cubecl::prelude::*;
 
+/// One element, or zero where there is no row before `end` or no channel. Without a branch: compilers for processors
+/// take a time that grows with the square of the branches of a kernel with barriers.
+#[cube]
+pub(super) fn read_or_zero<F: Float>(
+    source: &Tensor<F>,
+    base: usize,
+    row: usize,
+    end: usize,
+    channel: usize,
+    #[comptime] head_dim: usize,
+) -> f32 {
+    let exists = row < end && channel < head_dim;
+    let place = base + row * source.stride(2) + channel * source.stride(3);
+    let value = f32::cast_from(source[select(exists, place, 0usize)]);
+    select(exists, value, 0.0f32)
+}
+
 /// Copies `count` rows from `first` on, `CHUNK` channels from `channel` on, to `tile` from `at` on, channel by channel
 /// with a stride of `count + 1`. Zero where there is no row before `end` or no channel.
 #[cube]
@@ -14,21 +31,15 @@ pub(super) fn load_channels<F: Float>(
     channel: usize,
     tile: &mut Shared<[f32]>,
     #[comptime] at: usize,
+    chunk: usize,
     #[comptime] count: usize,
     #[comptime] head_dim: usize,
 ) {
-    #[unroll]
-    for i in 0..comptime!(count * CHUNK / THREADS) {
-        let element = UNIT_POS as usize + comptime!(i * THREADS);
+    for i in 0..chunk * comptime!(count) / comptime!(THREADS) {
+        let element = UNIT_POS as usize + i * THREADS;
         let row = element / CHUNK;
         let offset = element % CHUNK;
-        let from = first + row;
-        let mut value = 0.0f32;
-        if from < end && channel + offset < head_dim {
-            let place = base + from * source.stride(2) + (channel + offset) * source.stride(3);
-            value = f32::cast_from(source[place]);
-        }
-        tile[at + offset * comptime!(count + 1) + row] = value;
+        tile[at + offset * comptime!(count + 1) + row] = read_or_zero(source, base, first + row, end, channel + offset, head_dim);
     }
 }
 
@@ -41,30 +52,31 @@ pub(super) fn load_rows<F: Float>(
     first: usize,
     end: usize,
     tile: &mut Shared<[f32]>,
+    chunk: usize,
     #[comptime] tiles: Tiles,
 ) {
     let channels = comptime!(tiles.channels());
-    #[unroll]
-    for i in 0..comptime!(CHUNK * tiles.channels() / THREADS) {
-        let element = UNIT_POS as usize + comptime!(i * THREADS);
+    for i in 0..chunk * channels / comptime!(THREADS) {
+        let element = UNIT_POS as usize + i * THREADS;
         let row = element / channels;
         let channel = element % channels;
-        let from = first + row;
-        let mut value = 0.0f32;
-        if from < end && channel < comptime!(tiles.head_dim) {
-            let place = base + from * source.stride(2) + channel * source.stride(3);
-            value = f32::cast_from(source[place]);
-        }
-        tile[element] = value;
+        tile[element] = read_or_zero(source, base, first + row, end, channel, comptime!(tiles.head_dim));
     }
 }
 
 /// Rows times columns over one chunk of channels, added to `scores`.
 #[cube]
-pub(super) fn add_products(stage: &Shared<[f32]>, scores: &mut Array<f32>, x: usize, y: usize, #[comptime] tiles: Tiles) {
+pub(super) fn add_products(
+    stage: &Shared<[f32]>,
+    scores: &mut Array<f32>,
+    x: usize,
+    y: usize,
+    chunk: usize,
+    #[comptime] tiles: Tiles,
+) {
     let owned = comptime!(tiles.owned_columns());
     let columns_at = comptime!(CHUNK * (ROWS + 1));
-    for c in 0..CHUNK {
+    for c in 0..chunk {
         let mut columns = Array::<f32>::new(owned);
         #[unroll]
         for j in 0..owned {
@@ -90,11 +102,12 @@ pub(super) fn add_weighted(
     from: usize,
     x: usize,
     y: usize,
+    chunk: usize,
     #[comptime] tiles: Tiles,
 ) {
     let owned = comptime!(tiles.owned_channels());
     let channels = comptime!(tiles.channels());
-    for c in 0..CHUNK {
+    for c in 0..chunk {
         let mut factors = Array::<f32>::new(4usize);
         #[unroll]
         for r in 0..4usize {
@@ -186,12 +199,17 @@ pub(super) fn store<F: Float>(
     #[unroll]
     for r in 0..4usize {
         let row = first + y + comptime!(16 * r);
-        #[unroll]
-        for j in 0..owned {
-            let channel = x + comptime!(16 * j);
-            if row < end && channel < comptime!(tiles.head_dim) {
-                let place = base + row * target.stride(2) + channel * target.stride(3);
-                target[place] = F::cast_from(sums[comptime!(r * owned + j)] * factors[r]);
+        let place = base + row * target.stride(2) + x * target.stride(3);
+        let step = target.stride(3) * 16;
+        if row < end {
+            #[unroll]
+            for j in 0..owned {
+                let value = F::cast_from(sums[comptime!(r * owned + j)] * factors[r]);
+                if comptime!(16 * j + 16 <= tiles.head_dim) {
+                    target[place + j * step] = value;
+                } else if x + comptime!(16 * j) < comptime!(tiles.head_dim) {
+                    target[place + j * step] = value;
+                }
             }
         }
     }
@@ -200,10 +218,10 @@ pub(super) fn store<F: Float>(
 /// Sums up (or takes the largest of) what the sixteen threads of each row have put into `partial`, in the order of
 /// columns.
 #[cube]
-pub(super) fn combine(partial: &Shared<[f32]>, row: usize, #[comptime] largest: bool) -> f32 {
+pub(super) fn combine(partial: &Shared<[f32]>, row: usize, chunk: usize, #[comptime] largest: bool) -> f32 {
     let at = row * comptime!(CHUNK + 1);
     let mut result = partial[at];
-    for i in 1..16usize {
+    for i in 1..chunk {
         if comptime!(largest) {
             result = max(result, partial[at + i]);
         } else {
