@@ -1,59 +1,38 @@
-//! Writes the CUDA sources of the kernels to a folder, without a GPU.
+//! Writes the CUDA sources of the kernels that the tables choose to a folder, without a GPU: `emit FOLDER [HEAD_DIM…]`.
 
-use cubecl::prelude::*;
-use cubecl_runtime::kernel::CubeKernel;
-use flow_attention_cube::wgmma::backward_keys::backward_keys::BackwardKeys;
-use flow_attention_cube::wgmma::backward_queries::backward_queries::BackwardQueries;
-use flow_attention_cube::wgmma::forward::forward::Forward;
-use flow_attention_cube::wgmma::{BackwardTiles, ForwardTiles, Sums};
-use flow_cube::offline;
+use flow_attention_cube::call::Call;
+use flow_attention_cube::mma::Mma;
+use flow_attention_cube::run::Offer;
+use flow_attention_cube::sources::{Source, sources};
+use flow_attention_cube::wgmma::Wgmma;
 use flow_cube::wgmma::Factor;
+use std::error::Error;
+use std::path::Path;
 
-fn main() {
-    let folder = std::env::args().nth(1).expect("a folder");
-    std::fs::create_dir_all(&folder).expect("the folder can be made");
-    let b = || BufferCompilationArg { inplace: None };
-    let factor = Factor::Bf16;
-    for (masked, two_parts) in [(false, false), (true, false), (false, true), (true, true)] {
-        let suffix = format!("{}{}", if masked { "_masked" } else { "" }, if two_parts { "_parts" } else { "" });
-        for (head_dim, keys, warpgroups, stages, ping_pong) in [
-            (128, 176, 2, 2, true), (128, 128, 2, 2, false), (64, 128, 1, 2, false), (72, 128, 1, 2, false), (96, 128, 2, 2, false), (256, 80, 2, 1, false), (40, 128, 1, 2, false),
-        ] {
-            let tiles = ForwardTiles { head_dim, keys, warpgroups, stages, ping_pong, factor, masked, two_parts };
-            let definition = Forward::new(
-                offline::settings(tiles.threads()), offline::h100(), offline::target(),
-                (), (), (), (), (), (), b(), b(), b(), b(), (), (), (), (), (), (), (), tiles, factor.element(), tiles.vectors(),
-            )
-            .define();
-            write(&folder, &format!("fwd_d{head_dim}_k{keys}_w{warpgroups}{suffix}"), definition);
-        }
-        for (head_dim, passing, warpgroups, stages, sums) in [(128, 64, 2, 3, Sums::Both), (64, 64, 1, 2, Sums::Both), (256, 64, 1, 2, Sums::Keys), (256, 64, 1, 2, Sums::Values)] {
-            let tiles = BackwardTiles { head_dim, passing, warpgroups, stages, factor, sums, masked, two_parts };
-            if !two_parts {
-                let definition = BackwardKeys::new(
-                    offline::settings(tiles.threads()), offline::h100(), offline::target(),
-                    (), (), (), (), (), (), b(), b(), b(), b(), b(), (), (), (), (), (), (), tiles, factor.element(), tiles.vectors(),
-                )
-                .define();
-                write(&folder, &format!("bwdk_d{head_dim}_p{passing}_w{warpgroups}_{sums:?}{suffix}"), definition);
-            }
-            let definition = BackwardQueries::new(
-                offline::settings(tiles.threads()), offline::h100(), offline::target(),
-                (), (), (), (), (), (), (), b(), b(), (), (), (), (), (), (), b(), b(), b(), b(), b(), (), (), (), (), (), (), (), (),
-                tiles, factor.element(), tiles.vectors(),
-            )
-            .define();
-            write(&folder, &format!("bwdq_d{head_dim}_p{passing}_w{warpgroups}{suffix}"), definition);
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let folder = arguments.next().ok_or("usage: emit FOLDER [HEAD_DIM…]")?;
+    let mut dims = arguments.map(|dim| dim.parse()).collect::<Result<Vec<usize>, _>>()?;
+    if dims.is_empty() {
+        dims = vec![64, 128];
+    }
+    std::fs::create_dir_all(&folder)?;
+    // An H100 has 227 KiB of shared memory for a block.
+    let offer = Offer { shared_bytes: 227 * 1024 };
+    for head_dim in dims {
+        for (masked, keys) in [(false, [4096, 0]), (true, [4096, 0]), (false, [4096, 77]), (true, [4096, 77])] {
+            let call = Call { batch: 1, heads: 8, kv_heads: 8, queries: 4096, keys, head_dim, factor: Factor::Bf16 };
+            write(&folder, sources::<Wgmma>(&call, masked, offer)?)?;
+            write(&folder, sources::<Mma>(&call, masked, offer)?)?;
         }
     }
+    Ok(())
 }
 
-fn write(folder: &str, name: &str, definition: KernelDefinition) {
-    match offline::cuda_source(definition) {
-        Ok(source) => {
-            println!("{name}: {} bytes shared", source.shared_memory_bytes);
-            std::fs::write(format!("{folder}/{name}.cu"), source.text).expect("written");
-        }
-        Err(error) => println!("{name}: {error}"),
+fn write(folder: &str, sources: Vec<Source>) -> std::io::Result<()> {
+    for Source { name, cuda } in sources {
+        println!("{name}: {} bytes of shared memory", cuda.shared_memory_bytes);
+        std::fs::write(Path::new(folder).join(format!("{name}.cu")), cuda.text)?;
     }
+    Ok(())
 }

@@ -1,11 +1,22 @@
 //! Attention kernels in CubeCL, forward and backward.
 #![doc = include_str!("../README.md")]
 
+pub mod call;
 pub mod catalogue;
+mod columns;
+mod delta;
 mod element;
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
+pub mod mma;
+pub mod passing;
+#[allow(missing_docs)]
 pub mod portable;
+pub mod run;
+mod softmax;
+pub mod sources;
+pub mod tensors;
+#[allow(missing_docs)]
 pub mod wgmma;
 
 pub use element::Element;

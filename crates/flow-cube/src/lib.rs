@@ -5,6 +5,10 @@
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
 pub mod barrier;
+#[allow(missing_docs)]
+pub mod copy;
+#[allow(missing_docs)]
+pub mod mma;
 pub mod offline;
 #[allow(missing_docs)]
 pub mod register;

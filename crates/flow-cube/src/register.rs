@@ -126,3 +126,12 @@ pub fn load_shared_f32(address: u32) -> f32 {
     gpu_asm!("ld.shared.f32 {}, [{}];", out(_) out, in(_) address);
     out
 }
+
+/// Loads 16 bytes at a byte address of shared memory, a multiple of 16.
+#[cube]
+pub fn load_shared_16(address: u32) -> Vector<u32, Const<4>> {
+    let address = read::<u32>(address);
+    let out: Vector<u32, Const<4>>;
+    gpu_asm!("ld.shared.v4.b32 {}, [{}];", out(_) out, in(_) address);
+    out
+}

@@ -4,7 +4,7 @@ use super::declined::Declined;
 use super::mask::PortableMask;
 use super::tiles::{THREADS, Tiles};
 use crate::element::Element;
-use crate::wgmma::launch::Heads;
+use crate::tensors::Heads;
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;

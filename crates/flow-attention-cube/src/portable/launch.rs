@@ -8,7 +8,7 @@ use super::forward::portable_forward;
 use super::mask::List;
 use super::tiles::{CHUNK, ROWS, THREADS};
 use crate::element::Element;
-use crate::wgmma::launch::Heads;
+use crate::tensors::Heads;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use cubecl::zspace::{Shape, Strides};

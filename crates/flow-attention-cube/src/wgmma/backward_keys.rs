@@ -6,63 +6,15 @@
 
 use super::BackwardTiles;
 use super::copy::{copy_tile, store_rows};
-use super::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at};
-use super::softmax::{pack, stage_rows};
+use crate::columns::{Pair, probabilities, score_gradients};
+use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at};
+use crate::softmax::{pack, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
 use flow_cube::barrier::{arrive_and_expect, bulk_copy, count, named_sync, wait};
-use flow_cube::register::{exp2_approximate, multiply_add};
 use flow_cube::wgmma;
-
-/// Two neighbouring columns.
-type Pair = Vector<f32, Const<2>>;
-
-/// `2^(score · factor - lse)`, column by column; `lse` in units of log2.
-#[cube]
-fn probabilities<N: Size>(
-    scores: Vector<f32, N>,
-    lse: &[Pair],
-    start: usize,
-    factor: f32,
-    #[comptime] columns: usize,
-) -> Vector<f32, N> {
-    let mut out = scores;
-    #[unroll]
-    for c in 0..comptime!(columns / 8) {
-        let pair = lse[start + comptime!(4 * c)] * Pair::new(1.442_695_04f32);
-        #[unroll]
-        for j in 0..4usize {
-            let at = comptime!(4 * c + j);
-            let shift = pair.extract(comptime!(j % 2));
-            out.insert(at, exp2_approximate(multiply_add(scores.extract(at), factor, -shift)));
-        }
-    }
-    out
-}
-
-/// `probability · (gradient - delta)`, column by column.
-#[cube]
-fn score_gradients<N: Size>(
-    probabilities: Vector<f32, N>,
-    gradients: Vector<f32, N>,
-    delta: &[Pair],
-    start: usize,
-    #[comptime] columns: usize,
-) -> Vector<f32, N> {
-    let mut out = gradients;
-    #[unroll]
-    for c in 0..comptime!(columns / 8) {
-        let pair = delta[start + comptime!(4 * c)];
-        #[unroll]
-        for j in 0..4usize {
-            let at = comptime!(4 * c + j);
-            out.insert(at, probabilities.extract(at) * (gradients.extract(at) - pair.extract(comptime!(j % 2))));
-        }
-    }
-    out
-}
 
 /// Starts the copies of one passing tile.
 #[cube]
@@ -105,7 +57,7 @@ fn next_tile<E: Numeric>(
 }
 
 /// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
-/// list is of passing queries, its rows are keys; see [`passing`](super::passing).
+/// list is of passing queries, its rows are keys; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
 pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     q: &TensorMap<E, Tiled>,

@@ -5,50 +5,15 @@
 
 use super::BackwardTiles;
 use super::copy::{copy_tile, store_rows};
-use super::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
-use super::softmax::{cut, exponentiate, pack, stage_rows};
+use crate::delta::row_product;
+use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
+use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
 use flow_cube::barrier::{arrive_and_expect, count, named_sync, wait};
-use flow_cube::register::{unpack_high, unpack_low};
-use flow_cube::wgmma::{self, Factor};
-
-/// Eight values of 16 bits.
-type Eight = Vector<u32, Const<4>>;
-
-/// Sum of the products of two times eight values of 16 bits, in order.
-#[cube]
-fn dot(a: Eight, b: Eight, before: f32, #[comptime] element: Factor) -> f32 {
-    let mut sum = before;
-    #[unroll]
-    for i in 0..4usize {
-        let x = a.extract(i);
-        let y = b.extract(i);
-        sum += unpack_low(x, element) * unpack_low(y, element);
-        sum += unpack_high(x, element) * unpack_high(y, element);
-    }
-    sum
-}
-
-/// `probability · (gradient - delta)`, row by row.
-#[cube]
-fn score_gradients<N: Size>(
-    probabilities: Vector<f32, N>,
-    gradients: Vector<f32, N>,
-    delta_0: f32,
-    delta_1: f32,
-    #[comptime] columns: usize,
-) -> Vector<f32, N> {
-    let mut out = gradients;
-    #[unroll]
-    for i in 0..comptime!(columns / 2) {
-        let delta = if comptime!((i / 2) % 2 == 0) { delta_0 } else { delta_1 };
-        out.insert(i, probabilities.extract(i) * (gradients.extract(i) - delta));
-    }
-    out
-}
+use flow_cube::wgmma;
 
 /// Starts the copies of one passing tile.
 #[cube]
@@ -184,20 +149,9 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let of_row = UNIT_POS / 2;
     let query = first_query + of_row;
     let lse_at = (batch * (CUBE_COUNT_Y) + head) * lse_rows;
-    let mut sum = 0.0f32;
-    if query < queries {
-        let eights = comptime!((tiles.head_dim / 8) as u32);
-        let o_from = batch * o_batch + head * o_head + query * o_row;
-        let do_from = batch * do_batch + head * do_head + query * do_row;
-        #[unroll]
-        for i in 0..comptime!((tiles.head_dim / 8).div_ceil(2)) {
-            let of = comptime!(2 * i as u32) + UNIT_POS % 2;
-            if of < eights {
-                sum = dot(o_rows[(o_from + of) as usize], do_rows[(do_from + of) as usize], sum, element);
-            }
-        }
-    }
-    sum += plane_shuffle_xor(sum, 1);
+    let o_from = batch * o_batch + head * o_head + query * o_row;
+    let do_from = batch * do_batch + head * do_head + query * do_row;
+    let sum = row_product(o_rows, do_rows, o_from, do_from, query < queries, comptime!(tiles.head_dim), element);
     if UNIT_POS % 2 == 0 {
         deltas[of_row as usize] = sum;
         delta[(lse_at + query) as usize] = sum;

@@ -2,22 +2,15 @@
 
 use super::ForwardTiles;
 use super::copy::{fill, store_rows};
-use super::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
-use super::softmax::*;
+use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
+use crate::softmax::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
 use flow_cube::barrier::{count, named_arrive, named_sync, wait};
-use flow_cube::register::{exp2_approximate, log2_approximate};
+use flow_cube::register::exp2_approximate;
 use flow_cube::wgmma;
-
-/// Log-sum-exp of a row; plus infinity where there is no row or no key, so that its probabilities read zero.
-#[cube]
-fn log_sum(max: f32, sum: f32, factor: f32, exists: bool) -> f32 {
-    let value = (max * factor + log2_approximate(sum)) * 0.693_147_2f32;
-    select(exists && sum > 0.0f32, value, f32::INFINITY)
-}
 
 /// Starts the copy of tile `tile` of keys, or of values.
 #[cube]
@@ -50,7 +43,7 @@ fn fill_keys<E: Numeric>(
 
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Keys and values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`.
-/// `offsets`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](super::passing).
+/// `offsets`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
 pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     q: &TensorMap<E, Tiled>,

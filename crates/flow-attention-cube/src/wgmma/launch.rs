@@ -4,98 +4,24 @@ use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
 use super::forward::forward;
 use super::{BackwardTiles, ForwardTiles};
+pub use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
 use cubecl::zspace::{Shape, Strides, shape};
 use cubecl_runtime::server::Handle;
 use flow_cube::wgmma::Factor;
 
-/// A tensor `[B, H, S, D]` on the device, with its strides in elements; the last one is 1, the others multiples of 8.
-#[derive(Clone, Debug)]
-pub struct Heads {
-    /// Where it is.
-    pub handle: Handle,
-    /// `[B, H, S, D]`.
-    pub shape: [usize; 4],
-    /// Elements from one to the next, of each axis.
-    pub strides: [usize; 4],
-}
-
-impl Heads {
-    /// A tensor without gaps.
-    pub fn contiguous(handle: Handle, shape: [usize; 4]) -> Self {
-        let [_, heads, rows, channels] = shape;
-        let strides = [heads * rows * channels, rows * channels, channels, 1];
-        Self { handle, shape, strides }
-    }
-
-    /// Elements from the first to the last.
-    fn elements(&self) -> usize {
-        1 + self.shape.iter().zip(self.strides).map(|(n, s)| (n - 1) * s).sum::<usize>()
-    }
-
-    /// For copies of `rows` rows of 64 channels.
-    fn map(&self, rows: usize, factor: Factor) -> TensorMapArg<Tiled> {
-        let tensor = unsafe {
-            TensorArg::from_raw_parts(
-                self.handle.clone(),
-                self.strides.into_iter().collect::<Strides>(),
-                self.shape.into_iter().collect::<Shape>(),
-            )
-        };
-        TensorMapArg::new(TiledArgs { tile_size: shape![1, 1, rows, 64] }, tensor, factor.element())
-            .with_swizzle(TensorMapSwizzle::B128)
-            .with_prefetch(TensorMapPrefetch::B256)
-    }
-}
-
-/// Keys and values of one part.
-#[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
-    /// Keys.
-    pub k: &'a Heads,
-    /// Values.
-    pub v: &'a Heads,
-}
-
-/// A mask on the device: which tiles pass each block, and what of them is seen.
-#[derive(Clone, Debug)]
-pub struct TileList {
-    offsets: (Handle, usize),
-    entries: (Handle, usize),
-    patterns: (Handle, usize),
-    batch_stride: u32,
-}
-
-impl TileList {
-    /// Uploads a list. `offsets` holds for each place of the grid the block of rows, where its entries begin, and how many
-    /// there are; `batch_stride` is the number of places, or 0 if all samples have the same list.
-    pub fn new(client: &Client, offsets: &[u32], entries: &[u32], patterns: &[u32], batch_stride: u32) -> Self {
-        let put = |words: &[u32]| {
-            let words = if words.is_empty() { &[0] } else { words };
-            (client.create_from_slice(u32::as_bytes(words)), words.len())
-        };
-        Self {
-            offsets: put(offsets),
-            entries: put(entries),
-            patterns: put(patterns),
-            batch_stride,
-        }
-    }
-
-    /// What kernels without a mask get.
-    pub fn none(client: &Client) -> Self {
-        Self::new(client, &[], &[], &[], 0)
-    }
-
-    fn arguments(&self) -> [BufferArg; 3] {
-        [&self.offsets, &self.entries, &self.patterns]
-            .map(|(handle, length)| unsafe { BufferArg::from_raw_parts(handle.clone(), *length) })
-    }
-}
-
-/// Rows of `lse` and of `delta` for a head of `queries` queries.
-pub fn lse_rows(queries: usize) -> usize {
-    queries.next_multiple_of(128)
+/// For copies of `rows` rows of 64 channels.
+fn map(x: &Heads, rows: usize, factor: Factor) -> TensorMapArg<Tiled> {
+    let tensor = unsafe {
+        TensorArg::from_raw_parts(
+            x.handle.clone(),
+            x.strides.into_iter().collect::<Strides>(),
+            x.shape.into_iter().collect::<Shape>(),
+        )
+    };
+    TensorMapArg::new(TiledArgs { tile_size: shape![1, 1, rows, 64] }, tensor, factor.element())
+        .with_swizzle(TensorMapSwizzle::B128)
+        .with_prefetch(TensorMapPrefetch::B256)
 }
 
 /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where there
@@ -116,7 +42,7 @@ pub fn launch_forward(
     let second = parts.last().expect("a part of keys");
     let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
     let blocks = queries.div_ceil(tiles.queries());
-    let map = |x: &Heads, rows| x.map(rows, tiles.factor);
+    let map = |x: &Heads, rows| map(x, rows, tiles.factor);
     let [offsets, entries, patterns] = list.arguments();
     unsafe {
         forward::launch_unchecked(
@@ -147,23 +73,6 @@ pub fn launch_forward(
     }
 }
 
-/// Operands of backward.
-#[derive(Clone, Copy, Debug)]
-pub struct Backward<'a> {
-    /// Queries.
-    pub q: &'a Heads,
-    /// Output of forward.
-    pub o: &'a Heads,
-    /// Gradient of the output.
-    pub d_o: &'a Heads,
-    /// Log-sum-exp of forward, `[B, H, lse_rows]`.
-    pub lse: &'a Handle,
-    /// Sums over channels of `d_o ∘ o`, `[B, H, lse_rows]`; the kernel for queries writes them.
-    pub delta: &'a Handle,
-    /// Factor on the scores.
-    pub scale: f32,
-}
-
 /// Launches the kernel for queries: `dq` and `delta`. The list is that of forward, for its tiles.
 pub fn launch_backward_queries(
     client: &Client,
@@ -180,7 +89,7 @@ pub fn launch_backward_queries(
     let lse_rows = lse_rows(queries);
     let length = batch * heads * lse_rows;
     let eights = |x: &Heads, axis: usize| (x.strides[axis] / 8) as u32;
-    let map = |x: &Heads, rows| x.map(rows, tiles.factor);
+    let map = |x: &Heads, rows| map(x, rows, tiles.factor);
     let [offsets, entries, patterns] = list.arguments();
     unsafe {
         backward_queries::launch_unchecked(
@@ -235,7 +144,7 @@ pub fn launch_backward_keys(
     let [_, kv_heads, keys, _] = part.k.shape;
     let lse_rows = lse_rows(queries);
     let length = batch * heads * lse_rows;
-    let map = |x: &Heads, rows| x.map(rows, tiles.factor);
+    let map = |x: &Heads, rows| map(x, rows, tiles.factor);
     let [offsets, entries, patterns] = list.arguments();
     unsafe {
         backward_keys::launch_unchecked(

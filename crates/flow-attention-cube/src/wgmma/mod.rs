@@ -5,10 +5,88 @@ pub mod backward_queries;
 mod copy;
 pub mod forward;
 pub mod launch;
-pub mod passing;
-pub mod run;
 pub mod select;
-mod softmax;
 mod tiles;
 
+use crate::call::{Call, Declined};
+use crate::run::{Cut, Kernels, Offer};
+use crate::tensors::{Backward, Heads, Part, TileList};
+use cubecl::prelude::Client;
+use cubecl_runtime::server::Handle;
 pub use tiles::{BackwardTiles, ForwardTiles, Sums};
+
+/// The kernels of this module.
+#[derive(Clone, Copy, Debug)]
+pub struct Wgmma;
+
+/// A call made ready for these kernels.
+pub type Prepared = crate::run::Prepared<Wgmma>;
+
+impl Cut for ForwardTiles {
+    fn units(&self) -> usize {
+        self.warpgroups
+    }
+
+    fn columns(&self) -> usize {
+        self.keys
+    }
+}
+
+impl Cut for BackwardTiles {
+    fn units(&self) -> usize {
+        self.warpgroups
+    }
+
+    fn columns(&self) -> usize {
+        self.passing
+    }
+}
+
+impl Kernels for Wgmma {
+    const NAME: &'static str = "wgmma";
+    type Forward = ForwardTiles;
+    type Backward = BackwardTiles;
+
+    fn check(_: &Client, _: &Call) -> Result<(), Declined> {
+        Ok(())
+    }
+
+    fn select(call: &Call, masked: bool, _: Offer) -> select::Selection {
+        select::select(call, masked)
+    }
+
+    fn forward(
+        client: &Client,
+        q: &Heads,
+        parts: &[Part<'_>],
+        o: &Heads,
+        lse: &Handle,
+        list: &TileList,
+        scale: f32,
+        tiles: ForwardTiles,
+    ) {
+        launch::launch_forward(client, q, parts, o, lse, list, scale, tiles);
+    }
+
+    fn backward_queries(
+        client: &Client,
+        of: Backward<'_>,
+        parts: &[Part<'_>],
+        dq: &Heads,
+        list: &TileList,
+        tiles: BackwardTiles,
+    ) {
+        launch::launch_backward_queries(client, of, parts, dq, list, tiles);
+    }
+
+    fn backward_keys(
+        client: &Client,
+        of: Backward<'_>,
+        part: Part<'_>,
+        gradients: [&Heads; 2],
+        list: &TileList,
+        tiles: BackwardTiles,
+    ) {
+        launch::launch_backward_keys(client, of, part, gradients, list, tiles);
+    }
+}

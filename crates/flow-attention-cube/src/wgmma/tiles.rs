@@ -1,5 +1,6 @@
 //! Sizes of tiles, and how products walk through them.
 
+pub use crate::run::Sums;
 use flow_cube::wgmma::{Factor, Steps};
 
 /// How the forward kernel cuts its work.
@@ -67,29 +68,6 @@ impl ForwardTiles {
     /// `P V`.
     pub fn values(&self) -> Steps {
         over_rows(self.head_dim, self.keys, self.factor)
-    }
-}
-
-/// Which sums the kernel for keys makes. Both of a head of more than 128 channels do not fit into registers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Sums {
-    /// Gradients of keys and values.
-    Both,
-    /// Gradients of keys.
-    Keys,
-    /// Gradients of values.
-    Values,
-}
-
-impl Sums {
-    /// Whether gradients of keys are made.
-    pub fn keys(self) -> bool {
-        self != Self::Values
-    }
-
-    /// Whether gradients of values are made.
-    pub fn values(self) -> bool {
-        self != Self::Keys
     }
 }
 

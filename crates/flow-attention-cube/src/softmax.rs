@@ -1,12 +1,13 @@
-//! Softmax of a tile of scores in the registers of a warpgroup, two rows a thread.
+//! Softmax of a tile of scores in registers, and its gradient: 64 rows for each 128 threads, two rows a thread, as `wgmma`
+//! and four stacked `mma.sync` hold them.
 
 use cubecl::prelude::*;
-use flow_cube::register::{exp2_approximate, maximum, multiply_add, pack as pack_pair, store_shared};
+use flow_cube::register::{exp2_approximate, log2_approximate, maximum, multiply_add, pack as pack_pair, store_shared};
 use flow_cube::wgmma::Factor;
 
 /// Largest value of each of the two rows, over the four threads that share them and `before`.
 #[cube]
-pub(super) fn row_maximum<N: Size>(scores: Vector<f32, N>, before: f32, #[comptime] row: usize, #[comptime] keys: usize) -> f32 {
+pub(crate) fn row_maximum<N: Size>(scores: Vector<f32, N>, before: f32, #[comptime] row: usize, #[comptime] keys: usize) -> f32 {
     let mut largest = before;
     #[unroll]
     for i in 0..comptime!(keys / 4) {
@@ -19,14 +20,14 @@ pub(super) fn row_maximum<N: Size>(scores: Vector<f32, N>, before: f32, #[compti
 
 /// `max` times the factor, 0 for a row without a key.
 #[cube]
-pub(super) fn shift_of(max: f32, factor: f32) -> f32 {
+pub(crate) fn shift_of(max: f32, factor: f32) -> f32 {
     let shift = max * factor;
     select(max == -f32::INFINITY, 0.0f32, shift)
 }
 
 /// `2^(score · factor - shift)` in place.
 #[cube]
-pub(super) fn exponentiate<N: Size>(
+pub(crate) fn exponentiate<N: Size>(
     scores: Vector<f32, N>,
     factor: f32,
     shift_0: f32,
@@ -44,7 +45,7 @@ pub(super) fn exponentiate<N: Size>(
 
 /// Sum of this thread's part of a row.
 #[cube]
-pub(super) fn row_sum<N: Size>(probabilities: Vector<f32, N>, #[comptime] row: usize, #[comptime] keys: usize) -> f32 {
+pub(crate) fn row_sum<N: Size>(probabilities: Vector<f32, N>, #[comptime] row: usize, #[comptime] keys: usize) -> f32 {
     let mut sum = probabilities.extract(comptime!(row * 2));
     #[unroll]
     for i in 1..comptime!(keys / 4) {
@@ -55,7 +56,7 @@ pub(super) fn row_sum<N: Size>(probabilities: Vector<f32, N>, #[comptime] row: u
 
 /// Both rows of `values` times their factor.
 #[cube]
-pub(super) fn scale_rows<N: Size>(
+pub(crate) fn scale_rows<N: Size>(
     values: Vector<f32, N>,
     by_0: f32,
     by_1: f32,
@@ -72,7 +73,7 @@ pub(super) fn scale_rows<N: Size>(
 
 /// The probabilities as the A operand of a product.
 #[cube]
-pub(super) fn pack<N: Size, P: Size>(probabilities: Vector<f32, N>, #[comptime] keys: usize, #[comptime] factor: Factor) -> Vector<u32, P> {
+pub(crate) fn pack<N: Size, P: Size>(probabilities: Vector<f32, N>, #[comptime] keys: usize, #[comptime] factor: Factor) -> Vector<u32, P> {
     let mut out = Vector::<u32, P>::new(0u32);
     #[unroll]
     for i in 0..comptime!(keys / 4) {
@@ -86,7 +87,7 @@ pub(super) fn pack<N: Size, P: Size>(probabilities: Vector<f32, N>, #[comptime] 
 
 /// Scores of the columns from `columns` on become minus infinity; `first` is this thread's first column.
 #[cube]
-pub(super) fn cut<N: Size>(scores: Vector<f32, N>, first: u32, columns: u32, #[comptime] keys: usize) -> Vector<f32, N> {
+pub(crate) fn cut<N: Size>(scores: Vector<f32, N>, first: u32, columns: u32, #[comptime] keys: usize) -> Vector<f32, N> {
     let mut out = scores;
     #[unroll]
     for i in 0..comptime!(keys / 2) {
@@ -99,7 +100,7 @@ pub(super) fn cut<N: Size>(scores: Vector<f32, N>, first: u32, columns: u32, #[c
 /// Writes both rows, times their factor, to a tile of panels of `rows` rows; `at` is the byte address of this thread's
 /// first row in the first panel, `row` that row within its 64.
 #[cube]
-pub(super) fn stage_rows<N: Size>(
+pub(crate) fn stage_rows<N: Size>(
     at: u32,
     row: u32,
     lane: u32,
@@ -124,4 +125,29 @@ pub(super) fn stage_rows<N: Size>(
             pack_pair(values.extract(comptime!(4 * j + 2)) * by_1, values.extract(comptime!(4 * j + 3)) * by_1, factor),
         );
     }
+}
+
+/// `probability · (gradient - delta)`, row by row.
+#[cube]
+pub(crate) fn score_gradients<N: Size>(
+    probabilities: Vector<f32, N>,
+    gradients: Vector<f32, N>,
+    delta_0: f32,
+    delta_1: f32,
+    #[comptime] columns: usize,
+) -> Vector<f32, N> {
+    let mut out = gradients;
+    #[unroll]
+    for i in 0..comptime!(columns / 2) {
+        let delta = if comptime!((i / 2) % 2 == 0) { delta_0 } else { delta_1 };
+        out.insert(i, probabilities.extract(i) * (gradients.extract(i) - delta));
+    }
+    out
+}
+
+/// Log-sum-exp of a row; plus infinity where there is no row or no key, so that its probabilities read zero.
+#[cube]
+pub(crate) fn log_sum(max: f32, sum: f32, factor: f32, exists: bool) -> f32 {
+    let value = (max * factor + log2_approximate(sum)) * 0.693_147_2f32;
+    select(exists && sum > 0.0f32, value, f32::INFINITY)
 }

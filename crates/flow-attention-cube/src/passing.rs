@@ -7,12 +7,15 @@
 
 use cubecl::prelude::*;
 
+/// The pattern that sees nothing.
+pub(crate) const NONE: u32 = 1;
+
 /// Bits of a pattern for one thread, at most 128.
-pub(super) type Bits = Vector<u32, Const<4>>;
+pub(crate) type Bits = Vector<u32, Const<4>>;
 
 /// What a list needs besides its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct ListShape {
+pub(crate) struct ListShape {
     /// Whether there is a list.
     pub masked: bool,
     /// Units of 64 rows of a block.
@@ -23,12 +26,12 @@ pub(super) struct ListShape {
 
 impl ListShape {
     /// Words of an entry.
-    pub(super) fn entry_words(self) -> usize {
+    pub(crate) fn entry_words(self) -> usize {
         1 + self.units
     }
 
     /// Words of a pattern for a thread.
-    pub(super) fn pattern_words(self) -> usize {
+    pub(crate) fn pattern_words(self) -> usize {
         (self.columns / 2).div_ceil(32)
     }
 }
@@ -38,7 +41,7 @@ impl ListShape {
 /// `offsets` holds for each place of the grid the block, then where its list begins and how long it is. Long lists come
 /// first, so that no long one starts when the others are done.
 #[cube]
-pub(super) fn list_of(
+pub(crate) fn list_of(
     offsets: &[u32],
     batch_start: u32,
     place: u32,
@@ -55,7 +58,7 @@ pub(super) fn list_of(
 
 /// The tile that passes at position `at` of the list.
 #[cube]
-pub(super) fn tile_at(entries: &[u32], at: u32, #[comptime] shape: ListShape) -> u32 {
+pub(crate) fn tile_at(entries: &[u32], at: u32, #[comptime] shape: ListShape) -> u32 {
     if comptime!(shape.masked) {
         entries[(at * comptime!(shape.entry_words() as u32)) as usize]
     } else {
@@ -65,7 +68,7 @@ pub(super) fn tile_at(entries: &[u32], at: u32, #[comptime] shape: ListShape) ->
 
 /// The pattern of unit `unit` at position `at`.
 #[cube]
-pub(super) fn pattern_at(entries: &[u32], at: u32, unit: u32, #[comptime] shape: ListShape) -> u32 {
+pub(crate) fn pattern_at(entries: &[u32], at: u32, unit: u32, #[comptime] shape: ListShape) -> u32 {
     if comptime!(shape.masked) {
         entries[(at * comptime!(shape.entry_words() as u32) + 1 + unit) as usize]
     } else {
@@ -75,7 +78,7 @@ pub(super) fn pattern_at(entries: &[u32], at: u32, unit: u32, #[comptime] shape:
 
 /// The bits of `pattern` for thread `thread` of its warpgroup.
 #[cube]
-pub(super) fn bits_of(patterns: &[u32], pattern: u32, thread: u32, #[comptime] shape: ListShape) -> Bits {
+pub(crate) fn bits_of(patterns: &[u32], pattern: u32, thread: u32, #[comptime] shape: ListShape) -> Bits {
     let mut bits = Bits::new(0u32);
     if comptime!(shape.masked) {
         if pattern >= 2 {
@@ -92,7 +95,7 @@ pub(super) fn bits_of(patterns: &[u32], pattern: u32, thread: u32, #[comptime] s
 
 /// Scores that are not seen become minus infinity.
 #[cube]
-pub(super) fn hide<N: Size>(
+pub(crate) fn hide<N: Size>(
     scores: Vector<f32, N>,
     pattern: u32,
     bits: Bits,
@@ -114,7 +117,7 @@ pub(super) fn hide<N: Size>(
 /// Rows of tile `tile` that exist, of `first` rows in the first part and `second` in the second; and the tile's first row
 /// within its part.
 #[cube]
-pub(super) fn rows_of(
+pub(crate) fn rows_of(
     tile: u32,
     first: u32,
     second: u32,

@@ -1,0 +1,69 @@
+//! The problem that a call poses, and why a backend does not take it.
+
+use flow_attention_mask::Sizes;
+use flow_cube::wgmma::Factor;
+
+/// The problem of one call. `[B, H, S, D]` throughout.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call {
+    /// Samples.
+    pub batch: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values; divides `heads`.
+    pub kv_heads: usize,
+    /// Rows of queries.
+    pub queries: usize,
+    /// Rows of keys in the first part and the second, 0 if there is none.
+    pub keys: [usize; 2],
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Element type.
+    pub factor: Factor,
+}
+
+/// Why a backend does not serve a call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub struct Declined {
+    /// For a person.
+    pub why: String,
+}
+
+impl Call {
+    /// Sizes, as masks want them.
+    pub fn sizes(&self) -> Sizes {
+        Sizes {
+            batch: self.batch,
+            queries: self.queries,
+            key_segments: self.keys,
+        }
+    }
+
+    /// Whether these kernels serve the call.
+    ///
+    /// # Errors
+    /// [`Declined`] with the reason.
+    pub fn check(&self) -> Result<(), Declined> {
+        let no = |why: String| Err(Declined { why });
+        if self.head_dim == 0 || self.head_dim % 8 != 0 || self.head_dim > 256 {
+            return no(format!(
+                "the kernels for tensor cores want heads of a multiple of 8 channels, at most 256, not of {}",
+                self.head_dim
+            ));
+        }
+        if self.batch == 0 || self.heads == 0 || self.queries == 0 || self.keys[0] == 0 {
+            return no("there are no samples, heads, queries or keys".into());
+        }
+        if self.kv_heads == 0 || self.heads % self.kv_heads != 0 {
+            return no(format!(
+                "{} heads of queries are no multiple of {} heads of keys",
+                self.heads, self.kv_heads
+            ));
+        }
+        if self.batch > 65_535 || self.heads > 65_535 {
+            return no("a grid has at most 65,535 samples and 65,535 heads".into());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,175 @@
+//! Gradient of queries: a block keeps a tile of queries, keys pass. Also `delta`, the sum over channels of `dO ∘ O`.
+//!
+//! `dQ = scale dS K` with `dS = P ∘ (dO Vᵀ - delta)` (Dao 2023, arXiv:2307.08691, algorithm 2). Runs before the kernel
+//! for keys, which reads `delta`.
+
+use super::BackwardTiles;
+use super::copy::{copy_passing, copy_tile, store_rows};
+use crate::delta::row_product;
+use crate::passing::{ListShape, NONE, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
+use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+use flow_cube::copy::{commit, wait};
+use flow_cube::mma::{lane_by_columns, lane_by_rows, multiply, multiply_registers};
+
+/// `dq`, and `delta [B, H, lse_rows]`. One block for `tiles.resident()` queries of a head. Tensors, keys, values and the mask
+/// as in [`mma_forward`](super::forward::mma_forward).
+#[cube(launch_unchecked)]
+pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
+    q: &Tensor<Vector<u32, Const<4>>>,
+    k: &Tensor<Vector<u32, Const<4>>>,
+    v: &Tensor<Vector<u32, Const<4>>>,
+    k_2: &Tensor<Vector<u32, Const<4>>>,
+    v_2: &Tensor<Vector<u32, Const<4>>>,
+    o: &Tensor<Vector<u32, Const<4>>>,
+    d_o: &Tensor<Vector<u32, Const<4>>>,
+    dq: &mut Tensor<Vector<u32, Const<4>>>,
+    lse: &[f32],
+    delta: &mut [f32],
+    offsets: &[u32],
+    entries: &[u32],
+    patterns: &[u32],
+    list_stride: u32,
+    queries: u32,
+    lse_rows: u32,
+    first_keys: u32,
+    second_keys: u32,
+    group: u32,
+    factor: f32,
+    scale: f32,
+    #[comptime] tiles: BackwardTiles,
+    #[define(NS, NG, NP)] _vectors: [usize; 3],
+) {
+    let resident = comptime!(tiles.resident());
+    let passing = comptime!(tiles.passing);
+    let stages = comptime!(tiles.stages);
+    let head_dim = comptime!(tiles.head_dim);
+    let threads = comptime!(tiles.threads());
+    let two_parts = comptime!(tiles.two_parts);
+    let element = comptime!(tiles.factor);
+    let words = comptime!(32 * tiles.panels());
+    let tile_bytes = comptime!((tiles.passing * 128 * tiles.panels()) as u32);
+    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.units, columns: tiles.passing });
+
+    let q_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(resident * words), 1024usize);
+    let do_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(resident * words), 1024usize);
+    let k_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(passing * words * stages), 1024usize);
+    let v_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(passing * words * stages), 1024usize);
+    let mut deltas: Shared<[f32]> = Shared::new_slice(resident);
+    let q_base = generic_to_shared::<u32>(unsafe { q_tile.as_ptr_unchecked() });
+    let do_base = generic_to_shared::<u32>(unsafe { do_tile.as_ptr_unchecked() });
+    let k_base = generic_to_shared::<u32>(unsafe { k_tiles.as_ptr_unchecked() });
+    let v_base = generic_to_shared::<u32>(unsafe { v_tiles.as_ptr_unchecked() });
+
+    let head = CUBE_POS_Y;
+    let batch = CUBE_POS_Z;
+    let kv_head = head / group;
+    let per_tile = comptime!(tiles.passing as u32);
+    let mut all = (first_keys + per_tile - 1) / per_tile;
+    if comptime!(tiles.two_parts) {
+        all += (second_keys + per_tile - 1) / per_tile;
+    }
+    let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
+    let first_query = block * comptime!(resident as u32);
+
+    copy_tile(q, batch, head, first_query, queries - first_query, q_base, resident, head_dim, threads);
+    copy_tile(d_o, batch, head, first_query, queries - first_query, do_base, resident, head_dim, threads);
+    #[unroll]
+    for s in 0..comptime!(stages - 1) {
+        if comptime!(s as u32) < tile_count {
+            let tile = tile_at(entries, begin + comptime!(s as u32), shape);
+            let at = comptime!(s as u32) * tile_bytes;
+            copy_passing(
+                k, k_2, batch, kv_head, tile, first_keys, second_keys, k_base + at, passing, head_dim, threads,
+                two_parts,
+            );
+            copy_passing(
+                v, v_2, batch, kv_head, tile, first_keys, second_keys, v_base + at, passing, head_dim, threads,
+                two_parts,
+            );
+        }
+        commit();
+    }
+
+    // Two threads a row.
+    let of_row = UNIT_POS / 2;
+    let query = first_query + of_row;
+    let lse_at = (batch * CUBE_COUNT_Y + head) * lse_rows;
+    let o_from = batch as usize * o.stride(0) + head as usize * o.stride(1) + query as usize * o.stride(2);
+    let do_from = batch as usize * d_o.stride(0) + head as usize * d_o.stride(1) + query as usize * d_o.stride(2);
+    let sum = row_product(
+        o.as_slice(), d_o.as_slice(), o_from as u32, do_from as u32, query < queries, head_dim, element,
+    );
+    if UNIT_POS % 2 == 0 {
+        deltas[of_row as usize] = sum;
+        delta[(lse_at + query) as usize] = sum;
+    }
+    sync_cube();
+
+    let unit = UNIT_POS / 128;
+    let thread = UNIT_POS % 128;
+    let lane = thread % 32;
+    let warp_row = (UNIT_POS / 32) * 16;
+    let row = warp_row + lane / 4;
+    let delta_0 = deltas[row as usize];
+    let delta_1 = deltas[(row + 8) as usize];
+    let shift_0 = lse[(lse_at + first_query + row) as usize] * 1.442_695_04f32;
+    let shift_1 = lse[(lse_at + first_query + row + 8) as usize] * 1.442_695_04f32;
+
+    let q_at = q_base + warp_row * 128 + lane_by_rows(lane);
+    let do_at = do_base + warp_row * 128 + lane_by_rows(lane);
+    let by_columns = lane_by_columns(lane);
+    let by_rows = lane_by_rows(lane);
+
+    let mut q_sum = Vector::<f32, NG>::new(0.0f32);
+    let mut stage = 0u32;
+    let mut free = comptime!(stages as u32 - 1).runtime();
+    for at in 0..tile_count {
+        let tile = tile_at(entries, begin + at, shape);
+        let pattern = pattern_at(entries, begin + at, unit, shape);
+        let bits = bits_of(patterns, pattern, thread, shape);
+        wait(comptime!(stages - 2));
+        sync_cube();
+        let next = at + comptime!(stages as u32 - 1);
+        if next < tile_count {
+            let tile = tile_at(entries, begin + next, shape);
+            let to = free * tile_bytes;
+            copy_passing(
+                k, k_2, batch, kv_head, tile, first_keys, second_keys, k_base + to, passing, head_dim, threads,
+                two_parts,
+            );
+            copy_passing(
+                v, v_2, batch, kv_head, tile, first_keys, second_keys, v_base + to, passing, head_dim, threads,
+                two_parts,
+            );
+        }
+        commit();
+        if pattern != NONE {
+            let k_now = k_base + stage * tile_bytes;
+            let v_now = v_base + stage * tile_bytes;
+            let mut scores = multiply::<NS>(q_at, k_now + by_columns, comptime!(tiles.scores()));
+            scores = hide::<NS>(scores, pattern, bits, shape);
+            let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
+            if comptime!(!tiles.masked) {
+                if exist < per_tile {
+                    scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
+                }
+            }
+            let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
+            let gradients = multiply::<NS>(do_at, v_now + by_columns, comptime!(tiles.scores()));
+            let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, passing);
+            let weights = pack::<NS, NP>(ds, passing, element);
+            q_sum = multiply_registers::<NG, NP>(q_sum, weights, k_now + by_rows, comptime!(tiles.weighted()));
+        }
+        free = stage;
+        stage += 1;
+        if stage == comptime!(stages as u32) {
+            stage = 0;
+        }
+    }
+
+    // The gradient takes the place of this warp's queries.
+    stage_rows::<NG>(q_base + row * 128, row, lane, q_sum, scale, scale, head_dim, resident, element);
+    store_rows(dq, batch, head, first_query + warp_row, queries, q_base + warp_row * 128, lane, resident, head_dim);
+}

@@ -1,0 +1,118 @@
+//! Copies between tensors `[B, H, S, D]`, in units of eight values, and tiles of shared memory ([`flow_cube::mma`]).
+//!
+//! Eight neighbouring threads copy the eight chunks of a row of a panel. A row has as many chunks as products read:
+//! an even number. Those that the tensor does not have become zeros, and so do rows.
+
+use crate::delta::Eight;
+use crate::passing::rows_of;
+use cubecl::prelude::*;
+use flow_cube::copy::copy_16;
+use flow_cube::register::load_shared_16;
+
+/// Chunks of panel `panel` that a head has.
+fn chunks(head_dim: usize, panel: usize) -> u32 {
+    (head_dim / 8 - 8 * panel).min(8) as u32
+}
+
+/// Starts copying `rows` rows from row `row` on to the tile at byte address `to`; `exist` of them exist. For all `threads`
+/// threads of the block.
+#[cube]
+pub(super) fn copy_tile(
+    source: &Tensor<Eight>,
+    batch: u32,
+    head: u32,
+    row: u32,
+    exist: u32,
+    to: u32,
+    #[comptime] rows: usize,
+    #[comptime] head_dim: usize,
+    #[comptime] threads: usize,
+) {
+    let chunk = UNIT_POS % 8;
+    let first = UNIT_POS / 8;
+    let stride = source.stride(2);
+    let from = batch as usize * source.stride(0)
+        + head as usize * source.stride(1)
+        + (row + first) as usize * stride
+        + chunk as usize;
+    let lane_to = to + first * 128 + (chunk ^ (first % 8)) * 16;
+    #[unroll]
+    for panel in 0..comptime!(head_dim.div_ceil(64)) {
+        let real = comptime!(chunks(head_dim, panel));
+        if chunk < comptime!(real.next_multiple_of(2)) {
+            #[unroll]
+            for i in 0..comptime!(rows * 8 / threads) {
+                let below = comptime!(i * threads / 8);
+                let inside = first + comptime!(below as u32) < exist && chunk < real;
+                let at = select(inside, from + stride * below + comptime!(8 * panel), 0usize);
+                copy_16::<Eight>(
+                    lane_to + comptime!((panel * rows * 128 + below * 128) as u32),
+                    unsafe { source.as_slice()[at..at + 1].as_ptr_unchecked() },
+                    select(inside, 16u32, 0u32),
+                );
+            }
+        }
+    }
+}
+
+/// Starts copying tile `tile` of keys, or of values, of the part it is in.
+#[cube]
+pub(super) fn copy_passing(
+    first: &Tensor<Eight>,
+    second: &Tensor<Eight>,
+    batch: u32,
+    head: u32,
+    tile: u32,
+    first_keys: u32,
+    second_keys: u32,
+    to: u32,
+    #[comptime] rows: usize,
+    #[comptime] head_dim: usize,
+    #[comptime] threads: usize,
+    #[comptime] two_parts: bool,
+) {
+    let (exist, row) = rows_of(tile, first_keys, second_keys, rows, two_parts);
+    if comptime!(two_parts) {
+        if tile * comptime!(rows as u32) < first_keys {
+            copy_tile(first, batch, head, row, exist, to, rows, head_dim, threads);
+        } else {
+            copy_tile(second, batch, head, row, exist, to, rows, head_dim, threads);
+        }
+    } else {
+        copy_tile(first, batch, head, row, exist, to, rows, head_dim, threads);
+    }
+}
+
+/// Writes a warp's 16 rows from a tile, whose panels have `rows` rows, to the rows from `row` on of a tensor with `exist`
+/// rows. `from`: byte address of the first of the 16. After the warp's own stores, without a barrier before.
+#[cube]
+pub(super) fn store_rows(
+    target: &mut Tensor<Eight>,
+    batch: u32,
+    head: u32,
+    row: u32,
+    exist: u32,
+    from: u32,
+    lane: u32,
+    #[comptime] rows: usize,
+    #[comptime] head_dim: usize,
+) {
+    let chunk = lane % 8;
+    let first = lane / 8;
+    let stride = target.stride(2);
+    let to = batch as usize * target.stride(0) + head as usize * target.stride(1) + row as usize * stride + chunk as usize;
+    sync_plane();
+    #[unroll]
+    for panel in 0..comptime!(head_dim.div_ceil(64)) {
+        if chunk < comptime!(chunks(head_dim, panel)) {
+            #[unroll]
+            for i in 0..4usize {
+                let below = first + comptime!(4 * i as u32);
+                if row + below < exist {
+                    let at = from + comptime!((panel * rows * 128) as u32) + below * 128 + (chunk ^ (below % 8)) * 16;
+                    target[to + below as usize * stride + comptime!(8 * panel)] = load_shared_16(at);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The forward kernel: FlashAttention-2 (Dao 2023, arXiv:2307.08691, algorithm 1), a warp for 16 queries.
+
+use super::ForwardTiles;
+use super::copy::{copy_passing, copy_tile, store_rows};
+use crate::passing::{ListShape, NONE, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
+use crate::softmax::*;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+use flow_cube::copy::{commit, wait};
+use flow_cube::mma::{lane_by_columns, lane_by_rows, multiply, multiply_registers};
+use flow_cube::register::exp2_approximate;
+
+/// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
+/// queries of a head. Tensors are `[B, H, S, D / 8]` of eight values each, of any strides but the last, which is 1. Keys and
+/// values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`. `factor` is the scale times log2 e.
+/// `offsets`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
+#[cube(launch_unchecked)]
+pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
+    q: &Tensor<Vector<u32, Const<4>>>,
+    k: &Tensor<Vector<u32, Const<4>>>,
+    v: &Tensor<Vector<u32, Const<4>>>,
+    k_2: &Tensor<Vector<u32, Const<4>>>,
+    v_2: &Tensor<Vector<u32, Const<4>>>,
+    o: &mut Tensor<Vector<u32, Const<4>>>,
+    lse: &mut [f32],
+    offsets: &[u32],
+    entries: &[u32],
+    patterns: &[u32],
+    list_stride: u32,
+    queries: u32,
+    lse_rows: u32,
+    first_keys: u32,
+    second_keys: u32,
+    group: u32,
+    factor: f32,
+    #[comptime] tiles: ForwardTiles,
+    #[define(NS, NO, NP)] _vectors: [usize; 3],
+) {
+    let rows = comptime!(tiles.queries());
+    let keys = comptime!(tiles.keys);
+    let stages = comptime!(tiles.stages);
+    let head_dim = comptime!(tiles.head_dim);
+    let threads = comptime!(tiles.threads());
+    let two_parts = comptime!(tiles.two_parts);
+    let tile_bytes = comptime!((tiles.keys * 128 * tiles.panels()) as u32);
+    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.units, columns: tiles.keys });
+
+    let q_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(rows * 32 * tiles.panels()), 1024usize);
+    let k_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(keys * 32 * tiles.panels() * stages), 1024usize);
+    let v_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(keys * 32 * tiles.panels() * stages), 1024usize);
+    let q_base = generic_to_shared::<u32>(unsafe { q_tile.as_ptr_unchecked() });
+    let k_base = generic_to_shared::<u32>(unsafe { k_tiles.as_ptr_unchecked() });
+    let v_base = generic_to_shared::<u32>(unsafe { v_tiles.as_ptr_unchecked() });
+
+    let head = CUBE_POS_Y;
+    let batch = CUBE_POS_Z;
+    let kv_head = head / group;
+    let per_tile = comptime!(tiles.keys as u32);
+    let mut all = (first_keys + per_tile - 1) / per_tile;
+    if comptime!(tiles.two_parts) {
+        all += (second_keys + per_tile - 1) / per_tile;
+    }
+    let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
+    let first_query = block * comptime!(rows as u32);
+
+    copy_tile(q, batch, head, first_query, queries - first_query, q_base, rows, head_dim, threads);
+    #[unroll]
+    for s in 0..comptime!(stages - 1) {
+        if comptime!(s as u32) < tile_count {
+            let tile = tile_at(entries, begin + comptime!(s as u32), shape);
+            let at = comptime!(s as u32) * tile_bytes;
+            copy_passing(
+                k, k_2, batch, kv_head, tile, first_keys, second_keys, k_base + at, keys, head_dim, threads, two_parts,
+            );
+            copy_passing(
+                v, v_2, batch, kv_head, tile, first_keys, second_keys, v_base + at, keys, head_dim, threads, two_parts,
+            );
+        }
+        commit();
+    }
+
+    let unit = UNIT_POS / 128;
+    let thread = UNIT_POS % 128;
+    let lane = thread % 32;
+    let warp_row = (UNIT_POS / 32) * 16;
+    let q_at = q_base + warp_row * 128 + lane_by_rows(lane);
+    let k_at = k_base + lane_by_columns(lane);
+    let v_at = v_base + lane_by_rows(lane);
+
+    let mut max_0 = f32::NEG_INFINITY.runtime();
+    let mut max_1 = f32::NEG_INFINITY.runtime();
+    let mut sum_0 = 0.0f32.runtime();
+    let mut sum_1 = 0.0f32.runtime();
+    let mut output = Vector::<f32, NO>::new(0.0f32);
+    let mut stage = 0u32;
+    let mut free = comptime!(stages as u32 - 1).runtime();
+    for at in 0..tile_count {
+        let tile = tile_at(entries, begin + at, shape);
+        let pattern = pattern_at(entries, begin + at, unit, shape);
+        let bits = bits_of(patterns, pattern, thread, shape);
+        // This thread's part of the tile is here, then everyone's; and everyone is done with the tile before.
+        wait(comptime!(stages - 2));
+        sync_cube();
+        let next = at + comptime!(stages as u32 - 1);
+        if next < tile_count {
+            let tile = tile_at(entries, begin + next, shape);
+            let to = free * tile_bytes;
+            copy_passing(
+                k, k_2, batch, kv_head, tile, first_keys, second_keys, k_base + to, keys, head_dim, threads, two_parts,
+            );
+            copy_passing(
+                v, v_2, batch, kv_head, tile, first_keys, second_keys, v_base + to, keys, head_dim, threads, two_parts,
+            );
+        }
+        commit();
+        if pattern != NONE {
+            let mut scores = multiply::<NS>(q_at, k_at + stage * tile_bytes, comptime!(tiles.scores()));
+            scores = hide::<NS>(scores, pattern, bits, shape);
+            let (exist, _) = rows_of(tile, first_keys, second_keys, keys, two_parts);
+            if comptime!(!tiles.masked) {
+                if exist < per_tile {
+                    scores = cut::<NS>(scores, (lane % 4) * 2, exist, keys);
+                }
+            }
+            let new_0 = row_maximum::<NS>(scores, max_0, 0usize, keys);
+            let new_1 = row_maximum::<NS>(scores, max_1, 1usize, keys);
+            let shift_0 = shift_of(new_0, factor);
+            let shift_1 = shift_of(new_1, factor);
+            let keep_0 = exp2_approximate(max_0 * factor - shift_0);
+            let keep_1 = exp2_approximate(max_1 * factor - shift_1);
+            max_0 = new_0;
+            max_1 = new_1;
+            let scores = exponentiate::<NS>(scores, factor, shift_0, shift_1, keys);
+            sum_0 = sum_0 * keep_0 + row_sum::<NS>(scores, 0usize, keys);
+            sum_1 = sum_1 * keep_1 + row_sum::<NS>(scores, 1usize, keys);
+            let kept = scale_rows::<NO>(output, keep_0, keep_1, head_dim);
+            let probabilities = pack::<NS, NP>(scores, keys, comptime!(tiles.factor));
+            output = multiply_registers::<NO, NP>(
+                kept,
+                probabilities,
+                v_at + stage * tile_bytes,
+                comptime!(tiles.values()),
+            );
+        }
+        free = stage;
+        stage += 1;
+        if stage == comptime!(stages as u32) {
+            stage = 0;
+        }
+    }
+    sum_0 += plane_shuffle_xor(sum_0, 1);
+    sum_0 += plane_shuffle_xor(sum_0, 2);
+    sum_1 += plane_shuffle_xor(sum_1, 1);
+    sum_1 += plane_shuffle_xor(sum_1, 2);
+    let by_0 = select(sum_0 > 0.0f32, 1.0f32 / sum_0, 0.0f32);
+    let by_1 = select(sum_1 > 0.0f32, 1.0f32 / sum_1, 0.0f32);
+
+    let row = warp_row + lane / 4;
+    if lane % 4 == 0 {
+        let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
+        let query = first_query + row;
+        if query < lse_rows {
+            lse[(at + query) as usize] = log_sum(max_0, sum_0, factor, query < queries);
+            lse[(at + query + 8) as usize] = log_sum(max_1, sum_1, factor, query + 8 < queries);
+        }
+    }
+
+    // The output takes the place of this warp's queries.
+    stage_rows::<NO>(q_base + row * 128, row, lane, output, by_0, by_1, head_dim, rows, comptime!(tiles.factor));
+    store_rows(o, batch, head, first_query + warp_row, queries, q_base + warp_row * 128, lane, rows, head_dim);
+}

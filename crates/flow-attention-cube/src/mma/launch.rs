@@ -1,0 +1,154 @@
+//! From tensors on the device to launches.
+
+use super::backward_keys::mma_backward_keys;
+use super::backward_queries::mma_backward_queries;
+use super::forward::mma_forward;
+use super::{BackwardTiles, ForwardTiles};
+use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
+use cubecl::prelude::*;
+use cubecl::zspace::{Shape, Strides};
+use cubecl_runtime::server::Handle;
+
+/// The tensor in units of eight values.
+fn eights(x: &Heads) -> TensorArg {
+    let [batch, heads, rows, channels] = x.shape;
+    let [b, h, s, _] = x.strides;
+    let strides = [b / 8, h / 8, s / 8, 1].into_iter().collect::<Strides>();
+    let shape = [batch, heads, rows, channels / 8].into_iter().collect::<Shape>();
+    // SAFETY: `Heads` says so.
+    unsafe { TensorArg::from_raw_parts(x.handle.clone(), strides, shape) }
+}
+
+/// Launches the forward kernel.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn launch_forward(
+    client: &Client,
+    q: &Heads,
+    parts: &[Part<'_>],
+    o: &Heads,
+    lse: &Handle,
+    list: &TileList,
+    scale: f32,
+    tiles: ForwardTiles,
+) {
+    let [batch, heads, queries, _] = q.shape;
+    let [_, kv_heads, first_keys, _] = parts[0].k.shape;
+    let second = parts.last().expect("a part of keys");
+    let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
+    let [offsets, entries, patterns] = list.arguments();
+    unsafe {
+        mma_forward::launch_unchecked(
+            client,
+            CubeCount::Static(queries.div_ceil(tiles.queries()) as u32, heads as u32, batch as u32),
+            CubeDim::new_1d(tiles.threads() as u32),
+            eights(q),
+            eights(parts[0].k),
+            eights(parts[0].v),
+            eights(second.k),
+            eights(second.v),
+            eights(o),
+            BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
+            offsets,
+            entries,
+            patterns,
+            list.batch_stride,
+            queries as u32,
+            lse_rows(queries) as u32,
+            first_keys as u32,
+            second_keys as u32,
+            (heads / kv_heads) as u32,
+            scale * std::f32::consts::LOG2_E,
+            tiles,
+            tiles.vectors(),
+        );
+    }
+}
+
+/// Launches the kernel for queries.
+pub(super) fn launch_backward_queries(
+    client: &Client,
+    of: Backward<'_>,
+    parts: &[Part<'_>],
+    dq: &Heads,
+    list: &TileList,
+    tiles: BackwardTiles,
+) {
+    let [batch, heads, queries, _] = of.q.shape;
+    let [_, kv_heads, first_keys, _] = parts[0].k.shape;
+    let second = parts.last().expect("a part of keys");
+    let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
+    let length = batch * heads * lse_rows(queries);
+    let [offsets, entries, patterns] = list.arguments();
+    unsafe {
+        mma_backward_queries::launch_unchecked(
+            client,
+            CubeCount::Static(queries.div_ceil(tiles.resident()) as u32, heads as u32, batch as u32),
+            CubeDim::new_1d(tiles.threads() as u32),
+            eights(of.q),
+            eights(parts[0].k),
+            eights(parts[0].v),
+            eights(second.k),
+            eights(second.v),
+            eights(of.o),
+            eights(of.d_o),
+            eights(dq),
+            BufferArg::from_raw_parts(of.lse.clone(), length),
+            BufferArg::from_raw_parts(of.delta.clone(), length),
+            offsets,
+            entries,
+            patterns,
+            list.batch_stride,
+            queries as u32,
+            lse_rows(queries) as u32,
+            first_keys as u32,
+            second_keys as u32,
+            (heads / kv_heads) as u32,
+            of.scale * std::f32::consts::LOG2_E,
+            of.scale,
+            tiles,
+            tiles.vectors(),
+        );
+    }
+}
+
+/// Launches the kernel for one part of the keys.
+pub(super) fn launch_backward_keys(
+    client: &Client,
+    of: Backward<'_>,
+    part: Part<'_>,
+    [dk, dv]: [&Heads; 2],
+    list: &TileList,
+    tiles: BackwardTiles,
+) {
+    let [batch, heads, queries, _] = of.q.shape;
+    let [_, kv_heads, keys, _] = part.k.shape;
+    let length = batch * heads * lse_rows(queries);
+    let [offsets, entries, patterns] = list.arguments();
+    unsafe {
+        mma_backward_keys::launch_unchecked(
+            client,
+            CubeCount::Static(keys.div_ceil(tiles.resident()) as u32, kv_heads as u32, batch as u32),
+            CubeDim::new_1d(tiles.threads() as u32),
+            eights(of.q),
+            eights(part.k),
+            eights(part.v),
+            eights(of.d_o),
+            eights(dk),
+            eights(dv),
+            BufferArg::from_raw_parts(of.lse.clone(), length / 2),
+            BufferArg::from_raw_parts(of.delta.clone(), length / 2),
+            offsets,
+            entries,
+            patterns,
+            list.batch_stride,
+            queries as u32,
+            keys as u32,
+            lse_rows(queries) as u32,
+            (heads / kv_heads) as u32,
+            of.scale * std::f32::consts::LOG2_E,
+            of.scale,
+            tiles,
+            tiles.vectors(),
+        );
+    }
+}

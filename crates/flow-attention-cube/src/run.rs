@@ -1,0 +1,303 @@
+//! A call from beginning to end: forward, and backward from what forward kept.
+
+use crate::call::{Call, Declined};
+use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
+use cubecl::prelude::*;
+use cubecl_runtime::server::Handle;
+use flow_attention_mask::{Mask, MaskError, MaskTiles, Side, Sizes, Tiling};
+use std::fmt::Debug;
+use std::sync::{Arc, OnceLock};
+
+/// How a kernel cuts its work, as far as masks are concerned.
+pub trait Cut: Copy + Debug + PartialEq + 'static {
+    /// Units of 64 resident rows in a block.
+    fn units(&self) -> usize;
+
+    /// Passing rows of a tile.
+    fn columns(&self) -> usize;
+}
+
+/// Tiles of the three kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection<F, B> {
+    /// Forward.
+    pub forward: F,
+    /// Gradient of queries.
+    pub queries: B,
+    /// Gradients of keys and values: one launch, or one for each. All cut the same way.
+    pub keys: Vec<B>,
+}
+
+impl<F: Cut, B: Cut> Selection<F, B> {
+    /// The mask's tiles for the forward kernel.
+    ///
+    /// # Errors
+    /// If the mask does not fit `sizes`.
+    pub fn forward_list(&self, mask: &Mask, sizes: Sizes) -> Result<MaskTiles, MaskError> {
+        let tiling = Tiling {
+            side: Side::Queries,
+            units_per_block: self.forward.units(),
+            columns: self.forward.columns(),
+        };
+        MaskTiles::new(mask, sizes, tiling)
+    }
+
+    /// The mask's tiles for the kernel for queries.
+    ///
+    /// # Errors
+    /// If the mask does not fit `sizes`.
+    pub fn queries_list(&self, mask: &Mask, sizes: Sizes) -> Result<MaskTiles, MaskError> {
+        let tiling = Tiling {
+            side: Side::Queries,
+            units_per_block: self.queries.units(),
+            columns: self.queries.columns(),
+        };
+        MaskTiles::new(mask, sizes, tiling)
+    }
+
+    /// The mask's tiles for the kernel for keys, of part `segment`.
+    ///
+    /// # Errors
+    /// If the mask does not fit `sizes`.
+    pub fn keys_list(&self, mask: &Mask, sizes: Sizes, segment: usize) -> Result<MaskTiles, MaskError> {
+        let tiling = Tiling {
+            side: Side::Keys { segment },
+            units_per_block: self.keys[0].units(),
+            columns: self.keys[0].columns(),
+        };
+        MaskTiles::new(mask, sizes, tiling)
+    }
+}
+
+/// Which sums the kernel for keys makes. Both of a head of more than 128 channels do not fit into registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sums {
+    /// Gradients of keys and values.
+    Both,
+    /// Gradients of keys.
+    Keys,
+    /// Gradients of values.
+    Values,
+}
+
+impl Sums {
+    /// Whether gradients of keys are made.
+    pub fn keys(self) -> bool {
+        self != Self::Values
+    }
+
+    /// Whether gradients of values are made.
+    pub fn values(self) -> bool {
+        self != Self::Keys
+    }
+}
+
+/// What a device offers, as far as selections depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Offer {
+    /// Shared memory of a block, in bytes.
+    pub shared_bytes: usize,
+}
+
+impl Offer {
+    /// What `client`'s device offers.
+    pub fn of(client: &Client) -> Self {
+        Self { shared_bytes: client.properties().hardware.max_shared_memory_size }
+    }
+}
+
+/// The kernels of a backend, and its table.
+pub trait Kernels: 'static {
+    /// For logs and manifests.
+    const NAME: &'static str;
+    /// Tiles of the forward kernel.
+    type Forward: Cut;
+    /// Tiles of the backward kernels.
+    type Backward: Cut;
+
+    /// Whether the device has what the kernels are made of.
+    ///
+    /// # Errors
+    /// [`Declined`] with what it lacks.
+    fn check(client: &Client, call: &Call) -> Result<(), Declined>;
+
+    /// The table. `masked`: whether the call has a mask.
+    fn select(call: &Call, masked: bool, offer: Offer) -> Selection<Self::Forward, Self::Backward>;
+
+    /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where
+    /// there is no row or no key.
+    #[allow(clippy::too_many_arguments)]
+    fn forward(
+        client: &Client,
+        q: &Heads,
+        parts: &[Part<'_>],
+        o: &Heads,
+        lse: &Handle,
+        list: &TileList,
+        scale: f32,
+        tiles: Self::Forward,
+    );
+
+    /// Launches the kernel for queries: `dq` and `delta`. The list is that of forward, for its tiles.
+    fn backward_queries(
+        client: &Client,
+        of: Backward<'_>,
+        parts: &[Part<'_>],
+        dq: &Heads,
+        list: &TileList,
+        tiles: Self::Backward,
+    );
+
+    /// Launches the kernel for one part of the keys: `dk` and `dv`. Its list has keys as rows, queries pass.
+    fn backward_keys(
+        client: &Client,
+        of: Backward<'_>,
+        part: Part<'_>,
+        gradients: [&Heads; 2],
+        list: &TileList,
+        tiles: Self::Backward,
+    );
+}
+
+/// A call made ready: its tiles, and its mask on the device. Making one compiles the mask, so it is kept and used again
+/// for all calls of the shape.
+pub struct Prepared<K: Kernels> {
+    call: Call,
+    scale: f32,
+    selection: Selection<K::Forward, K::Backward>,
+    client: Client,
+    mask: Option<Arc<Mask>>,
+    forward: TileList,
+    backward: OnceLock<BackwardLists>,
+}
+
+impl<K: Kernels> Debug for Prepared<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared").field("kernels", &K::NAME).field("call", &self.call).field("selection", &self.selection).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct BackwardLists {
+    queries: TileList,
+    keys: Vec<TileList>,
+}
+
+/// The list on the device, blocks in the order in which they start: those with most tiles first.
+fn upload(client: &Client, tiles: &MaskTiles) -> TileList {
+    let mut places = Vec::with_capacity(3 * tiles.mask_batches * tiles.row_blocks);
+    for batch in 0..tiles.mask_batches {
+        let list = |block: usize| {
+            let at = batch * tiles.row_blocks + block;
+            (tiles.offsets[at], tiles.offsets[at + 1] - tiles.offsets[at])
+        };
+        let mut order: Vec<usize> = (0..tiles.row_blocks).collect();
+        order.sort_by_key(|block| std::cmp::Reverse(list(*block).1));
+        for block in order {
+            let (begin, length) = list(block);
+            places.extend([block as u32, begin, length]);
+        }
+    }
+    TileList::new(client, &places, &tiles.entries, &tiles.patterns, tiles.mask_batch_stride)
+}
+
+impl<K: Kernels> Prepared<K> {
+    /// Chooses tiles and compiles the mask.
+    ///
+    /// # Errors
+    /// [`Declined`] if the kernels do not serve the call, or the mask does not fit it.
+    pub fn new(client: &Client, call: Call, scale: f32, mask: Option<Arc<Mask>>) -> Result<Self, Declined> {
+        call.check()?;
+        K::check(client, &call)?;
+        if !(scale.is_finite() && scale > 0.0) {
+            return Err(Declined {
+                why: format!("the factor on the scores must be above 0 and finite, not {scale}"),
+            });
+        }
+        let selection = K::select(&call, mask.is_some(), Offer::of(client));
+        let forward = match &mask {
+            Some(mask) => {
+                let tiles = selection.forward_list(mask, call.sizes());
+                let tiles = tiles.map_err(|error| Declined { why: error.to_string() })?;
+                upload(client, &tiles)
+            }
+            None => TileList::none(client),
+        };
+        Ok(Self {
+            call,
+            scale,
+            selection,
+            client: client.clone(),
+            mask,
+            forward,
+            backward: OnceLock::new(),
+        })
+    }
+
+    /// The call.
+    pub fn call(&self) -> &Call {
+        &self.call
+    }
+
+    /// The tiles.
+    pub fn selection(&self) -> &Selection<K::Forward, K::Backward> {
+        &self.selection
+    }
+
+    /// Values in `lse` and in `delta`: `[B, H, lse_rows]`.
+    pub fn statistics(&self) -> usize {
+        self.call.batch * self.call.heads * lse_rows(self.call.queries)
+    }
+
+    /// Writes `o [B, H, S, D]` and `lse [B, H, lse_rows]`.
+    pub fn forward(&self, q: &Heads, parts: &[Part<'_>], o: &Heads, lse: &Handle) {
+        K::forward(
+            &self.client,
+            q,
+            parts,
+            o,
+            lse,
+            &self.forward,
+            self.scale,
+            self.selection.forward,
+        );
+    }
+
+    /// Writes `dq`, and `dk` and `dv` for each part; `delta [B, H, lse_rows]` is scratch.
+    pub fn backward(
+        &self,
+        [q, o, d_o]: [&Heads; 3],
+        parts: &[Part<'_>],
+        lse: &Handle,
+        delta: &Handle,
+        dq: &Heads,
+        d_parts: &[[&Heads; 2]],
+    ) {
+        let lists = self.backward.get_or_init(|| self.backward_lists());
+        let of = Backward { q, o, d_o, lse, delta, scale: self.scale };
+        K::backward_queries(&self.client, of, parts, dq, &lists.queries, self.selection.queries);
+        for ((part, gradients), list) in parts.iter().zip(d_parts).zip(&lists.keys) {
+            for tiles in &self.selection.keys {
+                K::backward_keys(&self.client, of, *part, *gradients, list, *tiles);
+            }
+        }
+    }
+
+    fn backward_lists(&self) -> BackwardLists {
+        let segments = 1 + usize::from(self.call.keys[1] > 0);
+        let Some(mask) = &self.mask else {
+            return BackwardLists {
+                queries: self.forward.clone(),
+                keys: vec![self.forward.clone(); segments],
+            };
+        };
+        let sizes = self.call.sizes();
+        let fits = "a mask that fits forward fits backward";
+        BackwardLists {
+            queries: upload(&self.client, &self.selection.queries_list(mask, sizes).expect(fits)),
+            keys: (0..segments)
+                .map(|s| upload(&self.client, &self.selection.keys_list(mask, sizes, s).expect(fits)))
+                .collect(),
+        }
+    }
+}
