@@ -5,7 +5,7 @@
 //! product wants them in. A row of the sum over queries is added up in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, store_rows};
+use super::copy::{copy_tile, further, rows_of_head, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{ListShape, NONE, bits_of, hide, list_of, pattern_at, tile_at};
 use crate::softmax::{pack, stage_rows};
@@ -83,8 +83,10 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     let first_key = block * comptime!(resident as u32);
     let tile_count = per_head * group;
 
-    copy_tile(k, batch, kv_head, first_key, keys - first_key, k_base, resident, head_dim, threads);
-    copy_tile(v, batch, kv_head, first_key, keys - first_key, v_base, resident, head_dim, threads);
+    let of_q = rows_of_head(q, batch, 0u32.runtime());
+    let of_do = rows_of_head(d_o, batch, 0u32.runtime());
+    copy_tile(k, rows_of_head(k, batch, kv_head), first_key, keys - first_key, k_base, resident, head_dim, threads);
+    copy_tile(v, rows_of_head(v, batch, kv_head), first_key, keys - first_key, v_base, resident, head_dim, threads);
     #[unroll]
     for s in 0..comptime!(stages - 1) {
         let tile = comptime!(s as u32).runtime();
@@ -93,10 +95,10 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
             let row = tile_at(entries, begin + tile % per_head, shape) * per_tile;
             let from = ((batch * heads + head) * lse_rows + row) / 2;
             copy_tile(
-                q, batch, head, row, queries - row, q_base + tile * tile_bytes, passing, head_dim, threads,
+                q, further(of_q, head), row, queries - row, q_base + tile * tile_bytes, passing, head_dim, threads,
             );
             copy_tile(
-                d_o, batch, head, row, queries - row, do_base + tile * tile_bytes, passing, head_dim, threads,
+                d_o, further(of_do, head), row, queries - row, do_base + tile * tile_bytes, passing, head_dim, threads,
             );
             let at = tile * comptime!((passing * 4) as u32);
             copy_statistics(lse, delta, from, lse_base + at, delta_base + at, passing);
@@ -130,10 +132,10 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
             let row = tile_at(entries, begin + next % per_head, shape) * per_tile;
             let from = ((batch * heads + head) * lse_rows + row) / 2;
             copy_tile(
-                q, batch, head, row, queries - row, q_base + free * tile_bytes, passing, head_dim, threads,
+                q, further(of_q, head), row, queries - row, q_base + free * tile_bytes, passing, head_dim, threads,
             );
             copy_tile(
-                d_o, batch, head, row, queries - row, do_base + free * tile_bytes, passing, head_dim, threads,
+                d_o, further(of_do, head), row, queries - row, do_base + free * tile_bytes, passing, head_dim, threads,
             );
             let to = free * comptime!((passing * 4) as u32);
             copy_statistics(lse, delta, from, lse_base + to, delta_base + to, passing);

@@ -4,7 +4,7 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_passing, copy_tile, store_rows};
+use super::copy::{copy_passing, copy_tile, rows_of_head, store_rows};
 use crate::delta::row_product;
 use crate::passing::{ListShape, NONE, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
@@ -73,19 +73,23 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
     let first_query = block * comptime!(resident as u32);
 
-    copy_tile(q, batch, head, first_query, queries - first_query, q_base, resident, head_dim, threads);
-    copy_tile(d_o, batch, head, first_query, queries - first_query, do_base, resident, head_dim, threads);
+    let of_k = rows_of_head(k, batch, kv_head);
+    let of_v = rows_of_head(v, batch, kv_head);
+    let of_k_2 = rows_of_head(k_2, batch, kv_head);
+    let of_v_2 = rows_of_head(v_2, batch, kv_head);
+    copy_tile(q, rows_of_head(q, batch, head), first_query, queries - first_query, q_base, resident, head_dim, threads);
+    copy_tile(d_o, rows_of_head(d_o, batch, head), first_query, queries - first_query, do_base, resident, head_dim, threads);
     #[unroll]
     for s in 0..comptime!(stages - 1) {
         if comptime!(s as u32) < tile_count {
             let tile = tile_at(entries, begin + comptime!(s as u32), shape);
             let at = comptime!(s as u32) * tile_bytes;
             copy_passing(
-                k, k_2, batch, kv_head, tile, first_keys, second_keys, k_base + at, passing, head_dim, threads,
+                k, k_2, of_k, of_k_2, tile, first_keys, second_keys, k_base + at, passing, head_dim, threads,
                 two_parts,
             );
             copy_passing(
-                v, v_2, batch, kv_head, tile, first_keys, second_keys, v_base + at, passing, head_dim, threads,
+                v, v_2, of_v, of_v_2, tile, first_keys, second_keys, v_base + at, passing, head_dim, threads,
                 two_parts,
             );
         }
@@ -136,11 +140,11 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
             let tile = tile_at(entries, begin + next, shape);
             let to = free * tile_bytes;
             copy_passing(
-                k, k_2, batch, kv_head, tile, first_keys, second_keys, k_base + to, passing, head_dim, threads,
+                k, k_2, of_k, of_k_2, tile, first_keys, second_keys, k_base + to, passing, head_dim, threads,
                 two_parts,
             );
             copy_passing(
-                v, v_2, batch, kv_head, tile, first_keys, second_keys, v_base + to, passing, head_dim, threads,
+                v, v_2, of_v, of_v_2, tile, first_keys, second_keys, v_base + to, passing, head_dim, threads,
                 two_parts,
             );
         }

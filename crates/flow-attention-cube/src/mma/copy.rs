@@ -14,13 +14,36 @@ fn chunks(head_dim: usize, panel: usize) -> u32 {
     (head_dim / 8 - 8 * panel).min(8) as u32
 }
 
+/// The rows of one head, as a thread copies them: its chunk of its first row, and from a row to the next, in chunks.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub(super) struct Rows {
+    from: usize,
+    stride: usize,
+    per_head: usize,
+}
+
+/// The same rows of the head that is `heads` heads further on.
+#[cube]
+pub(super) fn further(of: Rows, heads: u32) -> Rows {
+    Rows { from: of.from + heads as usize * of.per_head, stride: of.stride, per_head: of.per_head }
+}
+
+/// The rows of head `head` for this thread. Once and early: strides are in global memory.
+#[cube]
+pub(super) fn rows_of_head(source: &Tensor<Eight>, batch: u32, head: u32) -> Rows {
+    let stride = source.stride(2);
+    let per_head = source.stride(1);
+    let start = batch as usize * source.stride(0) + head as usize * per_head;
+    Rows { from: start + (UNIT_POS / 8) as usize * stride + (UNIT_POS % 8) as usize, stride, per_head }
+}
+
 /// Starts copying `rows` rows from row `row` on to the tile at byte address `to`; `exist` of them exist. For all `threads`
 /// threads of the block.
 #[cube]
 pub(super) fn copy_tile(
     source: &Tensor<Eight>,
-    batch: u32,
-    head: u32,
+    of: Rows,
     row: u32,
     exist: u32,
     to: u32,
@@ -30,11 +53,7 @@ pub(super) fn copy_tile(
 ) {
     let chunk = UNIT_POS % 8;
     let first = UNIT_POS / 8;
-    let stride = source.stride(2);
-    let from = batch as usize * source.stride(0)
-        + head as usize * source.stride(1)
-        + (row + first) as usize * stride
-        + chunk as usize;
+    let from = of.from + row as usize * of.stride;
     let lane_to = to + first * 128 + (chunk ^ (first % 8)) * 16;
     #[unroll]
     for panel in 0..comptime!(head_dim.div_ceil(64)) {
@@ -44,7 +63,7 @@ pub(super) fn copy_tile(
             for i in 0..comptime!(rows * 8 / threads) {
                 let below = comptime!(i * threads / 8);
                 let inside = first + comptime!(below as u32) < exist && chunk < real;
-                let at = select(inside, from + stride * below + comptime!(8 * panel), 0usize);
+                let at = select(inside, from + of.stride * below + comptime!(8 * panel), 0usize);
                 copy_16::<Eight>(
                     lane_to + comptime!((panel * rows * 128 + below * 128) as u32),
                     unsafe { source.as_slice()[at..at + 1].as_ptr_unchecked() },
@@ -60,8 +79,8 @@ pub(super) fn copy_tile(
 pub(super) fn copy_passing(
     first: &Tensor<Eight>,
     second: &Tensor<Eight>,
-    batch: u32,
-    head: u32,
+    of_first: Rows,
+    of_second: Rows,
     tile: u32,
     first_keys: u32,
     second_keys: u32,
@@ -74,12 +93,12 @@ pub(super) fn copy_passing(
     let (exist, row) = rows_of(tile, first_keys, second_keys, rows, two_parts);
     if comptime!(two_parts) {
         if tile * comptime!(rows as u32) < first_keys {
-            copy_tile(first, batch, head, row, exist, to, rows, head_dim, threads);
+            copy_tile(first, of_first, row, exist, to, rows, head_dim, threads);
         } else {
-            copy_tile(second, batch, head, row, exist, to, rows, head_dim, threads);
+            copy_tile(second, of_second, row, exist, to, rows, head_dim, threads);
         }
     } else {
-        copy_tile(first, batch, head, row, exist, to, rows, head_dim, threads);
+        copy_tile(first, of_first, row, exist, to, rows, head_dim, threads);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The forward kernel: FlashAttention-2 (Dao 2023, arXiv:2307.08691, algorithm 1), a warp for 16 queries.
 
 use super::ForwardTiles;
-use super::copy::{copy_passing, copy_tile, store_rows};
+use super::copy::{copy_passing, copy_tile, rows_of_head, store_rows};
 use crate::passing::{ListShape, NONE, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
 use crate::softmax::*;
 use cubecl::prelude::*;
@@ -63,17 +63,21 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
     let first_query = block * comptime!(rows as u32);
 
-    copy_tile(q, batch, head, first_query, queries - first_query, q_base, rows, head_dim, threads);
+    let of_k = rows_of_head(k, batch, kv_head);
+    let of_v = rows_of_head(v, batch, kv_head);
+    let of_k_2 = rows_of_head(k_2, batch, kv_head);
+    let of_v_2 = rows_of_head(v_2, batch, kv_head);
+    copy_tile(q, rows_of_head(q, batch, head), first_query, queries - first_query, q_base, rows, head_dim, threads);
     #[unroll]
     for s in 0..comptime!(stages - 1) {
         if comptime!(s as u32) < tile_count {
             let tile = tile_at(entries, begin + comptime!(s as u32), shape);
             let at = comptime!(s as u32) * tile_bytes;
             copy_passing(
-                k, k_2, batch, kv_head, tile, first_keys, second_keys, k_base + at, keys, head_dim, threads, two_parts,
+                k, k_2, of_k, of_k_2, tile, first_keys, second_keys, k_base + at, keys, head_dim, threads, two_parts,
             );
             copy_passing(
-                v, v_2, batch, kv_head, tile, first_keys, second_keys, v_base + at, keys, head_dim, threads, two_parts,
+                v, v_2, of_v, of_v_2, tile, first_keys, second_keys, v_base + at, keys, head_dim, threads, two_parts,
             );
         }
         commit();
@@ -106,10 +110,10 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
             let tile = tile_at(entries, begin + next, shape);
             let to = free * tile_bytes;
             copy_passing(
-                k, k_2, batch, kv_head, tile, first_keys, second_keys, k_base + to, keys, head_dim, threads, two_parts,
+                k, k_2, of_k, of_k_2, tile, first_keys, second_keys, k_base + to, keys, head_dim, threads, two_parts,
             );
             copy_passing(
-                v, v_2, batch, kv_head, tile, first_keys, second_keys, v_base + to, keys, head_dim, threads, two_parts,
+                v, v_2, of_v, of_v_2, tile, first_keys, second_keys, v_base + to, keys, head_dim, threads, two_parts,
             );
         }
         commit();

@@ -4,6 +4,13 @@ use super::{BackwardTiles, ForwardTiles};
 use crate::call::Call;
 use crate::run::{Offer, Sums};
 
+/// What is resident.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Queries,
+    Keys,
+}
+
 /// Tiles of the three kernels.
 pub type Selection = crate::run::Selection<ForwardTiles, BackwardTiles>;
 
@@ -28,7 +35,9 @@ pub(super) fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
         _ => &[(32, 1), (16, 1)],
     };
     let keys: &[(usize, usize)] = match head_dim {
-        ..=128 => &[(64, 1)],
+        ..=96 => &[(64, 1)],
+        // Two gradients of 128 channels leave no registers for scores of 64 queries.
+        97..=128 => &[(32, 1)],
         _ => &[(32, 1), (16, 1)],
     };
     let sums: &[Sums] = if head_dim <= 128 { &[Sums::Both] } else { &[Sums::Values, Sums::Keys] };
@@ -36,7 +45,7 @@ pub(super) fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
         .iter()
         .map(|&(keys, units)| ForwardTiles { head_dim, keys, units, stages, factor, masked, two_parts })
         .collect();
-    let backward = |cuts: &[(usize, usize)], sums| {
+    let backward = |cuts: &[(usize, usize)], sums, side: Side| {
         let tiles = |&(passing, units): &(usize, usize)| BackwardTiles {
             head_dim,
             passing,
@@ -45,14 +54,15 @@ pub(super) fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
             factor,
             sums,
             masked,
-            two_parts,
+            // The kernel for keys gets one part at a time.
+            two_parts: two_parts && side == Side::Queries,
         };
         let all: Vec<BackwardTiles> = cuts.iter().map(tiles).collect();
         first_that_fits(&all, offer, BackwardTiles::shared_bytes)
     };
     Selection {
         forward: first_that_fits(&forward, offer, ForwardTiles::shared_bytes),
-        queries: backward(queries, Sums::Both),
-        keys: sums.iter().map(|sums| backward(keys, *sums)).collect(),
+        queries: backward(queries, Sums::Both, Side::Queries),
+        keys: sums.iter().map(|sums| backward(keys, *sums, Side::Keys)).collect(),
     }
 }
