@@ -4,9 +4,10 @@
 //! around replays of a captured graph, so that the host has no share in them.
 
 use cubecl::prelude::*;
-use flow_attention_cube::wgmma::launch::{Heads, Part};
-use flow_attention_cube::wgmma::run::Prepared;
-use flow_attention_cube::wgmma::select::Call;
+use flow_attention_cube::tensors::{Heads, Part};
+use flow_attention_cube::run::{Kernels, Offer, Prepared};
+use flow_attention_cube::call::Call;
+use flow_attention_cube::wgmma::Wgmma;
 use flow_attention_mask::{Extent, Mask};
 use flow_cube::wgmma::Factor;
 use half::bf16;
@@ -111,7 +112,7 @@ fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
     let Case { name, call, mask } = case;
     let scale = 1.0 / (call.head_dim as f32).sqrt();
     let counts = match &mask {
-        Some(mask) => Some(call.select(true).forward_list(mask, call.sizes()).map_err(|e| e.to_string())?.counts),
+        Some(mask) => Some(Wgmma::select(&call, true, Offer::of(client)).forward_list(mask, call.sizes()).map_err(|e| e.to_string())?.counts),
         None => None,
     };
     let of = |part: u64, all: u64| part as f64 / all as f64;
@@ -119,7 +120,7 @@ fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
     let tiles = counts.map_or(1.0, |c| of(c.tiles_visited, c.tiles_dense));
     let causal = mask == Some(Mask::Causal);
     let masked = mask.is_some();
-    let prepared = Prepared::new(client, call, scale, mask.map(Arc::new)).map_err(|e| e.to_string())?;
+    let prepared = Prepared::<Wgmma>::new(client, call, scale, mask.map(Arc::new)).map_err(|e| e.to_string())?;
     let rows = |rows, kv: bool| [call.batch, if kv { call.kv_heads } else { call.heads }, rows, call.head_dim];
     let [q, d_o, o, dq] = [1, 2, 3, 4].map(|seed| tensor(client, rows(call.queries, false), seed));
     let parts: Vec<[Heads; 4]> = call

@@ -181,7 +181,22 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
 
     let mut stage = 0u32;
     let mut phase = 0u32;
+    // Where in the list this tile is, and the one whose copy starts in this turn, with its head.
+    let mut place = 0u32;
+    let mut ahead_place = comptime!(stages as u32 - 1).runtime() % per_head;
+    let mut ahead_head = kv_head * group + comptime!(stages as u32 - 1).runtime() / per_head;
     for tile in 1..tile_count {
+        place += 1;
+        if place == per_head {
+            place = 0;
+        }
+        ahead_place += 1;
+        if ahead_place == per_head {
+            ahead_place = 0;
+            ahead_head += 1;
+        }
+        // Read long before it is asked for, so that no copy waits for the list.
+        let upcoming = tile_at(entries, begin + ahead_place, shape);
         let before = stage;
         stage += 1;
         if stage == comptime!(stages as u32) {
@@ -190,7 +205,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         }
         let q_now = q_at + u64::cast_from(stage * tile_units);
         let do_now = do_at + u64::cast_from(stage * tile_units);
-        let pattern = pattern_at(entries, begin + tile % per_head, warpgroup, shape);
+        let pattern = pattern_at(entries, begin + place, warpgroup, shape);
         let bits = bits_of(patterns, pattern, thread, shape);
         let pairs = stage as usize * comptime!(passing / 2) + column;
         wait(barrier_native_handle(&full[stage as usize]), phase);
@@ -203,13 +218,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         // All products of the tile before are done, too.
         if lane == 0 {
             if count(used_base + before * 4) % warps == warps - 1 {
-                let next = tile - 1 + comptime!(stages as u32);
-                if next < tile_count {
-                    let head = kv_head * group + next / per_head;
-                    let row = tile_at(entries, begin + next % per_head, shape) * comptime!(passing as u32);
+                if tile - 1 + comptime!(stages as u32) < tile_count {
+                    let row = upcoming * comptime!(passing as u32);
                     next_tile::<E>(
                         &full[before as usize], q, d_o, lse, delta, &mut q_tiles, &mut do_tiles, &mut lse_tiles,
-                        &mut delta_tiles, before as usize, batch, heads, head, row, lse_rows, tiles,
+                        &mut delta_tiles, before as usize, batch, heads, ahead_head, row, lse_rows, tiles,
                     );
                 }
             }

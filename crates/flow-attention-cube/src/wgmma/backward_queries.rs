@@ -6,7 +6,7 @@
 use super::BackwardTiles;
 use super::copy::{copy_tile, store_rows};
 use crate::delta::row_product;
-use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
+use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_ahead, tile_at};
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
@@ -201,6 +201,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let mut stage = 0u32;
     let mut phase = 0u32;
     for at in 1..tile_count {
+        // Read long before it is asked for, so that no copy waits for the list.
+        let upcoming = tile_ahead(entries, begin, at - 1 + comptime!(stages as u32), tile_count, shape);
         let before = stage;
         stage += 1;
         if stage == comptime!(stages as u32) {
@@ -219,12 +221,10 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
         // The sum over the tile before is done, too.
         if lane == 0 {
             if count(used_base + before * 4) % warps == warps - 1 {
-                let next = at - 1 + comptime!(stages as u32);
-                if next < tile_count {
-                    let tile = tile_at(entries, begin + next, shape);
+                if at - 1 + comptime!(stages as u32) < tile_count {
                     let to = before as usize;
                     next_tile::<E>(
-                        &full[to], k, v, k_2, v_2, &mut k_tiles, &mut v_tiles, to, batch, kv_head, tile, first_keys,
+                        &full[to], k, v, k_2, v_2, &mut k_tiles, &mut v_tiles, to, batch, kv_head, upcoming, first_keys,
                         tiles,
                     );
                 }

@@ -2,7 +2,7 @@
 
 use super::ForwardTiles;
 use super::copy::{fill, store_rows};
-use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
+use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_ahead, tile_at};
 use crate::softmax::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
@@ -173,7 +173,10 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
 
     let mut stage = 0u32;
     let mut phase = 0u32;
+    // Tiles to come are read long before they are asked for, so that no copy waits for the list.
+    let mut next_v = tile_ahead(entries, begin, comptime!(stages as u32).runtime(), tile_count, shape);
     for at in 1..tile_count {
+        let next_k = tile_ahead(entries, begin, at + comptime!(stages as u32), tile_count, shape);
         let v_stage = stage;
         let v_phase = phase;
         stage += 1;
@@ -202,11 +205,9 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
         if lane == 0 {
             if count(used_base + stage * 4) % warps == warps - 1 {
-                let next = at + comptime!(stages as u32);
-                if next < tile_count {
-                    let tile = tile_at(entries, begin + next, shape);
+                if at + comptime!(stages as u32) < tile_count {
                     let to = stage as usize;
-                    fill_keys::<E>(&k_full[to], k, k_2, &mut k_tiles, to, batch, kv_head, tile, first_keys, tiles);
+                    fill_keys::<E>(&k_full[to], k, k_2, &mut k_tiles, to, batch, kv_head, next_k, first_keys, tiles);
                 }
             }
         }
@@ -231,14 +232,13 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         let added = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
         if lane == 0 {
             if count(used_base + (v_stage + comptime!(stages as u32)) * 4) % warps == warps - 1 {
-                let next = at - 1 + comptime!(stages as u32);
-                if next < tile_count {
-                    let tile = tile_at(entries, begin + next, shape);
+                if at - 1 + comptime!(stages as u32) < tile_count {
                     let to = v_stage as usize;
-                    fill_keys::<E>(&v_full[to], v, v_2, &mut v_tiles, to, batch, kv_head, tile, first_keys, tiles);
+                    fill_keys::<E>(&v_full[to], v, v_2, &mut v_tiles, to, batch, kv_head, next_v, first_keys, tiles);
                 }
             }
         }
+        next_v = next_k;
         output = scale_rows::<NO>(added, keep_0, keep_1, comptime!(tiles.head_dim));
         probabilities = pack::<NS, NP>(scores, tile_keys, comptime!(tiles.factor));
     }
