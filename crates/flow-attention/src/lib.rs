@@ -3,6 +3,8 @@
 #![deny(missing_docs)]
 
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cube;
 mod reference;
 mod registry;
 

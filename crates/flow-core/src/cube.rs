@@ -5,6 +5,7 @@ use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, Tensor};
 pub use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+pub use cubecl::prelude::Client;
 
 /// The device's tensor in `tensor`, if it is a plain float tensor of a CubeCL runtime.
 pub fn read(tensor: &Plain) -> Option<&CubeTensor> {
@@ -25,6 +26,11 @@ pub fn wrap(tensor: CubeTensor) -> Plain {
 /// A tensor without gaps on the device of `like`, its values unspecified.
 pub fn empty_like(like: &CubeTensor, shape: &[usize], dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
+}
+
+/// The tensor without gaps: itself, or a copy.
+pub fn contiguous(tensor: CubeTensor) -> CubeTensor {
+    burn_cubecl::kernel::into_contiguous(tensor)
 }
 
 /// The values on the host, row-major, as f32.
