@@ -9,6 +9,7 @@ pub mod barrier;
 pub mod copy;
 #[allow(missing_docs)]
 pub mod mma;
+pub mod emulator;
 pub mod offline;
 #[allow(missing_docs)]
 pub mod register;
