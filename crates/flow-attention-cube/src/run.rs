@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
 /// How a kernel cuts its work, as far as masks are concerned.
-pub trait Cut: Copy + Debug + PartialEq + 'static {
+pub trait Cut: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// Units of 64 resident rows in a block.
     fn units(&self) -> usize;
 
@@ -107,7 +107,7 @@ impl Offer {
 }
 
 /// The kernels of a backend, and its table.
-pub trait Kernels: 'static {
+pub trait Kernels: Send + Sync + 'static {
     /// For logs and manifests.
     const NAME: &'static str;
     /// Tiles of the forward kernel.

@@ -244,7 +244,7 @@ fn backward<K: Kernels>(
     gradients.into_iter().map(wrap).collect()
 }
 
-impl<K: Kernels + Send + Sync> AttentionBackend for CubeAttention<K> {
+impl<K: Kernels> AttentionBackend for CubeAttention<K> {
     fn name(&self) -> &str {
         K::NAME
     }
