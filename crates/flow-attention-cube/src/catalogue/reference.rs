@@ -4,9 +4,9 @@ use super::cases::Case;
 use super::data::{Data, Operand};
 use flow_attention_mask::MaskError;
 
-/// What kernels must come to, in logical order.
+/// Results and gradients in logical order: what kernels come to, or must come to.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Expected {
+pub struct Results {
     /// `[B, H, S_q, D]`; 0 where no key is allowed.
     pub o: Vec<f64>,
     /// `[B, H, S_q]`; plus infinity where no key is allowed.
@@ -17,6 +17,18 @@ pub struct Expected {
     pub dk: [Vec<f64>; 2],
     /// `[B, H_kv, S, D]` of each segment.
     pub dv: [Vec<f64>; 2],
+}
+
+/// What kernels must come to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expected {
+    /// Exact results.
+    pub results: Results,
+    /// For each row of `dq` the root of the sum of the squares of what it is a sum of, each before differences are
+    /// taken: the size that rounding errors are in proportion to, also where the sum vanishes.
+    pub dq_terms: Vec<f64>,
+    /// The same for each row of `dk`, of each segment.
+    pub dk_terms: [Vec<f64>; 2],
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -37,13 +49,15 @@ pub fn reference(case: &Case, data: &Data) -> Result<Expected, MaskError> {
     let (dim, keys) = (case.head_dim, case.sizes().keys());
     let rows = case.batch * case.heads * case.queries;
     let like = |operand: &Operand| vec![0.0; operand.values.len()];
-    let mut expected = Expected {
+    let mut expected = Results {
         o: vec![0.0; rows * dim],
         lse: vec![f64::INFINITY; rows],
         dq: vec![0.0; rows * dim],
         dk: [like(&data.k[0]), like(&data.k[1])],
         dv: [like(&data.v[0]), like(&data.v[1])],
     };
+    let mut dq_terms = vec![0.0; rows];
+    let mut dk_terms = [0, 1].map(|i| vec![0.0; data.k[i].values.len() / dim]);
     for row in 0..rows {
         let (head, query) = (row / case.queries, row % case.queries);
         let (batch, kv_head) = (head / case.heads, head % case.heads / (case.heads / case.kv_heads));
@@ -74,7 +88,15 @@ pub fn reference(case: &Case, data: &Data) -> Result<Expected, MaskError> {
             let gradient = weight * (product - delta) * case.scale;
             add(&mut expected.dq[row * dim..][..dim], gradient, &data.k[s].values[at..][..dim]);
             add(&mut expected.dk[s][at..][..dim], gradient, q);
+            // A product of normal vectors is of this size, and so are the partial sums of one that comes out smaller.
+            let v = &data.v[s].values[at..][..dim];
+            let usual = (dot(d_o, d_o) * dot(v, v) / dim as f64).sqrt();
+            let size = weight * (product.abs() + delta.abs()).max(usual) * case.scale;
+            let k = &data.k[s].values[at..][..dim];
+            dq_terms[row] += size * size * dot(k, k);
+            dk_terms[s][at / dim] += size * size * dot(q, q);
         }
     }
-    Ok(expected)
+    dq_terms.iter_mut().chain(dk_terms.iter_mut().flatten()).for_each(|term| *term = term.sqrt());
+    Ok(Expected { results: expected, dq_terms, dk_terms })
 }
