@@ -9,8 +9,14 @@ use flow_attention_mask::{Mask, Sizes};
 
 /// Mesa's driver for the processor, else the first GPU.
 fn client() -> Client {
-    let kinds = [WgpuDeviceKind::Cpu, WgpuDeviceKind::DiscreteGpu(0), WgpuDeviceKind::IntegratedGpu(0)];
-    let found = kinds.into_iter().find_map(|kind| cubecl::Device::vulkan(kind).ok());
+    let kinds = [
+        WgpuDeviceKind::Cpu,
+        WgpuDeviceKind::DiscreteGpu(0),
+        WgpuDeviceKind::IntegratedGpu(0),
+    ];
+    let found = kinds
+        .into_iter()
+        .find_map(|kind| cubecl::Device::vulkan(kind).ok());
     found
         .expect(
             "this test needs a Vulkan driver and found none: install Mesa's for the processor (Debian: `apt-get install \
@@ -24,7 +30,12 @@ fn run(client: &Client, case: &Case, data: &Data) -> Result<(Results, Vec<Vec<u8
     // More rows than there are, to see that they are left alone.
     let rows = case.queries + 5;
     let buffers = Buffers::new(client, case, data, rows);
-    let mask = PortableMask::new(client, &case.mask.mask(case.sizes())?, case.sizes(), case.head_dim)?;
+    let mask = PortableMask::new(
+        client,
+        &case.mask.mask(case.sizes())?,
+        case.sizes(),
+        case.head_dim,
+    )?;
     let call = Call {
         q: &buffers.q,
         segments: &buffers.segments,
@@ -34,25 +45,46 @@ fn run(client: &Client, case: &Case, data: &Data) -> Result<(Results, Vec<Vec<u8
     };
     forward(client, &call, &buffers.o, &buffers.lse)?;
     let (o, d_o, dq) = (&buffers.o, &buffers.d_o, &buffers.dq);
-    backward(client, &call, o, d_o, &buffers.lse, &buffers.delta, dq, &buffers.gradients)?;
+    backward(
+        client,
+        &call,
+        o,
+        d_o,
+        &buffers.lse,
+        &buffers.delta,
+        dq,
+        &buffers.gradients,
+    )?;
     let bytes = buffers.bytes(client).expect("what was written can be read");
-    let results = buffers.results(case, data, &bytes).expect("nothing else was written");
+    let results = buffers
+        .results(case, data, &bytes)
+        .expect("nothing else was written");
     let memory = Element::F32.decode(&bytes[1]);
-    assert!(memory.chunks(rows).all(|head| head[case.queries..].iter().all(|x| x.is_nan())), "{case:?}");
+    assert!(
+        memory
+            .chunks(rows)
+            .all(|head| head[case.queries..].iter().all(|x| x.is_nan())),
+        "{case:?}"
+    );
     Ok((results, bytes))
 }
 
 /// Runs every case twice and lists what is wrong.
 fn check(client: &Client, element: Element, head_dims: &[usize]) {
     let mut wrong = Vec::new();
-    for case in cases(element).iter().filter(|case| head_dims.contains(&case.head_dim)) {
+    for case in cases(element)
+        .iter()
+        .filter(|case| head_dims.contains(&case.head_dim))
+    {
         let data = Data::new(case, 7);
         let pass = || run(client, case, &data).unwrap_or_else(|error| panic!("{case:?}: {error}"));
         let ((results, first), (_, second)) = (pass(), pass());
         if first != second {
             wrong.push(format!("{case:?}: two runs differ"));
         }
-        let judgement = reference(case, &data).expect("the catalogue's masks fit").judge(case, &results);
+        let judgement = reference(case, &data)
+            .expect("the catalogue's masks fit")
+            .judge(case, &results);
         if !judgement.holds() {
             wrong.push(format!("{case:?}: {judgement}"));
         }
@@ -74,7 +106,10 @@ fn the_catalogue_holds_in_f16() {
 #[test]
 fn bf16_holds_where_the_device_has_it_and_is_declined_with_advice_elsewhere() {
     let client = client();
-    let case = Case { element: Element::Bf16, ..Case::new(8, 8, 8) };
+    let case = Case {
+        element: Element::Bf16,
+        ..Case::new(8, 8, 8)
+    };
     match run(&client, &case, &Data::new(&case, 1)) {
         Ok(_) => check(&client, Element::Bf16, &[64, 128]),
         Err(error) => assert!(error.to_string().contains("bf16; use f32"), "{error}"),
@@ -84,7 +119,11 @@ fn bf16_holds_where_the_device_has_it_and_is_declined_with_advice_elsewhere() {
 #[test]
 fn results_do_not_depend_on_batch_mates_nor_on_the_place_in_the_batch() {
     let client = client();
-    let case = Case { batch: 3, mask: MaskKind::Causal, ..Case::new(77, 90, 64) };
+    let case = Case {
+        batch: 3,
+        mask: MaskKind::Causal,
+        ..Case::new(77, 90, 64)
+    };
     let data = Data::new(&case, 3);
     let (together, _) = run(&client, &case, &data).expect("it runs");
     for entry in 0..case.batch {
@@ -92,7 +131,11 @@ fn results_do_not_depend_on_batch_mates_nor_on_the_place_in_the_batch() {
         let take = |operand: &Operand| {
             let length = operand.values.len() / case.batch;
             let [_, heads, tokens, channels] = operand.shape;
-            Operand::new(&alone, [1, heads, tokens, channels], operand.values[entry * length..][..length].to_vec())
+            Operand::new(
+                &alone,
+                [1, heads, tokens, channels],
+                operand.values[entry * length..][..length].to_vec(),
+            )
         };
         let part = Data {
             q: take(&data.q),
@@ -118,9 +161,17 @@ fn results_do_not_depend_on_batch_mates_nor_on_the_place_in_the_batch() {
 fn declines(client: &Client, case: &Case, change: impl Fn(&mut Buffers), mask: Sizes, part: &str) {
     let mut buffers = Buffers::new(client, case, &Data::new(case, 1), case.queries);
     change(&mut buffers);
-    let Buffers { q, segments, o, lse, .. } = &buffers;
+    let Buffers {
+        q, segments, o, lse, ..
+    } = &buffers;
     let mask = PortableMask::new(client, &Mask::Causal, mask, case.head_dim).expect("a mask");
-    let call = Call { q, segments, scale: 1.0, element: case.element, mask: &mask };
+    let call = Call {
+        q,
+        segments,
+        scale: 1.0,
+        element: case.element,
+        mask: &mask,
+    };
     let error = forward(client, &call, o, lse).expect_err(part).to_string();
     assert!(error.contains(part), "`{error}` does not say `{part}`");
 }
@@ -130,14 +181,57 @@ fn what_the_kernels_do_not_take_is_declined_with_the_reason() {
     let client = client();
     let case = Case::new(4, 5, 8);
     let sizes = case.sizes();
-    declines(&client, &Case { head_dim: 257, ..case }, |_| {}, sizes, "heads of 257 channels");
-    let odd = Case { heads: 3, kv_heads: 2, ..case };
-    declines(&client, &odd, |_| {}, sizes, "3 heads of queries do not divide among 2");
+    declines(
+        &client,
+        &Case {
+            head_dim: 257,
+            ..case
+        },
+        |_| {},
+        sizes,
+        "heads of 257 channels",
+    );
+    let odd = Case {
+        heads: 3,
+        kv_heads: 2,
+        ..case
+    };
+    declines(
+        &client,
+        &odd,
+        |_| {},
+        sizes,
+        "3 heads of queries do not divide among 2",
+    );
     declines(&client, &case, |on| on.segments.clear(), sizes, "0 segments");
-    declines(&client, &case, |on| on.segments[0].v.shape[2] = 3, sizes, "`v` is [2, 2, 3, 8]");
-    declines(&client, &case, |on| on.o.shape[3] = 9, sizes, "`o` is [2, 2, 4, 9]");
-    declines(&client, &case, |on| on.q.strides[2] = 800, sizes, "`q` reaches element");
-    declines(&client, &case, |on| on.segments[0].k.strides[0] = 4000, sizes, "check its shape and strides");
+    declines(
+        &client,
+        &case,
+        |on| on.segments[0].v.shape[2] = 3,
+        sizes,
+        "`v` is [2, 2, 3, 8]",
+    );
+    declines(
+        &client,
+        &case,
+        |on| on.o.shape[3] = 9,
+        sizes,
+        "`o` is [2, 2, 4, 9]",
+    );
+    declines(
+        &client,
+        &case,
+        |on| on.q.strides[2] = 800,
+        sizes,
+        "`q` reaches element",
+    );
+    declines(
+        &client,
+        &case,
+        |on| on.segments[0].k.strides[0] = 4000,
+        sizes,
+        "check its shape and strides",
+    );
     declines(&client, &case, |on| on.lse.rows = 3, sizes, "`lse`");
     declines(&client, &case, |_| {}, Sizes::new(2, 4, 9), "[9, 0]");
 }

@@ -31,7 +31,11 @@ pub struct Buffers {
 
 fn upload(client: &Client, element: Element, operand: &Operand, memory: &[f64]) -> Heads {
     let handle = client.create_from_slice(&element.encode(memory));
-    Heads { handle, shape: operand.shape, strides: operand.strides }
+    Heads {
+        handle,
+        shape: operand.shape,
+        strides: operand.strides,
+    }
 }
 
 impl Buffers {
@@ -41,11 +45,19 @@ impl Buffers {
         let wanted = |operand: &Operand| upload(client, case.element, operand, &operand.poison());
         let pairs = |make: &dyn Fn(&Operand) -> Heads| {
             let filled = (0..2).filter(|&i| case.key_segments[i] > 0);
-            filled.map(|i| KeyValues { k: make(&data.k[i]), v: make(&data.v[i]) }).collect()
+            filled
+                .map(|i| KeyValues {
+                    k: make(&data.k[i]),
+                    v: make(&data.v[i]),
+                })
+                .collect()
         };
         let statistics = || {
             let poison = vec![f32::NAN; case.batch * case.heads * rows];
-            Statistics { handle: client.create_from_slice(f32::as_bytes(&poison)), rows }
+            Statistics {
+                handle: client.create_from_slice(f32::as_bytes(&poison)),
+                rows,
+            }
         };
         Self {
             q: given(&data.q),
@@ -66,9 +78,17 @@ impl Buffers {
     /// What the device said.
     pub fn bytes(&self, client: &Client) -> Result<Vec<Vec<u8>>, String> {
         let mut handles = vec![&self.o.handle, &self.lse.handle, &self.dq.handle];
-        handles.extend(self.gradients.iter().flat_map(|pair| [&pair.k.handle, &pair.v.handle]));
+        handles.extend(
+            self.gradients
+                .iter()
+                .flat_map(|pair| [&pair.k.handle, &pair.v.handle]),
+        );
         let read = |handle: &_| client.read_one(Clone::clone(handle)).map(|bytes| bytes.to_vec());
-        handles.into_iter().map(read).collect::<Result<_, _>>().map_err(|error| format!("{error:?}"))
+        handles
+            .into_iter()
+            .map(read)
+            .collect::<Result<_, _>>()
+            .map_err(|error| format!("{error:?}"))
     }
 
     /// Results in logical order, from [`Buffers::bytes`].

@@ -21,7 +21,10 @@ impl Judgement {
 impl std::fmt::Display for Judgement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (i, (name, error, allowed)) in self.errors.iter().enumerate() {
-            let (comma, sign) = (if i == 0 { "" } else { ", " }, if error <= allowed { "<=" } else { "ABOVE" });
+            let (comma, sign) = (
+                if i == 0 { "" } else { ", " },
+                if error <= allowed { "<=" } else { "ABOVE" },
+            );
             write!(f, "{comma}{name} {error:.1e} {sign} {allowed:.1e}")?;
         }
         Ok(())
@@ -40,9 +43,19 @@ fn distance(got: &[f64], want: &[f64], dim: usize, least: &[f64]) -> f64 {
     let errors = rows.map(|(row, (got, want))| {
         let apart: f64 = got.iter().zip(want).map(|(a, b)| (a - b) * (a - b)).sum();
         let least = least.get(row).map_or(0.0, |least| least * least);
-        if apart == 0.0 { 0.0 } else { (apart / square(want).max(mean).max(least)).sqrt() }
+        if apart == 0.0 {
+            0.0
+        } else {
+            (apart / square(want).max(mean).max(least)).sqrt()
+        }
     });
-    errors.fold(0.0, |worst, error| if error.is_nan() || error > worst { error } else { worst })
+    errors.fold(0.0, |worst, error| {
+        if error.is_nan() || error > worst {
+            error
+        } else {
+            worst
+        }
+    })
 }
 
 impl Expected {
@@ -56,16 +69,41 @@ impl Expected {
         let forward = 2.0 * rounding + 4.0 * scores;
         let backward = 8.0 * rounding + 16.0 * scores;
         let want = &self.results;
-        let lse = want.lse.iter().zip(&got.lse).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() });
-        let lse = lse.fold(0.0, |worst: f64, error| if error.is_nan() || error > worst { error } else { worst });
+        let lse = want
+            .lse
+            .iter()
+            .zip(&got.lse)
+            .map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() });
+        let lse = lse.fold(0.0, |worst: f64, error| {
+            if error.is_nan() || error > worst {
+                error
+            } else {
+                worst
+            }
+        });
         let dim = case.head_dim;
         let mut errors = vec![
             ("o", distance(&got.o, &want.o, dim, &[]), forward),
-            ("lse", if got.lse.len() == want.lse.len() { lse } else { f64::NAN }, 4.0 * scores),
+            (
+                "lse",
+                if got.lse.len() == want.lse.len() {
+                    lse
+                } else {
+                    f64::NAN
+                },
+                4.0 * scores,
+            ),
             ("dq", distance(&got.dq, &want.dq, dim, &self.dq_terms), backward),
         ];
-        for (i, [dk, dv]) in [["dk", "dv"], ["dk of segment 1", "dv of segment 1"]].into_iter().enumerate() {
-            errors.push((dk, distance(&got.dk[i], &want.dk[i], dim, &self.dk_terms[i]), backward));
+        for (i, [dk, dv]) in [["dk", "dv"], ["dk of segment 1", "dv of segment 1"]]
+            .into_iter()
+            .enumerate()
+        {
+            errors.push((
+                dk,
+                distance(&got.dk[i], &want.dk[i], dim, &self.dk_terms[i]),
+                backward,
+            ));
             errors.push((dv, distance(&got.dv[i], &want.dv[i], dim, &[]), backward));
         }
         Judgement { errors }
