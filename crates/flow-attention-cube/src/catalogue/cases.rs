@@ -84,7 +84,8 @@ impl MaskKind {
             }
             Self::BlockSparse => {
                 let (rows, columns) = (queries.div_ceil(48), keys.div_ceil(40));
-                let allowed = |at: usize| at / columns != 1 && (at / columns + at % columns).is_multiple_of(2);
+                let allowed =
+                    |at: usize| at / columns != 1 && (at / columns + at % columns).is_multiple_of(2);
                 Mask::block_sparse(48, 40, (0..rows * columns).map(allowed).collect())?
             }
             Self::Video => {
