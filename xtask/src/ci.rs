@@ -12,6 +12,9 @@ use std::time::Instant;
 /// The job that the last step runs for a few iterations.
 const JOB: &str = "configs/digits-grpo.toml";
 
+/// The feature that turns on the tests on Vulkan.
+const LAVAPIPE: &str = "flow-attention-cube/lavapipe";
+
 /// Which steps to leave out.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -32,7 +35,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     step("format", || {
         run_command(&mut cargo(workspace, &["fmt", "--all", "--", "--check"]))
     })?;
-    step("tests", || test::run(workspace))?;
+    // With the portable attention kernels on Vulkan: `.ci/run` installs a driver for the processor. In the same build as
+    // all other tests, so that CubeCL is compiled once.
+    step("tests", || test::run_with(workspace, &["--features", LAVAPIPE]))?;
     step("runtime options with CubeCL", || {
         run_command(&mut cargo(
             workspace,
@@ -55,6 +60,8 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             "--release",
             "--workspace",
             "--all-targets",
+            "--features",
+            LAVAPIPE,
             "--",
             "-D",
             "warnings",

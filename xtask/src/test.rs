@@ -9,5 +9,10 @@ pub const ARGUMENTS: &[&str] = &["test", "--release", "--workspace"];
 
 /// Runs every test of the workspace.
 pub fn run(workspace: &Workspace) -> Result<()> {
-    run_command(&mut cargo(workspace, ARGUMENTS))
+    run_with(workspace, &[])
+}
+
+/// Runs every test of the workspace, with further arguments to cargo.
+pub fn run_with(workspace: &Workspace, further: &[&str]) -> Result<()> {
+    run_command(&mut cargo(workspace, &[ARGUMENTS, further].concat()))
 }

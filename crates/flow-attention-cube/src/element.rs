@@ -41,8 +41,14 @@ impl Element {
     pub fn encode(self, values: &[f64]) -> Vec<u8> {
         match self {
             Self::F32 => values.iter().flat_map(|x| (*x as f32).to_ne_bytes()).collect(),
-            Self::F16 => values.iter().flat_map(|x| f16::from_f64(*x).to_ne_bytes()).collect(),
-            Self::Bf16 => values.iter().flat_map(|x| bf16::from_f64(*x).to_ne_bytes()).collect(),
+            Self::F16 => values
+                .iter()
+                .flat_map(|x| f16::from_f64(*x).to_ne_bytes())
+                .collect(),
+            Self::Bf16 => values
+                .iter()
+                .flat_map(|x| bf16::from_f64(*x).to_ne_bytes())
+                .collect(),
         }
     }
 
@@ -50,9 +56,10 @@ impl Element {
     pub fn decode(self, bytes: &[u8]) -> Vec<f64> {
         let pairs = || bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
         match self {
-            Self::F32 => {
-                bytes.chunks_exact(4).map(|b| f64::from(f32::from_ne_bytes([b[0], b[1], b[2], b[3]]))).collect()
-            }
+            Self::F32 => bytes
+                .chunks_exact(4)
+                .map(|b| f64::from(f32::from_ne_bytes([b[0], b[1], b[2], b[3]])))
+                .collect(),
             Self::F16 => pairs().map(|b| f16::from_ne_bytes(b).to_f64()).collect(),
             Self::Bf16 => pairs().map(|b| bf16::from_ne_bytes(b).to_f64()).collect(),
         }

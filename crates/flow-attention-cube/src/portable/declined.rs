@@ -65,7 +65,9 @@ pub enum Declined {
         element: &'static str,
     },
     /// The mask was compiled for another call.
-    #[error("the mask was compiled for {made:?} and heads of {made_dim} channels, the call is {call:?} and {call_dim}")]
+    #[error(
+        "the mask was compiled for {made:?} and heads of {made_dim} channels, the call is {call:?} and {call_dim}"
+    )]
     Mask {
         /// What it was compiled for.
         made: flow_attention_mask::Sizes,

@@ -73,13 +73,46 @@ pub fn portable_forward<F: Float>(
             clear(&mut scores, comptime!(4 * owned));
             for part in 0..comptime!(tiles.channels()) / chunk {
                 let channel = part * chunk;
-                load_channels(q, q_base, first, queries, channel, &mut stage, 0usize, chunk, ROWS, comptime!(tiles.head_dim));
+                load_channels(
+                    q,
+                    q_base,
+                    first,
+                    queries,
+                    channel,
+                    &mut stage,
+                    0usize,
+                    chunk,
+                    ROWS,
+                    comptime!(tiles.head_dim),
+                );
                 if tile < tiles_of_first {
                     let from = tile * comptime!(tiles.columns);
-                    load_channels(k, k_base, from, keys, channel, &mut stage, comptime!(CHUNK * (ROWS + 1)), chunk, comptime!(tiles.columns), comptime!(tiles.head_dim));
+                    load_channels(
+                        k,
+                        k_base,
+                        from,
+                        keys,
+                        channel,
+                        &mut stage,
+                        comptime!(CHUNK * (ROWS + 1)),
+                        chunk,
+                        comptime!(tiles.columns),
+                        comptime!(tiles.head_dim),
+                    );
                 } else {
                     let from = (tile - tiles_of_first) * comptime!(tiles.columns);
-                    load_channels(k2, k2_base, from, keys2, channel, &mut stage, comptime!(CHUNK * (ROWS + 1)), chunk, comptime!(tiles.columns), comptime!(tiles.head_dim));
+                    load_channels(
+                        k2,
+                        k2_base,
+                        from,
+                        keys2,
+                        channel,
+                        &mut stage,
+                        comptime!(CHUNK * (ROWS + 1)),
+                        chunk,
+                        comptime!(tiles.columns),
+                        comptime!(tiles.head_dim),
+                    );
                 }
                 sync_cube();
                 add_products(&stage, &mut scores, x, y, chunk, tiles);
@@ -120,7 +153,15 @@ pub fn portable_forward<F: Float>(
             for part in 0..comptime!(tiles.columns) / chunk {
                 let column = part * chunk;
                 if tile < tiles_of_first {
-                    load_rows(v, v_base, tile * comptime!(tiles.columns) + column, keys, &mut stage, chunk, tiles);
+                    load_rows(
+                        v,
+                        v_base,
+                        tile * comptime!(tiles.columns) + column,
+                        keys,
+                        &mut stage,
+                        chunk,
+                        tiles,
+                    );
                 } else {
                     let from = (tile - tiles_of_first) * comptime!(tiles.columns) + column;
                     load_rows(v2, v2_base, from, keys2, &mut stage, chunk, tiles);

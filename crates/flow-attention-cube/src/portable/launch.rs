@@ -15,7 +15,10 @@ use cubecl::zspace::{Shape, Strides};
 use half::{bf16, f16};
 
 fn tensor(heads: &Heads) -> TensorArg {
-    let (strides, shape) = (heads.strides.into_iter().collect::<Strides>(), heads.shape.into_iter().collect::<Shape>());
+    let (strides, shape) = (
+        heads.strides.into_iter().collect::<Strides>(),
+        heads.shape.into_iter().collect::<Shape>(),
+    );
     // SAFETY: `Call::check` found that the strides stay within the buffer.
     unsafe { TensorArg::from_raw_parts(heads.handle.clone(), strides, shape) }
 }
@@ -83,7 +86,7 @@ fn launch_forward<F: Float>(client: &Client, call: &Call, o: &Heads, lse: &Stati
             list.batch_stride,
             list.entries_at,
             list.patterns_at,
- CHUNK,
+            CHUNK,
             call.scale,
             call.tiles(),
         );
@@ -108,20 +111,33 @@ pub fn backward(
     gradients: &[KeyValues],
 ) -> Result<(), Declined> {
     if gradients.len() != call.segments.len() {
-        return Err(Declined::Segments { found: gradients.len() });
+        return Err(Declined::Segments {
+            found: gradients.len(),
+        });
     }
     if delta.rows != lse.rows {
         let (reaches, holds) = (lse.rows, delta.rows);
-        return Err(Declined::Beyond { name: "delta", reaches, holds });
+        return Err(Declined::Beyond {
+            name: "delta",
+            reaches,
+            holds,
+        });
     }
     let names = ["dk or dv", "dk or dv of segment 1"];
     let like_segments: Vec<_> = names.into_iter().zip(gradients).collect();
     let like_queries = [("o", o), ("d_o", d_o), ("dq", dq)];
-    let address = call.check(client, &like_queries, &like_segments, &[("lse", lse), ("delta", delta)])?;
+    let address = call.check(
+        client,
+        &like_queries,
+        &like_segments,
+        &[("lse", lse), ("delta", delta)],
+    )?;
     match call.element {
         Element::F32 => launch_backward::<f32>(client, call, [o, d_o, dq], [lse, delta], gradients, address),
         Element::F16 => launch_backward::<f16>(client, call, [o, d_o, dq], [lse, delta], gradients, address),
-        Element::Bf16 => launch_backward::<bf16>(client, call, [o, d_o, dq], [lse, delta], gradients, address),
+        Element::Bf16 => {
+            launch_backward::<bf16>(client, call, [o, d_o, dq], [lse, delta], gradients, address)
+        }
     }
     Ok(())
 }
@@ -162,13 +178,15 @@ fn launch_backward<F: Float>(
             list.batch_stride,
             list.entries_at,
             list.patterns_at,
- CHUNK,
+            CHUNK,
             call.scale,
             call.tiles(),
         );
     }
     for (index, (segment, gradient)) in call.segments.iter().zip(gradients).enumerate() {
-        let Some(list) = &call.mask.keys[index] else { continue };
+        let Some(list) = &call.mask.keys[index] else {
+            continue;
+        };
         // SAFETY: as in `launch_forward`.
         unsafe {
             portable_backward_keys::launch_unchecked::<F>(
@@ -192,7 +210,7 @@ fn launch_backward<F: Float>(
                 list.batch_stride,
                 list.entries_at,
                 list.patterns_at,
- CHUNK,
+                CHUNK,
                 call.scale,
                 call.tiles(),
             );

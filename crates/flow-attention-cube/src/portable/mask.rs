@@ -48,7 +48,17 @@ impl PortableMask {
     pub fn new(client: &Client, mask: &Mask, sizes: Sizes, head_dim: usize) -> Result<Self, Declined> {
         const { assert!(ROWS == UNIT_ROWS) };
         let columns = Tiles::new(head_dim).columns;
-        let compile = |side| MaskTiles::new(mask, sizes, Tiling { side, units_per_block: 1, columns });
+        let compile = |side| {
+            MaskTiles::new(
+                mask,
+                sizes,
+                Tiling {
+                    side,
+                    units_per_block: 1,
+                    columns,
+                },
+            )
+        };
         let queries = compile(Side::Queries)?;
         let keys_of = |segment| match sizes.key_segments[segment] {
             0 => Ok::<_, Declined>(None),
@@ -72,7 +82,12 @@ impl PortableMask {
     pub(super) fn check(&self, call: Sizes, call_dim: usize) -> Result<(), Declined> {
         match self.sizes == call && self.head_dim == call_dim {
             true => Ok(()),
-            false => Err(Declined::Mask { made: self.sizes, made_dim: self.head_dim, call, call_dim }),
+            false => Err(Declined::Mask {
+                made: self.sizes,
+                made_dim: self.head_dim,
+                call,
+                call_dim,
+            }),
         }
     }
 }

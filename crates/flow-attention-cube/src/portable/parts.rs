@@ -39,7 +39,8 @@ pub(super) fn load_channels<F: Float>(
         let element = UNIT_POS as usize + i * THREADS;
         let row = element / CHUNK;
         let offset = element % CHUNK;
-        tile[at + offset * comptime!(count + 1) + row] = read_or_zero(source, base, first + row, end, channel + offset, head_dim);
+        tile[at + offset * comptime!(count + 1) + row] =
+            read_or_zero(source, base, first + row, end, channel + offset, head_dim);
     }
 }
 
@@ -135,7 +136,13 @@ pub(super) fn clear(array: &mut Array<f32>, #[comptime] length: usize) {
 
 /// Puts the scores of this thread where all can read them.
 #[cube]
-pub(super) fn share(scores: &Array<f32>, tile: &mut Shared<[f32]>, x: usize, y: usize, #[comptime] tiles: Tiles) {
+pub(super) fn share(
+    scores: &Array<f32>,
+    tile: &mut Shared<[f32]>,
+    x: usize,
+    y: usize,
+    #[comptime] tiles: Tiles,
+) {
     let owned = comptime!(tiles.owned_columns());
     #[unroll]
     for r in 0..4usize {
@@ -183,6 +190,8 @@ pub(super) fn allowed(word: u32, #[comptime] j: usize) -> bool {
 }
 
 /// Writes this thread's channels of its four rows, each times its factor.
+// The first of two equal branches is chosen when the kernel is made, the second when it runs.
+#[allow(clippy::if_same_then_else)]
 #[cube]
 pub(super) fn store<F: Float>(
     target: &mut Tensor<F>,

@@ -25,10 +25,16 @@ pub struct Tiles {
 impl Tiles {
     /// The tiles for heads of `head_dim` channels.
     pub fn new(head_dim: usize) -> Self {
-        let wide = Self { head_dim, columns: 64 };
+        let wide = Self {
+            head_dim,
+            columns: 64,
+        };
         match wide.shared_bytes() <= SHARED_BYTES {
             true => wide,
-            false => Self { head_dim, columns: 32 },
+            false => Self {
+                head_dim,
+                columns: 32,
+            },
         }
     }
 

@@ -1,0 +1,106 @@
+//! The portable kernels on the first CUDA device (or, built with the feature `lavapipe`, on Vulkan): one call spelled
+//! out, the whole catalogue, and times. `cargo run --release --example portable -- cuda bf16`
+
+use cubecl::prelude::*;
+use flow_attention_cube::Element;
+use flow_attention_cube::catalogue::{Buffers, Case, Data, MaskKind, cases, reference};
+use flow_attention_cube::portable::{Call, PortableMask, backward, forward};
+use std::error::Error;
+use std::time::Instant;
+
+/// Queues a forward and a backward pass.
+fn launch(client: &Client, case: &Case, on: &Buffers, mask: &PortableMask) -> Result<(), Box<dyn Error>> {
+    let scale = case.scale as f32;
+    let call = Call {
+        q: &on.q,
+        segments: &on.segments,
+        scale,
+        element: case.element,
+        mask,
+    };
+    forward(client, &call, &on.o, &on.lse)?;
+    backward(
+        client,
+        &call,
+        &on.o,
+        &on.d_o,
+        &on.lse,
+        &on.delta,
+        &on.dq,
+        &on.gradients,
+    )?;
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let device = match arguments.first().map(String::as_str) {
+        None | Some("cuda") => cubecl::Device::cuda(0)?,
+        Some("vulkan") => cubecl::Device::vulkan(cubecl::device::WgpuDeviceKind::default())?,
+        Some(other) => return Err(format!("device `{other}`: allowed are cuda and vulkan").into()),
+    };
+    let element = match arguments.get(1).map(String::as_str) {
+        None | Some("f32") => Element::F32,
+        Some("f16") => Element::F16,
+        Some("bf16") => Element::Bf16,
+        Some(other) => return Err(format!("element type `{other}`: allowed are f32, f16 and bf16").into()),
+    };
+    let client = device.client();
+    let (mut right, all) = (0, cases(element));
+    for case in &all {
+        let data = Data::new(case, 7);
+        let mask = PortableMask::new(
+            &client,
+            &case.mask.mask(case.sizes())?,
+            case.sizes(),
+            case.head_dim,
+        )?;
+        let pass = || -> Result<_, Box<dyn Error>> {
+            let on = Buffers::new(&client, case, &data, case.queries);
+            launch(&client, case, &on, &mask)?;
+            let bytes = on.bytes(&client)?;
+            Ok((on.results(case, &data, &bytes)?, bytes))
+        };
+        let ((results, first), (_, second)) = (pass()?, pass()?);
+        let judgement = reference(case, &data)?.judge(case, &results);
+        match judgement.holds() && first == second {
+            true => right += 1,
+            false => println!("WRONG, twice the same {}: {case:?}: {judgement}", first == second),
+        }
+    }
+    println!(
+        "{} {}: {right} of {} cases hold",
+        client.name(),
+        element.name(),
+        all.len()
+    );
+    for (tokens, head_dim) in [(1024, 64), (4096, 64), (4096, 128)] {
+        for mask in [MaskKind::Full, MaskKind::Window] {
+            let case = Case {
+                heads: 8,
+                kv_heads: 8,
+                element,
+                mask,
+                ..Case::new(tokens, tokens, head_dim)
+            };
+            let on = Buffers::new(&client, &case, &Data::new(&case, 1), tokens);
+            let mask = PortableMask::new(&client, &mask.mask(case.sizes())?, case.sizes(), head_dim)?;
+            let mut wall_ms = f64::INFINITY;
+            for _ in 0..3 {
+                launch(&client, &case, &on, &mask)?;
+                cubecl::future::block_on(client.sync())?;
+                let start = Instant::now();
+                launch(&client, &case, &on, &mask)?;
+                cubecl::future::block_on(client.sync())?;
+                wall_ms = wall_ms.min(start.elapsed().as_secs_f64() * 1e3);
+            }
+            let pairs = mask.counts().allowed_pairs * (case.batch * case.heads) as u64;
+            let tera = 14.0 * (pairs * head_dim as u64) as f64 / wall_ms / 1e9;
+            let kind = case.mask;
+            println!(
+                "{kind:?} B2 H8 S{tokens} D{head_dim}: forward and backward {wall_ms:.2} ms, {tera:.1} TFLOP/s"
+            );
+        }
+    }
+    Ok(())
+}
