@@ -4,9 +4,9 @@
 //! around replays of a captured graph, so that the host has no share in them.
 
 use cubecl::prelude::*;
-use flow_attention_cube::tensors::{Heads, Part};
-use flow_attention_cube::run::{Kernels, Offer, Prepared};
 use flow_attention_cube::call::Call;
+use flow_attention_cube::run::{Kernels, Offer, Prepared};
+use flow_attention_cube::tensors::{Heads, Part};
 use flow_attention_cube::wgmma::Wgmma;
 use flow_attention_mask::{Extent, Mask};
 use flow_cube::wgmma::Factor;
@@ -58,13 +58,40 @@ fn cases() -> Vec<Case> {
         let blocks = (0..64 * 64).map(|i| (i * 7919) % 10 < 3).collect();
         cases.push(masked("full", None));
         cases.push(masked("causal", Some(Mask::Causal)));
-        cases.push(masked("window of 2049", Some(Mask::Window { before: 1024, after: 1024 })));
-        cases.push(masked("5 packed sequences", Mask::packed(ends.clone(), ends).ok()));
-        cases.push(masked("30 % of blocks", Mask::block_sparse(128, 128, blocks).ok()));
+        cases.push(masked(
+            "window of 2049",
+            Some(Mask::Window {
+                before: 1024,
+                after: 1024,
+            }),
+        ));
+        cases.push(masked(
+            "5 packed sequences",
+            Mask::packed(ends.clone(), ends).ok(),
+        ));
+        cases.push(masked(
+            "30 % of blocks",
+            Mask::block_sparse(128, 128, blocks).ok(),
+        ));
     }
-    let grid = Extent { frames: 8, height: 32, width: 32 };
-    let near = Extent { frames: 2, height: 8, width: 8 };
-    cases.push(of("video window", 2, 12, [8192, 8192, 0], 128, Mask::video(grid, near).ok()));
+    let grid = Extent {
+        frames: 8,
+        height: 32,
+        width: 32,
+    };
+    let near = Extent {
+        frames: 2,
+        height: 8,
+        width: 8,
+    };
+    cases.push(of(
+        "video window",
+        2,
+        12,
+        [8192, 8192, 0],
+        128,
+        Mask::video(grid, near).ok(),
+    ));
     cases
 }
 
@@ -78,12 +105,19 @@ fn tensor(client: &Client, shape: [usize; 4], seed: u64) -> Heads {
         ((state >> 40) as f32 / (1u64 << 24) as f32) * 2.0 - 1.0
     };
     let count = shape.iter().product();
-    let values: Vec<bf16> = (0..count).map(|_| bf16::from_f32(next() + next() + next())).collect();
+    let values: Vec<bf16> = (0..count)
+        .map(|_| bf16::from_f32(next() + next() + next()))
+        .collect();
     Heads::contiguous(client.create_from_slice(bf16::as_bytes(&values)), shape)
 }
 
 /// Seconds of one call, `repeats` times.
-fn replayed(client: &Client, flops: f64, repeats: usize, mut launch: impl FnMut()) -> Result<Vec<f64>, String> {
+fn replayed(
+    client: &Client,
+    flops: f64,
+    repeats: usize,
+    mut launch: impl FnMut(),
+) -> Result<Vec<f64>, String> {
     let say = |error: &dyn std::fmt::Debug| format!("{error:?}");
     client.graph_prepare().map_err(|e| say(&e))?;
     (0..3).for_each(|_| launch());
@@ -112,7 +146,12 @@ fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
     let Case { name, call, mask } = case;
     let scale = 1.0 / (call.head_dim as f32).sqrt();
     let counts = match &mask {
-        Some(mask) => Some(Wgmma::select(&call, true, Offer::of(client)).forward_list(mask, call.sizes()).map_err(|e| e.to_string())?.counts),
+        Some(mask) => Some(
+            Wgmma::select(&call, true, Offer::of(client))
+                .forward_list(mask, call.sizes())
+                .map_err(|e| e.to_string())?
+                .counts,
+        ),
         None => None,
     };
     let of = |part: u64, all: u64| part as f64 / all as f64;
@@ -120,8 +159,16 @@ fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
     let tiles = counts.map_or(1.0, |c| of(c.tiles_visited, c.tiles_dense));
     let causal = mask == Some(Mask::Causal);
     let masked = mask.is_some();
-    let prepared = Prepared::<Wgmma>::new(client, call, scale, mask.map(Arc::new)).map_err(|e| e.to_string())?;
-    let rows = |rows, kv: bool| [call.batch, if kv { call.kv_heads } else { call.heads }, rows, call.head_dim];
+    let prepared =
+        Prepared::<Wgmma>::new(client, call, scale, mask.map(Arc::new)).map_err(|e| e.to_string())?;
+    let rows = |rows, kv: bool| {
+        [
+            call.batch,
+            if kv { call.kv_heads } else { call.heads },
+            rows,
+            call.head_dim,
+        ]
+    };
     let [q, d_o, o, dq] = [1, 2, 3, 4].map(|seed| tensor(client, rows(call.queries, false), seed));
     let parts: Vec<[Heads; 4]> = call
         .keys
@@ -132,7 +179,10 @@ fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
     let keys: Vec<Part<'_>> = parts.iter().map(|[k, v, ..]| Part { k, v }).collect();
     let gradients: Vec<[&Heads; 2]> = parts.iter().map(|[.., dk, dv]| [dk, dv]).collect();
     let [lse, delta] = [0, 0].map(|_| client.empty(prepared.statistics() * 4));
-    let flops = 4.0 * (call.batch * call.heads * call.head_dim * call.queries) as f64 * (call.keys[0] + call.keys[1]) as f64 * pairs;
+    let flops = 4.0
+        * (call.batch * call.heads * call.head_dim * call.queries) as f64
+        * (call.keys[0] + call.keys[1]) as f64
+        * pairs;
     let forward = replayed(client, flops, repeats, || prepared.forward(&q, &keys, &o, &lse))?;
     let backward = replayed(client, 2.5 * flops, repeats, || {
         prepared.backward([&q, &o, &d_o], &keys, &lse, &delta, &dq, &gradients)
@@ -142,24 +192,41 @@ fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
         "wgmma {}x{}{}",
         tiles_of.forward.queries(),
         tiles_of.forward.keys,
-        if tiles_of.forward.ping_pong { " in turns" } else { "" }
+        if tiles_of.forward.ping_pong {
+            " in turns"
+        } else {
+            ""
+        }
     );
-    let backward_kernel = format!("wgmma {}x{}", tiles_of.queries.resident(), tiles_of.queries.passing);
+    let backward_kernel = format!(
+        "wgmma {}x{}",
+        tiles_of.queries.resident(),
+        tiles_of.queries.passing
+    );
     Ok(format!(
         r#"{{"name":"{name}","kernel":"{kernel}","backward_kernel":"{backward_kernel}","batch":{},"heads":{},"queries":{},"keys":{},"head_dim":{},"causal":{causal},"masked":{masked},"parts":{},"pairs":{pairs},"tiles":{tiles},"flops":{flops},"forward":{forward:?},"backward":{backward:?}}}"#,
-        call.batch, call.heads, call.queries, call.keys[0] + call.keys[1], call.head_dim, parts.len()
+        call.batch,
+        call.heads,
+        call.queries,
+        call.keys[0] + call.keys[1],
+        call.head_dim,
+        parts.len()
     ))
 }
 
 fn main() {
-    let client = cubecl::Device::cuda(0).expect("an NVIDIA GPU and its driver").client();
+    let client = cubecl::Device::cuda(0)
+        .expect("an NVIDIA GPU and its driver")
+        .client();
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("a line of text");
         let words: Vec<&str> = line.split_whitespace().collect();
         let answer = match words[..] {
             ["about"] => Ok(format!(r#"{{"cases":{}}}"#, cases().len())),
             ["time", index, repeats] => match (index.parse::<usize>(), repeats.parse()) {
-                (Ok(index), Ok(repeats)) if index < cases().len() => time(&client, cases().swap_remove(index), repeats),
+                (Ok(index), Ok(repeats)) if index < cases().len() => {
+                    time(&client, cases().swap_remove(index), repeats)
+                }
                 _ => Err(format!("`{line}`: there are {} cases", cases().len())),
             },
             _ => Err(format!("`{line}` is neither `about` nor `time INDEX REPEATS`")),

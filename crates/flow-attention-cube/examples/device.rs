@@ -5,10 +5,10 @@
 
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
-use flow_attention_cube::tensors::{Heads, Part, lse_rows};
+use flow_attention_cube::call::Call;
 use flow_attention_cube::mma::Mma;
 use flow_attention_cube::run::{Kernels, Offer, Prepared};
-use flow_attention_cube::call::Call;
+use flow_attention_cube::tensors::{Heads, Part, lse_rows};
 use flow_attention_cube::wgmma::Wgmma;
 use flow_attention_mask::Mask;
 use flow_cube::wgmma::Factor;
@@ -80,12 +80,23 @@ impl Setup {
             values.push(value);
         }
         let handle = self.client.create_from_slice(u16::as_bytes(&words));
-        Both { device: Heads { handle, shape, strides: self.strides(shape) }, values }
+        Both {
+            device: Heads {
+                handle,
+                shape,
+                strides: self.strides(shape),
+            },
+            values,
+        }
     }
 
     fn poisoned(&self, shape: [usize; 4]) -> Heads {
         let bytes = vec![0xff; shape.iter().product::<usize>() * 2];
-        Heads { handle: self.client.create_from_slice(&bytes), shape, strides: self.strides(shape) }
+        Heads {
+            handle: self.client.create_from_slice(&bytes),
+            shape,
+            strides: self.strides(shape),
+        }
     }
 
     fn floats(&self, count: usize) -> Handle {
@@ -93,7 +104,10 @@ impl Setup {
     }
 
     fn bytes(&self, handle: &Handle) -> Vec<u8> {
-        self.client.read_one(handle.clone()).map(|bytes| bytes.to_vec()).unwrap_or_default()
+        self.client
+            .read_one(handle.clone())
+            .map(|bytes| bytes.to_vec())
+            .unwrap_or_default()
     }
 
     fn read(&self, tensor: &Heads) -> Vec<f64> {
@@ -119,33 +133,63 @@ struct Reference {
     parts: Vec<[Vec<f64>; 2]>,
 }
 
-fn reference(call: &Call, mask: Option<&Mask>, q: &[f64], parts: &[[&[f64]; 2]], d_o: &[f64], scale: f64) -> Reference {
+fn reference(
+    call: &Call,
+    mask: Option<&Mask>,
+    q: &[f64],
+    parts: &[[&[f64]; 2]],
+    d_o: &[f64],
+    scale: f64,
+) -> Reference {
     let n = call.head_dim;
     let bound = mask.map(|mask| mask.bind(call.sizes()).expect("the mask fits"));
     let mut out = Reference {
         o: vec![0.0; q.len()],
         lse: Vec::new(),
         dq: vec![0.0; q.len()],
-        parts: parts.iter().map(|[k, v]| [vec![0.0; k.len()], vec![0.0; v.len()]]).collect(),
+        parts: parts
+            .iter()
+            .map(|[k, v]| [vec![0.0; k.len()], vec![0.0; v.len()]])
+            .collect(),
     };
     for r in 0..call.batch * call.heads * call.queries {
-        let (b, h, i) = (r / (call.heads * call.queries), r / call.queries % call.heads, r % call.queries);
+        let (b, h, i) = (
+            r / (call.heads * call.queries),
+            r / call.queries % call.heads,
+            r % call.queries,
+        );
         let kv = b * call.kv_heads + h / (call.heads / call.kv_heads);
         // (part, row of the part's tensor, key over both parts)
         let keys: Vec<(usize, usize)> = (0..call.keys[0] + call.keys[1])
             .filter(|j| bound.as_ref().is_none_or(|m| m.allows(b, i, *j)))
-            .map(|j| if j < call.keys[0] { (0, kv * call.keys[0] + j) } else { (1, kv * call.keys[1] + j - call.keys[0]) })
+            .map(|j| {
+                if j < call.keys[0] {
+                    (0, kv * call.keys[0] + j)
+                } else {
+                    (1, kv * call.keys[1] + j - call.keys[0])
+                }
+            })
             .collect();
         let qr = &q[r * n..][..n];
         let dor = &d_o[r * n..][..n];
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
-        let mut p: Vec<f64> = keys.iter().map(|(s, j)| dot(qr, &parts[*s][0][j * n..][..n]) * scale).collect();
+        let mut p: Vec<f64> = keys
+            .iter()
+            .map(|(s, j)| dot(qr, &parts[*s][0][j * n..][..n]) * scale)
+            .collect();
         let max = p.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         p.iter_mut().for_each(|x| *x = (*x - max).exp());
         let sum: f64 = p.iter().sum();
-        out.lse.push(if keys.is_empty() { f64::INFINITY } else { max + sum.ln() });
+        out.lse.push(if keys.is_empty() {
+            f64::INFINITY
+        } else {
+            max + sum.ln()
+        });
         p.iter_mut().for_each(|x| *x /= sum);
-        let dp: Vec<f64> = keys.iter().map(|(s, j)| dot(dor, &parts[*s][1][j * n..][..n])).collect();
+        let dp: Vec<f64> = keys
+            .iter()
+            .map(|(s, j)| dot(dor, &parts[*s][1][j * n..][..n]))
+            .collect();
         for (at, (s, j)) in keys.iter().enumerate() {
             for x in 0..n {
                 out.o[r * n + x] += p[at] * parts[*s][1][j * n + x];
@@ -176,7 +220,11 @@ fn reference(call: &Call, mask: Option<&Mask>, q: &[f64], parts: &[[&[f64]; 2]],
 fn distance(got: &[f64], want: &[f64]) -> f64 {
     let num: f64 = got.iter().zip(want).map(|(g, w)| (g - w).powi(2)).sum();
     let den: f64 = want.iter().map(|w| w * w).sum();
-    if den == 0.0 { num.sqrt() } else { (num / den).sqrt() }
+    if den == 0.0 {
+        num.sqrt()
+    } else {
+        (num / den).sqrt()
+    }
 }
 
 struct Case {
@@ -187,14 +235,34 @@ struct Case {
 }
 
 fn check<K: Kernels>(client: &Client, case: Case) -> bool {
-    let Case { call, mask, strided, scale } = case;
-    let mut s = Setup { client: client.clone(), call, strided, random: Random(0x9E37_79B9_7F4A_7C15) };
+    let Case {
+        call,
+        mask,
+        strided,
+        scale,
+    } = case;
+    let mut s = Setup {
+        client: client.clone(),
+        call,
+        strided,
+        random: Random(0x9E37_79B9_7F4A_7C15),
+    };
     let mask = mask.map(Arc::new);
     let name = format!(
         "B{} H{}/{} {}x{}+{} D{} {:?}{} {}",
-        call.batch, call.heads, call.kv_heads, call.queries, call.keys[0], call.keys[1], call.head_dim, call.factor,
+        call.batch,
+        call.heads,
+        call.kv_heads,
+        call.queries,
+        call.keys[0],
+        call.keys[1],
+        call.head_dim,
+        call.factor,
         if strided { " strided" } else { "" },
-        mask.as_ref().map_or("full".into(), |m| format!("{m:?}").chars().take(40).collect::<String>()),
+        mask.as_ref().map_or("full".into(), |m| format!("{m:?}")
+            .chars()
+            .take(40)
+            .collect::<String>()),
     );
     let prepared = match Prepared::<K>::new(client, call, scale, mask.clone()) {
         Ok(prepared) => prepared,
@@ -206,24 +274,53 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
     let q = s.tensor(s.heads(call.queries, false), 1.0);
     let d_o = s.tensor(s.heads(call.queries, false), 1.0);
     let sizes: Vec<usize> = call.keys.into_iter().filter(|n| *n > 0).collect();
-    let parts: Vec<[Both; 2]> = sizes.iter().map(|n| [0, 1].map(|_| s.tensor(s.heads(*n, true), 1.0))).collect();
+    let parts: Vec<[Both; 2]> = sizes
+        .iter()
+        .map(|n| [0, 1].map(|_| s.tensor(s.heads(*n, true), 1.0)))
+        .collect();
     let o = s.poisoned(q.device.shape);
     let dq = s.poisoned(q.device.shape);
-    let d_parts: Vec<[Heads; 2]> = sizes.iter().map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true)))).collect();
+    let d_parts: Vec<[Heads; 2]> = sizes
+        .iter()
+        .map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true))))
+        .collect();
     let lse = s.floats(prepared.statistics());
     let delta = s.floats(prepared.statistics());
-    let part_refs: Vec<Part<'_>> = parts.iter().map(|[k, v]| Part { k: &k.device, v: &v.device }).collect();
+    let part_refs: Vec<Part<'_>> = parts
+        .iter()
+        .map(|[k, v]| Part {
+            k: &k.device,
+            v: &v.device,
+        })
+        .collect();
     let grad_refs: Vec<[&Heads; 2]> = d_parts.iter().map(|[k, v]| [k, v]).collect();
     let run = || {
         prepared.forward(&q.device, &part_refs, &o, &lse);
-        prepared.backward([&q.device, &o, &d_o.device], &part_refs, &lse, &delta, &dq, &grad_refs);
+        prepared.backward(
+            [&q.device, &o, &d_o.device],
+            &part_refs,
+            &lse,
+            &delta,
+            &dq,
+            &grad_refs,
+        );
         let tensors = [&o, &dq].into_iter().chain(d_parts.iter().flatten());
         tensors.map(|t| s.bytes(&t.handle)).collect::<Vec<_>>()
     };
     let first = run();
     let again = first == run();
-    let values: Vec<[&[f64]; 2]> = parts.iter().map(|[k, v]| [&k.values[..], &v.values[..]]).collect();
-    let want = reference(&call, mask.as_deref(), &q.values, &values, &d_o.values, scale as f64);
+    let values: Vec<[&[f64]; 2]> = parts
+        .iter()
+        .map(|[k, v]| [&k.values[..], &v.values[..]])
+        .collect();
+    let want = reference(
+        &call,
+        mask.as_deref(),
+        &q.values,
+        &values,
+        &d_o.values,
+        scale as f64,
+    );
     let mut errors = vec![distance(&s.read(&o), &want.o), distance(&s.read(&dq), &want.dq)];
     for (got, want) in d_parts.iter().zip(&want.parts) {
         errors.extend([0, 1].map(|i| distance(&s.read(&got[i]), &want[i])));
@@ -233,21 +330,49 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
     let padded = lse_rows(call.queries);
     let lse_error = want.lse.iter().enumerate().fold(0.0f64, |worst, (r, w)| {
         let got = got_lse[r / call.queries * padded + r % call.queries] as f64;
-        if got == *w { worst } else { worst.max((got - w).abs() / w.abs().max(1.0)) }
+        if got == *w {
+            worst
+        } else {
+            worst.max((got - w).abs() / w.abs().max(1.0))
+        }
     });
     let limit = if call.factor == Factor::Bf16 { 6e-3 } else { 1e-3 };
     let good = errors.iter().all(|e| *e < limit) && lse_error < 1e-4 && again;
     let errors: Vec<String> = errors.iter().map(|e| format!("{e:.1e}")).collect();
-    println!("  {} {name}: {} lse {lse_error:.0e} twice {again}", if good { "ok   " } else { "WRONG" }, errors.join(" "));
+    println!(
+        "  {} {name}: {} lse {lse_error:.0e} twice {again}",
+        if good { "ok   " } else { "WRONG" },
+        errors.join(" ")
+    );
     good
 }
 
-fn call(batch: usize, heads: usize, kv_heads: usize, queries: usize, keys: [usize; 2], head_dim: usize) -> Call {
-    Call { batch, heads, kv_heads, queries, keys, head_dim, factor: Factor::Bf16 }
+fn call(
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    queries: usize,
+    keys: [usize; 2],
+    head_dim: usize,
+) -> Call {
+    Call {
+        batch,
+        heads,
+        kv_heads,
+        queries,
+        keys,
+        head_dim,
+        factor: Factor::Bf16,
+    }
 }
 
 fn plain(call: Call) -> Case {
-    Case { call, mask: None, strided: false, scale: 1.0 / (call.head_dim as f32).sqrt() }
+    Case {
+        call,
+        mask: None,
+        strided: false,
+        scale: 1.0 / (call.head_dim as f32).sqrt(),
+    }
 }
 
 /// The catalogue of one head dimension.
@@ -255,32 +380,86 @@ fn cases(d: usize) -> Vec<Case> {
     use flow_attention_mask::Extent;
     let mut out = Vec::new();
     for (b, h, kv, q, k) in [
-        (1, 1, 1, 64, [64, 0]), (1, 1, 1, 1, [1, 0]), (2, 2, 2, 13, [13, 0]), (1, 4, 2, 333, [357, 0]), (1, 2, 1, 77, [1357, 0]),
-        (1, 2, 2, 1357, [77, 0]), (1, 2, 2, 333, [333, 77]), (2, 4, 1, 200, [13, 250]),
+        (1, 1, 1, 64, [64, 0]),
+        (1, 1, 1, 1, [1, 0]),
+        (2, 2, 2, 13, [13, 0]),
+        (1, 4, 2, 333, [357, 0]),
+        (1, 2, 1, 77, [1357, 0]),
+        (1, 2, 2, 1357, [77, 0]),
+        (1, 2, 2, 333, [333, 77]),
+        (2, 4, 1, 200, [13, 250]),
     ] {
         out.push(plain(call(b, h, kv, q, k, d)));
     }
-    out.push(Case { strided: true, ..plain(call(2, 3, 3, 333, [77, 130], d)) });
+    out.push(Case {
+        strided: true,
+        ..plain(call(2, 3, 3, 333, [77, 130], d))
+    });
     let half = call(1, 2, 2, 333, [357, 0], d);
-    out.push(plain(Call { factor: Factor::F16, ..half }));
+    out.push(plain(Call {
+        factor: Factor::F16,
+        ..half
+    }));
     // large scores
-    out.push(Case { scale: 3.0, ..plain(call(1, 1, 1, 130, [257, 0], d)) });
-    let with = |call: Call, mask: Mask| Case { mask: Some(mask), ..plain(call) };
+    out.push(Case {
+        scale: 3.0,
+        ..plain(call(1, 1, 1, 130, [257, 0], d))
+    });
+    let with = |call: Call, mask: Mask| Case {
+        mask: Some(mask),
+        ..plain(call)
+    };
     let ok = "a valid mask";
     out.push(with(call(1, 2, 1, 333, [333, 0], d), Mask::Causal));
     out.push(with(call(1, 1, 1, 77, [513, 0], d), Mask::Causal));
     // more queries than keys: the first rows see nothing
     out.push(with(call(1, 1, 1, 513, [77, 0], d), Mask::Causal));
-    out.push(with(call(1, 2, 2, 600, [600, 0], d), Mask::Window { before: 100, after: 30 }));
-    out.push(with(call(3, 2, 2, 150, [333, 0], d), Mask::key_padding(vec![333, 1, 200]).expect(ok)));
-    out.push(with(call(1, 2, 2, 400, [400, 0], d), Mask::packed(vec![0, 13, 90, 290, 400], vec![0, 13, 90, 290, 400]).expect(ok)));
+    out.push(with(
+        call(1, 2, 2, 600, [600, 0], d),
+        Mask::Window {
+            before: 100,
+            after: 30,
+        },
+    ));
+    out.push(with(
+        call(3, 2, 2, 150, [333, 0], d),
+        Mask::key_padding(vec![333, 1, 200]).expect(ok),
+    ));
+    out.push(with(
+        call(1, 2, 2, 400, [400, 0], d),
+        Mask::packed(vec![0, 13, 90, 290, 400], vec![0, 13, 90, 290, 400]).expect(ok),
+    ));
     let ids: Vec<u32> = (0..300).map(|i| (i * i / 700) as u32 % 5).collect();
-    out.push(with(call(2, 2, 2, 300, [300, 0], d), Mask::documents(vec![ids.clone()], vec![ids]).expect(ok)));
+    out.push(with(
+        call(2, 2, 2, 300, [300, 0], d),
+        Mask::documents(vec![ids.clone()], vec![ids]).expect(ok),
+    ));
     let blocks: Vec<bool> = (0..36).map(|i| i % 3 != 1).collect();
-    out.push(with(call(1, 2, 2, 333, [333, 0], d), Mask::block_sparse(64, 64, blocks).expect(ok)));
-    let grid = Extent { frames: 5, height: 8, width: 12 };
-    out.push(with(call(1, 2, 2, 480, [480, 0], d), Mask::video(grid, Extent { frames: 1, height: 2, width: 3 }).expect(ok)));
-    out.push(with(call(2, 2, 2, 200, [150, 77], d), Mask::key_padding(vec![227, 160]).expect(ok)));
+    out.push(with(
+        call(1, 2, 2, 333, [333, 0], d),
+        Mask::block_sparse(64, 64, blocks).expect(ok),
+    ));
+    let grid = Extent {
+        frames: 5,
+        height: 8,
+        width: 12,
+    };
+    out.push(with(
+        call(1, 2, 2, 480, [480, 0], d),
+        Mask::video(
+            grid,
+            Extent {
+                frames: 1,
+                height: 2,
+                width: 3,
+            },
+        )
+        .expect(ok),
+    ));
+    out.push(with(
+        call(2, 2, 2, 200, [150, 77], d),
+        Mask::key_padding(vec![227, 160]).expect(ok),
+    ));
     out
 }
 
@@ -306,17 +485,27 @@ fn median(client: &Client, work: f64, mut launch: impl FnMut()) -> f64 {
     replay();
     let _ = cubecl::future::block_on(client.sync());
     let iterations = ((0.02 / (work / 400e12)) as usize / count).clamp(2, 50);
-    let mut samples: Vec<f64> = (0..9).map(|_| seconds(client, iterations, replay) / count as f64).collect();
+    let mut samples: Vec<f64> = (0..9)
+        .map(|_| seconds(client, iterations, replay) / count as f64)
+        .collect();
     samples.sort_by(f64::total_cmp);
     samples[4]
 }
 
 fn time<K: Kernels>(client: &Client, call: Call, mask: Option<Mask>, label: &str) {
-    let mut s = Setup { client: client.clone(), call, strided: false, random: Random(0x9E37_79B9_7F4A_7C15) };
+    let mut s = Setup {
+        client: client.clone(),
+        call,
+        strided: false,
+        random: Random(0x9E37_79B9_7F4A_7C15),
+    };
     let scale = 1.0 / (call.head_dim as f32).sqrt();
     let dense = (call.queries * (call.keys[0] + call.keys[1])) as f64;
     let (share, visited) = mask.as_ref().map_or((1.0, 1.0), |mask| {
-        let counts = K::select(&call, true, Offer::of(client)).forward_list(mask, call.sizes()).expect("the mask fits").counts;
+        let counts = K::select(&call, true, Offer::of(client))
+            .forward_list(mask, call.sizes())
+            .expect("the mask fits")
+            .counts;
         let share = counts.allowed_pairs as f64 / counts.dense_pairs as f64;
         (share, counts.tiles_visited as f64 / counts.tiles_dense as f64)
     });
@@ -324,10 +513,16 @@ fn time<K: Kernels>(client: &Client, call: Call, mask: Option<Mask>, label: &str
     let q = s.tensor(s.heads(call.queries, false), 1.0).device;
     let d_o = s.tensor(s.heads(call.queries, false), 1.0).device;
     let sizes: Vec<usize> = call.keys.into_iter().filter(|n| *n > 0).collect();
-    let parts: Vec<[Heads; 2]> = sizes.iter().map(|n| [0, 1].map(|_| s.tensor(s.heads(*n, true), 1.0).device)).collect();
+    let parts: Vec<[Heads; 2]> = sizes
+        .iter()
+        .map(|n| [0, 1].map(|_| s.tensor(s.heads(*n, true), 1.0).device))
+        .collect();
     let o = s.poisoned(q.shape);
     let dq = s.poisoned(q.shape);
-    let d_parts: Vec<[Heads; 2]> = sizes.iter().map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true)))).collect();
+    let d_parts: Vec<[Heads; 2]> = sizes
+        .iter()
+        .map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true))))
+        .collect();
     let lse = s.floats(prepared.statistics());
     let delta = s.floats(prepared.statistics());
     let part_refs: Vec<Part<'_>> = parts.iter().map(|[k, v]| Part { k, v }).collect();
@@ -339,8 +534,17 @@ fn time<K: Kernels>(client: &Client, call: Call, mask: Option<Mask>, label: &str
     });
     println!(
         "  B{} H{} S{}x{} D{} {label}: {:.1} % of pairs, {:.1} % of tiles; forward {:.3} ms {:.0} TFLOP/s, backward {:.3} ms {:.0} TFLOP/s",
-        call.batch, call.heads, call.queries, call.keys[0] + call.keys[1], call.head_dim, share * 100.0, visited * 100.0,
-        forward * 1e3, flops / forward / 1e12, backward * 1e3, 2.5 * flops / backward / 1e12
+        call.batch,
+        call.heads,
+        call.queries,
+        call.keys[0] + call.keys[1],
+        call.head_dim,
+        share * 100.0,
+        visited * 100.0,
+        forward * 1e3,
+        flops / forward / 1e12,
+        backward * 1e3,
+        2.5 * flops / backward / 1e12
     );
 }
 
@@ -352,15 +556,30 @@ fn group<K: Kernels>(i: usize) -> bool {
         let start = Instant::now();
         let cases = cases(*d);
         let count = cases.len();
-        let good = cases.into_iter().map(|case| check::<K>(&client, case)).filter(|good| *good).count();
-        println!("{} head dimension {d}: {good} of {count} right, {:.0} s", K::NAME, start.elapsed().as_secs_f64());
+        let good = cases
+            .into_iter()
+            .map(|case| check::<K>(&client, case))
+            .filter(|good| *good)
+            .count();
+        println!(
+            "{} head dimension {d}: {good} of {count} right, {:.0} s",
+            K::NAME,
+            start.elapsed().as_secs_f64()
+        );
         return good == count;
     }
     use flow_attention_mask::Extent;
     time::<K>(&client, call(1, 1, 1, 64, [64, 0], 64), None, "host floor");
     for (b, h, s, d) in [
-        (4, 16, 4096, 64), (16, 16, 256, 64), (16, 16, 1024, 64), (2, 16, 4096, 128), (1, 12, 16384, 128), (16, 8, 512, 128),
-        (64, 16, 256, 72), (4, 16, 2048, 96), (2, 8, 2048, 256),
+        (4, 16, 4096, 64),
+        (16, 16, 256, 64),
+        (16, 16, 1024, 64),
+        (2, 16, 4096, 128),
+        (1, 12, 16384, 128),
+        (16, 8, 512, 128),
+        (64, 16, 256, 72),
+        (4, 16, 2048, 96),
+        (2, 8, 2048, 256),
     ] {
         time::<K>(&client, call(b, h, h, s, [s, 0], d), None, "full");
     }
@@ -369,15 +588,50 @@ fn group<K: Kernels>(i: usize) -> bool {
         let at = call(2, 16, 16, 8192, [8192, 0], d);
         time::<K>(&client, at, None, "full");
         time::<K>(&client, at, Some(Mask::Causal), "causal");
-        time::<K>(&client, at, Some(Mask::Window { before: 1024, after: 1024 }), "window");
+        time::<K>(
+            &client,
+            at,
+            Some(Mask::Window {
+                before: 1024,
+                after: 1024,
+            }),
+            "window",
+        );
         let ends: Vec<usize> = vec![0, 1000, 3000, 3500, 6000, 8192];
-        time::<K>(&client, at, Some(Mask::packed(ends.clone(), ends).expect("valid")), "packed");
+        time::<K>(
+            &client,
+            at,
+            Some(Mask::packed(ends.clone(), ends).expect("valid")),
+            "packed",
+        );
         let blocks: Vec<bool> = (0..64 * 64).map(|i| (i * 7919) % 10 < 3).collect();
-        time::<K>(&client, at, Some(Mask::block_sparse(128, 128, blocks).expect("valid")), "block-sparse");
+        time::<K>(
+            &client,
+            at,
+            Some(Mask::block_sparse(128, 128, blocks).expect("valid")),
+            "block-sparse",
+        );
     }
-    let grid = Extent { frames: 8, height: 32, width: 32 };
-    let video = Mask::video(grid, Extent { frames: 2, height: 8, width: 8 }).expect("valid");
-    time::<K>(&client, call(2, 12, 12, 8192, [8192, 0], 128), Some(video), "video window");
+    let grid = Extent {
+        frames: 8,
+        height: 32,
+        width: 32,
+    };
+    let video = Mask::video(
+        grid,
+        Extent {
+            frames: 2,
+            height: 8,
+            width: 8,
+        },
+    )
+    .expect("valid");
+    time::<K>(
+        &client,
+        call(2, 12, 12, 8192, [8192, 0], 128),
+        Some(video),
+        "video window",
+    );
     true
 }
 
@@ -395,7 +649,13 @@ fn main() {
         _ => 0..DIMENSIONS.len() + 1,
     };
     let this = std::env::current_exe().expect("this program");
-    let start = |i: usize| std::process::Command::new(&this).arg(i.to_string()).arg(backend).spawn().expect("a child");
+    let start = |i: usize| {
+        std::process::Command::new(&this)
+            .arg(i.to_string())
+            .arg(backend)
+            .spawn()
+            .expect("a child")
+    };
     // Checks are mostly of the host's f64, so they run beside one another; times do not.
     let (checks, times): (Vec<usize>, Vec<usize>) = range.partition(|i| *i < DIMENSIONS.len());
     let children = checks.into_iter().map(|i| (i, start(i))).collect();

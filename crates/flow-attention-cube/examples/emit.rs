@@ -12,16 +12,33 @@ use std::path::Path;
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let folder = arguments.next().ok_or("usage: emit FOLDER [HEAD_DIM…]")?;
-    let mut dims = arguments.map(|dim| dim.parse()).collect::<Result<Vec<usize>, _>>()?;
+    let mut dims = arguments
+        .map(|dim| dim.parse())
+        .collect::<Result<Vec<usize>, _>>()?;
     if dims.is_empty() {
         dims = vec![64, 128];
     }
     std::fs::create_dir_all(&folder)?;
     // An H100 has 227 KiB of shared memory for a block.
-    let offer = Offer { shared_bytes: 227 * 1024 };
+    let offer = Offer {
+        shared_bytes: 227 * 1024,
+    };
     for head_dim in dims {
-        for (masked, keys) in [(false, [4096, 0]), (true, [4096, 0]), (false, [4096, 77]), (true, [4096, 77])] {
-            let call = Call { batch: 1, heads: 8, kv_heads: 8, queries: 4096, keys, head_dim, factor: Factor::Bf16 };
+        for (masked, keys) in [
+            (false, [4096, 0]),
+            (true, [4096, 0]),
+            (false, [4096, 77]),
+            (true, [4096, 77]),
+        ] {
+            let call = Call {
+                batch: 1,
+                heads: 8,
+                kv_heads: 8,
+                queries: 4096,
+                keys,
+                head_dim,
+                factor: Factor::Bf16,
+            };
             write(&folder, sources::<Wgmma>(&call, masked, offer)?)?;
             write(&folder, sources::<Mma>(&call, masked, offer)?)?;
         }

@@ -23,7 +23,10 @@ pub(crate) fn probabilities<N: Size>(
         for j in 0..4usize {
             let at = comptime!(4 * c + j);
             let shift = pair.extract(comptime!(j % 2));
-            out.insert(at, exp2_approximate(multiply_add(scores.extract(at), factor, -shift)));
+            out.insert(
+                at,
+                exp2_approximate(multiply_add(scores.extract(at), factor, -shift)),
+            );
         }
     }
     out
@@ -45,7 +48,10 @@ pub(crate) fn score_gradients<N: Size>(
         #[unroll]
         for j in 0..4usize {
             let at = comptime!(4 * c + j);
-            out.insert(at, probabilities.extract(at) * (gradients.extract(at) - pair.extract(comptime!(j % 2))));
+            out.insert(
+                at,
+                probabilities.extract(at) * (gradients.extract(at) - pair.extract(comptime!(j % 2))),
+            );
         }
     }
     out

@@ -39,7 +39,12 @@ pub(crate) fn row_product(
         for i in 0..comptime!((head_dim / 8).div_ceil(2)) {
             let of = comptime!(2 * i as u32) + UNIT_POS % 2;
             if of < comptime!((head_dim / 8) as u32) {
-                sum = dot(o[(o_from + of) as usize], d_o[(do_from + of) as usize], sum, element);
+                sum = dot(
+                    o[(o_from + of) as usize],
+                    d_o[(do_from + of) as usize],
+                    sum,
+                    element,
+                );
             }
         }
     }

@@ -68,7 +68,13 @@ pub(crate) fn tile_at(entries: &[u32], at: u32, #[comptime] shape: ListShape) ->
 
 /// The tile at position `place` of a list of `count` tiles that begins at `begin`; the last one if there is none.
 #[cube]
-pub(crate) fn tile_ahead(entries: &[u32], begin: u32, place: u32, count: u32, #[comptime] shape: ListShape) -> u32 {
+pub(crate) fn tile_ahead(
+    entries: &[u32],
+    begin: u32,
+    place: u32,
+    count: u32,
+    #[comptime] shape: ListShape,
+) -> u32 {
     if comptime!(shape.masked) {
         let place = select(place < count, place, count - 1);
         tile_at(entries, begin + place, shape)

@@ -102,7 +102,9 @@ pub struct Offer {
 impl Offer {
     /// What `client`'s device offers.
     pub fn of(client: &Client) -> Self {
-        Self { shared_bytes: client.properties().hardware.max_shared_memory_size }
+        Self {
+            shared_bytes: client.properties().hardware.max_shared_memory_size,
+        }
     }
 }
 
@@ -173,7 +175,11 @@ pub struct Prepared<K: Kernels> {
 
 impl<K: Kernels> Debug for Prepared<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Prepared").field("kernels", &K::NAME).field("call", &self.call).field("selection", &self.selection).finish_non_exhaustive()
+        f.debug_struct("Prepared")
+            .field("kernels", &K::NAME)
+            .field("call", &self.call)
+            .field("selection", &self.selection)
+            .finish_non_exhaustive()
     }
 }
 
@@ -198,7 +204,13 @@ fn upload(client: &Client, tiles: &MaskTiles) -> TileList {
             places.extend([block as u32, begin, length]);
         }
     }
-    TileList::new(client, &places, &tiles.entries, &tiles.patterns, tiles.mask_batch_stride)
+    TileList::new(
+        client,
+        &places,
+        &tiles.entries,
+        &tiles.patterns,
+        tiles.mask_batch_stride,
+    )
 }
 
 impl<K: Kernels> Prepared<K> {
@@ -218,7 +230,9 @@ impl<K: Kernels> Prepared<K> {
         let forward = match &mask {
             Some(mask) => {
                 let tiles = selection.forward_list(mask, call.sizes());
-                let tiles = tiles.map_err(|error| Declined { why: error.to_string() })?;
+                let tiles = tiles.map_err(|error| Declined {
+                    why: error.to_string(),
+                })?;
                 upload(client, &tiles)
             }
             None => TileList::none(client),
@@ -274,8 +288,22 @@ impl<K: Kernels> Prepared<K> {
         d_parts: &[[&Heads; 2]],
     ) {
         let lists = self.backward.get_or_init(|| self.backward_lists());
-        let of = Backward { q, o, d_o, lse, delta, scale: self.scale };
-        K::backward_queries(&self.client, of, parts, dq, &lists.queries, self.selection.queries);
+        let of = Backward {
+            q,
+            o,
+            d_o,
+            lse,
+            delta,
+            scale: self.scale,
+        };
+        K::backward_queries(
+            &self.client,
+            of,
+            parts,
+            dq,
+            &lists.queries,
+            self.selection.queries,
+        );
         for ((part, gradients), list) in parts.iter().zip(d_parts).zip(&lists.keys) {
             for tiles in &self.selection.keys {
                 K::backward_keys(&self.client, of, *part, *gradients, list, *tiles);
@@ -294,9 +322,17 @@ impl<K: Kernels> Prepared<K> {
         let sizes = self.call.sizes();
         let fits = "a mask that fits forward fits backward";
         BackwardLists {
-            queries: upload(&self.client, &self.selection.queries_list(mask, sizes).expect(fits)),
+            queries: upload(
+                &self.client,
+                &self.selection.queries_list(mask, sizes).expect(fits),
+            ),
             keys: (0..segments)
-                .map(|s| upload(&self.client, &self.selection.keys_list(mask, sizes, s).expect(fits)))
+                .map(|s| {
+                    upload(
+                        &self.client,
+                        &self.selection.keys_list(mask, sizes, s).expect(fits),
+                    )
+                })
                 .collect(),
         }
     }

@@ -2,12 +2,19 @@
 //! and four stacked `mma.sync` hold them.
 
 use cubecl::prelude::*;
-use flow_cube::register::{exp2_approximate, log2_approximate, maximum, multiply_add, pack as pack_pair, store_shared};
+use flow_cube::register::{
+    exp2_approximate, log2_approximate, maximum, multiply_add, pack as pack_pair, store_shared,
+};
 use flow_cube::wgmma::Factor;
 
 /// Largest value of each of the two rows, over the four threads that share them and `before`.
 #[cube]
-pub(crate) fn row_maximum<N: Size>(scores: Vector<f32, N>, before: f32, #[comptime] row: usize, #[comptime] keys: usize) -> f32 {
+pub(crate) fn row_maximum<N: Size>(
+    scores: Vector<f32, N>,
+    before: f32,
+    #[comptime] row: usize,
+    #[comptime] keys: usize,
+) -> f32 {
     let mut largest = before;
     #[unroll]
     for i in 0..comptime!(keys / 4) {
@@ -37,15 +44,26 @@ pub(crate) fn exponentiate<N: Size>(
     let mut out = scores;
     #[unroll]
     for i in 0..comptime!(keys / 2) {
-        let shift = if comptime!((i / 2) % 2 == 0) { shift_0 } else { shift_1 };
-        out.insert(i, exp2_approximate(multiply_add(scores.extract(i), factor, -shift)));
+        let shift = if comptime!((i / 2) % 2 == 0) {
+            shift_0
+        } else {
+            shift_1
+        };
+        out.insert(
+            i,
+            exp2_approximate(multiply_add(scores.extract(i), factor, -shift)),
+        );
     }
     out
 }
 
 /// Sum of this thread's part of a row.
 #[cube]
-pub(crate) fn row_sum<N: Size>(probabilities: Vector<f32, N>, #[comptime] row: usize, #[comptime] keys: usize) -> f32 {
+pub(crate) fn row_sum<N: Size>(
+    probabilities: Vector<f32, N>,
+    #[comptime] row: usize,
+    #[comptime] keys: usize,
+) -> f32 {
     let mut sum = probabilities.extract(comptime!(row * 2));
     #[unroll]
     for i in 1..comptime!(keys / 4) {
@@ -73,13 +91,21 @@ pub(crate) fn scale_rows<N: Size>(
 
 /// The probabilities as the A operand of a product.
 #[cube]
-pub(crate) fn pack<N: Size, P: Size>(probabilities: Vector<f32, N>, #[comptime] keys: usize, #[comptime] factor: Factor) -> Vector<u32, P> {
+pub(crate) fn pack<N: Size, P: Size>(
+    probabilities: Vector<f32, N>,
+    #[comptime] keys: usize,
+    #[comptime] factor: Factor,
+) -> Vector<u32, P> {
     let mut out = Vector::<u32, P>::new(0u32);
     #[unroll]
     for i in 0..comptime!(keys / 4) {
         out.insert(
             i,
-            pack_pair(probabilities.extract(comptime!(2 * i)), probabilities.extract(comptime!(2 * i + 1)), factor),
+            pack_pair(
+                probabilities.extract(comptime!(2 * i)),
+                probabilities.extract(comptime!(2 * i + 1)),
+                factor,
+            ),
         );
     }
     out
@@ -87,7 +113,12 @@ pub(crate) fn pack<N: Size, P: Size>(probabilities: Vector<f32, N>, #[comptime] 
 
 /// Scores of the columns from `columns` on become minus infinity; `first` is this thread's first column.
 #[cube]
-pub(crate) fn cut<N: Size>(scores: Vector<f32, N>, first: u32, columns: u32, #[comptime] keys: usize) -> Vector<f32, N> {
+pub(crate) fn cut<N: Size>(
+    scores: Vector<f32, N>,
+    first: u32,
+    columns: u32,
+    #[comptime] keys: usize,
+) -> Vector<f32, N> {
     let mut out = scores;
     #[unroll]
     for i in 0..comptime!(keys / 2) {
@@ -118,11 +149,19 @@ pub(crate) fn stage_rows<N: Size>(
         let to = base + comptime!((j / 8 * rows * 128) as u32) + (swizzle ^ comptime!((j % 8 * 16) as u32));
         store_shared(
             to,
-            pack_pair(values.extract(comptime!(4 * j)) * by_0, values.extract(comptime!(4 * j + 1)) * by_0, factor),
+            pack_pair(
+                values.extract(comptime!(4 * j)) * by_0,
+                values.extract(comptime!(4 * j + 1)) * by_0,
+                factor,
+            ),
         );
         store_shared(
             to + 1024,
-            pack_pair(values.extract(comptime!(4 * j + 2)) * by_1, values.extract(comptime!(4 * j + 3)) * by_1, factor),
+            pack_pair(
+                values.extract(comptime!(4 * j + 2)) * by_1,
+                values.extract(comptime!(4 * j + 3)) * by_1,
+                factor,
+            ),
         );
     }
 }
@@ -139,7 +178,11 @@ pub(crate) fn score_gradients<N: Size>(
     let mut out = gradients;
     #[unroll]
     for i in 0..comptime!(columns / 2) {
-        let delta = if comptime!((i / 2) % 2 == 0) { delta_0 } else { delta_1 };
+        let delta = if comptime!((i / 2) % 2 == 0) {
+            delta_0
+        } else {
+            delta_1
+        };
         out.insert(i, probabilities.extract(i) * (gradients.extract(i) - delta));
     }
     out

@@ -41,7 +41,11 @@ pub struct Source {
 /// # Errors
 /// If CubeCL refuses a kernel.
 pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Vec<Source>, CannotCompile> {
-    let Selection { forward, queries, keys } = K::select(call, masked, offer);
+    let Selection {
+        forward,
+        queries,
+        keys,
+    } = K::select(call, masked, offer);
     let mut out = Vec::new();
     let mut add = |kernel: &str, tiles: String, definition| -> Result<(), CannotCompile> {
         // `ForwardTiles { head_dim: 64, keys: 64, … }` as `64_64_…`.
@@ -49,11 +53,18 @@ pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Ve
         let values = fields.split(',').filter_map(|field| field.split_once(':'));
         let values: Vec<&str> = values.map(|(_, value)| value.trim_matches([' ', '}'])).collect();
         let name = format!("{}_{kernel}_{}", K::NAME, values.join("_"));
-        out.push(Source { name, cuda: offline::cuda_source(definition)? });
+        out.push(Source {
+            name,
+            cuda: offline::cuda_source(definition)?,
+        });
         Ok(())
     };
     add("forward", format!("{forward:?}"), K::define_forward(forward))?;
-    add("queries", format!("{queries:?}"), K::define_backward_queries(queries))?;
+    add(
+        "queries",
+        format!("{queries:?}"),
+        K::define_backward_queries(queries),
+    )?;
     for tiles in keys {
         add("keys", format!("{tiles:?}"), K::define_backward_keys(tiles))?;
     }
@@ -65,7 +76,10 @@ fn buffer() -> BufferCompilationArg {
 }
 
 fn tensor() -> TensorCompilationArg {
-    TensorCompilationArg { meta: TensorMetaCompilationArg { len: (), rank: () }, buffer: buffer() }
+    TensorCompilationArg {
+        meta: TensorMetaCompilationArg { len: (), rank: () },
+        buffer: buffer(),
+    }
 }
 
 impl Sources for Mma {

@@ -19,12 +19,21 @@ impl Heads {
     pub fn contiguous(handle: Handle, shape: [usize; 4]) -> Self {
         let [_, heads, rows, channels] = shape;
         let strides = [heads * rows * channels, rows * channels, channels, 1];
-        Self { handle, shape, strides }
+        Self {
+            handle,
+            shape,
+            strides,
+        }
     }
 
     /// Elements from the first to the last, with both.
     pub(crate) fn elements(&self) -> usize {
-        1 + self.shape.iter().zip(self.strides).map(|(n, s)| (n - 1) * s).sum::<usize>()
+        1 + self
+            .shape
+            .iter()
+            .zip(self.strides)
+            .map(|(n, s)| (n - 1) * s)
+            .sum::<usize>()
     }
 }
 
@@ -49,7 +58,13 @@ pub struct TileList {
 impl TileList {
     /// Uploads a list. `offsets` holds for each place of the grid the block of rows, where its entries begin, and how many
     /// there are; `batch_stride` is the number of places, or 0 if all samples have the same list.
-    pub fn new(client: &Client, offsets: &[u32], entries: &[u32], patterns: &[u32], batch_stride: u32) -> Self {
+    pub fn new(
+        client: &Client,
+        offsets: &[u32],
+        entries: &[u32],
+        patterns: &[u32],
+        batch_stride: u32,
+    ) -> Self {
         let put = |words: &[u32]| {
             let words = if words.is_empty() { &[0] } else { words };
             (client.create_from_slice(u32::as_bytes(words)), words.len())

@@ -14,8 +14,14 @@ fn plainly(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, causal: bool) -> Tensor<4> 
     let mut scores = q.matmul(k.transpose()).div_scalar((SHAPE[3] as f32).sqrt());
     if causal {
         let device = scores.device();
-        let mask = Tensor::<2>::ones([SHAPE[1], SHAPE[1]], &device).triu(1).greater_elem(0.5);
-        scores = scores.mask_fill(mask.unsqueeze::<4>().expand([SHAPE[0], SHAPE[2], SHAPE[1], SHAPE[1]]), f32::NEG_INFINITY);
+        let mask = Tensor::<2>::ones([SHAPE[1], SHAPE[1]], &device)
+            .triu(1)
+            .greater_elem(0.5);
+        scores = scores.mask_fill(
+            mask.unsqueeze::<4>()
+                .expand([SHAPE[0], SHAPE[2], SHAPE[1], SHAPE[1]]),
+            f32::NEG_INFINITY,
+        );
     }
     softmax(scores, 3).matmul(v).swap_dims(1, 2)
 }
@@ -48,8 +54,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         let reference = leaves();
         let [rq, rk, rv] = reference.clone();
         let wanted = plainly(rq, rk, rv, causal);
-        let grads = (wanted.clone() * gradient.clone().cast(DType::F32)).sum().backward();
-        let wanted_grads: Vec<Vec<f32>> = reference.iter().map(|x| values(x.grad(&grads).expect("a gradient"))).collect();
+        let grads = (wanted.clone() * gradient.clone().cast(DType::F32))
+            .sum()
+            .backward();
+        let wanted_grads: Vec<Vec<f32>> = reference
+            .iter()
+            .map(|x| values(x.grad(&grads).expect("a gradient")))
+            .collect();
         let wanted = values(wanted.inner());
         for name in ["wgmma", "mma"] {
             let run = || -> Result<Vec<Vec<f32>>, Box<dyn Error>> {
@@ -74,7 +85,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                 .zip(&first)
                 .map(|(want, got)| format!("{:.1e}", distance(got, want)))
                 .collect();
-            println!("{name}, causal {causal}: o, dq, dk, dv differ from f32 by {}; twice the same: {same}", errors.join(", "));
+            println!(
+                "{name}, causal {causal}: o, dq, dk, dv differ from f32 by {}; twice the same: {same}",
+                errors.join(", ")
+            );
         }
     }
     Ok(())

@@ -74,7 +74,11 @@ fn declined(why: impl Into<String>) -> Declined {
 /// The tensor as kernels read it: last axis dense, the others at multiples of 16 bytes.
 fn operand(tensor: &Plain) -> Result<CubeTensor, Declined> {
     let tensor = read(tensor).ok_or_else(|| declined("the tensor is not on a CUDA device"))?;
-    let (last, others) = tensor.meta.strides.split_last().ok_or_else(|| declined("a tensor without axes"))?;
+    let (last, others) = tensor
+        .meta
+        .strides
+        .split_last()
+        .ok_or_else(|| declined("a tensor without axes"))?;
     if *last == 1 && others.iter().all(|stride| stride % 8 == 0) {
         Ok(tensor.clone())
     } else {
@@ -125,11 +129,19 @@ impl<K: Kernels> CubeAttention<K> {
         spec: &AttentionSpec,
     ) -> Result<Attended, Declined> {
         if parts.is_empty() || parts.len() > 2 {
-            return Err(declined(format!("keys come in one part or two, not in {}", parts.len())));
+            return Err(declined(format!(
+                "keys come in one part or two, not in {}",
+                parts.len()
+            )));
         }
-        let inputs: Vec<&DispatchTensor> = std::iter::once(q).chain(parts.iter().flatten().copied()).collect();
+        let inputs: Vec<&DispatchTensor> = std::iter::once(q)
+            .chain(parts.iter().flatten().copied())
+            .collect();
         let first = flow_core::tensors::plain(q);
-        let client = read(&first).ok_or_else(|| declined("the queries are not on a CUDA device"))?.client.clone();
+        let client = read(&first)
+            .ok_or_else(|| declined("the queries are not on a CUDA device"))?
+            .client
+            .clone();
         let call = call_of(&inputs)?;
         let scale = spec.scale.unwrap_or(1.0 / (call.head_dim as f32).sqrt());
         let prepared = self.prepare(&client, call, scale, spec.mask.as_ref())?;
@@ -140,12 +152,18 @@ impl<K: Kernels> CubeAttention<K> {
         let kept_lse = OnceLock::new();
         let output = op::apply("attention", &inputs, |_, _| {
             let kept = stash.through("attention", &mut || forward(&prepared, &operands));
-            let [output, lse]: [Plain; 2] = kept.try_into().expect("attention keeps its output and the log-sum-exp");
+            let [output, lse]: [Plain; 2] = kept
+                .try_into()
+                .expect("attention keeps its output and the log-sum-exp");
             kept_lse.set(lse.clone()).expect("forward runs once");
             let saved = [output.clone(), lse];
             let backward: op::Backward = Arc::new(move |incoming| {
                 let gradients = backward(&prepared, &operands, &saved, incoming.gradient());
-                gradients.into_iter().zip(incoming.wanted).map(|(g, wanted)| wanted.then_some(g)).collect()
+                gradients
+                    .into_iter()
+                    .zip(incoming.wanted)
+                    .map(|(g, wanted)| wanted.then_some(g))
+                    .collect()
             });
             (output, backward)
         });
@@ -161,8 +179,12 @@ impl<K: Kernels> CubeAttention<K> {
         mask: Option<&Arc<Mask>>,
     ) -> Result<Arc<Prepared<K>>, Declined> {
         // A panic while the lock was held left the list whole: entries are pushed at once.
-        let mut known = self.prepared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let same = |entry: &&Known<K>| entry.call == call && entry.scale == scale && entry.mask.as_ref() == mask;
+        let mut known = self
+            .prepared
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let same =
+            |entry: &&Known<K>| entry.call == call && entry.scale == scale && entry.mask.as_ref() == mask;
         if let Some(entry) = known.iter().find(same) {
             return Ok(entry.prepared.clone());
         }
@@ -185,9 +207,13 @@ fn call_of(inputs: &[&DispatchTensor]) -> Result<Call, Declined> {
     }
     let q = &shapes[0];
     let fits = |k: &Vec<usize>| k[0] == q[0] && k[2] == shapes[1][2] && k[3] == q[3];
-    let pairs = shapes[1..].chunks(2).all(|pair| pair[0] == pair[1] && fits(&pair[0]));
+    let pairs = shapes[1..]
+        .chunks(2)
+        .all(|pair| pair[0] == pair[1] && fits(&pair[0]));
     if !pairs {
-        return Err(declined(format!("keys and values do not fit the queries: {shapes:?}")));
+        return Err(declined(format!(
+            "keys and values do not fit the queries: {shapes:?}"
+        )));
     }
     let dtype = inputs[0].dtype();
     if inputs.iter().any(|tensor| tensor.dtype() != dtype) {
@@ -210,7 +236,13 @@ fn forward<K: Kernels>(prepared: &Prepared<K>, operands: &[CubeTensor]) -> Vec<P
     let output = empty_like(q, &[call.batch, call.queries, call.heads, call.head_dim], q.dtype);
     let lse = empty_like(q, &[call.batch, call.heads, lse_rows(call.queries)], DType::F32);
     let views: Vec<Heads> = operands.iter().map(heads).collect();
-    let parts: Vec<Part<'_>> = views[1..].chunks(2).map(|pair| Part { k: &pair[0], v: &pair[1] }).collect();
+    let parts: Vec<Part<'_>> = views[1..]
+        .chunks(2)
+        .map(|pair| Part {
+            k: &pair[0],
+            v: &pair[1],
+        })
+        .collect();
     prepared.forward(&views[0], &parts, &heads(&output), &lse.handle);
     vec![wrap(output), wrap(lse)]
 }
@@ -231,7 +263,13 @@ fn backward<K: Kernels>(
         .collect();
     let views: Vec<Heads> = operands.iter().map(heads).collect();
     let outputs: Vec<Heads> = gradients.iter().map(heads).collect();
-    let parts: Vec<Part<'_>> = views[1..].chunks(2).map(|pair| Part { k: &pair[0], v: &pair[1] }).collect();
+    let parts: Vec<Part<'_>> = views[1..]
+        .chunks(2)
+        .map(|pair| Part {
+            k: &pair[0],
+            v: &pair[1],
+        })
+        .collect();
     let of_parts: Vec<[&Heads; 2]> = outputs[1..].chunks(2).map(|pair| [&pair[0], &pair[1]]).collect();
     prepared.backward(
         [&views[0], &heads(output), &heads(&gradient)],
@@ -279,7 +317,10 @@ impl<K: Kernels> AttentionBackend for CubeAttention<K> {
         };
         match self.attend_through(stash, q, &[[k, v]], &spec) {
             Ok(attended) => attended.output,
-            Err(declined) => panic!("attention `{}` was given a call it does not serve: {declined}", K::NAME),
+            Err(declined) => panic!(
+                "attention `{}` was given a call it does not serve: {declined}",
+                K::NAME
+            ),
         }
     }
 }

@@ -54,7 +54,9 @@ impl ComputeDevice {
     /// [`CoreError::NoDevice`] if there is no driver, or no such GPU. (Burn's own constructor panics then.)
     #[cfg(feature = "cuda")]
     pub fn cuda(index: usize) -> Result<Self, CoreError> {
-        let found = Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().count();
+        let found = Device::enumerate(burn::tensor::DeviceType::Cuda)
+            .into_iter()
+            .count();
         if index >= found {
             return Err(CoreError::NoDevice {
                 asked: format!("cuda:{index}"),

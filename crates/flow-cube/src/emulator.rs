@@ -38,8 +38,15 @@ impl Warp {
     /// [`CannotExecute`] for what is no instruction of `mma`'s, reads a register that was not written, or reaches beyond
     /// shared memory.
     pub fn execute(&mut self, text: &str) -> Result<(), CannotExecute> {
-        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(".reg")) {
-            self.step(line).map_err(|why| CannotExecute { instruction: line.to_owned(), why })?;
+        for line in text
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty() && !line.starts_with(".reg"))
+        {
+            self.step(line).map_err(|why| CannotExecute {
+                instruction: line.to_owned(),
+                why,
+            })?;
         }
         Ok(())
     }
@@ -76,7 +83,10 @@ impl Warp {
     }
 
     fn read(&self, name: &str) -> Result<Register, String> {
-        self.registers.get(name).copied().ok_or_else(|| format!("{name} was not written"))
+        self.registers
+            .get(name)
+            .copied()
+            .ok_or_else(|| format!("{name} was not written"))
     }
 
     /// Four matrices of 8 x 8: lane `8 m + r` says where row `r` of matrix `m` is.
@@ -92,7 +102,10 @@ impl Warp {
                     return Err(format!("row at {row} is not aligned to 16 bytes"));
                 }
                 let at = row + 2 * column;
-                let bytes = self.shared.get(at..at + 2).ok_or(format!("byte {at} is beyond shared memory"))?;
+                let bytes = self
+                    .shared
+                    .get(at..at + 2)
+                    .ok_or(format!("byte {at} is beyond shared memory"))?;
                 Ok(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])))
             };
             let mut loaded = [0; LANES];
@@ -115,9 +128,15 @@ impl Warp {
         if [d.len(), a.len(), b.len(), c.len()] != [4, 4, 2, 4] {
             return Err("wrong number of registers".into());
         }
-        let get = |names: &[&str]| names.iter().map(|name| self.read(name)).collect::<Result<Vec<_>, _>>();
+        let get = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| self.read(name))
+                .collect::<Result<Vec<_>, _>>()
+        };
         let (a, b, mut sums) = (get(&a)?, get(&b)?, get(&c)?);
-        let half = |register: &Register, lane: usize, high: usize| value((register[lane] >> (16 * high)) as u16);
+        let half =
+            |register: &Register, lane: usize, high: usize| value((register[lane] >> (16 * high)) as u16);
         for lane in 0..LANES {
             for (i, sum) in sums.iter_mut().enumerate() {
                 let (row, column) = (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2);
@@ -149,5 +168,9 @@ fn split(operands: &str) -> Vec<&str> {
 
 /// Registers in braces.
 fn list(operand: &str) -> Vec<&str> {
-    operand.trim_matches(['{', '}']).split(',').map(str::trim).collect()
+    operand
+        .trim_matches(['{', '}'])
+        .split(',')
+        .map(str::trim)
+        .collect()
 }

@@ -7,9 +7,9 @@
 pub mod barrier;
 #[allow(missing_docs)]
 pub mod copy;
+pub mod emulator;
 #[allow(missing_docs)]
 pub mod mma;
-pub mod emulator;
 pub mod offline;
 #[allow(missing_docs)]
 pub mod register;

@@ -56,10 +56,17 @@ impl Product {
     /// Text of the instructions. Operands are the accumulator's result, the accumulator (unless `zero`), the left factor's
     /// address or registers, the right factor's address. Before: the addresses for each of a panel's four pairs of chunks.
     pub fn text(&self, zero: bool) -> String {
-        let given = if zero { self.accumulator() } else { 2 * self.accumulator() };
-        let mut text = String::from(".reg .b32 a<4>, b<4>, fa<4>, fb<4>;\n.reg .f32 zero;\nmov.f32 zero, 0f00000000;\n");
+        let given = if zero {
+            self.accumulator()
+        } else {
+            2 * self.accumulator()
+        };
+        let mut text =
+            String::from(".reg .b32 a<4>, b<4>, fa<4>, fb<4>;\n.reg .f32 zero;\nmov.f32 zero, 0f00000000;\n");
         let addresses = |name: &str, operand: usize| -> String {
-            (0..4).map(|i| format!("xor.b32 {name}{i}, %{operand}, {};\n", 32 * i)).collect()
+            (0..4)
+                .map(|i| format!("xor.b32 {name}{i}, %{operand}, {};\n", 32 * i))
+                .collect()
         };
         let right = match self.left {
             Left::Tile { .. } => {
@@ -87,23 +94,39 @@ impl Product {
         let a = match self.left {
             Left::Tile { rows } => {
                 let (offset, pair) = chunk(2 * k, rows);
-                text += &format!("{load}.shared.b16 {{fa0, fa1, fa2, fa3}}, [a{}+{offset}];\n", pair / 2);
+                text += &format!(
+                    "{load}.shared.b16 {{fa0, fa1, fa2, fa3}}, [a{}+{offset}];\n",
+                    pair / 2
+                );
                 "fa0, fa1, fa2, fa3".to_owned()
             }
-            Left::Registers => (0..4).map(|i| format!("%{}", left + 4 * k + i)).collect::<Vec<_>>().join(", "),
+            Left::Registers => (0..4)
+                .map(|i| format!("%{}", left + 4 * k + i))
+                .collect::<Vec<_>>()
+                .join(", "),
         };
         let kind = match self.factor {
             Factor::Bf16 => "bf16",
             Factor::F16 => "f16",
         };
         for group in 0..self.n.div_ceil(16) {
-            let (transpose, row, column) = if self.over_channels { ("", group, k) } else { (".trans", k, group) };
+            let (transpose, row, column) = if self.over_channels {
+                ("", group, k)
+            } else {
+                (".trans", k, group)
+            };
             let (offset, pair) = chunk(2 * column, self.rows);
             let offset = offset + row * 16 * 128;
-            text += &format!("{load}{transpose}.shared.b16 {{fb0, fb1, fb2, fb3}}, [b{}+{offset}];\n", pair / 2);
+            text += &format!(
+                "{load}{transpose}.shared.b16 {{fb0, fb1, fb2, fb3}}, [b{}+{offset}];\n",
+                pair / 2
+            );
             for half in 0..(self.n / 8 - 2 * group).min(2) {
                 let first = 8 * group + 4 * half;
-                let d = (first..first + 4).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+                let d = (first..first + 4)
+                    .map(|i| format!("%{i}"))
+                    .collect::<Vec<_>>()
+                    .join(", ");
                 let c = if zero { "zero, zero, zero, zero" } else { &d };
                 text += &format!(
                     "mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{{d}}}, {{{a}}}, {{fb{}, fb{}}}, {{{c}}};\n",

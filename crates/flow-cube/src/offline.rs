@@ -58,7 +58,11 @@ pub fn h100() -> Arc<DeviceProperties> {
 
 /// Settings of a kernel with blocks of `threads` threads, without bounds checks.
 pub fn settings(threads: u32) -> KernelSettings {
-    KernelSettings::new(*CubeDim::new_1d(threads), ExecutionMode::Unchecked, AddressType::U32)
+    KernelSettings::new(
+        *CubeDim::new_1d(threads),
+        ExecutionMode::Unchecked,
+        AddressType::U32,
+    )
 }
 
 /// Target properties of a kernel defined offline.

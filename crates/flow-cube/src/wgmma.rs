@@ -60,7 +60,10 @@ pub struct Steps {
 impl Steps {
     /// Text of the instructions. `zero`: the first one starts from zero; `a_registers`: number of A's first register.
     fn text(&self, zero: bool, a_registers: Option<usize>) -> String {
-        let result = (0..self.n / 2).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+        let result = (0..self.n / 2)
+            .map(|i| format!("%{i}"))
+            .collect::<Vec<_>>()
+            .join(", ");
         let (n, factor) = (self.n, self.factor.ptx());
         let instruction = format!("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{factor}.{factor}");
         let (ta, tb) = (u8::from(self.a_transposed), u8::from(self.b_transposed));
@@ -70,7 +73,10 @@ impl Steps {
             text += &format!("add.s64 b_at, b_from, {offset};\n");
             match a_registers {
                 Some(first) => {
-                    let a = (0..4).map(|i| format!("%{}", first + 4 * k + i)).collect::<Vec<_>>().join(", ");
+                    let a = (0..4)
+                        .map(|i| format!("%{}", first + 4 * k + i))
+                        .collect::<Vec<_>>()
+                        .join(", ");
                     text += &format!("{instruction} {{{result}}}, {{{a}}}, b_at, {keep}, 1, 1, {tb};\n");
                 }
                 None => {
@@ -133,7 +139,12 @@ pub fn issue_from_zero<N: Size>(a: u64, b: u64, #[comptime] steps: Steps) -> Vec
 
 /// Issues `accumulator + A Bᵀ`, both in shared memory, as a group of its own.
 #[cube]
-pub fn issue<N: Size>(accumulator: Vector<f32, N>, a: u64, b: u64, #[comptime] steps: Steps) -> Vector<f32, N> {
+pub fn issue<N: Size>(
+    accumulator: Vector<f32, N>,
+    a: u64,
+    b: u64,
+    #[comptime] steps: Steps,
+) -> Vector<f32, N> {
     let moves = comptime!(steps.moves());
     let body = comptime!(steps.text(false, None));
     let accumulator = read::<Vector<f32, N>>(accumulator);

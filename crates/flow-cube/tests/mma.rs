@@ -8,7 +8,9 @@ use half::{bf16, f16};
 /// Small integers: their products and sums are exact.
 fn matrix(rows: usize, columns: usize, seed: usize) -> Vec<Vec<f32>> {
     let value = |r: usize, c: usize| ((r * 7 + c * 13 + seed * 5 + r * c) % 9) as f32 - 4.0;
-    (0..rows).map(|r| (0..columns).map(|c| value(r, c)).collect()).collect()
+    (0..rows)
+        .map(|r| (0..columns).map(|c| value(r, c)).collect())
+        .collect()
 }
 
 fn bits(value: f32, factor: Factor) -> u16 {
@@ -23,7 +25,8 @@ fn bits(value: f32, factor: Factor) -> u16 {
 fn put(warp: &mut Warp, tile: &[Vec<f32>], factor: Factor) -> u32 {
     let (rows, channels) = (tile.len(), tile[0].len());
     let start = warp.shared.len();
-    warp.shared.resize(start + channels.div_ceil(64) * rows * 128, 0xff);
+    warp.shared
+        .resize(start + channels.div_ceil(64) * rows * 128, 0xff);
     for (r, row) in tile.iter().enumerate() {
         for channel in 0..channels.next_multiple_of(16) {
             let (panel, chunk) = (channel / 64, channel % 64 / 8);
@@ -41,7 +44,10 @@ fn lanes(value: impl Fn(u32) -> u32) -> [u32; LANES] {
 
 /// The element of a 16-row result that register `register` of lane `lane` holds.
 fn element(lane: usize, register: usize) -> [usize; 2] {
-    [lane / 4 + 8 * (register / 2 % 2), 8 * (register / 4) + 2 * (lane % 4) + register % 2]
+    [
+        lane / 4 + 8 * (register / 2 % 2),
+        8 * (register / 4) + 2 * (lane % 4) + register % 2,
+    ]
 }
 
 /// Fails unless the accumulator is `want`.
@@ -61,7 +67,10 @@ fn rows_of_two_tiles_are_multiplied_over_channels() {
         for channels in [8, 16, 40, 64, 72, 96, 128, 192, 256] {
             for (resident, passing, from) in [(64, 64, 16), (128, 32, 112), (64, 16, 0), (128, 176, 48)] {
                 let (a, b) = (matrix(resident, channels, 1), matrix(passing, channels, 2));
-                let mut warp = Warp { shared: vec![0xff; 1024], ..Warp::default() };
+                let mut warp = Warp {
+                    shared: vec![0xff; 1024],
+                    ..Warp::default()
+                };
                 let left = put(&mut warp, &a, factor) + from as u32 * 128;
                 let right = put(&mut warp, &b, factor);
                 let product = Product {
@@ -73,12 +82,22 @@ fn rows_of_two_tiles_are_multiplied_over_channels() {
                     factor,
                 };
                 let first = product.accumulator();
-                warp.registers.insert(format!("%{first}"), lanes(|lane| left + lane_by_rows(lane)));
-                warp.registers.insert(format!("%{}", first + 1), lanes(|lane| right + lane_by_columns(lane)));
+                warp.registers
+                    .insert(format!("%{first}"), lanes(|lane| left + lane_by_rows(lane)));
+                warp.registers.insert(
+                    format!("%{}", first + 1),
+                    lanes(|lane| right + lane_by_columns(lane)),
+                );
                 warp.execute(&product.text(true)).unwrap();
                 let dot = |r: usize, c: usize| a[from + r].iter().zip(&b[c]).map(|(x, y)| x * y).sum();
-                let want: Vec<Vec<f32>> = (0..16).map(|r| (0..passing).map(|c| dot(r, c)).collect()).collect();
-                compare(&warp, &want, &format!("{factor:?} {resident} x {passing} over {channels}"));
+                let want: Vec<Vec<f32>> = (0..16)
+                    .map(|r| (0..passing).map(|c| dot(r, c)).collect())
+                    .collect();
+                compare(
+                    &warp,
+                    &want,
+                    &format!("{factor:?} {resident} x {passing} over {channels}"),
+                );
             }
         }
     }
@@ -108,20 +127,27 @@ fn an_accumulator_packed_in_pairs_is_the_left_factor_of_the_next_product() {
                 };
                 for register in 0..channels / 2 {
                     let values = lanes(|lane| held(&before, lane, register).to_bits());
-                    warp.registers.insert(format!("%{}", accumulator + register), values);
+                    warp.registers
+                        .insert(format!("%{}", accumulator + register), values);
                 }
                 for pair in 0..rows / 4 {
                     let packed = lanes(|lane| {
                         let [low, high] = [0, 1].map(|i| bits(held(&weights, lane, 2 * pair + i), factor));
                         u32::from(low) | u32::from(high) << 16
                     });
-                    warp.registers.insert(format!("%{}", 2 * accumulator + pair), packed);
+                    warp.registers
+                        .insert(format!("%{}", 2 * accumulator + pair), packed);
                 }
                 let address = 2 * accumulator + (rows / 4).next_power_of_two();
-                warp.registers.insert(format!("%{address}"), lanes(|lane| right + lane_by_rows(lane)));
+                warp.registers
+                    .insert(format!("%{address}"), lanes(|lane| right + lane_by_rows(lane)));
                 warp.execute(&product.text(false)).unwrap();
-                let sum = |r: usize, c: usize| (0..rows).map(|k| weights[r][k] * tile[k][c]).sum::<f32>() + before[r][c];
-                let want: Vec<Vec<f32>> = (0..16).map(|r| (0..channels).map(|c| sum(r, c)).collect()).collect();
+                let sum = |r: usize, c: usize| {
+                    (0..rows).map(|k| weights[r][k] * tile[k][c]).sum::<f32>() + before[r][c]
+                };
+                let want: Vec<Vec<f32>> = (0..16)
+                    .map(|r| (0..channels).map(|c| sum(r, c)).collect())
+                    .collect();
                 compare(&warp, &want, &format!("{factor:?} {rows} rows of {channels}"));
             }
         }
@@ -147,5 +173,10 @@ fn the_emulator_says_what_it_cannot_execute() {
     assert!(warp.execute("add.s32 a, b, c;").is_err());
     warp.registers.insert("a".into(), [0; LANES]);
     let load = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {b, c, d, e}, [a+16];";
-    assert!(warp.execute(load).unwrap_err().to_string().contains("beyond shared memory"));
+    assert!(
+        warp.execute(load)
+            .unwrap_err()
+            .to_string()
+            .contains("beyond shared memory")
+    );
 }

@@ -61,7 +61,8 @@ impl Server {
         if self.output.read_line(&mut line)? == 0 {
             bail!("the program ended at `{question}` ({})", self.child.wait()?);
         }
-        let answer: Value = serde_json::from_str(&line).with_context(|| format!("`{question}` gave `{line}`"))?;
+        let answer: Value =
+            serde_json::from_str(&line).with_context(|| format!("`{question}` gave `{line}`"))?;
         match answer.get("error") {
             Some(error) => bail!("`{question}`: {error}"),
             None => Ok(answer),
@@ -116,9 +117,19 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let program = match &options.program {
         Some(program) => program.clone(),
         None => {
-            let package = ["build", "--release", "--package", "flow-attention-cube", "--example", "attention_speed"];
+            let package = [
+                "build",
+                "--release",
+                "--package",
+                "flow-attention-cube",
+                "--example",
+                "attention_speed",
+            ];
             run_command(&mut cargo(workspace, &package))?;
-            workspace.release_folder()?.join("examples").join("attention_speed")
+            workspace
+                .release_folder()?
+                .join("examples")
+                .join("attention_speed")
         }
     };
     let mut ours = Server::start(Command::new(program))?;
@@ -130,15 +141,23 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             Some(Server::start(command)?)
         }
     };
-    let count = ours.ask("about")?["cases"].as_u64().context("no number of cases")?;
-    let about = peer.as_mut().map_or(Ok(Value::Null), |peer| peer.ask(r#"{"do":"about"}"#))?;
-    let ceiling = peer.as_mut().map_or(Ok(Value::Null), |peer| peer.ask(r#"{"do":"ceiling"}"#))?;
+    let count = ours.ask("about")?["cases"]
+        .as_u64()
+        .context("no number of cases")?;
+    let about = peer
+        .as_mut()
+        .map_or(Ok(Value::Null), |peer| peer.ask(r#"{"do":"about"}"#))?;
+    let ceiling = peer
+        .as_mut()
+        .map_or(Ok(Value::Null), |peer| peer.ask(r#"{"do":"ceiling"}"#))?;
     let ceiling = ceiling["flops"].as_f64();
 
     let mut rows = Vec::new();
     for index in 0..count {
         let mut case = Value::Null;
-        let mut samples: Vec<Vec<Samples>> = (0..=PEERS.len()).map(|_| vec![Samples::default(), Samples::default()]).collect();
+        let mut samples: Vec<Vec<Samples>> = (0..=PEERS.len())
+            .map(|_| vec![Samples::default(), Samples::default()])
+            .collect();
         for round in 0..options.rounds {
             for turn in 0..=PEERS.len() {
                 // Our first answer says what the case is, so we are first in the first round.
@@ -184,7 +203,11 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let about = json!({ "date": date()?, "peer": about, "matmul_ceiling_tflops": ceiling.map(|f| f / 1e12) });
     let table = table(&about, &rows);
     println!("\n{table}");
-    let folder = if options.to.is_absolute() { options.to.clone() } else { workspace.path(&options.to.to_string_lossy()) };
+    let folder = if options.to.is_absolute() {
+        options.to.clone()
+    } else {
+        workspace.path(&options.to.to_string_lossy())
+    };
     fs::create_dir_all(&folder)?;
     let stem = format!("attention-{}", about["date"].as_str().unwrap_or_default());
     let document = serde_json::to_string_pretty(&json!({ "about": about, "rows": rows }))?;
@@ -197,13 +220,19 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 fn label(case: &Value) -> String {
     format!(
         "B{} H{} S{} D{} {}",
-        case["batch"], case["heads"], case["keys"], case["head_dim"], case["name"].as_str().unwrap_or_default()
+        case["batch"],
+        case["heads"],
+        case["keys"],
+        case["head_dim"],
+        case["name"].as_str().unwrap_or_default()
     )
 }
 
 /// A figure, or a dash.
 fn figure(value: &Value, decimals: usize) -> String {
-    value.as_f64().map_or("–".into(), |value| format!("{value:.decimals$}"))
+    value
+        .as_f64()
+        .map_or("–".into(), |value| format!("{value:.decimals$}"))
 }
 
 fn line(row: &Value) -> String {
@@ -245,14 +274,22 @@ fn table(about: &Value, rows: &[Value]) -> String {
     }
     text += "\n## Masks: time against work\n\n`pairs` and `tiles` are the shares of a full mask that are left; `time` is the share of the full case's time.\n\n";
     text += "| case | part | pairs | tiles | time |\n|---|---|---|---|---|\n";
-    for row in rows.iter().filter(|row| row["pairs"].as_f64().is_some_and(|pairs| pairs < 1.0)) {
+    for row in rows
+        .iter()
+        .filter(|row| row["pairs"].as_f64().is_some_and(|pairs| pairs < 1.0))
+    {
         let case = row["case"].as_str().unwrap_or_default();
         let shape: Vec<&str> = case.split(' ').take(4).collect();
         let full = format!("{} full", shape.join(" "));
-        let Some(full) = rows.iter().find(|other| other["case"] == json!(full) && other["what"] == row["what"]) else {
+        let Some(full) = rows
+            .iter()
+            .find(|other| other["case"] == json!(full) && other["what"] == row["what"])
+        else {
             continue;
         };
-        let share = row["ours"]["median_ms"].as_f64().zip(full["ours"]["median_ms"].as_f64());
+        let share = row["ours"]["median_ms"]
+            .as_f64()
+            .zip(full["ours"]["median_ms"].as_f64());
         let _ = writeln!(
             text,
             "| {case} | {} | {} | {} | {} |",

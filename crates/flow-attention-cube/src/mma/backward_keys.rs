@@ -16,12 +16,27 @@ use flow_cube::mma::{lane_by_columns, lane_by_rows, multiply, multiply_registers
 
 /// Starts copying the statistics of `rows` queries from `from` (in pairs) on.
 #[cube]
-fn copy_statistics(lse: &[Pair], delta: &[Pair], from: u32, lse_to: u32, delta_to: u32, #[comptime] rows: usize) {
+fn copy_statistics(
+    lse: &[Pair],
+    delta: &[Pair],
+    from: u32,
+    lse_to: u32,
+    delta_to: u32,
+    #[comptime] rows: usize,
+) {
     let chunks = comptime!((rows / 4) as u32);
     if UNIT_POS < chunks {
         let at = (from + UNIT_POS * 2) as usize;
-        copy_16::<Pair>(lse_to + UNIT_POS * 16, unsafe { lse[at..at + 2].as_ptr_unchecked() }, 16u32.runtime());
-        copy_16::<Pair>(delta_to + UNIT_POS * 16, unsafe { delta[at..at + 2].as_ptr_unchecked() }, 16u32.runtime());
+        copy_16::<Pair>(
+            lse_to + UNIT_POS * 16,
+            unsafe { lse[at..at + 2].as_ptr_unchecked() },
+            16u32.runtime(),
+        );
+        copy_16::<Pair>(
+            delta_to + UNIT_POS * 16,
+            unsafe { delta[at..at + 2].as_ptr_unchecked() },
+            16u32.runtime(),
+        );
     }
 }
 
@@ -60,7 +75,11 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     let words = comptime!(32 * tiles.panels());
     let tile_bytes = comptime!((tiles.passing * 128 * tiles.panels()) as u32);
     let per_tile = comptime!(tiles.passing as u32);
-    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.units, columns: tiles.passing });
+    let shape = comptime!(ListShape {
+        masked: tiles.masked,
+        units: tiles.units,
+        columns: tiles.passing
+    });
 
     let k_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(resident * words), 1024usize);
     let v_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(resident * words), 1024usize);
@@ -85,8 +104,26 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
 
     let of_q = rows_of_head(q, batch, 0u32.runtime());
     let of_do = rows_of_head(d_o, batch, 0u32.runtime());
-    copy_tile(k, rows_of_head(k, batch, kv_head), first_key, keys - first_key, k_base, resident, head_dim, threads);
-    copy_tile(v, rows_of_head(v, batch, kv_head), first_key, keys - first_key, v_base, resident, head_dim, threads);
+    copy_tile(
+        k,
+        rows_of_head(k, batch, kv_head),
+        first_key,
+        keys - first_key,
+        k_base,
+        resident,
+        head_dim,
+        threads,
+    );
+    copy_tile(
+        v,
+        rows_of_head(v, batch, kv_head),
+        first_key,
+        keys - first_key,
+        v_base,
+        resident,
+        head_dim,
+        threads,
+    );
     #[unroll]
     for s in 0..comptime!(stages - 1) {
         let tile = comptime!(s as u32).runtime();
@@ -95,10 +132,24 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
             let row = tile_at(entries, begin + tile % per_head, shape) * per_tile;
             let from = ((batch * heads + head) * lse_rows + row) / 2;
             copy_tile(
-                q, further(of_q, head), row, queries - row, q_base + tile * tile_bytes, passing, head_dim, threads,
+                q,
+                further(of_q, head),
+                row,
+                queries - row,
+                q_base + tile * tile_bytes,
+                passing,
+                head_dim,
+                threads,
             );
             copy_tile(
-                d_o, further(of_do, head), row, queries - row, do_base + tile * tile_bytes, passing, head_dim, threads,
+                d_o,
+                further(of_do, head),
+                row,
+                queries - row,
+                do_base + tile * tile_bytes,
+                passing,
+                head_dim,
+                threads,
             );
             let at = tile * comptime!((passing * 4) as u32);
             copy_statistics(lse, delta, from, lse_base + at, delta_base + at, passing);
@@ -132,10 +183,24 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
             let row = tile_at(entries, begin + next % per_head, shape) * per_tile;
             let from = ((batch * heads + head) * lse_rows + row) / 2;
             copy_tile(
-                q, further(of_q, head), row, queries - row, q_base + free * tile_bytes, passing, head_dim, threads,
+                q,
+                further(of_q, head),
+                row,
+                queries - row,
+                q_base + free * tile_bytes,
+                passing,
+                head_dim,
+                threads,
             );
             copy_tile(
-                d_o, further(of_do, head), row, queries - row, do_base + free * tile_bytes, passing, head_dim, threads,
+                d_o,
+                further(of_do, head),
+                row,
+                queries - row,
+                do_base + free * tile_bytes,
+                passing,
+                head_dim,
+                threads,
             );
             let to = free * comptime!((passing * 4) as u32);
             copy_statistics(lse, delta, from, lse_base + to, delta_base + to, passing);
@@ -150,13 +215,23 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
             let p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
             if comptime!(tiles.sums.values()) {
                 let weights = pack::<NS, NP>(p, passing, element);
-                v_sum = multiply_registers::<NG, NP>(v_sum, weights, do_now + by_rows, comptime!(tiles.weighted()));
+                v_sum = multiply_registers::<NG, NP>(
+                    v_sum,
+                    weights,
+                    do_now + by_rows,
+                    comptime!(tiles.weighted()),
+                );
             }
             if comptime!(tiles.sums.keys()) {
                 let gradients = multiply::<NS>(v_at, do_now + by_columns, comptime!(tiles.scores()));
                 let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
                 let weights = pack::<NS, NP>(ds, passing, element);
-                k_sum = multiply_registers::<NG, NP>(k_sum, weights, q_now + by_rows, comptime!(tiles.weighted()));
+                k_sum = multiply_registers::<NG, NP>(
+                    k_sum,
+                    weights,
+                    q_now + by_rows,
+                    comptime!(tiles.weighted()),
+                );
             }
         }
         free = stage;
@@ -170,11 +245,51 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     let row = warp_row + lane / 4;
     let first = first_key + warp_row;
     if comptime!(tiles.sums.values()) {
-        stage_rows::<NG>(v_base + row * 128, row, lane, v_sum, 1.0f32, 1.0f32, head_dim, resident, element);
-        store_rows(dv, batch, kv_head, first, keys, v_base + warp_row * 128, lane, resident, head_dim);
+        stage_rows::<NG>(
+            v_base + row * 128,
+            row,
+            lane,
+            v_sum,
+            1.0f32,
+            1.0f32,
+            head_dim,
+            resident,
+            element,
+        );
+        store_rows(
+            dv,
+            batch,
+            kv_head,
+            first,
+            keys,
+            v_base + warp_row * 128,
+            lane,
+            resident,
+            head_dim,
+        );
     }
     if comptime!(tiles.sums.keys()) {
-        stage_rows::<NG>(k_base + row * 128, row, lane, k_sum, scale, scale, head_dim, resident, element);
-        store_rows(dk, batch, kv_head, first, keys, k_base + warp_row * 128, lane, resident, head_dim);
+        stage_rows::<NG>(
+            k_base + row * 128,
+            row,
+            lane,
+            k_sum,
+            scale,
+            scale,
+            head_dim,
+            resident,
+            element,
+        );
+        store_rows(
+            dk,
+            batch,
+            kv_head,
+            first,
+            keys,
+            k_base + warp_row * 128,
+            lane,
+            resident,
+            head_dim,
+        );
     }
 }

@@ -50,7 +50,11 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let element = comptime!(tiles.factor);
     let words = comptime!(32 * tiles.panels());
     let tile_bytes = comptime!((tiles.passing * 128 * tiles.panels()) as u32);
-    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.units, columns: tiles.passing });
+    let shape = comptime!(ListShape {
+        masked: tiles.masked,
+        units: tiles.units,
+        columns: tiles.passing
+    });
 
     let q_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(resident * words), 1024usize);
     let do_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(resident * words), 1024usize);
@@ -77,19 +81,57 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let of_v = rows_of_head(v, batch, kv_head);
     let of_k_2 = rows_of_head(k_2, batch, kv_head);
     let of_v_2 = rows_of_head(v_2, batch, kv_head);
-    copy_tile(q, rows_of_head(q, batch, head), first_query, queries - first_query, q_base, resident, head_dim, threads);
-    copy_tile(d_o, rows_of_head(d_o, batch, head), first_query, queries - first_query, do_base, resident, head_dim, threads);
+    copy_tile(
+        q,
+        rows_of_head(q, batch, head),
+        first_query,
+        queries - first_query,
+        q_base,
+        resident,
+        head_dim,
+        threads,
+    );
+    copy_tile(
+        d_o,
+        rows_of_head(d_o, batch, head),
+        first_query,
+        queries - first_query,
+        do_base,
+        resident,
+        head_dim,
+        threads,
+    );
     #[unroll]
     for s in 0..comptime!(stages - 1) {
         if comptime!(s as u32) < tile_count {
             let tile = tile_at(entries, begin + comptime!(s as u32), shape);
             let at = comptime!(s as u32) * tile_bytes;
             copy_passing(
-                k, k_2, of_k, of_k_2, tile, first_keys, second_keys, k_base + at, passing, head_dim, threads,
+                k,
+                k_2,
+                of_k,
+                of_k_2,
+                tile,
+                first_keys,
+                second_keys,
+                k_base + at,
+                passing,
+                head_dim,
+                threads,
                 two_parts,
             );
             copy_passing(
-                v, v_2, of_v, of_v_2, tile, first_keys, second_keys, v_base + at, passing, head_dim, threads,
+                v,
+                v_2,
+                of_v,
+                of_v_2,
+                tile,
+                first_keys,
+                second_keys,
+                v_base + at,
+                passing,
+                head_dim,
+                threads,
                 two_parts,
             );
         }
@@ -101,9 +143,16 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let query = first_query + of_row;
     let lse_at = (batch * CUBE_COUNT_Y + head) * lse_rows;
     let o_from = batch as usize * o.stride(0) + head as usize * o.stride(1) + query as usize * o.stride(2);
-    let do_from = batch as usize * d_o.stride(0) + head as usize * d_o.stride(1) + query as usize * d_o.stride(2);
+    let do_from =
+        batch as usize * d_o.stride(0) + head as usize * d_o.stride(1) + query as usize * d_o.stride(2);
     let sum = row_product(
-        o.as_slice(), d_o.as_slice(), o_from as u32, do_from as u32, query < queries, head_dim, element,
+        o.as_slice(),
+        d_o.as_slice(),
+        o_from as u32,
+        do_from as u32,
+        query < queries,
+        head_dim,
+        element,
     );
     if UNIT_POS % 2 == 0 {
         deltas[of_row as usize] = sum;
@@ -140,11 +189,31 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
             let tile = tile_at(entries, begin + next, shape);
             let to = free * tile_bytes;
             copy_passing(
-                k, k_2, of_k, of_k_2, tile, first_keys, second_keys, k_base + to, passing, head_dim, threads,
+                k,
+                k_2,
+                of_k,
+                of_k_2,
+                tile,
+                first_keys,
+                second_keys,
+                k_base + to,
+                passing,
+                head_dim,
+                threads,
                 two_parts,
             );
             copy_passing(
-                v, v_2, of_v, of_v_2, tile, first_keys, second_keys, v_base + to, passing, head_dim, threads,
+                v,
+                v_2,
+                of_v,
+                of_v_2,
+                tile,
+                first_keys,
+                second_keys,
+                v_base + to,
+                passing,
+                head_dim,
+                threads,
                 two_parts,
             );
         }
@@ -164,7 +233,8 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
             let gradients = multiply::<NS>(do_at, v_now + by_columns, comptime!(tiles.scores()));
             let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, passing);
             let weights = pack::<NS, NP>(ds, passing, element);
-            q_sum = multiply_registers::<NG, NP>(q_sum, weights, k_now + by_rows, comptime!(tiles.weighted()));
+            q_sum =
+                multiply_registers::<NG, NP>(q_sum, weights, k_now + by_rows, comptime!(tiles.weighted()));
         }
         free = stage;
         stage += 1;
@@ -174,6 +244,26 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     }
 
     // The gradient takes the place of this warp's queries.
-    stage_rows::<NG>(q_base + row * 128, row, lane, q_sum, scale, scale, head_dim, resident, element);
-    store_rows(dq, batch, head, first_query + warp_row, queries, q_base + warp_row * 128, lane, resident, head_dim);
+    stage_rows::<NG>(
+        q_base + row * 128,
+        row,
+        lane,
+        q_sum,
+        scale,
+        scale,
+        head_dim,
+        resident,
+        element,
+    );
+    store_rows(
+        dq,
+        batch,
+        head,
+        first_query + warp_row,
+        queries,
+        q_base + warp_row * 128,
+        lane,
+        resident,
+        head_dim,
+    );
 }

@@ -26,7 +26,11 @@ pub(super) struct Rows {
 /// The same rows of the head that is `heads` heads further on.
 #[cube]
 pub(super) fn further(of: Rows, heads: u32) -> Rows {
-    Rows { from: of.from + heads as usize * of.per_head, stride: of.stride, per_head: of.per_head }
+    Rows {
+        from: of.from + heads as usize * of.per_head,
+        stride: of.stride,
+        per_head: of.per_head,
+    }
 }
 
 /// The rows of head `head` for this thread. Once and early: strides are in global memory.
@@ -35,7 +39,11 @@ pub(super) fn rows_of_head(source: &Tensor<Eight>, batch: u32, head: u32) -> Row
     let stride = source.stride(2);
     let per_head = source.stride(1);
     let start = batch as usize * source.stride(0) + head as usize * per_head;
-    Rows { from: start + (UNIT_POS / 8) as usize * stride + (UNIT_POS % 8) as usize, stride, per_head }
+    Rows {
+        from: start + (UNIT_POS / 8) as usize * stride + (UNIT_POS % 8) as usize,
+        stride,
+        per_head,
+    }
 }
 
 /// Starts copying `rows` rows from row `row` on to the tile at byte address `to`; `exist` of them exist. For all `threads`
@@ -119,7 +127,10 @@ pub(super) fn store_rows(
     let chunk = lane % 8;
     let first = lane / 8;
     let stride = target.stride(2);
-    let to = batch as usize * target.stride(0) + head as usize * target.stride(1) + row as usize * stride + chunk as usize;
+    let to = batch as usize * target.stride(0)
+        + head as usize * target.stride(1)
+        + row as usize * stride
+        + chunk as usize;
     sync_plane();
     #[unroll]
     for panel in 0..comptime!(head_dim.div_ceil(64)) {
@@ -128,7 +139,10 @@ pub(super) fn store_rows(
             for i in 0..4usize {
                 let below = first + comptime!(4 * i as u32);
                 if row + below < exist {
-                    let at = from + comptime!((panel * rows * 128) as u32) + below * 128 + (chunk ^ (below % 8)) * 16;
+                    let at = from
+                        + comptime!((panel * rows * 128) as u32)
+                        + below * 128
+                        + (chunk ^ (below % 8)) * 16;
                     target[to + below as usize * stride + comptime!(8 * panel)] = load_shared_16(at);
                 }
             }

@@ -43,11 +43,17 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     let threads = comptime!(tiles.threads());
     let two_parts = comptime!(tiles.two_parts);
     let tile_bytes = comptime!((tiles.keys * 128 * tiles.panels()) as u32);
-    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.units, columns: tiles.keys });
+    let shape = comptime!(ListShape {
+        masked: tiles.masked,
+        units: tiles.units,
+        columns: tiles.keys
+    });
 
     let q_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(rows * 32 * tiles.panels()), 1024usize);
-    let k_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(keys * 32 * tiles.panels() * stages), 1024usize);
-    let v_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(keys * 32 * tiles.panels() * stages), 1024usize);
+    let k_tiles: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(keys * 32 * tiles.panels() * stages), 1024usize);
+    let v_tiles: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(keys * 32 * tiles.panels() * stages), 1024usize);
     let q_base = generic_to_shared::<u32>(unsafe { q_tile.as_ptr_unchecked() });
     let k_base = generic_to_shared::<u32>(unsafe { k_tiles.as_ptr_unchecked() });
     let v_base = generic_to_shared::<u32>(unsafe { v_tiles.as_ptr_unchecked() });
@@ -67,17 +73,48 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     let of_v = rows_of_head(v, batch, kv_head);
     let of_k_2 = rows_of_head(k_2, batch, kv_head);
     let of_v_2 = rows_of_head(v_2, batch, kv_head);
-    copy_tile(q, rows_of_head(q, batch, head), first_query, queries - first_query, q_base, rows, head_dim, threads);
+    copy_tile(
+        q,
+        rows_of_head(q, batch, head),
+        first_query,
+        queries - first_query,
+        q_base,
+        rows,
+        head_dim,
+        threads,
+    );
     #[unroll]
     for s in 0..comptime!(stages - 1) {
         if comptime!(s as u32) < tile_count {
             let tile = tile_at(entries, begin + comptime!(s as u32), shape);
             let at = comptime!(s as u32) * tile_bytes;
             copy_passing(
-                k, k_2, of_k, of_k_2, tile, first_keys, second_keys, k_base + at, keys, head_dim, threads, two_parts,
+                k,
+                k_2,
+                of_k,
+                of_k_2,
+                tile,
+                first_keys,
+                second_keys,
+                k_base + at,
+                keys,
+                head_dim,
+                threads,
+                two_parts,
             );
             copy_passing(
-                v, v_2, of_v, of_v_2, tile, first_keys, second_keys, v_base + at, keys, head_dim, threads, two_parts,
+                v,
+                v_2,
+                of_v,
+                of_v_2,
+                tile,
+                first_keys,
+                second_keys,
+                v_base + at,
+                keys,
+                head_dim,
+                threads,
+                two_parts,
             );
         }
         commit();
@@ -110,10 +147,32 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
             let tile = tile_at(entries, begin + next, shape);
             let to = free * tile_bytes;
             copy_passing(
-                k, k_2, of_k, of_k_2, tile, first_keys, second_keys, k_base + to, keys, head_dim, threads, two_parts,
+                k,
+                k_2,
+                of_k,
+                of_k_2,
+                tile,
+                first_keys,
+                second_keys,
+                k_base + to,
+                keys,
+                head_dim,
+                threads,
+                two_parts,
             );
             copy_passing(
-                v, v_2, of_v, of_v_2, tile, first_keys, second_keys, v_base + to, keys, head_dim, threads, two_parts,
+                v,
+                v_2,
+                of_v,
+                of_v_2,
+                tile,
+                first_keys,
+                second_keys,
+                v_base + to,
+                keys,
+                head_dim,
+                threads,
+                two_parts,
             );
         }
         commit();
@@ -170,6 +229,26 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     }
 
     // The output takes the place of this warp's queries.
-    stage_rows::<NO>(q_base + row * 128, row, lane, output, by_0, by_1, head_dim, rows, comptime!(tiles.factor));
-    store_rows(o, batch, head, first_query + warp_row, queries, q_base + warp_row * 128, lane, rows, head_dim);
+    stage_rows::<NO>(
+        q_base + row * 128,
+        row,
+        lane,
+        output,
+        by_0,
+        by_1,
+        head_dim,
+        rows,
+        comptime!(tiles.factor),
+    );
+    store_rows(
+        o,
+        batch,
+        head,
+        first_query + warp_row,
+        queries,
+        q_base + warp_row * 128,
+        lane,
+        rows,
+        head_dim,
+    );
 }

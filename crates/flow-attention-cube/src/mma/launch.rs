@@ -39,7 +39,11 @@ pub(super) fn launch_forward(
     unsafe {
         mma_forward::launch_unchecked(
             client,
-            CubeCount::Static(queries.div_ceil(tiles.queries()) as u32, heads as u32, batch as u32),
+            CubeCount::Static(
+                queries.div_ceil(tiles.queries()) as u32,
+                heads as u32,
+                batch as u32,
+            ),
             CubeDim::new_1d(tiles.threads() as u32),
             eights(q),
             eights(parts[0].k),
@@ -82,7 +86,11 @@ pub(super) fn launch_backward_queries(
     unsafe {
         mma_backward_queries::launch_unchecked(
             client,
-            CubeCount::Static(queries.div_ceil(tiles.resident()) as u32, heads as u32, batch as u32),
+            CubeCount::Static(
+                queries.div_ceil(tiles.resident()) as u32,
+                heads as u32,
+                batch as u32,
+            ),
             CubeDim::new_1d(tiles.threads() as u32),
             eights(of.q),
             eights(parts[0].k),
@@ -127,7 +135,11 @@ pub(super) fn launch_backward_keys(
     unsafe {
         mma_backward_keys::launch_unchecked(
             client,
-            CubeCount::Static(keys.div_ceil(tiles.resident()) as u32, kv_heads as u32, batch as u32),
+            CubeCount::Static(
+                keys.div_ceil(tiles.resident()) as u32,
+                kv_heads as u32,
+                batch as u32,
+            ),
             CubeDim::new_1d(tiles.threads() as u32),
             eights(of.q),
             eights(part.k),

@@ -54,16 +54,27 @@ impl Kernels for Mma {
 
     fn check(client: &Client, call: &Call) -> Result<(), Declined> {
         let element = call.factor.element();
-        let instruction =
-            MmaConfig { a_type: element, b_type: element, cd_type: f32::elem_type_native(), m: 16, n: 8, k: 16 };
+        let instruction = MmaConfig {
+            a_type: element,
+            b_type: element,
+            cd_type: f32::elem_type_native(),
+            m: 16,
+            n: 8,
+            k: 16,
+        };
         let properties = client.properties();
         if !properties.features.matmul.mma.contains(&instruction) {
-            let why = format!("this device has no product of 16 x 8 x 16 of {:?} in a warp", call.factor);
+            let why = format!(
+                "this device has no product of 16 x 8 x 16 of {:?} in a warp",
+                call.factor
+            );
             return Err(Declined { why });
         }
         let found = properties.hardware.max_shared_memory_size;
         if found < SHARED_BYTES {
-            let why = format!("the mma kernels want {SHARED_BYTES} bytes of shared memory, this device has {found}");
+            let why = format!(
+                "the mma kernels want {SHARED_BYTES} bytes of shared memory, this device has {found}"
+            );
             return Err(Declined { why });
         }
         Ok(())

@@ -40,10 +40,22 @@ pub(super) fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
         97..=128 => &[(32, 1)],
         _ => &[(32, 1), (16, 1)],
     };
-    let sums: &[Sums] = if head_dim <= 128 { &[Sums::Both] } else { &[Sums::Values, Sums::Keys] };
+    let sums: &[Sums] = if head_dim <= 128 {
+        &[Sums::Both]
+    } else {
+        &[Sums::Values, Sums::Keys]
+    };
     let forward: Vec<ForwardTiles> = forward
         .iter()
-        .map(|&(keys, units)| ForwardTiles { head_dim, keys, units, stages, factor, masked, two_parts })
+        .map(|&(keys, units)| ForwardTiles {
+            head_dim,
+            keys,
+            units,
+            stages,
+            factor,
+            masked,
+            two_parts,
+        })
         .collect();
     let backward = |cuts: &[(usize, usize)], sums, side: Side| {
         let tiles = |&(passing, units): &(usize, usize)| BackwardTiles {
@@ -63,6 +75,9 @@ pub(super) fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
     Selection {
         forward: first_that_fits(&forward, offer, ForwardTiles::shared_bytes),
         queries: backward(queries, Sums::Both, Side::Queries),
-        keys: sums.iter().map(|sums| backward(keys, *sums, Side::Keys)).collect(),
+        keys: sums
+            .iter()
+            .map(|sums| backward(keys, *sums, Side::Keys))
+            .collect(),
     }
 }

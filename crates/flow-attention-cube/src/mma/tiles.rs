@@ -136,5 +136,12 @@ fn over_channels(head_dim: usize, a_rows: usize, b_rows: usize, factor: Factor) 
 
 /// `A B` over the `rows` rows of B, A in registers.
 fn over_rows(head_dim: usize, rows: usize, factor: Factor) -> Product {
-    Product { n: head_dim, k: rows, left: Left::Registers, rows, over_channels: false, factor }
+    Product {
+        n: head_dim,
+        k: rows,
+        left: Left::Registers,
+        rows,
+        over_channels: false,
+        factor,
+    }
 }

@@ -52,8 +52,18 @@ fn next_tile<E: Numeric>(
     let length = comptime!(rows / 2);
     let lse_to = generic_to_shared::<Pair>(unsafe { lse_tiles[to..to + length].as_ptr_unchecked() });
     let delta_to = generic_to_shared::<Pair>(unsafe { delta_tiles[to..to + length].as_ptr_unchecked() });
-    bulk_copy::<Pair>(lse_to, unsafe { lse[from..from + length].as_ptr_unchecked() }, bytes, barrier);
-    bulk_copy::<Pair>(delta_to, unsafe { delta[from..from + length].as_ptr_unchecked() }, bytes, barrier);
+    bulk_copy::<Pair>(
+        lse_to,
+        unsafe { lse[from..from + length].as_ptr_unchecked() },
+        bytes,
+        barrier,
+    );
+    bulk_copy::<Pair>(
+        delta_to,
+        unsafe { delta[from..from + length].as_ptr_unchecked() },
+        bytes,
+        barrier,
+    );
 }
 
 /// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
@@ -89,7 +99,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let tile_elements = comptime!(tiles.passing * 64 * tiles.panels());
     let tile_units = comptime!((tiles.passing * 8 * tiles.panels()) as u32);
     let element = comptime!(tiles.factor);
-    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.warpgroups, columns: tiles.passing });
+    let shape = comptime!(ListShape {
+        masked: tiles.masked,
+        units: tiles.warpgroups,
+        columns: tiles.passing
+    });
 
     let mut k_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
     let mut v_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
@@ -121,9 +135,32 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     sync_cube();
 
     if UNIT_POS == 0 {
-        arrive_and_expect(barrier_native_handle(&kv_full[0]), comptime!((2 * resident * 128 * panels) as u32));
-        copy_tile::<E>(&kv_full[0], k, &mut k_tile, 0usize, batch, kv_head, first_key, resident, panels);
-        copy_tile::<E>(&kv_full[0], v, &mut v_tile, 0usize, batch, kv_head, first_key, resident, panels);
+        arrive_and_expect(
+            barrier_native_handle(&kv_full[0]),
+            comptime!((2 * resident * 128 * panels) as u32),
+        );
+        copy_tile::<E>(
+            &kv_full[0],
+            k,
+            &mut k_tile,
+            0usize,
+            batch,
+            kv_head,
+            first_key,
+            resident,
+            panels,
+        );
+        copy_tile::<E>(
+            &kv_full[0],
+            v,
+            &mut v_tile,
+            0usize,
+            batch,
+            kv_head,
+            first_key,
+            resident,
+            panels,
+        );
         #[unroll]
         for s in 0..stages {
             let tile = comptime!(s as u32).runtime();
@@ -131,8 +168,22 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
                 let head = kv_head * group + tile / per_head;
                 let row = tile_at(entries, begin + tile % per_head, shape) * comptime!(passing as u32);
                 next_tile::<E>(
-                    &full[s], q, d_o, lse, delta, &mut q_tiles, &mut do_tiles, &mut lse_tiles, &mut delta_tiles, s,
-                    batch, heads, head, row, lse_rows, tiles,
+                    &full[s],
+                    q,
+                    d_o,
+                    lse,
+                    delta,
+                    &mut q_tiles,
+                    &mut do_tiles,
+                    &mut lse_tiles,
+                    &mut delta_tiles,
+                    s,
+                    batch,
+                    heads,
+                    head,
+                    row,
+                    lse_rows,
+                    tiles,
                 );
             }
         }
@@ -163,7 +214,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     if comptime!(tiles.sums.keys()) {
         gradients = wgmma::issue_from_zero::<NS>(v_at, do_at, comptime!(tiles.scores()));
     }
-    let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), comptime!(tiles.sums.keys() as usize));
+    let scores = wgmma::wait::<NS>(
+        scores,
+        comptime!(tiles.scores()),
+        comptime!(tiles.sums.keys() as usize),
+    );
     let scores = hide::<NS>(scores, pattern, bits, shape);
     let p = probabilities::<NS>(scores, &lse_tiles, column, factor, passing);
     let mut v_sum = Vector::<f32, NG>::new(0.0f32);
@@ -173,7 +228,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     }
     let mut k_sum = Vector::<f32, NG>::new(0.0f32);
     if comptime!(tiles.sums.keys()) {
-        let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), comptime!(tiles.sums.values() as usize));
+        let gradients = wgmma::wait::<NS>(
+            gradients,
+            comptime!(tiles.scores()),
+            comptime!(tiles.sums.values() as usize),
+        );
         let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, passing);
         let weights = pack::<NS, NP>(ds, passing, element);
         k_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, q_at, comptime!(tiles.weighted()));
@@ -214,15 +273,33 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         if comptime!(tiles.sums.keys()) {
             gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
         }
-        let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), comptime!(tiles.sums.keys() as usize));
+        let scores = wgmma::wait::<NS>(
+            scores,
+            comptime!(tiles.scores()),
+            comptime!(tiles.sums.keys() as usize),
+        );
         // All products of the tile before are done, too.
         if lane == 0 {
             if count(used_base + before * 4) % warps == warps - 1 {
                 if tile - 1 + comptime!(stages as u32) < tile_count {
                     let row = upcoming * comptime!(passing as u32);
                     next_tile::<E>(
-                        &full[before as usize], q, d_o, lse, delta, &mut q_tiles, &mut do_tiles, &mut lse_tiles,
-                        &mut delta_tiles, before as usize, batch, heads, ahead_head, row, lse_rows, tiles,
+                        &full[before as usize],
+                        q,
+                        d_o,
+                        lse,
+                        delta,
+                        &mut q_tiles,
+                        &mut do_tiles,
+                        &mut lse_tiles,
+                        &mut delta_tiles,
+                        before as usize,
+                        batch,
+                        heads,
+                        ahead_head,
+                        row,
+                        lse_rows,
+                        tiles,
                     );
                 }
             }
@@ -234,8 +311,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
             v_sum = wgmma::issue_registers::<NG, NP>(v_sum, weights, do_now, comptime!(tiles.weighted()));
         }
         if comptime!(tiles.sums.keys()) {
-            let gradients =
-                wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), comptime!(tiles.sums.values() as usize));
+            let gradients = wgmma::wait::<NS>(
+                gradients,
+                comptime!(tiles.scores()),
+                comptime!(tiles.sums.values() as usize),
+            );
             let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
             let weights = pack::<NS, NP>(ds, passing, element);
             k_sum = wgmma::issue_registers::<NG, NP>(k_sum, weights, q_now, comptime!(tiles.weighted()));
@@ -247,11 +327,31 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let offset = (warpgroup * 64 + row) * 128;
     if comptime!(tiles.sums.values()) {
         let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
-        stage_rows::<NG>(v_base + offset, row, lane, sum, 1.0f32, 1.0f32, comptime!(tiles.head_dim), resident, element);
+        stage_rows::<NG>(
+            v_base + offset,
+            row,
+            lane,
+            sum,
+            1.0f32,
+            1.0f32,
+            comptime!(tiles.head_dim),
+            resident,
+            element,
+        );
     }
     if comptime!(tiles.sums.keys()) {
         let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
-        stage_rows::<NG>(k_base + offset, row, lane, sum, scale, scale, comptime!(tiles.head_dim), resident, element);
+        stage_rows::<NG>(
+            k_base + offset,
+            row,
+            lane,
+            sum,
+            scale,
+            scale,
+            comptime!(tiles.head_dim),
+            resident,
+            element,
+        );
     }
     sync_async_proxy_shared();
     named_sync(warpgroup + 1, 128u32);

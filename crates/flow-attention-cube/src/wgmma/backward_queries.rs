@@ -34,7 +34,10 @@ fn next_tile<E: Numeric>(
 ) {
     let rows = comptime!(tiles.passing);
     let panels = comptime!(tiles.panels());
-    arrive_and_expect(barrier_native_handle(full), comptime!((2 * rows * 128 * panels) as u32));
+    arrive_and_expect(
+        barrier_native_handle(full),
+        comptime!((2 * rows * 128 * panels) as u32),
+    );
     let at = stage * comptime!(rows * 64 * panels);
     let (_, row) = rows_of(tile, first_keys, 0u32.runtime(), rows, comptime!(tiles.two_parts));
     if comptime!(tiles.two_parts) {
@@ -97,7 +100,11 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let tile_units = comptime!((tiles.passing * 8 * tiles.panels()) as u32);
     let element = comptime!(tiles.factor);
     let two_parts = comptime!(tiles.two_parts);
-    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.warpgroups, columns: tiles.passing });
+    let shape = comptime!(ListShape {
+        masked: tiles.masked,
+        units: tiles.warpgroups,
+        columns: tiles.passing
+    });
 
     let mut q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
     let mut do_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
@@ -131,15 +138,50 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     sync_cube();
 
     if UNIT_POS == 0 {
-        arrive_and_expect(barrier_native_handle(&q_full[0]), comptime!((2 * resident * 128 * panels) as u32));
-        copy_tile::<E>(&q_full[0], q, &mut q_tile, 0usize, batch, head, first_query, resident, panels);
-        copy_tile::<E>(&q_full[0], d_o, &mut do_tile, 0usize, batch, head, first_query, resident, panels);
+        arrive_and_expect(
+            barrier_native_handle(&q_full[0]),
+            comptime!((2 * resident * 128 * panels) as u32),
+        );
+        copy_tile::<E>(
+            &q_full[0],
+            q,
+            &mut q_tile,
+            0usize,
+            batch,
+            head,
+            first_query,
+            resident,
+            panels,
+        );
+        copy_tile::<E>(
+            &q_full[0],
+            d_o,
+            &mut do_tile,
+            0usize,
+            batch,
+            head,
+            first_query,
+            resident,
+            panels,
+        );
         #[unroll]
         for s in 0..stages {
             if comptime!(s as u32) < tile_count {
                 let tile = tile_at(entries, begin + comptime!(s as u32), shape);
                 next_tile::<E>(
-                    &full[s], k, v, k_2, v_2, &mut k_tiles, &mut v_tiles, s, batch, kv_head, tile, first_keys, tiles,
+                    &full[s],
+                    k,
+                    v,
+                    k_2,
+                    v_2,
+                    &mut k_tiles,
+                    &mut v_tiles,
+                    s,
+                    batch,
+                    kv_head,
+                    tile,
+                    first_keys,
+                    tiles,
                 );
             }
         }
@@ -151,7 +193,15 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let lse_at = (batch * (CUBE_COUNT_Y) + head) * lse_rows;
     let o_from = batch * o_batch + head * o_head + query * o_row;
     let do_from = batch * do_batch + head * do_head + query * do_row;
-    let sum = row_product(o_rows, do_rows, o_from, do_from, query < queries, comptime!(tiles.head_dim), element);
+    let sum = row_product(
+        o_rows,
+        do_rows,
+        o_from,
+        do_from,
+        query < queries,
+        comptime!(tiles.head_dim),
+        element,
+    );
     if UNIT_POS % 2 == 0 {
         deltas[of_row as usize] = sum;
         delta[(lse_at + query) as usize] = sum;
@@ -196,13 +246,23 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
     let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);
     let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, passing);
-    let mut q_sum = wgmma::issue_registers_from_zero::<NG, NP>(pack::<NS, NP>(ds, passing, element), k_at, comptime!(tiles.weighted()));
+    let mut q_sum = wgmma::issue_registers_from_zero::<NG, NP>(
+        pack::<NS, NP>(ds, passing, element),
+        k_at,
+        comptime!(tiles.weighted()),
+    );
 
     let mut stage = 0u32;
     let mut phase = 0u32;
     for at in 1..tile_count {
         // Read long before it is asked for, so that no copy waits for the list.
-        let upcoming = tile_ahead(entries, begin, at - 1 + comptime!(stages as u32), tile_count, shape);
+        let upcoming = tile_ahead(
+            entries,
+            begin,
+            at - 1 + comptime!(stages as u32),
+            tile_count,
+            shape,
+        );
         let before = stage;
         stage += 1;
         if stage == comptime!(stages as u32) {
@@ -224,7 +284,18 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
                 if at - 1 + comptime!(stages as u32) < tile_count {
                     let to = before as usize;
                     next_tile::<E>(
-                        &full[to], k, v, k_2, v_2, &mut k_tiles, &mut v_tiles, to, batch, kv_head, upcoming, first_keys,
+                        &full[to],
+                        k,
+                        v,
+                        k_2,
+                        v_2,
+                        &mut k_tiles,
+                        &mut v_tiles,
+                        to,
+                        batch,
+                        kv_head,
+                        upcoming,
+                        first_keys,
                         tiles,
                     );
                 }
@@ -240,15 +311,39 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
         let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
         let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);
         let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, passing);
-        q_sum = wgmma::issue_registers::<NG, NP>(q_sum, pack::<NS, NP>(ds, passing, element), k_now, comptime!(tiles.weighted()));
+        q_sum = wgmma::issue_registers::<NG, NP>(
+            q_sum,
+            pack::<NS, NP>(ds, passing, element),
+            k_now,
+            comptime!(tiles.weighted()),
+        );
     }
     let q_sum = wgmma::wait::<NG>(q_sum, comptime!(tiles.weighted()), 0usize);
 
     // The gradient takes the place of this warpgroup's queries.
-    stage_rows::<NG>(q_base + of_tile * 128, row, lane, q_sum, scale, scale, comptime!(tiles.head_dim), resident, element);
+    stage_rows::<NG>(
+        q_base + of_tile * 128,
+        row,
+        lane,
+        q_sum,
+        scale,
+        scale,
+        comptime!(tiles.head_dim),
+        resident,
+        element,
+    );
     sync_async_proxy_shared();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
-        store_rows::<E>(&q_tile, dq, warpgroup, batch, head, first_query + warpgroup * 64, resident, panels);
+        store_rows::<E>(
+            &q_tile,
+            dq,
+            warpgroup,
+            batch,
+            head,
+            first_query + warpgroup * 64,
+            resident,
+            panels,
+        );
     }
 }

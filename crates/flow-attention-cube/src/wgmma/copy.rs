@@ -48,7 +48,10 @@ pub(super) fn fill<E: Numeric>(
     #[comptime] rows: usize,
     #[comptime] panels: usize,
 ) {
-    arrive_and_expect(barrier_native_handle(barrier), comptime!((rows * 128 * panels) as u32));
+    arrive_and_expect(
+        barrier_native_handle(barrier),
+        comptime!((rows * 128 * panels) as u32),
+    );
     copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels);
 }
 

@@ -75,7 +75,11 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let tile_elements = comptime!(tiles.keys * 64 * tiles.panels());
     let tile_units = comptime!((tiles.keys * 8 * tiles.panels()) as u32);
     let two_parts = comptime!(tiles.two_parts);
-    let shape = comptime!(ListShape { masked: tiles.masked, units: tiles.warpgroups, columns: tiles.keys });
+    let shape = comptime!(ListShape {
+        masked: tiles.masked,
+        units: tiles.warpgroups,
+        columns: tiles.keys
+    });
 
     let mut q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
     let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
@@ -112,13 +116,45 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     sync_cube();
 
     if UNIT_POS == 0 {
-        fill::<E>(&q_full[0], q, &mut q_tile, 0usize, batch, head, first_query, rows, panels);
+        fill::<E>(
+            &q_full[0],
+            q,
+            &mut q_tile,
+            0usize,
+            batch,
+            head,
+            first_query,
+            rows,
+            panels,
+        );
         #[unroll]
         for s in 0..stages {
             if comptime!(s as u32) < tile_count {
                 let tile = tile_at(entries, begin + comptime!(s as u32), shape);
-                fill_keys::<E>(&k_full[s], k, k_2, &mut k_tiles, s, batch, kv_head, tile, first_keys, tiles);
-                fill_keys::<E>(&v_full[s], v, v_2, &mut v_tiles, s, batch, kv_head, tile, first_keys, tiles);
+                fill_keys::<E>(
+                    &k_full[s],
+                    k,
+                    k_2,
+                    &mut k_tiles,
+                    s,
+                    batch,
+                    kv_head,
+                    tile,
+                    first_keys,
+                    tiles,
+                );
+                fill_keys::<E>(
+                    &v_full[s],
+                    v,
+                    v_2,
+                    &mut v_tiles,
+                    s,
+                    batch,
+                    kv_head,
+                    tile,
+                    first_keys,
+                    tiles,
+                );
             }
         }
     }
@@ -152,7 +188,18 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             let next = comptime!(stages as u32).runtime();
             if next < tile_count {
                 let tile = tile_at(entries, begin + next, shape);
-                fill_keys::<E>(&k_full[0], k, k_2, &mut k_tiles, 0usize, batch, kv_head, tile, first_keys, tiles);
+                fill_keys::<E>(
+                    &k_full[0],
+                    k,
+                    k_2,
+                    &mut k_tiles,
+                    0usize,
+                    batch,
+                    kv_head,
+                    tile,
+                    first_keys,
+                    tiles,
+                );
             }
         }
     }
@@ -165,7 +212,13 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     }
     let mut max_0 = row_maximum::<NS>(scores, -f32::INFINITY, 0usize, tile_keys);
     let mut max_1 = row_maximum::<NS>(scores, -f32::INFINITY, 1usize, tile_keys);
-    scores = exponentiate::<NS>(scores, factor, shift_of(max_0, factor), shift_of(max_1, factor), tile_keys);
+    scores = exponentiate::<NS>(
+        scores,
+        factor,
+        shift_of(max_0, factor),
+        shift_of(max_1, factor),
+        tile_keys,
+    );
     let mut sum_0 = row_sum::<NS>(scores, 0usize, tile_keys);
     let mut sum_1 = row_sum::<NS>(scores, 1usize, tile_keys);
     let mut probabilities = pack::<NS, NP>(scores, tile_keys, comptime!(tiles.factor));
@@ -174,7 +227,13 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let mut stage = 0u32;
     let mut phase = 0u32;
     // Tiles to come are read long before they are asked for, so that no copy waits for the list.
-    let mut next_v = tile_ahead(entries, begin, comptime!(stages as u32).runtime(), tile_count, shape);
+    let mut next_v = tile_ahead(
+        entries,
+        begin,
+        comptime!(stages as u32).runtime(),
+        tile_count,
+        shape,
+    );
     for at in 1..tile_count {
         let next_k = tile_ahead(entries, begin, at + comptime!(stages as u32), tile_count, shape);
         let v_stage = stage;
@@ -191,7 +250,11 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         if comptime!(tiles.ping_pong) {
             named_sync(4 + warpgroup, 256u32);
         }
-        let issued = wgmma::issue_from_zero::<NS>(q_at, k_at + u64::cast_from(stage * tile_units), comptime!(tiles.scores()));
+        let issued = wgmma::issue_from_zero::<NS>(
+            q_at,
+            k_at + u64::cast_from(stage * tile_units),
+            comptime!(tiles.scores()),
+        );
         wait(barrier_native_handle(&v_full[v_stage as usize]), v_phase);
         let added = wgmma::issue_registers::<NO, NP>(
             output,
@@ -207,7 +270,18 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             if count(used_base + stage * 4) % warps == warps - 1 {
                 if at + comptime!(stages as u32) < tile_count {
                     let to = stage as usize;
-                    fill_keys::<E>(&k_full[to], k, k_2, &mut k_tiles, to, batch, kv_head, next_k, first_keys, tiles);
+                    fill_keys::<E>(
+                        &k_full[to],
+                        k,
+                        k_2,
+                        &mut k_tiles,
+                        to,
+                        batch,
+                        kv_head,
+                        next_k,
+                        first_keys,
+                        tiles,
+                    );
                 }
             }
         }
@@ -234,7 +308,18 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             if count(used_base + (v_stage + comptime!(stages as u32)) * 4) % warps == warps - 1 {
                 if at - 1 + comptime!(stages as u32) < tile_count {
                     let to = v_stage as usize;
-                    fill_keys::<E>(&v_full[to], v, v_2, &mut v_tiles, to, batch, kv_head, next_v, first_keys, tiles);
+                    fill_keys::<E>(
+                        &v_full[to],
+                        v,
+                        v_2,
+                        &mut v_tiles,
+                        to,
+                        batch,
+                        kv_head,
+                        next_v,
+                        first_keys,
+                        tiles,
+                    );
                 }
             }
         }
@@ -269,10 +354,29 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
 
     // The output takes the place of this warpgroup's queries.
     let at = q_base + (warpgroup * 64 + row) * 128;
-    stage_rows::<NO>(at, row, lane, output, by_0, by_1, comptime!(tiles.head_dim), rows, comptime!(tiles.factor));
+    stage_rows::<NO>(
+        at,
+        row,
+        lane,
+        output,
+        by_0,
+        by_1,
+        comptime!(tiles.head_dim),
+        rows,
+        comptime!(tiles.factor),
+    );
     sync_async_proxy_shared();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
-        store_rows::<E>(&q_tile, o, warpgroup, batch, head, first_query + warpgroup * 64, rows, panels);
+        store_rows::<E>(
+            &q_tile,
+            o,
+            warpgroup,
+            batch,
+            head,
+            first_query + warpgroup * 64,
+            rows,
+            panels,
+        );
     }
 }

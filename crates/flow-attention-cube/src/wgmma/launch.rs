@@ -19,9 +19,15 @@ fn map(x: &Heads, rows: usize, factor: Factor) -> TensorMapArg<Tiled> {
             x.shape.into_iter().collect::<Shape>(),
         )
     };
-    TensorMapArg::new(TiledArgs { tile_size: shape![1, 1, rows, 64] }, tensor, factor.element())
-        .with_swizzle(TensorMapSwizzle::B128)
-        .with_prefetch(TensorMapPrefetch::B256)
+    TensorMapArg::new(
+        TiledArgs {
+            tile_size: shape![1, 1, rows, 64],
+        },
+        tensor,
+        factor.element(),
+    )
+    .with_swizzle(TensorMapSwizzle::B128)
+    .with_prefetch(TensorMapPrefetch::B256)
 }
 
 /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where there
@@ -94,7 +100,11 @@ pub fn launch_backward_queries(
     unsafe {
         backward_queries::launch_unchecked(
             client,
-            CubeCount::Static(queries.div_ceil(tiles.resident()) as u32, heads as u32, batch as u32),
+            CubeCount::Static(
+                queries.div_ceil(tiles.resident()) as u32,
+                heads as u32,
+                batch as u32,
+            ),
             CubeDim::new_1d(tiles.threads()),
             map(of.q, tiles.resident()),
             map(parts[0].k, tiles.passing),
@@ -149,7 +159,11 @@ pub fn launch_backward_keys(
     unsafe {
         backward_keys::launch_unchecked(
             client,
-            CubeCount::Static(keys.div_ceil(tiles.resident()) as u32, kv_heads as u32, batch as u32),
+            CubeCount::Static(
+                keys.div_ceil(tiles.resident()) as u32,
+                kv_heads as u32,
+                batch as u32,
+            ),
             CubeDim::new_1d(tiles.threads()),
             map(of.q, tiles.passing),
             map(part.k, tiles.resident()),

@@ -96,7 +96,11 @@ pub struct BackwardTiles {
 impl BackwardTiles {
     /// Sizes of the vectors in registers: scores, gradients of the resident rows, probabilities.
     pub fn vectors(&self) -> [usize; 3] {
-        [self.score_vector(), self.gradient_vector(), self.score_vector() / 2]
+        [
+            self.score_vector(),
+            self.gradient_vector(),
+            self.score_vector() / 2,
+        ]
     }
 
     /// Panels of 64 channels.
