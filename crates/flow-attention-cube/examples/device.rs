@@ -1,13 +1,16 @@
-//! Checks the Hopper kernels on a GPU against f64 on the host, over a catalogue of shapes and masks, then times them.
+//! Checks the kernels for tensor cores on a GPU against f64 on the host, over a catalogue of shapes and masks, then times
+//! them.
 //!
-//! `device check`, `device time`, or both without an argument. Each group runs in a process of its own, so that a fault
-//! or a hang costs that group alone.
+//! `device check`, `device time`, or both without an argument; then `wgmma` or `mma`, or both without one. Each group runs
+//! in a process of its own, so that a fault or a hang costs that group alone.
 
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
-use flow_attention_cube::wgmma::launch::{Heads, Part, lse_rows};
-use flow_attention_cube::wgmma::run::Prepared;
-use flow_attention_cube::wgmma::select::Call;
+use flow_attention_cube::call::Call;
+use flow_attention_cube::mma::Mma;
+use flow_attention_cube::run::{Kernels, Offer, Prepared};
+use flow_attention_cube::tensors::{Heads, Part, lse_rows};
+use flow_attention_cube::wgmma::Wgmma;
 use flow_attention_mask::Mask;
 use flow_cube::wgmma::Factor;
 use half::{bf16, f16};
@@ -184,7 +187,7 @@ struct Case {
     scale: f32,
 }
 
-fn check(client: &Client, case: Case) -> bool {
+fn check<K: Kernels>(client: &Client, case: Case) -> bool {
     let Case { call, mask, strided, scale } = case;
     let mut s = Setup { client: client.clone(), call, strided, random: Random(0x9E37_79B9_7F4A_7C15) };
     let mask = mask.map(Arc::new);
@@ -194,7 +197,7 @@ fn check(client: &Client, case: Case) -> bool {
         if strided { " strided" } else { "" },
         mask.as_ref().map_or("full".into(), |m| format!("{m:?}").chars().take(40).collect::<String>()),
     );
-    let prepared = match Prepared::new(client, call, scale, mask.clone()) {
+    let prepared = match Prepared::<K>::new(client, call, scale, mask.clone()) {
         Ok(prepared) => prepared,
         Err(error) => {
             println!("  {name}: declined: {error}");
@@ -309,16 +312,19 @@ fn median(client: &Client, work: f64, mut launch: impl FnMut()) -> f64 {
     samples[4]
 }
 
-fn time(client: &Client, call: Call, mask: Option<Mask>, label: &str) {
+fn time<K: Kernels>(client: &Client, call: Call, mask: Option<Mask>, label: &str) {
     let mut s = Setup { client: client.clone(), call, strided: false, random: Random(0x9E37_79B9_7F4A_7C15) };
     let scale = 1.0 / (call.head_dim as f32).sqrt();
     let dense = (call.queries * (call.keys[0] + call.keys[1])) as f64;
     let (share, visited) = mask.as_ref().map_or((1.0, 1.0), |mask| {
-        let counts = call.select(true).forward_list(mask, call.sizes()).expect("the mask fits").counts;
+        let counts = K::select(&call, true, Offer::of(client)).forward_list(mask, call.sizes()).expect("the mask fits").counts;
         let share = counts.allowed_pairs as f64 / counts.dense_pairs as f64;
         (share, counts.tiles_visited as f64 / counts.tiles_dense as f64)
     });
-    let prepared = Prepared::new(client, call, scale, mask.map(Arc::new)).expect("served");
+    let prepared = match Prepared::<K>::new(client, call, scale, mask.map(Arc::new)) {
+        Ok(prepared) => prepared,
+        Err(error) => return println!("  {label}: declined: {error}"),
+    };
     let q = s.tensor(s.heads(call.queries, false), 1.0).device;
     let d_o = s.tensor(s.heads(call.queries, false), 1.0).device;
     let sizes: Vec<usize> = call.keys.into_iter().filter(|n| *n > 0).collect();
@@ -344,71 +350,82 @@ fn time(client: &Client, call: Call, mask: Option<Mask>, label: &str) {
 
 const DIMENSIONS: [usize; 7] = [64, 128, 72, 96, 40, 192, 256];
 
-fn group(i: usize) -> bool {
+fn group<K: Kernels>(i: usize) -> bool {
     let client = cubecl::Device::cuda(0).expect("a device").client();
     if let Some(d) = DIMENSIONS.get(i) {
         let start = Instant::now();
         let cases = cases(*d);
         let count = cases.len();
-        let good = cases.into_iter().map(|case| check(&client, case)).filter(|good| *good).count();
-        println!("head dimension {d}: {good} of {count} right, {:.0} s", start.elapsed().as_secs_f64());
+        let good = cases.into_iter().map(|case| check::<K>(&client, case)).filter(|good| *good).count();
+        println!("{} head dimension {d}: {good} of {count} right, {:.0} s", K::NAME, start.elapsed().as_secs_f64());
         return good == count;
     }
     use flow_attention_mask::Extent;
-    time(&client, call(1, 1, 1, 64, [64, 0], 64), None, "host floor");
+    time::<K>(&client, call(1, 1, 1, 64, [64, 0], 64), None, "host floor");
     for (b, h, s, d) in [
         (4, 16, 4096, 64), (16, 16, 256, 64), (16, 16, 1024, 64), (2, 16, 4096, 128), (1, 12, 16384, 128), (16, 8, 512, 128),
         (64, 16, 256, 72), (4, 16, 2048, 96), (2, 8, 2048, 256),
     ] {
-        time(&client, call(b, h, h, s, [s, 0], d), None, "full");
+        time::<K>(&client, call(b, h, h, s, [s, 0], d), None, "full");
     }
-    time(&client, call(8, 24, 24, 1357, [1024, 333], 64), None, "two parts");
+    time::<K>(&client, call(8, 24, 24, 1357, [1024, 333], 64), None, "two parts");
     for d in [64, 128] {
         let at = call(2, 16, 16, 8192, [8192, 0], d);
-        time(&client, at, None, "full");
-        time(&client, at, Some(Mask::Causal), "causal");
-        time(&client, at, Some(Mask::Window { before: 1024, after: 1024 }), "window");
+        time::<K>(&client, at, None, "full");
+        time::<K>(&client, at, Some(Mask::Causal), "causal");
+        time::<K>(&client, at, Some(Mask::Window { before: 1024, after: 1024 }), "window");
         let ends: Vec<usize> = vec![0, 1000, 3000, 3500, 6000, 8192];
-        time(&client, at, Some(Mask::packed(ends.clone(), ends).expect("valid")), "packed");
+        time::<K>(&client, at, Some(Mask::packed(ends.clone(), ends).expect("valid")), "packed");
         let blocks: Vec<bool> = (0..64 * 64).map(|i| (i * 7919) % 10 < 3).collect();
-        time(&client, at, Some(Mask::block_sparse(128, 128, blocks).expect("valid")), "block-sparse");
+        time::<K>(&client, at, Some(Mask::block_sparse(128, 128, blocks).expect("valid")), "block-sparse");
     }
     let grid = Extent { frames: 8, height: 32, width: 32 };
     let video = Mask::video(grid, Extent { frames: 2, height: 8, width: 8 }).expect("valid");
-    time(&client, call(2, 12, 12, 8192, [8192, 0], 128), Some(video), "video window");
+    time::<K>(&client, call(2, 12, 12, 8192, [8192, 0], 128), Some(video), "video window");
     true
 }
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    if let Some(i) = arguments.get(1).and_then(|a| a.parse().ok()) {
-        std::process::exit(if group(i) { 0 } else { 1 });
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let argument = |i: usize| arguments.get(i).map(String::as_str);
+    if let (Some(name), Some(i)) = (argument(0), argument(1).and_then(|a| a.parse().ok())) {
+        let good = if name == Mma::NAME { group::<Mma>(i) } else { group::<Wgmma>(i) };
+        std::process::exit(if good { 0 } else { 1 });
     }
-    let range = match arguments.get(1).map(String::as_str) {
+    let backends: Vec<&str> = match arguments.iter().find(|a| [Mma::NAME, Wgmma::NAME].contains(&a.as_str())) {
+        Some(name) => vec![name],
+        None => vec![Wgmma::NAME, Mma::NAME],
+    };
+    let range = match argument(0) {
         Some("check") => 0..DIMENSIONS.len(),
         Some("time") => DIMENSIONS.len()..DIMENSIONS.len() + 1,
         _ => 0..DIMENSIONS.len() + 1,
     };
+    for name in backends {
+        range.clone().for_each(|i| run_group(name, i));
+    }
+}
+
+/// Runs a group in a process of its own.
+fn run_group(name: &str, i: usize) {
     let this = std::env::current_exe().expect("this program");
-    for i in range {
-        let mut child = std::process::Command::new(&this).arg(i.to_string()).spawn().expect("a child");
-        let start = Instant::now();
-        loop {
-            match child.try_wait().expect("the child's state") {
-                Some(status) => {
-                    if !status.success() {
-                        println!("  group {i}: {status}");
-                    }
-                    break;
+    let mut child = std::process::Command::new(this).args([name, &i.to_string()]).spawn().expect("a child");
+    let start = Instant::now();
+    loop {
+        match child.try_wait().expect("the child's state") {
+            Some(status) => {
+                if !status.success() {
+                    println!("  {name} group {i}: {status}");
                 }
-                None if start.elapsed() > Duration::from_secs(120) => {
-                    println!("  group {i}: killed after 120 s");
-                    child.kill().ok();
-                    child.wait().ok();
-                    break;
-                }
-                None => std::thread::sleep(Duration::from_millis(20)),
+                break;
             }
+            None if start.elapsed() > Duration::from_secs(120) => {
+                println!("  {name} group {i}: killed after 120 s");
+                child.kill().ok();
+                child.wait().ok();
+                break;
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
         }
     }
 }
