@@ -46,7 +46,7 @@ impl Call {
     /// [`Declined`] with the reason.
     pub fn check(&self) -> Result<(), Declined> {
         let no = |why: String| Err(Declined { why });
-        if self.head_dim == 0 || self.head_dim % 8 != 0 || self.head_dim > 256 {
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > 256 {
             return no(format!(
                 "the kernels for tensor cores want heads of a multiple of 8 channels, at most 256, not of {}",
                 self.head_dim
@@ -55,7 +55,7 @@ impl Call {
         if self.batch == 0 || self.heads == 0 || self.queries == 0 || self.keys[0] == 0 {
             return no("there are no samples, heads, queries or keys".into());
         }
-        if self.kv_heads == 0 || self.heads % self.kv_heads != 0 {
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return no(format!(
                 "{} heads of queries are no multiple of {} heads of keys",
                 self.heads, self.kv_heads

@@ -18,7 +18,7 @@ pub(crate) fn probabilities<N: Size>(
     let mut out = scores;
     #[unroll]
     for c in 0..comptime!(columns / 8) {
-        let pair = lse[start + comptime!(4 * c)] * Pair::new(1.442_695_04f32);
+        let pair = lse[start + comptime!(4 * c)] * Pair::new(std::f32::consts::LOG2_E);
         #[unroll]
         for j in 0..4usize {
             let at = comptime!(4 * c + j);

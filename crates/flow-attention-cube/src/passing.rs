@@ -97,14 +97,12 @@ pub(crate) fn pattern_at(entries: &[u32], at: u32, unit: u32, #[comptime] shape:
 #[cube]
 pub(crate) fn bits_of(patterns: &[u32], pattern: u32, thread: u32, #[comptime] shape: ListShape) -> Bits {
     let mut bits = Bits::new(0u32);
-    if comptime!(shape.masked) {
-        if pattern >= 2 {
-            let words = comptime!(shape.pattern_words() as u32);
-            let at = ((pattern - 2) * 128 + thread) * words;
-            #[unroll]
-            for w in 0..comptime!(shape.pattern_words()) {
-                bits.insert(w, patterns[(at + comptime!(w as u32)) as usize]);
-            }
+    if comptime!(shape.masked) && pattern >= 2 {
+        let words = comptime!(shape.pattern_words() as u32);
+        let at = ((pattern - 2) * 128 + thread) * words;
+        #[unroll]
+        for w in 0..comptime!(shape.pattern_words()) {
+            bits.insert(w, patterns[(at + comptime!(w as u32)) as usize]);
         }
     }
     bits
@@ -119,13 +117,11 @@ pub(crate) fn hide<N: Size>(
     #[comptime] shape: ListShape,
 ) -> Vector<f32, N> {
     let mut out = scores;
-    if comptime!(shape.masked) {
-        if pattern != 0 {
-            #[unroll]
-            for i in 0..comptime!(shape.columns / 2) {
-                let bit = bits.extract(comptime!(i / 32)) & comptime!(1u32 << (i % 32));
-                out.insert(i, select(bit != 0, scores.extract(i), -f32::INFINITY));
-            }
+    if comptime!(shape.masked) && pattern != 0 {
+        #[unroll]
+        for i in 0..comptime!(shape.columns / 2) {
+            let bit = bits.extract(comptime!(i / 32)) & comptime!(1u32 << (i % 32));
+            out.insert(i, select(bit != 0, scores.extract(i), -f32::INFINITY));
         }
     }
     out
@@ -144,7 +140,7 @@ pub(crate) fn rows_of(
     let tile_rows = comptime!(columns as u32);
     let row = tile * tile_rows;
     if comptime!(two_parts) {
-        let first_tiles = (first + tile_rows - 1) / tile_rows;
+        let first_tiles = first.div_ceil(tile_rows);
         if tile < first_tiles {
             (first - row, row)
         } else {

@@ -191,6 +191,6 @@ pub(crate) fn score_gradients<N: Size>(
 /// Log-sum-exp of a row; plus infinity where there is no row or no key, so that its probabilities read zero.
 #[cube]
 pub(crate) fn log_sum(max: f32, sum: f32, factor: f32, exists: bool) -> f32 {
-    let value = (max * factor + log2_approximate(sum)) * 0.693_147_2f32;
+    let value = (max * factor + log2_approximate(sum)) * std::f32::consts::LN_2;
     select(exists && sum > 0.0f32, value, f32::INFINITY)
 }

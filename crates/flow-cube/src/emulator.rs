@@ -98,7 +98,7 @@ impl Warp {
         for (m, name) in list(to).into_iter().enumerate() {
             let value = |row: usize, column: usize| -> Result<u32, String> {
                 let row = addresses[8 * m + row] as usize + offset;
-                if row % 16 != 0 {
+                if !row.is_multiple_of(16) {
                     return Err(format!("row at {row} is not aligned to 16 bytes"));
                 }
                 let at = row + 2 * column;

@@ -86,7 +86,7 @@ pub fn cuda_source(kernel: KernelDefinition) -> Result<CudaSource, CannotCompile
         .compile(kernel, &options)
         .map_err(|error| CannotCompile(format!("{error:?}")))?;
     Ok(CudaSource {
-        shared_memory_bytes: kernel.shared_memory_size as usize,
+        shared_memory_bytes: kernel.shared_memory_size,
         text: kernel.source,
     })
 }

@@ -30,7 +30,7 @@ fn put(warp: &mut Warp, tile: &[Vec<f32>], factor: Factor) -> u32 {
     for (r, row) in tile.iter().enumerate() {
         for channel in 0..channels.next_multiple_of(16) {
             let (panel, chunk) = (channel / 64, channel % 64 / 8);
-            let at = start + panel * rows * 128 + r * 128 + (chunk ^ r % 8) * 16 + channel % 8 * 2;
+            let at = start + panel * rows * 128 + r * 128 + (chunk ^ (r % 8)) * 16 + channel % 8 * 2;
             let value = row.get(channel).copied().unwrap_or(0.0);
             warp.shared[at..at + 2].copy_from_slice(&bits(value, factor).to_le_bytes());
         }

@@ -97,7 +97,7 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     let kv_head = CUBE_POS_Y;
     let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
-    let all = (queries + per_tile - 1) / per_tile;
+    let all = queries.div_ceil(per_tile);
     let (block, begin, per_head) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
     let first_key = block * comptime!(resident as u32);
     let tile_count = per_head * group;

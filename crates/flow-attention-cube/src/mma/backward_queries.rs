@@ -70,9 +70,9 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let per_tile = comptime!(tiles.passing as u32);
-    let mut all = (first_keys + per_tile - 1) / per_tile;
+    let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
-        all += (second_keys + per_tile - 1) / per_tile;
+        all += second_keys.div_ceil(per_tile);
     }
     let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
     let first_query = block * comptime!(resident as u32);
@@ -154,7 +154,7 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
         head_dim,
         element,
     );
-    if UNIT_POS % 2 == 0 {
+    if UNIT_POS.is_multiple_of(2) {
         deltas[of_row as usize] = sum;
         delta[(lse_at + query) as usize] = sum;
     }
@@ -167,8 +167,8 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let row = warp_row + lane / 4;
     let delta_0 = deltas[row as usize];
     let delta_1 = deltas[(row + 8) as usize];
-    let shift_0 = lse[(lse_at + first_query + row) as usize] * 1.442_695_04f32;
-    let shift_1 = lse[(lse_at + first_query + row + 8) as usize] * 1.442_695_04f32;
+    let shift_0 = lse[(lse_at + first_query + row) as usize] * std::f32::consts::LOG2_E;
+    let shift_1 = lse[(lse_at + first_query + row + 8) as usize] * std::f32::consts::LOG2_E;
 
     let q_at = q_base + warp_row * 128 + lane_by_rows(lane);
     let do_at = do_base + warp_row * 128 + lane_by_rows(lane);
@@ -224,10 +224,8 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
             let mut scores = multiply::<NS>(q_at, k_now + by_columns, comptime!(tiles.scores()));
             scores = hide::<NS>(scores, pattern, bits, shape);
             let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
-            if comptime!(!tiles.masked) {
-                if exist < per_tile {
-                    scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
-                }
+            if comptime!(!tiles.masked) && exist < per_tile {
+                scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
             }
             let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
             let gradients = multiply::<NS>(do_at, v_now + by_columns, comptime!(tiles.scores()));

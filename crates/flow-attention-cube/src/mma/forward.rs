@@ -62,9 +62,9 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let per_tile = comptime!(tiles.keys as u32);
-    let mut all = (first_keys + per_tile - 1) / per_tile;
+    let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
-        all += (second_keys + per_tile - 1) / per_tile;
+        all += second_keys.div_ceil(per_tile);
     }
     let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
     let first_query = block * comptime!(rows as u32);
@@ -180,10 +180,8 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
             let mut scores = multiply::<NS>(q_at, k_at + stage * tile_bytes, comptime!(tiles.scores()));
             scores = hide::<NS>(scores, pattern, bits, shape);
             let (exist, _) = rows_of(tile, first_keys, second_keys, keys, two_parts);
-            if comptime!(!tiles.masked) {
-                if exist < per_tile {
-                    scores = cut::<NS>(scores, (lane % 4) * 2, exist, keys);
-                }
+            if comptime!(!tiles.masked) && exist < per_tile {
+                scores = cut::<NS>(scores, (lane % 4) * 2, exist, keys);
             }
             let new_0 = row_maximum::<NS>(scores, max_0, 0usize, keys);
             let new_1 = row_maximum::<NS>(scores, max_1, 1usize, keys);
@@ -219,7 +217,7 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     let by_1 = select(sum_1 > 0.0f32, 1.0f32 / sum_1, 0.0f32);
 
     let row = warp_row + lane / 4;
-    if lane % 4 == 0 {
+    if lane.is_multiple_of(4) {
         let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
         let query = first_query + row;
         if query < lse_rows {

@@ -279,30 +279,29 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
             comptime!(tiles.sums.keys() as usize),
         );
         // All products of the tile before are done, too.
-        if lane == 0 {
-            if count(used_base + before * 4) % warps == warps - 1 {
-                if tile - 1 + comptime!(stages as u32) < tile_count {
-                    let row = upcoming * comptime!(passing as u32);
-                    next_tile::<E>(
-                        &full[before as usize],
-                        q,
-                        d_o,
-                        lse,
-                        delta,
-                        &mut q_tiles,
-                        &mut do_tiles,
-                        &mut lse_tiles,
-                        &mut delta_tiles,
-                        before as usize,
-                        batch,
-                        heads,
-                        ahead_head,
-                        row,
-                        lse_rows,
-                        tiles,
-                    );
-                }
-            }
+        if lane == 0
+            && count(used_base + before * 4) % warps == warps - 1
+            && tile - 1 + comptime!(stages as u32) < tile_count
+        {
+            let row = upcoming * comptime!(passing as u32);
+            next_tile::<E>(
+                &full[before as usize],
+                q,
+                d_o,
+                lse,
+                delta,
+                &mut q_tiles,
+                &mut do_tiles,
+                &mut lse_tiles,
+                &mut delta_tiles,
+                before as usize,
+                batch,
+                heads,
+                ahead_head,
+                row,
+                lse_rows,
+                tiles,
+            );
         }
         let scores = hide::<NS>(scores, pattern, bits, shape);
         let p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);

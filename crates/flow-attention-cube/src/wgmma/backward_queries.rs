@@ -119,9 +119,9 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let per_tile = comptime!(passing as u32);
-    let mut all = (first_keys + per_tile - 1) / per_tile;
+    let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
-        all += (second_keys + per_tile - 1) / per_tile;
+        all += second_keys.div_ceil(per_tile);
     }
     let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
     let first_query = block * comptime!(resident as u32);
@@ -202,7 +202,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
         comptime!(tiles.head_dim),
         element,
     );
-    if UNIT_POS % 2 == 0 {
+    if UNIT_POS.is_multiple_of(2) {
         deltas[of_row as usize] = sum;
         delta[(lse_at + query) as usize] = sum;
     }
@@ -215,8 +215,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let of_tile = warpgroup * 64 + row;
     let delta_0 = deltas[of_tile as usize];
     let delta_1 = deltas[(of_tile + 8) as usize];
-    let shift_0 = lse[(lse_at + first_query + of_tile) as usize] * 1.442_695_04f32;
-    let shift_1 = lse[(lse_at + first_query + of_tile + 8) as usize] * 1.442_695_04f32;
+    let shift_0 = lse[(lse_at + first_query + of_tile) as usize] * std::f32::consts::LOG2_E;
+    let shift_1 = lse[(lse_at + first_query + of_tile + 8) as usize] * std::f32::consts::LOG2_E;
 
     let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
     let do_base = generic_to_shared::<E>(unsafe { do_tile.as_ptr_unchecked() });
@@ -238,10 +238,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
     scores = hide::<NS>(scores, pattern, bits, shape);
     let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
-    if comptime!(!tiles.masked) {
-        if exist < per_tile {
-            scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
-        }
+    if comptime!(!tiles.masked) && exist < per_tile {
+        scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
     }
     let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
     let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);
@@ -279,34 +277,31 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
         let gradients = wgmma::issue_from_zero::<NS>(do_at, v_now, comptime!(tiles.scores()));
         let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
         // The sum over the tile before is done, too.
-        if lane == 0 {
-            if count(used_base + before * 4) % warps == warps - 1 {
-                if at - 1 + comptime!(stages as u32) < tile_count {
-                    let to = before as usize;
-                    next_tile::<E>(
-                        &full[to],
-                        k,
-                        v,
-                        k_2,
-                        v_2,
-                        &mut k_tiles,
-                        &mut v_tiles,
-                        to,
-                        batch,
-                        kv_head,
-                        upcoming,
-                        first_keys,
-                        tiles,
-                    );
-                }
-            }
+        if lane == 0
+            && count(used_base + before * 4) % warps == warps - 1
+            && at - 1 + comptime!(stages as u32) < tile_count
+        {
+            let to = before as usize;
+            next_tile::<E>(
+                &full[to],
+                k,
+                v,
+                k_2,
+                v_2,
+                &mut k_tiles,
+                &mut v_tiles,
+                to,
+                batch,
+                kv_head,
+                upcoming,
+                first_keys,
+                tiles,
+            );
         }
         scores = hide::<NS>(scores, pattern, bits, shape);
         let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
-        if comptime!(!tiles.masked) {
-            if exist < per_tile {
-                scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
-            }
+        if comptime!(!tiles.masked) && exist < per_tile {
+            scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
         }
         let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
         let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);

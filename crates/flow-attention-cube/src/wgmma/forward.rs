@@ -93,9 +93,9 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let per_tile = comptime!(tiles.keys as u32);
-    let mut all = (first_keys + per_tile - 1) / per_tile;
+    let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
-        all += (second_keys + per_tile - 1) / per_tile;
+        all += second_keys.div_ceil(per_tile);
     }
     let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
     let first_query = block * comptime!(rows as u32);
@@ -170,10 +170,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);
 
-    if comptime!(tiles.ping_pong) {
-        if warpgroup == 1 {
-            named_arrive(4u32, 256u32);
-        }
+    if comptime!(tiles.ping_pong) && warpgroup == 1 {
+        named_arrive(4u32, 256u32);
     }
 
     let tile = tile_at(entries, begin, shape);
@@ -183,32 +181,28 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     wait(barrier_native_handle(&k_full[0]), 0u32);
     let issued = wgmma::issue_from_zero::<NS>(q_at, k_at, comptime!(tiles.scores()));
     let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
-    if lane == 0 {
-        if count(used_base) % warps == warps - 1 {
-            let next = comptime!(stages as u32).runtime();
-            if next < tile_count {
-                let tile = tile_at(entries, begin + next, shape);
-                fill_keys::<E>(
-                    &k_full[0],
-                    k,
-                    k_2,
-                    &mut k_tiles,
-                    0usize,
-                    batch,
-                    kv_head,
-                    tile,
-                    first_keys,
-                    tiles,
-                );
-            }
+    if lane == 0 && count(used_base) % warps == warps - 1 {
+        let next = comptime!(stages as u32).runtime();
+        if next < tile_count {
+            let tile = tile_at(entries, begin + next, shape);
+            fill_keys::<E>(
+                &k_full[0],
+                k,
+                k_2,
+                &mut k_tiles,
+                0usize,
+                batch,
+                kv_head,
+                tile,
+                first_keys,
+                tiles,
+            );
         }
     }
     scores = hide::<NS>(scores, pattern, bits, shape);
     let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
-    if comptime!(!tiles.masked) {
-        if exist < per_tile {
-            scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
-        }
+    if comptime!(!tiles.masked) && exist < per_tile {
+        scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
     }
     let mut max_0 = row_maximum::<NS>(scores, -f32::INFINITY, 0usize, tile_keys);
     let mut max_1 = row_maximum::<NS>(scores, -f32::INFINITY, 1usize, tile_keys);
@@ -266,31 +260,28 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             named_arrive(5 - warpgroup, 256u32);
         }
         let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
-        if lane == 0 {
-            if count(used_base + stage * 4) % warps == warps - 1 {
-                if at + comptime!(stages as u32) < tile_count {
-                    let to = stage as usize;
-                    fill_keys::<E>(
-                        &k_full[to],
-                        k,
-                        k_2,
-                        &mut k_tiles,
-                        to,
-                        batch,
-                        kv_head,
-                        next_k,
-                        first_keys,
-                        tiles,
-                    );
-                }
-            }
+        if lane == 0
+            && count(used_base + stage * 4) % warps == warps - 1
+            && at + comptime!(stages as u32) < tile_count
+        {
+            let to = stage as usize;
+            fill_keys::<E>(
+                &k_full[to],
+                k,
+                k_2,
+                &mut k_tiles,
+                to,
+                batch,
+                kv_head,
+                next_k,
+                first_keys,
+                tiles,
+            );
         }
         scores = hide::<NS>(scores, pattern, bits, shape);
         let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
-        if comptime!(!tiles.masked) {
-            if exist < per_tile {
-                scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
-            }
+        if comptime!(!tiles.masked) && exist < per_tile {
+            scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
         }
         let new_0 = row_maximum::<NS>(scores, max_0, 0usize, tile_keys);
         let new_1 = row_maximum::<NS>(scores, max_1, 1usize, tile_keys);
@@ -304,24 +295,23 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         sum_0 = sum_0 * keep_0 + row_sum::<NS>(scores, 0usize, tile_keys);
         sum_1 = sum_1 * keep_1 + row_sum::<NS>(scores, 1usize, tile_keys);
         let added = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
-        if lane == 0 {
-            if count(used_base + (v_stage + comptime!(stages as u32)) * 4) % warps == warps - 1 {
-                if at - 1 + comptime!(stages as u32) < tile_count {
-                    let to = v_stage as usize;
-                    fill_keys::<E>(
-                        &v_full[to],
-                        v,
-                        v_2,
-                        &mut v_tiles,
-                        to,
-                        batch,
-                        kv_head,
-                        next_v,
-                        first_keys,
-                        tiles,
-                    );
-                }
-            }
+        if lane == 0
+            && count(used_base + (v_stage + comptime!(stages as u32)) * 4) % warps == warps - 1
+            && at - 1 + comptime!(stages as u32) < tile_count
+        {
+            let to = v_stage as usize;
+            fill_keys::<E>(
+                &v_full[to],
+                v,
+                v_2,
+                &mut v_tiles,
+                to,
+                batch,
+                kv_head,
+                next_v,
+                first_keys,
+                tiles,
+            );
         }
         next_v = next_k;
         output = scale_rows::<NO>(added, keep_0, keep_1, comptime!(tiles.head_dim));
@@ -343,7 +333,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
 
     let row = (thread / 32) * 16 + lane / 4;
-    if lane % 4 == 0 {
+    if lane.is_multiple_of(4) {
         let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
         let query = first_query + warpgroup * 64 + row;
         if query < lse_rows {
