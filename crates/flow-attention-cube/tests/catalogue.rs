@@ -49,7 +49,8 @@ fn the_gradients_of_the_reference_are_those_of_its_result() {
         };
         let data = Data::new(&case, 11);
         let expected = reference(&case, &data).unwrap().results;
-        let pairs: [(&[f64], fn(&mut Data) -> &mut Operand); 5] = [
+        type Place = fn(&mut Data) -> &mut Operand;
+        let pairs: [(&[f64], Place); 5] = [
             (&expected.dq, |data| &mut data.q),
             (&expected.dk[0], |data| &mut data.k[0]),
             (&expected.dk[1], |data| &mut data.k[1]),
