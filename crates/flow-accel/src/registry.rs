@@ -13,6 +13,9 @@ pub type Params = BTreeMap<String, serde_json::Value>;
 
 type Build = dyn Fn(&Params) -> Result<Arc<dyn Accelerator>, AccelerationError> + Send + Sync;
 
+/// Least Jaro-Winkler similarity of a name that may have been meant.
+const ALIKE: f64 = 0.7;
+
 /// A name that has an accelerator already.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an accelerator `{0}` is registered already; register each name once")]
@@ -120,6 +123,11 @@ impl AcceleratorRegistry {
         Ok(())
     }
 
+    /// The accelerator registered as `name`; case does not matter.
+    pub fn kind(&self, name: &str) -> Option<&AcceleratorKind> {
+        self.kinds.get(&name.to_lowercase())
+    }
+
     /// The registered accelerators, by name.
     pub fn kinds(&self) -> impl Iterator<Item = &AcceleratorKind> {
         self.kinds.values()
@@ -141,20 +149,12 @@ impl AcceleratorRegistry {
             });
         }
         let Some(kind) = self.kinds.get(&asked) else {
-            let likeness = |known: &String| strsim::jaro_winkler(known, &asked);
-            let available: Vec<&str> = self.kinds.keys().map(String::as_str).collect();
+            let likeness = |known: &&String| strsim::jaro_winkler(known, &asked);
+            let alike = self.kinds.keys().filter(|known| likeness(known) >= ALIKE);
             return Err(AccelerationError::Unknown {
                 asked: name.into(),
-                available: if available.is_empty() {
-                    "none".into()
-                } else {
-                    available.join(", ")
-                },
-                nearest: self
-                    .kinds
-                    .keys()
-                    .max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
-                    .cloned(),
+                available: self.kinds.keys().cloned().collect(),
+                nearest: alike.max_by(|a, b| likeness(a).total_cmp(&likeness(b))).cloned(),
             });
         };
         (kind.build)(params)

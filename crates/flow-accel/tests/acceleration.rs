@@ -417,14 +417,15 @@ fn an_unknown_name_lists_what_is_available_and_the_nearest() {
     let error = registry().build("rolout_label", &Params::new()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no accelerator `rolout_label`; available: label, rollout-label. The nearest name is `rollout-label`"
+        "there is no accelerator `rolout_label`; available: label, rollout-label. Did you mean \
+         `rollout-label`?"
     );
     let empty = AcceleratorRegistry::default()
         .build("label", &Params::new())
         .unwrap_err();
     assert_eq!(
         empty.to_string(),
-        "there is no accelerator `label`; available: none"
+        "there is no accelerator `label`. No accelerator is registered in this program; remove the entry"
     );
 }
 

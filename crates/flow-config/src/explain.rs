@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value as Json;
 
-use crate::check::{range_phrase, type_phrase};
+use crate::phrase::{range_phrase, type_phrase};
 use crate::schema::{SCHEMA, SECTIONS_OF_KEY, View, allowed_texts, resolve, tag_of};
 use crate::tree::{Segment, dotted};
 
@@ -102,7 +102,7 @@ pub fn explain(key: &str) -> Option<FieldDoc> {
         type_name: if tag == Some(name) {
             "a text".into()
         } else {
-            type_phrase(target)
+            type_phrase(&SCHEMA, target)
         },
         range: range_phrase(target),
         default: first.get("default").cloned(),

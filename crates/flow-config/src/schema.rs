@@ -39,7 +39,7 @@ pub(crate) static SCHEMA: LazyLock<Json> = LazyLock::new(|| {
 
 /// Makes the generated schema fit for TOML: no `null`, which TOML cannot write; no Rust-only number formats; texts
 /// with their lines joined.
-fn tidy(schema: &mut Json) {
+pub(crate) fn tidy(schema: &mut Json) {
     match schema {
         Json::Object(object) => {
             if let Some(Json::Array(types)) = object.get_mut("type") {

@@ -75,7 +75,8 @@ pub(crate) fn dotted(path: &[Segment]) -> String {
     text
 }
 
-pub(crate) fn quoted_key(key: &str) -> String {
+/// A key as a segment of a path: as it is if it is bare, else in quotes.
+pub fn quoted_key(key: &str) -> String {
     let bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !key.is_empty() && key.chars().all(bare) {
         key.to_owned()
