@@ -38,7 +38,8 @@ impl miette::Diagnostic for Shown<'_> {
             [] => None,
             allowed => Some(format!("allowed: {}", allowed.join(", "))),
         };
-        let lines: Vec<String> = self.diagnostic.help.clone().into_iter().chain(allowed).collect();
+        let lines = self.diagnostic.note().into_iter();
+        let lines: Vec<String> = lines.chain(self.diagnostic.help.clone()).chain(allowed).collect();
         if lines.is_empty() {
             None
         } else {

@@ -3,9 +3,11 @@
 #![deny(missing_docs)]
 
 mod environment;
+mod machine;
 mod registries;
 
-pub use environment::{EnvironmentError, environment, versions, worker_pool};
+pub use environment::{EnvironmentError, base_plan, environment, versions, worker_pool};
+pub use machine::machine;
 pub use registries::{NameTaken, Registries};
 
 pub use flow_accel as accel;

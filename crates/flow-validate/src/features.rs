@@ -6,7 +6,13 @@ use flow_config::{CheckpointingConfig, Config, DType, DeviceKind, Diagnostic, ke
 use flow_runtime::{Context, DeviceKind as RuntimeDevice, OptionsError};
 use std::path::Path;
 
-/// The device and its precision.
+/// The device, precision and policies that a config asks for and a build or machine does not have.
+pub fn unavailable(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
+    let mut found = device(config, machine);
+    found.extend(checkpointing(config, machine, None));
+    found
+}
+
 pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
     let mut found = Vec::new();
     let kind = config.device.kind.name();
@@ -33,7 +39,7 @@ pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
 }
 
 /// The policy of activation checkpointing, which the build must have and the model must heed.
-pub fn checkpointing(
+pub(crate) fn checkpointing(
     config: &Config,
     machine: &Machine,
     model: Option<&Capabilities<'_>>,

@@ -7,8 +7,6 @@ use flow_config::{Config, Diagnostic, Severity};
 use flow_core::{ModelSpec, ParamLayout, Plan};
 use std::collections::BTreeSet;
 
-pub use features::checkpointing;
-
 /// What a build and a machine can do, as data.
 #[derive(Clone, Debug)]
 pub struct Machine {

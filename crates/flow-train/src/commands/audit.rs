@@ -3,7 +3,7 @@
 //! For every combination of attention backend, algorithm, guidance, trained weights and precision: one rollout, and every
 //! loss once, without an optimizer step. No combination changes a file.
 
-use super::{Loaded, tokens};
+use super::{Loaded, survey::Use, tokens};
 use crate::arguments::ConfigArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
@@ -28,7 +28,7 @@ struct Combination {
 
 /// Runs every combination, prints the table, and fails unless every deviation is exactly 0.
 pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(arguments)?;
+    let loaded = Loaded::read(arguments, Use::Looking)?;
     if loaded.config().scheduler.dynamics == Dynamics::Ode {
         return Err(Failure::Input(
             "`scheduler.dynamics = \"ode\"` has no stochastic step, so there is no ratio to audit. Add `--set \

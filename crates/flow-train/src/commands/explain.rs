@@ -1,12 +1,12 @@
-//! `explain`: what a key of the config means, or why a check says what it says.
+//! `explain`: what a key of the config means, or what is behind the code of an error or warning.
 
 use crate::failure::Failure;
 use crate::terminal;
 
-/// Prints the documentation of `key`, or of every key of that name; or the reason of a diagnostic's code.
+/// Prints the documentation of `key`, or of every key of that name; or rule, rationale and example of a code.
 pub fn run(key: &str) -> Result<(), Failure> {
-    if let Some(why) = flow_validate::explain(key).or_else(|| flow_config::codes::explain_code(key)) {
-        return terminal::line(&format!("{key}\n  {why}"));
+    if let Some(known) = flow_validate::explain(key) {
+        return terminal::print(&known.to_string());
     }
     if let Some(docs) = flow_config::explain(key) {
         return terminal::print(&docs.to_string());
@@ -20,11 +20,12 @@ pub fn run(key: &str) -> Result<(), Failure> {
             .collect();
         return terminal::print(&docs.join("\n"));
     }
-    let known = flow_config::all_keys();
-    let nearest = flow_data::suggest::nearest(key, known.iter().map(String::as_str));
+    let keys = flow_config::all_keys();
+    let codes = flow_validate::all_codes().map(|known| known.code);
+    let nearest = flow_data::suggest::nearest(key, keys.iter().map(String::as_str).chain(codes));
     let hint = match nearest {
         Some(nearest) => format!("did you mean `{nearest}`?"),
-        None => "`flow-train schema` prints all keys".into(),
+        None => "`flow-train schema` prints all keys, `flow-train list codes` all codes".into(),
     };
     Err(Failure::Input(format!("there is no key or code `{key}`; {hint}")))
 }

@@ -11,9 +11,11 @@ mod list;
 mod migrate;
 mod plan;
 mod pretrain;
+mod refusal;
 mod report;
 mod sample;
 mod schema;
+mod survey;
 mod train;
 mod weights;
 
@@ -25,6 +27,7 @@ use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::setup::Environment;
 use std::path::PathBuf;
+use survey::{Survey, Use};
 
 /// Runs what the command line asks for.
 pub fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -57,23 +60,11 @@ struct Loaded {
 }
 
 impl Loaded {
-    /// Reads a config and shows its warnings, or everything that is wrong with it.
-    fn read(arguments: &ConfigArguments) -> Result<Self, Failure> {
-        let resolved = match flow_config::load(&arguments.config, &arguments.set) {
-            Ok(resolved) => resolved,
-            Err(report) => {
-                return Err(diagnostics::settle(&report)
-                    .err()
-                    .unwrap_or(Failure::Input(report.render())));
-            }
-        };
-        diagnostics::settle(&resolved.report)?;
-        let registries = Registries::built_in().or_failed()?;
-        Ok(Self {
-            resolved,
-            base: flow_config::base_dir(&arguments.config),
-            registries,
-        })
+    /// Reads a config and shows its warnings, or everything that is wrong with it, also for this build and machine.
+    fn read(arguments: &ConfigArguments, wanted: Use) -> Result<Self, Failure> {
+        let Survey { report, loaded } = Survey::of(arguments, wanted, None)?;
+        diagnostics::settle(&report)?;
+        loaded.ok_or_else(|| Failure::Input(report.render()))
     }
 
     fn config(&self) -> &Config {
@@ -93,11 +84,6 @@ impl Loaded {
 
 /// Tokens of one image in the model that the config describes.
 fn tokens(config: &Config, environment: &Environment<'_>) -> Result<usize, TrainError> {
-    // The weights do not matter here, and are read once the algorithm is known.
-    let mut config = config.clone();
-    config.model.weights = None;
-    Ok(flow_trainer::setup::model(&config, environment)?
-        .model
-        .spec()
-        .tokens)
+    let outline = flow_trainer::setup::outline(config, environment.models, &environment.device)?;
+    Ok(outline.model.spec().tokens)
 }

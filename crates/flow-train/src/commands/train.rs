@@ -3,9 +3,8 @@
 mod finish;
 mod open;
 
-use super::{Loaded, plan, tokens};
+use super::{Loaded, plan, survey::Use, tokens};
 use crate::arguments::TrainArguments;
-use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
@@ -18,8 +17,7 @@ use open::Start;
 
 /// Trains.
 pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(&arguments.config)?;
-    diagnostics::settle(&loaded.resolved.check_training())?;
+    let loaded = Loaded::read(&arguments.config, Use::Training)?;
     let interrupt = if arguments.dry_run {
         Interrupt::default()
     } else {
@@ -75,7 +73,9 @@ impl WithAlgorithm for Train<'_> {
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
         let (config, environment) = (self.loaded.config(), self.environment);
-        let parts = setup::parts(config, environment, algorithm).or_bad_input()?;
+        let mut parts = setup::parts(config, environment, algorithm).or_bad_input()?;
+        // They were shown with their places when the config was read.
+        parts.notices.clear();
         if self.arguments.dry_run {
             terminal::print(&plan::text(config, environment, &parts)?)?;
             return terminal::line("dry run: everything was built, nothing was written");

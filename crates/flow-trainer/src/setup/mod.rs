@@ -8,7 +8,7 @@ mod rewards;
 mod schedule;
 
 pub use algorithm::settings as optimizer_settings;
-pub use model::{ModelParts, architecture, model};
+pub use model::{ModelOutline, ModelParts, architecture, model, outline};
 pub use rewards::{RewardParts, rewards};
 pub use schedule::{average, deterministic, schedule, timesteps};
 
