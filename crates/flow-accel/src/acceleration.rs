@@ -60,7 +60,8 @@ impl Acceleration {
         let mut in_force = Vec::new();
         let mut apply = |slot: Slot, plan: Plan, accelerator: &Arc<dyn Accelerator>| {
             let name = accelerator.name().to_owned();
-            if accelerator.stage() != slot.takes() {
+            let applied = |each: &InForce| each.applied.slot == slot && each.applied.name == name;
+            if accelerator.stage() != slot.takes() || in_force.iter().any(applied) {
                 // Reported by the check of the arrangement.
                 return plan;
             }

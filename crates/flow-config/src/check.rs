@@ -51,6 +51,21 @@ struct Checker<'s> {
 }
 
 impl<'s> Checker<'s> {
+    /// Where to read more about the key at the current path; parameters of others are explained elsewhere.
+    fn see(&self) -> String {
+        let keys: Vec<Segment> = self
+            .path
+            .iter()
+            .filter(|one| matches!(one, Segment::Key(_)))
+            .cloned()
+            .collect();
+        if std::ptr::eq(self.root, &*SCHEMA) && !keys.is_empty() {
+            format!("; `flow-train explain {}` says what it means", dotted(&keys))
+        } else {
+            String::new()
+        }
+    }
+
     /// Reports a problem with the value at the current path.
     fn bad_value(&mut self, node: &Node, code: &'static str, message: String) -> &mut Diagnostic {
         self.findings.bad.push(self.path.clone());
@@ -144,7 +159,7 @@ impl<'s> Checker<'s> {
             (Value::Integer(_) | Value::Float(_) | Value::Bool(_), None) if wanted.starts_with("a text") => {
                 Some(format!("write it in quotes: \"{}\"", brief(node)))
             }
-            _ => None,
+            _ => Some(format!("write {wanted} in its place{}", self.see())),
         };
         self.bad_value(node, codes::WRONG_TYPE, message).help = help;
     }
@@ -319,6 +334,7 @@ impl<'s> Checker<'s> {
         let allowed = properties.keys().cloned().collect();
         self.findings.bad.push(self.path.clone());
         let diagnostic = self.problem(value, value.key_span.clone(), codes::UNKNOWN_KEY, message);
+        diagnostic.at_key = true;
         diagnostic.help = help;
         diagnostic.nearest = near;
         diagnostic.allowed = allowed;
@@ -407,7 +423,8 @@ impl<'s> Checker<'s> {
             format!("{count} {}", plural(noun))
         };
         let message = format!("{} has {has}, but must have {wanted}", self.name());
-        self.bad_value(node, codes::WRONG_LENGTH, message);
+        let help = format!("write {wanted} {}{}", plural(noun), self.see());
+        self.bad_value(node, codes::WRONG_LENGTH, message).help = Some(help);
     }
 
     fn list(&mut self, node: &Node, schema: &Json) {
@@ -475,9 +492,23 @@ impl<'s> Checker<'s> {
                 self.name(),
                 brief(node)
             );
-            self.bad_value(node, codes::OUT_OF_RANGE, message);
+            let factor = i128::from(factor);
+            let below = exact - exact.rem_euclid(factor);
+            let near: Vec<String> = [below, below + factor]
+                .into_iter()
+                .filter(|near| in_range(*near, schema))
+                .map(|near| near.to_string())
+                .collect();
+            self.bad_value(node, codes::OUT_OF_RANGE, message).help =
+                Some(format!("nearest that would do: {}", near.join(" or ")));
         }
     }
+}
+
+/// Whether a whole number lies within the range of a schema.
+fn in_range(value: i128, schema: &Json) -> bool {
+    let bound = |key: &str| schema[key].as_i64().map(i128::from);
+    bound("minimum").is_none_or(|least| value >= least) && bound("maximum").is_none_or(|most| value <= most)
 }
 
 /// Where to point for a table that lacks something: the key or header that opens it.

@@ -67,8 +67,11 @@ pub struct Diagnostic {
     pub path: String,
     /// Dotted paths of further keys that it is about. The place is that of the first that somebody wrote.
     pub related: Vec<String>,
-    /// The layer that gave the value at `path`, if a key is concerned.
+    /// The layer that gave the value at `path`, if a key is concerned and has a value.
     pub layer: Option<Layer>,
+    /// Whether the place is that of the key rather than of its value.
+    #[serde(skip)]
+    pub(crate) at_key: bool,
     /// Which of the report's sources the place is in.
     pub source: Option<usize>,
     /// The name of that source.
@@ -97,6 +100,7 @@ impl Diagnostic {
             path: String::new(),
             related: Vec::new(),
             layer: None,
+            at_key: false,
             source: None,
             file: None,
             line: None,
@@ -152,6 +156,13 @@ impl Diagnostic {
         self
     }
 
+    /// About the key and not about its value: the key will be underlined.
+    #[must_use]
+    pub fn at_key(mut self) -> Self {
+        self.at_key = true;
+        self
+    }
+
     /// With which of the allowed names or values is nearest to what was written.
     #[must_use]
     pub fn nearest(mut self, nearest: Option<String>) -> Self {
@@ -162,7 +173,7 @@ impl Diagnostic {
     /// What is said of the place if there is none to show: that the value is a default.
     pub fn note(&self) -> Option<String> {
         (self.layer == Some(Layer::Default))
-            .then(|| format!("nobody wrote `{}`; this is its default", self.path))
+            .then(|| format!("`{}` is written nowhere: its default is in force", self.path))
     }
 
     /// Whether this is a rule on several keys, which the JSON schema does not know.
@@ -205,7 +216,6 @@ impl Report {
     pub(crate) fn new(mut diagnostics: Vec<Diagnostic>, sources: Vec<SourceText>) -> Self {
         for diagnostic in &mut diagnostics {
             let Some(source) = diagnostic.source.and_then(|index| sources.get(index)) else {
-                diagnostic.layer = (!diagnostic.path.is_empty()).then_some(Layer::Default);
                 continue;
             };
             diagnostic.layer = Some(source.layer);

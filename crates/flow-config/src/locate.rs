@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use crate::codes;
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Diagnostic, Layer};
 use crate::overrides::key_path;
 use crate::tree::{Node, Segment, Value};
 
@@ -13,7 +12,7 @@ pub(crate) fn place(document: &Node, diagnostic: Diagnostic) -> Diagnostic {
     let paths = std::iter::once(&diagnostic.path).chain(&diagnostic.related);
     let written = paths.into_iter().find_map(|path| {
         let node = walk(document, &key_path(path)?)?;
-        Some((path.clone(), node.origin?, span(node, diagnostic.code)))
+        Some((path.clone(), node.origin?, span(node, diagnostic.at_key)))
     });
     if let Some((path, source, span)) = written {
         let mut related: Vec<String> = std::iter::once(&diagnostic.path)
@@ -26,7 +25,12 @@ pub(crate) fn place(document: &Node, diagnostic: Diagnostic) -> Diagnostic {
     }
     match lacking(document, &diagnostic.path) {
         Some((source, span)) => diagnostic.at(source, span),
-        None => diagnostic,
+        None => {
+            let value = key_path(&diagnostic.path).and_then(|names| walk(document, &names));
+            let empty = |node: &Node| matches!(&node.value, Value::Array(entries) if entries.is_empty());
+            let layer = value.filter(|node| !empty(node)).map(|_| Layer::Default);
+            Diagnostic { layer, ..diagnostic }
+        }
     }
 }
 
@@ -38,7 +42,7 @@ fn lacking(document: &Node, path: &str) -> Option<(usize, Range<usize>)> {
     }
     while names.pop().is_some() && !names.is_empty() {
         if let Some(node) = walk(document, &names) {
-            return Some((node.origin?, span(node, codes::MISSING_KEY)));
+            return Some((node.origin?, span(node, false)));
         }
     }
     None
@@ -53,8 +57,8 @@ fn walk<'d>(document: &'d Node, names: &[String]) -> Option<&'d Node> {
 }
 
 /// What to underline: a value, or the key of what is not a plain value or should not be there.
-fn span(node: &Node, code: &str) -> Range<usize> {
-    let by_key = matches!(node.value, Value::Table(_)) || code == codes::UNKNOWN_KEY;
+fn span(node: &Node, at_key: bool) -> Range<usize> {
+    let by_key = at_key || matches!(node.value, Value::Table(_));
     if by_key && !node.key_span.is_empty() {
         node.key_span.clone()
     } else {

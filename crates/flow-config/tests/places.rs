@@ -89,7 +89,7 @@ fn overrides_presets_and_defaults_are_named_as_what_they_are() {
     let found = report.diagnostics.last().expect("kept");
     assert_eq!((found.layer, found.line), (Some(Layer::Default), None));
     assert!(
-        report.render().contains("nobody wrote `optimizer.epsilon`"),
+        report.render().contains("`optimizer.epsilon` is written nowhere"),
         "{}",
         report.render()
     );

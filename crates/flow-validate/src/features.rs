@@ -114,6 +114,20 @@ pub(crate) fn runtime(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
         if !help.is_empty() {
             diagnostic = diagnostic.help(help.join("\n"));
         }
+        use flow_runtime::codes::{
+            MISSING_ACCELERATOR, MISSING_FEATURE, NESTED_TABLE, UNKNOWN_OPTION, WRONG_DEVICE,
+        };
+        if [
+            MISSING_ACCELERATOR,
+            MISSING_FEATURE,
+            NESTED_TABLE,
+            UNKNOWN_OPTION,
+            WRONG_DEVICE,
+        ]
+        .contains(&finding.code)
+        {
+            diagnostic = diagnostic.at_key();
+        }
         diagnostic.allowed(finding.allowed).nearest(finding.nearest)
     };
     findings.into_iter().map(diagnostic).collect()

@@ -22,5 +22,31 @@ pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
         _ => (codes::SETUP_REFUSED, ""),
     };
     let text = error.to_string();
-    vec![Diagnostic::error(code, text.trim_end_matches('.')).path(path)]
+    let text = text.trim_end_matches('.');
+    let (message, help) = match error {
+        // The message has its help within.
+        TrainError::NoWeights { help, .. } => (text.strip_suffix(help).unwrap_or(text), (*help).to_owned()),
+        TrainError::Reward(_) => match text.rsplit_once("; ") {
+            Some((message, help)) => (message, help.to_owned()),
+            None => (text, "correct the reward's parameters".into()),
+        },
+        TrainError::Model(ModelError::Adapter(_)) => (
+            text,
+            "name layers of the model in `lora.targets`; `*` stands for any text".into(),
+        ),
+        _ if code == codes::BAD_WEIGHTS => (
+            text,
+            "name a safetensors file with the weights of this model".into(),
+        ),
+        _ => (text, "change what the message names".into()),
+    };
+    let message = message.trim_end_matches(['.', ' ']);
+    let mut letters = help.chars();
+    let help: String = letters
+        .next()
+        .into_iter()
+        .flat_map(char::to_lowercase)
+        .chain(letters)
+        .collect();
+    vec![Diagnostic::error(code, message).path(path).help(help)]
 }
