@@ -9,6 +9,7 @@ mod markdown;
 mod memory;
 mod resolve;
 mod rules;
+mod timesteps;
 mod validate;
 
 pub use check::{Entry, Trainer, check};

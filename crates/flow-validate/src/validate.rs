@@ -1,7 +1,7 @@
 //! The whole of a config at once.
 
 use crate::{Load, MemoryEstimate};
-use crate::{Trainer, features, memory, resolve};
+use crate::{Trainer, features, memory, resolve, timesteps};
 use flow_accel::AcceleratorRegistry;
 use flow_config::{Config, Diagnostic, Severity};
 use flow_core::{ModelSpec, ParamLayout, Plan};
@@ -44,6 +44,8 @@ pub struct Question<'a> {
     pub plan: Option<&'a Plan>,
     /// The model; nothing if the config does not describe one.
     pub model: Option<Capabilities<'a>>,
+    /// The sigma at the start of each of the sampler's steps; empty if the config has no schedule.
+    pub sigmas: &'a [f64],
     /// The trainer.
     pub trainer: &'a Trainer,
     /// Build and machine.
@@ -60,6 +62,7 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         accelerators,
         plan,
         model,
+        sigmas,
         trainer,
         machine,
         training,
@@ -70,6 +73,7 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
     if let (Some(plan), Some(model)) = (plan, model) {
         found.extend(resolve(config, accelerators, plan, model.spec, trainer).0);
     }
+    found.extend(timesteps::check(config, sigmas));
     if let (true, Some(model), Some(available)) = (training, model, machine.memory_bytes) {
         let estimate = MemoryEstimate::new(model.layout, model.spec, model.trained, &Load::of(config));
         found.extend(memory::check(config, &estimate, available));

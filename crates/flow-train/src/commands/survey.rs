@@ -87,11 +87,17 @@ fn found(
     } else {
         None
     };
+    let sigmas = outline
+        .as_ref()
+        .filter(|_| judged)
+        .map(|outline| setup::step_sigmas(&config, outline.model.spec().tokens));
+    let sigmas = sigmas.unwrap_or_default();
     let question = Question {
         config: &config,
         accelerators: &registries.accelerators,
         plan: plan.as_ref(),
         model: outline.as_ref().map(capabilities),
+        sigmas: &sigmas,
         trainer: &Trainer::of(&config),
         machine: &flow_train::machine(memory_gib),
         // An estimate from wrong numbers would be wrong.

@@ -205,6 +205,7 @@ fn passes(resolved: &Resolved, registries: &Registries) -> bool {
             layout: &outline.layout,
             trained: outline.trained_values(),
         }),
+        sigmas: &setup::step_sigmas(config, outline.model.spec().tokens),
         trainer: &Trainer::of(config),
         machine: &flow_train::machine(Some(64.0)),
         training: true,

@@ -10,7 +10,7 @@ mod schedule;
 pub use algorithm::settings as optimizer_settings;
 pub use model::{ModelOutline, ModelParts, architecture, model, outline};
 pub use rewards::{RewardParts, rewards};
-pub use schedule::{average, deterministic, schedule, timesteps};
+pub use schedule::{average, deterministic, schedule, step_sigmas, timesteps};
 
 use crate::algorithm::{Algorithm, ReferenceWeights, SamplingWeights};
 use crate::conditions::Conditioner;
