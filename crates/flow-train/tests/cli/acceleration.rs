@@ -58,7 +58,7 @@ fn check_and_plan_show_accelerators_and_refuse_what_cannot_be() {
     for (entry, texts) in [
         (
             "{ name = \"attention_backend\" }",
-            ["acceleration::bad-parameters", "missing field `backend`"],
+            ["missing-key", "lacks `backend`"],
         ),
         (
             "{ name = \"attention_backend\", params = { backend = \"cpu\" } }",
