@@ -461,11 +461,11 @@ fn every_entry_that_cannot_be_in_force_is_reported_at_once() {
     assert_eq!(
         texts,
         [
-            "the accelerator `rollout-label` (stage `rollout`) cannot stand in `acceleration.shared`. \
-             Move it to `acceleration.rollout`",
+            "the accelerator `rollout-label` works in rollouts only, but `acceleration.shared` is in force in training \
+             too. Move the entry to `acceleration.rollout`, or choose an accelerator of stage `both`",
             "the accelerator `label` stands in `acceleration.shared` twice. Keep one of the entries",
-            "the accelerator `label` (stage `both`) cannot stand in `acceleration.rollout`. \
-             Move it to `acceleration.shared`",
+            "the accelerator `label` is made for rollout and training together, but `acceleration.rollout` is in force \
+             in rollouts only. Move the entry to `acceleration.shared`",
             "the accelerator `label` cannot be used: nothing can be labelled `refuse`. Choose another `label`",
         ]
     );
@@ -487,7 +487,7 @@ fn order_and_conflicts_that_accelerators_declare_are_kept() {
     assert_eq!(
         order[0].to_string(),
         "the accelerator `label` must stand after `second` in `acceleration.shared`: it reads what that one leaves. \
-         Move it down"
+         Move the entry of `label` below that of `second`"
     );
     for entries in [[&alone, &second], [&second, &alone]] {
         let conflict = of(entries).unwrap_err();
