@@ -168,9 +168,9 @@ codes! {
         "Steps of the window are random and trained; the last step ends at sigma 0 and has no noise under some dynamics.",
         "[scheduler]\nsteps = 4\nwindow = { kind = \"list\", steps = [4] }",
         "[scheduler]\nsteps = 4\nwindow = { kind = \"list\", steps = [2] }";
-    /// A list of noise levels needs one value per step, and some dynamics bound them.
+    /// A list of noise levels needs one value per step, some dynamics bound them, and a step of the window needs one above 0.
     RULE_NOISE_LEVEL = "rule::noise-level",
-        "Coefficients-preserving sampling at level 1 makes all of the remaining noise fresh; more there is not.",
+        "Coefficients-preserving sampling at level 1 makes all of the remaining noise fresh, more there is not; and a random step without noise is none.",
         "[scheduler]\nsteps = 4\nnoise_level = [0.7, 0.7]",
         "[scheduler]\nsteps = 4\nnoise_level = 0.7";
     /// A coupled algorithm needs log-probabilities, which deterministic steps do not have.
