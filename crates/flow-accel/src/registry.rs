@@ -1,6 +1,6 @@
 //! The accelerators that a config can name.
 
-use crate::{Acceleration, AccelerationError, Accelerator, Refusal};
+use crate::{Acceleration, AccelerationError, Accelerator, AcceleratorStage, Refusal};
 use flow_core::{ModelSpec, Plan};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
@@ -22,7 +22,9 @@ pub struct AlreadyRegistered(pub String);
 #[derive(Clone)]
 pub struct AcceleratorKind {
     name: String,
+    stage: AcceleratorStage,
     summary: String,
+    floor: Option<String>,
     schema: Schema,
     build: Arc<Build>,
 }
@@ -33,9 +35,24 @@ impl AcceleratorKind {
         &self.name
     }
 
+    /// Its stage, and so the slot that it may stand in.
+    pub fn stage(&self) -> AcceleratorStage {
+        self.stage
+    }
+
     /// What it does, in one line.
     pub fn summary(&self) -> &str {
         &self.summary
+    }
+
+    /// What it does in this build in place of what it is made for, if it cannot do that here.
+    pub fn floor(&self) -> Option<&str> {
+        self.floor.as_deref()
+    }
+
+    /// Says what it does in this build in place of what it is made for.
+    pub fn set_floor(&mut self, floor: &str) {
+        self.floor = Some(floor.into());
     }
 
     /// JSON schema of its parameters.
@@ -61,7 +78,8 @@ pub struct AcceleratorRegistry {
 }
 
 impl AcceleratorRegistry {
-    /// Registers an accelerator whose parameters are a `P`: `build` makes it from them. Case does not matter in `name`.
+    /// Registers an accelerator of `stage` whose parameters are a `P`: `build` makes it from them. The case of ASCII
+    /// letters does not matter in `name`.
     ///
     /// `P` should carry `#[serde(deny_unknown_fields)]`, so that a misspelt parameter is an error.
     ///
@@ -70,14 +88,15 @@ impl AcceleratorRegistry {
     pub fn register<P, A>(
         &mut self,
         name: &str,
+        stage: AcceleratorStage,
         summary: &str,
         build: impl Fn(P) -> Result<A, Refusal> + Send + Sync + 'static,
-    ) -> Result<(), AlreadyRegistered>
+    ) -> Result<&mut AcceleratorKind, AlreadyRegistered>
     where
         P: DeserializeOwned + JsonSchema,
         A: Accelerator + 'static,
     {
-        let name = name.to_lowercase();
+        let name = name.to_ascii_lowercase();
         if self.kinds.contains_key(&name) {
             return Err(AlreadyRegistered(name));
         }
@@ -88,22 +107,27 @@ impl AcceleratorRegistry {
                 name: called.clone(),
                 message: error.to_string(),
             })?;
-            match build(params) {
-                Ok(accelerator) => Ok(Arc::new(accelerator) as Arc<dyn Accelerator>),
-                Err(refusal) => Err(AccelerationError::Refused {
-                    name: called.clone(),
-                    refusal,
-                }),
-            }
+            let built = build(params).and_then(|accelerator| match accelerator.stage() {
+                found if found == stage => Ok(Arc::new(accelerator) as Arc<dyn Accelerator>),
+                found => Err(Refusal::new(
+                    format!("it is registered with stage `{stage}`, but its own is `{found}`"),
+                    "This is a defect of the crate that registers it; remove the entry",
+                )),
+            });
+            built.map_err(|refusal| AccelerationError::Refused {
+                name: called.clone(),
+                refusal,
+            })
         };
         let kind = AcceleratorKind {
             name: name.clone(),
+            stage,
             summary: summary.into(),
+            floor: None,
             schema: schemars::schema_for!(P),
             build: Arc::new(build),
         };
-        self.kinds.insert(name, kind);
-        Ok(())
+        Ok(self.kinds.entry(name).insert_entry(kind).into_mut())
     }
 
     /// Remembers a name that was an accelerator once, or is one elsewhere: `why` says what became of it, without a full
@@ -112,7 +136,7 @@ impl AcceleratorRegistry {
     /// # Errors
     /// [`AlreadyRegistered`] if there is an accelerator of this name.
     pub fn remove(&mut self, name: &str, why: &str, instead: &str) -> Result<(), AlreadyRegistered> {
-        let name = name.to_lowercase();
+        let name = name.to_ascii_lowercase();
         if self.kinds.contains_key(&name) {
             return Err(AlreadyRegistered(name));
         }
@@ -132,7 +156,7 @@ impl AcceleratorRegistry {
     /// to write instead, [`AccelerationError::Params`] if the
     /// parameters are not its own, [`AccelerationError::Refused`] if it does not take their values.
     pub fn build(&self, name: &str, params: &Params) -> Result<Arc<dyn Accelerator>, AccelerationError> {
-        let asked = name.to_lowercase();
+        let asked = name.to_ascii_lowercase();
         if let Some((why, instead)) = self.removed.get(&asked) {
             return Err(AccelerationError::Removed {
                 asked: name.into(),

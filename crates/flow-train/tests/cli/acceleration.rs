@@ -69,6 +69,10 @@ fn check_and_plan_show_accelerators_and_refuse_what_cannot_be() {
             ["acceleration::removed", "PyTorch's compiler"],
         ),
         (
+            "{ name = \"fusion\" }",
+            ["acceleration::refused", "CubeCL backends only"],
+        ),
+        (
             "{ name = \"graph_capture\" }",
             ["acceleration::refused", "no graphs to record"],
         ),
@@ -95,7 +99,14 @@ fn the_lists_name_the_accelerators_and_the_backends() {
     let place = Place::bare();
     contains(
         &place.succeed(&["list", "accelerators"]),
-        &["attention_backend", "feature_cache", "graph_capture"],
+        &[
+            "attention_backend",
+            "feature_cache",
+            "fused_kernels",
+            "fusion",
+            "graph_capture",
+            "floor: refused",
+        ],
     );
     contains(&place.succeed(&["list", "attention"]), &["cpu", "reference"]);
 }
