@@ -1,5 +1,6 @@
 //! The accelerators that a config can name.
 
+use crate::params::{self, Params};
 use crate::{Acceleration, AccelerationError, Accelerator, AcceleratorStage, Refusal};
 use flow_core::{ModelSpec, Plan};
 use schemars::{JsonSchema, Schema};
@@ -7,9 +8,6 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-
-/// Parameters as a config gives them: by name, untyped.
-pub type Params = BTreeMap<String, serde_json::Value>;
 
 type Build = dyn Fn(&Params) -> Result<Arc<dyn Accelerator>, AccelerationError> + Send + Sync;
 
@@ -81,7 +79,8 @@ impl AcceleratorRegistry {
     /// Registers an accelerator of `stage` whose parameters are a `P`: `build` makes it from them. The case of ASCII
     /// letters does not matter in `name`.
     ///
-    /// `P` should carry `#[serde(deny_unknown_fields)]`, so that a misspelt parameter is an error.
+    /// `P` should carry `#[serde(deny_unknown_fields)]`, so that a misspelt parameter is an error. Ranges and lengths that
+    /// its schema declares are checked.
     ///
     /// # Errors
     /// [`AlreadyRegistered`] if the name is taken.
@@ -101,12 +100,14 @@ impl AcceleratorRegistry {
             return Err(AlreadyRegistered(name));
         }
         let called = name.clone();
-        let build = move |params: &Params| {
-            let object = serde_json::Value::Object(params.clone().into_iter().collect());
-            let params: P = serde_json::from_value(object).map_err(|error| AccelerationError::Params {
+        let schema = schemars::schema_for!(P);
+        let by_schema = schema.as_value().clone();
+        let build = move |given: &Params| {
+            let wrong = |message| AccelerationError::Params {
                 name: called.clone(),
-                message: error.to_string(),
-            })?;
+                message,
+            };
+            let params: P = params::read(given).map_err(wrong)?;
             let built = build(params).and_then(|accelerator| match accelerator.stage() {
                 found if found == stage => Ok(Arc::new(accelerator) as Arc<dyn Accelerator>),
                 found => Err(Refusal::new(
@@ -114,17 +115,20 @@ impl AcceleratorRegistry {
                     "This is a defect of the crate that registers it; remove the entry",
                 )),
             });
-            built.map_err(|refusal| AccelerationError::Refused {
+            let built = built.map_err(|refusal| AccelerationError::Refused {
                 name: called.clone(),
                 refusal,
-            })
+            })?;
+            // Last, so that an accelerator may say it in words of its own.
+            params::check(&by_schema, given).map_err(wrong)?;
+            Ok(built)
         };
         let kind = AcceleratorKind {
             name: name.clone(),
             stage,
             summary: summary.into(),
             floor: None,
-            schema: schemars::schema_for!(P),
+            schema,
             build: Arc::new(build),
         };
         Ok(self.kinds.entry(name).insert_entry(kind).into_mut())

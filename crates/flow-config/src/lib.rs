@@ -33,5 +33,5 @@ pub use explain::{FieldDoc, all_keys, explain, find_key};
 pub use load::{Resolved, Source, base_dir, load, parse_named, parse_str};
 pub use migrate::{Change, migrate};
 pub use presets::{Preset, presets};
-pub use schema::{schema, schema_text};
+pub use schema::{schema, tidy as tidy_schema};
 pub use sections::*;

@@ -1,7 +1,7 @@
 //! From a config's `[device]`, `[checkpointing]` and `[runtime]` to device, plan and threads.
 
 use crate::Registries;
-use flow_config::{CheckpointingConfig, Config, DType, DeviceKind};
+use flow_config::{CheckpointingConfig, Config, DType};
 use flow_core::{CoreError, Plan, device::ComputeDevice};
 use flow_trainer::setup::Environment;
 use std::collections::BTreeMap;
@@ -77,10 +77,7 @@ pub fn environment<'a>(
         return Err(EnvironmentError::Checkpointing { policy });
     }
     let context = flow_runtime::Context {
-        device: match config.device.kind {
-            DeviceKind::Cpu => flow_runtime::DeviceKind::Cpu,
-            DeviceKind::Cuda => flow_runtime::DeviceKind::Cuda,
-        },
+        device: config.device.kind,
         base: base.to_owned(),
         ..flow_runtime::Context::default()
     };

@@ -4,9 +4,11 @@
 
 mod environment;
 mod registries;
+mod schema;
 
 pub use environment::{EnvironmentError, environment, versions, worker_pool};
 pub use registries::{NameTaken, Registries};
+pub use schema::{schema, schema_text};
 
 pub use flow_accel as accel;
 pub use flow_accelerators as accelerators;

@@ -50,6 +50,32 @@ fn a_resumed_run_with_an_accelerator_counts_as_one_that_was_never_stopped() {
 }
 
 #[test]
+fn a_run_with_fused_kernels_has_the_numbers_of_one_without() {
+    let numbers = |place: &Place| -> Vec<Value> {
+        let mut trained = records(place, "train");
+        for record in &mut trained {
+            let record = record.as_object_mut().expect("a table");
+            record.retain(|key, _| !key.starts_with("acceleration/"));
+        }
+        trained
+    };
+    let plain = Place::new();
+    plain.succeed(&["train", "tiny.toml"]);
+    let expected = numbers(&plain);
+    assert_eq!(expected.len(), 2);
+    let mut replaced = Vec::new();
+    for mode in ["regional", "full"] {
+        let place = Place::new();
+        let set = format!("acceleration.shared={{ name = \"fused_kernels\", params = {{ mode = \"{mode}\" }} }}");
+        place.succeed(&["train", "tiny.toml", "--set", &set]);
+        assert_eq!(numbers(&place), expected, "{mode}");
+        let counted = &records(&place, "train")[0]["acceleration/fused_kernels/kernels_replaced"];
+        replaced.push(counted.as_f64().expect("counted"));
+    }
+    assert!(replaced[0] > 0.0 && replaced[0] < replaced[1], "{replaced:?}");
+}
+
+#[test]
 fn check_and_plan_show_accelerators_and_refuse_what_cannot_be() {
     let place = Place::new();
     let plan = place.succeed(&["plan", "tiny.toml", "--set", REFERENCE]);
@@ -228,7 +254,7 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
     } else {
         1
     };
-    assert_eq!(rows.len(), 2 * 2 * 2 * 2 * dtypes, "{text}");
+    assert_eq!(rows.len(), 2 * 3 * 2 * 2 * 2 * dtypes, "{text}");
     for row in rows {
         let [.., ratios, deviation] = row[..] else {
             panic!("{row:?}")
@@ -238,7 +264,10 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
             "{row:?}"
         );
     }
-    contains(&text, &["grpo-guard", "lora", "combinations are exact"]);
+    contains(
+        &text,
+        &["regional", "full", "grpo-guard", "lora", "combinations are exact"],
+    );
     assert!(!place.path("runs").exists());
     let ode = [
         "audit",
