@@ -4,10 +4,12 @@
 
 mod environment;
 mod registries;
+mod runtime_options;
 mod schema;
 
 pub use environment::{EnvironmentError, environment, versions, worker_pool};
 pub use registries::{NameTaken, Registries};
+pub use runtime_options::{apply_runtime_options, runtime_options};
 pub use schema::{schema, schema_text};
 
 pub use flow_accel as accel;

@@ -20,7 +20,7 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
         }
         Purpose::Pretrain => super::pretrain::fresh(loaded.config()),
     };
-    loaded.compute(&config, |environment| match arguments.purpose {
+    loaded.inspect(&config, |environment| match arguments.purpose {
         Purpose::Train => {
             let tokens = tokens(&config, environment).or_bad_input()?;
             let build = Build {

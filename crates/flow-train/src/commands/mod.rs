@@ -18,13 +18,15 @@ mod train;
 mod weights;
 
 use crate::arguments::{Arguments, Command, ConfigArguments};
-use crate::diagnostics;
+use crate::{diagnostics, terminal};
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Config, Resolved};
+use flow_runtime::Applied;
 use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::setup::Environment;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 /// Runs what the command line asks for.
 pub fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -54,6 +56,8 @@ struct Loaded {
     /// Where its relative paths start from.
     base: PathBuf,
     registries: Registries,
+    /// Options of the runtimes that are in force, once something was computed.
+    options: OnceLock<Vec<Applied>>,
 }
 
 impl Loaded {
@@ -69,10 +73,17 @@ impl Loaded {
         };
         diagnostics::settle(&resolved.report)?;
         let registries = Registries::built_in().or_failed()?;
+        let base = flow_config::base_dir(&arguments.config);
+        // What is wrong with the options is said where they are used.
+        if let Ok(options) = flow_train::runtime_options(&resolved.config, &base) {
+            let warnings = options.warnings().iter();
+            warnings.for_each(|warning| terminal::note(&warning.to_string()));
+        }
         Ok(Self {
             resolved,
-            base: flow_config::base_dir(&arguments.config),
+            base,
             registries,
+            options: OnceLock::new(),
         })
     }
 
@@ -80,8 +91,27 @@ impl Loaded {
         &self.resolved.config
     }
 
-    /// Computes in the config's worker threads, with its device and plans, for `config`: this one's or a variant.
+    /// Computes in the config's worker threads, with its device and plans, for `config`: this one's or a variant. Before
+    /// that, and once, the options of the runtimes are made effective.
     fn compute<T: Send>(
+        &self,
+        config: &Config,
+        task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
+    ) -> Result<T, Failure> {
+        if self.options.get().is_none() {
+            let applied = flow_train::apply_runtime_options(&self.resolved, &self.base).or_bad_input()?;
+            self.options.get_or_init(|| applied);
+        }
+        self.inspect(config, task)
+    }
+
+    /// Options of the runtimes that are in force.
+    fn options(&self) -> &[Applied] {
+        self.options.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// As [`compute`](Self::compute), but the options of the runtimes are checked only: for commands that run no model.
+    fn inspect<T: Send>(
         &self,
         config: &Config,
         task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,

@@ -25,7 +25,7 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
     } else {
         Interrupt::listen()?
     };
-    loaded.compute(loaded.config(), |environment| {
+    let task = |environment: &Environment<'_>| {
         let tokens = tokens(loaded.config(), environment).or_bad_input()?;
         let train = Train {
             arguments,
@@ -35,7 +35,12 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
             interrupt,
         };
         setup::with_algorithm(loaded.config(), tokens, train).or_bad_input()?
-    })
+    };
+    if arguments.dry_run {
+        loaded.inspect(loaded.config(), task)
+    } else {
+        loaded.compute(loaded.config(), task)
+    }
 }
 
 struct Train<'a> {
@@ -90,7 +95,7 @@ impl WithAlgorithm for Train<'_> {
                 observer.notice(&format!("run: {}", directory.path().display()));
                 let manifest = open::manifest(
                     &directory,
-                    &self.loaded.resolved,
+                    self.loaded,
                     environment,
                     &parts.acceleration,
                 )?;

@@ -121,6 +121,37 @@ fn check_and_plan_show_accelerators_and_refuse_what_cannot_be() {
 }
 
 #[test]
+fn options_of_the_runtime_are_in_force_and_in_the_manifest_with_their_source() {
+    let place = Place::new();
+    let level = "runtime.options.\"burn.autodiff.logger.level\"=\"basic\"";
+    let file = "runtime.options.\"burn.autodiff.logger.file\"=\"backward.log\"";
+    place.succeed(&["train", "tiny.toml", "--dry-run", "--set", level, "--set", file]);
+    assert!(!place.path("backward.log").exists(), "a dry run writes nothing");
+    place.succeed(&["train", "tiny.toml", "--set", level, "--set", file]);
+    let manifest: Value = serde_json::from_str(&place.text("runs/tiny/run.json")).expect("JSON");
+    let options = manifest["device"]["runtime_options"].as_array().expect("a list");
+    let of = |key: &str| {
+        let found = options.iter().find(|option| option["key"] == key);
+        found.unwrap_or_else(|| panic!("{key}: {options:#?}"))
+    };
+    let given = of("burn.autodiff.logger.level");
+    assert_eq!((&given["value"], &given["default"]), (&"basic".into(), &"disabled".into()));
+    assert_eq!(given["source"], format!("--set {level}"));
+    let default = of("burn.autodiff.logger.append");
+    assert_eq!((&default["value"], &default["source"]), (&true.into(), &"default".into()));
+    assert!(
+        options.iter().all(|option| option["key"].as_str().expect("text").starts_with("burn.autodiff")),
+        "nothing that nobody reads: {options:#?}"
+    );
+    assert!(place.text("backward.log").lines().count() > 0, "Burn read the options");
+
+    let without = Place::new();
+    without.succeed(&["train", "tiny.toml"]);
+    let manifest: Value = serde_json::from_str(&without.text("runs/tiny/run.json")).expect("JSON");
+    assert_eq!(manifest["device"]["runtime_options"], Value::Array(vec![]));
+}
+
+#[test]
 fn the_lists_name_the_accelerators_and_the_backends() {
     let place = Place::bare();
     contains(
