@@ -136,14 +136,21 @@ fn fused_kernels_without_a_place_or_without_effect_are_refused() {
     let params = fused("full");
     assert!(shared(&[("fused_kernels", &params)], &without_blocks).is_ok());
 
-    let kernels = CpuKernels::default().fused(Arc::new(|| {})).expect("not fused yet");
+    let kernels = CpuKernels::default()
+        .fused(Arc::new(|| {}))
+        .expect("not fused yet");
     let base = Plan::new(Arc::new(CpuAttention), kernels);
     let entries = [("fused_kernels", &params)];
     let again = registry().acceleration(base, entries, [], &model(&[]));
     let text = again.expect_err("they are fused")[0].to_string();
     assert!(text.contains("`cpu-fused` have no fused form"), "{text}");
 
-    let error = |params: Params| registry().build("fused_kernels", &params).expect_err("wrong").to_string();
+    let error = |params: Params| {
+        registry()
+            .build("fused_kernels", &params)
+            .expect_err("wrong")
+            .to_string()
+    };
     assert!(error(Params::new()).contains("missing field `mode`"));
     assert!(error(fused("most")).contains("unknown variant `most`, expected `regional` or `full`"));
 }

@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut models = ModelRegistry::new();
     flow_models::register(&mut models);
     let settings = serde_json::json!({
-        "latent_channels": 1, "height": 8, "width": 8, "patch": 2, "hidden": 32, "layers": 4, "heads": 4,
+        "latent": { "channels": 1, "height": 8, "width": 8 }, "patch": 2, "hidden": 32, "layers": 4, "heads": 4,
     });
     let model = models.build("dit", &settings, &device)?;
     let weights = Weights::init(model.layout().clone(), 1, &device);
@@ -45,7 +45,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         });
         let sigma = 1.0 - step as f32 / STEPS as f32;
         let input = ModelInput {
-            x: device.tensor(vec![0.5; model.spec().latent.values()], [1, model.spec().latent.values()]),
+            x: device.tensor(
+                vec![0.5; model.spec().latent.values()],
+                [1, model.spec().latent.values()],
+            ),
             sigma: device.tensor(vec![sigma], [1]),
             condition: Condition::default(),
         };

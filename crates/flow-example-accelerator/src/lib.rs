@@ -9,8 +9,8 @@ pub use driver::StepReuseDriver;
 use flow_accel::{
     Accelerator, AcceleratorRegistry, AcceleratorStage, AlreadyRegistered, Refusal, Safety, StepScope, Target,
 };
-use flow_core::exec::{RunAll, StackDriver};
 use flow_core::Plan;
+use flow_core::exec::{RunAll, StackDriver};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

@@ -99,7 +99,9 @@ fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
     setup::with_algorithm(config, tokens, task)??;
     let text = std::fs::read_to_string(root.path().join("run/metrics.jsonl")).expect("metrics");
     let records = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-    Ok(records.filter(|record: &Value| record["kind"] == "train").collect())
+    Ok(records
+        .filter(|record: &Value| record["kind"] == "train")
+        .collect())
 }
 
 fn skipped(record: &Value) -> u64 {

@@ -3,7 +3,8 @@
 use crate::host::bf16;
 use crate::host::matrix::Precision;
 use crate::{
-    activation, embedding, fused, gated_residual, linear, modulated_layer_norm, optimizer, rms_norm, rotary, sde,
+    activation, embedding, fused, gated_residual, linear, modulated_layer_norm, optimizer, rms_norm, rotary,
+    sde,
 };
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;

@@ -181,7 +181,12 @@ fn output_and_all_gradients_have_the_bits_of_the_composed_operations() {
                 let tracked = vec![tracked; case.operands().len()];
                 let found = results(&case, &tracked, &*fused, &Compute);
                 let expected = results(&case, &tracked, &kernels, &Compute);
-                assert!(found == expected, "{} {case:?} tracked: {}", kernels.name(), tracked[0]);
+                assert!(
+                    found == expected,
+                    "{} {case:?} tracked: {}",
+                    kernels.name(),
+                    tracked[0]
+                );
             }
         }
     }
@@ -288,9 +293,15 @@ fn results_kept_from_a_plain_run_serve_a_tracked_run_with_the_same_bits() {
         };
         let all = vec![true; inputs.len()];
         let replayed = results(&case, &all, &*fused, &stash);
-        assert!(stash.results.lock().expect("not poisoned").is_empty(), "{operation:?}");
+        assert!(
+            stash.results.lock().expect("not poisoned").is_empty(),
+            "{operation:?}"
+        );
         assert_eq!(first, replayed.0, "{operation:?}");
-        assert!(replayed == results(&case, &all, &kernels, &Compute), "{operation:?}");
+        assert!(
+            replayed == results(&case, &all, &kernels, &Compute),
+            "{operation:?}"
+        );
     }
 }
 
@@ -301,7 +312,9 @@ fn every_fused_operation_is_told_once_and_fused_kernels_are_not_fused_again() {
     let tell = move || {
         counter.fetch_add(1, Ordering::Relaxed);
     };
-    let fused = CpuKernels::default().fused(Arc::new(tell)).expect("not fused yet");
+    let fused = CpuKernels::default()
+        .fused(Arc::new(tell))
+        .expect("not fused yet");
     assert_eq!(fused.name(), "cpu-fused");
     for (index, operation) in OPERATIONS.into_iter().enumerate() {
         let case = Case {

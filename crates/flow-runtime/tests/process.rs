@@ -126,7 +126,10 @@ fn applied(options: &RuntimeOptions) -> Result<Vec<Applied>, ApplyError> {
     let mut expected: Vec<&str> = read.map(|spec| spec.path).collect();
     // Burn's, then CubeCL's, each sorted by path.
     expected.sort();
-    assert_eq!(paths, expected, "every option of these runtimes that something reads");
+    assert_eq!(
+        paths, expected,
+        "every option of these runtimes that something reads"
+    );
     records.retain(|record| {
         let is_default = record.source == Applied::DEFAULT;
         assert!(!is_default || record.value == record.default, "{record:?}");

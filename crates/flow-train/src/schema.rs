@@ -17,7 +17,11 @@ pub fn schema(registry: &AcceleratorRegistry) -> Json {
         let entries: Vec<Json> = kinds
             .map(|kind| entry(registry, kind, &mut definitions))
             .collect();
-        let name = format!("{}{}Accelerator", &slot.name()[..1].to_uppercase(), &slot.name()[1..]);
+        let name = format!(
+            "{}{}Accelerator",
+            &slot.name()[..1].to_uppercase(),
+            &slot.name()[1..]
+        );
         let reference = json!({ "$ref": format!("#/$defs/{name}") });
         let property = &mut schema["$defs"]["AccelerationConfig"]["properties"][slot.name()];
         property["anyOf"] = if entries.is_empty() {
@@ -46,7 +50,11 @@ pub fn schema_text(registry: &AcceleratorRegistry) -> String {
 }
 
 /// An entry with the parameters of `kind`, whose definitions go into `definitions`.
-fn entry(registry: &AcceleratorRegistry, kind: &AcceleratorKind, definitions: &mut Map<String, Json>) -> Json {
+fn entry(
+    registry: &AcceleratorRegistry,
+    kind: &AcceleratorKind,
+    definitions: &mut Map<String, Json>,
+) -> Json {
     let mut params = kind.schema().as_value().clone();
     flow_config::tidy_schema(&mut params);
     if let Some(params) = params.as_object_mut() {
@@ -101,7 +109,9 @@ fn rename_references(schema: &mut Json, kind: &str) {
                 }
             }
         }
-        Json::Array(entries) => entries.iter_mut().for_each(|entry| rename_references(entry, kind)),
+        Json::Array(entries) => entries
+            .iter_mut()
+            .for_each(|entry| rename_references(entry, kind)),
         _ => {}
     }
 }

@@ -68,7 +68,9 @@ fn the_committed_configs_pass() {
         let text = std::fs::read_to_string(format!("../../configs/{name}.toml")).expect(name);
         let document: toml::Table = text.parse().expect("TOML");
         let document = serde_json::to_value(document).expect("JSON");
-        VALIDATOR.validate(&document).unwrap_or_else(|error| panic!("{name}: {error}"));
+        VALIDATOR
+            .validate(&document)
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
 
@@ -99,9 +101,7 @@ fn every_accelerator_stands_in_its_own_slot_with_its_own_parameters() {
 
 #[test]
 fn ranges_hold_in_the_program_as_in_the_schema() {
-    let cache = |key: &str, value: Json| {
-        json!({ "name": "feature_cache", "params": { "policy": "first_block", key: value } })
-    };
+    let cache = |key: &str, value: Json| json!({ "name": "feature_cache", "params": { "policy": "first_block", key: value } });
     for (key, value, expected) in [
         ("warmup_steps", json!(1000), true),
         ("warmup_steps", json!(1001), false),
@@ -121,7 +121,10 @@ fn ranges_hold_in_the_program_as_in_the_schema() {
         &serde_json::from_value(cache("warmup_steps", json!(1001))["params"].clone()).expect("a table"),
     );
     let error = error.expect_err("out of range").to_string();
-    assert!(error.contains("`warmup_steps`") && error.contains("1000"), "{error}");
+    assert!(
+        error.contains("`warmup_steps`") && error.contains("1000"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -142,14 +145,22 @@ fn every_runtime_option_is_in_the_schema_with_its_type() {
         let default = option.default.to_json();
         assert!(default.is_null() || with(default), "{}", option.path);
     }
-    assert!(!schema_accepts("runtime", json!({ "options": { "cubecl.autotune.lvel": "full" } })));
+    assert!(!schema_accepts(
+        "runtime",
+        json!({ "options": { "cubecl.autotune.lvel": "full" } })
+    ));
 }
 
 fn names() -> impl Strategy<Value = String> {
     // The last but one has the Kelvin sign, whose lower case is an ASCII letter though it is none.
     let known: Vec<String> = (REGISTRIES.accelerators.kinds())
         .map(|kind| kind.name().to_owned())
-        .chain(["torch_compile".into(), "fused-kernels".into(), "fused_\u{212a}ernels".into(), "".into()])
+        .chain([
+            "torch_compile".into(),
+            "fused-kernels".into(),
+            "fused_\u{212a}ernels".into(),
+            "".into(),
+        ])
         .collect();
     (prop::sample::select(known), any::<u32>()).prop_map(|(name, upper)| {
         let letters = name.chars().enumerate();
@@ -203,7 +214,12 @@ fn keys() -> impl Strategy<Value = String> {
 }
 
 fn params() -> impl Strategy<Value = Json> {
-    let base = prop::sample::select(vec!["attention_backend", "feature_cache", "fused_kernels", "fusion"]);
+    let base = prop::sample::select(vec![
+        "attention_backend",
+        "feature_cache",
+        "fused_kernels",
+        "fusion",
+    ]);
     let changes = prop::collection::vec((keys(), prop::option::of(values())), 0..3);
     (base, changes).prop_map(|(base, changes)| {
         let mut params = good_params(base);

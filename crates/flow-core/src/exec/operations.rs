@@ -185,7 +185,8 @@ impl Exec<'_> {
     ) -> Tensor<D> {
         let weight = weight.map(|weight| self.params.get(weight).into_dispatch());
         Tensor::from_dispatch(
-            self.kernels().rms_norm(&x.into_dispatch(), weight.as_ref(), epsilon),
+            self.kernels()
+                .rms_norm(&x.into_dispatch(), weight.as_ref(), epsilon),
         )
     }
 
@@ -205,7 +206,8 @@ impl Exec<'_> {
     pub fn embedding(&self, table: Handle<2>, index_bl: Tensor<2, Int>) -> Tensor<3> {
         let table = self.params.get(table).into_dispatch();
         Tensor::from_dispatch(
-            self.kernels().embedding(&table, &plain(&index_bl.into_dispatch())),
+            self.kernels()
+                .embedding(&table, &plain(&index_bl.into_dispatch())),
         )
     }
 

@@ -94,11 +94,17 @@ impl Part {
     /// The output, given what comes out of the activation: `inner(first row, rows)`.
     fn gated_rows(&self, work: usize, inner: impl Fn(usize, usize) -> Vec<f32> + Send + Sync) -> Plain {
         let columns = self.down.outputs();
-        let y = build_rows(self.normed.rows(), columns, work, threads::Start::Zeros, |start, y| {
-            let rows = y.len().checked_div(columns).unwrap_or(0);
-            let branch = layer_rows(&self.down, &inner(start, rows), rows);
-            self.gated.rows(&branch, start, y);
-        });
+        let y = build_rows(
+            self.normed.rows(),
+            columns,
+            work,
+            threads::Start::Zeros,
+            |start, y| {
+                let rows = y.len().checked_div(columns).unwrap_or(0);
+                let branch = layer_rows(&self.down, &inner(start, rows), rows);
+                self.gated.rows(&branch, start, y);
+            },
+        );
         from_vec(y, self.normed.x.shape())
     }
 
@@ -109,7 +115,8 @@ impl Part {
         let work = self.down.work(rows);
         let branch = build_rows(rows, columns, work, self.down.start(), |start, branch| {
             let rows = branch.len().checked_div(columns).unwrap_or(0);
-            self.down.forward_rows(&self.activated(&sum, start, rows), 0, branch);
+            self.down
+                .forward_rows(&self.activated(&sum, start, rows), 0, branch);
         });
         from_vec(branch, self.normed.x.shape())
     }
@@ -139,9 +146,7 @@ impl Part {
             let branch = CpuTensor::read(branch.expect("kept, the modulation being tracked"));
             gated.layout.modulation_gradient(gradient, branch.values())
         });
-        let dbranch = gated
-            .layout
-            .branch_gradient(gradient, gated.modulation.values());
+        let dbranch = gated.layout.branch_gradient(gradient, gated.modulation.values());
         let inner = train_down.then(|| CpuTensor::read(&activated_again(sum, self.activation)));
         let inner = inner.as_ref().map(CpuTensor::values);
         let down = self.down.weight_gradients(inner, &dbranch, wanted_down);

@@ -78,17 +78,11 @@ pub(crate) fn linear_gated_residual(
             let branch = kept.pop().expect("a linear layer keeps one tensor");
             (gated.with(&branch), Some(branch))
         } else {
-            let output = build_rows(
-                rows,
-                columns,
-                work,
-                threads::Start::Zeros,
-                |start, y| {
-                    let rows = y.len().checked_div(columns).unwrap_or(0);
-                    let branch = layer_rows(&layer, &x.values()[start * inputs..][..rows * inputs], rows);
-                    gated.rows(&branch, start, y);
-                },
-            );
+            let output = build_rows(rows, columns, work, threads::Start::Zeros, |start, y| {
+                let rows = y.len().checked_div(columns).unwrap_or(0);
+                let branch = layer_rows(&layer, &x.values()[start * inputs..][..rows * inputs], rows);
+                gated.rows(&branch, start, y);
+            });
             (from_vec(output, &shape), None)
         };
         let x_shape = x.shape().to_vec();
@@ -105,11 +99,7 @@ pub(crate) fn linear_gated_residual(
                 let dmodulation = layout.modulation_gradient(gradient.values(), branch.values());
                 from_vec(dmodulation, modulation.shape())
             });
-            let mut gradients = vec![
-                wanted[0].then(|| incoming.gradient().clone()),
-                None,
-                dmodulation,
-            ];
+            let mut gradients = vec![wanted[0].then(|| incoming.gradient().clone()), None, dmodulation];
             if wanted[1] || wanted[3..].contains(&true) {
                 let dbranch = layout.branch_gradient(gradient.values(), modulation.values());
                 gradients[1] = wanted[1].then(|| from_vec(layer.input_gradient(&dbranch), &x_shape));

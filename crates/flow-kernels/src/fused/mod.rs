@@ -63,7 +63,11 @@ impl Normed {
     fn read(x: &Plain, modulation: &Plain, chunks: NormChunks) -> Self {
         let (x, modulation) = (CpuTensor::read(x), CpuTensor::read(modulation));
         let layout = NormLayout::new(&x, &modulation, chunks);
-        Self { x, modulation, layout }
+        Self {
+            x,
+            modulation,
+            layout,
+        }
     }
 
     /// Number of rows.

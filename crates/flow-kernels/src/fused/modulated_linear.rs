@@ -46,8 +46,7 @@ pub(crate) fn modulated_linear(
         let backward: op::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let sum = sum.as_ref().map(CpuTensor::read);
-            let through =
-                sum.map(|sum| activation_gradient(activation, sum.values(), gradient.values()));
+            let through = sum.map(|sum| activation_gradient(activation, sum.values(), gradient.values()));
             let gradient = through.as_deref().unwrap_or(gradient.values());
             let (dx, dmodulation, weights) =
                 normed.layer_gradients(&layer, train_matrix, gradient, incoming.wanted);

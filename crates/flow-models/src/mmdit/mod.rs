@@ -8,9 +8,7 @@ mod config;
 
 pub use config::MmditConfig;
 
-use crate::layers::{
-    Parts, PatchEmbedding, TimestepEmbedding, modulation, norm, sincos_2d, unpatchify,
-};
+use crate::layers::{Parts, PatchEmbedding, TimestepEmbedding, modulation, norm, sincos_2d, unpatchify};
 use crate::{Architecture, ModelError, settings};
 use block::MmditBlock;
 use burn::tensor::Tensor;

@@ -10,7 +10,8 @@ use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_accelerators::{AttentionBackendAccelerator, FusedKernelsAccelerator};
 use flow_config::{
-    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, Config, DType, Dynamics, Finetune, GrpoConfig, GrpoGuardConfig,
+    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, Config, DType, Dynamics, Finetune, GrpoConfig,
+    GrpoGuardConfig,
 };
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;

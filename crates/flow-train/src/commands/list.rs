@@ -93,7 +93,11 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
                     .map(|kind| {
                         let floor = kind.floor().map(|floor| format!("; floor: {floor}"));
                         let summary = format!("{}{}", kind.summary(), floor.unwrap_or_default());
-                        vec![kind.name().to_owned(), kind.stage().slot().name().to_owned(), summary]
+                        vec![
+                            kind.name().to_owned(),
+                            kind.stage().slot().name().to_owned(),
+                            summary,
+                        ]
                     })
                     .collect(),
             )

@@ -18,8 +18,8 @@ mod train;
 mod weights;
 
 use crate::arguments::{Arguments, Command, ConfigArguments};
-use crate::{diagnostics, terminal};
 use crate::failure::{Failure, OrFailure};
+use crate::{diagnostics, terminal};
 use flow_config::{Config, Resolved};
 use flow_runtime::Applied;
 use flow_train::Registries;

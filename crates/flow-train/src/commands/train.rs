@@ -93,12 +93,7 @@ impl WithAlgorithm for Train<'_> {
             Start::Fresh(directory) => {
                 self.tell(&mut *observer, directory.notices());
                 observer.notice(&format!("run: {}", directory.path().display()));
-                let manifest = open::manifest(
-                    &directory,
-                    self.loaded,
-                    environment,
-                    &parts.acceleration,
-                )?;
+                let manifest = open::manifest(&directory, self.loaded, environment, &parts.acceleration)?;
                 Session::start(parts, directory, &manifest).or_failed()?
             }
             Start::Resume(directory, from) => {

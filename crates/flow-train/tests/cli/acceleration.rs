@@ -66,7 +66,8 @@ fn a_run_with_fused_kernels_has_the_numbers_of_one_without() {
     let mut replaced = Vec::new();
     for mode in ["regional", "full"] {
         let place = Place::new();
-        let set = format!("acceleration.shared={{ name = \"fused_kernels\", params = {{ mode = \"{mode}\" }} }}");
+        let set =
+            format!("acceleration.shared={{ name = \"fused_kernels\", params = {{ mode = \"{mode}\" }} }}");
         place.succeed(&["train", "tiny.toml", "--set", &set]);
         assert_eq!(numbers(&place), expected, "{mode}");
         let counted = &records(&place, "train")[0]["acceleration/fused_kernels/kernels_replaced"];
@@ -135,15 +136,26 @@ fn options_of_the_runtime_are_in_force_and_in_the_manifest_with_their_source() {
         found.unwrap_or_else(|| panic!("{key}: {options:#?}"))
     };
     let given = of("burn.autodiff.logger.level");
-    assert_eq!((&given["value"], &given["default"]), (&"basic".into(), &"disabled".into()));
+    assert_eq!(
+        (&given["value"], &given["default"]),
+        (&"basic".into(), &"disabled".into())
+    );
     assert_eq!(given["source"], format!("--set {level}"));
     let default = of("burn.autodiff.logger.append");
-    assert_eq!((&default["value"], &default["source"]), (&true.into(), &"default".into()));
+    assert_eq!(
+        (&default["value"], &default["source"]),
+        (&true.into(), &"default".into())
+    );
     assert!(
-        options.iter().all(|option| option["key"].as_str().expect("text").starts_with("burn.autodiff")),
+        options
+            .iter()
+            .all(|option| option["key"].as_str().expect("text").starts_with("burn.autodiff")),
         "nothing that nobody reads: {options:#?}"
     );
-    assert!(place.text("backward.log").lines().count() > 0, "Burn read the options");
+    assert!(
+        place.text("backward.log").lines().count() > 0,
+        "Burn read the options"
+    );
 
     let without = Place::new();
     without.succeed(&["train", "tiny.toml"]);
