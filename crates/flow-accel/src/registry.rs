@@ -2,7 +2,7 @@
 
 use crate::params::{self, Params};
 use crate::{Acceleration, AccelerationError, Accelerator, AcceleratorStage, Refusal};
-use flow_core::{ModelSpec, Plan};
+use flow_core::{ModelSpec, Plan, UnknownName};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -169,20 +169,19 @@ impl AcceleratorRegistry {
             });
         }
         let Some(kind) = self.kinds.get(&asked) else {
-            let likeness = |known: &String| strsim::jaro_winkler(known, &asked);
-            let available: Vec<&str> = self.kinds.keys().map(String::as_str).collect();
+            let UnknownName {
+                asked,
+                available,
+                nearest,
+            } = UnknownName::new(name, self.kinds.keys().map(String::as_str));
             return Err(AccelerationError::Unknown {
-                asked: name.into(),
+                asked,
                 available: if available.is_empty() {
                     "none".into()
                 } else {
                     available.join(", ")
                 },
-                nearest: self
-                    .kinds
-                    .keys()
-                    .max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
-                    .cloned(),
+                nearest,
             });
         };
         (kind.build)(params)
