@@ -2,9 +2,6 @@
 
 use std::fmt;
 
-/// Least Jaro-Winkler similarity of a name that may have been meant.
-const ALIKE: f64 = 0.7;
-
 /// A name that a registry does not have, with those it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownName {
@@ -12,7 +9,7 @@ pub struct UnknownName {
     pub asked: String,
     /// All registered names, in the registry's order.
     pub available: Vec<String>,
-    /// The registered name most like it, if one is like it.
+    /// The registered name most like it (Jaro and Winkler), if any is registered.
     pub nearest: Option<String>,
 }
 
@@ -25,7 +22,6 @@ impl UnknownName {
             .iter()
             .map(|name| (strsim::jaro_winkler(&name.to_lowercase(), &lower), name));
         let nearest = scored
-            .filter(|(likeness, _)| *likeness >= ALIKE)
             .max_by(|a, b| a.0.total_cmp(&b.0))
             .map(|(_, name)| name.clone());
         Self {
