@@ -110,7 +110,6 @@ fn an_mmdit_has_the_same_bits_with_fused_kernels() {
         pos_embed_max_size: 4,
         dual_attention_layers: vec![0, 1],
         qk_norm: true,
-        ..MmditConfig::sd35_medium()
     };
     let model = Mmdit::new(&config, &device).expect("it fits");
     let input = ModelInput {
