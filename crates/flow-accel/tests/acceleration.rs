@@ -197,10 +197,20 @@ fn registry() -> AcceleratorRegistry {
         }
     };
     registry
-        .register("label", "Names regions.", build(AcceleratorStage::Both))
+        .register(
+            "label",
+            AcceleratorStage::Both,
+            "Names regions.",
+            build(AcceleratorStage::Both),
+        )
         .unwrap();
     registry
-        .register("Rollout-Label", "Names stacks.", build(AcceleratorStage::Rollout))
+        .register(
+            "Rollout-Label",
+            AcceleratorStage::Rollout,
+            "Names stacks.",
+            build(AcceleratorStage::Rollout),
+        )
         .unwrap();
     registry
 }
@@ -508,10 +518,8 @@ fn a_name_is_registered_once_whatever_its_case() {
             gone: Gone::default(),
         })
     };
-    assert_eq!(
-        registry.register("LABEL", "", build),
-        Err(AlreadyRegistered("label".into()))
-    );
+    let again = registry.register("LABEL", AcceleratorStage::Both, "", build);
+    assert_eq!(again.unwrap_err(), AlreadyRegistered("label".into()));
     let known: Vec<(&str, &str)> = registry
         .kinds()
         .map(|kind| (kind.name(), kind.summary()))
@@ -519,6 +527,29 @@ fn a_name_is_registered_once_whatever_its_case() {
     assert_eq!(
         known,
         [("label", "Names regions."), ("rollout-label", "Names stacks.")]
+    );
+}
+
+#[test]
+fn a_kind_knows_its_stage_and_floor_and_another_stage_of_what_it_builds_is_refused() {
+    let mut registry = registry();
+    let stages: Vec<AcceleratorStage> = registry.kinds().map(|kind| kind.stage()).collect();
+    assert_eq!(stages, [AcceleratorStage::Both, AcceleratorStage::Rollout]);
+    let build = |params: LabelParams| {
+        Ok(Label {
+            stage: AcceleratorStage::Both,
+            params,
+            gone: Gone::default(),
+        })
+    };
+    let kind = registry.register("odd", AcceleratorStage::Rollout, "", build);
+    kind.unwrap().set_floor("does nothing");
+    let floors: Vec<Option<&str>> = registry.kinds().map(|kind| kind.floor()).collect();
+    assert_eq!(floors, [None, Some("does nothing"), None]);
+    assert_eq!(
+        registry.build("odd", &label("x")).unwrap_err().to_string(),
+        "the accelerator `odd` cannot be used: it is registered with stage `rollout`, but its own is `both`. This is a \
+         defect of the crate that registers it; remove the entry"
     );
 }
 

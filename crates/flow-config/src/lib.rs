@@ -43,7 +43,7 @@ pub use load::{
 pub use migrate::{Change, migrate};
 pub use params::check_params;
 pub use presets::{Preset, presets};
-pub use schema::{schema, schema_text};
+pub use schema::{schema, tidy as tidy_schema};
 pub use sections::*;
 pub use suggest::nearest;
 pub use tree::quoted_key as key_in_path;

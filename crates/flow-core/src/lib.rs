@@ -11,6 +11,7 @@ pub mod error;
 pub mod exec;
 pub mod kernels;
 pub mod model;
+pub mod names;
 pub mod op;
 pub mod params;
 pub mod tensors;
@@ -25,5 +26,6 @@ pub use exec::{
 };
 pub use kernels::{Activation, AdamWStep, Kernels};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};
+pub use names::UnknownName;
 pub use params::{Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Weights};
 pub use tensors::{Plain, Tensors};

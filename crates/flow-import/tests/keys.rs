@@ -188,7 +188,7 @@ fn a_single_accelerator_is_a_list_of_one_and_order_is_kept() {
     let compiled = "acceleration: {shared: {name: Torch_Compile, params: {mode: full}}}";
     assert!(
         config(compiled).acceleration.shared.is_empty(),
-        "kernels are fused without it"
+        "what fuses kernels here is no compiler"
     );
     assert_eq!(note(compiled, "acceleration.shared").outcome, Outcome::Kept);
     let one = "train: {trainer_type: nft}\nacceleration: {rollout: {name: Diffusers_Cache}}";

@@ -87,7 +87,10 @@ pub fn render(report: &Report, colour: bool) -> String {
         }
     }
     // Lines of the file that are empty, and those of a help, come with their indentation.
-    let mut text: String = text.lines().map(|line| format!("{}\n", line.trim_end())).collect();
+    let mut text: String = text
+        .lines()
+        .map(|line| format!("{}\n", line.trim_end()))
+        .collect();
     let count = |severity| {
         report
             .diagnostics

@@ -1,7 +1,7 @@
 //! From a config's `[device]`, `[checkpointing]` and `[runtime]` to device, plan and threads.
 
 use crate::Registries;
-use flow_config::{Config, DType, DeviceKind};
+use flow_config::{Config, DType};
 use flow_core::{CoreError, Plan, device::ComputeDevice};
 use flow_trainer::setup::Environment;
 use std::collections::BTreeMap;
@@ -24,12 +24,9 @@ pub enum EnvironmentError {
     /// Options of Burn or CubeCL that nothing in this build reads, or that do not exist.
     #[error("`[runtime.options]` cannot be used:\n{0}")]
     RuntimeOptions(#[from] flow_runtime::OptionsError),
-    /// An option of Burn or CubeCL that this build does not apply.
-    #[error("`runtime.options` has `{name}`, but this build applies no options of Burn. Remove it")]
-    RuntimeOption {
-        /// The option.
-        name: String,
-    },
+    /// Options of Burn or CubeCL that could not be made effective.
+    #[error("`[runtime.options]` cannot be applied: {0}")]
+    Apply(#[from] flow_runtime::ApplyError),
     /// Kernels for the device.
     #[error(transparent)]
     Kernels(#[from] flow_kernels::UnknownKernels),
@@ -47,7 +44,8 @@ pub enum EnvironmentError {
 }
 
 /// Opens the config's device and makes the plan on which accelerators build. Relative paths of the config start from
-/// `base`.
+/// `base`. Options of the runtimes are checked; [`apply_runtime_options`](crate::apply_runtime_options), which comes
+/// before, makes them effective.
 ///
 /// # Errors
 /// Whatever the config asks for and this build has not. Nothing that is asked for is passed over.
@@ -61,18 +59,7 @@ pub fn environment<'a>(
         return Err(EnvironmentError::Unavailable(found));
     }
     let device = ComputeDevice::open(config.device.kind.name())?;
-    let context = flow_runtime::Context {
-        device: match config.device.kind {
-            DeviceKind::Cpu => flow_runtime::DeviceKind::Cpu,
-            DeviceKind::Cuda => flow_runtime::DeviceKind::Cuda,
-        },
-        base: base.to_owned(),
-        ..flow_runtime::Context::default()
-    };
-    flow_runtime::parse(&config.runtime.options, &context)?;
-    if let Some(name) = config.runtime.options.keys().next() {
-        return Err(EnvironmentError::RuntimeOption { name: name.clone() });
-    }
+    crate::runtime_options(config, base)?;
     let plan = Arc::new(base_plan(config, registries)?);
     Ok(Environment {
         device,

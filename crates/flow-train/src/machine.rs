@@ -14,7 +14,7 @@ pub fn machine(memory_gib: Option<f64>) -> Machine {
             Err(why) => Err(why.to_string()),
         },
         checkpointing: vec!["none"],
-        runtime_features: flow_runtime::Context::default().features,
+        runtime_features: crate::runtime_options::FEATURES.iter().copied().collect(),
         memory_bytes: memory_gib.map(|gib| (gib * BYTES_PER_GIB) as u64),
     }
 }

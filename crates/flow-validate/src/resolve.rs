@@ -8,7 +8,7 @@ use crate::{Entry, Trainer, check, errors};
 use flow_accel::{
     Acceleration, AccelerationError, Accelerator, AcceleratorRegistry, Safety, Slot, StepScope,
 };
-use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity, check_params};
+use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity};
 use flow_core::{ModelSpec, Plan};
 use std::sync::Arc;
 
@@ -111,9 +111,7 @@ fn build(
     position: usize,
 ) -> Result<Arc<dyn Accelerator>, Vec<Diagnostic>> {
     if let Some(kind) = registry.kind(&entry.name) {
-        let params = serde_json::Value::Object(entry.params.clone().into_iter().collect());
-        let place = path(slot.name(), position, "params");
-        let problems = check_params(&params, &kind.schema().clone().to_value(), &place);
+        let problems = kind.problems(&entry.params, &path(slot.name(), position, "params"));
         if !problems.is_empty() {
             return Err(problems);
         }

@@ -207,7 +207,9 @@ fn registry() -> AcceleratorRegistry {
             threshold: params.threshold,
         })
     };
-    registry.register("cache", "Reuses.", build).unwrap();
+    registry
+        .register("cache", AcceleratorStage::Rollout, "Reuses.", build)
+        .unwrap();
     registry
         .remove("old_cache", "it is called `cache`", "Write `cache`")
         .unwrap();

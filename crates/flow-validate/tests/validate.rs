@@ -53,7 +53,12 @@ fn registry() -> AcceleratorRegistry {
     let mut registry = AcceleratorRegistry::default();
     for name in ["outside", "rival", "first"] {
         registry
-            .register(name, "For tests.", move |_: NoParams| Ok(Outside(name)))
+            .register(
+                name,
+                AcceleratorStage::Rollout,
+                "For tests.",
+                move |_: NoParams| Ok(Outside(name)),
+            )
             .expect("a new name");
     }
     registry

@@ -11,6 +11,8 @@ pub struct Plan {
     pub attention: Arc<dyn AttentionBackend>,
     /// Computes everything else.
     pub kernels: Arc<dyn Kernels>,
+    /// Computes it within the blocks of a stack, if not the same kernels do.
+    pub block_kernels: Option<Arc<dyn Kernels>>,
     /// Decides what backward keeps of a region.
     pub regions: Arc<dyn RegionEngine>,
     /// Runs the blocks of a stack; a feature cache may answer for some.
@@ -23,6 +25,7 @@ impl Plan {
         Self {
             attention,
             kernels,
+            block_kernels: None,
             regions: Arc::new(KeepAll),
             stacks: Arc::new(RunAll),
         }
@@ -30,10 +33,13 @@ impl Plan {
 
     /// The plan in words, for logs and the run manifest.
     pub fn describe(&self) -> String {
+        let blocks = self.block_kernels.as_ref();
+        let blocks = blocks.map(|kernels| format!(" (in blocks {})", kernels.name()));
         format!(
-            "attention {}, kernels {}, regions {}, stacks {}",
+            "attention {}, kernels {}{}, regions {}, stacks {}",
             self.attention.name(),
             self.kernels.name(),
+            blocks.unwrap_or_default(),
             self.regions.name(),
             self.stacks.name()
         )

@@ -182,7 +182,8 @@ fn push(
 fn compile(draft: &mut Draft<'_>, entry: &Entry<'_>) {
     let reason = "an option of torch.compile; settings of Burn and CubeCL stand in [runtime.options]";
     entry.keep_params_but(draft, &["mode"], reason);
-    let reason = "flow-train's kernels are fused without an entry, whatever the mode";
+    let reason = "on the processor `fused_kernels` saves memory rather than time; add it to acceleration.shared if memory \
+                  is short";
     draft.keep("acceleration", &entry.origin, reason);
 }
 

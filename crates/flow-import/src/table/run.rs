@@ -272,7 +272,7 @@ pub(super) const ACCELERATION: &[Rule] = &[
         "acceleration.shared",
         Joint(Join::Acceleration),
         "`attention_backend`: the default backend is left out, others are to be chosen from flow-train's; \
-         `torch_compile`: no entry, kernels are fused as they are",
+         `torch_compile`: no entry, `fused_kernels` is the nearest",
     ),
     Rule::new(
         "acceleration.rollout",

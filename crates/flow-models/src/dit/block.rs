@@ -1,10 +1,10 @@
 //! A transformer block with adaLN-zero.
 
 use super::DitConfig;
-use crate::layers::{FeedForward, NORM_EPSILON, Parts, RotaryTable, SelfAttention, modulation};
+use crate::layers::{NORM_EPSILON, Parts, RotaryTable, SelfAttention, feed_forward, modulation, norm};
 use burn::tensor::Tensor;
 use flow_core::Init;
-use flow_core::exec::{Block, Exec, Linear, RegionKind};
+use flow_core::exec::{Block, Exec, FeedForward, Linear, RegionKind};
 use std::sync::Arc;
 
 /// Order of the modulation's chunks (Peebles and Xie 2022; diffusers' `AdaLayerNormZero`).
@@ -39,7 +39,7 @@ impl DitBlock {
             config.qk_norm,
             rotary,
         );
-        let mlp = FeedForward::new(parts.under("ff"), hidden, config.mlp_width());
+        let mlp = feed_forward(parts.under("ff"), hidden, config.mlp_width());
         Self {
             modulation,
             attention,
@@ -59,20 +59,13 @@ impl DitBlock {
             chunk::ATTENTION_SCALE,
             NORM_EPSILON,
         );
-        let branch = self.attention.forward(exec, normed);
-        exec.gated_residual(x, branch, modulation, chunk::ATTENTION_GATE)
+        let gate = chunk::ATTENTION_GATE;
+        self.attention.gated_residual(exec, x, normed, modulation, gate)
     }
 
     fn feed_forward(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
-        let normed = exec.modulated_layer_norm(
-            x.clone(),
-            modulation.clone(),
-            chunk::MLP_SHIFT,
-            chunk::MLP_SCALE,
-            NORM_EPSILON,
-        );
-        let branch = self.mlp.forward(exec, normed);
-        exec.gated_residual(x, branch, modulation, chunk::MLP_GATE)
+        let norm = norm(chunk::MLP_SHIFT, chunk::MLP_SCALE);
+        exec.modulated_feed_forward(x, modulation, norm, &self.mlp, chunk::MLP_GATE)
     }
 }
 

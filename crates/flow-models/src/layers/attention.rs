@@ -120,13 +120,21 @@ impl SelfAttention {
         }
     }
 
-    /// `[B, S, D]` to `[B, S, D]`.
-    pub fn forward(&self, exec: &Exec<'_>, x_bsd: Tensor<3>) -> Tensor<3> {
+    /// `residual + modulation[:, gate] · attention(x)`, all `[B, S, D]`.
+    pub fn gated_residual(
+        &self,
+        exec: &Exec<'_>,
+        residual_bsd: Tensor<3>,
+        x_bsd: Tensor<3>,
+        modulation_bkd: Tensor<3>,
+        gate: usize,
+    ) -> Tensor<3> {
         let (mut q, mut k, v) = self.projection.forward(exec, x_bsd);
         if let Some(rotary) = &self.rotary {
             q = exec.rotary(q, &rotary.cos, &rotary.sin);
             k = exec.rotary(k, &rotary.cos, &rotary.sin);
         }
-        exec.linear(&self.out, heads_to_width(exec.attention(q, k, v)))
+        let x_bsd = heads_to_width(exec.attention(q, k, v));
+        exec.linear_gated_residual(residual_bsd, &self.out, x_bsd, modulation_bkd, gate)
     }
 }

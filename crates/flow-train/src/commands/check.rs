@@ -78,7 +78,7 @@ fn build(loaded: &Loaded, purpose: Purpose) -> Result<Result<(), TrainError>, Fa
         Purpose::Train => loaded.config().clone(),
         Purpose::Pretrain => pretrain::fresh(loaded.config()),
     };
-    loaded.compute(&config, |environment| {
+    loaded.inspect(&config, |environment| {
         Ok(match purpose {
             Purpose::Train => tokens(&config, environment).and_then(|tokens| {
                 let build = Build {

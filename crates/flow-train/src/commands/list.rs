@@ -91,7 +91,15 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
             (
                 "accelerators (acceleration.shared, acceleration.rollout)",
                 kinds
-                    .map(|kind| vec![kind.name().to_owned(), kind.summary().to_owned()])
+                    .map(|kind| {
+                        let floor = kind.floor().map(|floor| format!("; floor: {floor}"));
+                        let summary = format!("{}{}", kind.summary(), floor.unwrap_or_default());
+                        vec![
+                            kind.name().to_owned(),
+                            kind.stage().slot().name().to_owned(),
+                            summary,
+                        ]
+                    })
                     .collect(),
             )
         }

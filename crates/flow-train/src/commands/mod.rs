@@ -23,10 +23,12 @@ use crate::arguments::{Arguments, Command, ConfigArguments};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Config, Resolved};
+use flow_runtime::Applied;
 use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::setup::Environment;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use survey::{Survey, Use};
 
 /// Runs what the command line asks for.
@@ -57,6 +59,8 @@ struct Loaded {
     /// Where its relative paths start from.
     base: PathBuf,
     registries: Registries,
+    /// Options of the runtimes that are in force, once something was computed.
+    options: OnceLock<Vec<Applied>>,
 }
 
 impl Loaded {
@@ -71,8 +75,27 @@ impl Loaded {
         &self.resolved.config
     }
 
-    /// Computes in the config's worker threads, with its device and plans, for `config`: this one's or a variant.
+    /// Computes in the config's worker threads, with its device and plans, for `config`: this one's or a variant. Before
+    /// that, and once, the options of the runtimes are made effective.
     fn compute<T: Send>(
+        &self,
+        config: &Config,
+        task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
+    ) -> Result<T, Failure> {
+        if self.options.get().is_none() {
+            let applied = flow_train::apply_runtime_options(&self.resolved, &self.base).or_bad_input()?;
+            self.options.get_or_init(|| applied);
+        }
+        self.inspect(config, task)
+    }
+
+    /// Options of the runtimes that are in force.
+    fn options(&self) -> &[Applied] {
+        self.options.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// As [`compute`](Self::compute), but the options of the runtimes are checked only: for commands that run no model.
+    fn inspect<T: Send>(
         &self,
         config: &Config,
         task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,

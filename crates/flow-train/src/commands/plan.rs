@@ -19,7 +19,7 @@ pub fn run(arguments: &ConfigArguments) -> Result<(), Failure> {
     let loaded = Loaded::read(arguments, Use::Looking)?;
     let mut config = loaded.config().clone();
     config.model.weights = None;
-    let text = loaded.compute(&config, |environment| {
+    let text = loaded.inspect(&config, |environment| {
         let tokens = tokens(&config, environment).or_bad_input()?;
         setup::with_algorithm(
             &config,

@@ -8,6 +8,7 @@ use flow_core::device::ComputeDevice;
 use flow_train::Registries;
 use flow_trainer::setup::{self, ModelOutline};
 use flow_validate::{Capabilities, Question, Trainer, validate};
+use std::sync::OnceLock;
 
 /// What a config is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +48,7 @@ impl Survey {
                 resolved,
                 base: flow_config::base_dir(&arguments.config),
                 registries,
+                options: OnceLock::new(),
             }),
         })
     }

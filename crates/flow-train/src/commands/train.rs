@@ -23,7 +23,7 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
     } else {
         Interrupt::listen()?
     };
-    loaded.compute(loaded.config(), |environment| {
+    let task = |environment: &Environment<'_>| {
         let tokens = tokens(loaded.config(), environment).or_bad_input()?;
         let train = Train {
             arguments,
@@ -33,7 +33,12 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
             interrupt,
         };
         setup::with_algorithm(loaded.config(), tokens, train).or_bad_input()?
-    })
+    };
+    if arguments.dry_run {
+        loaded.inspect(loaded.config(), task)
+    } else {
+        loaded.compute(loaded.config(), task)
+    }
 }
 
 struct Train<'a> {
@@ -88,12 +93,7 @@ impl WithAlgorithm for Train<'_> {
             Start::Fresh(directory) => {
                 self.tell(&mut *observer, directory.notices());
                 observer.notice(&format!("run: {}", directory.path().display()));
-                let manifest = open::manifest(
-                    &directory,
-                    &self.loaded.resolved,
-                    environment,
-                    &parts.acceleration,
-                )?;
+                let manifest = open::manifest(&directory, self.loaded, environment, &parts.acceleration)?;
                 Session::start(parts, directory, &manifest).or_failed()?
             }
             Start::Resume(directory, from) => {
