@@ -1,7 +1,7 @@
 //! `feature_cache`: blocks of a rollout answered from what an earlier step computed.
 
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Refusal, Safety, StepScope, Target};
-use flow_cache::{FirstBlock, FirstBlockRule};
+use flow_cache::{FirstBlock, Rules, StackCache};
 use flow_core::{Plan, RunAll, StackDriver};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -100,17 +100,20 @@ impl Accelerator for FeatureCache {
             ));
         }
         let params = &self.params;
-        let rule = FirstBlockRule {
+        let policy = FirstBlock {
             threshold: params.threshold,
+        };
+        let rules = Rules {
             warmup_steps: params.warmup_steps,
             max_consecutive: params.max_consecutive,
             compute_last: params.compute_last,
             outside_sde_window: params.scope == StepScope::OutsideSdeWindow,
+            per_batch: false,
         };
         let meter = target.meter.clone();
         let count = move |blocks| meter.count(Engagement::BlockSkipped, blocks);
         Ok(Plan {
-            stacks: Arc::new(FirstBlock::new(rule, Box::new(count))),
+            stacks: Arc::new(StackCache::new(policy, rules, Box::new(count))),
             ..plan
         })
     }

@@ -1,6 +1,8 @@
 //! Who answers a model's requests.
 
-use super::{KeepAll, RegionEngine, RunAll, StackDriver};
+use super::{
+    CallModel, ComputeLayers, KeepAll, LayerDriver, RegionEngine, RunAll, StackDriver, VelocityDriver,
+};
 use crate::{AttentionBackend, Kernels};
 use std::sync::Arc;
 
@@ -15,6 +17,10 @@ pub struct Plan {
     pub regions: Arc<dyn RegionEngine>,
     /// Runs the blocks of a stack; a feature cache may answer for some.
     pub stacks: Arc<dyn StackDriver>,
+    /// Computes attention layers; a feature cache may answer for some.
+    pub layers: Arc<dyn LayerDriver>,
+    /// Calls the model; a feature cache may answer for it.
+    pub velocities: Arc<dyn VelocityDriver>,
 }
 
 impl Plan {
@@ -25,17 +31,21 @@ impl Plan {
             kernels,
             regions: Arc::new(KeepAll),
             stacks: Arc::new(RunAll),
+            layers: Arc::new(ComputeLayers),
+            velocities: Arc::new(CallModel),
         }
     }
 
     /// The plan in words, for logs and the run manifest.
     pub fn describe(&self) -> String {
         format!(
-            "attention {}, kernels {}, regions {}, stacks {}",
+            "attention {}, kernels {}, regions {}, stacks {}, layers {}, velocities {}",
             self.attention.name(),
             self.kernels.name(),
             self.regions.name(),
-            self.stacks.name()
+            self.stacks.name(),
+            self.layers.name(),
+            self.velocities.name()
         )
     }
 }

@@ -4,7 +4,7 @@ use super::DitConfig;
 use crate::layers::{FeedForward, NORM_EPSILON, Parts, RotaryTable, SelfAttention, modulation};
 use burn::tensor::Tensor;
 use flow_core::Init;
-use flow_core::exec::{Block, Exec, Linear, RegionKind};
+use flow_core::exec::{AttentionKind, Block, Exec, Linear, RegionKind};
 use std::sync::Arc;
 
 /// Order of the modulation's chunks (Peebles and Xie 2022; diffusers' `AdaLayerNormZero`).
@@ -52,14 +52,10 @@ impl DitBlock {
     }
 
     fn attend(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
-        let normed = exec.modulated_layer_norm(
-            x.clone(),
-            modulation.clone(),
-            chunk::ATTENTION_SHIFT,
-            chunk::ATTENTION_SCALE,
-            NORM_EPSILON,
-        );
-        let branch = self.attention.forward(exec, normed);
+        let normed = normed(exec, x.clone(), modulation.clone());
+        let branch = exec.attention_layer("attn", AttentionKind::Spatial, normed, |exec, normed| {
+            self.attention.forward(exec, normed)
+        });
         exec.gated_residual(x, branch, modulation, chunk::ATTENTION_GATE)
     }
 
@@ -76,6 +72,12 @@ impl DitBlock {
     }
 }
 
+/// What the attention reads.
+fn normed(exec: &Exec<'_>, x: Tensor<3>, modulation: Tensor<3>) -> Tensor<3> {
+    let (shift, scale) = (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+    exec.modulated_layer_norm(x, modulation, shift, scale, NORM_EPSILON)
+}
+
 impl Block for DitBlock {
     type Carried = Tensor<3>;
     type Shared = Tensor<2>;
@@ -89,5 +91,14 @@ impl Block for DitBlock {
             Self::attend,
         );
         exec.region(RegionKind::Mlp, self, (x, modulation), Self::feed_forward)
+    }
+    fn modulated_input(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        x_bsd: &Tensor<3>,
+        c_bd: &Tensor<2>,
+    ) -> Option<Tensor<3>> {
+        let modulation = self.modulate(exec, c_bd.clone());
+        Some(normed(exec, x_bsd.clone(), modulation))
     }
 }

@@ -6,7 +6,7 @@ use crate::layers::{
 };
 use burn::tensor::Tensor;
 use flow_core::Init;
-use flow_core::exec::{Block, Exec, Linear, RegionKind};
+use flow_core::exec::{AttentionKind, Block, Exec, Linear, RegionKind};
 use std::sync::Arc;
 
 /// Order of the chunks of a full modulation (diffusers' `AdaLayerNormZero`); with a second attention three more
@@ -132,26 +132,48 @@ impl MmditBlock {
         let x_normed = norm(&x, &x_mod, chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
         let context_normed = norm(&context, &context_mod, shift, scale);
 
+        let normed = (x_normed, context_normed);
+        let spatial = AttentionKind::Spatial;
+        let (x_branch, context) = match &self.context_out {
+            None => {
+                let branch =
+                    exec.attention_layer("attn", spatial, normed, |exec, (x_normed, context_normed)| {
+                        let joint = self.joint(exec, x_normed, context_normed);
+                        exec.linear(&self.attention_out, joint.narrow(1, 0, tokens))
+                    });
+                (branch, context)
+            }
+            Some(out) => {
+                let (x_branch, context_branch) =
+                    exec.attention_layer("attn", spatial, normed, |exec, (x_normed, context_normed)| {
+                        let joint = self.joint(exec, x_normed, context_normed);
+                        let x_branch = exec.linear(&self.attention_out, joint.clone().narrow(1, 0, tokens));
+                        let context = joint.narrow(1, tokens, context_tokens);
+                        (x_branch, exec.linear(&out.attention_out, context))
+                    });
+                let gate = chunk::ATTENTION_GATE;
+                (
+                    x_branch,
+                    exec.gated_residual(context, context_branch, context_mod, gate),
+                )
+            }
+        };
+        let mut x_out = exec.gated_residual(x.clone(), x_branch, x_mod.clone(), chunk::ATTENTION_GATE);
+        if let Some(dual) = &self.dual {
+            let normed = norm(&x, &x_mod, chunk::DUAL_SHIFT, chunk::DUAL_SCALE);
+            let branch =
+                exec.attention_layer("attn2", spatial, normed, |exec, normed| dual.forward(exec, normed));
+            x_out = exec.gated_residual(x_out, branch, x_mod, chunk::DUAL_GATE);
+        }
+        (x_out, context)
+    }
+
+    /// Attention over both streams, `[B, S + L, D]`.
+    fn joint(&self, exec: &Exec<'_>, x_normed: Tensor<3>, context_normed: Tensor<3>) -> Tensor<3> {
         let (q, k, v) = self.sample.forward(exec, x_normed);
         let (context_q, context_k, context_v) = self.context.forward(exec, context_normed);
         let join = |sample, context| Tensor::cat(vec![sample, context], 1);
-        let joint = exec.attention(join(q, context_q), join(k, context_k), join(v, context_v));
-        let joint = heads_to_width(joint);
-
-        let x_branch = exec.linear(&self.attention_out, joint.clone().narrow(1, 0, tokens));
-        let mut x_out = exec.gated_residual(x.clone(), x_branch, x_mod.clone(), chunk::ATTENTION_GATE);
-        if let Some(dual) = &self.dual {
-            let branch = dual.forward(exec, norm(&x, &x_mod, chunk::DUAL_SHIFT, chunk::DUAL_SCALE));
-            x_out = exec.gated_residual(x_out, branch, x_mod, chunk::DUAL_GATE);
-        }
-        let context = match &self.context_out {
-            None => context,
-            Some(out) => {
-                let branch = exec.linear(&out.attention_out, joint.narrow(1, tokens, context_tokens));
-                exec.gated_residual(context, branch, context_mod, chunk::ATTENTION_GATE)
-            }
-        };
-        (x_out, context)
+        heads_to_width(exec.attention(join(q, context_q), join(k, context_k), join(v, context_v)))
     }
 
     fn feed_forward(
@@ -195,5 +217,15 @@ impl Block for MmditBlock {
         let (x, context) = exec.region(RegionKind::Attention, self, streams, Self::attend);
         let streams = (x, context, x_mod, context_mod);
         exec.region(RegionKind::Mlp, self, streams, Self::feed_forward)
+    }
+    fn modulated_input(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        (x, _): &Self::Carried,
+        c_bd: &Tensor<2>,
+    ) -> Option<Tensor<3>> {
+        let (modulation, _) = self.modulate(exec, c_bd.clone());
+        let (shift, scale) = (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+        Some(exec.modulated_layer_norm(x.clone(), modulation, shift, scale, NORM_EPSILON))
     }
 }
