@@ -179,11 +179,7 @@ impl<P: Policy> Engine<P> {
             }
             row.state.previous = probe.filter(|_| compares.previous);
         }
-        Round {
-            place,
-            moment,
-            rows,
-        }
+        Round { place, moment, rows }
     }
 
     fn decide(&self, place: &Place, moment: Moment, row: &mut Row<P::State>, leader: Option<bool>) {
@@ -191,8 +187,7 @@ impl<P: Policy> Engine<P> {
             return;
         }
         let situation = row.situation(place, moment);
-        let answers =
-            leader.unwrap_or_else(|| self.policy.answers(&situation, &mut row.state.policy));
+        let answers = leader.unwrap_or_else(|| self.policy.answers(&situation, &mut row.state.policy));
         if answers {
             let history: Vec<Moment> = row.state.history.iter().map(|snapshot| snapshot.moment).collect();
             row.weights = self.policy.forecast(&row.state.policy).weights(&moment, &history);
@@ -214,7 +209,11 @@ impl<P: Policy> Engine<P> {
                     None => values.to_vec(),
                     Some(base) => {
                         let base = row_of(base[at].values(), *row, total);
-                        values.iter().zip(base).map(|(value, base)| value - base).collect()
+                        values
+                            .iter()
+                            .zip(base)
+                            .map(|(value, base)| value - base)
+                            .collect()
                     }
                 };
                 from_vec(values, &shape_of(output.shape(), 1))
@@ -253,8 +252,9 @@ impl<P: Policy> Engine<P> {
             };
             outcomes = computed.iter().enumerate().map(changes).collect();
             if self.rules.per_batch {
-                let branch: Vec<bool> =
-                    (computed.iter()).map(|row| round.rows[*row].lane.conditional).collect();
+                let branch: Vec<bool> = (computed.iter())
+                    .map(|row| round.rows[*row].lane.conditional)
+                    .collect();
                 outcomes = pooled_outcomes(&outcomes, &branch);
             }
         }
@@ -267,7 +267,9 @@ impl<P: Policy> Engine<P> {
             row.state.policy = policy;
             row.state.answered = 0;
             row.state.output = wanted.then(|| output(index).to_vec());
-            kept.into_iter().rev().for_each(|snapshot| row.state.history.push_front(snapshot));
+            kept.into_iter()
+                .rev()
+                .for_each(|snapshot| row.state.history.push_front(snapshot));
             row.state.history.truncate(depth);
         }
     }
@@ -352,7 +354,9 @@ impl<S> Row<S> {
 impl<S> Round<S> {
     /// The rows that are computed.
     pub fn computed(&self) -> Vec<usize> {
-        (0..self.rows.len()).filter(|row| !self.rows[*row].answered).collect()
+        (0..self.rows.len())
+            .filter(|row| !self.rows[*row].answered)
+            .collect()
     }
 
     /// Outputs of the computed rows and forecasts of the others, in one tensor each.
@@ -371,7 +375,9 @@ impl<S> Round<S> {
                 let each = values.len() / self.rows.len();
                 for (index, (row, out)) in self.rows.iter().zip(values.chunks_exact_mut(each)).enumerate() {
                     if row.answered {
-                        let base = base.as_ref().map(|base| row_of(base.values(), index, self.rows.len()));
+                        let base = base
+                            .as_ref()
+                            .map(|base| row_of(base.values(), index, self.rows.len()));
                         row.forecast(at, base, out);
                     } else if let (Some(outputs), Ok(place)) = (&outputs, computed.binary_search(&index)) {
                         out.copy_from_slice(row_of(outputs.values(), place, computed.len()));

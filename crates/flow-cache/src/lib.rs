@@ -2,21 +2,30 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod drivers;
 mod engine;
-mod first_block;
 mod forecast;
+mod fourier;
 mod lanes;
+mod policies;
 mod policy;
 mod rules;
-mod stack;
 
+pub use drivers::{
+    GuidanceCache, LayerCache, LayerPolicy, StackCache, StackPolicy, StackProbe, StackShape, VelocityCache,
+    VelocityPolicy,
+};
 pub use engine::OnSkip;
-pub use first_block::FirstBlock;
 pub use forecast::{Forecast, combine};
+pub use fourier::split_frequencies;
 pub use lanes::{LaneStore, StepOrder};
+pub use policies::{
+    DbCache, DbCacheState, EasyCache, EasyCacheState, FasterAttention, FasterGuidance, FirstBlock, GuidanceState, MagCache,
+    MagCacheState, Mask, PublishedMask, Pyramid, StepMask, TaylorSeer, TeaCache, TeaCacheState, Timesteps,
+    StepMask, TaylorSeer, TeaCache, Timesteps,
+};
 pub use policy::{Change, Compares, Outcome, Policy, Situation};
 pub use rules::{Moment, Rules};
-pub use stack::{StackCache, StackPolicy, StackProbe, StackShape};
 
 use flow_core::{RunAll, StackDriver};
 use std::sync::Arc;

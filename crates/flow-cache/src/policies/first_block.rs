@@ -5,8 +5,8 @@
 //! `H_1 + (H_L - H_1)` with the difference of that computed step (diffusers `hooks/first_block_cache.py`; ParaAttention).
 //! Unlike there, the decision is each sample's and branch's own, and a value that is not a number means computing.
 
+use crate::drivers::{StackPolicy, StackProbe, StackShape};
 use crate::policy::{Compares, Policy, Situation};
-use crate::stack::{StackPolicy, StackProbe, StackShape};
 
 /// The policy `first_block`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,0 +1,11 @@
+//! The places of a model that a cache can answer for: blocks of a stack, attention layers, whole velocities.
+
+mod guidance;
+mod layers;
+mod stack;
+mod velocity;
+
+pub use guidance::GuidanceCache;
+pub use layers::{LayerCache, LayerPolicy};
+pub use stack::{StackCache, StackPolicy, StackProbe, StackShape};
+pub use velocity::{VelocityCache, VelocityPolicy};
