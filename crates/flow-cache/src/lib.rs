@@ -20,9 +20,9 @@ pub use forecast::{Forecast, combine};
 pub use fourier::split_frequencies;
 pub use lanes::{LaneStore, StepOrder};
 pub use policies::{
-    DbCache, DbCacheState, EasyCache, EasyCacheState, FasterAttention, FasterGuidance, FirstBlock, GuidanceState, MagCache,
-    MagCacheState, Mask, PublishedMask, Pyramid, StepMask, TaylorSeer, TeaCache, TeaCacheState, Timesteps,
-    StepMask, TaylorSeer, TeaCache, Timesteps,
+    DbCache, DbCacheState, EasyCache, EasyCacheState, FasterAttention, FasterGuidance, FirstBlock,
+    GuidanceState, MagCache, MagCacheState, Mask, PublishedMask, Pyramid, StepMask, TaylorSeer, TeaCache,
+    TeaCacheState, Timesteps,
 };
 pub use policy::{Change, Compares, Outcome, Policy, Situation};
 pub use rules::{Moment, Rules};

@@ -23,9 +23,10 @@ impl Moment {
         }
     }
 
-    /// The noise level on the scale of 1000 timesteps, on which published ranges are given.
+    /// The noise level on the scale of 1000 timesteps, on which published ranges are given; rounded to f32, as the
+    /// timestep that a model is given, so that 0.1 is 100 and not a little more.
     pub fn timestep(&self) -> f64 {
-        1000.0 * self.sigma
+        f64::from(1000.0 * self.sigma as f32)
     }
 }
 
