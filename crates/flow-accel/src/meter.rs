@@ -10,6 +10,8 @@ pub enum Engagement {
     CallAnswered,
     /// A block was not computed for a lane.
     BlockSkipped,
+    /// An attention layer was not computed for a lane.
+    AttentionSkipped,
     /// An operation ran on another kernel than without the accelerator.
     KernelReplaced,
     /// A captured graph was replayed.
@@ -18,9 +20,10 @@ pub enum Engagement {
 
 impl Engagement {
     /// All kinds.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::CallAnswered,
         Self::BlockSkipped,
+        Self::AttentionSkipped,
         Self::KernelReplaced,
         Self::GraphReplayed,
     ];
@@ -30,6 +33,7 @@ impl Engagement {
         match self {
             Self::CallAnswered => "calls_answered",
             Self::BlockSkipped => "blocks_skipped",
+            Self::AttentionSkipped => "attention_layers_skipped",
             Self::KernelReplaced => "kernels_replaced",
             Self::GraphReplayed => "graphs_replayed",
         }

@@ -8,6 +8,10 @@ mod graph_capture;
 mod register;
 
 pub use attention_backend::{AttentionBackendAccelerator, AttentionBackendParams};
-pub use feature_cache::{FeatureCacheParams, FirstBlockParams};
+pub use feature_cache::{
+    Basis, DbCacheParams, EasyCacheParams, FasterParams, FeatureCacheParams, FirstBlockParams,
+    ForecastTarget, MagCacheParams, PyramidParams, StepMaskParams, TaylorSeerParams, TeaCacheParams,
+    TeaCacheSignal,
+};
 pub use graph_capture::GraphCaptureParams;
 pub use register::register;
