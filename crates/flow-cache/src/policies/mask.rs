@@ -54,10 +54,10 @@ impl PublishedMask {
         let mut runs = self.runs(steps)?;
         runs.fit(steps);
         let mut flags = Vec::with_capacity(steps);
-        let mut answered = runs.answered.iter();
-        for computed in &runs.computed {
-            flags.extend(std::iter::repeat_n(true, *computed));
-            flags.extend(std::iter::repeat_n(false, *answered.next().unwrap_or(&0)));
+        for run in 0..runs.computed.len().max(runs.answered.len()) {
+            let length = |runs: &[usize]| runs.get(run).copied().unwrap_or(0);
+            flags.extend(std::iter::repeat_n(true, length(&runs.computed)));
+            flags.extend(std::iter::repeat_n(false, length(&runs.answered)));
         }
         flags.truncate(steps);
         *flags.last_mut()? = true;
