@@ -6,7 +6,7 @@ use serde_json::Value;
 const REFERENCE: &str =
     "acceleration.shared={ name = \"Attention_Backend\", params = { backend = \"reference\" } }";
 
-fn records(place: &Place, kind: &str) -> Vec<Value> {
+pub fn records(place: &Place, kind: &str) -> Vec<Value> {
     let metrics = place.text("runs/tiny/metrics.jsonl");
     let records = metrics
         .lines()
