@@ -9,11 +9,12 @@ mod fourier;
 mod lanes;
 mod policies;
 mod policy;
+mod round;
 mod rules;
 
 pub use drivers::{
-    GuidanceCache, LayerCache, LayerPolicy, StackCache, StackPolicy, StackProbe, StackShape, VelocityCache,
-    VelocityPolicy,
+    GuidanceCache, LayerCache, LayerPolicy, MagnitudeRatios, StackCache, StackPolicy, StackProbe, StackShape,
+    VelocityCache, VelocityPolicy,
 };
 pub use engine::OnSkip;
 pub use forecast::{Forecast, combine};

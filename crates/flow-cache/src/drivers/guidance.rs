@@ -2,8 +2,9 @@
 //! frequencies of their difference.
 
 use super::velocity::blocks;
-use crate::engine::{Engine, OnSkip, Place, Snapshot, row_of};
+use crate::engine::{Engine, OnSkip, Place};
 use crate::fourier::split_frequencies;
+use crate::round::{Snapshot, conditional, row_of};
 use crate::{FasterGuidance, Policy, Rules};
 use burn::tensor::Tensor;
 use flow_core::cpu::{CpuTensor, from_vec};
@@ -52,16 +53,10 @@ impl VelocityDriver for GuidanceCache {
         let velocity = |index: usize| row_of(velocities.values(), index, computed.len());
         // Conditional rows are always computed, so the other branch of a row is among the computed ones if in the call.
         let lanes: Vec<Lane> = computed.iter().map(|row| round.rows[*row].lane).collect();
-        let conditional = |lane: Lane| {
-            let other = Lane {
-                conditional: true,
-                ..lane
-            };
-            lanes.iter().position(|lane| *lane == other)
-        };
+        let leader = |lane| lanes.iter().position(|of| *of == conditional(lane));
         let moment = round.moment;
         let snapshots = lanes.iter().enumerate().map(|(index, lane)| {
-            let Some(partner) = conditional(*lane).filter(|_| !lane.conditional) else {
+            let Some(partner) = leader(*lane).filter(|_| !lane.conditional) else {
                 return Vec::new();
             };
             let pairs = velocity(index).iter().zip(velocity(partner));
@@ -84,7 +79,7 @@ impl VelocityDriver for GuidanceCache {
             for (index, (row, out)) in round.rows.iter().zip(all.chunks_exact_mut(values)).enumerate() {
                 match computed.binary_search(&index) {
                     Ok(place) => out.copy_from_slice(velocity(place)),
-                    Err(_) => row.forecast(0, conditional(row.lane).map(&velocity), out),
+                    Err(_) => row.forecast(0, leader(row.lane).map(&velocity), out),
                 }
             }
             Tensor::from_dispatch(from_vec(all, &[count, values]))

@@ -2,10 +2,12 @@
 
 mod guidance;
 mod layers;
+mod magnitudes;
 mod stack;
 mod velocity;
 
 pub use guidance::GuidanceCache;
 pub use layers::{LayerCache, LayerPolicy};
+pub use magnitudes::MagnitudeRatios;
 pub use stack::{StackCache, StackPolicy, StackProbe, StackShape};
 pub use velocity::{VelocityCache, VelocityPolicy};

@@ -2,8 +2,8 @@
 
 use crate::toy::{Run, Toy, lane};
 use flow_cache::{
-    DbCache, EasyCache, Forecast, LayerCache, MagCache, Mask, Moment, Pyramid, Rules, StackCache,
-    StackPolicy, StepMask, TaylorSeer, TeaCache, Timesteps, VelocityCache, VelocityPolicy,
+    DbCache, EasyCache, Forecast, LayerCache, MagCache, MagnitudeRatios, Mask, Moment, Pyramid, Rules,
+    StackCache, StackPolicy, StepMask, TaylorSeer, TeaCache, Timesteps, VelocityCache, VelocityPolicy,
 };
 use flow_core::Plan;
 use std::sync::Arc;
@@ -409,4 +409,27 @@ fn pyramid_never_answers_a_branch_with_the_other_one_s_output() {
         }
     }
     assert_eq!((model.take_attention(), run.skipped()), (6, 6));
+}
+
+#[test]
+fn magnitude_ratios_are_the_growth_of_what_the_blocks_add() {
+    // x stays 0, so the block adds the signal alone, which grows by 1.25 for one sample and 1.25² for the other.
+    let model = Toy::new(1, [1, 2], |sigma, token| sigma.powi(token as i32));
+    let measured = Arc::new(MagnitudeRatios::new());
+    let run = Run::new(4, |plan, _| Plan {
+        stacks: measured.clone(),
+        ..plan
+    });
+    let plain = Run::plain(4);
+    assert_eq!(measured.ratios(), [0.0; 0]);
+    for step in 0..4 {
+        let rows = [(lane(1, true), vec![0.0; 2]), (lane(2, true), vec![0.0; 2])];
+        let sigma = 1.25f64.powi(step as i32);
+        let found = run.call(&model, step, sigma, false, &rows);
+        assert_eq!(found, plain.call(&model, step, sigma, false, &rows));
+    }
+    for (found, expected) in measured.ratios().iter().zip([1.0, 1.40625, 1.40625, 1.40625]) {
+        assert!((found - expected).abs() < 1e-6, "{found} for {expected}");
+    }
+    assert_eq!(measured.ratios().len(), 4);
 }
