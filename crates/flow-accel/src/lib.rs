@@ -15,7 +15,7 @@ mod slot;
 pub use acceleration::{Acceleration, Activity, Applied, RolloutScope};
 pub use accelerator::{Accelerator, Refusal, Target};
 pub use error::AccelerationError;
-pub use meter::{Engagement, Engagements, Meter};
+pub use meter::{Engagement, Engagements, Meter, Part};
 pub use paradigm::Paradigm;
 pub use registry::{AcceleratorKind, AcceleratorRegistry, AlreadyRegistered, Params};
 pub use safety::{Safety, StepScope};

@@ -1,7 +1,7 @@
 //! Every policy of `feature_cache`: where it is put, what it refuses, and that it works on both architectures.
 
 use burn::tensor::Tensor;
-use flow_accel::{Acceleration, AcceleratorRegistry, Engagement, Params};
+use flow_accel::{Acceleration, AcceleratorRegistry, Engagement, Params, Part};
 use flow_attention::{AttentionRegistry, CpuAttention};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
@@ -12,6 +12,7 @@ use flow_core::{
 use flow_kernels::CpuKernels;
 use flow_models::ModelRegistry;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const STEPS: u32 = 28;
@@ -194,6 +195,30 @@ fn every_policy_answers_on_both_architectures_and_stays_near_the_exact_trajector
             assert_eq!(sample(scope.rollout(), &*model), found, "{what}");
         }
     }
+}
+
+#[test]
+fn the_share_of_rows_answered_is_told_by_step_and_by_block() {
+    let (model, weights) = noisy("dit");
+    let mask = "1011011011011011011011011011";
+    let params = json!({ "policy": "step_mask", "mask": mask, "front_blocks": 1 });
+    let acceleration = in_force(&params, model.spec()).expect("it fits");
+    let scope = acceleration.rollout(&weights).expect("it opens");
+    sample(scope.rollout(), &*model);
+    let activity = acceleration.take_activity().remove(0);
+    let steps = mask.bytes().map(|digit| if digit == b'0' { 1.0 } else { 0.0 });
+    let blocks = [1, 2].map(|block| (Part::Block(block), 9.0 / 28.0));
+    let expected: BTreeMap<Part, f64> = (steps.enumerate())
+        .map(|(step, share)| (Part::Step(step as u32), share))
+        .chain(blocks)
+        .collect();
+    assert_eq!(activity.shares, expected);
+    let rows = 2 * SAMPLES;
+    assert_eq!(activity.engagements.of(Engagement::BlockSkipped), 9 * rows * 2);
+    assert!(
+        acceleration.take_activity()[0].shares.is_empty(),
+        "nothing since then"
+    );
 }
 
 fn distance(a: &[f32], b: &[f32]) -> f64 {

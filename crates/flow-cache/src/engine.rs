@@ -9,10 +9,31 @@ use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::{AttentionLayer, Exec, Lane, Plain};
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Called with the number of units (blocks or layers) that were not computed, once per call with any.
-pub type OnSkip = Box<dyn Fn(u64) + Send + Sync>;
+/// What a driver did in a call of a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tally {
+    /// Step of the sampler.
+    pub step: u32,
+    /// The blocks that it may leave out here, or the block whose attention it may.
+    pub blocks: Range<usize>,
+    /// Rows asked for.
+    pub rows: u64,
+    /// Rows that were answered.
+    pub answered: u64,
+}
+
+impl Tally {
+    /// Blocks, or attention layers, that were not computed, summed over rows.
+    pub fn skipped(&self) -> u64 {
+        self.answered * self.blocks.len() as u64
+    }
+}
+
+/// Called once per call of a place, in steps that are not left alone.
+pub type OnCall = Box<dyn Fn(&Tally) + Send + Sync>;
 
 /// What is answered for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +50,7 @@ pub(crate) enum Place {
 pub(crate) struct Engine<P: Policy> {
     pub policy: P,
     pub rules: Rules,
-    on_skip: OnSkip,
+    on_call: OnCall,
     kept: Mutex<HashMap<Place, Lanes<P>>>,
 }
 
@@ -46,11 +67,11 @@ impl<P: Policy> Debug for Engine<P> {
 
 impl<P: Policy> Engine<P> {
     /// With nothing kept.
-    pub fn new(policy: P, rules: Rules, on_skip: OnSkip) -> Self {
+    pub fn new(policy: P, rules: Rules, on_call: OnCall) -> Self {
         Self {
             policy,
             rules,
-            on_skip,
+            on_call,
             kept: Mutex::default(),
         }
     }
@@ -232,10 +253,15 @@ impl<P: Policy> Engine<P> {
         }
     }
 
-    /// Puts the lanes back, and tells how many rows were answered, each for `units`.
-    pub fn close(&self, exec: &Exec<'_>, round: Round<P::State>, units: u64) {
+    /// Puts the lanes back, and tells how many rows were answered, each for `blocks`.
+    pub fn close(&self, exec: &Exec<'_>, round: Round<P::State>, blocks: Range<usize>) {
         let call = exec.call();
-        let answered = round.rows.iter().filter(|row| row.answered).count() as u64;
+        let tally = Tally {
+            step: call.step,
+            blocks,
+            rows: round.rows.len() as u64,
+            answered: round.rows.iter().filter(|row| row.answered).count() as u64,
+        };
         let mut kept = self.kept();
         let store = kept.entry(round.place).or_default();
         for mut row in round.rows {
@@ -246,9 +272,7 @@ impl<P: Policy> Engine<P> {
             }
         }
         drop(kept);
-        if answered > 0 {
-            (self.on_skip)(answered * units);
-        }
+        (self.on_call)(&tally);
     }
 
     /// The outputs of a call: `compute` for the rows that need it (`None` for all of them), forecasts for the others,
@@ -259,7 +283,7 @@ impl<P: Policy> Engine<P> {
         place: Place,
         probe: Option<&[f32]>,
         base: Option<&[DispatchTensor]>,
-        units: u64,
+        blocks: Range<usize>,
         compute: impl FnOnce(&Exec<'_>, Option<&[usize]>) -> Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
         let mut round = self.open(exec, place, probe);
@@ -280,7 +304,7 @@ impl<P: Policy> Engine<P> {
         } else {
             round.assemble(&outputs, base)
         };
-        self.close(exec, round, units);
+        self.close(exec, round, blocks);
         all
     }
 }

@@ -16,7 +16,7 @@ pub use drivers::{
     GuidanceCache, LayerCache, LayerPolicy, MagnitudeRatios, StackCache, StackPolicy, StackProbe, StackShape,
     VelocityCache, VelocityPolicy,
 };
-pub use engine::OnSkip;
+pub use engine::{OnCall, Tally};
 pub use forecast::{Forecast, combine};
 pub use fourier::split_frequencies;
 pub use lanes::{LaneStore, StepOrder};

@@ -9,9 +9,10 @@ pub use params::{
     TeaCacheSignal,
 };
 
-use flow_accel::{Accelerator, AcceleratorStage, Engagement, Refusal, Safety, Target};
+use flow_accel::{Accelerator, AcceleratorStage, Engagement, Part, Refusal, Safety, Target};
 use flow_cache::{
-    GuidanceCache, LayerCache, LayerPolicy, Rules, StackCache, StackPolicy, VelocityCache, VelocityPolicy,
+    GuidanceCache, LayerCache, LayerPolicy, OnCall, Rules, StackCache, StackPolicy, VelocityCache,
+    VelocityPolicy,
 };
 use flow_core::{
     CallModel, ComputeLayers, LayerDriver, Plan, RegionKind, RunAll, StackDriver, VelocityDriver,
@@ -143,9 +144,13 @@ impl Into<'_> {
         free(self.plan.velocities.name(), CallModel.name(), "the velocities")
     }
 
-    fn count(&self, what: Engagement) -> Box<dyn Fn(u64) + Send + Sync> {
+    fn count(&self, what: Engagement) -> OnCall {
         let meter = self.target.meter.clone();
-        Box::new(move |times| meter.count(what, times))
+        Box::new(move |tally| {
+            meter.count(what, tally.skipped());
+            let parts = std::iter::once(Part::Step(tally.step)).chain(tally.blocks.clone().map(Part::Block));
+            parts.for_each(|part| meter.share(part, tally.answered, tally.rows));
+        })
     }
 }
 

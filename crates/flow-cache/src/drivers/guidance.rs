@@ -2,7 +2,7 @@
 //! frequencies of their difference.
 
 use super::velocity::blocks;
-use crate::engine::{Engine, OnSkip, Place};
+use crate::engine::{Engine, OnCall, Place};
 use crate::fourier::split_frequencies;
 use crate::round::{Snapshot, conditional, row_of};
 use crate::{FasterGuidance, Policy, Rules};
@@ -21,10 +21,10 @@ pub struct GuidanceCache {
 }
 
 impl GuidanceCache {
-    /// A driver with nothing kept. `on_skip` is told the number of blocks not computed, summed over rows.
-    pub fn new(policy: FasterGuidance, rules: Rules, on_skip: OnSkip) -> Self {
+    /// A driver with nothing kept. `on_call` is told what it did in each call.
+    pub fn new(policy: FasterGuidance, rules: Rules, on_call: OnCall) -> Self {
         Self {
-            engine: Engine::new(policy, rules, on_skip),
+            engine: Engine::new(policy, rules, on_call),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Attention layers answered for: the features are their outputs.
 
-use crate::engine::{Engine, OnSkip, Place};
+use crate::engine::{Engine, OnCall, Place};
 use crate::{Policy, Rules};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::rows;
@@ -23,10 +23,10 @@ pub struct LayerCache<P: LayerPolicy> {
 }
 
 impl<P: LayerPolicy> LayerCache<P> {
-    /// A driver with nothing kept. `on_skip` is told the number of layers not computed, summed over rows.
-    pub fn new(policy: P, rules: Rules, on_skip: OnSkip) -> Self {
+    /// A driver with nothing kept. `on_call` is told what it did in each call.
+    pub fn new(policy: P, rules: Rules, on_call: OnCall) -> Self {
         Self {
-            engine: Engine::new(policy, rules, on_skip),
+            engine: Engine::new(policy, rules, on_call),
         }
     }
 }
@@ -52,6 +52,8 @@ impl<P: LayerPolicy> LayerDriver for LayerCache<P> {
             None => body(exec, inputs.clone()),
             Some(some) => body(exec, inputs.iter().map(|input| rows(input, some)).collect()),
         };
-        self.engine.fill(exec, place, None, None, 1, compute)
+        let block = layer.site.block;
+        self.engine
+            .fill(exec, place, None, None, block..block + 1, compute)
     }
 }

@@ -1,6 +1,6 @@
 //! Blocks of a stack answered for: the features are what the blocks add to what enters them.
 
-use crate::engine::{Engine, OnSkip, Place};
+use crate::engine::{Engine, OnCall, Place};
 use crate::{Policy, Rules};
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use flow_core::cpu::{rows, to_host};
@@ -48,10 +48,10 @@ pub struct StackCache<P: StackPolicy> {
 }
 
 impl<P: StackPolicy> StackCache<P> {
-    /// A driver with nothing kept. `on_skip` is told the number of blocks not computed, summed over rows.
-    pub fn new(policy: P, rules: Rules, on_skip: OnSkip) -> Self {
+    /// A driver with nothing kept. `on_call` is told what it did in each call.
+    pub fn new(policy: P, rules: Rules, on_call: OnCall) -> Self {
         Self {
-            engine: Engine::new(policy, rules, on_skip),
+            engine: Engine::new(policy, rules, on_call),
         }
     }
 }
@@ -84,7 +84,6 @@ impl<P: StackPolicy> StackDriver for StackCache<P> {
             StackProbe::Conditioning => shared.first().cloned(),
         };
         let probe = probe.map(|probe| to_host(&probe));
-        let units = middle.len() as u64;
         let compute = |exec: &Exec<'_>, some: Option<&[usize]>| {
             let gather = |tensors: &[DispatchTensor]| -> Vec<DispatchTensor> {
                 let select = |tensor| some.map_or_else(|| Clone::clone(tensor), |some| rows(tensor, some));
@@ -92,9 +91,14 @@ impl<P: StackPolicy> StackDriver for StackCache<P> {
             };
             stack.run_blocks(exec, middle.clone(), gather(&head), &gather(&shared))
         };
-        let filled = self
-            .engine
-            .fill(exec, place, probe.as_deref(), Some(&head), units, compute);
+        let filled = self.engine.fill(
+            exec,
+            place,
+            probe.as_deref(),
+            Some(&head),
+            middle.clone(),
+            compute,
+        );
         stack.run_blocks(exec, middle.end..stack.len(), filled, &shared)
     }
 }

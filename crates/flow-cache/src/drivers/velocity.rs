@@ -1,11 +1,12 @@
 //! Whole calls of the model answered for: the features are velocities, or what is added to the latent to get one.
 
-use crate::engine::{Engine, OnSkip, Place};
+use crate::engine::{Engine, OnCall, Place};
 use crate::{Policy, Rules};
 use burn::tensor::Tensor;
 use flow_core::cpu::to_host;
 use flow_core::tensors::is_tracked;
 use flow_core::{Exec, FlowModel, ModelInput, VelocityDriver};
+use std::ops::Range;
 
 /// A policy that answers for whole velocities. Its probe is the latent.
 pub trait VelocityPolicy: Policy {
@@ -23,17 +24,17 @@ pub struct VelocityCache<P: VelocityPolicy> {
 }
 
 impl<P: VelocityPolicy> VelocityCache<P> {
-    /// A driver with nothing kept. `on_skip` is told the number of blocks not computed, summed over rows.
-    pub fn new(policy: P, rules: Rules, on_skip: OnSkip) -> Self {
+    /// A driver with nothing kept. `on_call` is told what it did in each call.
+    pub fn new(policy: P, rules: Rules, on_call: OnCall) -> Self {
         Self {
-            engine: Engine::new(policy, rules, on_skip),
+            engine: Engine::new(policy, rules, on_call),
         }
     }
 }
 
-/// Blocks of one call of `model`.
-pub(super) fn blocks(model: &dyn FlowModel) -> u64 {
-    model.spec().stacks.iter().map(|(_, blocks)| *blocks as u64).sum()
+/// The blocks of one call of `model`, those of several stacks one after another.
+pub(super) fn blocks(model: &dyn FlowModel) -> Range<usize> {
+    0..model.spec().stacks.iter().map(|(_, blocks)| blocks).sum()
 }
 
 impl<P: VelocityPolicy> VelocityDriver for VelocityCache<P> {
@@ -55,10 +56,10 @@ impl<P: VelocityPolicy> VelocityDriver for VelocityCache<P> {
             vec![model.velocity(exec, input).into_dispatch()]
         };
         let base = base.as_ref().map(<[_; 1]>::as_slice);
-        let units = blocks(model);
+        let blocks = blocks(model);
         let mut velocity = self
             .engine
-            .fill(exec, Place::Velocity, probe.as_deref(), base, units, compute);
+            .fill(exec, Place::Velocity, probe.as_deref(), base, blocks, compute);
         Tensor::from_dispatch(velocity.remove(0))
     }
 }

@@ -7,7 +7,7 @@ mod wan;
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_cache::{
-    FirstBlock, Forecast, LayerCache, MagCache, Pyramid, Rules, StackCache, TaylorSeer, Timesteps,
+    FirstBlock, Forecast, LayerCache, MagCache, Pyramid, Rules, StackCache, Tally, TaylorSeer, Timesteps,
 };
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
@@ -266,8 +266,8 @@ fn taylorseer_runs_of_the_fixture_are_those_without_a_cache_and_ours_is_not() {
             last: None,
             forecast: Forecast::Taylor { order },
         };
-        let count = move |layers| {
-            counter.fetch_add(layers, Ordering::Relaxed);
+        let count = move |tally: &Tally| {
+            counter.fetch_add(tally.skipped(), Ordering::Relaxed);
         };
         let outcome = fixture.run(&run, |plan| Plan {
             layers: Arc::new(LayerCache::new(policy, PER_BATCH, Box::new(count))),

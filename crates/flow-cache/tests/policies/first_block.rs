@@ -73,8 +73,8 @@ impl Bench {
             cache: StackCache::new(
                 POLICY,
                 rule,
-                Box::new(move |blocks| {
-                    counter.fetch_add(blocks, Ordering::Relaxed);
+                Box::new(move |tally| {
+                    counter.fetch_add(tally.skipped(), Ordering::Relaxed);
                 }),
             ),
             stack: Doubling {

@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
+use flow_cache::OnCall;
 use flow_core::cpu::{read_ints, to_host};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{AttentionKind, Block};
@@ -163,7 +164,7 @@ pub struct Run {
 }
 
 /// Counts into a run's `skipped`.
-pub type Counter = Box<dyn Fn(u64) + Send + Sync>;
+pub type Counter = OnCall;
 
 impl Run {
     pub fn new(steps: u32, accelerate: impl FnOnce(Plan, Box<dyn Fn() -> Counter>) -> Plan) -> Self {
@@ -171,8 +172,8 @@ impl Run {
         let count = skipped.clone();
         let counter = move || -> Counter {
             let count = count.clone();
-            Box::new(move |units| {
-                count.fetch_add(units, Ordering::Relaxed);
+            Box::new(move |tally| {
+                count.fetch_add(tally.skipped(), Ordering::Relaxed);
             })
         };
         let plain = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));

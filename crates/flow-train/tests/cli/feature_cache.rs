@@ -52,6 +52,25 @@ fn policies_of_blocks_velocities_and_attention_run_and_count_what_they_leave_out
 }
 
 #[test]
+fn the_share_of_rows_answered_is_in_the_metrics_by_step_and_block() {
+    let place = Place::new();
+    let entry = entry("policy = \"step_mask\", mask = \"110101101011\"");
+    let mut arguments = DECOUPLED.to_vec();
+    arguments.push(&entry);
+    place.succeed(&arguments);
+    let trained = records(&place, "train");
+    assert!(!trained.is_empty());
+    for record in trained {
+        let share = |part: &str| record[format!("acceleration/feature_cache/hit_rate/{part}")].as_f64();
+        assert_eq!(share("step_001"), Some(0.0));
+        assert_eq!(share("step_002"), Some(1.0));
+        // Four of twelve steps, in the block that may be left out.
+        assert_eq!(share("block_001"), Some(4.0 / 12.0));
+        assert_eq!(share("block_000"), None);
+    }
+}
+
+#[test]
 fn a_mask_outside_the_window_leaves_every_ratio_of_a_coupled_run_exactly_one() {
     let place = Place::new();
     let entry = entry(

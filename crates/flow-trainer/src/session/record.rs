@@ -135,6 +135,9 @@ impl<A: Algorithm> Session<A> {
                     count as f64,
                 );
             }
+            for (part, share) in &each.shares {
+                record = record.with(&format!("acceleration/{}/hit_rate/{part}", each.name), *share);
+            }
         }
         if let Some(step) = outcome.steps.last() {
             record = record
