@@ -20,9 +20,9 @@ pub use flow_rng as rng;
 pub use attention::{AttentionBackend, AttentionShape};
 pub use error::CoreError;
 pub use exec::{
-    AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, Exec, KeepAll, Lane, LayerBody,
-    LayerDriver, Plan, RegionEngine, RegionKind, Rollout, RunAll, Site, Stack, StackDriver, Stage, Training,
-    VelocityDriver,
+    AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, Exec, KeepAll, Lane,
+    LayerBody, LayerDriver, Plan, RegionEngine, RegionKind, Rollout, RunAll, Site, Stack, StackDriver, Stage,
+    Training, VelocityDriver,
 };
 pub use kernels::{Activation, AdamWStep, Kernels};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};

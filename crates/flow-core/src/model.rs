@@ -69,7 +69,9 @@ impl Condition {
 fn select<const D: usize, K: Basic + 'static>(tensor: &Tensor<D, K>, rows: &[usize]) -> Tensor<D, K> {
     let index: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
     let index = TensorData::new(index, [rows.len()]);
-    tensor.clone().select(0, Tensor::<1, Int>::from_data(index, &tensor.device()))
+    tensor
+        .clone()
+        .select(0, Tensor::<1, Int>::from_data(index, &tensor.device()))
 }
 
 /// Input of a model call.

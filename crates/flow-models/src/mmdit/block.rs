@@ -161,8 +161,9 @@ impl MmditBlock {
         let mut x_out = exec.gated_residual(x.clone(), x_branch, x_mod.clone(), chunk::ATTENTION_GATE);
         if let Some(dual) = &self.dual {
             let normed = norm(&x, &x_mod, chunk::DUAL_SHIFT, chunk::DUAL_SCALE);
-            let branch =
-                exec.attention_layer("attn2", spatial, normed, |exec, normed| dual.forward(exec, normed));
+            let branch = exec.attention_layer("attn2", spatial, normed, |exec, normed| {
+                dual.forward(exec, normed)
+            });
             x_out = exec.gated_residual(x_out, branch, x_mod, chunk::DUAL_GATE);
         }
         (x_out, context)
