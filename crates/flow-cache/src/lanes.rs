@@ -76,7 +76,12 @@ impl<T> LaneStore<T> {
 
     /// Forgets everything of `lane`.
     pub fn forget(&mut self, lane: Lane) {
-        self.kept.retain(|(of, _), _| *of != lane);
+        let places: Vec<usize> = (self.kept.range((lane, 0)..=(lane, usize::MAX)))
+            .map(|((_, place), _)| *place)
+            .collect();
+        for place in places {
+            self.kept.remove(&(lane, place));
+        }
     }
 
     /// Number of values kept.
