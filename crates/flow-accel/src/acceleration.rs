@@ -1,6 +1,6 @@
 //! Accelerators in force: the plan of training, and a plan for each rollout.
 
-use crate::{AccelerationError, Accelerator, Engagements, Meter, Part, Safety, Slot, Target};
+use crate::{AccelerationError, Accelerator, Engagement, Engagements, Meter, Part, Safety, Slot, Target};
 use flow_core::{ModelSpec, Plan, Rollout, Weights};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,8 +26,9 @@ pub struct Activity {
     pub name: String,
     /// What was counted.
     pub engagements: Engagements,
-    /// The share of rows that it answered, from 0 to 1, by part of the rollout; empty for those that answer whole calls.
-    pub shares: BTreeMap<Part, f64>,
+    /// The share of rows for which it did something, from 0 to 1, by part of the rollout; empty for those that do not
+    /// decide by row.
+    pub shares: BTreeMap<(Engagement, Part), f64>,
     /// If nothing was: why that may be.
     pub why_idle: Option<String>,
 }

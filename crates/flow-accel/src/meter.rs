@@ -66,7 +66,7 @@ impl fmt::Display for Part {
 pub struct Meter {
     counts: Arc<[AtomicU64; Engagement::ALL.len()]>,
     /// Rows answered and rows asked for.
-    shares: Arc<Mutex<BTreeMap<Part, (u64, u64)>>>,
+    shares: Arc<Mutex<BTreeMap<(Engagement, Part), (u64, u64)>>>,
 }
 
 impl Meter {
@@ -80,18 +80,18 @@ impl Meter {
         Engagements(Engagement::ALL.map(|what| self.counts[what as usize].swap(0, Ordering::Relaxed)))
     }
 
-    /// `answered` more of `asked` more rows in `part` were not computed.
-    pub fn share(&self, part: Part, answered: u64, asked: u64) {
+    /// In `part`, `what` happened for `answered` of `asked` more rows.
+    pub fn share(&self, what: Engagement, part: Part, answered: u64, asked: u64) {
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
-        let (sum, of) = shares.entry(part).or_default();
+        let (sum, of) = shares.entry((what, part)).or_default();
         (*sum, *of) = (*sum + answered, *of + asked);
     }
 
-    /// The share of rows that were answered in each part, from 0 to 1, since it was last taken.
-    pub fn take_shares(&self) -> BTreeMap<Part, f64> {
+    /// The share of rows for which each thing happened in each part, from 0 to 1, since it was last taken.
+    pub fn take_shares(&self) -> BTreeMap<(Engagement, Part), f64> {
         let shares = std::mem::take(&mut *self.shares.lock().unwrap_or_else(PoisonError::into_inner));
-        let share = |(part, (answered, asked)): (Part, (u64, u64))| {
-            (asked > 0).then(|| (part, answered as f64 / asked as f64))
+        let share = |(of, (answered, asked)): ((Engagement, Part), (u64, u64))| {
+            (asked > 0).then(|| (of, answered as f64 / asked as f64))
         };
         shares.into_iter().filter_map(share).collect()
     }

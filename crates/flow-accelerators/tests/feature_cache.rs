@@ -206,10 +206,11 @@ fn the_share_of_rows_answered_is_told_by_step_and_by_block() {
     let scope = acceleration.rollout(&weights).expect("it opens");
     sample(scope.rollout(), &*model);
     let activity = acceleration.take_activity().remove(0);
+    let skipped = |part| (Engagement::BlockSkipped, part);
     let steps = mask.bytes().map(|digit| if digit == b'0' { 1.0 } else { 0.0 });
-    let blocks = [1, 2].map(|block| (Part::Block(block), 9.0 / 28.0));
-    let expected: BTreeMap<Part, f64> = (steps.enumerate())
-        .map(|(step, share)| (Part::Step(step as u32), share))
+    let blocks = [1, 2].map(|block| (skipped(Part::Block(block)), 9.0 / 28.0));
+    let expected: BTreeMap<(Engagement, Part), f64> = (steps.enumerate())
+        .map(|(step, share)| (skipped(Part::Step(step as u32)), share))
         .chain(blocks)
         .collect();
     assert_eq!(activity.shares, expected);

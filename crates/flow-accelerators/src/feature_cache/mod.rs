@@ -149,7 +149,7 @@ impl Into<'_> {
         Box::new(move |tally| {
             meter.count(what, tally.skipped());
             let parts = std::iter::once(Part::Step(tally.step)).chain(tally.blocks.clone().map(Part::Block));
-            parts.for_each(|part| meter.share(part, tally.answered, tally.rows));
+            parts.for_each(|part| meter.share(what, part, tally.answered, tally.rows));
         })
     }
 }

@@ -61,7 +61,8 @@ fn the_share_of_rows_answered_is_in_the_metrics_by_step_and_block() {
     let trained = records(&place, "train");
     assert!(!trained.is_empty());
     for record in trained {
-        let share = |part: &str| record[format!("acceleration/feature_cache/hit_rate/{part}")].as_f64();
+        let share =
+            |part: &str| record[format!("acceleration/feature_cache/blocks_skipped/share/{part}")].as_f64();
         assert_eq!(share("step_001"), Some(0.0));
         assert_eq!(share("step_002"), Some(1.0));
         // Four of twelve steps, in the block that may be left out.

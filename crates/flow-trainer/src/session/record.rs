@@ -135,8 +135,11 @@ impl<A: Algorithm> Session<A> {
                     count as f64,
                 );
             }
-            for (part, share) in &each.shares {
-                record = record.with(&format!("acceleration/{}/hit_rate/{part}", each.name), *share);
+            for ((what, part), share) in &each.shares {
+                record = record.with(
+                    &format!("acceleration/{}/{}/share/{part}", each.name, what.name()),
+                    *share,
+                );
             }
         }
         if let Some(step) = outcome.steps.last() {
