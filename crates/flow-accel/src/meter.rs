@@ -61,12 +61,14 @@ impl fmt::Display for Part {
     }
 }
 
+/// Rows answered and rows asked for.
+type Shares = BTreeMap<(Engagement, Part), (u64, u64)>;
+
 /// Counts engagements of one accelerator. Clones count together, on any thread.
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     counts: Arc<[AtomicU64; Engagement::ALL.len()]>,
-    /// Rows answered and rows asked for.
-    shares: Arc<Mutex<BTreeMap<(Engagement, Part), (u64, u64)>>>,
+    shares: Arc<Mutex<Shares>>,
 }
 
 impl Meter {

@@ -251,7 +251,7 @@ fn magcache_decides_and_answers_as_diffusers_does() {
 
 #[test]
 fn taylorseer_runs_of_the_fixture_are_those_without_a_cache_and_ours_is_not() {
-    // Diffusers looks for modules whose whole name matches `^blocks.*attn`; Wan's are called `attn1` and `attn2`. So its
+    // Diffusers documents that it looks for modules whose whole name matches `^blocks.*attn`; Wan's are called `attn1` and `attn2`. So its
     // hooks are on nothing, in silence, and there is nothing to be compared with: the forecast has tests of its own.
     let fixture = Fixture::new();
     let values = |run: &str| &fixture.tensors[&format!("{run}.x_final")];
