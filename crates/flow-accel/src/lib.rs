@@ -16,7 +16,7 @@ mod slot;
 pub use acceleration::{Acceleration, Activity, Applied, RolloutScope};
 pub use accelerator::{Accelerator, Refusal, Target};
 pub use error::AccelerationError;
-pub use meter::{Engagement, Engagements, Meter};
+pub use meter::{Engagement, Engagements, Meter, Part};
 pub use paradigm::Paradigm;
 pub use params::Params;
 pub use registry::{AcceleratorKind, AcceleratorRegistry, AlreadyRegistered};

@@ -10,7 +10,11 @@ mod graph_capture;
 mod register;
 
 pub use attention_backend::{AttentionBackendAccelerator, AttentionBackendParams};
-pub use feature_cache::{FeatureCacheParams, FirstBlockParams};
+pub use feature_cache::{
+    Basis, DbCacheParams, EasyCacheParams, FasterParams, FeatureCacheParams, FirstBlockParams,
+    ForecastTarget, MagCacheParams, PyramidParams, StepMaskParams, TaylorSeerParams, TeaCacheParams,
+    TeaCacheSignal,
+};
 pub use fused_kernels::{FusedKernelsAccelerator, FusedKernelsMode, FusedKernelsParams};
 pub use fusion::FusionParams;
 pub use graph_capture::GraphCaptureParams;

@@ -47,7 +47,8 @@ pub fn register(
     registry.register(
         FeatureCache::NAME,
         AcceleratorStage::Rollout,
-        "blocks of a rollout answered from an earlier step (lossy; `scope = \"outside_sde_window\"` keeps ratios exact)",
+        "parts of a rollout answered from earlier steps, by one of nine policies (lossy; `scope = \"outside_sde_window\"` \
+         keeps ratios exact)",
         FeatureCache::new,
     )?;
     registry

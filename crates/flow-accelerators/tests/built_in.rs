@@ -214,7 +214,7 @@ fn a_feature_cache_is_new_in_every_rollout_and_says_by_its_scope_what_is_exact()
     assert!(text.contains("at least two blocks"), "{text}");
     for (params, said) in [
         (json!({}), "missing field `policy`"),
-        (json!({ "policy": "teacache" }), "unknown variant `teacache`"),
+        (json!({ "policy": "fora" }), "unknown variant `fora`"),
         (
             json!({ "policy": "first_block", "treshold": 0.1 }),
             "unknown field `treshold`",

@@ -36,7 +36,7 @@ mod suggest;
 mod tree;
 
 pub use diagnostic::{Diagnostic, Layer, Report, Severity, SourceText};
-pub use explain::{FieldDoc, all_keys, explain, find_key};
+pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key};
 pub use load::{
     Inspection, Resolved, Source, base_dir, inspect, inspect_named, load, parse_named, parse_str,
 };

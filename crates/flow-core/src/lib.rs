@@ -21,8 +21,9 @@ pub use flow_rng as rng;
 pub use attention::{AttentionBackend, AttentionShape};
 pub use error::CoreError;
 pub use exec::{
-    Block, CallContext, Exec, KeepAll, Lane, Plan, RegionEngine, RegionKind, Rollout, RunAll, Site, Stack,
-    StackDriver, Stage, Training,
+    AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, Exec, KeepAll, Lane,
+    LayerBody, LayerDriver, Plan, RegionEngine, RegionKind, Rollout, RunAll, Site, Stack, StackDriver, Stage,
+    Training, VelocityDriver,
 };
 pub use kernels::{Activation, AdamWStep, Kernels};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};

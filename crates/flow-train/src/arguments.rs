@@ -55,7 +55,7 @@ pub enum Command {
         #[arg(value_enum)]
         what: Option<Listed>,
     },
-    /// Explain a key of the config, or the code of an error or warning
+    /// Explain a key of the config, a parameter of an accelerator, or the code of an error or warning
     Explain {
         /// A key such as `optimizer.learning_rate`, of which the section may be left out, or a code such as
         /// `acceleration::refused`

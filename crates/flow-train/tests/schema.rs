@@ -78,10 +78,57 @@ fn the_committed_configs_pass() {
 fn good_params(name: &str) -> Json {
     match name {
         "attention_backend" => json!({ "backend": "reference" }),
-        "feature_cache" => json!({ "policy": "first_block", "threshold": 0.1, "warmup_steps": 2.0 }),
+        "feature_cache" => good_policy("first_block"),
         "fused_kernels" => json!({ "mode": "regional" }),
         _ => json!({}),
     }
+}
+
+/// The policies of `feature_cache`.
+const POLICIES: [&str; 9] = [
+    "first_block",
+    "db_cache",
+    "step_mask",
+    "taylorseer",
+    "magcache",
+    "teacache",
+    "easycache",
+    "pyramid",
+    "faster",
+];
+
+/// Parameters that `policy` takes, some of its own.
+fn good_policy(policy: &str) -> Json {
+    let mut params = match policy {
+        "first_block" => json!({ "threshold": 0.1, "per_batch": true }),
+        "db_cache" => json!({ "front_blocks": 1, "mask": "1101", "order": 4, "basis": "newton" }),
+        "step_mask" => json!({ "mask": "ultra", "compute_last": false }),
+        "taylorseer" => json!({ "interval": 3, "compute_from": 20, "target": "velocity" }),
+        "magcache" => json!({ "ratios": [1.0, 0.99], "retention": 0 }),
+        "teacache" => json!({ "coefficients": [1, 0], "signal": "conditioning" }),
+        "easycache" => json!({ "threshold": 1 }),
+        "pyramid" => json!({ "spatial_every": 3, "timesteps": [0, 900.5] }),
+        "faster" => json!({ "attention_weight": 0.25, "unconditional_every": 1 }),
+        other => panic!("there is no policy {other}"),
+    };
+    params["policy"] = policy.into();
+    params["warmup_steps"] = json!(2.0);
+    params
+}
+
+#[test]
+fn every_policy_of_the_cache_is_taken_by_program_and_schema_and_no_other_is() {
+    for policy in POLICIES {
+        let entry = json!({ "name": "feature_cache", "params": good_policy(policy) });
+        assert_eq!(program_accepts(Slot::Rollout, &entry), Some(true), "{entry}");
+        check(Slot::Rollout, &entry);
+    }
+    let kind = REGISTRIES
+        .accelerators
+        .kind("feature_cache")
+        .expect("it is built in");
+    let variants = kind.schema().as_value()["oneOf"].as_array().expect("policies");
+    assert_eq!(variants.len(), POLICIES.len(), "every policy is tested");
 }
 
 #[test]
@@ -195,12 +242,45 @@ fn values() -> impl Strategy<Value = Json> {
         json!([]),
         json!({}),
         json!([1]),
+        json!([1.0, 0.5]),
+        json!([1.0, "0"]),
+        json!(vec![1.0; 17]),
+        json!("db_cache"),
+        json!("step_mask"),
+        json!("taylorseer"),
+        json!("taylor_seer"),
+        json!("magcache"),
+        json!("teacache"),
+        json!("easycache"),
+        json!("pyramid"),
+        json!("faster"),
+        json!("newton"),
+        json!("velocity"),
+        json!("conditioning"),
+        json!("ultra"),
+        json!("1101"),
+        json!("1121"),
     ])
 }
 
 fn keys() -> impl Strategy<Value = String> {
     prop::sample::select(vec![
         "policy",
+        "front_blocks",
+        "mask",
+        "order",
+        "basis",
+        "target",
+        "compute_from",
+        "interval",
+        "retention",
+        "ratios",
+        "coefficients",
+        "signal",
+        "per_batch",
+        "timesteps",
+        "spatial_every",
+        "attention_weight",
         "threshold",
         "warmup_steps",
         "max_consecutive",
@@ -214,15 +294,13 @@ fn keys() -> impl Strategy<Value = String> {
 }
 
 fn params() -> impl Strategy<Value = Json> {
-    let base = prop::sample::select(vec![
-        "attention_backend",
-        "feature_cache",
-        "fused_kernels",
-        "fusion",
-    ]);
+    let other =
+        prop::sample::select(vec!["attention_backend", "fused_kernels", "fusion"]).prop_map(good_params);
+    let cache = prop::sample::select(POLICIES.to_vec()).prop_map(good_policy);
+    let base = prop_oneof![other, cache];
     let changes = prop::collection::vec((keys(), prop::option::of(values())), 0..3);
     (base, changes).prop_map(|(base, changes)| {
-        let mut params = good_params(base);
+        let mut params = base;
         let table = params.as_object_mut().expect("a table");
         for (key, value) in changes {
             match value {

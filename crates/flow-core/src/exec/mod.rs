@@ -5,20 +5,24 @@
 //! and a model never knows an accelerator.
 
 mod call;
+mod layer;
 mod operations;
 mod plan;
 mod region;
 mod session;
 mod stack;
 mod stash;
+mod velocity;
 
 pub use call::{CallContext, Lane, Stage};
+pub use layer::{AttentionKind, AttentionLayer, ComputeLayers, LayerBody, LayerDriver};
 pub use operations::{FeedForward, Linear};
 pub use plan::Plan;
 pub use region::{Body, KeepAll, RegionEngine, RegionKind, Site};
 pub use session::{Rollout, Training};
 pub use stack::{Block, RunAll, Stack, StackDriver};
 pub use stash::{Compute, Stash};
+pub use velocity::{CallModel, VelocityDriver};
 
 use crate::kernels::Kernels;
 use crate::params::ParamView;

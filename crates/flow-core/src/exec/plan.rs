@@ -1,6 +1,8 @@
 //! Who answers a model's requests.
 
-use super::{KeepAll, RegionEngine, RunAll, StackDriver};
+use super::{
+    CallModel, ComputeLayers, KeepAll, LayerDriver, RegionEngine, RunAll, StackDriver, VelocityDriver,
+};
 use crate::{AttentionBackend, Kernels};
 use std::sync::Arc;
 
@@ -17,6 +19,10 @@ pub struct Plan {
     pub regions: Arc<dyn RegionEngine>,
     /// Runs the blocks of a stack; a feature cache may answer for some.
     pub stacks: Arc<dyn StackDriver>,
+    /// Computes attention layers; a feature cache may answer for some.
+    pub layers: Arc<dyn LayerDriver>,
+    /// Calls the model; a feature cache may answer for it.
+    pub velocities: Arc<dyn VelocityDriver>,
 }
 
 impl Plan {
@@ -28,6 +34,8 @@ impl Plan {
             block_kernels: None,
             regions: Arc::new(KeepAll),
             stacks: Arc::new(RunAll),
+            layers: Arc::new(ComputeLayers),
+            velocities: Arc::new(CallModel),
         }
     }
 
@@ -36,12 +44,14 @@ impl Plan {
         let blocks = self.block_kernels.as_ref();
         let blocks = blocks.map(|kernels| format!(" (in blocks {})", kernels.name()));
         format!(
-            "attention {}, kernels {}{}, regions {}, stacks {}",
+            "attention {}, kernels {}{}, regions {}, stacks {}, layers {}, velocities {}",
             self.attention.name(),
             self.kernels.name(),
             blocks.unwrap_or_default(),
             self.regions.name(),
-            self.stacks.name()
+            self.stacks.name(),
+            self.layers.name(),
+            self.velocities.name()
         )
     }
 }

@@ -278,7 +278,7 @@ pub(super) const ACCELERATION: &[Rule] = &[
         "acceleration.rollout",
         "acceleration.rollout",
         Joint(Join::Acceleration),
-        "`diffusers_cache`: `feature_cache` with `policy` and `threshold`; `cache_dit`, which Flow-Factory removed: \
+        "`diffusers_cache`: `feature_cache` with `policy` and its parameters; `cache_dit`, which Flow-Factory removed: \
          `feature_cache` with `policy = \"first_block\"`, `threshold = 0.08`",
     ),
 ];

@@ -6,7 +6,7 @@ use crate::layers::{
 };
 use burn::tensor::Tensor;
 use flow_core::Init;
-use flow_core::exec::{Block, Exec, FeedForward, Linear, RegionKind};
+use flow_core::exec::{AttentionKind, Block, Exec, FeedForward, Linear, RegionKind};
 use std::sync::Arc;
 
 /// Order of the chunks of a full modulation (diffusers' `AdaLayerNormZero`); with a second attention three more
@@ -132,29 +132,45 @@ impl MmditBlock {
         let x_normed = normed(&x, &x_mod, chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
         let context_normed = normed(&context, &context_mod, shift, scale);
 
-        let (q, k, v) = self.sample.forward(exec, x_normed);
-        let (context_q, context_k, context_v) = self.context.forward(exec, context_normed);
-        let join = |sample, context| Tensor::cat(vec![sample, context], 1);
-        let joint = exec.attention(join(q, context_q), join(k, context_k), join(v, context_v));
-        let joint = heads_to_width(joint);
+        let spatial = AttentionKind::Spatial;
+        let inputs = (x_normed, context_normed);
+        let joint = exec.attention_layer("attn", spatial, inputs, |exec, (x_normed, context_normed)| {
+            let joint = self.joint(exec, x_normed, context_normed);
+            match self.context_out {
+                Some(_) => joint,
+                // Nobody reads the rest.
+                None => joint.narrow(1, 0, tokens),
+            }
+        });
 
         let gated = |residual, layer, x, modulation| {
             exec.linear_gated_residual(residual, layer, x, modulation, chunk::ATTENTION_GATE)
         };
-        let x_joint = joint.clone().narrow(1, 0, tokens);
+        let (x_joint, context) = match &self.context_out {
+            None => (joint, context),
+            Some(out) => {
+                let context_joint = joint.clone().narrow(1, tokens, context_tokens);
+                let context = gated(context, &out.attention_out, context_joint, context_mod);
+                (joint.narrow(1, 0, tokens), context)
+            }
+        };
         let mut x_out = gated(x.clone(), &self.attention_out, x_joint, x_mod.clone());
         if let Some(dual) = &self.dual {
             let x_normed = normed(&x, &x_mod, chunk::DUAL_SHIFT, chunk::DUAL_SCALE);
-            x_out = dual.gated_residual(exec, x_out, x_normed, x_mod, chunk::DUAL_GATE);
+            let attended = exec.attention_layer("attn2", spatial, x_normed, |exec, x_normed| {
+                dual.attend(exec, x_normed)
+            });
+            x_out = dual.gated_residual(exec, x_out, attended, x_mod, chunk::DUAL_GATE);
         }
-        let context = match &self.context_out {
-            None => context,
-            Some(out) => {
-                let context_joint = joint.narrow(1, tokens, context_tokens);
-                gated(context, &out.attention_out, context_joint, context_mod)
-            }
-        };
         (x_out, context)
+    }
+
+    /// What the heads attend to over both streams, before the output projections, `[B, S + L, D]`.
+    fn joint(&self, exec: &Exec<'_>, x_normed: Tensor<3>, context_normed: Tensor<3>) -> Tensor<3> {
+        let (q, k, v) = self.sample.forward(exec, x_normed);
+        let (context_q, context_k, context_v) = self.context.forward(exec, context_normed);
+        let join = |sample, context| Tensor::cat(vec![sample, context], 1);
+        heads_to_width(exec.attention(join(q, context_q), join(k, context_k), join(v, context_v)))
     }
 
     fn feed_forward(
@@ -192,5 +208,15 @@ impl Block for MmditBlock {
         let (x, context) = exec.region(RegionKind::Attention, self, streams, Self::attend);
         let streams = (x, context, x_mod, context_mod);
         exec.region(RegionKind::Mlp, self, streams, Self::feed_forward)
+    }
+    fn modulated_input(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        (x, _): &Self::Carried,
+        c_bd: &Tensor<2>,
+    ) -> Option<Tensor<3>> {
+        let (modulation, _) = self.modulate(exec, c_bd.clone());
+        let (shift, scale) = (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+        Some(exec.modulated_layer_norm(x.clone(), modulation, shift, scale, NORM_EPSILON))
     }
 }

@@ -1,7 +1,7 @@
 //! `audit`: is the importance ratio exactly 1, whatever computes?
 //!
-//! For every combination of attention backend, fused kernels, algorithm, guidance, trained weights and precision: one rollout, and every
-//! loss once, without an optimizer step. No combination changes a file.
+//! For every combination of attention backend, fused kernels, algorithm, guidance, trained weights and precision: one
+//! rollout, and every loss once, without an optimizer step. No combination changes a file.
 
 use super::{Loaded, survey::Use, tokens};
 use crate::arguments::ConfigArguments;

@@ -6,7 +6,7 @@ use serde_json::Value;
 const REFERENCE: &str =
     "acceleration.shared={ name = \"Attention_Backend\", params = { backend = \"reference\" } }";
 
-fn records(place: &Place, kind: &str) -> Vec<Value> {
+pub fn records(place: &Place, kind: &str) -> Vec<Value> {
     let metrics = place.text("runs/tiny/metrics.jsonl");
     let records = metrics
         .lines()
@@ -183,8 +183,8 @@ fn the_lists_name_the_accelerators_and_the_backends() {
 /// A cache that answers every step it may.
 fn cache(scope: &str) -> String {
     format!(
-        "acceleration.rollout={{ name = \"feature_cache\", params = {{ policy = \"first_block\", threshold = 9.0, scope = \
-         \"{scope}\" }} }}"
+        "acceleration.rollout={{ name = \"feature_cache\", params = {{ policy = \"first_block\", threshold = 9.0, \
+         warmup_steps = 0, scope = \"{scope}\" }} }}"
     )
 }
 
@@ -321,6 +321,33 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
         "algorithm.kind=nft",
     ];
     contains(&place.fail(2, &ode), &["no stochastic step", "flow-sde"]);
+}
+
+#[test]
+fn an_accelerator_and_each_of_its_parameters_can_be_explained() {
+    let place = Place::bare();
+    contains(
+        &place.succeed(&["explain", "feature_cache"]),
+        &["policy", "threshold", "spatial_every"],
+    );
+    contains(
+        &place.succeed(&["explain", "feature_cache.interval"]),
+        &[
+            "feature_cache.interval",
+            "Every how many steps one is computed.",
+            "from 1 to 1000",
+            "default: 5",
+            "only if: policy = \"taylorseer\"",
+        ],
+    );
+    contains(
+        &place.succeed(&["explain", "feature_cache.policy"]),
+        &["first_block", "easycache"],
+    );
+    contains(
+        &place.fail(2, &["explain", "feature_cahce"]),
+        &["did you mean `feature_cache`?"],
+    );
 }
 
 #[test]
