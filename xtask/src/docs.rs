@@ -1,7 +1,7 @@
 //! `cargo xtask docs`: the book's chapters exist, links lead somewhere, and mdBook builds it where installed.
 
 use crate::process;
-use crate::text::{anchors, links};
+use crate::text::{anchors, includes, links};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -35,6 +35,12 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     let mut seen = 0;
     for page in &pages {
         let text = fs::read_to_string(page).with_context(|| format!("cannot read {}", page.display()))?;
+        for include in includes(&text) {
+            if let Some(problem) = missing_include(page, &include.target) {
+                let page = workspace.relative(page).display();
+                problems.push(format!("{page}:{}: {problem}", include.line));
+            }
+        }
         for link in links(&text) {
             seen += 1;
             if let Some(problem) = problem(page, &text, &link.target)? {
@@ -70,6 +76,26 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     }
     println!("{} pages, {} chapters, {seen} links", pages.len(), chapters.len());
     Ok(())
+}
+
+/// What is wrong with an include of `page`, if anything: a file, or a part of one between `ANCHOR: name` and
+/// `ANCHOR_END: name`. mdBook would leave the place empty.
+fn missing_include(page: &Path, target: &str) -> Option<String> {
+    let (file, anchor) = match target.split_once(':') {
+        Some((file, anchor)) => (file, Some(anchor)),
+        None => (target, None),
+    };
+    let path = page.parent().unwrap_or(Path::new(".")).join(file);
+    let Ok(text) = fs::read_to_string(path) else {
+        return Some(format!("includes {file}, which cannot be read"));
+    };
+    let has = |mark: &str, name: &str| {
+        let mark = format!("{mark}: {name}");
+        text.lines().any(|line| line.trim_end().ends_with(&mark))
+    };
+    let name = anchor?;
+    (!has("ANCHOR", name) || !has("ANCHOR_END", name))
+        .then(|| format!("includes `{name}` of {file}, which has no such part"))
 }
 
 /// What is wrong with a link of `page`, if anything. Addresses elsewhere are not followed.

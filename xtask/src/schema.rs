@@ -1,5 +1,6 @@
 //! `cargo xtask schema`: the JSON schema of the config, as editors read it.
 
+use crate::process;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -29,7 +30,7 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     let path = workspace.path(FILE);
     let found =
         fs::read_to_string(&path).with_context(|| format!("cannot read {FILE}; run `cargo xtask schema`"))?;
-    let wanted = flow_config::schema_text();
+    let wanted = generated(workspace)?;
     let Some((number, (found, wanted))) = differing_line(&found, &wanted) else {
         println!("{FILE} is up to date");
         return Ok(());
@@ -39,9 +40,15 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     )
 }
 
+/// The schema of the program, which knows the registries.
+fn generated(workspace: &Workspace) -> Result<String> {
+    let arguments = ["run", "--release", "--quiet", "-p", "flow-train", "--", "schema"];
+    process::output(&mut process::cargo(workspace, &arguments))
+}
+
 fn write(workspace: &Workspace) -> Result<()> {
     let path = workspace.path(FILE);
-    fs::write(&path, flow_config::schema_text()).with_context(|| format!("cannot write {FILE}"))?;
+    fs::write(&path, generated(workspace)?).with_context(|| format!("cannot write {FILE}"))?;
     println!("wrote {FILE}");
     Ok(())
 }

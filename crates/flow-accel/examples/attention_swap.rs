@@ -50,6 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut registry = AcceleratorRegistry::default();
     registry.register(
         "attention-swap",
+        AcceleratorStage::Both,
         "Uses another attention backend.",
         move |params: SwapParams| {
             let backend = backends.get(&params.backend);

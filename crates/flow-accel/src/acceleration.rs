@@ -1,7 +1,8 @@
 //! Accelerators in force: the plan of training, and a plan for each rollout.
 
-use crate::{AccelerationError, Accelerator, Engagements, Meter, Safety, Slot, Target};
+use crate::{AccelerationError, Accelerator, Engagement, Engagements, Meter, Part, Safety, Slot, Target};
 use flow_core::{ModelSpec, Plan, Rollout, Weights};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ pub struct Applied {
 }
 
 /// What an accelerator did in an iteration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Activity {
     /// Its slot.
     pub slot: Slot,
@@ -25,6 +26,9 @@ pub struct Activity {
     pub name: String,
     /// What was counted.
     pub engagements: Engagements,
+    /// The share of rows for which it did something, from 0 to 1, by part of the rollout; empty for those that do not
+    /// decide by row.
+    pub shares: BTreeMap<(Engagement, Part), f64>,
     /// If nothing was: why that may be.
     pub why_idle: Option<String>,
 }
@@ -60,7 +64,8 @@ impl Acceleration {
         let mut in_force = Vec::new();
         let mut apply = |slot: Slot, plan: Plan, accelerator: &Arc<dyn Accelerator>| {
             let name = accelerator.name().to_owned();
-            if accelerator.stage() != slot.takes() {
+            let applied = |each: &InForce| each.applied.slot == slot && each.applied.name == name;
+            if accelerator.stage() != slot.takes() || in_force.iter().any(applied) {
                 // Reported by the check of the arrangement.
                 return plan;
             }
@@ -157,6 +162,7 @@ impl Acceleration {
                 slot: each.applied.slot,
                 name: each.applied.name.clone(),
                 engagements,
+                shares: each.meter.take_shares(),
                 why_idle: engagements.is_idle().then(|| each.accelerator.why_idle()),
             }
         };

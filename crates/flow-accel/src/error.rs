@@ -1,23 +1,23 @@
 //! Why an entry of `[acceleration]` cannot be used.
 
 use crate::{AcceleratorStage, Refusal, Slot};
+use std::fmt;
 
-/// Why an entry of `[acceleration]` cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why an entry of `[acceleration]` cannot be used. Displayed as [`message`](Self::message) and [`help`](Self::help);
+/// the diagnostics of a config are made of the same two.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AccelerationError {
     /// No accelerator is registered under this name.
-    #[error("there is no accelerator `{asked}`; available: {available}{}", nearest.as_ref().map(|name| format!(". The nearest name is `{name}`")).unwrap_or_default())]
     Unknown {
         /// The name asked for.
         asked: String,
-        /// The registered names, or `none`.
-        available: String,
-        /// The registered name most like it, if any is registered.
+        /// The registered names, sorted.
+        available: Vec<String>,
+        /// The registered name most like it, if one is like it.
         nearest: Option<String>,
     },
     /// The name was one once, here or in another program.
-    #[error("there is no accelerator `{asked}` any more: {why}. {instead}")]
     Removed {
         /// The name asked for.
         asked: String,
@@ -27,7 +27,6 @@ pub enum AccelerationError {
         instead: String,
     },
     /// The parameters are not those of the accelerator.
-    #[error("parameters of the accelerator `{name}`: {message}")]
     Params {
         /// The accelerator.
         name: String,
@@ -35,7 +34,6 @@ pub enum AccelerationError {
         message: String,
     },
     /// The accelerator refused its parameters, the plan, the model or the weights.
-    #[error("the accelerator `{name}` cannot be used: {refusal}")]
     Refused {
         /// The accelerator.
         name: String,
@@ -43,10 +41,6 @@ pub enum AccelerationError {
         refusal: Refusal,
     },
     /// The accelerator is not made for the slot it stands in.
-    #[error(
-        "the accelerator `{name}` (stage `{stage}`) cannot stand in `acceleration.{slot}`. \
-         Move it to `acceleration.{}`", stage.slot()
-    )]
     WrongSlot {
         /// The accelerator.
         name: String,
@@ -56,7 +50,6 @@ pub enum AccelerationError {
         slot: Slot,
     },
     /// The accelerator is in a slot twice.
-    #[error("the accelerator `{name}` stands in `acceleration.{slot}` twice. Keep one of the entries")]
     Duplicate {
         /// The accelerator.
         name: String,
@@ -64,7 +57,6 @@ pub enum AccelerationError {
         slot: Slot,
     },
     /// Two accelerators exclude each other.
-    #[error("the accelerators `{name}` and `{other}` exclude each other: {why}. Remove one of them")]
     Conflict {
         /// The one that says so.
         name: String,
@@ -74,9 +66,6 @@ pub enum AccelerationError {
         why: String,
     },
     /// Two accelerators of a slot stand in the wrong order.
-    #[error(
-        "the accelerator `{name}` must stand after `{other}` in `acceleration.{slot}`: {why}. Move it down"
-    )]
     Order {
         /// The one that must come later.
         name: String,
@@ -88,3 +77,84 @@ pub enum AccelerationError {
         why: String,
     },
 }
+
+impl AccelerationError {
+    /// What is wrong, in the user's names and values, without a full stop.
+    pub fn message(&self) -> String {
+        match self {
+            Self::Unknown { asked, .. } => format!("there is no accelerator `{asked}`"),
+            Self::Removed { asked, why, .. } => format!("there is no accelerator `{asked}` any more: {why}"),
+            Self::Params { name, message } => format!("parameters of the accelerator `{name}`: {message}"),
+            Self::Refused { name, refusal } => {
+                format!("the accelerator `{name}` cannot be used: {}", refusal.why)
+            }
+            Self::WrongSlot { name, slot, .. } => slot.misplaced().0.replace("{name}", name),
+            Self::Duplicate { name, slot } => {
+                format!("the accelerator `{name}` stands in `acceleration.{slot}` twice")
+            }
+            Self::Conflict { name, other, why } => {
+                format!("the accelerators `{name}` and `{other}` exclude each other: {why}")
+            }
+            Self::Order {
+                name,
+                other,
+                slot,
+                why,
+            } => {
+                format!("the accelerator `{name}` must stand after `{other}` in `acceleration.{slot}`: {why}")
+            }
+        }
+    }
+
+    /// How to mend it, without a full stop.
+    pub fn help(&self) -> String {
+        match self {
+            Self::Unknown { available, .. } if available.is_empty() => {
+                "no accelerator is registered in this program; remove the entry".into()
+            }
+            Self::Unknown {
+                nearest: Some(nearest),
+                ..
+            } => format!("did you mean `{nearest}`?"),
+            Self::Unknown { .. } => "`flow-train list accelerators` says what each does".into(),
+            Self::Removed { instead, .. } => sentence(instead),
+            Self::Params { .. } => "correct `params` of the entry".into(),
+            Self::Refused { refusal, .. } => sentence(&refusal.help),
+            Self::WrongSlot { slot, .. } => slot.misplaced().1.into(),
+            Self::Duplicate { .. } => "keep one of the entries".into(),
+            Self::Conflict { .. } => "remove one of them".into(),
+            Self::Order { name, other, .. } => format!("move the entry of `{name}` below that of `{other}`"),
+        }
+    }
+}
+
+/// The words of an accelerator's author, as part of a message of ours: without a full stop, beginning small.
+fn sentence(text: &str) -> String {
+    with_first(text.trim_end_matches('.'), |first| first.to_lowercase().collect())
+}
+
+fn with_first(text: &str, change: impl Fn(char) -> String) -> String {
+    let mut letters = text.chars();
+    match letters.next() {
+        Some(first) => change(first) + letters.as_str(),
+        None => String::new(),
+    }
+}
+
+impl fmt::Display for AccelerationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.message())?;
+        if let Self::Unknown { available, .. } = self
+            && !available.is_empty()
+        {
+            write!(f, "; available: {}", available.join(", "))?;
+        }
+        write!(
+            f,
+            ". {}",
+            with_first(&self.help(), |first| first.to_uppercase().collect())
+        )
+    }
+}
+
+impl std::error::Error for AccelerationError {}

@@ -1,7 +1,9 @@
 //! Counting what accelerators do, so that none is in force without effect unnoticed.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Something that an accelerator did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -10,6 +12,8 @@ pub enum Engagement {
     CallAnswered,
     /// A block was not computed for a lane.
     BlockSkipped,
+    /// An attention layer was not computed for a lane.
+    AttentionSkipped,
     /// An operation ran on another kernel than without the accelerator.
     KernelReplaced,
     /// A captured graph was replayed.
@@ -18,9 +22,10 @@ pub enum Engagement {
 
 impl Engagement {
     /// All kinds.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::CallAnswered,
         Self::BlockSkipped,
+        Self::AttentionSkipped,
         Self::KernelReplaced,
         Self::GraphReplayed,
     ];
@@ -30,25 +35,67 @@ impl Engagement {
         match self {
             Self::CallAnswered => "calls_answered",
             Self::BlockSkipped => "blocks_skipped",
+            Self::AttentionSkipped => "attention_layers_skipped",
             Self::KernelReplaced => "kernels_replaced",
             Self::GraphReplayed => "graphs_replayed",
         }
     }
 }
 
+/// Part of a rollout that a share of its rows was answered in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Part {
+    /// A step of the sampler.
+    Step(u32),
+    /// A block of the model.
+    Block(usize),
+}
+
+impl fmt::Display for Part {
+    /// As in metrics.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Step(step) => write!(f, "step_{step:03}"),
+            Self::Block(block) => write!(f, "block_{block:03}"),
+        }
+    }
+}
+
+/// Rows answered and rows asked for.
+type Shares = BTreeMap<(Engagement, Part), (u64, u64)>;
+
 /// Counts engagements of one accelerator. Clones count together, on any thread.
 #[derive(Clone, Debug, Default)]
-pub struct Meter(Arc<[AtomicU64; Engagement::ALL.len()]>);
+pub struct Meter {
+    counts: Arc<[AtomicU64; Engagement::ALL.len()]>,
+    shares: Arc<Mutex<Shares>>,
+}
 
 impl Meter {
     /// `times` more of `what`.
     pub fn count(&self, what: Engagement, times: u64) {
-        self.0[what as usize].fetch_add(times, Ordering::Relaxed);
+        self.counts[what as usize].fetch_add(times, Ordering::Relaxed);
     }
 
     /// What was counted since it was last taken.
     pub fn take(&self) -> Engagements {
-        Engagements(Engagement::ALL.map(|what| self.0[what as usize].swap(0, Ordering::Relaxed)))
+        Engagements(Engagement::ALL.map(|what| self.counts[what as usize].swap(0, Ordering::Relaxed)))
+    }
+
+    /// In `part`, `what` happened for `answered` of `asked` more rows.
+    pub fn share(&self, what: Engagement, part: Part, answered: u64, asked: u64) {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let (sum, of) = shares.entry((what, part)).or_default();
+        (*sum, *of) = (*sum + answered, *of + asked);
+    }
+
+    /// The share of rows for which each thing happened in each part, from 0 to 1, since it was last taken.
+    pub fn take_shares(&self) -> BTreeMap<(Engagement, Part), f64> {
+        let shares = std::mem::take(&mut *self.shares.lock().unwrap_or_else(PoisonError::into_inner));
+        let share = |(of, (answered, asked)): ((Engagement, Part), (u64, u64))| {
+            (asked > 0).then(|| (of, answered as f64 / asked as f64))
+        };
+        shares.into_iter().filter_map(share).collect()
     }
 }
 

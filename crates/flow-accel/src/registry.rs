@@ -1,15 +1,14 @@
 //! The accelerators that a config can name.
 
-use crate::{Acceleration, AccelerationError, Accelerator, Refusal};
-use flow_core::{ModelSpec, Plan};
+use crate::params::{self, Params};
+use crate::{Acceleration, AccelerationError, Accelerator, AcceleratorStage, Refusal};
+use flow_config::Diagnostic;
+use flow_core::{ModelSpec, Plan, UnknownName};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-
-/// Parameters as a config gives them: by name, untyped.
-pub type Params = BTreeMap<String, serde_json::Value>;
 
 type Build = dyn Fn(&Params) -> Result<Arc<dyn Accelerator>, AccelerationError> + Send + Sync;
 
@@ -22,7 +21,9 @@ pub struct AlreadyRegistered(pub String);
 #[derive(Clone)]
 pub struct AcceleratorKind {
     name: String,
+    stage: AcceleratorStage,
     summary: String,
+    floor: Option<String>,
     schema: Schema,
     build: Arc<Build>,
 }
@@ -33,14 +34,35 @@ impl AcceleratorKind {
         &self.name
     }
 
+    /// Its stage, and so the slot that it may stand in.
+    pub fn stage(&self) -> AcceleratorStage {
+        self.stage
+    }
+
     /// What it does, in one line.
     pub fn summary(&self) -> &str {
         &self.summary
     }
 
+    /// What it does in this build in place of what it is made for, if it cannot do that here.
+    pub fn floor(&self) -> Option<&str> {
+        self.floor.as_deref()
+    }
+
+    /// Says what it does in this build in place of what it is made for.
+    pub fn set_floor(&mut self, floor: &str) {
+        self.floor = Some(floor.into());
+    }
+
     /// JSON schema of its parameters.
     pub fn schema(&self) -> &Schema {
         &self.schema
+    }
+
+    /// What its schema says against parameters that stand at the dotted `path` of a config: everything at once, in the
+    /// words that the config's own keys have.
+    pub fn problems(&self, params: &Params, path: &str) -> Vec<Diagnostic> {
+        params::check(params, self.schema.as_value(), path)
     }
 }
 
@@ -61,49 +83,64 @@ pub struct AcceleratorRegistry {
 }
 
 impl AcceleratorRegistry {
-    /// Registers an accelerator whose parameters are a `P`: `build` makes it from them. Case does not matter in `name`.
+    /// Registers an accelerator of `stage` whose parameters are a `P`: `build` makes it from them. The case of ASCII
+    /// letters does not matter in `name`.
     ///
-    /// `P` should carry `#[serde(deny_unknown_fields)]`, so that a misspelt parameter is an error.
+    /// `P` should carry `#[serde(deny_unknown_fields)]`, so that a misspelt parameter is an error. Ranges and lengths that
+    /// its schema declares are checked.
     ///
     /// # Errors
     /// [`AlreadyRegistered`] if the name is taken.
     pub fn register<P, A>(
         &mut self,
         name: &str,
+        stage: AcceleratorStage,
         summary: &str,
         build: impl Fn(P) -> Result<A, Refusal> + Send + Sync + 'static,
-    ) -> Result<(), AlreadyRegistered>
+    ) -> Result<&mut AcceleratorKind, AlreadyRegistered>
     where
         P: DeserializeOwned + JsonSchema,
         A: Accelerator + 'static,
     {
-        let name = name.to_lowercase();
+        let name = name.to_ascii_lowercase();
         if self.kinds.contains_key(&name) {
             return Err(AlreadyRegistered(name));
         }
         let called = name.clone();
-        let build = move |params: &Params| {
-            let object = serde_json::Value::Object(params.clone().into_iter().collect());
-            let params: P = serde_json::from_value(object).map_err(|error| AccelerationError::Params {
+        let schema = schemars::schema_for!(P);
+        let by_schema = schema.as_value().clone();
+        let build = move |given: &Params| {
+            let wrong = |message| AccelerationError::Params {
                 name: called.clone(),
-                message: error.to_string(),
-            })?;
-            match build(params) {
-                Ok(accelerator) => Ok(Arc::new(accelerator) as Arc<dyn Accelerator>),
-                Err(refusal) => Err(AccelerationError::Refused {
-                    name: called.clone(),
-                    refusal,
-                }),
+                message,
+            };
+            let problems = params::check(given, &by_schema, "params");
+            if !problems.is_empty() {
+                let messages: Vec<String> = problems.into_iter().map(|one| one.message).collect();
+                return Err(wrong(messages.join("; ")));
             }
+            let params: P = params::read(given).map_err(wrong)?;
+            let built = build(params).and_then(|accelerator| match accelerator.stage() {
+                found if found == stage => Ok(Arc::new(accelerator) as Arc<dyn Accelerator>),
+                found => Err(Refusal::new(
+                    format!("it is registered with stage `{stage}`, but its own is `{found}`"),
+                    "This is a defect of the crate that registers it; remove the entry",
+                )),
+            });
+            built.map_err(|refusal| AccelerationError::Refused {
+                name: called.clone(),
+                refusal,
+            })
         };
         let kind = AcceleratorKind {
             name: name.clone(),
+            stage,
             summary: summary.into(),
-            schema: schemars::schema_for!(P),
+            floor: None,
+            schema,
             build: Arc::new(build),
         };
-        self.kinds.insert(name, kind);
-        Ok(())
+        Ok(self.kinds.entry(name).insert_entry(kind).into_mut())
     }
 
     /// Remembers a name that was an accelerator once, or is one elsewhere: `why` says what became of it, without a full
@@ -112,12 +149,17 @@ impl AcceleratorRegistry {
     /// # Errors
     /// [`AlreadyRegistered`] if there is an accelerator of this name.
     pub fn remove(&mut self, name: &str, why: &str, instead: &str) -> Result<(), AlreadyRegistered> {
-        let name = name.to_lowercase();
+        let name = name.to_ascii_lowercase();
         if self.kinds.contains_key(&name) {
             return Err(AlreadyRegistered(name));
         }
         self.removed.insert(name, (why.into(), instead.into()));
         Ok(())
+    }
+
+    /// The accelerator registered as `name`; case does not matter.
+    pub fn kind(&self, name: &str) -> Option<&AcceleratorKind> {
+        self.kinds.get(&name.to_lowercase())
     }
 
     /// The registered accelerators, by name.
@@ -132,7 +174,7 @@ impl AcceleratorRegistry {
     /// to write instead, [`AccelerationError::Params`] if the
     /// parameters are not its own, [`AccelerationError::Refused`] if it does not take their values.
     pub fn build(&self, name: &str, params: &Params) -> Result<Arc<dyn Accelerator>, AccelerationError> {
-        let asked = name.to_lowercase();
+        let asked = name.to_ascii_lowercase();
         if let Some((why, instead)) = self.removed.get(&asked) {
             return Err(AccelerationError::Removed {
                 asked: name.into(),
@@ -141,20 +183,15 @@ impl AcceleratorRegistry {
             });
         }
         let Some(kind) = self.kinds.get(&asked) else {
-            let likeness = |known: &String| strsim::jaro_winkler(known, &asked);
-            let available: Vec<&str> = self.kinds.keys().map(String::as_str).collect();
+            let UnknownName {
+                asked,
+                available,
+                nearest,
+            } = UnknownName::new(name, self.kinds.keys().map(String::as_str));
             return Err(AccelerationError::Unknown {
-                asked: name.into(),
-                available: if available.is_empty() {
-                    "none".into()
-                } else {
-                    available.join(", ")
-                },
-                nearest: self
-                    .kinds
-                    .keys()
-                    .max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
-                    .cloned(),
+                asked,
+                available,
+                nearest,
             });
         };
         (kind.build)(params)

@@ -28,6 +28,22 @@ impl Slot {
         Self::ALL.into_iter().find(|slot| slot.name() == name)
     }
 
+    /// What is said of an accelerator, `{name}`, that stands in this slot and is of the other's stage: what is wrong, and
+    /// how to mend it.
+    pub const fn misplaced(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Shared => (
+                "the accelerator `{name}` works in rollouts only, but `acceleration.shared` is in force in training too",
+                "move the entry to `acceleration.rollout`, or choose an accelerator of stage `both`",
+            ),
+            Self::Rollout => (
+                "the accelerator `{name}` is made for rollout and training together, but `acceleration.rollout` is in \
+                 force in rollouts only",
+                "move the entry to `acceleration.shared`",
+            ),
+        }
+    }
+
     /// The stage that an accelerator in this slot must have.
     pub fn takes(self) -> AcceleratorStage {
         match self {

@@ -197,10 +197,20 @@ fn registry() -> AcceleratorRegistry {
         }
     };
     registry
-        .register("label", "Names regions.", build(AcceleratorStage::Both))
+        .register(
+            "label",
+            AcceleratorStage::Both,
+            "Names regions.",
+            build(AcceleratorStage::Both),
+        )
         .unwrap();
     registry
-        .register("Rollout-Label", "Names stacks.", build(AcceleratorStage::Rollout))
+        .register(
+            "Rollout-Label",
+            AcceleratorStage::Rollout,
+            "Names stacks.",
+            build(AcceleratorStage::Rollout),
+        )
         .unwrap();
     registry
 }
@@ -417,14 +427,15 @@ fn an_unknown_name_lists_what_is_available_and_the_nearest() {
     let error = registry().build("rolout_label", &Params::new()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no accelerator `rolout_label`; available: label, rollout-label. The nearest name is `rollout-label`"
+        "there is no accelerator `rolout_label`; available: label, rollout-label. Did you mean \
+         `rollout-label`?"
     );
     let empty = AcceleratorRegistry::default()
         .build("label", &Params::new())
         .unwrap_err();
     assert_eq!(
         empty.to_string(),
-        "there is no accelerator `label`; available: none"
+        "there is no accelerator `label`. No accelerator is registered in this program; remove the entry"
     );
 }
 
@@ -460,11 +471,11 @@ fn every_entry_that_cannot_be_in_force_is_reported_at_once() {
     assert_eq!(
         texts,
         [
-            "the accelerator `rollout-label` (stage `rollout`) cannot stand in `acceleration.shared`. \
-             Move it to `acceleration.rollout`",
+            "the accelerator `rollout-label` works in rollouts only, but `acceleration.shared` is in force in training \
+             too. Move the entry to `acceleration.rollout`, or choose an accelerator of stage `both`",
             "the accelerator `label` stands in `acceleration.shared` twice. Keep one of the entries",
-            "the accelerator `label` (stage `both`) cannot stand in `acceleration.rollout`. \
-             Move it to `acceleration.shared`",
+            "the accelerator `label` is made for rollout and training together, but `acceleration.rollout` is in force \
+             in rollouts only. Move the entry to `acceleration.shared`",
             "the accelerator `label` cannot be used: nothing can be labelled `refuse`. Choose another `label`",
         ]
     );
@@ -486,7 +497,7 @@ fn order_and_conflicts_that_accelerators_declare_are_kept() {
     assert_eq!(
         order[0].to_string(),
         "the accelerator `label` must stand after `second` in `acceleration.shared`: it reads what that one leaves. \
-         Move it down"
+         Move the entry of `label` below that of `second`"
     );
     for entries in [[&alone, &second], [&second, &alone]] {
         let conflict = of(entries).unwrap_err();
@@ -507,10 +518,8 @@ fn a_name_is_registered_once_whatever_its_case() {
             gone: Gone::default(),
         })
     };
-    assert_eq!(
-        registry.register("LABEL", "", build),
-        Err(AlreadyRegistered("label".into()))
-    );
+    let again = registry.register("LABEL", AcceleratorStage::Both, "", build);
+    assert_eq!(again.unwrap_err(), AlreadyRegistered("label".into()));
     let known: Vec<(&str, &str)> = registry
         .kinds()
         .map(|kind| (kind.name(), kind.summary()))
@@ -518,6 +527,29 @@ fn a_name_is_registered_once_whatever_its_case() {
     assert_eq!(
         known,
         [("label", "Names regions."), ("rollout-label", "Names stacks.")]
+    );
+}
+
+#[test]
+fn a_kind_knows_its_stage_and_floor_and_another_stage_of_what_it_builds_is_refused() {
+    let mut registry = registry();
+    let stages: Vec<AcceleratorStage> = registry.kinds().map(|kind| kind.stage()).collect();
+    assert_eq!(stages, [AcceleratorStage::Both, AcceleratorStage::Rollout]);
+    let build = |params: LabelParams| {
+        Ok(Label {
+            stage: AcceleratorStage::Both,
+            params,
+            gone: Gone::default(),
+        })
+    };
+    let kind = registry.register("odd", AcceleratorStage::Rollout, "", build);
+    kind.unwrap().set_floor("does nothing");
+    let floors: Vec<Option<&str>> = registry.kinds().map(|kind| kind.floor()).collect();
+    assert_eq!(floors, [None, Some("does nothing"), None]);
+    assert_eq!(
+        registry.build("odd", &label("x")).unwrap_err().to_string(),
+        "the accelerator `odd` cannot be used: it is registered with stage `rollout`, but its own is `both`. This is a \
+         defect of the crate that registers it; remove the entry"
     );
 }
 

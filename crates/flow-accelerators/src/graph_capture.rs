@@ -32,10 +32,11 @@ impl Accelerator for GraphCapture {
     }
 
     fn after(&self) -> &[(&'static str, &'static str)] {
-        &[(
-            crate::AttentionBackendAccelerator::NAME,
-            "a capture records the kernels that are in force",
-        )]
+        const WHY: &str = "a capture records the kernels that are in force";
+        &[
+            (crate::AttentionBackendAccelerator::NAME, WHY),
+            (crate::FusedKernelsAccelerator::NAME, WHY),
+        ]
     }
 
     fn apply(&self, _: Plan, _: &Target<'_>) -> Result<Plan, Refusal> {

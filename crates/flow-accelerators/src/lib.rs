@@ -4,10 +4,18 @@
 
 mod attention_backend;
 mod feature_cache;
+mod fused_kernels;
+mod fusion;
 mod graph_capture;
 mod register;
 
 pub use attention_backend::{AttentionBackendAccelerator, AttentionBackendParams};
-pub use feature_cache::{FeatureCacheParams, FirstBlockParams};
+pub use feature_cache::{
+    Basis, DbCacheParams, EasyCacheParams, FasterParams, FeatureCacheParams, FirstBlockParams,
+    ForecastTarget, MagCacheParams, PyramidParams, StepMaskParams, TaylorSeerParams, TeaCacheParams,
+    TeaCacheSignal,
+};
+pub use fused_kernels::{FusedKernelsAccelerator, FusedKernelsMode, FusedKernelsParams};
+pub use fusion::FusionParams;
 pub use graph_capture::GraphCaptureParams;
 pub use register::register;

@@ -2,8 +2,10 @@
 
 use crate::attention_backend::{AttentionBackendAccelerator, AttentionBackendParams};
 use crate::feature_cache::FeatureCache;
+use crate::fused_kernels::{FusedKernelsAccelerator, FusedKernelsParams};
+use crate::fusion::{Fusion, FusionParams};
 use crate::graph_capture::{GraphCapture, GraphCaptureParams};
-use flow_accel::{AcceleratorRegistry, AlreadyRegistered};
+use flow_accel::{AcceleratorRegistry, AcceleratorStage, AlreadyRegistered};
 use flow_attention::AttentionRegistry;
 
 /// Names of Flow-Factory (PR #196) that this program does not have: what became of each, and what to write.
@@ -23,11 +25,11 @@ const ELSEWHERE: [(&str, &str, &str); 3] = [
     (
         "torch_compile",
         "it is PyTorch's compiler",
-        "The kernels of flow-train are fused without an entry; remove this one",
+        "Write `{ name = \"fused_kernels\", params = { mode = \"regional\" } }` in `acceleration.shared`",
     ),
 ];
 
-/// Registers `attention_backend` over `backends`, `feature_cache`, and `graph_capture`.
+/// Registers `attention_backend` over `backends`, `feature_cache`, `fused_kernels`, `fusion`, and `graph_capture`.
 ///
 /// # Errors
 /// [`AlreadyRegistered`] if one of the names is taken.
@@ -38,19 +40,41 @@ pub fn register(
     let backends = backends.clone();
     registry.register(
         AttentionBackendAccelerator::NAME,
+        AcceleratorStage::Both,
         "another attention backend, in rollout and training (lossless; `backend` is required)",
         move |params: AttentionBackendParams| AttentionBackendAccelerator::new(&params, &backends),
     )?;
     registry.register(
         FeatureCache::NAME,
-        "blocks of a rollout answered from an earlier step (lossy; `scope = \"outside_sde_window\"` keeps ratios exact)",
+        AcceleratorStage::Rollout,
+        "parts of a rollout answered from earlier steps, by one of nine policies (lossy; `scope = \"outside_sde_window\"` \
+         keeps ratios exact)",
         FeatureCache::new,
     )?;
-    registry.register(
-        GraphCapture::NAME,
-        "a denoising step captured and replayed (lossless; no device of this build can)",
-        |_: GraphCaptureParams| Ok(GraphCapture),
-    )?;
+    registry
+        .register(
+            FusedKernelsAccelerator::NAME,
+            AcceleratorStage::Both,
+            "norms, linear layers and gated residuals computed together (lossless; `mode` is required)",
+            |params: FusedKernelsParams| Ok(FusedKernelsAccelerator::new(params)),
+        )?
+        .set_floor("the processor's own, which saves memory rather than time");
+    registry
+        .register(
+            Fusion::NAME,
+            AcceleratorStage::Both,
+            "Burn's own fusion of elementwise operations (lossy)",
+            |_: FusionParams| Ok(Fusion),
+        )?
+        .set_floor("refused, for Burn has it in its CubeCL backends only");
+    registry
+        .register(
+            GraphCapture::NAME,
+            AcceleratorStage::Both,
+            "a denoising step captured and replayed (lossless)",
+            |_: GraphCaptureParams| Ok(GraphCapture),
+        )?
+        .set_floor("refused, for no device of this build has graphs");
     for (name, why, instead) in ELSEWHERE {
         registry.remove(name, why, instead)?;
     }

@@ -5,7 +5,7 @@ use flow_accel::{Acceleration, AcceleratorRegistry, Engagement, Params, Safety};
 use flow_attention::{AttentionRegistry, CpuAttention};
 use flow_core::device::ComputeDevice;
 use flow_core::params::LayoutBuilder;
-use flow_core::{CallContext, Init, ModelSpec, ParamLayout, Plan, RegionKind, Stage, Weights};
+use flow_core::{CallContext, Init, Kernels, ModelSpec, ParamLayout, Plan, RegionKind, Stage, Weights};
 use flow_kernels::CpuKernels;
 use serde_json::json;
 use std::sync::Arc;
@@ -104,6 +104,71 @@ fn parameters_are_typed_and_an_unknown_backend_lists_those_there_are() {
     assert!(error("attention_backend", &extra).contains("unknown field `causal`"));
 }
 
+fn fused(mode: &str) -> Params {
+    Params::from([("mode".into(), json!(mode))])
+}
+
+#[test]
+fn fused_kernels_compute_the_blocks_or_everything() {
+    let blocks = model(&[RegionKind::Mlp]);
+    let params = fused("regional");
+    let regional = shared(&[("fused_kernels", &params)], &blocks).expect("it fits");
+    assert_eq!(
+        regional.to_string(),
+        "shared: fused_kernels (lossless); rollout: none"
+    );
+    let plan = regional.training();
+    assert!(plan.describe().contains("kernels cpu (in blocks cpu-fused)"));
+    let params = fused("full");
+    let full = shared(&[("Fused_Kernels", &params)], &blocks).expect("it fits");
+    assert!(full.training().describe().contains("kernels cpu-fused,"));
+}
+
+#[test]
+fn fused_kernels_without_a_place_or_without_effect_are_refused() {
+    let without_blocks = ModelSpec {
+        stacks: vec![],
+        ..model(&[])
+    };
+    let params = fused("regional");
+    let text = shared(&[("fused_kernels", &params)], &without_blocks).expect_err("no blocks");
+    assert!(text.contains("`little` declares no repeated blocks"), "{text}");
+    let params = fused("full");
+    assert!(shared(&[("fused_kernels", &params)], &without_blocks).is_ok());
+
+    let kernels = CpuKernels::default()
+        .fused(Arc::new(|| {}))
+        .expect("not fused yet");
+    let base = Plan::new(Arc::new(CpuAttention), kernels);
+    let entries = [("fused_kernels", &params)];
+    let again = registry().acceleration(base, entries, [], &model(&[]));
+    let text = again.expect_err("they are fused")[0].to_string();
+    assert!(text.contains("`cpu-fused` have no fused form"), "{text}");
+
+    let error = |params: Params| {
+        registry()
+            .build("fused_kernels", &params)
+            .expect_err("wrong")
+            .to_string()
+    };
+    assert!(error(Params::new()).contains("missing field `mode`"));
+    assert!(error(fused("most")).contains("unknown variant `most`, expected `regional` or `full`"));
+}
+
+#[test]
+fn fusion_says_that_only_other_builds_have_it() {
+    let none = Params::new();
+    let text = shared(&[("fusion", &none)], &model(&[])).expect_err("no backend has it");
+    assert!(text.contains("CubeCL backends only"), "{text}");
+    let registry = registry();
+    let floors: Vec<&str> = registry
+        .kinds()
+        .filter(|kind| kind.floor().is_some())
+        .map(|kind| kind.name())
+        .collect();
+    assert_eq!(floors, ["fused_kernels", "fusion", "graph_capture"]);
+}
+
 #[test]
 fn graph_capture_says_that_no_device_can_and_must_come_last() {
     let (params, none) = (backend("reference"), Params::new());
@@ -149,7 +214,7 @@ fn a_feature_cache_is_new_in_every_rollout_and_says_by_its_scope_what_is_exact()
     assert!(text.contains("at least two blocks"), "{text}");
     for (params, said) in [
         (json!({}), "missing field `policy`"),
-        (json!({ "policy": "teacache" }), "unknown variant `teacache`"),
+        (json!({ "policy": "fora" }), "unknown variant `fora`"),
         (
             json!({ "policy": "first_block", "treshold": 0.1 }),
             "unknown field `treshold`",
@@ -173,7 +238,7 @@ fn names_known_from_elsewhere_say_what_to_write() {
             .to_string();
         assert!(text.contains("any more"), "{text}");
         assert!(
-            text.contains("remove") || text.contains("feature_cache"),
+            text.contains("fused_kernels") || text.contains("feature_cache"),
             "{text}"
         );
     }
@@ -183,7 +248,16 @@ fn names_known_from_elsewhere_say_what_to_write() {
 fn every_accelerator_has_a_summary_and_a_closed_schema() {
     let registry = registry();
     let names: Vec<&str> = registry.kinds().map(|kind| kind.name()).collect();
-    assert_eq!(names, ["attention_backend", "feature_cache", "graph_capture"]);
+    assert_eq!(
+        names,
+        [
+            "attention_backend",
+            "feature_cache",
+            "fused_kernels",
+            "fusion",
+            "graph_capture"
+        ]
+    );
     for kind in registry.kinds() {
         assert!(!kind.summary().is_empty());
         let schema = kind.schema().as_value();

@@ -1,21 +1,14 @@
 //! The attention backends that a config can name.
 
 use crate::{CpuAttention, ReferenceAttention};
-use flow_core::AttentionBackend;
+use flow_core::{AttentionBackend, UnknownName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A name that no registered backend has.
-#[derive(Debug, thiserror::Error)]
-#[error("there is no attention backend `{asked}`; available: {available}. The nearest name is `{nearest}`")]
-pub struct UnknownBackend {
-    /// The name asked for.
-    pub asked: String,
-    /// All registered names.
-    pub available: String,
-    /// The registered name that looks most like it.
-    pub nearest: String,
-}
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no attention backend {0}")]
+pub struct UnknownBackend(pub UnknownName);
 
 /// Attention backends by name. Built by the program that uses it; there is no global one.
 #[derive(Clone, Debug, Default)]
@@ -34,19 +27,8 @@ impl AttentionRegistry {
     /// # Errors
     /// [`UnknownBackend`] with the names there are.
     pub fn get(&self, name: &str) -> Result<Arc<dyn AttentionBackend>, UnknownBackend> {
-        let asked = name.to_lowercase();
-        self.backends.get(&asked).cloned().ok_or_else(|| {
-            let likeness = |known: &&str| strsim::jaro_winkler(known, &asked);
-            UnknownBackend {
-                asked: name.to_owned(),
-                available: self.names().collect::<Vec<_>>().join(", "),
-                nearest: self
-                    .names()
-                    .max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
-                    .unwrap_or_default()
-                    .to_owned(),
-            }
-        })
+        let backend = self.backends.get(&name.to_lowercase()).cloned();
+        backend.ok_or_else(|| UnknownBackend(UnknownName::new(name, self.names())))
     }
 
     /// All names, sorted.

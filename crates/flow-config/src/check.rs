@@ -7,6 +7,8 @@ use serde_json::Value as Json;
 
 use crate::codes;
 use crate::diagnostic::Diagnostic;
+use crate::phrase::{brief, elsewhere_help, join, range_phrase, section_phrase, type_phrase};
+use crate::removed;
 use crate::schema::{SCHEMA, SECTIONS_OF_KEY, allowed_texts, resolve, tag_of};
 use crate::suggest::nearest;
 use crate::tree::{Node, Segment, Value, dotted, quoted_key, whole};
@@ -22,6 +24,7 @@ pub(crate) struct Findings {
 /// Checks a whole document.
 pub(crate) fn check(document: &Node) -> Findings {
     let mut checker = Checker {
+        root: &SCHEMA,
         path: Vec::new(),
         findings: Findings::default(),
     };
@@ -29,12 +32,40 @@ pub(crate) fn check(document: &Node) -> Findings {
     checker.findings
 }
 
-struct Checker {
+/// Checks a value that stands at `path` of a config against a schema of its own.
+pub(crate) fn check_below(value: &Node, schema: &Json, path: Vec<Segment>) -> Vec<Diagnostic> {
+    let mut checker = Checker {
+        root: schema,
+        path,
+        findings: Findings::default(),
+    };
+    checker.value(value, schema);
+    checker.findings.problems
+}
+
+struct Checker<'s> {
+    /// The schema that references are resolved in.
+    root: &'s Json,
     path: Vec<Segment>,
     findings: Findings,
 }
 
-impl Checker {
+impl<'s> Checker<'s> {
+    /// Where to read more about the key at the current path; parameters of others are explained elsewhere.
+    fn see(&self) -> String {
+        let keys: Vec<Segment> = self
+            .path
+            .iter()
+            .filter(|one| matches!(one, Segment::Key(_)))
+            .cloned()
+            .collect();
+        if std::ptr::eq(self.root, &*SCHEMA) && !keys.is_empty() {
+            format!("; `flow-train explain {}` says what it means", dotted(&keys))
+        } else {
+            String::new()
+        }
+    }
+
     /// Reports a problem with the value at the current path.
     fn bad_value(&mut self, node: &Node, code: &'static str, message: String) -> &mut Diagnostic {
         self.findings.bad.push(self.path.clone());
@@ -74,7 +105,7 @@ impl Checker {
     }
 
     fn value(&mut self, node: &Node, schema: &Json) {
-        let schema = resolve(&SCHEMA, schema);
+        let schema = resolve(self.root, schema);
         if let Some(tag) = tag_of(schema) {
             return self.tagged(node, schema, tag);
         }
@@ -82,21 +113,24 @@ impl Checker {
             return self.text_of(node, &texts);
         }
         if let Some(alternatives) = schema["anyOf"].as_array() {
-            let alternatives: Vec<&Json> = alternatives.iter().map(|one| resolve(&SCHEMA, one)).collect();
+            let alternatives: Vec<&Json> = alternatives.iter().map(|one| resolve(self.root, one)).collect();
             return match alternatives
                 .iter()
                 .find(|one| type_matches(node, one["type"].as_str().unwrap_or("")))
             {
                 Some(alternative) => self.value(node, alternative),
                 None => {
-                    let types: Vec<_> = alternatives.iter().map(|one| type_phrase(one)).collect();
+                    let types: Vec<_> = alternatives
+                        .iter()
+                        .map(|one| type_phrase(self.root, one))
+                        .collect();
                     self.wrong_type(node, &types.join(" or "));
                 }
             };
         }
         match schema["type"].as_str() {
             None => self.anything(node),
-            Some(name) if !type_matches(node, name) => self.wrong_type(node, &type_phrase(schema)),
+            Some(name) if !type_matches(node, name) => self.wrong_type(node, &type_phrase(self.root, schema)),
             Some("object") => self.table(node, schema),
             Some("array") => self.list(node, schema),
             Some("string") => self.text(node, schema),
@@ -125,7 +159,7 @@ impl Checker {
             (Value::Integer(_) | Value::Float(_) | Value::Bool(_), None) if wanted.starts_with("a text") => {
                 Some(format!("write it in quotes: \"{}\"", brief(node)))
             }
-            _ => None,
+            _ => Some(format!("write {wanted} in its place{}", self.see())),
         };
         self.bad_value(node, codes::WRONG_TYPE, message).help = help;
     }
@@ -196,7 +230,7 @@ impl Checker {
             if table.contains_key(key) {
                 continue;
             }
-            let property = resolve(&SCHEMA, &properties[key]);
+            let property = resolve(self.root, &properties[key]);
             let place = match self.path.as_slice() {
                 [] => "the file".to_owned(),
                 _ => self.name(),
@@ -209,8 +243,8 @@ impl Checker {
                         crate::CONFIG_VERSION
                     )
                 }
-                (_, Some(text)) => format!("add `{key} = …`, {}: {text}", type_phrase(property)),
-                (_, None) => format!("add `{key} = …`, {}", type_phrase(property)),
+                (_, Some(text)) => format!("add `{key} = …`, {}: {text}", type_phrase(self.root, property)),
+                (_, None) => format!("add `{key} = …`, {}", type_phrase(self.root, property)),
             };
             self.findings.bad.push(self.path.clone());
             let span = if self.path.is_empty() {
@@ -236,6 +270,15 @@ impl Checker {
         properties: &serde_json::Map<String, Json>,
         union: Option<(&Json, &str)>,
     ) {
+        if let Some(instead) = removed::instead(&self.path, value) {
+            self.findings.bad.push(self.path.clone());
+            let message = format!("{} is no key any more: {}", self.name(), instead.why);
+            self.problem(value, value.key_span.clone(), codes::REMOVED_KEY, message)
+                .help = Some(instead.help);
+            return;
+        }
+        // What other sections have is known of the config alone.
+        let of_config = std::ptr::eq(self.root, &*SCHEMA);
         let section = &self.path[..self.path.len() - 1];
         let section_name = section_phrase(section);
         let bare_section: Vec<_> = section
@@ -260,7 +303,7 @@ impl Checker {
             .into_iter()
             .flatten()
             .map(String::as_str)
-            .filter(|known| *known != bare_section)
+            .filter(|known| of_config && *known != bare_section)
             .collect();
         let help = if let (false, Some((_, tag))) = (other_variants.is_empty(), union) {
             let kinds = other_variants.iter().map(|kind| format!("`{tag} = \"{kind}\"`"));
@@ -272,6 +315,8 @@ impl Checker {
             Some(format!("did you mean `{near}`?"))
         } else if !elsewhere.is_empty() {
             Some(elsewhere_help(key, &elsewhere))
+        } else if !of_config {
+            None
         } else {
             let everywhere = nearest(key, SECTIONS_OF_KEY.keys().map(String::as_str));
             everywhere.and_then(|known| {
@@ -289,6 +334,7 @@ impl Checker {
         let allowed = properties.keys().cloned().collect();
         self.findings.bad.push(self.path.clone());
         let diagnostic = self.problem(value, value.key_span.clone(), codes::UNKNOWN_KEY, message);
+        diagnostic.at_key = true;
         diagnostic.help = help;
         diagnostic.nearest = near;
         diagnostic.allowed = allowed;
@@ -377,7 +423,8 @@ impl Checker {
             format!("{count} {}", plural(noun))
         };
         let message = format!("{} has {has}, but must have {wanted}", self.name());
-        self.bad_value(node, codes::WRONG_LENGTH, message);
+        let help = format!("write {wanted} {}{}", plural(noun), self.see());
+        self.bad_value(node, codes::WRONG_LENGTH, message).help = Some(help);
     }
 
     fn list(&mut self, node: &Node, schema: &Json) {
@@ -445,9 +492,23 @@ impl Checker {
                 self.name(),
                 brief(node)
             );
-            self.bad_value(node, codes::OUT_OF_RANGE, message);
+            let factor = i128::from(factor);
+            let below = exact - exact.rem_euclid(factor);
+            let near: Vec<String> = [below, below + factor]
+                .into_iter()
+                .filter(|near| in_range(*near, schema))
+                .map(|near| near.to_string())
+                .collect();
+            self.bad_value(node, codes::OUT_OF_RANGE, message).help =
+                Some(format!("nearest that would do: {}", near.join(" or ")));
         }
     }
+}
+
+/// Whether a whole number lies within the range of a schema.
+fn in_range(value: i128, schema: &Json) -> bool {
+    let bound = |key: &str| schema[key].as_i64().map(i128::from);
+    bound("minimum").is_none_or(|least| value >= least) && bound("maximum").is_none_or(|most| value <= most)
 }
 
 /// Where to point for a table that lacks something: the key or header that opens it.
@@ -464,33 +525,6 @@ fn simple_distance(written: &str, known: &str) -> bool {
     written.len() <= 64 && strsim::damerau_levenshtein(written, known) <= 2
 }
 
-fn elsewhere_help(key: &str, sections: &[&str]) -> String {
-    let places = sections.iter().map(|section| match *section {
-        "" => "the top of the file".to_owned(),
-        "rewards" | "eval_rewards" => format!("`[[{section}]]`"),
-        section => format!("`[{section}]`"),
-    });
-    format!("`{}` is a key of {}", quoted_key(key), join(places))
-}
-
-fn section_phrase(section: &[Segment]) -> String {
-    match section {
-        [] => "the top of the file".into(),
-        [Segment::Key(key), Segment::Index(index)] => format!("`[[{}]]` (entry {index})", quoted_key(key)),
-        section => format!("`[{}]`", dotted(section)),
-    }
-}
-
-/// "a", "a or b", "a, b or c".
-fn join(items: impl IntoIterator<Item = String>) -> String {
-    let mut items: Vec<String> = items.into_iter().collect();
-    match items.pop() {
-        None => String::new(),
-        Some(last) if items.is_empty() => last,
-        Some(last) => format!("{} or {last}", items.join(", ")),
-    }
-}
-
 fn type_matches(node: &Node, name: &str) -> bool {
     match &node.value {
         Value::Table(_) => name == "object",
@@ -501,85 +535,5 @@ fn type_matches(node: &Node, name: &str) -> bool {
         Value::Float(float) => name == "number" || name == "integer" && whole(*float).is_some(),
         Value::Bool(_) => name == "boolean",
         Value::Datetime(_) => false,
-    }
-}
-
-/// What a schema wants, in words.
-pub(crate) fn type_phrase(schema: &Json) -> String {
-    if let Some(texts) = allowed_texts(schema) {
-        return format!(
-            "a text, one of {}",
-            join(texts.iter().map(|text| format!("\"{text}\"")))
-        );
-    }
-    if tag_of(schema).is_some() {
-        return "a table".into();
-    }
-    if let Some(alternatives) = schema["anyOf"].as_array() {
-        return join(alternatives.iter().map(|one| type_phrase(resolve(&SCHEMA, one))));
-    }
-    match schema["type"].as_str() {
-        Some("object") => "a table".into(),
-        Some("array") => {
-            let items = resolve(&SCHEMA, &schema["items"]);
-            match (
-                items["type"].as_str(),
-                schema["minItems"].as_u64(),
-                schema["maxItems"].as_u64(),
-            ) {
-                (Some("number"), Some(least), Some(most)) if least == most => {
-                    format!("a list of {least} numbers")
-                }
-                (Some("number"), ..) => "a list of numbers".into(),
-                (Some("integer"), ..) => "a list of integers".into(),
-                (Some("string"), ..) => "a list of texts".into(),
-                _ => "a list of tables".into(),
-            }
-        }
-        Some("string") => "a text".into(),
-        Some("integer") => "an integer".into(),
-        Some("number") => "a number".into(),
-        Some("boolean") => "true or false".into(),
-        _ => "any value".into(),
-    }
-}
-
-/// The range of a number, in words; empty if there is none.
-pub(crate) fn range_phrase(schema: &Json) -> String {
-    let number = |key: &str| schema.get(key).map(plain_number);
-    match (number("minimum"), number("exclusiveMinimum"), number("maximum")) {
-        (Some(least), _, Some(most)) if least == most => format!("exactly {least}"),
-        (Some(least), _, Some(most)) => format!("{least} to {most}"),
-        (Some(least), _, None) => format!("at least {least}"),
-        (None, Some(bound), Some(most)) => format!("above {bound} and at most {most}"),
-        (None, Some(bound), None) => format!("above {bound}"),
-        (None, None, Some(most)) => format!("at most {most}"),
-        (None, None, None) => String::new(),
-    }
-}
-
-/// `10.0` reads better as `10`.
-fn plain_number(json: &Json) -> String {
-    match json.as_f64() {
-        Some(float) if json.is_f64() => format!("{float}"),
-        _ => json.to_string(),
-    }
-}
-
-/// A value as it was written, shortened.
-fn brief(node: &Node) -> String {
-    let text = match &node.value {
-        Value::String(text) => text.clone(),
-        Value::Integer(integer) => integer.to_string(),
-        Value::Float(float) => format!("{float:?}"),
-        Value::Bool(bool) => bool.to_string(),
-        Value::Datetime(text) => text.clone(),
-        Value::Table(_) => "{…}".into(),
-        Value::Array(_) => "[…]".into(),
-    };
-    if text.chars().count() <= 60 {
-        text
-    } else {
-        text.chars().take(59).chain(['…']).collect()
     }
 }

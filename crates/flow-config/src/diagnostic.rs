@@ -24,17 +24,36 @@ impl fmt::Display for Severity {
     }
 }
 
+/// Which of the layers of a config a value is from; each wins over those below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layer {
+    /// Nobody gave it.
+    Default,
+    /// The preset gave it.
+    Preset,
+    /// The config file gave it.
+    File,
+    /// `--set` gave it.
+    Override,
+}
+
 /// A text that diagnostics point into: the config file, a preset, or one override.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SourceText {
     /// How it is called in messages: the path of the file, `preset NAME`, or `--set`.
     pub name: String,
+    /// Which layer it is.
+    pub layer: Layer,
     /// The text itself.
     #[serde(skip)]
     pub text: String,
 }
 
-/// One thing that is wrong.
+/// One thing that is wrong, or worth knowing.
+///
+/// Serialised, this is an entry of `diagnostics` in what `flow-train check --format json` prints. Whoever makes one
+/// gives severity, code, message, path and help; [`Resolved::located`](crate::Resolved::located) finds the place.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Diagnostic {
     /// How much it matters.
@@ -43,8 +62,16 @@ pub struct Diagnostic {
     pub code: &'static str,
     /// What is wrong, in the user's names and values.
     pub message: String,
-    /// Dotted path of the key, empty if no key is concerned.
+    /// Dotted path of the key as `--set` takes it, for instance `acceleration.rollout.0.params.threshold`; empty if no
+    /// key is concerned.
     pub path: String,
+    /// Dotted paths of further keys that it is about. The place is that of the first that somebody wrote.
+    pub related: Vec<String>,
+    /// The layer that gave the value at `path`, if a key is concerned and has a value.
+    pub layer: Option<Layer>,
+    /// Whether the place is that of the key rather than of its value.
+    #[serde(skip)]
+    pub(crate) at_key: bool,
     /// Which of the report's sources the place is in.
     pub source: Option<usize>,
     /// The name of that source.
@@ -64,12 +91,16 @@ pub struct Diagnostic {
 }
 
 impl Diagnostic {
-    pub(crate) fn new(severity: Severity, code: &'static str, message: impl Into<String>) -> Self {
+    /// Without path, place and help. `code` is stable and explained; `message` says what is wrong, without a full stop.
+    pub fn new(severity: Severity, code: &'static str, message: impl Into<String>) -> Self {
         Self {
             severity,
             code,
             message: message.into(),
             path: String::new(),
+            related: Vec::new(),
+            layer: None,
+            at_key: false,
             source: None,
             file: None,
             line: None,
@@ -81,11 +112,19 @@ impl Diagnostic {
         }
     }
 
-    pub(crate) fn error(code: &'static str, message: impl Into<String>) -> Self {
+    /// As [`Diagnostic::new`], of an error.
+    pub fn error(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(Severity::Error, code, message)
     }
 
-    pub(crate) fn path(mut self, path: impl Into<String>) -> Self {
+    /// As [`Diagnostic::new`], of a warning.
+    pub fn warning(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Severity::Warning, code, message)
+    }
+
+    /// With the path of the key it is about.
+    #[must_use]
+    pub fn path(mut self, path: impl Into<String>) -> Self {
         self.path = path.into();
         self
     }
@@ -96,14 +135,45 @@ impl Diagnostic {
         self
     }
 
-    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+    /// With the paths of further keys it is about, the likelier culprit first.
+    #[must_use]
+    pub fn related(mut self, paths: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.related = paths.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// With how to mend it, without a full stop.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
 
-    pub(crate) fn allowed(mut self, allowed: Vec<String>) -> Self {
+    /// With what would be allowed in its place.
+    #[must_use]
+    pub fn allowed(mut self, allowed: Vec<String>) -> Self {
         self.allowed = allowed;
         self
+    }
+
+    /// About the key and not about its value: the key will be underlined.
+    #[must_use]
+    pub fn at_key(mut self) -> Self {
+        self.at_key = true;
+        self
+    }
+
+    /// With which of the allowed names or values is nearest to what was written.
+    #[must_use]
+    pub fn nearest(mut self, nearest: Option<String>) -> Self {
+        self.nearest = nearest;
+        self
+    }
+
+    /// What is said of the place if there is none to show: that the value is a default.
+    pub fn note(&self) -> Option<String> {
+        (self.layer == Some(Layer::Default))
+            .then(|| format!("`{}` is written nowhere: its default is in force", self.path))
     }
 
     /// Whether this is a rule on several keys, which the JSON schema does not know.
@@ -123,6 +193,24 @@ pub struct Report {
     pub sources: Vec<SourceText>,
 }
 
+impl fmt::Display for Diagnostic {
+    /// In one line, without the place, for logs.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}[{}]", self.severity, self.code)?;
+        if !self.path.is_empty() {
+            write!(formatter, " at {}", self.path)?;
+        }
+        write!(formatter, ": {}", self.message)?;
+        if let Some(help) = &self.help {
+            write!(formatter, "; {help}")?;
+        }
+        if !self.allowed.is_empty() {
+            write!(formatter, "; allowed: {}", self.allowed.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
 impl Report {
     /// Sorts, removes duplicates, and fills in file, line and column.
     pub(crate) fn new(mut diagnostics: Vec<Diagnostic>, sources: Vec<SourceText>) -> Self {
@@ -130,6 +218,7 @@ impl Report {
             let Some(source) = diagnostic.source.and_then(|index| sources.get(index)) else {
                 continue;
             };
+            diagnostic.layer = Some(source.layer);
             diagnostic.file = Some(source.name.clone());
             if let Some(span) = &mut diagnostic.span {
                 *span = clamp_span(&source.text, span.clone());
@@ -206,6 +295,9 @@ impl Report {
             }
         }
         let indent = " ".repeat(gutter);
+        if let Some(note) = diagnostic.note() {
+            text.push_str(&format!("{indent} = note: {note}\n"));
+        }
         if let Some(help) = &diagnostic.help {
             text.push_str(&format!("{indent} = help: {help}\n"));
         }

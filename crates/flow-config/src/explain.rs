@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde_json::Value as Json;
 
-use crate::check::{range_phrase, type_phrase};
-use crate::schema::{SCHEMA, SECTIONS_OF_KEY, View, allowed_texts, resolve, tag_of};
+use crate::phrase::{range_phrase, type_phrase};
+use crate::schema::{SCHEMA, SECTIONS_OF_KEY, View, allowed_texts, resolve, tag_of, tidy};
 use crate::tree::{Segment, dotted};
 
 /// The documentation of one key.
@@ -33,6 +33,21 @@ pub struct FieldDoc {
 
 /// Explains a key such as `optimizer.learning_rate`, `rewards.kind` or `algorithm`. Indices of lists may be left out.
 pub fn explain(key: &str) -> Option<FieldDoc> {
+    explain_in(&SCHEMA, key)
+}
+
+/// Explains the parameters that schemars made `schema` of, those of an accelerator for instance: all of them for the key
+/// `name`, one for `name.parameter`.
+pub fn explain_params(name: &str, schema: &Json, key: &str) -> Option<FieldDoc> {
+    let mut params = schema.clone();
+    tidy(&mut params);
+    // Its references begin at the root.
+    let definitions = params["$defs"].take();
+    let root = serde_json::json!({ "type": "object", "properties": { name: params }, "$defs": definitions });
+    explain_in(&root, key)
+}
+
+fn explain_in(root: &Json, key: &str) -> Option<FieldDoc> {
     let path: Vec<Segment> = key
         .split('.')
         .map(|part| part.trim_start_matches("[[").trim_end_matches("]]"))
@@ -43,7 +58,7 @@ pub fn explain(key: &str) -> Option<FieldDoc> {
     let Segment::Key(name) = last else { return None };
     let parent = parents
         .iter()
-        .fold(View::root(&SCHEMA), |view, segment| view.child(segment));
+        .fold(View::root(root), |view, segment| view.child(segment));
     let view = parent.child(last);
     let first = *view.nodes.first()?;
 
@@ -66,7 +81,7 @@ pub fn explain(key: &str) -> Option<FieldDoc> {
     } else {
         Vec::new()
     };
-    let text = |schema: &Json| description(schema);
+    let text = |schema: &Json| description(root, schema);
     let mut docs = text(first);
     if having
         .iter()
@@ -82,7 +97,7 @@ pub fn explain(key: &str) -> Option<FieldDoc> {
         });
         docs = each.collect::<Vec<_>>().join("\n");
     }
-    let target = resolve(&SCHEMA, first);
+    let target = resolve(root, first);
     let mut allowed = alternatives(target);
     if tag == Some(name) {
         docs = WHICH_VARIANT.into();
@@ -91,7 +106,7 @@ pub fn explain(key: &str) -> Option<FieldDoc> {
             .filter_map(|section| {
                 Some((
                     section["properties"][name]["const"].as_str()?.to_owned(),
-                    description(section),
+                    description(root, section),
                 ))
             })
             .collect();
@@ -102,7 +117,7 @@ pub fn explain(key: &str) -> Option<FieldDoc> {
         type_name: if tag == Some(name) {
             "a text".into()
         } else {
-            type_phrase(target)
+            type_phrase(root, target)
         },
         range: range_phrase(target),
         default: first.get("default").cloned(),
@@ -144,9 +159,9 @@ pub fn all_keys() -> Vec<String> {
 /// What a key that chooses the variant is for; the schema has the text of one variant in each place.
 const WHICH_VARIANT: &str = "Which of the variants this table is.";
 
-fn description(schema: &Json) -> String {
+fn description(root: &Json, schema: &Json) -> String {
     let own = schema["description"].as_str();
-    own.or_else(|| resolve(&SCHEMA, schema)["description"].as_str())
+    own.or_else(|| resolve(root, schema)["description"].as_str())
         .unwrap_or_default()
         .to_owned()
 }
@@ -156,7 +171,7 @@ fn sections<'s>(view: &View<'s>) -> Vec<&'s Json> {
     let through_list = |schema: &'s Json| match schema.get("items") {
         Some(items) => View {
             nodes: vec![items],
-            ..View::root(&SCHEMA)
+            ..View::root(view.root)
         }
         .expanded(),
         None => vec![schema],
@@ -176,7 +191,7 @@ fn tag<'s>(view: &View<'s>) -> Option<&'s str> {
     view.tag().or_else(|| {
         items
             .into_iter()
-            .find_map(|items| tag_of(resolve(&SCHEMA, items)))
+            .find_map(|items| tag_of(resolve(view.root, items)))
     })
 }
 
@@ -205,7 +220,7 @@ fn keys(view: &View<'_>) -> Vec<(String, String)> {
                 let docs = if tag == Some(key) {
                     WHICH_VARIANT.to_owned()
                 } else {
-                    description(schema)
+                    description(view.root, schema)
                 };
                 out.push((key.clone(), docs));
             }

@@ -8,6 +8,9 @@
 //! parser checks by it, [`explain()`] reads from it, and editors complete with it. Rules on several keys are the parser's
 //! alone; their codes begin with `rule::`.
 //!
+//! [`inspect`] gives what can be read of a wrong config too; whoever finds more in it makes [`Diagnostic`]s, and
+//! [`Resolved::located`] finds their places in the texts.
+//!
 //! This crate knows nothing of tensors and does not depend on Burn.
 
 #[cfg(doctest)]
@@ -19,19 +22,28 @@ pub mod codes;
 mod diagnostic;
 mod explain;
 mod load;
+mod locate;
 mod migrate;
 mod overrides;
+mod params;
+mod phrase;
 mod presets;
+mod removed;
 mod rules;
 mod schema;
 mod sections;
 mod suggest;
 mod tree;
 
-pub use diagnostic::{Diagnostic, Report, Severity, SourceText};
-pub use explain::{FieldDoc, all_keys, explain, find_key};
-pub use load::{Resolved, Source, base_dir, load, parse_named, parse_str};
+pub use diagnostic::{Diagnostic, Layer, Report, Severity, SourceText};
+pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key};
+pub use load::{
+    Inspection, Resolved, Source, base_dir, inspect, inspect_named, load, parse_named, parse_str,
+};
 pub use migrate::{Change, migrate};
+pub use params::check_params;
 pub use presets::{Preset, presets};
-pub use schema::{schema, schema_text};
+pub use schema::{schema, tidy as tidy_schema};
 pub use sections::*;
+pub use suggest::nearest;
+pub use tree::quoted_key as key_in_path;

@@ -10,7 +10,8 @@ use serde_json::Value as Json;
 
 use crate::check::{self, Findings};
 use crate::codes;
-use crate::diagnostic::{Diagnostic, Report, Severity, SourceText, line_and_column};
+use crate::diagnostic::{Diagnostic, Layer, Report, Severity, SourceText, line_and_column};
+use crate::locate;
 use crate::migrate;
 use crate::overrides;
 use crate::presets::presets;
@@ -69,7 +70,19 @@ pub struct Resolved {
     pub sources: BTreeMap<String, Source>,
     /// Warnings, and the texts that they point into.
     pub report: Report,
-    document: Node,
+    pub(crate) document: Node,
+    /// What was taken out of the document because it is wrong.
+    pub(crate) bad: Vec<Vec<Segment>>,
+}
+
+/// A config file that was read, right or wrong.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    /// Everything that is wrong, or worth knowing.
+    pub report: Report,
+    /// The config, as far as it can be read: what is wrong has its default, or is left out. Nothing if the text is not
+    /// TOML, is of another version, or what is left cannot be a config.
+    pub partial: Option<Resolved>,
 }
 
 impl Resolved {
@@ -77,9 +90,26 @@ impl Resolved {
     /// Empty if nothing is missing.
     pub fn check_training(&self) -> Report {
         Report::new(
-            rules::check_training(&self.config, &self.document),
+            rules::check_training(&self.config, &self.document, &self.bad),
             self.report.sources.clone(),
         )
+    }
+
+    /// Whether nothing in a section is wrong by itself: what [`inspect`] gives has defaults in the place of wrong values.
+    pub fn is_whole(&self, section: &str) -> bool {
+        let section = Segment::Key(section.to_owned());
+        !self
+            .bad
+            .iter()
+            .any(|path| path.first().is_none_or(|first| *first == section))
+    }
+
+    /// The diagnostics of the config and `found`, with the place of each: the file and line, the preset or the override
+    /// that gave the value.
+    pub fn located(&self, found: impl IntoIterator<Item = Diagnostic>) -> Report {
+        let found = found.into_iter().map(|one| locate::place(&self.document, one));
+        let all = self.report.diagnostics.iter().cloned().chain(found).collect();
+        Report::new(all, self.report.sources.clone())
     }
 
     /// The value at a dotted path of [`Resolved::sources`], as JSON.
@@ -118,20 +148,43 @@ impl Resolved {
 /// # Errors
 /// Everything that is wrong, at once; see [`codes`] for what can be.
 pub fn load(path: impl AsRef<Path>, overrides: &[String]) -> Result<Resolved, Report> {
+    strict(inspect(path, overrides))
+}
+
+/// As [`load`], but gives what can be read of a wrong config too, so that more can be said of it.
+pub fn inspect(path: impl AsRef<Path>, overrides: &[String]) -> Inspection {
     let path = path.as_ref();
     let name = path.display().to_string();
     let unreadable = |why: String, help: &str| {
         let diagnostic =
             Diagnostic::error(codes::UNREADABLE, format!("cannot read the config {name}: {why}"));
-        Report::new(vec![diagnostic.help(help)], Vec::new())
+        Inspection {
+            report: Report::new(vec![diagnostic.help(help)], Vec::new()),
+            partial: None,
+        }
     };
-    let bytes = std::fs::read(path)
-        .map_err(|error| unreadable(error.to_string(), "check the path, and that the file may be read"))?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        unreadable(format!("byte {at} is not UTF-8"), "save the file as UTF-8")
-    })?;
-    parse_named(&name, &text, overrides)
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) => return unreadable(error.to_string(), "check the path, and that the file may be read"),
+    };
+    match String::from_utf8(bytes) {
+        Ok(text) => inspect_named(&name, &text, overrides),
+        Err(error) => {
+            let at = error.utf8_error().valid_up_to();
+            unreadable(format!("byte {at} is not UTF-8"), "save the file as UTF-8")
+        }
+    }
+}
+
+/// The config, if nothing in it is an error.
+fn strict(inspection: Inspection) -> Result<Resolved, Report> {
+    match inspection {
+        Inspection {
+            report,
+            partial: Some(resolved),
+        } if !report.has_errors() => Ok(resolved),
+        Inspection { report, .. } => Err(report),
+    }
 }
 
 /// Checks a config given as text. Never panics, whatever the text is.
@@ -147,9 +200,15 @@ pub fn parse_str(text: &str) -> Result<Resolved, Report> {
 /// # Errors
 /// Everything that is wrong, at once.
 pub fn parse_named(name: &str, text: &str, overrides: &[String]) -> Result<Resolved, Report> {
+    strict(inspect_named(name, text, overrides))
+}
+
+/// As [`parse_named`], but gives what can be read of a wrong config too.
+pub fn inspect_named(name: &str, text: &str, overrides: &[String]) -> Inspection {
     let mut loader = Loader {
         sources: vec![SourceText {
             name: name.to_owned(),
+            layer: Layer::File,
             text: text.to_owned(),
         }],
         places: vec![Place::File],
@@ -157,18 +216,14 @@ pub fn parse_named(name: &str, text: &str, overrides: &[String]) -> Result<Resol
     };
     let outcome = loader.run(text, overrides);
     let report = Report::new(loader.problems, loader.sources);
-    match outcome {
-        Some((config, document)) if !report.has_errors() => {
-            let sources = sources(&config, &document, &report.sources, &loader.places);
-            Ok(Resolved {
-                config,
-                sources,
-                report,
-                document,
-            })
-        }
-        _ => Err(report),
-    }
+    let partial = outcome.map(|(config, document, bad)| Resolved {
+        sources: sources(&config, &document, &report.sources, &loader.places),
+        report: report.clone(),
+        config,
+        document,
+        bad,
+    });
+    Inspection { report, partial }
 }
 
 /// What kind of text a source is.
@@ -186,15 +241,21 @@ struct Loader {
 
 impl Loader {
     fn add_source(&mut self, name: String, text: &str, place: Place) -> usize {
+        let layer = match place {
+            Place::File => Layer::File,
+            Place::Preset(_) => Layer::Preset,
+            Place::Override(_) => Layer::Override,
+        };
         self.sources.push(SourceText {
             name,
+            layer,
             text: text.to_owned(),
         });
         self.places.push(place);
         self.sources.len() - 1
     }
 
-    fn run(&mut self, text: &str, overrides: &[String]) -> Option<(Config, Node)> {
+    fn run(&mut self, text: &str, overrides: &[String]) -> Option<(Config, Node, Vec<Vec<Segment>>)> {
         let mut file = tree::parse(text, 0, &mut self.problems);
         let broken = !self.problems.is_empty();
         if !self.version_is_current(&file) {
@@ -245,7 +306,7 @@ impl Loader {
         }
         let config = self.deserialize(&document, !bad.is_empty())?;
         self.problems.extend(rules::check(&config, &document, &bad));
-        Some((config, document))
+        Some((config, document, bad))
     }
 
     /// Keeps the findings of a check. With `skip`, those in that source were found before.

@@ -6,7 +6,7 @@
 use toml_edit::{Array, DocumentMut, Item, Key, RawString, Table, TableLike, value};
 
 use crate::codes;
-use crate::diagnostic::{Diagnostic, Report, SourceText};
+use crate::diagnostic::{Diagnostic, Layer, Report, SourceText};
 use crate::sections::CONFIG_VERSION;
 use crate::tree::{Node, Segment};
 
@@ -108,6 +108,7 @@ pub fn migrate(text: &str) -> Result<(String, Vec<Change>), Report> {
     let sources = || {
         vec![SourceText {
             name: "<config>".into(),
+            layer: Layer::File,
             text: text.to_owned(),
         }]
     };

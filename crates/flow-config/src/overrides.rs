@@ -79,8 +79,8 @@ fn position_of_equals(text: &str) -> Option<usize> {
     })
 }
 
-/// The names of a dotted TOML key.
-fn key_path(key: &str) -> Option<Vec<String>> {
+/// The names of a dotted TOML key, or nothing if it is none.
+pub(crate) fn key_path(key: &str) -> Option<Vec<String>> {
     // Newlines would let a key smuggle in further keys.
     if key.contains(['\n', '\r', '#', '=']) {
         return None;
@@ -149,6 +149,19 @@ fn set(
     let Some(Segment::Key(key)) = path.get(depth) else {
         return merge(target, node.clone(), schema);
     };
+    // A single table stands for a list of one, so its entry 0 is itself.
+    if matches!(&target.value, Value::Table(table) if key == "0" && !table.contains_key(key))
+        && schema.expanded().iter().any(|one| one.get("items").is_some())
+    {
+        return set(
+            target,
+            path,
+            depth + 1,
+            node,
+            &schema.child(&Segment::Index(0)),
+            problems,
+        );
+    }
     if let Value::Array(entries) = &mut target.value {
         let index = key.parse::<usize>().ok().filter(|index| *index <= entries.len());
         let Some(index) = index else {

@@ -13,16 +13,10 @@ use crate::presets::presets;
 use crate::sections::Config;
 use crate::tree::Segment;
 
-/// The JSON schema (draft 2020-12) of a config file.
+/// The JSON schema (draft 2020-12) of a config file, as far as this crate knows it: parameters of accelerators and
+/// options of runtimes are free. `flow_train::schema` has them, too; it is committed as `configs/schema.json`.
 pub fn schema() -> Json {
     SCHEMA.clone()
-}
-
-/// The schema as it is committed in `configs/schema.json`: indented, with a newline at the end.
-pub fn schema_text() -> String {
-    let mut text = serde_json::to_string_pretty(&*SCHEMA).unwrap_or_default();
-    text.push('\n');
-    text
 }
 
 /// Made once: it is a constant that is merely too large to write down.
@@ -37,9 +31,9 @@ pub(crate) static SCHEMA: LazyLock<Json> = LazyLock::new(|| {
     schema
 });
 
-/// Makes the generated schema fit for TOML: no `null`, which TOML cannot write; no Rust-only number formats; texts
+/// Makes a generated schema fit for TOML: no `null`, which TOML cannot write; no Rust-only number formats; texts
 /// with their lines joined.
-fn tidy(schema: &mut Json) {
+pub fn tidy(schema: &mut Json) {
     match schema {
         Json::Object(object) => {
             if let Some(Json::Array(types)) = object.get_mut("type") {

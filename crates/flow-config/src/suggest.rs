@@ -45,7 +45,7 @@ const ALIASES: &[(&str, &str)] = &[
 ];
 
 /// The candidate nearest to what was written, if any is near enough to be worth naming.
-pub(crate) fn nearest<'c>(written: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
+pub fn nearest<'c>(written: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let written = simplify(written);
     // Beyond this length nobody mistyped a key, and the distance is quadratic.
     if written.is_empty() || written.len() > 64 {

@@ -75,7 +75,8 @@ pub(crate) fn dotted(path: &[Segment]) -> String {
     text
 }
 
-pub(crate) fn quoted_key(key: &str) -> String {
+/// A key as a segment of a path: as it is if it is bare, else in quotes.
+pub fn quoted_key(key: &str) -> String {
     let bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if !key.is_empty() && key.chars().all(bare) {
         key.to_owned()
@@ -186,7 +187,24 @@ fn syntax_error(error: &toml::de::Error, source: usize, end: usize) -> Diagnosti
         "this is not TOML: {}",
         error.message().lines().collect::<Vec<_>>().join("; ")
     );
-    Diagnostic::error(codes::SYNTAX, message).at(source, error.span().unwrap_or(end..end))
+    Diagnostic::error(codes::SYNTAX, message)
+        .at(source, error.span().unwrap_or(end..end))
+        .help(syntax_help(error.message()))
+}
+
+/// What TOML wants where its parser gave up.
+fn syntax_help(message: &str) -> &'static str {
+    let has = |part: &str| message.contains(part);
+    if has("quoted") {
+        "write texts in quotes, for example `name = \"digits\"`"
+    } else if has("duplicate key") {
+        "keep one of the two; a section, too, stands in a file once"
+    } else if has("unclosed table") {
+        "the name of a section stands in brackets, `[run]`, and that of a list of tables in two, `[[rewards]]`"
+    } else {
+        "a line is `key = value`, a value a text in quotes, a number, true or false, a list in [ ] or a table in { }; \
+         sections begin with `[name]`"
+    }
 }
 
 fn from_table(

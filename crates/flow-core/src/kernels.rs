@@ -8,6 +8,7 @@ use crate::exec::Stash;
 use crate::tensors::Plain;
 use burn::backend::DispatchTensor;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 /// Elementwise function after a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +31,39 @@ pub struct LinearWeights {
     /// `A [rank, in]`, `B [out, rank]` and the scale of a low-rank adapter.
     pub adapter: Option<(DispatchTensor, DispatchTensor, f32)>,
 }
+
+impl LinearWeights {
+    /// Weight, bias, and `A` and `B` of the adapter, as far as they are there: the order of an operation's inputs.
+    pub fn tensors(&self) -> impl Iterator<Item = &DispatchTensor> {
+        let adapter = self.adapter.iter().flat_map(|(down, up, _)| [down, up]);
+        std::iter::once(&self.weight).chain(&self.bias).chain(adapter)
+    }
+}
+
+/// Where in a modulation `[B, K, D]` the chunks of a norm lie, and its epsilon.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormChunks {
+    /// Index of the shift.
+    pub shift: usize,
+    /// Index of the scale.
+    pub scale: usize,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+/// The weights of a feed-forward part and the function between them.
+#[derive(Clone, Debug)]
+pub struct FeedForwardWeights {
+    /// From `[.., D]` to `[.., inner]`.
+    pub up: LinearWeights,
+    /// After `up`.
+    pub activation: Activation,
+    /// From `[.., inner]` to `[.., D]`.
+    pub down: LinearWeights,
+}
+
+/// Called once for every operation that fused kernels compute as one.
+pub type OnFused = Arc<dyn Fn() + Send + Sync>;
 
 /// Constants and values of one AdamW step (Loshchilov and Hutter 2019, arXiv:1711.05101).
 #[derive(Clone, Debug)]
@@ -55,7 +89,8 @@ pub struct SdeOutputs {
     pub log_prob: Plain,
 }
 
-/// Fused operations. Tensors may be tracked unless their type is [`Plain`]; shapes are checked by the caller, [`Exec`](crate::exec::Exec).
+/// Fused operations. Three of them are made of others and need no implementation; [`composed`] is what they must equal,
+/// bit for bit, in results and gradients. Tensors may be tracked unless their type is [`Plain`]; shapes are checked by the caller, [`Exec`](crate::exec::Exec).
 #[allow(clippy::too_many_arguments)]
 pub trait Kernels: Debug + Send + Sync {
     /// Name in logs and manifests.
@@ -92,6 +127,52 @@ pub trait Kernels: Debug + Send + Sync {
         modulation: &DispatchTensor,
         gate: usize,
     ) -> DispatchTensor;
+
+    /// The same kernels with the operations below, which are made of others, computed as one each; `on_fused` is called
+    /// for each of them. `None` if there are none, or if these are they.
+    fn fused(&self, _on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
+        None
+    }
+
+    /// [`gated_residual`](Self::gated_residual) of `residual` and of the linear layer of `x [B, S, in]`.
+    fn linear_gated_residual(
+        &self,
+        stash: &dyn Stash,
+        residual: &DispatchTensor,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+        modulation: &DispatchTensor,
+        gate: usize,
+    ) -> DispatchTensor {
+        composed::linear_gated_residual(self, stash, residual, x, weights, modulation, gate)
+    }
+
+    /// The linear layer, with activation, of [`modulated_layer_norm`](Self::modulated_layer_norm) of `x [B, S, D]`.
+    fn modulated_linear(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        composed::modulated_linear(self, stash, x, modulation, norm, weights, activation)
+    }
+
+    /// A block's feed-forward part: [`gated_residual`](Self::gated_residual) of `x [B, S, D]` and of two linear layers
+    /// of its [`modulated_layer_norm`](Self::modulated_layer_norm).
+    fn modulated_feed_forward(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &FeedForwardWeights,
+        gate: usize,
+    ) -> DispatchTensor {
+        composed::modulated_feed_forward(self, stash, x, modulation, norm, weights, gate)
+    }
 
     /// `x / sqrt(mean(x²) + epsilon) · weight` over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467).
     fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor;
@@ -139,4 +220,59 @@ pub trait Kernels: Debug + Send + Sync {
 
     /// `average = decay · average + (1 - decay) · value`; `decay [1]` on the device.
     fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain);
+}
+
+/// The operations of [`Kernels`] that are made of others, as sequences of those: what fused kernels must equal.
+pub mod composed {
+    use super::{Activation, DispatchTensor, FeedForwardWeights, Kernels, LinearWeights, NormChunks, Stash};
+
+    /// See [`Kernels::linear_gated_residual`].
+    pub fn linear_gated_residual<K: Kernels + ?Sized>(
+        kernels: &K,
+        stash: &dyn Stash,
+        residual: &DispatchTensor,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+        modulation: &DispatchTensor,
+        gate: usize,
+    ) -> DispatchTensor {
+        let branch = kernels.linear(stash, x, weights, Activation::None);
+        kernels.gated_residual(residual, &branch, modulation, gate)
+    }
+
+    /// See [`Kernels::modulated_linear`].
+    pub fn modulated_linear<K: Kernels + ?Sized>(
+        kernels: &K,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        let normed = kernels.modulated_layer_norm(x, modulation, norm.shift, norm.scale, norm.epsilon);
+        kernels.linear(stash, &normed, weights, activation)
+    }
+
+    /// See [`Kernels::modulated_feed_forward`].
+    pub fn modulated_feed_forward<K: Kernels + ?Sized>(
+        kernels: &K,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &FeedForwardWeights,
+        gate: usize,
+    ) -> DispatchTensor {
+        let inner = modulated_linear(
+            kernels,
+            stash,
+            x,
+            modulation,
+            norm,
+            &weights.up,
+            weights.activation,
+        );
+        linear_gated_residual(kernels, stash, x, &inner, &weights.down, modulation, gate)
+    }
 }

@@ -13,6 +13,7 @@ pub mod error;
 pub mod exec;
 pub mod kernels;
 pub mod model;
+pub mod names;
 pub mod op;
 pub mod params;
 pub mod tensors;
@@ -22,10 +23,12 @@ pub use flow_rng as rng;
 pub use attention::{AttentionBackend, AttentionShape};
 pub use error::CoreError;
 pub use exec::{
-    Block, CallContext, Exec, KeepAll, Lane, Plan, RegionEngine, RegionKind, Rollout, RunAll, Site, Stack,
-    StackDriver, Stage, Training,
+    AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, Exec, KeepAll, Lane,
+    LayerBody, LayerDriver, Plan, RegionEngine, RegionKind, Rollout, RunAll, Site, Stack, StackDriver, Stage,
+    Training, VelocityDriver,
 };
 pub use kernels::{Activation, AdamWStep, Kernels};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};
+pub use names::UnknownName;
 pub use params::{Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Weights};
 pub use tensors::{Plain, Tensors};

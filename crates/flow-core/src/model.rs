@@ -2,7 +2,7 @@
 
 use crate::exec::{Exec, RegionKind};
 use crate::params::ParamLayout;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData, kind::Basic};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -52,6 +52,26 @@ impl Condition {
             pooled: join(self.pooled, other.pooled),
         }
     }
+
+    /// The condition of some rows, in the order asked for.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn rows(&self, rows: &[usize]) -> Self {
+        Self {
+            tokens: self.tokens.as_ref().map(|tokens| select(tokens, rows)),
+            text: self.text.as_ref().map(|text| select(text, rows)),
+            pooled: self.pooled.as_ref().map(|pooled| select(pooled, rows)),
+        }
+    }
+}
+
+fn select<const D: usize, K: Basic + 'static>(tensor: &Tensor<D, K>, rows: &[usize]) -> Tensor<D, K> {
+    let index: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
+    let index = TensorData::new(index, [rows.len()]);
+    tensor
+        .clone()
+        .select(0, Tensor::<1, Int>::from_data(index, &tensor.device()))
 }
 
 /// Input of a model call.
@@ -63,6 +83,20 @@ pub struct ModelInput {
     pub sigma: Tensor<1>,
     /// The condition.
     pub condition: Condition,
+}
+
+impl ModelInput {
+    /// The input of some rows, in the order asked for.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn rows(&self, rows: &[usize]) -> Self {
+        Self {
+            x: select(&self.x, rows),
+            sigma: select(&self.sigma, rows),
+            condition: self.condition.rows(rows),
+        }
+    }
 }
 
 /// What a model is, as data. The default has nothing: no latent, no condition, no stack, no region.

@@ -103,7 +103,7 @@ fn the_nft_fixture_means_what_it_says() {
     );
     assert!(
         config.acceleration.shared.is_empty(),
-        "kernels are fused without an entry"
+        "what fuses kernels here is no compiler"
     );
     assert_eq!(config.acceleration.rollout[0].params["threshold"], 0.08);
     assert_eq!(

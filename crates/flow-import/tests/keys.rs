@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use flow_config::{KlKind, Reference, parse_named};
 use flow_import::{Conversion, Imported, Note, Outcome, import, mapping, rules};
+use serde_json::json;
 
 fn imported(yaml: &str) -> Imported {
     import(yaml).unwrap_or_else(|error| panic!("{error}"))
@@ -188,7 +189,7 @@ fn a_single_accelerator_is_a_list_of_one_and_order_is_kept() {
     let compiled = "acceleration: {shared: {name: Torch_Compile, params: {mode: full}}}";
     assert!(
         config(compiled).acceleration.shared.is_empty(),
-        "kernels are fused without it"
+        "what fuses kernels here is no compiler"
     );
     assert_eq!(note(compiled, "acceleration.shared").outcome, Outcome::Kept);
     let one = "train: {trainer_type: nft}\nacceleration: {rollout: {name: Diffusers_Cache}}";
@@ -222,6 +223,39 @@ fn a_lossy_cache_on_a_coupled_trainer_is_flagged_and_on_nft_it_is_not() {
         "{coupled}"
     );
     assert!(!note(&with("nft"), "acceleration.rollout").needs_attention);
+}
+
+#[test]
+fn parameters_of_diffusers_cache_policies_get_the_names_that_feature_cache_has() {
+    let entry = |params: &str| {
+        let yaml = format!(
+            "train: {{trainer_type: nft}}\nacceleration: {{rollout: {{name: diffusers_cache, params: {{{params}}}}}}}"
+        );
+        let entries = config(&yaml).acceleration.rollout;
+        serde_json::to_value(&entries[0].params).expect("JSON")
+    };
+    for (theirs, ours) in [
+        (
+            "policy: magcache, threshold: 0.1, max_skip_steps: 2, retention_ratio: 0.25, mag_ratios: [0.99, 0.98]",
+            json!({ "policy": "magcache", "threshold": 0.1, "max_consecutive": 2, "retention": 0.25, "ratios": [0.99, 0.98] }),
+        ),
+        (
+            "policy: taylorseer, cache_interval: 4, disable_cache_before_step: 2, max_order: 2",
+            json!({ "policy": "taylorseer", "interval": 4, "warmup_steps": 2, "order": 2 }),
+        ),
+        (
+            "policy: pyramid, spatial_attention_block_skip_range: 3, spatial_attention_timestep_skip_range: [100, 700]",
+            json!({ "policy": "pyramid", "spatial_every": 3, "timesteps": [100, 700] }),
+        ),
+        (
+            "policy: faster, unconditional_batch_skip_range: 4, alpha_low_frequency: 1.2",
+            json!({ "policy": "faster", "unconditional_every": 4, "low_frequency_factor": 1.2 }),
+        ),
+        // A parameter that the policy has not, there or here.
+        ("policy: pyramid, threshold: 0.1", json!({ "policy": "pyramid" })),
+    ] {
+        assert_eq!(entry(theirs), ours, "{theirs}");
+    }
 }
 
 #[test]

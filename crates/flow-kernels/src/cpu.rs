@@ -3,17 +3,28 @@
 use crate::host::bf16;
 use crate::host::matrix::Precision;
 use crate::{
-    activation, embedding, gated_residual, linear, modulated_layer_norm, optimizer, rms_norm, rotary, sde,
+    activation, embedding, fused, gated_residual, linear, modulated_layer_norm, optimizer, rms_norm, rotary,
+    sde,
 };
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
-use flow_core::kernels::{LinearWeights, SdeOutputs};
+use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
 use flow_core::{Activation, AdamWStep, Kernels, Plain};
+use std::fmt;
+use std::sync::Arc;
 
 /// Kernels on the host. Results do not depend on the number of threads.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct CpuKernels {
     precision: Precision,
+    /// Whether operations made of others are computed as one, and whom to tell of each.
+    on_fused: Option<OnFused>,
+}
+
+impl fmt::Debug for CpuKernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// The processor has no dot products of bf16 pairs.
@@ -29,15 +40,27 @@ impl CpuKernels {
     /// If the processor lacks the instructions. Nothing is emulated.
     pub fn bf16() -> Result<Self, NoBf16> {
         let precision = Precision::Bf16;
-        bf16::is_supported().then_some(Self { precision }).ok_or(NoBf16)
+        let on_fused = None;
+        let kernels = Self { precision, on_fused };
+        bf16::is_supported().then_some(kernels).ok_or(NoBf16)
+    }
+
+    /// Tells who wants to know that an operation made of others is about to be computed as one; whether it is to be.
+    fn fuses(&self) -> bool {
+        if let Some(on_fused) = &self.on_fused {
+            on_fused();
+        }
+        self.on_fused.is_some()
     }
 }
 
 impl Kernels for CpuKernels {
     fn name(&self) -> &str {
-        match self.precision {
-            Precision::F32 => "cpu",
-            Precision::Bf16 => "cpu-bf16",
+        match (self.precision, &self.on_fused) {
+            (Precision::F32, None) => "cpu",
+            (Precision::F32, Some(_)) => "cpu-fused",
+            (Precision::Bf16, None) => "cpu-bf16",
+            (Precision::Bf16, Some(_)) => "cpu-bf16-fused",
         }
     }
 
@@ -74,6 +97,63 @@ impl Kernels for CpuKernels {
         gate: usize,
     ) -> DispatchTensor {
         gated_residual::gated_residual(residual, branch, modulation, gate)
+    }
+
+    fn fused(&self, on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
+        self.on_fused.is_none().then(|| {
+            Arc::new(Self {
+                on_fused: Some(on_fused),
+                ..self.clone()
+            }) as Arc<dyn Kernels>
+        })
+    }
+
+    fn linear_gated_residual(
+        &self,
+        stash: &dyn Stash,
+        residual: &DispatchTensor,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+        modulation: &DispatchTensor,
+        gate: usize,
+    ) -> DispatchTensor {
+        if self.fuses() {
+            fused::linear_gated_residual(stash, residual, x, weights, modulation, gate, self.precision)
+        } else {
+            composed::linear_gated_residual(self, stash, residual, x, weights, modulation, gate)
+        }
+    }
+
+    fn modulated_linear(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        if self.fuses() {
+            fused::modulated_linear(stash, x, modulation, norm, weights, activation, self.precision)
+        } else {
+            composed::modulated_linear(self, stash, x, modulation, norm, weights, activation)
+        }
+    }
+
+    fn modulated_feed_forward(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &FeedForwardWeights,
+        gate: usize,
+    ) -> DispatchTensor {
+        if self.fuses() {
+            fused::modulated_feed_forward(stash, x, modulation, norm, weights, gate, self.precision)
+        } else {
+            composed::modulated_feed_forward(self, stash, x, modulation, norm, weights, gate)
+        }
     }
 
     fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {

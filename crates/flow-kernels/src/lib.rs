@@ -7,6 +7,7 @@ pub mod host;
 mod activation;
 mod cpu;
 mod embedding;
+mod fused;
 mod gated_residual;
 mod linear;
 mod modulated_layer_norm;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Values of a layer's weights.
 #[derive(Clone, Debug)]
-struct Values {
+pub(crate) struct Values {
     /// `[out, in]`.
     weight: CpuTensor,
     bias: Option<CpuTensor>,
@@ -46,20 +46,12 @@ pub(crate) fn linear(
     activation: Activation,
     precision: Precision,
 ) -> DispatchTensor {
-    let mut inputs = vec![x, &weights.weight];
-    inputs.extend(&weights.bias);
-    if let Some((down, up, _)) = &weights.adapter {
-        inputs.extend([down, up]);
-    }
-    // `x` is kept only for the gradient of a matrix.
-    let keep_x = is_tracked(&weights.weight)
-        || weights
-            .adapter
-            .as_ref()
-            .is_some_and(|(a, b, _)| is_tracked(a) || is_tracked(b));
+    let mut inputs = vec![x];
+    inputs.extend(weights.tensors());
+    let keep_x = has_trained_matrix(weights);
     op::apply("linear", &inputs, |plain, tracked| {
         let x = CpuTensor::read(&plain[0]);
-        let values = Values::read(plain, weights, precision);
+        let values = Values::read(&plain[1..], weights, precision);
         let shape = [&x.shape()[..x.shape().len() - 1], &[values.outputs]].concat();
         let keep_sum = activation != Activation::None && (tracked || stash.keeps("linear"));
         let mut activated = None;
@@ -96,8 +88,14 @@ pub(crate) fn linear(
     })
 }
 
-/// The activation of a sum that was kept from an earlier run.
-fn activated_again(sum: &Plain, activation: Activation) -> Plain {
+/// Whether the gradient of a matrix is wanted: only then the layer's input is kept.
+pub(crate) fn has_trained_matrix(weights: &LinearWeights) -> bool {
+    let adapter = weights.adapter.as_ref();
+    is_tracked(&weights.weight) || adapter.is_some_and(|(a, b, _)| is_tracked(a) || is_tracked(b))
+}
+
+/// The activation of a sum that was kept.
+pub(crate) fn activated_again(sum: &Plain, activation: Activation) -> Plain {
     let sum = CpuTensor::read(sum);
     let output = threads::build_zeros(sum.values().len(), threads::PIECE, |index, output| {
         math::activate_into(
@@ -110,10 +108,11 @@ fn activated_again(sum: &Plain, activation: Activation) -> Plain {
 }
 
 impl Values {
-    fn read(plain: &[Plain], weights: &LinearWeights, precision: Precision) -> Self {
-        let weight = CpuTensor::read(&plain[1]);
+    /// `plain` holds the values of [`LinearWeights::tensors`].
+    pub(crate) fn read(plain: &[Plain], weights: &LinearWeights, precision: Precision) -> Self {
+        let weight = CpuTensor::read(&plain[0]);
         let (outputs, inputs) = weight.rows_and_columns();
-        let bias = weights.bias.as_ref().map(|_| CpuTensor::read(&plain[2]));
+        let bias = weights.bias.as_ref().map(|_| CpuTensor::read(&plain[1]));
         let adapter = weights.adapter.as_ref().map(|(_, _, scale)| {
             let [down, up] = [plain.len() - 2, plain.len() - 1].map(|at| CpuTensor::read(&plain[at]));
             let rank = down.shape()[0];
@@ -135,6 +134,22 @@ impl Values {
         }
     }
 
+    /// Length of a row of the result.
+    pub(crate) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Work of the layer for `rows` rows, in the unit of [`threads::worth_threads`].
+    pub(crate) fn work(&self, rows: usize) -> usize {
+        product_work(rows, self.inputs, self.outputs)
+    }
+
+    /// What a result holds before [`forward_rows`](Self::forward_rows).
+    pub(crate) fn start(&self) -> threads::Start<'_> {
+        let bias = self.bias.as_ref();
+        bias.map_or(threads::Start::Zeros, |bias| threads::Start::Rows(bias.values()))
+    }
+
     fn weight(&self) -> Matrix<'_> {
         Matrix::new(self.weight.values(), self.outputs, self.inputs, self.inputs)
     }
@@ -147,10 +162,7 @@ impl Values {
             length: rows * self.outputs,
             size: block * self.outputs,
         };
-        let start = self
-            .bias
-            .as_ref()
-            .map_or(threads::Start::Zeros, |bias| threads::Start::Rows(bias.values()));
+        let start = self.start();
         if keep_sum {
             let (sum, output) = threads::build_pair(pieces, pieces, work, start, |index, sum, output| {
                 self.forward_rows(x.values(), index * block, sum);
@@ -167,7 +179,7 @@ impl Values {
     }
 
     /// Adds the products of the rows from `start` on to `output`, which holds the bias.
-    fn forward_rows(&self, x: &[f32], start: usize, output: &mut [f32]) {
+    pub(crate) fn forward_rows(&self, x: &[f32], start: usize, output: &mut [f32]) {
         let (inputs, outputs) = (self.inputs, self.outputs);
         let rows = output.len() / outputs;
         let x = &x[start * inputs..][..rows * inputs];
@@ -208,11 +220,26 @@ impl Values {
             None => CpuTensor::read(gradient),
         };
         let gradient = gradient.values();
-        let rows = gradient.len().checked_div(self.outputs).unwrap_or(0);
-        let x = || x.expect("the input is kept if a matrix is tracked").values();
+        let dx = wanted[0].then(|| from_vec(self.input_gradient(gradient), x_shape));
+        let x = x.map(CpuTensor::values);
+        let mut gradients = vec![dx];
+        gradients.extend(self.weight_gradients(x, gradient, &wanted[1..]));
+        gradients
+    }
+
+    /// Gradients of those of [`LinearWeights::tensors`] that are `wanted`, in their order, for the `gradient` of the sum
+    /// before the activation.
+    pub(crate) fn weight_gradients(
+        &self,
+        x: Option<&[f32]>,
+        gradient: &[f32],
+        wanted: &[bool],
+    ) -> Vec<Option<Plain>> {
+        let rows = self.rows_of(gradient);
+        let x = || x.expect("the input is kept if a matrix is tracked");
         let mut wanted = wanted.iter().copied();
-        let mut want = || wanted.next().expect("one flag per input");
-        let mut gradients = vec![want().then(|| from_vec(self.input_gradient(gradient, rows), x_shape))];
+        let mut want = || wanted.next().expect("one flag per weight");
+        let mut gradients = Vec::new();
         gradients.push(want().then(|| {
             let (x, gradient) = ((x(), self.inputs), (gradient, self.outputs));
             from_vec(
@@ -247,8 +274,13 @@ impl Values {
         gradients
     }
 
-    /// `G W + scale · (G B) A`.
-    fn input_gradient(&self, gradient: &[f32], rows: usize) -> Vec<f32> {
+    fn rows_of(&self, gradient: &[f32]) -> usize {
+        gradient.len().checked_div(self.outputs).unwrap_or(0)
+    }
+
+    /// `G W + scale · (G B) A` for the `gradient` of the sum before the activation.
+    pub(crate) fn input_gradient(&self, gradient: &[f32]) -> Vec<f32> {
+        let rows = self.rows_of(gradient);
         let (inputs, outputs) = (self.inputs, self.outputs);
         let (work, block) = (product_work(rows, inputs, outputs), rows_per_task(rows));
         let pieces = threads::Pieces {
@@ -353,7 +385,7 @@ fn product_work(rows: usize, inputs: usize, outputs: usize) -> usize {
 
 /// Rows that one task computes: one task per thread if they are few, because every task packs the weight anew, and no
 /// more than fit into a cache with their results. A row's bits do not depend on it.
-fn rows_per_task(rows: usize) -> usize {
+pub(crate) fn rows_per_task(rows: usize) -> usize {
     rows.div_ceil(rayon::current_num_threads())
         .next_multiple_of(16)
         .clamp(64, 512)

@@ -7,6 +7,7 @@ use crate::host::{
 };
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
+use flow_core::kernels::NormChunks;
 use flow_core::op;
 use std::sync::Arc;
 
@@ -23,43 +24,15 @@ pub(crate) fn modulated_layer_norm(
     scale: usize,
     epsilon: f32,
 ) -> DispatchTensor {
+    let norm = NormChunks {
+        shift,
+        scale,
+        epsilon,
+    };
     op::apply("modulated_layer_norm", &[x, modulation], |inputs, _| {
         let (x, modulation) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
-        let (rows, columns) = x.rows_and_columns();
-        let layout = Layout::new(&x, &modulation, shift, scale);
-        let per_piece = threads::rows_per_piece(columns);
-        let values = threads::Pieces {
-            length: x.values().len(),
-            size: per_piece * columns,
-        };
-        let pairs = threads::Pieces {
-            length: rows * STATISTICS,
-            size: per_piece * STATISTICS,
-        };
-        let work = values.length;
-        let (y, statistics) = threads::build_pair(
-            values,
-            pairs,
-            work,
-            threads::Start::Zeros,
-            |index, y, statistics| {
-                let start = index * per_piece;
-                vectorised(
-                    #[inline(always)]
-                    || {
-                        forward_rows(
-                            &layout,
-                            x.values(),
-                            modulation.values(),
-                            start,
-                            epsilon,
-                            y,
-                            statistics,
-                        )
-                    },
-                );
-            },
-        );
+        let layout = NormLayout::new(&x, &modulation, norm);
+        let (y, statistics) = layout.forward(x.values(), modulation.values());
         let output = from_vec(y, x.shape());
         let backward: op::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
@@ -81,17 +54,16 @@ pub(crate) fn modulated_layer_norm(
 }
 
 /// Where the chunks of a sample's modulation lie.
-#[derive(Clone, Copy)]
-struct Layout {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NormLayout {
     tokens: usize,
     columns: usize,
     chunks: usize,
-    shift: usize,
-    scale: usize,
+    norm: NormChunks,
 }
 
-impl Layout {
-    fn new(x: &CpuTensor, modulation: &CpuTensor, shift: usize, scale: usize) -> Self {
+impl NormLayout {
+    pub(crate) fn new(x: &CpuTensor, modulation: &CpuTensor, norm: NormChunks) -> Self {
         let [_, tokens, columns] = *x.shape() else {
             panic!("layer norm of {:?}, three axes expected", x.shape())
         };
@@ -100,9 +72,52 @@ impl Layout {
             tokens,
             columns,
             chunks,
-            shift,
-            scale,
+            norm,
         }
+    }
+
+    /// Values of a row.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The normalised rows, and what backward needs of each: its mean and the reciprocal of its deviation.
+    pub(crate) fn forward(&self, x: &[f32], modulation: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        let (rows, columns) = (x.len().checked_div(self.columns).unwrap_or(0), self.columns);
+        let per_piece = threads::rows_per_piece(columns);
+        let values = threads::Pieces {
+            length: x.len(),
+            size: per_piece * columns,
+        };
+        let pairs = threads::Pieces {
+            length: rows * STATISTICS,
+            size: per_piece * STATISTICS,
+        };
+        let task = |index: usize, y: &mut [f32], statistics: &mut [f32]| {
+            self.forward_rows(x, modulation, index * per_piece, y, statistics);
+        };
+        threads::build_pair(values, pairs, x.len(), threads::Start::Zeros, task)
+    }
+
+    /// The rows from `start` on.
+    fn forward_rows(
+        &self,
+        x: &[f32],
+        modulation: &[f32],
+        start: usize,
+        y: &mut [f32],
+        statistics: &mut [f32],
+    ) {
+        vectorised(
+            #[inline(always)]
+            || forward_rows(self, x, modulation, start, y, statistics),
+        );
+    }
+
+    /// The normalised rows from `start` on, as many as fit into `y`.
+    pub(crate) fn normalise(&self, x: &[f32], modulation: &[f32], start: usize, y: &mut [f32]) {
+        let mut statistics = vec![0.0; y.len().checked_div(self.columns).unwrap_or(0) * STATISTICS];
+        self.forward_rows(x, modulation, start, y, &mut statistics);
     }
 
     #[inline(always)]
@@ -118,11 +133,10 @@ impl Layout {
 
 #[inline(always)]
 fn forward_rows(
-    layout: &Layout,
+    layout: &NormLayout,
     x: &[f32],
     modulation: &[f32],
     start: usize,
-    epsilon: f32,
     y: &mut [f32],
     statistics: &mut [f32],
 ) {
@@ -134,11 +148,11 @@ fn forward_rows(
         .zip(statistics.chunks_exact_mut(STATISTICS));
     for (row, ((x, y), statistics)) in rows.enumerate() {
         let batch = (start + row) / layout.tokens;
-        let shift = layout.chunk(modulation, batch, layout.shift);
-        let scale = layout.chunk(modulation, batch, layout.scale);
+        let shift = layout.chunk(modulation, batch, layout.norm.shift);
+        let scale = layout.chunk(modulation, batch, layout.norm.scale);
         let mean = sum(x, |x| x) / columns as f32;
         let variance = sum(x, |x| (x - mean) * (x - mean)) / columns as f32;
-        let reciprocal = 1.0 / (variance + epsilon).sqrt();
+        let reciprocal = 1.0 / (variance + layout.norm.epsilon).sqrt();
         for ((y, x), (shift, scale)) in y.iter_mut().zip(x).zip(shift.iter().zip(scale)) {
             *y = (x - mean) * reciprocal * (1.0 + scale) + shift;
         }
@@ -147,16 +161,16 @@ fn forward_rows(
 }
 
 /// What backward reads.
-struct Saved<'a> {
-    layout: Layout,
-    x: &'a [f32],
-    modulation: &'a [f32],
-    statistics: &'a [f32],
-    gradient: &'a [f32],
+pub(crate) struct Saved<'a> {
+    pub(crate) layout: NormLayout,
+    pub(crate) x: &'a [f32],
+    pub(crate) modulation: &'a [f32],
+    pub(crate) statistics: &'a [f32],
+    pub(crate) gradient: &'a [f32],
 }
 
 /// Gradients of `x` and, if wanted, of the modulation. One sample at a time, so the sums over its tokens have one order.
-fn backward(saved: &Saved<'_>, want_modulation: bool) -> (Vec<f32>, Option<Vec<f32>>) {
+pub(crate) fn backward(saved: &Saved<'_>, want_modulation: bool) -> (Vec<f32>, Option<Vec<f32>>) {
     let layout = &saved.layout;
     let sample = layout.tokens * layout.columns;
     if !want_modulation {
@@ -199,7 +213,7 @@ impl Saved<'_> {
     /// `(x, gradient, mean, reciprocal deviation)` of every token of a sample.
     #[inline(always)]
     fn rows(&self, batch: usize) -> impl Iterator<Item = (&[f32], &[f32], f32, f32)> {
-        let Layout { tokens, columns, .. } = self.layout;
+        let NormLayout { tokens, columns, .. } = self.layout;
         let rows = batch * tokens..(batch + 1) * tokens;
         let values = rows.start * columns..rows.end * columns;
         let statistics = &self.statistics.as_chunks::<STATISTICS>().0[rows];
@@ -214,7 +228,7 @@ impl Saved<'_> {
     #[inline(always)]
     fn input_rows(&self, batch: usize, dx: &mut [f32]) {
         let columns = self.layout.columns;
-        let scale = self.layout.chunk(self.modulation, batch, self.layout.scale);
+        let scale = self.layout.chunk(self.modulation, batch, self.layout.norm.scale);
         for ((x, gradient, mean, reciprocal), dx) in self.rows(batch).zip(dx.chunks_exact_mut(columns)) {
             // The gradient of the normalised value passes through `dx`.
             for (d, (g, scale)) in dx.iter_mut().zip(gradient.iter().zip(scale)) {
@@ -232,11 +246,11 @@ impl Saved<'_> {
     fn modulation_rows(&self, batch: usize, dmodulation: &mut [f32]) {
         let columns = self.layout.columns;
         for (x, gradient, mean, reciprocal) in self.rows(batch) {
-            let dshift = &mut dmodulation[self.layout.shift * columns..][..columns];
+            let dshift = &mut dmodulation[self.layout.norm.shift * columns..][..columns];
             for (d, g) in dshift.iter_mut().zip(gradient) {
                 *d += g;
             }
-            let dscale = &mut dmodulation[self.layout.scale * columns..][..columns];
+            let dscale = &mut dmodulation[self.layout.norm.scale * columns..][..columns];
             for (d, (g, x)) in dscale.iter_mut().zip(gradient.iter().zip(x)) {
                 *d += g * ((x - mean) * reciprocal);
             }

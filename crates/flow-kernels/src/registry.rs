@@ -1,21 +1,14 @@
 //! The kernel sets that a config can name.
 
 use crate::CpuKernels;
-use flow_core::Kernels;
+use flow_core::{Kernels, UnknownName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A name that no registered kernel set has.
-#[derive(Debug, thiserror::Error)]
-#[error("there are no kernels called `{asked}`; available: {available}. The nearest name is `{nearest}`")]
-pub struct UnknownKernels {
-    /// The name asked for.
-    pub asked: String,
-    /// All registered names.
-    pub available: String,
-    /// The registered name that looks most like it.
-    pub nearest: String,
-}
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there are no kernels called {0}")]
+pub struct UnknownKernels(pub UnknownName);
 
 /// Kernel sets by name. Built by the program that uses it; there is no global one.
 #[derive(Clone, Debug, Default)]
@@ -34,15 +27,8 @@ impl KernelRegistry {
     /// # Errors
     /// [`UnknownKernels`] with the names there are.
     pub fn get(&self, name: &str) -> Result<Arc<dyn Kernels>, UnknownKernels> {
-        self.kernels.get(name).cloned().ok_or_else(|| UnknownKernels {
-            asked: name.to_owned(),
-            available: self.names().collect::<Vec<_>>().join(", "),
-            nearest: self
-                .names()
-                .max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)))
-                .unwrap_or_default()
-                .to_owned(),
-        })
+        let kernels = self.kernels.get(name).cloned();
+        kernels.ok_or_else(|| UnknownKernels(UnknownName::new(name, self.names())))
     }
 
     /// All names, sorted.

@@ -1,7 +1,7 @@
 //! Options made effective: handed to the runtimes, once per process, before the first device is opened.
 
 use crate::overlay::{difference, overlay, resolve};
-use crate::{OverlayError, Runtime, RuntimeOptions, Value};
+use crate::{OptionSpec, OverlayError, Runtime, RuntimeOptions, Value};
 use burn_std::config::{BurnConfig, RuntimeConfig};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value as Json;
@@ -17,8 +17,13 @@ pub struct Applied {
     pub value: Json,
     /// The value that the runtime would have taken; `null` for none.
     pub default: Json,
-    /// Where the value is from, for instance `train.toml:12:1`.
+    /// Where the value is from, for instance `train.toml:12:1`, or [`Applied::DEFAULT`].
     pub source: String,
+}
+
+impl Applied {
+    /// The source of an option that nobody gave.
+    pub const DEFAULT: &'static str = "default";
 }
 
 /// Why options are not in force.
@@ -71,7 +76,8 @@ pub enum ApplyError {
 /// Call it before the first device is opened, and once: the runtimes keep their first configuration until the process
 /// ends, so nothing can be taken back, and tests need a process of their own.
 ///
-/// `source` says where an option's value is from; the answer goes into the record.
+/// `source` says where an option's value is from; the answer goes into the record. Of a runtime that is given options the
+/// record has every option that something reads, the others with [`Applied::DEFAULT`].
 ///
 /// # Errors
 /// [`ApplyError`]. Both runtimes and all files are looked at before the first change, so after
@@ -160,14 +166,19 @@ impl<C: RuntimeConfig + Serialize + DeserializeOwned> Stage<C> {
         }
         let defaults = json(&C::default())?;
         let at = |tree: &Json, path| resolve(tree, path).cloned().unwrap_or(Json::Null);
+        let given = |spec: &OptionSpec| options.get(spec.path).is_some();
         let records = options
-            .iter()
-            .filter(|(spec, _)| spec.runtime() == runtime)
-            .map(|(spec, _)| Applied {
+            .read()
+            .filter(|spec| spec.runtime() == runtime)
+            .map(|spec| Applied {
                 key: spec.path.to_owned(),
                 value: at(&tree, spec.inner_path()),
                 default: at(&defaults, spec.inner_path()),
-                source: source(spec.path),
+                source: if given(spec) {
+                    source(spec.path)
+                } else {
+                    Applied::DEFAULT.to_owned()
+                },
             });
         Ok(records.collect())
     }

@@ -50,6 +50,8 @@ impl Context {
 pub struct RuntimeOptions {
     values: BTreeMap<&'static str, Value>,
     warnings: Vec<Finding>,
+    /// Paths of all options that something in the build and the run reads, given or not.
+    read: BTreeSet<&'static str>,
 }
 
 impl RuntimeOptions {
@@ -63,6 +65,11 @@ impl RuntimeOptions {
         self.values
             .iter()
             .filter_map(|(path, value)| Some((find(path)?, value)))
+    }
+
+    /// The options that something in this build and run reads, given or not, sorted by path.
+    pub fn read(&self) -> impl Iterator<Item = &'static OptionSpec> {
+        self.read.iter().filter_map(|path| find(path))
     }
 
     /// Whether none was given.
@@ -124,9 +131,11 @@ pub fn parse(options: &BTreeMap<String, Json>, context: &Context) -> Result<Runt
     if findings.iter().any(|finding| finding.severity == Severity::Error) {
         return Err(OptionsError { findings });
     }
+    let read = OPTIONS.iter().filter(|spec| unread(spec, context).is_none());
     Ok(RuntimeOptions {
         values,
         warnings: findings,
+        read: read.map(|spec| spec.path).collect(),
     })
 }
 

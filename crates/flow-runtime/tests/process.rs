@@ -8,7 +8,7 @@ use common::{everything, usable, written};
 use cubecl_environment::stream::{self, StreamPolicy};
 use cubecl_runtime::config::autotune::AutotuneLevel;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
-use flow_runtime::{Applied, ApplyError, Context, RuntimeOptions, apply, parse};
+use flow_runtime::{Applied, ApplyError, Context, Runtime, RuntimeOptions, apply, parse};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use serde_json::{Value as Json, json};
@@ -117,8 +117,25 @@ fn options<const N: usize>(entries: [(&str, Json); N]) -> RuntimeOptions {
     parse(&written(entries), &everything()).expect("valid options")
 }
 
+/// The records of the options that were given.
 fn applied(options: &RuntimeOptions) -> Result<Vec<Applied>, ApplyError> {
-    apply(options, |key| format!("train.toml, {key}"))
+    let mut records = apply(options, |key| format!("train.toml, {key}"))?;
+    let paths: Vec<String> = records.iter().map(|record| record.key.clone()).collect();
+    let runtimes: Vec<Runtime> = options.iter().map(|(spec, _)| spec.runtime()).collect();
+    let read = options.read().filter(|spec| runtimes.contains(&spec.runtime()));
+    let mut expected: Vec<&str> = read.map(|spec| spec.path).collect();
+    // Burn's, then CubeCL's, each sorted by path.
+    expected.sort();
+    assert_eq!(
+        paths, expected,
+        "every option of these runtimes that something reads"
+    );
+    records.retain(|record| {
+        let is_default = record.source == Applied::DEFAULT;
+        assert!(!is_default || record.value == record.default, "{record:?}");
+        !is_default
+    });
+    Ok(records)
 }
 
 fn is_set<C: RuntimeConfig>() -> bool {

@@ -55,7 +55,7 @@ pub enum Command {
         #[arg(value_enum)]
         what: Option<Listed>,
     },
-    /// Explain a key of the config, or the code of an error or warning
+    /// Explain a key of the config, a parameter of an accelerator, or the code of an error or warning
     Explain {
         /// A key such as `optimizer.learning_rate`, of which the section may be left out, or a code such as
         /// `acceleration::refused`
@@ -170,6 +170,29 @@ pub struct CheckArguments {
     /// The command that the config is meant for
     #[arg(long = "for", value_enum, default_value_t = Purpose::Train, value_name = "COMMAND")]
     pub purpose: Purpose,
+    /// How to print what is found
+    #[arg(long, value_enum, default_value_t = Format::Human)]
+    pub format: Format,
+    /// Memory of the device; without it, this machine's
+    #[arg(long, value_name = "GIB", value_parser = memory_gib)]
+    pub memory_gib: Option<f64>,
+}
+
+/// An amount of memory in GiB.
+fn memory_gib(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(gib) if gib > 0.0 && gib <= 1e6 => Ok(gib),
+        _ => Err("write a number of GiB above 0, for example 80".into()),
+    }
+}
+
+/// How diagnostics are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people, with the lines concerned, on standard error
+    Human,
+    /// For programs, on standard output
+    Json,
 }
 
 /// What a config is meant for.
@@ -191,4 +214,5 @@ pub enum Listed {
     Schedulers,
     Data,
     Presets,
+    Codes,
 }

@@ -38,7 +38,8 @@ impl miette::Diagnostic for Shown<'_> {
             [] => None,
             allowed => Some(format!("allowed: {}", allowed.join(", "))),
         };
-        let lines: Vec<String> = self.diagnostic.help.clone().into_iter().chain(allowed).collect();
+        let lines = self.diagnostic.note().into_iter();
+        let lines: Vec<String> = lines.chain(self.diagnostic.help.clone()).chain(allowed).collect();
         if lines.is_empty() {
             None
         } else {
@@ -85,6 +86,11 @@ pub fn render(report: &Report, colour: bool) -> String {
             text.push_str(&report.render_one(diagnostic));
         }
     }
+    // Lines of the file that are empty, and those of a help, come with their indentation.
+    let mut text: String = text
+        .lines()
+        .map(|line| format!("{}\n", line.trim_end()))
+        .collect();
     let count = |severity| {
         report
             .diagnostics

@@ -1,7 +1,7 @@
 //! From a config's `[device]`, `[checkpointing]` and `[runtime]` to device, plan and threads.
 
 use crate::Registries;
-use flow_config::{CheckpointingConfig, Config, DType, DeviceKind};
+use flow_config::{Config, DType};
 use flow_core::{CoreError, Plan, device::ComputeDevice};
 use flow_trainer::setup::Environment;
 use std::collections::BTreeMap;
@@ -15,27 +15,18 @@ pub enum EnvironmentError {
     /// The device.
     #[error(transparent)]
     Device(#[from] CoreError),
-    /// The storage type.
-    #[error("`device.dtype = \"bf16\"` is not available here: {0}. Set `device.dtype = \"f32\"`")]
+    /// A device, precision or policy that the build or the machine does not have.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Unavailable(Vec<flow_validate::Diagnostic>),
+    /// The precision.
+    #[error(transparent)]
     DType(#[from] flow_kernels::NoBf16),
-    /// A policy of activation checkpointing.
-    #[error(
-        "`checkpointing.policy = \"{policy}\"` is not available in this build; available: \"none\". Set \
-         `checkpointing.policy = \"none\"`, and lower `sampling.micro_batch` if memory is short"
-    )]
-    Checkpointing {
-        /// The policy asked for.
-        policy: &'static str,
-    },
     /// Options of Burn or CubeCL that nothing in this build reads, or that do not exist.
     #[error("`[runtime.options]` cannot be used:\n{0}")]
     RuntimeOptions(#[from] flow_runtime::OptionsError),
-    /// An option of Burn or CubeCL that this build does not apply.
-    #[error("`runtime.options` has `{name}`, but this build applies no options of Burn. Remove it")]
-    RuntimeOption {
-        /// The option.
-        name: String,
-    },
+    /// Options of Burn or CubeCL that could not be made effective.
+    #[error("`[runtime.options]` cannot be applied: {0}")]
+    Apply(#[from] flow_runtime::ApplyError),
     /// Kernels for the device.
     #[error(transparent)]
     Kernels(#[from] flow_kernels::UnknownKernels),
@@ -53,7 +44,8 @@ pub enum EnvironmentError {
 }
 
 /// Opens the config's device and makes the plan on which accelerators build. Relative paths of the config start from
-/// `base`.
+/// `base`. Options of the runtimes are checked; [`apply_runtime_options`](crate::apply_runtime_options), which comes
+/// before, makes them effective.
 ///
 /// # Errors
 /// Whatever the config asks for and this build has not. Nothing that is asked for is passed over.
@@ -62,33 +54,13 @@ pub fn environment<'a>(
     base: &'a Path,
     registries: &'a Registries,
 ) -> Result<Environment<'a>, EnvironmentError> {
-    let kind = config.device.kind.name();
-    let device = ComputeDevice::open(kind)?;
-    let kernels = match config.device.dtype {
-        DType::F32 => registries.kernels.get(kind)?,
-        DType::Bf16 => Arc::new(flow_kernels::CpuKernels::bf16()?),
-    };
-    let policy = match config.checkpointing {
-        CheckpointingConfig::None(_) => None,
-        CheckpointingConfig::Full(_) => Some("full"),
-        CheckpointingConfig::AttnOnly(_) => Some("attn-only"),
-    };
-    if let Some(policy) = policy {
-        return Err(EnvironmentError::Checkpointing { policy });
+    let found = flow_validate::unavailable(config, &crate::machine(None));
+    if flow_validate::errors(&found) {
+        return Err(EnvironmentError::Unavailable(found));
     }
-    let context = flow_runtime::Context {
-        device: match config.device.kind {
-            DeviceKind::Cpu => flow_runtime::DeviceKind::Cpu,
-            DeviceKind::Cuda => flow_runtime::DeviceKind::Cuda,
-        },
-        base: base.to_owned(),
-        ..flow_runtime::Context::default()
-    };
-    flow_runtime::parse(&config.runtime.options, &context)?;
-    if let Some(name) = config.runtime.options.keys().next() {
-        return Err(EnvironmentError::RuntimeOption { name: name.clone() });
-    }
-    let plan = Arc::new(Plan::new(registries.attention.get(kind)?, kernels));
+    let device = ComputeDevice::open(config.device.kind.name())?;
+    crate::runtime_options(config, base)?;
+    let plan = Arc::new(base_plan(config, registries)?);
     Ok(Environment {
         device,
         plan,
@@ -97,6 +69,19 @@ pub fn environment<'a>(
         rewards: &registries.rewards,
         base,
     })
+}
+
+/// The plan on which accelerators build: the device's own attention and kernels.
+///
+/// # Errors
+/// If the device or its precision is not there.
+pub fn base_plan(config: &Config, registries: &Registries) -> Result<Plan, EnvironmentError> {
+    let kind = config.device.kind.name();
+    let kernels = match config.device.dtype {
+        DType::F32 => registries.kernels.get(kind)?,
+        DType::Bf16 => Arc::new(flow_kernels::CpuKernels::bf16()?),
+    };
+    Ok(Plan::new(registries.attention.get(kind)?, kernels))
 }
 
 /// Threads for the CPU backend: `device.threads`, or one per core. Run a session inside its `install`.

@@ -9,6 +9,8 @@ use std::process::ExitCode;
 pub enum Failure {
     /// The input cannot be used; nothing was run. Exit code 2.
     Input(String),
+    /// As [`Failure::Input`], and the result says so already.
+    Said,
     /// The run failed. Exit code 1.
     Run(String),
     /// The user stopped the run, its state is saved. Exit code 130, as shells have it for SIGINT.
@@ -27,6 +29,7 @@ impl Failure {
                 terminal::error(message);
                 ExitCode::from(1)
             }
+            Self::Said => ExitCode::from(2),
             Self::Interrupted => ExitCode::from(130),
         }
     }

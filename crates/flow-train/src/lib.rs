@@ -3,10 +3,16 @@
 #![deny(missing_docs)]
 
 mod environment;
+mod machine;
 mod registries;
+mod runtime_options;
+mod schema;
 
-pub use environment::{EnvironmentError, environment, versions, worker_pool};
+pub use environment::{EnvironmentError, base_plan, environment, versions, worker_pool};
+pub use machine::machine;
 pub use registries::{NameTaken, Registries};
+pub use runtime_options::{apply_runtime_options, runtime_options};
+pub use schema::{schema, schema_text};
 
 pub use flow_accel as accel;
 pub use flow_accelerators as accelerators;

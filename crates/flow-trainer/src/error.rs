@@ -42,7 +42,7 @@ pub enum TrainError {
     },
     /// Accelerators that cannot be in force.
     #[error("`[acceleration]` cannot be put in force:{}", .0.iter().map(|finding| format!("\n  {finding}")).collect::<String>())]
-    Acceleration(Vec<flow_validate::Finding>),
+    Acceleration(Vec<flow_validate::Diagnostic>),
     /// An accelerator that failed when it was used.
     #[error(transparent)]
     Accelerator(#[from] flow_accel::AccelerationError),

@@ -70,6 +70,7 @@ impl Policy {
             iteration,
             step,
             steps,
+            sigma: None,
             stochastic,
             lanes: lanes.into(),
         }
@@ -85,8 +86,8 @@ impl Policy {
     ) -> Tensor<2> {
         let condition = conditions.conditional.clone();
         let Some(empty) = conditions.unconditional.clone().filter(|_| self.is_guided()) else {
-            return self.model.velocity(
-                exec,
+            return exec.velocity(
+                &*self.model,
                 ModelInput {
                     x: x_bn,
                     sigma: sigma_b,
@@ -100,7 +101,7 @@ impl Policy {
             sigma: Tensor::cat(vec![sigma_b.clone(), sigma_b], 0),
             condition: condition.stacked(empty),
         };
-        let both = self.model.velocity(exec, input);
+        let both = exec.velocity(&*self.model, input);
         let conditional = both.clone().narrow(0, 0, batch);
         let unconditional = both.narrow(0, batch, batch);
         unconditional.clone() + (conditional - unconditional) * self.guidance_scale

@@ -114,7 +114,7 @@ impl Sampler {
         let mut x = self.noise(initial, samples, 0, values);
         let mut records = Vec::new();
         for (index, step) in steps.iter().enumerate() {
-            let call = self.policy.call(
+            let mut call = self.policy.call(
                 CallSite {
                     step: index as u32,
                     stochastic: step.is_stochastic(),
@@ -122,6 +122,7 @@ impl Sampler {
                 },
                 samples,
             );
+            call.sigma = Some(step.sigma);
             let sigma = self.device.tensor(vec![step.sigma as f32; batch], [batch]);
             let exec = rollout.exec(call);
             let v = self

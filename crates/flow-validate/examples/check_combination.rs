@@ -30,7 +30,7 @@ fn main() {
             for finding in findings {
                 println!(
                     "  {finding}\n  why: {}",
-                    explain(finding.code).unwrap_or_default()
+                    explain(finding.code).map_or("", |known| known.why)
                 );
             }
         }

@@ -1,7 +1,8 @@
 //! Applies the rules to entries.
 
-use crate::{Finding, RULES, Rule};
+use crate::{RULES, Rule};
 use flow_accel::{AcceleratorStage, Paradigm, Safety, Slot};
+use flow_config::Diagnostic;
 
 /// An accelerator in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,11 +28,26 @@ pub struct Trainer {
     pub paradigm: Option<Paradigm>,
 }
 
-/// Everything the rules find, in the order of the entries.
-pub fn check(entries: &[Entry], trainer: &Trainer) -> Vec<Finding> {
+impl Trainer {
+    /// The trainer that a config names.
+    pub fn of(config: &flow_config::Config) -> Self {
+        let paradigm = if config.algorithm.is_coupled() {
+            Paradigm::Coupled
+        } else {
+            Paradigm::Decoupled
+        };
+        Self {
+            name: config.algorithm.kind().into(),
+            paradigm: Some(paradigm),
+        }
+    }
+}
+
+/// Everything the rules find, in the order of the entries. Paths are those of the entries' names.
+pub fn check(entries: &[Entry], trainer: &Trainer) -> Vec<Diagnostic> {
     let of_entry = |entry| {
         let rules = RULES.iter().filter(move |rule| concerns(rule, entry, trainer));
-        rules.map(move |rule| finding(rule, entry, trainer))
+        rules.map(move |rule| diagnostic(rule, entry, trainer))
     };
     entries.iter().flat_map(of_entry).collect()
 }
@@ -45,7 +61,7 @@ fn concerns(rule: &Rule, entry: &Entry, trainer: &Trainer) -> bool {
     )
 }
 
-fn finding(rule: &Rule, entry: &Entry, trainer: &Trainer) -> Finding {
+fn diagnostic(rule: &Rule, entry: &Entry, trainer: &Trainer) -> Diagnostic {
     let paradigm = trainer.paradigm.map_or("undeclared", Paradigm::name);
     let fill = |text: &str| {
         // One pass, so that a name with braces in it is not filled in again.
@@ -68,15 +84,12 @@ fn finding(rule: &Rule, entry: &Entry, trainer: &Trainer) -> Finding {
         }
         filled + rest
     };
-    Finding {
-        severity: rule.severity,
-        code: rule.code,
-        path: path(&entry.slot, entry.position),
-        message: fill(rule.message),
-        help: fill(rule.help),
-    }
+    Diagnostic::new(rule.severity, rule.code, fill(rule.message))
+        .path(path(&entry.slot, entry.position, "name"))
+        .help(fill(rule.help))
 }
 
-pub(crate) fn path(slot: &str, position: usize) -> String {
-    format!("acceleration.{slot}[{position}]")
+/// Path of a key of an entry, as `--set` takes it.
+pub(crate) fn path(slot: &str, position: usize, key: &str) -> String {
+    format!("acceleration.{slot}.{position}.{key}")
 }

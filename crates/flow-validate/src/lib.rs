@@ -1,13 +1,23 @@
-//! Which accelerators may run with which trainer: rules as data.
+//! Whether the parts of a config fit together: a pure function from data to diagnostics.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
 mod check;
-mod finding;
+pub mod codes;
+mod features;
+mod markdown;
+mod memory;
 mod resolve;
 mod rules;
+mod timesteps;
+mod validate;
 
 pub use check::{Entry, Trainer, check};
-pub use finding::{Finding, Severity, errors};
-pub use resolve::{check_config, resolve};
-pub use rules::{RULES, Rule, explain};
+pub use codes::{Explanation, all_codes, explain};
+pub use features::unavailable;
+pub use flow_config::{Diagnostic, Severity};
+pub use markdown::markdown;
+pub use memory::{Load, MemoryEstimate, gib, is_linear, rows_per_image};
+pub use resolve::resolve;
+pub use rules::{RULES, Rule};
+pub use validate::{Capabilities, Machine, Question, errors, validate};

@@ -1,10 +1,14 @@
-//! From a config's `[acceleration]` to findings.
+//! From a config's `[acceleration]` to diagnostics, and to what is in force.
 
 use crate::check::path;
-use crate::rules::{BAD_PARAMETERS, CONFLICT, DUPLICATE, ORDER, REFUSED, REMOVED, UNKNOWN, UNUSABLE};
-use crate::{Entry, Finding, Severity, Trainer, check};
-use flow_accel::{Acceleration, AccelerationError, Accelerator, AcceleratorRegistry, Slot};
-use flow_config::AccelerationConfig;
+use crate::codes::{
+    BAD_PARAMETERS, CONFLICT, DUPLICATE, NOTHING_OUTSIDE_WINDOW, ORDER, REFUSED, REMOVED, UNKNOWN, UNUSABLE,
+};
+use crate::{Entry, Trainer, check, errors};
+use flow_accel::{
+    Acceleration, AccelerationError, Accelerator, AcceleratorRegistry, Safety, Slot, StepScope,
+};
+use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity};
 use flow_core::{ModelSpec, Plan};
 use std::sync::Arc;
 
@@ -15,33 +19,39 @@ struct Placed {
     accelerator: Arc<dyn Accelerator>,
 }
 
-/// Everything that is wrong with `config`: names that `registry` does not have, parameters that are not taken, entries in
-/// the wrong place, conflicts, plans that are refused for this model, and what the rules find. `base` is the plan
-/// without accelerators.
+/// What was found, with the place of the entry it is about.
+type Found = Vec<((Slot, usize), Diagnostic)>;
+
+/// Everything that is wrong with the accelerators of `config`: names that `registry` does not have, parameters that are
+/// not taken, entries in the wrong place, conflicts, plans that are refused for this model, and what the rules find.
+/// `base` is the plan without accelerators.
 ///
-/// With what is in force if no finding is an error. Findings come in the order of the config: `shared`, then `rollout`.
+/// With what is in force if nothing is an error. Diagnostics come in the order of the config: `shared`, then `rollout`,
+/// errors first.
 pub fn resolve(
-    config: &AccelerationConfig,
+    config: &Config,
     registry: &AcceleratorRegistry,
     base: &Plan,
     model: &ModelSpec,
     trainer: &Trainer,
-) -> (Vec<Finding>, Option<Acceleration>) {
-    let mut findings = Vec::new();
+) -> (Vec<Diagnostic>, Option<Acceleration>) {
+    let mut found = Found::new();
     let mut placed = Vec::new();
-    for (slot, listed) in [(Slot::Shared, &config.shared), (Slot::Rollout, &config.rollout)] {
-        for (position, listed) in listed.iter().enumerate() {
-            match registry.build(&listed.name, &listed.params) {
+    let listed = &config.acceleration;
+    for (slot, entries) in [(Slot::Shared, &listed.shared), (Slot::Rollout, &listed.rollout)] {
+        for (position, entry) in entries.iter().enumerate() {
+            match build(entry, registry, slot, position) {
                 Ok(accelerator) => placed.push(Placed {
                     slot,
                     position,
                     accelerator,
                 }),
-                Err(error) => findings.push(unusable(error, slot, position)),
+                Err(problems) => found.extend(problems.into_iter().map(|one| ((slot, position), one))),
             }
         }
     }
     for each in &placed {
+        let place = (each.slot, each.position);
         let entry = Entry {
             slot: each.slot.name().into(),
             position: each.position,
@@ -49,7 +59,13 @@ pub fn resolve(
             stage: each.accelerator.stage(),
             safety: each.accelerator.safety(base),
         };
-        findings.extend(check(&[entry], trainer));
+        let idle = nothing_outside_window(config, each.slot, &entry);
+        found.extend(
+            check(&[entry], trainer)
+                .into_iter()
+                .chain(idle)
+                .map(|one| (place, one)),
+        );
     }
     let of_slot = |slot| -> Vec<Arc<dyn Accelerator>> {
         let here = placed.iter().filter(|each| each.slot == slot);
@@ -65,45 +81,74 @@ pub fn resolve(
         Ok(acceleration) => Some(acceleration),
         Err(errors) => {
             for error in errors {
-                let (name, slot) = place(&error);
+                // The rules speak of this one already, in the same words.
+                if matches!(error, AccelerationError::WrongSlot { .. }) {
+                    continue;
+                }
+                let (name, slot) = concerned(&error);
                 // The later of two entries of one name is the one too many.
                 let here = placed.iter().rfind(|each| {
                     each.accelerator.name() == name && slot.is_none_or(|slot| slot == each.slot)
                 });
-                let found = here.map_or((Slot::Shared, 0), |each| (each.slot, each.position));
-                // The rules have words of their own for this one.
-                if !matches!(error, AccelerationError::WrongSlot { .. }) {
-                    findings.push(unusable(error, found.0, found.1));
-                }
+                let place = here.map_or((Slot::Shared, 0), |each| (each.slot, each.position));
+                found.push((place, diagnostic(&error, place)));
             }
             None
         }
     };
-    let slot_first = |finding: &Finding| finding.path.starts_with("acceleration.rollout");
-    findings.sort_by(|a, b| {
-        (slot_first(a), &a.path, a.severity != Severity::Error).cmp(&(
-            slot_first(b),
-            &b.path,
-            b.severity != Severity::Error,
-        ))
-    });
-    let in_order = !crate::errors(&findings);
-    (findings, acceleration.filter(|_| in_order))
+    // Stable: what is said of one entry with one severity stays in order.
+    found.sort_by_key(|(place, diagnostic)| (*place, diagnostic.severity));
+    let found: Vec<Diagnostic> = found.into_iter().map(|(_, diagnostic)| diagnostic).collect();
+    let in_order = !errors(&found);
+    (found, acceleration.filter(|_| in_order))
 }
 
-/// The findings of [`resolve`].
-pub fn check_config(
-    config: &AccelerationConfig,
+/// The accelerator of an entry, or everything that is wrong with its name and parameters.
+fn build(
+    entry: &AcceleratorEntry,
     registry: &AcceleratorRegistry,
-    base: &Plan,
-    model: &ModelSpec,
-    trainer: &Trainer,
-) -> Vec<Finding> {
-    resolve(config, registry, base, model, trainer).0
+    slot: Slot,
+    position: usize,
+) -> Result<Arc<dyn Accelerator>, Vec<Diagnostic>> {
+    if let Some(kind) = registry.kind(&entry.name) {
+        let problems = kind.problems(&entry.params, &path(slot.name(), position, "params"));
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+    }
+    let built = registry.build(&entry.name, &entry.params);
+    built.map_err(|error| vec![diagnostic(&error, (slot, position))])
+}
+
+/// What is lossy outside the SDE window only has nothing to do where no two steps in a row are outside it: what it keeps
+/// is dropped at each stochastic step, so it can answer a deterministic one only if the step before was one, too.
+fn nothing_outside_window(config: &Config, slot: Slot, entry: &Entry) -> Option<Diagnostic> {
+    let scheduler = &config.scheduler;
+    let outside = entry.safety == Safety::Lossy(StepScope::OutsideSdeWindow) && slot == Slot::Rollout;
+    let longest = scheduler.longest_deterministic_run();
+    if !outside || longest >= 2 {
+        return None;
+    }
+    let severity = if config.acceleration.strict {
+        Severity::Error
+    } else {
+        Severity::Warning
+    };
+    let message = format!(
+        "the accelerator `{}` works outside the SDE window only, and of the {} steps no two in a row are outside it, \
+         so it will do nothing",
+        entry.name, scheduler.steps
+    );
+    let help = "choose a smaller `scheduler.window`, for instance `{ kind = \"list\", steps = [0] }`, or remove the entry";
+    let diagnostic = Diagnostic::new(severity, NOTHING_OUTSIDE_WINDOW, message)
+        .path(path(slot.name(), entry.position, "name"))
+        .related(["scheduler.window", "scheduler.steps"])
+        .help(help);
+    Some(diagnostic)
 }
 
 /// The accelerator that an error is about, and its slot if the error knows it.
-fn place(error: &AccelerationError) -> (&str, Option<Slot>) {
+fn concerned(error: &AccelerationError) -> (&str, Option<Slot>) {
     match error {
         AccelerationError::Duplicate { name, slot }
         | AccelerationError::WrongSlot { name, slot, .. }
@@ -116,66 +161,28 @@ fn place(error: &AccelerationError) -> (&str, Option<Slot>) {
     }
 }
 
-fn unusable(error: AccelerationError, slot: Slot, position: usize) -> Finding {
-    let (code, message, help) = match error {
-        AccelerationError::Unknown {
-            asked,
-            available,
-            nearest,
-        } => (
-            UNKNOWN,
-            format!("there is no accelerator `{asked}`."),
-            match nearest {
-                Some(nearest) => format!("The nearest name is `{nearest}`; available: {available}."),
-                None => "No accelerator is registered in this program; remove the entry.".into(),
-            },
-        ),
-        AccelerationError::Removed { asked, why, instead } => (
-            REMOVED,
-            format!("there is no accelerator `{asked}` any more: {why}."),
-            format!("{}.", instead.trim_end_matches('.')),
-        ),
-        AccelerationError::Params { name, message } => (
-            BAD_PARAMETERS,
-            format!("parameters of the accelerator `{name}`: {message}."),
-            "Correct `params` of the entry.".into(),
-        ),
-        AccelerationError::Refused { name, refusal } => (
-            REFUSED,
-            format!("the accelerator `{name}` cannot be used: {}.", refusal.why),
-            format!("{}.", refusal.help.trim_end_matches('.')),
-        ),
-        AccelerationError::Duplicate { name, slot } => (
-            DUPLICATE,
-            format!("the accelerator `{name}` stands in `acceleration.{slot}` twice."),
-            "Keep one of the entries.".into(),
-        ),
-        AccelerationError::Conflict { name, other, why } => (
-            CONFLICT,
-            format!("the accelerators `{name}` and `{other}` exclude each other: {why}."),
-            "Remove one of them.".into(),
-        ),
-        AccelerationError::Order {
-            name,
-            other,
-            slot,
-            why,
-        } => (
-            ORDER,
-            format!("the accelerator `{name}` must stand after `{other}` in `acceleration.{slot}`: {why}."),
-            format!("Move the entry of `{name}` below that of `{other}`."),
-        ),
-        other => (
-            UNUSABLE,
-            format!("{other}."),
-            "Change or remove the entry.".into(),
-        ),
+fn diagnostic(error: &AccelerationError, (slot, position): (Slot, usize)) -> Diagnostic {
+    let code = match error {
+        AccelerationError::Unknown { .. } => UNKNOWN,
+        AccelerationError::Removed { .. } => REMOVED,
+        AccelerationError::Params { .. } => BAD_PARAMETERS,
+        AccelerationError::Refused { .. } => REFUSED,
+        AccelerationError::Duplicate { .. } => DUPLICATE,
+        AccelerationError::Conflict { .. } => CONFLICT,
+        AccelerationError::Order { .. } => ORDER,
+        _ => UNUSABLE,
     };
-    Finding {
-        severity: Severity::Error,
-        code,
-        path: path(slot.name(), position),
-        message,
-        help,
+    let key = match error {
+        AccelerationError::Params { .. } => "params",
+        _ => "name",
+    };
+    let diagnostic = Diagnostic::error(code, error.message())
+        .path(path(slot.name(), position, key))
+        .help(error.help());
+    match error {
+        AccelerationError::Unknown {
+            available, nearest, ..
+        } => diagnostic.allowed(available.clone()).nearest(nearest.clone()),
+        _ => diagnostic,
     }
 }

@@ -4,7 +4,7 @@ use flow_accel::{
     Accelerator, AcceleratorRegistry, AcceleratorStage, Paradigm, Refusal, Safety, StepScope, Target,
 };
 use flow_attention::CpuAttention;
-use flow_config::{AccelerationConfig, AcceleratorEntry};
+use flow_config::{AccelerationConfig, AcceleratorEntry, Config};
 use flow_core::{ModelSpec, Plan};
 use flow_kernels::CpuKernels;
 use flow_validate::{Entry, RULES, Severity, Trainer, check, errors, explain, resolve};
@@ -106,10 +106,10 @@ fn a_message_names_accelerator_trainer_and_place_and_leaves_no_blank() {
         for (stage, safety) in promises() {
             for paradigm in PARADIGMS {
                 for finding in check(&[entry(slot, 2, stage, safety)], &trainer(paradigm)) {
-                    assert_eq!(finding.path, format!("acceleration.{slot}[2]"));
+                    assert_eq!(finding.path, format!("acceleration.{slot}.2.name"));
                     assert!(finding.message.contains("`fast-thing`"), "{finding}");
                     assert!(
-                        !finding.help.is_empty() && !finding.to_string().contains(['{', '}']),
+                        finding.help.is_some() && !finding.to_string().contains(['{', '}']),
                         "{finding}"
                     );
                     assert!(explain(finding.code).is_some());
@@ -153,10 +153,10 @@ fn all_findings_come_at_once_in_the_order_of_the_entries() {
     assert_eq!(
         paths,
         [
-            "acceleration.shared[0]",
-            "acceleration.shared[1]",
-            "acceleration.rollout[0]",
-            "acceleration.rollout[1]"
+            "acceleration.shared.0.name",
+            "acceleration.shared.1.name",
+            "acceleration.rollout.0.name",
+            "acceleration.rollout.1.name"
         ]
     );
     assert!(errors(&found));
@@ -207,7 +207,9 @@ fn registry() -> AcceleratorRegistry {
             threshold: params.threshold,
         })
     };
-    registry.register("cache", "Reuses.", build).unwrap();
+    registry
+        .register("cache", AcceleratorStage::Rollout, "Reuses.", build)
+        .unwrap();
     registry
         .remove("old_cache", "it is called `cache`", "Write `cache`")
         .unwrap();
@@ -224,7 +226,11 @@ fn listed(name: &str, threshold: serde_json::Value) -> AcceleratorEntry {
 fn codes(config: &AccelerationConfig, paradigm: Paradigm) -> Vec<(String, &'static str)> {
     let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let model = ModelSpec::default();
-    let (found, acceleration) = resolve(config, &registry(), &base, &model, &trainer(Some(paradigm)));
+    let whole = Config {
+        acceleration: config.clone(),
+        ..Config::default()
+    };
+    let (found, acceleration) = resolve(&whole, &registry(), &base, &model, &trainer(Some(paradigm)));
     assert_eq!(
         acceleration.is_none(),
         errors(&found),
@@ -242,7 +248,7 @@ fn a_config_is_checked_with_the_parameters_it_gives() {
         rollout: vec![listed("Cache", threshold.into())],
         ..AccelerationConfig::default()
     };
-    let at = || "acceleration.rollout[0]".to_owned();
+    let at = || "acceleration.rollout.0.name".to_owned();
     assert_eq!(codes(&AccelerationConfig::default(), Paradigm::Coupled), []);
     assert_eq!(codes(&config(0.0), Paradigm::Coupled), []);
     assert_eq!(
@@ -268,8 +274,11 @@ fn a_removed_name_and_a_second_entry_are_found_where_they_stand() {
     assert_eq!(
         codes(&config, Paradigm::Decoupled),
         [
-            ("acceleration.rollout[0]".to_owned(), "acceleration::removed"),
-            ("acceleration.rollout[2]".to_owned(), "acceleration::duplicate"),
+            ("acceleration.rollout.0.name".to_owned(), "acceleration::removed"),
+            (
+                "acceleration.rollout.2.name".to_owned(),
+                "acceleration::duplicate"
+            ),
         ]
     );
 }
@@ -283,11 +292,11 @@ fn names_parameters_refusals_and_slots_of_a_config_are_found_together() {
     };
     let found = codes(&config, Paradigm::Decoupled);
     let expected = [
-        ("acceleration.shared[0]", "acceleration::not-for-shared"),
-        ("acceleration.shared[1]", "acceleration::unknown-accelerator"),
-        ("acceleration.rollout[0]", "acceleration::bad-parameters"),
-        ("acceleration.rollout[1]", "acceleration::refused"),
-        ("acceleration.rollout[1]", "acceleration::lossy-rollout"),
+        ("acceleration.shared.0.name", "acceleration::not-for-shared"),
+        ("acceleration.shared.1.name", "acceleration::unknown-accelerator"),
+        ("acceleration.rollout.0.params.threshold", "wrong-type"),
+        ("acceleration.rollout.1.name", "acceleration::refused"),
+        ("acceleration.rollout.1.name", "acceleration::lossy-rollout"),
     ];
     assert!(found.iter().all(|(_, code)| explain(code).is_some()));
     assert_eq!(found, expected.map(|(path, code)| (path.to_owned(), code)));

@@ -1,6 +1,6 @@
 //! Markdown as the tasks read it.
 
-use super::{Link, anchors, links};
+use super::{Link, anchors, includes, links};
 
 #[test]
 fn links_are_found_with_their_lines_and_code_is_left_out() {
@@ -19,4 +19,16 @@ fn links_are_found_with_their_lines_and_code_is_left_out() {
 fn anchors_are_those_that_browsers_are_sent_to() {
     let page = "# From rewards, to `advantages`!\n\n```sh\n# a comment\n```\n## Exit codes\n#no-heading\n";
     assert_eq!(anchors(page), ["from-rewards-to-advantages", "exit-codes"]);
+}
+
+#[test]
+fn includes_are_found_in_code() {
+    let page = "Text.\n\n```rust,ignore\n{{#include ../code.rs:part}}\n```\n{{#title x}}\n";
+    assert_eq!(
+        includes(page),
+        [Link {
+            line: 4,
+            target: "../code.rs:part".into()
+        }]
+    );
 }

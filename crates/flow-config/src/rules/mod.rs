@@ -7,27 +7,13 @@ mod path;
 use std::collections::BTreeSet;
 
 use crate::diagnostic::{Diagnostic, Severity};
+use crate::locate;
 use crate::sections::Config;
 use crate::tree::{Node, Segment, Value, dotted};
 
 /// Checks every rule. Rules that read a key in `bad` are passed over: its value is not the user's.
 pub(crate) fn check(config: &Config, document: &Node, bad: &[Vec<Segment>]) -> Vec<Diagnostic> {
-    let bad = bad
-        .iter()
-        // Entries of lists move when one is taken out, so the whole list counts as bad.
-        .map(|path| {
-            path.iter()
-                .take_while(|segment| matches!(segment, Segment::Key(_)))
-                .cloned()
-                .collect()
-        })
-        .collect();
-    let mut rules = Rules {
-        config,
-        document,
-        bad,
-        problems: Vec::new(),
-    };
+    let mut rules = Rules::new(config, document, bad);
     model::check(&mut rules);
     path::check(&mut rules);
     algorithm::check(&mut rules);
@@ -35,13 +21,8 @@ pub(crate) fn check(config: &Config, document: &Node, bad: &[Vec<Segment>]) -> V
 }
 
 /// What training needs beyond a config that is right in itself (which may be one for pretraining).
-pub(crate) fn check_training(config: &Config, document: &Node) -> Vec<Diagnostic> {
-    let mut rules = Rules {
-        config,
-        document,
-        bad: BTreeSet::new(),
-        problems: Vec::new(),
-    };
+pub(crate) fn check_training(config: &Config, document: &Node, bad: &[Vec<Segment>]) -> Vec<Diagnostic> {
+    let mut rules = Rules::new(config, document, bad);
     if config.rewards.is_empty() {
         rules
             .error(
@@ -99,7 +80,23 @@ fn same_value(node: &Node, default: Option<&serde_json::Value>) -> bool {
     default.is_some() && node.to_json() == default
 }
 
-impl Rules<'_> {
+impl<'a> Rules<'a> {
+    fn new(config: &'a Config, document: &'a Node, bad: &[Vec<Segment>]) -> Self {
+        // Entries of lists move when one is taken out, so the whole list counts as bad.
+        let list = |path: &Vec<Segment>| {
+            let keys = path
+                .iter()
+                .take_while(|segment| matches!(segment, Segment::Key(_)));
+            keys.cloned().collect()
+        };
+        Self {
+            config,
+            document,
+            bad: bad.iter().map(list).collect(),
+            problems: Vec::new(),
+        }
+    }
+
     fn error(&mut self, code: &'static str, paths: &[&str], message: impl Into<String>) -> Added<'_> {
         self.add(Severity::Error, code, paths, message.into())
     }
@@ -120,24 +117,11 @@ impl Rules<'_> {
         if paths.iter().any(overlaps) {
             return Added(None);
         }
-        let written = paths.iter().find_map(|path| {
-            let node = self.document.lookup(path)?;
-            node.origin.map(|source| (path, node, source))
-        });
-        let mut diagnostic = Diagnostic::new(severity, code, message);
-        match written {
-            Some((path, node, source)) => {
-                let table = matches!(node.value, Value::Table(_)) && !node.key_span.is_empty();
-                let span = if table {
-                    node.key_span.clone()
-                } else {
-                    node.span.clone()
-                };
-                diagnostic = diagnostic.path(dotted(path)).at(source, span);
-            }
-            None => diagnostic.path = paths.first().map(|path| dotted(path)).unwrap_or_default(),
-        }
-        self.problems.push(diagnostic);
+        let mut paths = paths.iter().map(|path| dotted(path));
+        let diagnostic = Diagnostic::new(severity, code, message)
+            .path(paths.next().unwrap_or_default())
+            .related(paths);
+        self.problems.push(locate::place(self.document, diagnostic));
         Added(self.problems.last_mut())
     }
 

@@ -179,7 +179,11 @@ fn data(rules: &mut Rules<'_>) {
                     "model.dit.latent_channels",
                     dit.latent_channels,
                     channels,
-                    "channels deep",
+                    if channels == 1 {
+                        "channel deep"
+                    } else {
+                        "channels deep"
+                    },
                 ),
             ] {
                 if value != wanted {

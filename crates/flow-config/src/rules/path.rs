@@ -163,29 +163,33 @@ fn coupled(rules: &mut Rules<'_>) {
         }
         return;
     }
+    let silent = candidates(&scheduler.window, scheduler.steps)
+        .into_iter()
+        .find(|step| scheduler.noise_level_at(*step) == Some(0.0));
+    let Some(step) = silent else { return };
+    let paths = [
+        "scheduler.noise_level",
+        "scheduler.window",
+        "algorithm.kind",
+        "algorithm",
+    ];
     if config.algorithm.is_coupled() {
-        let silent = candidates(&scheduler.window, scheduler.steps)
-            .into_iter()
-            .find(|step| scheduler.noise_level_at(*step) == Some(0.0));
-        if let Some(step) = silent {
-            let message = format!(
-                "the window may choose step {step}, whose noise level is 0, and `algorithm.kind = \"{}\"` trains on \
-                 log-probabilities, which need noise",
-                config.algorithm.kind()
+        let message = format!(
+            "the window may choose step {step}, whose noise level is 0, and `algorithm.kind = \"{}\"` trains on \
+             log-probabilities, which need noise",
+            config.algorithm.kind()
+        );
+        rules
+            .error(codes::RULE_NO_LOG_PROBABILITY, &paths, message)
+            .help("raise `scheduler.noise_level`, or leave the step out of `scheduler.window`");
+    } else {
+        let message = format!("the window may choose step {step} to be random, but its noise level is 0");
+        rules
+            .error(codes::RULE_NOISE_LEVEL, &paths[..2], message)
+            .help(
+                "raise `scheduler.noise_level`, leave the step out of `scheduler.window`, or set `scheduler.dynamics = \
+                 \"ode\"`",
             );
-            rules
-                .error(
-                    codes::RULE_NO_LOG_PROBABILITY,
-                    &[
-                        "scheduler.noise_level",
-                        "scheduler.window",
-                        "algorithm.kind",
-                        "algorithm",
-                    ],
-                    message,
-                )
-                .help("raise `scheduler.noise_level`, or leave the step out of `scheduler.window`");
-        }
     }
 }
 

@@ -43,6 +43,30 @@ impl SchedulerConfig {
     }
 }
 
+impl SchedulerConfig {
+    /// The most deterministic steps in a row that a trajectory can have: those outside the window, and all of them under
+    /// `ode`. For windows that are drawn or move this is the bound at which they leave all other steps together.
+    pub fn longest_deterministic_run(&self) -> usize {
+        if self.dynamics == Dynamics::Ode {
+            return self.steps;
+        }
+        let random = |step: usize| match &self.window {
+            Window::List(list) => list.steps.contains(&step),
+            _ => step + 1 < self.steps,
+        };
+        match &self.window {
+            Window::Random(random) => self.steps.saturating_sub(random.count),
+            Window::Sliding(sliding) => self.steps.saturating_sub(sliding.size),
+            Window::All(_) | Window::List(_) => {
+                // A step of the window whose noise level is 0 is as certain as one outside it.
+                let certain = |step: &usize| !random(*step) || self.noise_level_at(*step) == Some(0.0);
+                let runs = (0..self.steps).map(|first| (first..self.steps).take_while(certain).count());
+                runs.max().unwrap_or(0)
+            }
+        }
+    }
+}
+
 /// How a step goes from one sigma to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

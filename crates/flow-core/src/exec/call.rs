@@ -23,7 +23,7 @@ pub struct Lane {
 }
 
 /// Describes one call of a model. Host data for bookkeeping; nothing of it enters the arithmetic.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CallContext {
     /// The stage.
     pub stage: Stage,
@@ -33,6 +33,9 @@ pub struct CallContext {
     pub step: u32,
     /// Steps of the sampler.
     pub steps: u32,
+    /// Noise level of the step in `[0, 1]`, for rules that depend on it; absent where rows differ or nothing is sampled.
+    /// Models read [`ModelInput::sigma`](crate::ModelInput::sigma).
+    pub sigma: Option<f64>,
     /// Whether the step is stochastic, so that a coupled loss has a term for it.
     pub stochastic: bool,
     /// One entry per batch row; empty where nothing is kept between steps.
@@ -47,6 +50,7 @@ impl CallContext {
             iteration: 0,
             step: 0,
             steps: 1,
+            sigma: None,
             stochastic: false,
             lanes: Arc::from([]),
         }

@@ -5,21 +5,26 @@
 //! and a model never knows an accelerator.
 
 mod call;
+mod layer;
 mod operations;
 mod plan;
 mod region;
 mod session;
 mod stack;
 mod stash;
+mod velocity;
 
 pub use call::{CallContext, Lane, Stage};
-pub use operations::Linear;
+pub use layer::{AttentionKind, AttentionLayer, ComputeLayers, LayerBody, LayerDriver};
+pub use operations::{FeedForward, Linear};
 pub use plan::Plan;
 pub use region::{Body, KeepAll, RegionEngine, RegionKind, Site};
 pub use session::{Rollout, Training};
 pub use stack::{Block, RunAll, Stack, StackDriver};
 pub use stash::{Compute, Stash};
+pub use velocity::{CallModel, VelocityDriver};
 
+use crate::kernels::Kernels;
 use crate::params::ParamView;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -55,6 +60,12 @@ impl<'w> Exec<'w> {
     /// Who answers for what.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
+    }
+
+    /// The kernels of the place where this context computes: within a block of a stack, or outside.
+    pub fn kernels(&self) -> &dyn Kernels {
+        let of_blocks = self.site.as_ref().and(self.plan.block_kernels.as_ref());
+        &**of_blocks.unwrap_or(&self.plan.kernels)
     }
 
     /// Stage, step and lanes of this call.

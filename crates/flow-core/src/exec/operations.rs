@@ -3,7 +3,7 @@
 //! Legend: `B` batch, `S` tokens, `D` channels, `H` heads, `K` modulation chunks, `L` condition tokens, `V` vocabulary.
 
 use super::Exec;
-use crate::kernels::{Activation, LinearWeights};
+use crate::kernels::{Activation, FeedForwardWeights, LinearWeights, NormChunks};
 use crate::params::Handle;
 use crate::{AttentionShape, tensors::plain};
 use burn::tensor::{Int, Tensor};
@@ -17,7 +17,41 @@ pub struct Linear {
     pub bias: Option<Handle<1>>,
 }
 
+/// The handles of a feed-forward part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeedForward {
+    /// From `[.., D]` to `[.., inner]`.
+    pub up: Linear,
+    /// After `up`.
+    pub activation: Activation,
+    /// From `[.., inner]` to `[.., D]`.
+    pub down: Linear,
+}
+
+/// Checks a modulation `[B, K, D]` for what is `[B, _, D]`, and that it has all of `used`.
+fn check_modulation(modulation: [usize; 3], [batch, _, width]: [usize; 3], used: &[usize]) {
+    let [rows, chunks, channels] = modulation;
+    assert!(
+        batch == rows && width == channels,
+        "modulation of [{rows}, _, {channels}] for [{batch}, _, {width}]"
+    );
+    assert!(
+        used.iter().all(|chunk| *chunk < chunks),
+        "modulation has {chunks} chunks"
+    );
+}
+
 impl Exec<'_> {
+    fn weights(&self, layer: &Linear) -> LinearWeights {
+        let get = |handle: Handle<2>| self.params.get(handle).into_dispatch();
+        let adapter = self.params.adapter(layer.weight);
+        LinearWeights {
+            weight: get(layer.weight),
+            bias: layer.bias.map(|bias| self.params.get(bias).into_dispatch()),
+            adapter: adapter.map(|a| (get(a.down), get(a.up), a.scale)),
+        }
+    }
+
     /// `x Wᵀ + b` over the last axis, plus the adapter if `layer` has one.
     pub fn linear<const D: usize>(&self, layer: &Linear, x: Tensor<D>) -> Tensor<D> {
         self.linear_activated(layer, x, Activation::None)
@@ -30,24 +64,13 @@ impl Exec<'_> {
         x: Tensor<D>,
         activation: Activation,
     ) -> Tensor<D> {
-        let get = |handle: Handle<2>| self.params.get(handle).into_dispatch();
-        let adapter = self
-            .params
-            .adapter(layer.weight)
-            .map(|a| (get(a.down), get(a.up), a.scale));
-        let bias = layer.bias.map(|bias| self.params.get(bias).into_dispatch());
-        let weights = LinearWeights {
-            weight: get(layer.weight),
-            bias,
-            adapter,
-        };
-        let x = x.into_dispatch();
-        Tensor::from_dispatch(self.plan.kernels.linear(&*self.stash, &x, &weights, activation))
+        let (x, weights) = (x.into_dispatch(), self.weights(layer));
+        Tensor::from_dispatch(self.kernels().linear(&*self.stash, &x, &weights, activation))
     }
 
     /// Elementwise activation.
     pub fn activation<const D: usize>(&self, x: Tensor<D>, activation: Activation) -> Tensor<D> {
-        Tensor::from_dispatch(self.plan.kernels.activation(&x.into_dispatch(), activation))
+        Tensor::from_dispatch(self.kernels().activation(&x.into_dispatch(), activation))
     }
 
     /// Layer norm of `x_BSD` without weights, then `· (1 + modulation_BKD[:, scale]) + modulation_BKD[:, shift]`.
@@ -59,18 +82,10 @@ impl Exec<'_> {
         scale: usize,
         epsilon: f32,
     ) -> Tensor<3> {
-        let ([batch, _, width], [rows, chunks, channels]) = (x_bsd.dims(), modulation_bkd.dims());
-        assert!(
-            batch == rows && width == channels,
-            "modulation of [{rows}, _, {channels}] for [{batch}, _, {width}]"
-        );
-        assert!(shift < chunks && scale < chunks, "modulation has {chunks} chunks");
+        check_modulation(modulation_bkd.dims(), x_bsd.dims(), &[shift, scale]);
         let (x, modulation) = (x_bsd.into_dispatch(), modulation_bkd.into_dispatch());
-        Tensor::from_dispatch(
-            self.plan
-                .kernels
-                .modulated_layer_norm(&x, &modulation, shift, scale, epsilon),
-        )
+        let kernels = self.kernels();
+        Tensor::from_dispatch(kernels.modulated_layer_norm(&x, &modulation, shift, scale, epsilon))
     }
 
     /// `residual + modulation_BKD[:, gate] · branch`.
@@ -82,18 +97,83 @@ impl Exec<'_> {
         gate: usize,
     ) -> Tensor<3> {
         assert_eq!(residual_bsd.dims(), branch_bsd.dims(), "residual and branch");
-        assert!(
-            gate < modulation_bkd.dims()[1],
-            "modulation has {} chunks",
-            modulation_bkd.dims()[1]
-        );
+        check_modulation(modulation_bkd.dims(), residual_bsd.dims(), &[gate]);
         let (residual, branch) = (residual_bsd.into_dispatch(), branch_bsd.into_dispatch());
         let modulation = modulation_bkd.into_dispatch();
-        Tensor::from_dispatch(
-            self.plan
-                .kernels
-                .gated_residual(&residual, &branch, &modulation, gate),
-        )
+        let kernels = self.kernels();
+        Tensor::from_dispatch(kernels.gated_residual(&residual, &branch, &modulation, gate))
+    }
+
+    /// [`gated_residual`](Self::gated_residual) of `residual_BSD` and of `layer` at `x`.
+    pub fn linear_gated_residual(
+        &self,
+        residual_bsd: Tensor<3>,
+        layer: &Linear,
+        x: Tensor<3>,
+        modulation_bkd: Tensor<3>,
+        gate: usize,
+    ) -> Tensor<3> {
+        let ([batch, tokens, _], [rows, positions, _]) = (residual_bsd.dims(), x.dims());
+        assert_eq!([batch, tokens], [rows, positions], "residual and branch");
+        check_modulation(modulation_bkd.dims(), residual_bsd.dims(), &[gate]);
+        let (residual, x) = (residual_bsd.into_dispatch(), x.into_dispatch());
+        let (modulation, weights) = (modulation_bkd.into_dispatch(), self.weights(layer));
+        let (kernels, stash) = (self.kernels(), &*self.stash);
+        Tensor::from_dispatch(kernels.linear_gated_residual(
+            stash,
+            &residual,
+            &x,
+            &weights,
+            &modulation,
+            gate,
+        ))
+    }
+
+    /// `layer` at [`modulated_layer_norm`](Self::modulated_layer_norm) of `x_BSD`.
+    pub fn modulated_linear(
+        &self,
+        x_bsd: Tensor<3>,
+        modulation_bkd: Tensor<3>,
+        norm: NormChunks,
+        layer: &Linear,
+    ) -> Tensor<3> {
+        check_modulation(modulation_bkd.dims(), x_bsd.dims(), &[norm.shift, norm.scale]);
+        let (x, modulation) = (x_bsd.into_dispatch(), modulation_bkd.into_dispatch());
+        let (kernels, stash) = (self.kernels(), &*self.stash);
+        let weights = self.weights(layer);
+        Tensor::from_dispatch(kernels.modulated_linear(
+            stash,
+            &x,
+            &modulation,
+            norm,
+            &weights,
+            Activation::None,
+        ))
+    }
+
+    /// [`gated_residual`](Self::gated_residual) of `x_BSD` and of `layers` at its
+    /// [`modulated_layer_norm`](Self::modulated_layer_norm).
+    pub fn modulated_feed_forward(
+        &self,
+        x_bsd: Tensor<3>,
+        modulation_bkd: Tensor<3>,
+        norm: NormChunks,
+        layers: &FeedForward,
+        gate: usize,
+    ) -> Tensor<3> {
+        check_modulation(
+            modulation_bkd.dims(),
+            x_bsd.dims(),
+            &[norm.shift, norm.scale, gate],
+        );
+        let (x, modulation) = (x_bsd.into_dispatch(), modulation_bkd.into_dispatch());
+        let weights = FeedForwardWeights {
+            up: self.weights(&layers.up),
+            activation: layers.activation,
+            down: self.weights(&layers.down),
+        };
+        let (kernels, stash) = (self.kernels(), &*self.stash);
+        Tensor::from_dispatch(kernels.modulated_feed_forward(stash, &x, &modulation, norm, &weights, gate))
     }
 
     /// RMS norm over the last axis, with `weight` if given.
@@ -105,8 +185,7 @@ impl Exec<'_> {
     ) -> Tensor<D> {
         let weight = weight.map(|weight| self.params.get(weight).into_dispatch());
         Tensor::from_dispatch(
-            self.plan
-                .kernels
+            self.kernels()
                 .rms_norm(&x.into_dispatch(), weight.as_ref(), epsilon),
         )
     }
@@ -120,15 +199,14 @@ impl Exec<'_> {
             plain(&cos.clone().into_dispatch()),
             plain(&sin.clone().into_dispatch()),
         );
-        Tensor::from_dispatch(self.plan.kernels.rotary(&x_bshd.into_dispatch(), &cos, &sin))
+        Tensor::from_dispatch(self.kernels().rotary(&x_bshd.into_dispatch(), &cos, &sin))
     }
 
     /// Rows of `table` (`[V, D]`) at `index_BL`.
     pub fn embedding(&self, table: Handle<2>, index_bl: Tensor<2, Int>) -> Tensor<3> {
         let table = self.params.get(table).into_dispatch();
         Tensor::from_dispatch(
-            self.plan
-                .kernels
+            self.kernels()
                 .embedding(&table, &plain(&index_bl.into_dispatch())),
         )
     }

@@ -1,6 +1,8 @@
 //! Who answers a model's requests.
 
-use super::{KeepAll, RegionEngine, RunAll, StackDriver};
+use super::{
+    CallModel, ComputeLayers, KeepAll, LayerDriver, RegionEngine, RunAll, StackDriver, VelocityDriver,
+};
 use crate::{AttentionBackend, Kernels};
 use std::sync::Arc;
 
@@ -11,10 +13,16 @@ pub struct Plan {
     pub attention: Arc<dyn AttentionBackend>,
     /// Computes everything else.
     pub kernels: Arc<dyn Kernels>,
+    /// Computes it within the blocks of a stack, if not the same kernels do.
+    pub block_kernels: Option<Arc<dyn Kernels>>,
     /// Decides what backward keeps of a region.
     pub regions: Arc<dyn RegionEngine>,
     /// Runs the blocks of a stack; a feature cache may answer for some.
     pub stacks: Arc<dyn StackDriver>,
+    /// Computes attention layers; a feature cache may answer for some.
+    pub layers: Arc<dyn LayerDriver>,
+    /// Calls the model; a feature cache may answer for it.
+    pub velocities: Arc<dyn VelocityDriver>,
 }
 
 impl Plan {
@@ -23,19 +31,27 @@ impl Plan {
         Self {
             attention,
             kernels,
+            block_kernels: None,
             regions: Arc::new(KeepAll),
             stacks: Arc::new(RunAll),
+            layers: Arc::new(ComputeLayers),
+            velocities: Arc::new(CallModel),
         }
     }
 
     /// The plan in words, for logs and the run manifest.
     pub fn describe(&self) -> String {
+        let blocks = self.block_kernels.as_ref();
+        let blocks = blocks.map(|kernels| format!(" (in blocks {})", kernels.name()));
         format!(
-            "attention {}, kernels {}, regions {}, stacks {}",
+            "attention {}, kernels {}{}, regions {}, stacks {}, layers {}, velocities {}",
             self.attention.name(),
             self.kernels.name(),
+            blocks.unwrap_or_default(),
             self.regions.name(),
-            self.stacks.name()
+            self.stacks.name(),
+            self.layers.name(),
+            self.velocities.name()
         )
     }
 }

@@ -3,6 +3,7 @@
 use super::{Body, Exec, RegionKind, Site};
 use crate::tensors::Tensors;
 use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,6 +24,17 @@ pub trait Block: Debug + Send + Sync + 'static {
         carried: Self::Carried,
         shared: Self::Shared,
     ) -> Self::Carried;
+
+    /// What the block's first attention reads: its first carried tensor, normalised and modulated. `None` for a block
+    /// that has no such thing. A feature cache compares it from step to step (TeaCache).
+    fn modulated_input(
+        self: &Arc<Self>,
+        _exec: &Exec<'_>,
+        _carried: &Self::Carried,
+        _shared: &Self::Shared,
+    ) -> Option<Tensor<3>> {
+        None
+    }
 }
 
 /// A stack as a driver sees it.
@@ -43,6 +55,16 @@ pub trait Stack {
         carried: Vec<DispatchTensor>,
         shared: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor>;
+    /// [`Block::modulated_input`] of block `index`.
+    fn modulated_input(
+        &self,
+        _exec: &Exec<'_>,
+        _index: usize,
+        _carried: &[DispatchTensor],
+        _shared: &[DispatchTensor],
+    ) -> Option<DispatchTensor> {
+        None
+    }
     /// Runs the blocks of `range`, one after another.
     fn run_blocks(
         &self,
@@ -97,6 +119,16 @@ struct Blocks<'a, B> {
     blocks: &'a [Arc<B>],
 }
 
+impl<B> Blocks<'_, B> {
+    fn site(&self, block: usize) -> Site {
+        Site {
+            stack: self.name.clone(),
+            block,
+            kind: RegionKind::Block,
+        }
+    }
+}
+
 impl<B: Block> Stack for Blocks<'_, B> {
     fn name(&self) -> &str {
         &self.name
@@ -121,18 +153,32 @@ impl<B: Block> Stack for Blocks<'_, B> {
                 .forward(exec, B::Carried::join(inputs), B::Shared::join(shared))
                 .split()
         });
-        let site = Site {
-            stack: self.name.clone(),
-            block: index,
-            kind: RegionKind::Block,
-        };
         let exec = Exec {
-            site: Some(site),
+            site: Some(self.site(index)),
             ..exec.clone()
         };
         let mut inputs = carried;
         inputs.extend(shared);
         exec.plan.regions.run(&exec, inputs, body)
+    }
+
+    fn modulated_input(
+        &self,
+        exec: &Exec<'_>,
+        index: usize,
+        carried: &[DispatchTensor],
+        shared: &[DispatchTensor],
+    ) -> Option<DispatchTensor> {
+        let exec = Exec {
+            site: Some(self.site(index)),
+            ..exec.clone()
+        };
+        let (carried, shared) = (
+            B::Carried::join(carried.to_vec()),
+            B::Shared::join(shared.to_vec()),
+        );
+        let input = self.blocks[index].modulated_input(&exec, &carried, &shared);
+        input.map(Tensor::into_dispatch)
     }
 }
 

@@ -7,5 +7,6 @@ mod layout;
 mod model;
 mod operations;
 mod parameters;
+mod places;
 mod regions;
 mod support;

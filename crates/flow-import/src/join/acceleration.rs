@@ -17,6 +17,47 @@ const NAMES: [&str; 4] = [
 ];
 const POLICIES: [&str; 5] = ["first_block", "faster", "pyramid", "taylorseer", "magcache"];
 
+/// Parameters of diffusers' policies (its config of each, `src/diffusers/hooks`) with their names in `feature_cache`.
+const PARAMETERS: [(&str, &str, &str); 21] = [
+    ("first_block", "threshold", "threshold"),
+    ("magcache", "threshold", "threshold"),
+    ("magcache", "max_skip_steps", "max_consecutive"),
+    ("magcache", "retention_ratio", "retention"),
+    ("magcache", "mag_ratios", "ratios"),
+    ("taylorseer", "cache_interval", "interval"),
+    ("taylorseer", "disable_cache_before_step", "warmup_steps"),
+    ("taylorseer", "disable_cache_after_step", "compute_from"),
+    ("taylorseer", "max_order", "order"),
+    ("pyramid", "spatial_attention_block_skip_range", "spatial_every"),
+    ("pyramid", "temporal_attention_block_skip_range", "temporal_every"),
+    ("pyramid", "cross_attention_block_skip_range", "cross_every"),
+    ("pyramid", "spatial_attention_timestep_skip_range", "timesteps"),
+    ("faster", "spatial_attention_block_skip_range", "attention_every"),
+    (
+        "faster",
+        "spatial_attention_timestep_skip_range",
+        "attention_timesteps",
+    ),
+    ("faster", "unconditional_batch_skip_range", "unconditional_every"),
+    (
+        "faster",
+        "unconditional_batch_timestep_skip_range",
+        "unconditional_timesteps",
+    ),
+    (
+        "faster",
+        "low_frequency_weight_update_timestep_range",
+        "low_frequency_timesteps",
+    ),
+    (
+        "faster",
+        "high_frequency_weight_update_timestep_range",
+        "high_frequency_timesteps",
+    ),
+    ("faster", "alpha_low_frequency", "low_frequency_factor"),
+    ("faster", "alpha_high_frequency", "high_frequency_factor"),
+];
+
 /// An entry of the YAML.
 struct Entry<'y> {
     slot: &'static str,
@@ -182,7 +223,8 @@ fn push(
 fn compile(draft: &mut Draft<'_>, entry: &Entry<'_>) {
     let reason = "an option of torch.compile; settings of Burn and CubeCL stand in [runtime.options]";
     entry.keep_params_but(draft, &["mode"], reason);
-    let reason = "flow-train's kernels are fused without an entry, whatever the mode";
+    let reason = "on the processor `fused_kernels` saves memory rather than time; add it to acceleration.shared if memory \
+                  is short";
     draft.keep("acceleration", &entry.origin, reason);
 }
 
@@ -221,13 +263,18 @@ fn cache(draft: &mut Draft<'_>, entry: &Entry<'_>) {
     };
     let mut params = vec![("policy", Value::from(policy))];
     let mut converted = vec!["policy"];
-    match entry.param("threshold").map(convert::number) {
-        Some(Ok(threshold)) => {
-            params.push(("threshold", threshold));
-            converted.push("threshold");
+    for (_, theirs, ours) in PARAMETERS.iter().filter(|(of, _, _)| *of == policy) {
+        if let Some(Ok(value)) = entry.param(theirs).map(numbers) {
+            params.push((ours, value));
+            converted.push(*theirs);
         }
-        None if policy == "first_block" => params.push(("threshold", Value::from(0.05))),
-        Some(Err(_)) | None => {}
+    }
+    if policy == "first_block" && entry.param("threshold").is_none() {
+        params.push(("threshold", Value::from(0.05)));
+    }
+    if policy == "first_block" {
+        // Diffusers has no warm-up, flow-train has by default.
+        params.push(("warmup_steps", Value::from(0)));
     }
     let reason = format!(
         "a parameter of diffusers' policy; those of feature_cache's `{policy}` are typed: see its guide"
@@ -236,6 +283,17 @@ fn cache(draft: &mut Draft<'_>, entry: &Entry<'_>) {
     attention |= converted.len() < entry.params.len();
     let what = accelerator("feature_cache", table(params));
     push(draft, ROLLOUT, entry, what, lossy, attention);
+}
+
+/// A number, or a list of numbers.
+fn numbers(node: &Node) -> Result<Value, String> {
+    match node.list() {
+        None => convert::number(node),
+        Some(nodes) => {
+            let values: Result<Vec<Value>, String> = nodes.iter().map(convert::number).collect();
+            Ok(convert::list(values?))
+        }
+    }
 }
 
 fn cache_dit(draft: &mut Draft<'_>, entry: &Entry<'_>) {

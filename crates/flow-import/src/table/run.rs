@@ -272,13 +272,13 @@ pub(super) const ACCELERATION: &[Rule] = &[
         "acceleration.shared",
         Joint(Join::Acceleration),
         "`attention_backend`: the default backend is left out, others are to be chosen from flow-train's; \
-         `torch_compile`: no entry, kernels are fused as they are",
+         `torch_compile`: no entry, `fused_kernels` is the nearest",
     ),
     Rule::new(
         "acceleration.rollout",
         "acceleration.rollout",
         Joint(Join::Acceleration),
-        "`diffusers_cache`: `feature_cache` with `policy` and `threshold`; `cache_dit`, which Flow-Factory removed: \
+        "`diffusers_cache`: `feature_cache` with `policy` and its parameters; `cache_dit`, which Flow-Factory removed: \
          `feature_cache` with `policy = \"first_block\"`, `threshold = 0.08`",
     ),
 ];

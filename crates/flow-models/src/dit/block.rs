@@ -1,10 +1,10 @@
 //! A transformer block with adaLN-zero.
 
 use super::DitConfig;
-use crate::layers::{FeedForward, NORM_EPSILON, Parts, RotaryTable, SelfAttention, modulation};
+use crate::layers::{NORM_EPSILON, Parts, RotaryTable, SelfAttention, feed_forward, modulation, norm};
 use burn::tensor::Tensor;
 use flow_core::Init;
-use flow_core::exec::{Block, Exec, Linear, RegionKind};
+use flow_core::exec::{AttentionKind, Block, Exec, FeedForward, Linear, RegionKind};
 use std::sync::Arc;
 
 /// Order of the modulation's chunks (Peebles and Xie 2022; diffusers' `AdaLayerNormZero`).
@@ -39,7 +39,7 @@ impl DitBlock {
             config.qk_norm,
             rotary,
         );
-        let mlp = FeedForward::new(parts.under("ff"), hidden, config.mlp_width());
+        let mlp = feed_forward(parts.under("ff"), hidden, config.mlp_width());
         Self {
             modulation,
             attention,
@@ -52,28 +52,24 @@ impl DitBlock {
     }
 
     fn attend(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
-        let normed = exec.modulated_layer_norm(
-            x.clone(),
-            modulation.clone(),
-            chunk::ATTENTION_SHIFT,
-            chunk::ATTENTION_SCALE,
-            NORM_EPSILON,
-        );
-        let branch = self.attention.forward(exec, normed);
-        exec.gated_residual(x, branch, modulation, chunk::ATTENTION_GATE)
+        let normed = normed(exec, x.clone(), modulation.clone());
+        let attended = exec.attention_layer("attn", AttentionKind::Spatial, normed, |exec, normed| {
+            self.attention.attend(exec, normed)
+        });
+        let gate = chunk::ATTENTION_GATE;
+        self.attention.gated_residual(exec, x, attended, modulation, gate)
     }
 
     fn feed_forward(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
-        let normed = exec.modulated_layer_norm(
-            x.clone(),
-            modulation.clone(),
-            chunk::MLP_SHIFT,
-            chunk::MLP_SCALE,
-            NORM_EPSILON,
-        );
-        let branch = self.mlp.forward(exec, normed);
-        exec.gated_residual(x, branch, modulation, chunk::MLP_GATE)
+        let norm = norm(chunk::MLP_SHIFT, chunk::MLP_SCALE);
+        exec.modulated_feed_forward(x, modulation, norm, &self.mlp, chunk::MLP_GATE)
     }
+}
+
+/// What the attention reads.
+fn normed(exec: &Exec<'_>, x: Tensor<3>, modulation: Tensor<3>) -> Tensor<3> {
+    let (shift, scale) = (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+    exec.modulated_layer_norm(x, modulation, shift, scale, NORM_EPSILON)
 }
 
 impl Block for DitBlock {
@@ -89,5 +85,14 @@ impl Block for DitBlock {
             Self::attend,
         );
         exec.region(RegionKind::Mlp, self, (x, modulation), Self::feed_forward)
+    }
+    fn modulated_input(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        x_bsd: &Tensor<3>,
+        c_bd: &Tensor<2>,
+    ) -> Option<Tensor<3>> {
+        let modulation = self.modulate(exec, c_bd.clone());
+        Some(normed(exec, x_bsd.clone(), modulation))
     }
 }

@@ -10,7 +10,7 @@ mod config;
 pub use config::{DitConfig, Position};
 
 use crate::layers::{
-    NORM_EPSILON, Parts, PatchEmbedding, TimestepEmbedding, modulation, rotary_2d, sincos_2d, unpatchify,
+    Parts, PatchEmbedding, TimestepEmbedding, modulation, norm, rotary_2d, sincos_2d, unpatchify,
 };
 use crate::{Architecture, ModelError, settings};
 use block::DitBlock;
@@ -154,8 +154,8 @@ impl FlowModel for Dit {
         }
         let x_bsd = exec.stack("transformer_blocks", &self.blocks, x_bsd, c_bd.clone());
         let modulation = modulation(exec, &self.norm_out, c_bd, 2);
-        let x_bsd = exec.modulated_layer_norm(x_bsd, modulation, OUT_SHIFT, OUT_SCALE, NORM_EPSILON);
-        unpatchify(exec.linear(&self.out, x_bsd), &self.spec.latent, self.patch)
+        let y_bsd = exec.modulated_linear(x_bsd, modulation, norm(OUT_SHIFT, OUT_SCALE), &self.out);
+        unpatchify(y_bsd, &self.spec.latent, self.patch)
     }
 }
 

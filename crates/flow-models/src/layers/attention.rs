@@ -120,13 +120,25 @@ impl SelfAttention {
         }
     }
 
-    /// `[B, S, D]` to `[B, S, D]`.
-    pub fn forward(&self, exec: &Exec<'_>, x_bsd: Tensor<3>) -> Tensor<3> {
+    /// What the heads attend to, side by side and before the output projection, `[B, S, D]`.
+    pub fn attend(&self, exec: &Exec<'_>, x_bsd: Tensor<3>) -> Tensor<3> {
         let (mut q, mut k, v) = self.projection.forward(exec, x_bsd);
         if let Some(rotary) = &self.rotary {
             q = exec.rotary(q, &rotary.cos, &rotary.sin);
             k = exec.rotary(k, &rotary.cos, &rotary.sin);
         }
-        exec.linear(&self.out, heads_to_width(exec.attention(q, k, v)))
+        heads_to_width(exec.attention(q, k, v))
+    }
+
+    /// `residual + modulation[:, gate] · projection(attended)`, all `[B, S, D]`.
+    pub fn gated_residual(
+        &self,
+        exec: &Exec<'_>,
+        residual_bsd: Tensor<3>,
+        attended_bsd: Tensor<3>,
+        modulation_bkd: Tensor<3>,
+        gate: usize,
+    ) -> Tensor<3> {
+        exec.linear_gated_residual(residual_bsd, &self.out, attended_bsd, modulation_bkd, gate)
     }
 }

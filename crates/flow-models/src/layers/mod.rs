@@ -11,7 +11,7 @@ mod position;
 mod timestep;
 
 pub(crate) use attention::{Projection, SelfAttention, heads_to_width};
-pub(crate) use feed_forward::FeedForward;
+pub(crate) use feed_forward::feed_forward;
 pub(crate) use parts::Parts;
 pub(crate) use patch::{PatchEmbedding, unpatchify};
 pub(crate) use position::{RotaryTable, rotary_2d, sincos_2d};
@@ -19,9 +19,19 @@ pub(crate) use timestep::TimestepEmbedding;
 
 use burn::tensor::Tensor;
 use flow_core::exec::{Exec, Linear};
+use flow_core::kernels::NormChunks;
 
 /// Epsilon of every layer norm and RMS norm, as in DiT and SD3 (diffusers 0.42.1, `models/attention.py`).
 pub(crate) const NORM_EPSILON: f32 = 1e-6;
+
+/// The modulated layer norm of these chunks.
+pub(crate) const fn norm(shift: usize, scale: usize) -> NormChunks {
+    NormChunks {
+        shift,
+        scale,
+        epsilon: NORM_EPSILON,
+    }
+}
 
 /// The modulation `[B, chunks, D]` from the activated conditioning `[B, D]`.
 pub(crate) fn modulation(exec: &Exec<'_>, layer: &Linear, c_bd: Tensor<2>, chunks: usize) -> Tensor<3> {

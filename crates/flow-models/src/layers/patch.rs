@@ -39,8 +39,7 @@ impl PatchEmbedding {
             bias: Some(exec.params().get(self.bias).into_dispatch()),
             adapter: None,
         };
-        let kernels = &exec.plan().kernels;
-        Tensor::from_dispatch(kernels.linear(
+        Tensor::from_dispatch(exec.kernels().linear(
             &**exec.stash(),
             &patches.into_dispatch(),
             &weights,

@@ -2,11 +2,11 @@
 
 use super::MmditConfig;
 use crate::layers::{
-    FeedForward, NORM_EPSILON, Parts, Projection, SelfAttention, heads_to_width, modulation,
+    NORM_EPSILON, Parts, Projection, SelfAttention, feed_forward, heads_to_width, modulation, norm,
 };
 use burn::tensor::Tensor;
 use flow_core::Init;
-use flow_core::exec::{Block, Exec, Linear, RegionKind};
+use flow_core::exec::{AttentionKind, Block, Exec, FeedForward, Linear, RegionKind};
 use std::sync::Arc;
 
 /// Order of the chunks of a full modulation (diffusers' `AdaLayerNormZero`); with a second attention three more
@@ -83,10 +83,10 @@ impl MmditBlock {
         let dual =
             has_dual.then(|| SelfAttention::new(&mut parts.under("attn2"), hidden, heads, qk_norm, None));
         // Four times the width: diffusers' `FeedForward` default, which SD3 keeps.
-        let mlp = FeedForward::new(parts.under("ff"), hidden, 4 * hidden);
+        let mlp = feed_forward(parts.under("ff"), hidden, 4 * hidden);
         let context_out = context_attention_out.map(|attention_out| ContextOut {
             attention_out,
-            mlp: FeedForward::new(parts.under("ff_context"), hidden, 4 * hidden),
+            mlp: feed_forward(parts.under("ff_context"), hidden, 4 * hidden),
         });
         Self {
             sample_modulation,
@@ -122,36 +122,55 @@ impl MmditBlock {
         (x, context, x_mod, context_mod): Streams,
     ) -> (Tensor<3>, Tensor<3>) {
         let (tokens, context_tokens) = (x.dims()[1], context.dims()[1]);
-        let norm = |x: &Tensor<3>, modulation: &Tensor<3>, shift, scale| {
+        let normed = |x: &Tensor<3>, modulation: &Tensor<3>, shift, scale| {
             exec.modulated_layer_norm(x.clone(), modulation.clone(), shift, scale, NORM_EPSILON)
         };
         let (shift, scale) = match self.context_out {
             Some(_) => (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE),
             None => (context_only::SHIFT, context_only::SCALE),
         };
-        let x_normed = norm(&x, &x_mod, chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
-        let context_normed = norm(&context, &context_mod, shift, scale);
+        let x_normed = normed(&x, &x_mod, chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+        let context_normed = normed(&context, &context_mod, shift, scale);
 
+        let spatial = AttentionKind::Spatial;
+        let inputs = (x_normed, context_normed);
+        let joint = exec.attention_layer("attn", spatial, inputs, |exec, (x_normed, context_normed)| {
+            let joint = self.joint(exec, x_normed, context_normed);
+            match self.context_out {
+                Some(_) => joint,
+                // Nobody reads the rest.
+                None => joint.narrow(1, 0, tokens),
+            }
+        });
+
+        let gated = |residual, layer, x, modulation| {
+            exec.linear_gated_residual(residual, layer, x, modulation, chunk::ATTENTION_GATE)
+        };
+        let (x_joint, context) = match &self.context_out {
+            None => (joint, context),
+            Some(out) => {
+                let context_joint = joint.clone().narrow(1, tokens, context_tokens);
+                let context = gated(context, &out.attention_out, context_joint, context_mod);
+                (joint.narrow(1, 0, tokens), context)
+            }
+        };
+        let mut x_out = gated(x.clone(), &self.attention_out, x_joint, x_mod.clone());
+        if let Some(dual) = &self.dual {
+            let x_normed = normed(&x, &x_mod, chunk::DUAL_SHIFT, chunk::DUAL_SCALE);
+            let attended = exec.attention_layer("attn2", spatial, x_normed, |exec, x_normed| {
+                dual.attend(exec, x_normed)
+            });
+            x_out = dual.gated_residual(exec, x_out, attended, x_mod, chunk::DUAL_GATE);
+        }
+        (x_out, context)
+    }
+
+    /// What the heads attend to over both streams, before the output projections, `[B, S + L, D]`.
+    fn joint(&self, exec: &Exec<'_>, x_normed: Tensor<3>, context_normed: Tensor<3>) -> Tensor<3> {
         let (q, k, v) = self.sample.forward(exec, x_normed);
         let (context_q, context_k, context_v) = self.context.forward(exec, context_normed);
         let join = |sample, context| Tensor::cat(vec![sample, context], 1);
-        let joint = exec.attention(join(q, context_q), join(k, context_k), join(v, context_v));
-        let joint = heads_to_width(joint);
-
-        let x_branch = exec.linear(&self.attention_out, joint.clone().narrow(1, 0, tokens));
-        let mut x_out = exec.gated_residual(x.clone(), x_branch, x_mod.clone(), chunk::ATTENTION_GATE);
-        if let Some(dual) = &self.dual {
-            let branch = dual.forward(exec, norm(&x, &x_mod, chunk::DUAL_SHIFT, chunk::DUAL_SCALE));
-            x_out = exec.gated_residual(x_out, branch, x_mod, chunk::DUAL_GATE);
-        }
-        let context = match &self.context_out {
-            None => context,
-            Some(out) => {
-                let branch = exec.linear(&out.attention_out, joint.narrow(1, tokens, context_tokens));
-                exec.gated_residual(context, branch, context_mod, chunk::ATTENTION_GATE)
-            }
-        };
-        (x_out, context)
+        heads_to_width(exec.attention(join(q, context_q), join(k, context_k), join(v, context_v)))
     }
 
     fn feed_forward(
@@ -160,14 +179,8 @@ impl MmditBlock {
         (x, context, x_mod, context_mod): Streams,
     ) -> (Tensor<3>, Tensor<3>) {
         let run = |mlp: &FeedForward, x: Tensor<3>, modulation: Tensor<3>| {
-            let normed = exec.modulated_layer_norm(
-                x.clone(),
-                modulation.clone(),
-                chunk::MLP_SHIFT,
-                chunk::MLP_SCALE,
-                NORM_EPSILON,
-            );
-            exec.gated_residual(x, mlp.forward(exec, normed), modulation, chunk::MLP_GATE)
+            let norm = norm(chunk::MLP_SHIFT, chunk::MLP_SCALE);
+            exec.modulated_feed_forward(x, modulation, norm, mlp, chunk::MLP_GATE)
         };
         let context = match &self.context_out {
             None => context,
@@ -195,5 +208,15 @@ impl Block for MmditBlock {
         let (x, context) = exec.region(RegionKind::Attention, self, streams, Self::attend);
         let streams = (x, context, x_mod, context_mod);
         exec.region(RegionKind::Mlp, self, streams, Self::feed_forward)
+    }
+    fn modulated_input(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        (x, _): &Self::Carried,
+        c_bd: &Tensor<2>,
+    ) -> Option<Tensor<3>> {
+        let (modulation, _) = self.modulate(exec, c_bd.clone());
+        let (shift, scale) = (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+        Some(exec.modulated_layer_norm(x.clone(), modulation, shift, scale, NORM_EPSILON))
     }
 }

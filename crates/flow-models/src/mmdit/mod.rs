@@ -8,9 +8,7 @@ mod config;
 
 pub use config::MmditConfig;
 
-use crate::layers::{
-    NORM_EPSILON, Parts, PatchEmbedding, TimestepEmbedding, modulation, sincos_2d, unpatchify,
-};
+use crate::layers::{Parts, PatchEmbedding, TimestepEmbedding, modulation, norm, sincos_2d, unpatchify};
 use crate::{Architecture, ModelError, settings};
 use block::MmditBlock;
 use burn::tensor::Tensor;
@@ -180,12 +178,8 @@ impl FlowModel for Mmdit {
         let streams = (x_bsd, context_bld);
         let (x_bsd, _) = exec.stack("transformer_blocks", &self.blocks, streams, c_bd.clone());
         let modulation = modulation(exec, &self.norm_out, c_bd, 2);
-        let x_bsd = exec.modulated_layer_norm(x_bsd, modulation, OUT_SHIFT, OUT_SCALE, NORM_EPSILON);
-        unpatchify(
-            exec.linear(&self.out, x_bsd),
-            &self.spec.latent,
-            self.config.patch_size,
-        )
+        let y_bsd = exec.modulated_linear(x_bsd, modulation, norm(OUT_SHIFT, OUT_SCALE), &self.out);
+        unpatchify(y_bsd, &self.spec.latent, self.config.patch_size)
     }
 }
 

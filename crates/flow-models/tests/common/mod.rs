@@ -124,7 +124,19 @@ pub fn velocity_and_gradients(
     input: ModelInput,
     cotangent: &Plain,
 ) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
-    let training = Training::new(weights, plan(), trained);
+    velocity_and_gradients_of(plan(), model, weights, trained, input, cotangent)
+}
+
+/// As [`velocity_and_gradients`], through another plan.
+pub fn velocity_and_gradients_of(
+    plan: Arc<Plan>,
+    model: &dyn FlowModel,
+    weights: &Weights,
+    trained: Arc<[bool]>,
+    input: ModelInput,
+    cotangent: &Plain,
+) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
+    let training = Training::new(weights, plan, trained);
     let exec = training.exec(CallContext::single(Stage::Training));
     let output = model.velocity(&exec, input).into_dispatch();
     let values = cpu::to_host(&plain(&output));

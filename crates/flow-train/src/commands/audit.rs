@@ -1,16 +1,17 @@
 //! `audit`: is the importance ratio exactly 1, whatever computes?
 //!
-//! For every combination of attention backend, algorithm, guidance, trained weights and precision: one rollout, and every
-//! loss once, without an optimizer step. No combination changes a file.
+//! For every combination of attention backend, fused kernels, algorithm, guidance, trained weights and precision: one
+//! rollout, and every loss once, without an optimizer step. No combination changes a file.
 
-use super::{Loaded, tokens};
+use super::{Loaded, survey::Use, tokens};
 use crate::arguments::ConfigArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
-use flow_accelerators::AttentionBackendAccelerator;
+use flow_accelerators::{AttentionBackendAccelerator, FusedKernelsAccelerator};
 use flow_config::{
-    AcceleratorEntry, AlgorithmConfig, Config, DType, Dynamics, Finetune, GrpoConfig, GrpoGuardConfig,
+    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, Config, DType, Dynamics, Finetune, GrpoConfig,
+    GrpoGuardConfig,
 };
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
@@ -20,15 +21,19 @@ use flow_trainer::setup::{self, Environment, WithAlgorithm};
 /// Guidance scales: without an unconditional branch, and with it in the same batch.
 const GUIDANCE: [f64; 2] = [1.0, 3.0];
 
+/// Modes of `fused_kernels`: without it, and all that it has.
+const FUSED_KERNELS: [Option<&str>; 3] = [None, Some("regional"), Some("full")];
+
 /// One row of the table.
 struct Combination {
     attention: String,
+    fused: &'static str,
     config: Config,
 }
 
 /// Runs every combination, prints the table, and fails unless every deviation is exactly 0.
 pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(arguments)?;
+    let loaded = Loaded::read(arguments, Use::Looking)?;
     if loaded.config().scheduler.dynamics == Dynamics::Ode {
         return Err(Failure::Input(
             "`scheduler.dynamics = \"ode\"` has no stochastic step, so there is no ratio to audit. Add `--set \
@@ -39,6 +44,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     let combinations = combinations(&loaded);
     let header = [
         "attention",
+        "fused",
         "algorithm",
         "guidance",
         "weights",
@@ -48,7 +54,12 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     ];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     let mut failed = 0;
-    for Combination { attention, config } in &combinations {
+    for Combination {
+        attention,
+        fused,
+        config,
+    } in &combinations
+    {
         let audit = loaded.compute(config, |environment| {
             let tokens = tokens(config, environment).or_bad_input()?;
             let run = Run {
@@ -64,6 +75,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
         failed += usize::from(!exact);
         rows.push(vec![
             attention.clone(),
+            (*fused).to_owned(),
             config.algorithm.kind().to_owned(),
             format!("{}", config.sampling.guidance_scale),
             match config.model.finetune {
@@ -76,7 +88,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
             format!("{:e}", audit.max_deviation()),
         ]);
     }
-    terminal::print(&format!("{}\n", terminal::table(&rows, 5)))?;
+    terminal::print(&format!("{}\n", terminal::table(&rows, 6)))?;
     if failed > 0 {
         return Err(Failure::Run(format!(
             "{failed} of {} combinations are not exact: rollout and training do not compute the same bits. This is a \
@@ -96,30 +108,51 @@ fn combinations(loaded: &Loaded) -> Vec<Combination> {
         Ok(_) => vec![DType::F32, DType::Bf16],
         Err(_) => vec![DType::F32],
     };
+    let entry = |name: &str, key: &str, value: &str| AcceleratorEntry {
+        name: name.into(),
+        params: [(key.to_owned(), value.into())].into(),
+    };
     let mut found = Vec::new();
     for attention in loaded.registries.attention.names() {
-        for algorithm in algorithms(config) {
-            for guidance in GUIDANCE {
-                for finetune in [Finetune::Full, Finetune::Lora] {
-                    for dtype in &dtypes {
-                        let mut config = config.clone();
-                        config.acceleration.shared.clear();
-                        config.acceleration.rollout.clear();
-                        if attention != without {
-                            config.acceleration.shared.push(AcceleratorEntry {
-                                name: AttentionBackendAccelerator::NAME.into(),
-                                params: [("backend".to_owned(), attention.into())].into(),
-                            });
-                        }
-                        config.algorithm = algorithm.clone();
-                        config.sampling.guidance_scale = guidance;
-                        config.model.finetune = finetune;
-                        config.device.dtype = *dtype;
-                        found.push(Combination {
-                            attention: attention.to_owned(),
-                            config,
-                        });
-                    }
+        for fused in FUSED_KERNELS {
+            let mut shared = Vec::new();
+            if attention != without {
+                shared.push(entry(AttentionBackendAccelerator::NAME, "backend", attention));
+            }
+            if let Some(mode) = fused {
+                shared.push(entry(FusedKernelsAccelerator::NAME, "mode", mode));
+            }
+            let accelerated = |config: &Config| Combination {
+                attention: attention.to_owned(),
+                fused: fused.unwrap_or("off"),
+                config: Config {
+                    acceleration: AccelerationConfig {
+                        shared: shared.clone(),
+                        rollout: Vec::new(),
+                        ..config.acceleration.clone()
+                    },
+                    ..config.clone()
+                },
+            };
+            found.extend(settings(config, &dtypes).iter().map(accelerated));
+        }
+    }
+    found
+}
+
+/// The config with every coupled algorithm, guidance, set of trained weights and type.
+fn settings(config: &Config, dtypes: &[DType]) -> Vec<Config> {
+    let mut found = Vec::new();
+    for algorithm in algorithms(config) {
+        for guidance in GUIDANCE {
+            for finetune in [Finetune::Full, Finetune::Lora] {
+                for dtype in dtypes {
+                    let mut config = config.clone();
+                    config.algorithm = algorithm.clone();
+                    config.sampling.guidance_scale = guidance;
+                    config.model.finetune = finetune;
+                    config.device.dtype = *dtype;
+                    found.push(config);
                 }
             }
         }

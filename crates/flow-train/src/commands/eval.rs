@@ -1,6 +1,6 @@
 //! `eval`: a model on the held-out prompts, with the noise of `evaluation.seed`.
 
-use super::{Loaded, weights};
+use super::{Loaded, survey::Use, weights};
 use crate::arguments::EvalArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
@@ -10,7 +10,7 @@ use flow_trainer::setup;
 
 /// Measures and prints one row per prompt, and the mean of each reward with its 95 % interval.
 pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(&arguments.config)?;
+    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
     let (config, adapter) = weights::substitute(loaded.config(), arguments.weights.as_deref())?;
     let text = loaded.compute(&config, |environment| {
         let mut common = setup::common(&config, environment).or_bad_input()?;

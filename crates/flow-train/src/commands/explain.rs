@@ -1,12 +1,15 @@
-//! `explain`: what a key of the config means, or why a check says what it says.
+//! `explain`: what a key of the config or a parameter of an accelerator means, or what is behind the code of an error or
+//! warning.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, OrFailure};
 use crate::terminal;
+use flow_train::Registries;
 
-/// Prints the documentation of `key`, or of every key of that name; or the reason of a diagnostic's code.
+/// Prints the documentation of `key`, of every key of that name, or of an accelerator or its parameter (`name.parameter`); or
+/// rule, rationale and example of a code.
 pub fn run(key: &str) -> Result<(), Failure> {
-    if let Some(why) = flow_validate::explain(key).or_else(|| flow_config::codes::explain_code(key)) {
-        return terminal::line(&format!("{key}\n  {why}"));
+    if let Some(known) = flow_validate::explain(key) {
+        return terminal::print(&known.to_string());
     }
     if let Some(docs) = flow_config::explain(key) {
         return terminal::print(&docs.to_string());
@@ -20,11 +23,20 @@ pub fn run(key: &str) -> Result<(), Failure> {
             .collect();
         return terminal::print(&docs.join("\n"));
     }
-    let known = flow_config::all_keys();
-    let nearest = flow_data::suggest::nearest(key, known.iter().map(String::as_str));
+    let registries = Registries::built_in().or_failed()?;
+    let name = key.split('.').next().unwrap_or_default();
+    if let Some(kind) = registries.accelerators.kind(name)
+        && let Some(docs) = flow_config::explain_params(name, kind.schema().as_value(), key)
+    {
+        return terminal::print(&docs.to_string());
+    }
+    let keys = flow_config::all_keys();
+    let codes = flow_validate::all_codes().map(|known| known.code);
+    let kinds = registries.accelerators.kinds().map(|kind| kind.name());
+    let nearest = flow_data::suggest::nearest(key, keys.iter().map(String::as_str).chain(codes).chain(kinds));
     let hint = match nearest {
         Some(nearest) => format!("did you mean `{nearest}`?"),
-        None => "`flow-train schema` prints all keys".into(),
+        None => "`flow-train schema` prints all keys, `flow-train list codes` all codes".into(),
     };
     Err(Failure::Input(format!("there is no key or code `{key}`; {hint}")))
 }

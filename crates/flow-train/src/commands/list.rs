@@ -6,7 +6,7 @@ use crate::terminal;
 use flow_rewards::RewardKind;
 use flow_train::Registries;
 
-const ALL: [Listed; 9] = [
+const ALL: [Listed; 10] = [
     Listed::Models,
     Listed::Rewards,
     Listed::Kernels,
@@ -16,6 +16,7 @@ const ALL: [Listed; 9] = [
     Listed::Schedulers,
     Listed::Data,
     Listed::Presets,
+    Listed::Codes,
 ];
 
 /// Prints one list, or all of them.
@@ -90,7 +91,15 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
             (
                 "accelerators (acceleration.shared, acceleration.rollout)",
                 kinds
-                    .map(|kind| vec![kind.name().to_owned(), kind.summary().to_owned()])
+                    .map(|kind| {
+                        let floor = kind.floor().map(|floor| format!("; floor: {floor}"));
+                        let summary = format!("{}{}", kind.summary(), floor.unwrap_or_default());
+                        vec![
+                            kind.name().to_owned(),
+                            kind.stage().slot().name().to_owned(),
+                            summary,
+                        ]
+                    })
                     .collect(),
             )
         }
@@ -101,6 +110,14 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
             let presets = flow_config::presets().iter();
             let rows = presets.map(|preset| vec![preset.name.to_owned(), preset.description()]);
             ("presets (preset)", rows.collect())
+        }
+        Listed::Codes => {
+            let rows =
+                flow_validate::all_codes().map(|known| vec![known.code.to_owned(), known.rule.to_owned()]);
+            (
+                "codes of errors and warnings (flow-train explain CODE)",
+                rows.collect(),
+            )
         }
     }
 }

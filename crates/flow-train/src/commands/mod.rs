@@ -11,9 +11,11 @@ mod list;
 mod migrate;
 mod plan;
 mod pretrain;
+mod refusal;
 mod report;
 mod sample;
 mod schema;
+mod survey;
 mod train;
 mod weights;
 
@@ -21,10 +23,13 @@ use crate::arguments::{Arguments, Command, ConfigArguments};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Config, Resolved};
+use flow_runtime::Applied;
 use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::setup::Environment;
 use std::path::PathBuf;
+use std::sync::OnceLock;
+use survey::{Survey, Use};
 
 /// Runs what the command line asks for.
 pub fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -54,34 +59,43 @@ struct Loaded {
     /// Where its relative paths start from.
     base: PathBuf,
     registries: Registries,
+    /// Options of the runtimes that are in force, once something was computed.
+    options: OnceLock<Vec<Applied>>,
 }
 
 impl Loaded {
-    /// Reads a config and shows its warnings, or everything that is wrong with it.
-    fn read(arguments: &ConfigArguments) -> Result<Self, Failure> {
-        let resolved = match flow_config::load(&arguments.config, &arguments.set) {
-            Ok(resolved) => resolved,
-            Err(report) => {
-                return Err(diagnostics::settle(&report)
-                    .err()
-                    .unwrap_or(Failure::Input(report.render())));
-            }
-        };
-        diagnostics::settle(&resolved.report)?;
-        let registries = Registries::built_in().or_failed()?;
-        Ok(Self {
-            resolved,
-            base: flow_config::base_dir(&arguments.config),
-            registries,
-        })
+    /// Reads a config and shows its warnings, or everything that is wrong with it, also for this build and machine.
+    fn read(arguments: &ConfigArguments, wanted: Use) -> Result<Self, Failure> {
+        let Survey { report, loaded } = Survey::of(arguments, wanted, None)?;
+        diagnostics::settle(&report)?;
+        loaded.ok_or_else(|| Failure::Input(report.render()))
     }
 
     fn config(&self) -> &Config {
         &self.resolved.config
     }
 
-    /// Computes in the config's worker threads, with its device and plans, for `config`: this one's or a variant.
+    /// Computes in the config's worker threads, with its device and plans, for `config`: this one's or a variant. Before
+    /// that, and once, the options of the runtimes are made effective.
     fn compute<T: Send>(
+        &self,
+        config: &Config,
+        task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
+    ) -> Result<T, Failure> {
+        if self.options.get().is_none() {
+            let applied = flow_train::apply_runtime_options(&self.resolved, &self.base).or_bad_input()?;
+            self.options.get_or_init(|| applied);
+        }
+        self.inspect(config, task)
+    }
+
+    /// Options of the runtimes that are in force.
+    fn options(&self) -> &[Applied] {
+        self.options.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// As [`compute`](Self::compute), but the options of the runtimes are checked only: for commands that run no model.
+    fn inspect<T: Send>(
         &self,
         config: &Config,
         task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
@@ -93,11 +107,6 @@ impl Loaded {
 
 /// Tokens of one image in the model that the config describes.
 fn tokens(config: &Config, environment: &Environment<'_>) -> Result<usize, TrainError> {
-    // The weights do not matter here, and are read once the algorithm is known.
-    let mut config = config.clone();
-    config.model.weights = None;
-    Ok(flow_trainer::setup::model(&config, environment)?
-        .model
-        .spec()
-        .tokens)
+    let outline = flow_trainer::setup::outline(config, environment.models, &environment.device)?;
+    Ok(outline.model.spec().tokens)
 }

@@ -2,7 +2,7 @@
 
 mod cost;
 
-use super::{Loaded, tokens};
+use super::{Loaded, survey::Use, tokens};
 use crate::arguments::ConfigArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
@@ -12,13 +12,14 @@ use flow_trainer::algorithm::Algorithm;
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::session::Parts;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_validate::{Load, MemoryEstimate};
 
 /// Prints the plan. The weights need not exist yet.
 pub fn run(arguments: &ConfigArguments) -> Result<(), Failure> {
-    let loaded = Loaded::read(arguments)?;
+    let loaded = Loaded::read(arguments, Use::Looking)?;
     let mut config = loaded.config().clone();
     config.model.weights = None;
-    let text = loaded.compute(&config, |environment| {
+    let text = loaded.inspect(&config, |environment| {
         let tokens = tokens(&config, environment).or_bad_input()?;
         setup::with_algorithm(
             &config,
@@ -165,23 +166,9 @@ pub fn text<A: Algorithm>(
         sampling_calls: geometry.micro_batches() * steps.len(),
         training_calls: updates,
         reference_calls: parts.algorithm.reference().map_or(0, |_| updates),
-        records: if A::PARADIGM == flow_accel::Paradigm::Coupled {
-            positions
-        } else {
-            0
-        },
-        samples: geometry.samples(),
-        trained,
-        weight_sets: 1 + [
-            &parts.state.weights.average,
-            &parts.state.weights.old,
-            &parts.state.weights.reference,
-        ]
-        .into_iter()
-        .filter(|set| set.is_some())
-        .count(),
     };
     let cost = Cost::of(layout, spec, &work);
+    let memory = MemoryEstimate::new(layout, spec, trained, &Load::of(config));
     lines.push((
         "about",
         format!(
@@ -194,11 +181,11 @@ pub fn text<A: Algorithm>(
     lines.push((
         "about",
         format!(
-            "{} of memory at most: weights and optimizer {}, trajectories {}, activations of one call {}",
-            bytes(cost.total_bytes()),
-            bytes(cost.state_bytes),
-            bytes(cost.trajectory_bytes),
-            bytes(cost.activation_bytes)
+            "{} of memory: weights and optimizer {}, trajectories {}, activations of one call {}",
+            bytes(memory.total()),
+            bytes(memory.state()),
+            bytes(memory.trajectories),
+            bytes(memory.activations)
         ),
     ));
     let mut text = String::new();

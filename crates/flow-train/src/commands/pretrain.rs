@@ -1,6 +1,6 @@
 //! `pretrain`: flow matching on the data set, and the classifier that serves as reward.
 
-use super::Loaded;
+use super::{Loaded, survey::Use};
 use crate::arguments::ConfigArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 /// Trains and writes the weights.
 pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(arguments)?;
+    let loaded = Loaded::read(arguments, Use::Pretraining)?;
     let config = fresh(loaded.config());
     let watch = Stopwatch::start();
     let output = under(&loaded.base, &config.pretrain.output);

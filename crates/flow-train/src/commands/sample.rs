@@ -1,6 +1,6 @@
 //! `sample`: images for prompts, as one picture.
 
-use super::{Loaded, weights};
+use super::{Loaded, survey::Use, weights};
 use crate::arguments::SampleArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
@@ -14,7 +14,7 @@ use flow_trainer::setup::{self, Common};
 
 /// Generates, scores with the config's rewards if it has some, and writes the picture.
 pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(&arguments.config)?;
+    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
     let (config, adapter) = weights::substitute(loaded.config(), arguments.weights.as_deref())?;
     let count = usize::from(arguments.count);
     let text = loaded.compute(&config, |environment| {

@@ -3,9 +3,8 @@
 mod finish;
 mod open;
 
-use super::{Loaded, plan, tokens};
+use super::{Loaded, plan, survey::Use, tokens};
 use crate::arguments::TrainArguments;
-use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
@@ -18,14 +17,13 @@ use open::Start;
 
 /// Trains.
 pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(&arguments.config)?;
-    diagnostics::settle(&loaded.resolved.check_training())?;
+    let loaded = Loaded::read(&arguments.config, Use::Training)?;
     let interrupt = if arguments.dry_run {
         Interrupt::default()
     } else {
         Interrupt::listen()?
     };
-    loaded.compute(loaded.config(), |environment| {
+    let task = |environment: &Environment<'_>| {
         let tokens = tokens(loaded.config(), environment).or_bad_input()?;
         let train = Train {
             arguments,
@@ -35,7 +33,12 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
             interrupt,
         };
         setup::with_algorithm(loaded.config(), tokens, train).or_bad_input()?
-    })
+    };
+    if arguments.dry_run {
+        loaded.inspect(loaded.config(), task)
+    } else {
+        loaded.compute(loaded.config(), task)
+    }
 }
 
 struct Train<'a> {
@@ -75,7 +78,9 @@ impl WithAlgorithm for Train<'_> {
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
         let (config, environment) = (self.loaded.config(), self.environment);
-        let parts = setup::parts(config, environment, algorithm).or_bad_input()?;
+        let mut parts = setup::parts(config, environment, algorithm).or_bad_input()?;
+        // They were shown with their places when the config was read.
+        parts.notices.clear();
         if self.arguments.dry_run {
             terminal::print(&plan::text(config, environment, &parts)?)?;
             return terminal::line("dry run: everything was built, nothing was written");
@@ -88,12 +93,7 @@ impl WithAlgorithm for Train<'_> {
             Start::Fresh(directory) => {
                 self.tell(&mut *observer, directory.notices());
                 observer.notice(&format!("run: {}", directory.path().display()));
-                let manifest = open::manifest(
-                    &directory,
-                    &self.loaded.resolved,
-                    environment,
-                    &parts.acceleration,
-                )?;
+                let manifest = open::manifest(&directory, self.loaded, environment, &parts.acceleration)?;
                 Session::start(parts, directory, &manifest).or_failed()?
             }
             Start::Resume(directory, from) => {

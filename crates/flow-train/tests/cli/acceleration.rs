@@ -6,7 +6,7 @@ use serde_json::Value;
 const REFERENCE: &str =
     "acceleration.shared={ name = \"Attention_Backend\", params = { backend = \"reference\" } }";
 
-fn records(place: &Place, kind: &str) -> Vec<Value> {
+pub fn records(place: &Place, kind: &str) -> Vec<Value> {
     let metrics = place.text("runs/tiny/metrics.jsonl");
     let records = metrics
         .lines()
@@ -50,6 +50,33 @@ fn a_resumed_run_with_an_accelerator_counts_as_one_that_was_never_stopped() {
 }
 
 #[test]
+fn a_run_with_fused_kernels_has_the_numbers_of_one_without() {
+    let numbers = |place: &Place| -> Vec<Value> {
+        let mut trained = records(place, "train");
+        for record in &mut trained {
+            let record = record.as_object_mut().expect("a table");
+            record.retain(|key, _| !key.starts_with("acceleration/"));
+        }
+        trained
+    };
+    let plain = Place::new();
+    plain.succeed(&["train", "tiny.toml"]);
+    let expected = numbers(&plain);
+    assert_eq!(expected.len(), 2);
+    let mut replaced = Vec::new();
+    for mode in ["regional", "full"] {
+        let place = Place::new();
+        let set =
+            format!("acceleration.shared={{ name = \"fused_kernels\", params = {{ mode = \"{mode}\" }} }}");
+        place.succeed(&["train", "tiny.toml", "--set", &set]);
+        assert_eq!(numbers(&place), expected, "{mode}");
+        let counted = &records(&place, "train")[0]["acceleration/fused_kernels/kernels_replaced"];
+        replaced.push(counted.as_f64().expect("counted"));
+    }
+    assert!(replaced[0] > 0.0 && replaced[0] < replaced[1], "{replaced:?}");
+}
+
+#[test]
 fn check_and_plan_show_accelerators_and_refuse_what_cannot_be() {
     let place = Place::new();
     let plan = place.succeed(&["plan", "tiny.toml", "--set", REFERENCE]);
@@ -58,7 +85,7 @@ fn check_and_plan_show_accelerators_and_refuse_what_cannot_be() {
     for (entry, texts) in [
         (
             "{ name = \"attention_backend\" }",
-            ["acceleration::bad-parameters", "missing field `backend`"],
+            ["missing-key", "lacks `backend`"],
         ),
         (
             "{ name = \"attention_backend\", params = { backend = \"cpu\" } }",
@@ -67,6 +94,10 @@ fn check_and_plan_show_accelerators_and_refuse_what_cannot_be() {
         (
             "{ name = \"torch_compile\" }",
             ["acceleration::removed", "PyTorch's compiler"],
+        ),
+        (
+            "{ name = \"fusion\" }",
+            ["acceleration::refused", "CubeCL backends only"],
         ),
         (
             "{ name = \"graph_capture\" }",
@@ -91,11 +122,60 @@ fn check_and_plan_show_accelerators_and_refuse_what_cannot_be() {
 }
 
 #[test]
+fn options_of_the_runtime_are_in_force_and_in_the_manifest_with_their_source() {
+    let place = Place::new();
+    let level = "runtime.options.\"burn.autodiff.logger.level\"=\"basic\"";
+    let file = "runtime.options.\"burn.autodiff.logger.file\"=\"backward.log\"";
+    place.succeed(&["train", "tiny.toml", "--dry-run", "--set", level, "--set", file]);
+    assert!(!place.path("backward.log").exists(), "a dry run writes nothing");
+    place.succeed(&["train", "tiny.toml", "--set", level, "--set", file]);
+    let manifest: Value = serde_json::from_str(&place.text("runs/tiny/run.json")).expect("JSON");
+    let options = manifest["device"]["runtime_options"].as_array().expect("a list");
+    let of = |key: &str| {
+        let found = options.iter().find(|option| option["key"] == key);
+        found.unwrap_or_else(|| panic!("{key}: {options:#?}"))
+    };
+    let given = of("burn.autodiff.logger.level");
+    assert_eq!(
+        (&given["value"], &given["default"]),
+        (&"basic".into(), &"disabled".into())
+    );
+    assert_eq!(given["source"], format!("--set {level}"));
+    let default = of("burn.autodiff.logger.append");
+    assert_eq!(
+        (&default["value"], &default["source"]),
+        (&true.into(), &"default".into())
+    );
+    assert!(
+        options
+            .iter()
+            .all(|option| option["key"].as_str().expect("text").starts_with("burn.autodiff")),
+        "nothing that nobody reads: {options:#?}"
+    );
+    assert!(
+        place.text("backward.log").lines().count() > 0,
+        "Burn read the options"
+    );
+
+    let without = Place::new();
+    without.succeed(&["train", "tiny.toml"]);
+    let manifest: Value = serde_json::from_str(&without.text("runs/tiny/run.json")).expect("JSON");
+    assert_eq!(manifest["device"]["runtime_options"], Value::Array(vec![]));
+}
+
+#[test]
 fn the_lists_name_the_accelerators_and_the_backends() {
     let place = Place::bare();
     contains(
         &place.succeed(&["list", "accelerators"]),
-        &["attention_backend", "feature_cache", "graph_capture"],
+        &[
+            "attention_backend",
+            "feature_cache",
+            "fused_kernels",
+            "fusion",
+            "graph_capture",
+            "floor: refused",
+        ],
     );
     contains(&place.succeed(&["list", "attention"]), &["cpu", "reference"]);
 }
@@ -103,8 +183,8 @@ fn the_lists_name_the_accelerators_and_the_backends() {
 /// A cache that answers every step it may.
 fn cache(scope: &str) -> String {
     format!(
-        "acceleration.rollout={{ name = \"feature_cache\", params = {{ policy = \"first_block\", threshold = 9.0, scope = \
-         \"{scope}\" }} }}"
+        "acceleration.rollout={{ name = \"feature_cache\", params = {{ policy = \"first_block\", threshold = 9.0, \
+         warmup_steps = 0, scope = \"{scope}\" }} }}"
     )
 }
 
@@ -217,7 +297,7 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
     } else {
         1
     };
-    assert_eq!(rows.len(), 2 * 2 * 2 * 2 * dtypes, "{text}");
+    assert_eq!(rows.len(), 2 * 3 * 2 * 2 * 2 * dtypes, "{text}");
     for row in rows {
         let [.., ratios, deviation] = row[..] else {
             panic!("{row:?}")
@@ -227,7 +307,10 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
             "{row:?}"
         );
     }
-    contains(&text, &["grpo-guard", "lora", "combinations are exact"]);
+    contains(
+        &text,
+        &["regional", "full", "grpo-guard", "lora", "combinations are exact"],
+    );
     assert!(!place.path("runs").exists());
     let ode = [
         "audit",
@@ -238,6 +321,33 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
         "algorithm.kind=nft",
     ];
     contains(&place.fail(2, &ode), &["no stochastic step", "flow-sde"]);
+}
+
+#[test]
+fn an_accelerator_and_each_of_its_parameters_can_be_explained() {
+    let place = Place::bare();
+    contains(
+        &place.succeed(&["explain", "feature_cache"]),
+        &["policy", "threshold", "spatial_every"],
+    );
+    contains(
+        &place.succeed(&["explain", "feature_cache.interval"]),
+        &[
+            "feature_cache.interval",
+            "Every how many steps one is computed.",
+            "from 1 to 1000",
+            "default: 5",
+            "only if: policy = \"taylorseer\"",
+        ],
+    );
+    contains(
+        &place.succeed(&["explain", "feature_cache.policy"]),
+        &["first_block", "easycache"],
+    );
+    contains(
+        &place.fail(2, &["explain", "feature_cahce"]),
+        &["did you mean `feature_cache`?"],
+    );
 }
 
 #[test]

@@ -59,26 +59,26 @@ fn an_override_that_is_wrong_is_shown_as_it_was_typed() {
 fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
     let place = Place::new();
     let cases = [
-        ("device.kind=cuda", "cuda", "available: cpu"),
+        ("device.kind=cuda", "cuda", "allowed: \"cpu\""),
         (
             "acceleration.shared=[{ name = \"ring\" }]",
-            "acceleration.shared[0]",
-            "available: attention_backend, feature_cache, graph_capture",
+            "acceleration::unknown-accelerator",
+            "allowed: attention_backend, feature_cache, fused_kernels, fusion, graph_capture",
         ),
         (
             "acceleration.rollout=[{ name = \"taylor\" }]",
-            "acceleration.rollout[0]",
-            "available: attention_backend, feature_cache, graph_capture",
+            "acceleration::unknown-accelerator",
+            "allowed: attention_backend, feature_cache, fused_kernels, fusion, graph_capture",
         ),
         (
             "checkpointing.policy=full",
             "checkpointing.policy",
-            "available: \"none\"",
+            "allowed: \"none\"",
         ),
         (
             "checkpointing.policy=attn-only",
             "checkpointing.policy",
-            "available: \"none\"",
+            "allowed: \"none\"",
         ),
         (
             "runtime.options={ \"cubecl.autotune.levle\" = \"full\" }",

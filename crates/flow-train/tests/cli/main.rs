@@ -2,6 +2,7 @@
 
 mod acceleration;
 mod errors;
+mod feature_cache;
 mod resume;
 mod support;
 mod tools;

@@ -11,6 +11,7 @@ use crate::scheduler::Schedule;
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
 use flow_core::tensors::plain;
+use flow_core::{CallContext, Exec};
 
 /// What is compared with the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,33 +60,50 @@ pub(super) fn replay<'a>(context: &'a LossContext<'_, '_>, position: Position) -
         unreachable!("coupled algorithms take their loss at recorded steps");
     };
     let record = &context.batch.records[index];
+    let velocity_bn = velocity_at(context, record, |call| context.pass.exec(call));
+    let (log_prob_b, mean_bn) = distribution_at(context, record, &velocity_bn);
+    Replayed {
+        record,
+        velocity_bn,
+        log_prob_b,
+        mean_bn,
+    }
+}
+
+/// The velocity `[B, N]` at a recorded step, through the context that `open` makes of the call.
+fn velocity_at<'w>(
+    context: &LossContext<'_, '_>,
+    record: &StepRecord,
+    open: impl FnOnce(CallContext) -> Exec<'w>,
+) -> Tensor<2> {
     let batch = context.batch.samples.len();
     let site = CallSite {
         step: record.step.step as u32,
         stochastic: true,
         ..context.site
     };
-    let exec = context
-        .pass
-        .exec(context.policy.call(site, &context.batch.samples));
+    let exec = open(context.policy.call(site, &context.batch.samples));
     let sigma = context
         .device
         .tensor(vec![record.step.sigma as f32; batch], [batch]);
     let x = Tensor::from_dispatch(record.x.clone());
-    let velocity_bn = context
+    context
         .policy
-        .velocity(&exec, x, sigma, &context.batch.conditions);
-    let coefficients = coefficient_rows(context.device, &record.step, batch);
+        .velocity(&exec, x, sigma, &context.batch.conditions)
+}
+
+/// Log-probability `[B]` of what a recorded step came to, and mean `[B, N]`, had its velocity been this one.
+fn distribution_at(
+    context: &LossContext<'_, '_>,
+    record: &StepRecord,
+    velocity_bn: &Tensor<2>,
+) -> (Tensor<1>, Tensor<2>) {
+    let coefficients = coefficient_rows(context.device, &record.step, context.batch.samples.len());
     let velocity = velocity_bn.clone().into_dispatch();
     let (log_prob, mean) = context
         .kernels
         .sde_log_prob(&record.x, &velocity, &record.x_next, &coefficients);
-    Replayed {
-        record,
-        velocity_bn,
-        log_prob_b: Tensor::from_dispatch(log_prob),
-        mean_bn: Tensor::from_dispatch(mean),
-    }
+    (Tensor::from_dispatch(log_prob), Tensor::from_dispatch(mean))
 }
 
 /// `mean(max(-A r, -A clamp(r)))` and the share of rows in which the clip decides.
@@ -125,32 +143,15 @@ pub(super) fn kl_per_row(
     let reference = context
         .reference
         .expect("the loop provides the reference an algorithm asks for");
-    let record = replayed.record;
-    let batch = context.batch.samples.len();
-    let site = CallSite {
-        step: record.step.step as u32,
-        stochastic: true,
-        ..context.site
-    };
-    let exec = reference.exec(context.policy.call(site, &context.batch.samples));
-    let sigma = context
-        .device
-        .tensor(vec![record.step.sigma as f32; batch], [batch]);
-    let x = Tensor::from_dispatch(record.x.clone());
-    let velocity = context
-        .policy
-        .velocity(&exec, x, sigma, &context.batch.conditions)
-        .into_dispatch();
+    let velocity_bn = velocity_at(context, replayed.record, |call| reference.exec(call));
     let (ours, theirs) = match target {
-        KlTarget::Velocity => (replayed.velocity_bn.clone().into_dispatch(), plain(&velocity)),
+        KlTarget::Velocity => (&replayed.velocity_bn, velocity_bn),
         KlTarget::Mean => {
-            let coefficients = coefficient_rows(context.device, &record.step, batch);
-            let (_, mean) = context
-                .kernels
-                .sde_log_prob(&record.x, &velocity, &record.x_next, &coefficients);
-            (replayed.mean_bn.clone().into_dispatch(), plain(&mean))
+            let (_, mean_bn) = distribution_at(context, replayed.record, &velocity_bn);
+            (&replayed.mean_bn, mean_bn)
         }
     };
+    let (ours, theirs) = (ours.clone().into_dispatch(), plain(&theirs.into_dispatch()));
     Tensor::from_dispatch(context.kernels.mean_squared_distance(&ours, &theirs))
 }
 

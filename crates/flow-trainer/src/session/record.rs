@@ -135,6 +135,12 @@ impl<A: Algorithm> Session<A> {
                     count as f64,
                 );
             }
+            for ((what, part), share) in &each.shares {
+                record = record.with(
+                    &format!("acceleration/{}/{}/share/{part}", each.name, what.name()),
+                    *share,
+                );
+            }
         }
         if let Some(step) = outcome.steps.last() {
             record = record

@@ -8,9 +8,9 @@ mod rewards;
 mod schedule;
 
 pub use algorithm::settings as optimizer_settings;
-pub use model::{ModelParts, architecture, model};
+pub use model::{ModelOutline, ModelParts, architecture, model, outline};
 pub use rewards::{RewardParts, rewards};
-pub use schedule::{average, deterministic, schedule, timesteps};
+pub use schedule::{average, deterministic, schedule, step_sigmas, timesteps};
 
 use crate::algorithm::{Algorithm, ReferenceWeights, SamplingWeights};
 use crate::conditions::Conditioner;
@@ -20,7 +20,7 @@ use crate::optimizer::AdamW;
 use crate::policy::Policy;
 use crate::rollout::Sampler;
 use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
-use flow_accel::{Acceleration, AcceleratorRegistry, Paradigm};
+use flow_accel::{Acceleration, AcceleratorRegistry};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit};
 use flow_core::{ModelSpec, Plan, device::ComputeDevice};
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
@@ -103,7 +103,7 @@ pub fn acceleration(
     trainer: &Trainer,
 ) -> Result<(Acceleration, Vec<String>), TrainError> {
     let (findings, acceleration) = resolve(
-        &config.acceleration,
+        config,
         environment.accelerators,
         &environment.plan,
         model,
@@ -120,16 +120,7 @@ pub fn acceleration(
 /// # Errors
 /// Whatever does not fit, with how to mend it.
 pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, TrainError> {
-    let paradigm = if config.algorithm.is_coupled() {
-        Paradigm::Coupled
-    } else {
-        Paradigm::Decoupled
-    };
-    let trainer = Trainer {
-        name: config.algorithm.kind().into(),
-        paradigm: Some(paradigm),
-    };
-    common_for(config, environment, &trainer)
+    common_for(config, environment, &Trainer::of(config))
 }
 
 /// As [`common`], for a trainer that may not be the config's.

@@ -3,8 +3,8 @@
 use super::Environment;
 use crate::error::TrainError;
 use flow_config::{Architecture, Conditioning, Config, Finetune, PositionEncoding};
-use flow_core::{FlowModel, Weights};
-use flow_models::{Trained, add_lora, trained_mask};
+use flow_core::{FlowModel, ParamLayout, Weights, device::ComputeDevice};
+use flow_models::{ModelRegistry, Trained, add_lora, trained_mask};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -71,20 +71,47 @@ pub fn architecture(config: &Config) -> (&'static str, Value) {
     }
 }
 
-/// Builds the model, loads its weights, adds adapters.
+/// A model before it has weights.
+#[derive(Clone, Debug)]
+pub struct ModelOutline {
+    /// The model.
+    pub model: Arc<dyn flow_models::Architecture>,
+    /// Names and shapes of its weights, adapters included.
+    pub layout: Arc<ParamLayout>,
+    /// Which of them are trained.
+    pub trained: Vec<bool>,
+    /// Names of the linear layers with adapters.
+    pub adapted: Vec<String>,
+}
+
+impl ModelOutline {
+    /// Number of trained values.
+    pub fn trained_values(&self) -> usize {
+        let specs = self.layout.specs().iter().zip(&self.trained);
+        let trained = specs.filter(|(_, trained)| **trained);
+        trained
+            .map(|(spec, _)| spec.shape.iter().product::<usize>())
+            .sum()
+    }
+}
+
+/// The model that a config describes, with its adapters. No weights are made, so this is quick for any size.
 ///
 /// # Errors
-/// A setting, file or adapter target that does not fit.
-pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelParts, TrainError> {
+/// A setting or adapter target that does not fit.
+pub fn outline(
+    config: &Config,
+    models: &ModelRegistry,
+    device: &ComputeDevice,
+) -> Result<ModelOutline, TrainError> {
     let (name, settings) = architecture(config);
-    let device = &environment.device;
-    let architecture = environment.models.build(name, &settings, device)?;
-    let mut layout = (**architecture.layout()).clone();
+    let model = models.build(name, &settings, device)?;
+    let mut layout = (**model.layout()).clone();
     let lora = config.model.finetune == Finetune::Lora;
     let adapted = if lora {
         let alpha = config.lora.effective_alpha() as f32;
         add_lora(
-            &*architecture,
+            &*model,
             &mut layout,
             &config.lora.targets,
             config.lora.rank,
@@ -93,9 +120,29 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
     } else {
         Vec::new()
     };
-    let layout = Arc::new(layout);
+    let trained = trained_mask(&layout, if lora { Trained::Lora } else { Trained::Full })?.to_vec();
+    Ok(ModelOutline {
+        model,
+        layout: Arc::new(layout),
+        trained,
+        adapted,
+    })
+}
+
+/// Builds the model, loads its weights, adds adapters.
+///
+/// # Errors
+/// A setting, file or adapter target that does not fit.
+pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelParts, TrainError> {
+    let device = &environment.device;
+    let ModelOutline {
+        model,
+        layout,
+        trained,
+        adapted,
+    } = outline(config, environment.models, device)?;
     let seed = config.lora.seed.unwrap_or(config.run.seed);
-    let mut weights = flow_models::initialize(&*architecture, &layout, seed, device);
+    let mut weights = flow_models::initialize(&*model, &layout, seed, device);
     if let Some(path) = &config.model.weights {
         let file = environment.base.join(path);
         if !file.exists() {
@@ -110,9 +157,8 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         }
         flow_models::load_into(&mut weights, &file, device)?;
     }
-    let trained = trained_mask(&layout, if lora { Trained::Lora } else { Trained::Full })?.to_vec();
     Ok(ModelParts {
-        model: architecture,
+        model,
         weights,
         trained,
         adapted,

@@ -17,6 +17,12 @@ pub fn schedule(config: &Config, tokens: usize) -> Result<Schedule, TrainError> 
     ))?)
 }
 
+/// The sigma at the start of each step of rollouts; empty if the config has no schedule.
+pub fn step_sigmas(config: &Config, tokens: usize) -> Vec<f64> {
+    let grid = schedule(config, tokens).map(|schedule| schedule.grid().clone());
+    grid.map_or(Vec::new(), |grid| grid.sigmas()[..grid.steps()].to_vec())
+}
+
 /// The schedule of evaluations: deterministic.
 ///
 /// # Errors

@@ -1,9 +1,10 @@
 //! Before a run: its directory, its manifest, and what to say about both.
 
 use crate::arguments::{Existing, TrainArguments};
+use crate::commands::Loaded;
 use crate::failure::{Failure, OrFailure};
 use flow_accel::Acceleration;
-use flow_config::{Config, Resolved};
+use flow_config::Config;
 use flow_report::{Manifest, MetricsPosition, MetricsStart, OnExists, Opened, RunDirectory};
 use flow_trainer::setup::Environment;
 use serde_json::{Map, Value, json};
@@ -80,15 +81,18 @@ fn resumed(directory: RunDirectory, from: Option<PathBuf>) -> Result<Start, Fail
 /// What the run is, for `run.json`.
 pub fn manifest(
     directory: &RunDirectory,
-    resolved: &Resolved,
+    loaded: &Loaded,
     environment: &Environment<'_>,
     acceleration: &Acceleration,
 ) -> Result<Manifest, Failure> {
+    let resolved = &loaded.resolved;
     let config = serde_json::to_value(&resolved.config).or_failed()?;
     let here = std::env::current_dir().unwrap_or_default();
     let mut manifest = Manifest::new(&directory.name(), std::env::args().collect(), config, &here);
     manifest.versions.extend(flow_train::versions());
     manifest.device = device(&resolved.config, environment, acceleration);
+    let options = serde_json::to_value(loaded.options()).or_failed()?;
+    manifest.device.insert("runtime_options".into(), options);
     manifest.config_sources = resolved
         .sources
         .iter()

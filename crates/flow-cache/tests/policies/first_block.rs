@@ -3,7 +3,7 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
-use flow_cache::{FirstBlock, FirstBlockRule};
+use flow_cache::{FirstBlock, Rules, StackCache};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Stack;
@@ -13,12 +13,15 @@ use flow_kernels::CpuKernels;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-const RULE: FirstBlockRule = FirstBlockRule {
-    threshold: 0.1,
+/// The threshold of every test.
+const POLICY: FirstBlock = FirstBlock { threshold: 0.1 };
+
+const RULE: Rules = Rules {
     warmup_steps: 0,
     max_consecutive: 0,
     compute_last: false,
     outside_sde_window: false,
+    per_batch: false,
 };
 
 /// Block 0 adds the shared value of each row; block `i` doubles. Rows computed per block are counted.
@@ -54,23 +57,24 @@ impl Stack for Doubling {
 
 /// A cache with its stack, and what was skipped.
 struct Bench {
-    cache: FirstBlock,
+    cache: StackCache<FirstBlock>,
     stack: Doubling,
     skipped: Arc<AtomicU64>,
     weights: Weights,
 }
 
 impl Bench {
-    fn new(rule: FirstBlockRule, blocks: usize) -> Self {
+    fn new(rule: Rules, blocks: usize) -> Self {
         let skipped = Arc::new(AtomicU64::new(0));
         let counter = skipped.clone();
         let mut layout = ParamLayout::default();
         LayoutBuilder::new(&mut layout).param("unused", [1, 1], Init::Zeros);
         Self {
-            cache: FirstBlock::new(
+            cache: StackCache::new(
+                POLICY,
                 rule,
-                Box::new(move |blocks| {
-                    counter.fetch_add(blocks, Ordering::Relaxed);
+                Box::new(move |tally| {
+                    counter.fetch_add(tally.skipped(), Ordering::Relaxed);
                 }),
             ),
             stack: Doubling {
@@ -184,7 +188,7 @@ fn what_is_not_a_number_is_computed() {
 
 #[test]
 fn warm_up_the_last_step_and_the_bound_in_a_row_are_kept() {
-    let rule = FirstBlockRule {
+    let rule = Rules {
         warmup_steps: 2,
         max_consecutive: 2,
         compute_last: true,
@@ -203,7 +207,7 @@ fn warm_up_the_last_step_and_the_bound_in_a_row_are_kept() {
 
 #[test]
 fn outside_the_window_stochastic_steps_are_computed_and_forget() {
-    let rule = FirstBlockRule {
+    let rule = Rules {
         outside_sde_window: true,
         ..RULE
     };

@@ -1,0 +1,166 @@
+//! `feature_cache`: parts of a rollout answered from what earlier steps computed.
+
+mod params;
+mod policies;
+
+pub use params::{
+    Basis, DbCacheParams, EasyCacheParams, FasterParams, FeatureCacheParams, FirstBlockParams,
+    ForecastTarget, MagCacheParams, PyramidParams, StepMaskParams, TaylorSeerParams, TeaCacheParams,
+    TeaCacheSignal,
+};
+
+use flow_accel::{Accelerator, AcceleratorStage, Engagement, Part, Refusal, Safety, Target};
+use flow_cache::{
+    GuidanceCache, LayerCache, LayerPolicy, OnCall, Rules, StackCache, StackPolicy, VelocityCache,
+    VelocityPolicy,
+};
+use flow_core::{
+    CallModel, ComputeLayers, LayerDriver, Plan, RegionKind, RunAll, StackDriver, VelocityDriver,
+};
+use policies::Built;
+use std::sync::Arc;
+
+/// Puts a cache in the place of the drivers that compute everything.
+#[derive(Clone, Debug)]
+pub(crate) struct FeatureCache {
+    params: FeatureCacheParams,
+    built: Built,
+}
+
+impl FeatureCache {
+    pub(crate) const NAME: &'static str = "feature_cache";
+
+    pub(crate) fn new(params: FeatureCacheParams) -> Result<Self, Refusal> {
+        let built = params.build()?;
+        Ok(Self { params, built })
+    }
+}
+
+impl Accelerator for FeatureCache {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn stage(&self) -> AcceleratorStage {
+        AcceleratorStage::Rollout
+    }
+
+    fn safety(&self, _: &Plan) -> Safety {
+        Safety::Lossy(self.params.scope())
+    }
+
+    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+        let into = Into { plan, target };
+        match self.built.clone() {
+            Built::FirstBlock(policy, rules) => into.stack(policy, rules),
+            Built::DbCache(policy, rules) => into.stack(policy, rules),
+            Built::StepMask(policy, rules) => into.stack(policy, rules),
+            Built::MagCache(policy, rules) => into.stack(policy, rules),
+            Built::TeaCache(policy, rules) => into.stack(policy, rules),
+            Built::EasyCache(policy, rules) => into.velocity(policy, rules),
+            Built::TaylorSeerVelocity(policy, rules) => into.velocity(policy, rules),
+            Built::TaylorSeerAttention(policy, rules) => into.layers(policy, rules),
+            Built::Pyramid(policy, rules) => into.layers(policy, rules),
+            Built::Faster(attention, guidance, rules) => {
+                into.free_velocities()?;
+                let count = into.count(Engagement::BlockSkipped);
+                let velocities = Arc::new(GuidanceCache::new(guidance, rules, count));
+                let plan = into.layers(attention, rules)?;
+                Ok(Plan { velocities, ..plan })
+            }
+        }
+    }
+
+    fn why_idle(&self) -> String {
+        self.params.why_idle()
+    }
+}
+
+/// The plan that a cache is put into.
+struct Into<'a> {
+    plan: Plan,
+    target: &'a Target<'a>,
+}
+
+impl Into<'_> {
+    fn stack<P: StackPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+        let (shape, model) = (policy.shape(), self.target.model);
+        let always = shape.front + shape.back;
+        if !model.stacks.iter().any(|(_, blocks)| *blocks > always) {
+            let why = format!(
+                "the model `{}` declares no stack of at least {} blocks, so there is nothing to leave out: {always} \
+                 {} always computed",
+                model.architecture,
+                match always + 1 {
+                    2 => "two".into(),
+                    more => more.to_string(),
+                },
+                if always == 1 { "is" } else { "are" },
+            );
+            let help = match policy.name() {
+                "db_cache" | "step_mask" => "Lower `params.front_blocks`, or remove the entry",
+                _ => "Remove the entry",
+            };
+            return Err(Refusal::new(why, help));
+        }
+        free(self.plan.stacks.name(), RunAll.name(), "the stacks")?;
+        let count = self.count(Engagement::BlockSkipped);
+        Ok(Plan {
+            stacks: Arc::new(StackCache::new(policy, rules, count)),
+            ..self.plan
+        })
+    }
+
+    fn velocity<P: VelocityPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+        self.free_velocities()?;
+        let count = self.count(Engagement::BlockSkipped);
+        Ok(Plan {
+            velocities: Arc::new(VelocityCache::new(policy, rules, count)),
+            ..self.plan
+        })
+    }
+
+    fn layers<P: LayerPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+        let model = self.target.model;
+        if !model.regions.contains(&RegionKind::Attention) {
+            return Err(Refusal::new(
+                format!("the model `{}` announces no attention", model.architecture),
+                "Take a policy that answers for blocks, for instance `first_block`, or remove the entry",
+            ));
+        }
+        free(
+            self.plan.layers.name(),
+            ComputeLayers.name(),
+            "the attention layers",
+        )?;
+        let count = self.count(Engagement::AttentionSkipped);
+        Ok(Plan {
+            layers: Arc::new(LayerCache::new(policy, rules, count)),
+            ..self.plan
+        })
+    }
+
+    fn free_velocities(&self) -> Result<(), Refusal> {
+        free(self.plan.velocities.name(), CallModel.name(), "the velocities")
+    }
+
+    fn count(&self, what: Engagement) -> OnCall {
+        let meter = self.target.meter.clone();
+        Box::new(move |tally| {
+            meter.count(what, tally.skipped());
+            let parts = std::iter::once(Part::Step(tally.step)).chain(tally.blocks.clone().map(Part::Block));
+            parts.for_each(|part| meter.share(what, part, tally.answered, tally.rows));
+        })
+    }
+}
+
+/// Refuses a place that another driver has.
+fn free(driver: &str, plain: &str, place: &str) -> Result<(), Refusal> {
+    if driver == plain {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        format!("`{driver}` drives {place} of this plan already"),
+        "Keep one of the entries",
+    ))
+}

@@ -1,0 +1,294 @@
+//! From parameters to policies, with every value checked.
+
+use super::params::{Basis, FeatureCacheParams, ForecastTarget, TeaCacheSignal};
+use flow_accel::{Refusal, StepScope};
+use flow_cache::{
+    DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, MagCache, Mask, PublishedMask,
+    Pyramid, Rules, StepMask, TaylorSeer, TeaCache, Timesteps,
+};
+
+/// A policy with its rules, and what it answers for.
+#[derive(Clone, Debug)]
+pub(super) enum Built {
+    FirstBlock(FirstBlock, Rules),
+    DbCache(DbCache, Rules),
+    StepMask(StepMask, Rules),
+    MagCache(MagCache, Rules),
+    TeaCache(TeaCache, Rules),
+    EasyCache(EasyCache, Rules),
+    TaylorSeerAttention(TaylorSeer, Rules),
+    TaylorSeerVelocity(TaylorSeer, Rules),
+    Pyramid(Pyramid, Rules),
+    Faster(FasterAttention, FasterGuidance, Rules),
+}
+
+impl FeatureCacheParams {
+    pub(super) fn scope(&self) -> StepScope {
+        match self {
+            Self::FirstBlock(params) => params.scope,
+            Self::DbCache(params) => params.scope,
+            Self::StepMask(params) => params.scope,
+            Self::TaylorSeer(params) => params.scope,
+            Self::MagCache(params) => params.scope,
+            Self::TeaCache(params) => params.scope,
+            Self::EasyCache(params) => params.scope,
+            Self::Pyramid(params) => params.scope,
+            Self::Faster(params) => params.scope,
+        }
+    }
+
+    /// The policy.
+    pub(super) fn build(&self) -> Result<Built, Refusal> {
+        let together = |rules: Rules, per_batch| Rules { per_batch, ..rules };
+        Ok(match self {
+            Self::FirstBlock(params) => {
+                let threshold = above_0("threshold", params.threshold, 10.0)?;
+                let rules = together(params.rules(), params.per_batch);
+                Built::FirstBlock(FirstBlock { threshold }, rules)
+            }
+            Self::DbCache(params) => {
+                at_least_1("front_blocks", params.front_blocks as u64)?;
+                let mask = params.mask.as_deref().map(mask).transpose()?;
+                let policy = DbCache {
+                    threshold: above_0("threshold", params.threshold, 10.0)?,
+                    front_blocks: params.front_blocks,
+                    back_blocks: params.back_blocks,
+                    max_answered: params.max_answered,
+                    mask: mask.map(|mask| (mask, params.mask_is_final)),
+                    forecast: forecast(params.order, params.basis)?,
+                };
+                Built::DbCache(policy, together(params.rules(), params.per_batch))
+            }
+            Self::StepMask(params) => {
+                let policy = StepMask {
+                    mask: mask(&params.mask)?,
+                    front_blocks: params.front_blocks,
+                };
+                Built::StepMask(policy, params.rules())
+            }
+            Self::TaylorSeer(params) => {
+                at_least_1("interval", u64::from(params.interval))?;
+                let policy = TaylorSeer {
+                    interval: params.interval,
+                    first: params.warmup_steps,
+                    last: params.compute_from,
+                    forecast: forecast(params.order, params.basis)?,
+                };
+                match params.target {
+                    ForecastTarget::Attention => Built::TaylorSeerAttention(policy, params.rules()),
+                    ForecastTarget::Velocity => Built::TaylorSeerVelocity(policy, params.rules()),
+                }
+            }
+            Self::MagCache(params) => {
+                if params.ratios.is_empty()
+                    || !params
+                        .ratios
+                        .iter()
+                        .all(|ratio| ratio.is_finite() && *ratio > 0.0)
+                {
+                    return Err(Refusal::new(
+                        "`ratios` must hold the ratio of the magnitudes of successive residuals for each step, all \
+                         above 0",
+                        "Measure them on the model (`cargo run --release -p flow-cache --example magnitude_ratios` \
+                         shows how) and set `params.ratios`",
+                    ));
+                }
+                let policy = MagCache {
+                    threshold: above_0("threshold", params.threshold, 10.0)?,
+                    retention: within("retention", params.retention, 0.0, 1.0)?,
+                    ratios: params.ratios.clone(),
+                };
+                Built::MagCache(policy, params.rules())
+            }
+            Self::TeaCache(params) => {
+                if params.coefficients.is_empty()
+                    || !params.coefficients.iter().all(|value| value.is_finite())
+                {
+                    return Err(Refusal::new(
+                        "`coefficients` must hold at least one number, all finite",
+                        "Set `params.coefficients`, for instance to `[1.0, 0.0]`",
+                    ));
+                }
+                let policy = TeaCache {
+                    threshold: above_0("threshold", params.threshold, 100.0)?,
+                    coefficients: params.coefficients.clone(),
+                    compare_conditioning: params.signal == TeaCacheSignal::Conditioning,
+                };
+                Built::TeaCache(policy, together(params.rules(), params.per_batch))
+            }
+            Self::EasyCache(params) => {
+                let threshold = above_0("threshold", params.threshold, 10.0)?;
+                let rules = together(params.rules(), params.per_batch);
+                Built::EasyCache(EasyCache { threshold }, rules)
+            }
+            Self::Pyramid(params) => {
+                let every = [params.spatial_every, params.temporal_every, params.cross_every];
+                let names = ["spatial_every", "temporal_every", "cross_every"];
+                for (name, every) in names.into_iter().zip(every) {
+                    at_least_1(name, u64::from(every))?;
+                }
+                if every == [1; 3] {
+                    return Err(Refusal::new(
+                        "every kind of attention is computed in every step, so nothing is ever repeated",
+                        "Set `params.spatial_every`, for instance to 2",
+                    ));
+                }
+                let policy = Pyramid {
+                    spatial: params.spatial_every,
+                    temporal: params.temporal_every,
+                    cross: params.cross_every,
+                    timesteps: timesteps("timesteps", params.timesteps)?,
+                };
+                Built::Pyramid(policy, params.rules())
+            }
+            Self::Faster(params) => {
+                at_least_1("attention_every", u64::from(params.attention_every))?;
+                at_least_1("unconditional_every", u64::from(params.unconditional_every))?;
+                let attention = FasterAttention {
+                    every: params.attention_every,
+                    timesteps: timesteps("attention_timesteps", params.attention_timesteps)?,
+                    weight: within("attention_weight", params.attention_weight, 0.0, 10.0)?,
+                };
+                let factor = |name, value| within(name, value, 0.0, 10.0);
+                let guidance = FasterGuidance {
+                    every: params.unconditional_every,
+                    timesteps: timesteps("unconditional_timesteps", params.unconditional_timesteps)?,
+                    low: (
+                        timesteps("low_frequency_timesteps", params.low_frequency_timesteps)?,
+                        factor("low_frequency_factor", params.low_frequency_factor)?,
+                    ),
+                    high: (
+                        timesteps("high_frequency_timesteps", params.high_frequency_timesteps)?,
+                        factor("high_frequency_factor", params.high_frequency_factor)?,
+                    ),
+                };
+                Built::Faster(attention, guidance, params.rules())
+            }
+        })
+    }
+
+    /// Why nothing may have been answered, and what to change; without a full stop.
+    pub(super) fn why_idle(&self) -> String {
+        let steps = "or `scheduler.steps`, or remove the entry";
+        match self {
+            Self::FirstBlock(params) => format!(
+                "after `warmup_steps = {}` no step changed the first block by as little as `threshold = {}` since the last \
+                 computed one; with few steps neighbours are far apart. Lower `warmup_steps`, raise `threshold` {steps}",
+                params.warmup_steps, params.threshold
+            ),
+            Self::DbCache(params) => format!(
+                "after `warmup_steps = {}` no step changed the first blocks by as little as `threshold = {}`; with few \
+                 steps neighbours are far apart. Lower `warmup_steps`, raise `threshold` {steps}",
+                params.warmup_steps, params.threshold
+            ),
+            Self::StepMask(params) => format!(
+                "`mask = \"{}\"` leaves no step out: one of digits is for trajectories of as many steps, and the \
+                 published ones are for 4, 6, 8 and more steps. Set `mask` to one digit per step {steps}",
+                params.mask
+            ),
+            Self::TaylorSeer(params) => format!(
+                "the schedule computes every step of so short a trajectory (`warmup_steps = {}`, `interval = {}`). Raise \
+                 `interval` {steps}",
+                params.warmup_steps, params.interval
+            ),
+            Self::MagCache(params) => format!(
+                "the accumulated error is above `threshold = {}` at once, or `retention = {}` leaves no step. Raise \
+                 `threshold`, lower `retention`, raise `scheduler.steps`, or remove the entry",
+                params.threshold, params.retention
+            ),
+            Self::TeaCache(params) => format!(
+                "the accumulated change reaches `threshold = {}` at every step; with few steps neighbours are far apart. \
+                 Raise `threshold` {steps}",
+                params.threshold
+            ),
+            Self::EasyCache(params) => format!(
+                "after `warmup_steps = {}` the accumulated change reaches `threshold = {}` at every step; with few steps \
+                 neighbours are far apart. Lower `warmup_steps`, raise `threshold` {steps}",
+                params.warmup_steps, params.threshold
+            ),
+            Self::Pyramid(params) => format!(
+                "no step between the timesteps {:?} left an attention layer out. Widen `timesteps`, raise \
+                 `spatial_every` {steps}",
+                params.timesteps
+            ),
+            Self::Faster(params) => format!(
+                "no step between the timesteps {:?} left an attention layer out, and none between {:?} the unconditional \
+                 branch, which there must be. Widen `attention_timesteps` and `unconditional_timesteps` {steps}",
+                params.attention_timesteps, params.unconditional_timesteps
+            ),
+        }
+    }
+}
+
+fn above_0(name: &str, value: f64, most: f64) -> Result<f64, Refusal> {
+    if value > 0.0 && value <= most {
+        return Ok(value);
+    }
+    Err(Refusal::new(
+        format!("`{name}` is {value}, but must be above 0 and at most {most}"),
+        format!("Set `params.{name}`, for instance to 0.08"),
+    ))
+}
+
+fn within(name: &str, value: f64, least: f64, most: f64) -> Result<f64, Refusal> {
+    if (least..=most).contains(&value) {
+        return Ok(value);
+    }
+    Err(Refusal::new(
+        format!("`{name}` is {value}, but must be between {least} and {most}"),
+        format!("Set `params.{name}` to a value between them, or leave it out"),
+    ))
+}
+
+fn at_least_1(name: &str, value: u64) -> Result<(), Refusal> {
+    if value >= 1 {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        format!("`{name}` is 0, but must be at least 1"),
+        format!("Set `params.{name}`, or leave it out"),
+    ))
+}
+
+fn timesteps(name: &str, [above, below]: [f64; 2]) -> Result<Timesteps, Refusal> {
+    if above < below {
+        return Ok(Timesteps { above, below });
+    }
+    Err(Refusal::new(
+        format!("no timestep is between {above} and {below}, the ends of `{name}`"),
+        format!("Put the smaller one first in `params.{name}`"),
+    ))
+}
+
+fn mask(text: &str) -> Result<Mask, Refusal> {
+    let published = [
+        ("slow", PublishedMask::Slow),
+        ("medium", PublishedMask::Medium),
+        ("fast", PublishedMask::Fast),
+        ("ultra", PublishedMask::Ultra),
+    ];
+    if let Some((_, mask)) = published.into_iter().find(|(name, _)| *name == text) {
+        return Ok(Mask::Published(mask));
+    }
+    if !text.is_empty() && text.bytes().all(|digit| matches!(digit, b'0' | b'1')) {
+        return Ok(Mask::Steps(text.bytes().map(|digit| digit == b'1').collect()));
+    }
+    Err(Refusal::new(
+        format!("`mask` is \"{text}\", but must be slow, medium, fast, ultra, or one digit per step, 1 or 0"),
+        "Set `params.mask`, for instance to \"medium\"",
+    ))
+}
+
+fn forecast(order: usize, basis: Basis) -> Result<Forecast, Refusal> {
+    if order > 4 {
+        return Err(Refusal::new(
+            format!("`order` is {order}, but must be at most 4"),
+            "Set `params.order`, for instance to 1",
+        ));
+    }
+    Ok(match (order, basis) {
+        (0, _) => Forecast::Latest,
+        (order, Basis::Taylor) => Forecast::Taylor { order },
+        (order, Basis::Newton) => Forecast::Newton { order },
+    })
+}

@@ -1,0 +1,374 @@
+//! Every policy of `feature_cache`: where it is put, what it refuses, and that it works on both architectures.
+
+use burn::tensor::Tensor;
+use flow_accel::{Acceleration, AcceleratorRegistry, Engagement, Params, Part};
+use flow_attention::{AttentionRegistry, CpuAttention};
+use flow_core::cpu::to_host;
+use flow_core::device::ComputeDevice;
+use flow_core::rng::{Purpose, Stream};
+use flow_core::{
+    CallContext, Condition, FlowModel, Lane, ModelInput, ModelSpec, Plan, RegionKind, Rollout, Stage, Weights,
+};
+use flow_kernels::CpuKernels;
+use flow_models::ModelRegistry;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const STEPS: u32 = 28;
+const SAMPLES: u64 = 3;
+const GUIDANCE: f32 = 2.0;
+
+fn registry() -> AcceleratorRegistry {
+    let mut backends = AttentionRegistry::default();
+    flow_attention::register(&mut backends);
+    let mut registry = AcceleratorRegistry::default();
+    flow_accelerators::register(&mut registry, &backends).expect("different names");
+    registry
+}
+
+fn in_force(params: &Value, model: &ModelSpec) -> Result<Acceleration, String> {
+    let params: Params = serde_json::from_value(params.clone()).expect("an object");
+    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    registry()
+        .acceleration(base, [], [("feature_cache", &params)], model)
+        .map_err(|errors| errors[0].to_string())
+}
+
+fn model(blocks: usize) -> ModelSpec {
+    ModelSpec {
+        architecture: "little".into(),
+        stacks: vec![("blocks".into(), blocks)],
+        regions: vec![RegionKind::Attention],
+        ..ModelSpec::default()
+    }
+}
+
+/// Every policy with parameters under which it answers something in 28 steps of a model that hardly moves.
+fn policies() -> Vec<Value> {
+    vec![
+        json!({ "policy": "first_block", "threshold": 0.5 }),
+        json!({ "policy": "db_cache", "threshold": 0.5, "front_blocks": 1, "back_blocks": 1, "order": 1 }),
+        json!({ "policy": "step_mask" }),
+        json!({ "policy": "taylorseer" }),
+        json!({ "policy": "taylorseer", "target": "velocity", "basis": "newton", "order": 2 }),
+        json!({ "policy": "magcache", "ratios": [1.0, 0.99, 0.98, 0.97] }),
+        json!({ "policy": "teacache", "coefficients": [1.0, 0.0] }),
+        json!({ "policy": "teacache", "coefficients": [1.0, 0.0], "signal": "conditioning" }),
+        json!({ "policy": "easycache", "threshold": 0.15 }),
+        json!({ "policy": "pyramid" }),
+        json!({ "policy": "faster" }),
+    ]
+}
+
+/// A model whose weights are all noise, and the settings it was built from.
+fn noisy(architecture: &str) -> (Arc<dyn FlowModel>, Weights) {
+    let settings = match architecture {
+        "dit" => json!({
+            "latent": { "channels": 2, "height": 8, "width": 8 },
+            "patch": 2, "hidden": 24, "layers": 3, "heads": 3, "vocabulary": { "size": 4, "length": 2 },
+        }),
+        _ => json!({
+            "in_channels": 2, "out_channels": 2, "patch_size": 2, "num_layers": 3, "num_attention_heads": 2,
+            "attention_head_dim": 12, "joint_attention_dim": 8, "caption_projection_dim": 24,
+            "pooled_projection_dim": 6, "pos_embed_max_size": 8, "sample_size": 8, "dual_attention_layers": [1],
+            "qk_norm": "rms_norm", "latent_height": 8, "latent_width": 8,
+        }),
+    };
+    let device = ComputeDevice::cpu();
+    let mut models = ModelRegistry::new();
+    flow_models::register(&mut models);
+    let model = models.build(architecture, &settings, &device).expect("settings");
+    let mut weights = Weights::init(model.layout().clone(), 0, &device);
+    let specs = model.layout().specs().to_vec();
+    for (index, spec) in specs.iter().enumerate() {
+        let values = noise(spec.shape.iter().product(), index as u64);
+        let offset = if spec.name.contains("norm_") && spec.shape.len() == 1 {
+            1.0
+        } else {
+            0.0
+        };
+        let values = values.iter().map(|value| offset + 0.1 * value).collect();
+        weights
+            .set(index, device.plain(values, &spec.shape))
+            .expect("the same shape");
+    }
+    (model, weights)
+}
+
+fn noise(count: usize, salt: u64) -> Vec<f32> {
+    let mut values = vec![0.0; count];
+    Stream::new(3, Purpose::Test).at(salt, 0).fill_normal(&mut values);
+    values
+}
+
+fn condition(model: &dyn FlowModel, lanes: &[Lane]) -> Condition {
+    let device = ComputeDevice::cpu();
+    if model.spec().vocabulary.is_some() {
+        let token = |lane: &Lane| {
+            let token = if lane.conditional {
+                1 + lane.sample as i64
+            } else {
+                0
+            };
+            [token.min(3), 0]
+        };
+        let tokens = lanes.iter().flat_map(token).collect();
+        return Condition {
+            tokens: Some(device.int_tensor(tokens, [lanes.len(), 2])),
+            ..Condition::default()
+        };
+    }
+    let rows = |count: usize, salt: u64| {
+        let of = |lane: &Lane| noise(count, salt + 2 * lane.sample + u64::from(lane.conditional));
+        lanes.iter().flat_map(of).collect::<Vec<f32>>()
+    };
+    Condition {
+        tokens: None,
+        text: Some(device.tensor(rows(5 * 8, 1000), [lanes.len(), 5, 8])),
+        pooled: Some(device.tensor(rows(6, 2000), [lanes.len(), 6])),
+    }
+}
+
+/// The latents of three samples after 28 Euler steps with guidance.
+fn sample(rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f32> {
+    let device = ComputeDevice::cpu();
+    let values = model.spec().latent.values();
+    let lane = |conditional| move |sample| Lane { sample, conditional };
+    let lanes: Vec<Lane> = (0..SAMPLES)
+        .map(lane(true))
+        .chain((0..SAMPLES).map(lane(false)))
+        .collect();
+    let rows = SAMPLES as usize;
+    let mut x: Vec<f32> = (0..SAMPLES)
+        .flat_map(|sample| noise(values, 500 + sample))
+        .collect();
+    for step in 0..STEPS {
+        let sigma = |step: u32| 1.0 - f64::from(step) / f64::from(STEPS);
+        let call = CallContext {
+            step,
+            steps: STEPS,
+            sigma: Some(sigma(step)),
+            lanes: lanes.clone().into(),
+            ..CallContext::single(Stage::Rollout)
+        };
+        let both = [x.clone(), x.clone()].concat();
+        let input = ModelInput {
+            x: device.tensor(both, [2 * rows, values]),
+            sigma: device.tensor(vec![sigma(step) as f32; 2 * rows], [2 * rows]),
+            condition: condition(model, &lanes),
+        };
+        let v: Tensor<2> = rollout.exec(call).velocity(model, input);
+        let v = to_host(&v.into_dispatch());
+        let (conditional, unconditional) = v.split_at(rows * values);
+        let dt = (sigma(step + 1) - sigma(step)) as f32;
+        for ((x, c), u) in x.iter_mut().zip(conditional).zip(unconditional) {
+            *x += dt * (u + GUIDANCE * (c - u));
+        }
+    }
+    x
+}
+
+#[test]
+fn every_policy_answers_on_both_architectures_and_stays_near_the_exact_trajectory() {
+    for architecture in ["dit", "mmdit"] {
+        let (model, weights) = noisy(architecture);
+        let plain = in_force(&json!({ "policy": "step_mask" }), model.spec()).expect("it fits");
+        let exact = sample(&Rollout::new(&weights, plain.training().clone()), &*model);
+        for params in policies() {
+            let what = format!("{architecture} {params}");
+            let acceleration =
+                in_force(&params, model.spec()).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let scope = acceleration.rollout(&weights).expect("it opens");
+            let found = sample(scope.rollout(), &*model);
+            let activity = &acceleration.take_activity()[0];
+            let counted = [Engagement::BlockSkipped, Engagement::AttentionSkipped]
+                .map(|what| activity.engagements.of(what));
+            assert!(counted.iter().sum::<u64>() > 0, "{what}: nothing was answered");
+            assert_ne!(found, exact, "{what}: an answer is not a computation");
+            let drift = distance(&found, &exact);
+            assert!(drift < 0.1, "{what}: {drift}");
+            // What the training plan computes in between is not touched, and a second rollout is like the first.
+            let between = sample(&Rollout::new(&weights, acceleration.training().clone()), &*model);
+            assert_eq!(between, exact, "{what}");
+            let scope = acceleration.rollout(&weights).expect("it opens");
+            assert_eq!(sample(scope.rollout(), &*model), found, "{what}");
+        }
+    }
+}
+
+#[test]
+fn the_share_of_rows_answered_is_told_by_step_and_by_block() {
+    let (model, weights) = noisy("dit");
+    let mask = "1011011011011011011011011011";
+    let params = json!({ "policy": "step_mask", "mask": mask, "front_blocks": 1 });
+    let acceleration = in_force(&params, model.spec()).expect("it fits");
+    let scope = acceleration.rollout(&weights).expect("it opens");
+    sample(scope.rollout(), &*model);
+    let activity = acceleration.take_activity().remove(0);
+    let skipped = |part| (Engagement::BlockSkipped, part);
+    let steps = mask.bytes().map(|digit| if digit == b'0' { 1.0 } else { 0.0 });
+    let blocks = [1, 2].map(|block| (skipped(Part::Block(block)), 9.0 / 28.0));
+    let expected: BTreeMap<(Engagement, Part), f64> = (steps.enumerate())
+        .map(|(step, share)| (skipped(Part::Step(step as u32)), share))
+        .chain(blocks)
+        .collect();
+    assert_eq!(activity.shares, expected);
+    let rows = 2 * SAMPLES;
+    assert_eq!(activity.engagements.of(Engagement::BlockSkipped), 9 * rows * 2);
+    assert!(
+        acceleration.take_activity()[0].shares.is_empty(),
+        "nothing since then"
+    );
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let pairs = a.iter().zip(b);
+    let sum = |sum: f64, value: f32| sum + f64::from(value) * f64::from(value);
+    let distance = pairs.map(|(a, b)| a - b).fold(0.0, sum);
+    (distance / b.iter().copied().fold(0.0, sum)).sqrt()
+}
+
+#[test]
+fn a_policy_takes_the_place_that_it_answers_for_and_no_other() {
+    let places = |params: Value| {
+        let acceleration = in_force(&params, &model(12)).unwrap_or_else(|error| panic!("{params}: {error}"));
+        let device = ComputeDevice::cpu();
+        let weights = Weights::init(Arc::default(), 0, &device);
+        let scope = acceleration.rollout(&weights).expect("it opens");
+        let plan = scope.plan();
+        [plan.stacks.name(), plan.layers.name(), plan.velocities.name()].map(str::to_owned)
+    };
+    let [run_all, layers, velocities] = ["run-all", "compute-layers", "call-model"];
+    for (params, expected) in [
+        (
+            json!({ "policy": "first_block" }),
+            ["first_block", layers, velocities],
+        ),
+        (json!({ "policy": "db_cache" }), ["db_cache", layers, velocities]),
+        (
+            json!({ "policy": "step_mask" }),
+            ["step_mask", layers, velocities],
+        ),
+        (
+            json!({ "policy": "magcache", "ratios": [1.0] }),
+            ["magcache", layers, velocities],
+        ),
+        (json!({ "policy": "teacache" }), ["teacache", layers, velocities]),
+        (json!({ "policy": "easycache" }), [run_all, layers, "easycache"]),
+        (
+            json!({ "policy": "taylorseer" }),
+            [run_all, "taylorseer", velocities],
+        ),
+        (
+            json!({ "policy": "taylorseer", "target": "velocity" }),
+            [run_all, layers, "taylorseer"],
+        ),
+        (json!({ "policy": "pyramid" }), [run_all, "pyramid", velocities]),
+        (json!({ "policy": "faster" }), [run_all, "faster", "faster"]),
+    ] {
+        assert_eq!(places(params.clone()), expected, "{params}");
+    }
+}
+
+#[test]
+fn values_out_of_range_are_refused_with_the_range() {
+    for (params, said) in [
+        (json!({ "policy": "db_cache" }), "no stack of at least 9 blocks"),
+        (
+            json!({ "policy": "db_cache", "front_blocks": 0 }),
+            "`front_blocks` is 0",
+        ),
+        (
+            json!({ "policy": "db_cache", "front_blocks": 1, "order": 9 }),
+            "at most 4",
+        ),
+        (
+            json!({ "policy": "step_mask", "mask": "11x1" }),
+            "one digit per step",
+        ),
+        (
+            json!({ "policy": "step_mask", "mask": "Slow" }),
+            "slow, medium, fast, ultra",
+        ),
+        (
+            json!({ "policy": "taylorseer", "interval": 0 }),
+            "`interval` is 0",
+        ),
+        (json!({ "policy": "magcache" }), "`ratios` must hold"),
+        (
+            json!({ "policy": "magcache", "ratios": [1.0], "retention": 1.5 }),
+            "between 0 and 1",
+        ),
+        (
+            json!({ "policy": "teacache", "coefficients": [] }),
+            "at least one number",
+        ),
+        (json!({ "policy": "easycache", "threshold": -0.1 }), "above 0"),
+        (
+            json!({ "policy": "pyramid", "spatial_every": 1 }),
+            "nothing is ever repeated",
+        ),
+        (
+            json!({ "policy": "pyramid", "timesteps": [800.0, 100.0] }),
+            "no timestep is between 800 and 100",
+        ),
+        (
+            json!({ "policy": "faster", "attention_weight": 11.0 }),
+            "between 0 and 10",
+        ),
+        (
+            json!({ "policy": "pyramid", "threshold": 0.1 }),
+            "unknown field `threshold`",
+        ),
+    ] {
+        let text = in_force(&params, &model(3)).expect_err("it does not fit");
+        assert!(text.contains(said), "{params}: {text}");
+    }
+    let deaf = ModelSpec {
+        regions: vec![RegionKind::Mlp],
+        ..model(3)
+    };
+    let text = in_force(&json!({ "policy": "pyramid" }), &deaf).expect_err("there is no attention");
+    assert!(text.contains("`little` announces no attention"), "{text}");
+}
+
+#[test]
+fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
+    let params: Params = serde_json::from_value(json!({ "policy": "easycache" })).expect("an object");
+    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let twice = [("feature_cache", &params), ("feature_cache", &params)];
+    let errors = registry()
+        .acceleration(base, [], twice, &model(3))
+        .expect_err("twice");
+    let text: String = errors.iter().map(|error| format!("{error}\n")).collect();
+    assert!(
+        text.contains("twice") && text.contains("`easycache` drives the velocities"),
+        "{text}"
+    );
+
+    let registry = registry();
+    let kind = registry
+        .kinds()
+        .find(|kind| kind.name() == "feature_cache")
+        .expect("registered");
+    let variants = kind.schema().as_value()["oneOf"]
+        .as_array()
+        .expect("one per policy")
+        .clone();
+    let names: Vec<&str> = (variants.iter())
+        .filter_map(|variant| variant["properties"]["policy"]["const"].as_str())
+        .collect();
+    let expected = [
+        "first_block",
+        "db_cache",
+        "step_mask",
+        "taylorseer",
+        "magcache",
+        "teacache",
+        "easycache",
+        "pyramid",
+        "faster",
+    ];
+    assert_eq!(names, expected);
+}

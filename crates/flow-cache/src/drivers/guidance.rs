@@ -1,0 +1,90 @@
+//! The unconditional branch answered from the conditional one of the same call: the features are the low and the high
+//! frequencies of their difference.
+
+use super::velocity::blocks;
+use crate::engine::{Engine, OnCall, Place};
+use crate::fourier::split_frequencies;
+use crate::round::{Snapshot, conditional, row_of};
+use crate::{FasterGuidance, Policy, Rules};
+use burn::tensor::Tensor;
+use flow_core::cpu::{CpuTensor, from_vec};
+use flow_core::tensors::is_tracked;
+use flow_core::{Exec, FlowModel, Lane, ModelInput, VelocityDriver};
+
+/// The driver of [`FasterGuidance`]. Lives as long as one rollout.
+///
+/// # Panics
+/// When it runs, with [`StepOrder`](crate::StepOrder), if the steps of a sample do not come once and in order.
+#[derive(Debug)]
+pub struct GuidanceCache {
+    engine: Engine<FasterGuidance>,
+}
+
+impl GuidanceCache {
+    /// A driver with nothing kept. `on_call` is told what it did in each call.
+    pub fn new(policy: FasterGuidance, rules: Rules, on_call: OnCall) -> Self {
+        Self {
+            engine: Engine::new(policy, rules, on_call),
+        }
+    }
+}
+
+impl VelocityDriver for GuidanceCache {
+    fn name(&self) -> &str {
+        self.engine.policy.name()
+    }
+
+    fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
+        let x = input.x.clone().into_dispatch();
+        let tracked = exec.params().is_training() || is_tracked(&x);
+        if tracked || self.engine.stands_aside(exec, &Place::Velocity) {
+            return model.velocity(exec, input);
+        }
+        let mut round = self.engine.open(exec, Place::Velocity, None);
+        let (computed, count) = (round.computed(), round.rows.len());
+        let output = if computed.len() == count {
+            model.velocity(exec, input)
+        } else {
+            let lanes = computed.iter().map(|row| round.rows[*row].lane).collect();
+            model.velocity(&exec.on_lanes(lanes), input.rows(&computed))
+        };
+        let output_tensor = output.clone().into_dispatch();
+        let velocities = CpuTensor::read(&output_tensor);
+        let velocity = |index: usize| row_of(velocities.values(), index, computed.len());
+        // Conditional rows are always computed, so the other branch of a row is among the computed ones if in the call.
+        let lanes: Vec<Lane> = computed.iter().map(|row| round.rows[*row].lane).collect();
+        let leader = |lane| lanes.iter().position(|of| *of == conditional(lane));
+        let moment = round.moment;
+        let snapshots = lanes.iter().enumerate().map(|(index, lane)| {
+            let Some(partner) = leader(*lane).filter(|_| !lane.conditional) else {
+                return Vec::new();
+            };
+            let pairs = velocity(index).iter().zip(velocity(partner));
+            let difference: Vec<f32> = pairs.map(|(mine, other)| mine - other).collect();
+            let shape = [1, difference.len()];
+            let (low, high) = split_frequencies(&difference, &model.spec().latent);
+            let part = |values| Snapshot {
+                moment,
+                features: vec![from_vec(values, &shape)],
+            };
+            vec![part(low), part(high)]
+        });
+        let snapshots = snapshots.collect();
+        self.engine.keep(&mut round, snapshots, &velocity);
+        let all = if computed.len() == count {
+            output
+        } else {
+            let values = velocity(0).len();
+            let mut all = vec![0.0f32; count * values];
+            for (index, (row, out)) in round.rows.iter().zip(all.chunks_exact_mut(values)).enumerate() {
+                match computed.binary_search(&index) {
+                    Ok(place) => out.copy_from_slice(velocity(place)),
+                    Err(_) => row.forecast(0, leader(row.lane).map(&velocity), out),
+                }
+            }
+            Tensor::from_dispatch(from_vec(all, &[count, values]))
+        };
+        self.engine.close(exec, round, blocks(model));
+        all
+    }
+}

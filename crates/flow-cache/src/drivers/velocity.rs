@@ -1,0 +1,65 @@
+//! Whole calls of the model answered for: the features are velocities, or what is added to the latent to get one.
+
+use crate::engine::{Engine, OnCall, Place};
+use crate::{Policy, Rules};
+use burn::tensor::Tensor;
+use flow_core::cpu::to_host;
+use flow_core::tensors::is_tracked;
+use flow_core::{Exec, FlowModel, ModelInput, VelocityDriver};
+use std::ops::Range;
+
+/// A policy that answers for whole velocities. Its probe is the latent.
+pub trait VelocityPolicy: Policy {
+    /// Whether the features are `v - x`, so that an answer is added to the latent of its step; otherwise they are `v`.
+    fn adds_to_latent(&self) -> bool;
+}
+
+/// The driver of a [`VelocityPolicy`]. Lives as long as one rollout.
+///
+/// # Panics
+/// When it runs, with [`StepOrder`](crate::StepOrder), if the steps of a sample do not come once and in order.
+#[derive(Debug)]
+pub struct VelocityCache<P: VelocityPolicy> {
+    engine: Engine<P>,
+}
+
+impl<P: VelocityPolicy> VelocityCache<P> {
+    /// A driver with nothing kept. `on_call` is told what it did in each call.
+    pub fn new(policy: P, rules: Rules, on_call: OnCall) -> Self {
+        Self {
+            engine: Engine::new(policy, rules, on_call),
+        }
+    }
+}
+
+/// The blocks of one call of `model`, those of several stacks one after another.
+pub(super) fn blocks(model: &dyn FlowModel) -> Range<usize> {
+    0..model.spec().stacks.iter().map(|(_, blocks)| blocks).sum()
+}
+
+impl<P: VelocityPolicy> VelocityDriver for VelocityCache<P> {
+    fn name(&self) -> &str {
+        self.engine.policy.name()
+    }
+
+    fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
+        let x = input.x.clone().into_dispatch();
+        let tracked = exec.params().is_training() || is_tracked(&x);
+        if tracked || self.engine.stands_aside(exec, &Place::Velocity) {
+            return model.velocity(exec, input);
+        }
+        let policy = &self.engine.policy;
+        let probe = policy.compares().probes().then(|| to_host(&x));
+        let base = policy.adds_to_latent().then_some([x]);
+        let compute = |exec: &Exec<'_>, some: Option<&[usize]>| {
+            let input = some.map_or_else(|| input.clone(), |some| input.rows(some));
+            vec![model.velocity(exec, input).into_dispatch()]
+        };
+        let base = base.as_ref().map(<[_; 1]>::as_slice);
+        let blocks = blocks(model);
+        let mut velocity = self
+            .engine
+            .fill(exec, Place::Velocity, probe.as_deref(), base, blocks, compute);
+        Tensor::from_dispatch(velocity.remove(0))
+    }
+}

@@ -1,0 +1,124 @@
+//! What a policy is: it decides for one lane at a time, from host data only.
+
+use crate::{Forecast, Moment};
+use flow_core::{AttentionLayer, Lane};
+use std::fmt::Debug;
+use std::ops::Add;
+
+/// Decides which steps of a lane are computed, and how the others are forecast.
+///
+/// A policy holds parameters, never state: what a lane remembers is a [`State`](Self::State), which the driver keeps
+/// by sample and branch. The driver has measured what the policy [`compares`](Self::compares), obeys the
+/// [`Rules`](crate::Rules) before it asks, gathers the rows to be computed, and forecasts the others.
+pub trait Policy: Debug + Send + Sync + 'static {
+    /// What a lane remembers besides features; new where nothing is known.
+    type State: Clone + Debug + Default + Send;
+
+    /// Name in configs, logs and manifests.
+    fn name(&self) -> &'static str;
+
+    /// What the driver has to measure.
+    fn compares(&self) -> Compares {
+        Compares::default()
+    }
+
+    /// Whether a lane with features in store is answered now.
+    fn answers(&self, now: &Situation<'_>, state: &mut Self::State) -> bool;
+
+    /// Called after a lane was computed. `outcome` is there if the policy compares outcomes and the lane was computed
+    /// before.
+    fn computed(&self, _now: &Situation<'_>, _outcome: Option<Outcome>, _state: &mut Self::State) {}
+
+    /// How an answer is made of what is kept.
+    fn forecast(&self, _state: &Self::State) -> Forecast {
+        Forecast::Latest
+    }
+
+    /// Whether an unconditional lane does what the conditional lane of its sample does, if that is in the same call.
+    fn follows_conditional(&self) -> bool {
+        false
+    }
+}
+
+/// Comparisons that a policy wants; each costs a tensor of memory per lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compares {
+    /// The probe with that of the step before.
+    pub previous: bool,
+    /// The probe with that of the last computed step.
+    pub computed: bool,
+    /// The output of a computed step with that of the computed step before.
+    pub outcomes: bool,
+}
+
+impl Compares {
+    /// Whether a probe is needed at all.
+    pub fn probes(self) -> bool {
+        self.previous || self.computed || self.outcomes
+    }
+}
+
+/// What is known of a lane when it is decided about.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation<'a> {
+    /// Where in the trajectory.
+    pub moment: Moment,
+    /// The lane.
+    pub lane: Lane,
+    /// The attention layer, in a driver of layers.
+    pub layer: Option<&'a AttentionLayer>,
+    /// Whether the other branch of the sample is in the call, too.
+    pub has_partner: bool,
+    /// How the probe changed since the step before.
+    pub since_previous: Option<Change>,
+    /// How the probe changed since the last computed step.
+    pub since_computed: Option<Change>,
+}
+
+/// How a tensor changed: sums of absolute values, in f64 and in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Change {
+    /// `Σ |a - b|`.
+    pub change: f64,
+    /// `Σ |b|`, of what it is compared with.
+    pub size: f64,
+}
+
+impl Change {
+    /// From `b` to `a`.
+    pub fn between(a: &[f32], b: &[f32]) -> Self {
+        let mut sums = Self::default();
+        for (a, b) in a.iter().zip(b) {
+            sums.change += f64::from((a - b).abs());
+            sums.size += f64::from(b.abs());
+        }
+        sums
+    }
+
+    /// `Σ |a - b| / Σ |b|`: the relative L1 distance; not a number if both are 0.
+    pub fn relative(&self) -> f64 {
+        self.change / self.size
+    }
+}
+
+impl Add for Change {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            change: self.change + other.change,
+            size: self.size + other.size,
+        }
+    }
+}
+
+/// What a computed step showed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// How the probe changed since the computed step before.
+    pub probe: Change,
+    /// How the output did.
+    pub output: Change,
+    /// `Σ |output|` now.
+    pub output_size: f64,
+}

@@ -1,0 +1,162 @@
+//! A call, decided about: its rows, what is kept of their lanes, and the forecasts of those that are answered.
+
+use crate::Moment;
+use crate::engine::Place;
+use crate::forecast::combine;
+use crate::policy::{Change, Outcome, Situation};
+use burn::backend::TensorMetadata;
+use flow_core::cpu::{CpuTensor, from_vec};
+use flow_core::{Lane, Plain};
+use std::collections::VecDeque;
+
+/// What is kept of a lane at a place.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LaneState<S> {
+    pub policy: S,
+    /// Steps answered since the last computed one.
+    pub answered: u32,
+    /// The probe of the step before.
+    pub previous: Option<Vec<f32>>,
+    /// The probe of the last computed step.
+    pub reference: Option<Vec<f32>>,
+    /// The first output of the last computed step.
+    pub output: Option<Vec<f32>>,
+    /// Features of computed steps, latest first.
+    pub history: VecDeque<Snapshot>,
+}
+
+/// Features of a computed step: what is added to the base, or whole outputs; `[1, …]`, one per output.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    pub moment: Moment,
+    pub features: Vec<Plain>,
+}
+
+/// A row of a call, decided about.
+pub(crate) struct Row<S> {
+    pub lane: Lane,
+    pub state: LaneState<S>,
+    pub answered: bool,
+    pub has_partner: bool,
+    pub since_previous: Option<Change>,
+    pub since_computed: Option<Change>,
+    pub weights: Vec<f64>,
+}
+
+/// A call, decided about. What it took out of the store comes back with [`Engine::close`]; after a panic in between
+/// nothing is kept of its lanes.
+pub(crate) struct Round<S> {
+    pub place: Place,
+    pub moment: Moment,
+    pub rows: Vec<Row<S>>,
+}
+
+impl<S> Row<S> {
+    pub fn situation<'a>(&self, place: &'a Place, moment: Moment) -> Situation<'a> {
+        Situation {
+            moment,
+            lane: self.lane,
+            layer: match place {
+                Place::Layer(layer) => Some(layer),
+                _ => None,
+            },
+            has_partner: self.has_partner,
+            since_previous: self.since_previous,
+            since_computed: self.since_computed,
+        }
+    }
+
+    /// The forecast of output `at`, into `out`.
+    pub fn forecast(&self, at: usize, base: Option<&[f32]>, out: &mut [f32]) {
+        let history: Vec<CpuTensor> = (self.state.history.iter())
+            .map(|snapshot| CpuTensor::read(&snapshot.features[at]))
+            .collect();
+        let terms: Vec<(f32, &[f32])> = (self.weights.iter().zip(&history))
+            .map(|(weight, features)| (*weight as f32, features.values()))
+            .collect();
+        combine(base, &terms, out);
+    }
+}
+
+impl<S> Round<S> {
+    /// The rows that are computed.
+    pub fn computed(&self) -> Vec<usize> {
+        (0..self.rows.len())
+            .filter(|row| !self.rows[*row].answered)
+            .collect()
+    }
+
+    /// Outputs of the computed rows and forecasts of the others, in one tensor each.
+    pub fn assemble(&self, outputs: &[Plain], base: Option<&[Plain]>) -> Vec<Plain> {
+        let computed = self.computed();
+        let features = (self.rows.iter())
+            .find(|row| row.answered)
+            .map(|row| &row.state.history[0].features)
+            .expect("assembled only if a row is answered");
+        (features.iter().enumerate())
+            .map(|(at, feature)| {
+                let shape = shape_of(&feature.shape().to_vec(), self.rows.len());
+                let mut values = vec![0.0f32; shape.iter().product()];
+                let outputs = outputs.get(at).map(CpuTensor::read);
+                let base = base.map(|base| CpuTensor::read(&base[at]));
+                let each = values.len() / self.rows.len();
+                for (index, (row, out)) in self.rows.iter().zip(values.chunks_exact_mut(each)).enumerate() {
+                    if row.answered {
+                        let base = base
+                            .as_ref()
+                            .map(|base| row_of(base.values(), index, self.rows.len()));
+                        row.forecast(at, base, out);
+                    } else if let (Some(outputs), Ok(place)) = (&outputs, computed.binary_search(&index)) {
+                        out.copy_from_slice(row_of(outputs.values(), place, computed.len()));
+                    }
+                }
+                from_vec(values, &shape)
+            })
+            .collect()
+    }
+}
+
+/// The values of a row of `rows`.
+pub(crate) fn row_of(values: &[f32], row: usize, rows: usize) -> &[f32] {
+    let each = values.len() / rows;
+    &values[row * each..(row + 1) * each]
+}
+
+/// `shape` with another batch.
+pub(crate) fn shape_of(shape: &[usize], rows: usize) -> Vec<usize> {
+    std::iter::once(rows).chain(shape[1..].iter().copied()).collect()
+}
+
+pub(crate) fn conditional(lane: Lane) -> Lane {
+    Lane {
+        conditional: true,
+        ..lane
+    }
+}
+
+/// Gives every row the sum over the rows of its branch, or nothing if one of them has nothing.
+pub(crate) fn pool<S>(rows: &mut [Row<S>], of: impl Fn(&mut Row<S>) -> &mut Option<Change>) {
+    for branch in [true, false] {
+        let mut mine: Vec<&mut Option<Change>> = (rows.iter_mut())
+            .filter(|row| row.lane.conditional == branch)
+            .map(&of)
+            .collect();
+        let sum = (mine.iter()).try_fold(Change::default(), |sum, change| Some(sum + (**change)?));
+        mine.iter_mut().for_each(|change| **change = sum);
+    }
+}
+
+pub(crate) fn pooled_outcomes(outcomes: &[Option<Outcome>], branches: &[bool]) -> Vec<Option<Outcome>> {
+    let sum = |branch: &bool| {
+        let mut mine = outcomes.iter().zip(branches).filter(|(_, of)| *of == branch);
+        mine.try_fold(Outcome::default(), |sum, (outcome, _)| {
+            let outcome = (*outcome)?;
+            Some(Outcome {
+                probe: sum.probe + outcome.probe,
+                output: sum.output + outcome.output,
+                output_size: sum.output_size + outcome.output_size,
+            })
+        })
+    };
+    branches.iter().map(sum).collect()
+}

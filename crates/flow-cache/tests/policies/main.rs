@@ -1,0 +1,9 @@
+//! The policies on models whose results are known in closed form.
+
+mod decisions;
+mod faster;
+mod first_block;
+mod forecast;
+mod isolation;
+mod masks;
+mod toy;

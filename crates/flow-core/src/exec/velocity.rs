@@ -1,0 +1,36 @@
+//! Whole calls of a model, which a feature cache may answer for.
+
+use super::Exec;
+use crate::model::{FlowModel, ModelInput};
+use burn::tensor::Tensor;
+use std::fmt::Debug;
+
+/// Calls a model, or answers for it.
+pub trait VelocityDriver: Debug + Send + Sync {
+    /// Name in logs and manifests.
+    fn name(&self) -> &str;
+
+    /// The velocity `[B, N]` of `model` at `input`.
+    fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2>;
+}
+
+/// Calls the model for every row.
+#[derive(Debug)]
+pub struct CallModel;
+
+impl VelocityDriver for CallModel {
+    fn name(&self) -> &str {
+        "call-model"
+    }
+
+    fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
+        model.velocity(exec, input)
+    }
+}
+
+impl Exec<'_> {
+    /// The velocity of `model` at `input`, as the plan's driver decides: what a sampler and a loss call.
+    pub fn velocity(&self, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
+        self.plan.velocities.run(self, model, input)
+    }
+}

@@ -1,0 +1,52 @@
+//! Why parts of a run could not be built, as diagnostics of the config.
+
+use flow_config::Diagnostic;
+use flow_models::ModelError;
+use flow_trainer::TrainError;
+use flow_validate::codes;
+
+/// An error of the setup with its code and the key that it is about.
+pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
+    let (code, path) = match error {
+        TrainError::Acceleration(found) => return found.clone(),
+        TrainError::NoWeights { .. } => (codes::NO_WEIGHTS, "model.weights"),
+        TrainError::Model(ModelError::Adapter(_)) => (codes::ADAPTERS, "lora.targets"),
+        TrainError::Model(
+            ModelError::Io { .. }
+            | ModelError::Format { .. }
+            | ModelError::Mismatch(_)
+            | ModelError::OutOfRange { .. },
+        ) => (codes::BAD_WEIGHTS, "model.weights"),
+        TrainError::Model(_) => (codes::SETUP_REFUSED, "model"),
+        TrainError::Reward(_) => (codes::REWARD_REFUSED, "rewards.0.kind"),
+        _ => (codes::SETUP_REFUSED, ""),
+    };
+    let text = error.to_string();
+    let text = text.trim_end_matches('.');
+    let (message, help) = match error {
+        // The message has its help within.
+        TrainError::NoWeights { help, .. } => (text.strip_suffix(help).unwrap_or(text), (*help).to_owned()),
+        TrainError::Reward(_) => match text.rsplit_once("; ") {
+            Some((message, help)) => (message, help.to_owned()),
+            None => (text, "correct the reward's parameters".into()),
+        },
+        TrainError::Model(ModelError::Adapter(_)) => (
+            text,
+            "name layers of the model in `lora.targets`; `*` stands for any text".into(),
+        ),
+        _ if code == codes::BAD_WEIGHTS => (
+            text,
+            "name a safetensors file with the weights of this model".into(),
+        ),
+        _ => (text, "change what the message names".into()),
+    };
+    let message = message.trim_end_matches(['.', ' ']);
+    let mut letters = help.chars();
+    let help: String = letters
+        .next()
+        .into_iter()
+        .flat_map(char::to_lowercase)
+        .chain(letters)
+        .collect();
+    vec![Diagnostic::error(code, message).path(path).help(help)]
+}

@@ -1,0 +1,268 @@
+//! A config that the validator passes does not fail afterwards for a reason that the validator could have known.
+
+use flow_config::{Resolved, parse_named};
+use flow_core::device::ComputeDevice;
+use flow_train::Registries;
+use flow_trainer::TrainError;
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::session::Parts;
+use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_validate::{Capabilities, Question, Trainer, errors, validate};
+use proptest::prelude::*;
+use proptest::sample::select;
+use std::path::Path;
+
+/// One of some texts, as TOML.
+fn one_of(texts: &'static [&'static str]) -> impl Strategy<Value = String> {
+    select(texts).prop_map(str::to_owned)
+}
+
+/// An entry of `[acceleration]`: mostly one that exists, with parameters that mostly fit.
+fn entry() -> impl Strategy<Value = String> {
+    let scope = one_of(&[
+        "",
+        ", scope = \"all_steps\"",
+        ", scope = \"outside_sde_window\"",
+        ", scope = \"none\"",
+    ]);
+    let cache = (scope, select(&[0.0, 0.05, 0.05, 0.3, 9.0, 30.0][..]), 0u32..4).prop_map(|(scope, threshold, warmup)| {
+        format!(
+            "{{ name = \"feature_cache\", params = {{ policy = \"first_block\", threshold = {threshold}, warmup_steps = \
+             {warmup}{scope} }} }}"
+        )
+    });
+    let attention = one_of(&["reference", "reference", "cpu", "flash"]).prop_map(|backend| {
+        format!("{{ name = \"attention_backend\", params = {{ backend = \"{backend}\" }} }}")
+    });
+    let other = one_of(&[
+        "{ name = \"graph_capture\" }",
+        "{ name = \"feature_cache\" }",
+        "{ name = \"cache_dit\" }",
+        "{ name = \"ring\" }",
+        "{ name = \"attention_backend\", params = { backned = 1 } }",
+    ]);
+    prop_oneof![4 => cache, 4 => attention, 1 => other]
+}
+
+/// One of the texts that fit, or now and then one that may not.
+fn mostly(right: &'static [&'static str], odd: &'static [&'static str]) -> impl Strategy<Value = String> {
+    prop_oneof![12 => one_of(right), 1 => one_of(odd)]
+}
+
+/// `[scheduler]`. Which windows and noise levels fit depends on the steps.
+fn scheduler() -> impl Strategy<Value = String> {
+    let steps = mostly(&["5", "6", "8"], &["1", "2", "3"]);
+    let dynamics = mostly(&["flow-sde", "dance-sde", "cps"], &["ode"]);
+    let noise = mostly(
+        &["0.7", "1.0"],
+        &["0.0", "1.5", "[0.5, 0.5, 0.5]", "[0.5, 0.5, 0.0, 0.5, 0.5]"],
+    );
+    let window = mostly(
+        &[
+            "{ kind = \"all\" }",
+            "{ kind = \"list\", steps = [0] }",
+            "{ kind = \"list\", steps = [1, 3] }",
+            "{ kind = \"random\", count = 2 }",
+            "{ kind = \"random\", count = 1, from = [3, 1] }",
+            "{ kind = \"sliding\", size = 2, stride = 9 }",
+        ],
+        &[
+            "{ kind = \"list\", steps = [4, 7] }",
+            "{ kind = \"random\", count = 5 }",
+            "{ kind = \"sliding\", size = 6 }",
+        ],
+    );
+    let shift = mostly(
+        &[
+            "{ kind = \"static\", value = 3.0 }",
+            "{ kind = \"dynamic\", base_tokens = 4, max_tokens = 9 }",
+        ],
+        &["{ kind = \"dynamic\", base_tokens = 9, max_tokens = 4 }"],
+    );
+    (steps, dynamics, noise, window, shift).prop_map(|(steps, dynamics, noise, window, shift)| {
+        format!(
+            "[scheduler]\nsteps = {steps}\ndynamics = \"{dynamics}\"\nnoise_level = {noise}\nwindow = {window}\nshift = \
+             {shift}\n"
+        )
+    })
+}
+
+/// `[algorithm]`.
+fn algorithm() -> impl Strategy<Value = String> {
+    let kind = mostly(
+        &[
+            "kind = \"grpo\"",
+            "kind = \"grpo\"\nkl = { kind = \"velocity\", beta = 0.1, reference = \"snapshot\" }",
+            "kind = \"grpo-guard\"",
+            "kind = \"nft\"",
+            "kind = \"nft\"\ntrain_timesteps = { strategy = \"discrete\", count = 3 }",
+            "kind = \"nft\"\ntrain_timesteps = { strategy = \"logit-normal\", count = 30 }",
+            "kind = \"nft\"\ntrain_timesteps = { strategy = \"discrete\", count = 3, range = [0.4, 0.6] }",
+            "kind = \"nft\"\ntrain_timesteps = { strategy = \"discrete-without-init\", count = 2, range = [0.0, 0.5] }",
+            "kind = \"nft\"\ntrain_timesteps = { strategy = \"discrete-with-init\", count = 2, range = [0.9, 1.0] }",
+        ],
+        &[
+            "kind = \"grpo-guard\"\nkl = { kind = \"mean\", beta = 0.1, reference = \"lora-off\" }",
+            "kind = \"nft\"\nkl_beta = 0.1\nreference = \"lora-off\"",
+            "kind = \"nft\"\ntrain_timesteps = { strategy = \"discrete\", count = 7 }",
+        ],
+    );
+    kind.prop_map(|kind| format!("[algorithm]\n{kind}\n"))
+}
+
+/// `[sampling]` and accumulation.
+fn geometry() -> impl Strategy<Value = String> {
+    let text = mostly(
+        &[
+            "prompts_per_step = 2\ngroup_size = 2\nmicro_batch = 2",
+            "prompts_per_step = 3\ngroup_size = 4\nmicro_batch = 6",
+            "prompts_per_step = 1\ngroup_size = 4\nmicro_batch = 1",
+        ],
+        &[
+            "prompts_per_step = 3\ngroup_size = 4\nmicro_batch = 5",
+            "prompts_per_step = 4\ngroup_size = 1\nmicro_batch = 2",
+            "prompts_per_step = 2\ngroup_size = 2\nmicro_batch = 64",
+        ],
+    );
+    (text, select(&[1.0, 4.5][..]), mostly(&["0", "1", "2"], &["3"])).prop_map(|(text, guidance, accumulation)| {
+        format!(
+            "[sampling]\n{text}\nguidance_scale = {guidance}\n[optimizer]\ngradient_accumulation = {accumulation}\n"
+        )
+    })
+}
+
+/// A tiny model, with or without adapters.
+fn model() -> impl Strategy<Value = String> {
+    let shape = mostly(
+        &[
+            "hidden = 8\nheads = 1",
+            "hidden = 16\nheads = 2",
+            "hidden = 12\nheads = 3",
+        ],
+        &["hidden = 16\nheads = 3", "hidden = 6\nheads = 1", "height = 16"],
+    );
+    let position = mostly(&["sincos", "rope"], &["rope"]);
+    let lora = mostly(
+        &["[\"*\"]", "[\"*.attn.*\"]", "[\"proj_out\", \"*.ff.*\"]"],
+        &["[\"nothing\"]", "[\"*.attention.*\"]"],
+    );
+    (shape, position, 1usize..4, one_of(&["full", "lora"]), lora).prop_map(
+        |(shape, position, layers, finetune, targets)| {
+            format!(
+                "[model]\nfinetune = \"{finetune}\"\n[model.dit]\n{shape}\nlayers = {layers}\nposition = \
+                 \"{position}\"\n[lora]\nrank = 2\ntargets = {targets}\n"
+            )
+        },
+    )
+}
+
+/// A config of a tiny model, with everything that the validator judges drawn at random.
+fn config() -> impl Strategy<Value = String> {
+    let slots = (
+        prop::collection::vec(entry(), 0..3),
+        prop::collection::vec(entry(), 0..3),
+        any::<bool>(),
+    );
+    let slots =
+        prop_oneof![1 => slots, 1 => (prop::collection::vec(entry(), 0..2), Just(Vec::new()), any::<bool>())];
+    let others = (
+        mostly(&["none"], &["full", "attn-only"]),
+        mostly(
+            &[""],
+            &["\"cubecl.autotune.level\" = \"full\"", "\"burn.what\" = 1"],
+        ),
+        mostly(
+            &["[ema]\nenabled = true", "[ema]\nenabled = false"],
+            &["[evaluation]\nweights = \"ema\""],
+        ),
+    );
+    (slots, algorithm(), scheduler(), geometry(), model(), others).prop_map(
+        |((shared, rollout, strict), algorithm, scheduler, geometry, model, (policy, options, average))| {
+            format!(
+                "config_version = 1\n{model}[[rewards]]\nkind = \"jpeg-compressibility\"\n{scheduler}{geometry}{algorithm}\
+                 {average}\n[checkpointing]\npolicy = \"{policy}\"\n[runtime.options]\n{options}\n[acceleration]\n\
+                 strict = {strict}\nshared = [{}]\nrollout = [{}]\n",
+                shared.join(", "),
+                rollout.join(", ")
+            )
+        },
+    )
+}
+
+/// What the validator says, or nothing if there is no model to ask about.
+fn passes(resolved: &Resolved, registries: &Registries) -> bool {
+    let config = &resolved.config;
+    let Ok(outline) = setup::outline(config, &registries.models, &ComputeDevice::cpu()) else {
+        return false;
+    };
+    let plan = flow_train::base_plan(config, registries).ok();
+    let found = validate(&Question {
+        config,
+        accelerators: &registries.accelerators,
+        plan: plan.as_ref(),
+        model: Some(Capabilities {
+            spec: outline.model.spec(),
+            layout: &outline.layout,
+            trained: outline.trained_values(),
+        }),
+        sigmas: &setup::step_sigmas(config, outline.model.spec().tokens),
+        trainer: &Trainer::of(config),
+        machine: &flow_train::machine(Some(64.0)),
+        training: true,
+    });
+    !errors(&found)
+}
+
+/// Builds every part, sets the accelerators up, and opens a rollout.
+struct Build<'a>(&'a Resolved, &'a Environment<'a>);
+
+impl WithAlgorithm for Build<'_> {
+    type Output = Result<(), TrainError>;
+
+    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+        let parts: Parts<A> = setup::parts(&self.0.config, self.1, algorithm)?;
+        let weights = &parts.state.weights.current;
+        parts.acceleration.set_up(weights)?;
+        drop(parts.acceleration.rollout(weights)?);
+        for iteration in 0..3 {
+            parts.schedule.steps_for(iteration);
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_the_validator_passes_can_be_built_and_rolled_out(text in config()) {
+        let Ok(resolved) = parse_named("a.toml", &text, &[]) else { return Ok(()) };
+        let registries = Registries::built_in().expect("names are unique");
+        if !passes(&resolved, &registries) {
+            return Ok(());
+        }
+        let environment = flow_train::environment(&resolved.config, Path::new("."), &registries);
+        let environment = environment.map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
+        let tokens = setup::outline(&resolved.config, &registries.models, &environment.device)
+            .expect("as before").model.spec().tokens;
+        let built = setup::with_algorithm(&resolved.config, tokens, Build(&resolved, &environment)).and_then(|built| built);
+        prop_assert!(built.is_ok(), "{}\n{text}", built.expect_err("failed"));
+    }
+}
+
+#[test]
+fn the_drawn_configs_are_neither_all_wrong_nor_all_right() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+    let registries = Registries::built_in().expect("names are unique");
+    let mut runner = TestRunner::deterministic();
+    let (mut right, mut wrong) = (0, 0);
+    for _ in 0..400 {
+        let text = config().new_tree(&mut runner).expect("drawn").current();
+        match parse_named("a.toml", &text, &[]) {
+            Ok(resolved) if passes(&resolved, &registries) => right += 1,
+            _ => wrong += 1,
+        }
+    }
+    assert!(right >= 40 && wrong >= 100, "{right} right, {wrong} wrong");
+}

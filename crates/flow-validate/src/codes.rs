@@ -1,0 +1,391 @@
+//! The stable codes of this crate's diagnostics, and of all others: each with its rule, its rationale and an example.
+//!
+//! Codes of the config itself stand in [`flow_config::codes`]. Those of `[runtime.options]` are explained here, since a
+//! runtime's crate knows options and no configs.
+
+pub use flow_config::codes::Explanation;
+
+macro_rules! codes {
+    ($($name:ident = $code:literal, $rule:literal;)+) => {
+        $(#[doc = $rule] pub const $name: &str = $code;)+
+    };
+}
+
+codes! {
+    UNKNOWN_SLOT = "acceleration::unknown-slot", "A slot other than `shared` and `rollout`. In a config this is an unknown key; a program that asks about an entry of its own is told so.";
+    NOT_FOR_SHARED = "acceleration::not-for-shared", "An accelerator of stage `rollout` in the slot `shared`.";
+    RATIO_NOT_EXACT = "acceleration::ratio-not-exact", "A warning: a lossy accelerator in the slot `shared` of a coupled trainer.";
+    NOT_FOR_ROLLOUT = "acceleration::not-for-rollout", "An accelerator of stage `both` in the slot `rollout`.";
+    NO_PARADIGM = "acceleration::no-paradigm", "A lossy accelerator in the slot `rollout` of a trainer that declares no paradigm. Those of flow-train declare one; an algorithm of your own may not.";
+    LOSSY_ROLLOUT_OF_COUPLED = "acceleration::lossy-rollout-of-coupled", "An accelerator in the slot `rollout` of a coupled trainer that is lossy in all steps.";
+    LOSSY_OUTSIDE_WINDOW = "acceleration::lossy-outside-window", "A warning: an accelerator in the slot `rollout` of a coupled trainer that is lossy outside the SDE window.";
+    LOSSY_ROLLOUT = "acceleration::lossy-rollout", "A warning: a lossy accelerator in the slot `rollout` of a decoupled or distilling trainer.";
+    NOTHING_OUTSIDE_WINDOW = "acceleration::nothing-outside-window", "An accelerator that works outside the SDE window only, where no two steps in a row are outside it. A warning, or an error with `acceleration.strict`.";
+    UNKNOWN = "acceleration::unknown-accelerator", "A name that no accelerator of this program has.";
+    REMOVED = "acceleration::removed", "A name that was an accelerator once, or is one elsewhere.";
+    BAD_PARAMETERS = "acceleration::bad-parameters", "Parameters that the accelerator's own type does not take, for a reason that its JSON schema does not state. What the schema states has the codes of other keys, such as `unknown-key` and `out-of-range`.";
+    REFUSED = "acceleration::refused", "An accelerator that cannot do what it is asked for with this model, plan or device.";
+    DUPLICATE = "acceleration::duplicate", "A slot that has an accelerator twice.";
+    CONFLICT = "acceleration::conflict", "Two accelerators of which one declares that it cannot work beside the other.";
+    ORDER = "acceleration::order", "An accelerator that must stand after another of its slot, and stands before it.";
+    UNUSABLE = "acceleration::unusable", "An entry that cannot be put in force for a reason that has no code of its own.";
+    NO_CHECKPOINTING = "checkpointing::unavailable", "A policy of activation checkpointing that this build does not have.";
+    CHECKPOINTING_IGNORED = "checkpointing::ignored", "A policy of activation checkpointing for a model that announces no regions.";
+    TOO_MUCH_MEMORY = "memory::too-much", "An estimate of what the run keeps in memory at one time that is above the device's memory.";
+    NO_DEVICE = "device::unavailable", "A kind of device that this build cannot open.";
+    NO_BF16 = "device::no-bf16", "`device.dtype = \"bf16\"` where the device has no such matrix products.";
+    NO_WEIGHTS = "files::no-weights", "The file that `model.weights` names is not there.";
+    BAD_WEIGHTS = "files::bad-weights", "The file that `model.weights` names cannot be read, or holds other weights than the model.";
+    ADAPTERS = "model::adapters", "Adapters that the model cannot have, for instance a target that no layer matches.";
+    REWARD_REFUSED = "rewards::refused", "A reward that cannot be built, for instance since its file is not there.";
+    SETUP_REFUSED = "setup::refused", "A part of the run that cannot be built for a reason that has no code of its own.";
+}
+
+/// Every code of any diagnostic with its explanation: those of the config, then ours.
+pub fn all_codes() -> impl Iterator<Item = &'static Explanation> {
+    flow_config::codes::ALL.iter().chain(OURS)
+}
+
+/// What is behind a code, or `None` if no diagnostic has it.
+pub fn explain(code: &str) -> Option<&'static Explanation> {
+    all_codes().find(|known| known.code == code)
+}
+
+const OURS: &[Explanation] = &[
+    Explanation {
+        code: UNKNOWN_SLOT,
+        rule: "A slot other than `shared` and `rollout`. In a config this is an unknown key; a program that asks about an entry of its own is told so.",
+        why: "A slot says in which stages an accelerator is in force; there are two.",
+        wrong: "Entry { slot: \"evaluation\".into(), .. }",
+        right: "Entry { slot: \"shared\".into(), .. }",
+    },
+    Explanation {
+        code: NOT_FOR_SHARED,
+        rule: "An accelerator of stage `rollout` in the slot `shared`.",
+        why: "It has no backward, or keeps state between the steps of a trajectory. In training it would compute wrong gradients or none.",
+        wrong: "[algorithm]\nkind = \"nft\"\n\n[[acceleration.shared]]\nname = \"feature_cache\"\nparams = { policy = \"first_block\" }",
+        right: "[algorithm]\nkind = \"nft\"\n\n[[acceleration.rollout]]\nname = \"feature_cache\"\nparams = { policy = \"first_block\" }",
+    },
+    Explanation {
+        code: RATIO_NOT_EXACT,
+        rule: "A warning: a lossy accelerator in the slot `shared` of a coupled trainer.",
+        why: "A coupled trainer divides the probability of a step in training by that in the rollout. Before the first update both come from the same weights, and any difference is an error of computation.",
+        wrong: "[[acceleration.shared]]\nname = \"an_accelerator_that_is_lossy\"",
+        right: "[[acceleration.shared]]\nname = \"attention_backend\"\nparams = { backend = \"reference\" }",
+    },
+    Explanation {
+        code: NOT_FOR_ROLLOUT,
+        rule: "An accelerator of stage `both` in the slot `rollout`.",
+        why: "Were it in force in one stage only, rollout and training would compute with different kernels, and even a lossless accelerator would not give the same bits in both.",
+        wrong: "[[acceleration.rollout]]\nname = \"attention_backend\"\nparams = { backend = \"reference\" }",
+        right: "[[acceleration.shared]]\nname = \"attention_backend\"\nparams = { backend = \"reference\" }",
+    },
+    Explanation {
+        code: NO_PARADIGM,
+        rule: "A lossy accelerator in the slot `rollout` of a trainer that declares no paradigm. Those of flow-train declare one; an algorithm of your own may not.",
+        why: "Whether a changed rollout corrupts the gradients depends on what the loss reads of it.",
+        wrong: "Trainer { name: \"mine\".into(), paradigm: None }",
+        right: "Trainer { name: \"mine\".into(), paradigm: Some(Paradigm::Decoupled) }",
+    },
+    Explanation {
+        code: LOSSY_ROLLOUT_OF_COUPLED,
+        rule: "An accelerator in the slot `rollout` of a coupled trainer that is lossy in all steps.",
+        why: "The importance ratio would be biased from the first update on, and the gradients wrong, without any sign of it in the reward for a while.",
+        wrong: "[scheduler]\nwindow = { kind = \"list\", steps = [0] }\n\n[[acceleration.rollout]]\nname = \"feature_cache\"\nparams = { policy = \"first_block\", scope = \"all_steps\" }",
+        right: "[scheduler]\nwindow = { kind = \"list\", steps = [0] }\n\n[[acceleration.rollout]]\nname = \"feature_cache\"\nparams = { policy = \"first_block\", scope = \"outside_sde_window\" }",
+    },
+    Explanation {
+        code: LOSSY_OUTSIDE_WINDOW,
+        rule: "A warning: an accelerator in the slot `rollout` of a coupled trainer that is lossy outside the SDE window.",
+        why: "A deterministic step has no log-probability, so no term of the loss belongs to it. What is kept between steps is dropped where a stochastic step comes, so each of those is computed exactly as in training; but the latents that enter and leave the window are not those of the exact sampler.",
+        wrong: "[scheduler]\nwindow = { kind = \"list\", steps = [0] }\n\n[[acceleration.rollout]]\nname = \"feature_cache\"\nparams = { policy = \"first_block\", scope = \"outside_sde_window\" }",
+        right: "[scheduler]\nwindow = { kind = \"list\", steps = [0] }",
+    },
+    Explanation {
+        code: LOSSY_ROLLOUT,
+        rule: "A warning: a lossy accelerator in the slot `rollout` of a decoupled or distilling trainer.",
+        why: "The loss stays correct for the samples it gets, but they come from a slightly different distribution.",
+        wrong: "[algorithm]\nkind = \"nft\"\n\n[scheduler]\ndynamics = \"ode\"\n\n[[acceleration.rollout]]\nname = \"feature_cache\"\nparams = { policy = \"first_block\" }",
+        right: "[algorithm]\nkind = \"nft\"\n\n[scheduler]\ndynamics = \"ode\"",
+    },
+    Explanation {
+        code: NOTHING_OUTSIDE_WINDOW,
+        rule: "An accelerator that works outside the SDE window only, where no two steps in a row are outside it. A warning, or an error with `acceleration.strict`.",
+        why: "What it keeps of a step is dropped at each stochastic one, so it can only ever answer a deterministic step that follows another. With the window `all` there is one such step, the last.",
+        wrong: "[scheduler]\nwindow = { kind = \"all\" }\n\n[[acceleration.rollout]]\nname = \"feature_cache\"\nparams = { policy = \"first_block\", scope = \"outside_sde_window\" }",
+        right: "[scheduler]\nwindow = { kind = \"all\" }",
+    },
+    Explanation {
+        code: UNKNOWN,
+        rule: "A name that no accelerator of this program has.",
+        why: "A program knows the accelerators that it registered and no others; a misspelt one must not be left out.",
+        wrong: "[[acceleration.shared]]\nname = \"atention_backend\"\nparams = { backend = \"reference\" }",
+        right: "[[acceleration.shared]]\nname = \"attention_backend\"\nparams = { backend = \"reference\" }",
+    },
+    Explanation {
+        code: REMOVED,
+        rule: "A name that was an accelerator once, or is one elsewhere.",
+        why: "A name that people know gets an answer and not a guess.",
+        wrong: "[algorithm]\nkind = \"nft\"\n\n[[acceleration.rollout]]\nname = \"cache_dit\"",
+        right: "[algorithm]\nkind = \"nft\"\n\n[[acceleration.rollout]]\nname = \"feature_cache\"\nparams = { policy = \"first_block\", threshold = 0.08 }",
+    },
+    Explanation {
+        code: BAD_PARAMETERS,
+        rule: "Parameters that the accelerator's own type does not take, for a reason that its JSON schema does not state. What the schema states has the codes of other keys, such as `unknown-key` and `out-of-range`.",
+        why: "An unknown or unreadable parameter would be ignored in silence.",
+        wrong: "[[acceleration.shared]]\nname = \"an_accelerator_of_your_own\"\nparams = { from = 3, to = 2 }",
+        right: "[[acceleration.shared]]\nname = \"an_accelerator_of_your_own\"\nparams = { from = 2, to = 3 }",
+    },
+    Explanation {
+        code: REFUSED,
+        rule: "An accelerator that cannot do what it is asked for with this model, plan or device.",
+        why: "An accelerator that would do nothing, or not what it was asked for, says so before the run.",
+        wrong: "[[acceleration.shared]]\nname = \"attention_backend\"\nparams = { backend = \"cpu\" }",
+        right: "[[acceleration.shared]]\nname = \"attention_backend\"\nparams = { backend = \"reference\" }",
+    },
+    Explanation {
+        code: DUPLICATE,
+        rule: "A slot that has an accelerator twice.",
+        why: "The second entry would wrap or replace the first, and nobody could say which parameters are in force.",
+        wrong: "[[acceleration.shared]]\nname = \"attention_backend\"\nparams = { backend = \"reference\" }\n\n[[acceleration.shared]]\nname = \"Attention_Backend\"\nparams = { backend = \"cpu\" }",
+        right: "[[acceleration.shared]]\nname = \"attention_backend\"\nparams = { backend = \"reference\" }",
+    },
+    Explanation {
+        code: CONFLICT,
+        rule: "Two accelerators of which one declares that it cannot work beside the other.",
+        why: "Together they would compute something else than either promises.",
+        wrong: "[[acceleration.shared]]\nname = \"one\"\n\n[[acceleration.shared]]\nname = \"another_that_excludes_it\"",
+        right: "[[acceleration.shared]]\nname = \"one\"",
+    },
+    Explanation {
+        code: ORDER,
+        rule: "An accelerator that must stand after another of its slot, and stands before it.",
+        why: "Entries are applied in the order of the list. One that records or replays what others do must come after them.",
+        wrong: "[[acceleration.shared]]\nname = \"graph_capture\"\n\n[[acceleration.shared]]\nname = \"attention_backend\"\nparams = { backend = \"reference\" }",
+        right: "[[acceleration.shared]]\nname = \"attention_backend\"\nparams = { backend = \"reference\" }",
+    },
+    Explanation {
+        code: UNUSABLE,
+        rule: "An entry that cannot be put in force for a reason that has no code of its own.",
+        why: "It must not be left out in silence.",
+        wrong: "[[acceleration.shared]]\nname = \"an_accelerator_that_fails\"",
+        right: "[acceleration]\nshared = []",
+    },
+    Explanation {
+        code: NO_CHECKPOINTING,
+        rule: "A policy of activation checkpointing that this build does not have.",
+        why: "A run that was planned with it would take more memory than planned.",
+        wrong: "[checkpointing]\npolicy = \"full\"",
+        right: "[checkpointing]\npolicy = \"none\"",
+    },
+    Explanation {
+        code: CHECKPOINTING_IGNORED,
+        rule: "A policy of activation checkpointing for a model that announces no regions.",
+        why: "A policy says of each region what is kept and what is computed again; without regions it says nothing, and all is kept.",
+        wrong: "[model]\narchitecture = \"one_without_regions\"\n\n[checkpointing]\npolicy = \"full\"",
+        right: "[checkpointing]\npolicy = \"none\"",
+    },
+    Explanation {
+        code: TOO_MUCH_MEMORY,
+        rule: "An estimate of what the run keeps in memory at one time that is above the device's memory.",
+        why: "The run would be killed by the operating system, perhaps hours after its start. The estimate counts weights, gradients, moments, copies, trajectories and the activations of one micro-batch, and leaves out what libraries and data take, so the run needs more than it says.",
+        wrong: "[model.dit]\nhidden = 65536\nlayers = 1024",
+        right: "[model.dit]\nhidden = 64\nlayers = 6",
+    },
+    Explanation {
+        code: NO_DEVICE,
+        rule: "A kind of device that this build cannot open.",
+        why: "Nothing falls back to another device: a run on the processor in place of a GPU would take weeks without a word.",
+        wrong: "[device]\nkind = \"cuda\"",
+        right: "[device]\nkind = \"cpu\"",
+    },
+    Explanation {
+        code: NO_BF16,
+        rule: "`device.dtype = \"bf16\"` where the device has no such matrix products.",
+        why: "Emulating them would be slower than f32, which is no reason to ask for them.",
+        wrong: "[device]\ndtype = \"bf16\"",
+        right: "[device]\ndtype = \"f32\"",
+    },
+    Explanation {
+        code: NO_WEIGHTS,
+        rule: "The file that `model.weights` names is not there.",
+        why: "A config that is right starts nothing without it. The path starts from the folder of the config.",
+        wrong: "[model]\nweights = \"no-such-file.safetensors\"",
+        right: "[model]\nweights = \"../assets/digits-dit.safetensors\"",
+    },
+    Explanation {
+        code: BAD_WEIGHTS,
+        rule: "The file that `model.weights` names cannot be read, or holds other weights than the model.",
+        why: "Weights are neither skipped nor reshaped: a model with some of them missing would start from noise.",
+        wrong: "[model]\nweights = \"an-mmdit.safetensors\"\narchitecture = \"dit\"",
+        right: "[model]\nweights = \"a-dit.safetensors\"\narchitecture = \"dit\"",
+    },
+    Explanation {
+        code: ADAPTERS,
+        rule: "Adapters that the model cannot have, for instance a target that no layer matches.",
+        why: "A pattern without a layer would train less than was asked for.",
+        wrong: "[model]\nfinetune = \"lora\"\n\n[lora]\ntargets = [\"*.atention.*\"]",
+        right: "[model]\nfinetune = \"lora\"\n\n[lora]\ntargets = [\"*.attn.*\"]",
+    },
+    Explanation {
+        code: REWARD_REFUSED,
+        rule: "A reward that cannot be built, for instance since its file is not there.",
+        why: "It is tried before the run, and not after the first rollout.",
+        wrong: "[[rewards]]\nkind = \"digit-classifier\"\nweights = \"no-such-file.safetensors\"",
+        right: "[[rewards]]\nkind = \"digit-classifier\"\nweights = \"built-in\"",
+    },
+    Explanation {
+        code: SETUP_REFUSED,
+        rule: "A part of the run that cannot be built for a reason that has no code of its own.",
+        why: "`check` builds every part and drops it, so that what only its maker knows is found before the run too.",
+        wrong: "flow-train check CONFIG",
+        right: "flow-train check CONFIG",
+    },
+    Explanation {
+        code: "runtime::unknown-option",
+        rule: "A name that is no option of Burn or CubeCL, or one that is not ours to set.",
+        why: "The runtimes pass over names that they do not know.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.levle\" = \"full\"",
+        right: "[runtime.options]\n\"cubecl.autotune.level\" = \"full\"",
+    },
+    Explanation {
+        code: "runtime::nested-table",
+        rule: "A table where the name of an option in quotes was meant.",
+        why: "In TOML a dotted name without quotes is a table in a table.",
+        wrong: "[runtime.options]\ncubecl.autotune.level = \"full\"",
+        right: "[runtime.options]\n\"cubecl.autotune.level\" = \"full\"",
+    },
+    Explanation {
+        code: "runtime::wrong-type",
+        rule: "An option with a value of another type.",
+        why: "Values are not converted.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.disable_cache\" = \"yes\"",
+        right: "[runtime.options]\n\"cubecl.autotune.disable_cache\" = true",
+    },
+    Explanation {
+        code: "runtime::out-of-range",
+        rule: "A number outside the range of its option, or a text that is too short or too long.",
+        why: "The runtimes clamp such values or fail at the first kernel.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.bench.max_samples\" = 0",
+        right: "[runtime.options]\n\"cubecl.autotune.bench.max_samples\" = 10",
+    },
+    Explanation {
+        code: "runtime::unknown-choice",
+        rule: "A word that is not among those an option takes.",
+        why: "The runtimes take their default for it.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.level\" = \"most\"",
+        right: "[runtime.options]\n\"cubecl.autotune.level\" = \"full\"",
+    },
+    Explanation {
+        code: "runtime::bad-text",
+        rule: "A text with characters that its option cannot take.",
+        why: "It becomes the name of a file or of a folder.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.logger.file\" = \"a\\u0000b\"",
+        right: "[runtime.options]\n\"cubecl.autotune.logger.file\" = \"autotune.log\"",
+    },
+    Explanation {
+        code: "runtime::missing-feature",
+        rule: "An option that nothing in this build reads, since the build lacks a feature.",
+        why: "It would have no effect.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.level\" = \"full\"",
+        right: "cargo build --release --features cuda",
+    },
+    Explanation {
+        code: "runtime::missing-accelerator",
+        rule: "An option that nothing in this run reads, since the accelerator that does is not in use.",
+        why: "It would have no effect.",
+        wrong: "[runtime.options]\n\"burn.fusion.beam_search.max_blocks\" = 5",
+        right: "[[acceleration.shared]]\nname = \"fusion\"\n\n[runtime.options]\n\"burn.fusion.beam_search.max_blocks\" = 5",
+    },
+    Explanation {
+        code: "runtime::wrong-device",
+        rule: "An option that the runtime of this device does not read.",
+        why: "It would have no effect.",
+        wrong: "[device]\nkind = \"cpu\"\n\n[runtime.options]\n\"cubecl.streaming.max_streams\" = 4",
+        right: "[device]\nkind = \"cuda\"\n\n[runtime.options]\n\"cubecl.streaming.max_streams\" = 4",
+    },
+    Explanation {
+        code: "runtime::min-above-max",
+        rule: "A least number of benchmark samples above the greatest.",
+        why: "The runtime would raise the greatest in silence.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.bench.min_samples\" = 20",
+        right: "[runtime.options]\n\"cubecl.autotune.bench.min_samples\" = 20\n\"cubecl.autotune.bench.max_samples\" = 30",
+    },
+    Explanation {
+        code: "runtime::fixed-benchmark",
+        rule: "A warning: an option of the adaptive benchmark where the benchmark is fixed.",
+        why: "The fixed pass reads the greatest number of samples only.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.bench.adaptive\" = false\n\"cubecl.autotune.bench.min_samples\" = 2",
+        right: "[runtime.options]\n\"cubecl.autotune.bench.adaptive\" = false",
+    },
+    Explanation {
+        code: "runtime::short-circuit-off",
+        rule: "A warning: an option of the short circuit where that is switched off.",
+        why: "It is read only where a short circuit is tried.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.disable_short_circuit\" = true\n\"cubecl.autotune.bench.short_circuit_samples\" = 2",
+        right: "[runtime.options]\n\"cubecl.autotune.disable_short_circuit\" = true",
+    },
+    Explanation {
+        code: "runtime::per-task-streams",
+        rule: "A warning: streams per task, which act like streams per thread here.",
+        why: "flow-train runs no asynchronous tasks.",
+        wrong: "[runtime.options]\n\"cubecl.streaming.policy\" = \"per-task\"",
+        right: "[runtime.options]\n\"cubecl.streaming.policy\" = \"single\"",
+    },
+    Explanation {
+        code: "runtime::single-stream",
+        rule: "A warning: a number of streams where one stream takes all the work.",
+        why: "The policy `single` does not read it.",
+        wrong: "[runtime.options]\n\"cubecl.streaming.policy\" = \"single\"\n\"cubecl.streaming.max_streams\" = 4",
+        right: "[runtime.options]\n\"cubecl.streaming.policy\" = \"single\"",
+    },
+    Explanation {
+        code: "runtime::enforced-memory-variable-shapes",
+        rule: "A warning: enforced persistent memory where shapes vary.",
+        why: "It keeps one buffer for each size that occurs, so memory may run out.",
+        wrong: "[runtime.options]\n\"cubecl.memory.persistent_memory\" = \"enforced\"",
+        right: "[runtime.options]\n\"cubecl.memory.persistent_memory\" = \"enabled\"",
+    },
+    Explanation {
+        code: "runtime::no-records",
+        rule: "A warning: an option of recorded sessions where none are kept.",
+        why: "The level `off` writes no session.",
+        wrong: "[runtime.options]\n\"cubecl.environment.records.level\" = \"off\"\n\"cubecl.environment.records.max_sessions\" = 4",
+        right: "[runtime.options]\n\"cubecl.environment.records.level\" = \"off\"",
+    },
+    Explanation {
+        code: "runtime::no-fusion",
+        rule: "A warning: no explorations, which leaves every operation unfused.",
+        why: "The accelerator `fusion` then does nothing.",
+        wrong: "[runtime.options]\n\"burn.fusion.beam_search.max_explorations\" = 0",
+        right: "[runtime.options]\n\"burn.fusion.beam_search.max_explorations\" = 3",
+    },
+    Explanation {
+        code: "runtime::logger-without-sink",
+        rule: "A warning: a logger with a level and nowhere to write to.",
+        why: "A level says how much, a sink says where to; the default is nowhere.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.logger.level\" = \"full\"",
+        right: "[runtime.options]\n\"cubecl.autotune.logger.level\" = \"full\"\n\"cubecl.autotune.logger.stderr\" = true",
+    },
+    Explanation {
+        code: "runtime::sink-without-level",
+        rule: "A warning: a logger with a sink and nothing to write.",
+        why: "The default level is `disabled`.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.logger.stderr\" = true",
+        right: "[runtime.options]\n\"cubecl.autotune.logger.level\" = \"full\"\n\"cubecl.autotune.logger.stderr\" = true",
+    },
+    Explanation {
+        code: "runtime::append-without-file",
+        rule: "A warning: `append` of a logger that writes to no file.",
+        why: "Only files are appended to.",
+        wrong: "[runtime.options]\n\"cubecl.autotune.logger.append\" = true",
+        right: "[runtime.options]\n\"cubecl.autotune.logger.append\" = true\n\"cubecl.autotune.logger.file\" = \"autotune.log\"",
+    },
+    Explanation {
+        code: "runtime::capture-variable-shapes",
+        rule: "A warning: the accelerator `graph_capture` in a run whose shapes vary.",
+        why: "It captures again for each shape.",
+        wrong: "[[acceleration.shared]]\nname = \"graph_capture\"",
+        right: "[acceleration]\nshared = []",
+    },
+];

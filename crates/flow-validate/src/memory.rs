@@ -1,0 +1,209 @@
+//! About how much memory a run needs.
+//!
+//! In values of 4 bytes, with `W` weights of which `T` are trained:
+//!
+//! | part | values |
+//! |---|---|
+//! | weights | `W` |
+//! | gradients | `2 T`: those added up over micro-batches, and those of the call under way |
+//! | moments | `2 T`: AdamW's first and second |
+//! | copies | `T` for each of the moving average, the reference and the policy that samples; what is frozen is shared |
+//! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
+//! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once |
+//!
+//! Layers that see a sample rather than its tokens are told by their names: `norm` (modulations) and `time` (embedding of
+//! the noise level). What the libraries and the data set hold is left out, so that the sum is less than a run takes.
+
+use crate::codes::TOO_MUCH_MEMORY;
+use flow_config::{
+    AlgorithmConfig, Architecture, Config, Diagnostic, Dynamics, Finetune, KlConfig, KlKind, Reference,
+    Window,
+};
+use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec};
+
+const BYTES: f64 = 4.0;
+
+/// What a run asks of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Rows of a call: the images of a micro-batch, twice under guidance.
+    pub rows: usize,
+    /// Images of an iteration.
+    pub images: usize,
+    /// Steps recorded of each trajectory.
+    pub records: usize,
+    /// Copies of the trained weights: average, reference, sampling policy.
+    pub copies: usize,
+}
+
+impl Load {
+    /// That of a config.
+    pub fn of(config: &Config) -> Self {
+        let sampling = &config.sampling;
+        let branches = if sampling.guidance_scale == 1.0 { 1 } else { 2 };
+        let snapshot = |kl: &KlConfig| kl.kind != KlKind::None && kl.reference == Reference::Snapshot;
+        let (sampler, reference) = match &config.algorithm {
+            AlgorithmConfig::Grpo(grpo) => (false, snapshot(&grpo.kl)),
+            AlgorithmConfig::GrpoGuard(guard) => (false, snapshot(&guard.kl)),
+            AlgorithmConfig::Nft(nft) => (true, nft.kl_beta != 0.0 && nft.reference == Reference::Snapshot),
+        };
+        let scheduler = &config.scheduler;
+        let records = match &scheduler.window {
+            _ if !config.algorithm.is_coupled() || scheduler.dynamics == Dynamics::Ode => 0,
+            Window::All(_) => scheduler.steps.saturating_sub(1),
+            Window::List(list) => list.steps.len(),
+            Window::Random(random) => random.count,
+            Window::Sliding(sliding) => sliding.size,
+        };
+        Self {
+            rows: sampling.micro_batch * branches,
+            images: sampling.images_per_step(),
+            records,
+            copies: [config.ema.enabled, sampler, reference]
+                .into_iter()
+                .filter(|kept| *kept)
+                .count(),
+        }
+    }
+}
+
+/// Bytes by what they are for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryEstimate {
+    /// The weights.
+    pub weights: f64,
+    /// Their gradients.
+    pub gradients: f64,
+    /// The optimizer's moments.
+    pub moments: f64,
+    /// Average, reference, sampling policy.
+    pub copies: f64,
+    /// What a rollout keeps for the loss.
+    pub trajectories: f64,
+    /// What a micro-batch keeps for its backward pass.
+    pub activations: f64,
+}
+
+impl MemoryEstimate {
+    /// Of a model with `layout`, of whose values `trained` are trained.
+    pub fn new(layout: &ParamLayout, spec: &ModelSpec, trained: usize, load: &Load) -> Self {
+        let all = layout.count_values(|_| true) as f64;
+        let (trained, latent) = (trained as f64, spec.latent.values() as f64);
+        let per_row: f64 = layout
+            .specs()
+            .iter()
+            .filter(|weight| is_linear(weight))
+            .map(|weight| rows_per_image(weight, spec) * (weight.shape[0] + weight.shape[1]) as f64)
+            .sum();
+        Self {
+            weights: BYTES * all,
+            gradients: BYTES * 2.0 * trained,
+            moments: BYTES * 2.0 * trained,
+            copies: BYTES * trained * load.copies as f64,
+            trajectories: BYTES * latent * load.images as f64 * (3 * load.records + 1) as f64,
+            activations: BYTES * per_row * load.rows as f64,
+        }
+    }
+
+    /// The parts by name, in bytes.
+    pub fn parts(&self) -> [(&'static str, f64); 6] {
+        [
+            ("weights", self.weights),
+            ("gradients", self.gradients),
+            ("optimizer moments", self.moments),
+            ("copies of the trained weights", self.copies),
+            ("trajectories", self.trajectories),
+            ("activations of a micro-batch", self.activations),
+        ]
+    }
+
+    /// Weights and all that grows with them.
+    pub fn state(&self) -> f64 {
+        self.weights + self.gradients + self.moments + self.copies
+    }
+
+    /// All of it at one time, in bytes.
+    pub fn total(&self) -> f64 {
+        self.state() + self.trajectories + self.activations
+    }
+}
+
+/// Whether a weight is a linear layer's: tables of embeddings are looked up, not multiplied by.
+pub fn is_linear(weight: &ParamSpec) -> bool {
+    weight.kind != ParamKind::Buffer && weight.shape.len() == 2 && !weight.name.contains("token_embed")
+}
+
+/// How often a linear layer is applied to one image: once, or once per token.
+pub fn rows_per_image(weight: &ParamSpec, spec: &ModelSpec) -> f64 {
+    let per_sample = weight.name.contains("norm") || weight.name.contains("time");
+    if per_sample { 1.0 } else { spec.tokens as f64 }
+}
+
+/// An amount of memory in GiB, as messages have it.
+pub fn gib(bytes: f64) -> String {
+    const GIB: f64 = (1u64 << 30) as f64;
+    match bytes / GIB {
+        gib if gib >= 100.0 => format!("{gib:.0} GiB"),
+        gib if gib >= 0.1 => format!("{gib:.1} GiB"),
+        gib => format!("{gib:.4} GiB"),
+    }
+}
+
+/// A run whose estimate is above `available` bytes.
+pub(crate) fn check(config: &Config, estimate: &MemoryEstimate, available: u64) -> Option<Diagnostic> {
+    let available = available as f64;
+    if estimate.total() <= available {
+        return None;
+    }
+    let parts = estimate.parts().into_iter().filter(|(_, bytes)| *bytes > 0.0);
+    let parts: Vec<String> = parts
+        .map(|(name, bytes)| format!("{name} {}", gib(bytes)))
+        .collect();
+    let message = format!(
+        "the run needs at least {} of memory, and the device has {}: {}",
+        gib(estimate.total()),
+        gib(available),
+        parts.join(", ")
+    );
+    let dimensions = match config.model.architecture {
+        Architecture::Dit => ["model.dit.hidden", "model.dit.layers"],
+        Architecture::Mmdit => ["model.mmdit.num_layers", "model.mmdit.num_attention_heads"],
+    };
+    let (first, help) = match fitting_micro_batch(config, estimate, available) {
+        Some(fitting) => (
+            "sampling.micro_batch",
+            format!(
+                "`sampling.micro_batch = {fitting}` would fit ({} is set)",
+                config.sampling.micro_batch
+            ),
+        ),
+        None if config.model.finetune == Finetune::Full && estimate.weights < available => (
+            "model.finetune",
+            "train adapters with `model.finetune = \"lora\"`, which need neither gradients nor moments of the whole \
+             model, or choose a smaller model or a device with more memory"
+                .into(),
+        ),
+        None => (
+            "model.architecture",
+            "choose a smaller model, fewer images per iteration, or a device with more memory".into(),
+        ),
+    };
+    let related = ["sampling.micro_batch"].into_iter().chain(dimensions);
+    Some(
+        Diagnostic::error(TOO_MUCH_MEMORY, message)
+            .path(first)
+            .related(related.filter(|key| *key != first))
+            .help(help),
+    )
+}
+
+/// The largest micro-batch below the config's that divides the images and fits.
+fn fitting_micro_batch(config: &Config, estimate: &MemoryEstimate, available: f64) -> Option<usize> {
+    let sampling = &config.sampling;
+    let per_image = estimate.activations / sampling.micro_batch.max(1) as f64;
+    let rest = estimate.total() - estimate.activations;
+    let fits = |images: &usize| {
+        sampling.images_per_step().is_multiple_of(*images) && rest + per_image * *images as f64 <= available
+    };
+    (1..sampling.micro_batch).rev().find(fits)
+}

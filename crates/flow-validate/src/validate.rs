@@ -1,0 +1,87 @@
+//! The whole of a config at once.
+
+use crate::{Load, MemoryEstimate};
+use crate::{Trainer, features, memory, resolve, timesteps};
+use flow_accel::AcceleratorRegistry;
+use flow_config::{Config, Diagnostic, Severity};
+use flow_core::{ModelSpec, ParamLayout, Plan};
+use std::collections::BTreeSet;
+
+/// What a build and a machine can do, as data.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Kinds of device that the build can open.
+    pub devices: Vec<&'static str>,
+    /// Why the device cannot take bf16 operands, if it cannot; without a full stop.
+    pub bf16: Result<(), String>,
+    /// Policies of activation checkpointing that the build has, "none" among them.
+    pub checkpointing: Vec<&'static str>,
+    /// Features of the build that options of Burn and CubeCL need.
+    pub runtime_features: BTreeSet<flow_runtime::Feature>,
+    /// Memory of the device in bytes, if it is known; otherwise nothing is said of memory.
+    pub memory_bytes: Option<u64>,
+}
+
+/// A model, before it has weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Capabilities<'a> {
+    /// What it is.
+    pub spec: &'a ModelSpec,
+    /// Its weights' names and shapes, adapters included.
+    pub layout: &'a ParamLayout,
+    /// How many of the layout's values are trained.
+    pub trained: usize,
+}
+
+/// Everything that the answer depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// The config.
+    pub config: &'a Config,
+    /// The accelerators of the program.
+    pub accelerators: &'a AcceleratorRegistry,
+    /// Who computes without accelerators; nothing if the config's device is not there.
+    pub plan: Option<&'a Plan>,
+    /// The model; nothing if the config does not describe one.
+    pub model: Option<Capabilities<'a>>,
+    /// The sigma at the start of each of the sampler's steps; empty if the config has no schedule.
+    pub sigmas: &'a [f64],
+    /// The trainer.
+    pub trainer: &'a Trainer,
+    /// Build and machine.
+    pub machine: &'a Machine,
+    /// Whether a run is to be trained, so that its memory matters.
+    pub training: bool,
+}
+
+/// Everything that is wrong with a config that is right in itself, or worth knowing about it. No file is read and no
+/// clock, so equal questions have equal answers.
+pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
+    let Question {
+        config,
+        accelerators,
+        plan,
+        model,
+        sigmas,
+        trainer,
+        machine,
+        training,
+    } = *question;
+    let mut found = features::device(config, machine);
+    found.extend(features::checkpointing(config, machine, model.as_ref()));
+    found.extend(features::runtime(config, machine));
+    if let (Some(plan), Some(model)) = (plan, model) {
+        found.extend(resolve(config, accelerators, plan, model.spec, trainer).0);
+    }
+    found.extend(timesteps::check(config, sigmas));
+    if let (true, Some(model), Some(available)) = (training, model, machine.memory_bytes) {
+        let estimate = MemoryEstimate::new(model.layout, model.spec, model.trained, &Load::of(config));
+        found.extend(memory::check(config, &estimate, available));
+    }
+    found
+}
+
+/// Whether one of `found` forbids the run.
+pub fn errors(found: &[Diagnostic]) -> bool {
+    found.iter().any(|one| one.severity == Severity::Error)
+}

@@ -1,0 +1,359 @@
+//! The rules on device, policies, options, memory and schedule: one case that is found and one that is silent each.
+
+use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Refusal, Safety, StepScope, Target};
+use flow_attention::CpuAttention;
+use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity, parse_str};
+use flow_core::params::LayoutBuilder;
+use flow_core::{Init, ModelSpec, ParamLayout, Plan, RegionKind};
+use flow_kernels::CpuKernels;
+use flow_validate::{
+    Capabilities, Load, Machine, MemoryEstimate, Question, Trainer, errors, explain, gib, validate,
+};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct NoParams {}
+
+/// Lossy outside the SDE window; excludes `rival` and stands after `first`.
+#[derive(Debug)]
+struct Outside(&'static str);
+
+impl Accelerator for Outside {
+    fn name(&self) -> &str {
+        self.0
+    }
+    fn stage(&self) -> AcceleratorStage {
+        AcceleratorStage::Rollout
+    }
+    fn safety(&self, _: &Plan) -> Safety {
+        Safety::Lossy(StepScope::OutsideSdeWindow)
+    }
+    fn conflicts(&self) -> &[(&'static str, &'static str)] {
+        if self.0 == "outside" {
+            &[("rival", "both answer steps")]
+        } else {
+            &[]
+        }
+    }
+    fn after(&self) -> &[(&'static str, &'static str)] {
+        if self.0 == "outside" {
+            &[("first", "it looks at it")]
+        } else {
+            &[]
+        }
+    }
+    fn apply(&self, plan: Plan, _: &Target<'_>) -> Result<Plan, Refusal> {
+        Ok(plan)
+    }
+}
+
+fn registry() -> AcceleratorRegistry {
+    let mut registry = AcceleratorRegistry::default();
+    for name in ["outside", "rival", "first"] {
+        registry
+            .register(
+                name,
+                AcceleratorStage::Rollout,
+                "For tests.",
+                move |_: NoParams| Ok(Outside(name)),
+            )
+            .expect("a new name");
+    }
+    registry
+}
+
+fn machine() -> Machine {
+    Machine {
+        devices: vec!["cpu"],
+        bf16: Err("this processor has no such instruction".into()),
+        checkpointing: vec!["none", "full"],
+        runtime_features: BTreeSet::new(),
+        memory_bytes: Some(1 << 30),
+    }
+}
+
+/// Ten weights: a linear layer of 3 by 2 that tokens see, and one of 2 by 2 that a sample sees.
+fn layout() -> ParamLayout {
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    builder.param("blocks.0.to_v.weight", [3, 2], Init::Zeros);
+    builder.param("blocks.0.norm.weight", [2, 2], Init::Zeros);
+    layout
+}
+
+fn ask(text: &str, machine: &Machine, spec: &ModelSpec, sigmas: &[f64]) -> Vec<Diagnostic> {
+    let config = parse_str(&format!("config_version = 1\n{text}\n"))
+        .expect("right by itself")
+        .config;
+    let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    validate(&Question {
+        config: &config,
+        accelerators: &registry(),
+        plan: Some(&plan),
+        model: Some(Capabilities {
+            spec,
+            layout: &layout(),
+            trained: 10,
+        }),
+        sigmas,
+        trainer: &Trainer::of(&config),
+        machine,
+        training: true,
+    })
+}
+
+fn spec() -> ModelSpec {
+    ModelSpec {
+        architecture: "tiny".into(),
+        tokens: 4,
+        regions: vec![RegionKind::Block],
+        ..ModelSpec::default()
+    }
+}
+
+const STEPS: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
+
+#[test]
+fn each_rule_finds_what_it_is_for_and_nothing_else() {
+    let outside = "[[acceleration.rollout]]\nname = \"outside\"";
+    let small = "[scheduler]\nsteps = 4\nwindow = { kind = \"list\", steps = [0] }\n";
+    let warned = [(
+        "acceleration::lossy-outside-window",
+        "acceleration.rollout.0.name",
+        Severity::Warning,
+    )];
+    let error = |code, path| vec![(code, path, Severity::Error)];
+    let cases = [
+        ("", vec![]),
+        ("[device]\nkind = \"cpu\"", vec![]),
+        (
+            "[device]\nkind = \"cuda\"",
+            error("device::unavailable", "device.kind"),
+        ),
+        (
+            "[device]\ndtype = \"bf16\"",
+            error("device::no-bf16", "device.dtype"),
+        ),
+        ("[device]\ndtype = \"f32\"", vec![]),
+        ("[checkpointing]\npolicy = \"none\"", vec![]),
+        ("[checkpointing]\npolicy = \"full\"", vec![]),
+        (
+            "[checkpointing]\npolicy = \"attn-only\"",
+            error("checkpointing::unavailable", "checkpointing.policy"),
+        ),
+        (
+            "[runtime.options]\n\"burn.no\" = 1",
+            error("runtime::unknown-option", "runtime.options.\"burn.no\""),
+        ),
+        (
+            "[runtime.options]\n\"cubecl.autotune.level\" = \"full\"",
+            error(
+                "runtime::missing-feature",
+                "runtime.options.\"cubecl.autotune.level\"",
+            ),
+        ),
+        (&format!("{small}{outside}"), warned.to_vec()),
+        (
+            outside,
+            [
+                &warned[..],
+                &[(
+                    "acceleration::nothing-outside-window",
+                    "acceleration.rollout.0.name",
+                    Severity::Warning,
+                )],
+            ]
+            .concat(),
+        ),
+        (
+            &format!("[acceleration]\nstrict = true\n{outside}"),
+            [
+                &error(
+                    "acceleration::nothing-outside-window",
+                    "acceleration.rollout.0.name",
+                )[..],
+                &warned[..],
+            ]
+            .concat(),
+        ),
+        (
+            &format!("{small}{outside}\n[[acceleration.rollout]]\nname = \"rival\""),
+            vec![
+                (
+                    "acceleration::conflict",
+                    "acceleration.rollout.0.name",
+                    Severity::Error,
+                ),
+                warned[0],
+                (
+                    "acceleration::lossy-outside-window",
+                    "acceleration.rollout.1.name",
+                    Severity::Warning,
+                ),
+            ],
+        ),
+        (
+            &format!("{small}{outside}\n[[acceleration.rollout]]\nname = \"first\""),
+            vec![
+                (
+                    "acceleration::order",
+                    "acceleration.rollout.0.name",
+                    Severity::Error,
+                ),
+                warned[0],
+                (
+                    "acceleration::lossy-outside-window",
+                    "acceleration.rollout.1.name",
+                    Severity::Warning,
+                ),
+            ],
+        ),
+        (
+            "[scheduler]\nsteps = 4\n[algorithm]\nkind = \"nft\"\ntrain_timesteps = { count = 3, range = [0.4, 0.8] }",
+            error("rule::train-timesteps", "algorithm.train_timesteps.range"),
+        ),
+        (
+            "[scheduler]\nsteps = 4\n[algorithm]\nkind = \"nft\"\ntrain_timesteps = { count = 2, range = [0.5, 0.75] }",
+            vec![],
+        ),
+    ];
+    for (text, expected) in cases {
+        let found = ask(text, &machine(), &spec(), &STEPS);
+        let seen: Vec<_> = found
+            .iter()
+            .map(|one| (one.code, one.path.as_str(), one.severity))
+            .collect();
+        assert_eq!(seen, expected, "{text}");
+        for one in &found {
+            assert!(explain(one.code).is_some() && one.help.is_some(), "{one}");
+            assert!(!one.message.ends_with('.'), "{one}");
+        }
+    }
+}
+
+#[test]
+fn a_policy_that_the_model_would_ignore_is_refused() {
+    let without = ModelSpec {
+        regions: Vec::new(),
+        ..spec()
+    };
+    let found = ask("[checkpointing]\npolicy = \"full\"", &machine(), &without, &[]);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].code, "checkpointing::ignored");
+    assert!(
+        found[0].message.contains("`tiny` announces no regions"),
+        "{}",
+        found[0]
+    );
+}
+
+#[test]
+fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
+    let config = "[sampling]\nprompts_per_step = 2\ngroup_size = 4\nmicro_batch = 4\nguidance_scale = 3.0\n[scheduler]\n\
+                  steps = 5\n[ema]\nenabled = true";
+    let parsed = parse_str(&format!("config_version = 1\n{config}\n"))
+        .expect("right")
+        .config;
+    let load = Load::of(&parsed);
+    assert_eq!(
+        load,
+        Load {
+            rows: 8,
+            images: 8,
+            records: 4,
+            copies: 1
+        }
+    );
+    let mut spec = spec();
+    spec.latent.channels = 1;
+    spec.latent.frames = 1;
+    spec.latent.height = 3;
+    spec.latent.width = 2;
+    let estimate = MemoryEstimate::new(&layout(), &spec, 10, &load);
+    // By hand, 4 bytes each: 10 weights, 2 · 10 gradients, 2 · 10 moments, 1 · 10 average; 8 images of 6 values with 4
+    // steps of 3 and the end; 8 rows of 4 tokens · (3 + 2) and one sample's 2 + 2.
+    let by_hand = [40.0, 80.0, 80.0, 40.0, 4.0 * 6.0 * 8.0 * 13.0, 4.0 * 8.0 * 24.0];
+    assert_eq!(estimate.parts().map(|(_, bytes)| bytes), by_hand);
+    assert_eq!(estimate.total(), by_hand.iter().sum::<f64>());
+
+    let with = |bytes: u64| Machine {
+        memory_bytes: Some(bytes),
+        ..machine()
+    };
+    let total = estimate.total() as u64;
+    assert_eq!(ask(config, &with(total), &spec, &[]), []);
+    let found = ask(config, &with(total - 1), &spec, &[]);
+    assert!(errors(&found) && found[0].code == "memory::too-much", "{found:?}");
+    for (name, bytes) in estimate.parts() {
+        let part = format!("{name} {}", gib(bytes));
+        assert!(found[0].message.contains(&part), "{part}: {}", found[0]);
+    }
+    assert!(
+        found[0]
+            .help
+            .as_deref()
+            .is_some_and(|help| help.starts_with("`sampling.micro_batch = 2` would fit"))
+    );
+    let unknown = Machine {
+        memory_bytes: None,
+        ..machine()
+    };
+    assert_eq!(
+        ask(config, &unknown, &spec, &[]),
+        [],
+        "nothing is said of a memory that nobody knows"
+    );
+}
+
+#[test]
+fn equal_questions_have_equal_answers_and_all_of_them_come_at_once() {
+    let text = "[device]\ndtype = \"bf16\"\n[checkpointing]\npolicy = \"attn-only\"\n[runtime.options]\n\"burn.no\" = \
+                1\n[[acceleration.shared]]\nname = \"oustide\"";
+    let found = ask(text, &machine(), &spec(), &STEPS);
+    let codes: Vec<_> = found.iter().map(|one| one.code).collect();
+    assert_eq!(
+        codes,
+        [
+            "device::no-bf16",
+            "checkpointing::unavailable",
+            "runtime::unknown-option",
+            "acceleration::unknown-accelerator"
+        ]
+    );
+    assert_eq!(found[3].nearest.as_deref(), Some("outside"));
+    assert_eq!(found[3].allowed, ["first", "outside", "rival"]);
+    assert_eq!(found, ask(text, &machine(), &spec(), &STEPS));
+}
+
+#[test]
+fn the_words_of_a_finding_are_those_of_the_error() {
+    let registry = registry();
+    let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let entry = |name: &str| AcceleratorEntry {
+        name: name.into(),
+        params: Default::default(),
+    };
+    let mut config = Config::default();
+    config.acceleration.shared = vec![entry("outside")];
+    config.acceleration.rollout = vec![entry("rival"), entry("rival"), entry("nobody")];
+    let build = |name: &str| registry.build(name, &Default::default());
+    let placed = |name: &str| build(name).expect("registered");
+    let mut errors = flow_accel::Acceleration::new(
+        plan.clone(),
+        &[placed("outside")],
+        &[placed("rival"), placed("rival")],
+        &spec(),
+    )
+    .expect_err("arranged badly");
+    errors.push(build("nobody").expect_err("unknown"));
+    let (found, _) = flow_validate::resolve(&config, &registry, &plan, &spec(), &Trainer::of(&config));
+    for error in errors {
+        let same = |one: &&Diagnostic| one.message == error.message() && one.help == Some(error.help());
+        assert!(
+            found.iter().any(|one| same(&one)),
+            "{error} is not among {found:#?}"
+        );
+    }
+}
