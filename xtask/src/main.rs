@@ -7,6 +7,7 @@ mod docs;
 mod golden;
 mod peer;
 mod process;
+mod ptx;
 mod schema;
 mod test;
 mod text;
@@ -40,6 +41,8 @@ enum Task {
     Tidy,
     /// Makes the committed weights and the documented runs again.
     Golden(golden::Options),
+    /// Compiles the CUDA kernels with NVRTC and ptxas, without a GPU.
+    Ptx(ptx::Options),
     /// Packs the release binary with configs, schema and licences.
     Dist(dist::Options),
 }
@@ -64,6 +67,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Docs => docs::run(&workspace),
         Task::Tidy => tidy::run(&workspace),
         Task::Golden(options) => golden::run(&workspace, &options),
+        Task::Ptx(options) => ptx::run(&workspace, &options),
         Task::Dist(options) => dist::run(&workspace, &options),
     }
 }

@@ -1,0 +1,133 @@
+//! The compile gate: the CUDA source of every kernel that the tables choose goes through NVRTC and ptxas of CUDA 13.0,
+//! without a GPU. Nothing may spill, leave its budget of registers, or make ptxas wait after each `wgmma` (C75xx).
+//!
+//! `cargo xtask ptx` fetches the compilers and runs this; they are looked for where CubeCL does, at `CUDA_PATH`.
+
+mod compiler;
+
+use compiler::{Compiler, Report};
+use flow_attention_cube::call::Call;
+use flow_attention_cube::mma::Mma;
+use flow_attention_cube::run::Offer;
+use flow_attention_cube::sources::{Source, Sources, sources};
+use flow_attention_cube::wgmma::Wgmma;
+use flow_cube::wgmma::Factor;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const HEAD_DIMS: [usize; 7] = [40, 64, 72, 96, 128, 192, 256];
+
+/// Shared memory of a block, in bytes: compute capability 8.6 and 8.9, 8.0, 9.0 (CUDA programming guide, table of technical
+/// specifications).
+const SHARED: [(&str, usize); 3] = [("sm_89", 99 * 1024), ("sm_80", 163 * 1024), ("sm_90a", 227 * 1024)];
+
+/// Kernels by architecture and name; calls have many in common.
+type Kernels = BTreeMap<(&'static str, String), Source>;
+
+fn add<K: Sources>(to: &mut Kernels, (arch, shared_bytes): (&'static str, usize), factor: Factor, whole: bool) {
+    for head_dim in HEAD_DIMS {
+        // With or without a mask, in one or two parts; for the common heads all four, for others the ends.
+        for (masked, two_parts) in [(false, false), (true, false), (false, true), (true, true)] {
+            if masked != two_parts && !(whole && [64, 128].contains(&head_dim)) {
+                continue;
+            }
+            for keys in [1024, 8192] {
+                let keys = [keys, if two_parts { 333 } else { 0 }];
+                let call = Call { batch: 1, heads: 8, kv_heads: 4, queries: 4096, keys, head_dim, factor };
+                let all = sources::<K>(&call, masked, Offer { shared_bytes }).expect("CubeCL compiles the kernels");
+                to.extend(all.into_iter().map(|source| ((arch, source.name.clone()), source)));
+            }
+        }
+    }
+}
+
+/// Registers that a thread may have, so that as many blocks as the tables count on are on a multiprocessor.
+fn budget(name: &str) -> usize {
+    match name.split('_').collect::<Vec<_>>()[..3] {
+        // Two blocks of 256 threads.
+        ["mma", "forward", "40" | "64"] => 128,
+        // Three blocks of 128 threads.
+        ["wgmma", "forward", "40" | "64"] => 168,
+        _ => 255,
+    }
+}
+
+/// What is wrong with a compiled kernel, if anything.
+fn judge(name: &str, report: &Report) -> Option<String> {
+    let budget = budget(name);
+    if !report.warnings.is_empty() {
+        return Some(report.warnings.join("; "));
+    }
+    if report.spilled_bytes != 0 {
+        return Some(format!("{} bytes spill", report.spilled_bytes));
+    }
+    (report.registers > budget).then(|| format!("{} registers, the budget is {budget}", report.registers))
+}
+
+/// Compiles all kernels on all cores; what is wrong.
+fn compile(compiler: &Compiler, kernels: Kernels) -> Vec<String> {
+    let kernels: Vec<_> = kernels.into_iter().collect();
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(((arch, name), source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let problem = match compiler.compile(arch, &source.cuda.text) {
+                        Ok(report) => judge(name, &report),
+                        Err(error) => Some(error),
+                    };
+                    if let Some(problem) = problem {
+                        wrong.lock().expect("no thread panics").push(format!("{name} for {arch}: {problem}"));
+                    }
+                }
+            });
+        }
+    });
+    println!("{} kernels compiled", kernels.len());
+    wrong.into_inner().expect("no thread panics")
+}
+
+fn check(kernels: Kernels) {
+    for ((arch, name), source) in &kernels {
+        let (_, limit) = SHARED.iter().find(|(known, _)| known == arch).expect("a known architecture");
+        let bytes = source.cuda.shared_memory_bytes;
+        assert!(bytes <= *limit, "{name} for {arch}: {bytes} bytes of shared memory, there are {limit}");
+    }
+    let compiler = Compiler::find().unwrap_or_else(|error| panic!("{error}"));
+    let wrong = compile(&compiler, kernels);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
+    let mut kernels = Kernels::new();
+    add::<Wgmma>(&mut kernels, SHARED[2], Factor::Bf16, true);
+    check(kernels);
+}
+
+#[test]
+fn mma_kernels_keep_their_registers_on_all_architectures() {
+    let mut kernels = Kernels::new();
+    add::<Mma>(&mut kernels, SHARED[0], Factor::F16, false);
+    add::<Mma>(&mut kernels, SHARED[1], Factor::Bf16, false);
+    add::<Mma>(&mut kernels, SHARED[2], Factor::Bf16, true);
+    check(kernels);
+}
+
+#[test]
+fn a_kernel_that_spills_is_noticed() {
+    let compiler = Compiler::find().unwrap_or_else(|error| panic!("{error}"));
+    // A thousand values that live across a barrier.
+    let source = "extern \"C\" __global__ void __launch_bounds__(1024) greedy(float *x) {
+        float v[1000];
+        #pragma unroll
+        for (int i = 0; i < 1000; ++i) v[i] = x[i * 1024 + threadIdx.x];
+        __syncthreads();
+        #pragma unroll
+        for (int i = 0; i < 1000; ++i) x[i * 1024 + threadIdx.x] = v[i] * v[(i * 7 + 1) % 1000];
+    }";
+    let report = compiler.compile("sm_80", source).expect("it compiles");
+    assert!(judge("mma_keys_64", &report).expect("something is wrong").contains("spill"));
+}

@@ -1,0 +1,64 @@
+//! `cargo xtask ptx`: the compile gate of the CUDA kernels, on a machine without a GPU.
+
+use crate::process::{cargo, run as run_command};
+use crate::workspace::Workspace;
+use anyhow::{Context, Result};
+use clap::Args;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Packages, versions and sums of what is fetched.
+const PACKAGES: &str = "xtask/cuda-13.0.txt";
+
+/// Where the compilers are.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// A CUDA 13.0 tree with `bin/ptxas`, `include` and `lib/libnvrtc.so.13`. Without it the compilers are fetched from
+    /// PyPI (190 MB), once, into the target folder.
+    #[arg(long)]
+    cuda: Option<PathBuf>,
+    /// Python with pip, which fetches them.
+    #[arg(long, default_value = "python3")]
+    python: String,
+}
+
+/// Compiles every kernel that the tables choose, and judges what ptxas says.
+pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let tree = match &options.cuda {
+        Some(tree) => tree.clone(),
+        None => fetched(workspace, &options.python)?,
+    };
+    let arguments =
+        ["test", "--release", "--package", "flow-attention-cube", "--features", "ptx-gate", "--test", "ptx"];
+    run_command(cargo(workspace, &arguments).env("CUDA_PATH", tree))
+}
+
+/// The tree in the target folder; fetched if it is not there.
+fn fetched(workspace: &Workspace, python: &str) -> Result<PathBuf> {
+    let release = workspace.release_folder()?;
+    let target = release.parent().unwrap_or(&release).to_path_buf();
+    let place = target.join("cuda-13.0");
+    let tree = place.join("nvidia").join("cu13");
+    if tree.is_dir() {
+        return Ok(tree);
+    }
+    // Under another name until it is whole.
+    let unfinished = target.join("cuda-13.0.unfinished");
+    remove(&unfinished)?;
+    let mut pip = Command::new(python);
+    pip.current_dir(workspace.root());
+    pip.args(["-m", "pip", "install", "--no-deps", "--only-binary", ":all:", "--require-hashes"]);
+    pip.args(["--requirement", PACKAGES, "--target"]).arg(&unfinished);
+    run_command(&mut pip).context("cannot fetch CUDA's compilers; give a tree by `--cuda` instead")?;
+    remove(&place)?;
+    fs::rename(&unfinished, &place).with_context(|| format!("cannot make {}", place.display()))?;
+    Ok(tree)
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    match folder.exists() {
+        true => fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display())),
+        false => Ok(()),
+    }
+}
