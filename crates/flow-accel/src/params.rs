@@ -48,3 +48,13 @@ pub(crate) fn check(params: &Params, schema: &Json, path: &str) -> Vec<Diagnosti
     let object = Json::Object(params.clone().into_iter().collect());
     flow_config::check_params(&object, schema, path)
 }
+
+/// A problem with what is said of it beside the message, for those who do not show diagnostics.
+pub(crate) fn in_words(problem: &Diagnostic) -> String {
+    let allowed = problem.allowed.join(", ");
+    match &problem.help {
+        Some(help) => format!("{} ({help})", problem.message),
+        None if allowed.is_empty() || problem.message.contains(&allowed) => problem.message.clone(),
+        None => format!("{} (allowed: {allowed})", problem.message),
+    }
+}

@@ -116,7 +116,7 @@ impl AcceleratorRegistry {
             };
             let problems = params::check(given, &by_schema, "params");
             if !problems.is_empty() {
-                let messages: Vec<String> = problems.into_iter().map(|one| one.message).collect();
+                let messages: Vec<String> = problems.iter().map(params::in_words).collect();
                 return Err(wrong(messages.join("; ")));
             }
             let params: P = params::read(given).map_err(wrong)?;

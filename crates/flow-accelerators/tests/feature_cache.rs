@@ -7,7 +7,8 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    CallContext, Condition, FlowModel, Lane, ModelInput, ModelSpec, Plan, RegionKind, Rollout, Stage, Weights,
+    CallContext, Condition, Exec, FlowModel, Lane, ModelInput, ModelSpec, Plan, RegionKind, Rollout, Stage,
+    VelocityDriver, Weights,
 };
 use flow_kernels::CpuKernels;
 use flow_models::ModelRegistry;
@@ -132,6 +133,10 @@ fn condition(model: &dyn FlowModel, lanes: &[Lane]) -> Condition {
 
 /// The latents of three samples after 28 Euler steps with guidance.
 fn sample(rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f32> {
+    sample_in(STEPS, rollout, model)
+}
+
+fn sample_in(steps: u32, rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f32> {
     let device = ComputeDevice::cpu();
     let values = model.spec().latent.values();
     let lane = |conditional| move |sample| Lane { sample, conditional };
@@ -143,11 +148,11 @@ fn sample(rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f32> {
     let mut x: Vec<f32> = (0..SAMPLES)
         .flat_map(|sample| noise(values, 500 + sample))
         .collect();
-    for step in 0..STEPS {
-        let sigma = |step: u32| 1.0 - f64::from(step) / f64::from(STEPS);
+    for step in 0..steps {
+        let sigma = |step: u32| 1.0 - f64::from(step) / f64::from(steps);
         let call = CallContext {
             step,
-            steps: STEPS,
+            steps,
             sigma: Some(sigma(step)),
             lanes: lanes.clone().into(),
             ..CallContext::single(Stage::Rollout)
@@ -193,6 +198,53 @@ fn every_policy_answers_on_both_architectures_and_stays_near_the_exact_trajector
             assert_eq!(between, exact, "{what}");
             let scope = acceleration.rollout(&weights).expect("it opens");
             assert_eq!(sample(scope.rollout(), &*model), found, "{what}");
+        }
+    }
+}
+
+#[test]
+fn eight_steps_with_the_defaults_of_first_block_have_the_bits_of_no_cache() {
+    for architecture in ["dit", "mmdit"] {
+        let (model, weights) = noisy(architecture);
+        // Whatever the threshold: the warm-up is as long as the trajectory.
+        for params in [
+            json!({ "policy": "first_block" }),
+            json!({ "policy": "first_block", "threshold": 10 }),
+        ] {
+            let acceleration = in_force(&params, model.spec()).expect("it fits");
+            let exact = sample_in(
+                8,
+                &Rollout::new(&weights, acceleration.training().clone()),
+                &*model,
+            );
+            let scope = acceleration.rollout(&weights).expect("it opens");
+            let found = sample_in(8, scope.rollout(), &*model);
+            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
+            assert_eq!(bits(found), bits(exact), "{architecture} {params}");
+            let activity = &acceleration.take_activity()[0];
+            let why = activity.why_idle.as_deref().expect("nothing was answered");
+            assert!(why.contains("after `warmup_steps = 8`"), "{why}");
+        }
+    }
+}
+
+#[test]
+fn every_policy_answers_with_the_same_bits_beside_fused_kernels() {
+    let fused = json!({ "mode": "full" });
+    let fused: Params = serde_json::from_value(fused).expect("an object");
+    for architecture in ["dit", "mmdit"] {
+        let (model, weights) = noisy(architecture);
+        for params in policies() {
+            let entry: Params = serde_json::from_value(params.clone()).expect("an object");
+            let found = [vec![], vec![("fused_kernels", &fused)]].map(|shared| {
+                let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+                let acceleration = registry()
+                    .acceleration(base, shared, [("feature_cache", &entry)], model.spec())
+                    .expect("both fit");
+                let scope = acceleration.rollout(&weights).expect("it opens");
+                sample(scope.rollout(), &*model)
+            });
+            assert_eq!(found[0], found[1], "{architecture} {params}");
         }
     }
 }
@@ -277,11 +329,11 @@ fn values_out_of_range_are_refused_with_the_range() {
         (json!({ "policy": "db_cache" }), "no stack of at least 9 blocks"),
         (
             json!({ "policy": "db_cache", "front_blocks": 0 }),
-            "`front_blocks` is 0",
+            "`params.front_blocks` is 0",
         ),
         (
             json!({ "policy": "db_cache", "front_blocks": 1, "order": 9 }),
-            "at most 4",
+            "must be 0 to 4",
         ),
         (
             json!({ "policy": "step_mask", "mask": "11x1" }),
@@ -293,16 +345,16 @@ fn values_out_of_range_are_refused_with_the_range() {
         ),
         (
             json!({ "policy": "taylorseer", "interval": 0 }),
-            "`interval` is 0",
+            "`params.interval` is 0",
         ),
         (json!({ "policy": "magcache" }), "`ratios` must hold"),
         (
             json!({ "policy": "magcache", "ratios": [1.0], "retention": 1.5 }),
-            "between 0 and 1",
+            "must be 0 to 1",
         ),
         (
             json!({ "policy": "teacache", "coefficients": [] }),
-            "at least one number",
+            "`params.coefficients`",
         ),
         (json!({ "policy": "easycache", "threshold": -0.1 }), "above 0"),
         (
@@ -315,11 +367,11 @@ fn values_out_of_range_are_refused_with_the_range() {
         ),
         (
             json!({ "policy": "faster", "attention_weight": 11.0 }),
-            "between 0 and 10",
+            "must be 0 to 10",
         ),
         (
             json!({ "policy": "pyramid", "threshold": 0.1 }),
-            "unknown field `threshold`",
+            "it belongs to `policy = ",
         ),
     ] {
         let text = in_force(&params, &model(3)).expect_err("it does not fit");
@@ -333,6 +385,20 @@ fn values_out_of_range_are_refused_with_the_range() {
     assert!(text.contains("`little` announces no attention"), "{text}");
 }
 
+/// A driver of velocities that is no cache of ours.
+#[derive(Debug)]
+struct Others;
+
+impl VelocityDriver for Others {
+    fn name(&self) -> &str {
+        "others"
+    }
+
+    fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
+        model.velocity(exec, input)
+    }
+}
+
 #[test]
 fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
     let params: Params = serde_json::from_value(json!({ "policy": "easycache" })).expect("an object");
@@ -342,10 +408,19 @@ fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
         .acceleration(base, [], twice, &model(3))
         .expect_err("twice");
     let text: String = errors.iter().map(|error| format!("{error}\n")).collect();
-    assert!(
-        text.contains("twice") && text.contains("`easycache` drives the velocities"),
-        "{text}"
+    assert_eq!(
+        text,
+        "the accelerator `feature_cache` stands in `acceleration.rollout` twice. Keep one of the entries\n"
     );
+
+    // Another accelerator's driver may be there already.
+    let base = Plan {
+        velocities: Arc::new(Others),
+        ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+    };
+    let driven = registry().acceleration(base, [], [("feature_cache", &params)], &model(3));
+    let text = driven.expect_err("the place is taken")[0].to_string();
+    assert!(text.contains("`others` drives the velocities"), "{text}");
 
     let registry = registry();
     let kind = registry

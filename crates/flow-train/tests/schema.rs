@@ -169,7 +169,7 @@ fn ranges_hold_in_the_program_as_in_the_schema() {
     );
     let error = error.expect_err("out of range").to_string();
     assert!(
-        error.contains("`warmup_steps`") && error.contains("1000"),
+        error.contains("`params.warmup_steps`") && error.contains("1000"),
         "{error}"
     );
 }

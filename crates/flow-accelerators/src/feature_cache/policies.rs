@@ -1,4 +1,4 @@
-//! From parameters to policies, with every value checked.
+//! From parameters, whose ranges their schema has checked, to policies; what a schema cannot say is checked here.
 
 use super::params::{Basis, FeatureCacheParams, ForecastTarget, TeaCacheSignal};
 use flow_accel::{Refusal, StepScope};
@@ -42,20 +42,19 @@ impl FeatureCacheParams {
         let together = |rules: Rules, per_batch| Rules { per_batch, ..rules };
         Ok(match self {
             Self::FirstBlock(params) => {
-                let threshold = above_0("threshold", params.threshold, 10.0)?;
+                let threshold = params.threshold;
                 let rules = together(params.rules(), params.per_batch);
                 Built::FirstBlock(FirstBlock { threshold }, rules)
             }
             Self::DbCache(params) => {
-                at_least_1("front_blocks", params.front_blocks as u64)?;
                 let mask = params.mask.as_deref().map(mask).transpose()?;
                 let policy = DbCache {
-                    threshold: above_0("threshold", params.threshold, 10.0)?,
+                    threshold: params.threshold,
                     front_blocks: params.front_blocks,
                     back_blocks: params.back_blocks,
                     max_answered: params.max_answered,
                     mask: mask.map(|mask| (mask, params.mask_is_final)),
-                    forecast: forecast(params.order, params.basis)?,
+                    forecast: forecast(params.order, params.basis),
                 };
                 Built::DbCache(policy, together(params.rules(), params.per_batch))
             }
@@ -67,12 +66,11 @@ impl FeatureCacheParams {
                 Built::StepMask(policy, params.rules())
             }
             Self::TaylorSeer(params) => {
-                at_least_1("interval", u64::from(params.interval))?;
                 let policy = TaylorSeer {
                     interval: params.interval,
                     first: params.warmup_steps,
                     last: params.compute_from,
-                    forecast: forecast(params.order, params.basis)?,
+                    forecast: forecast(params.order, params.basis),
                 };
                 match params.target {
                     ForecastTarget::Attention => Built::TaylorSeerAttention(policy, params.rules()),
@@ -94,39 +92,27 @@ impl FeatureCacheParams {
                     ));
                 }
                 let policy = MagCache {
-                    threshold: above_0("threshold", params.threshold, 10.0)?,
-                    retention: within("retention", params.retention, 0.0, 1.0)?,
+                    threshold: params.threshold,
+                    retention: params.retention,
                     ratios: params.ratios.clone(),
                 };
                 Built::MagCache(policy, params.rules())
             }
             Self::TeaCache(params) => {
-                if params.coefficients.is_empty()
-                    || !params.coefficients.iter().all(|value| value.is_finite())
-                {
-                    return Err(Refusal::new(
-                        "`coefficients` must hold at least one number, all finite",
-                        "Set `params.coefficients`, for instance to `[1.0, 0.0]`",
-                    ));
-                }
                 let policy = TeaCache {
-                    threshold: above_0("threshold", params.threshold, 100.0)?,
+                    threshold: params.threshold,
                     coefficients: params.coefficients.clone(),
                     compare_conditioning: params.signal == TeaCacheSignal::Conditioning,
                 };
                 Built::TeaCache(policy, together(params.rules(), params.per_batch))
             }
             Self::EasyCache(params) => {
-                let threshold = above_0("threshold", params.threshold, 10.0)?;
+                let threshold = params.threshold;
                 let rules = together(params.rules(), params.per_batch);
                 Built::EasyCache(EasyCache { threshold }, rules)
             }
             Self::Pyramid(params) => {
                 let every = [params.spatial_every, params.temporal_every, params.cross_every];
-                let names = ["spatial_every", "temporal_every", "cross_every"];
-                for (name, every) in names.into_iter().zip(every) {
-                    at_least_1(name, u64::from(every))?;
-                }
                 if every == [1; 3] {
                     return Err(Refusal::new(
                         "every kind of attention is computed in every step, so nothing is ever repeated",
@@ -142,24 +128,21 @@ impl FeatureCacheParams {
                 Built::Pyramid(policy, params.rules())
             }
             Self::Faster(params) => {
-                at_least_1("attention_every", u64::from(params.attention_every))?;
-                at_least_1("unconditional_every", u64::from(params.unconditional_every))?;
                 let attention = FasterAttention {
                     every: params.attention_every,
                     timesteps: timesteps("attention_timesteps", params.attention_timesteps)?,
-                    weight: within("attention_weight", params.attention_weight, 0.0, 10.0)?,
+                    weight: params.attention_weight,
                 };
-                let factor = |name, value| within(name, value, 0.0, 10.0);
                 let guidance = FasterGuidance {
                     every: params.unconditional_every,
                     timesteps: timesteps("unconditional_timesteps", params.unconditional_timesteps)?,
                     low: (
                         timesteps("low_frequency_timesteps", params.low_frequency_timesteps)?,
-                        factor("low_frequency_factor", params.low_frequency_factor)?,
+                        params.low_frequency_factor,
                     ),
                     high: (
                         timesteps("high_frequency_timesteps", params.high_frequency_timesteps)?,
-                        factor("high_frequency_factor", params.high_frequency_factor)?,
+                        params.high_frequency_factor,
                     ),
                 };
                 Built::Faster(attention, guidance, params.rules())
@@ -220,36 +203,6 @@ impl FeatureCacheParams {
     }
 }
 
-fn above_0(name: &str, value: f64, most: f64) -> Result<f64, Refusal> {
-    if value > 0.0 && value <= most {
-        return Ok(value);
-    }
-    Err(Refusal::new(
-        format!("`{name}` is {value}, but must be above 0 and at most {most}"),
-        format!("Set `params.{name}`, for instance to 0.08"),
-    ))
-}
-
-fn within(name: &str, value: f64, least: f64, most: f64) -> Result<f64, Refusal> {
-    if (least..=most).contains(&value) {
-        return Ok(value);
-    }
-    Err(Refusal::new(
-        format!("`{name}` is {value}, but must be between {least} and {most}"),
-        format!("Set `params.{name}` to a value between them, or leave it out"),
-    ))
-}
-
-fn at_least_1(name: &str, value: u64) -> Result<(), Refusal> {
-    if value >= 1 {
-        return Ok(());
-    }
-    Err(Refusal::new(
-        format!("`{name}` is 0, but must be at least 1"),
-        format!("Set `params.{name}`, or leave it out"),
-    ))
-}
-
 fn timesteps(name: &str, [above, below]: [f64; 2]) -> Result<Timesteps, Refusal> {
     if above < below {
         return Ok(Timesteps { above, below });
@@ -279,16 +232,10 @@ fn mask(text: &str) -> Result<Mask, Refusal> {
     ))
 }
 
-fn forecast(order: usize, basis: Basis) -> Result<Forecast, Refusal> {
-    if order > 4 {
-        return Err(Refusal::new(
-            format!("`order` is {order}, but must be at most 4"),
-            "Set `params.order`, for instance to 1",
-        ));
-    }
-    Ok(match (order, basis) {
+fn forecast(order: usize, basis: Basis) -> Forecast {
+    match (order, basis) {
         (0, _) => Forecast::Latest,
         (order, Basis::Taylor) => Forecast::Taylor { order },
         (order, Basis::Newton) => Forecast::Newton { order },
-    })
+    }
 }

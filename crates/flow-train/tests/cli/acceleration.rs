@@ -335,7 +335,7 @@ fn an_accelerator_and_each_of_its_parameters_can_be_explained() {
         &[
             "feature_cache.interval",
             "Every how many steps one is computed.",
-            "from 1 to 1000",
+            "1 to 1000",
             "default: 5",
             "only if: policy = \"taylorseer\"",
         ],

@@ -111,6 +111,6 @@ fn a_policy_that_cannot_answer_for_the_model_is_refused_with_what_to_change() {
     contains(&check("policy = \"magcache\""), &["`ratios` must hold"]);
     contains(
         &check("policy = \"tea_cache\""),
-        &["unknown variant `tea_cache`", "`teacache`"],
+        &["cannot be `tea_cache`", "did you mean \"teacache\"?"],
     );
 }
