@@ -29,8 +29,16 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Some(tree) => tree.clone(),
         None => fetched(workspace, &options.python)?,
     };
-    let arguments =
-        ["test", "--release", "--package", "flow-attention-cube", "--features", "ptx-gate", "--test", "ptx"];
+    let arguments = [
+        "test",
+        "--release",
+        "--package",
+        "flow-attention-cube",
+        "--features",
+        "ptx-gate",
+        "--test",
+        "ptx",
+    ];
     run_command(cargo(workspace, &arguments).env("CUDA_PATH", tree))
 }
 
@@ -48,7 +56,15 @@ fn fetched(workspace: &Workspace, python: &str) -> Result<PathBuf> {
     remove(&unfinished)?;
     let mut pip = Command::new(python);
     pip.current_dir(workspace.root());
-    pip.args(["-m", "pip", "install", "--no-deps", "--only-binary", ":all:", "--require-hashes"]);
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--require-hashes",
+    ]);
     pip.args(["--requirement", PACKAGES, "--target"]).arg(&unfinished);
     run_command(&mut pip).context("cannot fetch CUDA's compilers; give a tree by `--cuda` instead")?;
     remove(&place)?;

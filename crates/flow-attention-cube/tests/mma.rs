@@ -10,7 +10,15 @@ use flow_cube::wgmma::Factor;
 use half::bf16;
 
 fn call(head_dim: usize) -> Call {
-    Call { batch: 1, heads: 4, kv_heads: 2, queries: 333, keys: [357, 20], head_dim, factor: Factor::Bf16 }
+    Call {
+        batch: 1,
+        heads: 4,
+        kv_heads: 2,
+        queries: 333,
+        keys: [357, 20],
+        head_dim,
+        factor: Factor::Bf16,
+    }
 }
 
 #[test]
@@ -22,20 +30,44 @@ fn every_head_gets_tiles_that_fit_the_device_and_each_other() {
                 let chosen = Mma::select(&call(head_dim), masked, Offer { shared_bytes });
                 let forward = chosen.forward;
                 assert!(forward.shared_bytes() <= shared_bytes, "{what}: {forward:?}");
-                assert_eq!(forward.keys * 8 % forward.threads(), 0, "{what}: every thread copies equally much");
-                assert!(forward.keys % 16 == 0 && forward.stages >= 2 && forward.masked == masked, "{what}");
+                assert_eq!(
+                    forward.keys * 8 % forward.threads(),
+                    0,
+                    "{what}: every thread copies equally much"
+                );
+                assert!(
+                    forward.keys % 16 == 0 && forward.stages >= 2 && forward.masked == masked,
+                    "{what}"
+                );
                 for backward in chosen.keys.iter().chain([&chosen.queries]) {
                     assert!(backward.shared_bytes() <= shared_bytes, "{what}: {backward:?}");
-                    assert_eq!(backward.passing * 8 % backward.threads(), 0, "{what}: {backward:?}");
-                    assert!(backward.passing % 16 == 0 && backward.stages >= 2, "{what}: {backward:?}");
+                    assert_eq!(
+                        backward.passing * 8 % backward.threads(),
+                        0,
+                        "{what}: {backward:?}"
+                    );
+                    assert!(
+                        backward.passing % 16 == 0 && backward.stages >= 2,
+                        "{what}: {backward:?}"
+                    );
                     // Statistics are there for all rows that forward's blocks have.
                     assert!(backward.passing <= forward.queries(), "{what}: {backward:?}");
                 }
                 assert!(chosen.queries.units <= forward.units, "{what}: {chosen:?}");
                 let first = chosen.keys[0];
-                assert!(chosen.keys.iter().all(|tiles| (tiles.units, tiles.passing) == (first.units, first.passing)));
-                let made = |which: fn(Sums) -> bool| chosen.keys.iter().filter(|tiles| which(tiles.sums)).count();
-                assert_eq!((made(Sums::keys), made(Sums::values)), (1, 1), "{what}: each gradient once");
+                assert!(
+                    chosen
+                        .keys
+                        .iter()
+                        .all(|tiles| (tiles.units, tiles.passing) == (first.units, first.passing))
+                );
+                let made =
+                    |which: fn(Sums) -> bool| chosen.keys.iter().filter(|tiles| which(tiles.sums)).count();
+                assert_eq!(
+                    (made(Sums::keys), made(Sums::values)),
+                    (1, 1),
+                    "{what}: each gradient once"
+                );
             }
         }
     }
@@ -54,7 +86,10 @@ fn scores_of_four_warps_are_where_masks_expect_them() {
         two_parts: false,
     };
     // Channel 0 of a query is its row, channel 1 is one; of a key one and 64 times its column: small enough to be exact.
-    let mut warp = Warp { shared: vec![0; 2 * 64 * 128], ..Warp::default() };
+    let mut warp = Warp {
+        shared: vec![0; 2 * 64 * 128],
+        ..Warp::default()
+    };
     let mut put = |tile: usize, row: usize, values: [f32; 2]| {
         for (channel, value) in values.into_iter().enumerate() {
             let at = tile * 64 * 128 + row * 128 + (row % 8) * 16 + channel * 2;
@@ -67,16 +102,22 @@ fn scores_of_four_warps_are_where_masks_expect_them() {
     }
     let product = tiles.scores();
     for of_unit in 0..4u32 {
-        let lanes = |value: &dyn Fn(u32) -> u32| -> [u32; LANES] { std::array::from_fn(|lane| value(lane as u32)) };
+        let lanes =
+            |value: &dyn Fn(u32) -> u32| -> [u32; LANES] { std::array::from_fn(|lane| value(lane as u32)) };
         let queries = lanes(&|lane| of_unit * 16 * 128 + lane_by_rows(lane));
         let keys = lanes(&|lane| 64 * 128 + lane_by_columns(lane));
-        warp.registers.insert(format!("%{}", product.accumulator()), queries);
-        warp.registers.insert(format!("%{}", product.accumulator() + 1), keys);
+        warp.registers
+            .insert(format!("%{}", product.accumulator()), queries);
+        warp.registers
+            .insert(format!("%{}", product.accumulator() + 1), keys);
         warp.execute(&product.text(true)).unwrap();
         for register in 0..tiles.keys / 2 {
             for lane in 0..LANES {
                 let score = f32::from_bits(warp.registers[&format!("%{register}")][lane]) as usize;
-                assert_eq!([score % 64, score / 64], element(32 * of_unit as usize + lane, register));
+                assert_eq!(
+                    [score % 64, score / 64],
+                    element(32 * of_unit as usize + lane, register)
+                );
             }
         }
     }

@@ -218,4 +218,3 @@ pub fn distance(got: &[f64], want: &[f64]) -> f64 {
         (num / den).sqrt()
     }
 }
-

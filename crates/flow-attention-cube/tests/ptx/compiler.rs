@@ -26,8 +26,14 @@ pub struct Compiler {
 }
 
 type Program = *mut c_void;
-type Create =
-    unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
+type Create = unsafe extern "C" fn(
+    *mut Program,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
 type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
 type GetSize = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type GetText = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
@@ -49,23 +55,41 @@ impl Compiler {
     /// Those at `CUDA_PATH`.
     pub fn find() -> Result<Self, String> {
         let root = std::env::var_os("CUDA_PATH").map(PathBuf::from);
-        let root = root.ok_or("CUDA_PATH is not set: run `cargo xtask ptx`, which fetches CUDA's compilers and sets it")?;
-        let folder = ["lib", "lib64"].map(|name| root.join(name)).into_iter().find(|path| path.is_dir());
+        let root = root.ok_or(
+            "CUDA_PATH is not set: run `cargo xtask ptx`, which fetches CUDA's compilers and sets it",
+        )?;
+        let folder = ["lib", "lib64"]
+            .map(|name| root.join(name))
+            .into_iter()
+            .find(|path| path.is_dir());
         let folder = folder.ok_or_else(|| format!("`{}` has no folder lib or lib64", root.display()))?;
         let builtins = open(&folder, "libnvrtc-builtins.so.13.0")?;
-        Ok(Self { nvrtc: open(&folder, "libnvrtc.so.13")?, _builtins: builtins, root })
+        Ok(Self {
+            nvrtc: open(&folder, "libnvrtc.so.13")?,
+            _builtins: builtins,
+            root,
+        })
     }
 
     /// Compiles CUDA C++ for `arch`, as CubeCL does at run time.
     pub fn compile(&self, arch: &str, source: &str) -> Result<Report, String> {
         let ptx = self.ptx(arch, source)?;
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-        let (from, to) = (folder.path().join("kernel.ptx"), folder.path().join("kernel.cubin"));
+        let (from, to) = (
+            folder.path().join("kernel.ptx"),
+            folder.path().join("kernel.cubin"),
+        );
         std::fs::write(&from, ptx).map_err(|error| error.to_string())?;
         let ptxas = self.root.join("bin").join("ptxas");
-        let done = Command::new(&ptxas).args(["-v", "-arch", arch]).arg(&from).arg("-o").arg(&to).output();
+        let done = Command::new(&ptxas)
+            .args(["-v", "-arch", arch])
+            .arg(&from)
+            .arg("-o")
+            .arg(&to)
+            .output();
         let done = done.map_err(|error| format!("`{}`: {error}", ptxas.display()))?;
-        let said = String::from_utf8_lossy(&done.stderr).into_owned() + &String::from_utf8_lossy(&done.stdout);
+        let said =
+            String::from_utf8_lossy(&done.stderr).into_owned() + &String::from_utf8_lossy(&done.stdout);
         if !done.status.success() {
             return Err(format!("ptxas: {said}"));
         }
@@ -82,7 +106,10 @@ impl Compiler {
         ];
         let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
         let source = text(source)?;
-        let options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>, _>>()?;
+        let options = options
+            .iter()
+            .map(|option| text(option))
+            .collect::<Result<Vec<_>, _>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program: Program = std::ptr::null_mut();
         // SAFETY: signatures are those of nvrtc.h; strings live until the calls are over, buffers are as long as asked for.
@@ -104,7 +131,9 @@ impl Compiler {
 
     unsafe fn symbol<T: Copy>(&self, name: &[u8]) -> Result<T, String> {
         // SAFETY: the caller gives the type that nvrtc.h does.
-        unsafe { self.nvrtc.get::<T>(name) }.map(|symbol| *symbol).map_err(|error| error.to_string())
+        unsafe { self.nvrtc.get::<T>(name) }
+            .map(|symbol| *symbol)
+            .map_err(|error| error.to_string())
     }
 
     unsafe fn text(&self, program: Program, size: &[u8], get: &[u8]) -> Result<String, String> {
@@ -134,7 +163,10 @@ fn read(said: &str) -> Result<Report, String> {
             report.registers = report.registers.max(registers);
             found[0] = true;
         }
-        if let (Some(stores), Some(loads)) = (before(line, " bytes spill stores"), before(line, " bytes spill loads")) {
+        if let (Some(stores), Some(loads)) = (
+            before(line, " bytes spill stores"),
+            before(line, " bytes spill loads"),
+        ) {
             report.spilled_bytes += stores + loads;
             found[1] = true;
         }

@@ -20,12 +20,21 @@ const HEAD_DIMS: [usize; 7] = [40, 64, 72, 96, 128, 192, 256];
 
 /// Shared memory of a block, in bytes: compute capability 8.6 and 8.9, 8.0, 9.0 (CUDA programming guide, table of technical
 /// specifications).
-const SHARED: [(&str, usize); 3] = [("sm_89", 99 * 1024), ("sm_80", 163 * 1024), ("sm_90a", 227 * 1024)];
+const SHARED: [(&str, usize); 3] = [
+    ("sm_89", 99 * 1024),
+    ("sm_80", 163 * 1024),
+    ("sm_90a", 227 * 1024),
+];
 
 /// Kernels by architecture and name; calls have many in common.
 type Kernels = BTreeMap<(&'static str, String), Source>;
 
-fn add<K: Sources>(to: &mut Kernels, (arch, shared_bytes): (&'static str, usize), factor: Factor, whole: bool) {
+fn add<K: Sources>(
+    to: &mut Kernels,
+    (arch, shared_bytes): (&'static str, usize),
+    factor: Factor,
+    whole: bool,
+) {
     for head_dim in HEAD_DIMS {
         // With or without a mask, in one or two parts; for the common heads all four, for others the ends.
         for (masked, two_parts) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -34,9 +43,21 @@ fn add<K: Sources>(to: &mut Kernels, (arch, shared_bytes): (&'static str, usize)
             }
             for keys in [1024, 8192] {
                 let keys = [keys, if two_parts { 333 } else { 0 }];
-                let call = Call { batch: 1, heads: 8, kv_heads: 4, queries: 4096, keys, head_dim, factor };
-                let all = sources::<K>(&call, masked, Offer { shared_bytes }).expect("CubeCL compiles the kernels");
-                to.extend(all.into_iter().map(|source| ((arch, source.name.clone()), source)));
+                let call = Call {
+                    batch: 1,
+                    heads: 8,
+                    kv_heads: 4,
+                    queries: 4096,
+                    keys,
+                    head_dim,
+                    factor,
+                };
+                let all =
+                    sources::<K>(&call, masked, Offer { shared_bytes }).expect("CubeCL compiles the kernels");
+                to.extend(
+                    all.into_iter()
+                        .map(|source| ((arch, source.name.clone()), source)),
+                );
             }
         }
     }
@@ -79,7 +100,10 @@ fn compile(compiler: &Compiler, kernels: Kernels) -> Vec<String> {
                         Err(error) => Some(error),
                     };
                     if let Some(problem) = problem {
-                        wrong.lock().expect("no thread panics").push(format!("{name} for {arch}: {problem}"));
+                        wrong
+                            .lock()
+                            .expect("no thread panics")
+                            .push(format!("{name} for {arch}: {problem}"));
                     }
                 }
             });
@@ -91,9 +115,15 @@ fn compile(compiler: &Compiler, kernels: Kernels) -> Vec<String> {
 
 fn check(kernels: Kernels) {
     for ((arch, name), source) in &kernels {
-        let (_, limit) = SHARED.iter().find(|(known, _)| known == arch).expect("a known architecture");
+        let (_, limit) = SHARED
+            .iter()
+            .find(|(known, _)| known == arch)
+            .expect("a known architecture");
         let bytes = source.cuda.shared_memory_bytes;
-        assert!(bytes <= *limit, "{name} for {arch}: {bytes} bytes of shared memory, there are {limit}");
+        assert!(
+            bytes <= *limit,
+            "{name} for {arch}: {bytes} bytes of shared memory, there are {limit}"
+        );
     }
     let compiler = Compiler::find().unwrap_or_else(|error| panic!("{error}"));
     let wrong = compile(&compiler, kernels);
@@ -129,5 +159,9 @@ fn a_kernel_that_spills_is_noticed() {
         for (int i = 0; i < 1000; ++i) x[i * 1024 + threadIdx.x] = v[i] * v[(i * 7 + 1) % 1000];
     }";
     let report = compiler.compile("sm_80", source).expect("it compiles");
-    assert!(judge("mma_keys_64", &report).expect("something is wrong").contains("spill"));
+    assert!(
+        judge("mma_keys_64", &report)
+            .expect("something is wrong")
+            .contains("spill")
+    );
 }
