@@ -21,7 +21,7 @@ pub struct Options {
     /// The Python whose PyTorch is the peer; `none` for no peer.
     #[arg(long, default_value = "python3")]
     peer: String,
-    /// Our program, if it is built already (`crates/flow-attention-cube/examples/attention_speed.rs`).
+    /// Our program, if it is built already (`crates/flow-attention-cube/examples/gpu_speed.rs`).
     #[arg(long)]
     program: Option<PathBuf>,
     /// Rounds; in each, every contender runs once, in an order that turns.
@@ -123,13 +123,10 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                 "--package",
                 "flow-attention-cube",
                 "--example",
-                "attention_speed",
+                "gpu_speed",
             ];
             run_command(&mut cargo(workspace, &package))?;
-            workspace
-                .release_folder()?
-                .join("examples")
-                .join("attention_speed")
+            workspace.release_folder()?.join("examples").join("gpu_speed")
         }
     };
     let mut ours = Server::start(Command::new(program))?;

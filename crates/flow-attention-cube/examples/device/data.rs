@@ -9,7 +9,7 @@ use flow_cube::wgmma::Factor;
 use half::{bf16, f16};
 
 /// Xorshift; sums of three are bell-shaped enough.
-pub struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
     pub fn next(&mut self) -> f32 {

@@ -4,7 +4,6 @@
 //! a process of its own, so that a fault or a hang costs that group alone.
 
 use cubecl::prelude::*;
-use cubecl_runtime::server::Handle;
 use flow_attention_cube::call::Call;
 use flow_attention_cube::mma::Mma;
 use flow_attention_cube::run::{Kernels, Offer, Prepared};
@@ -12,7 +11,6 @@ use flow_attention_cube::tensors::{Heads, Part, lse_rows};
 use flow_attention_cube::wgmma::Wgmma;
 use flow_attention_mask::Mask;
 use flow_cube::wgmma::Factor;
-use half::{bf16, f16};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
