@@ -25,6 +25,8 @@ pub(super) fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
     let (head_dim, factor, two_parts, stages) = (call.head_dim, call.factor, call.keys[1] > 0, 2);
     // (keys of a tile, units)
     let forward: &[(usize, usize)] = match head_dim {
+        // ptxas wants 128 registers here, and 64 keys of two parts spill.
+        65..=96 if two_parts => &[(32, 2)],
         ..=128 => &[(64, 2)],
         _ => &[(64, 2), (32, 2), (32, 1)],
     };
