@@ -1,11 +1,12 @@
 //! The command, run in the folder of the bad configs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// The folder of the workspace.
+/// The folder of the workspace, from the package's, where Cargo runs tests.
 pub fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    let package = std::env::current_dir().expect("the package's folder");
+    package.join("../..")
 }
 
 /// Where the bad configs are.
