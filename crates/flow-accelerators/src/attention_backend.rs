@@ -4,7 +4,7 @@ use burn::backend::DispatchTensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
 use flow_attention::AttentionRegistry;
 use flow_core::exec::Stash;
-use flow_core::{AttentionBackend, AttentionShape, Plan, RegionKind};
+use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Plan, RegionKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -106,19 +106,19 @@ impl AttentionBackend for Metered {
         self.backend.name()
     }
 
-    fn supports(&self, shape: &AttentionShape) -> Result<(), String> {
-        self.backend.supports(shape)
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+        self.backend.kernel(call)
     }
 
-    fn attention(
+    fn attend(
         &self,
         stash: &dyn Stash,
         q: &DispatchTensor,
-        k: &DispatchTensor,
-        v: &DispatchTensor,
-        shape: &AttentionShape,
-    ) -> DispatchTensor {
+        parts: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined> {
+        let attended = self.backend.attend(stash, q, parts, call)?;
         self.meter.count(Engagement::KernelReplaced, 1);
-        self.backend.attention(stash, q, k, v, shape)
+        Ok(attended)
     }
 }

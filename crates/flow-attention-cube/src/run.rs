@@ -29,6 +29,22 @@ pub struct Selection<F, B> {
 }
 
 impl<F: Cut, B: Cut> Selection<F, B> {
+    /// The tiles in words, for logs and manifests: rows that stay by rows that pass, forward / queries / keys.
+    pub fn name(&self, kernels: &str) -> String {
+        let tile = |units: usize, columns: usize| format!("{}x{columns}", 64 * units);
+        let keys: Vec<String> = self
+            .keys
+            .iter()
+            .map(|keys| tile(keys.units(), keys.columns()))
+            .collect();
+        format!(
+            "{kernels} {} / {} / {}",
+            tile(self.forward.units(), self.forward.columns()),
+            tile(self.queries.units(), self.queries.columns()),
+            keys.join(" + ")
+        )
+    }
+
     /// The mask's tiles for the forward kernel.
     ///
     /// # Errors

@@ -423,3 +423,37 @@ fn masks_for_another_call_are_refused_with_both_sizes() {
         &["columns", "60", "multiples of 8"],
     );
 }
+
+proptest! {
+    #[test]
+    fn runs_of_keys_hold_every_allowed_pair_and_judge_none_too_boldly(
+        kind in 0usize..9,
+        queries in prop::sample::select(LENGTHS.to_vec()),
+        keys in prop::sample::select(LENGTHS.to_vec()),
+        second in prop::sample::select(vec![0usize, 1, 50]),
+        block in prop::sample::select(vec![1usize, 7, 64]),
+        seed in any::<u64>(),
+    ) {
+        let sizes = Sizes { batch: 2, queries, key_segments: [keys, second] };
+        let mask = mask(kind, sizes, seed);
+        prop_assume!(mask.bind(sizes).is_ok());
+        let bound = mask.bind(sizes).unwrap();
+        for batch in 0..2 {
+            for start in (0..queries).step_by(64) {
+                let tile = start..(start + 64).min(queries);
+                let runs = bound.key_runs(batch, tile.clone(), block);
+                let of = |key: usize| runs.iter().find(|run| run.keys.contains(&key));
+                prop_assert!(runs.windows(2).all(|pair| pair[0].keys.end <= pair[1].keys.start));
+                prop_assert!(runs.iter().all(|run| run.keys.end <= keys || run.keys.start >= keys));
+                for key in 0..keys + second {
+                    let seen = tile.clone().filter(|&query| bound.allows(batch, query, key)).count();
+                    match of(key) {
+                        None => prop_assert_eq!(seen, 0),
+                        Some(run) if run.all => prop_assert_eq!(seen, tile.len()),
+                        Some(_) => {}
+                    }
+                }
+            }
+        }
+    }
+}

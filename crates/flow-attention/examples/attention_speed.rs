@@ -6,7 +6,7 @@ use flow_attention::{AttentionRegistry, register};
 use flow_core::cpu::from_vec;
 use flow_core::exec::Compute;
 use flow_core::tensors::leaf;
-use flow_core::{AttentionShape, Plain, op};
+use flow_core::{AttentionCall, AttentionSpec, KeyValue, Plain, op};
 use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,20 +24,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         [8, 256, 4, 64],
         [1, 1024, 24, 64],
     ] {
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let shape = AttentionShape {
-            batch,
-            queries: tokens,
-            keys: tokens,
-            heads,
-            head_dim,
-            scale,
-        };
-        attention.supports(&shape)?;
         let operand = || leaf(&values(&[batch, tokens, heads, head_dim]));
         let (q, k, v) = (operand(), operand(), operand());
         let seed = values(&[batch, tokens, heads, head_dim]);
-        let run = || attention.attention(&Compute, &q, &k, &v, &shape);
+        let parts = [KeyValue { k: &k, v: &v }];
+        let call = AttentionCall::new(&q, &parts, &AttentionSpec::default())?;
+        let run = || {
+            let attended = attention.attend(&Compute, &q, &parts, &call);
+            attended.expect("the processor serves every call in f32").output
+        };
         let forward = best(|| drop(run()));
         let backward = best(|| drop(op::backward_from(vec![run()], vec![Some(seed.clone())]))) - forward;
         let products = 4.0 * (batch * heads * tokens * tokens * head_dim) as f64;

@@ -1,23 +1,27 @@
-//! Exact attention on the host, one task per batch row and head.
+//! Exact attention on the host, one task per sample and head.
 //!
 //! Forward keeps, per query, the logarithm of the sum of exponentials; backward computes the probabilities again from
-//! it, so no `S×S` tensor outlives a tile (Dao 2023, arXiv:2307.08691, section 3.1). A task sees one head of one sample
-//! only, so its bits do not depend on the batch or on the number of threads.
+//! it, so no `S×S` tensor outlives a tile (Dao 2023, arXiv:2307.08691, section 3.1). A task sees one sample's head (in
+//! backward the heads that share keys) only, so its bits do not depend on the batch or on the number of threads.
 
 mod backward;
 mod forward;
 mod heads;
 mod softmax;
 mod tiles;
+mod visible;
 
+use crate::node::through;
 use backward::{Saved, backward};
 use burn::backend::DispatchTensor;
+use burn::tensor::DType;
+use flow_core::attention::Place;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::exec::Stash;
-use flow_core::{AttentionBackend, AttentionShape, op};
-use forward::forward;
-use heads::Sizes;
+use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Plain, op};
+use forward::{Operands, forward};
 use std::sync::Arc;
+use visible::Visible;
 
 /// f32 attention on the host, forward and backward.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,49 +32,70 @@ impl AttentionBackend for CpuAttention {
         "cpu"
     }
 
-    fn supports(&self, shape: &AttentionShape) -> Result<(), String> {
-        if shape.keys == 0 {
-            return Err("attention over no keys has no value".into());
-        }
-        if shape.head_dim == 0 {
-            return Err("a head needs at least one channel".into());
-        }
-        Ok(())
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+        on_the_host(call)?;
+        Ok(self.name().into())
     }
 
-    fn attention(
+    fn attend(
         &self,
         stash: &dyn Stash,
         q: &DispatchTensor,
-        k: &DispatchTensor,
-        v: &DispatchTensor,
-        shape: &AttentionShape,
-    ) -> DispatchTensor {
-        let shape = *shape;
-        op::apply("attention", &[q, k, v], |inputs, _| {
-            let [q, k, v] = [0, 1, 2].map(|index| CpuTensor::read(&inputs[index]));
-            let kept = stash.through("attention", &mut || {
-                let (o, lse) = forward(&shape, q.values(), k.values(), v.values());
-                vec![
-                    from_vec(o, &shape.query_shape()),
-                    from_vec(lse, &[shape.batch, shape.heads, shape.queries]),
+        parts: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined> {
+        on_the_host(call)?;
+        let visible = Arc::new(Visible::new(call));
+        Ok(through(stash, q, parts, |inputs| {
+            let inputs: Arc<[CpuTensor]> = inputs.iter().map(CpuTensor::read).collect();
+            let again = (inputs.clone(), visible.clone(), call.clone());
+            let compute = move || {
+                let (o, lse) = forward(call, &operands(&inputs), &visible);
+                [
+                    from_vec(o, &call.query_shape()),
+                    from_vec(lse, &[call.batch, call.heads, call.queries]),
                 ]
-            });
-            let [output, lse] = kept
-                .try_into()
-                .expect("attention keeps its output and the log-sum-exp");
-            let lse = CpuTensor::read(&lse);
-            let backward: op::Backward = Arc::new(move |incoming| {
-                let gradient = CpuTensor::read(incoming.gradient());
-                let saved = Saved {
-                    q: q.values(),
-                    k: k.values(),
-                    v: v.values(),
-                    lse: lse.values(),
-                };
-                backward(&shape, &saved, gradient.values(), incoming.wanted)
-            });
-            (output, backward)
-        })
+            };
+            let backward = move |[_, lse]: [Plain; 2]| -> op::Backward {
+                let lse = CpuTensor::read(&lse);
+                Arc::new(move |incoming| {
+                    let (inputs, visible, call) = &again;
+                    let gradient = CpuTensor::read(incoming.gradient());
+                    let saved = Saved {
+                        operands: operands(inputs),
+                        lse: lse.values(),
+                        visible,
+                    };
+                    backward(call, &saved, gradient.values(), incoming.wanted)
+                })
+            };
+            (compute, backward)
+        }))
     }
+}
+
+fn operands(inputs: &[CpuTensor]) -> Operands<'_> {
+    Operands {
+        q: inputs[0].values(),
+        parts: inputs[1..]
+            .chunks(2)
+            .map(|pair| [pair[0].values(), pair[1].values()])
+            .collect(),
+    }
+}
+
+/// Whether a kernel on the host can serve `call`.
+pub(crate) fn on_the_host(call: &AttentionCall) -> Result<(), Declined> {
+    if !matches!(call.place, Place::Host) {
+        return Err(Declined::new(
+            "this backend computes on the processor; the operands are on another device",
+        ));
+    }
+    if call.dtype != DType::F32 {
+        return Err(Declined::new(format!(
+            "this backend computes in f32; the operands are {:?}",
+            call.dtype
+        )));
+    }
+    Ok(())
 }

@@ -2,12 +2,18 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod attention;
+mod automatic;
 mod cpu;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "cube")]
 pub mod cube;
+mod node;
 mod reference;
 mod registry;
 
+pub use attention::{Attention, attention};
+pub use automatic::AutomaticAttention;
 pub use cpu::CpuAttention;
+pub use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, attention::Mask};
 pub use reference::ReferenceAttention;
 pub use registry::{AttentionRegistry, UnknownBackend, register};

@@ -4,10 +4,12 @@
 //! section 2.3): `dv = pᵀ do`, `ds = p (do vᵀ - D)`, `dq = scale · ds k`, `dk = scale · dsᵀ q`. Every sum runs in the
 //! order of its index.
 
+use crate::cpu::on_the_host;
+use crate::node::through;
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::exec::Stash;
-use flow_core::{AttentionBackend, AttentionShape, Plain, op};
+use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Plain, op};
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -23,14 +25,16 @@ struct Rows {
 }
 
 impl Rows {
-    /// The head `index` (sample times heads, plus head) of a `[B, S, H, D]` tensor.
-    fn of(tensor: &CpuTensor, shape: &AttentionShape, index: usize, tokens: usize) -> Self {
-        let (sample, head) = (index / shape.heads, index % shape.heads);
-        let row = |token| ((sample * tokens + token) * shape.heads + head) * shape.head_dim;
-        let values = (0..tokens).flat_map(|token| &tensor.values()[row(token)..][..shape.head_dim]);
+    /// A head of a tensor `[B, T, H, D]`.
+    fn of(tensor: &CpuTensor, [sample, head]: [usize; 2]) -> Self {
+        let [_, tokens, heads, channels] = tensor.shape() else {
+            unreachable!("the call was checked with its operands")
+        };
+        let row = |token| ((sample * tokens + token) * heads + head) * channels;
+        let values = (0..*tokens).flat_map(|token| &tensor.values()[row(token)..][..*channels]);
         Self {
             values: values.map(|value| f64::from(*value)).collect(),
-            channels: shape.head_dim,
+            channels: *channels,
         }
     }
 
@@ -39,6 +43,12 @@ impl Rows {
             values: vec![0.0; tokens * channels],
             channels,
         }
+    }
+
+    /// The rows of `self`, then those of `other`.
+    fn then(mut self, other: Self) -> Self {
+        self.values.extend(other.values);
+        self
     }
 
     fn row(&self, token: usize) -> &[f64] {
@@ -57,58 +67,143 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Heads of all samples as one `[B, S, H, D]` tensor.
-fn gathered(heads: &[Rows], shape: &AttentionShape, tokens: usize) -> Plain {
-    let mut values = Vec::with_capacity(shape.batch * tokens * shape.heads * shape.head_dim);
-    for sample in 0..shape.batch {
-        for token in 0..tokens {
-            for head in 0..shape.heads {
-                let row = heads[sample * shape.heads + head].row(token);
+/// Tokens from `first` on of heads of all samples, as one tensor of `shape`, `[B, T, H, D]`.
+fn gathered(heads: &[Rows], first: usize, shape: [usize; 4]) -> Plain {
+    let [batch, tokens, count, _] = shape;
+    let mut values = Vec::with_capacity(shape.iter().product());
+    for sample in 0..batch {
+        for token in first..first + tokens {
+            for head in 0..count {
+                let row = heads[sample * count + head].row(token);
                 values.extend(row.iter().map(|value| *value as f32));
             }
         }
     }
-    from_vec(values, &[shape.batch, tokens, shape.heads, shape.head_dim])
+    from_vec(values, &shape)
 }
 
-/// Output, and the logarithm of the sum of exponentials of each query.
-fn forward(shape: &AttentionShape, q: &Rows, k: &Rows, v: &Rows) -> (Rows, Vec<f64>) {
-    let mut output = Rows::zeros(shape.queries, shape.head_dim);
-    let mut lse = Vec::with_capacity(shape.queries);
-    for query in 0..shape.queries {
-        let scores: Vec<f64> = (0..shape.keys)
-            .map(|key| f64::from(shape.scale) * dot(q.row(query), k.row(key)))
-            .collect();
-        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = scores.iter().map(|score| libm::exp(score - top)).sum();
-        let log_sum = top + libm::log(sum);
-        for (key, score) in scores.iter().enumerate() {
-            output.add(query, libm::exp(score - log_sum), v.row(key));
-        }
-        lse.push(log_sum);
-    }
-    (output, lse)
+/// One head of queries and the keys and values it reads, both parts in one.
+struct Head<'a> {
+    call: &'a AttentionCall,
+    sample: usize,
+    q: Rows,
+    k: Rows,
+    v: Rows,
 }
 
-/// Gradients of `q`, `k` and `v`.
-fn backward(shape: &AttentionShape, [q, k, v]: [&Rows; 3], incoming: &Rows) -> [Rows; 3] {
-    let (output, lse) = forward(shape, q, k, v);
-    let mut dq = Rows::zeros(shape.queries, shape.head_dim);
-    let [mut dk, mut dv] = [0, 1].map(|_| Rows::zeros(shape.keys, shape.head_dim));
-    let scale = f64::from(shape.scale);
-    for (query, log_sum) in lse.iter().enumerate() {
-        let d_out = incoming.row(query);
-        let mean = dot(d_out, output.row(query));
-        for key in 0..shape.keys {
-            let score = scale * dot(q.row(query), k.row(key));
-            let probability = libm::exp(score - log_sum);
-            let d_score = scale * probability * (dot(d_out, v.row(key)) - mean);
-            dq.add(query, d_score, k.row(key));
-            dk.add(key, d_score, q.row(query));
-            dv.add(key, probability, d_out);
+impl<'a> Head<'a> {
+    fn new(call: &'a AttentionCall, operands: &[CpuTensor], index: usize) -> Self {
+        let (sample, head) = (index / call.heads, index % call.heads);
+        let kv_head = head / (call.heads / call.kv_heads);
+        let both = |which: usize| {
+            let none = Rows::zeros(0, call.head_dim);
+            let parts = operands[1..].iter().skip(which).step_by(2);
+            parts.fold(none, |rows, part| rows.then(Rows::of(part, [sample, kv_head])))
+        };
+        Self {
+            call,
+            sample,
+            q: Rows::of(&operands[0], [sample, head]),
+            k: both(0),
+            v: both(1),
         }
     }
-    [dq, dk, dv]
+
+    /// The keys that `query` sees, and its scores with them.
+    fn scores(&self, query: usize) -> Vec<(usize, f64)> {
+        let mask = self.call.mask.as_ref().map(|mask| {
+            mask.bind(self.call.sizes())
+                .expect("the call was checked with its mask")
+        });
+        let scale = f64::from(self.call.scale);
+        (0..self.call.key_count())
+            .filter(|key| mask.is_none_or(|mask| mask.allows(self.sample, query, *key)))
+            .map(|key| (key, scale * dot(self.q.row(query), self.k.row(key))))
+            .collect()
+    }
+
+    /// Output, and the logarithm of the sum of exponentials of each query.
+    fn forward(&self) -> (Rows, Vec<f64>) {
+        let queries = self.call.queries;
+        let mut output = Rows::zeros(queries, self.call.head_dim);
+        let mut lse = Vec::with_capacity(queries);
+        for query in 0..queries {
+            let scores = self.scores(query);
+            if scores.is_empty() {
+                lse.push(f64::INFINITY);
+                continue;
+            }
+            let top = scores
+                .iter()
+                .map(|(_, score)| *score)
+                .fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|(_, score)| libm::exp(score - top)).sum();
+            let log_sum = top + libm::log(sum);
+            for (key, score) in scores {
+                output.add(query, libm::exp(score - log_sum), self.v.row(key));
+            }
+            lse.push(log_sum);
+        }
+        (output, lse)
+    }
+
+    /// Adds the gradients of keys and values to `dk` and `dv`; gives that of queries.
+    fn backward(&self, incoming: &Rows, [dk, dv]: [&mut Rows; 2]) -> Rows {
+        let (output, lse) = self.forward();
+        let mut dq = Rows::zeros(self.call.queries, self.call.head_dim);
+        let scale = f64::from(self.call.scale);
+        for (query, log_sum) in lse.iter().enumerate() {
+            let d_out = incoming.row(query);
+            let mean = dot(d_out, output.row(query));
+            for (key, score) in self.scores(query) {
+                let probability = libm::exp(score - log_sum);
+                let d_score = scale * probability * (dot(d_out, self.v.row(key)) - mean);
+                dq.add(query, d_score, self.k.row(key));
+                dk.add(key, d_score, self.q.row(query));
+                dv.add(key, probability, d_out);
+            }
+        }
+        dq
+    }
+}
+
+/// Gradients of all operands, those that are wanted.
+fn gradients(
+    call: &AttentionCall,
+    operands: &[CpuTensor],
+    gradient: &CpuTensor,
+    wanted: &[bool],
+) -> Vec<Option<Plain>> {
+    let group = call.heads / call.kv_heads;
+    // One task for the heads that share keys, so that their sums have one order.
+    let done: Vec<(Vec<Rows>, [Rows; 2])> = (0..call.batch * call.kv_heads)
+        .into_par_iter()
+        .map(|index| {
+            let [mut dk, mut dv] = [0, 1].map(|_| Rows::zeros(call.key_count(), call.head_dim));
+            let heads = index * group..(index + 1) * group;
+            let dq = heads.map(|index| {
+                let head = Head::new(call, operands, index);
+                let incoming = Rows::of(gradient, [index / call.heads, index % call.heads]);
+                head.backward(&incoming, [&mut dk, &mut dv])
+            });
+            (dq.collect(), [dk, dv])
+        })
+        .collect();
+    let (dq, of_keys): (Vec<Vec<Rows>>, Vec<[Rows; 2]>) = done.into_iter().unzip();
+    let (dk, dv): (Vec<Rows>, Vec<Rows>) = of_keys.into_iter().map(|[dk, dv]| (dk, dv)).unzip();
+    let dq: Vec<Rows> = dq.into_iter().flatten().collect();
+    let give = |index: usize| match index {
+        0 => gathered(&dq, 0, call.query_shape()),
+        _ => {
+            let (part, rows) = ((index - 1) / 2, if index % 2 == 1 { &dk } else { &dv });
+            gathered(rows, part * call.keys[0], call.key_shape(part))
+        }
+    };
+    wanted
+        .iter()
+        .enumerate()
+        .map(|(index, wanted)| wanted.then(|| give(index)))
+        .collect()
 }
 
 impl AttentionBackend for ReferenceAttention {
@@ -116,70 +211,42 @@ impl AttentionBackend for ReferenceAttention {
         "reference"
     }
 
-    fn supports(&self, shape: &AttentionShape) -> Result<(), String> {
-        crate::CpuAttention.supports(shape)
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+        on_the_host(call)?;
+        Ok(self.name().into())
     }
 
-    fn attention(
+    fn attend(
         &self,
         stash: &dyn Stash,
         q: &DispatchTensor,
-        k: &DispatchTensor,
-        v: &DispatchTensor,
-        shape: &AttentionShape,
-    ) -> DispatchTensor {
-        let shape = *shape;
-        let heads = shape.batch * shape.heads;
-        op::apply("attention", &[q, k, v], |inputs, _| {
-            let [q, k, v] = [0, 1, 2].map(|index| CpuTensor::read(&inputs[index]));
-            let operands = move |head| {
-                [
-                    Rows::of(&q, &shape, head, shape.queries),
-                    Rows::of(&k, &shape, head, shape.keys),
-                    Rows::of(&v, &shape, head, shape.keys),
-                ]
-            };
-            let kept = stash.through("attention", &mut || {
-                let done: Vec<(Rows, Vec<f64>)> = (0..heads)
-                    .into_par_iter()
-                    .map(|head| {
-                        let [q, k, v] = operands(head);
-                        forward(&shape, &q, &k, &v)
-                    })
+        parts: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined> {
+        on_the_host(call)?;
+        Ok(through(stash, q, parts, |inputs| {
+            let operands: Arc<[CpuTensor]> = inputs.iter().map(CpuTensor::read).collect();
+            let again = (operands.clone(), call.clone());
+            let compute = move || {
+                let heads = (0..call.batch * call.heads).into_par_iter();
+                let done: Vec<(Rows, Vec<f64>)> = heads
+                    .map(|head| Head::new(call, &operands, head).forward())
                     .collect();
                 let (outputs, lse): (Vec<Rows>, Vec<Vec<f64>>) = done.into_iter().unzip();
                 let lse = lse.concat().into_iter().map(|value| value as f32).collect();
-                vec![
-                    gathered(&outputs, &shape, shape.queries),
-                    from_vec(lse, &[shape.batch, shape.heads, shape.queries]),
+                [
+                    gathered(&outputs, 0, call.query_shape()),
+                    from_vec(lse, &[call.batch, call.heads, call.queries]),
                 ]
-            });
-            let [output, _] = kept
-                .try_into()
-                .expect("attention keeps its output and the log-sum-exp");
-            let backward: op::Backward = Arc::new(move |incoming| {
-                let gradient = CpuTensor::read(incoming.gradient());
-                let done: Vec<[Rows; 3]> = (0..heads)
-                    .into_par_iter()
-                    .map(|head| {
-                        let [q, k, v] = &operands(head);
-                        let incoming = Rows::of(&gradient, &shape, head, shape.queries);
-                        backward(&shape, [q, k, v], &incoming)
-                    })
-                    .collect();
-                let mut parts = [Vec::new(), Vec::new(), Vec::new()];
-                for head in done {
-                    parts
-                        .iter_mut()
-                        .zip(head)
-                        .for_each(|(part, rows)| part.push(rows));
-                }
-                let tokens = [shape.queries, shape.keys, shape.keys];
-                (parts.iter().zip(tokens).zip(incoming.wanted))
-                    .map(|((part, tokens), wanted)| wanted.then(|| gathered(part, &shape, tokens)))
-                    .collect()
-            });
-            (output, backward)
-        })
+            };
+            let backward = move |_| -> op::Backward {
+                Arc::new(move |incoming| {
+                    let (operands, call) = &again;
+                    let gradient = CpuTensor::read(incoming.gradient());
+                    gradients(call, operands, &gradient, incoming.wanted)
+                })
+            };
+            (compute, backward)
+        }))
     }
 }

@@ -37,8 +37,24 @@ impl AttentionRegistry {
     }
 }
 
-/// Registers the backends of this crate: `cpu`, and `reference`, which is exact and slow.
+/// Registers the backends of this crate: `cpu`, and `reference`, which is exact and slow; with the feature `cube` also
+/// `wgmma`, `mma` and `portable`, and `cuda`, the first of these that serves a call.
 pub fn register(registry: &mut AttentionRegistry) {
     registry.insert(Arc::new(CpuAttention));
     registry.insert(Arc::new(ReferenceAttention));
+    #[cfg(feature = "cube")]
+    {
+        use crate::cube::{MmaAttention, PortableAttention, WgmmaAttention};
+        // The faster first, wherever both serve a call; see the report on attention in the documentation.
+        let backends: [Arc<dyn AttentionBackend>; 3] = [
+            Arc::new(WgmmaAttention::default()),
+            Arc::new(MmaAttention::default()),
+            Arc::new(PortableAttention::default()),
+        ];
+        for backend in &backends {
+            registry.insert(backend.clone());
+        }
+        let automatic = crate::AutomaticAttention::new("cuda", backends.into());
+        registry.insert(Arc::new(automatic));
+    }
 }

@@ -7,12 +7,23 @@ use burn::backend::DispatchTensor;
 use flow_attention::{AttentionRegistry, CpuAttention, ReferenceAttention, register};
 use flow_core::cpu::to_host;
 use flow_core::exec::{Compute, Stash};
-use flow_core::{AttentionBackend, AttentionShape, Plain};
+use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, Plain};
 use std::sync::Mutex;
 use support::{Operand, bits, check, check_threads, distance, operand, run};
 
-fn shape([batch, queries, keys, heads, head_dim]: [usize; 5]) -> AttentionShape {
-    AttentionShape {
+/// Sizes of a call over one part, and its scale.
+#[derive(Clone, Copy)]
+struct Shape {
+    batch: usize,
+    queries: usize,
+    keys: usize,
+    heads: usize,
+    head_dim: usize,
+    scale: f32,
+}
+
+fn shape([batch, queries, keys, heads, head_dim]: [usize; 5]) -> Shape {
+    Shape {
         batch,
         queries,
         keys,
@@ -22,7 +33,26 @@ fn shape([batch, queries, keys, heads, head_dim]: [usize; 5]) -> AttentionShape 
     }
 }
 
-fn operands(shape: &AttentionShape) -> [Operand; 3] {
+/// `backend` at `inputs`: queries, keys, values.
+fn attend(
+    backend: &dyn AttentionBackend,
+    stash: &dyn Stash,
+    scale: f32,
+    inputs: &[DispatchTensor],
+) -> Result<DispatchTensor, Declined> {
+    let parts = [KeyValue {
+        k: &inputs[1],
+        v: &inputs[2],
+    }];
+    let spec = AttentionSpec {
+        scale: Some(scale),
+        mask: None,
+    };
+    let call = AttentionCall::new(&inputs[0], &parts, &spec)?;
+    Ok(backend.attend(stash, &inputs[0], &parts, &call)?.output)
+}
+
+fn operands(shape: &Shape) -> [Operand; 3] {
     let key_shape = [shape.batch, shape.keys, shape.heads, shape.head_dim];
     [
         operand(1, &[shape.batch, shape.queries, shape.heads, shape.head_dim]),
@@ -31,13 +61,13 @@ fn operands(shape: &AttentionShape) -> [Operand; 3] {
     ]
 }
 
-fn kernel(stash: &dyn Stash, shape: &AttentionShape, inputs: &[DispatchTensor]) -> DispatchTensor {
-    CpuAttention.attention(stash, &inputs[0], &inputs[1], &inputs[2], shape)
+fn kernel(stash: &dyn Stash, shape: &Shape, inputs: &[DispatchTensor]) -> DispatchTensor {
+    attend(&CpuAttention, stash, shape.scale, inputs).expect("served")
 }
 
 /// `softmax(scale · q kᵀ) v`, one query at a time.
-fn reference(shape: &AttentionShape, values: &[Vec<f64>]) -> Vec<f64> {
-    let AttentionShape {
+fn reference(shape: &Shape, values: &[Vec<f64>]) -> Vec<f64> {
+    let Shape {
         batch,
         queries,
         keys,
@@ -100,10 +130,9 @@ fn the_reference_backend_is_the_formula_too() {
         check(
             &operands(&shape),
             &|values| reference(&shape, values),
-            &|inputs| ReferenceAttention.attention(&Compute, &inputs[0], &inputs[1], &inputs[2], &shape),
+            &|inputs| attend(&ReferenceAttention, &Compute, shape.scale, inputs).expect("served"),
         );
     }
-    assert!(ReferenceAttention.supports(&shape([1, 3, 0, 1, 4])).is_err());
 }
 
 #[test]
@@ -136,7 +165,7 @@ fn a_sample_has_the_same_bits_in_a_batch_of_any_size() {
             &seed,
         );
         for sample in 0..sizes[0] {
-            let shape = AttentionShape {
+            let shape = Shape {
                 batch: 1,
                 ..whole_shape
             };
@@ -165,7 +194,7 @@ fn a_sample_has_the_same_bits_in_a_batch_of_any_size() {
 
 #[test]
 fn large_scores_neither_overflow_nor_lose_the_largest() {
-    let shape = AttentionShape {
+    let shape = Shape {
         scale: 1000.0,
         ..shape([1, 5, 9, 2, 8])
     };
@@ -237,19 +266,25 @@ fn a_kept_output_serves_a_tracked_run_without_computing_attention_again() {
 }
 
 #[test]
-fn shapes_without_keys_or_channels_are_declined_with_a_reason() {
-    assert!(CpuAttention.supports(&shape([1, 1, 1, 1, 1])).is_ok());
-    assert_eq!(
-        CpuAttention.supports(&shape([1, 1, 0, 1, 4])),
-        Err("attention over no keys has no value".into())
-    );
-    let no_channels = AttentionShape {
-        head_dim: 0,
-        ..shape([1, 1, 1, 1, 1])
+fn calls_that_make_no_sense_are_declined_with_a_reason() {
+    let why = |shapes: [[usize; 4]; 3]| {
+        let inputs = shapes.map(|shape| operand(1, &shape).plain());
+        let found = attend(&CpuAttention, &Compute, 1.0, &inputs);
+        found.expect_err("declined").to_string()
     };
+    let no_keys = [1, 0, 1, 4];
     assert_eq!(
-        CpuAttention.supports(&no_channels),
-        Err("a head needs at least one channel".into())
+        why([[1, 1, 1, 4], no_keys, no_keys]),
+        "attention over no keys has no value"
+    );
+    assert_eq!(why([[1, 1, 1, 0]; 3]), "a head needs at least one channel");
+    assert_eq!(
+        why([[1, 5, 6, 4], [1, 7, 4, 4], [1, 7, 4, 4]]),
+        "6 heads of queries are no multiple of 4 heads of keys"
+    );
+    assert_eq!(
+        why([[1, 5, 4, 4], [1, 7, 4, 4], [1, 8, 4, 4]]),
+        "keys of [1, 7, 4, 4] and values of [1, 8, 4, 4] do not go with queries of [1, 5, 4, 4] and 4 heads of keys"
     );
 }
 

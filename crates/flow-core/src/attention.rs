@@ -1,45 +1,233 @@
-//! The interface of attention backends.
+//! Attention: what a call asks for, and the interface of the backends that answer.
+//!
+//! One semantics for all of them: `softmax(scale · q kᵀ + mask) v` per head, where keys and values come in one part or
+//! two, as if the second followed on the first, and head `h` of the queries reads head `h · H_kv / H` of keys and values.
+//! A query that sees no key gets 0.
+//!
+//! Legend of shapes: `B` samples, `S` query tokens, `T` key tokens, `H` heads, `H_kv` heads of keys and values, `D`
+//! channels of a head.
 
 use crate::exec::Stash;
-use burn::backend::DispatchTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::DType;
+pub use flow_attention_mask::{Mask, Sizes};
 use std::fmt::Debug;
+use std::sync::Arc;
 
-/// The problem an attention call poses. Operands are `[B, S, H, D]`, output `[B, S_query, H, D]`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionShape {
-    /// Batch.
-    pub batch: usize,
-    /// Query tokens.
-    pub queries: usize,
-    /// Key and value tokens.
-    pub keys: usize,
-    /// Heads, the same for queries and keys.
-    pub heads: usize,
-    /// Channels of one head.
-    pub head_dim: usize,
-    /// Factor on the scores, usually `1/sqrt(head_dim)`.
-    pub scale: f32,
+use crate::tensors::Plain;
+
+/// What a call asks for besides its operands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AttentionSpec {
+    /// Factor on the scores; without one, `1/sqrt(D)`.
+    pub scale: Option<f32>,
+    /// Which query sees which key; without one, each sees all. Keys of a second part are numbered after the first's.
+    pub mask: Option<Arc<Mask>>,
 }
 
-/// One implementation of `softmax(scale · q kᵀ) v`, forward and backward, the same in rollout and in training.
+/// Keys and values `[B, T, H_kv, D]` of one part.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyValue<'a> {
+    /// Keys.
+    pub k: &'a DispatchTensor,
+    /// Values.
+    pub v: &'a DispatchTensor,
+}
+
+/// Why a backend does not serve a call.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub struct Declined {
+    /// For a person.
+    pub why: String,
+}
+
+impl Declined {
+    /// With a reason for a person.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into() }
+    }
+}
+
+/// Where the operands of a call are, with what a backend must know of the device.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Place {
+    /// In the host's memory.
+    Host,
+    /// On a device of CubeCL's.
+    #[cfg(feature = "cube")]
+    Cube(crate::cube::Client),
+}
+
+impl Place {
+    fn of(tensor: &DispatchTensor) -> Self {
+        #[cfg(feature = "cube")]
+        if let Some(tensor) = crate::cube::read(&crate::tensors::plain(tensor)) {
+            return Self::Cube(tensor.client.clone());
+        }
+        let _ = tensor;
+        Self::Host
+    }
+}
+
+/// The problem a call poses: sizes, types, place, scale and mask. Which kernel serves it follows from this alone.
+#[derive(Clone, Debug)]
+pub struct AttentionCall {
+    /// Where the operands are.
+    pub place: Place,
+    /// Type of all operands, and of the output.
+    pub dtype: DType,
+    /// `B`.
+    pub batch: usize,
+    /// `S`.
+    pub queries: usize,
+    /// `T` of the first part and of the second, 0 if there is none.
+    pub keys: [usize; 2],
+    /// `H`.
+    pub heads: usize,
+    /// `H_kv`, a divisor of `H`.
+    pub kv_heads: usize,
+    /// `D`.
+    pub head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Which query sees which key; `None` if each sees all.
+    pub mask: Option<Arc<Mask>>,
+}
+
+impl AttentionCall {
+    /// The problem that queries `[B, S, H, D]` and one or two parts of keys and values pose.
+    ///
+    /// # Errors
+    /// [`Declined`] if the operands do not fit each other, or the mask does not fit them.
+    pub fn new(q: &DispatchTensor, parts: &[KeyValue<'_>], spec: &AttentionSpec) -> Result<Self, Declined> {
+        if parts.is_empty() || parts.len() > 2 {
+            return Err(Declined::new(format!(
+                "keys and values come in one part or two, not in {}",
+                parts.len()
+            )));
+        }
+        let sizes = |tensor: &DispatchTensor| -> Result<[usize; 4], Declined> {
+            let shape = tensor.shape().to_vec();
+            <[usize; 4]>::try_from(shape).map_err(|shape| {
+                Declined::new(format!("operands of attention are [B, S, H, D], not {shape:?}"))
+            })
+        };
+        let dtype = q.dtype();
+        let [batch, queries, heads, head_dim] = sizes(q)?;
+        let kv_heads = sizes(parts[0].k)?[2];
+        let mut keys = [0; 2];
+        for (part, keys) in parts.iter().zip(&mut keys) {
+            let (k, v) = (sizes(part.k)?, sizes(part.v)?);
+            if k != v || k != [batch, k[1], kv_heads, head_dim] {
+                return Err(Declined::new(format!(
+                    "keys of {k:?} and values of {v:?} do not go with queries of {:?} and {kv_heads} heads of keys",
+                    [batch, queries, heads, head_dim]
+                )));
+            }
+            if part.k.dtype() != dtype || part.v.dtype() != dtype {
+                return Err(Declined::new(format!(
+                    "queries are {dtype:?}, keys {:?} and values {:?}; cast them to one type",
+                    part.k.dtype(),
+                    part.v.dtype()
+                )));
+            }
+            *keys = k[1];
+        }
+        let call = Self {
+            place: Place::of(q),
+            dtype,
+            batch,
+            queries,
+            keys,
+            heads,
+            kv_heads,
+            head_dim,
+            scale: spec.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()),
+            mask: spec.mask.clone().filter(|mask| **mask != Mask::Full),
+        };
+        call.check()?;
+        Ok(call)
+    }
+
+    fn check(&self) -> Result<(), Declined> {
+        if self.head_dim == 0 {
+            return Err(Declined::new("a head needs at least one channel"));
+        }
+        if self.key_count() == 0 {
+            return Err(Declined::new("attention over no keys has no value"));
+        }
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(Declined::new(format!(
+                "{} heads of queries are no multiple of {} heads of keys",
+                self.heads, self.kv_heads
+            )));
+        }
+        if let Some(mask) = self.mask.as_ref().filter(|_| self.batch > 0 && self.queries > 0) {
+            let bound = mask.bind(self.sizes());
+            bound.map_err(|error| Declined::new(error.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Keys of both parts.
+    pub fn key_count(&self) -> usize {
+        self.keys[0] + self.keys[1]
+    }
+
+    /// Sizes as masks see them.
+    pub fn sizes(&self) -> Sizes {
+        Sizes {
+            batch: self.batch,
+            queries: self.queries,
+            key_segments: self.keys,
+        }
+    }
+
+    /// `[B, S, H, D]`: the shape of queries and of the output.
+    pub fn query_shape(&self) -> [usize; 4] {
+        [self.batch, self.queries, self.heads, self.head_dim]
+    }
+
+    /// `[B, T, H_kv, D]` of part `part`.
+    pub fn key_shape(&self, part: usize) -> [usize; 4] {
+        [self.batch, self.keys[part], self.kv_heads, self.head_dim]
+    }
+}
+
+/// What attention gives.
+#[derive(Clone, Debug)]
+pub struct Attended {
+    /// `[B, S, H, D]` in the operands' type.
+    pub output: DispatchTensor,
+    /// The logarithm of each query's sum of exponentials, `[B, H, R]` in f32 with `R` at least `S`; plus infinity in rows
+    /// beyond `S` and where a query sees no key. What backward starts from; no gradient goes through it.
+    pub lse: Plain,
+}
+
+/// One implementation of attention, forward and backward, the same in rollout and in training.
 pub trait AttentionBackend: Debug + Send + Sync {
     /// Name in logs, manifests and configs.
     fn name(&self) -> &str;
 
-    /// Whether it can serve `shape`, or why not.
+    /// The kernel that serves `call`, for logs and manifests. The answer depends on `call` alone.
     ///
     /// # Errors
-    /// The reason, for a person.
-    fn supports(&self, shape: &AttentionShape) -> Result<(), String>;
+    /// [`Declined`] with the reason if none does.
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined>;
 
     /// Computes attention. Operands may be tracked. The results that backward needs (output and log-sum-exp) pass
     /// through `stash` under the name `attention`, so that a checkpoint policy can keep them.
-    fn attention(
+    ///
+    /// # Errors
+    /// [`Declined`], before anything is launched, exactly if [`kernel`](Self::kernel) declines `call`, which is that of the
+    /// operands.
+    fn attend(
         &self,
         stash: &dyn Stash,
         q: &DispatchTensor,
-        k: &DispatchTensor,
-        v: &DispatchTensor,
-        shape: &AttentionShape,
-    ) -> DispatchTensor;
+        parts: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined>;
 }

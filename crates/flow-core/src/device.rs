@@ -2,7 +2,7 @@
 
 use crate::concurrency::Crews;
 use crate::{CoreError, tensors::Plain};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 /// An opened device.
 #[derive(Clone, Debug)]
@@ -10,6 +10,7 @@ pub struct ComputeDevice {
     device: Device,
     name: String,
     crews: Crews,
+    compute: Option<FloatDType>,
 }
 
 /// The kinds of device that this build can open.
@@ -22,15 +23,15 @@ pub fn available() -> &'static [&'static str] {
 }
 
 impl ComputeDevice {
-    /// Opens the device called `kind`.
+    /// Opens device number `index` of those called `kind`.
     ///
     /// # Errors
-    /// [`CoreError::NoDevice`] if this build lacks it.
-    pub fn open(kind: &str) -> Result<Self, CoreError> {
-        match kind {
-            "cpu" => Ok(Self::cpu()),
+    /// [`CoreError::NoDevice`] if this build or this machine lacks it.
+    pub fn open(kind: &str, index: usize) -> Result<Self, CoreError> {
+        match (kind, index) {
+            ("cpu", 0) => Ok(Self::cpu()),
             #[cfg(feature = "cuda")]
-            "cuda" => Self::cuda(0),
+            ("cuda", _) => Self::cuda(index),
             _ => Err(CoreError::NoDevice {
                 asked: kind.into(),
                 available: available().join(", "),
@@ -45,6 +46,7 @@ impl ComputeDevice {
             device: Device::flex(),
             name: cpu_name(),
             crews: Crews::default(),
+            compute: None,
         }
     }
 
@@ -72,7 +74,19 @@ impl ComputeDevice {
             name: format!("CUDA device {index}"),
             device,
             crews: Crews::default(),
+            compute: None,
         })
+    }
+
+    /// The same device, on which models compute with copies of their weights in `dtype`. What is trained stays f32.
+    pub fn computing_in(self, dtype: FloatDType) -> Self {
+        let compute = (dtype != FloatDType::F32).then_some(dtype);
+        Self { compute, ..self }
+    }
+
+    /// The type of the copies that models compute with, if they are not f32 like the weights.
+    pub fn compute_dtype(&self) -> Option<FloatDType> {
+        self.compute
     }
 
     pub(crate) fn crews(&self) -> &Crews {

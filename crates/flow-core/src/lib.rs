@@ -20,7 +20,7 @@ pub mod tensors;
 
 pub use flow_rng as rng;
 
-pub use attention::{AttentionBackend, AttentionShape};
+pub use attention::{Attended, AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue};
 pub use error::CoreError;
 pub use exec::{
     AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, Exec, KeepAll, Lane,

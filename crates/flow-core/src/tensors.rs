@@ -1,7 +1,7 @@
 //! Tensors whose rank is erased, and the tuples of tensors that cross the edge of a block or region.
 
 use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind};
-use burn::tensor::{Tensor, kind::Basic};
+use burn::tensor::{FloatDType, Tensor, kind::Basic};
 
 /// A tensor outside any autodiff graph, its rank erased. Kernels compute on these only.
 pub type Plain = DispatchTensor;
@@ -41,6 +41,15 @@ pub fn leaf(tensor: &Plain) -> DispatchTensor {
 pub fn zeros_like(tensor: &Plain) -> Plain {
     use burn::backend::{TensorMetadata, ops::FloatTensorOps};
     Dispatch::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
+}
+
+/// `tensor` in another float type; itself if it has that type.
+pub fn cast(tensor: &Plain, dtype: FloatDType) -> Plain {
+    use burn::backend::{TensorMetadata, ops::FloatTensorOps};
+    if tensor.dtype() == dtype.into() {
+        return tensor.clone();
+    }
+    Dispatch::float_cast(tensor.clone(), dtype)
 }
 
 /// A fixed tuple of tensors, erased to a list and back.

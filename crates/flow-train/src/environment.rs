@@ -1,7 +1,8 @@
 //! From a config's `[device]`, `[checkpointing]` and `[runtime]` to device, plan and threads.
 
 use crate::Registries;
-use flow_config::{Config, DType};
+use burn::tensor::FloatDType;
+use flow_config::{Config, DType, DeviceKind};
 use flow_core::{CoreError, Plan, device::ComputeDevice};
 use flow_trainer::setup::Environment;
 use std::collections::BTreeMap;
@@ -58,7 +59,12 @@ pub fn environment<'a>(
     if flow_validate::errors(&found) {
         return Err(EnvironmentError::Unavailable(found));
     }
-    let device = ComputeDevice::open(config.device.kind.name())?;
+    let device = ComputeDevice::open(config.device.kind.name(), config.device.index)?;
+    let device = match (config.device.kind, config.device.dtype) {
+        (DeviceKind::Cuda, DType::Bf16) => device.computing_in(FloatDType::BF16),
+        // The processor's kernels round operands themselves.
+        _ => device,
+    };
     crate::runtime_options(config, base)?;
     let plan = Arc::new(base_plan(config, registries)?);
     Ok(Environment {
@@ -77,9 +83,10 @@ pub fn environment<'a>(
 /// If the device or its precision is not there.
 pub fn base_plan(config: &Config, registries: &Registries) -> Result<Plan, EnvironmentError> {
     let kind = config.device.kind.name();
-    let kernels = match config.device.dtype {
-        DType::F32 => registries.kernels.get(kind)?,
-        DType::Bf16 => Arc::new(flow_kernels::CpuKernels::bf16()?),
+    let kernels = match (config.device.kind, config.device.dtype) {
+        (_, DType::F32) => registries.kernels.get(kind)?,
+        (DeviceKind::Cpu, DType::Bf16) => Arc::new(flow_kernels::CpuKernels::bf16()?),
+        (DeviceKind::Cuda, DType::Bf16) => registries.kernels.get("cuda-bf16")?,
     };
     Ok(Plan::new(registries.attention.get(kind)?, kernels))
 }

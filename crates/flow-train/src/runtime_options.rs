@@ -5,8 +5,12 @@ use flow_config::{Config, Resolved, Source};
 use flow_runtime::{Applied, Context, Feature, RuntimeOptions};
 use std::path::Path;
 
-/// What is compiled into this build besides what every build has: no CubeCL, so no device, fusion or autotuning of its.
-pub(crate) const FEATURES: &[Feature] = &[];
+/// What is compiled into this build besides what every build has: CubeCL with the feature `cuda`, but never Burn's fusion.
+pub(crate) const FEATURES: &[Feature] = if cfg!(feature = "cuda") {
+    &[Feature::Cubecl, Feature::Cuda]
+} else {
+    &[]
+};
 
 /// The options of a config. Relative paths start from `base`.
 ///

@@ -25,7 +25,9 @@ pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
                 .nearest(nearest(kind, machine.devices.iter().copied()).map(str::to_owned))
                 .help("choose a device that is there, or a build that has this one"),
         );
-    } else if let (DType::Bf16, Err(why)) = (config.device.dtype, &machine.bf16) {
+    } else if let (DeviceKind::Cpu, DType::Bf16, Err(why)) =
+        (config.device.kind, config.device.dtype, &machine.bf16)
+    {
         found.push(
             Diagnostic::error(
                 NO_BF16,

@@ -97,9 +97,6 @@ impl Call<'_> {
         statistics: &[(&'static str, &Statistics)],
     ) -> Result<AddressType, Declined> {
         let [batch, heads, queries, head_dim] = self.q.shape;
-        if head_dim == 0 || head_dim > 256 {
-            return Err(Declined::HeadDim { found: head_dim });
-        }
         if self.segments.is_empty() || self.segments.len() > 2 {
             return Err(Declined::Segments {
                 found: self.segments.len(),
@@ -162,43 +159,60 @@ impl Call<'_> {
     }
 
     fn check_device(&self, client: &Client, address: AddressType) -> Result<(), Declined> {
-        let properties = client.properties();
-        let hardware = &properties.hardware;
-        let [batch, heads, ..] = self.q.shape;
-        let needs = [
-            (
-                "bytes of shared memory",
-                hardware.max_shared_memory_size,
-                self.tiles().shared_bytes(),
-            ),
-            (
-                "threads in a block",
-                hardware.max_units_per_cube as usize,
-                THREADS,
-            ),
-            ("buffers in a kernel", hardware.max_bindings as usize, 12),
-            ("blocks along y", hardware.max_cube_count.1 as usize, heads),
-            ("blocks along z", hardware.max_cube_count.2 as usize, batch),
-        ];
-        for (what, found, needed) in needs {
-            if found < needed {
-                return Err(Declined::Device { what, found, needed });
-            }
-        }
-        if !properties.supports_address(address) {
-            return Err(Declined::Device {
+        let [batch, heads, _, head_dim] = self.q.shape;
+        check_device(client, [batch, heads, head_dim], self.element)?;
+        match client.properties().supports_address(address) {
+            true => Ok(()),
+            false => Err(Declined::Device {
                 what: "bits in an address",
                 found: 32,
                 needed: 64,
-            });
-        }
-        let usage = properties.type_usage(native(self.element));
-        match usage.contains(TypeUsage::Buffer) && usage.contains(TypeUsage::Conversion) {
-            true => Ok(()),
-            false => Err(Declined::Element {
-                element: self.element.name(),
             }),
         }
+    }
+}
+
+/// Whether the kernels run on a device, for this many samples and heads of queries, heads of this width and elements of
+/// this type.
+///
+/// # Errors
+/// What it lacks.
+pub fn check_device(
+    client: &Client,
+    [batch, heads, head_dim]: [usize; 3],
+    element: Element,
+) -> Result<(), Declined> {
+    if head_dim == 0 || head_dim > 256 {
+        return Err(Declined::HeadDim { found: head_dim });
+    }
+    let properties = client.properties();
+    let hardware = &properties.hardware;
+    let needs = [
+        (
+            "bytes of shared memory",
+            hardware.max_shared_memory_size,
+            Tiles::new(head_dim).shared_bytes(),
+        ),
+        (
+            "threads in a block",
+            hardware.max_units_per_cube as usize,
+            THREADS,
+        ),
+        ("buffers in a kernel", hardware.max_bindings as usize, 12),
+        ("blocks along y", hardware.max_cube_count.1 as usize, heads),
+        ("blocks along z", hardware.max_cube_count.2 as usize, batch),
+    ];
+    for (what, found, needed) in needs {
+        if found < needed {
+            return Err(Declined::Device { what, found, needed });
+        }
+    }
+    let usage = properties.type_usage(native(element));
+    match usage.contains(TypeUsage::Buffer) && usage.contains(TypeUsage::Conversion) {
+        true => Ok(()),
+        false => Err(Declined::Element {
+            element: element.name(),
+        }),
     }
 }
 

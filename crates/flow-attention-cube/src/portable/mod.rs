@@ -11,7 +11,7 @@ mod mask;
 mod parts;
 mod tiles;
 
-pub use call::{Call, KeyValues, Statistics};
+pub use call::{Call, KeyValues, Statistics, check_device};
 pub use declined::Declined;
 pub use launch::{backward, forward};
 pub use mask::PortableMask;

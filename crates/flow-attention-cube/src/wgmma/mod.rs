@@ -11,6 +11,7 @@ mod tiles;
 use crate::call::{Call, Declined};
 use crate::run::{Cut, Kernels, Offer};
 use crate::tensors::{Backward, Heads, Part, TileList};
+use cubecl::ir::features::Tma;
 use cubecl::prelude::Client;
 use cubecl_runtime::server::Handle;
 pub use tiles::{BackwardTiles, ForwardTiles, Sums};
@@ -47,7 +48,16 @@ impl Kernels for Wgmma {
     type Forward = ForwardTiles;
     type Backward = BackwardTiles;
 
-    fn check(_: &Client, _: &Call) -> Result<(), Declined> {
+    fn check(client: &Client, _: &Call) -> Result<(), Declined> {
+        // Of the generations that CubeCL knows, Hopper alone has the first of these and not the second; `wgmma` exists
+        // nowhere else (PTX ISA 9.0, section 9.7.15: sm_90a).
+        let tensor_memory = client.properties().features.tma;
+        if !tensor_memory.contains(Tma::Base) || tensor_memory.contains(Tma::Im2colWide) {
+            return Err(Declined {
+                why: "the wgmma kernels want a GPU of NVIDIA's Hopper generation (compute capability 9.0)"
+                    .into(),
+            });
+        }
         Ok(())
     }
 

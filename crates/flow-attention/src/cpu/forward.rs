@@ -1,35 +1,48 @@
 //! Output and log-sum-exp.
 
-use super::heads::{Heads, Sizes, head};
+use super::heads::{Heads, Layout};
 use super::softmax::softmax;
 use super::tiles::{QUERIES, Tiles, copy_to_columns, padded, work};
-use flow_core::AttentionShape;
+use super::visible::Visible;
+use flow_core::AttentionCall;
 use flow_kernels::host::matrix::Write;
 use flow_kernels::host::narrow::multiply_narrow;
 use flow_kernels::host::threads;
 
-/// Output `[B, S_query, H, D]` and log-sum-exp `[B, H, S_query]`.
-pub(super) fn forward(shape: &AttentionShape, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>) {
-    let (tasks, queries) = (shape.batch * shape.heads, shape.queries);
-    let mut o = vec![0.0; shape.query_shape().iter().product()];
+/// Values of the operands: queries `[B, S, H, D]`, and `[keys, values]` of each part, `[B, T, H_kv, D]`.
+#[derive(Clone, Debug)]
+pub(super) struct Operands<'a> {
+    pub(super) q: &'a [f32],
+    pub(super) parts: Vec<[&'a [f32]; 2]>,
+}
+
+/// Output `[B, S, H, D]` and log-sum-exp `[B, H, S]`.
+pub(super) fn forward(
+    call: &AttentionCall,
+    operands: &Operands<'_>,
+    visible: &Visible,
+) -> (Vec<f32>, Vec<f32>) {
+    let (tasks, queries) = (call.batch * call.heads, call.queries);
+    let mut o = vec![0.0; call.query_shape().iter().product()];
     let mut lse = vec![0.0; tasks * queries];
-    let heads = Heads::new(&mut o, queries, shape);
-    // One token whose channels are the queries.
-    let sums = AttentionShape {
+    let heads = Heads::new(&mut o, Layout::of_queries(call));
+    // One token of each sample and head, whose channels are the queries.
+    let one_token = AttentionCall {
         head_dim: queries,
         queries: 1,
-        ..*shape
+        ..call.clone()
     };
-    let sums = Heads::new(&mut lse, 1, &sums);
-    let prepare = || Tiles::new(shape, false);
-    threads::for_each_with(tasks, work(shape), prepare, |task, tiles| {
+    let sums = Heads::new(&mut lse, Layout::of_queries(&one_token));
+    let prepare = || Tiles::new(call, visible, false);
+    threads::for_each_with(tasks, work(call), prepare, |task, tiles| {
+        let head = [task / call.heads, task % call.heads];
         // SAFETY: one task per head of a sample; `lse` is alive and not used until all tasks have ended.
-        let lse = unsafe { sums.row(task, 0) };
+        let lse = unsafe { sums.row(head, 0) };
         for (tile, lse) in lse.chunks_mut(QUERIES).enumerate() {
-            let reciprocals = forward_tile(shape, [q, k, v], task, tile * QUERIES, tiles, lse);
+            let reciprocals = forward_tile(call, operands, visible, head, tile * QUERIES, tiles, lse);
             for (query, reciprocal) in reciprocals.into_iter().enumerate().take(lse.len()) {
                 // SAFETY: as above, for `o`.
-                let row = unsafe { heads.row(task, tile * QUERIES + query) };
+                let row = unsafe { heads.row(head, tile * QUERIES + query) };
                 let column = tiles.result[query..].iter().step_by(padded(lse.len()));
                 row.iter_mut()
                     .zip(column)
@@ -43,36 +56,71 @@ pub(super) fn forward(shape: &AttentionShape, q: &[f32], k: &[f32], v: &[f32]) -
 /// Queries from `start` on, as many as `lse` has places: leaves the output times each query's sum in `tiles.result` and
 /// gives the reciprocal sums.
 fn forward_tile(
-    shape: &AttentionShape,
-    [q, k, v]: [&[f32]; 3],
-    task: usize,
+    call: &AttentionCall,
+    operands: &Operands<'_>,
+    visible: &Visible,
+    head: [usize; 2],
     start: usize,
     tiles: &mut Tiles,
     lse: &mut [f32],
 ) -> [f32; QUERIES] {
-    let (keys, count, width) = (shape.keys, lse.len(), padded(lse.len()));
-    let (k, v) = (
-        head(shape, k, keys, task, 0, keys),
-        head(shape, v, keys, task, 0, keys),
-    );
-    let scaled = &mut tiles.queries[..shape.head_dim * width];
-    copy_to_columns(
+    let (count, width) = (lse.len(), padded(lse.len()));
+    let scaled = &mut tiles.queries[..call.head_dim * width];
+    let q = Layout::of_queries(call).head(operands.q, head, start, count);
+    copy_to_columns(scaled, q, width, call.scale);
+    let keys = scores(
+        call,
+        operands,
+        visible,
+        head,
+        start..start + count,
         scaled,
-        head(shape, q, shape.queries, task, start, count),
-        width,
-        shape.scale,
+        &mut tiles.scores,
     );
     let scores = &mut tiles.scores[..keys * width];
-    multiply_narrow(scores, k, scaled, width, Write::Replace);
     let (mut sums, mut reciprocals) = ([0.0; QUERIES], [0.0; QUERIES]);
     softmax(width, scores, &mut sums, &mut reciprocals);
     lse.copy_from_slice(&sums[..count]);
-    multiply_narrow(
-        &mut tiles.result[..shape.head_dim * width],
-        v.transposed(),
-        scores,
-        width,
-        Write::Replace,
-    );
+    let (result, kv_head) = (&mut tiles.result[..call.head_dim * width], kv_head(call, head));
+    let (mut rest, mut write) = (&*scores, Write::Replace);
+    for run in visible.runs(head[0], start) {
+        let (these, others) = rest.split_at(run.count * width);
+        let v =
+            Layout::of_keys(call, run.part).head(operands.parts[run.part][1], kv_head, run.start, run.count);
+        multiply_narrow(result, v.transposed(), these, width, write);
+        (rest, write) = (others, Write::Add);
+    }
+    if write == Write::Replace {
+        result.fill(0.0);
+    }
     reciprocals
+}
+
+/// The head of keys and values that a head of queries reads, both with the sample.
+pub(super) fn kv_head(call: &AttentionCall, [batch, head]: [usize; 2]) -> [usize; 2] {
+    [batch, head / (call.heads / call.kv_heads)]
+}
+
+/// Scores `[keys that the tile sees, width]` of the queries `range`, given times the scale as `[D, width]`; minus infinity
+/// where the mask forbids. Gives the number of keys.
+pub(super) fn scores(
+    call: &AttentionCall,
+    operands: &Operands<'_>,
+    visible: &Visible,
+    head: [usize; 2],
+    range: std::ops::Range<usize>,
+    scaled: &[f32],
+    into: &mut [f32],
+) -> usize {
+    let (width, kv_head) = (padded(range.len()), kv_head(call, head));
+    let mut keys = 0;
+    for run in visible.runs(head[0], range.start) {
+        let k =
+            Layout::of_keys(call, run.part).head(operands.parts[run.part][0], kv_head, run.start, run.count);
+        let scores = &mut into[keys * width..][..run.count * width];
+        multiply_narrow(scores, k, scaled, width, Write::Replace);
+        visible.hide(run, head[0], range.start, range.len(), scores);
+        keys += run.count;
+    }
+    keys
 }

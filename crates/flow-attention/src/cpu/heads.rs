@@ -1,49 +1,61 @@
 //! Heads of `[B, S, H, D]` tensors: as matrices to read, as rows that different tasks write.
 
-use flow_core::AttentionShape;
+use flow_core::AttentionCall;
 use flow_kernels::host::matrix::Matrix;
 
-/// Sizes of the operands, beside [`AttentionShape`]'s fields.
-pub(super) trait Sizes {
-    fn query_shape(&self) -> [usize; 4];
-    fn key_shape(&self) -> [usize; 4];
-    /// Values from one token to the next.
-    fn stride(&self) -> usize;
-}
-
-impl Sizes for AttentionShape {
-    fn query_shape(&self) -> [usize; 4] {
-        [self.batch, self.queries, self.heads, self.head_dim]
-    }
-    fn key_shape(&self) -> [usize; 4] {
-        [self.batch, self.keys, self.heads, self.head_dim]
-    }
-    fn stride(&self) -> usize {
-        self.heads * self.head_dim
-    }
-}
-
-/// `count` tokens of one head from `start` on, as a `[count, head_dim]` matrix within `[B, tokens, H, D]`.
-pub(super) fn head<'a>(
-    shape: &AttentionShape,
-    values: &'a [f32],
+/// Sizes of a tensor `[batch, tokens, heads, head_dim]` without gaps, as far as finding a head needs them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
     tokens: usize,
-    task: usize,
-    start: usize,
-    count: usize,
-) -> Matrix<'a> {
-    let (batch, head) = (task / shape.heads, task % shape.heads);
-    let offset = (batch * tokens + start) * shape.stride() + head * shape.head_dim;
-    Matrix::new(&values[offset..], count, shape.head_dim, shape.stride())
+    heads: usize,
+    head_dim: usize,
+}
+
+impl Layout {
+    /// Of queries, and of what has their shape.
+    pub(super) fn of_queries(call: &AttentionCall) -> Self {
+        Self {
+            tokens: call.queries,
+            heads: call.heads,
+            head_dim: call.head_dim,
+        }
+    }
+
+    /// Of keys and of values of a part.
+    pub(super) fn of_keys(call: &AttentionCall, part: usize) -> Self {
+        Self {
+            tokens: call.keys[part],
+            heads: call.kv_heads,
+            head_dim: call.head_dim,
+        }
+    }
+
+    fn offset(&self, [batch, head]: [usize; 2], token: usize) -> usize {
+        ((batch * self.tokens + token) * self.heads + head) * self.head_dim
+    }
+
+    /// `count` tokens of one head (sample and number) from `start` on, as a `[count, head_dim]` matrix.
+    pub(super) fn head<'a>(
+        &self,
+        values: &'a [f32],
+        head: [usize; 2],
+        start: usize,
+        count: usize,
+    ) -> Matrix<'a> {
+        Matrix::new(
+            &values[self.offset(head, start)..],
+            count,
+            self.head_dim,
+            self.heads * self.head_dim,
+        )
+    }
 }
 
 /// An output `[B, tokens, H, D]` whose heads are written by different tasks.
 pub(super) struct Heads {
     values: *mut f32,
     length: usize,
-    tokens: usize,
-    heads: usize,
-    head_dim: usize,
+    layout: Layout,
 }
 
 // SAFETY: `row` is told by its callers that tasks write disjoint heads.
@@ -52,30 +64,28 @@ unsafe impl Sync for Heads {}
 unsafe impl Send for Heads {}
 
 impl Heads {
-    pub(super) fn new(values: &mut [f32], tokens: usize, shape: &AttentionShape) -> Self {
+    pub(super) fn new(values: &mut [f32], layout: Layout) -> Self {
         Self {
             values: values.as_mut_ptr(),
             length: values.len(),
-            tokens,
-            heads: shape.heads,
-            head_dim: shape.head_dim,
+            layout,
         }
     }
 
-    /// A token's channels in `task`'s head.
+    /// A token's channels in a head (sample and number).
     ///
     /// # Safety
     /// No two tasks may ask for the same head of the same sample, a task may hold one row at a time, and the slice given
     /// to `new` must be alive and not otherwise used.
     #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn row(&self, task: usize, token: usize) -> &mut [f32] {
-        let (batch, head) = (task / self.heads, task % self.heads);
-        let offset = ((batch * self.tokens + token) * self.heads + head) * self.head_dim;
+    pub(super) unsafe fn row(&self, head: [usize; 2], token: usize) -> &mut [f32] {
+        let offset = self.layout.offset(head, token);
+        let head_dim = self.layout.head_dim;
         assert!(
-            token < self.tokens && offset + self.head_dim <= self.length,
+            token < self.layout.tokens && offset + head_dim <= self.length,
             "a row lies within its tensor"
         );
         // SAFETY: in bounds by the assertion, exclusive by the contract of this function.
-        unsafe { std::slice::from_raw_parts_mut(self.values.add(offset), self.head_dim) }
+        unsafe { std::slice::from_raw_parts_mut(self.values.add(offset), head_dim) }
     }
 }

@@ -24,7 +24,7 @@ macro_rules! with_queries {
 }
 
 /// Turns scores `[keys, width]` into exponentials below each query's maximum; gives each query's log-sum-exp and the
-/// reciprocal of its sum.
+/// reciprocal of its sum: plus infinity and 0 for a query that sees no key.
 pub(super) fn softmax(
     width: usize,
     scores: &mut [f32],
@@ -56,6 +56,10 @@ fn softmax_of<const N: usize>(
     for (block, top) in top.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
         *top = largest(rows, block * LANES);
     }
+    // A query that sees no key: its exponentials must be those of minus infinity, not of its difference with itself.
+    for top in &mut top {
+        *top = if *top == f32::NEG_INFINITY { 0.0 } else { *top };
+    }
     // Two levels, so that the rounding error grows slowly with the number of keys.
     let mut total = [0.0; N];
     for block in rows.chunks_mut(KEYS) {
@@ -71,8 +75,13 @@ fn softmax_of<const N: usize>(
         }
     }
     for lane in 0..N {
-        reciprocals[lane] = 1.0 / total[lane];
-        lse[lane] = top[lane] + ln(total[lane]);
+        let none = total[lane] == 0.0;
+        reciprocals[lane] = if none { 0.0 } else { 1.0 / total[lane] };
+        lse[lane] = if none {
+            f32::INFINITY
+        } else {
+            top[lane] + ln(total[lane])
+        };
     }
 }
 

@@ -1,6 +1,7 @@
 //! The memory a task works in.
 
-use flow_core::AttentionShape;
+use super::visible::Visible;
+use flow_core::AttentionCall;
 use flow_kernels::host::matrix::Matrix;
 use flow_kernels::host::narrow::LANES;
 
@@ -8,8 +9,8 @@ use flow_kernels::host::narrow::LANES;
 pub(super) const QUERIES: usize = 64;
 
 /// Multiplications worth of work, in the unit of `threads::worth_threads`.
-pub(super) fn work(shape: &AttentionShape) -> usize {
-    shape.batch * shape.heads * shape.queries * shape.keys * (shape.head_dim / 8 + 1)
+pub(super) fn work(call: &AttentionCall) -> usize {
+    call.batch * call.heads * call.queries * call.key_count() * (call.head_dim / 8 + 1)
 }
 
 /// Tiles of one task. `Q` queries lie along the lanes, so that sums over keys need no exchange between lanes; `Q` and,
@@ -23,9 +24,9 @@ pub(super) struct Tiles {
     pub(super) upstream: Vec<f32>,
     /// The same, `[Q, D]`.
     pub(super) upstream_rows: Vec<f32>,
-    /// Scores, then exponentials or probabilities, `[keys, Q]`.
+    /// Scores, then exponentials or probabilities, `[keys that the tile sees, Q]`.
     pub(super) scores: Vec<f32>,
-    /// Gradients of the scores, `[keys, Q]`.
+    /// Gradients of the scores, of the same shape.
     pub(super) dscores: Vec<f32>,
     /// A result for the queries, `[D, Q]`.
     pub(super) result: Vec<f32>,
@@ -34,18 +35,19 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    pub(super) fn new(shape: &AttentionShape, backward: bool) -> Self {
-        let (queries, channels) = (padded(shape.queries.min(QUERIES)), padded(shape.head_dim));
+    pub(super) fn new(call: &AttentionCall, visible: &Visible, backward: bool) -> Self {
+        let (queries, channels) = (padded(call.queries.min(QUERIES)), padded(call.head_dim));
+        let (keys, seen) = (call.key_count(), visible.most_keys());
         let only = |count: usize| vec![0.0; if backward { count } else { 0 }];
         Self {
-            queries: vec![0.0; queries * shape.head_dim],
+            queries: vec![0.0; queries * call.head_dim],
             query_rows: only(queries * channels),
-            upstream: only(queries * shape.head_dim),
+            upstream: only(queries * call.head_dim),
             upstream_rows: only(queries * channels),
-            scores: vec![0.0; queries * shape.keys],
-            dscores: only(queries * shape.keys),
-            result: vec![0.0; queries * shape.head_dim],
-            sums: [only(shape.keys * channels), only(shape.keys * channels)],
+            scores: vec![0.0; queries * seen],
+            dscores: only(queries * seen),
+            result: vec![0.0; queries * call.head_dim],
+            sums: [only(keys * channels), only(keys * channels)],
         }
     }
 }

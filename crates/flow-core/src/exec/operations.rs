@@ -3,9 +3,10 @@
 //! Legend: `B` batch, `S` tokens, `D` channels, `H` heads, `K` modulation chunks, `L` condition tokens, `V` vocabulary.
 
 use super::Exec;
+use crate::attention::{AttentionCall, AttentionSpec, KeyValue};
 use crate::kernels::{Activation, FeedForwardWeights, LinearWeights, NormChunks};
 use crate::params::Handle;
-use crate::{AttentionShape, tensors::plain};
+use crate::tensors::plain;
 use burn::tensor::{Int, Tensor};
 
 /// A linear layer's handles.
@@ -213,29 +214,29 @@ impl Exec<'_> {
 
     /// `softmax(q kᵀ / sqrt(D)) v` per head; `[B, S, H, D]` in and out.
     pub fn attention(&self, q_bshd: Tensor<4>, k_bshd: Tensor<4>, v_bshd: Tensor<4>) -> Tensor<4> {
-        let [batch, queries, heads, head_dim] = q_bshd.dims();
-        let keys = k_bshd.dims()[1];
-        assert_eq!(
-            k_bshd.dims(),
-            [batch, keys, heads, head_dim],
-            "keys for queries of {:?}",
-            q_bshd.dims()
-        );
-        assert_eq!(v_bshd.dims(), k_bshd.dims(), "values for keys");
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let shape = AttentionShape {
-            batch,
-            queries,
-            keys,
-            heads,
-            head_dim,
-            scale,
-        };
-        let (q, k, v) = (
-            q_bshd.into_dispatch(),
-            k_bshd.into_dispatch(),
-            v_bshd.into_dispatch(),
-        );
-        Tensor::from_dispatch(self.plan.attention.attention(&*self.stash, &q, &k, &v, &shape))
+        self.attention_with(q_bshd, [(k_bshd, v_bshd)], &AttentionSpec::default())
+    }
+
+    /// Attention of `q_BSHD` over one part of keys and values `[B, T, H_kv, D]`, or over two, as if the second followed on
+    /// the first, with the scale and the mask of `spec`; see [`attention`](crate::attention).
+    ///
+    /// # Panics
+    /// If the operands do not fit each other, or the plan's backend does not serve them: a session asks before it begins.
+    pub fn attention_with<const PARTS: usize>(
+        &self,
+        q_bshd: Tensor<4>,
+        parts: [(Tensor<4>, Tensor<4>); PARTS],
+        spec: &AttentionSpec,
+    ) -> Tensor<4> {
+        let q = q_bshd.into_dispatch();
+        let parts = parts.map(|(k, v)| (k.into_dispatch(), v.into_dispatch()));
+        let parts: Vec<KeyValue<'_>> = parts.iter().map(|(k, v)| KeyValue { k, v }).collect();
+        let backend = &*self.plan.attention;
+        let attended = AttentionCall::new(&q, &parts, spec)
+            .and_then(|call| backend.attend(&*self.stash, &q, &parts, &call));
+        match attended {
+            Ok(attended) => Tensor::from_dispatch(attended.output),
+            Err(declined) => panic!("attention `{}`: {declined}", backend.name()),
+        }
     }
 }

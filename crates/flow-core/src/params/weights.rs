@@ -2,15 +2,22 @@
 
 use super::{ParamKind, ParamLayout};
 use crate::rng::Purpose;
-use crate::{CoreError, cpu, device::ComputeDevice, tensors::Plain};
+use crate::tensors::{Plain, cast};
+use crate::{CoreError, cpu, device::ComputeDevice};
 use burn::backend::TensorMetadata;
-use std::sync::Arc;
+use burn::tensor::FloatDType;
+use std::sync::{Arc, OnceLock};
 
 /// One value per weight of a layout. Cloning shares the values; a changed value is a new one.
+///
+/// On a device that computes in 16 bits, models see copies in that type; they are made when first asked for after a change.
+/// The values themselves stay as they are, f32 where they are trained.
 #[derive(Clone, Debug)]
 pub struct Weights {
     layout: Arc<ParamLayout>,
     values: Arc<Vec<Plain>>,
+    compute: Option<FloatDType>,
+    copies: OnceLock<Arc<Vec<Plain>>>,
 }
 
 impl Weights {
@@ -28,7 +35,12 @@ impl Weights {
             )
         });
         let values = Arc::new(values.collect());
-        Self { layout, values }
+        Self {
+            layout,
+            values,
+            compute: device.compute_dtype(),
+            copies: OnceLock::new(),
+        }
     }
 
     /// The layout.
@@ -41,8 +53,13 @@ impl Weights {
         &self.values
     }
 
+    /// What models compute with: the values, or copies of them in the device's type.
     pub(crate) fn shared(&self) -> Arc<Vec<Plain>> {
-        self.values.clone()
+        let Some(dtype) = self.compute else {
+            return self.values.clone();
+        };
+        let copies = || Arc::new(self.values.iter().map(|value| cast(value, dtype)).collect());
+        self.copies.get_or_init(copies).clone()
     }
 
     /// Replaces the value at `index`.
@@ -59,12 +76,13 @@ impl Weights {
                 found,
             });
         }
-        Arc::make_mut(&mut self.values)[index] = value;
+        self.values_mut()[index] = value;
         Ok(())
     }
 
     /// Mutable values. Those still held by a view or a snapshot are copied when a kernel writes them.
     pub fn values_mut(&mut self) -> &mut [Plain] {
+        self.copies = OnceLock::new();
         Arc::make_mut(&mut self.values).as_mut_slice()
     }
 

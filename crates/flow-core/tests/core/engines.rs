@@ -5,7 +5,10 @@ use flow_attention::CpuAttention;
 use flow_core::exec::{Body, Stash};
 use flow_core::op::{self, Backward, Incoming, take_gradient};
 use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
-use flow_core::{AttentionBackend, AttentionShape, Exec, KeepAll, Plain, RegionEngine, RegionKind};
+use flow_core::{
+    Attended, AttentionBackend, AttentionCall, Declined, Exec, KeepAll, KeyValue, Plain, RegionEngine,
+    RegionKind,
+};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -175,22 +178,21 @@ impl AttentionBackend for CountingAttention {
         "counting"
     }
 
-    fn supports(&self, shape: &AttentionShape) -> Result<(), String> {
-        CpuAttention.supports(shape)
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+        CpuAttention.kernel(call)
     }
 
-    fn attention(
+    fn attend(
         &self,
         stash: &dyn Stash,
         q: &DispatchTensor,
-        k: &DispatchTensor,
-        v: &DispatchTensor,
-        shape: &AttentionShape,
-    ) -> DispatchTensor {
+        parts: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined> {
         let stash = CountingStash {
             inner: stash,
             computed: &self.computed,
         };
-        CpuAttention.attention(&stash, q, k, v, shape)
+        CpuAttention.attend(&stash, q, parts, call)
     }
 }

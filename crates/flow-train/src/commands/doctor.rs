@@ -116,7 +116,7 @@ fn computes() -> Result<String, Failure> {
 /// The velocity of a DiT with drawn weights.
 fn velocity() -> Result<Vec<f32>, Failure> {
     let registries = Registries::built_in().or_failed()?;
-    let device = ComputeDevice::open("cpu").or_failed()?;
+    let device = ComputeDevice::open("cpu", 0).or_failed()?;
     let settings = json!({
         "latent": { "channels": 3, "height": 16, "width": 16 },
         "patch": 2, "hidden": 96, "layers": 2, "heads": 4, "mlp_ratio": 4.0,

@@ -1,0 +1,56 @@
+//! The choice among backends, by a table.
+
+use burn::backend::DispatchTensor;
+use flow_core::exec::Stash;
+use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue};
+use std::sync::Arc;
+
+/// The first of several backends that serves a call. Which that is follows from the call alone (its sizes, types, mask and
+/// device), so rollout and training get the same; nothing is ever timed.
+#[derive(Debug)]
+pub struct AutomaticAttention {
+    name: &'static str,
+    backends: Vec<Arc<dyn AttentionBackend>>,
+}
+
+impl AutomaticAttention {
+    /// Tries `backends` in this order. `name` is the name in logs, manifests and configs.
+    pub fn new(name: &'static str, backends: Vec<Arc<dyn AttentionBackend>>) -> Self {
+        Self { name, backends }
+    }
+
+    /// The backend that serves `call`, and its kernel.
+    fn choose(&self, call: &AttentionCall) -> Result<(&dyn AttentionBackend, String), Declined> {
+        let mut reasons = Vec::new();
+        for backend in &self.backends {
+            match backend.kernel(call) {
+                Ok(kernel) => return Ok((&**backend, kernel)),
+                Err(declined) => reasons.push(format!("`{}`: {declined}", backend.name())),
+            }
+        }
+        Err(Declined::new(format!(
+            "no backend serves the call; {}",
+            reasons.join("; ")
+        )))
+    }
+}
+
+impl AttentionBackend for AutomaticAttention {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+        self.choose(call).map(|(_, kernel)| kernel)
+    }
+
+    fn attend(
+        &self,
+        stash: &dyn Stash,
+        q: &DispatchTensor,
+        parts: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined> {
+        self.choose(call)?.0.attend(stash, q, parts, call)
+    }
+}

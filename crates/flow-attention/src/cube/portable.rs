@@ -1,0 +1,198 @@
+//! Attention on any device of CubeCL's, in f32, f16 or bf16 with f32 sums.
+
+use super::{client, heads, read};
+use crate::node::through;
+use burn::backend::DispatchTensor;
+use burn::tensor::DType;
+use flow_attention_cube::Element;
+use flow_attention_cube::portable::{self, Call, KeyValues, PortableMask, Statistics, check_device};
+use flow_attention_cube::tensors::Heads;
+use flow_core::attention::{Mask, Sizes};
+use flow_core::cube::{Client, CubeTensor, empty_like, wrap};
+use flow_core::exec::Stash;
+use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Plain, op};
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// The portable kernels: no tensor cores, any strides, heads of up to 256 channels.
+#[derive(Default)]
+pub struct PortableAttention {
+    /// Masks compiled before.
+    masks: Mutex<Vec<Known>>,
+}
+
+struct Known {
+    mask: Option<Arc<Mask>>,
+    sizes: Sizes,
+    head_dim: usize,
+    compiled: Arc<PortableMask>,
+}
+
+impl fmt::Debug for PortableAttention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::NAME)
+    }
+}
+
+fn declined(error: portable::Declined) -> Declined {
+    Declined::new(error.to_string())
+}
+
+fn element(call: &AttentionCall) -> Result<Element, Declined> {
+    match call.dtype {
+        DType::F32 => Ok(Element::F32),
+        DType::F16 => Ok(Element::F16),
+        DType::BF16 => Ok(Element::Bf16),
+        other => Err(Declined::new(format!(
+            "the portable attention kernels take f32, f16 and bf16, not {other:?}"
+        ))),
+    }
+}
+
+impl PortableAttention {
+    /// Name in logs, manifests and configs.
+    pub const NAME: &'static str = "portable";
+
+    fn check(call: &AttentionCall) -> Result<(&Client, Element), Declined> {
+        let (client, element) = (client(call)?, element(call)?);
+        check_device(client, [call.batch, call.heads, call.head_dim], element).map_err(declined)?;
+        Ok((client, element))
+    }
+
+    fn mask(&self, client: &Client, call: &AttentionCall) -> Result<Arc<PortableMask>, Declined> {
+        let (sizes, head_dim) = (call.sizes(), call.head_dim);
+        // A panic while the lock was held left the list whole: entries are pushed at once.
+        let mut masks = self.masks.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let same =
+            |known: &&Known| known.mask == call.mask && known.sizes == sizes && known.head_dim == head_dim;
+        if let Some(known) = masks.iter().find(same) {
+            return Ok(known.compiled.clone());
+        }
+        let mask = call.mask.as_deref().unwrap_or(&Mask::Full);
+        let compiled = Arc::new(PortableMask::new(client, mask, sizes, head_dim).map_err(declined)?);
+        masks.push(Known {
+            mask: call.mask.clone(),
+            sizes,
+            head_dim,
+            compiled: compiled.clone(),
+        });
+        Ok(compiled)
+    }
+}
+
+/// A call's operands on the device.
+#[derive(Clone)]
+struct Operands {
+    tensors: Arc<[CubeTensor]>,
+    q: Heads,
+    segments: Vec<KeyValues>,
+    element: Element,
+    mask: Arc<PortableMask>,
+    scale: f32,
+}
+
+fn pairs(heads: &[Heads]) -> Vec<KeyValues> {
+    let pairs = heads.chunks(2);
+    pairs
+        .map(|pair| KeyValues {
+            k: pair[0].clone(),
+            v: pair[1].clone(),
+        })
+        .collect()
+}
+
+impl Operands {
+    fn call(&self) -> Call<'_> {
+        Call {
+            q: &self.q,
+            segments: &self.segments,
+            scale: self.scale,
+            element: self.element,
+            mask: &self.mask,
+        }
+    }
+
+    fn forward(&self) -> [Plain; 2] {
+        let q = &self.tensors[0];
+        let [batch, heads_count, queries, _] = self.q.shape;
+        let output = empty_like(q, &q.meta.shape.to_vec(), q.dtype);
+        let lse = empty_like(q, &[batch, heads_count, queries], DType::F32);
+        let statistics = Statistics {
+            handle: lse.handle.clone(),
+            rows: queries,
+        };
+        portable::forward(&q.client, &self.call(), &heads(&output), &statistics)
+            .expect("the call was checked before");
+        [wrap(output), wrap(lse)]
+    }
+
+    fn backward(&self, [output, lse]: &[Plain; 2], gradient: &Plain, wanted: &[bool]) -> Vec<Option<Plain>> {
+        let (output, lse, gradient) = (read(output), read(lse), read(gradient));
+        let delta = empty_like(&lse, &lse.meta.shape.to_vec(), DType::F32);
+        let statistics = |tensor: &CubeTensor| Statistics {
+            handle: tensor.handle.clone(),
+            rows: self.q.shape[2],
+        };
+        let gradients: Vec<CubeTensor> = self
+            .tensors
+            .iter()
+            .map(|tensor| empty_like(tensor, &tensor.meta.shape.to_vec(), tensor.dtype))
+            .collect();
+        let views: Vec<Heads> = gradients.iter().map(heads).collect();
+        portable::backward(
+            &output.client,
+            &self.call(),
+            &heads(&output),
+            &heads(&gradient),
+            &statistics(&lse),
+            &statistics(&delta),
+            &views[0],
+            &pairs(&views[1..]),
+        )
+        .expect("the call was checked before");
+        let gradients = gradients.into_iter().zip(wanted);
+        gradients
+            .map(|(gradient, wanted)| wanted.then(|| wrap(gradient)))
+            .collect()
+    }
+}
+
+impl AttentionBackend for PortableAttention {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+        Self::check(call)?;
+        Ok(Self::NAME.into())
+    }
+
+    fn attend(
+        &self,
+        stash: &dyn Stash,
+        q: &DispatchTensor,
+        parts: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined> {
+        let (client, element) = Self::check(call)?;
+        let mask = self.mask(client, call)?;
+        Ok(through(stash, q, parts, |inputs| {
+            let tensors: Arc<[CubeTensor]> = inputs.iter().map(read).collect();
+            let views: Vec<Heads> = tensors.iter().map(heads).collect();
+            let operands = Operands {
+                q: views[0].clone(),
+                segments: pairs(&views[1..]),
+                tensors,
+                element,
+                mask,
+                scale: call.scale,
+            };
+            let again = operands.clone();
+            let compute = move || operands.forward();
+            let backward = move |saved: [Plain; 2]| -> op::Backward {
+                Arc::new(move |incoming| again.backward(&saved, incoming.gradient(), incoming.wanted))
+            };
+            (compute, backward)
+        }))
+    }
+}

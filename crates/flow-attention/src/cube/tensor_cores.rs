@@ -1,0 +1,203 @@
+//! Attention on NVIDIA's tensor cores, in bf16 or f16 with f32 sums.
+
+use super::{client, heads, read};
+use crate::node::through;
+use burn::backend::DispatchTensor;
+use burn::tensor::DType;
+use flow_attention_cube::call::Call;
+use flow_attention_cube::mma::Mma;
+use flow_attention_cube::run::{Kernels, Offer, Prepared};
+use flow_attention_cube::tensors::{Heads, Part, lse_rows};
+use flow_attention_cube::wgmma::Wgmma;
+use flow_core::attention::Mask;
+use flow_core::cube::{Client, CubeTensor, contiguous, empty_like, wrap};
+use flow_core::exec::Stash;
+use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Plain, op};
+use flow_cube::wgmma::Factor;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// Attention of a CUDA device.
+pub struct CubeAttention<K: Kernels> {
+    /// Calls seen before, with their masks on the device.
+    prepared: Mutex<Vec<Known<K>>>,
+}
+
+struct Known<K: Kernels> {
+    call: Call,
+    scale: f32,
+    mask: Option<Arc<Mask>>,
+    prepared: Arc<Prepared<K>>,
+}
+
+/// On Hopper's asynchronous tensor cores (compute capability 9.0).
+pub type WgmmaAttention = CubeAttention<Wgmma>;
+
+/// On the tensor cores of compute capability 8.0 and later.
+pub type MmaAttention = CubeAttention<Mma>;
+
+impl<K: Kernels> Default for CubeAttention<K> {
+    fn default() -> Self {
+        Self {
+            prepared: Mutex::new(Vec::new()),
+        }
+    }
+}
+
+impl<K: Kernels> fmt::Debug for CubeAttention<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(K::NAME)
+    }
+}
+
+/// The tensor as kernels read it: last axis dense, the others at multiples of 16 bytes.
+fn operand(tensor: &Plain) -> CubeTensor {
+    let tensor = read(tensor);
+    let aligned = match tensor.meta.strides.split_last() {
+        Some((last, others)) => *last == 1 && others.iter().all(|stride| stride % 8 == 0),
+        None => false,
+    };
+    if aligned { tensor } else { contiguous(tensor) }
+}
+
+/// The call as the kernels know it.
+fn cube_call(call: &AttentionCall) -> Result<Call, Declined> {
+    let factor = match call.dtype {
+        DType::BF16 => Factor::Bf16,
+        DType::F16 => Factor::F16,
+        other => {
+            return Err(Declined::new(format!(
+                "tensor cores attend in bf16 or f16; the operands are {other:?}"
+            )));
+        }
+    };
+    Ok(Call {
+        batch: call.batch,
+        heads: call.heads,
+        kv_heads: call.kv_heads,
+        queries: call.queries,
+        keys: call.keys,
+        head_dim: call.head_dim,
+        factor,
+    })
+}
+
+fn declined(error: flow_attention_cube::call::Declined) -> Declined {
+    Declined::new(error.why)
+}
+
+impl<K: Kernels> CubeAttention<K> {
+    fn prepare(&self, client: &Client, problem: &AttentionCall) -> Result<Arc<Prepared<K>>, Declined> {
+        let call = cube_call(problem)?;
+        // A panic while the lock was held left the list whole: entries are pushed at once.
+        let mut known = self
+            .prepared
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let same = |entry: &&Known<K>| {
+            entry.call == call && entry.scale == problem.scale && entry.mask == problem.mask
+        };
+        if let Some(entry) = known.iter().find(same) {
+            return Ok(entry.prepared.clone());
+        }
+        let prepared = Prepared::new(client, call, problem.scale, problem.mask.clone()).map_err(declined)?;
+        let prepared = Arc::new(prepared);
+        known.push(Known {
+            call,
+            scale: problem.scale,
+            mask: problem.mask.clone(),
+            prepared: prepared.clone(),
+        });
+        Ok(prepared)
+    }
+}
+
+fn forward<K: Kernels>(prepared: &Prepared<K>, operands: &[CubeTensor]) -> [Plain; 2] {
+    let q = &operands[0];
+    let call = prepared.call();
+    let output = empty_like(q, &[call.batch, call.queries, call.heads, call.head_dim], q.dtype);
+    let lse = empty_like(q, &[call.batch, call.heads, lse_rows(call.queries)], DType::F32);
+    let views: Vec<Heads> = operands.iter().map(heads).collect();
+    let parts: Vec<Part<'_>> = views[1..]
+        .chunks(2)
+        .map(|pair| Part {
+            k: &pair[0],
+            v: &pair[1],
+        })
+        .collect();
+    prepared.forward(&views[0], &parts, &heads(&output), &lse.handle);
+    [wrap(output), wrap(lse)]
+}
+
+fn backward<K: Kernels>(
+    prepared: &Prepared<K>,
+    operands: &[CubeTensor],
+    saved: &[Plain; 2],
+    gradient: &Plain,
+    wanted: &[bool],
+) -> Vec<Option<Plain>> {
+    let [output, lse] = [0, 1].map(|i| read(&saved[i]));
+    let gradient = operand(gradient);
+    let delta = empty_like(&lse, &lse.meta.shape.to_vec(), DType::F32);
+    let gradients: Vec<CubeTensor> = operands
+        .iter()
+        .map(|tensor| empty_like(tensor, &tensor.meta.shape.to_vec(), tensor.dtype))
+        .collect();
+    let views: Vec<Heads> = operands.iter().map(heads).collect();
+    let outputs: Vec<Heads> = gradients.iter().map(heads).collect();
+    let parts: Vec<Part<'_>> = views[1..]
+        .chunks(2)
+        .map(|pair| Part {
+            k: &pair[0],
+            v: &pair[1],
+        })
+        .collect();
+    let of_parts: Vec<[&Heads; 2]> = outputs[1..].chunks(2).map(|pair| [&pair[0], &pair[1]]).collect();
+    prepared.backward(
+        [&views[0], &heads(&output), &heads(&gradient)],
+        &parts,
+        &lse.handle,
+        &delta.handle,
+        &outputs[0],
+        &of_parts,
+    );
+    let gradients = gradients.into_iter().zip(wanted);
+    gradients
+        .map(|(gradient, wanted)| wanted.then(|| wrap(gradient)))
+        .collect()
+}
+
+impl<K: Kernels> AttentionBackend for CubeAttention<K> {
+    fn name(&self) -> &str {
+        K::NAME
+    }
+
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+        let (client, problem) = (client(call)?, cube_call(call)?);
+        problem.check().map_err(declined)?;
+        K::check(client, &problem).map_err(declined)?;
+        let selection = K::select(&problem, call.mask.is_some(), Offer::of(client));
+        Ok(selection.name(K::NAME))
+    }
+
+    fn attend(
+        &self,
+        stash: &dyn Stash,
+        q: &DispatchTensor,
+        parts: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined> {
+        let prepared = self.prepare(client(call)?, call)?;
+        Ok(through(stash, q, parts, |inputs| {
+            let operands: Arc<[CubeTensor]> = inputs.iter().map(operand).collect();
+            let again = (prepared.clone(), operands.clone());
+            let compute = move || forward(&prepared, &operands);
+            let backward = move |saved: [Plain; 2]| -> op::Backward {
+                Arc::new(move |incoming| {
+                    backward(&again.0, &again.1, &saved, incoming.gradient(), incoming.wanted)
+                })
+            };
+            (compute, backward)
+        }))
+    }
+}
