@@ -1,8 +1,10 @@
-//! Attention on tensor cores in a Burn program: forward, backward, a causal mask, beside Burn's own operations in f32.
+//! Attention in a Burn program: forward, backward, a causal mask, beside Burn's own operations in f32.
+//!
+//! `cargo run --release -p flow-attention --example burn_attention` computes on the processor; built with the feature
+//! `cuda` and started where there is an NVIDIA GPU, each backend of CUDA devices computes there, too.
 
-use burn::tensor::{DType, Device, DeviceType, Distribution, Tensor, activation::softmax};
-use flow_attention::cube::{AttentionSpec, MmaAttention, WgmmaAttention};
-use flow_attention_mask::Mask;
+use burn::tensor::{DType, Device, Distribution, Tensor, activation::softmax};
+use flow_attention::{AttentionBackend, AttentionRegistry, AttentionSpec, Mask, attention, register};
 use std::error::Error;
 use std::sync::Arc;
 
@@ -36,59 +38,76 @@ fn distance(got: &[f32], want: &[f32]) -> f64 {
     (difference / want.iter().map(|w| square(*w)).sum::<f64>()).sqrt()
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    if Device::enumerate(DeviceType::Cuda).into_iter().count() == 0 {
-        return Err("this example needs an NVIDIA GPU and its driver".into());
+/// Output and gradients of `compute`, whose output's gradient is `upstream`.
+fn differentiated(
+    operands: [&Tensor<4>; 3],
+    upstream: &Tensor<4>,
+    compute: impl FnOnce([Tensor<4>; 3]) -> Result<Tensor<4>, Box<dyn Error>>,
+) -> Result<Vec<Vec<f32>>, Box<dyn Error>> {
+    let leaves = operands.map(|x| x.clone().require_grad());
+    let output = compute(leaves.clone())?;
+    let gradients = (output.clone() * upstream.clone()).sum().backward();
+    let mut all = vec![values(output.inner())];
+    for leaf in &leaves {
+        all.push(values(leaf.grad(&gradients).ok_or("a leaf without gradient")?));
     }
-    let device = Device::cuda(0).autodiff();
-    let random = || Tensor::<4>::random(SHAPE, Distribution::Normal(0.0, 1.0), &device).cast(DType::BF16);
-    let [q, k, v, gradient] = [0; 4].map(|_| random().detach());
-    let wgmma = WgmmaAttention::default();
-    let mma = MmaAttention::default();
+    Ok(all)
+}
+
+/// Prints how far `backend` is from Burn's operations, and whether it gives the same twice.
+fn compare(backend: &dyn AttentionBackend, device: &Device, dtype: DType) -> Result<(), Box<dyn Error>> {
+    let random = || Tensor::<4>::random(SHAPE, Distribution::Normal(0.0, 1.0), device).cast(dtype);
+    let [q, k, v, upstream] = [0; 4].map(|_| random().detach());
     for causal in [false, true] {
         let spec = AttentionSpec {
             mask: causal.then(|| Arc::new(Mask::Causal)),
             ..AttentionSpec::default()
         };
-        let leaves = || [&q, &k, &v].map(|x| x.clone().cast(DType::F32).require_grad());
-        let reference = leaves();
-        let [rq, rk, rv] = reference.clone();
-        let wanted = plainly(rq, rk, rv, causal);
-        let grads = (wanted.clone() * gradient.clone().cast(DType::F32))
-            .sum()
-            .backward();
-        let wanted_grads: Vec<Vec<f32>> = reference
+        let wide = [&q, &k, &v, &upstream].map(|x| x.clone().cast(DType::F32));
+        let [wide_q, wide_k, wide_v, wide_upstream] = &wide;
+        let expected = differentiated([wide_q, wide_k, wide_v], wide_upstream, |[q, k, v]| {
+            Ok(plainly(q, k, v, causal))
+        })?;
+        let ours = || {
+            differentiated([&q, &k, &v], &upstream, |[q, k, v]| {
+                Ok(attention(backend, q, [(k, v)], &spec)?.output)
+            })
+        };
+        let found = ours()?;
+        let same = found == ours()?;
+        let errors: Vec<String> = expected
             .iter()
-            .map(|x| values(x.grad(&grads).expect("a gradient")))
+            .zip(&found)
+            .map(|(want, got)| format!("{:.1e}", distance(got, want)))
             .collect();
-        let wanted = values(wanted.inner());
-        for name in ["wgmma", "mma"] {
-            let run = || -> Result<Vec<Vec<f32>>, Box<dyn Error>> {
-                let ours = [&q, &k, &v].map(|x| x.clone().require_grad());
-                let [q, k, v] = ours.clone().map(Tensor::into_dispatch);
-                let attended = match name {
-                    "wgmma" => wgmma.attend(&q, &[[&k, &v]], &spec)?,
-                    _ => mma.attend(&q, &[[&k, &v]], &spec)?,
-                };
-                let output = Tensor::<4>::from_dispatch(attended.output);
-                let grads = (output.clone() * gradient.clone()).sum().backward();
-                let mut all = vec![values(output.inner())];
-                for x in &ours {
-                    all.push(values(x.grad(&grads).ok_or("no gradient")?));
-                }
-                Ok(all)
-            };
-            let first = run()?;
-            let same = first == run()?;
-            let errors: Vec<String> = std::iter::once(&wanted)
-                .chain(&wanted_grads)
-                .zip(&first)
-                .map(|(want, got)| format!("{:.1e}", distance(got, want)))
-                .collect();
-            println!(
-                "{name}, causal {causal}: o, dq, dk, dv differ from f32 by {}; twice the same: {same}",
-                errors.join(", ")
-            );
+        println!(
+            "{} in {dtype:?}, causal {causal}: o, dq, dk, dv differ from Burn's in f32 by {}; twice the same: {same}",
+            backend.name(),
+            errors.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut registry = AttentionRegistry::default();
+    register(&mut registry);
+    compare(&*registry.get("cpu")?, &Device::flex().autodiff(), DType::F32)?;
+    #[cfg(feature = "cuda")]
+    if Device::enumerate(burn::tensor::DeviceType::Cuda)
+        .into_iter()
+        .next()
+        .is_some()
+    {
+        let device = Device::cuda(0).autodiff();
+        for (name, dtype) in [
+            ("wgmma", DType::BF16),
+            ("mma", DType::BF16),
+            ("portable", DType::BF16),
+            ("portable", DType::F32),
+            ("cuda", DType::F16),
+        ] {
+            compare(&*registry.get(name)?, &device, dtype)?;
         }
     }
     Ok(())

@@ -34,8 +34,8 @@ fn tensor(layout: Layout, operand: &Operand) -> Tensor<4> {
 
 /// Values of `[B, S, H, D]` in the order of `[B, H, S, D]`.
 fn heads_first(values: Tensor<4>) -> Vec<f64> {
-    let values = values.swap_dims(1, 2).into_data().to_vec::<f32>().expect("f32");
-    values.into_iter().map(f64::from).collect()
+    let values = values.swap_dims(1, 2).into_data();
+    values.iter::<f32>().map(f64::from).collect()
 }
 
 fn run(backend: &dyn AttentionBackend, case: &Case, data: &Data) -> Results {
@@ -61,7 +61,7 @@ fn run(backend: &dyn AttentionBackend, case: &Case, data: &Data) -> Results {
         _ => attention(backend, typed(&q), [pair(0), pair(1)], &spec),
     };
     let done = done.unwrap_or_else(|declined| panic!("{case:?}: {declined}"));
-    let lse = done.lse.into_data().to_vec::<f32>().expect("f32");
+    let lse = done.lse.into_data();
     let seed = tensor(case.layout, &data.d_o).into_dispatch();
     let output = done.output.into_dispatch();
     let mut gradients = op::backward_from(vec![output.clone()], vec![Some(seed)]).expect("tracked");
@@ -73,7 +73,7 @@ fn run(backend: &dyn AttentionBackend, case: &Case, data: &Data) -> Results {
     };
     let mut results = Results {
         o: heads_first(Tensor::from_dispatch(flow_core::tensors::plain(&output))),
-        lse: lse.into_iter().map(f64::from).collect(),
+        lse: lse.iter::<f32>().map(f64::from).collect(),
         dq: gradient(&q),
         dk: Default::default(),
         dv: Default::default(),
