@@ -6,6 +6,7 @@
 
 mod call;
 mod layer;
+mod log;
 mod operations;
 mod plan;
 mod region;
@@ -16,6 +17,7 @@ mod velocity;
 
 pub use call::{CallContext, Lane, Stage};
 pub use layer::{AttentionKind, AttentionLayer, ComputeLayers, LayerBody, LayerDriver};
+pub use log::{AttentionLog, AttentionUse};
 pub use operations::{FeedForward, Linear};
 pub use plan::Plan;
 pub use region::{Body, KeepAll, RegionEngine, RegionKind, Site};

@@ -232,8 +232,11 @@ impl Exec<'_> {
         let parts = parts.map(|(k, v)| (k.into_dispatch(), v.into_dispatch()));
         let parts: Vec<KeyValue<'_>> = parts.iter().map(|(k, v)| KeyValue { k, v }).collect();
         let backend = &*self.plan.attention;
-        let attended = AttentionCall::new(&q, &parts, spec)
-            .and_then(|call| backend.attend(&*self.stash, &q, &parts, &call));
+        let attended = AttentionCall::new(&q, &parts, spec).and_then(|call| {
+            let attended = backend.attend(&*self.stash, &q, &parts, &call)?;
+            self.plan.attention_log.note(backend, &call);
+            Ok(attended)
+        });
         match attended {
             Ok(attended) => Tensor::from_dispatch(attended.output),
             Err(declined) => panic!("attention `{}`: {declined}", backend.name()),

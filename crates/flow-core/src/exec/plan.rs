@@ -1,7 +1,7 @@
 //! Who answers a model's requests.
 
 use super::{
-    CallModel, ComputeLayers, KeepAll, LayerDriver, RegionEngine, RunAll, StackDriver, VelocityDriver,
+    AttentionLog, CallModel, ComputeLayers, KeepAll, LayerDriver, RegionEngine, RunAll, StackDriver, VelocityDriver,
 };
 use crate::{AttentionBackend, Kernels};
 use std::sync::Arc;
@@ -23,6 +23,8 @@ pub struct Plan {
     pub layers: Arc<dyn LayerDriver>,
     /// Calls the model; a feature cache may answer for it.
     pub velocities: Arc<dyn VelocityDriver>,
+    /// Which kernels answered.
+    pub attention_log: Arc<AttentionLog>,
 }
 
 impl Plan {
@@ -36,6 +38,7 @@ impl Plan {
             stacks: Arc::new(RunAll),
             layers: Arc::new(ComputeLayers),
             velocities: Arc::new(CallModel),
+            attention_log: Arc::default(),
         }
     }
 

@@ -7,6 +7,7 @@ use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
 use flow_accel::Activity;
 use flow_report::Stopwatch;
+use std::collections::BTreeSet;
 
 impl<A: Algorithm> Session<A> {
     /// Runs the next iteration and writes its metrics.
@@ -43,6 +44,7 @@ impl<A: Algorithm> Session<A> {
         let images = rolled.groups.len();
         self.parts.follow()?;
         let activity = self.activity(observer)?;
+        self.name_attention()?;
         let update_s = watch.lap_s();
 
         self.parts.state.iteration += 1;
@@ -88,6 +90,29 @@ impl<A: Algorithm> Session<A> {
             }
         }
         Ok(activity)
+    }
+}
+
+impl<A: Algorithm> Session<A> {
+    /// Names the kernels that attention calls of a new kind got, in the log and in the manifest.
+    fn name_attention(&mut self) -> Result<(), TrainError> {
+        let log = &self.parts.acceleration.training().attention_log;
+        let found = log.since(self.named_attention);
+        if found.is_empty() {
+            return Ok(());
+        }
+        found
+            .iter()
+            .for_each(|each| tracing::info!("attention of {each}"));
+        self.named_attention += found.len();
+        let mut manifest = self.files.directory.read_manifest()?;
+        let named = manifest.device.get("attention").and_then(|named| named.as_array().cloned());
+        let mut all: BTreeSet<String> = found.iter().map(ToString::to_string).collect();
+        all.extend(named.into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned)));
+        // Calls run on several threads, so the order of the first ones is no one's.
+        let all: Vec<String> = all.into_iter().collect();
+        manifest.device.insert("attention".into(), all.into());
+        Ok(self.files.directory.write_manifest(&manifest)?)
     }
 }
 

@@ -145,6 +145,8 @@ pub struct Session<A> {
     resumed: bool,
     /// Accelerators of which a person has been told that they did nothing.
     named_idle: BTreeSet<String>,
+    /// Kinds of attention call that the manifest names.
+    named_attention: usize,
 }
 
 /// The files that a run appends to.
@@ -170,6 +172,7 @@ impl<A: Algorithm> Session<A> {
             tally: record::Tally::default(),
             resumed: false,
             named_idle: BTreeSet::new(),
+            named_attention: 0,
         })
     }
 
@@ -213,6 +216,7 @@ impl<A: Algorithm> Session<A> {
             tally: restored.tally,
             resumed: true,
             named_idle: BTreeSet::new(),
+            named_attention: 0,
         };
         for notice in session.files.metrics.notices().to_vec() {
             observer.notice(&notice);

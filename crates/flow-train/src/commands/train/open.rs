@@ -4,7 +4,7 @@ use crate::arguments::{Existing, TrainArguments};
 use crate::commands::Loaded;
 use crate::failure::{Failure, OrFailure};
 use flow_accel::Acceleration;
-use flow_config::Config;
+use flow_config::{Config, DeviceKind};
 use flow_report::{Manifest, MetricsPosition, MetricsStart, OnExists, Opened, RunDirectory};
 use flow_trainer::setup::Environment;
 use serde_json::{Map, Value, json};
@@ -102,9 +102,13 @@ pub fn manifest(
 }
 
 fn device(config: &Config, environment: &Environment<'_>, acceleration: &Acceleration) -> Map<String, Value> {
+    let backend = match config.device.kind {
+        DeviceKind::Cpu => "burn-flex",
+        DeviceKind::Cuda => "burn-cuda",
+    };
     let pairs = [
         ("name", json!(environment.device.name())),
-        ("backend", json!("burn-flex")),
+        ("backend", json!(backend)),
         ("dtype", json!(config.device.dtype.name())),
         ("threads", json!(rayon::current_num_threads())),
         ("training_plan", json!(acceleration.training().describe())),
