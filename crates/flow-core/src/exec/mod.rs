@@ -18,7 +18,7 @@ pub use call::{CallContext, Lane, Stage};
 pub use layer::{AttentionKind, AttentionLayer, ComputeLayers, LayerBody, LayerDriver};
 pub use operations::{FeedForward, Linear};
 pub use plan::Plan;
-pub use region::{Body, KeepAll, RegionEngine, RegionKind, Site};
+pub use region::{Body, Effect, KeepAll, RegionEngine, RegionKind, Site};
 pub use session::{Rollout, Training};
 pub use stack::{Block, RunAll, Stack, StackDriver};
 pub use stash::{Compute, Stash};
