@@ -3,6 +3,7 @@
 #![deny(missing_docs)]
 
 mod engine;
+pub mod meter;
 mod names;
 mod policy;
 mod treatment;
