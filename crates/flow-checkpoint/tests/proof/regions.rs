@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use flow_attention::CpuAttention;
 use flow_checkpoint::{Checkpointing, Policy, ROUTER};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Linear, Stash};
+use flow_core::exec::Linear;
 use flow_core::op::{backward_from, take_gradient};
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
