@@ -1,10 +1,23 @@
-//! Lists the policies and the engines they become.
+//! Lists the policies, and what they make of a model's blocks.
 
 use flow_checkpoint::Policy;
+use flow_core::{ModelSpec, RegionKind};
 
 fn main() {
-    for name in Policy::names() {
-        let policy = Policy::named(name).expect("a listed policy exists");
-        println!("{policy}: {:?}", policy.engine());
+    let spec = ModelSpec {
+        architecture: "mine".into(),
+        stacks: vec![("blocks".into(), 4)],
+        regions: vec![RegionKind::Attention, RegionKind::Mlp],
+        ..ModelSpec::default()
+    };
+    for (name, meaning) in Policy::all() {
+        println!("{name}: {meaning}");
+    }
+    for policy in [
+        Policy::Full { split: true },
+        Policy::BlockSkip { every: 2 },
+        Policy::AttnOnly { split: false },
+    ] {
+        println!("{policy}: {:?}", policy.assign(&spec));
     }
 }

@@ -23,7 +23,7 @@ pub use flow_rng as rng;
 pub use attention::{Attended, AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue};
 pub use error::CoreError;
 pub use exec::{
-    AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, Exec, KeepAll, Lane,
+    AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, Effect, Exec, KeepAll, Lane,
     LayerBody, LayerDriver, Plan, RegionEngine, RegionKind, Rollout, RunAll, Site, Stack, StackDriver, Stage,
     Training, VelocityDriver,
 };

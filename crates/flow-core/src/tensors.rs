@@ -37,6 +37,47 @@ pub fn leaf(tensor: &Plain) -> DispatchTensor {
     Dispatch::float_set_require_grad(untracked, true)
 }
 
+/// The buffer behind a tensor. Several tensors may share one, and a view may be smaller than it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Tells it from every other buffer that is in use at the time.
+    pub identity: usize,
+    /// Its length, which a tensor keeps in use, view or not.
+    pub bytes: u64,
+}
+
+/// The buffer of `tensor`'s values.
+///
+/// # Panics
+/// If `tensor` is tracked, quantised, or of a backend that this build has not.
+pub fn buffer(tensor: &Plain) -> Buffer {
+    use burn::backend::BackendTensor;
+    match &tensor.kind {
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor)) => Buffer {
+            identity: tensor.bytes().as_ptr() as usize,
+            bytes: tensor.bytes().len() as u64,
+        },
+        #[cfg(feature = "cube")]
+        DispatchTensorKind::Cube(BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor)) => Buffer {
+            identity: std::ptr::from_ref(tensor.handle.memory.descriptor()) as usize,
+            bytes: tensor.handle.size(),
+        },
+        _ => panic!("buffers of this kind of tensor are not known"),
+    }
+}
+
+/// Whether `tensor` holds real numbers, so that it may have a gradient.
+pub fn is_float(tensor: &DispatchTensor) -> bool {
+    use burn::backend::TensorMetadata;
+    tensor.dtype().is_float()
+}
+
+/// The axes of `tensor`, outermost first.
+pub fn shape(tensor: &DispatchTensor) -> Vec<usize> {
+    use burn::backend::TensorMetadata;
+    tensor.shape().to_vec()
+}
+
 /// Zeros of `tensor`'s shape, on its device.
 pub fn zeros_like(tensor: &Plain) -> Plain {
     use burn::backend::{TensorMetadata, ops::FloatTensorOps};

@@ -13,7 +13,7 @@ pub fn machine(memory_gib: Option<f64>) -> Machine {
             Ok(_) => Ok(()),
             Err(why) => Err(why.to_string()),
         },
-        checkpointing: vec!["none"],
+        checkpointing: flow_checkpoint::Policy::all().map(|(name, _)| name).collect(),
         runtime_features: crate::runtime_options::FEATURES.iter().copied().collect(),
         memory_bytes: memory_gib.map(|gib| (gib * BYTES_PER_GIB) as u64),
     }

@@ -43,6 +43,9 @@ pub enum TrainError {
     /// Accelerators that cannot be in force.
     #[error("`[acceleration]` cannot be put in force:{}", .0.iter().map(|finding| format!("\n  {finding}")).collect::<String>())]
     Acceleration(Vec<flow_validate::Diagnostic>),
+    /// A policy of activation checkpointing that the model cannot follow.
+    #[error("`[checkpointing]` cannot be followed: {0}")]
+    Checkpointing(#[from] flow_checkpoint::PolicyError),
     /// An accelerator that failed when it was used.
     #[error(transparent)]
     Accelerator(#[from] flow_accel::AccelerationError),

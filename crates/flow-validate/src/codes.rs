@@ -31,6 +31,8 @@ codes! {
     UNUSABLE = "acceleration::unusable", "An entry that cannot be put in force for a reason that has no code of its own.";
     NO_CHECKPOINTING = "checkpointing::unavailable", "A policy of activation checkpointing that this build does not have.";
     CHECKPOINTING_IGNORED = "checkpointing::ignored", "A policy of activation checkpointing for a model that announces no regions.";
+    NO_REGION = "checkpointing::no-region", "A pattern of `checkpointing.save` that names no region and no result of the model, or is no pattern.";
+    BUDGET_TOO_SMALL = "checkpointing::budget-too-small", "A budget below what weights, gradients and the optimizer's moments take, whatever is computed again.";
     TOO_MUCH_MEMORY = "memory::too-much", "An estimate of what the run keeps in memory at one time that is above the device's memory.";
     NO_DEVICE = "device::unavailable", "A kind of device that this build cannot open.";
     NO_BF16 = "device::no-bf16", "`device.dtype = \"bf16\"` where the device has no such matrix products.";
@@ -184,6 +186,20 @@ const OURS: &[Explanation] = &[
         why: "A policy says of each region what is kept and what is computed again; without regions it says nothing, and all is kept.",
         wrong: "[model]\narchitecture = \"one_without_regions\"\n\n[checkpointing]\npolicy = \"full\"",
         right: "[checkpointing]\npolicy = \"none\"",
+    },
+    Explanation {
+        code: NO_REGION,
+        rule: "A pattern of `checkpointing.save` that names no region and no result of the model, or is no pattern.",
+        why: "A pattern that names nothing keeps nothing, and all would be computed again without a word.",
+        wrong: "[checkpointing]\npolicy = \"regions\"\nsave = [\"atention\"]",
+        right: "[checkpointing]\npolicy = \"regions\"\nsave = [\"attention\"]",
+    },
+    Explanation {
+        code: BUDGET_TOO_SMALL,
+        rule: "A budget below what weights, gradients and the optimizer's moments take, whatever is computed again.",
+        why: "Recomputation saves activations alone. A budget that is large enough for the rest and yet too small is found when the planner has measured; it then names the smallest that would do.",
+        wrong: "[checkpointing]\npolicy = \"budget\"\npeak_gib = 0.001",
+        right: "[checkpointing]\npolicy = \"budget\"\npeak_gib = 4.0",
     },
     Explanation {
         code: TOO_MUCH_MEMORY,

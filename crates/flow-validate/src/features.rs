@@ -1,7 +1,8 @@
 //! What a config asks for that only some builds, machines or models have.
 
-use crate::codes::{CHECKPOINTING_IGNORED, NO_BF16, NO_CHECKPOINTING, NO_DEVICE};
+use crate::codes::{CHECKPOINTING_IGNORED, NO_BF16, NO_CHECKPOINTING, NO_DEVICE, NO_REGION};
 use crate::{Capabilities, Machine};
+use flow_checkpoint::{Policy, PolicyError};
 use flow_config::{CheckpointingConfig, Config, DType, DeviceKind, Diagnostic, key_in_path, nearest};
 use flow_runtime::{Context, DeviceKind as RuntimeDevice, OptionsError};
 use std::path::Path;
@@ -46,15 +47,12 @@ pub(crate) fn checkpointing(
     machine: &Machine,
     model: Option<&Capabilities<'_>>,
 ) -> Option<Diagnostic> {
-    let policy = match config.checkpointing {
-        CheckpointingConfig::None(_) => return None,
-        CheckpointingConfig::Full(_) => "full",
-        CheckpointingConfig::AttnOnly(_) => "attn-only",
-    };
     let path = "checkpointing.policy";
-    if !machine.checkpointing.contains(&policy) {
+    let policy = checkpoint_policy(config);
+    let name = policy.name();
+    if !machine.checkpointing.contains(&name) {
         let names = machine.checkpointing.iter().map(|name| format!("\"{name}\""));
-        let message = format!("`{path} = \"{policy}\"` is not available in this build");
+        let message = format!("`{path} = \"{name}\"` is not available in this build");
         return Some(
             Diagnostic::error(NO_CHECKPOINTING, message)
                 .path(path)
@@ -64,17 +62,74 @@ pub(crate) fn checkpointing(
                 )),
         );
     }
-    let model = model.filter(|model| model.spec.regions.is_empty())?;
-    let message = format!(
-        "`{path} = \"{policy}\"` would do nothing: the model `{}` announces no regions that could be computed again",
-        model.spec.architecture
-    );
-    Some(
+    let error = policy.assign(model?.spec).err()?;
+    let pattern = |pattern: &str| {
+        let CheckpointingConfig::Regions(regions) = &config.checkpointing else {
+            return "checkpointing.save".to_owned();
+        };
+        let at = regions.save.iter().position(|one| one == pattern);
+        at.map_or("checkpointing.save".into(), |at| format!("checkpointing.save.{at}"))
+    };
+    let ignored = |message: String| {
         Diagnostic::error(CHECKPOINTING_IGNORED, message)
             .path(path)
             .related(["model.architecture"])
-            .help(format!("set `{path} = \"none\"`, or choose another architecture")),
-    )
+            .help(format!("set `{path} = \"none\"`, or choose another architecture"))
+    };
+    Some(match &error {
+        PolicyError::NoMatch {
+            pattern: lost,
+            architecture,
+            available,
+            nearest,
+        } => {
+            let message = format!("`{lost}` names no region and no result of the model `{architecture}`");
+            let help = "name a region, or a result after a colon; `*` stands for any characters, and what follows a dot \
+                        of a name suffices";
+            Diagnostic::error(NO_REGION, message)
+                .path(pattern(lost))
+                .related(["model.architecture"])
+                .allowed(available.clone())
+                .nearest(nearest.clone())
+                .help(match nearest {
+                    Some(nearest) => format!("did you mean `{nearest}`?"),
+                    None => help.into(),
+                })
+        }
+        PolicyError::BadPattern { pattern: lost, .. } => Diagnostic::error(NO_REGION, error.to_string())
+            .path(pattern(lost))
+            .help("`*` stands for any characters, `?` for one, `[ab]` for one of these; put others as they are"),
+        PolicyError::Ignored {
+            architecture,
+            missing,
+            ..
+        } => {
+            let message = format!(
+                "`{path} = \"{name}\"` would do nothing: the model `{architecture}` announces no {missing}"
+            );
+            ignored(message)
+        }
+        other => ignored(format!("`{path} = \"{name}\"`: {other}")),
+    })
+}
+
+/// The policy of activation checkpointing that a config asks for.
+pub fn checkpoint_policy(config: &Config) -> Policy {
+    match &config.checkpointing {
+        CheckpointingConfig::None(_) => Policy::None,
+        CheckpointingConfig::Full(full) => Policy::Full { split: full.split },
+        CheckpointingConfig::BlockSkip(skip) => Policy::BlockSkip { every: skip.every },
+        CheckpointingConfig::EveryNthLinear(linear) => Policy::EveryNthLinear { n: linear.n },
+        CheckpointingConfig::AttnOnly(attention) => Policy::AttnOnly {
+            split: attention.split,
+        },
+        CheckpointingConfig::Regions(regions) => Policy::Regions {
+            save: regions.save.clone(),
+        },
+        CheckpointingConfig::Budget(budget) => Policy::Budget {
+            peak_gib: budget.peak_gib,
+        },
+    }
 }
 
 /// `[runtime.options]`: each must exist, have the right type, and have something that reads it.

@@ -14,7 +14,7 @@ mod validate;
 
 pub use check::{Entry, Trainer, check};
 pub use codes::{Explanation, all_codes, explain};
-pub use features::unavailable;
+pub use features::{checkpoint_policy, unavailable};
 pub use flow_config::{Diagnostic, Severity};
 pub use markdown::markdown;
 pub use memory::{Load, MemoryEstimate, gib, is_linear, rows_per_image};

@@ -9,17 +9,20 @@
 //! | moments | `2 T`: AdamW's first and second |
 //! | copies | `T` for each of the moving average, the reference and the policy that samples; what is frozen is shared |
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
-//! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once |
+//! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once; of blocks that are computed again, their inputs, and all of the largest one |
 //!
 //! Layers that see a sample rather than its tokens are told by their names: `norm` (modulations) and `time` (embedding of
 //! the noise level). What the libraries and the data set hold is left out, so that the sum is less than a run takes.
 
-use crate::codes::TOO_MUCH_MEMORY;
+use crate::checkpoint_policy;
+use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
+use flow_checkpoint::Policy;
 use flow_config::{
     AlgorithmConfig, Architecture, Config, Diagnostic, Dynamics, Finetune, KlConfig, KlKind, Reference,
     Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec};
+use std::collections::BTreeMap;
 
 const BYTES: f64 = 4.0;
 
@@ -34,6 +37,8 @@ pub struct Load {
     pub records: usize,
     /// Copies of the trained weights: average, reference, sampling policy.
     pub copies: usize,
+    /// Every how many blocks one is computed again in backward, if any is.
+    pub recomputed_every: Option<usize>,
 }
 
 impl Load {
@@ -63,6 +68,11 @@ impl Load {
                 .into_iter()
                 .filter(|kept| *kept)
                 .count(),
+            recomputed_every: match checkpoint_policy(config) {
+                Policy::None => None,
+                Policy::BlockSkip { every } => Some(every),
+                _ => Some(1),
+            },
         }
     }
 }
@@ -89,12 +99,7 @@ impl MemoryEstimate {
     pub fn new(layout: &ParamLayout, spec: &ModelSpec, trained: usize, load: &Load) -> Self {
         let all = layout.count_values(|_| true) as f64;
         let (trained, latent) = (trained as f64, spec.latent.values() as f64);
-        let per_row: f64 = layout
-            .specs()
-            .iter()
-            .filter(|weight| is_linear(weight))
-            .map(|weight| rows_per_image(weight, spec) * (weight.shape[0] + weight.shape[1]) as f64)
-            .sum();
+        let per_row = activations_per_row(layout, spec, load.recomputed_every);
         Self {
             weights: BYTES * all,
             gradients: BYTES * 2.0 * trained,
@@ -126,6 +131,40 @@ impl MemoryEstimate {
     pub fn total(&self) -> f64 {
         self.state() + self.trajectories + self.activations
     }
+}
+
+/// Values kept of one row of a micro-batch.
+fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, recomputed_every: Option<usize>) -> f64 {
+    let (mut kept, mut blocks) = (0.0, BTreeMap::<(&str, usize), (f64, f64)>::new());
+    for weight in layout.specs().iter().filter(|weight| is_linear(weight)) {
+        let rows = rows_per_image(weight, spec);
+        let values = rows * (weight.shape[0] + weight.shape[1]) as f64;
+        let block = recomputed_every.and_then(|every| {
+            let (stack, block) = block_of(&weight.name, spec)?;
+            block.is_multiple_of(every).then_some((stack, block))
+        });
+        let Some(block) = block else {
+            kept += values;
+            continue;
+        };
+        let (all, input) = blocks.entry(block).or_insert((0.0, f64::INFINITY));
+        *all += values;
+        if weight.kind == ParamKind::Base && rows > 1.0 {
+            *input = input.min(rows * weight.shape[1] as f64);
+        }
+    }
+    let inputs: f64 = blocks.values().map(|(_, input)| *input).filter(|input| input.is_finite()).sum();
+    let largest = blocks.values().map(|(all, _)| *all).fold(0.0, f64::max);
+    kept + inputs + largest
+}
+
+/// The block that a weight called `STACK.BLOCK.…` belongs to.
+fn block_of<'a>(name: &str, spec: &'a ModelSpec) -> Option<(&'a str, usize)> {
+    spec.stacks.iter().find_map(|(stack, _)| {
+        let rest = name.strip_prefix(stack.as_str())?.strip_prefix('.')?;
+        let block = rest.split('.').next()?.parse().ok()?;
+        Some((stack.as_str(), block))
+    })
 }
 
 /// Whether a weight is a linear layer's: tables of embeddings are looked up, not multiplied by.
@@ -206,4 +245,28 @@ fn fitting_micro_batch(config: &Config, estimate: &MemoryEstimate, available: f6
         sampling.images_per_step().is_multiple_of(*images) && rest + per_image * *images as f64 <= available
     };
     (1..sampling.micro_batch).rev().find(fits)
+}
+
+/// A budget of activation checkpointing that the weights and what grows with them exceed.
+pub(crate) fn check_budget(config: &Config, estimate: &MemoryEstimate) -> Option<Diagnostic> {
+    let Policy::Budget { peak_gib } = checkpoint_policy(config) else {
+        return None;
+    };
+    let budget = peak_gib * (1u64 << 30) as f64;
+    if estimate.state() <= budget {
+        return None;
+    }
+    let message = format!(
+        "`checkpointing.peak_gib = {peak_gib}` is less than the {} of weights, gradients, moments and copies",
+        gib(estimate.state())
+    );
+    Some(
+        Diagnostic::error(BUDGET_TOO_SMALL, message)
+            .path("checkpointing.peak_gib")
+            .related(["model.finetune"])
+            .help(
+                "raise it, or train adapters with `model.finetune = \"lora\"`; recomputation saves activations, and these \
+                 are none",
+            ),
+    )
 }

@@ -74,9 +74,12 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         found.extend(resolve(config, accelerators, plan, model.spec, trainer).0);
     }
     found.extend(timesteps::check(config, sigmas));
-    if let (true, Some(model), Some(available)) = (training, model, machine.memory_bytes) {
+    if let (true, Some(model)) = (training, model) {
         let estimate = MemoryEstimate::new(model.layout, model.spec, model.trained, &Load::of(config));
-        found.extend(memory::check(config, &estimate, available));
+        found.extend(memory::check_budget(config, &estimate));
+        if let Some(available) = machine.memory_bytes {
+            found.extend(memory::check(config, &estimate, available));
+        }
     }
     found
 }

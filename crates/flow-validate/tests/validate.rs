@@ -68,7 +68,7 @@ fn machine() -> Machine {
     Machine {
         devices: vec!["cpu"],
         bf16: Err("this processor has no such instruction".into()),
-        checkpointing: vec!["none", "full"],
+        checkpointing: vec!["none", "full", "regions", "budget"],
         runtime_features: BTreeSet::new(),
         memory_bytes: Some(1 << 30),
     }
@@ -108,7 +108,8 @@ fn spec() -> ModelSpec {
     ModelSpec {
         architecture: "tiny".into(),
         tokens: 4,
-        regions: vec![RegionKind::Block],
+        stacks: vec![("blocks".into(), 2)],
+        regions: vec![RegionKind::Mlp],
         ..ModelSpec::default()
     }
 }
@@ -143,6 +144,19 @@ fn each_rule_finds_what_it_is_for_and_nothing_else() {
             "[checkpointing]\npolicy = \"attn-only\"",
             error("checkpointing::unavailable", "checkpointing.policy"),
         ),
+        (
+            "[checkpointing]\npolicy = \"regions\"\nsave = [\"mlp\", \"mlp:linear\", \"blocks.1.*\"]",
+            vec![],
+        ),
+        (
+            "[checkpointing]\npolicy = \"regions\"\nsave = [\"mlp\", \"mpl\"]",
+            error("checkpointing::no-region", "checkpointing.save.1"),
+        ),
+        (
+            "[checkpointing]\npolicy = \"regions\"\nsave = [\"[\"]",
+            error("checkpointing::no-region", "checkpointing.save.0"),
+        ),
+        ("[checkpointing]\npolicy = \"budget\"\npeak_gib = 0.001", vec![]),
         (
             "[runtime.options]\n\"burn.no\" = 1",
             error("runtime::unknown-option", "runtime.options.\"burn.no\""),
@@ -263,7 +277,8 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             rows: 8,
             images: 8,
             records: 4,
-            copies: 1
+            copies: 1,
+            recomputed_every: None
         }
     );
     let mut spec = spec();

@@ -52,7 +52,8 @@ fn one_or_many_schema(generator: &mut SchemaGenerator) -> Schema {
     schemars::json_schema!({ "anyOf": [{ "type": "array", "items": entry }, entry] })
 }
 
-/// `[checkpointing]`: which activations are kept for the backward pass, chosen by `policy`.
+/// `[checkpointing]`: which activations are kept for the backward pass, chosen by `policy`. Choices of routers are always
+/// kept. No policy changes a bit of what is computed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, tag = "policy", rename_all = "kebab-case")]
 pub enum CheckpointingConfig {
@@ -60,8 +61,16 @@ pub enum CheckpointingConfig {
     None(NoCheckpointing),
     /// The inputs of each block; the block is computed again.
     Full(FullCheckpointing),
+    /// The inputs of every n-th block, which is computed again; the other blocks as `none`.
+    BlockSkip(BlockSkipCheckpointing),
+    /// The inputs of each block, the results of attention and of every n-th linear layer; all else is computed again.
+    EveryNthLinear(EveryNthLinearCheckpointing),
     /// The inputs of each block and the results of attention; all else is computed again.
     AttnOnly(AttnOnlyCheckpointing),
+    /// The inputs of each block and what patterns name; all else is computed again.
+    Regions(RegionsCheckpointing),
+    /// What takes the least time within a peak of memory, found by measuring before the run.
+    Budget(BudgetCheckpointing),
 }
 
 impl Default for CheckpointingConfig {
@@ -75,15 +84,75 @@ impl Default for CheckpointingConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct NoCheckpointing {}
 
-/// `policy = "full"`; it has no options.
+/// `policy = "full"`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct FullCheckpointing {}
+pub struct FullCheckpointing {
+    /// Compute attention and feed-forward again apart from one another: keeps the outputs of both as well, and has the
+    /// inner results of one at a time in memory.
+    pub split: bool,
+}
 
-/// `policy = "attn-only"`; it has no options.
+/// `policy = "block-skip"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct BlockSkipCheckpointing {
+    /// Every how many blocks one is computed again, beginning with the first; 1 is `full`.
+    #[schemars(range(min = 1, max = 1024))]
+    pub every: usize,
+}
+
+impl Default for BlockSkipCheckpointing {
+    fn default() -> Self {
+        Self { every: 2 }
+    }
+}
+
+/// `policy = "every-nth-linear"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EveryNthLinearCheckpointing {
+    /// Every how many linear layers of a block one is kept, beginning with the first.
+    #[schemars(range(min = 1, max = 1024))]
+    pub n: usize,
+}
+
+impl Default for EveryNthLinearCheckpointing {
+    /// Every second, as torchtitan's selective policy.
+    fn default() -> Self {
+        Self { n: 2 }
+    }
+}
+
+/// `policy = "attn-only"`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct AttnOnlyCheckpointing {}
+pub struct AttnOnlyCheckpointing {
+    /// Compute the rest of attention and feed-forward again apart from one another: keeps the outputs of both as well,
+    /// and has the inner results of one at a time in memory.
+    pub split: bool,
+}
+
+/// `policy = "regions"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RegionsCheckpointing {
+    /// Patterns with `*` and `?` for regions, `STACK.BLOCK.REGION`, whose outputs are kept, and for the results of
+    /// operations, `STACK.BLOCK.REGION:RESULT`, which are not computed again; what follows a dot of a name suffices. For
+    /// instance `["attention:attention", "transformer_blocks.0.mlp"]`.
+    #[schemars(length(min = 1), inner(length(min = 1)), extend("uniqueItems" = true))]
+    pub save: Vec<String>,
+}
+
+/// `policy = "budget"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetCheckpointing {
+    /// The peak of memory of a training step on the device, weights, gradients and the optimizer's moments included, in
+    /// GiB (2^30 bytes).
+    #[schemars(range(min = 0.001, max = 100_000.0))]
+    pub peak_gib: f64,
+}
 
 /// `[runtime]`: settings of Burn and CubeCL.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

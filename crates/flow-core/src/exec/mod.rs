@@ -20,7 +20,7 @@ pub use layer::{AttentionKind, AttentionLayer, ComputeLayers, LayerBody, LayerDr
 pub use log::{AttentionLog, AttentionUse};
 pub use operations::{FeedForward, Linear};
 pub use plan::Plan;
-pub use region::{Body, KeepAll, RegionEngine, RegionKind, Site};
+pub use region::{Body, Effect, KeepAll, RegionEngine, RegionKind, Site};
 pub use session::{Rollout, Training};
 pub use stack::{Block, RunAll, Stack, StackDriver};
 pub use stash::{Compute, Stash};

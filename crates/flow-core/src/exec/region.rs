@@ -8,7 +8,7 @@ use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 /// What a region computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RegionKind {
     /// A whole block of a stack.
     Block,
@@ -26,6 +26,29 @@ pub enum RegionKind {
     AdaLn,
 }
 
+/// What a region does besides computing its outputs from its inputs and weights.
+///
+/// Numbers drawn by a counter ([`crate::rng`]) are a function of their place, so drawing them is pure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Nothing: it gives the same outputs whenever it runs.
+    #[default]
+    Pure,
+    /// It draws numbers from a generator with state.
+    Random,
+    /// It takes part in a collective operation of several processes.
+    Collective,
+    /// It reads values back to the host, which waits for the device.
+    HostReadBack,
+}
+
+impl Effect {
+    /// Whether the region may run again in backward. What is not pure runs once.
+    pub fn may_replay(self) -> bool {
+        self == Self::Pure
+    }
+}
+
 /// Where a region stands in the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Site {
@@ -35,6 +58,8 @@ pub struct Site {
     pub block: usize,
     /// Kind of the region.
     pub kind: RegionKind,
+    /// What it does besides computing.
+    pub effect: Effect,
 }
 
 impl fmt::Display for Site {
@@ -129,6 +154,26 @@ impl Exec<'_> {
         I: Tensors,
         O: Tensors,
     {
+        self.region_with_effect(kind, Effect::Pure, block, inputs, body)
+    }
+
+    /// As [`region`](Self::region), for a part of `block` that has an effect and so is never run again.
+    ///
+    /// # Panics
+    /// If called outside of a stack.
+    pub fn region_with_effect<B, I, O>(
+        &self,
+        kind: RegionKind,
+        effect: Effect,
+        block: &Arc<B>,
+        inputs: I,
+        body: fn(&Arc<B>, &Exec<'_>, I) -> O,
+    ) -> O
+    where
+        B: Send + Sync + 'static,
+        I: Tensors,
+        O: Tensors,
+    {
         let outer = self
             .site
             .clone()
@@ -136,7 +181,11 @@ impl Exec<'_> {
         let block = block.clone();
         let erased: Body = Arc::new(move |exec, inputs| body(&block, exec, I::join(inputs)).split());
         let exec = Exec {
-            site: Some(Site { kind, ..outer }),
+            site: Some(Site {
+                kind,
+                effect,
+                ..outer
+            }),
             ..self.clone()
         };
         O::join(self.plan.regions.run(&exec, inputs.split(), erased))

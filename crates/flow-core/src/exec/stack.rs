@@ -1,6 +1,6 @@
 //! Stacks: the sequence of blocks that makes up a transformer.
 
-use super::{Body, Exec, RegionKind, Site};
+use super::{Body, Effect, Exec, RegionKind, Site};
 use crate::tensors::Tensors;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -125,6 +125,7 @@ impl<B> Blocks<'_, B> {
             stack: self.name.clone(),
             block,
             kind: RegionKind::Block,
+            effect: Effect::Pure,
         }
     }
 }

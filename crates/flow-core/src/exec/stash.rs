@@ -1,6 +1,7 @@
 //! A store that results worth keeping pass through.
 
 use crate::tensors::Plain;
+use std::any::Any;
 use std::fmt::Debug;
 
 /// Gives a named result, computed now or kept from an earlier run of the same region.
@@ -14,6 +15,12 @@ pub trait Stash: Debug + Send + Sync {
     /// none for a gradient of its own.
     fn keeps(&self, _name: &'static str) -> bool {
         true
+    }
+
+    /// The store itself, for the region engine that made it: how an engine knows, at a region within another, what it
+    /// is doing with the outer one. `None` for stores that no engine looks for.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
     }
 }
 

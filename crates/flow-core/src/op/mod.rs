@@ -166,8 +166,15 @@ pub fn backward_from(outputs: Vec<DispatchTensor>, gradients: Vec<Option<Plain>>
         .zip(gradients)
         .filter_map(|(output, gradient)| gradient.filter(|_| is_tracked(&output)).map(|g| (output, g)))
         .unzip();
-    if ends.is_empty() {
-        return None;
-    }
-    Some(bind::seed::<Flex>(ends, seeds))
+    let DispatchTensorKind::Autodiff(kind) = &ends.first()?.kind else {
+        unreachable!("tracked tensors are on the autodiff backend");
+    };
+    Some(match **kind {
+        DispatchTensorKind::Flex(_) => bind::seed::<Flex>(ends, seeds),
+        #[cfg(feature = "cube")]
+        DispatchTensorKind::Cube(_) => bind::seed::<burn::backend::Cube>(ends, seeds),
+        // One arm per backend: the others cannot be built here.
+        #[allow(unreachable_patterns)]
+        _ => panic!("no backward pass begins in the middle of a graph on this backend"),
+    })
 }

@@ -57,10 +57,12 @@ impl ParamView {
         }
     }
 
-    /// The same values with leaves of their own, for running a part of the model again.
+    /// The same values with leaves of their own, for running a part of the model again. Of a view made by
+    /// [`untracked`](Self::untracked), one that tracks again.
     pub fn fresh_leaves(&self) -> Self {
         Self {
             leaves: Arc::default(),
+            read: None,
             ..self.clone()
         }
     }

@@ -1,6 +1,6 @@
 //! `audit`: is the importance ratio exactly 1, whatever computes?
 //!
-//! For every combination of attention backend, fused kernels, algorithm, guidance, trained weights and precision: one
+//! For every combination of attention backend, fused kernels, policy of activation checkpointing, algorithm, guidance, trained weights and precision: one
 //! rollout, and every loss once, without an optimizer step. No combination changes a file.
 
 use super::{Loaded, survey::Use, tokens};
@@ -10,19 +10,29 @@ use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_accelerators::{AttentionBackendAccelerator, FusedKernelsAccelerator};
 use flow_config::{
-    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, Config, DType, Dynamics, Finetune, GrpoConfig,
+    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, Dynamics, Finetune, GrpoConfig,
     GrpoGuardConfig,
 };
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::audit::OnPolicyAudit;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_validate::checkpoint_policy;
 
 /// Guidance scales: without an unconditional branch, and with it in the same batch.
 const GUIDANCE: [f64; 2] = [1.0, 3.0];
 
 /// Modes of `fused_kernels`: without it, and all that it has.
 const FUSED_KERNELS: [Option<&str>; 3] = [None, Some("regional"), Some("full")];
+
+/// Policies of activation checkpointing: without recomputation, with all of it, and with all but attention's.
+fn policies() -> [CheckpointingConfig; 3] {
+    [
+        CheckpointingConfig::None(Default::default()),
+        CheckpointingConfig::Full(Default::default()),
+        CheckpointingConfig::AttnOnly(Default::default()),
+    ]
+}
 
 /// One row of the table.
 struct Combination {
@@ -45,6 +55,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     let header = [
         "attention",
         "fused",
+        "keeps",
         "algorithm",
         "guidance",
         "weights",
@@ -76,6 +87,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
         rows.push(vec![
             attention.clone(),
             (*fused).to_owned(),
+            checkpoint_policy(config).name().to_owned(),
             config.algorithm.kind().to_owned(),
             format!("{}", config.sampling.guidance_scale),
             match config.model.finetune {
@@ -88,7 +100,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
             format!("{:e}", audit.max_deviation()),
         ]);
     }
-    terminal::print(&format!("{}\n", terminal::table(&rows, 6)))?;
+    terminal::print(&format!("{}\n", terminal::table(&rows, 7)))?;
     if failed > 0 {
         return Err(Failure::Run(format!(
             "{failed} of {} combinations are not exact: rollout and training do not compute the same bits. This is a \
@@ -140,14 +152,15 @@ fn combinations(loaded: &Loaded) -> Vec<Combination> {
     found
 }
 
-/// The config with every coupled algorithm, guidance, set of trained weights and type.
+/// The config with every coupled algorithm, guidance, set of trained weights, type and policy.
 fn settings(config: &Config, dtypes: &[DType]) -> Vec<Config> {
     let mut found = Vec::new();
     for algorithm in algorithms(config) {
         for guidance in GUIDANCE {
             for finetune in [Finetune::Full, Finetune::Lora] {
-                for dtype in dtypes {
+                for (dtype, checkpointing) in dtypes.iter().flat_map(|dtype| policies().map(|one| (dtype, one))) {
                     let mut config = config.clone();
+                    config.checkpointing = checkpointing;
                     config.algorithm = algorithm.clone();
                     config.sampling.guidance_scale = guidance;
                     config.model.finetune = finetune;

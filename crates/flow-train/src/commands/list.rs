@@ -6,12 +6,13 @@ use crate::terminal;
 use flow_rewards::RewardKind;
 use flow_train::Registries;
 
-const ALL: [Listed; 10] = [
+const ALL: [Listed; 11] = [
     Listed::Models,
     Listed::Rewards,
     Listed::Kernels,
     Listed::Attention,
     Listed::Accelerators,
+    Listed::Policies,
     Listed::Algorithms,
     Listed::Schedulers,
     Listed::Data,
@@ -102,6 +103,11 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
                     })
                     .collect(),
             )
+        }
+        Listed::Policies => {
+            let policies = flow_train::checkpoint::Policy::all();
+            let rows = policies.map(|(name, meaning)| vec![name.to_owned(), meaning.to_owned()]);
+            ("policies of activation checkpointing (checkpointing.policy)", rows.collect())
         }
         Listed::Algorithms => ("algorithms (algorithm.kind)", rows("algorithm.kind")),
         Listed::Schedulers => ("schedulers (scheduler.dynamics)", rows("scheduler.dynamics")),

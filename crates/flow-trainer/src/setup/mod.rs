@@ -3,11 +3,13 @@
 //! Every mapping from a section of the config to a part stands here; nothing below reads the config.
 
 mod algorithm;
+mod checkpointing;
 mod model;
 mod rewards;
 mod schedule;
 
 pub use algorithm::settings as optimizer_settings;
+pub use checkpointing::regions;
 pub use model::{ModelOutline, ModelParts, architecture, model, outline};
 pub use rewards::{RewardParts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas, timesteps};
@@ -22,7 +24,7 @@ use crate::rollout::Sampler;
 use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
 use flow_accel::{Acceleration, AcceleratorRegistry};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit};
-use flow_core::{ModelSpec, Plan, device::ComputeDevice};
+use flow_core::{ModelSpec, Plan, RegionEngine, device::ComputeDevice};
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_models::ModelRegistry;
 use flow_rewards::RewardRegistry;
@@ -46,6 +48,21 @@ pub struct Environment<'a> {
     pub rewards: &'a RewardRegistry,
     /// Folder that relative paths of the config start from.
     pub base: &'a Path,
+}
+
+impl Environment<'_> {
+    /// The same with another engine of regions in its plan.
+    fn with_regions(&self, regions: Arc<dyn RegionEngine>) -> Self {
+        let plan = Plan {
+            regions,
+            ..(*self.plan).clone()
+        };
+        Self {
+            device: self.device.clone(),
+            plan: Arc::new(plan),
+            ..*self
+        }
+    }
 }
 
 /// The data set of a config.
@@ -151,6 +168,7 @@ fn common_for(
     let guided = config.sampling.guidance_scale != 1.0 || config.eval_guidance_scale() != 1.0;
     let conditioner =
         Conditioner::new(&*dataset, spec, guided, &environment.device).map_err(TrainError::Setting)?;
+    let environment = &environment.with_regions(checkpointing::regions(config, spec)?);
     let (acceleration, notices) = acceleration(config, environment, spec, trainer)?;
     let sampler = Sampler {
         policy: Policy {

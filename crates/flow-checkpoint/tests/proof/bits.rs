@@ -1,0 +1,141 @@
+//! No bit of any velocity, gradient, weight or moment depends on what is kept.
+
+use crate::support::*;
+use flow_checkpoint::Policy;
+use flow_core::device::ComputeDevice;
+use flow_core::{CallContext, Kernels, Plan, Rollout, Stage, Training, cpu};
+use flow_kernels::CpuKernels;
+use std::sync::Arc;
+
+#[test]
+fn every_policy_gives_the_bits_of_none_for_every_model_and_precision() {
+    for (precision, kernels) in precisions() {
+        for subject in Subject::all() {
+            let plan = plan_of(kernels.clone());
+            let expected = subject.pass(&Arc::new(plan.clone()), 1);
+            let policies = policies();
+            let engines = policies.iter().map(|policy| engine(policy, &*subject.model));
+            for engine in engines.chain(unusual(&*subject.model)) {
+                let found = subject.pass(&with_engine(&plan, &engine), 1);
+                let what = format!("{}, {precision}, {engine:?}", subject.name);
+                found.assert_same_bits(&expected, &what, subject.weights.layout());
+                assert_eq!(engine.counts().held_bytes, 0, "{what}: all that was kept is used up");
+            }
+        }
+    }
+}
+
+#[test]
+fn several_calls_in_flight_add_up_to_the_same_bits() {
+    for subject in [Subject::dit(), Subject::all().pop().expect("there are some")] {
+        let plan = plan_of(CpuKernels::default());
+        let expected = subject.pass(&Arc::new(plan.clone()), 3);
+        for policy in policies() {
+            let engine = engine(&policy, &*subject.model);
+            let found = subject.pass(&with_engine(&plan, &engine), 3);
+            let what = format!("{}, {policy}", subject.name);
+            found.assert_same_bits(&expected, &what, subject.weights.layout());
+        }
+    }
+}
+
+#[test]
+fn three_optimizer_steps_give_the_same_weights_and_moments() {
+    for (precision, kernels) in precisions() {
+        for subject in Subject::all() {
+            let plan = plan_of(kernels.clone());
+            let run = |plan: &Arc<Plan>| {
+                let mut state = State::new(&subject);
+                for number in 1..=3 {
+                    let found = subject.pass_with(plan, 1, &state.weights);
+                    state.step(&kernels, &found.of_weights, number);
+                }
+                state.bits()
+            };
+            let expected = run(&Arc::new(plan.clone()));
+            for policy in policies() {
+                let engine = engine(&policy, &*subject.model);
+                let found = run(&with_engine(&plan, &engine));
+                assert!(found == expected, "{}, {precision}, {policy}", subject.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn fused_kernels_give_the_same_bits_under_every_policy() {
+    let subject = Subject::dit();
+    let plan = plan_of(CpuKernels::default());
+    let expected = subject.pass(&Arc::new(plan.clone()), 1);
+    let fused = Plan {
+        block_kernels: CpuKernels::default().fused(Arc::new(|| {})),
+        ..plan
+    };
+    for policy in policies() {
+        let engine = engine(&policy, &*subject.model);
+        let found = subject.pass(&with_engine(&fused, &engine), 1);
+        found.assert_same_bits(&expected, &policy.to_string(), subject.weights.layout());
+    }
+}
+
+#[test]
+fn passes_beside_one_another_give_the_bits_of_passes_after_one_another() {
+    let subject = Subject::dit();
+    let engine = engine(&Policy::AttnOnly { split: true }, &*subject.model);
+    let plan = with_engine(&plan_of(CpuKernels::default()), &engine);
+    let one = |_| {
+        let found = subject.pass(&plan, 2);
+        found
+            .of_weights
+            .iter()
+            .map(|gradient| gradient.as_ref().map(bits))
+            .collect::<Vec<_>>()
+    };
+    let expected = one(0);
+    let pool = rayon_pool();
+    let found = pool.install(|| ComputeDevice::cpu().concurrently(8, one));
+    assert!(found.iter().all(|found| *found == expected));
+    assert_eq!(engine.counts().held_bytes, 0);
+}
+
+fn rayon_pool() -> rayon::ThreadPool {
+    let builder = rayon::ThreadPoolBuilder::new().num_threads(4);
+    builder.build().expect("the system starts a thread")
+}
+
+#[test]
+fn an_abandoned_forward_changes_nothing_and_is_let_go() {
+    let subject = Subject::dit();
+    let plan = plan_of(CpuKernels::default());
+    let expected = subject.pass(&Arc::new(plan.clone()), 1);
+    let engine = engine(&Policy::AttnOnly { split: false }, &*subject.model);
+    let plan = with_engine(&plan, &engine);
+    {
+        let training = Training::new(&subject.weights, plan.clone(), subject.trained.clone());
+        let exec = training.exec(CallContext::single(Stage::Training));
+        let velocity = subject.model.velocity(&exec, subject.input(7));
+        drop(velocity);
+    }
+    let found = subject.pass(&plan, 1);
+    found.assert_same_bits(&expected, "after an abandoned forward", subject.weights.layout());
+    assert_eq!(engine.counts().held_bytes, 0);
+}
+
+#[test]
+fn rollouts_and_evaluations_keep_nothing_and_have_the_bits_of_training() {
+    let subject = Subject::dit();
+    for policy in policies() {
+        let engine = engine(&policy, &*subject.model);
+        let plan = with_engine(&plan_of(CpuKernels::default()), &engine);
+        let trained = subject.pass(&plan, 1);
+        let before = engine.counts();
+        for stage in [Stage::Rollout, Stage::Evaluation] {
+            let exec = Rollout::new(&subject.weights, plan.clone()).exec(CallContext::single(stage));
+            let rolled = subject.model.velocity(&exec, subject.input(1)).into_dispatch();
+            let host = cpu::to_host(&rolled);
+            let host: Vec<u32> = host.iter().map(|value| value.to_bits()).collect();
+            assert_eq!(host, bits(&trained.velocities[0]), "{policy}");
+        }
+        assert_eq!(engine.counts(), before, "{policy}: nothing is recorded");
+    }
+}

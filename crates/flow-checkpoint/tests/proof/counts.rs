@@ -1,0 +1,159 @@
+//! Every operation runs exactly as often as a policy says.
+
+use crate::support::*;
+use flow_checkpoint::Policy;
+use flow_checkpoint::meter::{Meter, Usage};
+use flow_core::device::ComputeDevice;
+use flow_kernels::CpuKernels;
+use flow_models::{Dit, DitConfig, Position, Trained};
+use std::collections::BTreeMap;
+
+/// Usage of the operations of one pass.
+fn usage(subject: &Subject, policy: &Policy) -> BTreeMap<&'static str, Usage> {
+    let meter = Meter::on_processor();
+    let plan = meter.plan(&plan_of(CpuKernels::default()));
+    let engine = engine(policy, &*subject.model);
+    subject.pass(&with_engine(&plan, &engine), 1);
+    meter.usage()
+}
+
+fn forwards(usage: &BTreeMap<&'static str, Usage>) -> BTreeMap<&'static str, u64> {
+    usage
+        .iter()
+        .map(|(name, usage)| (*name, usage.forwards))
+        .collect()
+}
+
+fn backwards(usage: &BTreeMap<&'static str, Usage>) -> BTreeMap<&'static str, u64> {
+    usage
+        .iter()
+        .map(|(name, usage)| (*name, usage.backwards))
+        .collect()
+}
+
+const FULL: Policy = Policy::Full { split: false };
+const ATTN_ONLY: Policy = Policy::AttnOnly { split: false };
+
+#[test]
+fn attention_runs_once_twice_and_once_per_block_under_none_full_and_attn_only() {
+    let subject = Subject::dit();
+    let count = |policy: &Policy| usage(&subject, policy)["attention"].forwards;
+    let layers = LAYERS as u64;
+    assert_eq!(count(&Policy::None), layers);
+    assert_eq!(count(&FULL), 2 * layers);
+    assert_eq!(count(&ATTN_ONLY), layers);
+    assert_eq!(count(&Policy::Full { split: true }), 2 * layers);
+    assert_eq!(count(&Policy::AttnOnly { split: true }), layers);
+    assert_eq!(count(&Policy::EveryNthLinear { n: 2 }), layers);
+    assert_eq!(count(&Policy::BlockSkip { every: 2 }), layers + 2);
+}
+
+#[test]
+fn full_and_attn_only_differ_in_attention_alone() {
+    for subject in Subject::all() {
+        let (mut full, mut attn_only) = (usage(&subject, &FULL), usage(&subject, &ATTN_ONLY));
+        assert_eq!(backwards(&full), backwards(&attn_only), "{}", subject.name);
+        let (of_full, of_attn_only) = (full.remove("attention"), attn_only.remove("attention"));
+        assert_eq!(
+            of_full.expect("there is attention").forwards,
+            2 * of_attn_only.expect("there is attention").forwards,
+            "{}",
+            subject.name
+        );
+        assert_eq!(forwards(&full), forwards(&attn_only), "{}", subject.name);
+    }
+}
+
+#[test]
+fn every_nth_linear_computes_the_others_twice() {
+    let subject = Subject::dit();
+    let count = |policy: &Policy| usage(&subject, policy)["linear"].forwards;
+    let none = count(&Policy::None);
+    // Modulation, query, key, value, projection, and two of the feed-forward part.
+    let per_block = 7;
+    let layers = LAYERS as u64;
+    assert_eq!(count(&FULL), none + per_block * layers);
+    assert_eq!(count(&Policy::EveryNthLinear { n: 1 }), none);
+    assert_eq!(count(&Policy::EveryNthLinear { n: 2 }), none + 3 * layers);
+    assert_eq!(count(&Policy::EveryNthLinear { n: 3 }), none + 4 * layers);
+}
+
+#[test]
+fn named_results_are_computed_once_and_everything_else_twice() {
+    let subject = Subject::dit();
+    let save = |pattern: &str| Policy::Regions {
+        save: vec![pattern.into()],
+    };
+    let none = usage(&subject, &Policy::None);
+    let mlp = usage(&subject, &save("mlp:linear"));
+    let layers = LAYERS as u64;
+    assert_eq!(mlp["attention"].forwards, 2 * layers);
+    assert_eq!(mlp["linear"].forwards, none["linear"].forwards + 5 * layers);
+    let only_one = usage(&subject, &save("transformer_blocks.2.attention:attention"));
+    assert_eq!(only_one["attention"].forwards, 2 * layers - 1);
+    // A region whose outputs are kept runs again for its own backward, so the counts are those of `full`.
+    let region = usage(&subject, &save("attention"));
+    assert_eq!(forwards(&region), forwards(&usage(&subject, &FULL)));
+}
+
+/// `(linear layers, attention)` of one pass, forward and backward, in floating-point operations.
+fn flops(subject: &Subject, policy: &Policy) -> (f64, f64) {
+    let usage = usage(subject, policy);
+    let total = |name| {
+        let usage: &Usage = &usage[name];
+        (usage.forward_flops + usage.backward_flops) as f64
+    };
+    (total("linear"), total("attention"))
+}
+
+/// What a pass multiplies within its blocks, by the closed form: three products per linear layer, or two where the
+/// weights are frozen, one more where it is computed again; 3.5 times attention's forward, or 4.5.
+///
+/// Source: the formulas for a DiT block, forward `24 S d²` of linear layers (four times the width in the feed-forward
+/// part), `12 d²` of the modulation per sample, and `4 S² d` of attention.
+#[test]
+fn floating_point_operations_are_those_of_the_closed_form() {
+    let (side, width, layers, rows) = (8, 24, 3, 2);
+    let config = DitConfig {
+        latent: flow_core::LatentShape {
+            channels: 1,
+            frames: 1,
+            height: side,
+            width: side,
+        },
+        patch: 1,
+        hidden: width,
+        layers,
+        heads: 3,
+        mlp_ratio: 4.0,
+        vocabulary: None,
+        qk_norm: false,
+        position: Position::Sincos,
+    };
+    let dit = Dit::new(&config, &ComputeDevice::cpu()).expect("it fits");
+    let subject = Subject::new("dit", Box::new(dit), Trained::Full, rows);
+    let (tokens, d) = ((side * side) as f64, width as f64);
+    let per_sample = (rows * layers) as f64;
+    let linear = per_sample * (24.0 * tokens * d * d + 12.0 * d * d);
+    let attention = per_sample * 4.0 * tokens * tokens * d;
+    // Outside of the blocks: embeddings of patches and noise level, and the last layers. No policy touches them.
+    let (all, of_attention) = flops(&subject, &Policy::None);
+    let outside = all - 3.0 * linear;
+    assert_eq!(of_attention, 3.5 * attention);
+    // Two layers of the time embedding, of which the first reads no gradient; patches as well as the last layer
+    // and its modulation.
+    let rows = rows as f64;
+    let time = rows * (2.0 * 256.0 * d * 2.0 + 2.0 * d * d * 3.0);
+    let ends = rows * tokens * 2.0 * d * (3.0 + 3.0) + rows * 2.0 * d * 2.0 * d * 3.0;
+    assert_eq!(outside, time + ends, "outside of the blocks");
+    for (policy, linears, attentions) in [
+        (FULL, 4.0, 4.5),
+        (ATTN_ONLY, 4.0, 3.5),
+        (Policy::EveryNthLinear { n: 1 }, 3.0, 3.5),
+        (Policy::Full { split: true }, 4.0, 4.5),
+    ] {
+        let found = flops(&subject, &policy);
+        let expected = (linears * linear + outside, attentions * attention);
+        assert_eq!(found, expected, "{policy}");
+    }
+}
