@@ -110,6 +110,10 @@ impl AttentionBackend for Metered {
         self.backend.supports(shape)
     }
 
+    fn is_row_independent(&self) -> bool {
+        self.backend.is_row_independent()
+    }
+
     fn attention(
         &self,
         stash: &dyn Stash,

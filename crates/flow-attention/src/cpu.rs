@@ -38,6 +38,11 @@ impl AttentionBackend for CpuAttention {
         Ok(())
     }
 
+    // A task sees one head of one sample.
+    fn is_row_independent(&self) -> bool {
+        true
+    }
+
     fn attention(
         &self,
         stash: &dyn Stash,

@@ -120,6 +120,11 @@ impl AttentionBackend for ReferenceAttention {
         crate::CpuAttention.supports(shape)
     }
 
+    // As the formula reads, one head of one sample after another.
+    fn is_row_independent(&self) -> bool {
+        true
+    }
+
     fn attention(
         &self,
         stash: &dyn Stash,
