@@ -1,6 +1,6 @@
 //! `audit`: is the importance ratio exactly 1, whatever computes?
 //!
-//! For every combination of attention backend, fused kernels, algorithm, guidance, trained weights and precision: one
+//! For every combination of attention backend, fused kernels, exact reuse, algorithm, guidance, trained weights and precision: one
 //! rollout, and every loss once, without an optimizer step. No combination changes a file.
 
 use super::{Loaded, survey::Use, tokens};
@@ -8,10 +8,10 @@ use crate::arguments::ConfigArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
-use flow_accelerators::{AttentionBackendAccelerator, FusedKernelsAccelerator};
+use flow_accelerators::{AttentionBackendAccelerator, ExactReuseAccelerator, FusedKernelsAccelerator};
 use flow_config::{
-    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, Config, DType, Dynamics, Finetune, GrpoConfig,
-    GrpoGuardConfig,
+    AcceleratorEntry, AlgorithmConfig, Config, DType, Dynamics, Finetune, GrpoConfig, GrpoGuardConfig,
+    InitialNoise,
 };
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
@@ -24,10 +24,15 @@ const GUIDANCE: [f64; 2] = [1.0, 3.0];
 /// Modes of `fused_kernels`: without it, and all that it has.
 const FUSED_KERNELS: [Option<&str>; 3] = [None, Some("regional"), Some("full")];
 
+/// Whether `exact_reuse` is in force. Where it is, members of a group start from the same latent, so that it has most to
+/// answer for.
+const EXACT_REUSE: [bool; 2] = [false, true];
+
 /// One row of the table.
 struct Combination {
     attention: String,
     fused: &'static str,
+    reuse: bool,
     config: Config,
 }
 
@@ -45,6 +50,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     let header = [
         "attention",
         "fused",
+        "reuse",
         "algorithm",
         "guidance",
         "weights",
@@ -57,6 +63,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     for Combination {
         attention,
         fused,
+        reuse,
         config,
     } in &combinations
     {
@@ -76,6 +83,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
         rows.push(vec![
             attention.clone(),
             (*fused).to_owned(),
+            if *reuse { "exact" } else { "off" }.to_owned(),
             config.algorithm.kind().to_owned(),
             format!("{}", config.sampling.guidance_scale),
             match config.model.finetune {
@@ -88,7 +96,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
             format!("{:e}", audit.max_deviation()),
         ]);
     }
-    terminal::print(&format!("{}\n", terminal::table(&rows, 6)))?;
+    terminal::print(&format!("{}\n", terminal::table(&rows, 7)))?;
     if failed > 0 {
         return Err(Failure::Run(format!(
             "{failed} of {} combinations are not exact: rollout and training do not compute the same bits. This is a \
@@ -114,7 +122,10 @@ fn combinations(loaded: &Loaded) -> Vec<Combination> {
     };
     let mut found = Vec::new();
     for attention in loaded.registries.attention.names() {
-        for fused in FUSED_KERNELS {
+        for (fused, reuse) in FUSED_KERNELS
+            .iter()
+            .flat_map(|fused| EXACT_REUSE.map(|reuse| (fused, reuse)))
+        {
             let mut shared = Vec::new();
             if attention != without {
                 shared.push(entry(AttentionBackendAccelerator::NAME, "backend", attention));
@@ -122,17 +133,25 @@ fn combinations(loaded: &Loaded) -> Vec<Combination> {
             if let Some(mode) = fused {
                 shared.push(entry(FusedKernelsAccelerator::NAME, "mode", mode));
             }
-            let accelerated = |config: &Config| Combination {
-                attention: attention.to_owned(),
-                fused: fused.unwrap_or("off"),
-                config: Config {
-                    acceleration: AccelerationConfig {
-                        shared: shared.clone(),
-                        rollout: Vec::new(),
-                        ..config.acceleration.clone()
-                    },
-                    ..config.clone()
-                },
+            if reuse {
+                shared.push(AcceleratorEntry {
+                    name: ExactReuseAccelerator::NAME.into(),
+                    params: Default::default(),
+                });
+            }
+            let accelerated = |config: &Config| {
+                let mut config = config.clone();
+                config.acceleration.shared = shared.clone();
+                config.acceleration.rollout = Vec::new();
+                if reuse {
+                    config.sampling.initial_noise = InitialNoise::PerGroup;
+                }
+                Combination {
+                    attention: attention.to_owned(),
+                    fused: fused.unwrap_or("off"),
+                    reuse,
+                    config,
+                }
             };
             found.extend(settings(config, &dtypes).iter().map(accelerated));
         }
