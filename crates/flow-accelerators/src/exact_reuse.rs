@@ -106,12 +106,7 @@ fn count(target: &Target<'_>) -> OnReused {
         }
         Reused::Call { step, rows, computed } => {
             meter.count(Engagement::ForwardShared, rows - computed);
-            meter.share(
-                Engagement::ForwardShared,
-                Part::Step(step),
-                rows - computed,
-                rows,
-            );
+            meter.share(Engagement::ForwardShared, Part::Step(step), rows - computed, rows);
         }
     })
 }
