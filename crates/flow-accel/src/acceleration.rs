@@ -29,6 +29,8 @@ pub struct Activity {
     /// The share of rows for which it did something, from 0 to 1, by part of the rollout; empty for those that do not
     /// decide by row.
     pub shares: BTreeMap<(Engagement, Part), f64>,
+    /// The most bytes that it held at a time; 0 for those that do not say.
+    pub kept_bytes: u64,
     /// If nothing was: why that may be.
     pub why_idle: Option<String>,
 }
@@ -163,6 +165,7 @@ impl Acceleration {
                 name: each.applied.name.clone(),
                 engagements,
                 shares: each.meter.take_shares(),
+                kept_bytes: each.meter.take_kept_bytes(),
                 why_idle: engagements.is_idle().then(|| each.accelerator.why_idle()),
             }
         };

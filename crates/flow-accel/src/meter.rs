@@ -18,16 +18,22 @@ pub enum Engagement {
     KernelReplaced,
     /// A captured graph was replayed.
     GraphReplayed,
+    /// A part of the model was not computed for a row, because the same had been computed before.
+    PartReused,
+    /// The model was not called for a row, because it was called for another with the same inputs.
+    ForwardShared,
 }
 
 impl Engagement {
     /// All kinds.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::CallAnswered,
         Self::BlockSkipped,
         Self::AttentionSkipped,
         Self::KernelReplaced,
         Self::GraphReplayed,
+        Self::PartReused,
+        Self::ForwardShared,
     ];
 
     /// Name in metrics.
@@ -38,6 +44,8 @@ impl Engagement {
             Self::AttentionSkipped => "attention_layers_skipped",
             Self::KernelReplaced => "kernels_replaced",
             Self::GraphReplayed => "graphs_replayed",
+            Self::PartReused => "parts_reused",
+            Self::ForwardShared => "forwards_shared",
         }
     }
 }
@@ -69,6 +77,7 @@ type Shares = BTreeMap<(Engagement, Part), (u64, u64)>;
 pub struct Meter {
     counts: Arc<[AtomicU64; Engagement::ALL.len()]>,
     shares: Arc<Mutex<Shares>>,
+    kept_bytes: Arc<AtomicU64>,
 }
 
 impl Meter {
@@ -80,6 +89,16 @@ impl Meter {
     /// What was counted since it was last taken.
     pub fn take(&self) -> Engagements {
         Engagements(Engagement::ALL.map(|what| self.counts[what as usize].swap(0, Ordering::Relaxed)))
+    }
+
+    /// The accelerator holds `bytes` of memory now.
+    pub fn keeps(&self, bytes: u64) {
+        self.kept_bytes.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// The most bytes held at a time since this was last taken.
+    pub fn take_kept_bytes(&self) -> u64 {
+        self.kept_bytes.swap(0, Ordering::Relaxed)
     }
 
     /// In `part`, `what` happened for `answered` of `asked` more rows.

@@ -110,6 +110,10 @@ impl AttentionBackend for Metered {
         self.backend.kernel(call)
     }
 
+    fn is_row_independent(&self) -> bool {
+        self.backend.is_row_independent()
+    }
+
     fn attend(
         &self,
         stash: &dyn Stash,

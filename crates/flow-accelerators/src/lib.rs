@@ -3,6 +3,7 @@
 #![deny(missing_docs)]
 
 mod attention_backend;
+mod exact_reuse;
 mod feature_cache;
 mod fused_kernels;
 mod fusion;
@@ -10,6 +11,7 @@ mod graph_capture;
 mod register;
 
 pub use attention_backend::{AttentionBackendAccelerator, AttentionBackendParams};
+pub use exact_reuse::{ExactReuseAccelerator, ExactReuseParams};
 pub use feature_cache::{
     Basis, DbCacheParams, EasyCacheParams, FasterParams, FeatureCacheParams, FirstBlockParams,
     ForecastTarget, MagCacheParams, PyramidParams, StepMaskParams, TaylorSeerParams, TeaCacheParams,

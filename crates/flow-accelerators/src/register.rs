@@ -1,6 +1,7 @@
 //! Registers the accelerators, and the names that people know from elsewhere.
 
 use crate::attention_backend::{AttentionBackendAccelerator, AttentionBackendParams};
+use crate::exact_reuse::{ExactReuseAccelerator, ExactReuseParams};
 use crate::feature_cache::FeatureCache;
 use crate::fused_kernels::{FusedKernelsAccelerator, FusedKernelsParams};
 use crate::fusion::{Fusion, FusionParams};
@@ -29,7 +30,7 @@ const ELSEWHERE: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Registers `attention_backend` over `backends`, `feature_cache`, `fused_kernels`, `fusion`, and `graph_capture`.
+/// Registers `attention_backend` over `backends`, `exact_reuse`, `feature_cache`, `fused_kernels`, `fusion`, and `graph_capture`.
 ///
 /// # Errors
 /// [`AlreadyRegistered`] if one of the names is taken.
@@ -43,6 +44,13 @@ pub fn register(
         AcceleratorStage::Both,
         "another attention backend, in rollout and training (lossless; `backend` is required)",
         move |params: AttentionBackendParams| AttentionBackendAccelerator::new(&params, &backends),
+    )?;
+    registry.register(
+        ExactReuseAccelerator::NAME,
+        AcceleratorStage::Both,
+        "what members of a group have in common computed once: embeddings, modulations, the shared start of their \
+         trajectories (lossless)",
+        |params: ExactReuseParams| Ok(ExactReuseAccelerator::new(params)),
     )?;
     registry.register(
         FeatureCache::NAME,

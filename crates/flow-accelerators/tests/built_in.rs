@@ -260,6 +260,7 @@ fn every_accelerator_has_a_summary_and_a_closed_schema() {
         names,
         [
             "attention_backend",
+            "exact_reuse",
             "feature_cache",
             "fused_kernels",
             "fusion",

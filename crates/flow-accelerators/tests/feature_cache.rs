@@ -1,32 +1,25 @@
 //! Every policy of `feature_cache`: where it is put, what it refuses, and that it works on both architectures.
 
+mod support;
+
 use burn::tensor::Tensor;
-use flow_accel::{Acceleration, AcceleratorRegistry, Engagement, Params, Part};
-use flow_attention::{AttentionRegistry, CpuAttention};
+use flow_accel::{Acceleration, Engagement, Params, Part};
+use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    CallContext, Condition, Exec, FlowModel, Lane, ModelInput, ModelSpec, Plan, RegionKind, Rollout, Stage,
+    CallContext, Exec, FlowModel, Lane, ModelInput, ModelSpec, Plan, RegionKind, Rollout, Stage,
     VelocityDriver, Weights,
 };
 use flow_kernels::CpuKernels;
-use flow_models::ModelRegistry;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use support::{condition, noise, noisy, registry};
 
 const STEPS: u32 = 28;
 const SAMPLES: u64 = 3;
 const GUIDANCE: f32 = 2.0;
-
-fn registry() -> AcceleratorRegistry {
-    let mut backends = AttentionRegistry::default();
-    flow_attention::register(&mut backends);
-    let mut registry = AcceleratorRegistry::default();
-    flow_accelerators::register(&mut registry, &backends).expect("different names");
-    registry
-}
 
 fn in_force(params: &Value, model: &ModelSpec) -> Result<Acceleration, String> {
     let params: Params = serde_json::from_value(params.clone()).expect("an object");
@@ -60,75 +53,6 @@ fn policies() -> Vec<Value> {
         json!({ "policy": "pyramid" }),
         json!({ "policy": "faster" }),
     ]
-}
-
-/// A model whose weights are all noise, and the settings it was built from.
-fn noisy(architecture: &str) -> (Arc<dyn FlowModel>, Weights) {
-    let settings = match architecture {
-        "dit" => json!({
-            "latent": { "channels": 2, "height": 8, "width": 8 },
-            "patch": 2, "hidden": 24, "layers": 3, "heads": 3, "vocabulary": { "size": 4, "length": 2 },
-        }),
-        _ => json!({
-            "in_channels": 2, "out_channels": 2, "patch_size": 2, "num_layers": 3, "num_attention_heads": 2,
-            "attention_head_dim": 12, "joint_attention_dim": 8, "caption_projection_dim": 24,
-            "pooled_projection_dim": 6, "pos_embed_max_size": 8, "sample_size": 8, "dual_attention_layers": [1],
-            "qk_norm": "rms_norm", "latent_height": 8, "latent_width": 8,
-        }),
-    };
-    let device = ComputeDevice::cpu();
-    let mut models = ModelRegistry::new();
-    flow_models::register(&mut models);
-    let model = models.build(architecture, &settings, &device).expect("settings");
-    let mut weights = Weights::init(model.layout().clone(), 0, &device);
-    let specs = model.layout().specs().to_vec();
-    for (index, spec) in specs.iter().enumerate() {
-        let values = noise(spec.shape.iter().product(), index as u64);
-        let offset = if spec.name.contains("norm_") && spec.shape.len() == 1 {
-            1.0
-        } else {
-            0.0
-        };
-        let values = values.iter().map(|value| offset + 0.1 * value).collect();
-        weights
-            .set(index, device.plain(values, &spec.shape))
-            .expect("the same shape");
-    }
-    (model, weights)
-}
-
-fn noise(count: usize, salt: u64) -> Vec<f32> {
-    let mut values = vec![0.0; count];
-    Stream::new(3, Purpose::Test).at(salt, 0).fill_normal(&mut values);
-    values
-}
-
-fn condition(model: &dyn FlowModel, lanes: &[Lane]) -> Condition {
-    let device = ComputeDevice::cpu();
-    if model.spec().vocabulary.is_some() {
-        let token = |lane: &Lane| {
-            let token = if lane.conditional {
-                1 + lane.sample as i64
-            } else {
-                0
-            };
-            [token.min(3), 0]
-        };
-        let tokens = lanes.iter().flat_map(token).collect();
-        return Condition {
-            tokens: Some(device.int_tensor(tokens, [lanes.len(), 2])),
-            ..Condition::default()
-        };
-    }
-    let rows = |count: usize, salt: u64| {
-        let of = |lane: &Lane| noise(count, salt + 2 * lane.sample + u64::from(lane.conditional));
-        lanes.iter().flat_map(of).collect::<Vec<f32>>()
-    };
-    Condition {
-        tokens: None,
-        text: Some(device.tensor(rows(5 * 8, 1000), [lanes.len(), 5, 8])),
-        pooled: Some(device.tensor(rows(6, 2000), [lanes.len(), 6])),
-    }
 }
 
 /// The latents of three samples after 28 Euler steps with guidance.

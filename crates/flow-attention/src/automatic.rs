@@ -44,6 +44,10 @@ impl AttentionBackend for AutomaticAttention {
         self.choose(call).map(|(_, kernel)| kernel)
     }
 
+    fn is_row_independent(&self) -> bool {
+        self.backends.iter().all(|backend| backend.is_row_independent())
+    }
+
     fn attend(
         &self,
         stash: &dyn Stash,

@@ -37,6 +37,11 @@ impl AttentionBackend for CpuAttention {
         Ok(self.name().into())
     }
 
+    // A task sees one head of one sample.
+    fn is_row_independent(&self) -> bool {
+        true
+    }
+
     fn attend(
         &self,
         stash: &dyn Stash,

@@ -216,6 +216,11 @@ impl AttentionBackend for ReferenceAttention {
         Ok(self.name().into())
     }
 
+    // As the formula reads, one head of one sample after another.
+    fn is_row_independent(&self) -> bool {
+        true
+    }
+
     fn attend(
         &self,
         stash: &dyn Stash,

@@ -4,6 +4,7 @@
 
 mod drivers;
 mod engine;
+mod exact;
 mod forecast;
 mod fourier;
 mod lanes;
@@ -17,6 +18,7 @@ pub use drivers::{
     VelocityCache, VelocityPolicy,
 };
 pub use engine::{OnCall, Tally};
+pub use exact::{ExactReuse, OnReused, Reused};
 pub use forecast::{Forecast, combine};
 pub use fourier::split_frequencies;
 pub use lanes::{LaneStore, StepOrder};

@@ -10,7 +10,8 @@ use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused,
 use flow_core::op::{self, Backward};
 use flow_core::tensors::{is_tracked, shape};
 use flow_core::{
-    Activation, AdamWStep, Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Kernels, Plain, Plan,
+    Activation, AdamWStep, Attended, AttentionBackend, AttentionCall, Declined, Kernels, KeyValue, Plain,
+    Plan,
 };
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};

@@ -193,6 +193,11 @@ codes! {
         "An advantage is a reward less the mean of its group.",
         "[sampling]\ngroup_size = 1",
         "[sampling]\ngroup_size = 16";
+    /// Members of a group that start from the same latent need a random step to differ.
+    RULE_INITIAL_NOISE = "rule::initial-noise",
+        "Without noise on the way all images of a group are the same, and so are their rewards: every advantage is 0.",
+        "[algorithm]\nkind = \"nft\"\n[scheduler]\ndynamics = \"ode\"\n[sampling]\ninitial_noise = \"per_group\"",
+        "[algorithm]\nkind = \"nft\"\n[scheduler]\ndynamics = \"flow-sde\"\n[sampling]\ninitial_noise = \"per_group\"";
     /// The number of micro-batches must be a multiple of `optimizer.gradient_accumulation`.
     RULE_ACCUMULATION = "rule::accumulation",
         "Otherwise the last optimizer step of a rollout would see fewer images than the others.",

@@ -217,6 +217,12 @@ pub trait AttentionBackend: Debug + Send + Sync {
     /// [`Declined`] with the reason if none does.
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined>;
 
+    /// Whether the bits of a row of the batch in the forward depend neither on the other rows nor on their number, so that
+    /// a row that was computed elsewhere, or for another row with the same operands, may be taken instead. If unsure, no.
+    fn is_row_independent(&self) -> bool {
+        false
+    }
+
     /// Computes attention. Operands may be tracked. The results that backward needs (output and log-sum-exp) pass
     /// through `stash` under the name `attention`, so that a checkpoint policy can keep them.
     ///

@@ -2,9 +2,8 @@
 
 use crate::tensors::Plain;
 use burn::backend::flex::FlexTensor;
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::backend::{BackendTensor, DispatchTensorKind};
+use burn::tensor::TensorData;
 
 /// Contiguous f32 values of a plain CPU tensor, row-major.
 #[derive(Clone, Debug)]
@@ -71,17 +70,6 @@ pub fn from_vec(values: Vec<f32>, shape: &[usize]) -> Plain {
         kind: DispatchTensorKind::Flex(BackendTensor::Float(tensor)),
         autodiff: Default::default(),
     }
-}
-
-/// Some rows of a plain CPU tensor whose first axis is the batch, in the order asked for.
-///
-/// # Panics
-/// If there is no such row.
-pub fn rows(tensor: &Plain, rows: &[usize]) -> Plain {
-    let index = rows.iter().map(|row| *row as i64).collect();
-    let index = TensorData::new::<i64, _>(index, [rows.len()]);
-    let index: Tensor<1, Int> = Tensor::from_data(index, &Device::flex());
-    Dispatch::float_select(tensor.clone(), 0, index.into_dispatch())
 }
 
 /// Mutable values of a CPU tensor: in place if nothing else holds it, on a copy otherwise.

@@ -96,6 +96,13 @@ pub trait Kernels: Debug + Send + Sync {
     /// Name in logs and manifests.
     fn name(&self) -> &str;
 
+    /// Whether the bits of a row of the batch in every forward here depend neither on the other rows nor on their number,
+    /// so that a row that was computed elsewhere, or for another row with the same operands, may be taken instead. A matrix
+    /// product that chooses another order of additions for few rows is not so. If unsure, no.
+    fn is_row_independent(&self) -> bool {
+        false
+    }
+
     /// `activation(x Wᵀ + b + scale · (x Aᵀ) Bᵀ)` over the last axis of `x [.., in]`; gives `[.., out]`.
     fn linear(
         &self,

@@ -23,12 +23,12 @@ pub use flow_rng as rng;
 pub use attention::{Attended, AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue};
 pub use error::CoreError;
 pub use exec::{
-    AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, Effect, Exec, KeepAll, Lane,
-    LayerBody, LayerDriver, Plan, RegionEngine, RegionKind, Rollout, RunAll, Site, Stack, StackDriver, Stage,
-    Training, VelocityDriver,
+    AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, DependsOn, Effect, Exec,
+    KeepAll, Lane, LayerBody, LayerDriver, Plan, Recompute, RegionEngine, RegionKind, ReuseDriver, Rollout,
+    RowKey, RunAll, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
 };
 pub use kernels::{Activation, AdamWStep, Kernels};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};
 pub use names::UnknownName;
-pub use params::{Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Weights};
+pub use params::{Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Weights, WeightsVersion};
 pub use tensors::{Plain, Tensors};

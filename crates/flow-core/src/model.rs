@@ -2,7 +2,8 @@
 
 use crate::exec::{Exec, RegionKind};
 use crate::params::ParamLayout;
-use burn::tensor::{Int, Tensor, TensorData, kind::Basic};
+use crate::tensors::select;
+use burn::tensor::{Int, Tensor};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -64,14 +65,6 @@ impl Condition {
             pooled: self.pooled.as_ref().map(|pooled| select(pooled, rows)),
         }
     }
-}
-
-fn select<const D: usize, K: Basic + 'static>(tensor: &Tensor<D, K>, rows: &[usize]) -> Tensor<D, K> {
-    let index: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
-    let index = TensorData::new(index, [rows.len()]);
-    tensor
-        .clone()
-        .select(0, Tensor::<1, Int>::from_data(index, &tensor.device()))
 }
 
 /// Input of a model call.

@@ -1,7 +1,7 @@
 //! Tensors whose rank is erased, and the tuples of tensors that cross the edge of a block or region.
 
 use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind};
-use burn::tensor::{FloatDType, Tensor, kind::Basic};
+use burn::tensor::{FloatDType, Int, Tensor, TensorData, kind::Basic};
 
 /// A tensor outside any autodiff graph, its rank erased. Kernels compute on these only.
 pub type Plain = DispatchTensor;
@@ -53,12 +53,16 @@ pub struct Buffer {
 pub fn buffer(tensor: &Plain) -> Buffer {
     use burn::backend::BackendTensor;
     match &tensor.kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor)) => Buffer {
+        DispatchTensorKind::Flex(
+            BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor),
+        ) => Buffer {
             identity: tensor.bytes().as_ptr() as usize,
             bytes: tensor.bytes().len() as u64,
         },
         #[cfg(feature = "cube")]
-        DispatchTensorKind::Cube(BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor)) => Buffer {
+        DispatchTensorKind::Cube(
+            BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor),
+        ) => Buffer {
             identity: std::ptr::from_ref(tensor.handle.memory.descriptor()) as usize,
             bytes: tensor.handle.size(),
         },
@@ -76,6 +80,41 @@ pub fn is_float(tensor: &DispatchTensor) -> bool {
 pub fn shape(tensor: &DispatchTensor) -> Vec<usize> {
     use burn::backend::TensorMetadata;
     tensor.shape().to_vec()
+}
+
+/// Some rows of a tensor whose first axis is the batch, in the order asked for.
+///
+/// # Panics
+/// If there is no such row.
+pub fn select<const D: usize, K: Basic + 'static>(tensor: &Tensor<D, K>, rows: &[usize]) -> Tensor<D, K> {
+    let index: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
+    let index = TensorData::new(index, [rows.len()]);
+    tensor
+        .clone()
+        .select(0, Tensor::<1, Int>::from_data(index, &tensor.device()))
+}
+
+/// As [`select`], of a plain float tensor on any device.
+///
+/// # Panics
+/// As [`select`].
+pub fn select_rows(tensor: &Plain, rows: &[usize]) -> Plain {
+    use burn::backend::{
+        TensorMetadata,
+        ops::{FloatTensorOps, IntTensorOps},
+    };
+    let index: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
+    let index = Dispatch::int_from_data(TensorData::new(index, [rows.len()]), &tensor.device());
+    Dispatch::float_select(tensor.clone(), 0, index)
+}
+
+/// Plain float tensors of the same shape but for the first axis, one below the other.
+///
+/// # Panics
+/// If there is none, or the shapes differ.
+pub fn stacked(tensors: Vec<Plain>) -> Plain {
+    use burn::backend::ops::FloatTensorOps;
+    Dispatch::float_cat(tensors, 0)
 }
 
 /// Zeros of `tensor`'s shape, on its device.
@@ -100,6 +139,11 @@ pub fn cast(tensor: &Plain, dtype: FloatDType) -> Plain {
 pub trait Tensors: Sized + Clone + Send + 'static {
     /// The tensors in order.
     fn split(self) -> Vec<DispatchTensor>;
+    /// Some rows of the batch, in the order asked for.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    fn rows(self, rows: &[usize]) -> Self;
     /// The inverse of [`split`](Self::split).
     ///
     /// # Panics
@@ -111,6 +155,7 @@ impl Tensors for () {
     fn split(self) -> Vec<DispatchTensor> {
         Vec::new()
     }
+    fn rows(self, _: &[usize]) -> Self {}
     fn join(tensors: Vec<DispatchTensor>) -> Self {
         assert!(tensors.is_empty(), "no tensors expected, got {}", tensors.len());
     }
@@ -119,6 +164,9 @@ impl Tensors for () {
 impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
     fn split(self) -> Vec<DispatchTensor> {
         vec![self.into_dispatch()]
+    }
+    fn rows(self, rows: &[usize]) -> Self {
+        select(&self, rows)
     }
     fn join(tensors: Vec<DispatchTensor>) -> Self {
         let [only] = tensors.try_into().expect("one tensor crosses here");
@@ -133,6 +181,11 @@ macro_rules! tuple_of_tensors {
             fn split(self) -> Vec<DispatchTensor> {
                 let ($($name,)+) = self;
                 vec![$($name.into_dispatch()),+]
+            }
+            #[allow(non_snake_case)]
+            fn rows(self, rows: &[usize]) -> Self {
+                let ($($name,)+) = self;
+                ($(select(&$name, rows),)+)
             }
             fn join(tensors: Vec<DispatchTensor>) -> Self {
                 let mut tensors = tensors.into_iter();

@@ -64,6 +64,11 @@ impl Kernels for CpuKernels {
         }
     }
 
+    // Linear layers go through `multiply_rows`; everything else sees one row, or one value, at a time.
+    fn is_row_independent(&self) -> bool {
+        true
+    }
+
     fn linear(
         &self,
         stash: &dyn Stash,

@@ -158,6 +158,7 @@ impl Job {
             iteration: 0,
             step: 0,
             stochastic: false,
+            sigma: None,
             steps: self.steps.len() as u32,
         }
     }
@@ -168,6 +169,7 @@ impl Job {
             site: self.site(Stage::Rollout),
             source: NoiseSource::Rollout,
             samples: &self.samples,
+            starts: &self.samples,
             conditions: self.conditions.clone(),
             steps: &self.steps,
         };

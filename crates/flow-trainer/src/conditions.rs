@@ -1,9 +1,10 @@
 //! From prompts to what a model reads.
 
-use crate::policy::Conditions;
+use crate::policy::{ConditionKeys, Conditions};
 use flow_core::device::ComputeDevice;
 use flow_core::{Condition, ModelSpec};
 use flow_data::{Dataset, Prompt};
+use std::sync::Arc;
 
 /// Turns prompts into token conditions, padded to the model's length.
 #[derive(Clone, Debug)]
@@ -54,11 +55,20 @@ impl Conditioner {
     /// Conditions of a batch of prompts, with the empty condition beside them under guidance.
     pub fn conditions<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Conditions {
         let rows: Vec<&[u32]> = prompts.map(|prompt| prompt.tokens.as_slice()).collect();
+        let key =
+            |tokens: &mut dyn Iterator<Item = i64>| tokens.flat_map(i64::to_le_bytes).collect::<Arc<[u8]>>();
+        let keys = ConditionKeys {
+            conditional: (rows.iter())
+                .map(|row| key(&mut row.iter().copied().map(i64::from)))
+                .collect(),
+            unconditional: key(&mut self.null.iter().copied()),
+        };
         let unconditional = self.guided.then(|| self.tokens(self.null.repeat(rows.len())));
         let conditional = self.tokens(rows.concat().into_iter().map(i64::from).collect());
         Conditions {
             conditional,
             unconditional,
+            keys: Some(keys),
         }
     }
 

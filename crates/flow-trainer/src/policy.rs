@@ -4,7 +4,7 @@
 //! runs both branches as one batch of `2 B` rows, conditional rows first, in the rollout and in the loss alike.
 
 use burn::tensor::Tensor;
-use flow_core::{CallContext, Condition, Exec, FlowModel, Lane, ModelInput, Stage};
+use flow_core::{CallContext, Condition, Exec, FlowModel, Lane, ModelInput, RowKey, Stage};
 use std::sync::Arc;
 
 /// Conditional and, under guidance, unconditional inputs of a batch.
@@ -14,6 +14,17 @@ pub struct Conditions {
     pub conditional: Condition,
     /// The empty condition; absent without guidance.
     pub unconditional: Option<Condition>,
+    /// What determines each row, if that is known.
+    pub keys: Option<ConditionKeys>,
+}
+
+/// Bytes that determine conditions, for instance tokens: rows with the same bytes have the same condition.
+#[derive(Clone, Debug)]
+pub struct ConditionKeys {
+    /// One entry per conditional row.
+    pub conditional: Vec<Arc<[u8]>>,
+    /// The empty condition's.
+    pub unconditional: Arc<[u8]>,
 }
 
 /// A flow model and how strongly it is guided.
@@ -38,6 +49,8 @@ pub struct CallSite {
     pub steps: u32,
     /// Whether the step is stochastic.
     pub stochastic: bool,
+    /// Noise level of all rows; absent until a step is chosen.
+    pub sigma: Option<f64>,
 }
 
 impl Policy {
@@ -64,19 +77,40 @@ impl Policy {
             step,
             steps,
             stochastic,
+            sigma,
         } = site;
         CallContext {
             stage,
             iteration,
             step,
             steps,
-            sigma: None,
+            sigma,
             stochastic,
             lanes: lanes.into(),
         }
     }
 
-    /// The guided velocity at `x_BN`, `sigma_B`.
+    /// What is known of the rows of a call: conditions, the noise level of `exec`'s call, and `latents`, one number per
+    /// sample, the same for those whose latents are the same bits. Conditional rows first.
+    fn row_keys(&self, exec: &Exec<'_>, conditions: &Conditions, latents: Option<&[u64]>) -> Vec<RowKey> {
+        let Some(keys) = &conditions.keys else {
+            return Vec::new();
+        };
+        let sigma = exec.call().sigma.map(|sigma| (sigma as f32).to_bits());
+        let key = |(row, condition): (usize, &Arc<[u8]>)| RowKey {
+            condition: Some(condition.clone()),
+            sigma,
+            latent: latents.map(|latents| latents[row]),
+        };
+        let mut rows: Vec<RowKey> = keys.conditional.iter().enumerate().map(key).collect();
+        if self.is_guided() && conditions.unconditional.is_some() {
+            let empty = std::iter::repeat_n(&keys.unconditional, rows.len()).enumerate();
+            rows.extend(empty.map(key));
+        }
+        rows
+    }
+
+    /// The guided velocity at `x_BN`, `sigma_B`. `sigma_B` holds the noise level of `exec`'s call, if that has one.
     pub fn velocity(
         &self,
         exec: &Exec<'_>,
@@ -84,6 +118,21 @@ impl Policy {
         sigma_b: Tensor<1>,
         conditions: &Conditions,
     ) -> Tensor<2> {
+        self.velocity_of(exec, x_bn, sigma_b, conditions, None)
+    }
+
+    /// As [`velocity`](Self::velocity), with one number per sample in `latents`: the same for samples whose latents are
+    /// the same bits.
+    pub fn velocity_of(
+        &self,
+        exec: &Exec<'_>,
+        x_bn: Tensor<2>,
+        sigma_b: Tensor<1>,
+        conditions: &Conditions,
+        latents: Option<&[u64]>,
+    ) -> Tensor<2> {
+        let rows = self.row_keys(exec, conditions, latents);
+        let exec = &exec.clone().with_rows(rows.into());
         let condition = conditions.conditional.clone();
         let Some(empty) = conditions.unconditional.clone().filter(|_| self.is_guided()) else {
             return exec.velocity(

@@ -69,6 +69,9 @@ pub struct SampleRequest<'a> {
     pub source: NoiseSource,
     /// Ids of the samples, which address their noise, `[B]`.
     pub samples: &'a [u64],
+    /// Ids that address their first latents, `[B]`: those of the samples, or the same id for samples of one condition that
+    /// start from the same latent. Such samples have their trajectory in common up to the first stochastic step.
+    pub starts: &'a [u64],
     /// Their conditions, `[B, …]`.
     pub conditions: Conditions,
     /// The steps, from noise to image.
@@ -102,6 +105,7 @@ impl Sampler {
             site,
             source,
             samples,
+            starts,
             conditions,
             steps,
         } = request;
@@ -111,23 +115,29 @@ impl Sampler {
             NoiseSource::Rollout => (Purpose::InitialNoise, Purpose::SdeNoise),
             NoiseSource::Evaluation => (Purpose::Evaluation, Purpose::Evaluation),
         };
-        let mut x = self.noise(initial, samples, 0, values);
+        let mut x = self.noise(initial, starts, 0, values);
+        let mut together = true;
         let mut records = Vec::new();
         for (index, step) in steps.iter().enumerate() {
-            let mut call = self.policy.call(
-                CallSite {
-                    step: index as u32,
-                    stochastic: step.is_stochastic(),
-                    ..site
-                },
-                samples,
-            );
-            call.sigma = Some(step.sigma);
+            let site = CallSite {
+                step: index as u32,
+                stochastic: step.is_stochastic(),
+                sigma: Some(step.sigma),
+                ..site
+            };
+            let call = self.policy.call(site, samples);
             let sigma = self.device.tensor(vec![step.sigma as f32; batch], [batch]);
             let exec = rollout.exec(call);
-            let v = self
-                .policy
-                .velocity(&exec, Tensor::from_dispatch(x.clone()), sigma, &conditions);
+            let latents = together.then_some(starts);
+            // Noise of their own makes latents differ from the next step on.
+            together &= !step.is_stochastic();
+            let v = self.policy.velocity_of(
+                &exec,
+                Tensor::from_dispatch(x.clone()),
+                sigma,
+                &conditions,
+                latents,
+            );
             let v = plain(&v.into_dispatch());
             let noise = if step.is_stochastic() {
                 self.noise(added, samples, index as u32 + 1, values)

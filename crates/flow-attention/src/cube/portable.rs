@@ -167,6 +167,11 @@ impl AttentionBackend for PortableAttention {
         Ok(Self::NAME.into())
     }
 
+    // A block sees one head of one sample.
+    fn is_row_independent(&self) -> bool {
+        true
+    }
+
     fn attend(
         &self,
         stash: &dyn Stash,

@@ -180,6 +180,11 @@ impl<K: Kernels> AttentionBackend for CubeAttention<K> {
         Ok(selection.name(K::NAME))
     }
 
+    // The tables do not ask for the batch, and a block sees one head of one sample.
+    fn is_row_independent(&self) -> bool {
+        true
+    }
+
     fn attend(
         &self,
         stash: &dyn Stash,

@@ -3,8 +3,7 @@
 use crate::engine::{Engine, OnCall, Place};
 use crate::{Policy, Rules};
 use burn::backend::DispatchTensor;
-use flow_core::cpu::rows;
-use flow_core::tensors::is_tracked;
+use flow_core::tensors::{is_tracked, select_rows as rows};
 use flow_core::{AttentionLayer, Exec, LayerBody, LayerDriver};
 
 /// A policy that answers for attention layers.

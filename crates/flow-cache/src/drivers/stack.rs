@@ -3,9 +3,9 @@
 use crate::engine::{Engine, OnCall, Place};
 use crate::{Policy, Rules};
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
-use flow_core::cpu::{rows, to_host};
+use flow_core::cpu::to_host;
 use flow_core::exec::Stack;
-use flow_core::tensors::is_tracked;
+use flow_core::tensors::{is_tracked, select_rows as rows};
 use flow_core::{Exec, StackDriver};
 
 /// Which blocks a policy leaves out, and what it looks at.

@@ -2,12 +2,13 @@
 
 use super::Rules;
 use crate::codes;
-use crate::sections::{Dynamics, NoiseLevel, Shift, Window};
+use crate::sections::{Dynamics, InitialNoise, NoiseLevel, Shift, Window};
 
 pub(super) fn check(rules: &mut Rules<'_>) {
     noise_level(rules);
     window(rules);
     coupled(rules);
+    initial_noise(rules);
     shift(rules);
     geometry(rules);
 }
@@ -190,6 +191,20 @@ fn coupled(rules: &mut Rules<'_>) {
                 "raise `scheduler.noise_level`, leave the step out of `scheduler.window`, or set `scheduler.dynamics = \
                  \"ode\"`",
             );
+    }
+}
+
+fn initial_noise(rules: &mut Rules<'_>) {
+    let config = rules.config;
+    if config.sampling.initial_noise == InitialNoise::PerGroup && config.scheduler.dynamics == Dynamics::Ode {
+        rules
+            .error(
+                codes::RULE_INITIAL_NOISE,
+                &["sampling.initial_noise", "scheduler.dynamics"],
+                "`sampling.initial_noise = \"per_group\"` and `scheduler.dynamics = \"ode\"` make every image of a group \
+                 the same",
+            )
+            .help("set `scheduler.dynamics` to \"flow-sde\", \"dance-sde\" or \"cps\", or remove `sampling.initial_noise`");
     }
 }
 

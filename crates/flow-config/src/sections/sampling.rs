@@ -21,6 +21,21 @@ pub struct SamplingConfig {
     /// Classifier-free guidance: `v = v_none + scale * (v_prompt - v_none)`. 1 turns it off, and halves the work.
     #[schemars(range(min = 0.0, max = 100.0))]
     pub guidance_scale: f64,
+    /// Which latents the members of a group start from.
+    pub initial_noise: InitialNoise,
+}
+
+/// Which latents the members of a group start from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum InitialNoise {
+    /// Each from its own.
+    #[default]
+    PerSample,
+    /// All from the same, so that they have their trajectory in common up to and including the velocity of the first
+    /// random step, which the accelerator `exact_reuse` computes once. Members then differ by the noise of random steps
+    /// alone; not with `scheduler.dynamics = "ode"`, which has none.
+    PerGroup,
 }
 
 impl Default for SamplingConfig {
@@ -30,6 +45,7 @@ impl Default for SamplingConfig {
             prompts_per_step: 8,
             micro_batch: 32,
             guidance_scale: 1.0,
+            initial_noise: InitialNoise::PerSample,
         }
     }
 }

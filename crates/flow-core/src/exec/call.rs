@@ -33,7 +33,7 @@ pub struct CallContext {
     pub step: u32,
     /// Steps of the sampler.
     pub steps: u32,
-    /// Noise level of the step in `[0, 1]`, for rules that depend on it; absent where rows differ or nothing is sampled.
+    /// Noise level of all rows in `[0, 1]`, for rules that depend on it; absent where rows differ or it is not known.
     /// Models read [`ModelInput::sigma`](crate::ModelInput::sigma).
     pub sigma: Option<f64>,
     /// Whether the step is stochastic, so that a coupled loss has a term for it.

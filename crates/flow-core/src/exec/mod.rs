@@ -10,6 +10,7 @@ mod log;
 mod operations;
 mod plan;
 mod region;
+mod reuse;
 mod session;
 mod stack;
 mod stash;
@@ -21,6 +22,7 @@ pub use log::{AttentionLog, AttentionUse};
 pub use operations::{FeedForward, Linear};
 pub use plan::Plan;
 pub use region::{Body, Effect, KeepAll, RegionEngine, RegionKind, Site};
+pub use reuse::{CallBody, DependsOn, Recompute, Reusable, ReuseDriver, RowKey, RowsBody};
 pub use session::{Rollout, Training};
 pub use stack::{Block, RunAll, Stack, StackDriver};
 pub use stash::{Compute, Stash};
@@ -37,6 +39,7 @@ pub struct Exec<'w> {
     params: ParamView,
     plan: Arc<Plan>,
     call: Arc<CallContext>,
+    rows: Arc<[RowKey]>,
     stash: Arc<dyn Stash>,
     site: Option<Site>,
     weights: PhantomData<&'w ()>,
@@ -48,6 +51,7 @@ impl<'w> Exec<'w> {
             params,
             plan,
             call: Arc::new(call),
+            rows: Arc::from([]),
             stash: Arc::new(Compute),
             site: None,
             weights: PhantomData,
@@ -95,20 +99,47 @@ impl<'w> Exec<'w> {
             params: self.params.fresh_leaves(),
             plan: self.plan.clone(),
             call: self.call.clone(),
+            rows: self.rows.clone(),
             stash: Arc::new(Compute),
             site: self.site.clone(),
             weights: PhantomData,
         }
     }
 
-    /// The same call for some rows of its batch only: how a stack driver runs a block for part of the lanes.
+    /// The same call with what is known of the inputs of its rows, one entry per row.
+    pub fn with_rows(self, rows: Arc<[RowKey]>) -> Self {
+        Exec { rows, ..self }
+    }
+
+    /// What is known of the inputs of each row; empty where nothing is.
+    pub fn rows(&self) -> &Arc<[RowKey]> {
+        &self.rows
+    }
+
+    /// The same call for some lanes of its batch only: how a stack driver runs a block for part of the lanes.
     pub fn on_lanes(&self, lanes: Arc<[Lane]>) -> Exec<'w> {
+        let row_of = |lane: &Lane| self.call.lanes.iter().position(|of| of == lane);
+        let keys = lanes.iter().map(|lane| self.rows.get(row_of(lane)?).cloned());
+        // Nothing is known of a lane that the call does not have.
+        let rows: Option<Vec<RowKey>> = keys.collect();
+        self.part_of_call(lanes, rows.unwrap_or_default())
+    }
+
+    /// The same call for some rows of its batch only, in the order asked for.
+    pub fn on_rows(&self, rows: &[usize]) -> Exec<'w> {
+        let lanes = rows.iter().filter_map(|row| self.call.lanes.get(*row).copied());
+        let keys = rows.iter().filter_map(|row| self.rows.get(*row).cloned());
+        self.part_of_call(lanes.collect(), keys.collect())
+    }
+
+    fn part_of_call(&self, lanes: Arc<[Lane]>, rows: Vec<RowKey>) -> Exec<'w> {
         let call = CallContext {
             lanes,
             ..(*self.call).clone()
         };
         Exec {
             call: Arc::new(call),
+            rows: rows.into(),
             ..self.clone()
         }
     }

@@ -1,7 +1,8 @@
 //! Who answers a model's requests.
 
 use super::{
-    AttentionLog, CallModel, ComputeLayers, KeepAll, LayerDriver, RegionEngine, RunAll, StackDriver, VelocityDriver,
+    AttentionLog, CallModel, ComputeLayers, KeepAll, LayerDriver, Recompute, RegionEngine, ReuseDriver,
+    RunAll, StackDriver, VelocityDriver,
 };
 use crate::{AttentionBackend, Kernels};
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub struct Plan {
     pub layers: Arc<dyn LayerDriver>,
     /// Calls the model; a feature cache may answer for it.
     pub velocities: Arc<dyn VelocityDriver>,
+    /// Computes what several rows or calls have in common, or takes it from where it was computed.
+    pub reuse: Arc<dyn ReuseDriver>,
     /// Which kernels answered.
     pub attention_log: Arc<AttentionLog>,
 }
@@ -38,8 +41,15 @@ impl Plan {
             stacks: Arc::new(RunAll),
             layers: Arc::new(ComputeLayers),
             velocities: Arc::new(CallModel),
+            reuse: Arc::new(Recompute),
             attention_log: Arc::default(),
         }
+    }
+
+    /// Whether no kernel lets a row of a result depend on the other rows of its batch, nor on their number.
+    pub fn is_row_independent(&self) -> bool {
+        let kernels = std::iter::once(&self.kernels).chain(&self.block_kernels);
+        self.attention.is_row_independent() && kernels.into_iter().all(|kernels| kernels.is_row_independent())
     }
 
     /// The plan in words, for logs and the run manifest.
@@ -47,14 +57,15 @@ impl Plan {
         let blocks = self.block_kernels.as_ref();
         let blocks = blocks.map(|kernels| format!(" (in blocks {})", kernels.name()));
         format!(
-            "attention {}, kernels {}{}, regions {}, stacks {}, layers {}, velocities {}",
+            "attention {}, kernels {}{}, regions {}, stacks {}, layers {}, velocities {}, reuse {}",
             self.attention.name(),
             self.kernels.name(),
             blocks.unwrap_or_default(),
             self.regions.name(),
             self.stacks.name(),
             self.layers.name(),
-            self.velocities.name()
+            self.velocities.name(),
+            self.reuse.name()
         )
     }
 }

@@ -31,6 +31,7 @@ impl VelocityDriver for CallModel {
 impl Exec<'_> {
     /// The velocity of `model` at `input`, as the plan's driver decides: what a sampler and a loss call.
     pub fn velocity(&self, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
-        self.plan.velocities.run(self, model, input)
+        let compute = |exec: &Exec<'_>, input| exec.plan.velocities.run(exec, model, input);
+        self.plan.reuse.velocity(self, model, input, &compute)
     }
 }

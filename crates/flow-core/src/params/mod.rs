@@ -6,10 +6,12 @@
 
 mod init;
 mod layout;
+mod version;
 mod view;
 mod weights;
 
 pub use init::Init;
 pub use layout::{Adapter, Handle, LayoutBuilder, ParamKind, ParamLayout, ParamSpec};
+pub use version::WeightsVersion;
 pub use view::ParamView;
 pub use weights::Weights;

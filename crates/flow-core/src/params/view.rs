@@ -1,6 +1,6 @@
 //! What a model sees of its weights during one call.
 
-use super::{Adapter, Handle, ParamLayout, Weights};
+use super::{Adapter, Handle, ParamLayout, Weights, WeightsVersion};
 use crate::op::{self, Gradients};
 use crate::tensors::{Plain, leaf};
 use burn::backend::DispatchTensor;
@@ -102,6 +102,17 @@ impl ParamView {
     /// Whether any weight is differentiated.
     pub fn is_training(&self) -> bool {
         self.trained.is_some() && self.read.is_none()
+    }
+
+    /// Whether some weights are trained in the pass that this view belongs to, even if none of its values is a leaf (as
+    /// in a view made by [`untracked`](Self::untracked)).
+    pub fn is_of_training(&self) -> bool {
+        self.trained.is_some()
+    }
+
+    /// Which values it shows.
+    pub fn version(&self) -> WeightsVersion {
+        WeightsVersion::of(&self.values, self.with_adapters)
     }
 
     /// The weight behind `handle`.

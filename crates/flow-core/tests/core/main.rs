@@ -10,3 +10,4 @@ mod parameters;
 mod places;
 mod regions;
 mod support;
+mod versions;

@@ -48,7 +48,7 @@ impl DitBlock {
     }
 
     fn modulate(self: &Arc<Self>, exec: &Exec<'_>, c_bd: Tensor<2>) -> Tensor<3> {
-        modulation(exec, &self.modulation, c_bd, chunk::COUNT)
+        modulation(exec, "norm1", &self.modulation, c_bd, chunk::COUNT)
     }
 
     fn attend(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {

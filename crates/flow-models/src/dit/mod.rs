@@ -16,7 +16,7 @@ use crate::{Architecture, ModelError, settings};
 use block::DitBlock;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Exec, Linear, RegionKind};
+use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::model::{FlowModel, ModelInput, ModelSpec};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, Handle, Init, ParamLayout};
@@ -124,12 +124,15 @@ impl Dit {
         };
         let tokens_bl = input.condition.tokens.clone();
         let tokens_bl = tokens_bl.expect("a model with a vocabulary is given `Condition::tokens`");
-        let [batch, length] = tokens_bl.dims();
+        let [_, length] = tokens_bl.dims();
         let expected = self.spec.vocabulary.map(|vocabulary| vocabulary.length);
         assert_eq!(Some(length), expected, "tokens of one condition");
-        let embedded = exec.embedding(table, tokens_bl).sum_dim(1);
-        let width = embedded.dims()[2];
-        time + embedded.reshape([batch, width])
+        let embed = |exec: &Exec<'_>, tokens_bl| {
+            let embedded = exec.embedding(table, tokens_bl).sum_dim(1);
+            let [batch, _, width] = embedded.dims();
+            embedded.reshape([batch, width])
+        };
+        time + exec.reusable("token_embed", DependsOn::Condition, tokens_bl, embed)
     }
 }
 
@@ -153,7 +156,7 @@ impl FlowModel for Dit {
             x_bsd = x_bsd + positions.clone();
         }
         let x_bsd = exec.stack("transformer_blocks", &self.blocks, x_bsd, c_bd.clone());
-        let modulation = modulation(exec, &self.norm_out, c_bd, 2);
+        let modulation = modulation(exec, "norm_out", &self.norm_out, c_bd, 2);
         let y_bsd = exec.modulated_linear(x_bsd, modulation, norm(OUT_SHIFT, OUT_SCALE), &self.out);
         unpatchify(y_bsd, &self.spec.latent, self.patch)
     }

@@ -18,7 +18,7 @@ pub(crate) use position::{RotaryTable, rotary_2d, sincos_2d};
 pub(crate) use timestep::TimestepEmbedding;
 
 use burn::tensor::Tensor;
-use flow_core::exec::{Exec, Linear};
+use flow_core::exec::{DependsOn, Exec, Linear};
 use flow_core::kernels::NormChunks;
 
 /// Epsilon of every layer norm and RMS norm, as in DiT and SD3 (diffusers 0.42.1, `models/attention.py`).
@@ -33,10 +33,18 @@ pub(crate) const fn norm(shift: usize, scale: usize) -> NormChunks {
     }
 }
 
-/// The modulation `[B, chunks, D]` from the activated conditioning `[B, D]`.
-pub(crate) fn modulation(exec: &Exec<'_>, layer: &Linear, c_bd: Tensor<2>, chunks: usize) -> Tensor<3> {
-    let [batch, _] = c_bd.dims();
-    let flat = exec.linear(layer, c_bd);
-    let width = flat.dims()[1] / chunks;
-    flat.reshape([batch, chunks, width])
+/// The modulation `[B, chunks, D]` from the activated conditioning `[B, D]`; `name` is its own within the block.
+pub(crate) fn modulation(
+    exec: &Exec<'_>,
+    name: &'static str,
+    layer: &Linear,
+    c_bd: Tensor<2>,
+    chunks: usize,
+) -> Tensor<3> {
+    exec.reusable(name, DependsOn::SigmaAndCondition, c_bd, |exec, c_bd| {
+        let [batch, _] = c_bd.dims();
+        let flat = exec.linear(layer, c_bd);
+        let width = flat.dims()[1] / chunks;
+        flat.reshape([batch, chunks, width])
+    })
 }

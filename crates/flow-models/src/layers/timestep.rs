@@ -3,7 +3,7 @@
 use super::Parts;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Exec, Linear};
+use flow_core::exec::{DependsOn, Exec, Linear};
 use flow_core::{Activation, Init};
 
 /// Channels of the sinusoidal embedding (Peebles and Xie 2022, arXiv:2212.09748).
@@ -37,6 +37,12 @@ impl TimestepEmbedding {
 
     /// `[B]` to `[B, D]`. Everything on the device: a captured graph replays it with other noise levels.
     pub fn forward(&self, exec: &Exec<'_>, sigma_b: Tensor<1>) -> Tensor<2> {
+        exec.reusable("timestep_embedder", DependsOn::Sigma, sigma_b, |exec, sigma_b| {
+            self.embed(exec, sigma_b)
+        })
+    }
+
+    fn embed(&self, exec: &Exec<'_>, sigma_b: Tensor<1>) -> Tensor<2> {
         let [batch] = sigma_b.dims();
         let timestep = sigma_b.mul_scalar(TIMESTEPS).reshape([batch, 1]);
         let angle = timestep * self.frequencies.clone();

@@ -6,7 +6,7 @@ use crate::layers::{
 };
 use burn::tensor::Tensor;
 use flow_core::Init;
-use flow_core::exec::{AttentionKind, Block, Exec, FeedForward, Linear, RegionKind};
+use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, Linear, RegionKind};
 use std::sync::Arc;
 
 /// Order of the chunks of a full modulation (diffusers' `AdaLayerNormZero`); with a second attention three more
@@ -51,6 +51,7 @@ pub(super) struct MmditBlock {
     dual: Option<SelfAttention>,
     mlp: FeedForward,
     context_out: Option<ContextOut>,
+    is_first: bool,
 }
 
 impl MmditBlock {
@@ -97,6 +98,7 @@ impl MmditBlock {
             dual,
             mlp,
             context_out,
+            is_first: index == 0,
         }
     }
 
@@ -110,8 +112,14 @@ impl MmditBlock {
             None => context_only::COUNT,
         };
         (
-            modulation(exec, &self.sample_modulation, c_bd.clone(), chunks),
-            modulation(exec, &self.context_modulation, c_bd, context_chunks),
+            modulation(exec, "norm1", &self.sample_modulation, c_bd.clone(), chunks),
+            modulation(
+                exec,
+                "norm1_context",
+                &self.context_modulation,
+                c_bd,
+                context_chunks,
+            ),
         )
     }
 
@@ -168,7 +176,14 @@ impl MmditBlock {
     /// What the heads attend to over both streams, before the output projections, `[B, S + L, D]`.
     fn joint(&self, exec: &Exec<'_>, x_normed: Tensor<3>, context_normed: Tensor<3>) -> Tensor<3> {
         let (q, k, v) = self.sample.forward(exec, x_normed);
-        let (context_q, context_k, context_v) = self.context.forward(exec, context_normed);
+        let project = |exec: &Exec<'_>, context_normed| self.context.forward(exec, context_normed);
+        let (context_q, context_k, context_v) = if self.is_first {
+            // The context has not met a latent yet.
+            let depends_on = DependsOn::SigmaAndCondition;
+            exec.reusable("context_projections", depends_on, context_normed, project)
+        } else {
+            project(exec, context_normed)
+        };
         let join = |sample, context| Tensor::cat(vec![sample, context], 1);
         heads_to_width(exec.attention(join(q, context_q), join(k, context_k), join(v, context_v)))
     }

@@ -13,7 +13,7 @@ use crate::{Architecture, ModelError, settings};
 use block::MmditBlock;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Exec, Linear, RegionKind};
+use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::model::{FlowModel, ModelInput, ModelSpec};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, Handle, Init, ParamLayout};
@@ -148,8 +148,11 @@ impl Mmdit {
     /// Embedded noise level plus embedded pooled text, `[B, D]`.
     fn conditioning(&self, exec: &Exec<'_>, sigma_b: Tensor<1>, pooled: Tensor<2>) -> Tensor<2> {
         let time = self.timestep.forward(exec, sigma_b);
-        let text = exec.linear_activated(&self.pooled[0], pooled, Activation::Silu);
-        time + exec.linear(&self.pooled[1], text)
+        let embed = |exec: &Exec<'_>, pooled| {
+            let text = exec.linear_activated(&self.pooled[0], pooled, Activation::Silu);
+            exec.linear(&self.pooled[1], text)
+        };
+        time + exec.reusable("text_embedder", DependsOn::Condition, pooled, embed)
     }
 }
 
@@ -174,10 +177,11 @@ impl FlowModel for Mmdit {
         // Every modulation reads the conditioning through the same SiLU.
         let c_bd = exec.activation(c_bd, Activation::Silu);
         let x_bsd = self.patches.forward(exec, input.x) + self.cropped_positions(exec);
-        let context_bld = exec.linear(&self.context, text);
+        let embed = |exec: &Exec<'_>, text| exec.linear(&self.context, text);
+        let context_bld = exec.reusable("context_embedder", DependsOn::Condition, text, embed);
         let streams = (x_bsd, context_bld);
         let (x_bsd, _) = exec.stack("transformer_blocks", &self.blocks, streams, c_bd.clone());
-        let modulation = modulation(exec, &self.norm_out, c_bd, 2);
+        let modulation = modulation(exec, "norm_out", &self.norm_out, c_bd, 2);
         let y_bsd = exec.modulated_linear(x_bsd, modulation, norm(OUT_SHIFT, OUT_SCALE), &self.out);
         unpatchify(y_bsd, &self.spec.latent, self.config.patch_size)
     }

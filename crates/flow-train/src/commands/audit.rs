@@ -1,6 +1,7 @@
 //! `audit`: is the importance ratio exactly 1, whatever computes?
 //!
-//! For every combination of attention backend, fused kernels, policy of activation checkpointing, algorithm, guidance, trained weights and precision: one
+//! For every combination of attention backend, fused kernels, exact reuse, policy of activation checkpointing, algorithm, guidance,
+//! trained weights and precision: one
 //! rollout, and every loss once, without an optimizer step. No combination changes a file.
 
 use super::{Loaded, survey::Use, tokens};
@@ -8,10 +9,10 @@ use crate::arguments::ConfigArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
-use flow_accelerators::{AttentionBackendAccelerator, FusedKernelsAccelerator};
+use flow_accelerators::{AttentionBackendAccelerator, ExactReuseAccelerator, FusedKernelsAccelerator};
 use flow_config::{
-    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, Dynamics, Finetune, GrpoConfig,
-    GrpoGuardConfig,
+    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, Dynamics,
+    Finetune, GrpoConfig, GrpoGuardConfig, InitialNoise,
 };
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
@@ -34,10 +35,15 @@ fn policies() -> [CheckpointingConfig; 3] {
     ]
 }
 
+/// Whether `exact_reuse` is in force. Where it is, members of a group start from the same latent, so that it has most to
+/// answer for.
+const EXACT_REUSE: [bool; 2] = [false, true];
+
 /// One row of the table.
 struct Combination {
     attention: String,
     fused: &'static str,
+    reuse: bool,
     config: Config,
 }
 
@@ -56,6 +62,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
         "attention",
         "fused",
         "keeps",
+        "reuse",
         "algorithm",
         "guidance",
         "weights",
@@ -68,6 +75,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     for Combination {
         attention,
         fused,
+        reuse,
         config,
     } in &combinations
     {
@@ -88,6 +96,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
             attention.clone(),
             (*fused).to_owned(),
             checkpoint_policy(config).name().to_owned(),
+            if *reuse { "exact" } else { "off" }.to_owned(),
             config.algorithm.kind().to_owned(),
             format!("{}", config.sampling.guidance_scale),
             match config.model.finetune {
@@ -126,7 +135,10 @@ fn combinations(loaded: &Loaded) -> Vec<Combination> {
     };
     let mut found = Vec::new();
     for attention in loaded.registries.attention.names() {
-        for fused in FUSED_KERNELS {
+        for (fused, reuse) in FUSED_KERNELS
+            .iter()
+            .flat_map(|fused| EXACT_REUSE.map(|reuse| (fused, reuse)))
+        {
             let mut shared = Vec::new();
             if attention != without {
                 shared.push(entry(AttentionBackendAccelerator::NAME, "backend", attention));
@@ -134,17 +146,25 @@ fn combinations(loaded: &Loaded) -> Vec<Combination> {
             if let Some(mode) = fused {
                 shared.push(entry(FusedKernelsAccelerator::NAME, "mode", mode));
             }
-            let accelerated = |config: &Config| Combination {
-                attention: attention.to_owned(),
-                fused: fused.unwrap_or("off"),
-                config: Config {
-                    acceleration: AccelerationConfig {
-                        shared: shared.clone(),
-                        rollout: Vec::new(),
-                        ..config.acceleration.clone()
-                    },
-                    ..config.clone()
-                },
+            if reuse {
+                shared.push(AcceleratorEntry {
+                    name: ExactReuseAccelerator::NAME.into(),
+                    params: Default::default(),
+                });
+            }
+            let accelerated = |config: &Config| {
+                let mut config = config.clone();
+                config.acceleration.shared = shared.clone();
+                config.acceleration.rollout = Vec::new();
+                if reuse {
+                    config.sampling.initial_noise = InitialNoise::PerGroup;
+                }
+                Combination {
+                    attention: attention.to_owned(),
+                    fused: fused.unwrap_or("off"),
+                    reuse,
+                    config,
+                }
             };
             found.extend(settings(config, &dtypes).iter().map(accelerated));
         }
@@ -158,7 +178,9 @@ fn settings(config: &Config, dtypes: &[DType]) -> Vec<Config> {
     for algorithm in algorithms(config) {
         for guidance in GUIDANCE {
             for finetune in [Finetune::Full, Finetune::Lora] {
-                for (dtype, checkpointing) in dtypes.iter().flat_map(|dtype| policies().map(|one| (dtype, one))) {
+                for (dtype, checkpointing) in
+                    dtypes.iter().flat_map(|dtype| policies().map(|one| (dtype, one)))
+                {
                     let mut config = config.clone();
                     config.checkpointing = checkpointing;
                     config.algorithm = algorithm.clone();

@@ -97,6 +97,7 @@ fn generate(common: &Common, wanted: &[Prompt], micro_batch: usize) -> Result<Ve
         iteration: 0,
         step: 0,
         stochastic: false,
+        sigma: None,
         steps: steps.len() as u32,
     };
     let shape = common.dataset.image_shape();
@@ -108,6 +109,7 @@ fn generate(common: &Common, wanted: &[Prompt], micro_batch: usize) -> Result<Ve
             site,
             source: NoiseSource::Evaluation,
             samples: ids,
+            starts: ids,
             conditions,
             steps,
         };

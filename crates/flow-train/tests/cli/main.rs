@@ -2,6 +2,7 @@
 
 mod acceleration;
 mod errors;
+mod exact_reuse;
 mod feature_cache;
 mod resume;
 mod support;

@@ -80,6 +80,7 @@ fn velocity_at<'w>(
     let site = CallSite {
         step: record.step.step as u32,
         stochastic: true,
+        sigma: Some(record.step.sigma),
         ..context.site
     };
     let exec = open(context.policy.call(site, &context.batch.samples));

@@ -131,6 +131,7 @@ impl Algorithm for Nft {
             context.policy.call(
                 CallSite {
                     step: 0,
+                    sigma: Some(sigma),
                     ..context.site
                 },
                 &context.batch.samples,

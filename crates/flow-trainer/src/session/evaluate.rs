@@ -77,6 +77,7 @@ impl EvaluationSettings {
             iteration,
             step: 0,
             stochastic: false,
+            sigma: None,
             steps: steps.len() as u32,
         };
         let shape = self.image_shape();
@@ -89,6 +90,7 @@ impl EvaluationSettings {
                 site,
                 source: NoiseSource::Evaluation,
                 samples: ids,
+                starts: ids,
                 conditions: conditioner.conditions(prompts.iter().copied()),
                 steps,
             };

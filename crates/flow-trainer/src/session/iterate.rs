@@ -106,9 +106,17 @@ impl<A: Algorithm> Session<A> {
             .for_each(|each| tracing::info!("attention of {each}"));
         self.named_attention += found.len();
         let mut manifest = self.files.directory.read_manifest()?;
-        let named = manifest.device.get("attention").and_then(|named| named.as_array().cloned());
+        let named = manifest
+            .device
+            .get("attention")
+            .and_then(|named| named.as_array().cloned());
         let mut all: BTreeSet<String> = found.iter().map(ToString::to_string).collect();
-        all.extend(named.into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned)));
+        all.extend(
+            named
+                .into_iter()
+                .flatten()
+                .filter_map(|name| name.as_str().map(str::to_owned)),
+        );
         // Calls run on several threads, so the order of the first ones is no one's.
         let all: Vec<String> = all.into_iter().collect();
         manifest.device.insert("attention".into(), all.into());

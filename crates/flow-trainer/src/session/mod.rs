@@ -22,6 +22,7 @@ use crate::observer::Observer;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
 use flow_accel::Acceleration;
+use flow_config::InitialNoise;
 use flow_core::{Plan, device::ComputeDevice};
 use flow_data::{Dataset, Prompt};
 use flow_report::{EventWriter, Manifest, MetricsStart, MetricsWriter, RunDirectory, RunStatus, Stopwatch};
@@ -78,6 +79,8 @@ pub struct SessionSettings {
     pub iterations: u64,
     /// Prompts, group size, micro-batches.
     pub geometry: Geometry,
+    /// Whether the members of a group start from the same latent.
+    pub initial_noise: InitialNoise,
     /// From rewards to advantages.
     pub advantage: AdvantageOptions,
     /// The moving average, if one is kept.

@@ -135,6 +135,10 @@ impl<A: Algorithm> Session<A> {
                     count as f64,
                 );
             }
+            if each.kept_bytes > 0 {
+                let kept_mib = each.kept_bytes as f64 / f64::from(1 << 20);
+                record = record.with(&format!("acceleration/{}/kept_mib_peak", each.name), kept_mib);
+            }
             for ((what, part), share) in &each.shares {
                 record = record.with(
                     &format!("acceleration/{}/{}/share/{part}", each.name, what.name()),

@@ -6,6 +6,7 @@ use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest, Trajectories};
+use flow_config::InitialNoise;
 use flow_core::{Stage, cpu};
 use flow_data::{Image, ImageShape, Prompt};
 use flow_rewards::{Sample, Ticket};
@@ -36,7 +37,18 @@ impl<A: Algorithm> Parts<A> {
             step: 0,
             steps,
             stochastic: false,
+            sigma: None,
         }
+    }
+
+    /// The address of a sample's first latent.
+    fn start_id(&self, sample: usize) -> u64 {
+        let geometry = &self.settings.geometry;
+        let of = match self.settings.initial_noise {
+            InitialNoise::PerSample => sample,
+            InitialNoise::PerGroup => sample - geometry.slot(sample).1,
+        };
+        geometry.sample_id(self.state.iteration, of)
     }
 
     pub(super) fn image_shape(&self) -> ImageShape {
@@ -76,10 +88,12 @@ impl<A: Algorithm> Parts<A> {
                 .clone()
                 .map(|sample| geometry.sample_id(self.state.iteration, sample))
                 .collect();
+            let starts: Vec<u64> = range.clone().map(|sample| self.start_id(sample)).collect();
             let request = SampleRequest {
                 site,
                 source: NoiseSource::Rollout,
                 samples: &ids,
+                starts: &starts,
                 conditions: self
                     .conditioner
                     .conditions(range.clone().map(|sample| &of(sample).prompt)),

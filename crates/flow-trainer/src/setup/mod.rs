@@ -283,6 +283,7 @@ pub fn parts<A: Algorithm>(
         seed: config.run.seed,
         iterations: config.run.steps as u64,
         geometry,
+        initial_noise: sampling.initial_noise,
         advantage: (&config.advantage).into(),
         average,
         audit: match config.audit.on_policy {

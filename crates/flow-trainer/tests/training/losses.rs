@@ -15,6 +15,7 @@ const SITE: CallSite = CallSite {
     iteration: 0,
     step: 0,
     stochastic: false,
+    sigma: None,
     steps: 4,
 };
 
@@ -37,6 +38,7 @@ fn loss_at<A: Algorithm>(
         site: SITE,
         source: NoiseSource::Rollout,
         samples: &samples,
+        starts: &samples,
         conditions,
         steps: &steps,
     };
