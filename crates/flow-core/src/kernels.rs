@@ -126,6 +126,21 @@ pub trait Kernels: Debug + Send + Sync {
         epsilon: f32,
     ) -> DispatchTensor;
 
+    /// `layer_norm(x) · weight + bias`; `x [B, S, D]`, `weight` and `bias` `[D]` (Ba et al. 2016, arXiv:1607.06450). The
+    /// mean and the variance (of the deviations from the mean, divided by `D`) are those of
+    /// [`modulated_layer_norm`](Self::modulated_layer_norm). Backward gives gradients of all three.
+    ///
+    /// The default computes it of the modulated layer norm and two elementwise operations of Burn.
+    fn layer_norm(
+        &self,
+        x: &DispatchTensor,
+        weight: &DispatchTensor,
+        bias: &DispatchTensor,
+        epsilon: f32,
+    ) -> DispatchTensor {
+        composed::layer_norm(self, x, weight, bias, epsilon)
+    }
+
     /// `residual + modulation[:, gate] · branch`; `[B, S, D]`, `modulation [B, K, D]`.
     fn gated_residual(
         &self,
@@ -232,6 +247,23 @@ pub trait Kernels: Debug + Send + Sync {
 /// The operations of [`Kernels`] that are made of others, as sequences of those: what fused kernels must equal.
 pub mod composed {
     use super::{Activation, DispatchTensor, FeedForwardWeights, Kernels, LinearWeights, NormChunks, Stash};
+    use crate::tensors::{plain, zeros_like};
+    use burn::tensor::Tensor;
+
+    /// See [`Kernels::layer_norm`]. The one operation here whose own implementations may round otherwise.
+    pub fn layer_norm<K: Kernels + ?Sized>(
+        kernels: &K,
+        x: &DispatchTensor,
+        weight: &DispatchTensor,
+        bias: &DispatchTensor,
+        epsilon: f32,
+    ) -> DispatchTensor {
+        let first_token = Tensor::<3>::from_dispatch(plain(x)).narrow(1, 0, 1);
+        let identity = zeros_like(&first_token.into_dispatch());
+        let normed = kernels.modulated_layer_norm(x, &identity, 0, 0, epsilon);
+        let [weight, bias] = [weight, bias].map(|of| Tensor::<1>::from_dispatch(of.clone()).unsqueeze::<3>());
+        (Tensor::<3>::from_dispatch(normed) * weight + bias).into_dispatch()
+    }
 
     /// See [`Kernels::linear_gated_residual`].
     pub fn linear_gated_residual<K: Kernels + ?Sized>(

@@ -3,8 +3,8 @@
 use crate::host::bf16;
 use crate::host::matrix::Precision;
 use crate::{
-    activation, embedding, fused, gated_residual, linear, modulated_layer_norm, optimizer, rms_norm, rotary,
-    sde,
+    activation, embedding, fused, gated_residual, layer_norm, linear, modulated_layer_norm, optimizer,
+    rms_norm, rotary, sde,
 };
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
@@ -92,6 +92,16 @@ impl Kernels for CpuKernels {
         epsilon: f32,
     ) -> DispatchTensor {
         modulated_layer_norm::modulated_layer_norm(x, modulation, shift, scale, epsilon)
+    }
+
+    fn layer_norm(
+        &self,
+        x: &DispatchTensor,
+        weight: &DispatchTensor,
+        bias: &DispatchTensor,
+        epsilon: f32,
+    ) -> DispatchTensor {
+        layer_norm::layer_norm(x, weight, bias, epsilon)
     }
 
     fn gated_residual(

@@ -9,6 +9,7 @@ mod cpu;
 mod embedding;
 mod fused;
 mod gated_residual;
+mod layer_norm;
 mod linear;
 mod modulated_layer_norm;
 mod optimizer;

@@ -60,6 +60,8 @@ pub(crate) struct NormLayout {
     columns: usize,
     chunks: usize,
     norm: NormChunks,
+    /// Added to the scale: 1 where the scale is a change, 0 where it is the whole factor.
+    base: f32,
 }
 
 impl NormLayout {
@@ -73,7 +75,13 @@ impl NormLayout {
             columns,
             chunks,
             norm,
+            base: 1.0,
         }
+    }
+
+    /// The same where a scale is the whole factor.
+    pub(crate) fn with_whole_factors(self) -> Self {
+        Self { base: 0.0, ..self }
     }
 
     /// Values of a row.
@@ -154,7 +162,7 @@ fn forward_rows(
         let variance = sum(x, |x| (x - mean) * (x - mean)) / columns as f32;
         let reciprocal = 1.0 / (variance + layout.norm.epsilon).sqrt();
         for ((y, x), (shift, scale)) in y.iter_mut().zip(x).zip(shift.iter().zip(scale)) {
-            *y = (x - mean) * reciprocal * (1.0 + scale) + shift;
+            *y = (x - mean) * reciprocal * (layout.base + scale) + shift;
         }
         statistics.copy_from_slice(&[mean, reciprocal]);
     }
@@ -227,12 +235,12 @@ impl Saved<'_> {
 
     #[inline(always)]
     fn input_rows(&self, batch: usize, dx: &mut [f32]) {
-        let columns = self.layout.columns;
+        let NormLayout { columns, base, .. } = self.layout;
         let scale = self.layout.chunk(self.modulation, batch, self.layout.norm.scale);
         for ((x, gradient, mean, reciprocal), dx) in self.rows(batch).zip(dx.chunks_exact_mut(columns)) {
             // The gradient of the normalised value passes through `dx`.
             for (d, (g, scale)) in dx.iter_mut().zip(gradient.iter().zip(scale)) {
-                *d = g * (1.0 + scale);
+                *d = g * (base + scale);
             }
             let average = sum(dx, |d| d) / columns as f32;
             let slope = sum_pairs(dx, x, |d, x| d * ((x - mean) * reciprocal)) / columns as f32;

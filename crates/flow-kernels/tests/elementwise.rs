@@ -4,6 +4,7 @@ mod support;
 
 use flow_core::cpu::{from_vec, to_host};
 use flow_core::device::ComputeDevice;
+use flow_core::kernels::composed;
 use flow_core::{Activation, Kernels};
 use flow_kernels::CpuKernels;
 use support::{Operand, bits, check, check_threads, operand, run};
@@ -45,6 +46,26 @@ fn modulated_layer_norm_agrees_with_f64() {
             &|values| layer_norm(&values[0], &values[1], shape, 6, 3, 4),
             &|inputs| CpuKernels::default().modulated_layer_norm(&inputs[0], &inputs[1], 3, 4, EPSILON),
         );
+    }
+}
+
+#[test]
+fn layer_norm_with_weight_and_bias_agrees_with_f64_as_one_operation_and_composed() {
+    let kernels = CpuKernels::default();
+    for shape in SHAPES {
+        let [batch, _, columns] = shape;
+        let operands = [operand(1, &shape), operand(2, &[columns]), operand(3, &[columns])];
+        let reference = |values: &[Vec<f64>]| {
+            let factors: Vec<f64> = values[1].iter().map(|weight| weight - 1.0).collect();
+            let modulation = [&values[2][..], &factors].concat().repeat(batch);
+            layer_norm(&values[0], &modulation, shape, 2, 0, 1)
+        };
+        check(&operands, &reference, &|inputs| {
+            kernels.layer_norm(&inputs[0], &inputs[1], &inputs[2], EPSILON)
+        });
+        check(&operands, &reference, &|inputs| {
+            composed::layer_norm(&kernels, &inputs[0], &inputs[1], &inputs[2], EPSILON)
+        });
     }
 }
 

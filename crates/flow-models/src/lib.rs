@@ -10,6 +10,7 @@ pub mod mmdit;
 mod nearest;
 mod registry;
 mod settings;
+pub mod wan;
 pub mod weights;
 
 pub use dit::{Dit, DitConfig, Position};
@@ -17,10 +18,12 @@ pub use error::ModelError;
 pub use lora::{Trained, add_lora, export_adapters, load_adapters, merge, trained_mask};
 pub use mmdit::{Mmdit, MmditConfig};
 pub use registry::{Architecture, ModelRegistry, initialize};
+pub use wan::{Wan, WanConfig};
 pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save};
 
 /// Adds every architecture of this crate to `registry`.
 pub fn register(registry: &mut ModelRegistry) {
     registry.add("dit", dit::build);
     registry.add("mmdit", mmdit::build);
+    registry.add("wan", wan::build);
 }

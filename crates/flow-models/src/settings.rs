@@ -19,6 +19,15 @@ pub(crate) fn read<T: DeserializeOwned>(
     })
 }
 
+/// `settings` without the keys of a diffusers `config.json` that begin with `_` and say nothing about dimensions.
+pub(crate) fn without_private_keys(settings: &Value) -> Value {
+    let mut settings = settings.clone();
+    if let Some(table) = settings.as_object_mut() {
+        table.retain(|key, _| !key.starts_with('_'));
+    }
+    settings
+}
+
 /// Collects what is wrong with a setting.
 pub(crate) struct Check(pub &'static str);
 

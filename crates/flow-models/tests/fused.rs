@@ -6,7 +6,9 @@ use common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::{Condition, Kernels, ModelInput, Plan, Weights};
 use flow_kernels::CpuKernels;
-use flow_models::{Architecture, Dit, Mmdit, MmditConfig, Position, Trained, add_lora, trained_mask};
+use flow_models::{
+    Architecture, Dit, Mmdit, MmditConfig, Position, Trained, Wan, WanConfig, add_lora, trained_mask,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -123,4 +125,35 @@ fn an_mmdit_has_the_same_bits_with_fused_kernels() {
     };
     // Projection and feed-forward part of both streams, the last block's context without; two second attentions.
     check(&model, &input, 3 * 4 - 2 + 2);
+}
+
+#[test]
+fn a_wan_has_the_same_bits_with_fused_kernels() {
+    let device = ComputeDevice::cpu();
+    let config = WanConfig {
+        latent_frames: 3,
+        latent_height: 4,
+        latent_width: 6,
+        num_attention_heads: 3,
+        attention_head_dim: 8,
+        in_channels: 3,
+        out_channels: None,
+        text_dim: 10,
+        freq_dim: 16,
+        ffn_dim: 40,
+        num_layers: 2,
+        ..WanConfig::t2v_1_3b()
+    };
+    let model = Wan::new(&config, &device).expect("it fits");
+    let values = config.latent().values();
+    let input = ModelInput {
+        x: device.tensor(noise(BATCH * values, 1), [BATCH, values]),
+        sigma: device.tensor(vec![0.3, 0.8], [BATCH]),
+        condition: Condition {
+            text: Some(device.tensor(noise(BATCH * 5 * 10, 3), [BATCH, 5, 10])),
+            ..Condition::default()
+        },
+    };
+    // Projection of the attention to itself, and feed-forward part.
+    check(&model, &input, 2 * config.num_layers as u64);
 }

@@ -5,20 +5,13 @@
 
 mod common;
 
-use burn::tensor::Tensor;
+use common::parity::*;
 use common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, Rollout, Stage, Training};
-use flow_core::tensors::plain;
-use flow_core::{Condition, FlowModel, ModelInput, ParamKind, Weights, cpu};
+use flow_core::{Condition, FlowModel, ModelInput, ParamKind, Weights};
 use flow_models::{Architecture, Mmdit, MmditConfig, ModelRegistry, initialize, load};
-use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Relative Euclidean distance that f32 rounding may cause.
-const TOLERANCE: f64 = 1e-5;
-
-type Named = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// The fixture's model: its latents are 8 × 12, which its config does not say.
 fn fixture_model(device: &ComputeDevice) -> (Arc<dyn Architecture>, Weights) {
@@ -35,22 +28,10 @@ fn fixture_model(device: &ComputeDevice) -> (Arc<dyn Architecture>, Weights) {
     (model, weights)
 }
 
-fn tensor<const D: usize>(device: &ComputeDevice, io: &Named, name: &str, shape: [usize; D]) -> Tensor<D> {
-    device.tensor(io[name].1.clone(), shape)
-}
-
 fn fixture_input(device: &ComputeDevice, io: &Named) -> ModelInput {
-    let sigma: Vec<f32> = io["in.timestep"]
-        .1
-        .iter()
-        .map(|timestep| timestep / 1000.0)
-        .collect();
-    // Nothing of the comparison may hang on the conversion between the two scales.
-    let back: Vec<f32> = sigma.iter().map(|sigma| sigma * 1000.0).collect();
-    assert_eq!(back, io["in.timestep"].1);
     ModelInput {
         x: tensor(device, io, "in.hidden_states", [2, 4 * 8 * 12]),
-        sigma: device.tensor(sigma, [2]),
+        sigma: noise_levels(device, io),
         condition: Condition {
             tokens: None,
             text: Some(tensor(device, io, "in.encoder_hidden_states", [2, 7, 32])),
@@ -59,66 +40,12 @@ fn fixture_input(device: &ComputeDevice, io: &Named) -> ModelInput {
     }
 }
 
-fn assert_near(name: &str, found: &[f32], expected: &[f32]) {
-    let distance = relative_distance(found, expected);
-    assert!(distance <= TOLERANCE, "{name}: {distance:e}");
-}
-
 #[test]
 fn output_and_all_gradients_are_those_of_diffusers() {
     let device = ComputeDevice::cpu();
     let (model, weights) = fixture_model(&device);
     let io = tensors("sd3-tiny/io.safetensors");
-    let input = fixture_input(&device, &io);
-    let (x, text, pooled) = (
-        tracked(input.x),
-        tracked(input.condition.text.unwrap()),
-        tracked(input.condition.pooled.unwrap()),
-    );
-    let specs = model.layout().specs();
-    let trained: Arc<[bool]> = specs.iter().map(|spec| spec.kind == ParamKind::Base).collect();
-    let training = Training::new(&weights, plan(), trained);
-    let exec = training.exec(CallContext::single(Stage::Training));
-    let input = ModelInput {
-        x: x.clone(),
-        sigma: input.sigma,
-        condition: Condition {
-            tokens: None,
-            text: Some(text.clone()),
-            pooled: Some(pooled.clone()),
-        },
-    };
-    let output = model.velocity(&exec, input).into_dispatch();
-    assert_near("output", &cpu::to_host(&plain(&output)), &io["out"].1);
-
-    let cotangent = device.plain(io["grad_out"].1.clone(), &[2, 4 * 8 * 12]);
-    let mut gradients = flow_core::op::backward_from(vec![output], vec![Some(cotangent)]).unwrap();
-    for (name, leaf) in [
-        ("hidden_states", x.into_dispatch()),
-        ("encoder_hidden_states", text.into_dispatch()),
-        ("pooled_projections", pooled.into_dispatch()),
-    ] {
-        use burn::backend::{AutodiffBackend, Dispatch};
-        let found = <Dispatch as AutodiffBackend>::grad_remove(&leaf, &mut gradients).expect(name);
-        assert_near(name, &cpu::to_host(&found), &io[&format!("grad_in.{name}")].1);
-    }
-    let found = exec.params().take_gradients(&mut gradients);
-    let mut compared = 0;
-    for (spec, found) in specs.iter().zip(found) {
-        match (spec.kind, found) {
-            (ParamKind::Base, Some(found)) => {
-                let (_, expected) = &io[&format!("grad_param.{}", spec.name)];
-                assert_near(&spec.name, &cpu::to_host(&found), expected);
-                compared += 1;
-            }
-            (ParamKind::Base, None) => panic!("{} has no gradient", spec.name),
-            (_, found) => assert!(found.is_none(), "{} is a constant", spec.name),
-        }
-    }
-    assert_eq!(
-        compared,
-        io.keys().filter(|name| name.starts_with("grad_param.")).count()
-    );
+    check_parity(&*model, &weights, fixture_input(&device, &io), &io);
 }
 
 #[test]

@@ -8,12 +8,20 @@
 //! Weights are those of the config, or fresh ones, plus a little noise: a fresh model predicts 0 everywhere, which
 //! would check nothing.
 
+#[path = "common/arrays.rs"]
+mod arrays;
+#[path = "common/perturb.rs"]
+mod perturb;
+#[path = "common/timing.rs"]
+mod timing;
+
+use arrays::Arrays;
 use flow_accel::AcceleratorRegistry;
 use flow_attention::CpuAttention;
 use flow_config::{AlgorithmConfig, Config};
 use flow_core::device::ComputeDevice;
-use flow_core::rng::{Purpose, Stream};
-use flow_core::{Plain, Plan, Rollout, Stage, Training, Weights, cpu};
+use flow_core::rng::Purpose;
+use flow_core::{Plain, Plan, Rollout, Stage, Training, Weights};
 use flow_kernels::CpuKernels;
 use flow_models::{ModelRegistry, StoredDtype};
 use flow_rewards::RewardRegistry;
@@ -25,20 +33,16 @@ use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::setup::{self, Environment};
-use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use timing::{in_pool, measure};
 
 /// Guidance scales that are timed: none, and one batch of both branches.
 const SCALES: [(&str, f32); 2] = [("", 1.0), ("_guided", 2.0)];
-/// Standard deviation of what is added to every weight.
-const PERTURBATION: f32 = 0.02;
-
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -54,19 +58,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Runs `work` on a worker of a pool of its own, as `flow-train` does.
-fn in_pool(
-    threads: &str,
-    work: impl FnOnce() -> Result<(), Box<dyn Error>> + Send,
-) -> Result<(), Box<dyn Error>> {
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads.parse()?)
-        .stack_size(16 << 20)
-        .build()?;
-    pool.install(|| work().map_err(|error| error.to_string()))
-        .map_err(Into::into)
 }
 
 /// Everything that is timed, assembled from a config.
@@ -113,19 +104,7 @@ impl Job {
         let tokens = drawn.iter().map(|prompt| prompt.tokens.clone()).collect();
         let steps = setup::schedule(&config, spec.tokens)?.steps_for(0);
         let mut weights = model.weights.clone();
-        for index in 0..weights.values().len() {
-            let mut values = weights.host(index);
-            let mut noise = vec![0.0; values.len()];
-            Stream::new(0, Purpose::Weights)
-                .at(index as u64, 0)
-                .fill_normal(&mut noise);
-            values
-                .iter_mut()
-                .zip(noise)
-                .for_each(|(value, noise)| *value += PERTURBATION * noise);
-            let shape = weights.layout().specs()[index].shape.clone();
-            weights.set(index, device.plain(values, &shape))?;
-        }
+        perturb::perturb(&mut weights, &device)?;
         Ok(Self {
             null: dataset.null_tokens(),
             samples: (0..batch as u64).collect(),
@@ -268,19 +247,6 @@ impl Job {
     }
 }
 
-/// Milliseconds of `repeats` calls, each of which does the work `times`, after two that do not count.
-fn measure(repeats: usize, times: usize, mut work: impl FnMut()) -> Vec<f64> {
-    work();
-    work();
-    (0..repeats)
-        .map(|_| {
-            let start = Instant::now();
-            work();
-            start.elapsed().as_secs_f64() * 1e3 / times as f64
-        })
-        .collect()
-}
-
 fn time(config: &str, repeats: &str) -> Result<(), Box<dyn Error>> {
     let repeats: usize = repeats.parse()?;
     let mut job = Job::new(config)?;
@@ -324,40 +290,6 @@ fn time(config: &str, repeats: &str) -> Result<(), Box<dyn Error>> {
         json!({ "program": "flow-train", "wall_ms": found, "peak_gib": flow_report::peak_resident_gib() })
     );
     Ok(())
-}
-
-/// Named f32 or i64 arrays on their way into a safetensors file.
-#[derive(Default)]
-struct Arrays(BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>);
-
-impl Arrays {
-    fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) {
-        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.0.insert(name.into(), (Dtype::F32, shape.to_vec(), bytes));
-    }
-
-    fn plain(&mut self, name: &str, tensor: &Plain) {
-        use burn::backend::TensorMetadata;
-        self.floats(name, &tensor.shape().to_vec(), &cpu::to_host(tensor));
-    }
-
-    fn tokens(&mut self, name: &str, rows: &[Vec<u32>]) {
-        let bytes = rows
-            .concat()
-            .into_iter()
-            .flat_map(|token| i64::from(token).to_le_bytes())
-            .collect();
-        self.0
-            .insert(name.into(), (Dtype::I64, vec![rows.len(), rows[0].len()], bytes));
-    }
-
-    fn write(&self, path: &Path) -> Result<(), Box<dyn Error>> {
-        let mut views = HashMap::new();
-        for (name, (dtype, shape, bytes)) in &self.0 {
-            views.insert(name, TensorView::new(*dtype, shape.clone(), bytes)?);
-        }
-        Ok(safetensors::serialize_to_file(views, None, path)?)
-    }
 }
 
 fn export(config: &str, folder: &Path) -> Result<(), Box<dyn Error>> {

@@ -211,6 +211,7 @@ pub(crate) fn check(config: &Config, estimate: &MemoryEstimate, available: u64) 
     let dimensions = match config.model.architecture {
         Architecture::Dit => ["model.dit.hidden", "model.dit.layers"],
         Architecture::Mmdit => ["model.mmdit.num_layers", "model.mmdit.num_attention_heads"],
+        Architecture::Wan => ["model.wan.num_layers", "model.wan.num_attention_heads"],
     };
     let (first, help) = match fitting_micro_batch(config, estimate, available) {
         Some(fitting) => (

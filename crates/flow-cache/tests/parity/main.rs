@@ -2,8 +2,6 @@
 //!
 //! The originals decide per batch, so these runs do. See `fixtures/wan/README.md` for what the fixture holds.
 
-mod wan;
-
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_cache::{
@@ -14,12 +12,15 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Body, RegionEngine};
 use flow_core::{CallContext, Condition, Exec, Lane, ModelInput, Plan, RegionKind, Rollout, Stage, Weights};
 use flow_kernels::CpuKernels;
+use flow_models::Architecture;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use wan::{BLOCKS, LATENT, Wan};
+
+/// Blocks of the fixture's model.
+const BLOCKS: usize = 4;
 
 /// Relative Euclidean distance that f32 rounding may cause.
 const TOLERANCE: f64 = 1e-5;
@@ -61,7 +62,7 @@ impl RegionEngine for Recorder {
 
 /// The fixture: the model, what diffusers recorded, and the inputs.
 struct Fixture {
-    model: Wan,
+    model: Arc<dyn Architecture>,
     weights: Weights,
     runs: Value,
     tensors: BTreeMap<String, Vec<f32>>,
@@ -75,8 +76,16 @@ struct Outcome {
 
 impl Fixture {
     fn new() -> Self {
-        let model = Wan::new();
-        let weights = model.weights(&fixture("diffusion_pytorch_model.safetensors"));
+        let device = ComputeDevice::cpu();
+        let config = std::fs::read(fixture("config.json")).expect("the fixture");
+        let mut settings: Value = serde_json::from_slice(&config).expect("JSON");
+        for (axis, length) in [("frames", 3), ("height", 8), ("width", 6)] {
+            settings[format!("latent_{axis}")] = length.into();
+        }
+        let model = flow_models::wan::build(&settings, &device).expect("it fits");
+        assert_eq!(model.spec().stacks, [("blocks".to_owned(), BLOCKS)]);
+        let file = fixture("diffusion_pytorch_model.safetensors");
+        let (weights, _) = flow_models::load(&*model, &file, &device).expect("weights of the model");
         let runs = std::fs::read(fixture("traces.json")).expect("the fixture");
         let bytes = std::fs::read(fixture("traces.safetensors")).expect("the fixture");
         let traces = safetensors::SafeTensors::deserialize(&bytes).expect("a safetensors file");
@@ -111,7 +120,7 @@ impl Fixture {
         let sigmas = self.numbers(run, "sigmas");
         let scale = self.runs[run]["cfg_scale"].as_f64();
         let (mut tensors, mut computed) = (BTreeMap::new(), BTreeMap::<_, Vec<String>>::new());
-        let values = LATENT.values();
+        let values = self.model.spec().latent.values();
         let mut x = self.tensors["x0"].clone();
         for step in 0..sigmas.len() - 1 {
             let mut velocity = |branch: &'static str| {
@@ -135,7 +144,7 @@ impl Fixture {
                         ..Condition::default()
                     },
                 };
-                let v: Tensor<2> = rollout.exec(call).velocity(&self.model, input);
+                let v: Tensor<2> = rollout.exec(call).velocity(&*self.model, input);
                 let v = to_host(&v.into_dispatch());
                 tensors.insert(format!("{run}.{step}.{branch}.v"), v.clone());
                 let blocks = std::mem::take(&mut *recorder.0.lock().expect("no panic"));

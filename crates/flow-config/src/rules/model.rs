@@ -8,12 +8,17 @@ use crate::sections::{
     Architecture, Conditioning, DataConfig, DeviceKind, Finetune, PositionEncoding, RewardConfig,
 };
 
+/// Positions of a side (`rope_max_seq_len` of every Wan model).
+const WAN_POSITIONS: usize = 1024;
+
 pub(super) fn check(rules: &mut Rules<'_>) {
     run_and_device(rules);
     match rules.config.model.architecture {
         Architecture::Dit => dit(rules),
         Architecture::Mmdit => mmdit(rules),
+        Architecture::Wan => wan(rules),
     }
+    unused_tables(rules);
     data(rules);
     rewards(rules);
     pretrain(rules);
@@ -60,7 +65,6 @@ fn dit(rules: &mut Rules<'_>) {
             )
             .help("two axes take a sine and a cosine each; change `model.dit.hidden`");
     }
-    other_architecture(rules, "dit", "mmdit");
 }
 
 fn mmdit(rules: &mut Rules<'_>) {
@@ -136,12 +140,42 @@ fn mmdit(rules: &mut Rules<'_>) {
                 .help("remove it, or raise `model.mmdit.num_layers`");
         }
     }
-    other_architecture(rules, "mmdit", "dit");
 }
 
-fn other_architecture(rules: &mut Rules<'_>, used: &str, unused: &str) {
-    let written = rules.written_below(&format!("model.{unused}"));
-    if let Some(first) = written.first() {
+fn wan(rules: &mut Rules<'_>) {
+    let wan = &rules.config.model.wan;
+    let patch = ("model.wan.patch_size", wan.patch_size);
+    for side in [
+        ("model.wan.latent_height", wan.latent_height),
+        ("model.wan.latent_width", wan.latent_width),
+    ] {
+        rules.divides(patch, side);
+        let patches = side.1 / wan.patch_size.max(1);
+        if patches > WAN_POSITIONS {
+            let message = format!(
+                "`{}` has {patches} patches, but there are {WAN_POSITIONS} positions",
+                side.0
+            );
+            let help = format!("set it to at most {}", WAN_POSITIONS * wan.patch_size);
+            rules
+                .error(codes::RULE_MODEL_SHAPE, &[side.0, patch.0], message)
+                .help(help);
+        }
+    }
+}
+
+/// The tables of architectures that are not in use, and of adapters where there are none.
+fn unused_tables(rules: &mut Rules<'_>) {
+    let used = match rules.config.model.architecture {
+        Architecture::Dit => "dit",
+        Architecture::Mmdit => "mmdit",
+        Architecture::Wan => "wan",
+    };
+    for unused in ["dit", "mmdit", "wan"].into_iter().filter(|name| *name != used) {
+        let written = rules.written_below(&format!("model.{unused}"));
+        let Some(first) = written.first() else {
+            continue;
+        };
         let message = format!("`{first}` is not read: the architecture is `{used}`");
         rules
             .error(
@@ -208,16 +242,36 @@ fn data(rules: &mut Rules<'_>) {
                      with {channels}",
                     mmdit.sample_size, mmdit.in_channels
                 );
-                rules
-                    .warning(
-                        codes::RULE_IMAGE_SHAPE,
-                        &["model.mmdit.sample_size", "model.mmdit.in_channels", "data"],
-                        message,
-                    )
-                    .help("there is no autoencoder; rewards that look at pictures will refuse such latents");
+                let keys = ["model.mmdit.sample_size", "model.mmdit.in_channels", "data"];
+                no_autoencoder(rules, &keys, message);
+            }
+        }
+        Architecture::Wan => {
+            let wan = &config.model.wan;
+            let sides = (wan.latent_frames, wan.latent_height, wan.latent_width);
+            if wan.in_channels != channels || sides != (1, size, size) {
+                let message = format!(
+                    "the model's latents are {} frames of {} by {} with {} channels, the images of `[data]` {size} by \
+                     {size} with {channels}",
+                    sides.0, sides.1, sides.2, wan.in_channels
+                );
+                let keys = [
+                    "model.wan.latent_frames",
+                    "model.wan.latent_height",
+                    "model.wan.latent_width",
+                    "model.wan.in_channels",
+                    "data",
+                ];
+                no_autoencoder(rules, &keys, message);
             }
         }
     }
+}
+
+fn no_autoencoder(rules: &mut Rules<'_>, keys: &[&str], message: String) {
+    rules
+        .warning(codes::RULE_IMAGE_SHAPE, keys, message)
+        .help("there is no autoencoder; rewards that look at pictures will refuse such latents");
 }
 
 fn conditioning(rules: &mut Rules<'_>) {

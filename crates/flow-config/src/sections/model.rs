@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
-    /// Which architecture; its dimensions stand in the table of the same name, and the other table must be
+    /// Which architecture; its dimensions stand in the table of the same name, and the other tables must be
     /// left out.
     pub architecture: Architecture,
     /// Weights to start from: a safetensors file, or a directory or `index.json` of a sharded one, relative to
@@ -21,6 +21,8 @@ pub struct ModelConfig {
     pub dit: DitConfig,
     /// Dimensions of the MMDiT, read when `architecture = "mmdit"`.
     pub mmdit: MmditConfig,
+    /// Dimensions of the video transformer, read when `architecture = "wan"`.
+    pub wan: WanConfig,
 }
 
 /// Model architecture.
@@ -33,6 +35,9 @@ pub enum Architecture {
     /// Multimodal DiT of Stable Diffusion 3 (Esser et al. 2024, arXiv 2403.03206), in the layout of diffusers'
     /// `SD3Transformer2DModel`.
     Mmdit,
+    /// Video transformer of Wan 2.1, text to video (Wan Team 2025, arXiv 2503.20314), in the layout of diffusers'
+    /// `WanTransformer3DModel`.
+    Wan,
 }
 
 /// Which weights RL trains.
@@ -225,6 +230,67 @@ impl Default for MmditConfig {
             pos_embed_max_size: 384,
             dual_attention_layers: (0..13).collect(),
             qk_norm: true,
+        }
+    }
+}
+
+/// `[model.wan]`: dimensions of the video transformer, with the names of diffusers' `WanTransformer3DModel`. The
+/// defaults are those of Wan2.1-T2V-1.3B, for videos of 81 frames of 480 by 832 pixels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct WanConfig {
+    /// Frames of the latent.
+    #[schemars(range(min = 1, max = 1024))]
+    pub latent_frames: usize,
+    /// Height of the latent in pixels; a multiple of `patch_size`.
+    #[schemars(range(min = 1, max = 8192))]
+    pub latent_height: usize,
+    /// Width of the latent in pixels; a multiple of `patch_size`.
+    #[schemars(range(min = 1, max = 8192))]
+    pub latent_width: usize,
+    /// Side of a square patch in latent pixels; a patch lies within one frame (diffusers: `[1, 2, 2]`).
+    #[schemars(range(min = 1, max = 64))]
+    pub patch_size: usize,
+    /// Channels of the latent.
+    #[schemars(range(min = 1, max = 1024))]
+    pub in_channels: usize,
+    /// Number of transformer blocks.
+    #[schemars(range(min = 1, max = 1024))]
+    pub num_layers: usize,
+    /// Channels per attention head, an even number.
+    #[schemars(range(min = 6, max = 1024), extend("multipleOf" = 2))]
+    pub attention_head_dim: usize,
+    /// Number of attention heads; the residual stream is this times `attention_head_dim` wide.
+    #[schemars(range(min = 1, max = 1024))]
+    pub num_attention_heads: usize,
+    /// Width of the feed-forward part.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub ffn_dim: usize,
+    /// Channels of the text tokens that go in.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub text_dim: usize,
+    /// Channels of the noise level's sinusoidal embedding, an even number.
+    #[schemars(range(min = 2, max = 65_536), extend("multipleOf" = 2))]
+    pub freq_dim: usize,
+    /// Layer norm with weights before the attention to the text.
+    pub cross_attn_norm: bool,
+}
+
+impl Default for WanConfig {
+    fn default() -> Self {
+        Self {
+            latent_frames: 21,
+            latent_height: 60,
+            latent_width: 104,
+            patch_size: 2,
+            in_channels: 16,
+            num_layers: 30,
+            attention_head_dim: 128,
+            num_attention_heads: 12,
+            ffn_dim: 8960,
+            text_dim: 4096,
+            freq_dim: 256,
+            cross_attn_norm: true,
         }
     }
 }

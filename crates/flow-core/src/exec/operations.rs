@@ -89,6 +89,26 @@ impl Exec<'_> {
         Tensor::from_dispatch(kernels.modulated_layer_norm(&x, &modulation, shift, scale, epsilon))
     }
 
+    /// Layer norm of `x_BSD` with `weight` and `bias` of `[D]`.
+    pub fn layer_norm(
+        &self,
+        x_bsd: Tensor<3>,
+        weight: Handle<1>,
+        bias: Handle<1>,
+        epsilon: f32,
+    ) -> Tensor<3> {
+        let width = x_bsd.dims()[2];
+        let [weight, bias] = [weight, bias].map(|handle| self.params.get(handle));
+        assert_eq!(
+            [weight.dims(), bias.dims()],
+            [[width]; 2],
+            "weight and bias of a layer norm"
+        );
+        let (weight, bias) = (weight.into_dispatch(), bias.into_dispatch());
+        let kernels = self.kernels();
+        Tensor::from_dispatch(kernels.layer_norm(&x_bsd.into_dispatch(), &weight, &bias, epsilon))
+    }
+
     /// `residual + modulation_BKD[:, gate] · branch`.
     pub fn gated_residual(
         &self,

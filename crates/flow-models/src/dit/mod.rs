@@ -10,7 +10,8 @@ mod config;
 pub use config::{DitConfig, Position};
 
 use crate::layers::{
-    Parts, PatchEmbedding, TimestepEmbedding, modulation, norm, rotary_2d, sincos_2d, unpatchify,
+    Parts, PatchEmbedding, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, rotary_2d, sincos_2d,
+    unpatchify,
 };
 use crate::{Architecture, ModelError, settings};
 use block::DitBlock;
@@ -34,7 +35,7 @@ pub struct Dit {
     layout: Arc<ParamLayout>,
     linears: Vec<Linear>,
     patch: usize,
-    patches: PatchEmbedding,
+    patches: PatchEmbedding<4>,
     /// `[1, S, D]`.
     positions: Option<Tensor<3>>,
     timestep: TimestepEmbedding,
@@ -69,8 +70,13 @@ impl Dit {
         } = *config;
         let (rows, columns) = config.grid();
 
-        let patches = PatchEmbedding::new(parts.under("pos_embed"), latent, patch, hidden);
-        let timestep = TimestepEmbedding::new(parts.under("time_embed.timestep_embedder"), hidden, device);
+        let patches = PatchEmbedding::image(parts.under("pos_embed"), latent, patch, hidden);
+        let timestep = TimestepEmbedding::new(
+            parts.under("time_embed.timestep_embedder"),
+            TIMESTEP_CHANNELS,
+            hidden,
+            device,
+        );
         let tokens = config.vocabulary.map(|vocabulary| {
             parts
                 .under("token_embed")

@@ -14,8 +14,8 @@ pub(crate) use attention::{Projection, SelfAttention, heads_to_width};
 pub(crate) use feed_forward::feed_forward;
 pub(crate) use parts::Parts;
 pub(crate) use patch::{PatchEmbedding, unpatchify};
-pub(crate) use position::{RotaryTable, rotary_2d, sincos_2d};
-pub(crate) use timestep::TimestepEmbedding;
+pub(crate) use position::{RotaryAxis, RotaryTable, rotary_2d, rotary_table, sincos_2d};
+pub(crate) use timestep::{TIMESTEP_CHANNELS, TimestepEmbedding};
 
 use burn::tensor::Tensor;
 use flow_core::exec::{DependsOn, Exec, Linear};

@@ -6,21 +6,36 @@ use flow_core::exec::Exec;
 use flow_core::kernels::LinearWeights;
 use flow_core::{Activation, Handle, Init, LatentShape};
 
-/// The strided convolution `proj` of diffusers' `PatchEmbed`, computed as a linear layer over patches.
+/// A strided convolution, computed as a linear layer over patches. A patch lies within one frame.
 #[derive(Debug)]
-pub(crate) struct PatchEmbedding {
-    /// `[D, C, P, P]`.
-    weight: Handle<4>,
+pub(crate) struct PatchEmbedding<const AXES: usize> {
+    /// `[D, C, P, P]` for images, `[D, C, 1, P, P]` for videos.
+    weight: Handle<AXES>,
     /// `[D]`.
     bias: Handle<1>,
     latent: LatentShape,
     patch: usize,
 }
 
-impl PatchEmbedding {
-    pub fn new(mut parts: Parts<'_>, latent: LatentShape, patch: usize, hidden: usize) -> Self {
-        let mut parts = parts.under("proj");
+impl PatchEmbedding<4> {
+    /// `proj` of diffusers' `PatchEmbed`.
+    pub fn image(mut parts: Parts<'_>, latent: LatentShape, patch: usize, hidden: usize) -> Self {
         let shape = [hidden, latent.channels, patch, patch];
+        Self::new(parts.under("proj"), latent, patch, shape)
+    }
+}
+
+impl PatchEmbedding<5> {
+    /// `patch_embedding` of diffusers' `WanTransformer3DModel`.
+    pub fn video(parts: Parts<'_>, latent: LatentShape, patch: usize, hidden: usize) -> Self {
+        let shape = [hidden, latent.channels, 1, patch, patch];
+        Self::new(parts, latent, patch, shape)
+    }
+}
+
+impl<const AXES: usize> PatchEmbedding<AXES> {
+    fn new(mut parts: Parts<'_>, latent: LatentShape, patch: usize, shape: [usize; AXES]) -> Self {
+        let hidden = shape[0];
         Self {
             weight: parts.param("weight", shape, Init::XavierUniform),
             bias: parts.param("bias", [hidden], Init::Zeros),
@@ -29,13 +44,13 @@ impl PatchEmbedding {
         }
     }
 
-    /// `[B, N]` to `[B, S, D]`; tokens row by row.
+    /// `[B, N]` to `[B, S, D]`; tokens frame by frame, row by row.
     pub fn forward(&self, exec: &Exec<'_>, x_bn: Tensor<2>) -> Tensor<3> {
         let patches = patchify(x_bn, &self.latent, self.patch);
         let weight = exec.params().get(self.weight);
-        let [hidden, channels, patch, _] = weight.dims();
+        let [hidden, values] = [weight.dims()[0], patches.dims()[2]];
         let weights = LinearWeights {
-            weight: weight.reshape([hidden, channels * patch * patch]).into_dispatch(),
+            weight: weight.reshape([hidden, values]).into_dispatch(),
             bias: Some(exec.params().get(self.bias).into_dispatch()),
             adapter: None,
         };
@@ -48,11 +63,16 @@ impl PatchEmbedding {
     }
 }
 
+/// Rows and columns of patches, the frames below one another: `[C, F, H, W]` and `[C, F·H, W]` are the same values.
+fn grid(latent: &LatentShape, patch: usize) -> (usize, usize) {
+    (latent.frames * latent.height / patch, latent.width / patch)
+}
+
 /// `[B, N]` to `[B, S, C·P·P]`.
 fn patchify(x_bn: Tensor<2>, latent: &LatentShape, patch: usize) -> Tensor<3> {
     let [batch, values] = x_bn.dims();
     assert_eq!(values, latent.values(), "values of one latent of {latent:?}");
-    let (rows, columns) = (latent.height / patch, latent.width / patch);
+    let (rows, columns) = grid(latent, patch);
     x_bn.reshape([batch, latent.channels, rows, patch, columns, patch])
         .permute([0, 2, 4, 1, 3, 5])
         .reshape([batch, rows * columns, latent.channels * patch * patch])
@@ -61,7 +81,7 @@ fn patchify(x_bn: Tensor<2>, latent: &LatentShape, patch: usize) -> Tensor<3> {
 /// `[B, S, P·P·C]`, channels innermost as diffusers has them, to `[B, N]`.
 pub(crate) fn unpatchify(y_bsd: Tensor<3>, latent: &LatentShape, patch: usize) -> Tensor<2> {
     let [batch, _, _] = y_bsd.dims();
-    let (rows, columns) = (latent.height / patch, latent.width / patch);
+    let (rows, columns) = grid(latent, patch);
     y_bsd
         .reshape([batch, rows, columns, patch, patch, latent.channels])
         .permute([0, 5, 1, 3, 2, 4])

@@ -41,27 +41,42 @@ pub(crate) struct RotaryTable {
     pub sin: Tensor<2>,
 }
 
-/// Axial rotary table: the first half of the channel pairs turns with the row, the second with the column
-/// (Su et al. 2021, arXiv:2104.09864, on each axis).
-pub(crate) fn rotary_2d(head_dim: usize, rows: usize, columns: usize, device: &ComputeDevice) -> RotaryTable {
-    let (pairs, quarter) = (head_dim / 2, head_dim / 4);
-    let angle = |token: usize, pair: usize| {
-        let position = if pair < quarter {
-            token / columns
-        } else {
-            token % columns
-        };
-        position as f64 / libm::pow(WAVELENGTH_BASE, (pair % quarter) as f64 / quarter as f64)
-    };
+/// An axis of positions, and how many of a head's channel pairs turn with it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RotaryAxis {
+    pub length: usize,
+    pub pairs: usize,
+}
+
+/// Axial rotary table for tokens in row-major order over `axes`: the first channel pairs turn with the first axis, the
+/// next with the second, and so on (Su et al. 2021, arXiv:2104.09864, on each axis).
+pub(crate) fn rotary_table(axes: &[RotaryAxis], device: &ComputeDevice) -> RotaryTable {
+    let tokens: usize = axes.iter().map(|axis| axis.length).product();
+    let pairs: usize = axes.iter().map(|axis| axis.pairs).sum();
+    let mut angles = Vec::with_capacity(tokens * pairs);
+    for token in 0..tokens {
+        let mut stride = tokens;
+        for RotaryAxis { length, pairs } in axes {
+            stride /= length;
+            let position = (token / stride % length) as f64;
+            angles.extend(
+                (0..*pairs).map(|pair| position / libm::pow(WAVELENGTH_BASE, pair as f64 / *pairs as f64)),
+            );
+        }
+    }
     let table = |of: fn(f64) -> f64| {
-        let values = (0..rows * columns)
-            .flat_map(|token| (0..pairs).map(move |pair| (token, pair)))
-            .map(|(token, pair)| of(angle(token, pair)) as f32)
-            .collect();
-        device.tensor(values, [rows * columns, pairs])
+        let values = angles.iter().map(|angle| of(*angle) as f32).collect();
+        device.tensor(values, [tokens, pairs])
     };
     RotaryTable {
         cos: table(libm::cos),
         sin: table(libm::sin),
     }
+}
+
+/// The table of images: half of the pairs for the row, half for the column.
+pub(crate) fn rotary_2d(head_dim: usize, rows: usize, columns: usize, device: &ComputeDevice) -> RotaryTable {
+    let pairs = head_dim / 4;
+    let axes = [rows, columns].map(|length| RotaryAxis { length, pairs });
+    rotary_table(&axes, device)
 }

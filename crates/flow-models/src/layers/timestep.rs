@@ -6,8 +6,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear};
 use flow_core::{Activation, Init};
 
-/// Channels of the sinusoidal embedding (Peebles and Xie 2022, arXiv:2212.09748).
-const CHANNELS: usize = 256;
+/// Channels of the sinusoidal embedding in DiT (Peebles and Xie 2022, arXiv:2212.09748) and in SD3.
+pub(crate) const TIMESTEP_CHANNELS: usize = 256;
 /// Longest wavelength over 2π (the same).
 const MAX_PERIOD: f32 = 10_000.0;
 /// Timesteps of the scale on which the embedding was made: `timestep = 1000 · sigma`.
@@ -18,18 +18,19 @@ const TIMESTEPS: f32 = 1000.0;
 pub(crate) struct TimestepEmbedding {
     linear_1: Linear,
     linear_2: Linear,
-    /// `[1, CHANNELS / 2]`.
+    /// `[1, half of the sinusoidal embedding's channels]`.
     frequencies: Tensor<2>,
 }
 
 impl TimestepEmbedding {
-    pub fn new(mut parts: Parts<'_>, hidden: usize, device: &ComputeDevice) -> Self {
-        let half = CHANNELS / 2;
+    /// Of an even number of sinusoidal `channels`.
+    pub fn new(mut parts: Parts<'_>, channels: usize, hidden: usize, device: &ComputeDevice) -> Self {
+        let half = channels / 2;
         // In f32 in this order, as diffusers' `get_timestep_embedding` does: the angles reach 1000, where one rounding
         // of a frequency is visible.
         let frequencies = (0..half).map(|i| libm::expf(-libm::logf(MAX_PERIOD) * i as f32 / half as f32));
         Self {
-            linear_1: parts.linear("linear_1", CHANNELS, hidden, Init::Normal(0.02)),
+            linear_1: parts.linear("linear_1", channels, hidden, Init::Normal(0.02)),
             linear_2: parts.linear("linear_2", hidden, hidden, Init::Normal(0.02)),
             frequencies: device.tensor(frequencies.collect(), [1, half]),
         }
@@ -46,7 +47,7 @@ impl TimestepEmbedding {
         let [batch] = sigma_b.dims();
         let timestep = sigma_b.mul_scalar(TIMESTEPS).reshape([batch, 1]);
         let angle = timestep * self.frequencies.clone();
-        // Cosines first: diffusers' `flip_sin_to_cos`, which DiT and SD3 set.
+        // Cosines first: diffusers' `flip_sin_to_cos`, which DiT, SD3 and Wan set.
         let sinusoid = Tensor::cat(vec![angle.clone().cos(), angle.sin()], 1);
         let inner = exec.linear_activated(&self.linear_1, sinusoid, Activation::Silu);
         exec.linear(&self.linear_2, inner)

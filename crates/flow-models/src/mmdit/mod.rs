@@ -8,7 +8,9 @@ mod config;
 
 pub use config::MmditConfig;
 
-use crate::layers::{Parts, PatchEmbedding, TimestepEmbedding, modulation, norm, sincos_2d, unpatchify};
+use crate::layers::{
+    Parts, PatchEmbedding, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, sincos_2d, unpatchify,
+};
 use crate::{Architecture, ModelError, settings};
 use block::MmditBlock;
 use burn::tensor::Tensor;
@@ -32,7 +34,7 @@ pub struct Mmdit {
     layout: Arc<ParamLayout>,
     linears: Vec<Linear>,
     config: MmditConfig,
-    patches: PatchEmbedding,
+    patches: PatchEmbedding<4>,
     /// `[1, side · side, D]`.
     positions: Handle<3>,
     timestep: TimestepEmbedding,
@@ -48,10 +50,7 @@ pub struct Mmdit {
 /// # Errors
 /// [`ModelError::Settings`].
 pub fn build(settings: &Value, device: &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError> {
-    let mut settings = settings.clone();
-    if let Some(table) = settings.as_object_mut() {
-        table.retain(|key, _| !key.starts_with('_'));
-    }
+    let settings = settings::without_private_keys(settings);
     Ok(Arc::new(Mmdit::new(
         &settings::read("mmdit", &settings)?,
         device,
@@ -73,9 +72,14 @@ impl Mmdit {
         let positions = parts
             .under("pos_embed")
             .buffer("pos_embed", [1, side * side, hidden]);
-        let patches = PatchEmbedding::new(parts.under("pos_embed"), latent, patch, hidden);
+        let patches = PatchEmbedding::image(parts.under("pos_embed"), latent, patch, hidden);
         let mut embedders = parts.under("time_text_embed");
-        let timestep = TimestepEmbedding::new(embedders.under("timestep_embedder"), hidden, device);
+        let timestep = TimestepEmbedding::new(
+            embedders.under("timestep_embedder"),
+            TIMESTEP_CHANNELS,
+            hidden,
+            device,
+        );
         let mut text = embedders.under("text_embedder");
         let pooled = [
             text.linear(

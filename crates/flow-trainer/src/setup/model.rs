@@ -68,6 +68,24 @@ pub fn architecture(config: &Config) -> (&'static str, Value) {
             });
             ("mmdit", settings)
         }
+        Architecture::Wan => {
+            let w = &config.model.wan;
+            let settings = json!({
+                "latent_frames": w.latent_frames,
+                "latent_height": w.latent_height,
+                "latent_width": w.latent_width,
+                "patch_size": [1, w.patch_size, w.patch_size],
+                "num_attention_heads": w.num_attention_heads,
+                "attention_head_dim": w.attention_head_dim,
+                "in_channels": w.in_channels,
+                "text_dim": w.text_dim,
+                "freq_dim": w.freq_dim,
+                "ffn_dim": w.ffn_dim,
+                "num_layers": w.num_layers,
+                "cross_attn_norm": w.cross_attn_norm,
+            });
+            ("wan", settings)
+        }
     }
 }
 

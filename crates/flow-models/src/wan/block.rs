@@ -1,0 +1,131 @@
+//! A block: attention of the video to itself, attention to the text, feed-forward.
+
+use super::WanConfig;
+use super::attention::Attention;
+use crate::layers::{Parts, RotaryTable, feed_forward};
+use burn::tensor::Tensor;
+use flow_core::exec::{AttentionKind, Block, Exec, FeedForward, RegionKind};
+use flow_core::kernels::NormChunks;
+use flow_core::{Handle, Init};
+use std::sync::Arc;
+
+/// Order of the modulation's chunks (diffusers' `WanTransformerBlock`).
+mod chunk {
+    pub const ATTENTION_SHIFT: usize = 0;
+    pub const ATTENTION_SCALE: usize = 1;
+    pub const ATTENTION_GATE: usize = 2;
+    pub const MLP_SHIFT: usize = 3;
+    pub const MLP_SCALE: usize = 4;
+    pub const MLP_GATE: usize = 5;
+}
+
+/// Chunks of a block's modulation.
+pub(super) const CHUNKS: usize = 6;
+
+/// One block. Carries `x [B, S, D]`, reads the projected noise level `[B, 6, D]` and the text `[B, L, D]`.
+#[derive(Debug)]
+pub(super) struct WanBlock {
+    /// `[1, 6, D]`, added to the projected noise level.
+    table: Handle<3>,
+    attention: Attention,
+    /// Weight and bias.
+    cross_norm: Option<[Handle<1>; 2]>,
+    cross_attention: Attention,
+    mlp: FeedForward,
+    rotary: RotaryTable,
+    epsilon: f32,
+}
+
+impl WanBlock {
+    pub fn new(mut parts: Parts<'_>, config: &WanConfig, rotary: RotaryTable) -> Self {
+        let hidden = config.hidden();
+        // Wan's own initial values are normal over the root of the width (`wan/modules/model.py`).
+        let table = Init::Normal(1.0 / (hidden as f32).sqrt());
+        let table = parts.param("scale_shift_table", [1, CHUNKS, hidden], table);
+        let attention = Attention::new(parts.under("attn1"), config);
+        let cross_attention = Attention::new(parts.under("attn2"), config);
+        let cross_norm = config.cross_attn_norm.then(|| {
+            let mut norm = parts.under("norm2");
+            [
+                norm.param("weight", [hidden], Init::Ones),
+                norm.param("bias", [hidden], Init::Zeros),
+            ]
+        });
+        let mlp = feed_forward(parts.under("ffn"), hidden, config.ffn_dim);
+        Self {
+            table,
+            attention,
+            cross_norm,
+            cross_attention,
+            mlp,
+            rotary,
+            epsilon: config.eps,
+        }
+    }
+
+    fn modulate(self: &Arc<Self>, exec: &Exec<'_>, time_bkd: Tensor<3>) -> Tensor<3> {
+        time_bkd + exec.params().get(self.table)
+    }
+
+    /// What the video's attention to itself reads.
+    fn normed(&self, exec: &Exec<'_>, x: Tensor<3>, modulation: Tensor<3>) -> Tensor<3> {
+        let (shift, scale) = (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+        exec.modulated_layer_norm(x, modulation, shift, scale, self.epsilon)
+    }
+
+    fn attend(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
+        let normed = self.normed(exec, x.clone(), modulation.clone());
+        let spatial = AttentionKind::Spatial;
+        let attended = exec.attention_layer("attn1", spatial, normed, |exec, normed| {
+            let context = normed.clone();
+            self.attention.attend(exec, normed, context, Some(&self.rotary))
+        });
+        let (out, gate) = (self.attention.out(), chunk::ATTENTION_GATE);
+        exec.linear_gated_residual(x, out, attended, modulation, gate)
+    }
+
+    fn attend_to_text(self: &Arc<Self>, exec: &Exec<'_>, (x, text): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
+        let normed = match self.cross_norm {
+            Some([weight, bias]) => exec.layer_norm(x.clone(), weight, bias, self.epsilon),
+            None => x.clone(),
+        };
+        let inputs = (normed, text);
+        let cross = AttentionKind::Cross;
+        let attended = exec.attention_layer("attn2", cross, inputs, |exec, (normed, text)| {
+            self.cross_attention.attend(exec, normed, text, None)
+        });
+        x + exec.linear(self.cross_attention.out(), attended)
+    }
+
+    fn feed_forward(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
+        let norm = NormChunks {
+            shift: chunk::MLP_SHIFT,
+            scale: chunk::MLP_SCALE,
+            epsilon: self.epsilon,
+        };
+        exec.modulated_feed_forward(x, modulation, norm, &self.mlp, chunk::MLP_GATE)
+    }
+}
+
+impl Block for WanBlock {
+    type Carried = Tensor<3>;
+    type Shared = (Tensor<3>, Tensor<3>);
+
+    fn forward(self: &Arc<Self>, exec: &Exec<'_>, x: Tensor<3>, (time, text): Self::Shared) -> Tensor<3> {
+        let modulation = exec.region(RegionKind::AdaLn, self, time, Self::modulate);
+        let inputs = (x, modulation.clone());
+        let x = exec.region(RegionKind::Attention, self, inputs, Self::attend);
+        let x = exec.region(RegionKind::Attention, self, (x, text), Self::attend_to_text);
+        exec.region(RegionKind::Mlp, self, (x, modulation), Self::feed_forward)
+    }
+
+    fn modulated_input(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        x: &Tensor<3>,
+        (time, _): &Self::Shared,
+    ) -> Option<Tensor<3>> {
+        let modulation = self.modulate(exec, time.clone());
+        Some(self.normed(exec, x.clone(), modulation))
+    }
+}

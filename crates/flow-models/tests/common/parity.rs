@@ -1,0 +1,97 @@
+//! Comparing a model with what diffusers wrote: inputs, output, a cotangent of the output, and all gradients under it.
+
+use super::{plan, relative_distance, tracked};
+use burn::backend::{AutodiffBackend, Dispatch};
+use burn::tensor::Tensor;
+use flow_core::device::ComputeDevice;
+use flow_core::exec::{CallContext, Stage, Training};
+use flow_core::tensors::plain;
+use flow_core::{Condition, FlowModel, ModelInput, ParamKind, Weights, cpu};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Relative Euclidean distance that f32 rounding may cause.
+const TOLERANCE: f64 = 1e-5;
+
+/// Tensors by name, with their shapes.
+pub type Named = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// One of them on the device.
+pub fn tensor<const D: usize>(
+    device: &ComputeDevice,
+    io: &Named,
+    name: &str,
+    shape: [usize; D],
+) -> Tensor<D> {
+    device.tensor(io[name].1.clone(), shape)
+}
+
+/// The noise levels of the fixture's timesteps.
+pub fn noise_levels(device: &ComputeDevice, io: &Named) -> Tensor<1> {
+    let timesteps = &io["in.timestep"].1;
+    let sigma: Vec<f32> = timesteps.iter().map(|timestep| timestep / 1000.0).collect();
+    // Nothing of the comparison may hang on the conversion between the two scales.
+    let back: Vec<f32> = sigma.iter().map(|sigma| sigma * 1000.0).collect();
+    assert_eq!(&back, timesteps);
+    let count = sigma.len();
+    device.tensor(sigma, [count])
+}
+
+fn assert_near(name: &str, found: &[f32], expected: &[f32]) {
+    let distance = relative_distance(found, expected);
+    assert!(distance <= TOLERANCE, "{name}: {distance:e}");
+}
+
+/// That the output, and the gradients of every input and weight, are those of the fixture.
+pub fn check_parity(model: &dyn FlowModel, weights: &Weights, input: ModelInput, io: &Named) {
+    let device = ComputeDevice::cpu();
+    let Condition { text, pooled, .. } = input.condition;
+    let (x, text, pooled) = (tracked(input.x), text.map(tracked), pooled.map(tracked));
+    let shape = x.dims();
+    let specs = model.layout().specs();
+    let trained: Arc<[bool]> = specs.iter().map(|spec| spec.kind == ParamKind::Base).collect();
+    let training = Training::new(weights, plan(), trained);
+    let exec = training.exec(CallContext::single(Stage::Training));
+    let input = ModelInput {
+        x: x.clone(),
+        sigma: input.sigma,
+        condition: Condition {
+            tokens: None,
+            text: text.clone(),
+            pooled: pooled.clone(),
+        },
+    };
+    let output = model.velocity(&exec, input).into_dispatch();
+    assert_near("output", &cpu::to_host(&plain(&output)), &io["out"].1);
+
+    let cotangent = device.plain(io["grad_out"].1.clone(), &shape);
+    let mut gradients = flow_core::op::backward_from(vec![output], vec![Some(cotangent)]).unwrap();
+    let leaves = [
+        ("hidden_states", Some(x.into_dispatch())),
+        ("encoder_hidden_states", text.map(Tensor::into_dispatch)),
+        ("pooled_projections", pooled.map(Tensor::into_dispatch)),
+    ];
+    for (name, leaf) in leaves {
+        let expected = io.get(&format!("grad_in.{name}"));
+        assert_eq!(leaf.is_some(), expected.is_some(), "{name}");
+        if let (Some(leaf), Some((_, expected))) = (leaf, expected) {
+            let found = <Dispatch as AutodiffBackend>::grad_remove(&leaf, &mut gradients).expect(name);
+            assert_near(name, &cpu::to_host(&found), expected);
+        }
+    }
+    let found = exec.params().take_gradients(&mut gradients);
+    let mut compared = 0;
+    for (spec, found) in specs.iter().zip(found) {
+        match (spec.kind, found) {
+            (ParamKind::Base, Some(found)) => {
+                let (_, expected) = &io[&format!("grad_param.{}", spec.name)];
+                assert_near(&spec.name, &cpu::to_host(&found), expected);
+                compared += 1;
+            }
+            (ParamKind::Base, None) => panic!("{} has no gradient", spec.name),
+            (_, found) => assert!(found.is_none(), "{} is a constant", spec.name),
+        }
+    }
+    let of_weights = io.keys().filter(|name| name.starts_with("grad_param."));
+    assert_eq!(compared, of_weights.count());
+}

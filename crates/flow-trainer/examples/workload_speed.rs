@@ -1,0 +1,613 @@
+//! Times a workload beside PyTorch: a forward pass, a training step, a rollout, at published sizes with random weights.
+//!
+//! ```text
+//! workload_speed list                                    names of the workloads
+//! workload_speed export NAME FOLDER [OPTIONS]            write weights, inputs and, with --tiny, results
+//! workload_speed time NAME FOLDER PART [OPTIONS]         print a line of JSON; PART is forward, step or rollout
+//!   --tiny                a few channels and tokens
+//!   --store f32|bf16      precision of the weights' file (export; default f32)
+//!   --device cpu|cuda     (default cpu)
+//!   --checkpoint none     what backward keeps (time)
+//!   --repeats N           measurements (time; default 5)
+//!   --threads N           of the processor (default 2)
+//! ```
+//!
+//! A training step is forward, loss, backward and AdamW. The loss is the squared distance to a target, under guidance
+//! Flow-GRPO's at one recorded step. Inputs are functions of the workload alone, so each program makes or reads the
+//! same. `bench/step_peer.py` is the peer; `cargo xtask bench workloads` compares and runs both.
+
+#[path = "common/arrays.rs"]
+mod arrays;
+#[path = "common/perturb.rs"]
+mod perturb;
+#[path = "common/timing.rs"]
+mod timing;
+#[path = "common/workloads.rs"]
+mod workloads;
+
+use arrays::Arrays;
+use burn::tensor::Tensor;
+use flow_attention::CpuAttention;
+use flow_config::Config;
+use flow_core::device::ComputeDevice;
+use flow_core::rng::{Purpose, Stream};
+use flow_core::tensors::plain;
+use flow_core::{CallContext, Condition, ModelInput, Plain, Plan, Rollout, Stage, Training, Weights, cpu};
+use flow_kernels::CpuKernels;
+use flow_models::{
+    Architecture, ModelRegistry, StoredDtype, Trained, add_lora, initialize, load_into, trained_mask,
+};
+use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
+use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings};
+use flow_trainer::policy::{CallSite, Conditions, Policy};
+use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
+use flow_trainer::scheduler::StepCoefficients;
+use flow_trainer::setup;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use timing::{in_pool, measure};
+use workloads::{NAMES, Reads, Workload, workload};
+
+type Failure = Box<dyn Error>;
+
+/// Step of the rollout at which Flow-GRPO's loss is taken.
+const RECORDED: usize = 1;
+const LEARNING_RATE: f64 = 1e-4;
+const CLIP_RANGE: (f32, f32) = (-0.1, 0.1);
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What was asked for beside the command.
+struct Options {
+    tiny: bool,
+    store: StoredDtype,
+    device: String,
+    checkpoint: String,
+    repeats: usize,
+    threads: String,
+}
+
+impl Options {
+    fn parse(mut arguments: &[String]) -> Result<Self, Failure> {
+        let mut options = Self {
+            tiny: false,
+            store: StoredDtype::F32,
+            device: "cpu".into(),
+            checkpoint: "none".into(),
+            repeats: 5,
+            threads: "2".into(),
+        };
+        while let [name, rest @ ..] = arguments {
+            if name == "--tiny" {
+                options.tiny = true;
+                arguments = rest;
+                continue;
+            }
+            let [value, rest @ ..] = rest else {
+                return Err(format!("`{name}` needs a value").into());
+            };
+            match (&**name, &**value) {
+                ("--store", "f32") => options.store = StoredDtype::F32,
+                ("--store", "bf16") => options.store = StoredDtype::Bf16,
+                ("--device", _) => options.device.clone_from(value),
+                ("--checkpoint", _) => options.checkpoint.clone_from(value),
+                ("--repeats", _) => options.repeats = value.parse::<usize>()?.max(1),
+                ("--threads", _) => options.threads.clone_from(value),
+                _ => return Err(format!("there is no option `{name} {value}`").into()),
+            }
+            arguments = rest;
+        }
+        Ok(options)
+    }
+}
+
+fn run(arguments: &[String]) -> Result<(), Failure> {
+    match arguments {
+        [command] if command == "list" => {
+            println!("{}", NAMES.join("\n"));
+            Ok(())
+        }
+        [command, name, folder, rest @ ..] if command == "export" => {
+            let options = Options::parse(rest)?;
+            let workload = workload(name, options.tiny)?;
+            in_pool(&options.threads, || export(workload, Path::new(folder), &options))
+        }
+        [command, name, folder, part, rest @ ..] if command == "time" => {
+            let options = Options::parse(rest)?;
+            let workload = workload(name, options.tiny)?;
+            in_pool(&options.threads, || {
+                time(workload, Path::new(folder), part, &options)
+            })
+        }
+        _ => Err(
+            "usage: workload_speed list | export NAME FOLDER [OPTIONS] | time NAME FOLDER PART [OPTIONS]"
+                .into(),
+        ),
+    }
+}
+
+/// The device, and who computes on it.
+fn open(options: &Options) -> Result<(ComputeDevice, Arc<Plan>), Failure> {
+    if options.checkpoint != "none" {
+        let asked = &options.checkpoint;
+        return Err(format!("this program has no checkpoint policy `{asked}`; it has `none`").into());
+    }
+    let device = ComputeDevice::open(&options.device)?;
+    match &*options.device {
+        "cpu" => {
+            let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+            Ok((device, Arc::new(plan)))
+        }
+        other => Err(format!("this program has no kernels for `{other}`").into()),
+    }
+}
+
+/// A workload on a device: model, weights and inputs.
+struct Job {
+    workload: Workload,
+    device: ComputeDevice,
+    plan: Arc<Plan>,
+    model: Arc<dyn Architecture>,
+    weights: Weights,
+    trained: Arc<[bool]>,
+    steps: Vec<StepCoefficients>,
+    samples: Vec<u64>,
+    inputs: Inputs,
+}
+
+/// What the model is called with, on the host.
+struct Inputs {
+    /// Latents, `[B, N]`.
+    x: Vec<f32>,
+    /// Noise levels, `[B]`.
+    sigma: Vec<f32>,
+    /// What the velocity is compared with, `[B, N]`.
+    target: Vec<f32>,
+    /// Advantages, `[B]`.
+    advantages: Vec<f32>,
+    classes: Vec<i64>,
+    null_classes: Vec<i64>,
+    /// Named `text`, `pooled`, `null_text` and `null_pooled`, as far as they are read.
+    text: BTreeMap<&'static str, (Vec<usize>, Vec<f32>)>,
+}
+
+fn normal(count: usize, salt: u64) -> Vec<f32> {
+    let mut values = vec![0.0; count];
+    Stream::new(0, Purpose::Test).at(salt, 0).fill_normal(&mut values);
+    values
+}
+
+impl Inputs {
+    fn new(workload: &Workload, values: usize) -> Self {
+        let batch = workload.batch;
+        let (mut classes, mut null_classes, mut text) = (Vec::new(), Vec::new(), BTreeMap::new());
+        match workload.reads {
+            Reads::Class { classes: count } => {
+                classes = (0..batch).map(|row| (row * 7 % (count - 1)) as i64).collect();
+                null_classes = vec![count as i64 - 1; batch];
+            }
+            Reads::Text {
+                tokens,
+                channels,
+                pooled,
+            } => {
+                let mut add = |name, shape: Vec<usize>, salt| {
+                    let values = normal(shape.iter().product(), salt);
+                    text.insert(name, (shape, values));
+                };
+                add("text", vec![batch, tokens, channels], 10);
+                add("null_text", vec![batch, tokens, channels], 11);
+                if let Some(pooled) = pooled {
+                    add("pooled", vec![batch, pooled], 12);
+                    add("null_pooled", vec![batch, pooled], 13);
+                }
+            }
+        }
+        Self {
+            x: normal(batch * values, 1),
+            sigma: (0..batch)
+                .map(|row| (row as f32 + 0.6) / (batch as f32 + 0.5))
+                .collect(),
+            target: normal(batch * values, 2),
+            advantages: (0..batch).map(|row| 1.0 - 0.3 * (row % 5) as f32).collect(),
+            classes,
+            null_classes,
+            text,
+        }
+    }
+
+    fn condition(&self, device: &ComputeDevice, empty: bool) -> Condition {
+        let classes = if empty { &self.null_classes } else { &self.classes };
+        let text = |names: [&str; 2]| self.text.get(names[usize::from(empty)]);
+        Condition {
+            tokens: (!classes.is_empty()).then(|| device.int_tensor(classes.clone(), [classes.len(), 1])),
+            text: text(["text", "null_text"])
+                .map(|(shape, values)| device.tensor(values.clone(), [shape[0], shape[1], shape[2]])),
+            pooled: text(["pooled", "null_pooled"])
+                .map(|(shape, values)| device.tensor(values.clone(), [shape[0], shape[1]])),
+        }
+    }
+}
+
+impl Job {
+    /// With weights from `file`, or random ones.
+    fn new(workload: Workload, file: Option<&Path>, options: &Options) -> Result<Self, Failure> {
+        let (device, plan) = open(options)?;
+        let mut models = ModelRegistry::new();
+        flow_models::register(&mut models);
+        let model = models.build(workload.architecture, &workload.settings, &device)?;
+        let mut layout = (**model.layout()).clone();
+        let trained = match &workload.lora {
+            Some(lora) => {
+                let targets: Vec<String> = lora.targets.iter().map(|target| (*target).into()).collect();
+                add_lora(&*model, &mut layout, &targets, lora.rank, lora.alpha)?;
+                Trained::Lora
+            }
+            None => Trained::Full,
+        };
+        let trained = trained_mask(&layout, trained)?;
+        let layout = Arc::new(layout);
+        let mut weights = initialize(&*model, &layout, 0, &device);
+        match file {
+            Some(file) => {
+                load_into(&mut weights, file, &device)?;
+            }
+            None => perturb::perturb(&mut weights, &device)?,
+        }
+        let mut config = Config::default();
+        config.scheduler.steps = workload.steps;
+        let steps = setup::schedule(&config, model.spec().tokens)?.steps_for(0);
+        Ok(Self {
+            inputs: Inputs::new(&workload, model.spec().latent.values()),
+            samples: (0..workload.batch as u64).collect(),
+            workload,
+            device,
+            plan,
+            model,
+            weights,
+            trained,
+            steps,
+        })
+    }
+
+    fn values(&self) -> usize {
+        self.model.spec().latent.values()
+    }
+
+    fn sampler(&self) -> Sampler {
+        Sampler {
+            policy: Policy {
+                model: self.model.clone(),
+                guidance_scale: self.workload.guidance_scale,
+            },
+            kernels: self.plan.kernels.clone(),
+            device: self.device.clone(),
+            seed: 0,
+        }
+    }
+
+    fn conditions(&self) -> Conditions {
+        let guided = self.workload.guidance_scale != 1.0;
+        Conditions {
+            conditional: self.inputs.condition(&self.device, false),
+            unconditional: guided.then(|| self.inputs.condition(&self.device, true)),
+        }
+    }
+
+    fn site(&self, stage: Stage) -> CallSite {
+        CallSite {
+            stage,
+            iteration: 0,
+            step: 0,
+            stochastic: false,
+            steps: self.steps.len() as u32,
+        }
+    }
+
+    fn input(&self) -> ModelInput {
+        let (batch, values) = (self.samples.len(), self.values());
+        ModelInput {
+            x: self.device.tensor(self.inputs.x.clone(), [batch, values]),
+            sigma: self.device.tensor(self.inputs.sigma.clone(), [batch]),
+            condition: self.inputs.condition(&self.device, false),
+        }
+    }
+
+    /// The velocity without a gradient.
+    fn forward(&self, input: ModelInput) -> Plain {
+        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let exec = rollout.exec(CallContext::single(Stage::Rollout));
+        plain(&exec.velocity(&*self.model, input).into_dispatch())
+    }
+
+    fn roll_out(&self, sampler: &Sampler) -> Trajectories {
+        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let request = SampleRequest {
+            site: self.site(Stage::Rollout),
+            source: NoiseSource::Rollout,
+            samples: &self.samples,
+            conditions: self.conditions(),
+            steps: &self.steps,
+        };
+        sampler.run(&rollout, request, |_| {})
+    }
+
+    /// A recorded step that no rollout took: from the inputs' latents, by the step's noise alone.
+    fn recorded(&self, sampler: &Sampler) -> Result<Trajectories, Failure> {
+        let step = self.steps[RECORDED];
+        let log_prob = step.log_prob.as_ref().ok_or("the step is deterministic")?;
+        let (batch, values) = (self.samples.len(), self.values());
+        let noise = sampler.noise(Purpose::SdeNoise, &self.samples, RECORDED as u32 + 1, values);
+        let noise = cpu::to_host(&noise);
+        let mean: Vec<f32> = self.inputs.x.iter().map(|x| step.mean_x as f32 * x).collect();
+        let pairs = mean.iter().zip(&noise);
+        let x_next: Vec<f32> = pairs
+            .map(|(mean, noise)| mean + step.noise as f32 * noise)
+            .collect();
+        let log_probs = noise.chunks(values).map(|noise| {
+            let square: f64 = noise.iter().map(|value| f64::from(value * value)).sum();
+            (log_prob.offset - step.noise * step.noise * square / values as f64 * log_prob.scale) as f32
+        });
+        let plain = |values: Vec<f32>, shape: &[usize]| self.device.plain(values, shape);
+        let record = StepRecord {
+            step,
+            x: plain(self.inputs.x.clone(), &[batch, values]),
+            x_next: plain(x_next, &[batch, values]),
+            log_prob: plain(log_probs.collect(), &[batch]),
+            mean: plain(mean, &[batch, values]),
+        };
+        Ok(Trajectories {
+            samples: self.samples.clone(),
+            conditions: self.conditions(),
+            clean: record.x.clone(),
+            records: vec![record],
+        })
+    }
+
+    /// The loss and its gradients: Flow-GRPO's under guidance, else the mean squared distance to the target.
+    fn loss(&self, what: &Learnt) -> (f32, Vec<Option<Plain>>) {
+        let pass = Training::new(&self.weights, self.plan.clone(), self.trained.clone());
+        let loss = match what {
+            Learnt::Target { input, target } => {
+                let exec = pass.exec(CallContext::single(Stage::Training));
+                let velocity = exec.velocity(&*self.model, input.clone()).into_dispatch();
+                let distances = self.plan.kernels.mean_squared_distance(&velocity, target);
+                Tensor::<1>::from_dispatch(distances).mean()
+            }
+            Learnt::Recorded { sampler, batch } => {
+                let sampling = Rollout::new(&self.weights, self.plan.clone());
+                let advantages = self.inputs.advantages.clone();
+                let rows = advantages.len();
+                let context = LossContext {
+                    pass: &pass,
+                    sampling: &sampling,
+                    reference: None,
+                    policy: &sampler.policy,
+                    kernels: &*self.plan.kernels,
+                    device: &self.device,
+                    batch,
+                    advantages: self.device.tensor(advantages, [rows]),
+                    noise: None,
+                    site: self.site(Stage::Training),
+                };
+                let grpo = Grpo {
+                    clip_range: CLIP_RANGE,
+                    advantage_clip: 5.0,
+                    kl: None,
+                    inner_epochs: 1,
+                };
+                grpo.loss(&context, Position::Recorded(0)).loss
+            }
+        };
+        let value = cpu::to_host(&plain(&loss.clone().into_dispatch()))[0];
+        (value, pass.gradients(&loss))
+    }
+
+    fn learnt(&self) -> Result<Learnt, Failure> {
+        if self.workload.guidance_scale == 1.0 {
+            let shape = [self.samples.len(), self.values()];
+            return Ok(Learnt::Target {
+                input: self.input(),
+                target: self.device.plain(self.inputs.target.clone(), &shape),
+            });
+        }
+        let sampler = self.sampler();
+        let batch = self.recorded(&sampler)?;
+        Ok(Learnt::Recorded { sampler, batch })
+    }
+
+    fn optimizer(&self) -> AdamW {
+        let settings = AdamWSettings {
+            learning_rate: LEARNING_RATE,
+            betas: (0.9, 0.999),
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 0.0,
+            warmup_steps: 0,
+        };
+        AdamW::new(
+            settings,
+            self.weights.layout(),
+            self.trained.to_vec(),
+            &self.device,
+        )
+    }
+
+    fn update(&mut self, optimizer: &mut AdamW, gradients: Vec<Option<Plain>>) -> Result<(), Failure> {
+        let kernels = &*self.plan.kernels;
+        let mut sums = Accumulated::default();
+        sums.add(kernels, gradients);
+        optimizer.step(kernels, &self.device, &mut self.weights, sums)?;
+        Ok(())
+    }
+}
+
+/// What a training step learns from.
+enum Learnt {
+    Target { input: ModelInput, target: Plain },
+    Recorded { sampler: Sampler, batch: Trajectories },
+}
+
+/// The root of the mean square: one number for results that are too large to be written.
+fn root_mean_square(values: &[f32]) -> f64 {
+    let sum: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
+    (sum / values.len() as f64).sqrt()
+}
+
+fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Result<(), Failure> {
+    let file = folder.join("weights.safetensors");
+    let mut job = Job::new(workload, Some(&file), options)?;
+    let mut failed = None;
+    // The result is read, so that what an asynchronous device has not done yet is waited for.
+    let (result, mut wall_ms) = match part {
+        "forward" => {
+            let input = job.input();
+            let result = root_mean_square(&cpu::to_host(&job.forward(input.clone())));
+            (
+                result,
+                measure(options.repeats, 1, || {
+                    drop(cpu::to_host(&job.forward(input.clone())))
+                }),
+            )
+        }
+        "rollout" => {
+            let sampler = job.sampler();
+            let result = root_mean_square(&cpu::to_host(&job.roll_out(&sampler).clean));
+            let work = || drop(cpu::to_host(&job.roll_out(&sampler).clean));
+            (result, measure(options.repeats, 1, work))
+        }
+        "step" => {
+            let learnt = job.learnt()?;
+            let mut optimizer = job.optimizer();
+            let (loss, _) = job.loss(&learnt);
+            let last = job.trained.iter().rposition(|trained| *trained).unwrap_or(0);
+            let wall_ms = measure(options.repeats, 1, || {
+                let (_, gradients) = job.loss(&learnt);
+                failed = failed.take().or(job.update(&mut optimizer, gradients).err());
+                job.weights.host(last);
+            });
+            (f64::from(loss), wall_ms)
+        }
+        other => {
+            return Err(format!("there is no part `{other}`; choose from forward, step, rollout").into());
+        }
+    };
+    if let Some(failed) = failed {
+        return Err(failed);
+    }
+    wall_ms.sort_by(f64::total_cmp);
+    let at = |share: f64| wall_ms[((wall_ms.len() - 1) as f64 * share).round() as usize];
+    println!(
+        "{}",
+        json!({
+            "program": "flow-train",
+            "workload": job.workload.name,
+            "part": part,
+            "mode": job.plan.describe(),
+            "checkpoint": options.checkpoint,
+            "device": job.device.name(),
+            if part == "step" { "loss" } else { "root_mean_square" }: result,
+            "median_ms": at(0.5), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
+            "peak_gib": flow_report::peak_resident_gib(),
+        })
+    );
+    Ok(())
+}
+
+fn export(workload: Workload, folder: &Path, options: &Options) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder)?;
+    let file = folder.join("weights.safetensors");
+    let mut job = Job::new(workload, None, options)?;
+    flow_models::save(&job.weights, &file, options.store, &BTreeMap::new())?;
+    let Workload {
+        name,
+        architecture,
+        settings,
+        batch,
+        lora,
+        guidance_scale,
+        ..
+    } = &job.workload;
+    let described = json!({
+        "workload": name, "architecture": architecture, "settings": settings, "batch": batch,
+        "lora": lora.map(|lora| json!({ "rank": lora.rank, "alpha": lora.alpha })),
+        "guidance_scale": guidance_scale, "steps": job.steps.len(), "recorded": RECORDED,
+        "clip_range": [CLIP_RANGE.0, CLIP_RANGE.1], "learning_rate": LEARNING_RATE,
+    });
+    std::fs::write(
+        folder.join("workload.json"),
+        serde_json::to_string_pretty(&described)?,
+    )?;
+
+    let (batch, values) = (job.samples.len(), job.values());
+    let sampler = job.sampler();
+    let mut given = Arrays::default();
+    given.floats("x", &[batch, values], &job.inputs.x);
+    given.floats("sigma", &[batch], &job.inputs.sigma);
+    given.floats("target", &[batch, values], &job.inputs.target);
+    given.floats("advantages", &[batch], &job.inputs.advantages);
+    for (name, (shape, values)) in &job.inputs.text {
+        given.floats(name, shape, values);
+    }
+    for (name, classes) in [
+        ("tokens", &job.inputs.classes),
+        ("null_tokens", &job.inputs.null_classes),
+    ] {
+        let rows: Vec<Vec<u32>> = classes.iter().map(|class| vec![*class as u32]).collect();
+        if !rows.is_empty() {
+            given.tokens(name, &rows);
+        }
+    }
+    let initial = sampler.noise(Purpose::InitialNoise, &job.samples, 0, values);
+    given.plain("initial_noise", &initial);
+    for (index, step) in job.steps.iter().enumerate() {
+        let noise = sampler.noise(Purpose::SdeNoise, &job.samples, index as u32 + 1, values);
+        given.plain(&format!("noise.{index}"), &noise);
+        let (scale, offset) =
+            (step.log_prob.as_ref()).map_or((0.0, 0.0), |log_prob| (log_prob.scale, log_prob.offset));
+        let row = [step.sigma, step.mean_x, step.mean_v, step.noise, scale, offset].map(|value| value as f32);
+        given.floats(&format!("step.{index}"), &[6], &row);
+    }
+    if job.steps[RECORDED].is_stochastic() {
+        let record = &job.recorded(&sampler)?.records[0];
+        given.plain("record.x_next", &record.x_next);
+        given.plain("record.log_prob", &record.log_prob);
+    }
+    given.write(&folder.join("given.safetensors"))?;
+    if !options.tiny {
+        return Ok(());
+    }
+
+    let mut wanted = Arrays::default();
+    wanted.plain("velocity", &job.forward(job.input()));
+    wanted.plain("clean", &job.roll_out(&sampler).clean);
+    let (loss, gradients) = job.loss(&job.learnt()?);
+    wanted.floats("loss", &[1], &[loss]);
+    for (spec, gradient) in job.weights.layout().specs().iter().zip(&gradients) {
+        if let Some(gradient) = gradient {
+            wanted.plain(&format!("gradient.{}", spec.name), gradient);
+        }
+    }
+    let mut optimizer = job.optimizer();
+    job.update(&mut optimizer, gradients)?;
+    for (index, trained) in job.trained.iter().enumerate() {
+        if *trained {
+            let name = &job.weights.layout().specs()[index].name;
+            wanted.plain(&format!("stepped.{name}"), &job.weights.values()[index]);
+        }
+    }
+    wanted.write(&folder.join("wanted.safetensors"))
+}
