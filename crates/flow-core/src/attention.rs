@@ -11,7 +11,7 @@ use crate::exec::Stash;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 pub use flow_attention_mask::{Mask, Sizes};
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 
 use crate::tensors::Plain;
@@ -50,7 +50,7 @@ impl Declined {
 }
 
 /// Where the operands of a call are, with what a backend must know of the device.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub enum Place {
     /// In the host's memory.
@@ -58,6 +58,16 @@ pub enum Place {
     /// On a device of CubeCL's.
     #[cfg(feature = "cube")]
     Cube(crate::cube::Client),
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "Host",
+            #[cfg(feature = "cube")]
+            Self::Cube(_) => "Cube",
+        })
+    }
 }
 
 impl Place {
