@@ -1,0 +1,16 @@
+//! Matrix products in CubeCL, with fused epilogues.
+
+mod activation;
+pub mod call;
+mod element;
+// `#[cube]` makes modules that cannot be documented.
+#[allow(missing_docs)]
+pub mod parts;
+pub mod run;
+pub mod schedule;
+pub mod sources;
+pub mod tensors;
+#[allow(missing_docs)]
+pub mod wgmma;
+
+pub use element::Element;

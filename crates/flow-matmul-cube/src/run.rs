@@ -1,0 +1,162 @@
+//! A call from beginning to end.
+
+use crate::call::{Declined, Epilogue, Matmul, no};
+use crate::parts::{THREADS, TOGETHER, add_parts};
+use crate::schedule::{Cut, STEP, Schedule};
+use crate::tensors::{Matrix, Operands};
+use crate::wgmma::launch::{Items, element};
+use crate::wgmma::{self, finish::Finish};
+use cubecl::prelude::*;
+
+/// What a device offers, as far as selections depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Offer {
+    /// Multiprocessors; blocks at work at the same time.
+    pub multiprocessors: usize,
+    /// Whether the device has Hopper's tensor cores and tensor memory access (compute capability 9.0).
+    pub hopper: bool,
+}
+
+/// What is launched for a call: a pure function of the call and of what the device offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Plan {
+    /// Hopper's kernel.
+    Wgmma {
+        /// What it is compiled for.
+        tiles: wgmma::Tiles,
+        /// How the work is cut.
+        cut: Cut,
+    },
+}
+
+impl Plan {
+    /// The table.
+    ///
+    /// # Errors
+    /// [`Declined`] if no kernel computes the call on such a device.
+    pub fn new(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
+        call.check()?;
+        if !offer.hopper {
+            return no("not Hopper");
+        }
+        let factor = wgmma::select::check(call)?;
+        let (tiles, cut) = wgmma::select::select(call, factor, offer.multiprocessors);
+        Ok(Self::Wgmma { tiles, cut })
+    }
+
+    /// Backend, layout and tiles, for logs and manifests.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Wgmma { tiles, cut } => match cut.parts {
+                1 => tiles.name(),
+                parts => format!("{}_in_{parts}", tiles.name()),
+            },
+        }
+    }
+}
+
+/// A call made ready: its kernels chosen, its schedule on the device. It is kept and used for all calls of the shape.
+#[derive(Clone)]
+pub struct Prepared {
+    client: Client,
+    call: Matmul,
+    plan: Plan,
+    schedule: Schedule,
+    items: Items,
+    finish: Finish,
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared")
+            .field("call", &self.call)
+            .field("plan", &self.plan)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Prepared {
+    /// Makes `plan` ready.
+    ///
+    /// # Errors
+    /// [`Declined`] if the plan's kernel does not compute the call.
+    pub fn with(client: &Client, call: Matmul, plan: Plan) -> Result<Self, Declined> {
+        call.check()?;
+        let Plan::Wgmma { cut, .. } = plan;
+        let factor = wgmma::select::check(&call)?;
+        if cut.parts > 1 && (call.bias || !matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate)) {
+            return no("sums of parts have no bias and no epilogue but accumulation");
+        }
+        let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
+        let schedule = Schedule::new([call.m, call.n], steps, cut);
+        let (starts, words) = (schedule.starts(), schedule.words());
+        let put = |words: &[u32]| client.create_from_slice(u32::as_bytes(words));
+        let items = Items {
+            starts: (put(&starts), starts.len()),
+            records: (put(&words), words.len() / 4),
+            blocks: schedule.blocks.len(),
+        };
+        Ok(Self {
+            client: client.clone(),
+            call,
+            plan,
+            finish: wgmma::select::finish(&call, factor, schedule.in_parts()),
+            schedule,
+            items,
+        })
+    }
+
+    /// The call.
+    pub fn call(&self) -> &Matmul {
+        &self.call
+    }
+
+    /// What is launched.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Computes the product.
+    ///
+    /// # Errors
+    /// [`Declined`] if the operands are not those of the call; nothing was launched then.
+    pub fn run(&self, operands: &Operands<'_>) -> Result<(), Declined> {
+        operands.check(&self.call, true)?;
+        let Plan::Wgmma { tiles, .. } = self.plan;
+        let (client, call) = (&self.client, &self.call);
+        if !self.schedule.in_parts() {
+            wgmma::launch::launch(client, call, operands, operands.d, &self.items, tiles, self.finish);
+            return Ok(());
+        }
+        let (rows, columns) = (tiles.rows(), tiles.columns);
+        let height = self.schedule.slots() * rows;
+        let sums = Matrix::contiguous(client.empty(height * columns * 4), [height, columns]);
+        wgmma::launch::launch(client, call, operands, &sums, &self.items, tiles, self.finish);
+        let d = operands.d;
+        let [down, across] = self.schedule.tiles;
+        // SAFETY: tiles of sums are as many as the schedule says; rows and columns beyond the result are left out.
+        unsafe {
+            add_parts::launch_unchecked(
+                client,
+                CubeCount::Static(
+                    (down * across) as u32,
+                    (rows / TOGETHER) as u32,
+                    columns.div_ceil(THREADS) as u32,
+                ),
+                CubeDim::new_1d(THREADS as u32),
+                BufferArg::from_raw_parts(sums.handle.clone(), height * columns),
+                BufferArg::from_raw_parts(d.handle.clone(), d.elements()),
+                call.m as u32,
+                call.n as u32,
+                d.stride as u32,
+                self.schedule.cut.parts as u32,
+                rows,
+                columns,
+                call.epilogue == Epilogue::Accumulate,
+                element(call.output),
+            );
+        }
+        Ok(())
+    }
+}
+
