@@ -7,6 +7,7 @@ use crate::tensors::{Matrix, Operands};
 use crate::wgmma::launch::{Items, element};
 use crate::wgmma::{self, finish::Finish};
 use cubecl::prelude::*;
+use cubecl_core::ir::features::Tma;
 
 /// What a device offers, as far as selections depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,6 +16,22 @@ pub struct Offer {
     pub multiprocessors: usize,
     /// Whether the device has Hopper's tensor cores and tensor memory access (compute capability 9.0).
     pub hopper: bool,
+}
+
+impl Offer {
+    /// What `client`'s device offers.
+    pub fn of(client: &Client) -> Self {
+        let properties = client.properties();
+        Self {
+            multiprocessors: properties
+                .hardware
+                .num_streaming_multiprocessors
+                .map_or(1, |count| count as usize),
+            // Later architectures have tensor memory access, too, but other tensor cores.
+            hopper: properties.features.tma.contains(Tma::Base)
+                && !properties.features.tma.contains(Tma::Im2colWide),
+        }
+    }
 }
 
 /// What is launched for a call: a pure function of the call and of what the device offers.
