@@ -1,5 +1,7 @@
 //! Types of the elements of matrices.
 
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
 use flow_cube::wgmma::Factor;
 
 /// Element type of a matrix.
@@ -35,5 +37,14 @@ impl Element {
             Self::F16 => Some(Factor::F16),
             Self::Bf16 => Some(Factor::Bf16),
         }
+    }
+}
+
+/// CubeCL's name of a type.
+pub(crate) fn element(of: Element) -> ElemType {
+    match of {
+        Element::F32 => f32::elem_type_native(),
+        Element::F16 => half::f16::elem_type_native(),
+        Element::Bf16 => half::bf16::elem_type_native(),
     }
 }

@@ -4,10 +4,13 @@ use crate::call::{Declined, Epilogue, Matmul, no};
 use crate::parts::{THREADS, TOGETHER, add_parts};
 use crate::schedule::{Cut, STEP, Schedule};
 use crate::tensors::{Matrix, Operands};
-use crate::wgmma::launch::{Items, element};
+use crate::element::element;
+use crate::portable;
+use crate::wgmma::launch::Items;
 use crate::wgmma::{self, finish::Finish};
 use cubecl::prelude::*;
 use cubecl_core::ir::features::Tma;
+use cubecl_runtime::server::Handle;
 
 /// What a device offers, as far as selections depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +47,8 @@ pub enum Plan {
         /// How the work is cut.
         cut: Cut,
     },
+    /// The kernel for any device.
+    Portable,
 }
 
 impl Plan {
@@ -53,12 +58,11 @@ impl Plan {
     /// [`Declined`] if no kernel computes the call on such a device.
     pub fn new(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
         call.check()?;
-        if !offer.hopper {
-            return no("not Hopper");
+        if offer.hopper && let Ok(factor) = wgmma::select::check(call) {
+            let (tiles, cut) = wgmma::select::select(call, factor, offer.multiprocessors);
+            return Ok(Self::Wgmma { tiles, cut });
         }
-        let factor = wgmma::select::check(call)?;
-        let (tiles, cut) = wgmma::select::select(call, factor, offer.multiprocessors);
-        Ok(Self::Wgmma { tiles, cut })
+        Ok(Self::Portable)
     }
 
     /// Backend, layout and tiles, for logs and manifests.
@@ -68,6 +72,7 @@ impl Plan {
                 1 => tiles.name(),
                 parts => format!("{}_in_{parts}", tiles.name()),
             },
+            Self::Portable => "portable".into(),
         }
     }
 }
@@ -78,9 +83,22 @@ pub struct Prepared {
     client: Client,
     call: Matmul,
     plan: Plan,
-    schedule: Schedule,
-    items: Items,
-    finish: Finish,
+    ready: Ready,
+}
+
+/// What is on the device for a plan.
+#[derive(Clone)]
+enum Ready {
+    Wgmma {
+        tiles: wgmma::Tiles,
+        schedule: Schedule,
+        items: Items,
+        finish: Finish,
+    },
+    Portable {
+        /// Takes the places of operands that the call has not.
+        nothing: Handle,
+    },
 }
 
 impl std::fmt::Debug for Prepared {
@@ -93,33 +111,56 @@ impl std::fmt::Debug for Prepared {
 }
 
 impl Prepared {
+    /// Makes ready what the table chooses for the call on the client's device.
+    ///
+    /// # Errors
+    /// [`Declined`] if the call makes no sense, or the device cannot compute it.
+    pub fn new(client: &Client, call: Matmul) -> Result<Self, Declined> {
+        Self::with(client, call, Plan::new(&call, Offer::of(client))?)
+    }
+
     /// Makes `plan` ready.
     ///
     /// # Errors
     /// [`Declined`] if the plan's kernel does not compute the call.
     pub fn with(client: &Client, call: Matmul, plan: Plan) -> Result<Self, Declined> {
         call.check()?;
-        let Plan::Wgmma { cut, .. } = plan;
-        let factor = wgmma::select::check(&call)?;
-        if cut.parts > 1 && (call.bias || !matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate)) {
-            return no("sums of parts have no bias and no epilogue but accumulation");
-        }
-        let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
-        let schedule = Schedule::new([call.m, call.n], steps, cut);
-        let (starts, words) = (schedule.starts(), schedule.words());
-        let put = |words: &[u32]| client.create_from_slice(u32::as_bytes(words));
-        let items = Items {
-            starts: (put(&starts), starts.len()),
-            records: (put(&words), words.len() / 4),
-            blocks: schedule.blocks.len(),
+        let ready = match plan {
+            Plan::Wgmma { tiles, cut } => {
+                let factor = wgmma::select::check(&call)?;
+                let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
+                if cut.parts > 1 && !simple {
+                    return no("sums of parts have no bias and no epilogue but accumulation");
+                }
+                let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
+                let schedule = Schedule::new([call.m, call.n], steps, cut);
+                let (starts, words) = (schedule.starts(), schedule.words());
+                let put = |words: &[u32]| client.create_from_slice(u32::as_bytes(words));
+                let items = Items {
+                    starts: (put(&starts), starts.len()),
+                    records: (put(&words), words.len() / 4),
+                    blocks: schedule.blocks.len(),
+                };
+                let finish = wgmma::select::finish(&call, factor, schedule.in_parts());
+                Ready::Wgmma {
+                    tiles,
+                    schedule,
+                    items,
+                    finish,
+                }
+            }
+            Plan::Portable => {
+                portable::launch::check(client, &call)?;
+                Ready::Portable {
+                    nothing: client.empty(16),
+                }
+            }
         };
         Ok(Self {
             client: client.clone(),
             call,
             plan,
-            finish: wgmma::select::finish(&call, factor, schedule.in_parts()),
-            schedule,
-            items,
+            ready,
         })
     }
 
@@ -133,24 +174,49 @@ impl Prepared {
         &self.plan
     }
 
-    /// Computes the product.
+    /// Computes the product. Operands are checked first: see [`Operands::check`].
     ///
     /// # Errors
     /// [`Declined`] if the operands are not those of the call; nothing was launched then.
     pub fn run(&self, operands: &Operands<'_>) -> Result<(), Declined> {
-        operands.check(&self.call, true)?;
-        let Plan::Wgmma { tiles, .. } = self.plan;
-        let (client, call) = (&self.client, &self.call);
-        if !self.schedule.in_parts() {
-            wgmma::launch::launch(client, call, operands, operands.d, &self.items, tiles, self.finish);
-            return Ok(());
+        let call = &self.call;
+        match &self.ready {
+            Ready::Wgmma {
+                tiles,
+                schedule,
+                items,
+                finish,
+            } => {
+                operands.check(call, true)?;
+                if schedule.in_parts() {
+                    self.in_parts(operands, *tiles, schedule, items, *finish);
+                } else {
+                    wgmma::launch::launch(&self.client, call, operands, operands.d, items, *tiles, *finish);
+                }
+            }
+            Ready::Portable { nothing } => {
+                operands.check(call, false)?;
+                portable::launch::launch(&self.client, call, operands, nothing);
+            }
         }
+        Ok(())
+    }
+
+    /// Tiles of sums, then their sums.
+    fn in_parts(
+        &self,
+        operands: &Operands<'_>,
+        tiles: wgmma::Tiles,
+        schedule: &Schedule,
+        items: &Items,
+        finish: Finish,
+    ) {
+        let (client, call, d) = (&self.client, &self.call, operands.d);
         let (rows, columns) = (tiles.rows(), tiles.columns);
-        let height = self.schedule.slots() * rows;
+        let height = schedule.slots() * rows;
         let sums = Matrix::contiguous(client.empty(height * columns * 4), [height, columns]);
-        wgmma::launch::launch(client, call, operands, &sums, &self.items, tiles, self.finish);
-        let d = operands.d;
-        let [down, across] = self.schedule.tiles;
+        wgmma::launch::launch(client, call, operands, &sums, items, tiles, finish);
+        let [down, across] = schedule.tiles;
         // SAFETY: tiles of sums are as many as the schedule says; rows and columns beyond the result are left out.
         unsafe {
             add_parts::launch_unchecked(
@@ -166,14 +232,12 @@ impl Prepared {
                 call.m as u32,
                 call.n as u32,
                 d.stride as u32,
-                self.schedule.cut.parts as u32,
+                schedule.cut.parts as u32,
                 rows,
                 columns,
                 call.epilogue == Epilogue::Accumulate,
                 element(call.output),
             );
         }
-        Ok(())
     }
 }
-

@@ -1,11 +1,11 @@
 //! CUDA sources of kernels, without a GPU: for the compile gate and for reading.
 
 use crate::call::Matmul;
+use crate::element::element;
 use crate::run::Plan;
 use crate::wgmma;
 use crate::wgmma::finish::Finish;
 use crate::wgmma::kernel::matmul::Matmul as WgmmaKernel;
-use crate::wgmma::launch::element;
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
 use flow_cube::offline::{self, CannotCompile, CudaSource};
@@ -57,7 +57,9 @@ fn wgmma(call: &Matmul, tiles: wgmma::Tiles, finish: Finish) -> KernelDefinition
 /// # Errors
 /// If CubeCL refuses it.
 pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
-    let Plan::Wgmma { tiles, cut } = plan;
+    let Plan::Wgmma { tiles, cut } = plan else {
+        return Err(CannotCompile("the portable kernel is compiled at run time, for any device".into()));
+    };
     let finish = wgmma::select::finish(call, tiles.factor, cut.parts > 1);
     let words = format!("{:?}_{}", finish.epilogue, finish.output.name());
     let words: String = words

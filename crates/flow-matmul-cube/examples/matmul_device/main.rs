@@ -5,7 +5,6 @@
 //! is 1 if anything is wrong.
 
 mod check;
-mod data;
 mod timing;
 
 use cubecl::prelude::*;

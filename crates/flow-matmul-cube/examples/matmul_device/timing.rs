@@ -98,9 +98,9 @@ pub fn cases() -> Vec<(String, Matmul)> {
 /// Random bits of small numbers of any 16-bit type; f32 likewise.
 fn matrix(client: &Client, shape: [usize; 2], element: Element, seed: u64) -> Matrix {
     let bytes = shape[0] * shape[1] * element.bytes();
-    let mut random = crate::data::Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut random = flow_matmul_cube::catalogue::Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     // A prime number of values, again and again: no two rows are alike.
-    let block: Vec<u8> = (0..1_000_003).flat_map(|_| crate::data::encode(random.value(), element)).collect();
+    let block: Vec<u8> = (0..1_000_003).flat_map(|_| flow_matmul_cube::catalogue::encode(random.value(), element)).collect();
     let mut all = Vec::with_capacity(bytes + block.len());
     while all.len() < bytes {
         all.extend_from_slice(&block);

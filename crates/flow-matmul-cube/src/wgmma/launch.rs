@@ -4,22 +4,12 @@ use super::finish::Finish;
 use super::kernel::matmul;
 use super::Tiles;
 use crate::call::{Epilogue, Matmul};
-use crate::element::Element;
+use crate::element::{Element, element};
 use crate::schedule::STEP;
 use crate::tensors::{Matrix, Operands};
-use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::zspace::{shape, strides};
 use cubecl_runtime::server::Handle;
-
-/// CubeCL's name of a type.
-pub(crate) fn element(of: Element) -> ElemType {
-    match of {
-        Element::F32 => f32::elem_type_native(),
-        Element::F16 => half::f16::elem_type_native(),
-        Element::Bf16 => half::bf16::elem_type_native(),
-    }
-}
 
 /// For copies of `rows` rows of `columns` elements, 128 bytes.
 fn map(x: &Matrix, rows: usize, columns: usize, of: Element) -> TensorMapArg<Tiled> {
