@@ -44,6 +44,7 @@ fn wgmma(call: &Matmul, tiles: wgmma::Tiles, finish: Finish) -> KernelDefinition
         (),
         (),
         (),
+        (),
         tiles,
         finish,
         [element(call.element), element(finish.output)],

@@ -37,10 +37,19 @@ impl Matrix {
 /// Rows of factors, one for each sample: a chunk of a modulation `[B, chunks, n]`, say.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    /// Where its first row is.
+    /// The buffer it is in.
     pub handle: Handle,
+    /// Elements before the first row.
+    pub start: usize,
     /// Elements from a sample's row to the next sample's.
     pub stride: usize,
+}
+
+impl Gate {
+    /// Elements from the beginning of the buffer to the end of the last row.
+    pub(crate) fn reach(&self, m: usize, tokens: usize, n: usize) -> usize {
+        self.start + (m - 1) / tokens * self.stride + n
+    }
 }
 
 /// Operands of a call, and where the result goes. What the call does not name is not there.
@@ -107,11 +116,14 @@ impl<'a> Operands<'a> {
         }
         match (self.gate, call.epilogue) {
             (Some(gate), Epilogue::GateAndAdd { tokens }) => {
-                if aligned && !gate.stride.is_multiple_of(2) {
-                    return no(format!("`gate` has a stride of {}, it must be even", gate.stride));
+                let odd = gate.stride % 2 + gate.start % 2;
+                if aligned && odd != 0 {
+                    return no(format!(
+                        "`gate` starts at element {} with a stride of {}; both must be even",
+                        gate.start, gate.stride
+                    ));
                 }
-                let reach = (call.m - 1) / tokens * gate.stride + call.n;
-                holds("gate", &gate.handle, reach, from, pairs)
+                holds("gate", &gate.handle, gate.reach(call.m, tokens, call.n), from, pairs)
             }
             (gate, epilogue) => given(
                 "gate",

@@ -152,6 +152,7 @@ fn launch(prepared: &Prepared, set: &Set) -> Result<(), String> {
     let call = prepared.call();
     let gate = Gate {
         handle: set.row.handle.clone(),
+        start: 0,
         stride: call.n,
     };
     let operands = Operands {

@@ -150,11 +150,13 @@ impl Case {
             Epilogue::GateAndAdd { tokens } => {
                 // A chunk of a modulation of three.
                 let all = matrix([call.m.div_ceil(tokens), 3 * call.n], e, 1.0);
-                let skip = (call.n * e.bytes()) as u64;
-                let handle = all.device.handle.clone().offset_start(skip);
-                let stride = all.device.stride;
+                let gate = Gate {
+                    handle: all.device.handle.clone(),
+                    start: call.n,
+                    stride: all.device.stride,
+                };
                 let values = all.values.chunks(3 * call.n).flat_map(|row| row[call.n..2 * call.n].to_vec());
-                Some((Gate { handle, stride }, values.collect()))
+                Some((gate, values.collect()))
             }
             _ => None,
         };

@@ -187,6 +187,7 @@ pub fn portable_matmul<F: Float, O: Float>(
     b_stride: usize,
     a_2_stride: usize,
     b_2_stride: usize,
+    gate_start: usize,
     gate_stride: usize,
     other_stride: usize,
     d_stride: usize,
@@ -269,7 +270,7 @@ pub fn portable_matmul<F: Float, O: Float>(
                     );
                 } else if comptime!(kind.gated()) {
                     let residual = f32::cast_from(other[row * other_stride + column]);
-                    let factor = f32::cast_from(gate[row / tokens * gate_stride + column]);
+                    let factor = f32::cast_from(gate[gate_start + row / tokens * gate_stride + column]);
                     d[to] = O::cast_from(residual + factor * sum);
                 } else {
                     d[to] = O::cast_from(sum);

@@ -54,12 +54,12 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
     let absent = || buffer(nothing, 1);
     let matrix = |x: &Matrix| buffer(&x.handle, x.elements());
     let [t, u] = operands.low_rank.map_or([None; 2], |pair| pair.map(Some));
-    let (tokens, gate, gate_stride) = match (call.epilogue, operands.gate) {
+    let (tokens, gate, [gate_start, gate_stride]) = match (call.epilogue, operands.gate) {
         (Epilogue::GateAndAdd { tokens }, Some(gate)) => {
-            let reach = (call.m - 1) / tokens * gate.stride + call.n;
-            (tokens, buffer(&gate.handle, reach), gate.stride)
+            let reach = gate.reach(call.m, tokens, call.n);
+            (tokens, buffer(&gate.handle, reach), [gate.start, gate.stride])
         }
-        _ => (1, absent(), 0),
+        _ => (1, absent(), [0; 2]),
     };
     let stride = |x: Option<&Matrix>| x.map_or(0, |x| x.stride);
     let longest = [operands.a, operands.b, operands.d].map(|x| x.elements());
@@ -97,6 +97,7 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
             operands.b.stride,
             stride(t),
             stride(u),
+            gate_start,
             gate_stride,
             stride(operands.other),
             operands.d.stride,

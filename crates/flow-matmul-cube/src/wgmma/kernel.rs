@@ -40,7 +40,7 @@ fn bring<O: Numeric>(
 
 /// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`, by items (see [`schedule`](crate::schedule)). `starts` says where
 /// the items of each block begin; what the epilogue reads is `read`, and `kept` is where sums are kept. `rows` and `columns` are those of D, `first_steps` the steps of the first pair of factors.
-/// Bias and gate are read in pairs, and `gate_stride` is in pairs.
+/// Bias and gate are read in pairs, and `gate_start` and `gate_stride` are in pairs.
 #[cube(launch_unchecked)]
 pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     a: &TensorMap<E, Tiled>,
@@ -58,6 +58,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     columns: u32,
     first_steps: u32,
     tokens: u32,
+    gate_start: u32,
     gate_stride: u32,
     #[comptime] tiles: Tiles,
     #[comptime] finish: Finish,
@@ -266,8 +267,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 let mut gate_1 = 0u32;
                 if comptime!(finish.gated()) {
                     // Rows beyond the result take the last row's gate; they are not written.
-                    gate_0 = min(unit_row + row_in_unit, rows - 1) / tokens * gate_stride;
-                    gate_1 = min(unit_row + row_in_unit + 8, rows - 1) / tokens * gate_stride;
+                    gate_0 = min(unit_row + row_in_unit, rows - 1) / tokens * gate_stride + gate_start;
+                    gate_1 = min(unit_row + row_in_unit + 8, rows - 1) / tokens * gate_stride + gate_start;
                 }
                 #[unroll]
                 for kind in 0..comptime!(1 + finish.keeps_sum() as usize) {

@@ -63,12 +63,12 @@ pub(crate) fn launch(
         Epilogue::Store | Epilogue::Accumulate => d,
         _ => operands.other.unwrap_or(d),
     };
-    let (tokens, gate, gate_stride, gate_length) = match (call.epilogue, operands.gate) {
+    let (tokens, gate, [gate_start, gate_stride], gate_length) = match (call.epilogue, operands.gate) {
         (Epilogue::GateAndAdd { tokens }, Some(gate)) => {
-            let reach = (call.m - 1) / tokens * gate.stride + call.n;
-            (tokens, &gate.handle, gate.stride / 2, reach / 2)
+            let reach = gate.reach(call.m, tokens, call.n);
+            (tokens, &gate.handle, [gate.start / 2, gate.stride / 2], reach / 2)
         }
-        _ => (1, &items.starts.0, 0, 1),
+        _ => (1, &items.starts.0, [0; 2], 1),
     };
     let (bias, bias_length) = match operands.bias {
         Some(bias) => (bias, call.n / 2),
@@ -96,6 +96,7 @@ pub(crate) fn launch(
             call.n as u32,
             call.k.div_ceil(STEP) as u32,
             tokens as u32,
+            gate_start as u32,
             gate_stride as u32,
             tiles,
             finish,
