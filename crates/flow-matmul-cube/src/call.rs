@@ -51,6 +51,23 @@ impl Epilogue {
         matches!(self, Self::GateAndAdd { .. } | Self::TimesDerivative(_))
     }
 
+    /// The epilogue without what kernels are told at run time: one kernel for all numbers of tokens.
+    pub fn kind(self) -> Self {
+        match self {
+            Self::GateAndAdd { .. } => Self::GateAndAdd { tokens: 1 },
+            kind => kind,
+        }
+    }
+
+    /// The activation that is applied, and the one whose derivative is.
+    pub(crate) fn functions(self) -> (Option<Activation>, Option<Activation>) {
+        match self {
+            Self::Activate { activation, .. } => (Some(activation), None),
+            Self::TimesDerivative(activation) => (None, Some(activation)),
+            _ => (None, None),
+        }
+    }
+
     /// Whether the operand `other` is written.
     pub fn writes_other(self) -> bool {
         matches!(self, Self::Activate { keep_sum: true, .. })

@@ -1,9 +1,14 @@
 //! Matrix products in CubeCL, with fused epilogues.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
 
 mod activation;
 pub mod call;
 pub mod catalogue;
+#[allow(missing_docs)]
+pub mod column_sums;
 mod element;
+pub mod finish;
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
 pub mod parts;

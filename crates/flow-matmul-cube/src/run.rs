@@ -5,9 +5,10 @@ use crate::parts::{THREADS, TOGETHER, add_parts};
 use crate::schedule::{Cut, STEP, Schedule};
 use crate::tensors::{Matrix, Operands};
 use crate::element::element;
+use crate::finish::Finish;
 use crate::portable;
 use crate::wgmma::launch::Items;
-use crate::wgmma::{self, finish::Finish};
+use crate::wgmma;
 use cubecl::prelude::*;
 use cubecl_core::ir::features::Tma;
 use cubecl_runtime::server::Handle;
@@ -141,7 +142,7 @@ impl Prepared {
                     records: (put(&words), words.len() / 4),
                     blocks: schedule.blocks.len(),
                 };
-                let finish = wgmma::select::finish(&call, factor, schedule.in_parts());
+                let finish = Finish::new(&call, factor, schedule.in_parts());
                 Ready::Wgmma {
                     tiles,
                     schedule,

@@ -4,7 +4,7 @@ use crate::call::Matmul;
 use crate::element::element;
 use crate::run::Plan;
 use crate::wgmma;
-use crate::wgmma::finish::Finish;
+use crate::finish::Finish;
 use crate::wgmma::kernel::matmul::Matmul as WgmmaKernel;
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
@@ -61,7 +61,7 @@ pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
     let Plan::Wgmma { tiles, cut } = plan else {
         return Err(CannotCompile("the portable kernel is compiled at run time, for any device".into()));
     };
-    let finish = wgmma::select::finish(call, tiles.factor, cut.parts > 1);
+    let finish = Finish::new(call, tiles.factor, cut.parts > 1);
     let words = format!("{:?}_{}", finish.epilogue, finish.output.name());
     let words: String = words
         .chars()

@@ -33,20 +33,6 @@ impl Kind {
     fn gated(&self) -> bool {
         matches!(self.epilogue, Epilogue::GateAndAdd { .. })
     }
-
-    fn activation(&self) -> Option<Activation> {
-        match self.epilogue {
-            Epilogue::Activate { activation, .. } => Some(activation),
-            _ => None,
-        }
-    }
-
-    fn derivative(&self) -> Option<Activation> {
-        match self.epilogue {
-            Epilogue::TimesDerivative(activation) => Some(activation),
-            _ => None,
-        }
-    }
 }
 
 /// Copies 16 summands from `summand` on, of 64 rows from `first` on, to `stage` from `at` on; zeros where there are none.
@@ -241,6 +227,7 @@ pub fn portable_matmul<F: Float, O: Float>(
             comptime!(kind.layout),
         );
     }
+    let (activation, slope) = comptime!(kind.epilogue.functions());
     #[unroll]
     for r in 0..4usize {
         let row = first_row + y + comptime!(16 * r);
@@ -255,18 +242,18 @@ pub fn portable_matmul<F: Float, O: Float>(
                 let to = row * d_stride + column;
                 if comptime!(kind.epilogue == Epilogue::Accumulate) {
                     d[to] = O::cast_from(f32::cast_from(d[to]) + sum);
-                } else if comptime!(kind.activation().is_some()) {
+                } else if comptime!(activation.is_some()) {
                     if comptime!(kind.epilogue.writes_other()) {
                         other[row * other_stride + column] = F::cast_from(sum);
                     }
                     d[to] = O::cast_from(activate(
                         sum,
-                        comptime!(kind.activation().unwrap_or(Activation::Silu)),
+                        comptime!(activation.unwrap_or(Activation::Silu)),
                     ));
-                } else if comptime!(kind.derivative().is_some()) {
+                } else if comptime!(slope.is_some()) {
                     let at = f32::cast_from(other[row * other_stride + column]);
                     d[to] = O::cast_from(
-                        sum * derivative(at, comptime!(kind.derivative().unwrap_or(Activation::Silu))),
+                        sum * derivative(at, comptime!(slope.unwrap_or(Activation::Silu))),
                     );
                 } else if comptime!(kind.gated()) {
                     let residual = f32::cast_from(other[row * other_stride + column]);

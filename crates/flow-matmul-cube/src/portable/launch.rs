@@ -68,11 +68,7 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
         layout: call.layout,
         low_rank: call.rank > 0,
         bias: call.bias,
-        epilogue: match call.epilogue {
-            // One kernel for all numbers of tokens.
-            Epilogue::GateAndAdd { .. } => Epilogue::GateAndAdd { tokens: 1 },
-            epilogue => epilogue,
-        },
+        epilogue: call.epilogue.kind(),
     };
     // SAFETY: every access is within the rows and columns of the matrices.
     unsafe {

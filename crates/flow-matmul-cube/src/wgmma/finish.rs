@@ -4,71 +4,9 @@
 //! which leaves out what the result does not have. What an epilogue reads beside the sums comes in the same way, into the
 //! place where the result of the same elements is put.
 
-use crate::activation::{activate, derivative};
-use crate::call::{Activation, Epilogue};
-use crate::element::Element;
+use crate::finish::{Finish, finished, pair_of};
 use cubecl::prelude::*;
 use flow_cube::register::{load_shared, pack, store_shared, unpack_high, unpack_low};
-use flow_cube::wgmma::Factor;
-
-/// What becomes of sums, as kernels are compiled for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Finish {
-    /// Whether there is a bias.
-    pub bias: bool,
-    /// The epilogue; `tokens` is not looked at.
-    pub epilogue: Epilogue,
-    /// Type of the result.
-    pub output: Element,
-    /// Type of everything else.
-    pub factor: Factor,
-}
-
-impl Finish {
-    /// Columns of a piece.
-    pub fn piece_columns(&self) -> usize {
-        128 / self.output.bytes()
-    }
-
-    /// Whether a matrix of the result's type is read: `other`, or the result itself.
-    pub fn reads(&self) -> bool {
-        self.epilogue.reads_other() || self.epilogue == Epilogue::Accumulate
-    }
-
-    /// Whether the sums are written beside the result.
-    pub fn keeps_sum(&self) -> bool {
-        self.epilogue.writes_other()
-    }
-
-    pub(super) fn gated(&self) -> bool {
-        matches!(self.epilogue, Epilogue::GateAndAdd { .. })
-    }
-
-    fn wide(&self) -> bool {
-        self.output == Element::F32
-    }
-
-    fn activation(&self) -> Option<Activation> {
-        match self.epilogue {
-            Epilogue::Activate { activation, .. } => Some(activation),
-            _ => None,
-        }
-    }
-
-    fn derivative(&self) -> Option<Activation> {
-        match self.epilogue {
-            Epilogue::TimesDerivative(activation) => Some(activation),
-            _ => None,
-        }
-    }
-}
-
-/// Two neighbouring numbers of a row of pairs; zeros behind its end.
-#[cube]
-fn pair_of(row: &[u32], at: u32, exists: bool, #[comptime] factor: Factor) -> (f32, f32) {
-    let pair = select(exists, row[select(exists, at, 0u32) as usize], 0u32);
-    (unpack_low(pair, factor), unpack_high(pair, factor))
-}
 
 /// Finishes two neighbouring sums of a row and puts them to their place `to`, a byte address of shared memory.
 /// `sum_only`: the sums themselves are wanted.
@@ -84,43 +22,23 @@ fn finish_pair(
 ) {
     let factor = comptime!(finish.factor);
     if comptime!(finish.wide()) {
-        let mut low = low;
-        let mut high = high;
+        let mut other_low = 0.0f32;
+        let mut other_high = 0.0f32;
         if comptime!(finish.reads()) {
-            low += f32::reinterpret(load_shared(to));
-            high += f32::reinterpret(load_shared(to + 4));
+            other_low = f32::reinterpret(load_shared(to));
+            other_high = f32::reinterpret(load_shared(to + 4));
         }
-        store_shared(to, u32::reinterpret(low));
-        store_shared(to + 4, u32::reinterpret(high));
+        store_shared(to, u32::reinterpret(finished(low, other_low, gate_low, finish)));
+        store_shared(to + 4, u32::reinterpret(finished(high, other_high, gate_high, finish)));
     } else if comptime!(sum_only) {
         store_shared(to, pack(low, high, factor));
-    } else if comptime!(finish.activation().is_some()) {
-        let activation = comptime!(finish.activation().unwrap_or(Activation::Silu));
-        store_shared(
-            to,
-            pack(activate(low, activation), activate(high, activation), factor),
-        );
-    } else if comptime!(finish.reads()) {
-        let other = load_shared(to);
-        let other_low = unpack_low(other, factor);
-        let other_high = unpack_high(other, factor);
-        if comptime!(finish.gated()) {
-            store_shared(
-                to,
-                pack(other_low + gate_low * low, other_high + gate_high * high, factor),
-            );
-        } else {
-            let activation = comptime!(finish.derivative().unwrap_or(Activation::Silu));
-            store_shared(
-                to,
-                pack(
-                    low * derivative(other_low, activation),
-                    high * derivative(other_high, activation),
-                    factor,
-                ),
-            );
-        }
     } else {
+        let mut other = 0u32;
+        if comptime!(finish.reads()) {
+            other = load_shared(to);
+        }
+        let low = finished(low, unpack_low(other, factor), gate_low, finish);
+        let high = finished(high, unpack_high(other, factor), gate_high, finish);
         store_shared(to, pack(low, high, factor));
     }
 }

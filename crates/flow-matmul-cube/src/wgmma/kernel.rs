@@ -7,8 +7,9 @@
 use super::Record;
 use super::copy::fill;
 use super::cursor::{ITEM, advance, enter};
-use super::finish::{Finish, put_piece};
+use super::finish::put_piece;
 use super::tiles::Tiles;
+use crate::finish::Finish;
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;

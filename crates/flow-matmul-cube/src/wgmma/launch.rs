@@ -1,11 +1,11 @@
 //! From matrices on the device to a launch.
 
-use super::finish::Finish;
 use super::kernel::matmul;
 use super::Tiles;
 use crate::call::{Epilogue, Matmul};
 use crate::element::{Element, element};
 use crate::schedule::STEP;
+use crate::finish::Finish;
 use crate::tensors::{Matrix, Operands};
 use cubecl::prelude::*;
 use cubecl::zspace::{shape, strides};

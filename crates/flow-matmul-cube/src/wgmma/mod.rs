@@ -2,7 +2,7 @@
 
 mod copy;
 mod cursor;
-pub mod finish;
+mod finish;
 pub mod kernel;
 pub mod launch;
 pub mod select;

@@ -1,7 +1,6 @@
 //! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`docs/src/performance/matmul-ladder.md`).
 
 use super::Tiles;
-use super::finish::Finish;
 use crate::call::{Declined, Epilogue, Layout, Matmul, no};
 use crate::schedule::{Cut, STEP};
 use flow_cube::wgmma::Factor;
@@ -22,29 +21,6 @@ pub fn check(call: &Matmul) -> Result<Factor, Declined> {
         return no("the result has too many tiles");
     }
     Ok(factor)
-}
-
-/// What becomes of sums of `call`; sums of parts are stored as they are.
-pub fn finish(call: &Matmul, factor: Factor, in_parts: bool) -> Finish {
-    use crate::element::Element;
-    match in_parts {
-        true => Finish {
-            bias: false,
-            epilogue: Epilogue::Store,
-            output: Element::F32,
-            factor,
-        },
-        false => Finish {
-            bias: call.bias,
-            // One kernel for all numbers of tokens.
-            epilogue: match call.epilogue {
-                Epilogue::GateAndAdd { .. } => Epilogue::GateAndAdd { tokens: 1 },
-                epilogue => epilogue,
-            },
-            output: call.output,
-            factor,
-        },
-    }
 }
 
 /// Tiles and cut of a call on a device with `multiprocessors` multiprocessors.
