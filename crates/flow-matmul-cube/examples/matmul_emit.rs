@@ -3,9 +3,9 @@
 use flow_cube::wgmma::Factor;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::run::Plan;
+use flow_matmul_cube::run::{Offer, Plan};
 use flow_matmul_cube::schedule::Cut;
-use flow_matmul_cube::sources::source;
+use flow_matmul_cube::sources::{Source, source};
 use flow_matmul_cube::wgmma::select::{Shape, shape};
 use std::error::Error;
 use std::path::Path;
@@ -44,6 +44,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: matmul_emit FOLDER")?;
     std::fs::create_dir_all(&folder)?;
     for call in calls() {
+        // An H100, by the older instructions.
+        let offer = Offer {
+            multiprocessors: 132,
+            hopper: true,
+            ampere: true,
+            shared_bytes: 227 * 1024,
+        };
+        write(&folder, source(&call, &Plan::mma(&call, offer)?)?)?;
         for kind in [Shape::Turns, Shape::Wide, Shape::Large, Shape::Small, Shape::Narrow] {
             let tiles = shape(&call, Factor::Bf16, kind);
             let cut = Cut {
@@ -53,18 +61,19 @@ fn main() -> Result<(), Box<dyn Error>> {
                 blocks: 132,
                 parts: 1,
             };
-            let source = source(&call, &Plan::Wgmma { tiles, cut })?;
-            println!(
-                "{}: {} bytes of shared memory, {} counted",
-                source.name,
-                source.cuda.shared_memory_bytes,
-                tiles.shared_bytes()
-            );
-            std::fs::write(
-                Path::new(&folder).join(format!("{}.cu", source.name)),
-                source.cuda.text,
-            )?;
+            write(&folder, source(&call, &Plan::Wgmma { tiles, cut })?)?;
         }
     }
     Ok(())
+}
+
+fn write(folder: &str, source: Source) -> std::io::Result<()> {
+    println!(
+        "{}: {} bytes of shared memory",
+        source.name, source.cuda.shared_memory_bytes
+    );
+    std::fs::write(
+        Path::new(folder).join(format!("{}.cu", source.name)),
+        source.cuda.text,
+    )
 }

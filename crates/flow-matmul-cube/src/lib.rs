@@ -11,6 +11,8 @@ mod element;
 pub mod finish;
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
+pub mod mma;
+#[allow(missing_docs)]
 pub mod parts;
 #[allow(missing_docs)]
 pub mod portable;

@@ -6,6 +6,7 @@ use crate::schedule::{Cut, STEP, Schedule};
 use crate::tensors::{Matrix, Operands};
 use crate::element::element;
 use crate::finish::Finish;
+use crate::mma;
 use crate::portable;
 use crate::wgmma::launch::Items;
 use crate::wgmma;
@@ -20,6 +21,10 @@ pub struct Offer {
     pub multiprocessors: usize,
     /// Whether the device has Hopper's tensor cores and tensor memory access (compute capability 9.0).
     pub hopper: bool,
+    /// Whether the device has `mma.sync`, `ldmatrix` and `cp.async` (compute capability 8.0 and later).
+    pub ampere: bool,
+    /// Shared memory of a block, in bytes.
+    pub shared_bytes: usize,
 }
 
 impl Offer {
@@ -34,6 +39,8 @@ impl Offer {
             // Later architectures have tensor memory access, too, but other tensor cores.
             hopper: properties.features.tma.contains(Tma::Base)
                 && !properties.features.tma.contains(Tma::Im2colWide),
+            ampere: properties.features.copy_async,
+            shared_bytes: properties.hardware.max_shared_memory_size,
         }
     }
 }
@@ -45,6 +52,13 @@ pub enum Plan {
     Wgmma {
         /// What it is compiled for.
         tiles: wgmma::Tiles,
+        /// How the work is cut.
+        cut: Cut,
+    },
+    /// The kernel for tensor cores since Ampere.
+    Mma {
+        /// What it is compiled for.
+        tiles: mma::Tiles,
         /// How the work is cut.
         cut: Cut,
     },
@@ -63,18 +77,46 @@ impl Plan {
             let (tiles, cut) = wgmma::select::select(call, factor, offer.multiprocessors);
             return Ok(Self::Wgmma { tiles, cut });
         }
+        if offer.ampere && mma::launch::check(call).is_ok() {
+            return Self::mma(call, offer);
+        }
         Ok(Self::Portable)
+    }
+
+    /// The plan by `mma`, also where there are better tensor cores.
+    ///
+    /// # Errors
+    /// [`Declined`] if `mma` does not compute the call.
+    pub fn mma(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
+        call.check()?;
+        let factor = mma::launch::check(call)?;
+        let (tiles, cut) = mma::launch::select(call, factor, offer);
+        Ok(Self::Mma { tiles, cut })
     }
 
     /// Backend, layout and tiles, for logs and manifests.
     pub fn name(&self) -> String {
         match self {
-            Self::Wgmma { tiles, cut } => match cut.parts {
-                1 => tiles.name(),
-                parts => format!("{}_in_{parts}", tiles.name()),
-            },
+            Self::Wgmma { tiles, cut } => in_parts(tiles.name(), cut),
+            Self::Mma { tiles, cut } => in_parts(tiles.name(), cut),
             Self::Portable => "portable".into(),
         }
+    }
+}
+
+fn in_parts(name: String, cut: &Cut) -> String {
+    match cut.parts {
+        1 => name,
+        parts => format!("{name}_in_{parts}"),
+    }
+}
+
+/// Only plain sums can be added up from parts.
+fn parts_fit(call: &Matmul, parts: usize) -> Result<(), Declined> {
+    let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
+    match parts > 1 && !simple {
+        true => no("sums of parts have no bias and no epilogue but accumulation"),
+        false => Ok(()),
     }
 }
 
@@ -96,7 +138,7 @@ enum Ready {
         items: Items,
         finish: Finish,
     },
-    Portable {
+    Plain {
         /// Takes the places of operands that the call has not.
         nothing: Handle,
     },
@@ -129,10 +171,7 @@ impl Prepared {
         let ready = match plan {
             Plan::Wgmma { tiles, cut } => {
                 let factor = wgmma::select::check(&call)?;
-                let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
-                if cut.parts > 1 && !simple {
-                    return no("sums of parts have no bias and no epilogue but accumulation");
-                }
+                parts_fit(&call, cut.parts)?;
                 let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
                 let schedule = Schedule::new([call.m, call.n], steps, cut);
                 let (starts, words) = (schedule.starts(), schedule.words());
@@ -150,9 +189,16 @@ impl Prepared {
                     finish,
                 }
             }
+            Plan::Mma { cut, .. } => {
+                mma::launch::check(&call)?;
+                parts_fit(&call, cut.parts)?;
+                Ready::Plain {
+                    nothing: client.empty(16),
+                }
+            }
             Plan::Portable => {
                 portable::launch::check(client, &call)?;
-                Ready::Portable {
+                Ready::Plain {
                     nothing: client.empty(16),
                 }
             }
@@ -189,53 +235,55 @@ impl Prepared {
                 finish,
             } => {
                 operands.check(call, true)?;
-                if schedule.in_parts() {
-                    self.in_parts(operands, *tiles, schedule, items, *finish);
-                } else {
-                    wgmma::launch::launch(&self.client, call, operands, operands.d, items, *tiles, *finish);
+                let launch =
+                    |d: &Matrix| wgmma::launch::launch(&self.client, call, operands, d, items, *tiles, *finish);
+                self.whole_or_in_parts(operands.d, &schedule.cut, launch);
+            }
+            Ready::Plain { nothing } => match self.plan {
+                Plan::Mma { tiles, cut } => {
+                    operands.check(call, true)?;
+                    let launch = |d: &Matrix| {
+                        mma::launch::launch(&self.client, call, operands, d, nothing, tiles, &cut);
+                    };
+                    self.whole_or_in_parts(operands.d, &cut, launch);
                 }
-            }
-            Ready::Portable { nothing } => {
-                operands.check(call, false)?;
-                portable::launch::launch(&self.client, call, operands, nothing);
-            }
+                _ => {
+                    operands.check(call, false)?;
+                    portable::launch::launch(&self.client, call, operands, nothing);
+                }
+            },
         }
         Ok(())
     }
 
-    /// Tiles of sums, then their sums.
-    fn in_parts(
-        &self,
-        operands: &Operands<'_>,
-        tiles: wgmma::Tiles,
-        schedule: &Schedule,
-        items: &Items,
-        finish: Finish,
-    ) {
-        let (client, call, d) = (&self.client, &self.call, operands.d);
-        let (rows, columns) = (tiles.rows(), tiles.columns);
-        let height = schedule.slots() * rows;
-        let sums = Matrix::contiguous(client.empty(height * columns * 4), [height, columns]);
-        wgmma::launch::launch(client, call, operands, &sums, items, tiles, finish);
-        let [down, across] = schedule.tiles;
-        // SAFETY: tiles of sums are as many as the schedule says; rows and columns beyond the result are left out.
+    /// Launches the kernel for the result; or for tiles of sums, and adds these up.
+    fn whole_or_in_parts(&self, d: &Matrix, cut: &Cut, launch: impl Fn(&Matrix)) {
+        if cut.parts == 1 {
+            return launch(d);
+        }
+        let (client, call) = (&self.client, &self.call);
+        let tiles = call.m.div_ceil(cut.rows) * call.n.div_ceil(cut.columns);
+        let height = tiles * cut.parts * cut.rows;
+        let sums = Matrix::contiguous(client.empty(height * cut.columns * 4), [height, cut.columns]);
+        launch(&sums);
+        // SAFETY: tiles of sums are as many as the cut says; rows and columns beyond the result are left out.
         unsafe {
             add_parts::launch_unchecked(
                 client,
                 CubeCount::Static(
-                    (down * across) as u32,
-                    (rows / TOGETHER) as u32,
-                    columns.div_ceil(THREADS) as u32,
+                    tiles as u32,
+                    (cut.rows / TOGETHER) as u32,
+                    cut.columns.div_ceil(THREADS) as u32,
                 ),
                 CubeDim::new_1d(THREADS as u32),
-                BufferArg::from_raw_parts(sums.handle.clone(), height * columns),
+                BufferArg::from_raw_parts(sums.handle.clone(), height * cut.columns),
                 BufferArg::from_raw_parts(d.handle.clone(), d.elements()),
                 call.m as u32,
                 call.n as u32,
                 d.stride as u32,
-                schedule.cut.parts as u32,
-                rows,
-                columns,
+                cut.parts as u32,
+                cut.rows,
+                cut.columns,
                 call.epilogue == Epilogue::Accumulate,
                 element(call.output),
             );

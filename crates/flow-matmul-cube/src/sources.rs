@@ -2,6 +2,9 @@
 
 use crate::call::Matmul;
 use crate::element::element;
+use crate::mma;
+use crate::mma::THREADS;
+use crate::mma::kernel::mma_matmul::MmaMatmul;
 use crate::run::Plan;
 use crate::wgmma;
 use crate::finish::Finish;
@@ -53,15 +56,60 @@ fn wgmma(call: &Matmul, tiles: wgmma::Tiles, finish: Finish) -> KernelDefinition
     .define()
 }
 
+fn mma(tiles: mma::Tiles, finish: Finish) -> KernelDefinition {
+    MmaMatmul::new(
+        offline::settings(THREADS as u32),
+        offline::h100(),
+        offline::target(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        tiles,
+        finish,
+        tiles.product().accumulator(),
+    )
+    .define()
+}
+
 /// The kernel for tensor cores that `plan` launches for `call`.
 ///
 /// # Errors
 /// If CubeCL refuses it.
 pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
-    let Plan::Wgmma { tiles, cut } = plan else {
-        return Err(CannotCompile("the portable kernel is compiled at run time, for any device".into()));
+    let (name, finish, low_rank, definition) = match *plan {
+        Plan::Wgmma { tiles, cut } => {
+            let finish = Finish::new(call, tiles.factor, cut.parts > 1);
+            (tiles.name(), finish, tiles.low_rank, wgmma(call, tiles, finish))
+        }
+        Plan::Mma { tiles, .. } => {
+            let finish = Finish::new(call, tiles.factor, tiles.in_parts);
+            (tiles.name(), finish, tiles.low_rank, mma(tiles, finish))
+        }
+        Plan::Portable => {
+            return Err(CannotCompile(
+                "the portable kernel is compiled at run time, for any device".into(),
+            ));
+        }
     };
-    let finish = Finish::new(call, tiles.factor, cut.parts > 1);
     let words = format!("{:?}_{}", finish.epilogue, finish.output.name());
     let words: String = words
         .chars()
@@ -69,11 +117,10 @@ pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
         .collect();
     Ok(Source {
         name: format!(
-            "{}_{words}{}{}",
-            tiles.name(),
+            "{name}_{words}{}{}",
             if finish.bias { "_bias" } else { "" },
-            if tiles.low_rank { "_low_rank" } else { "" }
+            if low_rank { "_low_rank" } else { "" }
         ),
-        cuda: offline::cuda_source(wgmma(call, *tiles, finish))?,
+        cuda: offline::cuda_source(definition)?,
     })
 }

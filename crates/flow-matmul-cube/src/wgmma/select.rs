@@ -33,8 +33,9 @@ pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, 
     let list: &[Tiles] = if call.n <= 64 { std::slice::from_ref(&narrow) } else { candidates };
     for tiles in list {
         let count = call.m.div_ceil(tiles.rows()) * call.n.div_ceil(tiles.columns);
+        let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
         let most = match call.layout {
-            Layout::Tn => (steps / 8).clamp(1, 64),
+            Layout::Tn if simple => (steps / 8).clamp(1, 64),
             _ => 1,
         };
         for parts in 1..=most {
