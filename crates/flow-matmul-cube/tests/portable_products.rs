@@ -4,7 +4,7 @@ use cubecl::device::WgpuDeviceKind;
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::catalogue::{Both, Case, calls, wrong};
+use flow_matmul_cube::catalogue::{Both, Case, calls, wrong, wrong_sums};
 use flow_matmul_cube::run::{Plan, Prepared};
 use flow_matmul_cube::tensors::Matrix;
 
@@ -57,6 +57,17 @@ fn data_gradients_are_right_in_f32() {
 #[test]
 fn weight_gradients_are_right_in_f32() {
     check(&client(), Layout::Tn, Element::F32, &SIZES);
+}
+
+#[test]
+fn column_sums_are_right_and_add_up_to_what_is_there() {
+    let client = client();
+    for (shape, accumulate) in [([1, 1], false), ([13, 77], true), ([1357, 334], false)] {
+        for element in [Element::F32, Element::F16] {
+            let wrong = wrong_sums(&client, shape, element, accumulate);
+            assert_eq!(wrong, None, "{shape:?} {element:?}");
+        }
+    }
 }
 
 #[test]

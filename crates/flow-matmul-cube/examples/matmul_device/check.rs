@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::catalogue::{Both, Case, SIZES, calls, wrong};
+use flow_matmul_cube::catalogue::{Both, Case, SIZES, calls, decode, wrong, wrong_sums};
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
 use flow_matmul_cube::run::{Offer, Plan, Prepared};
 use flow_matmul_cube::tensors::Matrix;
@@ -22,6 +22,81 @@ pub fn plan(call: &Matmul, offer: Offer, kind: Shape, parts: usize) -> Plan {
         ..cut
     };
     Plan::Wgmma { tiles, cut }
+}
+
+/// The catalogue of a layout on older tensor cores' kernel, summands whole and in parts.
+pub fn older(client: &Client, offer: Offer, layout: Layout, element: Element) -> bool {
+    let (mut good, mut count) = (true, 0);
+    for call in calls(layout, element, &SIZES) {
+        let Ok(plan) = Plan::mma(&call, offer) else {
+            // Odd numbers of columns.
+            continue;
+        };
+        let Plan::Mma { tiles, cut } = plan else { continue };
+        let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
+        for parts in [1, 2, 3].into_iter().take(if simple { 3 } else { 1 }) {
+            let plan = Plan::Mma {
+                tiles: flow_matmul_cube::mma::Tiles {
+                    in_parts: parts > 1,
+                    ..tiles
+                },
+                cut: flow_matmul_cube::schedule::Cut { parts, ..cut },
+            };
+            count += 1;
+            if let Some(why) = wrong(client, call, plan) {
+                println!("  WRONG {} {call:?}: {why}", plan.name());
+                good = false;
+            }
+        }
+    }
+    println!("  mma {layout:?} {}: {count} products {}", element.name(), if good { "ok" } else { "WRONG" });
+    good
+}
+
+/// One product, with what the device says of it and where it is off.
+pub fn one(client: &Client, call: Matmul, plan: Plan) -> bool {
+    let case = Case::new(client, call, 5);
+    let done = Prepared::with(client, call, plan).and_then(|prepared| prepared.run(&case.operands()));
+    let synced = cubecl::future::block_on(client.sync());
+    println!("  {} {done:?}, the device says {synced:?}", plan.name());
+    if done.is_err() || synced.is_err() {
+        return false;
+    }
+    let bytes = case.d.bytes(client);
+    let (mut off, mut shown, mut nan) = (0, 0, 0);
+    for i in 0..call.m {
+        for j in 0..call.n {
+            let at = (i * case.d.device.stride + j) * call.output.bytes();
+            let got = decode(&bytes[at..at + call.output.bytes()], call.output);
+            let want = case.result(i, j);
+            nan += usize::from(got.is_nan());
+            if got.is_nan() || (got - want).abs() > 0.02 * want.abs() + 0.02 {
+                off += 1;
+                if shown < 8 {
+                    println!("    row {i} column {j}: {got} instead of {want}");
+                    shown += 1;
+                }
+            }
+        }
+    }
+    println!("  {off} of {} off, {nan} NaN", call.m * call.n);
+    off == 0
+}
+
+/// Column sums against f64.
+pub fn sums(client: &Client) -> bool {
+    let mut good = true;
+    for (shape, accumulate) in [([1, 1], false), ([13, 77], true), ([1357, 334], false), ([16_384, 1152], true)] {
+        for element in [Element::Bf16, Element::F16, Element::F32] {
+            let problem = wrong_sums(client, shape, element, accumulate);
+            if let Some(why) = &problem {
+                println!("  WRONG column sums of {shape:?} {}: {why}", element.name());
+                good = false;
+            }
+        }
+    }
+    println!("  column sums: {}", if good { "ok" } else { "WRONG" });
+    good
 }
 
 /// The catalogue of a layout with one kind of tiles; with none, with those of the table.

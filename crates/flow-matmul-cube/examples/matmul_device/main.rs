@@ -37,9 +37,12 @@ fn groups(what: &str) -> Vec<String> {
                 out.push(format!("check {layout} {shape} bf16"));
             }
             out.push(format!("check {layout} table f16"));
+            out.push(format!("check {layout} mma bf16"));
+            out.push(format!("check {layout} mma f16"));
         }
         out.push("check big".into());
         out.push("check rows".into());
+        out.push("check sums".into());
     }
     if what == "sweep" {
         out.extend((0..timing::LAYERS.len()).map(|i| format!("sweep {i}")));
@@ -54,13 +57,32 @@ fn groups(what: &str) -> Vec<String> {
 fn group(words: &[&str]) -> Result<bool, String> {
     let client = cubecl::Device::cuda(0).map_err(|error| format!("{error:?}"))?.client();
     let offer = Offer::of(&client);
+    println!("  {} multiprocessors, {offer:?}", offer.multiprocessors);
     let layout = |name: &str| LAYOUTS.into_iter().find(|(known, _)| *known == name).map(|(_, layout)| layout);
     match words {
+        ["one", backend, name, m, n, k] => {
+            let number = |word: &str| word.parse::<usize>().map_err(|error| error.to_string());
+            let size = [number(m)?, number(n)?, number(k)?];
+            let call = Matmul::plain(layout(name).ok_or("an unknown layout")?, size, Element::Bf16);
+            let plan = match *backend {
+                "portable" => Plan::Portable,
+                "mma" => Plan::mma(&call, offer).map_err(|error| error.to_string())?,
+                shape => {
+                    let shape = SHAPES.into_iter().find(|(known, _)| *known == shape);
+                    check::plan(&call, offer, shape.ok_or("unknown tiles")?.1, 1)
+                }
+            };
+            Ok(check::one(&client, call, plan))
+        }
         ["check", "big"] => Ok(check::big(&client, offer)),
+        ["check", "sums"] => Ok(check::sums(&client)),
         ["check", "rows"] => Ok(check::rows_alone(&client, offer)),
         ["check", name, shape, element] => {
             let layout = layout(name).ok_or("an unknown layout")?;
             let element = if *element == "f16" { Element::F16 } else { Element::Bf16 };
+            if *shape == "mma" {
+                return Ok(check::older(&client, offer, layout, element));
+            }
             let shape = SHAPES.into_iter().find(|(known, _)| known == shape).map(|(_, shape)| shape);
             Ok(check::catalogue(&client, offer, layout, element, shape))
         }

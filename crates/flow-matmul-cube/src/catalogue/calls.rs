@@ -1,9 +1,10 @@
 //! Calls that every backend is checked with, and how: all or sampled elements against f64, NaN where nothing was written,
 //! gaps left alone, two runs with the same bits.
 
-use super::data::{Case, Random, decode};
+use super::data::{Both, Case, Random, decode};
 use crate::Element;
 use crate::call::{Activation, Epilogue, Layout, Matmul};
+use crate::column_sums::column_sums;
 use crate::run::{Plan, Prepared};
 use crate::tensors::Matrix;
 use cubecl::prelude::*;
@@ -141,3 +142,40 @@ pub fn wrong(client: &Client, call: Matmul, plan: Plan) -> Option<String> {
     }
 }
 
+
+/// Column sums of random numbers, twice; says what is wrong.
+pub fn wrong_sums(client: &Client, shape: [usize; 2], element: Element, accumulate: bool) -> Option<String> {
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let x = Both::random(client, shape, element, 1.0, &mut random);
+    let [rows, columns] = shape;
+    let pass = || {
+        let start: Vec<u8> = (0..columns)
+            .flat_map(|_| if accumulate { 1f32 } else { f32::NAN }.to_ne_bytes())
+            .collect();
+        let out = client.create_from_slice(&start);
+        match column_sums(client, &x.device, element, &out, Element::F32, accumulate) {
+            Ok(()) => Ok(client.read_one(out).expect("the device gives its memory back").to_vec()),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    let (first, second) = match (pass(), pass()) {
+        (Ok(first), Ok(second)) => (first, second),
+        (Err(why), _) | (_, Err(why)) => return Some(why),
+    };
+    if first != second {
+        return Some("two runs differ".into());
+    }
+    for column in 0..columns {
+        let values = (0..rows).map(|row| x.values[row * columns + column]);
+        let (want, size) = values.fold((f64::from(u8::from(accumulate)), 1.0), |(sum, size), x| {
+            (sum + x, size + x.abs())
+        });
+        let got = decode(&first[4 * column..], Element::F32);
+        // Rounding of each addition, of at most the sum of sizes.
+        let limit = size * 2f64.powi(-24) * 64.0;
+        if got.is_nan() || (got - want).abs() > limit {
+            return Some(format!("column {column} is {got}, not {want}"));
+        }
+    }
+    None
+}

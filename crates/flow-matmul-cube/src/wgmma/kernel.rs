@@ -17,6 +17,11 @@ use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
 use flow_cube::barrier::{arrive_and_expect, count, named_sync, wait};
 use flow_cube::wgmma;
 
+/// From a panel of 64 rows of a tile to the next, in bytes; of tiles that are one panel, 16 (PTX ISA: not used).
+fn leading(transposed: bool) -> u32 {
+    if transposed { 8192 } else { 16 }
+}
+
 /// Starts bringing piece `number` (of `per_unit` for each 64 rows) of what the epilogue reads to its place. For one thread.
 #[cube]
 fn bring<O: Numeric>(
@@ -132,10 +137,9 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     let b_base = generic_to_shared::<E>(unsafe { b_tiles.as_ptr_unchecked() });
     let places_base = generic_to_shared::<O>(unsafe { places.as_ptr_unchecked() });
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
-    let leading = 8192u32;
     let unit_first = if comptime!(tiles.in_turns) { 0u32.runtime() } else { warpgroup * comptime!(units as u32) };
-    let a_at = wgmma::descriptor(a_base + unit_first * 8192, leading, 1024u32);
-    let b_at = wgmma::descriptor(b_base, leading, 1024u32);
+    let a_at = wgmma::descriptor(a_base + unit_first * 8192, comptime!(leading(tiles.a_transposed())), 1024u32);
+    let b_at = wgmma::descriptor(b_base, comptime!(leading(tiles.b_transposed())), 1024u32);
     let place_first = warpgroup * comptime!(pieces as u32);
 
     let mut item = first;
