@@ -1,7 +1,7 @@
 //! Checks the kernels on a GPU against f64 on the host, then times them.
 //!
 //! `matmul_device check`, `matmul_device time`, `matmul_device sweep` (each layer with all tiles), or check and time without
-//! an argument. Each group runs in a process of its own, so that a fault or a hang costs that group alone. The exit status
+//! an argument; `matmul_device serve` is our side of `cargo xtask bench gemm`. Each group runs in a process of its own, so that a fault or a hang costs that group alone. The exit status
 //! is 1 if anything is wrong.
 
 mod check;
@@ -13,6 +13,7 @@ use flow_matmul_cube::call::{Layout, Matmul};
 use flow_matmul_cube::run::{Offer, Plan};
 use flow_matmul_cube::wgmma::select::Shape;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::io::BufRead;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -57,7 +58,6 @@ fn groups(what: &str) -> Vec<String> {
 fn group(words: &[&str]) -> Result<bool, String> {
     let client = cubecl::Device::cuda(0).map_err(|error| format!("{error:?}"))?.client();
     let offer = Offer::of(&client);
-    println!("  {} multiprocessors, {offer:?}", offer.multiprocessors);
     let layout = |name: &str| LAYOUTS.into_iter().find(|(known, _)| *known == name).map(|(_, layout)| layout);
     match words {
         ["one", backend, name, m, n, k] => {
@@ -135,6 +135,33 @@ fn report(client: &Client, name: &str, call: Matmul, plans: &[Plan], repeats: us
     }
 }
 
+/// Our side of `cargo xtask bench gemm`: `about`, or `time INDEX REPEATS`, answered with a line of JSON.
+fn serve() -> bool {
+    let client = cubecl::Device::cuda(0).expect("an NVIDIA GPU and its driver").client();
+    let offer = Offer::of(&client);
+    let cases = timing::cases();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.expect("a line of text");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let answer = match words[..] {
+            ["about"] => Ok(format!(r#"{{"cases":{}}}"#, cases.len())),
+            ["time", index, repeats] => match (index.parse::<usize>(), repeats.parse()) {
+                (Ok(index), Ok(repeats)) if index < cases.len() => {
+                    let (name, call) = &cases[index];
+                    timing::answer(&client, offer, name, *call, repeats)
+                }
+                _ => Err(format!("`{line}`: there are {} cases", cases.len())),
+            },
+            _ => Err(format!("`{line}` is neither `about` nor `time INDEX REPEATS`")),
+        };
+        match answer {
+            Ok(answer) => println!("{answer}"),
+            Err(why) => println!(r#"{{"error":{why:?}}}"#),
+        }
+    }
+    true
+}
+
 /// Runs groups, each in a process of its own, `together` at the same time.
 fn apart(groups: &[String], together: usize) -> bool {
     let next = AtomicUsize::new(0);
@@ -190,6 +217,7 @@ fn main() -> ExitCode {
                 false
             }
         },
+        ["serve"] => serve(),
         // Groups by name, or by what they are for.
         [] => apart(&groups("check"), TOGETHER) & apart(&groups("time"), 1),
         ["check"] => apart(&groups("check"), TOGETHER),

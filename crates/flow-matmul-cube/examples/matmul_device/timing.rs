@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::run::{Plan, Prepared};
+use flow_matmul_cube::run::{Offer, Plan, Prepared};
 use flow_matmul_cube::tensors::{Gate, Matrix, Operands};
 
 /// Sets of operands.
@@ -202,4 +202,33 @@ fn replayed(
 pub fn spread(mut samples: Vec<f64>) -> [f64; 3] {
     samples.sort_by(f64::total_cmp);
     [0.5, 0.1, 0.9].map(|share| samples[((samples.len() - 1) as f64 * share).round() as usize])
+}
+
+/// Seconds of one product by the table's plan, and what it is, as JSON.
+pub fn answer(client: &Client, offer: Offer, name: &str, call: Matmul, repeats: usize) -> Result<String, String> {
+    let plan = Plan::new(&call, offer).map_err(|error| error.to_string())?;
+    let seconds = time(client, call, &[plan], repeats).swap_remove(0)?;
+    let layout = match call.layout {
+        Layout::Nt => "NT",
+        Layout::Nn => "NN",
+        Layout::Tn => "TN",
+    };
+    let (epilogue, tokens) = match call.epilogue {
+        Epilogue::Store => ("store", 1),
+        Epilogue::Accumulate => ("accumulate", 1),
+        Epilogue::Activate { keep_sum: true, .. } => ("gelu_keep", 1),
+        Epilogue::Activate { .. } => ("gelu", 1),
+        Epilogue::GateAndAdd { tokens } => ("gate", tokens),
+        Epilogue::TimesDerivative(_) => ("derivative", 1),
+    };
+    Ok(format!(
+        r#"{{"name":"{name}","kernel":"{}","layout":"{layout}","m":{},"n":{},"k":{},"rank":{},"bias":{},"epilogue":"{epilogue}","tokens":{tokens},"flops":{},"seconds":{seconds:?}}}"#,
+        plan.name(),
+        call.m,
+        call.n,
+        call.k,
+        call.rank,
+        call.bias,
+        call.flops(),
+    ))
 }
