@@ -29,7 +29,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Some(tree) => tree.clone(),
         None => fetched(workspace, &options.python)?,
     };
-    for package in ["flow-attention-cube", "flow-matmul-cube"] {
+    for (package, test) in [("flow-attention-cube", "ptx"), ("flow-matmul-cube", "products_ptx")] {
         let arguments = [
             "test",
             "--release",
@@ -38,7 +38,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             "--features",
             "ptx-gate",
             "--test",
-            "ptx",
+            test,
         ];
         run_command(cargo(workspace, &arguments).env("CUDA_PATH", &tree))?;
     }
