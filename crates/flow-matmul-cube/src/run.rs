@@ -162,6 +162,20 @@ impl Prepared {
         Self::with(client, call, Plan::new(&call, Offer::of(client))?)
     }
 
+    /// As [`new`](Self::new), for operands such as `like`: where their rows or buffers do not begin where the kernels for
+    /// tensor cores want them, it is the portable kernel.
+    ///
+    /// # Errors
+    /// [`Declined`] if the call makes no sense, the device cannot compute it, or `like` are no operands of the call.
+    pub fn for_operands(client: &Client, call: Matmul, like: &Operands<'_>) -> Result<Self, Declined> {
+        like.check(&call, false)?;
+        let plan = match like.check(&call, true) {
+            Ok(()) => Plan::new(&call, Offer::of(client))?,
+            Err(_) => Plan::Portable,
+        };
+        Self::with(client, call, plan)
+    }
+
     /// Makes `plan` ready.
     ///
     /// # Errors
