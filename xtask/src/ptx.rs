@@ -29,17 +29,20 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Some(tree) => tree.clone(),
         None => fetched(workspace, &options.python)?,
     };
-    let arguments = [
-        "test",
-        "--release",
-        "--package",
-        "flow-attention-cube",
-        "--features",
-        "ptx-gate",
-        "--test",
-        "ptx",
-    ];
-    run_command(cargo(workspace, &arguments).env("CUDA_PATH", tree))
+    for (package, test) in [("flow-attention-cube", "ptx"), ("flow-matmul-cube", "products_ptx")] {
+        let arguments = [
+            "test",
+            "--release",
+            "--package",
+            package,
+            "--features",
+            "ptx-gate",
+            "--test",
+            test,
+        ];
+        run_command(cargo(workspace, &arguments).env("CUDA_PATH", &tree))?;
+    }
+    Ok(())
 }
 
 /// The tree in the target folder; fetched if it is not there.

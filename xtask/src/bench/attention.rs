@@ -4,6 +4,7 @@
 //! meets a colder GPU than the other.
 
 use super::date;
+use super::server::{Samples, Server, figure};
 use crate::process::{cargo, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
@@ -11,9 +12,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 
 /// How to measure attention.
 #[derive(Debug, Args)]
@@ -33,77 +33,6 @@ pub struct Options {
     /// Where the results go.
     #[arg(long, default_value = "docs/src/performance")]
     to: PathBuf,
-}
-
-/// A program that answers lines.
-struct Server {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Server {
-    fn start(mut command: Command) -> Result<Self> {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot start {command:?}"))?;
-        let input = child.stdin.take().context("no standard input")?;
-        let output = BufReader::new(child.stdout.take().context("no standard output")?);
-        Ok(Self { child, input, output })
-    }
-
-    fn ask(&mut self, question: &str) -> Result<Value> {
-        writeln!(self.input, "{question}")?;
-        self.input.flush()?;
-        let mut line = String::new();
-        if self.output.read_line(&mut line)? == 0 {
-            bail!("the program ended at `{question}` ({})", self.child.wait()?);
-        }
-        let answer: Value =
-            serde_json::from_str(&line).with_context(|| format!("`{question}` gave `{line}`"))?;
-        match answer.get("error") {
-            Some(error) => bail!("`{question}`: {error}"),
-            None => Ok(answer),
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
-}
-
-/// Seconds of one contender in one row, over all rounds.
-#[derive(Default)]
-struct Samples(Vec<f64>);
-
-impl Samples {
-    fn add(&mut self, answer: &Value) -> Result<()> {
-        let seconds = answer.as_array().context("no list of seconds")?;
-        self.0.extend(seconds.iter().filter_map(Value::as_f64));
-        self.0.sort_by(f64::total_cmp);
-        Ok(())
-    }
-
-    /// The value below which `share` of them are.
-    fn at(&self, share: f64) -> f64 {
-        match self.0.len() {
-            0 => f64::NAN,
-            n => self.0[((n - 1) as f64 * share).round() as usize],
-        }
-    }
-
-    fn json(&self, flops: f64) -> Value {
-        json!({
-            "median_ms": self.at(0.5) * 1e3, "p10_ms": self.at(0.1) * 1e3, "p90_ms": self.at(0.9) * 1e3,
-            "tflops": flops / self.at(0.5) / 1e12, "samples": self.0.len(),
-        })
-    }
 }
 
 const PEERS: [&str; 2] = ["cudnn", "flash"];
@@ -223,13 +152,6 @@ fn label(case: &Value) -> String {
         case["head_dim"],
         case["name"].as_str().unwrap_or_default()
     )
-}
-
-/// A figure, or a dash.
-fn figure(value: &Value, decimals: usize) -> String {
-    value
-        .as_f64()
-        .map_or("–".into(), |value| format!("{value:.decimals$}"))
 }
 
 fn line(row: &Value) -> String {

@@ -1,8 +1,10 @@
 //! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns.
 
 mod attention;
+mod gemm;
 mod quiet;
 mod result;
+mod server;
 
 use crate::peer;
 use crate::process::{cargo, output, run as run_command};
@@ -28,6 +30,8 @@ enum Target {
     Cpu(CpuOptions),
     /// Attention, forward and backward, on an NVIDIA GPU.
     Attention(attention::Options),
+    /// Matrix products with and without epilogues, on an NVIDIA GPU.
+    Gemm(gemm::Options),
 }
 
 /// How to measure on the processor.
@@ -60,6 +64,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     match &options.target {
         Target::Cpu(options) => cpu(workspace, options),
         Target::Attention(options) => attention::run(workspace, options),
+        Target::Gemm(options) => gemm::run(workspace, options),
     }
 }
 

@@ -1,0 +1,123 @@
+//! From matrices on the device to a launch.
+
+use super::Tiles;
+use super::kernel::mma_matmul;
+use super::tiles::{SIDE, THREADS};
+use crate::call::{Declined, Epilogue, Layout, Matmul, no};
+use crate::finish::Finish;
+use crate::run::Offer;
+use crate::schedule::{Cut, STEP};
+use crate::tensors::{Matrix, Operands};
+use cubecl::prelude::*;
+use cubecl_runtime::server::Handle;
+use flow_cube::wgmma::Factor;
+
+/// Whether tensor cores multiply what the call has.
+///
+/// # Errors
+/// [`Declined`] with the reason.
+pub fn check(call: &Matmul) -> Result<Factor, Declined> {
+    let Some(factor) = call.element.factor() else {
+        return no("tensor cores would round f32 factors to TF32; they take bf16 and f16");
+    };
+    if !call.n.is_multiple_of(2) {
+        return no(format!("results are written in pairs, and {} columns are odd", call.n));
+    }
+    Ok(factor)
+}
+
+/// Tiles and cut of a call: weight gradients are cut into parts until there are two blocks for each multiprocessor.
+pub(crate) fn select(call: &Matmul, factor: Factor, offer: Offer) -> (Tiles, Cut) {
+    let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
+    let blocks = call.m.div_ceil(SIDE) * call.n.div_ceil(SIDE);
+    let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
+    let parts = match call.layout {
+        Layout::Tn if simple => (2 * offer.multiprocessors / blocks).clamp(1, (steps / 8).max(1)),
+        _ => 1,
+    };
+    let tiles = Tiles {
+        layout: call.layout,
+        factor,
+        stages: Tiles::stages(offer.shared_bytes),
+        low_rank: call.rank > 0,
+        in_parts: parts > 1,
+    };
+    let cut = Cut {
+        rows: SIDE,
+        columns: SIDE,
+        group: 16,
+        blocks,
+        parts,
+    };
+    (tiles, cut)
+}
+
+/// Launches the kernel; `d` is the result, or the tiles of sums.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn launch(
+    client: &Client,
+    call: &Matmul,
+    operands: &Operands<'_>,
+    d: &Matrix,
+    nothing: &Handle,
+    tiles: Tiles,
+    cut: &Cut,
+) {
+    let finish = Finish::new(call, tiles.factor, tiles.in_parts);
+    // SAFETY: `Operands::check` found that the buffers are as long.
+    let buffer =
+        |handle: &Handle, length: usize| unsafe { BufferArg::from_raw_parts(handle.clone(), length) };
+    let eights = |x: &Matrix| buffer(&x.handle, x.elements().div_ceil(8));
+    let [a_2, b_2] = operands.low_rank.unwrap_or([operands.a, operands.b]);
+    let (tokens, gate, [gate_start, gate_stride]) = match (call.epilogue, operands.gate) {
+        (Epilogue::GateAndAdd { tokens }, Some(gate)) => {
+            let reach = gate.reach(call.m, tokens, call.n);
+            (
+                tokens,
+                buffer(&gate.handle, reach / 2),
+                [gate.start / 2, gate.stride / 2],
+            )
+        }
+        _ => (1, buffer(nothing, 1), [0; 2]),
+    };
+    let per_word = 4 / finish.output.bytes();
+    let bias = operands.bias.map_or_else(|| buffer(nothing, 1), |bias| buffer(bias, call.n / 2));
+    let (other, other_stride) = match operands.other {
+        Some(other) => (buffer(&other.handle, other.elements().div_ceil(2)), other.stride / 2),
+        None => (buffer(nothing, 1), 0),
+    };
+    let blocks = call.m.div_ceil(SIDE) * call.n.div_ceil(SIDE);
+    // SAFETY: every access is within the rows and columns of the matrices, or in the tiles of sums.
+    unsafe {
+        mma_matmul::launch_unchecked(
+            client,
+            CubeCount::Static(blocks as u32, cut.parts as u32, 1),
+            CubeDim::new_1d(THREADS as u32),
+            eights(operands.a),
+            eights(operands.b),
+            eights(a_2),
+            eights(b_2),
+            bias,
+            gate,
+            other,
+            buffer(&d.handle, d.elements().div_ceil(per_word)),
+            call.m as u32,
+            call.n as u32,
+            call.k as u32,
+            call.rank as u32,
+            (operands.a.stride / 8) as u32,
+            (operands.b.stride / 8) as u32,
+            (a_2.stride / 8) as u32,
+            (b_2.stride / 8) as u32,
+            other_stride as u32,
+            (d.stride / per_word) as u32,
+            tokens as u32,
+            gate_start as u32,
+            gate_stride as u32,
+            cut.group as u32,
+            tiles,
+            finish,
+            tiles.product().accumulator(),
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! How a block of the `mma` kernel cuts its work.
+
+use super::product::Product;
+use crate::call::Layout;
+use crate::schedule::STEP;
+use flow_cube::wgmma::Factor;
+
+/// Rows and columns of a tile.
+pub const SIDE: usize = 128;
+/// Threads of a block: eight warps, two along rows and four along columns.
+pub const THREADS: usize = 256;
+/// Rows and columns that a warp sums up.
+pub(super) const WARP: [usize; 2] = [64, 32];
+
+/// What a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tiles {
+    /// Where rows and columns of the factors are.
+    pub layout: Layout,
+    /// Type of the factors.
+    pub factor: Factor,
+    /// Steps of 64 summands that shared memory holds.
+    pub stages: usize,
+    /// Whether there is a second pair of factors.
+    pub low_rank: bool,
+    /// Whether a block writes a tile of sums, one part of the summands.
+    pub in_parts: bool,
+}
+
+impl Tiles {
+    /// Bytes of a stage's tile of A, and of B.
+    pub const TILE_BYTES: usize = SIDE * STEP * 2;
+
+    /// Stages for a device with `shared_bytes` of shared memory for a block, such that two blocks fit on a multiprocessor
+    /// where three stages or two let them.
+    pub fn stages(shared_bytes: usize) -> usize {
+        let of = |blocks: usize, stages: usize| blocks * (stages * 2 * Self::TILE_BYTES + 1024) <= shared_bytes;
+        if of(2, 3) || !of(2, 2) && of(1, 3) { 3 } else { 2 }
+    }
+
+    /// Shared memory of a block, in bytes.
+    pub fn shared_bytes(&self) -> usize {
+        self.stages * 2 * Self::TILE_BYTES
+    }
+
+    /// What a warp multiplies in a step.
+    pub fn product(&self) -> Product {
+        Product {
+            units: WARP[0] / 16,
+            n: WARP[1],
+            k: STEP,
+            left_transposed: self.layout == Layout::Tn,
+            right_transposed: self.layout != Layout::Nt,
+            factor: self.factor,
+        }
+    }
+
+    /// For file names and manifests.
+    pub fn name(&self) -> String {
+        let layout = match self.layout {
+            Layout::Nt => "nt",
+            Layout::Nn => "nn",
+            Layout::Tn => "tn",
+        };
+        format!("mma_{layout}_{SIDE}x{SIDE}_{}", self.stages)
+    }
+}

@@ -1,0 +1,306 @@
+//! A call from beginning to end.
+
+use crate::call::{Declined, Epilogue, Matmul, no};
+use crate::parts::{THREADS, TOGETHER, add_parts};
+use crate::schedule::{Cut, STEP, Schedule};
+use crate::tensors::{Matrix, Operands};
+use crate::element::element;
+use crate::finish::Finish;
+use crate::mma;
+use crate::portable;
+use crate::wgmma::launch::Items;
+use crate::wgmma;
+use cubecl::prelude::*;
+use cubecl_core::ir::features::Tma;
+use cubecl_runtime::server::Handle;
+
+/// What a device offers, as far as selections depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Offer {
+    /// Multiprocessors; blocks at work at the same time.
+    pub multiprocessors: usize,
+    /// Whether the device has Hopper's tensor cores and tensor memory access (compute capability 9.0).
+    pub hopper: bool,
+    /// Whether the device has `mma.sync`, `ldmatrix` and `cp.async` (compute capability 8.0 and later).
+    pub ampere: bool,
+    /// Shared memory of a block, in bytes.
+    pub shared_bytes: usize,
+}
+
+impl Offer {
+    /// What `client`'s device offers.
+    pub fn of(client: &Client) -> Self {
+        let properties = client.properties();
+        Self {
+            multiprocessors: properties
+                .hardware
+                .num_streaming_multiprocessors
+                .map_or(1, |count| count as usize),
+            // Later architectures have tensor memory access, too, but other tensor cores.
+            hopper: properties.features.tma.contains(Tma::Base)
+                && !properties.features.tma.contains(Tma::Im2colWide),
+            ampere: properties.features.copy_async,
+            shared_bytes: properties.hardware.max_shared_memory_size,
+        }
+    }
+}
+
+/// What is launched for a call: a pure function of the call and of what the device offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Plan {
+    /// Hopper's kernel.
+    Wgmma {
+        /// What it is compiled for.
+        tiles: wgmma::Tiles,
+        /// How the work is cut.
+        cut: Cut,
+    },
+    /// The kernel for tensor cores since Ampere.
+    Mma {
+        /// What it is compiled for.
+        tiles: mma::Tiles,
+        /// How the work is cut.
+        cut: Cut,
+    },
+    /// The kernel for any device.
+    Portable,
+}
+
+impl Plan {
+    /// The table.
+    ///
+    /// # Errors
+    /// [`Declined`] if no kernel computes the call on such a device.
+    pub fn new(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
+        call.check()?;
+        if offer.hopper && let Ok(factor) = wgmma::select::check(call) {
+            let (tiles, cut) = wgmma::select::select(call, factor, offer.multiprocessors);
+            return Ok(Self::Wgmma { tiles, cut });
+        }
+        if offer.ampere && mma::launch::check(call).is_ok() {
+            return Self::mma(call, offer);
+        }
+        Ok(Self::Portable)
+    }
+
+    /// The plan by `mma`, also where there are better tensor cores.
+    ///
+    /// # Errors
+    /// [`Declined`] if `mma` does not compute the call.
+    pub fn mma(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
+        call.check()?;
+        let factor = mma::launch::check(call)?;
+        let (tiles, cut) = mma::launch::select(call, factor, offer);
+        Ok(Self::Mma { tiles, cut })
+    }
+
+    /// Backend, layout and tiles, for logs and manifests.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Wgmma { tiles, cut } => in_parts(tiles.name(), cut),
+            Self::Mma { tiles, cut } => in_parts(tiles.name(), cut),
+            Self::Portable => "portable".into(),
+        }
+    }
+}
+
+fn in_parts(name: String, cut: &Cut) -> String {
+    match cut.parts {
+        1 => name,
+        parts => format!("{name}_in_{parts}"),
+    }
+}
+
+/// Only plain sums can be added up from parts.
+fn parts_fit(call: &Matmul, parts: usize) -> Result<(), Declined> {
+    let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
+    match parts > 1 && !simple {
+        true => no("sums of parts have no bias and no epilogue but accumulation"),
+        false => Ok(()),
+    }
+}
+
+/// A call made ready: its kernels chosen, its schedule on the device. It is kept and used for all calls of the shape.
+#[derive(Clone)]
+pub struct Prepared {
+    client: Client,
+    call: Matmul,
+    plan: Plan,
+    ready: Ready,
+}
+
+/// What is on the device for a plan.
+#[derive(Clone)]
+enum Ready {
+    Wgmma {
+        tiles: wgmma::Tiles,
+        schedule: Schedule,
+        items: Items,
+        finish: Finish,
+    },
+    Plain {
+        /// Takes the places of operands that the call has not.
+        nothing: Handle,
+    },
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared")
+            .field("call", &self.call)
+            .field("plan", &self.plan)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Prepared {
+    /// Makes ready what the table chooses for the call on the client's device.
+    ///
+    /// # Errors
+    /// [`Declined`] if the call makes no sense, or the device cannot compute it.
+    pub fn new(client: &Client, call: Matmul) -> Result<Self, Declined> {
+        Self::with(client, call, Plan::new(&call, Offer::of(client))?)
+    }
+
+    /// As [`new`](Self::new), for operands such as `like`: where their rows or buffers do not begin where the kernels for
+    /// tensor cores want them, it is the portable kernel.
+    ///
+    /// # Errors
+    /// [`Declined`] if the call makes no sense, the device cannot compute it, or `like` are no operands of the call.
+    pub fn for_operands(client: &Client, call: Matmul, like: &Operands<'_>) -> Result<Self, Declined> {
+        like.check(&call, false)?;
+        let plan = match like.check(&call, true) {
+            Ok(()) => Plan::new(&call, Offer::of(client))?,
+            Err(_) => Plan::Portable,
+        };
+        Self::with(client, call, plan)
+    }
+
+    /// Makes `plan` ready.
+    ///
+    /// # Errors
+    /// [`Declined`] if the plan's kernel does not compute the call.
+    pub fn with(client: &Client, call: Matmul, plan: Plan) -> Result<Self, Declined> {
+        call.check()?;
+        let ready = match plan {
+            Plan::Wgmma { tiles, cut } => {
+                let factor = wgmma::select::check(&call)?;
+                parts_fit(&call, cut.parts)?;
+                let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
+                let schedule = Schedule::new([call.m, call.n], steps, cut);
+                let (starts, words) = (schedule.starts(), schedule.words());
+                let put = |words: &[u32]| client.create_from_slice(u32::as_bytes(words));
+                let items = Items {
+                    starts: (put(&starts), starts.len()),
+                    records: (put(&words), words.len() / 4),
+                    blocks: schedule.blocks.len(),
+                };
+                let finish = Finish::new(&call, factor, schedule.in_parts());
+                Ready::Wgmma {
+                    tiles,
+                    schedule,
+                    items,
+                    finish,
+                }
+            }
+            Plan::Mma { cut, .. } => {
+                mma::launch::check(&call)?;
+                parts_fit(&call, cut.parts)?;
+                Ready::Plain {
+                    nothing: client.empty(16),
+                }
+            }
+            Plan::Portable => {
+                portable::launch::check(client, &call)?;
+                Ready::Plain {
+                    nothing: client.empty(16),
+                }
+            }
+        };
+        Ok(Self {
+            client: client.clone(),
+            call,
+            plan,
+            ready,
+        })
+    }
+
+    /// The call.
+    pub fn call(&self) -> &Matmul {
+        &self.call
+    }
+
+    /// What is launched.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Computes the product. Operands are checked first: see [`Operands::check`].
+    ///
+    /// # Errors
+    /// [`Declined`] if the operands are not those of the call; nothing was launched then.
+    pub fn run(&self, operands: &Operands<'_>) -> Result<(), Declined> {
+        let call = &self.call;
+        match &self.ready {
+            Ready::Wgmma {
+                tiles,
+                schedule,
+                items,
+                finish,
+            } => {
+                operands.check(call, true)?;
+                let launch =
+                    |d: &Matrix| wgmma::launch::launch(&self.client, call, operands, d, items, *tiles, *finish);
+                self.whole_or_in_parts(operands.d, &schedule.cut, launch);
+            }
+            Ready::Plain { nothing } => match self.plan {
+                Plan::Mma { tiles, cut } => {
+                    operands.check(call, true)?;
+                    let launch = |d: &Matrix| {
+                        mma::launch::launch(&self.client, call, operands, d, nothing, tiles, &cut);
+                    };
+                    self.whole_or_in_parts(operands.d, &cut, launch);
+                }
+                _ => {
+                    operands.check(call, false)?;
+                    portable::launch::launch(&self.client, call, operands, nothing);
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// Launches the kernel for the result; or for tiles of sums, and adds these up.
+    fn whole_or_in_parts(&self, d: &Matrix, cut: &Cut, launch: impl Fn(&Matrix)) {
+        if cut.parts == 1 {
+            return launch(d);
+        }
+        let (client, call) = (&self.client, &self.call);
+        let tiles = call.m.div_ceil(cut.rows) * call.n.div_ceil(cut.columns);
+        let height = tiles * cut.parts * cut.rows;
+        let sums = Matrix::contiguous(client.empty(height * cut.columns * 4), [height, cut.columns]);
+        launch(&sums);
+        // SAFETY: tiles of sums are as many as the cut says; rows and columns beyond the result are left out.
+        unsafe {
+            add_parts::launch_unchecked(
+                client,
+                CubeCount::Static(
+                    tiles as u32,
+                    (cut.rows / TOGETHER) as u32,
+                    cut.columns.div_ceil(THREADS) as u32,
+                ),
+                CubeDim::new_1d(THREADS as u32),
+                BufferArg::from_raw_parts(sums.handle.clone(), height * cut.columns),
+                BufferArg::from_raw_parts(d.handle.clone(), d.elements()),
+                call.m as u32,
+                call.n as u32,
+                d.stride as u32,
+                cut.parts as u32,
+                cut.rows,
+                cut.columns,
+                call.epilogue == Epilogue::Accumulate,
+                element(call.output),
+            );
+        }
+    }
+}

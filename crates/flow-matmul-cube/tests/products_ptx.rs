@@ -1,0 +1,150 @@
+//! The compile gate: the CUDA source of kernels that the tables choose goes through NVRTC and ptxas of CUDA 13.0, without a
+//! GPU. Nothing may spill, or make ptxas wait after each `wgmma` (C75xx); `mma` keeps to 128 registers where two blocks fit
+//! on a multiprocessor.
+//!
+//! `cargo xtask ptx` fetches the compilers and runs this; they are looked for where CubeCL does, at `CUDA_PATH`.
+
+#[path = "../../flow-attention-cube/tests/ptx/compiler.rs"]
+mod compiler;
+
+use compiler::Compiler;
+use flow_cube::wgmma::Factor;
+use flow_matmul_cube::Element;
+use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
+use flow_matmul_cube::run::{Offer, Plan};
+use flow_matmul_cube::schedule::Cut;
+use flow_matmul_cube::sources::{Source, source};
+use flow_matmul_cube::wgmma::select::{Shape, shape};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Calls with every epilogue, as layers make them.
+fn calls() -> Vec<Matmul> {
+    let plain = |layout| Matmul::plain(layout, [4096, 4096, 4096], Element::Bf16);
+    let with = |layout, rank, bias, epilogue| Matmul {
+        rank,
+        bias,
+        epilogue,
+        ..plain(layout)
+    };
+    let gelu = Activation::GeluTanh;
+    let keep = |keep_sum| Epilogue::Activate {
+        activation: gelu,
+        keep_sum,
+    };
+    vec![
+        with(Layout::Nt, 0, true, Epilogue::Store),
+        with(Layout::Nt, 32, true, Epilogue::Store),
+        with(Layout::Nt, 0, true, keep(true)),
+        with(Layout::Nt, 32, true, keep(false)),
+        with(Layout::Nt, 0, true, Epilogue::GateAndAdd { tokens: 256 }),
+        with(Layout::Nt, 32, true, Epilogue::GateAndAdd { tokens: 256 }),
+        plain(Layout::Nn),
+        with(Layout::Nn, 32, false, Epilogue::Store),
+        with(Layout::Nn, 32, false, Epilogue::TimesDerivative(gelu)),
+        Matmul {
+            output: Element::F32,
+            ..plain(Layout::Tn)
+        },
+        Matmul {
+            output: Element::F32,
+            epilogue: Epilogue::Accumulate,
+            ..plain(Layout::Tn)
+        },
+        Matmul {
+            element: Element::F16,
+            output: Element::F16,
+            bias: true,
+            ..plain(Layout::Nt)
+        },
+    ]
+}
+
+fn offer(shared_bytes: usize) -> Offer {
+    Offer {
+        multiprocessors: 132,
+        hopper: true,
+        ampere: true,
+        shared_bytes,
+    }
+}
+
+/// Compiles all sources on all cores; what is wrong.
+fn compile(arch: &str, sources: BTreeMap<String, Source>, registers: usize, shared_bytes: usize) -> Vec<String> {
+    let compiler = Compiler::find().unwrap_or_else(|error| panic!("{error}"));
+    let sources: Vec<_> = sources.into_iter().collect();
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((name, source)) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let problem = match compiler.compile(arch, &source.cuda.text) {
+                        Err(error) => Some(error),
+                        Ok(report) if !report.warnings.is_empty() => Some(report.warnings.join("; ")),
+                        Ok(report) if report.spilled_bytes > 0 => Some(format!("{} bytes spill", report.spilled_bytes)),
+                        Ok(report) if report.registers > registers => Some(format!("{} registers", report.registers)),
+                        Ok(_) if source.cuda.shared_memory_bytes > shared_bytes => {
+                            Some(format!("{} bytes of shared memory", source.cuda.shared_memory_bytes))
+                        }
+                        Ok(_) => None,
+                    };
+                    if let Some(problem) = problem {
+                        wrong.lock().expect("no thread panics").push(format!("{name} for {arch}: {problem}"));
+                    }
+                }
+            });
+        }
+    });
+    println!("{} kernels compiled for {arch}", sources.len());
+    wrong.into_inner().expect("no thread panics")
+}
+
+#[test]
+fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
+    let mut sources = BTreeMap::new();
+    for call in calls() {
+        let factor = call.element.factor().unwrap_or(Factor::Bf16);
+        for kind in [Shape::Turns, Shape::Wide, Shape::Large, Shape::Narrow] {
+            let tiles = shape(&call, factor, kind);
+            let cut = Cut {
+                rows: tiles.rows(),
+                columns: tiles.columns,
+                group: 16,
+                blocks: 132,
+                parts: 1,
+            };
+            let source = source(&call, &Plan::Wgmma { tiles, cut }).expect("CubeCL compiles the kernels");
+            assert_eq!(
+                source.cuda.shared_memory_bytes,
+                tiles.shared_bytes(),
+                "{}: the tiles count their shared memory",
+                source.name
+            );
+            sources.insert(source.name.clone(), source);
+        }
+    }
+    let wrong = compile("sm_90a", sources, 255, 227 * 1024);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn mma_kernels_keep_their_registers_on_all_architectures() {
+    // Shared memory of a block (CUDA programming guide, table of technical specifications).
+    // For compute capability 8.0 ptxas gives weight gradients a few registers more, and one block fits instead of two.
+    for (arch, shared_bytes, registers) in [
+        ("sm_80", 163 * 1024, 136),
+        ("sm_89", 99 * 1024, 128),
+        ("sm_90a", 227 * 1024, 128),
+    ] {
+        let mut sources = BTreeMap::new();
+        for call in calls() {
+            let plan = Plan::mma(&call, offer(shared_bytes)).expect("mma takes the call");
+            let source = source(&call, &plan).expect("CubeCL compiles the kernels");
+            sources.insert(source.name.clone(), source);
+        }
+        let wrong = compile(arch, sources, registers, shared_bytes);
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}

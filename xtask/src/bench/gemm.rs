@@ -1,0 +1,172 @@
+//! `cargo xtask bench gemm`: our matrix products and PyTorch's (cuBLAS) on one GPU, in one run, in turns.
+
+use super::date;
+use super::server::{Samples, Server, figure};
+use crate::process::{cargo, run as run_command};
+use crate::workspace::Workspace;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// How to measure matrix products.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The Python whose PyTorch is the peer; `none` for no peer.
+    #[arg(long, default_value = "python3")]
+    peer: String,
+    /// Our program, if it is built already (`crates/flow-matmul-cube/examples/matmul_device`).
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// Rounds; in each, both run once, in an order that turns.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Measurements within a round.
+    #[arg(long, default_value_t = 7)]
+    repeats: usize,
+    /// Cases by number, as `0-29`; all without.
+    #[arg(long)]
+    cases: Option<String>,
+    /// Where the results go.
+    #[arg(long, default_value = "docs/src/performance")]
+    to: PathBuf,
+}
+
+/// The first and the last case of `cases`.
+fn range(cases: Option<&str>, count: u64) -> Result<std::ops::Range<u64>> {
+    let Some(cases) = cases else { return Ok(0..count) };
+    let (first, last) = cases.split_once('-').unwrap_or((cases, cases));
+    let number = |word: &str| {
+        word.parse::<u64>()
+            .with_context(|| format!("--cases is `{cases}`, but must be a number or two, as `0-29`"))
+    };
+    let (first, last) = (number(first)?, number(last)?);
+    if first > last || last >= count {
+        bail!("--cases is `{cases}`, but there are the cases 0-{}", count - 1);
+    }
+    Ok(first..last + 1)
+}
+
+/// Measures, prints the table and writes it with the figures.
+pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    if options.rounds == 0 || options.repeats == 0 {
+        bail!("--rounds and --repeats must be at least 1");
+    }
+    let program = match &options.program {
+        Some(program) => program.clone(),
+        None => {
+            let (package, example) = ("flow-matmul-cube", "matmul_device");
+            let build = ["build", "--release", "--package", package, "--example", example];
+            run_command(&mut cargo(workspace, &build))?;
+            workspace.release_folder()?.join("examples").join(example)
+        }
+    };
+    let mut command = Command::new(program);
+    command.arg("serve");
+    let mut ours = Server::start(command)?;
+    let mut peer = match options.peer.as_str() {
+        "none" => None,
+        python => {
+            let mut command = Command::new(python);
+            command.arg(workspace.path("bench/matmul_peer.py"));
+            Some(Server::start(command)?)
+        }
+    };
+    let count = ours.ask("about")?["cases"]
+        .as_u64()
+        .context("no number of cases")?;
+    let mut ask_peer = |request: Value| match &mut peer {
+        Some(peer) => peer.ask(&request.to_string()),
+        None => Ok(Value::Null),
+    };
+    let about = ask_peer(json!({ "do": "about" }))?;
+    let ceiling = ask_peer(json!({ "do": "ceiling" }))?["flops"].as_f64();
+
+    let mut rows = Vec::new();
+    for index in range(options.cases.as_deref(), count)? {
+        let mut case = Value::Null;
+        let mut samples = [Samples::default(), Samples::default()];
+        for round in 0..options.rounds {
+            for turn in 0..2 {
+                // Our first answer says what the case is, so we are first in the first round.
+                if (turn + round) % 2 == 0 {
+                    case = ours.ask(&format!("time {index} {}", options.repeats))?;
+                    samples[0].add(&case["seconds"])?;
+                } else {
+                    let answer = ask_peer(json!({ "do": "time", "case": case, "repeats": options.repeats }))?;
+                    if !answer.is_null() {
+                        samples[1].add(&answer["seconds"])?;
+                    }
+                }
+            }
+        }
+        let flops = case["flops"].as_f64().context("no flops")?;
+        let [us, them] = &samples;
+        let mut row = json!({ "case": case["name"], "kernel": case["kernel"], "ours": us.json(flops) });
+        if !them.0.is_empty() {
+            row["pytorch"] = them.json(flops);
+            row["ratio"] = json!(them.at(0.5) / us.at(0.5));
+        }
+        if let Some(ceiling) = ceiling {
+            row["share_of_ceiling"] = json!(flops / us.at(0.5) / ceiling);
+        }
+        println!("{}", line(&row));
+        rows.push(row);
+    }
+    let about = json!({ "date": date()?, "peer": about, "matmul_ceiling_tflops": ceiling.map(|f| f / 1e12) });
+    let table = table(&about, &rows);
+    println!("\n{table}");
+    let folder = if options.to.is_absolute() {
+        options.to.clone()
+    } else {
+        workspace.path(&options.to.to_string_lossy())
+    };
+    fs::create_dir_all(&folder)?;
+    let stem = format!("matmul-{}", about["date"].as_str().unwrap_or_default());
+    let document = serde_json::to_string_pretty(&json!({ "about": about, "rows": rows }))?;
+    fs::write(folder.join(format!("{stem}.json")), document + "\n")?;
+    fs::write(folder.join(format!("{stem}.md")), table)?;
+    println!("wrote {stem}.md and .json in {}", folder.display());
+    Ok(())
+}
+
+fn line(row: &Value) -> String {
+    let ours = &row["ours"];
+    format!(
+        "| {} | {} | {} ({}–{}) | {} | {} | {} | {} |",
+        row["case"].as_str().unwrap_or_default(),
+        row["kernel"].as_str().unwrap_or_default(),
+        figure(&ours["median_ms"], 4),
+        figure(&ours["p10_ms"], 4),
+        figure(&ours["p90_ms"], 4),
+        figure(&ours["tflops"], 0),
+        figure(&row["pytorch"]["tflops"], 0),
+        figure(&row["ratio"], 2),
+        figure(&row["share_of_ceiling"], 2),
+    )
+}
+
+fn table(about: &Value, rows: &[Value]) -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "# Matrix products on {}, {}\n\nPyTorch {} with CUDA {}; bf16; ceiling {} TFLOP/s (8192³, cuBLAS). Times are device times of \
+         replayed graphs with four sets of operands in rotation, medians with the 10th and 90th percentile. The ratio is of \
+         speed: above 1, ours is faster. What PyTorch cannot fuse with the product it does in further operations.\n",
+        about["peer"]["device"].as_str().unwrap_or("this GPU"),
+        about["date"].as_str().unwrap_or_default(),
+        about["peer"]["torch"].as_str().unwrap_or("absent"),
+        about["peer"]["cuda"].as_str().unwrap_or("absent"),
+        figure(&about["matmul_ceiling_tflops"], 0),
+    );
+    text += "| rows x in -> out | kernel | ms | TFLOP/s | PyTorch TFLOP/s | ratio | of ceiling |\n";
+    text += "|---|---|---|---|---|---|---|\n";
+    for row in rows {
+        text += &line(row);
+        text.push('\n');
+    }
+    text
+}
