@@ -7,6 +7,7 @@
 pub mod barrier;
 #[allow(missing_docs)]
 pub mod copy;
+pub mod element;
 pub mod emulator;
 #[allow(missing_docs)]
 pub mod mma;
@@ -15,3 +16,5 @@ pub mod offline;
 pub mod register;
 #[allow(missing_docs)]
 pub mod wgmma;
+
+pub use element::Element;

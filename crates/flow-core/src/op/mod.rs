@@ -166,8 +166,12 @@ pub fn backward_from(outputs: Vec<DispatchTensor>, gradients: Vec<Option<Plain>>
         .zip(gradients)
         .filter_map(|(output, gradient)| gradient.filter(|_| is_tracked(&output)).map(|g| (output, g)))
         .unzip();
-    if ends.is_empty() {
-        return None;
-    }
-    Some(bind::seed::<Flex>(ends, seeds))
+    let DispatchTensorKind::Autodiff(kind) = &ends.first()?.kind else {
+        unreachable!("tracked tensors are on the autodiff backend");
+    };
+    Some(match **kind {
+        #[cfg(feature = "cube")]
+        DispatchTensorKind::Cube(_) => bind::seed::<burn::backend::Cube>(ends, seeds),
+        _ => bind::seed::<Flex>(ends, seeds),
+    })
 }
