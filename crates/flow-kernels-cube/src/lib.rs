@@ -27,6 +27,7 @@ pub mod rotary;
 mod rows;
 #[allow(missing_docs)]
 pub mod sde;
+pub mod sources;
 
 pub use activation::Activation;
 pub use buffer::{Buffer, Refused};

@@ -69,6 +69,18 @@ pub struct Epilogue {
     second: bool,
 }
 
+impl Epilogue {
+    /// Everything that there is, and a function.
+    pub(crate) fn whole(activation: Activation) -> Self {
+        Self {
+            biased: true,
+            activation,
+            keeps_sum: true,
+            second: true,
+        }
+    }
+}
+
 /// One step of 16 products for a thread's 4 x 4 values.
 #[cube]
 fn add_tile<F: Float>(
