@@ -135,3 +135,21 @@ pub fn load_shared_16(address: u32) -> Vector<u32, Const<4>> {
     gpu_asm!("ld.shared.v4.b32 {}, [{}];", out(_) out, in(_) address);
     out
 }
+
+/// Loads 4 bytes at a byte address of shared memory.
+#[cube]
+pub fn load_shared(address: u32) -> u32 {
+    let address = read::<u32>(address);
+    let out: u32;
+    gpu_asm!("ld.shared.b32 {}, [{}];", out(_) out, in(_) address);
+    out
+}
+
+/// `1 / x`, to 1 unit in the last place, subnormals flushed to zero (PTX `rcp.approx.ftz.f32`).
+#[cube]
+pub fn reciprocal_approximate(x: f32) -> f32 {
+    let x = read::<f32>(x);
+    let out: f32;
+    gpu_asm!("rcp.approx.ftz.f32 {}, {};", out(_) out, in(_) x, options(pure, nomem));
+    out
+}

@@ -245,3 +245,10 @@ pub fn wait<N: Size>(
     );
     out
 }
+
+/// Waits until at most `pending` groups are in flight, touching no accumulator: what they read from shared memory may be
+/// overwritten then. Accumulators still want their [`wait`].
+#[cube]
+pub fn wait_for_reads(#[comptime] pending: usize) {
+    gpu_asm!("wgmma.wait_group.sync.aligned {pending};");
+}

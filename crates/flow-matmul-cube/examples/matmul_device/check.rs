@@ -1,0 +1,145 @@
+//! Correctness on a device: every epilogue, awkward sizes, all tiles, against f64.
+
+use cubecl::prelude::*;
+use flow_matmul_cube::Element;
+use flow_matmul_cube::catalogue::{Both, Case, SIZES, calls, wrong};
+use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
+use flow_matmul_cube::run::{Offer, Plan, Prepared};
+use flow_matmul_cube::tensors::Matrix;
+use flow_matmul_cube::wgmma::select::{self, Shape, shape};
+
+/// The plan with tiles `kind`, its summands in `parts` parts.
+pub fn plan(call: &Matmul, offer: Offer, kind: Shape, parts: usize) -> Plan {
+    let factor = select::check(call).expect("tensor cores take the call");
+    let tiles = shape(call, factor, kind);
+    let Ok(Plan::Wgmma { cut, .. }) = Plan::new(call, offer) else {
+        panic!("the device takes the call");
+    };
+    let cut = flow_matmul_cube::schedule::Cut {
+        rows: tiles.rows(),
+        columns: tiles.columns,
+        parts,
+        ..cut
+    };
+    Plan::Wgmma { tiles, cut }
+}
+
+/// The catalogue of a layout with one kind of tiles; with none, with those of the table.
+pub fn catalogue(client: &Client, offer: Offer, layout: Layout, element: Element, kind: Option<Shape>) -> bool {
+    let (mut good, mut count) = (true, 0);
+    for call in calls(layout, element, &SIZES) {
+        let plan = match kind {
+            Some(kind) => plan(&call, offer, kind, 1),
+            None => match Plan::new(&call, offer) {
+                Ok(plan) => plan,
+                Err(error) => {
+                    println!("  WRONG {call:?}: declined: {error}");
+                    good = false;
+                    continue;
+                }
+            },
+        };
+        count += 1;
+        if let Some(why) = wrong(client, call, plan) {
+            println!("  WRONG {} {call:?}: {why}", plan.name());
+            good = false;
+        }
+        let splits = matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate) && !call.bias;
+        if splits && let Some(kind) = kind {
+            for parts in [2, 3] {
+                let plan = self::plan(&call, offer, kind, parts);
+                count += 1;
+                if let Some(why) = wrong(client, call, plan) {
+                    println!("  WRONG {} {call:?}: {why}", plan.name());
+                    good = false;
+                }
+            }
+        }
+    }
+    println!("  {layout:?} {} {kind:?}: {count} products {}", element.name(), if good { "ok" } else { "WRONG" });
+    good
+}
+
+/// Big shapes, by the table, on sampled elements.
+pub fn big(client: &Client, offer: Offer) -> bool {
+    let mut good = true;
+    for (layout, size) in [
+        (Layout::Nt, [16_384, 1152, 1152]),
+        (Layout::Nt, [21_712, 1536, 1536]),
+        (Layout::Nn, [16_384, 1152, 4608]),
+        (Layout::Tn, [1152, 1152, 16_384]),
+        (Layout::Tn, [1536, 32, 21_712]),
+        (Layout::Nt, [21_712, 32, 1536]),
+    ] {
+        let call = Matmul::plain(layout, size, Element::Bf16);
+        let plan = match Plan::new(&call, offer) {
+            Ok(plan) => plan,
+            Err(error) => {
+                println!("  WRONG {call:?}: {error}");
+                return false;
+            }
+        };
+        let problem = wrong(client, call, plan);
+        println!("  {layout:?} {size:?} {}: {}", plan.name(), problem.as_deref().unwrap_or("ok"));
+        good &= problem.is_none();
+    }
+    good
+}
+
+/// Whether a row's bits depend on other rows, on how many there are, or on the tiles.
+pub fn rows_alone(client: &Client, offer: Offer) -> bool {
+    let mut good = true;
+    for layout in [Layout::Nt, Layout::Nn] {
+        let mut known: Option<Vec<u8>> = None;
+        for (m, kind) in [
+            (700, Some(Shape::Turns)),
+            (700, Some(Shape::Wide)),
+            (700, Some(Shape::Large)),
+            (700, Some(Shape::Small)),
+            (700, Some(Shape::Narrow)),
+            (700, None),
+            (333, None),
+            (64, None),
+            (1, None),
+        ] {
+            let call = Matmul {
+                bias: true,
+                rank: 32,
+                epilogue: Epilogue::Activate {
+                    activation: Activation::GeluTanh,
+                    keep_sum: false,
+                },
+                ..Matmul::plain(layout, [m, 520, 1000], Element::Bf16)
+            };
+            let plan = match kind {
+                Some(kind) => plan(&call, offer, kind, 1),
+                None => Plan::new(&call, offer).expect("the device takes the call"),
+            };
+            // The matrices of 700 rows, cut off.
+            let whole = Case::new(client, Matmul { m: 700, ..call }, 9);
+            let d = Both::poisoned(client, [m, call.n], Element::Bf16);
+            let cut = |x: &Matrix| Matrix { rows: m, ..x.clone() };
+            let (a, t) = (
+                cut(&whole.a.device),
+                cut(&whole.low_rank.as_ref().expect("a second pair")[0].device),
+            );
+            let mut operands = whole.operands();
+            operands.a = &a;
+            operands.low_rank = operands.low_rank.map(|[_, u]| [&t, u]);
+            operands.d = &d.device;
+            let done = Prepared::with(client, call, plan).and_then(|prepared| prepared.run(&operands));
+            let bytes = d.bytes(client);
+            let same = match &known {
+                None => true,
+                Some(known) => known[..bytes.len()] == bytes[..],
+            };
+            if done.is_err() || !same {
+                println!("  WRONG rows of {layout:?} with m {m} {}: bits differ, or {done:?}", plan.name());
+                good = false;
+            }
+            known.get_or_insert(bytes);
+        }
+    }
+    println!("  rows alone: {}", if good { "ok" } else { "WRONG" });
+    good
+}

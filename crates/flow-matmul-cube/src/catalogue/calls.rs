@@ -1,0 +1,143 @@
+//! Calls that every backend is checked with, and how: all or sampled elements against f64, NaN where nothing was written,
+//! gaps left alone, two runs with the same bits.
+
+use super::data::{Case, Random, decode};
+use crate::Element;
+use crate::call::{Activation, Epilogue, Layout, Matmul};
+use crate::run::{Plan, Prepared};
+use crate::tensors::Matrix;
+use cubecl::prelude::*;
+
+/// Sizes `[m, n, k]` that tiles do not divide, and some that they do.
+pub const SIZES: [[usize; 3]; 9] = [
+    [1, 1, 1],
+    [1, 64, 64],
+    [13, 8, 13],
+    [77, 136, 333],
+    [128, 192, 64],
+    [333, 78, 1357],
+    [1357, 334, 77],
+    [600, 520, 200],
+    [1100, 1544, 456],
+];
+
+/// All calls of the catalogue for one layout, in each size `[m, n, k]`.
+pub fn calls(layout: Layout, element: Element, sizes: &[[usize; 3]]) -> Vec<Matmul> {
+    let mut out = Vec::new();
+    for size in sizes.iter().copied() {
+        let plain = Matmul::plain(layout, size, element);
+        let even = size[1].is_multiple_of(2);
+        let wide = |epilogue| Matmul {
+            output: Element::F32,
+            epilogue,
+            ..plain
+        };
+        let with = |epilogue, rank| Matmul {
+            epilogue,
+            rank,
+            bias: even,
+            ..plain
+        };
+        out.extend([
+            plain,
+            wide(Epilogue::Store),
+            wide(Epilogue::Accumulate),
+            Matmul { rank: 32, ..plain },
+            with(Epilogue::Store, 0),
+        ]);
+        for activation in [Activation::GeluTanh, Activation::Silu] {
+            for keep_sum in [false, true] {
+                out.push(with(Epilogue::Activate { activation, keep_sum }, if keep_sum { 8 } else { 0 }));
+            }
+            out.push(with(Epilogue::TimesDerivative(activation), 0));
+        }
+        if even {
+            for tokens in [1, 50, 4096] {
+                out.push(with(Epilogue::GateAndAdd { tokens }, 72));
+            }
+        }
+    }
+    out
+}
+
+/// Relative L2 distance of `got` on rows and columns, all of them or some, and whether every number is one.
+fn distance(got: &[u8], matrix: &Matrix, element: Element, want: impl Fn(usize, usize) -> f64, work: usize) -> f64 {
+    let all = matrix.rows * matrix.columns;
+    let size = element.bytes();
+    let value = |i: usize, j: usize| {
+        let at = (i * matrix.stride + j) * size;
+        decode(&got[at..at + size], element)
+    };
+    for i in 0..matrix.rows {
+        for j in 0..matrix.columns {
+            if !value(i, j).is_finite() {
+                return f64::INFINITY;
+            }
+        }
+        // Gaps hold NaN before and after.
+        let row = &got[i * matrix.stride * size..(i + 1) * matrix.stride * size];
+        if row[matrix.columns * size..].iter().any(|byte| *byte != 0xff) {
+            return f64::INFINITY;
+        }
+    }
+    let mut random = Random(77);
+    let some = (all * work > 20_000_000).then(|| (20_000_000 / work).clamp(200, all));
+    let (mut off, mut of) = (0.0, 0.0);
+    for s in 0..some.unwrap_or(all) {
+        let at = if some.is_some() { random.word() as usize % all } else { s };
+        let (i, j) = (at / matrix.columns, at % matrix.columns);
+        let want = want(i, j);
+        off += (value(i, j) - want).powi(2);
+        of += want * want;
+    }
+    (off / of.max(1e-30)).sqrt()
+}
+
+fn limit(element: Element) -> f64 {
+    match element {
+        Element::F32 => 2e-5,
+        Element::F16 => 6e-4,
+        Element::Bf16 => 4e-3,
+    }
+}
+
+/// Computes a call twice and compares; says what is wrong.
+pub fn wrong(client: &Client, call: Matmul, plan: Plan) -> Option<String> {
+    let prepared = match Prepared::with(client, call, plan) {
+        Ok(prepared) => prepared,
+        Err(error) => return Some(format!("declined: {error}")),
+    };
+    let pass = || {
+        let case = Case::new(client, call, 5);
+        if let Err(error) = prepared.run(&case.operands()) {
+            return Err(format!("declined: {error}"));
+        }
+        let d = case.d.bytes(client);
+        let kept = call.epilogue.writes_other().then(|| {
+            let other = case.other.as_ref().expect("there is a place for sums");
+            other.bytes(client)
+        });
+        Ok((case, d, kept))
+    };
+    let (case, d, kept) = match pass() {
+        Ok(done) => done,
+        Err(error) => return Some(error),
+    };
+    let work = call.k + call.rank;
+    let error = distance(&d, &case.d.device, call.output, |i, j| case.result(i, j), work);
+    if error.is_nan() || error > limit(call.output) {
+        return Some(format!("result off by {error:.1e}"));
+    }
+    if let (Some(kept), Some(other)) = (&kept, &case.other) {
+        let error = distance(kept, &other.device, call.element, |i, j| case.sum(i, j), work);
+        if error.is_nan() || error > limit(call.element) {
+            return Some(format!("sums off by {error:.1e}"));
+        }
+    }
+    match pass() {
+        Ok((_, again, kept_again)) if again == d && kept_again == kept => None,
+        Ok(_) => Some("two runs differ".into()),
+        Err(error) => Some(error),
+    }
+}
+

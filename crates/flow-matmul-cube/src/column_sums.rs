@@ -1,0 +1,129 @@
+//! Sums over the rows of a matrix, for each column: a bias's gradient. In f32 and in a fixed order.
+
+use crate::call::{Declined, no};
+use crate::element::{Element, element};
+use crate::tensors::Matrix;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+use cubecl_runtime::server::Handle;
+
+/// Threads of a block.
+const THREADS: usize = 256;
+/// Rows that a block of the first pass adds up.
+const ROWS: usize = 512;
+/// Threads that share a column, in the first pass and in the second.
+const LANES: [usize; 2] = [4, 16];
+
+/// Adds up `per_block` rows from `CUBE_POS_Y * per_block` on. Each of `lanes` threads of a column takes every
+/// `lanes`-th row; then their sums are added up in order. `accumulate`: the result is added to what is there.
+#[cube(launch_unchecked)]
+pub fn sum_rows<F: Numeric, O: Numeric>(
+    x: &[F],
+    out: &mut [O],
+    rows: u32,
+    columns: u32,
+    stride: u32,
+    per_block: u32,
+    #[comptime] lanes: usize,
+    #[comptime] accumulate: bool,
+    #[define(F, O)] _elements: [ElemType; 2],
+) {
+    let width = comptime!((THREADS / lanes) as u32);
+    let mut sums: Shared<[f32]> = Shared::new_slice(comptime!(THREADS));
+    let lane = UNIT_POS / width;
+    let column = CUBE_POS_X * width + UNIT_POS % width;
+    let first = CUBE_POS_Y * per_block;
+    let end = min(first + per_block, rows);
+    let inside = column < columns;
+    let mut sum = 0.0f32;
+    let mut row = first + lane;
+    while row < end {
+        let at = row as usize * stride as usize + column as usize;
+        let value = f32::cast_from(x[select(inside, at, 0usize)]);
+        sum += value;
+        row += comptime!(lanes as u32);
+    }
+    sums[UNIT_POS as usize] = sum;
+    sync_cube();
+    if lane == 0 && inside {
+        let mut total = 0.0f32;
+        for l in 0..lanes {
+            total += sums[l * comptime!(THREADS / lanes) + UNIT_POS as usize];
+        }
+        let to = (CUBE_POS_Y * columns + column) as usize;
+        if comptime!(accumulate) {
+            total += f32::cast_from(out[to]);
+        }
+        out[to] = O::cast_from(total);
+    }
+}
+
+/// Writes the sum of each column of `x`, of type `from`, to `out [columns]`, of type `to`; with `accumulate`, adds it to
+/// what is there. The order of the sum depends on the number of rows alone.
+///
+/// # Errors
+/// [`Declined`] if `out` is too short or there is nothing to add up; nothing was launched then.
+pub fn column_sums(
+    client: &Client,
+    x: &Matrix,
+    from: Element,
+    out: &Handle,
+    to: Element,
+    accumulate: bool,
+) -> Result<(), Declined> {
+    if x.rows == 0 || x.columns == 0 {
+        return no("a matrix without rows or columns has no sums");
+    }
+    let holds = out.size_in_used() as usize;
+    if x.columns * to.bytes() > holds {
+        return no(format!(
+            "{} sums of {} take {} bytes, `out` holds {holds}",
+            x.columns,
+            to.name(),
+            x.columns * to.bytes()
+        ));
+    }
+    if x.elements() * from.bytes() > x.handle.size_in_used() as usize {
+        return no("the matrix reaches beyond its buffer; check its rows and stride");
+    }
+    let parts = x.rows.div_ceil(ROWS);
+    let launch = |x: &Matrix, out: (&Handle, usize), [from, to]: [Element; 2], pass: usize, per_block, blocks, add| {
+        // SAFETY: rows and columns are within the buffers.
+        unsafe {
+            sum_rows::launch_unchecked(
+                client,
+                CubeCount::Static(x.columns.div_ceil(THREADS / LANES[pass]) as u32, blocks as u32, 1),
+                CubeDim::new_1d(THREADS as u32),
+                BufferArg::from_raw_parts(x.handle.clone(), x.elements()),
+                BufferArg::from_raw_parts(out.0.clone(), out.1),
+                x.rows as u32,
+                x.columns as u32,
+                x.stride as u32,
+                per_block as u32,
+                LANES[pass],
+                add,
+                [element(from), element(to)],
+            );
+        }
+    };
+    let partial = Matrix::contiguous(client.empty(parts * x.columns * 4), [parts, x.columns]);
+    launch(
+        x,
+        (&partial.handle, parts * x.columns),
+        [from, Element::F32],
+        0,
+        ROWS,
+        parts,
+        false,
+    );
+    launch(
+        &partial,
+        (out, x.columns),
+        [Element::F32, to],
+        1,
+        parts,
+        1,
+        accumulate,
+    );
+    Ok(())
+}

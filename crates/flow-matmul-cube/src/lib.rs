@@ -1,0 +1,24 @@
+//! Matrix products in CubeCL, with fused epilogues.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod activation;
+pub mod call;
+pub mod catalogue;
+#[allow(missing_docs)]
+pub mod column_sums;
+mod element;
+pub mod finish;
+// `#[cube]` makes modules that cannot be documented.
+#[allow(missing_docs)]
+pub mod parts;
+#[allow(missing_docs)]
+pub mod portable;
+pub mod run;
+pub mod schedule;
+pub mod sources;
+pub mod tensors;
+#[allow(missing_docs)]
+pub mod wgmma;
+
+pub use element::Element;

@@ -1,0 +1,61 @@
+//! Adds up tiles of sums, in the order of their summands.
+
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+/// Threads of a block.
+pub(crate) const THREADS: usize = 256;
+/// Rows that a thread adds up at the same time.
+pub(crate) const TOGETHER: usize = 4;
+
+/// `D = Σ tiles` or, with `accumulate`, `D + Σ tiles`, where `sums` holds for each tile of D, row by row, `parts` tiles of
+/// `rows x columns` sums. A block for [`TOGETHER`] rows of a tile and [`THREADS`] of its columns.
+#[cube(launch_unchecked)]
+pub fn add_parts<O: Numeric>(
+    sums: &[f32],
+    d: &mut [O],
+    m: u32,
+    n: u32,
+    stride: u32,
+    parts: u32,
+    #[comptime] rows: usize,
+    #[comptime] columns: usize,
+    #[comptime] accumulate: bool,
+    #[define(O)] _element: ElemType,
+) {
+    let tiles_across = n.div_ceil(comptime!(columns as u32));
+    let tile = CUBE_POS_X;
+    let first_row = CUBE_POS_Y * comptime!(TOGETHER as u32);
+    let column = CUBE_POS_Z * comptime!(THREADS as u32) + UNIT_POS;
+    let row = tile / tiles_across * comptime!(rows as u32) + first_row;
+    let at_column = tile % tiles_across * comptime!(columns as u32) + column;
+    if column < comptime!(columns as u32) && at_column < n {
+        let elements = comptime!(rows * columns);
+        let from = tile as usize * parts as usize * elements
+            + first_row as usize * comptime!(columns)
+            + column as usize;
+        let mut totals = Array::<f32>::new(comptime!(TOGETHER));
+        #[unroll]
+        for r in 0..TOGETHER {
+            totals[r] = sums[from + comptime!(r * columns)];
+        }
+        for part in 1..parts as usize {
+            #[unroll]
+            for r in 0..TOGETHER {
+                totals[r] += sums[from + part * elements + comptime!(r * columns)];
+            }
+        }
+        #[unroll]
+        for r in 0..TOGETHER {
+            let at_row = row + comptime!(r as u32);
+            if at_row < m {
+                let to = at_row as usize * stride as usize + at_column as usize;
+                if comptime!(accumulate) {
+                    d[to] = O::cast_from(f32::cast_from(d[to]) + totals[r]);
+                } else {
+                    d[to] = O::cast_from(totals[r]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The portable kernel: a block of 256 threads sums up 64 x 64 elements, 16 summands at a time.
+//!
+//! Thread `(x, y)`, both below 16, owns the rows `y + 16 r` and the columns `x + 16 j`. Sums are in f32, in the order of the
+//! summands, first pair of factors first: an element's bits depend on its row, its column and nothing else.
+
+use crate::activation::{GELU_CUBE, GELU_SCALE};
+use crate::call::{Activation, Epilogue, Layout};
+use cubecl::prelude::*;
+
+/// Threads of a block.
+pub(super) const THREADS: usize = 256;
+/// Rows and columns of a block.
+pub(super) const SIDE: usize = 64;
+/// Summands that pass through shared memory at a time.
+pub(super) const CHUNK: usize = 16;
+/// From one summand's row of shared memory to the next; one more than there are, so that threads meet different banks.
+const PITCH: usize = SIDE + 1;
+
+/// What a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kind {
+    /// Where rows and columns of the factors are.
+    pub layout: Layout,
+    /// Whether there is a second pair of factors.
+    pub low_rank: bool,
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// The epilogue; `tokens` is not looked at.
+    pub epilogue: Epilogue,
+}
+
+impl Kind {
+    fn gated(&self) -> bool {
+        matches!(self.epilogue, Epilogue::GateAndAdd { .. })
+    }
+}
+
+/// Copies 16 summands from `summand` on, of 64 rows from `first` on, to `stage` from `at` on; zeros where there are none.
+/// `transposed`: whether the matrix has a row for each summand. Without a branch: compilers for processors take a time that
+/// grows with the square of the branches of a kernel with barriers.
+#[cube]
+fn load<F: Float>(
+    source: &[F],
+    stride: usize,
+    first: usize,
+    rows: usize,
+    summand: usize,
+    summands: usize,
+    stage: &mut Shared<[f32]>,
+    chunk: usize,
+    #[comptime] at: usize,
+    #[comptime] transposed: bool,
+) {
+    for i in 0..chunk * SIDE / THREADS {
+        let element = UNIT_POS as usize + i * THREADS;
+        // Neighbouring threads read neighbouring elements of memory.
+        let (offset, of) = if comptime!(transposed) {
+            (element % SIDE, element / SIDE)
+        } else {
+            (element / CHUNK, element % CHUNK)
+        };
+        let row = first + offset;
+        let s = summand + of;
+        let exists = row < rows && s < summands;
+        let place = if comptime!(transposed) { s * stride + row } else { row * stride + s };
+        let value = f32::cast_from(source[select(exists, place, 0usize)]);
+        stage[at + of * PITCH + offset] = select(exists, value, 0.0f32);
+    }
+}
+
+/// Adds up the products of a pair of factors.
+#[cube]
+fn add_products<F: Float>(
+    a: &[F],
+    b: &[F],
+    a_stride: usize,
+    b_stride: usize,
+    first_row: usize,
+    first_column: usize,
+    m: usize,
+    n: usize,
+    summands: usize,
+    stage: &mut Shared<[f32]>,
+    sums: &mut Array<f32>,
+    x: usize,
+    y: usize,
+    chunk: usize,
+    #[comptime] layout: Layout,
+) {
+    let mut summand = 0usize;
+    while summand < summands {
+        load::<F>(a, a_stride, first_row, m, summand, summands, stage, chunk, 0usize, comptime!(layout == Layout::Tn));
+        load::<F>(
+            b,
+            b_stride,
+            first_column,
+            n,
+            summand,
+            summands,
+            stage,
+            chunk,
+            comptime!(CHUNK * PITCH),
+            comptime!(layout != Layout::Nt),
+        );
+        sync_cube();
+        for c in 0..chunk {
+            let mut columns = Array::<f32>::new(4usize);
+            #[unroll]
+            for j in 0..4usize {
+                columns[j] = stage[comptime!(CHUNK * PITCH) + c * PITCH + x + comptime!(16 * j)];
+            }
+            #[unroll]
+            for r in 0..4usize {
+                let row = stage[c * PITCH + y + comptime!(16 * r)];
+                #[unroll]
+                for j in 0..4usize {
+                    sums[comptime!(4 * r + j)] += row * columns[j];
+                }
+            }
+        }
+        sync_cube();
+        summand += chunk;
+    }
+}
+
+/// `1 / (1 + e⁻ˣ)`; the exponential stays finite, since shader languages promise nothing about infinities.
+#[cube]
+fn sigmoid(x: f32) -> f32 {
+    1.0f32 / (1.0f32 + (-max(x, -80.0f32)).exp())
+}
+
+/// `activation(x)`; GELU by `1/2 (1 + tanh u) = sigmoid(2 u)`.
+#[cube]
+fn activate(x: f32, #[comptime] activation: Activation) -> f32 {
+    if comptime!(activation == Activation::Silu) {
+        x * sigmoid(x)
+    } else {
+        x * sigmoid(x * (comptime!(2.0 * GELU_SCALE) + comptime!(2.0 * GELU_SCALE * GELU_CUBE) * x * x))
+    }
+}
+
+/// `activation'(x)`.
+#[cube]
+fn derivative(x: f32, #[comptime] activation: Activation) -> f32 {
+    if comptime!(activation == Activation::Silu) {
+        let s = sigmoid(x);
+        s * (1.0f32 + x * (1.0f32 - s))
+    } else {
+        let square = x * x;
+        let s = sigmoid(x * (comptime!(2.0 * GELU_SCALE) + comptime!(2.0 * GELU_SCALE * GELU_CUBE) * square));
+        let slope = comptime!(2.0 * GELU_SCALE) + comptime!(6.0 * GELU_SCALE * GELU_CUBE) * square;
+        s + x * s * (1.0f32 - s) * slope
+    }
+}
+
+/// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`. `chunk` is always [`CHUNK`], but not so that compilers know: Mesa's
+/// for processors would unroll all inner loops and take minutes.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub fn portable_matmul<F: Float, O: Float>(
+    a: &[F],
+    b: &[F],
+    a_2: &[F],
+    b_2: &[F],
+    bias: &[F],
+    gate: &[F],
+    other: &mut [F],
+    d: &mut [O],
+    m: usize,
+    n: usize,
+    k: usize,
+    rank: usize,
+    a_stride: usize,
+    b_stride: usize,
+    a_2_stride: usize,
+    b_2_stride: usize,
+    gate_start: usize,
+    gate_stride: usize,
+    other_stride: usize,
+    d_stride: usize,
+    tokens: usize,
+    chunk: usize,
+    #[comptime] kind: Kind,
+) {
+    let mut stage: Shared<[f32]> = Shared::new_slice(comptime!(2 * CHUNK * PITCH));
+    let x = UNIT_POS as usize % 16;
+    let y = UNIT_POS as usize / 16;
+    let first_row = CUBE_POS_X as usize * SIDE;
+    let first_column = CUBE_POS_Y as usize * SIDE;
+    let mut sums = Array::<f32>::new(16usize);
+    #[unroll]
+    for i in 0..16usize {
+        sums[i] = 0.0f32;
+    }
+    add_products::<F>(
+        a,
+        b,
+        a_stride,
+        b_stride,
+        first_row,
+        first_column,
+        m,
+        n,
+        k,
+        &mut stage,
+        &mut sums,
+        x,
+        y,
+        chunk,
+        comptime!(kind.layout),
+    );
+    if comptime!(kind.low_rank) {
+        add_products::<F>(
+            a_2,
+            b_2,
+            a_2_stride,
+            b_2_stride,
+            first_row,
+            first_column,
+            m,
+            n,
+            rank,
+            &mut stage,
+            &mut sums,
+            x,
+            y,
+            chunk,
+            comptime!(kind.layout),
+        );
+    }
+    let (activation, slope) = comptime!(kind.epilogue.functions());
+    #[unroll]
+    for r in 0..4usize {
+        let row = first_row + y + comptime!(16 * r);
+        #[unroll]
+        for j in 0..4usize {
+            let column = first_column + x + comptime!(16 * j);
+            if row < m && column < n {
+                let mut sum = sums[comptime!(4 * r + j)];
+                if comptime!(kind.bias) {
+                    sum += f32::cast_from(bias[column]);
+                }
+                let to = row * d_stride + column;
+                if comptime!(kind.epilogue == Epilogue::Accumulate) {
+                    d[to] = O::cast_from(f32::cast_from(d[to]) + sum);
+                } else if comptime!(activation.is_some()) {
+                    if comptime!(kind.epilogue.writes_other()) {
+                        other[row * other_stride + column] = F::cast_from(sum);
+                    }
+                    d[to] = O::cast_from(activate(
+                        sum,
+                        comptime!(activation.unwrap_or(Activation::Silu)),
+                    ));
+                } else if comptime!(slope.is_some()) {
+                    let at = f32::cast_from(other[row * other_stride + column]);
+                    d[to] = O::cast_from(
+                        sum * derivative(at, comptime!(slope.unwrap_or(Activation::Silu))),
+                    );
+                } else if comptime!(kind.gated()) {
+                    let residual = f32::cast_from(other[row * other_stride + column]);
+                    let factor = f32::cast_from(gate[gate_start + row / tokens * gate_stride + column]);
+                    d[to] = O::cast_from(residual + factor * sum);
+                } else {
+                    d[to] = O::cast_from(sum);
+                }
+            }
+        }
+    }
+}

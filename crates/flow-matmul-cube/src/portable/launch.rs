@@ -1,0 +1,105 @@
+//! From matrices on the device to a launch.
+
+use super::kernel::{CHUNK, Kind, SIDE, THREADS, portable_matmul};
+use crate::call::{Declined, Epilogue, Matmul, no};
+use crate::element::{Element, element};
+use crate::tensors::{Matrix, Operands};
+use cubecl::ir::features::TypeUsage;
+use cubecl::ir::AddressType;
+use cubecl::prelude::*;
+use cubecl_runtime::server::Handle;
+use half::{bf16, f16};
+
+/// Whether the device can run the kernel.
+///
+/// # Errors
+/// [`Declined`] with what it lacks.
+pub fn check(client: &Client, call: &Matmul) -> Result<(), Declined> {
+    let properties = client.properties();
+    let limit = properties.hardware.max_cube_count;
+    let [down, across] = [call.m, call.n].map(|side| side.div_ceil(SIDE));
+    if down > limit.0 as usize || across > limit.1 as usize {
+        return no(format!(
+            "a result of {} x {} has more blocks than the device's {} x {}",
+            call.m, call.n, limit.0, limit.1
+        ));
+    }
+    for of in [call.element, call.output] {
+        let usage = properties.type_usage(element(of));
+        if !usage.contains(TypeUsage::Buffer) || !usage.contains(TypeUsage::Conversion) {
+            return no(format!(
+                "this device does not store and convert {}; use f32, which every device has",
+                of.name()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Launches the kernel; `nothing` takes the places of operands that the call has not.
+pub(crate) fn launch(client: &Client, call: &Matmul, operands: &Operands<'_>, nothing: &Handle) {
+    match (call.element, call.output) {
+        (Element::F32, _) => launch_as::<f32, f32>(client, call, operands, nothing),
+        (Element::F16, Element::F32) => launch_as::<f16, f32>(client, call, operands, nothing),
+        (Element::F16, _) => launch_as::<f16, f16>(client, call, operands, nothing),
+        (Element::Bf16, Element::F32) => launch_as::<bf16, f32>(client, call, operands, nothing),
+        (Element::Bf16, _) => launch_as::<bf16, bf16>(client, call, operands, nothing),
+    }
+}
+
+fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Operands<'_>, nothing: &Handle) {
+    // SAFETY: `Operands::check` found that the buffers are as long.
+    let buffer =
+        |handle: &Handle, length: usize| unsafe { BufferArg::from_raw_parts(handle.clone(), length) };
+    let absent = || buffer(nothing, 1);
+    let matrix = |x: &Matrix| buffer(&x.handle, x.elements());
+    let [t, u] = operands.low_rank.map_or([None; 2], |pair| pair.map(Some));
+    let (tokens, gate, [gate_start, gate_stride]) = match (call.epilogue, operands.gate) {
+        (Epilogue::GateAndAdd { tokens }, Some(gate)) => {
+            let reach = gate.reach(call.m, tokens, call.n);
+            (tokens, buffer(&gate.handle, reach), [gate.start, gate.stride])
+        }
+        _ => (1, absent(), [0; 2]),
+    };
+    let stride = |x: Option<&Matrix>| x.map_or(0, |x| x.stride);
+    let longest = [operands.a, operands.b, operands.d].map(|x| x.elements());
+    let address = AddressType::from_len(longest.into_iter().max().unwrap_or(1));
+    let kind = Kind {
+        layout: call.layout,
+        low_rank: call.rank > 0,
+        bias: call.bias,
+        epilogue: call.epilogue.kind(),
+    };
+    // SAFETY: every access is within the rows and columns of the matrices.
+    unsafe {
+        portable_matmul::launch_unchecked::<F, O>(
+            client,
+            CubeCount::Static(call.m.div_ceil(SIDE) as u32, call.n.div_ceil(SIDE) as u32, 1),
+            CubeDim::new_1d(THREADS as u32),
+            address,
+            matrix(operands.a),
+            matrix(operands.b),
+            t.map_or_else(absent, matrix),
+            u.map_or_else(absent, matrix),
+            operands.bias.map_or_else(absent, |bias| buffer(bias, call.n)),
+            gate,
+            operands.other.map_or_else(absent, matrix),
+            matrix(operands.d),
+            call.m,
+            call.n,
+            call.k,
+            call.rank,
+            operands.a.stride,
+            operands.b.stride,
+            stride(t),
+            stride(u),
+            gate_start,
+            gate_stride,
+            stride(operands.other),
+            operands.d.stride,
+            tokens,
+            CHUNK,
+            kind,
+        );
+    }
+}

@@ -1,0 +1,79 @@
+//! CUDA sources of kernels, without a GPU: for the compile gate and for reading.
+
+use crate::call::Matmul;
+use crate::element::element;
+use crate::run::Plan;
+use crate::wgmma;
+use crate::finish::Finish;
+use crate::wgmma::kernel::matmul::Matmul as WgmmaKernel;
+use cubecl::prelude::*;
+use cubecl_runtime::kernel::CubeKernel;
+use flow_cube::offline::{self, CannotCompile, CudaSource};
+
+/// A kernel's name and CUDA C++.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Backend, layout, tiles and epilogue, fit for a file name.
+    pub name: String,
+    /// What NVRTC gets.
+    pub cuda: CudaSource,
+}
+
+fn buffer() -> BufferCompilationArg {
+    BufferCompilationArg { inplace: None }
+}
+
+fn wgmma(call: &Matmul, tiles: wgmma::Tiles, finish: Finish) -> KernelDefinition {
+    WgmmaKernel::new(
+        offline::settings(tiles.threads()),
+        offline::h100(),
+        offline::target(),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        tiles,
+        finish,
+        [element(call.element), element(finish.output)],
+        tiles.vector(),
+    )
+    .define()
+}
+
+/// The kernel for tensor cores that `plan` launches for `call`.
+///
+/// # Errors
+/// If CubeCL refuses it.
+pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
+    let Plan::Wgmma { tiles, cut } = plan else {
+        return Err(CannotCompile("the portable kernel is compiled at run time, for any device".into()));
+    };
+    let finish = Finish::new(call, tiles.factor, cut.parts > 1);
+    let words = format!("{:?}_{}", finish.epilogue, finish.output.name());
+    let words: String = words
+        .chars()
+        .filter(|c| c.is_alphanumeric() || *c == '_')
+        .collect();
+    Ok(Source {
+        name: format!(
+            "{}_{words}{}{}",
+            tiles.name(),
+            if finish.bias { "_bias" } else { "" },
+            if tiles.low_rank { "_low_rank" } else { "" }
+        ),
+        cuda: offline::cuda_source(wgmma(call, *tiles, finish))?,
+    })
+}

@@ -1,0 +1,182 @@
+//! Matrices on the device, and the operands of a call.
+
+use crate::call::{Declined, Epilogue, Matmul, no};
+use crate::element::Element;
+use cubecl_runtime::server::Handle;
+
+/// A matrix on the device, row by row; the elements of a row have no gaps.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    /// Where it is.
+    pub handle: Handle,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub columns: usize,
+    /// Elements from a row to the next.
+    pub stride: usize,
+}
+
+impl Matrix {
+    /// A matrix without gaps.
+    pub fn contiguous(handle: Handle, [rows, columns]: [usize; 2]) -> Self {
+        Self {
+            handle,
+            rows,
+            columns,
+            stride: columns,
+        }
+    }
+
+    /// Elements from the first to the last, with both.
+    pub(crate) fn elements(&self) -> usize {
+        (self.rows - 1) * self.stride + self.columns
+    }
+}
+
+/// Rows of factors, one for each sample: a chunk of a modulation `[B, chunks, n]`, say.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    /// The buffer it is in.
+    pub handle: Handle,
+    /// Elements before the first row.
+    pub start: usize,
+    /// Elements from a sample's row to the next sample's.
+    pub stride: usize,
+}
+
+impl Gate {
+    /// Elements from the beginning of the buffer to the end of the last row.
+    pub(crate) fn reach(&self, m: usize, tokens: usize, n: usize) -> usize {
+        self.start + (m - 1) / tokens * self.stride + n
+    }
+}
+
+/// Operands of a call, and where the result goes. What the call does not name is not there.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands<'a> {
+    /// First factor.
+    pub a: &'a Matrix,
+    /// Second factor.
+    pub b: &'a Matrix,
+    /// The second pair, with `rank` summands.
+    pub low_rank: Option<[&'a Matrix; 2]>,
+    /// `[n]`, of the factors' type.
+    pub bias: Option<&'a Handle>,
+    /// Of the factors' type.
+    pub gate: Option<&'a Gate>,
+    /// What the epilogue reads or writes beside the result, of the factors' type.
+    pub other: Option<&'a Matrix>,
+    /// The result.
+    pub d: &'a Matrix,
+}
+
+impl<'a> Operands<'a> {
+    /// Two factors and a result.
+    pub fn new(a: &'a Matrix, b: &'a Matrix, d: &'a Matrix) -> Self {
+        Self {
+            a,
+            b,
+            low_rank: None,
+            bias: None,
+            gate: None,
+            other: None,
+            d,
+        }
+    }
+
+    /// Whether these are the operands of `call`. `aligned`: whether rows must begin at multiples of 16 bytes.
+    ///
+    /// # Errors
+    /// [`Declined`] with what is missing, too much, of another shape, or in the wrong place.
+    pub fn check(&self, call: &Matmul, aligned: bool) -> Result<(), Declined> {
+        let (from, to) = (call.element, call.output);
+        // Biases and gates are read in pairs.
+        let pairs = if aligned { 4 } else { 1 };
+        let result = [call.m, call.n];
+        matrix("a", self.a, call.a_shape(call.k), from, aligned)?;
+        matrix("b", self.b, call.b_shape(call.k), from, aligned)?;
+        matrix("d", self.d, result, to, aligned)?;
+        given("low_rank", self.low_rank.is_some(), call.rank > 0)?;
+        if let Some([t, u]) = self.low_rank {
+            matrix("low_rank[0]", t, call.a_shape(call.rank), from, aligned)?;
+            matrix("low_rank[1]", u, call.b_shape(call.rank), from, aligned)?;
+        }
+        given("bias", self.bias.is_some(), call.bias)?;
+        if let Some(bias) = self.bias {
+            holds("bias", bias, call.n, from, pairs)?;
+        }
+        given(
+            "other",
+            self.other.is_some(),
+            call.epilogue.reads_other() || call.epilogue.writes_other(),
+        )?;
+        if let Some(other) = self.other {
+            matrix("other", other, result, from, aligned)?;
+        }
+        match (self.gate, call.epilogue) {
+            (Some(gate), Epilogue::GateAndAdd { tokens }) => {
+                let odd = gate.stride % 2 + gate.start % 2;
+                if aligned && odd != 0 {
+                    return no(format!(
+                        "`gate` starts at element {} with a stride of {}; both must be even",
+                        gate.start, gate.stride
+                    ));
+                }
+                holds("gate", &gate.handle, gate.reach(call.m, tokens, call.n), from, pairs)
+            }
+            (gate, epilogue) => given(
+                "gate",
+                gate.is_some(),
+                matches!(epilogue, Epilogue::GateAndAdd { .. }),
+            ),
+        }
+    }
+}
+
+fn given(name: &str, is: bool, must: bool) -> Result<(), Declined> {
+    match (is, must) {
+        (true, false) => no(format!("`{name}` is given, but the call has none")),
+        (false, true) => no(format!("`{name}` is missing, but the call has one")),
+        _ => Ok(()),
+    }
+}
+
+fn matrix(name: &str, x: &Matrix, shape: [usize; 2], element: Element, aligned: bool) -> Result<(), Declined> {
+    if [x.rows, x.columns] != shape {
+        return no(format!(
+            "`{name}` is {:?}, but must be {shape:?} ([rows, columns])",
+            [x.rows, x.columns]
+        ));
+    }
+    if x.stride < x.columns {
+        return no(format!(
+            "`{name}` has rows of {} elements that begin {} apart",
+            x.columns, x.stride
+        ));
+    }
+    let bytes = x.stride * element.bytes();
+    if aligned && !bytes.is_multiple_of(16) && x.rows > 1 {
+        return no(format!(
+            "rows of `{name}` begin {bytes} bytes apart; tensor memory access want a multiple of 16"
+        ));
+    }
+    holds(name, &x.handle, x.elements(), element, if aligned { 16 } else { 1 })
+}
+
+fn holds(name: &str, handle: &Handle, elements: usize, element: Element, alignment: u64) -> Result<(), Declined> {
+    let bytes = handle.size_in_used() as usize;
+    if elements * element.bytes() > bytes {
+        return no(format!(
+            "`{name}` reaches byte {}, but its buffer holds {bytes}",
+            elements * element.bytes()
+        ));
+    }
+    let offset = handle.offset_start.unwrap_or(0);
+    if !offset.is_multiple_of(alignment) {
+        return no(format!(
+            "`{name}` begins at byte {offset} of its buffer; the kernels want a multiple of {alignment}"
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! Copies of factors to stages of shared memory, by the tensor memory accelerator.
+//!
+//! A tile is a row of panels of 64 elements, with the 128-byte swizzle. A factor whose rows in memory are rows of the tile
+//! is one panel, as high as the tile; one whose rows are summands has a panel of 64 summands for each 64 rows of the tile.
+//! What the matrix does not have arrives as zeros.
+
+use super::cursor::{A_ROW, B_ROW, STEP_AT};
+use super::tiles::Tiles;
+use crate::schedule::STEP;
+use cubecl::prelude::barrier::Barrier;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::barrier_native_handle;
+use flow_cube::barrier::arrive_and_expect;
+
+/// Starts the copy of one factor's tile, from row `row` and step `step` on.
+#[cube]
+fn copy_factor<E: Numeric>(
+    full: &Barrier,
+    map: &TensorMap<E, Tiled>,
+    to: &mut [E],
+    start: usize,
+    row: u32,
+    step: u32,
+    #[comptime] rows: usize,
+    #[comptime] transposed: bool,
+) {
+    let summand = step * comptime!(STEP as u32);
+    if comptime!(transposed) {
+        #[unroll]
+        for panel in 0..comptime!(rows / 64) {
+            let at = start + comptime!(panel * 64 * STEP);
+            let column = row + comptime!((panel * 64) as u32);
+            full.tma_load_2d(map, &mut to[at..at + comptime!(64 * STEP)], summand as i32, column as i32);
+        }
+    } else {
+        full.tma_load_2d(
+            map,
+            &mut to[start..start + comptime!(rows * STEP)],
+            row as i32,
+            summand as i32,
+        );
+    }
+}
+
+/// Starts the copies of the cursor's step to stage `stage`. For one thread.
+#[cube]
+pub(super) fn fill<E: Numeric>(
+    full: &Barrier,
+    a: &TensorMap<E, Tiled>,
+    b: &TensorMap<E, Tiled>,
+    a_2: &TensorMap<E, Tiled>,
+    b_2: &TensorMap<E, Tiled>,
+    a_tiles: &mut [E],
+    b_tiles: &mut [E],
+    stage: usize,
+    cursor: &Array<u32>,
+    first_steps: u32,
+    #[comptime] tiles: Tiles,
+) {
+    let a_at = stage * comptime!(tiles.a_elements());
+    let b_at = stage * comptime!(tiles.b_elements());
+    let (rows, columns) = comptime!((tiles.rows(), tiles.columns));
+    let step = cursor[STEP_AT];
+    arrive_and_expect(barrier_native_handle(full), comptime!(tiles.stage_bytes() as u32));
+    if comptime!(tiles.low_rank) {
+        if step < first_steps {
+            copy_factor::<E>(full, a, a_tiles, a_at, cursor[A_ROW], step, rows, comptime!(tiles.a_transposed()));
+            copy_factor::<E>(full, b, b_tiles, b_at, cursor[B_ROW], step, columns, comptime!(tiles.b_transposed()));
+        } else {
+            let step = step - first_steps;
+            copy_factor::<E>(full, a_2, a_tiles, a_at, cursor[A_ROW], step, rows, comptime!(tiles.a_transposed()));
+            copy_factor::<E>(full, b_2, b_tiles, b_at, cursor[B_ROW], step, columns, comptime!(tiles.b_transposed()));
+        }
+    } else {
+        copy_factor::<E>(full, a, a_tiles, a_at, cursor[A_ROW], step, rows, comptime!(tiles.a_transposed()));
+        copy_factor::<E>(full, b, b_tiles, b_at, cursor[B_ROW], step, columns, comptime!(tiles.b_transposed()));
+    }
+}

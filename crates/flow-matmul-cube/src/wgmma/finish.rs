@@ -1,0 +1,101 @@
+//! From sums in registers to the result: bias, activation, gate and residual, derivative, accumulation.
+//!
+//! Sums go in pieces of 64 rows of 128 bytes through shared memory, swizzled, and out by the tensor memory accelerator,
+//! which leaves out what the result does not have. What an epilogue reads beside the sums comes in the same way, into the
+//! place where the result of the same elements is put.
+
+use crate::finish::{Finish, finished, pair_of};
+use cubecl::prelude::*;
+use flow_cube::register::{load_shared, pack, store_shared, unpack_high, unpack_low};
+
+/// Finishes two neighbouring sums of a row and puts them to their place `to`, a byte address of shared memory.
+/// `sum_only`: the sums themselves are wanted.
+#[cube]
+fn finish_pair(
+    to: u32,
+    low: f32,
+    high: f32,
+    gate_low: f32,
+    gate_high: f32,
+    #[comptime] finish: Finish,
+    #[comptime] sum_only: bool,
+) {
+    let factor = comptime!(finish.factor);
+    if comptime!(finish.wide()) {
+        let mut other_low = 0.0f32;
+        let mut other_high = 0.0f32;
+        if comptime!(finish.reads()) {
+            other_low = f32::reinterpret(load_shared(to));
+            other_high = f32::reinterpret(load_shared(to + 4));
+        }
+        store_shared(to, u32::reinterpret(finished(low, other_low, gate_low, finish)));
+        store_shared(to + 4, u32::reinterpret(finished(high, other_high, gate_high, finish)));
+    } else if comptime!(sum_only) {
+        store_shared(to, pack(low, high, factor));
+    } else {
+        let mut other = 0u32;
+        if comptime!(finish.reads()) {
+            other = load_shared(to);
+        }
+        let low = finished(low, unpack_low(other, factor), gate_low, finish);
+        let high = finished(high, unpack_high(other, factor), gate_high, finish);
+        store_shared(to, pack(low, high, factor));
+    }
+}
+
+/// Puts piece `piece` of 64 rows of sums to the place at byte address `to`. `row`: this thread's first row within the 64,
+/// whose second one is 8 further on; `column`: the first column of the 64 rows' tile; `gates`: where the two rows' gates
+/// begin, in pairs.
+#[cube]
+pub(super) fn put_piece<N: Size>(
+    to: u32,
+    sums: Vector<f32, N>,
+    bias: &[u32],
+    gate: &[u32],
+    row: u32,
+    lane: u32,
+    column: u32,
+    columns: u32,
+    gate_0: u32,
+    gate_1: u32,
+    #[comptime] piece: usize,
+    #[comptime] finish: Finish,
+    #[comptime] sum_only: bool,
+) {
+    let width = comptime!(finish.piece_columns());
+    let factor = comptime!(finish.factor);
+    let swizzle = (row % 8) * 16;
+    let row_at = to + row * 128;
+    #[unroll]
+    for j in 0..comptime!(width / 8) {
+        let i = comptime!(4 * (piece * width / 8 + j));
+        let mut x_0 = sums.extract(comptime!(i));
+        let mut y_0 = sums.extract(comptime!(i + 1));
+        let mut x_1 = sums.extract(comptime!(i + 2));
+        let mut y_1 = sums.extract(comptime!(i + 3));
+        let at = column + comptime!((piece * width + 8 * j) as u32) + (lane % 4) * 2;
+        let exists = at < columns;
+        if comptime!(finish.bias) {
+            let (x, y) = pair_of(bias, at / 2, exists, factor);
+            x_0 += x;
+            y_0 += y;
+            x_1 += x;
+            y_1 += y;
+        }
+        // 16-bit results: four bytes of a chunk of 16. f32: eight bytes of one of two chunks.
+        let place = if comptime!(finish.wide()) {
+            (swizzle ^ (comptime!((32 * j) as u32) + (lane % 4) / 2 * 16)) + (lane % 2) * 8
+        } else {
+            (swizzle ^ comptime!((16 * j) as u32)) + (lane % 4) * 4
+        };
+        if comptime!(finish.gated()) {
+            let (g_0, h_0) = pair_of(gate, gate_0 + at / 2, exists, factor);
+            let (g_1, h_1) = pair_of(gate, gate_1 + at / 2, exists, factor);
+            finish_pair(row_at + place, x_0, y_0, g_0, h_0, finish, sum_only);
+            finish_pair(row_at + 1024 + place, x_1, y_1, g_1, h_1, finish, sum_only);
+        } else {
+            finish_pair(row_at + place, x_0, y_0, 0.0f32, 0.0f32, finish, sum_only);
+            finish_pair(row_at + 1024 + place, x_1, y_1, 0.0f32, 0.0f32, finish, sum_only);
+        }
+    }
+}

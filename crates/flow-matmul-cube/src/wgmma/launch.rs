@@ -1,0 +1,108 @@
+//! From matrices on the device to a launch.
+
+use super::kernel::matmul;
+use super::Tiles;
+use crate::call::{Epilogue, Matmul};
+use crate::element::{Element, element};
+use crate::schedule::STEP;
+use crate::finish::Finish;
+use crate::tensors::{Matrix, Operands};
+use cubecl::prelude::*;
+use cubecl::zspace::{shape, strides};
+use cubecl_runtime::server::Handle;
+
+/// For copies of `rows` rows of `columns` elements, 128 bytes.
+fn map(x: &Matrix, rows: usize, columns: usize, of: Element) -> TensorMapArg<Tiled> {
+    // SAFETY: `Operands::check` found that the matrix is within its buffer.
+    let tensor = unsafe {
+        TensorArg::from_raw_parts(
+            x.handle.clone(),
+            strides![x.stride, 1],
+            shape![x.rows, x.columns],
+        )
+    };
+    TensorMapArg::new(
+        TiledArgs {
+            tile_size: shape![rows, columns],
+        },
+        tensor,
+        element(of),
+    )
+    .with_swizzle(TensorMapSwizzle::B128)
+    .with_prefetch(TensorMapPrefetch::B256)
+}
+
+/// A schedule on the device.
+#[derive(Clone, Debug)]
+pub(crate) struct Items {
+    pub(crate) starts: (Handle, usize),
+    pub(crate) records: (Handle, usize),
+    pub(crate) blocks: usize,
+}
+
+/// Launches the kernel; `d` is the result, or the tiles of sums.
+pub(crate) fn launch(
+    client: &Client,
+    call: &Matmul,
+    operands: &Operands<'_>,
+    d: &Matrix,
+    items: &Items,
+    tiles: Tiles,
+    finish: Finish,
+) {
+    let [a_2, b_2] = operands.low_rank.unwrap_or([operands.a, operands.b]);
+    let factor_map = |x: &Matrix, rows: usize, transposed: bool| {
+        let rows = if transposed { STEP } else { rows };
+        map(x, rows, 64, call.element)
+    };
+    let a = |x| factor_map(x, tiles.rows(), tiles.a_transposed());
+    let b = |x| factor_map(x, tiles.columns, tiles.b_transposed());
+    let result = |x| map(x, 64, finish.piece_columns(), finish.output);
+    // What is not there takes the place of something: neither is touched.
+    let other = match finish.epilogue {
+        Epilogue::Store | Epilogue::Accumulate => d,
+        _ => operands.other.unwrap_or(d),
+    };
+    let (tokens, gate, [gate_start, gate_stride], gate_length) = match (call.epilogue, operands.gate) {
+        (Epilogue::GateAndAdd { tokens }, Some(gate)) => {
+            let reach = gate.reach(call.m, tokens, call.n);
+            (tokens, &gate.handle, [gate.start / 2, gate.stride / 2], reach / 2)
+        }
+        _ => (1, &items.starts.0, [0; 2], 1),
+    };
+    let (bias, bias_length) = match operands.bias {
+        Some(bias) => (bias, call.n / 2),
+        None => (&items.starts.0, 1),
+    };
+    // SAFETY: lengths are those that `Operands::check` found in the buffers, items stay within the matrices' tiles, and
+    // copies leave out what a matrix does not have.
+    unsafe {
+        matmul::launch_unchecked(
+            client,
+            CubeCount::Static(items.blocks as u32, 1, 1),
+            CubeDim::new_1d(tiles.threads()),
+            a(operands.a),
+            b(operands.b),
+            a(a_2),
+            b(b_2),
+            result(d),
+            result(other),
+            result(other),
+            BufferArg::from_raw_parts(bias.clone(), bias_length),
+            BufferArg::from_raw_parts(gate.clone(), gate_length),
+            BufferArg::from_raw_parts(items.starts.0.clone(), items.starts.1),
+            BufferArg::from_raw_parts(items.records.0.clone(), items.records.1),
+            call.m as u32,
+            call.n as u32,
+            call.k.div_ceil(STEP) as u32,
+            tokens as u32,
+            gate_start as u32,
+            gate_stride as u32,
+            tiles,
+            finish,
+            [element(call.element), element(finish.output)],
+            tiles.vector(),
+        );
+    }
+}
+

@@ -1,0 +1,15 @@
+//! Products on Hopper's asynchronous tensor cores.
+
+mod copy;
+mod cursor;
+mod finish;
+pub mod kernel;
+pub mod launch;
+pub mod select;
+mod tiles;
+
+use cubecl::prelude::{Const, Vector};
+pub use tiles::Tiles;
+
+/// Four words of an item.
+pub type Record = Vector<u32, Const<4>>;

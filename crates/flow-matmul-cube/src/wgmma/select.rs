@@ -1,0 +1,105 @@
+//! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`docs/src/performance/matmul-ladder.md`).
+
+use super::Tiles;
+use crate::call::{Declined, Epilogue, Layout, Matmul, no};
+use crate::schedule::{Cut, STEP};
+use flow_cube::wgmma::Factor;
+
+/// Whether tensor memory access can reach what the call has, and tensor cores multiply it.
+///
+/// # Errors
+/// [`Declined`] with the reason.
+pub fn check(call: &Matmul) -> Result<Factor, Declined> {
+    let Some(factor) = call.element.factor() else {
+        return no("tensor cores would round f32 factors to TF32; they take bf16 and f16");
+    };
+    let pairs = call.bias || matches!(call.epilogue, Epilogue::GateAndAdd { .. });
+    if pairs && !call.n.is_multiple_of(2) {
+        return no(format!("biases and gates are read in pairs, and {} columns are odd", call.n));
+    }
+    if call.m.div_ceil(64) * call.n.div_ceil(64) > u32::MAX as usize / 64 {
+        return no("the result has too many tiles");
+    }
+    Ok(factor)
+}
+
+/// Tiles and cut of a call on a device with `multiprocessors` multiprocessors.
+pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, Cut) {
+    let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
+    let low_rank = call.rank > 0;
+    let candidates: &[Tiles] = &[shape(call, factor, Shape::Turns), shape(call, factor, Shape::Wide)];
+    let narrow = shape(call, factor, Shape::Narrow);
+    let mut best: Option<(f64, Tiles, usize)> = None;
+    let list: &[Tiles] = if call.n <= 64 { std::slice::from_ref(&narrow) } else { candidates };
+    for tiles in list {
+        let count = call.m.div_ceil(tiles.rows()) * call.n.div_ceil(tiles.columns);
+        let most = match call.layout {
+            Layout::Tn => (steps / 8).clamp(1, 64),
+            _ => 1,
+        };
+        for parts in 1..=most {
+            let waves = (count * parts).div_ceil(multiprocessors);
+            let tile = (tiles.rows() * tiles.columns) as f64;
+            // Time in products of 64 summands of one element by one multiprocessor.
+            let multiply = waves as f64 * steps.div_ceil(parts) as f64 * tile;
+            let border = waves as f64 * tile * if tiles.in_turns { 0.3 } else { 1.5 };
+            let add_up = match parts {
+                1 => 0.0,
+                // Written and read again, 4 bytes each, against the 64 summands of an element.
+                _ => (count * parts) as f64 * tile * 4.0 / multiprocessors as f64 + 20_000.0,
+            };
+            let time = multiply + border + add_up;
+            if best.is_none_or(|(least, ..)| time < least) {
+                best = Some((time, *tiles, parts));
+            }
+        }
+    }
+    let (_, tiles, parts) = best.expect("there are candidates");
+    let tiles = Tiles { low_rank, ..tiles };
+    let group = if tiles.rows() == 256 { 8 } else { 16 };
+    let cut = Cut {
+        rows: tiles.rows(),
+        columns: tiles.columns,
+        group,
+        blocks: multiprocessors,
+        parts,
+    };
+    (tiles, cut)
+}
+
+/// Tiles that the table chooses from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// 128 x 192, two warpgroups in turns.
+    Turns,
+    /// 128 x 256, shared by two warpgroups.
+    Wide,
+    /// 256 x 192, shared by two warpgroups.
+    Large,
+    /// 128 x 128, shared by two warpgroups.
+    Small,
+    /// 128 x 64, shared by two warpgroups: for few columns.
+    Narrow,
+}
+
+/// The tiles of `shape`.
+pub fn shape(call: &Matmul, factor: Factor, shape: Shape) -> Tiles {
+    let (units, columns, stages, in_turns, pieces) = match shape {
+        Shape::Turns => (2, 192, 4, true, 2),
+        Shape::Wide => (1, 256, 4, false, 2),
+        Shape::Large => (2, 192, 3, false, 2),
+        Shape::Small => (1, 128, 6, false, 2),
+        Shape::Narrow => (1, 64, 8, false, 1),
+    };
+    Tiles {
+        layout: call.layout,
+        factor,
+        warpgroups: 2,
+        units,
+        columns,
+        stages,
+        in_turns,
+        pieces,
+        low_rank: call.rank > 0,
+    }
+}

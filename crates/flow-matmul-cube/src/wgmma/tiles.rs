@@ -1,0 +1,112 @@
+//! How a block of the `wgmma` kernel cuts its work, and how products walk through shared memory.
+
+use crate::call::Layout;
+use crate::schedule::STEP;
+use flow_cube::wgmma::{Factor, Steps};
+
+/// Sizes that a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tiles {
+    /// Where rows and columns of the factors are.
+    pub layout: Layout,
+    /// Type of the factors.
+    pub factor: Factor,
+    /// Warpgroups of a block.
+    pub warpgroups: usize,
+    /// Units of 64 rows that a warpgroup sums up: 1 or 2.
+    pub units: usize,
+    /// Columns of a tile; a multiple of 64, at most 256.
+    pub columns: usize,
+    /// Steps of 64 summands that shared memory holds.
+    pub stages: usize,
+    /// Whether warpgroups compute tiles of their own, in turns, so that one finishes a tile while the other multiplies.
+    /// Else they share a tile.
+    pub in_turns: bool,
+    /// Pieces of 64 rows of 128 bytes that a warpgroup holds while it finishes a tile: 1 or 2.
+    pub pieces: usize,
+    /// Whether there is a second pair of factors.
+    pub low_rank: bool,
+}
+
+impl Tiles {
+    /// Rows of a tile.
+    pub fn rows(&self) -> usize {
+        64 * self.units * if self.in_turns { 1 } else { self.warpgroups }
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        128 * self.warpgroups as u32
+    }
+
+    /// Registers of a vector that holds the sums of 64 rows.
+    pub fn vector(&self) -> usize {
+        (self.columns / 2).next_power_of_two()
+    }
+
+    /// Elements of a stage's tile of A.
+    pub fn a_elements(&self) -> usize {
+        self.rows() * STEP
+    }
+
+    /// Elements of a stage's tile of B.
+    pub fn b_elements(&self) -> usize {
+        self.columns * STEP
+    }
+
+    /// Bytes that the copies of a stage bring.
+    pub fn stage_bytes(&self) -> usize {
+        2 * (self.a_elements() + self.b_elements())
+    }
+
+    /// Warps that read a stage.
+    pub fn readers(&self) -> usize {
+        4 * if self.in_turns { 1 } else { self.warpgroups }
+    }
+
+    /// Shared memory of a block, in bytes, with barriers.
+    pub fn shared_bytes(&self) -> usize {
+        self.stages * (self.stage_bytes() + 12) + self.warpgroups * self.pieces * (8192 + 8)
+    }
+
+    /// `A Bᵀ` of 64 rows over a step.
+    pub fn products(&self) -> Steps {
+        let by_sixteen = |along: bool| (0..STEP / 16).map(|k| k * if along { 128 } else { 2 }).collect();
+        let (a_transposed, b_transposed) = (self.a_transposed(), self.b_transposed());
+        Steps {
+            n: self.columns,
+            padded: self.vector(),
+            a: by_sixteen(a_transposed),
+            b: by_sixteen(b_transposed),
+            a_transposed,
+            b_transposed,
+            factor: self.factor,
+        }
+    }
+
+    /// Whether rows of A in memory are summands.
+    pub fn a_transposed(&self) -> bool {
+        self.layout == Layout::Tn
+    }
+
+    /// Whether rows of B in memory are summands.
+    pub fn b_transposed(&self) -> bool {
+        self.layout != Layout::Nt
+    }
+
+    /// For file names and manifests.
+    pub fn name(&self) -> String {
+        let layout = match self.layout {
+            Layout::Nt => "nt",
+            Layout::Nn => "nn",
+            Layout::Tn => "tn",
+        };
+        format!(
+            "wgmma_{layout}_{}x{}_{}{}",
+            self.rows(),
+            self.columns,
+            self.stages,
+            if self.in_turns { "_turns" } else { "" }
+        )
+    }
+}

@@ -1,0 +1,145 @@
+//! The portable kernel on Vulkan, on the catalogue. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
+
+use cubecl::device::WgpuDeviceKind;
+use cubecl::prelude::*;
+use flow_matmul_cube::Element;
+use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
+use flow_matmul_cube::catalogue::{Both, Case, calls, wrong};
+use flow_matmul_cube::run::{Plan, Prepared};
+use flow_matmul_cube::tensors::Matrix;
+
+/// Sizes that blocks do not divide, and that they do.
+const SIZES: [[usize; 3]; 6] = [
+    [1, 1, 1],
+    [13, 7, 13],
+    [64, 64, 64],
+    [77, 136, 333],
+    [333, 78, 77],
+    [130, 66, 1357],
+];
+
+/// Mesa's driver for the processor, else the first GPU.
+fn client() -> Client {
+    let kinds = [
+        WgpuDeviceKind::Cpu,
+        WgpuDeviceKind::DiscreteGpu(0),
+        WgpuDeviceKind::IntegratedGpu(0),
+    ];
+    let found = kinds
+        .into_iter()
+        .find_map(|kind| cubecl::Device::vulkan(kind).ok());
+    found
+        .expect(
+            "this test needs a Vulkan driver and found none: install Mesa's for the processor (Debian: `apt-get install \
+             mesa-vulkan-drivers libvulkan1`, from bookworm-backports or newer), or point VK_DRIVER_FILES at lvp_icd.json",
+        )
+        .client()
+}
+
+fn check(client: &Client, layout: Layout, element: Element, sizes: &[[usize; 3]]) {
+    let wrong: Vec<String> = calls(layout, element, sizes)
+        .into_iter()
+        .filter_map(|call| wrong(client, call, Plan::Portable).map(|why| format!("{call:?}: {why}")))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn layers_forward_are_right_in_f32() {
+    check(&client(), Layout::Nt, Element::F32, &SIZES);
+}
+
+#[test]
+fn data_gradients_are_right_in_f32() {
+    check(&client(), Layout::Nn, Element::F32, &SIZES);
+}
+
+#[test]
+fn weight_gradients_are_right_in_f32() {
+    check(&client(), Layout::Tn, Element::F32, &SIZES);
+}
+
+#[test]
+fn factors_in_f16_give_sums_in_f32() {
+    check(&client(), Layout::Nt, Element::F16, &SIZES[3..4]);
+}
+
+#[test]
+fn bf16_is_right_where_the_device_has_it_and_is_declined_with_advice_elsewhere() {
+    let client = client();
+    let call = Matmul::plain(Layout::Nt, [77, 136, 333], Element::Bf16);
+    match Prepared::with(&client, call, Plan::Portable) {
+        Ok(_) => check(&client, Layout::Nt, Element::Bf16, &SIZES[3..4]),
+        Err(error) => assert!(error.to_string().contains("bf16; use f32"), "{error}"),
+    }
+}
+
+#[test]
+fn a_rows_bits_do_not_depend_on_the_other_rows() {
+    let client = client();
+    let call = Matmul {
+        rank: 8,
+        bias: true,
+        epilogue: Epilogue::Activate {
+            activation: Activation::GeluTanh,
+            keep_sum: false,
+        },
+        ..Matmul::plain(Layout::Nt, [130, 66, 200], Element::F32)
+    };
+    let case = Case::new(&client, call, 3);
+    let run = |m: usize| {
+        let d = Both::poisoned(&client, [m, call.n], Element::F32);
+        let cut = |x: &Matrix| Matrix { rows: m, ..x.clone() };
+        let a = cut(&case.a.device);
+        let t = cut(&case.low_rank.as_ref().expect("a second pair")[0].device);
+        let mut operands = case.operands();
+        operands.a = &a;
+        operands.low_rank = operands.low_rank.map(|[_, u]| [&t, u]);
+        operands.d = &d.device;
+        Prepared::with(&client, Matmul { m, ..call }, Plan::Portable)
+            .and_then(|prepared| prepared.run(&operands))
+            .expect("it runs");
+        d.bytes(&client)
+    };
+    let all = run(130);
+    for m in [1, 13, 64, 77] {
+        let some = run(m);
+        assert_eq!(some[..], all[..some.len()], "{m} rows");
+    }
+}
+
+/// Fails unless `operands` of `call` are declined with words that hold `part`.
+fn declines(client: &Client, call: Matmul, change: impl Fn(&mut Case), part: &str) {
+    let mut case = Case::new(client, call, 1);
+    change(&mut case);
+    let error = Prepared::with(client, call, Plan::Portable)
+        .and_then(|prepared| prepared.run(&case.operands()))
+        .expect_err(part)
+        .to_string();
+    assert!(error.contains(part), "`{error}` does not say `{part}`");
+}
+
+#[test]
+fn operands_that_are_not_the_calls_are_declined_with_the_reason() {
+    let client = client();
+    let call = Matmul {
+        rank: 4,
+        bias: true,
+        epilogue: Epilogue::GateAndAdd { tokens: 2 },
+        ..Matmul::plain(Layout::Nn, [5, 6, 7], Element::F32)
+    };
+    declines(&client, call, |on| on.a.device.columns = 8, "`a` is [5, 8], but must be [5, 7]");
+    declines(&client, call, |on| on.b.device.stride = 2, "`b` has rows of 6 elements that begin 2 apart");
+    declines(&client, call, |on| on.d.device.stride = 900, "`d` reaches byte");
+    declines(&client, call, |on| on.low_rank = None, "`low_rank` is missing");
+    declines(&client, call, |on| on.bias = None, "`bias` is missing");
+    declines(&client, call, |on| on.gate = None, "`gate` is missing");
+    declines(&client, call, |on| on.other = None, "`other` is missing");
+    let plain = Matmul::plain(Layout::Nt, [5, 6, 7], Element::F32);
+    declines(
+        &client,
+        plain,
+        |on| on.bias = Some(Both::poisoned(&client, [1, 6], Element::F32)),
+        "`bias` is given",
+    );
+}
