@@ -11,6 +11,9 @@ use std::process::Command;
 /// Packages, versions and sums of what is fetched.
 const PACKAGES: &str = "xtask/cuda-13.0.txt";
 
+/// Packages that have a gate.
+const GATED: [&str; 2] = ["flow-attention-cube", "flow-kernels-cube"];
+
 /// Where the compilers are.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -29,17 +32,20 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Some(tree) => tree.clone(),
         None => fetched(workspace, &options.python)?,
     };
-    let arguments = [
-        "test",
-        "--release",
-        "--package",
-        "flow-attention-cube",
-        "--features",
-        "ptx-gate",
-        "--test",
-        "ptx",
-    ];
-    run_command(cargo(workspace, &arguments).env("CUDA_PATH", tree))
+    for package in GATED {
+        let arguments = [
+            "test",
+            "--release",
+            "--package",
+            package,
+            "--features",
+            "ptx-gate",
+            "--test",
+            "ptx",
+        ];
+        run_command(cargo(workspace, &arguments).env("CUDA_PATH", &tree))?;
+    }
+    Ok(())
 }
 
 /// The tree in the target folder; fetched if it is not there.

@@ -4,7 +4,7 @@ use crate::tensors::Plain;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
-pub use burn_cubecl::tensor::CubeTensor;
+pub use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 pub use cubecl::prelude::Client;
 
 /// The device's tensor in `tensor`, if it is a plain float tensor of a CubeCL runtime.

@@ -9,6 +9,8 @@ pub mod barrier;
 pub mod copy;
 pub mod element;
 pub mod emulator;
+#[cfg(feature = "ptx-gate")]
+pub mod gate;
 #[allow(missing_docs)]
 pub mod mma;
 pub mod offline;

@@ -9,19 +9,20 @@ pub(crate) fn cast_kernel<F: Float, G: Float, N: Size>(
     x: &[Vector<F, N>],
     y: &mut [Vector<G, N>],
     vectors: usize,
+    factor: f32,
 ) {
     let at = ABSOLUTE_POS;
     if at < vectors {
-        y[at] = Vector::cast_from(Vector::<f32, N>::cast_from(x[at]));
+        y[at] = Vector::cast_from(Vector::new(factor) * Vector::<f32, N>::cast_from(x[at]));
     }
 }
 
-/// Writes `x` to `y`, rounded to nearest in its type. `aligned`: both begin at a multiple of 16 bytes; otherwise at one of
-/// the size of a value.
+/// Writes `factor · x` to `y`, rounded to nearest in its type. `aligned`: both begin at a multiple of 16 bytes; otherwise at
+/// one of the size of a value.
 ///
 /// # Errors
 /// [`Refused`] if `y` is not as long as `x`.
-pub fn cast(client: &Client, x: &Buffer, y: &Buffer, aligned: bool) -> Result<(), Refused> {
+pub fn cast(client: &Client, x: &Buffer, y: &Buffer, factor: f32, aligned: bool) -> Result<(), Refused> {
     y.expect("y", x.length)?;
     if x.length == 0 {
         return Ok(());
@@ -42,6 +43,7 @@ pub fn cast(client: &Client, x: &Buffer, y: &Buffer, aligned: bool) -> Result<()
             x.argument(),
             y.argument(),
             vectors,
+            factor,
         );
     }));
     Ok(())

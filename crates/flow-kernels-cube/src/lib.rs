@@ -19,8 +19,6 @@ pub mod modulated_layer_norm;
 pub mod optimizer;
 mod partials;
 #[allow(missing_docs)]
-pub mod product;
-#[allow(missing_docs)]
 pub mod rms_norm;
 #[allow(missing_docs)]
 pub mod rotary;

@@ -9,8 +9,8 @@ use cubecl::prelude::*;
 const THREADS: usize = 256;
 /// Threads of a block whose rows belong to planes.
 const NARROW_THREADS: usize = 128;
-/// Vectors of one row that a thread of a plane keeps at most.
-const HELD: usize = 8;
+/// Values of one row that a thread of a plane keeps at most.
+const HELD: usize = 64;
 
 /// A division of rows among threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +41,7 @@ impl Rows {
     pub fn several(columns: usize, width: usize, plane: usize) -> Self {
         let vectors = columns / width;
         let lanes = plane.min(vectors.next_power_of_two());
-        if vectors > lanes * HELD {
+        if columns > lanes * HELD {
             return Self::whole(columns, width, plane);
         }
         Self {
@@ -137,6 +137,7 @@ pub(crate) fn row_sums(
         #[unroll]
         for i in 0..count {
             let mut sum = shared[comptime!(i * rows.planes())];
+            #[unroll(rows.planes() <= 8)]
             for plane in 1..comptime!(rows.planes()) {
                 sum += shared[comptime!(i * rows.planes()) + plane];
             }

@@ -13,8 +13,6 @@ use crate::modulated_layer_norm::norm_forward::NormForward;
 use crate::modulated_layer_norm::at_once;
 use crate::optimizer::adamw_kernel::AdamwKernel;
 use crate::optimizer::squares::Squares;
-use crate::product::product_kernel::ProductKernel;
-use crate::product::Epilogue;
 use crate::rms_norm::rms_backward::RmsBackward;
 use crate::rms_norm::rms_forward::RmsForward;
 use crate::rms_norm::rms_weight::RmsWeight;
@@ -111,16 +109,6 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             (
                 "adamw",
                 define!(AdamwKernel::<f32, F, bf16>, THREADS, [w g m v c s], [n a b e d], 4, true),
-            ),
-            (
-                "product",
-                define!(
-                    ProductKernel::<F, F, F>,
-                    THREADS,
-                    [a b c d e f g],
-                    [a b c d e f g h i j k l m n],
-                    Epilogue::whole(gelu)
-                ),
             ),
         ];
         let compiled = definitions.into_iter().map(|(kernel, definition)| {

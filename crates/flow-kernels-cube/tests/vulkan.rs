@@ -45,11 +45,6 @@ fn latents_hold_in_f32() {
 }
 
 #[test]
-fn products_hold_in_f32() {
-    holds("products", Element::F32);
-}
-
-#[test]
 fn updates_hold_in_f32() {
     holds("updates", Element::F32);
 }

@@ -217,10 +217,15 @@ fn casts(checker: &mut Checker<'_>) {
                 element: from,
             };
             let (x, y): (Buffer, Buffer) = (checker.upload(&values), checker.room(length, to));
-            let done = cast(&client, &x, &y, aligned);
+            let done = cast(&client, &x, &y, 1.0, aligned);
             checker.accept(&name, done);
             let got = checker.download(&y);
             checker.same(&name, &got, &to.decode(&to.encode(&values.values)));
+            let done = cast(&client, &x, &y, 0.3, aligned);
+            checker.accept(&name, done);
+            let got = checker.download(&y);
+            let want: Vec<f64> = values.values.iter().map(|x| x * f64::from(0.3f32)).collect();
+            checker.close(&format!("{name}, times 0.3"), &got, &want, to, 1);
         }
     }
 }

@@ -5,7 +5,6 @@ mod checker;
 mod elementwise;
 mod latents;
 mod norms;
-mod products;
 pub mod reference;
 mod updates;
 
@@ -15,11 +14,10 @@ use crate::Element;
 use cubecl::prelude::*;
 
 /// Groups of cases, by name.
-pub const GROUPS: [(&str, fn(&mut Checker<'_>)); 5] = [
+pub const GROUPS: [(&str, fn(&mut Checker<'_>)); 4] = [
     ("norms", norms::check),
     ("elementwise", elementwise::check),
     ("latents", latents::check),
-    ("products", products::check),
     ("updates", updates::check),
 ];
 

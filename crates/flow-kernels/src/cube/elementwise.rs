@@ -12,7 +12,7 @@ use flow_kernels_cube::rotary::Rotary;
 use std::sync::Arc;
 
 /// The kernels' name of a function.
-pub(super) fn function(activation: Activation) -> Function {
+fn function(activation: Activation) -> Function {
     match activation {
         Activation::None => Function::None,
         Activation::Silu => Function::Silu,
@@ -42,13 +42,14 @@ pub(super) fn activation_gradient(
     if dx.is_none() && dbias.is_none() {
         return (gradient, None);
     }
+    let [of_x, of_dx, of_dbias] = [x, dx.as_ref(), dbias.as_ref()].map(|it| it.map(Operand::buffer));
     let call = activation::Backward {
         columns,
         activation: function(activation),
-        x: x.map(Operand::buffer).as_ref(),
+        x: of_x.as_ref(),
         gradient: &gradient.buffer(),
-        dx: dx.as_ref().map(Operand::buffer).as_ref(),
-        dbias: dbias.as_ref().map(Operand::buffer).as_ref(),
+        dx: of_dx.as_ref(),
+        dbias: of_dbias.as_ref(),
     };
     done("activation", activation::backward(gradient.client(), call));
     (dx.unwrap_or(gradient), dbias)

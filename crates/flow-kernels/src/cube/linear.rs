@@ -1,14 +1,16 @@
 //! Linear layers with bias, low-rank adapter and activation.
 
-use super::elementwise::{activated, activation_gradient, function};
-use super::operand::{Operand, done};
+use super::elementwise::{activated, activation_gradient};
+use super::operand::Operand;
+use super::products::{Products, matrix, type_of};
 use crate::linear::has_trained_matrix;
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
 use flow_core::kernels::LinearWeights;
 use flow_core::{Activation, Plain, op};
 use flow_kernels_cube::Element;
-use flow_kernels_cube::product::{Factor, Product};
+use flow_matmul_cube::call::{Activation as Function, Epilogue, Layout, Matmul};
+use flow_matmul_cube::tensors::Operands;
 use std::sync::Arc;
 
 /// A layer's weights in the type that products take.
@@ -16,29 +18,22 @@ use std::sync::Arc;
 struct Layer {
     /// `[out, in]`.
     weight: Operand,
-    /// `[out]`, as it came.
+    /// `[out]`.
     bias: Option<Operand>,
     adapter: Option<Adapter>,
-    inputs: usize,
     outputs: usize,
+    products: Arc<Products>,
 }
 
-/// `scale · (x Aᵀ) Bᵀ` is added to the output; the product of `A` and `B` is never formed.
+/// `(x Aᵀ) (scale · B)ᵀ` is added to the output; the product of `A` and `B` is never formed.
 #[derive(Debug)]
 struct Adapter {
     /// `A [rank, in]`.
     down: Operand,
-    /// `B [out, rank]`.
+    /// `scale · B`, `[out, rank]`.
     up: Operand,
     scale: f32,
     rank: usize,
-}
-
-/// The product in new memory of `shape`.
-fn compute(product: Product<'_>, like: &Operand, shape: &[usize], element: Element) -> Operand {
-    let output = like.room(shape, element);
-    done("linear", product.compute(like.client(), &output.buffer(), None));
-    output
 }
 
 /// As the CPU's, and what passes through `stash` is the same: the value before the activation if there is one, else the
@@ -49,6 +44,7 @@ pub(super) fn linear(
     weights: &LinearWeights,
     activation: Activation,
     element: Element,
+    products: &Arc<Products>,
 ) -> DispatchTensor {
     let mut inputs = vec![x];
     inputs.extend(weights.tensors());
@@ -57,7 +53,7 @@ pub(super) fn linear(
         let x = Operand::read(&plain[0]);
         let (of_x, x_shape) = (x.element(), x.shape());
         let x = x.cast(element);
-        let layer = Layer::read(&plain[1..], weights, element);
+        let layer = Layer::read(&plain[1..], weights, element, products);
         let keep_sum = activation != Activation::None && (tracked || stash.keeps("linear"));
         let mut made = None;
         let mut kept = stash.through("linear", &mut || {
@@ -94,22 +90,17 @@ pub(super) fn linear(
 
 impl Layer {
     /// `plain` holds the values of [`LinearWeights::tensors`].
-    fn read(plain: &[Plain], weights: &LinearWeights, element: Element) -> Self {
+    fn read(plain: &[Plain], weights: &LinearWeights, element: Element, products: &Arc<Products>) -> Self {
         let weight = Operand::read_as(&plain[0], element);
-        let (outputs, inputs) = weight.rows_and_columns();
-        let bias = weights.bias.as_ref().map(|_| Operand::read(&plain[1]));
-        // Beside bf16 products a bias may be f32, or bf16 too; any other type becomes the products'.
-        let bias = bias.map(|bias| match bias.element() {
-            Element::F32 => bias,
-            _ => bias.cast(element),
-        });
+        let (outputs, _) = weight.rows_and_columns();
+        let bias = weights.bias.as_ref().map(|_| Operand::read_as(&plain[1], element));
         let adapter = weights.adapter.as_ref().map(|(_, _, scale)| {
-            let [down, up] =
-                [plain.len() - 2, plain.len() - 1].map(|at| Operand::read_as(&plain[at], element));
-            let rank = down.shape()[0];
+            let [down, up] = [plain.len() - 2, plain.len() - 1].map(|at| &plain[at]);
+            let down = Operand::read_as(down, element);
+            let (rank, _) = down.rows_and_columns();
             Adapter {
                 down,
-                up,
+                up: Operand::read(up).times(*scale, element),
                 scale: *scale,
                 rank,
             }
@@ -118,56 +109,72 @@ impl Layer {
             weight,
             bias,
             adapter,
-            inputs,
             outputs,
+            products: products.clone(),
         }
     }
 
     /// The sum before the activation, if wanted, and the output.
     fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
-        let (rows, _) = x.rows_and_columns();
-        let (x_values, weight) = (x.buffer(), self.weight.buffer());
-        let reduced = self.adapter.as_ref().map(|adapter| adapter.reduced(x, self.inputs));
-        let reduced = reduced.as_ref().map(Operand::buffer);
-        let up = self.adapter.as_ref().map(|adapter| (adapter.rank, adapter.up.buffer()));
-        let second = reduced.as_ref().zip(up.as_ref()).map(|(reduced, (rank, up))| {
-            (*rank, [Factor::new(reduced, *rank), Factor::new(up, *rank).transposed()])
-        });
-        let factors = [
-            Factor::new(&x_values, self.inputs),
-            Factor::new(&weight, self.inputs).transposed(),
-        ];
-        let product = Product {
-            second,
-            bias: self.bias.as_ref().map(Operand::buffer).as_ref(),
-            activation: function(activation),
-            ..Product::new([rows, self.inputs, self.outputs], factors)
-        };
+        let (rows, inputs) = x.rows_and_columns();
         let mut shape = x.shape();
         *shape.last_mut().expect("a linear layer's input has an axis") = self.outputs;
         let output = x.room(&shape, x.element());
         let sum = keep_sum.then(|| output.room_alike());
-        let into = sum.as_ref().map(Operand::buffer);
-        done("linear", product.compute(x.client(), &output.buffer(), into.as_ref()));
+        let function = match activation {
+            Activation::None => None,
+            Activation::Silu => Some(Function::Silu),
+            Activation::GeluTanh => Some(Function::GeluTanh),
+        };
+        let epilogue = function.map_or(Epilogue::Store, |activation| Epilogue::Activate {
+            activation,
+            keep_sum,
+        });
+        let call = Matmul {
+            rank: self.rank(),
+            bias: self.bias.is_some(),
+            epilogue,
+            ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], type_of(x.element()))
+        };
+        let reduced = self.adapter.as_ref().map(|adapter| adapter.reduced(x, &self.products));
+        let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
+        let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.up)]);
+        let bias = self.bias.as_ref().map(|bias| bias.buffer().handle);
+        let kept = sum.as_ref().map(matrix);
+        let (a, b, d) = (matrix(x), matrix(&self.weight), matrix(&output));
+        let operands = Operands {
+            low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
+            bias: bias.as_ref(),
+            other: kept.as_ref(),
+            ..Operands::new(&a, &b, &d)
+        };
+        self.products.run(x, call, &operands);
         (sum, output)
     }
 
-    /// `G W + scale · (G B) A` for the `gradient` of the sum before the activation.
+    /// `G W + (G · scale B) A` for the `gradient` of the sum before the activation.
     fn input_gradient(&self, gradient: &Operand, shape: &[usize]) -> Operand {
-        let (rows, _) = gradient.rows_and_columns();
-        let (values, weight) = (gradient.buffer(), self.weight.buffer());
-        let reduced = self.adapter.as_ref().map(|adapter| adapter.reduced_gradient(gradient));
-        let reduced = reduced.as_ref().map(Operand::buffer);
-        let down = self.adapter.as_ref().map(|adapter| (adapter.rank, adapter.down.buffer()));
-        let second = reduced.as_ref().zip(down.as_ref()).map(|(reduced, (rank, down))| {
-            (*rank, [Factor::new(reduced, *rank), Factor::new(down, self.inputs)])
-        });
-        let factors = [Factor::new(&values, self.outputs), Factor::new(&weight, self.inputs)];
-        let product = Product {
-            second,
-            ..Product::new([rows, self.outputs, self.inputs], factors)
+        let (rows, outputs) = gradient.rows_and_columns();
+        let (_, inputs) = self.weight.rows_and_columns();
+        let output = gradient.room(shape, gradient.element());
+        let call = Matmul {
+            rank: self.rank(),
+            ..Matmul::plain(Layout::Nn, [rows, inputs, outputs], type_of(gradient.element()))
         };
-        compute(product, gradient, shape, gradient.element())
+        let reduced = self.adapter.as_ref().map(|adapter| adapter.reduced_gradient(gradient, &self.products));
+        let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
+        let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.down)]);
+        let (a, b, d) = (matrix(gradient), matrix(&self.weight), matrix(&output));
+        let operands = Operands {
+            low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
+            ..Operands::new(&a, &b, &d)
+        };
+        self.products.run(gradient, call, &operands);
+        output
+    }
+
+    fn rank(&self) -> usize {
+        self.adapter.as_ref().map_or(0, |adapter| adapter.rank)
     }
 
     /// Gradients of those of [`LinearWeights::tensors`] that are `wanted`, in their order, in f32.
@@ -178,54 +185,69 @@ impl Layer {
         dbias: Option<Operand>,
         wanted: &[bool],
     ) -> Vec<Option<Plain>> {
+        let products = &self.products;
         let x = || x.expect("the input is kept if a matrix is tracked");
         let mut wanted = wanted.iter().copied();
         let mut want = || wanted.next().expect("one flag per weight");
-        let mut gradients = vec![want().then(|| over_rows(gradient, x()).into_plain())];
+        let mut gradients = vec![want().then(|| over_rows(gradient, x(), products).into_plain())];
         if self.bias.is_some() {
             want();
             gradients.push(dbias.map(Operand::into_plain));
         }
         if let Some(adapter) = &self.adapter {
-            gradients.push(want().then(|| over_rows(&adapter.reduced_gradient(gradient), x()).into_plain()));
-            gradients.push(
-                want().then(|| over_rows(gradient, &adapter.reduced(x(), self.inputs)).into_plain()),
-            );
+            gradients.push(want().then(|| {
+                let reduced = adapter.reduced_gradient(gradient, products);
+                over_rows(&reduced, x(), products).into_plain()
+            }));
+            gradients.push(want().then(|| {
+                let product = over_rows(gradient, &adapter.reduced(x(), products), products);
+                product.times(adapter.scale, Element::F32).into_plain()
+            }));
         }
         gradients
     }
 }
 
 impl Adapter {
-    /// `scale · x Aᵀ`, `[rows, rank]`.
-    fn reduced(&self, x: &Operand, inputs: usize) -> Operand {
-        let (rows, _) = x.rows_and_columns();
-        let (values, down) = (x.buffer(), self.down.buffer());
-        let factors = [Factor::new(&values, inputs), Factor::new(&down, inputs).transposed()];
-        let product = Product {
-            scale: self.scale,
-            ..Product::new([rows, inputs, self.rank], factors)
-        };
-        compute(product, x, &[rows, self.rank], x.element())
+    /// `x Aᵀ`, `[rows, rank]`.
+    fn reduced(&self, x: &Operand, products: &Products) -> Operand {
+        let (rows, inputs) = x.rows_and_columns();
+        let call = Matmul::plain(Layout::Nt, [rows, self.rank, inputs], type_of(x.element()));
+        let output = x.room(&[rows, self.rank], x.element());
+        products.run(
+            x,
+            call,
+            &Operands::new(&matrix(x), &matrix(&self.down), &matrix(&output)),
+        );
+        output
     }
 
-    /// `scale · G B`, `[rows, rank]`.
-    fn reduced_gradient(&self, gradient: &Operand) -> Operand {
+    /// `G · scale B`, `[rows, rank]`.
+    fn reduced_gradient(&self, gradient: &Operand, products: &Products) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
-        let (values, up) = (gradient.buffer(), self.up.buffer());
-        let factors = [Factor::new(&values, outputs), Factor::new(&up, self.rank)];
-        let product = Product {
-            scale: self.scale,
-            ..Product::new([rows, outputs, self.rank], factors)
-        };
-        compute(product, gradient, &[rows, self.rank], gradient.element())
+        let call = Matmul::plain(Layout::Nn, [rows, self.rank, outputs], type_of(gradient.element()));
+        let output = gradient.room(&[rows, self.rank], gradient.element());
+        products.run(
+            gradient,
+            call,
+            &Operands::new(&matrix(gradient), &matrix(&self.up), &matrix(&output)),
+        );
+        output
     }
 }
 
 /// `leftᵀ · right` of `[rows, m]` and `[rows, n]`: `[m, n]` in f32.
-fn over_rows(left: &Operand, right: &Operand) -> Operand {
+fn over_rows(left: &Operand, right: &Operand, products: &Products) -> Operand {
     let ((rows, m), (_, n)) = (left.rows_and_columns(), right.rows_and_columns());
-    let (left_values, right_values) = (left.buffer(), right.buffer());
-    let factors = [Factor::new(&left_values, m).transposed(), Factor::new(&right_values, n)];
-    compute(Product::new([m, rows, n], factors), left, &[m, n], Element::F32)
+    let call = Matmul {
+        output: flow_matmul_cube::Element::F32,
+        ..Matmul::plain(Layout::Tn, [m, n, rows], type_of(left.element()))
+    };
+    let output = left.room(&[m, n], Element::F32);
+    products.run(
+        left,
+        call,
+        &Operands::new(&matrix(left), &matrix(right), &matrix(&output)),
+    );
+    output
 }

@@ -6,19 +6,23 @@ mod linear;
 mod norm;
 mod operand;
 mod optimizer;
+mod products;
 
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
 use flow_core::kernels::{LinearWeights, NormChunks, SdeOutputs};
 use flow_core::{Activation, AdamWStep, Kernels, Plain};
 use flow_kernels_cube::Element;
+use products::Products;
+use std::sync::Arc;
 
 /// Kernels of a CubeCL device. What passes between operations of a model is of one type, f32 or bf16; operands of the
 /// other are cast. Statistics, log-probabilities, losses, latents, gradients of weights and the optimizer's state are f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct CubeKernels {
     name: &'static str,
     element: Element,
+    products: Arc<Products>,
 }
 
 impl CubeKernels {
@@ -28,6 +32,7 @@ impl CubeKernels {
         Self {
             name: "cuda",
             element: Element::F32,
+            products: Arc::default(),
         }
     }
 
@@ -37,6 +42,7 @@ impl CubeKernels {
         Self {
             name: "cuda-bf16",
             element: Element::Bf16,
+            products: Arc::default(),
         }
     }
 
@@ -46,6 +52,7 @@ impl CubeKernels {
         Self {
             name: "vulkan",
             element: Element::F32,
+            products: Arc::default(),
         }
     }
 }
@@ -62,7 +69,7 @@ impl Kernels for CubeKernels {
         weights: &LinearWeights,
         activation: Activation,
     ) -> DispatchTensor {
-        linear::linear(stash, x, weights, activation, self.element)
+        linear::linear(stash, x, weights, activation, self.element, &self.products)
     }
 
     fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {

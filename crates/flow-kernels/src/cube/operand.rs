@@ -2,7 +2,7 @@
 
 use burn::tensor::DType;
 use flow_core::Plain;
-use flow_core::cube::{self, Client, CubeTensor};
+use flow_core::cube::{self, Client, CubeDevice, CubeTensor};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::{Buffer, Element, Refused};
 
@@ -55,11 +55,11 @@ fn dense(tensor: &CubeTensor) -> CubeTensor {
     if is_aligned(&tensor) {
         return tensor;
     }
-    copied(&tensor, element(tensor.dtype))
+    copied(&tensor, element(tensor.dtype), 1.0)
 }
 
-/// A copy in its own memory, of type `to`.
-fn copied(tensor: &CubeTensor, to: Element) -> CubeTensor {
+/// A copy in its own memory, of type `to`, times `factor`.
+fn copied(tensor: &CubeTensor, to: Element, factor: f32) -> CubeTensor {
     let from = element(tensor.dtype);
     let copy = cube::empty_like(tensor, &tensor.meta.shape().to_vec(), dtype(to));
     done(
@@ -68,6 +68,7 @@ fn copied(tensor: &CubeTensor, to: Element) -> CubeTensor {
             &tensor.client,
             &buffer(tensor, from),
             &buffer(&copy, to),
+            factor,
             is_aligned(tensor),
         ),
     );
@@ -99,7 +100,15 @@ impl Operand {
             return self;
         }
         Self {
-            tensor: copied(&self.tensor, element),
+            tensor: copied(&self.tensor, element, 1.0),
+            element,
+        }
+    }
+
+    /// The values times `factor`, as type `element`.
+    pub fn times(&self, factor: f32, element: Element) -> Self {
+        Self {
+            tensor: copied(&self.tensor, element, factor),
             element,
         }
     }
@@ -127,6 +136,10 @@ impl Operand {
         let columns = shape.last().copied().unwrap_or(1);
         let count: usize = shape.iter().product();
         (count.checked_div(columns).unwrap_or(0), columns)
+    }
+
+    pub fn device(&self) -> &CubeDevice {
+        &self.tensor.device
     }
 
     pub fn element(&self) -> Element {
@@ -165,7 +178,7 @@ pub(super) fn update(tensor: &mut Plain, allowed: &[Element], change: impl FnOnc
         *tensor = cube::contiguous(tensor.clone());
     }
     if to != found || !is_aligned(tensor) || !tensor.can_mut() {
-        *tensor = copied(tensor, to);
+        *tensor = copied(tensor, to, 1.0);
     }
     change(&tensor.client.clone(), &buffer(tensor, to));
 }
