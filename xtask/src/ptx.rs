@@ -11,6 +11,13 @@ use std::process::Command;
 /// Packages, versions and sums of what is fetched.
 const PACKAGES: &str = "xtask/cuda-13.0.txt";
 
+/// Packages that have a gate.
+const GATED: [(&str, &str); 3] = [
+    ("flow-attention-cube", "ptx"),
+    ("flow-kernels-cube", "ptx"),
+    ("flow-matmul-cube", "products_ptx"),
+];
+
 /// Where the compilers are.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -29,7 +36,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Some(tree) => tree.clone(),
         None => fetched(workspace, &options.python)?,
     };
-    for (package, test) in [("flow-attention-cube", "ptx"), ("flow-matmul-cube", "products_ptx")] {
+    for (package, test) in GATED {
         let arguments = [
             "test",
             "--release",

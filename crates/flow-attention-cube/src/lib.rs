@@ -5,7 +5,6 @@ pub mod call;
 pub mod catalogue;
 mod columns;
 mod delta;
-mod element;
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
 pub mod mma;
@@ -19,4 +18,4 @@ pub mod tensors;
 #[allow(missing_docs)]
 pub mod wgmma;
 
-pub use element::Element;
+pub use flow_cube::Element;

@@ -4,7 +4,7 @@ use crate::tensors::Plain;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
-pub use burn_cubecl::tensor::CubeTensor;
+pub use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 pub use cubecl::prelude::Client;
 
 /// The device's tensor in `tensor`, if it is a plain float tensor of a CubeCL runtime.
@@ -13,6 +13,27 @@ pub fn read(tensor: &Plain) -> Option<&CubeTensor> {
         DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => Some(tensor),
         _ => None,
     }
+}
+
+/// The device's tensor in `tensor`, if it is an integer tensor of a CubeCL runtime.
+pub fn read_ints(tensor: &Plain) -> Option<&CubeTensor> {
+    match &tensor.kind {
+        DispatchTensorKind::Cube(BackendTensor::Int(tensor)) => Some(tensor),
+        _ => None,
+    }
+}
+
+/// The device's tensor in `tensor`, to be changed, if it is a plain float tensor of a CubeCL runtime.
+pub fn read_mut(tensor: &mut Plain) -> Option<&mut CubeTensor> {
+    match &mut tensor.kind {
+        DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => Some(tensor),
+        _ => None,
+    }
+}
+
+/// The tensor's values as another type; itself if it has the type.
+pub fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
+    burn_cubecl::kernel::cast(tensor, dtype)
 }
 
 /// A tensor without graph around the device's.

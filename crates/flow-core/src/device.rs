@@ -15,10 +15,11 @@ pub struct ComputeDevice {
 
 /// The kinds of device that this build can open.
 pub fn available() -> &'static [&'static str] {
-    if cfg!(feature = "cuda") {
-        &["cpu", "cuda"]
-    } else {
-        &["cpu"]
+    match (cfg!(feature = "cuda"), cfg!(feature = "vulkan")) {
+        (true, true) => &["cpu", "cuda", "vulkan"],
+        (true, false) => &["cpu", "cuda"],
+        (false, true) => &["cpu", "vulkan"],
+        (false, false) => &["cpu"],
     }
 }
 
@@ -32,6 +33,8 @@ impl ComputeDevice {
             ("cpu", 0) => Ok(Self::cpu()),
             #[cfg(feature = "cuda")]
             ("cuda", _) => Self::cuda(index),
+            #[cfg(feature = "vulkan")]
+            ("vulkan", 0) => Self::vulkan(),
             _ => Err(CoreError::NoDevice {
                 asked: kind.into(),
                 available: available().join(", "),
@@ -87,6 +90,31 @@ impl ComputeDevice {
     /// The type of the copies that models compute with, if they are not f32 like the weights.
     pub fn compute_dtype(&self) -> Option<FloatDType> {
         self.compute
+    }
+
+    /// The first device that a Vulkan driver answers for, through Burn's `wgpu` backend; Mesa's driver for the processor
+    /// (lavapipe) is one. Kernels reach it as WGSL, which has f32 and no bf16.
+    ///
+    /// # Errors
+    /// [`CoreError::NoDevice`] if no driver answers.
+    #[cfg(feature = "vulkan")]
+    pub fn vulkan() -> Result<Self, CoreError> {
+        let found = Device::enumerate(burn::tensor::DeviceType::Wgpu)
+            .into_iter()
+            .next();
+        let device = found.ok_or_else(|| CoreError::NoDevice {
+            asked: "vulkan".into(),
+            available: "no Vulkan driver that answers".into(),
+            help: "Install one (Debian, for the processor: `apt-get install mesa-vulkan-drivers libvulkan1`, 24 or newer), \
+                   or set `device.kind = \"cpu\"`."
+                .into(),
+        })?;
+        Ok(Self {
+            device,
+            name: "Vulkan device".into(),
+            crews: Crews::default(),
+            compute: None,
+        })
     }
 
     pub(crate) fn crews(&self) -> &Crews {

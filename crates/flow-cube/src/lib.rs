@@ -7,7 +7,10 @@
 pub mod barrier;
 #[allow(missing_docs)]
 pub mod copy;
+pub mod element;
 pub mod emulator;
+#[cfg(feature = "ptx-gate")]
+pub mod gate;
 #[allow(missing_docs)]
 pub mod mma;
 pub mod offline;
@@ -15,3 +18,5 @@ pub mod offline;
 pub mod register;
 #[allow(missing_docs)]
 pub mod wgmma;
+
+pub use element::Element;

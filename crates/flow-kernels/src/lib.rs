@@ -6,6 +6,8 @@ pub mod host;
 
 mod activation;
 mod cpu;
+#[cfg(feature = "cube")]
+mod cube;
 mod embedding;
 mod fused;
 mod gated_residual;
@@ -19,4 +21,6 @@ mod rotary;
 mod sde;
 
 pub use cpu::{CpuKernels, NoBf16};
+#[cfg(feature = "cube")]
+pub use cube::CubeKernels;
 pub use registry::{KernelRegistry, UnknownKernels, register};

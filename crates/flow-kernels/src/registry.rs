@@ -37,8 +37,15 @@ impl KernelRegistry {
     }
 }
 
-/// Registers the kernels of this crate: `cpu`, and `cpu-bf16` where the processor has the instructions.
+/// Registers the kernels of this crate: `cpu`, and `cpu-bf16` where the processor has the instructions; with feature
+/// `cuda` also `cuda` and `cuda-bf16`, with feature `lavapipe` also `vulkan`.
 pub fn register(registry: &mut KernelRegistry) {
+    #[cfg(feature = "cuda")]
+    for kernels in [crate::CubeKernels::cuda(), crate::CubeKernels::cuda_bf16()] {
+        registry.insert(Arc::new(kernels));
+    }
+    #[cfg(feature = "lavapipe")]
+    registry.insert(Arc::new(crate::CubeKernels::vulkan()));
     registry.insert(Arc::new(CpuKernels::default()));
     if let Ok(kernels) = CpuKernels::bf16() {
         registry.insert(Arc::new(kernels));

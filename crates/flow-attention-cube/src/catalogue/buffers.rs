@@ -3,7 +3,7 @@
 use super::cases::Case;
 use super::data::{Data, Operand};
 use super::reference::Results;
-use crate::element::Element;
+use crate::Element;
 use crate::portable::{KeyValues, Statistics};
 use crate::tensors::Heads;
 use cubecl::prelude::*;

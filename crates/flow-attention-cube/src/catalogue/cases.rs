@@ -1,6 +1,6 @@
 //! The list of cases.
 
-use crate::element::Element;
+use crate::Element;
 use flow_attention_mask::{Extent, Mask, MaskError, Sizes};
 
 /// How tensors lie in memory.

@@ -3,7 +3,7 @@
 use super::declined::Declined;
 use super::mask::PortableMask;
 use super::tiles::{THREADS, Tiles};
-use crate::element::Element;
+use crate::Element;
 use crate::tensors::Heads;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{AddressType, ElemType};

@@ -7,7 +7,7 @@ use super::declined::Declined;
 use super::forward::portable_forward;
 use super::mask::List;
 use super::tiles::{CHUNK, ROWS, THREADS};
-use crate::element::Element;
+use crate::Element;
 use crate::tensors::Heads;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;

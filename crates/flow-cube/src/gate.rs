@@ -1,10 +1,15 @@
-//! NVRTC and ptxas.
+//! The compile gate: CUDA sources through NVRTC and ptxas of CUDA 13.0, without a GPU. Nothing may spill, leave its budget
+//! of registers, or make ptxas warn, as it does of `wgmma` that is not asynchronous (C75xx).
+//!
+//! `cargo xtask ptx` fetches the compilers and runs the gates; they are looked for where CubeCL does, at `CUDA_PATH`.
 
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::null;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// What ptxas says of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +22,62 @@ pub struct Report {
     pub warnings: Vec<String>,
 }
 
+impl Report {
+    /// What is wrong with a kernel whose threads may have `budget` registers, if anything.
+    pub fn judge(&self, budget: usize) -> Option<String> {
+        if !self.warnings.is_empty() {
+            return Some(self.warnings.join("; "));
+        }
+        if self.spilled_bytes != 0 {
+            return Some(format!("{} bytes spill", self.spilled_bytes));
+        }
+        let registers = self.registers;
+        (registers > budget).then(|| format!("{registers} registers, the budget is {budget}"))
+    }
+}
+
+/// A kernel for the gate.
+#[derive(Clone, Copy, Debug)]
+pub struct Gated<'a> {
+    /// Of the GPU, as NVRTC calls it: `sm_90a`.
+    pub arch: &'a str,
+    /// For messages.
+    pub name: &'a str,
+    /// CUDA C++.
+    pub text: &'a str,
+    /// Registers that a thread may have.
+    pub budget: usize,
+}
+
+/// Compiles all `kernels` on all cores; what is wrong with each, in no order.
+///
+/// # Errors
+/// If there is no compiler.
+pub fn check(kernels: &[Gated<'_>]) -> Result<Vec<String>, String> {
+    let compiler = Compiler::find()?;
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(kernel) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let problem = match compiler.compile(kernel.arch, kernel.text) {
+                        Ok(report) => report.judge(kernel.budget),
+                        Err(error) => Some(error),
+                    };
+                    if let Some(problem) = problem {
+                        let mut wrong = wrong.lock().unwrap_or_else(PoisonError::into_inner);
+                        wrong.push(format!("{} for {}: {problem}", kernel.name, kernel.arch));
+                    }
+                }
+            });
+        }
+    });
+    Ok(wrong.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
 /// The compilers of one CUDA tree.
+#[derive(Debug)]
 pub struct Compiler {
     root: PathBuf,
     nvrtc: Library,
@@ -53,6 +113,9 @@ fn open(folder: &Path, start: &str) -> Result<Library, String> {
 
 impl Compiler {
     /// Those at `CUDA_PATH`.
+    ///
+    /// # Errors
+    /// What is not there.
     pub fn find() -> Result<Self, String> {
         let root = std::env::var_os("CUDA_PATH").map(PathBuf::from);
         let root = root.ok_or(
@@ -72,6 +135,9 @@ impl Compiler {
     }
 
     /// Compiles CUDA C++ for `arch`, as CubeCL does at run time.
+    ///
+    /// # Errors
+    /// The compilers' words.
     pub fn compile(&self, arch: &str, source: &str) -> Result<Report, String> {
         let ptx = self.ptx(arch, source)?;
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;

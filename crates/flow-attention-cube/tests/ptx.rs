@@ -3,18 +3,14 @@
 //!
 //! `cargo xtask ptx` fetches the compilers and runs this; they are looked for where CubeCL does, at `CUDA_PATH`.
 
-mod compiler;
-
-use compiler::{Compiler, Report};
 use flow_attention_cube::call::Call;
 use flow_attention_cube::mma::Mma;
 use flow_attention_cube::run::Offer;
 use flow_attention_cube::sources::{Source, Sources, sources};
 use flow_attention_cube::wgmma::Wgmma;
+use flow_cube::gate::{self, Compiler, Gated};
 use flow_cube::wgmma::Factor;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 const HEAD_DIMS: [usize; 7] = [40, 64, 72, 96, 128, 192, 256];
 
@@ -74,45 +70,6 @@ fn budget(name: &str) -> usize {
     }
 }
 
-/// What is wrong with a compiled kernel, if anything.
-fn judge(name: &str, report: &Report) -> Option<String> {
-    let budget = budget(name);
-    if !report.warnings.is_empty() {
-        return Some(report.warnings.join("; "));
-    }
-    if report.spilled_bytes != 0 {
-        return Some(format!("{} bytes spill", report.spilled_bytes));
-    }
-    (report.registers > budget).then(|| format!("{} registers, the budget is {budget}", report.registers))
-}
-
-/// Compiles all kernels on all cores; what is wrong.
-fn compile(compiler: &Compiler, kernels: Kernels) -> Vec<String> {
-    let kernels: Vec<_> = kernels.into_iter().collect();
-    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(((arch, name), source)) = kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let problem = match compiler.compile(arch, &source.cuda.text) {
-                        Ok(report) => judge(name, &report),
-                        Err(error) => Some(error),
-                    };
-                    if let Some(problem) = problem {
-                        wrong
-                            .lock()
-                            .expect("no thread panics")
-                            .push(format!("{name} for {arch}: {problem}"));
-                    }
-                }
-            });
-        }
-    });
-    println!("{} kernels compiled", kernels.len());
-    wrong.into_inner().expect("no thread panics")
-}
-
 fn check(kernels: Kernels) {
     for ((arch, name), source) in &kernels {
         let (_, limit) = SHARED
@@ -125,8 +82,17 @@ fn check(kernels: Kernels) {
             "{name} for {arch}: {bytes} bytes of shared memory, there are {limit}"
         );
     }
-    let compiler = Compiler::find().unwrap_or_else(|error| panic!("{error}"));
-    let wrong = compile(&compiler, kernels);
+    let gated: Vec<Gated<'_>> = kernels
+        .iter()
+        .map(|((arch, name), source)| Gated {
+            arch,
+            name,
+            text: &source.cuda.text,
+            budget: budget(name),
+        })
+        .collect();
+    let wrong = gate::check(&gated).unwrap_or_else(|error| panic!("{error}"));
+    println!("{} kernels compiled", gated.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -159,9 +125,5 @@ fn a_kernel_that_spills_is_noticed() {
         for (int i = 0; i < 1000; ++i) x[i * 1024 + threadIdx.x] = v[i] * v[(i * 7 + 1) % 1000];
     }";
     let report = compiler.compile("sm_80", source).expect("it compiles");
-    assert!(
-        judge("mma_keys_64", &report)
-            .expect("something is wrong")
-            .contains("spill")
-    );
+    assert!(report.judge(255).expect("something is wrong").contains("spill"));
 }

@@ -1,0 +1,226 @@
+//! Elementwise activations, and their gradients together with those of a bias before them.
+
+use crate::Element;
+use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::columns::{Columns, THREADS, fold, place, rows_per_piece};
+use crate::partials::Target;
+use cubecl::prelude::*;
+
+/// Elementwise function after a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// The identity.
+    None,
+    /// `x · sigmoid(x)`.
+    Silu,
+    /// GELU, tanh approximation (Hendrycks and Gimpel 2016, arXiv:1606.08415), as `x · sigmoid(2u)`: without the
+    /// cancellation of `1 + tanh(u)` at negative `x`.
+    GeluTanh,
+}
+
+/// `2 sqrt(2/π)`: twice, because `(1 + tanh u) / 2 = sigmoid(2u)`.
+const GELU_SLOPE: f32 = 1.595_769;
+/// The cubic term of the tanh approximation.
+const GELU_CUBIC: f32 = 0.044_715;
+
+#[cube]
+fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
+    let one = Vector::<f32, N>::new(1.0f32);
+    one / (one + (-x).exp())
+}
+
+/// `activation(x)`.
+#[cube]
+pub(crate) fn activate<N: Size>(x: Vector<f32, N>, #[comptime] activation: Activation) -> Vector<f32, N> {
+    if comptime!(activation == Activation::Silu) {
+        x * sigmoid(x)
+    } else if comptime!(activation == Activation::GeluTanh) {
+        let cubic = Vector::<f32, N>::new(GELU_CUBIC) * x * x * x;
+        x * sigmoid(Vector::<f32, N>::new(GELU_SLOPE) * (x + cubic))
+    } else {
+        x
+    }
+}
+
+/// The derivative of [`activate`].
+#[cube]
+pub(crate) fn derivative<N: Size>(x: Vector<f32, N>, #[comptime] activation: Activation) -> Vector<f32, N> {
+    let one = Vector::<f32, N>::new(1.0f32);
+    if comptime!(activation == Activation::Silu) {
+        let s = sigmoid(x);
+        s + x * s * (one - s)
+    } else if comptime!(activation == Activation::GeluTanh) {
+        let square = Vector::<f32, N>::new(GELU_CUBIC) * x * x;
+        let s = sigmoid(Vector::<f32, N>::new(GELU_SLOPE) * (x + square * x));
+        let inner = Vector::<f32, N>::new(GELU_SLOPE) * (one + Vector::new(3.0f32) * square);
+        s + x * s * (one - s) * inner
+    } else {
+        one
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn activation_forward<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    y: &mut [Vector<F, N>],
+    vectors: usize,
+    #[comptime] activation: Activation,
+) {
+    let at = ABSOLUTE_POS;
+    if at < vectors {
+        y[at] = Vector::cast_from(activate::<N>(Vector::cast_from(x[at]), activation));
+    }
+}
+
+/// `dx = gradient · activation'(x)` if `differentiate`, and sums of it over pieces of rows if `sum`: `partials [pieces, D]`.
+/// Without an activation the sums are those of the gradient.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn activation_backward<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    gradient: &[Vector<F, N>],
+    dx: &mut [Vector<F, N>],
+    partials: &mut [Vector<f32, N>],
+    rows: usize,
+    piece: usize,
+    #[comptime] activation: Activation,
+    #[comptime] sum: bool,
+    #[comptime] columns: Columns,
+) {
+    let mut shared: Shared<[Vector<f32, N>]> = Shared::new_slice(comptime!(if sum { THREADS } else { 1 }));
+    let blocks = comptime!(columns.blocks());
+    let number = CUBE_POS / blocks;
+    let (column, share) = place(CUBE_POS % blocks, columns);
+    let end = min((number + 1) * piece, rows);
+    let mut sums = Vector::<f32, N>::new(0.0f32);
+    if column < columns.vectors {
+        for step in 0..piece / columns.down {
+            let row = number * piece + step * columns.down + share;
+            if row < end {
+                let at = row * columns.vectors + column;
+                let mut slope = Vector::<f32, N>::cast_from(gradient[at]);
+                if comptime!(activation != Activation::None) {
+                    slope *= derivative::<N>(Vector::cast_from(x[at]), activation);
+                    let rounded = Vector::<F, N>::cast_from(slope);
+                    dx[at] = rounded;
+                    slope = Vector::cast_from(rounded);
+                }
+                sums += slope;
+            }
+        }
+    }
+    if comptime!(sum) {
+        let folded = fold::<N>(sums, &mut shared, columns);
+        if share == 0 && column < columns.vectors && number * piece < rows {
+            partials[number * columns.vectors + column] = folded;
+        }
+    }
+}
+
+/// `y = activation(x)`.
+///
+/// # Errors
+/// [`Refused`] if a tensor does not fit.
+pub fn forward(client: &Client, x: &Buffer, y: &Buffer, activation: Activation) -> Result<(), Refused> {
+    y.expect_of("y", x.length, x.element)?;
+    if x.length == 0 {
+        return Ok(());
+    }
+    let width = width(x.length, x.element);
+    let vectors = x.length / width;
+    // SAFETY: all lengths were checked.
+    with_type!(x.element, F => unsafe {
+        activation_forward::launch_unchecked::<F>(
+            client,
+            grid(client, vectors.div_ceil(THREADS)),
+            CubeDim::new_1d(THREADS as u32),
+            address_type(&[x]),
+            width,
+            x.argument(),
+            y.argument(),
+            vectors,
+            activation,
+        );
+    });
+    Ok(())
+}
+
+/// Of rows of `columns` values: `dx = gradient · activation'(x)`, as stored, and `dbias [columns]`, its sum over all rows
+/// in an order that depends on their number alone. Without activation, `dx` is `gradient` and neither `x` nor `dx` is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Backward<'a> {
+    /// Values of a row.
+    pub columns: usize,
+    /// The function.
+    pub activation: Activation,
+    /// What it was applied to; ignored for [`Activation::None`].
+    pub x: Option<&'a Buffer>,
+    /// Gradient of its result.
+    pub gradient: &'a Buffer,
+    /// Gradient of `x`; ignored for [`Activation::None`].
+    pub dx: Option<&'a Buffer>,
+    /// Sum of `dx` over the rows, if wanted; of any type.
+    pub dbias: Option<&'a Buffer>,
+}
+
+/// Computes [`Backward`].
+///
+/// # Errors
+/// [`Refused`] if a tensor does not fit or is missing.
+pub fn backward(client: &Client, call: Backward<'_>) -> Result<(), Refused> {
+    let Backward {
+        columns,
+        activation,
+        gradient,
+        dbias,
+        ..
+    } = call;
+    at_least_one("columns", columns)?;
+    let (length, element) = (gradient.length, gradient.element);
+    let rows = length / columns;
+    gradient.expect("gradient", rows * columns)?;
+    if let Some(dbias) = dbias {
+        dbias.expect("dbias", columns)?;
+    }
+    let width = width(columns, element);
+    let layout = Columns::new(columns, width);
+    let piece = rows_per_piece(rows, layout);
+    let pieces = rows.div_ceil(piece);
+    let partial = if dbias.is_some() { pieces * columns } else { width };
+    let partials = Buffer::empty(client, partial.max(width), Element::F32);
+    let unused = Buffer::empty(client, width, element);
+    let (x, dx) = match activation {
+        Activation::None => (gradient, &unused),
+        _ => {
+            let x = call.x.unwrap_or(&unused);
+            let dx = call.dx.unwrap_or(&unused);
+            x.expect_of("x", length, element)?;
+            dx.expect_of("dx", length, element)?;
+            (x, dx)
+        }
+    };
+    if rows > 0 {
+        // SAFETY: all lengths were checked.
+        with_type!(element, F => unsafe {
+            activation_backward::launch_unchecked::<F>(
+                client,
+                grid(client, pieces * layout.blocks()),
+                CubeDim::new_1d(THREADS as u32),
+                address_type(&[gradient, &partials]),
+                width,
+                x.argument(),
+                gradient.argument(),
+                dx.argument(),
+                partials.argument(),
+                rows,
+                piece,
+                activation,
+                dbias.is_some(),
+                layout,
+            );
+        });
+    }
+    if let Some(dbias) = dbias {
+        Target::row(pieces, columns).add(client, &partials, dbias);
+    }
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! The cases every device is checked on: all kernels, awkward sizes, against definitions in f64 on the values that the
+//! device is given; twice the same bits; and the bits of a sample that is alone.
+
+mod checker;
+mod elementwise;
+mod latents;
+mod norms;
+pub mod reference;
+mod updates;
+
+pub use checker::{Checker, Verdict};
+
+use crate::Element;
+use cubecl::prelude::*;
+
+/// Groups of cases, by name.
+pub const GROUPS: [(&str, fn(&mut Checker<'_>)); 4] = [
+    ("norms", norms::check),
+    ("elementwise", elementwise::check),
+    ("latents", latents::check),
+    ("updates", updates::check),
+];
+
+/// Runs the group called `name` on tensors of type `element`.
+///
+/// # Panics
+/// If there is no such group.
+pub fn check(client: &Client, element: Element, name: &str) -> Verdict {
+    let group = GROUPS.iter().find(|(known, _)| *known == name);
+    let (_, run) = group.unwrap_or_else(|| panic!("there is no group `{name}`"));
+    let mut checker = Checker::new(client, element);
+    run(&mut checker);
+    checker.verdict()
+}

@@ -1,0 +1,239 @@
+//! A residual connection whose branch is gated per sample: adaLN-zero (Peebles and Xie 2023, arXiv:2212.09748).
+
+use crate::Element;
+use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::columns::{Columns, THREADS, fold, place};
+use crate::partials::Target;
+use cubecl::prelude::*;
+
+/// Sizes of `residual + modulation[:, gate] · branch`, `[B, S, D]` and `[B, K, D]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// `B`.
+    pub batch: usize,
+    /// `S`.
+    pub tokens: usize,
+    /// `D`.
+    pub channels: usize,
+    /// `K`.
+    pub chunks: usize,
+    /// Which chunk is the gate.
+    pub gate: usize,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn gate_forward<F: Float, N: Size>(
+    residual: &[Vector<F, N>],
+    branch: &[Vector<F, N>],
+    modulation: &[Vector<F, N>],
+    y: &mut [Vector<F, N>],
+    rows: usize,
+    tokens: usize,
+    chunks: usize,
+    gate: usize,
+    vectors: usize,
+) {
+    let at = ABSOLUTE_POS;
+    if at < rows * vectors {
+        let sample = at / vectors / tokens;
+        let factor =
+            Vector::<f32, N>::cast_from(modulation[(sample * chunks + gate) * vectors + at % vectors]);
+        let added = Vector::<f32, N>::cast_from(residual[at]);
+        y[at] = Vector::cast_from(added + factor * Vector::<f32, N>::cast_from(branch[at]));
+    }
+}
+
+/// `dbranch = gradient · gate` if `want_branch`, and if `want_gate` sums of `gradient · branch` over pieces of a sample's
+/// tokens: `partials [B, pieces, D]`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn gate_backward<F: Float, N: Size>(
+    branch: &[Vector<F, N>],
+    modulation: &[Vector<F, N>],
+    gradient: &[Vector<F, N>],
+    dbranch: &mut [Vector<F, N>],
+    partials: &mut [Vector<f32, N>],
+    batch: usize,
+    tokens: usize,
+    chunks: usize,
+    gate: usize,
+    piece: usize,
+    #[comptime] want_branch: bool,
+    #[comptime] want_gate: bool,
+    #[comptime] columns: Columns,
+) {
+    let mut shared: Shared<[Vector<f32, N>]> =
+        Shared::new_slice(comptime!(if want_gate { THREADS } else { 1 }));
+    let blocks = comptime!(columns.blocks());
+    let pieces = tokens.div_ceil(piece);
+    let number = CUBE_POS / blocks;
+    let sample = number / pieces;
+    let first = number % pieces * piece;
+    let (column, share) = place(CUBE_POS % blocks, columns);
+    let end = min(first + piece, tokens);
+    let exists = column < columns.vectors && sample < batch;
+    let mut sums = Vector::<f32, N>::new(0.0f32);
+    if exists {
+        let factor =
+            Vector::<f32, N>::cast_from(modulation[(sample * chunks + gate) * columns.vectors + column]);
+        for step in 0..piece / columns.down {
+            let token = first + step * columns.down + share;
+            if token < end {
+                let at = (sample * tokens + token) * columns.vectors + column;
+                let slope = Vector::<f32, N>::cast_from(gradient[at]);
+                if comptime!(want_branch) {
+                    dbranch[at] = Vector::cast_from(slope * factor);
+                }
+                if comptime!(want_gate) {
+                    sums += slope * Vector::<f32, N>::cast_from(branch[at]);
+                }
+            }
+        }
+    }
+    if comptime!(want_gate) {
+        let folded = fold::<N>(sums, &mut shared, columns);
+        if share == 0 && exists {
+            partials[number * columns.vectors + column] = folded;
+        }
+    }
+}
+
+/// Tokens of a sample whose sums one block makes: a function of their number and of the columns.
+fn tokens_per_piece(tokens: usize, columns: Columns) -> usize {
+    let per_thread = (tokens / (columns.down * 16)).next_power_of_two().clamp(4, 16);
+    columns.down * per_thread
+}
+
+impl Gate {
+    fn length(&self) -> usize {
+        self.batch * self.tokens * self.channels
+    }
+
+    fn check(&self, branch: &Buffer, modulation: &Buffer) -> Result<Element, Refused> {
+        at_least_one("channels", self.channels)?;
+        if self.gate >= self.chunks {
+            return Err(Refused::Size {
+                name: "gate",
+                found: self.gate,
+                allowed: format!("0 to {}", self.chunks - 1),
+            });
+        }
+        branch.expect("branch", self.length())?;
+        modulation.expect_of(
+            "modulation",
+            self.batch * self.chunks * self.channels,
+            branch.element,
+        )?;
+        Ok(branch.element)
+    }
+
+    /// `y`; all tensors of one type.
+    ///
+    /// # Errors
+    /// [`Refused`] if a tensor does not fit.
+    pub fn forward(
+        &self,
+        client: &Client,
+        residual: &Buffer,
+        branch: &Buffer,
+        modulation: &Buffer,
+        y: &Buffer,
+    ) -> Result<(), Refused> {
+        let element = self.check(branch, modulation)?;
+        residual.expect_of("residual", self.length(), element)?;
+        y.expect_of("y", self.length(), element)?;
+        if self.length() == 0 {
+            return Ok(());
+        }
+        let width = width(self.channels, element);
+        // SAFETY: all lengths were checked.
+        with_type!(element, F => unsafe {
+            gate_forward::launch_unchecked::<F>(
+                client,
+                grid(client, (self.length() / width).div_ceil(THREADS)),
+                CubeDim::new_1d(THREADS as u32),
+                address_type(&[branch, modulation]),
+                width,
+                residual.argument(),
+                branch.argument(),
+                modulation.argument(),
+                y.argument(),
+                self.batch * self.tokens,
+                self.tokens,
+                self.chunks,
+                self.gate,
+                self.channels / width,
+            );
+        });
+        Ok(())
+    }
+
+    /// The gradients of the branch and of the modulation `[B, K, D]` (zeros but for the gate), as far as they are asked for;
+    /// that of the residual is `gradient`. Sums over tokens are f32, in an order that depends on their number alone.
+    ///
+    /// # Errors
+    /// [`Refused`] if a tensor does not fit.
+    pub fn backward(
+        &self,
+        client: &Client,
+        branch: &Buffer,
+        modulation: &Buffer,
+        gradient: &Buffer,
+        dbranch: Option<&Buffer>,
+        dmodulation: Option<&Buffer>,
+    ) -> Result<(), Refused> {
+        let element = self.check(branch, modulation)?;
+        gradient.expect_of("gradient", self.length(), element)?;
+        if let Some(dbranch) = dbranch {
+            dbranch.expect_of("dbranch", self.length(), element)?;
+        }
+        if let Some(dmodulation) = dmodulation {
+            dmodulation.expect_of("dmodulation", modulation.length, element)?;
+        }
+        let width = width(self.channels, element);
+        let columns = Columns::new(self.channels, width);
+        let piece = tokens_per_piece(self.tokens, columns);
+        let pieces = self.tokens.div_ceil(piece);
+        let partial = match dmodulation {
+            Some(_) => self.batch * pieces * self.channels,
+            None => width,
+        };
+        let partials = Buffer::empty(client, partial.max(width), Element::F32);
+        let unused = Buffer::empty(client, width, element);
+        if self.length() > 0 && (dbranch.is_some() || dmodulation.is_some()) {
+            // SAFETY: all lengths were checked.
+            with_type!(element, F => unsafe {
+                gate_backward::launch_unchecked::<F>(
+                    client,
+                    grid(client, self.batch * pieces * columns.blocks()),
+                    CubeDim::new_1d(THREADS as u32),
+                    address_type(&[branch, modulation, &partials]),
+                    width,
+                    branch.argument(),
+                    modulation.argument(),
+                    gradient.argument(),
+                    dbranch.unwrap_or(&unused).argument(),
+                    partials.argument(),
+                    self.batch,
+                    self.tokens,
+                    self.chunks,
+                    self.gate,
+                    piece,
+                    dbranch.is_some(),
+                    dmodulation.is_some(),
+                    columns,
+                );
+            });
+        }
+        if let Some(dmodulation) = dmodulation.filter(|dmodulation| dmodulation.length > 0) {
+            let target = Target {
+                batch: self.batch,
+                pieces,
+                chunks: self.chunks,
+                columns: self.channels,
+                parts: [Some(self.gate), None],
+            };
+            target.add(client, &partials, dmodulation);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,32 @@
+//! The operations a diffusion transformer and its trainer need besides attention, in CubeCL.
+
+// `#[cube]` makes modules that cannot be documented.
+#[allow(missing_docs)]
+pub mod activation;
+#[allow(missing_docs)]
+mod buffer;
+#[allow(missing_docs)]
+pub mod cast;
+pub mod catalogue;
+mod columns;
+#[allow(missing_docs)]
+pub mod embedding;
+#[allow(missing_docs)]
+pub mod gated_residual;
+#[allow(missing_docs)]
+pub mod modulated_layer_norm;
+#[allow(missing_docs)]
+pub mod optimizer;
+mod partials;
+#[allow(missing_docs)]
+pub mod rms_norm;
+#[allow(missing_docs)]
+pub mod rotary;
+mod rows;
+#[allow(missing_docs)]
+pub mod sde;
+pub mod sources;
+
+pub use activation::Activation;
+pub use buffer::{Buffer, Refused};
+pub use flow_cube::Element;

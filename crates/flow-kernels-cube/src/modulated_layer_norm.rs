@@ -1,0 +1,358 @@
+//! Layer norm without weights, scaled and shifted per sample: adaLN (Peebles and Xie 2023, arXiv:2212.09748).
+
+use crate::Element;
+use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::partials::Target;
+use crate::rows::{Rows, plane_size, row_sums, total};
+use cubecl::prelude::*;
+
+/// Sizes of a modulated layer norm of `x [B, S, D]` by `modulation [B, K, D]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ModulatedNorm {
+    /// `B`.
+    pub batch: usize,
+    /// `S`.
+    pub tokens: usize,
+    /// `D`.
+    pub channels: usize,
+    /// `K`.
+    pub chunks: usize,
+    /// Which chunk is the shift.
+    pub shift: usize,
+    /// Which chunk is the scale, less 1.
+    pub scale: usize,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+/// `y = (x - mean) / sqrt(variance + epsilon) · (1 + scale) + shift`, and mean and reciprocal deviation of each row.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn norm_forward<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    modulation: &[Vector<F, N>],
+    y: &mut [Vector<F, N>],
+    statistics: &mut [f32],
+    row_count: usize,
+    tokens: usize,
+    chunks: usize,
+    shift: usize,
+    scale: usize,
+    epsilon: f32,
+    #[comptime] rows: Rows,
+) {
+    let held = comptime!(rows.held());
+    let vectors = comptime!(rows.vectors());
+    let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
+    let lane = UNIT_POS as usize % rows.lanes;
+    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.lanes;
+    let exists = asked < row_count;
+    let row = select(exists, asked, 0usize);
+
+    let mut values = Array::<Vector<f32, N>>::new(held);
+    let mut sum = Array::<f32>::new(1usize);
+    sum[0] = 0.0f32;
+    #[unroll]
+    for i in 0..held {
+        let at = lane + comptime!(i * rows.lanes);
+        let inside = at < vectors;
+        let value = Vector::<f32, N>::cast_from(x[row * vectors + select(inside, at, 0usize)]);
+        values[i] = value;
+        sum[0] += select(inside, total(value), 0.0f32);
+    }
+    row_sums(&mut sum, &mut shared, 1usize, rows);
+    let mean = sum[0] / comptime!(rows.columns as f32);
+    sum[0] = 0.0f32;
+    #[unroll]
+    for i in 0..held {
+        let inside = lane + comptime!(i * rows.lanes) < vectors;
+        let deviation = values[i] - Vector::new(mean);
+        values[i] = deviation;
+        sum[0] += select(inside, total(deviation * deviation), 0.0f32);
+    }
+    row_sums(&mut sum, &mut shared, 1usize, rows);
+    let variance = sum[0] / comptime!(rows.columns as f32);
+    let reciprocal = 1.0f32 / (variance + epsilon).sqrt();
+    let of_sample = row / tokens * chunks;
+    if exists {
+        #[unroll]
+        for i in 0..held {
+            let at = lane + comptime!(i * rows.lanes);
+            if at < vectors {
+                let scaled = Vector::<f32, N>::cast_from(modulation[(of_sample + scale) * vectors + at]);
+                let shifted = Vector::<f32, N>::cast_from(modulation[(of_sample + shift) * vectors + at]);
+                let factor = scaled + Vector::new(1.0f32);
+                let result = values[i] * Vector::new(reciprocal) * factor + shifted;
+                y[row * vectors + at] = Vector::cast_from(result);
+            }
+        }
+        if lane == 0 {
+            statistics[row * 2] = mean;
+            statistics[row * 2 + 1] = reciprocal;
+        }
+    }
+}
+
+/// `dx`, and if `modulated` sums over the tokens of a piece of the gradients of shift and scale: `partials [B, pieces, 2, D]`.
+/// A block computes `piece` tokens of a sample, `at_once` at a time.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn norm_backward<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    modulation: &[Vector<F, N>],
+    statistics: &[f32],
+    gradient: &[Vector<F, N>],
+    dx: &mut [Vector<F, N>],
+    partials: &mut [Vector<f32, N>],
+    batch: usize,
+    tokens: usize,
+    chunks: usize,
+    scale: usize,
+    piece: usize,
+    #[comptime] at_once: usize,
+    #[comptime] modulated: bool,
+    #[comptime] rows: Rows,
+) {
+    let held = comptime!(rows.held());
+    let vectors = comptime!(rows.vectors());
+    let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(2 * at_once)));
+    let lane = UNIT_POS as usize;
+    let pieces = tokens.div_ceil(piece);
+    let sample = CUBE_POS / pieces;
+    let first = CUBE_POS % pieces * piece;
+    let sample_exists = sample < batch;
+    let sample = select(sample_exists, sample, 0usize);
+    let end = min(first + piece, tokens);
+
+    let mut factors = Array::<Vector<f32, N>>::new(held);
+    let mut shifts = Array::<Vector<f32, N>>::new(held);
+    let mut scales = Array::<Vector<f32, N>>::new(held);
+    #[unroll]
+    for i in 0..held {
+        let at = lane + comptime!(i * rows.lanes);
+        let at = select(at < vectors, at, 0usize);
+        let scaled = Vector::<f32, N>::cast_from(modulation[(sample * chunks + scale) * vectors + at]);
+        factors[i] = scaled + Vector::new(1.0f32);
+        shifts[i] = Vector::new(0.0f32);
+        scales[i] = Vector::new(0.0f32);
+    }
+    let mut normed = Array::<Vector<f32, N>>::new(comptime!(held * at_once));
+    let mut slopes = Array::<Vector<f32, N>>::new(comptime!(held * at_once));
+    let mut reciprocals = Array::<f32>::new(at_once);
+    let mut sums = Array::<f32>::new(comptime!(2 * at_once));
+    for step in 0..piece / at_once {
+        #[unroll]
+        for r in 0..at_once {
+            let token = first + step * at_once + r;
+            let exists = token < end;
+            let row = sample * tokens + select(exists, token, 0usize);
+            let mean = statistics[row * 2];
+            let reciprocal = statistics[row * 2 + 1];
+            reciprocals[r] = reciprocal;
+            let mut plain = 0.0f32;
+            let mut weighted = 0.0f32;
+            #[unroll]
+            for i in 0..held {
+                let at = lane + comptime!(i * rows.lanes);
+                let inside = at < vectors;
+                let place = row * vectors + select(inside, at, 0usize);
+                let value = Vector::<f32, N>::cast_from(x[place]);
+                let value = (value - Vector::new(mean)) * Vector::new(reciprocal);
+                let slope = Vector::<f32, N>::cast_from(gradient[place]);
+                normed[comptime!(r * held + i)] = value;
+                if comptime!(modulated) {
+                    if exists {
+                        shifts[i] += slope;
+                        scales[i] += slope * value;
+                    }
+                }
+                let slope = slope * factors[i];
+                slopes[comptime!(r * held + i)] = slope;
+                plain += select(inside, total(slope), 0.0f32);
+                weighted += select(inside, total(slope * value), 0.0f32);
+            }
+            sums[comptime!(2 * r)] = plain;
+            sums[comptime!(2 * r + 1)] = weighted;
+        }
+        row_sums(&mut sums, &mut shared, comptime!(2 * at_once), rows);
+        #[unroll]
+        for r in 0..at_once {
+            let token = first + step * at_once + r;
+            let average = sums[comptime!(2 * r)] / comptime!(rows.columns as f32);
+            let along = sums[comptime!(2 * r + 1)] / comptime!(rows.columns as f32);
+            if token < end && sample_exists {
+                #[unroll]
+                for i in 0..held {
+                    let at = lane + comptime!(i * rows.lanes);
+                    if at < vectors {
+                        let value = normed[comptime!(r * held + i)];
+                        let slope = slopes[comptime!(r * held + i)] - Vector::new(average);
+                        let result = (slope - value * Vector::new(along)) * Vector::new(reciprocals[r]);
+                        dx[(sample * tokens + token) * vectors + at] = Vector::cast_from(result);
+                    }
+                }
+            }
+        }
+    }
+    if comptime!(modulated) {
+        if sample_exists {
+            let base = CUBE_POS * 2 * vectors;
+            #[unroll]
+            for i in 0..held {
+                let at = lane + comptime!(i * rows.lanes);
+                if at < vectors {
+                    partials[base + at] = shifts[i];
+                    partials[base + vectors + at] = scales[i];
+                }
+            }
+        }
+    }
+}
+
+/// Tokens of a sample whose sums one block makes: a function of their number, so that a sample's sums do not depend on
+/// its batch. Short sequences need many blocks, long ones few partial sums.
+pub(crate) fn tokens_per_piece(tokens: usize) -> usize {
+    (tokens / 16).next_power_of_two().clamp(16, 64)
+}
+
+impl ModulatedNorm {
+    fn rows(&self) -> usize {
+        self.batch * self.tokens
+    }
+
+    fn check(&self, x: &Buffer, modulation: &Buffer, statistics: &Buffer) -> Result<Element, Refused> {
+        at_least_one("channels", self.channels)?;
+        let allowed = || format!("0 to {}", self.chunks - 1);
+        for (name, found) in [("shift", self.shift), ("scale", self.scale)] {
+            if found >= self.chunks {
+                let allowed = allowed();
+                return Err(Refused::Size { name, found, allowed });
+            }
+        }
+        x.expect("x", self.rows() * self.channels)?;
+        modulation.expect_of("modulation", self.batch * self.chunks * self.channels, x.element)?;
+        statistics.expect_of("statistics", self.rows() * 2, Element::F32)?;
+        Ok(x.element)
+    }
+
+    /// `y`, of the type of `x` and of the modulation, and `statistics [B, S, 2]` in f32: mean and reciprocal deviation of
+    /// each row, which backward needs. Both statistics are f32 sums; the variance is the mean of squared deviations.
+    ///
+    /// # Errors
+    /// [`Refused`] if a tensor does not fit.
+    pub fn forward(
+        &self,
+        client: &Client,
+        x: &Buffer,
+        modulation: &Buffer,
+        y: &Buffer,
+        statistics: &Buffer,
+    ) -> Result<(), Refused> {
+        let element = self.check(x, modulation, statistics)?;
+        y.expect_of("y", x.length, element)?;
+        if x.length == 0 {
+            return Ok(());
+        }
+        let width = width(self.channels, element);
+        let rows = Rows::several(self.channels, width, plane_size(client));
+        // SAFETY: all lengths were checked.
+        with_type!(element, F => unsafe {
+            norm_forward::launch_unchecked::<F>(
+                client,
+                grid(client, self.rows().div_ceil(rows.groups)),
+                CubeDim::new_1d(rows.threads() as u32),
+                address_type(&[x, modulation]),
+                width,
+                x.argument(),
+                modulation.argument(),
+                y.argument(),
+                statistics.argument(),
+                self.rows(),
+                self.tokens,
+                self.chunks,
+                self.shift,
+                self.scale,
+                self.epsilon,
+                rows,
+            );
+        });
+        Ok(())
+    }
+
+    /// `dx`, and `dmodulation [B, K, D]` if asked for: zeros but for shift and scale. Sums over tokens are f32, in an
+    /// order that depends on their number alone.
+    ///
+    /// # Errors
+    /// [`Refused`] if a tensor does not fit.
+    #[allow(clippy::too_many_arguments)]
+    pub fn backward(
+        &self,
+        client: &Client,
+        x: &Buffer,
+        modulation: &Buffer,
+        statistics: &Buffer,
+        gradient: &Buffer,
+        dx: &Buffer,
+        dmodulation: Option<&Buffer>,
+    ) -> Result<(), Refused> {
+        let element = self.check(x, modulation, statistics)?;
+        gradient.expect_of("gradient", x.length, element)?;
+        dx.expect_of("dx", x.length, element)?;
+        if let Some(dmodulation) = dmodulation {
+            dmodulation.expect_of("dmodulation", modulation.length, element)?;
+        }
+        let width = width(self.channels, element);
+        let rows = Rows::whole(self.channels, width, plane_size(client));
+        let piece = tokens_per_piece(self.tokens);
+        let pieces = self.tokens.div_ceil(piece);
+        let partial = match dmodulation {
+            Some(_) => self.batch * pieces * 2 * self.channels,
+            None => width,
+        };
+        let partials = Buffer::empty(client, partial, Element::F32);
+        if x.length > 0 {
+            // SAFETY: all lengths were checked.
+            with_type!(element, F => unsafe {
+                norm_backward::launch_unchecked::<F>(
+                    client,
+                    grid(client, self.batch * pieces),
+                    CubeDim::new_1d(rows.threads() as u32),
+                    address_type(&[x, modulation, &partials]),
+                    width,
+                    x.argument(),
+                    modulation.argument(),
+                    statistics.argument(),
+                    gradient.argument(),
+                    dx.argument(),
+                    partials.argument(),
+                    self.batch,
+                    self.tokens,
+                    self.chunks,
+                    self.scale,
+                    piece,
+                    at_once(rows),
+                    dmodulation.is_some(),
+                    rows,
+                );
+            });
+        }
+        if let Some(dmodulation) = dmodulation.filter(|dmodulation| dmodulation.length > 0) {
+            let target = Target {
+                batch: self.batch,
+                pieces,
+                chunks: self.chunks,
+                columns: self.channels,
+                parts: [Some(self.shift), Some(self.scale)],
+            };
+            target.add(client, &partials, dmodulation);
+        }
+        Ok(())
+    }
+}
+
+/// Rows whose sums are made at once: as many as registers allow.
+pub(crate) fn at_once(rows: Rows) -> usize {
+    match rows.held() * rows.width {
+        0..=4 => 4,
+        5..=8 => 2,
+        _ => 1,
+    }
+}

@@ -1,0 +1,394 @@
+//! RMS norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467), with a rotary embedding after it if asked for:
+//! what queries and keys go through, in one pass.
+
+use crate::Element;
+use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::columns::{Columns, THREADS, fold, place, rows_per_piece};
+use crate::partials::Target;
+use crate::rotary::rotate;
+use crate::rows::{Rows, plane_size, row_sums, total};
+use cubecl::prelude::*;
+
+/// Sizes of `x / sqrt(mean(x²) + epsilon) · weight` over rows of `channels` values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsNorm {
+    /// Product of all axes but the last.
+    pub rows: usize,
+    /// Values of a row.
+    pub channels: usize,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
+/// Tables of a rotary embedding of the normalised rows: `x` is `[B, tokens, heads, channels]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn<'a> {
+    /// `S`.
+    pub tokens: usize,
+    /// `H`.
+    pub heads: usize,
+    /// Cosines `[S, channels / 2]`, f32.
+    pub cos: &'a Buffer,
+    /// Sines, likewise.
+    pub sin: &'a Buffer,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    cos: &[f32],
+    sin: &[f32],
+    y: &mut [Vector<F, N>],
+    reciprocals: &mut [f32],
+    row_count: usize,
+    tokens: usize,
+    heads: usize,
+    epsilon: f32,
+    #[comptime] weighted: bool,
+    #[comptime] turned: bool,
+    #[comptime] rows: Rows,
+) {
+    let width = N::value();
+    let pairs = comptime!(width / 2);
+    let held = comptime!(rows.held());
+    let vectors = comptime!(rows.vectors());
+    let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
+    let lane = UNIT_POS as usize % rows.lanes;
+    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.lanes;
+    let exists = asked < row_count;
+    let row = select(exists, asked, 0usize);
+    let mut values = Array::<Vector<f32, N>>::new(held);
+    let mut sum = Array::<f32>::new(1usize);
+    sum[0] = 0.0f32;
+    #[unroll]
+    for i in 0..held {
+        let at = lane + comptime!(i * rows.lanes);
+        let inside = at < vectors;
+        let value = Vector::<f32, N>::cast_from(x[row * vectors + select(inside, at, 0usize)]);
+        values[i] = value;
+        sum[0] += select(inside, total(value * value), 0.0f32);
+    }
+    row_sums(&mut sum, &mut shared, 1usize, rows);
+    let reciprocal = 1.0f32 / (sum[0] / comptime!(rows.columns as f32) + epsilon).sqrt();
+    if exists {
+        #[unroll]
+        for i in 0..held {
+            let at = lane + comptime!(i * rows.lanes);
+            if at < vectors {
+                let mut result = values[i] * Vector::new(reciprocal);
+                if comptime!(weighted) {
+                    result *= Vector::<f32, N>::cast_from(weight[at]);
+                }
+                if comptime!(turned) {
+                    let first = (row / heads % tokens * vectors + at) * pairs;
+                    result = rotate::<N>(result, cos, sin, first, 1.0f32);
+                }
+                y[row * vectors + at] = Vector::cast_from(result);
+            }
+        }
+        if lane == 0 {
+            reciprocals[row] = reciprocal;
+        }
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    cos: &[f32],
+    sin: &[f32],
+    reciprocals: &[f32],
+    gradient: &[Vector<F, N>],
+    dx: &mut [Vector<F, N>],
+    row_count: usize,
+    tokens: usize,
+    heads: usize,
+    #[comptime] weighted: bool,
+    #[comptime] turned: bool,
+    #[comptime] rows: Rows,
+) {
+    let width = N::value();
+    let pairs = comptime!(width / 2);
+    let held = comptime!(rows.held());
+    let vectors = comptime!(rows.vectors());
+    let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
+    let lane = UNIT_POS as usize % rows.lanes;
+    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.lanes;
+    let exists = asked < row_count;
+    let row = select(exists, asked, 0usize);
+    let reciprocal = reciprocals[row];
+    let mut normed = Array::<Vector<f32, N>>::new(held);
+    let mut slopes = Array::<Vector<f32, N>>::new(held);
+    let mut sum = Array::<f32>::new(1usize);
+    sum[0] = 0.0f32;
+    #[unroll]
+    for i in 0..held {
+        let at = lane + comptime!(i * rows.lanes);
+        let inside = at < vectors;
+        let at = select(inside, at, 0usize);
+        let value = Vector::<f32, N>::cast_from(x[row * vectors + at]) * Vector::new(reciprocal);
+        let mut slope = Vector::<f32, N>::cast_from(gradient[row * vectors + at]);
+        if comptime!(turned) {
+            let first = (row / heads % tokens * vectors + at) * pairs;
+            slope = rotate::<N>(slope, cos, sin, first, -1.0f32);
+        }
+        if comptime!(weighted) {
+            slope *= Vector::<f32, N>::cast_from(weight[at]);
+        }
+        normed[i] = value;
+        slopes[i] = slope;
+        sum[0] += select(inside, total(value * slope), 0.0f32);
+    }
+    row_sums(&mut sum, &mut shared, 1usize, rows);
+    let along = sum[0] / comptime!(rows.columns as f32);
+    if exists {
+        #[unroll]
+        for i in 0..held {
+            let at = lane + comptime!(i * rows.lanes);
+            if at < vectors {
+                let result = (slopes[i] - normed[i] * Vector::new(along)) * Vector::new(reciprocal);
+                dx[row * vectors + at] = Vector::cast_from(result);
+            }
+        }
+    }
+}
+
+/// Sums over pieces of rows of `gradient · x · reciprocal`: `partials [pieces, D]`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn rms_weight<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    cos: &[f32],
+    sin: &[f32],
+    reciprocals: &[f32],
+    gradient: &[Vector<F, N>],
+    partials: &mut [Vector<f32, N>],
+    rows: usize,
+    tokens: usize,
+    heads: usize,
+    piece: usize,
+    #[comptime] turned: bool,
+    #[comptime] columns: Columns,
+) {
+    let mut shared: Shared<[Vector<f32, N>]> = Shared::new_slice(THREADS);
+    let width = N::value();
+    let pairs = comptime!(width / 2);
+    let blocks = comptime!(columns.blocks());
+    let number = CUBE_POS / blocks;
+    let (column, share) = place(CUBE_POS % blocks, columns);
+    let end = min((number + 1) * piece, rows);
+    let mut sums = Vector::<f32, N>::new(0.0f32);
+    if column < columns.vectors {
+        for step in 0..piece / columns.down {
+            let row = number * piece + step * columns.down + share;
+            if row < end {
+                let at = row * columns.vectors + column;
+                let mut slope = Vector::<f32, N>::cast_from(gradient[at]);
+                if comptime!(turned) {
+                    let first = (row / heads % tokens * columns.vectors + column) * pairs;
+                    slope = rotate::<N>(slope, cos, sin, first, -1.0f32);
+                }
+                sums += slope * Vector::<f32, N>::cast_from(x[at]) * Vector::new(reciprocals[row]);
+            }
+        }
+    }
+    let folded = fold::<N>(sums, &mut shared, columns);
+    if share == 0 && column < columns.vectors && number * piece < rows {
+        partials[number * columns.vectors + column] = folded;
+    }
+}
+
+/// What a call reads besides its rows: the weight, and the tables or what stands for them.
+struct Read<'a> {
+    weight: &'a Buffer,
+    weighted: bool,
+    tokens: usize,
+    heads: usize,
+    tables: [&'a Buffer; 2],
+    turned: bool,
+}
+
+impl RmsNorm {
+    fn length(&self) -> usize {
+        self.rows * self.channels
+    }
+
+    fn read<'a>(
+        &self,
+        x: &'a Buffer,
+        weight: Option<&'a Buffer>,
+        turn: Option<Turn<'a>>,
+        reciprocals: &'a Buffer,
+    ) -> Result<Read<'a>, Refused> {
+        at_least_one("channels", self.channels)?;
+        x.expect("x", self.length())?;
+        reciprocals.expect_of("reciprocals", self.rows, Element::F32)?;
+        if let Some(weight) = weight {
+            weight.expect("weight", self.channels)?;
+        }
+        if let Some(turn) = turn {
+            for (name, size) in [("tokens", turn.tokens), ("heads", turn.heads)] {
+                at_least_one(name, size)?;
+            }
+            if !self.channels.is_multiple_of(2) || !self.rows.is_multiple_of(turn.tokens * turn.heads) {
+                return Err(Refused::Size {
+                    name: "channels",
+                    found: self.channels,
+                    allowed: "even numbers, in whole samples of tokens and heads".into(),
+                });
+            }
+            for (name, table) in [("cos", turn.cos), ("sin", turn.sin)] {
+                table.expect_of(name, turn.tokens * self.channels / 2, Element::F32)?;
+            }
+        }
+        Ok(Read {
+            weight: weight.unwrap_or(x),
+            weighted: weight.is_some(),
+            tokens: turn.map_or(1, |turn| turn.tokens),
+            heads: turn.map_or(1, |turn| turn.heads),
+            tables: turn.map_or([reciprocals, reciprocals], |turn| [turn.cos, turn.sin]),
+            turned: turn.is_some(),
+        })
+    }
+
+    fn width(&self, read: &Read<'_>, element: Element) -> usize {
+        width(self.channels, element).min(width(self.channels, read.weight.element))
+    }
+
+    /// `y`, of the type of `x`, and `reciprocals [rows]`, the reciprocal root of each row's mean square in f32. `weight
+    /// [channels]` is of any type.
+    ///
+    /// # Errors
+    /// [`Refused`] if a tensor does not fit.
+    pub fn forward(
+        &self,
+        client: &Client,
+        x: &Buffer,
+        weight: Option<&Buffer>,
+        turn: Option<Turn<'_>>,
+        y: &Buffer,
+        reciprocals: &Buffer,
+    ) -> Result<(), Refused> {
+        let read = self.read(x, weight, turn, reciprocals)?;
+        y.expect_of("y", x.length, x.element)?;
+        if x.length == 0 {
+            return Ok(());
+        }
+        let unused = Buffer::empty(client, 1, Element::F32);
+        let tables = if read.turned { read.tables } else { [&unused; 2] };
+        let width = self.width(&read, x.element);
+        let rows = Rows::several(self.channels, width, plane_size(client));
+        // SAFETY: all lengths were checked.
+        with_type!(x.element, F => with_type!(read.weight.element, W => unsafe {
+            rms_forward::launch_unchecked::<F, W>(
+                client,
+                grid(client, self.rows.div_ceil(rows.groups)),
+                CubeDim::new_1d(rows.threads() as u32),
+                address_type(&[x]),
+                width,
+                x.argument(),
+                read.weight.argument(),
+                tables[0].argument(),
+                tables[1].argument(),
+                y.argument(),
+                reciprocals.argument(),
+                self.rows,
+                read.tokens,
+                read.heads,
+                self.epsilon,
+                read.weighted,
+                read.turned,
+                rows,
+            );
+        }));
+        Ok(())
+    }
+
+    /// The gradients of `x` and of the weight (of any type), as far as they are asked for. The latter is a sum over all rows
+    /// in f32, in an order that depends on their number alone.
+    ///
+    /// # Errors
+    /// [`Refused`] if a tensor does not fit.
+    #[allow(clippy::too_many_arguments)]
+    pub fn backward(
+        &self,
+        client: &Client,
+        x: &Buffer,
+        weight: Option<&Buffer>,
+        turn: Option<Turn<'_>>,
+        reciprocals: &Buffer,
+        gradient: &Buffer,
+        dx: Option<&Buffer>,
+        dweight: Option<&Buffer>,
+    ) -> Result<(), Refused> {
+        let read = self.read(x, weight, turn, reciprocals)?;
+        gradient.expect_of("gradient", x.length, x.element)?;
+        if let Some(dx) = dx {
+            dx.expect_of("dx", x.length, x.element)?;
+        }
+        if let Some(dweight) = dweight {
+            dweight.expect("dweight", self.channels)?;
+        }
+        let width = self.width(&read, x.element);
+        if let Some(dx) = dx.filter(|dx| dx.length > 0) {
+            let rows = Rows::several(self.channels, width, plane_size(client));
+            // SAFETY: all lengths were checked.
+            with_type!(x.element, F => with_type!(read.weight.element, W => unsafe {
+                rms_backward::launch_unchecked::<F, W>(
+                    client,
+                    grid(client, self.rows.div_ceil(rows.groups)),
+                    CubeDim::new_1d(rows.threads() as u32),
+                    address_type(&[x]),
+                    width,
+                    x.argument(),
+                    read.weight.argument(),
+                    read.tables[0].argument(),
+                    read.tables[1].argument(),
+                    reciprocals.argument(),
+                    gradient.argument(),
+                    dx.argument(),
+                    self.rows,
+                    read.tokens,
+                    read.heads,
+                    read.weighted,
+                    read.turned,
+                    rows,
+                );
+            }));
+        }
+        let Some(dweight) = dweight else {
+            return Ok(());
+        };
+        let columns = Columns::new(self.channels, width);
+        let piece = rows_per_piece(self.rows, columns);
+        let pieces = self.rows.div_ceil(piece);
+        let partials = Buffer::empty(client, (pieces * self.channels).max(width), Element::F32);
+        if x.length > 0 {
+            // SAFETY: all lengths were checked.
+            with_type!(x.element, F => unsafe {
+                rms_weight::launch_unchecked::<F>(
+                    client,
+                    grid(client, pieces * columns.blocks()),
+                    CubeDim::new_1d(THREADS as u32),
+                    address_type(&[x, &partials]),
+                    width,
+                    x.argument(),
+                    read.tables[0].argument(),
+                    read.tables[1].argument(),
+                    reciprocals.argument(),
+                    gradient.argument(),
+                    partials.argument(),
+                    self.rows,
+                    read.tokens,
+                    read.heads,
+                    piece,
+                    read.turned,
+                    columns,
+                );
+            });
+        }
+        Target::row(pieces, self.channels).add(client, &partials, dweight);
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! CUDA sources of the kernels for the sizes of known models, without a GPU: for the compile gate and for reading.
+
+use crate::Element;
+use crate::activation::Activation;
+use crate::activation::activation_backward::ActivationBackward;
+use crate::activation::activation_forward::ActivationForward;
+use crate::buffer::{width, with_type};
+use crate::columns::{self, Columns};
+use crate::embedding::embedding_forward::EmbeddingForward;
+use crate::gated_residual::gate_backward::GateBackward;
+use crate::gated_residual::gate_forward::GateForward;
+use crate::modulated_layer_norm::at_once;
+use crate::modulated_layer_norm::norm_backward::NormBackward;
+use crate::modulated_layer_norm::norm_forward::NormForward;
+use crate::optimizer::adamw_kernel::AdamwKernel;
+use crate::optimizer::squares::Squares;
+use crate::rms_norm::rms_backward::RmsBackward;
+use crate::rms_norm::rms_forward::RmsForward;
+use crate::rms_norm::rms_weight::RmsWeight;
+use crate::rotary::rotary_kernel::RotaryKernel;
+use crate::rows::Rows;
+use crate::sde::sde_mean::SdeMean;
+use crate::sde::squared_distance::SquaredDistance;
+use cubecl::prelude::*;
+use cubecl_runtime::kernel::CubeKernel;
+use flow_cube::offline::{self, CannotCompile, CudaSource};
+use half::bf16;
+
+/// A kernel's name and CUDA C++.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Kernel, type and channels, fit for a file name.
+    pub name: String,
+    /// What NVRTC gets.
+    pub cuda: CudaSource,
+}
+
+/// Threads of a plane on NVIDIA GPUs.
+const WARP: usize = 32;
+/// Threads of most blocks.
+const THREADS: u32 = columns::THREADS as u32;
+
+fn buffer() -> BufferCompilationArg {
+    BufferCompilationArg { inplace: None }
+}
+
+/// Makes a kernel with so many threads, buffers and scalars, and what is known when it is compiled.
+macro_rules! define {
+    ($kernel:ty, $threads:expr, [$($buffers:ident)*], [$($scalars:ident)*], $($known:expr),*) => {
+        <$kernel>::new(
+            offline::settings($threads as u32),
+            offline::h100(),
+            offline::target(),
+            $({ stringify!($buffers); buffer() },)*
+            $({ stringify!($scalars); },)*
+            $($known),*
+        )
+        .define()
+    };
+}
+
+/// The kernels for tensors of type `element` with `channels` channels.
+///
+/// # Errors
+/// If CubeCL refuses a kernel.
+pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotCompile> {
+    let vector = width(channels, element);
+    let (several, whole) = (
+        Rows::several(channels, vector, WARP),
+        Rows::whole(channels, vector, WARP),
+    );
+    let columns = Columns::new(channels, vector);
+    let gelu = Activation::GeluTanh;
+    with_type!(element, F => {
+        let definitions = [
+            ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [r t c a b e], vector, several)),
+            (
+                "norm_backward",
+                define!(NormBackward::<F>, whole.threads(), [x m s g d p], [b t c s p], vector, at_once(whole), true, whole),
+            ),
+            (
+                "norm_backward_plain",
+                define!(NormBackward::<F>, whole.threads(), [x m s g d p], [b t c s p], vector, at_once(whole), false, whole),
+            ),
+            (
+                "rms_forward",
+                define!(RmsForward::<F, F>, several.threads(), [x w c s y r], [r t h e], vector, true, true, several),
+            ),
+            (
+                "rms_backward",
+                define!(RmsBackward::<F, F>, several.threads(), [x w c s r g d], [r t h], vector, true, true, several),
+            ),
+            ("rms_weight", define!(RmsWeight::<F>, THREADS, [x c s r g p], [r t h p], vector, true, columns)),
+            ("rotary", define!(RotaryKernel::<F>, THREADS, [x c s y], [v t a b d], vector)),
+            ("gate_forward", define!(GateForward::<F>, THREADS, [r b m y], [r t c g v], vector)),
+            (
+                "gate_backward",
+                define!(GateBackward::<F>, THREADS, [b m g d p], [b t c g p], vector, true, true, columns),
+            ),
+            ("activation_forward", define!(ActivationForward::<F>, THREADS, [x y], [v], vector, gelu)),
+            (
+                "activation_backward",
+                define!(ActivationBackward::<F>, THREADS, [x g d p], [r p], vector, gelu, true, columns),
+            ),
+            ("embedding", define!(EmbeddingForward::<f32, F>, THREADS, [t i y], [r c v], vector)),
+            ("sde_mean", define!(SdeMean::<F>, THREADS, [x v n c m y], [r v], 4, true)),
+            ("squared_distance", define!(SquaredDistance::<F>, THREADS, [a b p], [r v], 4)),
+            ("squares", define!(Squares::<F>, THREADS, [x p], [v f], vector)),
+            (
+                "adamw",
+                define!(AdamwKernel::<f32, F, bf16>, THREADS, [w g m v c s], [n a b e d], 4, true),
+            ),
+        ];
+        let compiled = definitions.into_iter().map(|(kernel, definition)| {
+            Ok(Source {
+                name: format!("{kernel}_{}_{channels}", element.name()),
+                cuda: offline::cuda_source(definition)?,
+            })
+        });
+        compiled.collect()
+    })
+}

@@ -1,0 +1,50 @@
+//! The kernels on Vulkan, on the catalogue. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
+
+use cubecl::device::WgpuDeviceKind;
+use cubecl::prelude::*;
+use flow_kernels_cube::Element;
+use flow_kernels_cube::catalogue::check;
+
+/// Mesa's driver for the processor, else the first GPU.
+fn client() -> Client {
+    let kinds = [
+        WgpuDeviceKind::Cpu,
+        WgpuDeviceKind::DiscreteGpu(0),
+        WgpuDeviceKind::IntegratedGpu(0),
+    ];
+    let found = kinds
+        .into_iter()
+        .find_map(|kind| cubecl::Device::vulkan(kind).ok());
+    found
+        .expect(
+            "this test needs a Vulkan driver and found none: install Mesa's for the processor (Debian: `apt-get install \
+             mesa-vulkan-drivers libvulkan1`, from bookworm-backports or newer), or point VK_DRIVER_FILES at lvp_icd.json",
+        )
+        .client()
+}
+
+fn holds(group: &str, element: Element) {
+    let verdict = check(&client(), element, group);
+    assert!(verdict.wrong.is_empty(), "{}", verdict.wrong.join("\n"));
+    assert!(verdict.compared > 0);
+}
+
+#[test]
+fn norms_hold_in_f32() {
+    holds("norms", Element::F32);
+}
+
+#[test]
+fn elementwise_operations_hold_in_f32() {
+    holds("elementwise", Element::F32);
+}
+
+#[test]
+fn latents_hold_in_f32() {
+    holds("latents", Element::F32);
+}
+
+#[test]
+fn updates_hold_in_f32() {
+    holds("updates", Element::F32);
+}

@@ -1,0 +1,197 @@
+//! Activations, gated residuals, rotary embeddings and token embeddings.
+
+use super::operand::{Operand, done};
+use burn::backend::DispatchTensor;
+use burn::tensor::DType;
+use flow_core::{Activation, Plain, cube, op};
+use flow_kernels_cube::Element;
+use flow_kernels_cube::activation::{self, Activation as Function};
+use flow_kernels_cube::embedding::Embedding;
+use flow_kernels_cube::gated_residual::Gate;
+use flow_kernels_cube::rotary::Rotary;
+use std::sync::Arc;
+
+/// The kernels' name of a function.
+fn function(activation: Activation) -> Function {
+    match activation {
+        Activation::None => Function::None,
+        Activation::Silu => Function::Silu,
+        Activation::GeluTanh => Function::GeluTanh,
+    }
+}
+
+/// The result of a function of `x`.
+pub(super) fn activated(x: &Operand, activation: Activation) -> Operand {
+    let y = x.room_alike();
+    let forward = activation::forward(x.client(), &x.buffer(), &y.buffer(), function(activation));
+    done("activation", forward);
+    y
+}
+
+/// The gradient of what a function was applied to, and its sums over all rows if `bias`.
+pub(super) fn activation_gradient(
+    x: Option<&Operand>,
+    activation: Activation,
+    gradient: Operand,
+    bias: bool,
+) -> (Operand, Option<Operand>) {
+    let (_, columns) = gradient.rows_and_columns();
+    let dbias = bias.then(|| gradient.room(&[columns], Element::F32));
+    let x = x.filter(|_| activation != Activation::None);
+    let dx = x.map(Operand::room_alike);
+    if dx.is_none() && dbias.is_none() {
+        return (gradient, None);
+    }
+    let [of_x, of_dx, of_dbias] = [x, dx.as_ref(), dbias.as_ref()].map(|it| it.map(Operand::buffer));
+    let call = activation::Backward {
+        columns,
+        activation: function(activation),
+        x: of_x.as_ref(),
+        gradient: &gradient.buffer(),
+        dx: of_dx.as_ref(),
+        dbias: of_dbias.as_ref(),
+    };
+    done("activation", activation::backward(gradient.client(), call));
+    (dx.unwrap_or(gradient), dbias)
+}
+
+/// As the CPU's; backward keeps `x`.
+pub(super) fn activation(x: &DispatchTensor, activation: Activation, element: Element) -> DispatchTensor {
+    op::apply("activation", &[x], |inputs, _| {
+        let x = Operand::read(&inputs[0]);
+        let of = x.element();
+        let x = x.cast(element);
+        let y = activated(&x, activation);
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let gradient = Operand::read_as(incoming.gradient(), element);
+            let (dx, _) = activation_gradient(Some(&x), activation, gradient, false);
+            vec![Some(dx.into_plain_as(of))]
+        });
+        (y.into_plain(), backward)
+    })
+}
+
+/// As the CPU's; backward keeps the branch and the modulation.
+pub(super) fn gated_residual(
+    residual: &DispatchTensor,
+    branch: &DispatchTensor,
+    modulation: &DispatchTensor,
+    gate: usize,
+    element: Element,
+) -> DispatchTensor {
+    const NAME: &str = "gated_residual";
+    op::apply(NAME, &[residual, branch, modulation], |inputs, _| {
+        let operands = [0, 1, 2].map(|at| Operand::read(&inputs[at]));
+        let of = [0, 1, 2].map(|at| operands[at].element());
+        let [residual, branch, modulation] = operands.map(|operand| operand.cast(element));
+        let [batch, tokens, channels] = *branch.shape() else {
+            panic!("residual of {:?}, three axes expected", branch.shape())
+        };
+        let call = Gate {
+            batch,
+            tokens,
+            channels,
+            chunks: modulation.shape()[1],
+            gate,
+        };
+        let y = branch.room_alike();
+        let forward = call.forward(
+            y.client(),
+            &residual.buffer(),
+            &branch.buffer(),
+            &modulation.buffer(),
+            &y.buffer(),
+        );
+        done(NAME, forward);
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let wanted = incoming.wanted;
+            let gradient = Operand::read_as(incoming.gradient(), element);
+            let dbranch = wanted[1].then(|| branch.room_alike());
+            let dmodulation = wanted[2].then(|| modulation.room_alike());
+            let backward = call.backward(
+                gradient.client(),
+                &branch.buffer(),
+                &modulation.buffer(),
+                &gradient.buffer(),
+                dbranch.as_ref().map(Operand::buffer).as_ref(),
+                dmodulation.as_ref().map(Operand::buffer).as_ref(),
+            );
+            done(NAME, backward);
+            vec![
+                wanted[0].then(|| gradient.into_plain_as(of[0])),
+                dbranch.map(|dbranch| dbranch.into_plain_as(of[1])),
+                dmodulation.map(|dmodulation| dmodulation.into_plain_as(of[2])),
+            ]
+        });
+        (y.into_plain(), backward)
+    })
+}
+
+/// As the CPU's; backward keeps the tables.
+pub(super) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain, element: Element) -> DispatchTensor {
+    const NAME: &str = "rotary";
+    let tables = [cos, sin].map(|table| Operand::read_as(table, Element::F32));
+    op::apply(NAME, &[x], |inputs, _| {
+        let x = Operand::read(&inputs[0]);
+        let of = x.element();
+        let x = x.cast(element);
+        let [batch, tokens, heads, head_dim] = *x.shape() else {
+            panic!("rotary of {:?}, four axes expected", x.shape())
+        };
+        let call = Rotary {
+            batch,
+            tokens,
+            heads,
+            head_dim,
+        };
+        let y = x.room_alike();
+        let [cos, sin] = [0, 1].map(|at| tables[at].buffer());
+        done(
+            NAME,
+            call.forward(x.client(), &x.buffer(), [&cos, &sin], &y.buffer()),
+        );
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let gradient = Operand::read_as(incoming.gradient(), element);
+            let dx = gradient.room_alike();
+            let [cos, sin] = [0, 1].map(|at| tables[at].buffer());
+            let backward = call.backward(gradient.client(), &gradient.buffer(), [&cos, &sin], &dx.buffer());
+            done(NAME, backward);
+            vec![Some(dx.into_plain_as(of))]
+        });
+        (y.into_plain(), backward)
+    })
+}
+
+/// As the CPU's, but that an index out of range gives a row of NaN: to look would be to wait for the device. The gradient
+/// of the table is f32.
+pub(super) fn embedding(table: &DispatchTensor, index: &Plain, element: Element) -> DispatchTensor {
+    const NAME: &str = "embedding";
+    op::apply(NAME, &[table], |inputs, _| {
+        let table = Operand::read(&inputs[0]);
+        let index = cube::read_ints(index).expect("indices are integers on the table's device");
+        let index = cube::contiguous(cube::cast(index.clone(), DType::I32));
+        let shape = index.meta.shape().to_vec();
+        let (rows, channels) = table.rows_and_columns();
+        let call = Embedding {
+            rows,
+            channels,
+            count: shape.iter().product(),
+        };
+        let y = table.room(&[&shape[..], &[channels]].concat(), element);
+        let forward = call.forward(y.client(), &table.buffer(), &index.handle, &y.buffer());
+        done(NAME, forward);
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let gradient = Operand::read(incoming.gradient());
+            let dtable = gradient.room(&[rows, channels], Element::F32);
+            let backward = call.backward(
+                dtable.client(),
+                &gradient.buffer(),
+                &index.handle,
+                &dtable.buffer(),
+            );
+            done(NAME, backward);
+            vec![Some(dtable.into_plain())]
+        });
+        (y.into_plain(), backward)
+    })
+}

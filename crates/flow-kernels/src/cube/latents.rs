@@ -1,0 +1,116 @@
+//! SDE steps, their log-probabilities, and distances: f32 whatever the model computes in, but for its velocities.
+
+use super::operand::{Operand, done};
+use burn::backend::DispatchTensor;
+use flow_core::kernels::SdeOutputs;
+use flow_core::{Plain, op};
+use flow_kernels_cube::Element;
+use flow_kernels_cube::sde::{Latents, Outcome, Step};
+use std::sync::Arc;
+
+fn wide(tensor: &Plain) -> Operand {
+    Operand::read_as(tensor, Element::F32)
+}
+
+fn latents(x: &Operand) -> Latents {
+    let (rows, values) = x.rows_and_columns();
+    Latents { rows, values }
+}
+
+/// Takes a step.
+pub(super) fn step(x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
+    let [x, noise, coefficients] = [x, noise, coefficients].map(wide);
+    let v = Operand::read(v);
+    let call = latents(&x);
+    let (x_next, mean) = (x.room_alike(), x.room_alike());
+    let log_prob = x.room(&[call.rows], Element::F32);
+    let step = Step {
+        x: &x.buffer(),
+        v: &v.buffer(),
+        coefficients: &coefficients.buffer(),
+    };
+    let outcome = Outcome {
+        mean: &mean.buffer(),
+        log_prob: &log_prob.buffer(),
+    };
+    let taken = call.step(x.client(), step, &noise.buffer(), &x_next.buffer(), outcome);
+    done("sde_step", taken);
+    SdeOutputs {
+        x_next: x_next.into_plain(),
+        mean: mean.into_plain(),
+        log_prob: log_prob.into_plain(),
+    }
+}
+
+/// `(log_prob, mean)` of a step taken before, differentiable in `v`. Backward keeps the mean and the next latents.
+pub(super) fn log_prob(
+    x: &Plain,
+    v: &DispatchTensor,
+    x_next: &Plain,
+    coefficients: &Plain,
+) -> (DispatchTensor, DispatchTensor) {
+    const NAME: &str = "sde_log_prob";
+    let [x, x_next, coefficients] = [x, x_next, coefficients].map(wide);
+    let call = latents(&x);
+    let outputs = op::apply_many(NAME, &[v], |inputs, _| {
+        let v = Operand::read(&inputs[0]);
+        let of = v.element();
+        let (log_prob, mean) = (x.room(&[call.rows], Element::F32), x.room_alike());
+        let step = Step {
+            x: &x.buffer(),
+            v: &v.buffer(),
+            coefficients: &coefficients.buffer(),
+        };
+        let outcome = Outcome {
+            mean: &mean.buffer(),
+            log_prob: &log_prob.buffer(),
+        };
+        done(NAME, call.log_prob(x.client(), step, &x_next.buffer(), outcome));
+        let outputs = vec![log_prob.into_plain(), mean.clone().into_plain()];
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let read = |index: usize| incoming.output_gradients[index].as_ref().map(wide);
+            let (dlog_prob, dmean) = (read(0), read(1));
+            let dv = mean.room(&mean.shape(), of);
+            let backward = call.log_prob_backward(
+                mean.client(),
+                &mean.buffer(),
+                &x_next.buffer(),
+                &coefficients.buffer(),
+                dlog_prob.as_ref().map(Operand::buffer).as_ref(),
+                dmean.as_ref().map(Operand::buffer).as_ref(),
+                &dv.buffer(),
+            );
+            done(NAME, backward);
+            vec![Some(dv.into_plain())]
+        });
+        (outputs, backward)
+    });
+    let [log_prob, mean] = outputs.try_into().expect("two outputs");
+    (log_prob, mean)
+}
+
+/// `mean over N of (a - b)²` per row in f32, differentiable in `a`.
+pub(super) fn mean_squared_distance(a: &DispatchTensor, b: &Plain) -> DispatchTensor {
+    const NAME: &str = "mean_squared_distance";
+    let b = wide(b);
+    op::apply(NAME, &[a], |inputs, _| {
+        let a = Operand::read(&inputs[0]);
+        let call = latents(&a);
+        let distance = a.room(&[call.rows], Element::F32);
+        let forward = call.distance(a.client(), &a.buffer(), &b.buffer(), &distance.buffer());
+        done(NAME, forward);
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let (gradient, da) = (wide(incoming.gradient()), a.room_alike());
+            let backward = call.distance_backward(
+                a.client(),
+                &a.buffer(),
+                &b.buffer(),
+                &gradient.buffer(),
+                &da.buffer(),
+            );
+            done(NAME, backward);
+            vec![Some(da.into_plain())]
+        });
+        (distance.into_plain(), backward)
+    })
+}

@@ -1,0 +1,266 @@
+//! Linear layers with bias, low-rank adapter and activation.
+
+use super::elementwise::{activated, activation_gradient};
+use super::operand::Operand;
+use super::products::{Products, matrix, type_of};
+use crate::linear::has_trained_matrix;
+use burn::backend::DispatchTensor;
+use flow_core::exec::Stash;
+use flow_core::kernels::LinearWeights;
+use flow_core::{Activation, Plain, op};
+use flow_kernels_cube::Element;
+use flow_matmul_cube::call::{Activation as Function, Epilogue, Layout, Matmul};
+use flow_matmul_cube::tensors::Operands;
+use std::sync::Arc;
+
+/// A layer's weights in the type that products take.
+#[derive(Debug)]
+struct Layer {
+    /// `[out, in]`.
+    weight: Operand,
+    /// `[out]`.
+    bias: Option<Operand>,
+    adapter: Option<Adapter>,
+    outputs: usize,
+    products: Arc<Products>,
+}
+
+/// `(x Aᵀ) (scale · B)ᵀ` is added to the output; the product of `A` and `B` is never formed.
+#[derive(Debug)]
+struct Adapter {
+    /// `A [rank, in]`.
+    down: Operand,
+    /// `scale · B`, `[out, rank]`.
+    up: Operand,
+    scale: f32,
+    rank: usize,
+}
+
+/// As the CPU's, and what passes through `stash` is the same: the value before the activation if there is one, else the
+/// result. Gradients of weights are f32.
+pub(super) fn linear(
+    stash: &dyn Stash,
+    x: &DispatchTensor,
+    weights: &LinearWeights,
+    activation: Activation,
+    element: Element,
+    products: &Arc<Products>,
+) -> DispatchTensor {
+    let mut inputs = vec![x];
+    inputs.extend(weights.tensors());
+    let keep_x = has_trained_matrix(weights);
+    op::apply("linear", &inputs, |plain, tracked| {
+        let x = Operand::read(&plain[0]);
+        let (of_x, x_shape) = (x.element(), x.shape());
+        let x = x.cast(element);
+        let layer = Layer::read(&plain[1..], weights, element, products);
+        let keep_sum = activation != Activation::None && (tracked || stash.keeps("linear"));
+        let mut made = None;
+        let mut kept = stash.through("linear", &mut || {
+            let (sum, output) = layer.forward(&x, activation, keep_sum);
+            match sum {
+                Some(sum) => {
+                    made = Some(output);
+                    vec![sum.into_plain()]
+                }
+                None => vec![output.into_plain()],
+            }
+        });
+        let kept = kept.pop().expect("a linear layer keeps one tensor");
+        let sum = keep_sum.then(|| Operand::read(&kept));
+        let output = match (&sum, made) {
+            (Some(_), Some(output)) => output.into_plain(),
+            (Some(sum), None) => activated(sum, activation).into_plain(),
+            (None, _) => kept,
+        };
+        let x = keep_x.then_some(x);
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let wanted = incoming.wanted;
+            let gradient = Operand::read_as(incoming.gradient(), element);
+            let bias = layer.bias.is_some() && wanted[2];
+            let (gradient, dbias) = activation_gradient(sum.as_ref(), activation, gradient, bias);
+            let dx = wanted[0].then(|| layer.input_gradient(&gradient, &x_shape).into_plain_as(of_x));
+            let mut gradients = vec![dx];
+            gradients.extend(layer.weight_gradients(x.as_ref(), &gradient, dbias, &wanted[1..]));
+            gradients
+        });
+        (output, backward)
+    })
+}
+
+impl Layer {
+    /// `plain` holds the values of [`LinearWeights::tensors`].
+    fn read(plain: &[Plain], weights: &LinearWeights, element: Element, products: &Arc<Products>) -> Self {
+        let weight = Operand::read_as(&plain[0], element);
+        let (outputs, _) = weight.rows_and_columns();
+        let bias = weights
+            .bias
+            .as_ref()
+            .map(|_| Operand::read_as(&plain[1], element));
+        let adapter = weights.adapter.as_ref().map(|(_, _, scale)| {
+            let [down, up] = [plain.len() - 2, plain.len() - 1].map(|at| &plain[at]);
+            let down = Operand::read_as(down, element);
+            let (rank, _) = down.rows_and_columns();
+            Adapter {
+                down,
+                up: Operand::read(up).times(*scale, element),
+                scale: *scale,
+                rank,
+            }
+        });
+        Self {
+            weight,
+            bias,
+            adapter,
+            outputs,
+            products: products.clone(),
+        }
+    }
+
+    /// The sum before the activation, if wanted, and the output.
+    fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
+        let (rows, inputs) = x.rows_and_columns();
+        let mut shape = x.shape();
+        *shape.last_mut().expect("a linear layer's input has an axis") = self.outputs;
+        let output = x.room(&shape, x.element());
+        let sum = keep_sum.then(|| output.room_alike());
+        let function = match activation {
+            Activation::None => None,
+            Activation::Silu => Some(Function::Silu),
+            Activation::GeluTanh => Some(Function::GeluTanh),
+        };
+        let epilogue = function.map_or(Epilogue::Store, |activation| Epilogue::Activate {
+            activation,
+            keep_sum,
+        });
+        let call = Matmul {
+            rank: self.rank(),
+            bias: self.bias.is_some(),
+            epilogue,
+            ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], type_of(x.element()))
+        };
+        let reduced = self
+            .adapter
+            .as_ref()
+            .map(|adapter| adapter.reduced(x, &self.products));
+        let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
+        let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.up)]);
+        let bias = self.bias.as_ref().map(|bias| bias.buffer().handle);
+        let kept = sum.as_ref().map(matrix);
+        let (a, b, d) = (matrix(x), matrix(&self.weight), matrix(&output));
+        let operands = Operands {
+            low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
+            bias: bias.as_ref(),
+            other: kept.as_ref(),
+            ..Operands::new(&a, &b, &d)
+        };
+        self.products.run(x, call, &operands);
+        (sum, output)
+    }
+
+    /// `G W + (G · scale B) A` for the `gradient` of the sum before the activation.
+    fn input_gradient(&self, gradient: &Operand, shape: &[usize]) -> Operand {
+        let (rows, outputs) = gradient.rows_and_columns();
+        let (_, inputs) = self.weight.rows_and_columns();
+        let output = gradient.room(shape, gradient.element());
+        let call = Matmul {
+            rank: self.rank(),
+            ..Matmul::plain(Layout::Nn, [rows, inputs, outputs], type_of(gradient.element()))
+        };
+        let reduced = self
+            .adapter
+            .as_ref()
+            .map(|adapter| adapter.reduced_gradient(gradient, &self.products));
+        let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
+        let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.down)]);
+        let (a, b, d) = (matrix(gradient), matrix(&self.weight), matrix(&output));
+        let operands = Operands {
+            low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
+            ..Operands::new(&a, &b, &d)
+        };
+        self.products.run(gradient, call, &operands);
+        output
+    }
+
+    fn rank(&self) -> usize {
+        self.adapter.as_ref().map_or(0, |adapter| adapter.rank)
+    }
+
+    /// Gradients of those of [`LinearWeights::tensors`] that are `wanted`, in their order, in f32.
+    fn weight_gradients(
+        &self,
+        x: Option<&Operand>,
+        gradient: &Operand,
+        dbias: Option<Operand>,
+        wanted: &[bool],
+    ) -> Vec<Option<Plain>> {
+        let products = &self.products;
+        let x = || x.expect("the input is kept if a matrix is tracked");
+        let mut wanted = wanted.iter().copied();
+        let mut want = || wanted.next().expect("one flag per weight");
+        let mut gradients = vec![want().then(|| over_rows(gradient, x(), products).into_plain())];
+        if self.bias.is_some() {
+            want();
+            gradients.push(dbias.map(Operand::into_plain));
+        }
+        if let Some(adapter) = &self.adapter {
+            gradients.push(want().then(|| {
+                let reduced = adapter.reduced_gradient(gradient, products);
+                over_rows(&reduced, x(), products).into_plain()
+            }));
+            gradients.push(want().then(|| {
+                let product = over_rows(gradient, &adapter.reduced(x(), products), products);
+                product.times(adapter.scale, Element::F32).into_plain()
+            }));
+        }
+        gradients
+    }
+}
+
+impl Adapter {
+    /// `x Aᵀ`, `[rows, rank]`.
+    fn reduced(&self, x: &Operand, products: &Products) -> Operand {
+        let (rows, inputs) = x.rows_and_columns();
+        let call = Matmul::plain(Layout::Nt, [rows, self.rank, inputs], type_of(x.element()));
+        let output = x.room(&[rows, self.rank], x.element());
+        products.run(
+            x,
+            call,
+            &Operands::new(&matrix(x), &matrix(&self.down), &matrix(&output)),
+        );
+        output
+    }
+
+    /// `G · scale B`, `[rows, rank]`.
+    fn reduced_gradient(&self, gradient: &Operand, products: &Products) -> Operand {
+        let (rows, outputs) = gradient.rows_and_columns();
+        let call = Matmul::plain(
+            Layout::Nn,
+            [rows, self.rank, outputs],
+            type_of(gradient.element()),
+        );
+        let output = gradient.room(&[rows, self.rank], gradient.element());
+        products.run(
+            gradient,
+            call,
+            &Operands::new(&matrix(gradient), &matrix(&self.up), &matrix(&output)),
+        );
+        output
+    }
+}
+
+/// `leftᵀ · right` of `[rows, m]` and `[rows, n]`: `[m, n]` in f32.
+fn over_rows(left: &Operand, right: &Operand, products: &Products) -> Operand {
+    let ((rows, m), (_, n)) = (left.rows_and_columns(), right.rows_and_columns());
+    let call = Matmul {
+        output: flow_matmul_cube::Element::F32,
+        ..Matmul::plain(Layout::Tn, [m, n, rows], type_of(left.element()))
+    };
+    let output = left.room(&[m, n], Element::F32);
+    products.run(
+        left,
+        call,
+        &Operands::new(&matrix(left), &matrix(right), &matrix(&output)),
+    );
+    output
+}

@@ -1,0 +1,125 @@
+//! Modulated layer norm and RMS norm.
+
+use super::operand::{Operand, done};
+use burn::backend::DispatchTensor;
+use flow_core::kernels::NormChunks;
+use flow_core::op;
+use flow_kernels_cube::Element;
+use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
+use flow_kernels_cube::rms_norm::RmsNorm;
+use std::sync::Arc;
+
+/// As the CPU's. Backward keeps `x`, the modulation, and two numbers per row.
+pub(super) fn modulated_layer_norm(
+    x: &DispatchTensor,
+    modulation: &DispatchTensor,
+    norm: NormChunks,
+    element: Element,
+) -> DispatchTensor {
+    const NAME: &str = "modulated_layer_norm";
+    op::apply(NAME, &[x, modulation], |inputs, _| {
+        let [x, modulation] = [0, 1].map(|at| Operand::read(&inputs[at]));
+        let of = [x.element(), modulation.element()];
+        let [x, modulation] = [x, modulation].map(|operand| operand.cast(element));
+        let [batch, tokens, channels] = *x.shape() else {
+            panic!("layer norm of {:?}, three axes expected", x.shape())
+        };
+        let call = ModulatedNorm {
+            batch,
+            tokens,
+            channels,
+            chunks: modulation.shape()[1],
+            shift: norm.shift,
+            scale: norm.scale,
+            epsilon: norm.epsilon,
+        };
+        let (y, statistics) = (x.room_alike(), x.room(&[batch, tokens, 2], Element::F32));
+        let forward = call.forward(
+            x.client(),
+            &x.buffer(),
+            &modulation.buffer(),
+            &y.buffer(),
+            &statistics.buffer(),
+        );
+        done(NAME, forward);
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let gradient = Operand::read_as(incoming.gradient(), element);
+            let dx = x.room_alike();
+            let dmodulation = incoming.wanted[1].then(|| modulation.room_alike());
+            let backward = call.backward(
+                x.client(),
+                &x.buffer(),
+                &modulation.buffer(),
+                &statistics.buffer(),
+                &gradient.buffer(),
+                &dx.buffer(),
+                dmodulation.as_ref().map(Operand::buffer).as_ref(),
+            );
+            done(NAME, backward);
+            vec![
+                Some(dx.into_plain_as(of[0])),
+                dmodulation.map(|dmodulation| dmodulation.into_plain_as(of[1])),
+            ]
+        });
+        (y.into_plain(), backward)
+    })
+}
+
+/// As the CPU's. Backward keeps `x` and a number per row.
+pub(super) fn rms_norm(
+    x: &DispatchTensor,
+    weight: Option<&DispatchTensor>,
+    epsilon: f32,
+    element: Element,
+) -> DispatchTensor {
+    const NAME: &str = "rms_norm";
+    let inputs: Vec<&DispatchTensor> = std::iter::once(x).chain(weight).collect();
+    op::apply(NAME, &inputs, |inputs, _| {
+        let x = Operand::read(&inputs[0]);
+        let of = x.element();
+        let x = x.cast(element);
+        let weight = inputs.get(1).map(Operand::read);
+        let (rows, channels) = x.rows_and_columns();
+        let call = RmsNorm {
+            rows,
+            channels,
+            epsilon,
+        };
+        let (y, reciprocals) = (x.room_alike(), x.room(&[rows], Element::F32));
+        let of_weight = weight.as_ref().map(Operand::buffer);
+        let forward = call.forward(
+            x.client(),
+            &x.buffer(),
+            of_weight.as_ref(),
+            None,
+            &y.buffer(),
+            &reciprocals.buffer(),
+        );
+        done(NAME, forward);
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let wanted = incoming.wanted;
+            let gradient = Operand::read_as(incoming.gradient(), element);
+            let dx = wanted[0].then(|| x.room_alike());
+            let dweight = weight.as_ref().filter(|_| wanted[1]);
+            let dweight = dweight.map(|weight| weight.room(&weight.shape(), Element::F32));
+            let backward = call.backward(
+                x.client(),
+                &x.buffer(),
+                weight.as_ref().map(Operand::buffer).as_ref(),
+                None,
+                &reciprocals.buffer(),
+                &gradient.buffer(),
+                dx.as_ref().map(Operand::buffer).as_ref(),
+                dweight.as_ref().map(Operand::buffer).as_ref(),
+            );
+            done(NAME, backward);
+            let mut gradients = vec![dx.map(|dx| dx.into_plain_as(of))];
+            gradients.resize_with(wanted.len(), || None);
+            if let Some(dweight) = dweight {
+                gradients[1] = Some(dweight.into_plain());
+            }
+            gradients
+        });
+        (y.into_plain(), backward)
+    })
+}

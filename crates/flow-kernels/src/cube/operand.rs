@@ -1,0 +1,188 @@
+//! Burn's tensors of a CubeCL device as the kernels of `flow-kernels-cube` take them.
+
+use burn::tensor::DType;
+use flow_core::Plain;
+use flow_core::cube::{self, Client, CubeDevice, CubeTensor};
+use flow_kernels_cube::cast::cast;
+use flow_kernels_cube::{Buffer, Element, Refused};
+
+/// A tensor without gaps that begins at a multiple of 16 bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Operand {
+    tensor: CubeTensor,
+    element: Element,
+}
+
+/// A call that does not fit is a bug of the caller: [`Exec`](flow_core::Exec) checks shapes.
+pub(super) fn done(operation: &str, result: Result<(), Refused>) {
+    if let Err(refused) = result {
+        panic!("operation `{operation}`: {refused}");
+    }
+}
+
+fn element(dtype: DType) -> Element {
+    match dtype {
+        DType::F32 | DType::Flex32 => Element::F32,
+        DType::F16 => Element::F16,
+        DType::BF16 => Element::Bf16,
+        other => panic!("kernels of CubeCL devices compute on f32, f16 and bf16, not on {other:?}"),
+    }
+}
+
+fn dtype(element: Element) -> DType {
+    match element {
+        Element::F32 => DType::F32,
+        Element::F16 => DType::F16,
+        Element::Bf16 => DType::BF16,
+    }
+}
+
+fn is_aligned(tensor: &CubeTensor) -> bool {
+    tensor.handle.offset_start.unwrap_or(0).is_multiple_of(16)
+}
+
+fn buffer(tensor: &CubeTensor, element: Element) -> Buffer {
+    Buffer {
+        handle: tensor.handle.clone(),
+        length: tensor.meta.shape().iter().product(),
+        element,
+    }
+}
+
+/// The tensor, if it has no gaps and is aligned; else a copy.
+fn dense(tensor: &CubeTensor) -> CubeTensor {
+    let tensor = cube::contiguous(tensor.clone());
+    if is_aligned(&tensor) {
+        return tensor;
+    }
+    copied(&tensor, element(tensor.dtype), 1.0)
+}
+
+/// A copy in its own memory, of type `to`, times `factor`.
+fn copied(tensor: &CubeTensor, to: Element, factor: f32) -> CubeTensor {
+    let from = element(tensor.dtype);
+    let copy = cube::empty_like(tensor, &tensor.meta.shape().to_vec(), dtype(to));
+    done(
+        "cast",
+        cast(
+            &tensor.client,
+            &buffer(tensor, from),
+            &buffer(&copy, to),
+            factor,
+            is_aligned(tensor),
+        ),
+    );
+    copy
+}
+
+impl Operand {
+    /// Reads `tensor`, copying only what is strided or not aligned.
+    ///
+    /// # Panics
+    /// If it is tracked, or on another device: kernels are chosen by device, so this is a bug.
+    pub fn read(tensor: &Plain) -> Self {
+        let tensor = cube::read(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
+        let tensor = dense(tensor);
+        Self {
+            element: element(tensor.dtype),
+            tensor,
+        }
+    }
+
+    /// Reads `tensor` as values of type `element`.
+    pub fn read_as(tensor: &Plain, element: Element) -> Self {
+        Self::read(tensor).cast(element)
+    }
+
+    /// The same values as type `element`.
+    pub fn cast(self, element: Element) -> Self {
+        if self.element == element {
+            return self;
+        }
+        Self {
+            tensor: copied(&self.tensor, element, 1.0),
+            element,
+        }
+    }
+
+    /// The values times `factor`, as type `element`.
+    pub fn times(&self, factor: f32, element: Element) -> Self {
+        Self {
+            tensor: copied(&self.tensor, element, factor),
+            element,
+        }
+    }
+
+    /// Room on the same device, its values unspecified.
+    pub fn room(&self, shape: &[usize], element: Element) -> Self {
+        Self {
+            tensor: cube::empty_like(&self.tensor, shape, dtype(element)),
+            element,
+        }
+    }
+
+    /// Room for as many values of the same type.
+    pub fn room_alike(&self) -> Self {
+        self.room(&self.shape(), self.element)
+    }
+
+    pub fn shape(&self) -> Vec<usize> {
+        self.tensor.meta.shape().to_vec()
+    }
+
+    /// Product of all axes but the last, and the last.
+    pub fn rows_and_columns(&self) -> (usize, usize) {
+        let shape = self.shape();
+        let columns = shape.last().copied().unwrap_or(1);
+        let count: usize = shape.iter().product();
+        (count.checked_div(columns).unwrap_or(0), columns)
+    }
+
+    pub fn device(&self) -> &CubeDevice {
+        &self.tensor.device
+    }
+
+    pub fn element(&self) -> Element {
+        self.element
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.tensor.client
+    }
+
+    pub fn buffer(&self) -> Buffer {
+        buffer(&self.tensor, self.element)
+    }
+
+    /// The tensor without graph.
+    pub fn into_plain(self) -> Plain {
+        cube::wrap(self.tensor)
+    }
+
+    /// The tensor without graph, as type `element`: a gradient has the type of what it is the gradient of.
+    pub fn into_plain_as(self, element: Element) -> Plain {
+        self.cast(element).into_plain()
+    }
+}
+
+/// Changes `tensor` as `change` says: in place if it is dense, of a type in `allowed` and nothing else holds it, on a copy
+/// otherwise; of the first type in `allowed` if it is of none of these.
+///
+/// # Panics
+/// As [`Operand::read`].
+pub(super) fn update(tensor: &mut Plain, allowed: &[Element], change: impl FnOnce(&Client, &Buffer)) {
+    let tensor = cube::read_mut(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
+    let found = element(tensor.dtype);
+    let to = if allowed.contains(&found) {
+        found
+    } else {
+        allowed[0]
+    };
+    if !tensor.is_contiguous() {
+        *tensor = cube::contiguous(tensor.clone());
+    }
+    if to != found || !is_aligned(tensor) || !tensor.can_mut() {
+        *tensor = copied(tensor, to, 1.0);
+    }
+    change(&tensor.client.clone(), &buffer(tensor, to));
+}

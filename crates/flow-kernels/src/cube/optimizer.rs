@@ -1,0 +1,69 @@
+//! What an optimizer step needs: the gradient's norm, accumulation, AdamW and moving averages.
+
+use super::operand::{Operand, done, update};
+use flow_core::{AdamWStep, Plain};
+use flow_kernels_cube::Element;
+use flow_kernels_cube::optimizer::{self, AdamW, Updated};
+
+/// Sum of squares: pieces in f32, their sums in f64 on the host. Waits for the device.
+pub(super) fn sum_of_squares(tensor: &Plain) -> f64 {
+    let tensor = Operand::read(tensor);
+    let sum = optimizer::sum_of_squares(tensor.client(), &[&tensor.buffer()]);
+    sum.expect("the device that holds a gradient answers")
+}
+
+/// `accumulated += gradient`, in f32.
+pub(super) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
+    let gradient = Operand::read(gradient);
+    update(accumulated, &[Element::F32], |client, accumulated| {
+        done(
+            "accumulate",
+            optimizer::accumulate(client, accumulated, &gradient.buffer()),
+        );
+    });
+}
+
+/// One AdamW step in f32; moments may be stored as bf16.
+pub(super) fn adamw(
+    weight: &mut Plain,
+    gradient: &Plain,
+    first: &mut Plain,
+    second: &mut Plain,
+    step: &AdamWStep,
+) {
+    let gradient = Operand::read(gradient);
+    let varying = Operand::read_as(&step.varying, Element::F32);
+    let step = AdamW {
+        betas: step.betas,
+        epsilon: step.epsilon,
+        weight_decay: step.weight_decay,
+        varying: &varying.buffer(),
+    };
+    let moments = [Element::F32, Element::Bf16];
+    update(weight, &moments[..1], |client, weight| {
+        update(first, &moments, |_, first| {
+            update(second, &moments, |_, second| {
+                let of = Updated {
+                    weight,
+                    gradient: &gradient.buffer(),
+                    first,
+                    second,
+                    copy: None,
+                };
+                done("adamw", step.update(client, of));
+            });
+        });
+    });
+}
+
+/// `average = decay · average + (1 - decay) · value`, in f32.
+pub(super) fn average(average: &mut Plain, value: &Plain, decay: &Plain) {
+    let value = Operand::read(value);
+    let decay = Operand::read_as(decay, Element::F32);
+    update(average, &[Element::F32], |client, average| {
+        done(
+            "average",
+            optimizer::average(client, average, &value.buffer(), &decay.buffer()),
+        );
+    });
+}

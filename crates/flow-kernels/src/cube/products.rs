@@ -1,0 +1,61 @@
+//! Matrix products with the kernels of `flow-matmul-cube`, each kind and size made ready once.
+
+use super::operand::Operand;
+use flow_core::cube::CubeDevice;
+use flow_kernels_cube::Element;
+use flow_matmul_cube::call::{Declined, Matmul};
+use flow_matmul_cube::run::Prepared;
+use flow_matmul_cube::tensors::{Matrix, Operands};
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Products made ready, by device and by what they are.
+#[derive(Debug, Default)]
+pub(super) struct Products {
+    known: Mutex<HashMap<Matmul, Vec<(CubeDevice, Prepared)>>>,
+}
+
+/// The type, as the products call it.
+pub(super) fn type_of(element: Element) -> flow_matmul_cube::Element {
+    match element {
+        Element::F32 => flow_matmul_cube::Element::F32,
+        Element::F16 => flow_matmul_cube::Element::F16,
+        Element::Bf16 => flow_matmul_cube::Element::Bf16,
+    }
+}
+
+/// The tensor as rows of its last axis.
+pub(super) fn matrix(operand: &Operand) -> Matrix {
+    let (rows, columns) = operand.rows_and_columns();
+    Matrix::contiguous(operand.buffer().handle, [rows, columns])
+}
+
+impl Products {
+    /// Computes `call` on the device of `on`; a result without values needs none.
+    ///
+    /// # Panics
+    /// If the operands are not those of the call: a bug of the glue.
+    pub fn run(&self, on: &Operand, call: Matmul, operands: &Operands<'_>) {
+        if call.m == 0 || call.n == 0 {
+            return;
+        }
+        let computed = self
+            .prepared(on, call)
+            .and_then(|prepared| prepared.run(operands));
+        if let Err(declined) = computed {
+            panic!("operation `linear`, {call:?}: {declined}");
+        }
+    }
+
+    fn prepared(&self, on: &Operand, call: Matmul) -> Result<Prepared, Declined> {
+        // A panic while the lock was held left the list whole: entries are pushed at once.
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_call = known.entry(call).or_default();
+        if let Some((_, prepared)) = of_call.iter().find(|(device, _)| device == on.device()) {
+            return Ok(prepared.clone());
+        }
+        let prepared = Prepared::new(on.client(), call)?;
+        of_call.push((on.device().clone(), prepared.clone()));
+        Ok(prepared)
+    }
+}
