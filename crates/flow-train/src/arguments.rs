@@ -210,6 +210,7 @@ pub enum Listed {
     Kernels,
     Attention,
     Accelerators,
+    Policies,
     Algorithms,
     Schedulers,
     Data,
