@@ -37,11 +37,13 @@ pub struct Workload<'a> {
     /// Who computes.
     pub plan: &'a Plan,
     /// One forward pass of the model with trained weights, and nothing else, under a plan.
-    pub forward: &'a dyn Fn(&Arc<Plan>),
+    pub forward: Box<dyn Fn(&Arc<Plan>) + 'a>,
     /// One training step, of as many passes beside one another as in the run, under a plan.
-    pub step: &'a dyn Fn(&Arc<Plan>),
+    pub step: Box<dyn Fn(&Arc<Plan>) + 'a>,
     /// Passes beside one another in a step.
     pub passes: usize,
+    /// Bytes that will be in use during the run and are not yet, for instance the optimizer's moments.
+    pub reserved_bytes: u64,
     /// The device's memory.
     pub gauge: Arc<dyn Gauge>,
     /// The device's clock.
@@ -71,7 +73,7 @@ pub enum PlanError {
 /// A real step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// The most bytes in use during it, all that the process holds included.
+    /// The most bytes in use during it, all that the process holds and will hold included.
     pub peak_bytes: u64,
     /// Its time.
     pub time: Duration,
@@ -96,7 +98,7 @@ pub struct Planner<'a> {
     workload: Workload<'a>,
     profile: Profile,
     kinds: Vec<Vec<BlockOption>>,
-    /// In use while no step runs.
+    /// In use while no step runs, with what is reserved.
     resident_bytes: u64,
     /// In use in a step outside of what is simulated; negative if the simulation says too much.
     outside_bytes: i64,
@@ -144,7 +146,7 @@ impl<'a> Planner<'a> {
         };
         let all = planner.same(&BlockTreatment::recomputed(Saves::default()));
         let measured = planner.measure("full", &all);
-        planner.resident_bytes = planner.workload.gauge.in_use_bytes();
+        planner.resident_bytes = planner.workload.gauge.in_use_bytes() + planner.workload.reserved_bytes;
         let simulated = planner.simulate(&all);
         planner.full_again = simulated.time;
         planner.full = measured;
@@ -228,7 +230,7 @@ impl<'a> Planner<'a> {
         (self.workload.step)(&plan);
         Measured {
             time: clock().saturating_sub(start),
-            peak_bytes: gauge.peak_bytes(),
+            peak_bytes: gauge.peak_bytes() + self.workload.reserved_bytes,
             counts: engine.counts(),
         }
     }

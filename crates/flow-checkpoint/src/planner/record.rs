@@ -20,7 +20,7 @@ pub struct PlanRecord {
     pub budget_bytes: u64,
     /// The smallest budget that could be kept.
     pub smallest_budget_bytes: u64,
-    /// In use while no step runs.
+    /// In use while no step runs, with what will be in use during the run.
     pub resident_bytes: u64,
     /// Passes beside one another in a step.
     pub passes: usize,

@@ -73,7 +73,7 @@ fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
         (
             "checkpointing.policy=attn-olny",
             "checkpointing.policy",
-            "did you mean `attn-only`?",
+            "did you mean \"attn-only\"?",
         ),
         (
             "checkpointing={ policy = \"regions\", save = [\"atention\"] }",

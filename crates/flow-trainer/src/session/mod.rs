@@ -21,6 +21,7 @@ use crate::geometry::{Geometry, PromptSampler};
 use crate::observer::Observer;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
+use flow_checkpoint::planner::PlanRecord;
 use flow_accel::Acceleration;
 use flow_core::{Plan, device::ComputeDevice};
 use flow_data::{Dataset, Prompt};
@@ -108,6 +109,8 @@ pub struct Parts<A> {
     pub acceleration: Acceleration,
     /// What a person should know before the run starts.
     pub notices: Vec<String>,
+    /// How a budget of activation checkpointing is spent, if there is one.
+    pub checkpoint_plan: Option<PlanRecord>,
     /// The sampler of the rollout.
     pub sampler: Sampler,
     /// Its schedule.
