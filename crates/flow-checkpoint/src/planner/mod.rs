@@ -18,7 +18,7 @@ use crate::engine::{Checkpointing, Counts};
 use crate::gauge::Gauge;
 use crate::meter::Clock;
 use crate::policy::PolicyError;
-use crate::treatment::{Assignment, BlockTreatment, Saves};
+use crate::treatment::{Assignment, BlockTreatment, RegionTreatment, Saves};
 use flow_core::{ModelSpec, Plan};
 use search::{BlockChoices, Choice};
 use std::collections::BTreeMap;
@@ -86,8 +86,8 @@ pub struct Measured {
 pub struct Predicted {
     /// The most bytes in use during it, all that the process holds included.
     pub peak_bytes: u64,
-    /// Bytes held when backward begins, by one pass: what blocks hold that run again, what operations of the others keep,
-    /// and what enters several blocks.
+    /// Bytes that the engine holds when backward begins, for one pass: of blocks that run again. What operations of the
+    /// others keep is not in it.
     pub held_bytes: u64,
     /// Its time.
     pub time: Duration,
@@ -197,16 +197,33 @@ impl<'a> Planner<'a> {
 
     /// What a step under `assignment` is predicted to take.
     pub fn predict(&self, assignment: &Assignment) -> Predicted {
-        self.predicted(&self.simulate(assignment))
-    }
-
-    fn predicted(&self, choice: &Choice) -> Predicted {
+        let choice = self.simulate(assignment);
         let total = self.total(choice.peak_bytes) as i64 + self.outside_bytes;
         Predicted {
             peak_bytes: total.max(0) as u64,
-            held_bytes: choice.held_bytes + self.profile.shared_bytes,
+            held_bytes: self.held_by_engine(assignment),
             time: (self.full.time + choice.time).saturating_sub(self.full_again),
         }
+    }
+
+    fn held_by_engine(&self, assignment: &Assignment) -> u64 {
+        let treatments: BTreeMap<&str, &[BlockTreatment]> = assignment.stacks().collect();
+        let mut held = 0;
+        for (stack, block, kind) in &self.profile.blocks {
+            let (profile, blocks) = (&self.profile.kinds[*kind], treatments[stack.as_str()]);
+            let treatment = &blocks[*block];
+            if !treatment.recompute {
+                continue;
+            }
+            held += cost(profile, treatment).held_bytes;
+            let last = profile.regions.last();
+            let last = last.filter(|last| treatment.region(last.kind) == RegionTreatment::Apart);
+            // Its outputs are the next block's inputs; if that one keeps none, they come on top.
+            if let Some(last) = last.filter(|_| blocks.get(block + 1).is_none_or(|next| !next.recompute)) {
+                held += last.output_bytes;
+            }
+        }
+        if held > 0 { held + self.profile.shared_bytes } else { 0 }
     }
 
     /// Two real steps under `assignment`; the second counts.
@@ -267,7 +284,7 @@ impl<'a> Planner<'a> {
                 break;
             };
             let assignment = self.assignment(&choice);
-            let predicted = self.predicted(&choice);
+            let predicted = self.predict(&assignment);
             let measured = self.measure("budget", &assignment);
             if measured.peak_bytes <= budget_bytes {
                 let record = self.record(budget_bytes, smallest, &choice, predicted, measured);

@@ -44,7 +44,7 @@ pub struct PlanRecord {
 pub struct StepRecord {
     /// The most in use.
     pub peak_bytes: u64,
-    /// Held when backward begins, by all passes.
+    /// Held when backward begins for blocks that run again, by all passes.
     pub held_bytes: u64,
     /// Its time.
     pub wall_ms: f64,
