@@ -1,7 +1,10 @@
 //! How much memory is in use: what a planner measures with.
 
+use crate::meter::Meter;
+use flow_core::Plan;
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory of the device that computes.
@@ -12,6 +15,58 @@ pub trait Gauge: Debug + Send + Sync {
     fn peak_bytes(&self) -> u64;
     /// Forgets the peak.
     fn reset_peak(&self);
+
+    /// `plan` in a form under which the peak can be told: itself, unless the device only says what is in use now.
+    fn observed(&self, plan: &Plan) -> Plan {
+        plan.clone()
+    }
+}
+
+/// The gauge of a device that only says what is in use now, for instance a pool of GPU memory: it is asked whenever an
+/// operation has run, and the peak is the most it said. What an operation has in use by itself is not seen.
+#[derive(Clone)]
+pub struct Sampled {
+    in_use: Arc<dyn Fn() -> u64 + Send + Sync>,
+    peak: Arc<AtomicU64>,
+}
+
+impl Sampled {
+    /// Asks `in_use`, which waits until all that was asked of the device is done.
+    pub fn new(in_use: Arc<dyn Fn() -> u64 + Send + Sync>) -> Self {
+        Self {
+            in_use,
+            peak: Arc::default(),
+        }
+    }
+}
+
+impl Debug for Sampled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sampled").field("peak", &self.peak).finish_non_exhaustive()
+    }
+}
+
+impl Gauge for Sampled {
+    fn in_use_bytes(&self) -> u64 {
+        (self.in_use)()
+    }
+
+    fn peak_bytes(&self) -> u64 {
+        let now = self.in_use_bytes();
+        self.peak.fetch_max(now, Ordering::Relaxed).max(now)
+    }
+
+    fn reset_peak(&self) {
+        self.peak.store(self.in_use_bytes(), Ordering::Relaxed);
+    }
+
+    fn observed(&self, plan: &Plan) -> Plan {
+        let gauge = self.clone();
+        let sample = Arc::new(move || {
+            gauge.peak_bytes();
+        });
+        Meter::calling(sample).plan(plan)
+    }
 }
 
 /// The system's allocator, with a count of what is in use: the gauge of a processor's memory. A program makes it its

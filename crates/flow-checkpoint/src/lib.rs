@@ -11,7 +11,7 @@ mod policy;
 mod treatment;
 
 pub use engine::{Checkpointing, Counts};
-pub use gauge::{CountingAllocator, Gauge};
+pub use gauge::{CountingAllocator, Gauge, Sampled};
 pub use policy::{Policy, PolicyError};
 pub use treatment::{
     ATTENTION, Assignment, BlockTreatment, LINEAR, Ordinals, ROUTER, RegionTreatment, SaveRule, Saves,

@@ -1,9 +1,9 @@
 //! The planner: what to keep so that a training step stays within a peak of memory and takes the least time.
 //!
 //! It measures each different block once ([`Profiler`]), lists what may be done with it (`options`), and finds the best
-//! choice for all blocks exactly (`search`). What the model has in memory outside of its blocks is learnt from one real
-//! step that computes everything again; the plan is then tried in two real steps, and made again with less if they
-//! take more than the budget. So the plan is optimal for what was measured, and the budget is kept by measurement.
+//! choice for all blocks exactly (`search`). What the model has in memory outside of its blocks is learnt from real
+//! steps that compute everything again; the plan is then tried in real steps, and made again with less if they take
+//! more than the budget. So the plan is optimal for what was measured, and the budget is kept by measurement.
 
 mod options;
 mod profile;
@@ -126,7 +126,7 @@ impl<'a> Planner<'a> {
         ));
         (workload.forward)(&Arc::new(Plan {
             regions: profiler.clone(),
-            ..workload.plan.clone()
+            ..workload.gauge.observed(workload.plan)
         }));
         let profile = profiler.profile();
         drop(profiler);
@@ -226,30 +226,34 @@ impl<'a> Planner<'a> {
         if held > 0 { held + self.profile.shared_bytes } else { 0 }
     }
 
-    /// Two real steps under `assignment`; the second counts.
+    /// Three real steps under `assignment`: one to warm up, one for the peak, and one for the time.
     pub fn measure(&self, name: &str, assignment: &Assignment) -> Measured {
-        let mut measured = self.measure_once(name, assignment);
-        let again = self.measure_once(name, assignment);
-        measured.time = measured.time.min(again.time);
-        measured.peak_bytes = again.peak_bytes;
-        measured
-    }
-
-    fn measure_once(&self, name: &str, assignment: &Assignment) -> Measured {
+        let gauge = &self.workload.gauge;
         let engine = Arc::new(Checkpointing::new(name, assignment.clone()));
-        let plan = Arc::new(Plan {
-            regions: engine.clone(),
-            ..self.workload.plan.clone()
-        });
-        let (gauge, clock) = (&self.workload.gauge, &self.workload.clock);
-        gauge.reset_peak();
-        let start = clock();
+        let under = |plan: Plan| {
+            Arc::new(Plan {
+                regions: engine.clone(),
+                ..plan
+            })
+        };
+        let plan = under(self.workload.plan.clone());
         (self.workload.step)(&plan);
+        gauge.reset_peak();
+        (self.workload.step)(&under(gauge.observed(self.workload.plan)));
+        let peak_bytes = gauge.peak_bytes() + self.workload.reserved_bytes;
         Measured {
-            time: clock().saturating_sub(start),
-            peak_bytes: gauge.peak_bytes() + self.workload.reserved_bytes,
+            time: self.time_of(&plan),
+            peak_bytes,
             counts: engine.counts(),
         }
+    }
+
+    /// The time of a real step under `plan`.
+    pub fn time_of(&self, plan: &Arc<Plan>) -> Duration {
+        let clock = &self.workload.clock;
+        let start = clock();
+        (self.workload.step)(plan);
+        clock().saturating_sub(start)
     }
 
     fn assignment(&self, choice: &Choice) -> Assignment {
