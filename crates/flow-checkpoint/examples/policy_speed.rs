@@ -179,8 +179,7 @@ impl Subject {
                 width(&["pooled_projection_dim"]),
             );
             let tokens = self.text_tokens;
-            input.condition.text =
-                Some(device.tensor(noise(rows * tokens * text, 2), [rows, tokens, text]));
+            input.condition.text = Some(device.tensor(noise(rows * tokens * text, 2), [rows, tokens, text]));
             input.condition.pooled = Some(device.tensor(noise(rows * pooled, 3), [rows, pooled]));
         }
         input
@@ -197,8 +196,13 @@ impl Subject {
     fn step(&self, plan: &Arc<Plan>, settings: &Value) -> Vec<Option<Plain>> {
         let (training, velocity) = self.forward(plan, settings);
         let values = self.model.spec().latent.values();
-        let seed = self.device.plain(noise(self.rows * values, 4), &[self.rows, values]);
-        let params = training.exec(CallContext::single(Stage::Training)).params().clone();
+        let seed = self
+            .device
+            .plain(noise(self.rows * values, 4), &[self.rows, values]);
+        let params = training
+            .exec(CallContext::single(Stage::Training))
+            .params()
+            .clone();
         match backward_from(vec![velocity.into_dispatch()], vec![Some(seed)]) {
             Some(mut gradients) => params.take_gradients(&mut gradients),
             None => Vec::new(),

@@ -42,7 +42,9 @@ impl Sampled {
 
 impl Debug for Sampled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sampled").field("peak", &self.peak).finish_non_exhaustive()
+        f.debug_struct("Sampled")
+            .field("peak", &self.peak)
+            .finish_non_exhaustive()
     }
 }
 

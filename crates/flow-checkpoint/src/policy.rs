@@ -53,16 +53,31 @@ pub enum Policy {
 
 /// Name and meaning of every policy.
 const POLICIES: [(&str, &str); 7] = [
-    ("none", "keep everything that operations keep; nothing is computed again"),
+    (
+        "none",
+        "keep everything that operations keep; nothing is computed again",
+    ),
     ("full", "keep the inputs of each block; compute it again"),
-    ("block-skip", "keep the inputs of every n-th block and compute it again; the others as `none`"),
+    (
+        "block-skip",
+        "keep the inputs of every n-th block and compute it again; the others as `none`",
+    ),
     (
         "every-nth-linear",
         "keep the inputs of each block, attention and every n-th linear layer; compute the rest again",
     ),
-    ("attn-only", "keep the inputs of each block and attention; compute the rest again"),
-    ("regions", "keep the inputs of each block and what patterns name; compute the rest again"),
-    ("budget", "keep what takes the least time within a peak of memory, found by measuring"),
+    (
+        "attn-only",
+        "keep the inputs of each block and attention; compute the rest again",
+    ),
+    (
+        "regions",
+        "keep the inputs of each block and what patterns name; compute the rest again",
+    ),
+    (
+        "budget",
+        "keep what takes the least time within a peak of memory, found by measuring",
+    ),
 ];
 
 /// Why a policy cannot be followed for a model.

@@ -42,7 +42,9 @@ fn model() -> Dit {
 
 fn noise(count: usize, salt: u64) -> Vec<f32> {
     let mut values = vec![0.0; count];
-    Stream::new(11, Purpose::Test).at(salt, 0).fill_normal(&mut values);
+    Stream::new(11, Purpose::Test)
+        .at(salt, 0)
+        .fill_normal(&mut values);
     values
 }
 
@@ -138,7 +140,12 @@ fn memory_is_what_the_planner_says_and_a_budget_is_kept() {
     // From the policy that keeps least to the one that keeps all; the first two stand apart.
     let steps = &steps[2..];
     for pair in steps.windows(2) {
-        assert!(pair[0].1 < pair[1].1, "{} takes less than {}: {steps:?}", pair[0].0, pair[1].0);
+        assert!(
+            pair[0].1 < pair[1].1,
+            "{} takes less than {}: {steps:?}",
+            pair[0].0,
+            pair[1].0
+        );
     }
 
     // Budgets between the extremes are kept, and a larger one computes no more again.
@@ -148,7 +155,10 @@ fn memory_is_what_the_planner_says_and_a_budget_is_kept() {
         let budget = least + (most - least) * part / 4;
         let (assignment, record) = planner.within(budget).expect("full fits");
         assert!(record.measured.peak_bytes <= budget, "{record:?}");
-        assert_eq!(record.predicted.held_bytes, record.measured.held_bytes, "{record:?}");
+        assert_eq!(
+            record.predicted.held_bytes, record.measured.held_bytes,
+            "{record:?}"
+        );
         assert_eq!(record.budget_bytes, budget);
         assert!(record.smallest_budget_bytes <= budget);
         let time: Duration = (assignment.stacks())
@@ -160,7 +170,10 @@ fn memory_is_what_the_planner_says_and_a_budget_is_kept() {
     match planner.within(1 << 20) {
         Err(PlanError::Infeasible { smallest_gib, .. }) => {
             let smallest = smallest_gib * (1u64 << 30) as f64;
-            assert!(smallest > (1 << 20) as f64 && smallest <= 1.1 * least as f64, "{smallest}");
+            assert!(
+                smallest > (1 << 20) as f64 && smallest <= 1.1 * least as f64,
+                "{smallest}"
+            );
         }
         other => panic!("{other:?}"),
     }
@@ -180,7 +193,10 @@ fn samples_come_close_to_the_peak(bench: &Bench, plan: &Plan) {
     sampled.reset_peak();
     bench.step(&plan);
     let (true_peak, found) = (MEMORY.peak_bytes() - before, sampled.peak_bytes() - before);
-    assert!(found <= true_peak && found as f64 > 0.8 * true_peak as f64, "{found} of {true_peak}");
+    assert!(
+        found <= true_peak && found as f64 > 0.8 * true_peak as f64,
+        "{found} of {true_peak}"
+    );
 }
 
 /// Tensors of a block by hand, in f32.
@@ -224,7 +240,10 @@ fn a_block_is_measured_to_the_byte(planner: &Planner<'_>) {
 
 /// Twenty steps leave what one leaves.
 fn nothing_grows(bench: &Bench, plan: &Plan) {
-    let assignment = Policy::AttnOnly { split: true }.assign(bench.model.spec()).unwrap().unwrap();
+    let assignment = Policy::AttnOnly { split: true }
+        .assign(bench.model.spec())
+        .unwrap()
+        .unwrap();
     let engine = Arc::new(flow_checkpoint::Checkpointing::new("attn-only", assignment));
     let plan = Arc::new(Plan {
         regions: engine,

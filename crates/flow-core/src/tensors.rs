@@ -53,12 +53,16 @@ pub struct Buffer {
 pub fn buffer(tensor: &Plain) -> Buffer {
     use burn::backend::BackendTensor;
     match &tensor.kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor)) => Buffer {
+        DispatchTensorKind::Flex(
+            BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor),
+        ) => Buffer {
             identity: tensor.bytes().as_ptr() as usize,
             bytes: tensor.bytes().len() as u64,
         },
         #[cfg(feature = "cube")]
-        DispatchTensorKind::Cube(BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor)) => Buffer {
+        DispatchTensorKind::Cube(
+            BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor),
+        ) => Buffer {
             identity: std::ptr::from_ref(tensor.handle.memory.descriptor()) as usize,
             bytes: tensor.handle.size(),
         },

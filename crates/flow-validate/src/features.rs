@@ -66,7 +66,9 @@ pub(crate) fn checkpointing(
             return "checkpointing.save".to_owned();
         };
         let at = regions.save.iter().position(|one| one == pattern);
-        at.map_or("checkpointing.save".into(), |at| format!("checkpointing.save.{at}"))
+        at.map_or("checkpointing.save".into(), |at| {
+            format!("checkpointing.save.{at}")
+        })
     };
     let ignored = |message: String| {
         Diagnostic::error(CHECKPOINTING_IGNORED, message)
@@ -96,7 +98,9 @@ pub(crate) fn checkpointing(
         }
         PolicyError::BadPattern { pattern: lost, .. } => Diagnostic::error(NO_REGION, error.to_string())
             .path(pattern(lost))
-            .help("`*` stands for any characters, `?` for one, `[ab]` for one of these; put others as they are"),
+            .help(
+                "`*` stands for any characters, `?` for one, `[ab]` for one of these; put others as they are",
+            ),
         PolicyError::Ignored {
             architecture,
             missing,

@@ -153,7 +153,11 @@ fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, recomputed_every:
             *input = input.min(rows * weight.shape[1] as f64);
         }
     }
-    let inputs: f64 = blocks.values().map(|(_, input)| *input).filter(|input| input.is_finite()).sum();
+    let inputs: f64 = blocks
+        .values()
+        .map(|(_, input)| *input)
+        .filter(|input| input.is_finite())
+        .sum();
     let largest = blocks.values().map(|(all, _)| *all).fold(0.0, f64::max);
     kept + inputs + largest
 }

@@ -94,7 +94,8 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     println!("{report}");
     let folder = workspace.path(&options.to.to_string_lossy());
     fs::create_dir_all(&folder)?;
-    let document = serde_json::to_string_pretty(&json!({ "problem": problem, "device": device, "rows": rows }))?;
+    let document =
+        serde_json::to_string_pretty(&json!({ "problem": problem, "device": device, "rows": rows }))?;
     fs::write(folder.join(format!("{stem}.json")), document + "\n")?;
     fs::write(folder.join(format!("{stem}.md")), report)?;
     fs::write(folder.join(format!("{stem}.svg")), chart(&rows).svg())?;
@@ -136,9 +137,9 @@ fn report(problem: &Value, device: &str, stem: &str, rows: &[Value]) -> String {
     );
     for row in rows {
         let usage = |operation: &str| row["usage"][operation]["forwards"].as_u64().unwrap_or(0);
-        let flop: f64 = row["usage"]
-            .as_object()
-            .map_or(0.0, |usage| usage.values().filter_map(|one| one["flop"].as_f64()).sum());
+        let flop: f64 = row["usage"].as_object().map_or(0.0, |usage| {
+            usage.values().filter_map(|one| one["flop"].as_f64()).sum()
+        });
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
@@ -165,11 +166,20 @@ fn report(problem: &Value, device: &str, stem: &str, rows: &[Value]) -> String {
 /// Peak against time: the budgets as a line, every other policy as a point.
 fn chart(rows: &[Value]) -> LineChart {
     let point = |row: &Value| (mib(row, "measured", "peak_bytes"), time(row, 0.5));
-    let (budgets, others): (Vec<&Value>, Vec<&Value>) = rows.iter().partition(|row| name(row).starts_with("budget"));
+    let (budgets, others): (Vec<&Value>, Vec<&Value>) =
+        rows.iter().partition(|row| name(row).starts_with("budget"));
     let chart = LineChart::new("One training step", "peak of memory, MiB", "time, ms")
         .with(Series::new("budget", budgets.into_iter().map(point).collect()));
     // As many as there are colours beside the line.
-    let shown = ["none", "full", "block-skip (every 2)", "every-nth-linear (n 2)", "attn-only"];
+    let shown = [
+        "none",
+        "full",
+        "block-skip (every 2)",
+        "every-nth-linear (n 2)",
+        "attn-only",
+    ];
     let shown = others.into_iter().filter(|row| shown.contains(&name(row)));
-    shown.fold(chart, |chart, row| chart.with(Series::new(name(row), vec![point(row)])))
+    shown.fold(chart, |chart, row| {
+        chart.with(Series::new(name(row), vec![point(row)]))
+    })
 }

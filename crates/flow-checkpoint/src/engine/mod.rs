@@ -100,12 +100,7 @@ impl Checkpointing {
         let site = exec.site().expect("a region has a site");
         let values: Vec<Plain> = inputs.iter().map(plain).collect();
         let saves = Arc::new(treatment.saves.clone());
-        let recording = Recording::new(
-            saves.clone(),
-            self.tally.clone(),
-            site.kind,
-            exec.stash().clone(),
-        );
+        let recording = Recording::new(saves.clone(), self.tally.clone(), site.kind, exec.stash().clone());
         let params = exec.params().untracked();
         let first = exec.replay(params.clone(), Arc::new(recording.clone()));
         let outputs = body(&first, values.clone());

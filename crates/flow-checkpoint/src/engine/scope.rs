@@ -112,10 +112,7 @@ impl Recording {
 
     /// The same store for requests from a nested region.
     pub fn at(&self, kind: RegionKind) -> Self {
-        Self {
-            kind,
-            ..self.clone()
-        }
+        Self { kind, ..self.clone() }
     }
 
     /// A store for a nested region that keeps for itself.

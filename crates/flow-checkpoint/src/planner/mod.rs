@@ -188,7 +188,10 @@ impl<'a> Planner<'a> {
             .blocks
             .iter()
             .map(|(stack, block, kind)| BlockChoices {
-                costs: vec![cost(&self.profile.kinds[*kind], &treatments[stack.as_str()][*block])],
+                costs: vec![cost(
+                    &self.profile.kinds[*kind],
+                    &treatments[stack.as_str()][*block],
+                )],
                 gradient_bytes: gradients(&self.profile.kinds[*kind]),
             })
             .collect();
@@ -223,7 +226,11 @@ impl<'a> Planner<'a> {
                 held += last.output_bytes;
             }
         }
-        if held > 0 { held + self.profile.shared_bytes } else { 0 }
+        if held > 0 {
+            held + self.profile.shared_bytes
+        } else {
+            0
+        }
     }
 
     /// Three real steps under `assignment`: one to warm up, one for the peak, and one for the time.

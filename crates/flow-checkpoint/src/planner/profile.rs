@@ -290,7 +290,13 @@ impl Profiler {
         let mut profile = empty(kind);
         for _ in 0..self.repeats {
             let params: ParamView = exec.params().fresh_leaves();
-            let lift = |value: &Plain| if is_float(value) { leaf(value) } else { value.clone() };
+            let lift = |value: &Plain| {
+                if is_float(value) {
+                    leaf(value)
+                } else {
+                    value.clone()
+                }
+            };
             let again = exec.replay(params, Arc::new(flow_core::exec::Compute));
             let base = self.gauge.in_use_bytes();
             let above = |bytes: u64| bytes.saturating_sub(base);

@@ -85,7 +85,10 @@ pub fn smallest_budget(blocks: &[BlockChoices]) -> u64 {
         held <= budget
     };
     let worst = |block: &BlockChoices| {
-        let peak = block.costs.iter().map(|cost| cost.peak_bytes.max(cost.held_bytes));
+        let peak = block
+            .costs
+            .iter()
+            .map(|cost| cost.peak_bytes.max(cost.held_bytes));
         peak.max().unwrap_or(0) + block.gradient_bytes
     };
     let (mut low, mut high) = (0, blocks.iter().map(worst).sum());
@@ -127,7 +130,8 @@ pub fn best(blocks: &[BlockChoices], budget: u64) -> Option<Choice> {
         for (from, label) in before.iter().enumerate() {
             for (option, cost) in block.costs.iter().enumerate() {
                 let time = label.time + cost.time;
-                let fits = label.held + cost.peak_bytes + after <= budget && label.held + cost.held_bytes <= budget;
+                let fits =
+                    label.held + cost.peak_bytes + after <= budget && label.held + cost.held_bytes <= budget;
                 if fits && limit.is_none_or(|limit| time <= limit) {
                     next.push(Label {
                         held: label.held + cost.held_bytes,
@@ -166,7 +170,10 @@ fn known_time(blocks: &[BlockChoices], budget: u64) -> Option<Duration> {
     let most = blocks.iter().map(|block| block.costs.len()).max().unwrap_or(0);
     (0..most)
         .filter_map(|option| {
-            let options: Vec<usize> = blocks.iter().map(|block| option.min(block.costs.len() - 1)).collect();
+            let options: Vec<usize> = blocks
+                .iter()
+                .map(|block| option.min(block.costs.len() - 1))
+                .collect();
             let choice = evaluate(blocks, &options);
             (choice.peak_bytes <= budget).then_some(choice.time)
         })

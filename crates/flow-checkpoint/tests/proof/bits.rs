@@ -19,7 +19,11 @@ fn every_policy_gives_the_bits_of_none_for_every_model_and_precision() {
                 let found = subject.pass(&with_engine(&plan, &engine), 1);
                 let what = format!("{}, {precision}, {engine:?}", subject.name);
                 found.assert_same_bits(&expected, &what, subject.weights.layout());
-                assert_eq!(engine.counts().held_bytes, 0, "{what}: all that was kept is used up");
+                assert_eq!(
+                    engine.counts().held_bytes,
+                    0,
+                    "{what}: all that was kept is used up"
+                );
             }
         }
     }

@@ -45,11 +45,7 @@ fn what_a_policy_keeps_of_a_dit_is_its_closed_form() {
         ),
         // The output of attention's region as well; that of the feed-forward part is the next block's input, but for
         // the last.
-        (
-            Policy::Full { split: true },
-            2 * stream,
-            stream + conditioning,
-        ),
+        (Policy::Full { split: true }, 2 * stream, stream + conditioning),
         (
             Policy::EveryNthLinear { n: 1 },
             stream + attention + linears,
@@ -68,11 +64,7 @@ fn what_a_policy_keeps_of_a_dit_is_its_closed_form() {
             conditioning,
         ),
     ] {
-        assert_eq!(
-            held(&subject, &policy),
-            layers * per_block + once,
-            "{policy}"
-        );
+        assert_eq!(held(&subject, &policy), layers * per_block + once, "{policy}");
     }
     assert_eq!(held(&subject, &Policy::None), 0);
     assert_eq!(

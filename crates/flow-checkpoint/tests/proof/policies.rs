@@ -93,7 +93,10 @@ fn one_lost_pattern_among_others_is_an_error() {
 fn a_text_that_is_no_pattern_is_refused_with_its_reason() {
     let error = save("att[ention").assign(&spec()).unwrap_err();
     assert!(matches!(&error, PolicyError::BadPattern { .. }), "{error}");
-    assert!(error.to_string().starts_with("`att[ention` is no pattern: "), "{error}");
+    assert!(
+        error.to_string().starts_with("`att[ention` is no pattern: "),
+        "{error}"
+    );
 }
 
 #[test]

@@ -89,9 +89,14 @@ impl Toy {
             Part::Router => {
                 let kept = exec.stash().through(ROUTER, &mut || {
                     let expert = (self.call() % WIDTH) as i64;
-                    let choice: Vec<i64> = (0..ROWS as i64).map(|row| (row + expert) % WIDTH as i64).collect();
+                    let choice: Vec<i64> = (0..ROWS as i64)
+                        .map(|row| (row + expert) % WIDTH as i64)
+                        .collect();
                     let choice = TensorData::new(choice, [ROWS]);
-                    vec![Tensor::<1, Int>::from_data(choice, &ComputeDevice::cpu().burn().clone()).into_dispatch()]
+                    vec![
+                        Tensor::<1, Int>::from_data(choice, &ComputeDevice::cpu().burn().clone())
+                            .into_dispatch(),
+                    ]
                 });
                 let choice = Tensor::<1, Int>::from_dispatch(kept[0].clone());
                 x.select(0, choice.clone().remainder_scalar(ROWS as i64))
@@ -107,7 +112,8 @@ impl Toy {
             Part::Shrinking => x.narrow(0, 0, ROWS - self.call()),
             Part::Asking => {
                 for _ in 0..=self.call() {
-                    exec.stash().through(ROUTER, &mut || vec![plain(&x.clone().into_dispatch())]);
+                    exec.stash()
+                        .through(ROUTER, &mut || vec![plain(&x.clone().into_dispatch())]);
                 }
                 x
             }
@@ -183,9 +189,15 @@ impl Stack {
         for _ in 0..backwards {
             let seed = device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]);
             let mut gradients = backward_from(vec![output.clone()], vec![Some(seed)]).expect("it is tracked");
-            found.push(bits(&take_gradient(&x, &mut gradients).expect("the output depends on it")));
+            found.push(bits(
+                &take_gradient(&x, &mut gradients).expect("the output depends on it"),
+            ));
             let of_weights = exec.params().take_gradients(&mut gradients);
-            found.extend(of_weights.iter().map(|gradient| bits(gradient.as_ref().expect("trained"))));
+            found.extend(
+                of_weights
+                    .iter()
+                    .map(|gradient| bits(gradient.as_ref().expect("trained"))),
+            );
         }
         found
     }
@@ -255,7 +267,10 @@ fn panic_of(part: Part, policy: &Policy, backwards: usize) -> String {
 fn a_replay_with_outputs_of_another_shape_names_its_region() {
     let message = panic_of(Part::Shrinking, &Policy::Full { split: true }, 1);
     assert!(message.contains("toys[1].Moe"), "{message}");
-    assert!(message.contains("[[4, 6]]") && message.contains("[[5, 6]]"), "{message}");
+    assert!(
+        message.contains("[[4, 6]]") && message.contains("[[5, 6]]"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -326,7 +326,13 @@ impl State {
         };
         for (index, value) in self.weights.values_mut().iter_mut().enumerate() {
             if let Some(gradient) = &gradients[index] {
-                kernels.adamw(value, gradient, &mut self.first[index], &mut self.second[index], &step);
+                kernels.adamw(
+                    value,
+                    gradient,
+                    &mut self.first[index],
+                    &mut self.second[index],
+                    &step,
+                );
             }
         }
     }

@@ -10,8 +10,8 @@ use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_accelerators::{AttentionBackendAccelerator, FusedKernelsAccelerator};
 use flow_config::{
-    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, Dynamics, Finetune, GrpoConfig,
-    GrpoGuardConfig,
+    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, Dynamics,
+    Finetune, GrpoConfig, GrpoGuardConfig,
 };
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
@@ -158,7 +158,9 @@ fn settings(config: &Config, dtypes: &[DType]) -> Vec<Config> {
     for algorithm in algorithms(config) {
         for guidance in GUIDANCE {
             for finetune in [Finetune::Full, Finetune::Lora] {
-                for (dtype, checkpointing) in dtypes.iter().flat_map(|dtype| policies().map(|one| (dtype, one))) {
+                for (dtype, checkpointing) in
+                    dtypes.iter().flat_map(|dtype| policies().map(|one| (dtype, one)))
+                {
                     let mut config = config.clone();
                     config.checkpointing = checkpointing;
                     config.algorithm = algorithm.clone();

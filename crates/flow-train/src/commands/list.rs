@@ -107,7 +107,10 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
         Listed::Policies => {
             let policies = flow_train::checkpoint::Policy::all();
             let rows = policies.map(|(name, meaning)| vec![name.to_owned(), meaning.to_owned()]);
-            ("policies of activation checkpointing (checkpointing.policy)", rows.collect())
+            (
+                "policies of activation checkpointing (checkpointing.policy)",
+                rows.collect(),
+            )
         }
         Listed::Algorithms => ("algorithms (algorithm.kind)", rows("algorithm.kind")),
         Listed::Schedulers => ("schedulers (scheduler.dynamics)", rows("scheduler.dynamics")),

@@ -102,7 +102,8 @@ impl Loaded {
     ) -> Result<T, Failure> {
         let pool = flow_train::worker_pool(config).or_bad_input()?;
         pool.install(|| {
-            let mut environment = flow_train::environment(config, &self.base, &self.registries).or_bad_input()?;
+            let mut environment =
+                flow_train::environment(config, &self.base, &self.registries).or_bad_input()?;
             if config.device.kind == DeviceKind::Cpu {
                 environment.gauge = Some(Arc::new(&crate::MEMORY));
             }

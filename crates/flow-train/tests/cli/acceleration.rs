@@ -309,7 +309,13 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
     }
     contains(
         &text,
-        &["regional", "attn-only", "grpo-guard", "lora", "combinations are exact"],
+        &[
+            "regional",
+            "attn-only",
+            "grpo-guard",
+            "lora",
+            "combinations are exact",
+        ],
     );
     assert!(!place.path("runs").exists());
     let ode = [

@@ -43,7 +43,13 @@ fn plan_spends_a_budget_of_memory_and_draws_what_a_block_may_keep() {
     let out = place.succeed(&["plan", "tiny.toml", "--set", BUDGET, "--out", "planned"]);
     contains(
         &out,
-        &["regions budget (peak 1 GiB)", "predicted", "measured", "all computed again", "keeps"],
+        &[
+            "regions budget (peak 1 GiB)",
+            "predicted",
+            "measured",
+            "all computed again",
+            "keeps",
+        ],
     );
     let record: serde_json::Value = serde_json::from_slice(&place.bytes("planned/plan.json")).expect("JSON");
     assert_eq!(record["blocks"].as_array().map(Vec::len), Some(2));
@@ -55,7 +61,13 @@ fn plan_spends_a_budget_of_memory_and_draws_what_a_block_may_keep() {
 
     let small = "checkpointing={ policy = \"budget\", peak_gib = 0.001 }";
     let error = place.fail(2, &["plan", "tiny.toml", "--set", small]);
-    contains(&error, &["the smallest budget that one would keep is 0.0", "checkpointing.peak_gib"]);
+    contains(
+        &error,
+        &[
+            "the smallest budget that one would keep is 0.0",
+            "checkpointing.peak_gib",
+        ],
+    );
     let error = place.fail(2, &["plan", "tiny.toml", "--out", "planned"]);
     contains(&error, &["there is no plan to write", "peak_gib"]);
     let error = place.fail(2, &["pretrain", "tiny.toml", "--set", BUDGET]);
@@ -65,7 +77,18 @@ fn plan_spends_a_budget_of_memory_and_draws_what_a_block_may_keep() {
 #[test]
 fn list_names_every_policy_of_activation_checkpointing() {
     let out = Place::bare().succeed(&["list", "policies"]);
-    contains(&out, &["none", "full", "block-skip", "every-nth-linear", "attn-only", "regions", "budget"]);
+    contains(
+        &out,
+        &[
+            "none",
+            "full",
+            "block-skip",
+            "every-nth-linear",
+            "attn-only",
+            "regions",
+            "budget",
+        ],
+    );
 }
 
 #[test]

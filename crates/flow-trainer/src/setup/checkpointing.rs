@@ -74,7 +74,11 @@ impl TrainingSteps<'_> {
     }
 
     fn training(&self, plan: &Arc<Plan>) -> Training<'_> {
-        Training::new(&self.model.weights, plan.clone(), self.model.trained.clone().into())
+        Training::new(
+            &self.model.weights,
+            plan.clone(),
+            self.model.trained.clone().into(),
+        )
     }
 
     /// One forward pass.
@@ -133,7 +137,9 @@ pub(super) fn training_steps<'a>(
     let (layout, spec) = (model.weights.layout(), model.model.spec());
     let trained = layout.specs().iter().zip(&model.trained);
     let trained = trained.filter(|(_, trained)| **trained);
-    let trained = trained.map(|(spec, _)| spec.shape.iter().product::<usize>()).sum();
+    let trained = trained
+        .map(|(spec, _)| spec.shape.iter().product::<usize>())
+        .sum();
     let estimate = MemoryEstimate::new(layout, spec, trained, &Load::of(config));
     // One of the two gradients is added up over the step; the other is the pass's own, and measured.
     let reserved = estimate.moments + 0.5 * estimate.gradients + estimate.copies + estimate.trajectories;

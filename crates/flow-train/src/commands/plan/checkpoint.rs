@@ -78,7 +78,9 @@ pub fn chart(record: &PlanRecord) -> LineChart {
     )
     .with(Series::new("chosen", chosen_points));
     for (index, kind) in record.kinds.iter().enumerate() {
-        let mut points: Vec<(f64, f64)> = (0..kind.options.len()).map(|option| point(kind, option)).collect();
+        let mut points: Vec<(f64, f64)> = (0..kind.options.len())
+            .map(|option| point(kind, option))
+            .collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
         // Ways that differ in their peak alone are not told apart here.
         let mut least = f64::INFINITY;
