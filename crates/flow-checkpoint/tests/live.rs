@@ -67,6 +67,21 @@ impl Bench {
         self.model.velocity(&exec, input)
     }
 
+    fn planner<'s>(&'s self, plan: &'s Plan, gauge: Arc<dyn Gauge>) -> Planner<'s> {
+        let start = Instant::now();
+        let workload = Workload {
+            spec: self.model.spec(),
+            plan,
+            forward: Box::new(|plan| self.forward(plan)),
+            step: Box::new(|plan| self.step(plan)),
+            passes: 1,
+            reserved_bytes: 0,
+            gauge,
+            clock: Arc::new(move || start.elapsed()),
+        };
+        Planner::new(workload).expect("it has blocks")
+    }
+
     fn forward(&self, plan: &Arc<Plan>) {
         self.velocity(&Training::new(&self.weights, plan.clone(), self.trained.clone()));
     }
@@ -91,18 +106,7 @@ fn memory_is_what_the_planner_says_and_a_budget_is_kept() {
         model,
     };
     let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
-    let start = Instant::now();
-    let workload = Workload {
-        spec: bench.model.spec(),
-        plan: &plan,
-        forward: Box::new(|plan| bench.forward(plan)),
-        step: Box::new(|plan| bench.step(plan)),
-        passes: 1,
-        reserved_bytes: 0,
-        gauge: Arc::new(&MEMORY),
-        clock: Arc::new(move || start.elapsed()),
-    };
-    let mut planner = Planner::new(workload).expect("it has blocks");
+    let mut planner = bench.planner(&plan, Arc::new(&MEMORY));
     let profile = planner.profile().clone();
     assert_eq!(profile.kinds.len(), 1, "all blocks are alike");
     assert_eq!(profile.blocks.len(), LAYERS);
@@ -179,6 +183,7 @@ fn memory_is_what_the_planner_says_and_a_budget_is_kept() {
     }
     drop(planner);
     samples_come_close_to_the_peak(&bench, &plan);
+    sampled_memory_is_predicted_too(&bench, &plan);
     nothing_grows(&bench, &plan);
 }
 
@@ -197,6 +202,25 @@ fn samples_come_close_to_the_peak(bench: &Bench, plan: &Plan) {
         found <= true_peak && found as f64 > 0.8 * true_peak as f64,
         "{found} of {true_peak}"
     );
+}
+
+/// The planner where memory can only be sampled, as on a GPU.
+fn sampled_memory_is_predicted_too(bench: &Bench, plan: &Plan) {
+    let mut planner = bench.planner(plan, Arc::new(Sampled::new(Arc::new(|| MEMORY.in_use_bytes()))));
+    let assign = |policy: Policy| policy.assign(bench.model.spec()).unwrap().unwrap();
+    let peaks = [Policy::AttnOnly { split: false }, Policy::None].map(|policy| {
+        let assignment = assign(policy);
+        let (predicted, measured) = (
+            planner.predict(&assignment),
+            planner.measure("sampled", &assignment),
+        );
+        let ratio = measured.peak_bytes as f64 / predicted.peak_bytes as f64;
+        assert!((0.95..=1.05).contains(&ratio), "{predicted:?} {measured:?}");
+        measured.peak_bytes
+    });
+    let budget = (peaks[0] + peaks[1]) / 2;
+    let (_, record) = planner.within(budget).expect("attn-only fits");
+    assert!(record.measured.peak_bytes <= budget, "{record:?}");
 }
 
 /// Tensors of a block by hand, in f32.
