@@ -48,6 +48,7 @@ pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 /// What went through a metered plan.
 pub struct Meter {
     clock: Clock,
+    after: Option<Arc<dyn Fn() + Send + Sync>>,
     books: Mutex<Books>,
 }
 
@@ -68,6 +69,17 @@ impl Meter {
     pub fn with_clock(clock: Clock) -> Arc<Self> {
         Arc::new(Self {
             clock,
+            after: None,
+            books: Mutex::default(),
+        })
+    }
+
+    /// A meter that calls `after` whenever a forward was computed, its results being there, and before every backward.
+    pub fn calling(after: Arc<dyn Fn() + Send + Sync>) -> Arc<Self> {
+        let start = std::time::Instant::now();
+        Arc::new(Self {
+            clock: Arc::new(move || start.elapsed()),
+            after: Some(after),
             books: Mutex::default(),
         })
     }
@@ -123,6 +135,9 @@ impl Meter {
         let start = (self.clock)();
         let result = compute();
         let time = (self.clock)().saturating_sub(start);
+        if let Some(after) = &self.after {
+            after();
+        }
         let mut books = self.books();
         let usage = books.usage.entry(name).or_default();
         usage.forwards += 1;
@@ -177,6 +192,10 @@ impl Meter {
                 usage.backwards += 1;
                 usage.backward_flops += flops;
                 drop(books);
+                // The operation's own backward comes next; what is there now is what it starts from.
+                if let Some(after) = &meter.after {
+                    after();
+                }
                 vec![Some(incoming.gradient().clone())]
             });
             (values[0].clone(), backward)

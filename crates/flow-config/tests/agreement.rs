@@ -300,6 +300,9 @@ kind = "grpo"
 [ema.schedule]
 kind = "power"
 warmup = 10
+[checkpointing]
+policy = "regions"
+save = ["attention:attention", "mlp"]
 "#,
     r#"
 config_version = 1
@@ -312,9 +315,11 @@ decay = 0.9
 steps = 10
 [checkpointing]
 policy = "full"
+split = true
 "#,
-    "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n",
-    "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n",
+    "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n[checkpointing]\npolicy = \"budget\"\npeak_gib = 1.5\n",
+    "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n[checkpointing]\npolicy = \"block-skip\"\nevery = 3\n",
+    "config_version = 1\n[checkpointing]\npolicy = \"every-nth-linear\"\nn = 3\n",
 ];
 
 /// TOML as JSON, written down again apart from the crate's own.

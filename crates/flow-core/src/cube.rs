@@ -61,3 +61,18 @@ pub(crate) fn to_host(tensor: &Plain) -> Vec<f32> {
     let tensor: Tensor<1> = Tensor::from_dispatch(Dispatch::float_reshape(tensor.clone(), [flat].into()));
     tensor.into_data().iter::<f32>().collect()
 }
+
+/// Bytes that tensors have in use on a device of CubeCL's runtimes, everything asked of it being done.
+pub fn bytes_in_use(device: &crate::device::ComputeDevice) -> u64 {
+    use burn::tensor::Tensor;
+    let probe: Tensor<1> = device.tensor(vec![0.0], [1]);
+    let probe = probe.into_dispatch();
+    // Reading it back waits for all that came before.
+    to_host(&probe);
+    let client = read(&probe).map(|tensor| tensor.client.clone());
+    let usage = client.map(|client| {
+        let report = client.memory_report(cubecl::MemoryScope::Device);
+        report.usage().bytes_in_use
+    });
+    usage.unwrap_or(0)
+}

@@ -88,6 +88,7 @@ fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
         models: &models,
         rewards: &rewards,
         base: Path::new("."),
+        gauge: None,
     };
     let root = tempfile::tempdir().expect("a folder");
     let tokens = 16;

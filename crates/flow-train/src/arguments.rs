@@ -44,7 +44,7 @@ pub enum Command {
     /// Check a config and build its parts without training
     Check(CheckArguments),
     /// Show what a run would do: geometry, calls, parameters, cost, schedule
-    Plan(ConfigArguments),
+    Plan(PlanArguments),
     /// Compare the ratios of a rollout and of training, for every lossless combination of what computes
     Audit(ConfigArguments),
     /// Print the JSON schema of the config
@@ -99,6 +99,15 @@ pub struct ConfigArguments {
     /// Override a value of the config; may be given several times
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Write what a budget of activation checkpointing keeps into this folder, as plan.json and plan.svg
+    #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -210,6 +219,7 @@ pub enum Listed {
     Kernels,
     Attention,
     Accelerators,
+    Policies,
     Algorithms,
     Schedulers,
     Data,

@@ -44,7 +44,8 @@ pub enum EnvironmentError {
     },
 }
 
-/// Opens the config's device and makes the plan on which accelerators build. Relative paths of the config start from
+/// Opens the config's device and makes the plan on which accelerators build. The caller sets
+/// [`gauge`](Environment::gauge), if the program has one. Relative paths of the config start from
 /// `base`. Options of the runtimes are checked; [`apply_runtime_options`](crate::apply_runtime_options), which comes
 /// before, makes them effective.
 ///
@@ -74,6 +75,7 @@ pub fn environment<'a>(
         models: &registries.models,
         rewards: &registries.rewards,
         base,
+        gauge: None,
     })
 }
 

@@ -10,7 +10,12 @@ mod progress;
 mod terminal;
 
 use clap::Parser;
+use flow_train::checkpoint::CountingAllocator;
 use std::process::ExitCode;
+
+/// Counts what is in use, so that a budget of memory can be planned and kept.
+#[global_allocator]
+static MEMORY: CountingAllocator = CountingAllocator::new();
 
 fn main() -> ExitCode {
     let arguments = match arguments::Arguments::try_parse() {

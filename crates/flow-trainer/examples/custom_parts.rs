@@ -247,6 +247,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         models: &models,
         rewards: &rewards,
         base: Path::new("."),
+        gauge: None,
     };
 
     // The algorithm is an argument; everything else comes from the config first.

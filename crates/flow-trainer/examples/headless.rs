@@ -140,6 +140,7 @@ fn main() -> Result<(), Failure> {
         models: &models,
         rewards: &rewards,
         base,
+        gauge: None,
     };
     let watch = Stopwatch::start();
     match task.as_str() {

@@ -92,6 +92,7 @@ impl Job {
             models: &models,
             rewards: &rewards,
             base: &base,
+            gauge: None,
         };
         let model = setup::model(&config, &environment)?;
         let dataset = setup::dataset(&config)?;

@@ -46,6 +46,9 @@ pub enum TrainError {
     /// A policy of activation checkpointing that the model cannot follow.
     #[error("`[checkpointing]` cannot be followed: {0}")]
     Checkpointing(#[from] flow_checkpoint::PolicyError),
+    /// A budget of activation checkpointing that cannot be kept.
+    #[error(transparent)]
+    CheckpointPlan(#[from] flow_checkpoint::planner::PlanError),
     /// An accelerator that failed when it was used.
     #[error(transparent)]
     Accelerator(#[from] flow_accel::AccelerationError),

@@ -29,7 +29,7 @@ codes! {
     CONFLICT = "acceleration::conflict", "Two accelerators of which one declares that it cannot work beside the other.";
     ORDER = "acceleration::order", "An accelerator that must stand after another of its slot, and stands before it.";
     UNUSABLE = "acceleration::unusable", "An entry that cannot be put in force for a reason that has no code of its own.";
-    NO_CHECKPOINTING = "checkpointing::unavailable", "A policy of activation checkpointing that this build does not have.";
+    NO_CHECKPOINTING = "checkpointing::unavailable", "A policy of activation checkpointing that this build, or pretraining, does not have.";
     CHECKPOINTING_IGNORED = "checkpointing::ignored", "A policy of activation checkpointing for a model that announces no regions.";
     NO_REGION = "checkpointing::no-region", "A pattern of `checkpointing.save` that names no region and no result of the model, or is no pattern.";
     BUDGET_TOO_SMALL = "checkpointing::budget-too-small", "A budget below what weights, gradients and the optimizer's moments take, whatever is computed again.";
@@ -175,7 +175,7 @@ const OURS: &[Explanation] = &[
     },
     Explanation {
         code: NO_CHECKPOINTING,
-        rule: "A policy of activation checkpointing that this build does not have.",
+        rule: "A policy of activation checkpointing that this build, or pretraining, does not have.",
         why: "A run that was planned with it would take more memory than planned.",
         wrong: "[checkpointing]\npolicy = \"full\"",
         right: "[checkpointing]\npolicy = \"none\"",

@@ -323,6 +323,79 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
 }
 
 #[test]
+fn blocks_that_are_computed_again_count_with_their_inputs_and_the_largest_one() {
+    let load = |policy: &str| {
+        let text = format!("config_version = 1\n[checkpointing]\n{policy}\n");
+        Load::of(&parse_str(&text).expect("right").config)
+    };
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    for (block, inner) in [(0, 3), (1, 5), (2, 4)] {
+        builder.param(&format!("blocks.{block}.up.weight"), [inner, 2], Init::Zeros);
+        builder.param(&format!("blocks.{block}.down.weight"), [2, inner], Init::Zeros);
+    }
+    builder.param("proj_out.weight", [2, 2], Init::Zeros);
+    let spec = ModelSpec {
+        stacks: vec![("blocks".into(), 3)],
+        ..spec()
+    };
+    let activations = |policy: &str| {
+        let load = load(policy);
+        MemoryEstimate::new(&layout, &spec, 0, &load).activations / (4.0 * load.rows as f64)
+    };
+    // 4 tokens: the last layer, and per block twice (inner + 2).
+    let (last, blocks) = (4.0 * 4.0, [5.0, 7.0, 6.0].map(|row| 4.0 * 2.0 * row));
+    let input = 4.0 * 2.0;
+    assert_eq!(
+        activations("policy = \"none\""),
+        last + blocks.iter().sum::<f64>()
+    );
+    let again = last + 3.0 * input + blocks[1];
+    for policy in ["full", "attn-only", "every-nth-linear"] {
+        assert_eq!(activations(&format!("policy = \"{policy}\"")), again, "{policy}");
+    }
+    assert_eq!(
+        activations("policy = \"block-skip\"\nevery = 2"),
+        last + blocks[1] + 2.0 * input + blocks[2]
+    );
+}
+
+#[test]
+fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
+    let found = |peak_gib: f64| {
+        let text = format!(
+            "[checkpointing]\npolicy = \"budget\"\npeak_gib = {peak_gib}\n[sampling]\nprompts_per_step = 1\ngroup_size = \
+             2\nmicro_batch = 1"
+        );
+        let mut layout = ParamLayout::default();
+        LayoutBuilder::new(&mut layout).param("proj_out.weight", [1 << 9, 1 << 9], Init::Zeros);
+        let config = parse_str(&format!("config_version = 1\n{text}\n"))
+            .expect("right")
+            .config;
+        let (spec, machine) = (spec(), machine());
+        validate(&Question {
+            config: &config,
+            accelerators: &registry(),
+            plan: None,
+            model: Some(Capabilities {
+                spec: &spec,
+                layout: &layout,
+                trained: 1 << 18,
+            }),
+            sigmas: &[],
+            trainer: &Trainer::of(&config),
+            machine: &machine,
+            training: true,
+        })
+    };
+    // Weights, gradients and moments: 5 MiB.
+    assert_eq!(found(5.0 / 1024.0), []);
+    let refused = found(4.99 / 1024.0);
+    assert_eq!(refused[0].code, "checkpointing::budget-too-small");
+    assert_eq!(refused[0].path, "checkpointing.peak_gib");
+}
+
+#[test]
 fn equal_questions_have_equal_answers_and_all_of_them_come_at_once() {
     let text = "[device]\ndtype = \"bf16\"\n[checkpointing]\npolicy = \"attn-only\"\n[runtime.options]\n\"burn.no\" = \
                 1\n[[acceleration.shared]]\nname = \"oustide\"";

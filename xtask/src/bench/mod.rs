@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns.
 
 mod attention;
+mod checkpoint;
 mod gemm;
 mod quiet;
 mod result;
@@ -32,6 +33,8 @@ enum Target {
     Attention(attention::Options),
     /// Matrix products with and without epilogues, on an NVIDIA GPU.
     Gemm(gemm::Options),
+    /// A training step under every policy of activation checkpointing.
+    Checkpoint(checkpoint::Options),
 }
 
 /// How to measure on the processor.
@@ -65,6 +68,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Target::Cpu(options) => cpu(workspace, options),
         Target::Attention(options) => attention::run(workspace, options),
         Target::Gemm(options) => gemm::run(workspace, options),
+        Target::Checkpoint(options) => checkpoint::run(workspace, options),
     }
 }
 

@@ -197,7 +197,7 @@ impl Checkpointing {
         };
         let pending = Pending {
             memory: apart.memory,
-            inputs: self.tally.hold_all(inputs.iter().map(plain).collect()),
+            inputs: inputs.iter().map(|input| Held::uncounted(plain(input))).collect(),
             weights: apart.weights,
         };
         let outputs = take_all(apart.outputs);

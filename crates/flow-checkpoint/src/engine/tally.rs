@@ -66,9 +66,8 @@ impl Tally {
         }
         drop(books);
         Held {
-            identity: of.identity,
+            counted: Some((of.identity, self.clone())),
             tensor: Some(tensor),
-            tally: self.clone(),
         }
     }
 
@@ -80,12 +79,20 @@ impl Tally {
 /// A tensor that is held for backward.
 #[derive(Debug)]
 pub(crate) struct Held {
-    identity: usize,
+    /// The buffer and who counts it.
+    counted: Option<(usize, Arc<Tally>)>,
     tensor: Option<Plain>,
-    tally: Arc<Tally>,
 }
 
 impl Held {
+    /// A tensor that a replay made, which counts as its working memory.
+    pub fn uncounted(tensor: Plain) -> Self {
+        Self {
+            counted: None,
+            tensor: Some(tensor),
+        }
+    }
+
     /// The tensor, held no more.
     pub fn take(mut self) -> Plain {
         self.tensor.take().expect("taken once")
@@ -99,14 +106,17 @@ pub(crate) fn take_all(held: Vec<Held>) -> Vec<Plain> {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let mut books = self.tally.books();
-        let Some((holders, bytes)) = books.buffers.get_mut(&self.identity) else {
+        let Some((identity, tally)) = &self.counted else {
+            return;
+        };
+        let mut books = tally.books();
+        let Some((holders, bytes)) = books.buffers.get_mut(identity) else {
             return;
         };
         *holders -= 1;
         if *holders == 0 {
             let bytes = *bytes;
-            books.buffers.remove(&self.identity);
+            books.buffers.remove(identity);
             books.counts.held_bytes -= bytes;
         }
     }

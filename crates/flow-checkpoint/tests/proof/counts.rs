@@ -157,3 +157,73 @@ fn floating_point_operations_are_those_of_the_closed_form() {
         assert_eq!(found, expected, "{policy}");
     }
 }
+
+/// Forward and backward of linear layers of `input` by `output` weights on `positions` rows, trained in full or by adapters
+/// of `rank` alone: the adapter's two products, and each of them twice again for the gradients of its factors, and once
+/// for that of the input, as the processor's kernels compute them.
+fn layer(positions: f64, [input, output]: [f64; 2], reads_tracked: bool, rank: f64) -> [f64; 2] {
+    let (base, adapter) = (
+        2.0 * positions * input * output,
+        2.0 * positions * (input + output) * rank,
+    );
+    let reads_tracked = f64::from(u8::from(reads_tracked));
+    [base + adapter, (base + adapter) * reads_tracked + 2.0 * adapter]
+}
+
+#[test]
+fn frozen_weights_need_two_products_and_three_where_they_are_computed_again() {
+    let (side, width, layers, rows, rank) = (8, 24, 3, 2, 3.0);
+    let config = DitConfig {
+        latent: flow_core::LatentShape {
+            channels: 1,
+            frames: 1,
+            height: side,
+            width: side,
+        },
+        patch: 1,
+        hidden: width,
+        layers,
+        heads: 3,
+        mlp_ratio: 4.0,
+        vocabulary: None,
+        qk_norm: false,
+        position: Position::Sincos,
+    };
+    let dit = Dit::new(&config, &ComputeDevice::cpu()).expect("it fits");
+    let subject = Subject::new("dit, lora", Box::new(dit), Trained::Lora, rows);
+    let (d, samples) = (width as f64, rows as f64);
+    let tokens = samples * (side * side) as f64;
+    let sum = |layers: &[[f64; 2]]| {
+        layers
+            .iter()
+            .fold([0.0; 2], |sum, one| [sum[0] + one[0], sum[1] + one[1]])
+    };
+    let square = layer(tokens, [d, d], true, rank);
+    let block = sum(&[
+        layer(samples, [d, 6.0 * d], true, rank),
+        square,
+        square,
+        square,
+        square,
+        layer(tokens, [d, 4.0 * d], true, rank),
+        layer(tokens, [4.0 * d, d], true, rank),
+    ]);
+    let outside = sum(&[
+        layer(samples, [256.0, d], false, rank),
+        layer(samples, [d, d], true, rank),
+        // Patches have a kernel in the place of a matrix, and no adapter.
+        layer(tokens, [1.0, d], true, 0.0),
+        layer(samples, [d, 2.0 * d], true, rank),
+        layer(tokens, [d, 1.0], true, rank),
+    ]);
+    let blocks = layers as f64;
+    let attention = blocks * 4.0 * tokens * (side * side) as f64 * d;
+    for (policy, again, attentions) in [(Policy::None, 0.0, 3.5), (FULL, 1.0, 4.5), (ATTN_ONLY, 1.0, 3.5)] {
+        let linear = blocks * (block[0] * (1.0 + again) + block[1]) + outside[0] + outside[1];
+        assert_eq!(
+            flops(&subject, &policy),
+            (linear, attentions * attention),
+            "{policy}"
+        );
+    }
+}

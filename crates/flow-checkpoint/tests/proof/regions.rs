@@ -12,13 +12,13 @@ use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
-    Activation, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, Plan, RegionKind, Stage,
-    Training, Weights,
+    Activation, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, Plain, Plan, RegionKind,
+    StackDriver, Stage, Training, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 const WIDTH: usize = 6;
 const ROWS: usize = 5;
@@ -30,6 +30,8 @@ enum Part {
     Dropout,
     /// Passes the choice of an expert, which changes with every call, through the store.
     Router,
+    /// Overwrites, in place, a result that passed through the store.
+    Overwriting,
     /// Multiplies by a number that changes with every call, as a region that may not run again.
     Random,
     /// Gives one row less with every call.
@@ -98,6 +100,13 @@ impl Toy {
                 });
                 let choice = Tensor::<1, Int>::from_dispatch(kept[0].clone());
                 x.select(0, choice.clone().remainder_scalar(ROWS as i64))
+            }
+            Part::Overwriting => {
+                let draw = || ComputeDevice::cpu().plain(noise(ROWS * WIDTH, 3), &[ROWS, WIDTH]);
+                let mut kept = exec.stash().through(ROUTER, &mut || vec![draw()]);
+                let y = x * Tensor::from_dispatch(kept[0].clone());
+                flow_core::cpu::update(&mut kept[0], |values| values.fill(0.0));
+                y
             }
             Part::Random => x.mul_scalar(1.5 + self.call() as f32),
             Part::Shrinking => x.narrow(0, 0, ROWS - self.call()),
@@ -281,7 +290,90 @@ fn a_region_that_captured_a_tracked_tensor_is_told_so_before_backward() {
 }
 
 #[test]
+fn a_result_that_is_kept_cannot_be_overwritten() {
+    let stack = Stack::new(Part::Overwriting);
+    let expected = stack.pass(&Policy::None);
+    for policy in policies() {
+        assert_eq!(stack.pass(&policy), expected, "{policy}");
+    }
+}
+
+/// Recomputation without nodes: forward on plain tensors, then block by block from the last one, each on leaves of its
+/// own.
+#[derive(Debug)]
+struct Segmented {
+    seed: Plain,
+    /// The gradient of the stack's input, then those of the weights.
+    found: Arc<Mutex<Vec<Plain>>>,
+}
+
+impl StackDriver for Segmented {
+    fn name(&self) -> &str {
+        "segmented"
+    }
+
+    fn run(
+        &self,
+        exec: &Exec<'_>,
+        stack: &dyn flow_core::Stack,
+        carried: Vec<DispatchTensor>,
+        shared: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor> {
+        let plainly = exec.replay(exec.params().untracked(), exec.stash().clone());
+        let mut inputs = vec![carried.iter().map(plain).collect::<Vec<_>>()];
+        for index in 0..stack.len() {
+            inputs.push(stack.run_block(&plainly, index, inputs[index].clone(), shared.clone()));
+        }
+        let output = inputs.pop().expect("there are blocks");
+        let mut of_weights = vec![None; 2 * stack.len()];
+        let mut gradient = self.seed.clone();
+        for (index, input) in inputs.iter().enumerate().rev() {
+            let params = exec.params().fresh_leaves();
+            let leaves: Vec<_> = input.iter().map(leaf).collect();
+            let again = exec.replay(params.clone(), exec.stash().clone());
+            let outputs = stack.run_block(&again, index, leaves.clone(), shared.clone());
+            let mut gradients = backward_from(outputs, vec![Some(gradient)]).expect("it is tracked");
+            gradient = take_gradient(&leaves[0], &mut gradients).expect("the output depends on it");
+            for (sum, found) in of_weights.iter_mut().zip(params.take_gradients(&mut gradients)) {
+                *sum = sum.take().or(found);
+            }
+        }
+        let mut found = self.found.lock().expect("nothing panics while it holds the lock");
+        found.push(gradient);
+        found.extend(of_weights.into_iter().flatten());
+        output
+    }
+}
+
+#[test]
+fn the_bits_are_those_of_going_through_the_blocks_by_hand() {
+    for part in [Part::Dropout, Part::Overwriting] {
+        let stack = Stack::new(part);
+        let device = ComputeDevice::cpu();
+        let found = Arc::new(Mutex::new(Vec::new()));
+        let driver = Segmented {
+            seed: device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]),
+            found: found.clone(),
+        };
+        let plan = Plan {
+            stacks: Arc::new(driver),
+            ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+        };
+        let trained: Arc<[bool]> = vec![true; stack.weights.values().len()].into();
+        let pass = Training::new(&stack.weights, Arc::new(plan), trained);
+        let exec = pass.exec(CallContext::single(Stage::Training));
+        let x: Tensor<2> = device.tensor(noise(ROWS * WIDTH, 1), [ROWS, WIDTH]);
+        let output = exec.stack("toys", &stack.blocks, x, ()).into_dispatch();
+        let mut expected = vec![bits(&output)];
+        expected.extend(found.lock().expect("the pass is over").iter().map(bits));
+        for policy in policies() {
+            assert_eq!(stack.pass(&policy), expected, "{part:?}, {policy}");
+        }
+    }
+}
+
+#[test]
 fn a_second_backward_is_refused_since_the_first_used_up_what_was_kept() {
     let message = panic_of(Part::Dropout, &FULL, 2);
-    assert!(!message.is_empty());
+    assert!(message.contains("already been consumed"), "{message}");
 }

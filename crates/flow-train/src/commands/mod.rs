@@ -22,13 +22,13 @@ mod weights;
 use crate::arguments::{Arguments, Command, ConfigArguments};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
-use flow_config::{Config, Resolved};
+use flow_config::{Config, DeviceKind, Resolved};
 use flow_runtime::Applied;
 use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::setup::Environment;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use survey::{Survey, Use};
 
 /// Runs what the command line asks for.
@@ -101,7 +101,14 @@ impl Loaded {
         task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
     ) -> Result<T, Failure> {
         let pool = flow_train::worker_pool(config).or_bad_input()?;
-        pool.install(|| task(&flow_train::environment(config, &self.base, &self.registries).or_bad_input()?))
+        pool.install(|| {
+            let mut environment =
+                flow_train::environment(config, &self.base, &self.registries).or_bad_input()?;
+            if config.device.kind == DeviceKind::Cpu {
+                environment.gauge = Some(Arc::new(&crate::MEMORY));
+            }
+            task(&environment)
+        })
     }
 }
 

@@ -1,25 +1,38 @@
 //! `plan`: what a run would do, and about what it would cost.
 
+pub mod checkpoint;
 mod cost;
 
 use super::{Loaded, survey::Use, tokens};
-use crate::arguments::ConfigArguments;
+use crate::arguments::PlanArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
 use cost::{Cost, Work};
 use flow_config::{Config, Finetune};
+use flow_train::checkpoint::Policy;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::session::Parts;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
-use flow_validate::{Load, MemoryEstimate};
+use flow_validate::{Load, MemoryEstimate, checkpoint_policy};
+use std::path::Path;
 
 /// Prints the plan. The weights need not exist yet.
-pub fn run(arguments: &ConfigArguments) -> Result<(), Failure> {
-    let loaded = Loaded::read(arguments, Use::Looking)?;
+pub fn run(arguments: &PlanArguments) -> Result<(), Failure> {
+    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
     let mut config = loaded.config().clone();
     config.model.weights = None;
-    let text = loaded.inspect(&config, |environment| {
+    let policy = checkpoint_policy(&config);
+    let measures = matches!(policy, Policy::Budget { .. });
+    if let (Some(folder), false) = (&arguments.out, measures) {
+        return Err(Failure::Input(format!(
+            "there is no plan to write to `{}`: `checkpointing.policy = \"{}\"` needs none. Add `--set \
+             'checkpointing={{ policy = \"budget\", peak_gib = 1.0 }}'`, or leave `--out` away",
+            folder.display(),
+            policy.name()
+        )));
+    }
+    let describe = |environment: &Environment<'_>| {
         let tokens = tokens(&config, environment).or_bad_input()?;
         setup::with_algorithm(
             &config,
@@ -27,16 +40,23 @@ pub fn run(arguments: &ConfigArguments) -> Result<(), Failure> {
             Describe {
                 config: &config,
                 environment,
+                out: arguments.out.as_deref(),
             },
         )
         .or_bad_input()?
-    })?;
+    };
+    let text = if measures {
+        loaded.compute(&config, describe)?
+    } else {
+        loaded.inspect(&config, describe)?
+    };
     terminal::print(&text)
 }
 
 struct Describe<'a> {
     config: &'a Config,
     environment: &'a Environment<'a>,
+    out: Option<&'a Path>,
 }
 
 impl WithAlgorithm for Describe<'_> {
@@ -44,6 +64,9 @@ impl WithAlgorithm for Describe<'_> {
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
         let parts = setup::parts(self.config, self.environment, algorithm).or_bad_input()?;
+        if let (Some(record), Some(folder)) = (&parts.checkpoint_plan, self.out) {
+            checkpoint::write(record, folder)?;
+        }
         text(self.config, self.environment, &parts)
     }
 }
@@ -194,6 +217,9 @@ pub fn text<A: Algorithm>(
     }
     text.push_str(&format!("\nschedule of iteration 1, {}\n", dynamics(config)));
     text.push_str(&terminal::table(&schedule(&steps), 0));
+    if let Some(record) = &parts.checkpoint_plan {
+        text.push_str(&checkpoint::text(record));
+    }
     Ok(text)
 }
 

@@ -6,8 +6,10 @@ use crate::failure::{Failure, OrFailure};
 use flow_config::{Config, Diagnostic, Report, Resolved, Severity};
 use flow_core::device::ComputeDevice;
 use flow_train::Registries;
+use flow_train::checkpoint::Policy;
 use flow_trainer::setup::{self, ModelOutline};
-use flow_validate::{Capabilities, Question, Trainer, validate};
+use flow_validate::codes::NO_CHECKPOINTING;
+use flow_validate::{Capabilities, Question, Trainer, checkpoint_policy, validate};
 use std::sync::OnceLock;
 
 /// What a config is wanted for.
@@ -106,6 +108,14 @@ fn found(
         training: wanted == Use::Training && !wrong,
     };
     found.extend(validate(&question));
+    if wanted == Use::Pretraining && matches!(checkpoint_policy(&config), Policy::Budget { .. }) {
+        let message = "`checkpointing.policy = \"budget\"` plans a step of reinforcement learning, and pretraining has none";
+        found.push(
+            Diagnostic::error(NO_CHECKPOINTING, message)
+                .path("checkpointing.policy")
+                .help("add `--set 'checkpointing={ policy = \"attn-only\" }'`, or another policy, for pretraining"),
+        );
+    }
     if wanted == Use::Looking {
         found.retain(|one| one.severity == Severity::Error);
     }

@@ -89,6 +89,7 @@ impl WithAlgorithm for Train<'_> {
         // Before the directory: what cannot be shown must not have moved an older run aside.
         let mut observer = self.observer()?;
         let start = open::directory(self.arguments, config)?;
+        let checkpoint_plan = parts.checkpoint_plan.clone();
         let mut session = match start {
             Start::Fresh(directory) => {
                 self.tell(&mut *observer, directory.notices());
@@ -118,6 +119,9 @@ impl WithAlgorithm for Train<'_> {
                 session
             }
         };
+        if let Some(record) = &checkpoint_plan {
+            plan::checkpoint::write(record, session.directory().path())?;
+        }
         let outcome = session.run(&mut *observer);
         // The terminal is the shell's again before anything else is said.
         drop(observer);

@@ -166,7 +166,7 @@ fn config() -> impl Strategy<Value = String> {
     let slots =
         prop_oneof![1 => slots, 1 => (prop::collection::vec(entry(), 0..2), Just(Vec::new()), any::<bool>())];
     let others = (
-        mostly(&["none"], &["full", "attn-only"]),
+        mostly(&["none", "full"], &["attn-only", "every-nth-linear"]),
         mostly(
             &[""],
             &["\"cubecl.autotune.level\" = \"full\"", "\"burn.what\" = 1"],

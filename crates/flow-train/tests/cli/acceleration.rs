@@ -297,7 +297,7 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
     } else {
         1
     };
-    assert_eq!(rows.len(), 2 * 3 * 2 * 2 * 2 * 2 * dtypes, "{text}");
+    assert_eq!(rows.len(), 2 * 3 * 2 * 3 * 2 * 2 * 2 * dtypes, "{text}");
     for row in rows {
         let [.., ratios, deviation] = row[..] else {
             panic!("{row:?}")
@@ -313,6 +313,7 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
             "regional",
             "full",
             "exact",
+            "attn-only",
             "grpo-guard",
             "lora",
             "combinations are exact",

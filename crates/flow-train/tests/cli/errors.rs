@@ -71,14 +71,14 @@ fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
             "allowed: attention_backend, feature_cache, fused_kernels, fusion, graph_capture",
         ),
         (
-            "checkpointing.policy=full",
+            "checkpointing.policy=attn-olny",
             "checkpointing.policy",
-            "allowed: \"none\"",
+            "did you mean \"attn-only\"?",
         ),
         (
-            "checkpointing.policy=attn-only",
-            "checkpointing.policy",
-            "allowed: \"none\"",
+            "checkpointing={ policy = \"regions\", save = [\"atention\"] }",
+            "checkpointing::no-region",
+            "did you mean `attention`?",
         ),
         (
             "runtime.options={ \"cubecl.autotune.levle\" = \"full\" }",

@@ -35,6 +35,62 @@ fn plan_shows_geometry_calls_and_schedule_before_there_are_weights() {
     assert_eq!(rows[3].last(), Some(&"-"), "the last step ends at sigma 0");
 }
 
+const BUDGET: &str = "checkpointing={ policy = \"budget\", peak_gib = 1.0 }";
+
+#[test]
+fn plan_spends_a_budget_of_memory_and_draws_what_a_block_may_keep() {
+    let place = Place::bare();
+    let out = place.succeed(&["plan", "tiny.toml", "--set", BUDGET, "--out", "planned"]);
+    contains(
+        &out,
+        &[
+            "regions budget (peak 1 GiB)",
+            "predicted",
+            "measured",
+            "all computed again",
+            "keeps",
+        ],
+    );
+    let record: serde_json::Value = serde_json::from_slice(&place.bytes("planned/plan.json")).expect("JSON");
+    assert_eq!(record["blocks"].as_array().map(Vec::len), Some(2));
+    let peak = record["measured"]["peak_bytes"].as_u64().expect("a number");
+    assert!(peak > 0 && peak <= 1 << 30, "{peak}");
+    assert!(record["smallest_budget_bytes"].as_u64() <= Some(1 << 30));
+    let drawing = String::from_utf8(place.bytes("planned/plan.svg")).expect("text");
+    contains(&drawing, &["<svg", "held per block, MiB"]);
+
+    let small = "checkpointing={ policy = \"budget\", peak_gib = 0.001 }";
+    let error = place.fail(2, &["plan", "tiny.toml", "--set", small]);
+    contains(
+        &error,
+        &[
+            "the smallest budget that one would keep is 0.0",
+            "checkpointing.peak_gib",
+        ],
+    );
+    let error = place.fail(2, &["plan", "tiny.toml", "--out", "planned"]);
+    contains(&error, &["there is no plan to write", "peak_gib"]);
+    let error = place.fail(2, &["pretrain", "tiny.toml", "--set", BUDGET]);
+    contains(&error, &["pretraining has none", "attn-only"]);
+}
+
+#[test]
+fn list_names_every_policy_of_activation_checkpointing() {
+    let out = Place::bare().succeed(&["list", "policies"]);
+    contains(
+        &out,
+        &[
+            "none",
+            "full",
+            "block-skip",
+            "every-nth-linear",
+            "attn-only",
+            "regions",
+            "budget",
+        ],
+    );
+}
+
 #[test]
 fn pretrain_is_reproducible_and_says_what_it_made() {
     let (one, two) = (Place::bare(), Place::bare());

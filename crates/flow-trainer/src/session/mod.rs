@@ -22,6 +22,7 @@ use crate::observer::Observer;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
 use flow_accel::Acceleration;
+use flow_checkpoint::planner::PlanRecord;
 use flow_config::InitialNoise;
 use flow_core::{Plan, device::ComputeDevice};
 use flow_data::{Dataset, Prompt};
@@ -111,6 +112,8 @@ pub struct Parts<A> {
     pub acceleration: Acceleration,
     /// What a person should know before the run starts.
     pub notices: Vec<String>,
+    /// How a budget of activation checkpointing is spent, if there is one.
+    pub checkpoint_plan: Option<PlanRecord>,
     /// The sampler of the rollout.
     pub sampler: Sampler,
     /// Its schedule.

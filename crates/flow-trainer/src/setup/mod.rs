@@ -9,7 +9,7 @@ mod rewards;
 mod schedule;
 
 pub use algorithm::settings as optimizer_settings;
-pub use checkpointing::regions;
+pub use checkpointing::{TrainingSteps, regions};
 pub use model::{ModelOutline, ModelParts, architecture, model, outline};
 pub use rewards::{RewardParts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas, timesteps};
@@ -23,12 +23,13 @@ use crate::policy::Policy;
 use crate::rollout::Sampler;
 use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
 use flow_accel::{Acceleration, AcceleratorRegistry};
+use flow_checkpoint::{Gauge, Policy as CheckpointPolicy};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit};
 use flow_core::{ModelSpec, Plan, RegionEngine, device::ComputeDevice};
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_models::ModelRegistry;
 use flow_rewards::RewardRegistry;
-use flow_validate::{Trainer, resolve};
+use flow_validate::{Trainer, checkpoint_policy, resolve};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub struct Environment<'a> {
     pub rewards: &'a RewardRegistry,
     /// Folder that relative paths of the config start from.
     pub base: &'a Path,
+    /// Measures the device's memory, which a budget of activation checkpointing needs.
+    pub gauge: Option<Arc<dyn Gauge>>,
 }
 
 impl Environment<'_> {
@@ -60,6 +63,7 @@ impl Environment<'_> {
         Self {
             device: self.device.clone(),
             plan: Arc::new(plan),
+            gauge: self.gauge.clone(),
             ..*self
         }
     }
@@ -232,31 +236,46 @@ pub fn parts<A: Algorithm>(
     environment: &Environment<'_>,
     algorithm: A,
 ) -> Result<Parts<A>, TrainError> {
+    let trainer = Trainer {
+        name: A::NAME.into(),
+        paradigm: Some(A::PARADIGM),
+    };
     let Common {
         dataset,
         model,
         conditioner,
         evaluation,
-        acceleration,
-        notices,
-    } = common_for(
-        config,
-        environment,
-        &Trainer {
-            name: A::NAME.into(),
-            paradigm: Some(A::PARADIGM),
-        },
-    )?;
+        mut acceleration,
+        mut notices,
+    } = common_for(config, environment, &trainer)?;
     let device = &environment.device;
     let sampling = &config.sampling;
     let geometry = Geometry::from_config(sampling, &config.optimizer)?;
     let tokens = model.model.spec().tokens;
     let prompts = dataset.train_prompts();
+    let schedule = schedule(config, tokens)?;
+    let policy = Policy {
+        model: model.model.clone(),
+        guidance_scale: sampling.guidance_scale as f32,
+    };
+    let mut checkpoint_plan = None;
+    if let CheckpointPolicy::Budget { peak_gib } = checkpoint_policy(config) {
+        let positions = algorithm.positions(&schedule, config.run.seed, 0, 0).len();
+        let units = positions * geometry.micro_batches() / geometry.updates();
+        let passes = device.concurrency().min(units).max(1);
+        let prompts = (&conditioner, &prompts[..]);
+        let steps = checkpointing::training_steps(config, &model, prompts, passes, device);
+        let accelerated = Environment {
+            plan: acceleration.training().clone(),
+            ..environment.with_regions(acceleration.training().regions.clone())
+        };
+        let (regions, record) = checkpointing::planned(peak_gib, &steps, &accelerated)?;
+        let planned = environment.with_regions(regions);
+        (acceleration, notices) = self::acceleration(config, &planned, model.model.spec(), &trainer)?;
+        checkpoint_plan = Some(record);
+    }
     let sampler = Sampler {
-        policy: Policy {
-            model: model.model.clone(),
-            guidance_scale: sampling.guidance_scale as f32,
-        },
+        policy,
         kernels: acceleration.training().kernels.clone(),
         device: device.clone(),
         seed: config.run.seed,
@@ -307,8 +326,9 @@ pub fn parts<A: Algorithm>(
         algorithm,
         acceleration,
         notices,
+        checkpoint_plan,
         sampler,
-        schedule: schedule(config, tokens)?,
+        schedule,
         conditioner,
         prompt_sampler: PromptSampler::with_repeats(
             prompts.len(),

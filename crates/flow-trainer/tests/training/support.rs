@@ -88,6 +88,7 @@ pub fn environment_with(registries: &Registries, kernels: Arc<dyn Kernels>) -> E
         models: &registries.models,
         rewards: &registries.rewards,
         base: Path::new("."),
+        gauge: None,
     }
 }
 

@@ -1,0 +1,358 @@
+//! Time, memory and operations of a training step under every policy of activation checkpointing.
+//!
+//! `policy_speed PROBLEM` takes a problem as JSON and prints one line of JSON per policy and budget. `cargo xtask bench checkpoint` runs it. Of a problem all but `architecture` and `settings` may be left out:
+//!
+//! ```text
+//! { "device": "cpu", "threads": 2, "architecture": "dit", "settings": { … as in a model's config.json … },
+//!   "rows": 2, "text_tokens": 77, "lora_rank": 0, "repeats": 5, "budgets": 4 }
+//! ```
+//!
+//! Budgets lie evenly between the smallest that can be kept and the peak of keeping everything. It ends with an error if
+//! gradients are not the same bits under all policies.
+
+use burn::tensor::Tensor;
+use flow_attention::AttentionRegistry;
+use flow_checkpoint::meter::Meter;
+use flow_checkpoint::planner::{Measured, Planner, Predicted, Workload};
+use flow_checkpoint::{Assignment, Checkpointing, CountingAllocator, Gauge, Policy};
+use flow_core::device::ComputeDevice;
+use flow_core::model::ModelInput;
+use flow_core::op::backward_from;
+use flow_core::rng::{Purpose, Stream};
+use flow_core::{CallContext, Plain, Plan, Stage, Training, Weights, cpu};
+use flow_kernels::KernelRegistry;
+use flow_models::{Architecture, ModelRegistry, Trained, add_lora, initialize, trained_mask};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::error::Error;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[global_allocator]
+static MEMORY: CountingAllocator = CountingAllocator::new();
+
+/// Standard deviation of what is added to every weight: a fresh model predicts 0 everywhere, and checks nothing.
+const PERTURBATION: f32 = 0.02;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Problem {
+    #[serde(default = "cpu_device")]
+    device: String,
+    #[serde(default = "one")]
+    threads: usize,
+    architecture: String,
+    settings: Value,
+    #[serde(default = "one")]
+    rows: usize,
+    #[serde(default = "one")]
+    text_tokens: usize,
+    /// 0 trains all weights.
+    #[serde(default)]
+    lora_rank: usize,
+    #[serde(default = "three")]
+    repeats: usize,
+    #[serde(default = "three")]
+    budgets: usize,
+}
+
+fn cpu_device() -> String {
+    "cpu".into()
+}
+
+fn one() -> usize {
+    1
+}
+
+fn three() -> usize {
+    3
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let text = std::env::args().nth(1).ok_or("usage: policy_speed PROBLEM")?;
+    let problem: Problem = serde_json::from_str(&text)?;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(problem.threads)
+        .stack_size(16 << 20)
+        .build()?;
+    pool.install(|| measure(&problem).map_err(|error| error.to_string()))
+        .map_err(Into::into)
+}
+
+/// What tells how much of the device's memory is in use.
+fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn Gauge>, Box<dyn Error>> {
+    match kind {
+        "cpu" => Ok(Arc::new(&MEMORY)),
+        #[cfg(feature = "cuda")]
+        "cuda" => {
+            let device = device.clone();
+            let in_use = move || flow_core::cube::bytes_in_use(&device);
+            Ok(Arc::new(flow_checkpoint::Sampled::new(Arc::new(in_use))))
+        }
+        _ => Err(format!("nothing measures the memory of {}", device.name()).into()),
+    }
+}
+
+struct Subject {
+    model: Arc<dyn Architecture>,
+    weights: Weights,
+    trained: Arc<[bool]>,
+    device: ComputeDevice,
+    rows: usize,
+    text_tokens: usize,
+}
+
+fn noise(count: usize, salt: u64) -> Vec<f32> {
+    let mut values = vec![0.0; count];
+    Stream::new(7, Purpose::Test).at(salt, 0).fill_normal(&mut values);
+    values
+}
+
+impl Subject {
+    fn new(problem: &Problem) -> Result<Self, Box<dyn Error>> {
+        let device = ComputeDevice::open(&problem.device)?;
+        let mut models = ModelRegistry::new();
+        flow_models::register(&mut models);
+        let model = models.build(&problem.architecture, &problem.settings, &device)?;
+        let mut layout = (**model.layout()).clone();
+        let trained = match problem.lora_rank {
+            0 => Trained::Full,
+            rank => {
+                add_lora(&*model, &mut layout, &["*".to_owned()], rank, rank as f32)?;
+                Trained::Lora
+            }
+        };
+        let layout = Arc::new(layout);
+        let trained = trained_mask(&layout, trained)?;
+        let mut weights = initialize(&*model, &layout, 0, &device);
+        for index in 0..weights.values().len() {
+            let mut values = weights.host(index);
+            let shape = layout.specs()[index].shape.clone();
+            let added = noise(values.len(), index as u64);
+            values
+                .iter_mut()
+                .zip(added)
+                .for_each(|(value, noise)| *value += PERTURBATION * noise);
+            weights.set(index, device.plain(values, &shape))?;
+        }
+        Ok(Self {
+            model,
+            weights,
+            trained,
+            device,
+            rows: problem.rows,
+            text_tokens: problem.text_tokens,
+        })
+    }
+
+    fn input(&self, settings: &Value) -> ModelInput {
+        let (device, rows, spec) = (&self.device, self.rows, self.model.spec());
+        let values = spec.latent.values();
+        let mut input = ModelInput {
+            x: device.tensor(noise(rows * values, 1), [rows, values]),
+            sigma: device.tensor(vec![0.4; rows], [rows]),
+            condition: Default::default(),
+        };
+        if let Some(vocabulary) = spec.vocabulary {
+            let tokens = (0..rows * vocabulary.length).map(|at| (at % vocabulary.size) as i64);
+            input.condition.tokens = Some(device.int_tensor(tokens.collect(), [rows, vocabulary.length]));
+        }
+        if spec.reads_text {
+            let width = |keys: &[&str]| {
+                let found = keys.iter().find_map(|key| settings.get(key)?.as_u64());
+                found.unwrap_or(1) as usize
+            };
+            let (text, pooled) = (
+                width(&["joint_attention_dim", "text_dim"]),
+                width(&["pooled_projection_dim"]),
+            );
+            let tokens = self.text_tokens;
+            input.condition.text = Some(device.tensor(noise(rows * tokens * text, 2), [rows, tokens, text]));
+            input.condition.pooled = Some(device.tensor(noise(rows * pooled, 3), [rows, pooled]));
+        }
+        input
+    }
+
+    fn forward<'s>(&'s self, plan: &Arc<Plan>, settings: &Value) -> (Training<'s>, Tensor<2>) {
+        let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
+        let exec = training.exec(CallContext::single(Stage::Training));
+        let velocity = self.model.velocity(&exec, self.input(settings));
+        (training, velocity)
+    }
+
+    /// Gradients of the weights for a fixed gradient of the velocity.
+    fn step(&self, plan: &Arc<Plan>, settings: &Value) -> Vec<Option<Plain>> {
+        let (training, velocity) = self.forward(plan, settings);
+        let values = self.model.spec().latent.values();
+        let seed = self
+            .device
+            .plain(noise(self.rows * values, 4), &[self.rows, values]);
+        let params = training
+            .exec(CallContext::single(Stage::Training))
+            .params()
+            .clone();
+        match backward_from(vec![velocity.into_dispatch()], vec![Some(seed)]) {
+            Some(mut gradients) => params.take_gradients(&mut gradients),
+            None => Vec::new(),
+        }
+    }
+}
+
+/// A fingerprint of all bits of all gradients. Keeping them would count as memory of every policy but the first.
+fn fingerprint(gradients: &[Option<Plain>]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for gradient in gradients {
+        let host = gradient.as_ref().map(cpu::to_host).unwrap_or_default();
+        host.len().hash(&mut hasher);
+        host.iter().for_each(|value| value.to_bits().hash(&mut hasher));
+    }
+    hasher.finish()
+}
+
+fn measure(problem: &Problem) -> Result<(), Box<dyn Error>> {
+    let subject = Subject::new(problem)?;
+    let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
+    flow_kernels::register(&mut kernels);
+    flow_attention::register(&mut attention);
+    let plan = Plan::new(attention.get(&problem.device)?, kernels.get(&problem.device)?);
+    let settings = &problem.settings;
+    let gauge = gauge(&subject.device, &problem.device)?;
+    let (start, waiting) = (Instant::now(), gauge.clone());
+    let workload = Workload {
+        spec: subject.model.spec(),
+        plan: &plan,
+        forward: Box::new(|plan| drop(subject.forward(plan, settings))),
+        step: Box::new(|plan| drop(subject.step(plan, settings))),
+        passes: 1,
+        reserved_bytes: 0,
+        gauge: gauge.clone(),
+        clock: Arc::new(move || {
+            waiting.in_use_bytes();
+            start.elapsed()
+        }),
+    };
+    let mut planner = Planner::new(workload)?;
+    let mut reference = None;
+    let policies = [
+        Policy::None,
+        Policy::Full { split: false },
+        Policy::Full { split: true },
+        Policy::BlockSkip { every: 2 },
+        Policy::EveryNthLinear { n: 2 },
+        Policy::AttnOnly { split: false },
+        Policy::AttnOnly { split: true },
+    ];
+    let (mut peaks, mut rows) = (Vec::new(), Vec::new());
+    for policy in policies {
+        let assignment = policy.assign(subject.model.spec())?.ok_or("a fixed policy")?;
+        let predicted = planner.predict(&assignment);
+        let measured = planner.measure(policy.name(), &assignment);
+        peaks.push(measured.peak_bytes);
+        let row = Row::new(policy.to_string(), assignment, predicted, measured);
+        rows.push(row.checked(&subject, &plan, settings, &mut reference)?);
+    }
+    let (least, most) = (peaks.iter().min(), peaks.first());
+    let (least, most) = (*least.ok_or("no policy")?, *most.ok_or("no policy")?);
+    for part in 1..=problem.budgets as u64 {
+        let budget = least + most.saturating_sub(least) * part / (problem.budgets as u64 + 1);
+        let (assignment, record) = planner.within(budget)?;
+        let predicted = planner.predict(&assignment);
+        let measured = planner.measure("budget", &assignment);
+        let name = format!("budget ({:.1} MiB)", budget as f64 / f64::from(1 << 20));
+        let row = Row::new(name, assignment, predicted, measured);
+        let mut row = row.checked(&subject, &plan, settings, &mut reference)?;
+        row.found["budget_bytes"] = budget.into();
+        row.found["smallest_budget_bytes"] = record.smallest_budget_bytes.into();
+        row.found["digest"] = record.digest.into();
+        rows.push(row);
+    }
+    for round in 0..problem.repeats {
+        for turn in 0..rows.len() {
+            // Every policy is first as often as the others, so that none always meets a warmer device.
+            let at = (turn + round) % rows.len();
+            let time = planner.time_of(&rows[at].plan(&plan));
+            rows[at].wall_ms.push(ms(time));
+        }
+    }
+    for mut row in rows {
+        row.found["wall_ms"] = row.wall_ms.into();
+        println!("{}", row.found);
+    }
+    Ok(())
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// A policy, and what was found of it.
+struct Row {
+    name: String,
+    assignment: Assignment,
+    wall_ms: Vec<f64>,
+    found: Value,
+}
+
+impl Row {
+    fn new(name: String, assignment: Assignment, predicted: Predicted, measured: Measured) -> Self {
+        let found = json!({
+            "policy": name,
+            "predicted": {
+                "peak_bytes": predicted.peak_bytes,
+                "held_bytes": predicted.held_bytes,
+                "wall_ms": ms(predicted.time),
+            },
+            "measured": { "peak_bytes": measured.peak_bytes, "held_bytes": measured.counts.most_held_bytes },
+        });
+        Self {
+            name,
+            assignment,
+            wall_ms: Vec::new(),
+            found,
+        }
+    }
+
+    fn plan(&self, plan: &Plan) -> Arc<Plan> {
+        Arc::new(Plan {
+            regions: Arc::new(Checkpointing::new(self.name.clone(), self.assignment.clone())),
+            ..plan.clone()
+        })
+    }
+
+    /// Counts the operations of a step, and holds its gradients against the first row's.
+    fn checked(
+        mut self,
+        subject: &Subject,
+        plan: &Plan,
+        settings: &Value,
+        reference: &mut Option<u64>,
+    ) -> Result<Self, Box<dyn Error>> {
+        let meter = Meter::on_processor();
+        let found = fingerprint(&subject.step(&self.plan(&meter.plan(plan)), settings));
+        if *reference.get_or_insert(found) != found {
+            return Err(format!("`{}` gives other gradients than keeping everything", self.name).into());
+        }
+        let usage = meter.usage().into_iter().map(|(name, usage)| {
+            let value = json!({
+                "forwards": usage.forwards, "backwards": usage.backwards,
+                "flop": usage.forward_flops + usage.backward_flops,
+            });
+            (name.to_owned(), value)
+        });
+        self.found["usage"] = usage.collect::<serde_json::Map<String, Value>>().into();
+        self.found["operations"] = meter.operations().into();
+        Ok(self)
+    }
+}

@@ -1,0 +1,353 @@
+//! What a block costs, measured in place: an engine that runs each block as the model calls it, and measures its regions
+//! one by one on graphs of their own.
+//!
+//! Blocks that are alike, by the shapes of what enters them and by what they compute, are measured once.
+
+use crate::gauge::Gauge;
+use crate::meter::Clock;
+use crate::treatment::ROUTER;
+use flow_core::exec::{Body, Stash};
+use flow_core::op::backward_from;
+use flow_core::tensors::{buffer, is_float, leaf, plain, shape, zeros_like};
+use flow_core::{Exec, ParamView, Plain, RegionEngine, RegionKind};
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// The result of an operation that may be kept.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slot {
+    /// Its name in the store.
+    pub name: &'static str,
+    /// Its order among those of the name in the block.
+    pub ordinal: usize,
+    /// The kind of the innermost region that computes it.
+    pub kind: RegionKind,
+    /// Its size.
+    pub bytes: u64,
+    /// The time to compute it.
+    pub time: Duration,
+}
+
+impl Slot {
+    /// Whether every policy keeps it.
+    pub fn is_mandatory(&self) -> bool {
+        self.name == ROUTER
+    }
+}
+
+/// A region of a block, alone. Bytes are above what is in use when its inputs are there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RegionProfile {
+    /// Its kind.
+    pub kind: RegionKind,
+    /// Of its outputs.
+    pub output_bytes: u64,
+    /// What its operations keep for backward, and its outputs.
+    pub kept_bytes: u64,
+    /// The most in use during its forward with a graph.
+    pub forward_peak_bytes: u64,
+    /// The most in use during its backward.
+    pub backward_peak_bytes: u64,
+    /// Gradients of the trained weights that it reads.
+    pub gradient_bytes: u64,
+    /// The time of its forward, without a graph.
+    pub forward: Duration,
+    /// The time of its backward.
+    pub backward: Duration,
+    /// The results in it that may be kept, in order.
+    pub slots: Vec<Slot>,
+}
+
+/// A block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockProfile {
+    /// Of its inputs, but for those that other blocks have as well.
+    pub input_bytes: u64,
+    /// Its regions in order.
+    pub regions: Vec<RegionProfile>,
+}
+
+/// The blocks of a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Profile {
+    /// The different blocks.
+    pub kinds: Vec<BlockProfile>,
+    /// Stack, index and position in `kinds` of every block, in the order of a call.
+    pub blocks: Vec<(String, usize, usize)>,
+    /// Of what enters several blocks, each buffer once.
+    pub shared_bytes: u64,
+}
+
+/// Measures blocks as a model calls them. Its results are plain: one forward pass suffices, and no graph of it is made.
+#[derive(Debug)]
+pub struct Profiler {
+    gauge: Arc<dyn Gauge>,
+    clock: ClockHolder,
+    repeats: usize,
+    found: Mutex<Found>,
+}
+
+struct ClockHolder(Clock);
+
+impl std::fmt::Debug for ClockHolder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    profile: Profile,
+    signatures: BTreeMap<String, usize>,
+    /// What enters each block, held so that no other buffer takes its place in memory.
+    inputs: Vec<Vec<Plain>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("nothing panics while it holds the lock")
+}
+
+/// What one run of a block went through.
+#[derive(Debug, Default)]
+struct Log {
+    regions: Vec<RegionProfile>,
+    /// The region that runs.
+    current: Option<usize>,
+    ordinals: BTreeMap<&'static str, usize>,
+    /// Whether regions are measured on graphs of their own.
+    measures: bool,
+}
+
+/// The store of a run that is measured: everything is computed, timed and noted.
+#[derive(Clone, Debug)]
+struct Trace {
+    log: Arc<Mutex<Log>>,
+    clock: Arc<ClockHolder>,
+    kind: RegionKind,
+}
+
+impl Stash for Trace {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+        let start = (self.clock.0)();
+        let result = compute();
+        let time = (self.clock.0)().saturating_sub(start);
+        let mut log = lock(&self.log);
+        let next = log.ordinals.entry(name).or_default();
+        let ordinal = *next;
+        *next += 1;
+        let slot = Slot {
+            name,
+            ordinal,
+            kind: self.kind,
+            bytes: result.iter().map(|tensor| buffer(tensor).bytes).sum(),
+            time,
+        };
+        let current = log.current;
+        if let Some(region) = current {
+            log.regions[region].slots.push(slot);
+        }
+        result
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+}
+
+impl Profiler {
+    /// A profiler that takes the least time of `repeats` runs.
+    pub fn new(gauge: Arc<dyn Gauge>, clock: Clock, repeats: usize) -> Self {
+        Self {
+            gauge,
+            clock: ClockHolder(clock),
+            repeats: repeats.max(1),
+            found: Mutex::default(),
+        }
+    }
+
+    /// What was found so far.
+    pub fn profile(&self) -> Profile {
+        let found = lock(&self.found);
+        let mut holders: HashMap<usize, usize> = HashMap::new();
+        let mut profile = found.profile.clone();
+        for tensor in found.inputs.iter().flatten() {
+            let of = buffer(tensor);
+            let count = holders.entry(of.identity).or_default();
+            *count += 1;
+            if *count == 2 {
+                profile.shared_bytes += of.bytes;
+            }
+        }
+        for (inputs, (_, _, kind)) in found.inputs.iter().zip(&found.profile.blocks) {
+            let own = inputs.iter().map(buffer).filter(|of| holders[&of.identity] == 1);
+            profile.kinds[*kind].input_bytes = own.map(|of| of.bytes).sum();
+        }
+        profile
+    }
+
+    fn trace(&self, exec: &Exec<'_>, inputs: &[Plain], body: &Body, measures: bool) -> (Vec<Plain>, Log) {
+        let log = Arc::new(Mutex::new(Log {
+            measures,
+            ..Log::default()
+        }));
+        let trace = Trace {
+            log: log.clone(),
+            clock: Arc::new(ClockHolder(self.clock.0.clone())),
+            kind: RegionKind::Block,
+        };
+        let exec = exec.replay(exec.params().untracked(), Arc::new(trace));
+        let outputs = body(&exec, inputs.to_vec());
+        drop(exec);
+        let log = std::mem::take(&mut *lock(&log));
+        (outputs, log)
+    }
+
+    fn block(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: &Body) -> Vec<Plain> {
+        let site = exec.site().expect("a block has a site");
+        let inputs: Vec<Plain> = inputs.iter().map(plain).collect();
+        let (outputs, log) = self.trace(exec, &inputs, body, false);
+        let shapes: Vec<Vec<usize>> = inputs.iter().map(shape).collect();
+        let parts = log.regions.iter().map(|region| {
+            let slots = region.slots.iter().map(|slot| (slot.name, slot.bytes));
+            (region.kind, region.gradient_bytes, slots.collect::<Vec<_>>())
+        });
+        let signature = format!("{shapes:?} {:?}", parts.collect::<Vec<_>>());
+        let known = lock(&self.found).signatures.get(&signature).copied();
+        let kind = known.unwrap_or_else(|| {
+            let (_, mut regions) = {
+                let (outputs, log) = self.trace(exec, &inputs, body, true);
+                (outputs, log.regions)
+            };
+            for _ in 0..self.repeats {
+                let (_, again) = self.trace(exec, &inputs, body, false);
+                for (region, again) in regions.iter_mut().zip(again.regions) {
+                    region.forward = region.forward.min(again.forward);
+                    for (slot, again) in region.slots.iter_mut().zip(again.slots) {
+                        slot.time = slot.time.min(again.time);
+                    }
+                }
+            }
+            let mut found = lock(&self.found);
+            let kind = found.profile.kinds.len();
+            found.profile.kinds.push(BlockProfile {
+                input_bytes: 0,
+                regions,
+            });
+            found.signatures.insert(signature, kind);
+            kind
+        });
+        let mut found = lock(&self.found);
+        let place = (site.stack.to_string(), site.block, kind);
+        found.profile.blocks.push(place);
+        found.inputs.push(inputs);
+        outputs
+    }
+
+    fn region(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: &Body, trace: &Trace) -> Vec<Plain> {
+        let kind = exec.site().expect("a region has a site").kind;
+        let inner = Trace {
+            kind,
+            ..trace.clone()
+        };
+        let within = lock(&trace.log).current.is_some();
+        if within {
+            let exec = exec.replay(exec.params().clone(), Arc::new(inner));
+            return body(&exec, inputs);
+        }
+        let measures = lock(&trace.log).measures;
+        let measured = measures.then(|| self.measure(exec, &inputs, body));
+        let index = {
+            let mut log = lock(&trace.log);
+            let index = log.regions.len();
+            log.regions.push(measured.unwrap_or_else(|| empty(kind)));
+            log.current = Some(index);
+            index
+        };
+        let params = exec.params().untracked();
+        let start = (self.clock.0)();
+        let outputs = body(&exec.replay(params.clone(), Arc::new(inner)), inputs);
+        let forward = (self.clock.0)().saturating_sub(start);
+        let weights = exec.params().leaves_of(&params.read());
+        let mut log = lock(&trace.log);
+        log.current = None;
+        let region = &mut log.regions[index];
+        region.forward = forward;
+        region.output_bytes = outputs.iter().map(|tensor| buffer(tensor).bytes).sum();
+        region.gradient_bytes = weights.iter().map(|tensor| buffer(tensor).bytes).sum();
+        outputs
+    }
+
+    /// The memory of a region with a graph, and the time of its backward.
+    fn measure(&self, exec: &Exec<'_>, inputs: &[Plain], body: &Body) -> RegionProfile {
+        let kind = exec.site().expect("a region has a site").kind;
+        let plainly = exec.replay(exec.params().untracked(), Arc::new(flow_core::exec::Compute));
+        let seeds: Vec<Option<Plain>> = body(&plainly, inputs.to_vec())
+            .iter()
+            .map(|output| is_float(output).then(|| zeros_like(output)))
+            .collect();
+        let mut profile = empty(kind);
+        for _ in 0..self.repeats {
+            let params: ParamView = exec.params().fresh_leaves();
+            let lift = |value: &Plain| {
+                if is_float(value) {
+                    leaf(value)
+                } else {
+                    value.clone()
+                }
+            };
+            let again = exec.replay(params, Arc::new(flow_core::exec::Compute));
+            let base = self.gauge.in_use_bytes();
+            let above = |bytes: u64| bytes.saturating_sub(base);
+            self.gauge.reset_peak();
+            let leaves: Vec<Plain> = inputs.iter().map(lift).collect();
+            let outputs = body(&again, leaves.clone());
+            profile.forward_peak_bytes = above(self.gauge.peak_bytes());
+            profile.kept_bytes = above(self.gauge.in_use_bytes());
+            self.gauge.reset_peak();
+            let start = (self.clock.0)();
+            let gradients = backward_from(outputs, seeds.clone());
+            let backward = (self.clock.0)().saturating_sub(start);
+            profile.backward_peak_bytes = above(self.gauge.peak_bytes());
+            drop(gradients);
+            profile.backward = match profile.backward {
+                Duration::ZERO => backward,
+                known => known.min(backward),
+            };
+        }
+        profile
+    }
+}
+
+fn empty(kind: RegionKind) -> RegionProfile {
+    RegionProfile {
+        kind,
+        output_bytes: 0,
+        kept_bytes: 0,
+        forward_peak_bytes: 0,
+        backward_peak_bytes: 0,
+        gradient_bytes: 0,
+        forward: Duration::ZERO,
+        backward: Duration::ZERO,
+        slots: Vec::new(),
+    }
+}
+
+impl RegionEngine for Profiler {
+    fn name(&self) -> &str {
+        "profiler"
+    }
+
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: Body) -> Vec<Plain> {
+        let stash = exec.stash().clone();
+        match stash.as_any().and_then(|store| store.downcast_ref::<Trace>()) {
+            Some(trace) => self.region(exec, inputs, &body, trace),
+            None if exec.site().is_some_and(|site| site.kind == RegionKind::Block) => {
+                self.block(exec, inputs, &body)
+            }
+            // Within a region that is measured on a graph of its own.
+            None => flow_core::KeepAll.run(exec, inputs, body),
+        }
+    }
+}
