@@ -14,8 +14,8 @@ mod round;
 mod rules;
 
 pub use drivers::{
-    GuidanceCache, LayerCache, LayerPolicy, MagnitudeRatios, StackCache, StackPolicy, StackProbe, StackShape,
-    VelocityCache, VelocityPolicy,
+    GuidanceCache, LayerCache, LayerPolicy, MagnitudeRatios, SignalChanges, StackCache, StackPolicy, StackProbe,
+    StackShape, VelocityCache, VelocityPolicy, fit_polynomial,
 };
 pub use engine::{OnCall, Tally};
 pub use exact::{ExactReuse, OnReused, Reused};

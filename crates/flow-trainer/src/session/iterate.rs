@@ -36,6 +36,10 @@ impl<A: Algorithm> Session<A> {
                 values,
             })
             .collect();
+        let options = &self.parts.settings.advantage;
+        let drift = (rolled.drift)
+            .map(|pending| pending.finish(names, &columns, &rolled.groups, options))
+            .transpose()?;
         let advantages = compute_advantages(&rewards, &rolled.groups, &self.parts.settings.advantage)?;
         let rewards_s = watch.lap_s();
 
@@ -47,12 +51,15 @@ impl<A: Algorithm> Session<A> {
 
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
-        self.record_iteration(&advantages.metrics, &outcome, &activity)?;
+        self.record_iteration(&advantages.metrics, &outcome, &activity, drift.as_ref())?;
         self.record_timing(&[
             ("rollout_s", rollout_s),
             ("rewards_s", rewards_s),
             ("update_s", update_s),
         ])?;
+        if let Some(drift) = &drift {
+            self.record_saved(drift)?;
+        }
         Ok(IterationSummary {
             done: self.parts.state.iteration,
             total: self.parts.settings.iterations,
