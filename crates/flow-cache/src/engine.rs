@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a driver did in a call of a place.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Tally {
     /// Step of the sampler.
     pub step: u32,
@@ -23,6 +23,9 @@ pub struct Tally {
     pub rows: u64,
     /// Rows that were answered.
     pub answered: u64,
+    /// At the last step: the relative error of the final latent that is predicted for each lane, by policies that predict
+    /// one.
+    pub predicted: Vec<(Lane, f64)>,
 }
 
 impl Tally {
@@ -217,17 +220,26 @@ impl<P: Policy> Engine<P> {
         output: &dyn Fn(usize) -> &'v [f32],
     ) {
         let (moment, place, computed) = (round.moment, round.place.clone(), round.computed());
-        let wanted = self.policy.compares().outcomes;
+        let compares = self.policy.compares();
+        let wanted = compares.outcomes;
         let mut outcomes: Vec<Option<Outcome>> = vec![None; computed.len()];
-        if wanted {
+        if wanted || compares.forecasts {
             let changes = |(index, row): (usize, &usize)| {
                 let row = &round.rows[*row];
-                let (now, before) = (output(index), row.state.output.as_ref()?);
-                Some(Outcome {
+                let mut outcome = Outcome {
                     probe: row.since_computed?,
-                    output: Change::between(now, before),
-                    output_size: now.iter().map(|value| f64::from(value.abs())).sum(),
-                })
+                    ..Outcome::default()
+                };
+                if wanted {
+                    let (now, before) = (output(index), row.state.output.as_ref()?);
+                    outcome.output = Change::between(now, before);
+                    outcome.output_size = now.iter().map(|value| f64::from(value.abs())).sum();
+                }
+                if compares.forecasts {
+                    let feature = snapshots[index].first()?.features.first()?;
+                    outcome.forecast_error = self.forecast_error(row, &moment, feature);
+                }
+                Some(outcome)
             };
             outcomes = computed.iter().enumerate().map(changes).collect();
             if self.rules.per_batch {
@@ -253,10 +265,35 @@ impl<P: Policy> Engine<P> {
         }
     }
 
+    /// `Σ |feature - forecast|` of a row that was computed; `None` with nothing to forecast from.
+    fn forecast_error(&self, row: &Row<P::State>, now: &Moment, feature: &Plain) -> Option<f64> {
+        let history: Vec<Moment> = row
+            .state
+            .history
+            .iter()
+            .map(|snapshot| snapshot.moment)
+            .collect();
+        if history.is_empty() {
+            return None;
+        }
+        let feature = CpuTensor::read(feature);
+        let mut forecast = vec![0.0f32; feature.values().len()];
+        let weights = self.policy.forecast(&row.state.policy).weights(now, &history);
+        row.combined(&weights, 0, None, &mut forecast);
+        Some(Change::between(feature.values(), &forecast).change)
+    }
+
     /// Puts the lanes back, and tells how many rows were answered, each for `blocks`.
     pub fn close(&self, exec: &Exec<'_>, round: Round<P::State>, blocks: Range<usize>) {
         let call = exec.call();
+        let last = call.step + 1 == call.steps;
+        let predicted = |row: &Row<P::State>| {
+            let error = self.policy.predicted_error(&row.state.policy)?;
+            Some((row.lane, error))
+        };
+        let predicted = round.rows.iter().filter(|_| last).filter_map(predicted).collect();
         let tally = Tally {
+            predicted,
             step: call.step,
             blocks,
             rows: round.rows.len() as u64,

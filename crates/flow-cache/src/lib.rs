@@ -23,7 +23,7 @@ pub use forecast::{Forecast, combine};
 pub use fourier::split_frequencies;
 pub use lanes::{LaneStore, StepOrder};
 pub use policies::{
-    DbCache, DbCacheState, EasyCache, EasyCacheState, FasterAttention, FasterGuidance, FirstBlock,
+    Auto, AutoState, DbCache, DbCacheState, EasyCache, EasyCacheState, FasterAttention, FasterGuidance, FirstBlock,
     GuidanceState, MagCache, MagCacheState, Mask, PublishedMask, Pyramid, StepMask, TaylorSeer, TeaCache,
     TeaCacheState, Timesteps,
 };

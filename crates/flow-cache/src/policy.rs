@@ -34,6 +34,12 @@ pub trait Policy: Debug + Send + Sync + 'static {
         Forecast::Latest
     }
 
+    /// The relative L1 error that the answers so far are predicted to put into the final latent; `None` for a policy that
+    /// predicts nothing.
+    fn predicted_error(&self, _state: &Self::State) -> Option<f64> {
+        None
+    }
+
     /// Whether an unconditional lane does what the conditional lane of its sample does, if that is in the same call.
     fn follows_conditional(&self) -> bool {
         false
@@ -49,12 +55,14 @@ pub struct Compares {
     pub computed: bool,
     /// The output of a computed step with that of the computed step before.
     pub outcomes: bool,
+    /// At computed steps, what would have been answered with what was computed.
+    pub forecasts: bool,
 }
 
 impl Compares {
     /// Whether a probe is needed at all.
     pub fn probes(self) -> bool {
-        self.previous || self.computed || self.outcomes
+        self.previous || self.computed || self.outcomes || self.forecasts
     }
 }
 
@@ -121,4 +129,6 @@ pub struct Outcome {
     pub output: Change,
     /// `Σ |output|` now.
     pub output_size: f64,
+    /// `Σ |feature - forecast|` of the first feature, if forecasts are compared.
+    pub forecast_error: Option<f64>,
 }

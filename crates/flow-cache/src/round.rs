@@ -68,10 +68,15 @@ impl<S> Row<S> {
 
     /// The forecast of output `at`, into `out`.
     pub fn forecast(&self, at: usize, base: Option<&[f32]>, out: &mut [f32]) {
+        self.combined(&self.weights, at, base, out);
+    }
+
+    /// The base and the kept features of output `at`, with these weights.
+    pub fn combined(&self, weights: &[f64], at: usize, base: Option<&[f32]>, out: &mut [f32]) {
         let history: Vec<CpuTensor> = (self.state.history.iter())
             .map(|snapshot| CpuTensor::read(&snapshot.features[at]))
             .collect();
-        let terms: Vec<(f32, &[f32])> = (self.weights.iter().zip(&history))
+        let terms: Vec<(f32, &[f32])> = (weights.iter().zip(&history))
             .map(|(weight, features)| (*weight as f32, features.values()))
             .collect();
         combine(base, &terms, out);
@@ -149,12 +154,17 @@ pub(crate) fn pool<S>(rows: &mut [Row<S>], of: impl Fn(&mut Row<S>) -> &mut Opti
 pub(crate) fn pooled_outcomes(outcomes: &[Option<Outcome>], branches: &[bool]) -> Vec<Option<Outcome>> {
     let sum = |branch: &bool| {
         let mut mine = outcomes.iter().zip(branches).filter(|(_, of)| *of == branch);
-        mine.try_fold(Outcome::default(), |sum, (outcome, _)| {
+        let none = Outcome {
+            forecast_error: Some(0.0),
+            ..Outcome::default()
+        };
+        mine.try_fold(none, |sum, (outcome, _)| {
             let outcome = (*outcome)?;
             Some(Outcome {
                 probe: sum.probe + outcome.probe,
                 output: sum.output + outcome.output,
                 output_size: sum.output_size + outcome.output_size,
+                forecast_error: sum.forecast_error.zip(outcome.forecast_error).map(|(a, b)| a + b),
             })
         })
     };

@@ -1,6 +1,7 @@
-//! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns.
+//! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns; and what the feature cache saves.
 
 mod attention;
+mod cache;
 mod quiet;
 mod result;
 
@@ -28,6 +29,8 @@ enum Target {
     Cpu(CpuOptions),
     /// Attention, forward and backward, on an NVIDIA GPU.
     Attention(attention::Options),
+    /// The policies of the feature cache: what each saves and changes, on trained toys.
+    Cache(cache::Options),
 }
 
 /// How to measure on the processor.
@@ -60,6 +63,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     match &options.target {
         Target::Cpu(options) => cpu(workspace, options),
         Target::Attention(options) => attention::run(workspace, options),
+        Target::Cache(options) => cache::run(workspace, options),
     }
 }
 

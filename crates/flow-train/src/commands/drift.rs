@@ -76,6 +76,8 @@ struct Found {
     reward_without: f64,
     group_std: f64,
     sign_changes: f64,
+    /// Means of predicted and found errors, and the interval of the difference.
+    predicted: Option<(f64, f64, PairedDifference)>,
 }
 
 impl Found {
@@ -121,6 +123,7 @@ impl Found {
             reward_without: without.iter().sum::<f64>() / without.len() as f64,
             group_std: mean(&|run| run.drift.reward_group_std),
             sign_changes: mean(&|run| run.drift.sign_changes),
+            predicted: predicted(runs)?,
         })
     }
 
@@ -144,6 +147,11 @@ impl Found {
                 "group_std": self.group_std,
             },
             "advantage_sign_changes": self.sign_changes,
+            "latent_l1_predicted": self.predicted.as_ref().map(|(predicted, found, off)| json!({
+                "predicted": predicted,
+                "audited": found,
+                "audited_less_predicted": { "mean": off.interval.mean, "low": off.interval.low, "high": off.interval.high },
+            })),
         })
     }
 
@@ -194,6 +202,25 @@ impl Found {
                 format!("{:.2} %", 100.0 * self.sign_changes),
             ),
         ]);
+        if let Some((predicted, found, off)) = &self.predicted {
+            rows.push((
+                "final latent, predicted".to_owned(),
+                format!("{predicted:.5}; audited {found:.5}, difference {}", off.interval.text(5)),
+            ));
+        }
         rows.into_iter().map(|(name, value)| vec![name, value]).collect()
     }
+}
+
+/// Over the rollouts whose predictions were corrected by one before, if there are any.
+fn predicted(runs: &[DriftRun]) -> Result<Option<(f64, f64, PairedDifference)>, flow_report::StatisticsError> {
+    let corrected = if runs.len() > 1 { &runs[1..] } else { runs };
+    let pairs = corrected.iter().flat_map(|run| run.predicted.iter().copied());
+    let (predicted, found): (Vec<f64>, Vec<f64>) = pairs.unzip();
+    if predicted.is_empty() {
+        return Ok(None);
+    }
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    let off = paired_difference(&predicted, &found, IntervalMethod::StudentT)?;
+    Ok(Some((mean(&predicted), mean(&found), off)))
 }

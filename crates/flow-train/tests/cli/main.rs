@@ -1,6 +1,7 @@
 //! The `flow-train` command, driven as people drive it: processes, files, exit codes.
 
 mod acceleration;
+mod drift;
 mod errors;
 mod exact_reuse;
 mod feature_cache;

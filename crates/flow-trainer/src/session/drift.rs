@@ -10,6 +10,7 @@ use crate::rollout::Trajectories;
 use flow_core::cpu;
 use flow_report::{IntervalMethod, PairedDifference, paired_difference};
 use flow_rewards::Ticket;
+use std::collections::BTreeMap;
 
 /// Trajectories with the velocities of their steps.
 pub(super) struct Traced {
@@ -28,6 +29,8 @@ pub(super) struct Sums {
     latents: (f64, f64),
     /// Sum of squared differences of pixels in `[-1, 1]`, and their number.
     pixels: (f64, u64),
+    /// The same by sample.
+    by_sample: BTreeMap<u64, f64>,
     with_s: f64,
     without_s: f64,
 }
@@ -51,8 +54,15 @@ impl Sums {
             add_l1(sums, ours, exact, rows, batch);
         }
         let [ours, exact] = [with, without].map(|one| cpu::to_host(&one.trajectories.clean));
-        add_l1(&mut self.latents, &ours, &exact, rows, batch);
-        let count = ours.len() / batch * rows;
+        let each = ours.len() / batch;
+        let pairs = ours.chunks_exact(each).zip(exact.chunks_exact(each));
+        for (sample, (ours, exact)) in with.trajectories.samples.iter().zip(pairs).take(rows) {
+            let mut sums = (0.0, 0.0);
+            add_l1(&mut sums, ours, exact, 1, 1);
+            self.by_sample.insert(*sample, relative(sums));
+            self.latents = (self.latents.0 + sums.0, self.latents.1 + sums.1);
+        }
+        let count = each * rows;
         for (ours, exact) in ours.iter().zip(&exact).take(count) {
             let difference = f64::from(ours.clamp(-1.0, 1.0)) - f64::from(exact.clamp(-1.0, 1.0));
             self.pixels.0 += difference * difference;
@@ -91,6 +101,8 @@ pub struct Drift {
     pub velocity_l1: f64,
     /// Relative L1 distance of final latents.
     pub latent_l1: f64,
+    /// That of each sample.
+    pub latent_l1_by_sample: BTreeMap<u64, f64>,
     /// Peak signal-to-noise ratio of images, in dB, the peak being the range of 2; absent where no bit differs.
     pub psnr_db: Option<f64>,
     /// Mean reward of each group without the accelerators, and with them.
@@ -151,6 +163,7 @@ impl Pending {
             velocity_l1_by_step: self.sums.velocities.iter().copied().map(relative).collect(),
             velocity_l1: relative(all),
             latent_l1: relative(self.sums.latents),
+            latent_l1_by_sample: self.sums.by_sample,
             psnr_db: (mean_square > 0.0).then(|| 10.0 * (4.0 / mean_square).log10()),
             reward: paired_difference(&before, &after, IntervalMethod::StudentT)?,
             group_rewards: (before, after),
@@ -189,6 +202,8 @@ fn group_means(names: &[super::RewardWeight], columns: &Columns, groups: &[u64])
 pub struct DriftRun {
     /// What changed.
     pub drift: Drift,
+    /// Predicted and found relative L1 errors of final latents, for accelerators that predict one. They have learned from it.
+    pub predicted: Vec<(f64, f64)>,
     /// What each accelerator did in the rollout with them.
     pub activity: Vec<flow_accel::Activity>,
     /// Wall seconds, summed over micro-batches: with the accelerators of the rollout, and without.
@@ -202,13 +217,20 @@ pub struct DriftRun {
 impl<A: Algorithm> Parts<A> {
     /// Groups to sample twice in this iteration.
     pub(super) fn drift_groups(&self) -> usize {
-        let settings = &self.settings;
-        let due = settings.drift_every > 0 && self.state.iteration.is_multiple_of(settings.drift_every);
-        if due {
-            settings.drift_groups.min(settings.geometry.prompts())
+        let (settings, iteration) = (&self.settings, self.state.iteration);
+        let prompts = settings.geometry.prompts();
+        let due = settings.drift_every > 0 && iteration.is_multiple_of(settings.drift_every);
+        let asked = if due { settings.drift_groups } else { 0 };
+        // Whole groups, as many as an accelerator wants on average.
+        let wanted = self.acceleration.audit_share() * prompts as f64;
+        let audited = if wanted >= 1.0 {
+            wanted.round() as usize
+        } else if wanted > 0.0 {
+            usize::from(iteration.is_multiple_of((1.0 / wanted).round() as u64))
         } else {
             0
-        }
+        };
+        asked.max(audited).min(prompts)
     }
 
     /// One rollout of `iteration` with the accelerators of the rollout and once more without, and nothing learned. Nothing of
@@ -238,12 +260,16 @@ impl<A: Algorithm> Parts<A> {
         let pending = rolled.drift.expect("all groups are compared");
         let wall_s = pending.wall_s();
         let drift = pending.finish(names, &columns, &rolled.groups, &self.settings.advantage)?;
+        let predicted = self
+            .acceleration
+            .audited(&rolled.activity, &drift.latent_l1_by_sample);
         let spec = self.sampler.policy.model.spec();
         let branches = if self.sampler.policy.is_guided() { 2 } else { 1 };
         let rows = self.settings.geometry.samples() * branches * self.schedule.grid().steps();
         let blocks: usize = spec.stacks.iter().map(|(_, blocks)| blocks).sum();
         Ok(DriftRun {
             drift,
+            predicted,
             activity: rolled.activity,
             wall_s,
             cpu_s: rolled.cpu_s,

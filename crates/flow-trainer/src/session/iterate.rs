@@ -47,11 +47,15 @@ impl<A: Algorithm> Session<A> {
         let images = rolled.groups.len();
         self.parts.follow()?;
         let activity = self.activity(observer)?;
+        let predicted = match &drift {
+            Some(drift) => (self.parts.acceleration).audited(&activity, &drift.latent_l1_by_sample),
+            None => Vec::new(),
+        };
         let update_s = watch.lap_s();
 
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
-        self.record_iteration(&advantages.metrics, &outcome, &activity, drift.as_ref())?;
+        self.record_iteration(&advantages.metrics, &outcome, &activity, drift.as_ref().map(|drift| (drift, &*predicted)))?;
         self.record_timing(&[
             ("rollout_s", rollout_s),
             ("rewards_s", rewards_s),

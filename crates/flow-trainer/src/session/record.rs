@@ -89,7 +89,11 @@ impl Tally {
     }
 }
 
-fn with_drift(mut record: MetricRecord, drift: &Drift) -> MetricRecord {
+fn with_drift(
+    mut record: MetricRecord,
+    drift: &Drift,
+    predicted: &[(f64, f64)],
+) -> Result<MetricRecord, TrainError> {
     let interval = &drift.reward.interval;
     record = record
         .with("drift/samples", drift.samples as f64)
@@ -108,7 +112,20 @@ fn with_drift(mut record: MetricRecord, drift: &Drift) -> MetricRecord {
     for (step, distance) in drift.velocity_l1_by_step.iter().enumerate() {
         record = record.with(&format!("drift/velocity_l1/step_{step:03}"), *distance);
     }
-    record
+    if !predicted.is_empty() {
+        let (errors, found): (Vec<f64>, Vec<f64>) = predicted.iter().copied().unzip();
+        let off = paired_difference(&errors, &found, IntervalMethod::StudentT)?.interval;
+        record = record
+            .with("drift/latent_l1/predicted", mean_interval(&errors, IntervalMethod::StudentT)?.mean)
+            .with("drift/latent_l1/audited", mean_interval(&found, IntervalMethod::StudentT)?.mean)
+            .with("drift/latent_l1/audited_less_predicted", off.mean);
+        if let (Some(low), Some(high)) = (off.low, off.high) {
+            record = record
+                .with("drift/latent_l1/audited_less_predicted/low", low)
+                .with("drift/latent_l1/audited_less_predicted/high", high);
+        }
+    }
+    Ok(record)
 }
 
 impl<A: Algorithm> Session<A> {
@@ -130,7 +147,7 @@ impl<A: Algorithm> Session<A> {
         advantages: &AdvantageMetrics,
         outcome: &UpdateOutcome,
         activity: &[Activity],
-        drift: Option<&Drift>,
+        drift: Option<(&Drift, &[(f64, f64)])>,
     ) -> Result<(), TrainError> {
         let mut record = MetricRecord::new(self.parts.state.iteration, "train")
             .with("reward", advantages.total.mean)
@@ -169,8 +186,8 @@ impl<A: Algorithm> Session<A> {
                 );
             }
         }
-        if let Some(drift) = drift {
-            record = with_drift(record, drift);
+        if let Some((drift, predicted)) = drift {
+            record = with_drift(record, drift, predicted)?;
         }
         if let Some(step) = outcome.steps.last() {
             record = record
@@ -334,6 +351,11 @@ fn acceleration_charts(metrics: &Metrics) -> Vec<(String, LineChart)> {
         let chart = LineChart::new(title, "iteration", "relative L1")
             .with(series("velocity", "drift/velocity_l1"))
             .with(series("final latent", "drift/latent_l1"));
+        let chart = if keys.contains(&"drift/latent_l1/predicted") {
+            chart.with(series("final latent, predicted", "drift/latent_l1/predicted"))
+        } else {
+            chart
+        };
         charts.push(("7-drift".into(), chart));
         let bounds = Some(("drift/reward/low", "drift/reward/high"));
         let chart = LineChart::new("Drift of the reward", "iteration", "difference").with(
