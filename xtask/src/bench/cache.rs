@@ -47,13 +47,21 @@ const JOBS: [(&str, &str, &[&str], u64); 2] = [
 
 /// Policies in the order of the table: name of the curve, parameters, and the values of the parameter that is swept.
 const POLICIES: [(&str, &str, &[&str]); 12] = [
-    ("first_block", "policy = \"first_block\", threshold = @", &["0.04", "0.08", "0.12", "0.16", "0.24"]),
+    (
+        "first_block",
+        "policy = \"first_block\", threshold = @",
+        &["0.04", "0.08", "0.12", "0.16", "0.24"],
+    ),
     (
         "db_cache",
         "policy = \"db_cache\", front_blocks = 2, order = 1, threshold = @",
         &["0.04", "0.08", "0.16", "0.24"],
     ),
-    ("step_mask", "policy = \"step_mask\", mask = \"@\"", &["slow", "medium", "fast", "ultra"]),
+    (
+        "step_mask",
+        "policy = \"step_mask\", mask = \"@\"",
+        &["slow", "medium", "fast", "ultra"],
+    ),
     (
         "taylorseer, attention",
         "policy = \"taylorseer\", interval = @",
@@ -74,11 +82,31 @@ const POLICIES: [(&str, &str, &[&str]); 12] = [
         "policy = \"taylorseer\", target = \"velocity\", basis = \"newton\", order = 2, interval = @",
         &["2", "3", "4", "6"],
     ),
-    ("magcache", "policy = \"magcache\", $magcache, threshold = @", &["0.03", "0.06", "0.12", "0.24"]),
-    ("teacache", "policy = \"teacache\", $teacache, threshold = @", &["0.1", "0.2", "0.4", "0.6"]),
-    ("easycache", "policy = \"easycache\", threshold = @", &["0.025", "0.05", "0.1", "0.2"]),
-    ("pyramid", "policy = \"pyramid\", spatial_every = @", &["2", "3", "5"]),
-    ("auto", "policy = \"auto\", target_error = @", &["0.002", "0.005", "0.01", "0.02", "0.04"]),
+    (
+        "magcache",
+        "policy = \"magcache\", $magcache, threshold = @",
+        &["0.03", "0.06", "0.12", "0.24"],
+    ),
+    (
+        "teacache",
+        "policy = \"teacache\", $teacache, threshold = @",
+        &["0.1", "0.2", "0.4", "0.6"],
+    ),
+    (
+        "easycache",
+        "policy = \"easycache\", threshold = @",
+        &["0.025", "0.05", "0.1", "0.2"],
+    ),
+    (
+        "pyramid",
+        "policy = \"pyramid\", spatial_every = @",
+        &["2", "3", "5"],
+    ),
+    (
+        "auto",
+        "policy = \"auto\", target_error = @",
+        &["0.002", "0.005", "0.01", "0.02", "0.04"],
+    ),
 ];
 
 /// What `drift` and `calibrate` are asked on.
@@ -90,7 +118,10 @@ struct Program<'a> {
 impl Program<'_> {
     fn ask(&self, command: &str, config: &str, more: &[&str], set: &[&str]) -> Result<String> {
         let mut program = Command::new(&self.path);
-        program.args(["--quiet", command]).arg(self.workspace.path(config)).args(more);
+        program
+            .args(["--quiet", command])
+            .arg(self.workspace.path(config))
+            .args(more);
         for setting in set {
             program.args(["--set", setting]);
         }
@@ -107,7 +138,9 @@ impl Program<'_> {
     fn calibrated(&self, config: &str, policy: &str, key: &str, set: &[&str]) -> Result<String> {
         let text = self.ask("calibrate", config, &["--policy", policy], set)?;
         let line = text.lines().find(|line| line.starts_with(key));
-        Ok(line.with_context(|| format!("`calibrate` wrote no {key}"))?.to_owned())
+        Ok(line
+            .with_context(|| format!("`calibrate` wrote no {key}"))?
+            .to_owned())
     }
 }
 
@@ -116,7 +149,10 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let path = match &options.program {
         Some(path) => path.clone(),
         None => {
-            run_command(&mut cargo(workspace, &["build", "--release", "--package", "flow-train"]))?;
+            run_command(&mut cargo(
+                workspace,
+                &["build", "--release", "--package", "flow-train"],
+            ))?;
             workspace.release_folder()?.join("flow-train")
         }
     };
@@ -160,7 +196,13 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     });
     let stem = format!("feature-cache-{}", about["date"].as_str().unwrap_or_default());
     let to = workspace.path(&options.to.to_string_lossy());
-    write(&to, &stem, &about, &jobs, &[("eight_steps", eight), ("coupled", coupled)])?;
+    write(
+        &to,
+        &stem,
+        &about,
+        &jobs,
+        &[("eight_steps", eight), ("coupled", coupled)],
+    )?;
     curve::goal(&jobs)?;
     println!("wrote {}/{stem}.md, .json and .svg", options.to.display());
     Ok(())
@@ -196,7 +238,12 @@ fn coupled(program: &Program<'_>, rollouts: u64) -> Result<Value> {
     let found = program.drift(config, rollouts, &set)?;
     let folder = tempfile::tempdir()?;
     let directory = format!("run.dir=\"{}\"", folder.path().display());
-    let short = [&directory, "run.steps=2", "evaluation.every=0", "logging.html_report=false"];
+    let short = [
+        &directory,
+        "run.steps=2",
+        "evaluation.every=0",
+        "logging.html_report=false",
+    ];
     let set: Vec<&str> = set.iter().copied().chain(short).collect();
     program.ask("train", config, &[], &set)?;
     let metrics = find(folder.path(), "metrics.jsonl")?;
@@ -210,12 +257,17 @@ fn coupled(program: &Program<'_>, rollouts: u64) -> Result<Value> {
         }
     }
     let blocks = &found["block_evaluations"];
-    ensure!(audited > 0 && largest == 0.0, "the audit of a coupled run reads {largest}");
+    ensure!(
+        audited > 0 && largest == 0.0,
+        "the audit of a coupled run reads {largest}"
+    );
     ensure!(
         blocks["with"].as_f64() < blocks["without"].as_f64(),
         "nothing was left out outside of the window: {blocks}"
     );
-    Ok(json!({ "params": params, "found": found, "audited_rollouts": audited, "max_ratio_deviation": largest }))
+    Ok(
+        json!({ "params": params, "found": found, "audited_rollouts": audited, "max_ratio_deviation": largest }),
+    )
 }
 
 fn find(folder: &Path, name: &str) -> Result<PathBuf> {
