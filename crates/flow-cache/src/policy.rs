@@ -1,6 +1,7 @@
 //! What a policy is: it decides for one lane at a time, from host data only.
 
 use crate::{Forecast, Moment};
+use flow_core::kernels::LaneSum;
 use flow_core::{AttentionLayer, Lane};
 use std::fmt::Debug;
 use std::ops::Add;
@@ -93,14 +94,12 @@ pub struct Change {
 }
 
 impl Change {
-    /// From `b` to `a`.
-    pub fn between(a: &[f32], b: &[f32]) -> Self {
-        let mut sums = Self::default();
-        for (a, b) in a.iter().zip(b) {
-            sums.change += f64::from((a - b).abs());
-            sums.size += f64::from(b.abs());
+    /// From `b` to `a` of a pair of rows.
+    pub fn of(sum: &LaneSum) -> Self {
+        Self {
+            change: sum.change,
+            size: sum.of_b,
         }
-        sums
     }
 
     /// `Σ |a - b| / Σ |b|`: the relative L1 distance; not a number if both are 0.

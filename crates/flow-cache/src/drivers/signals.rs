@@ -2,9 +2,8 @@
 
 use crate::policy::Change;
 use burn::backend::DispatchTensor;
-use flow_core::cpu::to_host;
 use flow_core::exec::Stack;
-use flow_core::{Exec, Lane, StackDriver};
+use flow_core::{Exec, Lane, Plain, StackDriver};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,8 +17,8 @@ pub struct SignalChanges {
 
 #[derive(Debug, Default)]
 struct Measured {
-    /// Of the last step of each lane: the step, the signal, and the output.
-    last: HashMap<Lane, (u32, Vec<f32>, Vec<f32>)>,
+    /// Of the last step of each lane: the step, the signal, and the output, `[1, …]`.
+    last: HashMap<Lane, (u32, Plain, Plain)>,
     points: Vec<(f64, f64)>,
 }
 
@@ -64,19 +63,22 @@ impl StackDriver for SignalChanges {
         let Some(signal) = signal.filter(|_| !lanes.is_empty()) else {
             return results;
         };
-        let (signal, output) = (to_host(&signal), to_host(&results[0]));
+        let kernels = exec.plan().kernels.lanes();
+        let rows = kernels
+            .features(&signal, None)
+            .into_iter()
+            .zip(kernels.features(&results[0], None));
         let mut measured = self.measured();
-        let rows = signal
-            .chunks(signal.len() / lanes.len())
-            .zip(output.chunks(output.len() / lanes.len()));
         for (lane, (signal, output)) in lanes.iter().zip(rows) {
-            let now = (step, signal.to_vec(), output.to_vec());
+            let now = (step, signal.clone(), output.clone());
             let before = measured.last.insert(*lane, now).filter(|(of, ..)| of + 1 == step);
             if let Some((_, before_signal, before_output)) = before {
-                let changes = (
-                    Change::between(signal, &before_signal).relative(),
-                    Change::between(output, &before_output).relative(),
-                );
+                let pairs = [
+                    ((&signal, 0), (&before_signal, 0)),
+                    ((&output, 0), (&before_output, 0)),
+                ];
+                let sums = kernels.changes(&pairs).read();
+                let changes = (Change::of(&sums[0]).relative(), Change::of(&sums[1]).relative());
                 measured.points.push(changes);
             }
         }

@@ -50,7 +50,10 @@ fn trajectory(model: &Toy, steps: u32, policy: Option<Auto>) -> (f32, u64, f64) 
         let v = run.call(model, step, sigma(step), false, &[(lane(1, true), vec![x])])[0][0];
         x += (sigma(step + 1) - sigma(step)) as f32 * v;
     }
-    let both = (*skipped.lock().expect("no panic"), *predicted.lock().expect("no panic"));
+    let both = (
+        *skipped.lock().expect("no panic"),
+        *predicted.lock().expect("no panic"),
+    );
     (x, both.0, both.1)
 }
 
@@ -87,13 +90,19 @@ fn a_larger_target_leaves_more_out_and_a_factor_from_an_audit_less() {
     let left_out = |target, factor| trajectory(&model, 28, auto(target, factor)).1;
     let counts = [1e-9, 1e-4, 3e-4, 1e-3].map(|target| left_out(target, 1.0));
     assert_eq!(counts[0], 0, "no step is within a target of almost nothing");
-    assert!(counts.is_sorted() && counts[1] > 0 && counts[1] < counts[3], "{counts:?}");
+    assert!(
+        counts.is_sorted() && counts[1] > 0 && counts[1] < counts[3],
+        "{counts:?}"
+    );
     assert!(left_out(3e-4, 4.0) < left_out(3e-4, 1.0));
     // What is predicted is corrected, so the true error is a quarter of it.
     let (exact, ..) = trajectory(&model, 28, None);
     let (found, _, predicted) = trajectory(&model, 28, auto(3e-4, 4.0));
     let error = f64::from((found - exact).abs() / exact.abs());
-    assert!((4.0 * error / predicted - 1.0).abs() < 0.1, "{error}, {predicted}");
+    assert!(
+        (4.0 * error / predicted - 1.0).abs() < 0.1,
+        "{error}, {predicted}"
+    );
 }
 
 #[test]
@@ -103,7 +112,10 @@ fn a_straight_line_costs_nothing_and_is_extrapolated_wherever_the_rules_allow() 
     let (found, skipped, predicted) = trajectory(&model, 20, auto(1e-4, 1.0));
     // All but three steps at the start and the last one, of twenty blocks each.
     assert_eq!(skipped, 16 * 20);
-    assert!((found - exact).abs() / exact < 1e-5 && predicted < 1e-5, "{found} for {exact}");
+    assert!(
+        (found - exact).abs() / exact < 1e-5 && predicted < 1e-5,
+        "{found} for {exact}"
+    );
 }
 
 #[test]
@@ -111,7 +123,10 @@ fn changes_of_signal_and_output_are_measured_from_step_to_step() {
     let model = Toy::new(1, [1, 2], |sigma, _| 4.0 * sigma);
     let measured = Arc::new(SignalChanges::new(false));
     let driver = measured.clone();
-    let run = Run::new(4, |plan, _| Plan { stacks: driver, ..plan });
+    let run = Run::new(4, |plan, _| Plan {
+        stacks: driver,
+        ..plan
+    });
     for (step, sigma) in [1.0, 0.75, 0.5].into_iter().enumerate() {
         run.one(&model, step as u32, sigma, 2.0);
     }
@@ -120,7 +135,10 @@ fn changes_of_signal_and_output_are_measured_from_step_to_step() {
     let points = measured.points();
     assert_eq!(points.len(), 2);
     for ((x, y), (a, b)) in points.into_iter().zip(expected) {
-        assert!((x - a).abs() < 1e-6 && (y - b).abs() < 1e-6, "({x}, {y}) for ({a}, {b})");
+        assert!(
+            (x - a).abs() < 1e-6 && (y - b).abs() < 1e-6,
+            "({x}, {y}) for ({a}, {b})"
+        );
     }
 }
 
@@ -128,7 +146,10 @@ fn changes_of_signal_and_output_are_measured_from_step_to_step() {
 fn the_fitted_polynomial_is_the_one_that_made_the_points_and_too_few_points_make_none() {
     let made = [400.0, -200.0, 50.0, -3.0, 0.25];
     let value = |x: f64| made.iter().fold(0.0, |sum, coefficient| sum * x + coefficient);
-    let points: Vec<(f64, f64)> = (0..40).map(|i| 0.01 * f64::from(i)).map(|x| (x, value(x))).collect();
+    let points: Vec<(f64, f64)> = (0..40)
+        .map(|i| 0.01 * f64::from(i))
+        .map(|x| (x, value(x)))
+        .collect();
     let fitted = fit_polynomial(&points, 4).expect("forty points determine five numbers");
     for (found, made) in fitted.iter().zip(made) {
         assert!((found - made).abs() < 1e-6 * made.abs().max(1.0), "{fitted:?}");

@@ -3,9 +3,9 @@
 
 use crate::toy::{Run, Toy, lane};
 use flow_cache::{
-    Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, GuidanceCache, LayerCache,
-    MagCache, Mask, PublishedMask, Pyramid, Rules, StackCache, StepMask, TaylorSeer, TeaCache, Timesteps,
-    VelocityCache,
+    Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, GuidanceCache,
+    LayerCache, MagCache, Mask, PublishedMask, Pyramid, Rules, StackCache, StepMask, TaylorSeer, TeaCache,
+    Timesteps, VelocityCache,
 };
 use flow_core::Plan;
 use proptest::prelude::*;

@@ -109,10 +109,7 @@ impl Found {
         };
         Ok(Self {
             samples: runs.iter().map(|run| run.drift.samples).sum(),
-            blocks: (
-                blocks - counted(Engagement::BlockSkipped).min(blocks),
-                blocks,
-            ),
+            blocks: (blocks - counted(Engagement::BlockSkipped).min(blocks), blocks),
             attention_skipped: counted(Engagement::AttentionSkipped),
             wall_s: (total(&|run| run.wall_s.0), total(&|run| run.wall_s.1)),
             cpu_s: cpu(&|both| both.0).zip(cpu(&|both| both.1)),
@@ -157,7 +154,10 @@ impl Found {
 
     fn rows(&self) -> Vec<Vec<String>> {
         let times = |(with, without): (f64, f64)| {
-            format!("{with:.2} s instead of {without:.2} s, {:.2} times as fast", without / with)
+            format!(
+                "{with:.2} s instead of {without:.2} s, {:.2} times as fast",
+                without / with
+            )
         };
         let mut rows = vec![
             ("samples".to_owned(), self.samples.to_string()),
@@ -180,8 +180,14 @@ impl Found {
             rows.push(("processor time".to_owned(), times(cpu_s)));
         }
         rows.extend([
-            ("velocity, relative L1".to_owned(), format!("{:.5}", self.velocity_l1)),
-            ("final latent, relative L1".to_owned(), format!("{:.5}", self.latent_l1)),
+            (
+                "velocity, relative L1".to_owned(),
+                format!("{:.5}", self.velocity_l1),
+            ),
+            (
+                "final latent, relative L1".to_owned(),
+                format!("{:.5}", self.latent_l1),
+            ),
             (
                 "images, PSNR".to_owned(),
                 self.psnr_db
@@ -205,7 +211,10 @@ impl Found {
         if let Some((predicted, found, off)) = &self.predicted {
             rows.push((
                 "final latent, predicted".to_owned(),
-                format!("{predicted:.5}; audited {found:.5}, difference {}", off.interval.text(5)),
+                format!(
+                    "{predicted:.5}; audited {found:.5}, difference {}",
+                    off.interval.text(5)
+                ),
             ));
         }
         rows.into_iter().map(|(name, value)| vec![name, value]).collect()
@@ -213,7 +222,9 @@ impl Found {
 }
 
 /// Over the rollouts whose predictions were corrected by one before, if there are any.
-fn predicted(runs: &[DriftRun]) -> Result<Option<(f64, f64, PairedDifference)>, flow_report::StatisticsError> {
+fn predicted(
+    runs: &[DriftRun],
+) -> Result<Option<(f64, f64, PairedDifference)>, flow_report::StatisticsError> {
     let corrected = if runs.len() > 1 { &runs[1..] } else { runs };
     let pairs = corrected.iter().flat_map(|run| run.predicted.iter().copied());
     let (predicted, found): (Vec<f64>, Vec<f64>) = pairs.unzip();

@@ -309,7 +309,14 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
     }
     contains(
         &text,
-        &["regional", "full", "exact", "grpo-guard", "lora", "combinations are exact"],
+        &[
+            "regional",
+            "full",
+            "exact",
+            "grpo-guard",
+            "lora",
+            "combinations are exact",
+        ],
     );
     assert!(!place.path("runs").exists());
     let ode = [

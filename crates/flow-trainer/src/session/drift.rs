@@ -156,7 +156,8 @@ impl Pending {
             .count();
         let means = |columns: &Columns| group_means(names, columns, groups);
         let (before, after) = (means(&exact), means(rewarded));
-        let all = (self.sums.velocities.iter()).fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
+        let all =
+            (self.sums.velocities.iter()).fold((0.0, 0.0), |sum, step| (sum.0 + step.0, sum.1 + step.1));
         let mean_square = self.sums.pixels.0 / self.sums.pixels.1.max(1) as f64;
         Ok(Drift {
             samples: self.samples,
@@ -277,4 +278,3 @@ impl<A: Algorithm> Parts<A> {
         })
     }
 }
-

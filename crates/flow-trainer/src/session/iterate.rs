@@ -55,7 +55,12 @@ impl<A: Algorithm> Session<A> {
 
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
-        self.record_iteration(&advantages.metrics, &outcome, &activity, drift.as_ref().map(|drift| (drift, &*predicted)))?;
+        self.record_iteration(
+            &advantages.metrics,
+            &outcome,
+            &activity,
+            drift.as_ref().map(|drift| (drift, &*predicted)),
+        )?;
         self.record_timing(&[
             ("rollout_s", rollout_s),
             ("rewards_s", rewards_s),

@@ -116,8 +116,14 @@ fn with_drift(
         let (errors, found): (Vec<f64>, Vec<f64>) = predicted.iter().copied().unzip();
         let off = paired_difference(&errors, &found, IntervalMethod::StudentT)?.interval;
         record = record
-            .with("drift/latent_l1/predicted", mean_interval(&errors, IntervalMethod::StudentT)?.mean)
-            .with("drift/latent_l1/audited", mean_interval(&found, IntervalMethod::StudentT)?.mean)
+            .with(
+                "drift/latent_l1/predicted",
+                mean_interval(&errors, IntervalMethod::StudentT)?.mean,
+            )
+            .with(
+                "drift/latent_l1/audited",
+                mean_interval(&found, IntervalMethod::StudentT)?.mean,
+            )
             .with("drift/latent_l1/audited_less_predicted", off.mean);
         if let (Some(low), Some(high)) = (off.low, off.high) {
             record = record
@@ -201,7 +207,9 @@ impl<A: Algorithm> Session<A> {
     /// Seconds that the accelerators of the rollout saved in it.
     pub(super) fn record_saved(&mut self, drift: &Drift) -> Result<(), TrainError> {
         let record = MetricRecord::new(self.parts.state.iteration, "drift");
-        self.files.timing.append(&record.with("rollout_saved_s", drift.saved_s))?;
+        self.files
+            .timing
+            .append(&record.with("rollout_saved_s", drift.saved_s))?;
         Ok(())
     }
 
@@ -347,7 +355,8 @@ fn acceleration_charts(metrics: &Metrics) -> Vec<(String, LineChart)> {
         charts.push(("6-accelerators".into(), chart));
     }
     if keys.contains(&"drift/velocity_l1") {
-        let title = "Drift: relative L1 distance from the same samples without the accelerators of the rollout";
+        let title =
+            "Drift: relative L1 distance from the same samples without the accelerators of the rollout";
         let chart = LineChart::new(title, "iteration", "relative L1")
             .with(series("velocity", "drift/velocity_l1"))
             .with(series("final latent", "drift/latent_l1"));

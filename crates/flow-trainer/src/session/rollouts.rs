@@ -102,7 +102,9 @@ impl<A: Algorithm> Parts<A> {
             source: NoiseSource::Rollout,
             samples: &ids,
             starts: &starts,
-            conditions: self.conditioner.conditions(range.map(|sample| &of(sample).prompt)),
+            conditions: self
+                .conditioner
+                .conditions(range.map(|sample| &of(sample).prompt)),
             steps,
         };
         let mut velocities = Vec::new();
