@@ -97,8 +97,8 @@ impl FeatureCacheParams {
                     return Err(Refusal::new(
                         "`ratios` must hold the ratio of the magnitudes of successive residuals for each step, all \
                          above 0",
-                        "Measure them on the model (`cargo run --release -p flow-cache --example magnitude_ratios` \
-                         shows how) and set `params.ratios`",
+                        "Measure them on the model with `flow-train calibrate CONFIG --policy magcache`, which writes the \
+                         entry",
                     ));
                 }
                 let policy = MagCache {
