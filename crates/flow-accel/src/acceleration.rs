@@ -31,6 +31,8 @@ pub struct Activity {
     pub shares: BTreeMap<(Engagement, Part), f64>,
     /// The most bytes that it held at a time; 0 for those that do not say.
     pub kept_bytes: u64,
+    /// The relative L1 error of the final latent that it predicted, by sample; empty for those that predict nothing.
+    pub predicted: BTreeMap<u64, f64>,
     /// If nothing was: why that may be.
     pub why_idle: Option<String>,
 }
@@ -166,10 +168,52 @@ impl Acceleration {
                 engagements,
                 shares: each.meter.take_shares(),
                 kept_bytes: each.meter.take_kept_bytes(),
+                predicted: each.meter.take_predicted(),
                 why_idle: engagements.is_idle().then(|| each.accelerator.why_idle()),
             }
         };
         self.in_force.iter().map(of).collect()
+    }
+}
+
+impl Acceleration {
+    /// The largest share of samples that an accelerator wants to be taken once more without it.
+    pub fn audit_share(&self) -> f64 {
+        let shares = self.in_force.iter().map(|each| each.accelerator.audit_share());
+        shares.fold(0.0, f64::max)
+    }
+
+    /// Tells every accelerator what became of the samples it predicted an error for: `found` holds the errors of those that
+    /// were taken once more. Gives predicted and found errors of the first that had predicted any.
+    pub fn audited(&self, activity: &[Activity], found: &BTreeMap<u64, f64>) -> Vec<(f64, f64)> {
+        let mut first = Vec::new();
+        for (each, did) in self.in_force.iter().zip(activity) {
+            let both = |(sample, predicted): (&u64, &f64)| Some((*predicted, *found.get(sample)?));
+            let pairs: Vec<(f64, f64)> = did.predicted.iter().filter_map(both).collect();
+            if !pairs.is_empty() {
+                each.accelerator.audited(&pairs);
+                if first.is_empty() {
+                    first = pairs;
+                }
+            }
+        }
+        first
+    }
+
+    /// What accelerators have learned, by name: part of a checkpoint.
+    pub fn learned(&self) -> BTreeMap<String, Vec<u64>> {
+        let learned = |each: &InForce| (each.applied.name.clone(), each.accelerator.learned());
+        let all = self.in_force.iter().map(learned);
+        all.filter(|(_, learned)| !learned.is_empty()).collect()
+    }
+
+    /// Puts back what [`learned`](Self::learned) gave. Names that are not in force are passed over.
+    pub fn restore(&self, learned: &BTreeMap<String, Vec<u64>>) {
+        for each in &self.in_force {
+            if let Some(learned) = learned.get(&each.applied.name) {
+                each.accelerator.restore(learned);
+            }
+        }
     }
 }
 

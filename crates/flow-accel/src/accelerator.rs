@@ -49,6 +49,24 @@ pub trait Accelerator: Debug + Send + Sync {
     /// accelerator never returns the plan unchanged in silence.
     fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal>;
 
+    /// Share of samples, from 0 to 1, that it wants to be taken once more without it, to learn how far its
+    /// [predictions](Meter::predict) are from the truth.
+    fn audit_share(&self) -> f64 {
+        0.0
+    }
+
+    /// Predicted and true errors of samples of the last rollout. What is learned here holds from the next rollout on, so that
+    /// no sample depends on others of its rollout.
+    fn audited(&self, _pairs: &[(f64, f64)]) {}
+
+    /// What it has learned, as words that a checkpoint keeps; empty if it learns nothing.
+    fn learned(&self) -> Vec<u64> {
+        Vec::new()
+    }
+
+    /// Takes back what [`learned`](Self::learned) gave.
+    fn restore(&self, _learned: &[u64]) {}
+
     /// Why nothing may have been counted in a whole iteration, and what to change; without a full stop.
     fn why_idle(&self) -> String {
         "nothing in the run asked for what it answers; remove the entry".into()

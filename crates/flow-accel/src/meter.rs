@@ -78,6 +78,7 @@ pub struct Meter {
     counts: Arc<[AtomicU64; Engagement::ALL.len()]>,
     shares: Arc<Mutex<Shares>>,
     kept_bytes: Arc<AtomicU64>,
+    predicted: Arc<Mutex<BTreeMap<u64, f64>>>,
 }
 
 impl Meter {
@@ -99,6 +100,18 @@ impl Meter {
     /// The most bytes held at a time since this was last taken.
     pub fn take_kept_bytes(&self) -> u64 {
         self.kept_bytes.swap(0, Ordering::Relaxed)
+    }
+
+    /// The accelerator predicts that the final latent of `sample` is off by `error`, relative L1. Predictions for one sample
+    /// add up.
+    pub fn predict(&self, sample: u64, error: f64) {
+        let mut predicted = self.predicted.lock().unwrap_or_else(PoisonError::into_inner);
+        *predicted.entry(sample).or_default() += error;
+    }
+
+    /// Predicted errors by sample since they were last taken.
+    pub fn take_predicted(&self) -> BTreeMap<u64, f64> {
+        std::mem::take(&mut *self.predicted.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// In `part`, `what` happened for `answered` of `asked` more rows.

@@ -13,7 +13,7 @@ mod register;
 pub use attention_backend::{AttentionBackendAccelerator, AttentionBackendParams};
 pub use exact_reuse::{ExactReuseAccelerator, ExactReuseParams};
 pub use feature_cache::{
-    Basis, DbCacheParams, EasyCacheParams, FasterParams, FeatureCacheParams, FirstBlockParams,
+    AutoParams, Basis, DbCacheParams, EasyCacheParams, FasterParams, FeatureCacheParams, FirstBlockParams,
     ForecastTarget, MagCacheParams, PyramidParams, StepMaskParams, TaylorSeerParams, TeaCacheParams,
     TeaCacheSignal,
 };

@@ -55,7 +55,7 @@ pub fn register(
     registry.register(
         FeatureCache::NAME,
         AcceleratorStage::Rollout,
-        "parts of a rollout answered from earlier steps, by one of nine policies (lossy; `scope = \"outside_sde_window\"` \
+        "parts of a rollout answered from earlier steps, by one of ten policies (lossy; `scope = \"outside_sde_window\"` \
          keeps ratios exact)",
         FeatureCache::new,
     )?;

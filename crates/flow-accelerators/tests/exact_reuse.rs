@@ -321,3 +321,54 @@ fn kernels_that_do_not_promise_independent_rows_are_refused_and_so_is_a_second_e
     assert!(order.contains("whether a row depends on others"), "{order}");
     of(plain(), &[("fused_kernels", &fused), ("exact_reuse", &none)]).expect("the right order");
 }
+
+#[test]
+fn threads_that_need_the_same_value_at_once_compute_it_once() {
+    let (model, weights) = noisy("dit");
+    let counted = |threads: bool| {
+        let reusing = with(CpuKernels::default(), &Params::new(), &*model);
+        let one = || sample(&Rollout::new(&weights, reusing.training().clone()), &*model, 3, 6);
+        let all: Vec<Vec<u32>> = if threads {
+            std::thread::scope(|scope| {
+                let under_way: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
+                let ended = under_way.into_iter().map(|thread| thread.join());
+                ended.map(|bits| bits.expect("no panic")).collect()
+            })
+        } else {
+            (0..4).map(|_| one()).collect()
+        };
+        (all, done(&reusing).of(Engagement::PartReused))
+    };
+    assert_eq!(counted(true), counted(false));
+}
+
+#[test]
+fn a_panic_in_the_middle_of_a_value_leaves_nothing_that_others_wait_for() {
+    use flow_cache::ExactReuse;
+    use flow_core::exec::{DependsOn, Reusable};
+    use flow_core::{Exec, ReuseDriver};
+    let (_, weights) = noisy("dit");
+    let reuse = ExactReuse::new(1 << 20, Box::new(|_| {}));
+    let key = RowKey {
+        condition: Some([7].into()),
+        ..RowKey::default()
+    };
+    let rollout = Rollout::new(&weights, without(CpuKernels::default()));
+    let exec = || {
+        let call = CallContext::single(Stage::Rollout);
+        rollout.exec(call).with_rows([key.clone(), key.clone()].into())
+    };
+    let part = Reusable {
+        name: "part",
+        depends_on: DependsOn::Condition,
+    };
+    let fails = |_: &Exec<'_>, _: Option<&[usize]>| panic!("asked to fail");
+    let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| reuse.part(&exec(), part, &fails)));
+    assert!(failed.is_err());
+    let value = |_: &Exec<'_>, rows: Option<&[usize]>| {
+        assert_eq!(rows, Some(&[0][..]), "one of the two rows is computed");
+        vec![flow_core::cpu::from_vec(vec![3.0, 4.0], &[1, 2])]
+    };
+    let results = reuse.part(&exec(), part, &value);
+    assert_eq!(to_host(&results[0]), [3.0, 4.0, 3.0, 4.0]);
+}

@@ -41,6 +41,7 @@ fn model(blocks: usize) -> ModelSpec {
 /// Every policy with parameters under which it answers something in 28 steps of a model that hardly moves.
 fn policies() -> Vec<Value> {
     vec![
+        json!({ "policy": "auto", "target_error": 0.05 }),
         json!({ "policy": "first_block", "threshold": 0.5 }),
         json!({ "policy": "db_cache", "threshold": 0.5, "front_blocks": 1, "back_blocks": 1, "order": 1 }),
         json!({ "policy": "step_mask" }),

@@ -2,18 +2,18 @@
 //! have to be, keeps what they showed, and forecasts the others.
 
 use crate::policy::{Change, Outcome, Policy};
-use crate::round::{LaneState, Round, Row, Snapshot, conditional, pool, pooled_outcomes, row_of, shape_of};
+use crate::round::{LaneState, Round, Row, Snapshot, conditional, pool, pooled_outcomes};
 use crate::{LaneStore, Moment, Rules, StepOrder};
-use burn::backend::DispatchTensor;
-use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::{AttentionLayer, Exec, Lane, Plain};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use flow_core::kernels::{LaneSum, RowOf};
+use flow_core::{AttentionLayer, Exec, Lane, LaneKernels, LaneRow, Plain};
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a driver did in a call of a place.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Tally {
     /// Step of the sampler.
     pub step: u32,
@@ -23,6 +23,9 @@ pub struct Tally {
     pub rows: u64,
     /// Rows that were answered.
     pub answered: u64,
+    /// At the last step: the relative error of the final latent that is predicted for each lane, by policies that predict
+    /// one.
+    pub predicted: Vec<(Lane, f64)>,
 }
 
 impl Tally {
@@ -91,12 +94,11 @@ impl<P: Policy> Engine<P> {
         outside || call.lanes.is_empty()
     }
 
-    /// Takes the lanes of a call out of the store and decides about each. `probe` holds the same number of values for
-    /// every row.
+    /// Takes the lanes of a call out of the store and decides about each. `probe` has the batch as its first axis.
     ///
     /// # Panics
     /// With [`StepOrder`] if the steps of a lane do not come once and in order.
-    pub fn open(&self, exec: &Exec<'_>, place: Place, probe: Option<&[f32]>) -> Round<P::State> {
+    pub fn open(&self, exec: &Exec<'_>, place: Place, probe: Option<&Plain>) -> Round<P::State> {
         let call = exec.call();
         let (moment, lanes) = (Moment::of(call), &call.lanes);
         let states: Result<Vec<_>, StepOrder> = {
@@ -116,20 +118,18 @@ impl<P: Policy> Engine<P> {
             lanes.iter().map(take).collect()
         };
         let states = states.unwrap_or_else(|error| panic!("{error}"));
-        let probe_of = |row: usize| probe.map(|probe| row_of(probe, row, lanes.len()));
         let mut rows: Vec<Row<P::State>> = (states.into_iter().enumerate())
             .map(|(row, taken)| {
                 let state = taken.map(|(_, state)| state).unwrap_or_default();
                 let lane = lanes[row];
-                let change = |kept: &Option<Vec<f32>>| Some(Change::between(probe_of(row)?, kept.as_ref()?));
                 let other = Lane {
                     conditional: !lane.conditional,
                     ..lane
                 };
                 Row {
                     has_partner: lanes.contains(&other),
-                    since_previous: change(&state.previous),
-                    since_computed: change(&state.reference),
+                    since_previous: None,
+                    since_computed: None,
                     lane,
                     state,
                     answered: false,
@@ -137,6 +137,14 @@ impl<P: Policy> Engine<P> {
                 }
             })
             .collect();
+        let kernels = exec.plan().kernels.lanes();
+        if let Some(probe) = probe {
+            let kept = |row: usize| [&rows[row].state.previous, &rows[row].state.reference];
+            let changes = self.compared(kernels, probe, &(0..rows.len()).map(kept).collect::<Vec<_>>());
+            for (row, [previous, computed]) in rows.iter_mut().zip(changes) {
+                (row.since_previous, row.since_computed) = (previous, computed);
+            }
+        }
         if self.rules.per_batch {
             pool(&mut rows, |row| &mut row.since_previous);
             pool(&mut rows, |row| &mut row.since_computed);
@@ -151,14 +159,38 @@ impl<P: Policy> Engine<P> {
             self.decide(&place, moment, &mut rows[index], leader);
         }
         let compares = self.policy.compares();
-        for (index, row) in rows.iter_mut().enumerate() {
-            let probe = probe_of(index).map(<[f32]>::to_vec);
-            if compares.computed && !row.answered {
-                row.state.reference.clone_from(&probe);
+        if let Some(probe) = probe {
+            for (row, probe) in rows.iter_mut().zip(kernels.features(probe, None)) {
+                if compares.computed && !row.answered {
+                    row.state.reference = Some(probe.clone());
+                }
+                row.state.previous = compares.previous.then_some(probe);
             }
-            row.state.previous = probe.filter(|_| compares.previous);
         }
         Round { place, moment, rows }
+    }
+
+    /// How the rows of `probe` differ from what is kept of each, as far as it is.
+    fn compared(
+        &self,
+        kernels: &dyn LaneKernels,
+        probe: &Plain,
+        kept: &[[&Option<Plain>; 2]],
+    ) -> Vec<[Option<Change>; 2]> {
+        let each = (kept.iter().enumerate()).flat_map(|(row, kept)| kept.map(|kept| (row, kept)));
+        let pairs: Vec<(RowOf<'_>, RowOf<'_>)> = each
+            .filter_map(|(row, kept)| Some(((probe, row), (kept.as_ref()?, 0))))
+            .collect();
+        if pairs.is_empty() {
+            return vec![[None; 2]; kept.len()];
+        }
+        let mut sums = kernels.changes(&pairs).read().into_iter();
+        let mut next = |kept: &Option<Plain>| {
+            kept.as_ref()
+                .and_then(|_| sums.next())
+                .map(|sum| Change::of(&sum))
+        };
+        kept.iter().map(|kept| kept.map(&mut next)).collect()
     }
 
     fn decide(&self, place: &Place, moment: Moment, row: &mut Row<P::State>, leader: Option<bool>) {
@@ -176,60 +208,63 @@ impl<P: Policy> Engine<P> {
     }
 
     /// Keeps what the computed rows showed. `outputs` holds those rows only; `base` holds all.
-    pub fn learn(&self, round: &mut Round<P::State>, outputs: &[Plain], base: Option<&[Plain]>) {
+    pub fn learn(
+        &self,
+        kernels: &dyn LaneKernels,
+        round: &mut Round<P::State>,
+        outputs: &[Plain],
+        base: Option<&[Plain]>,
+    ) {
         let computed = round.computed();
-        let outputs: Vec<CpuTensor> = outputs.iter().map(CpuTensor::read).collect();
-        let base: Option<Vec<CpuTensor>> = base.map(|base| base.iter().map(CpuTensor::read).collect());
-        let total = round.rows.len();
-        let snapshots = (computed.iter().enumerate()).map(|(index, row)| {
-            let feature = |(at, output): (usize, &CpuTensor)| {
-                let values = row_of(output.values(), index, computed.len());
-                let values = match &base {
-                    None => values.to_vec(),
-                    Some(base) => {
-                        let base = row_of(base[at].values(), *row, total);
-                        values
-                            .iter()
-                            .zip(base)
-                            .map(|(value, base)| value - base)
-                            .collect()
-                    }
-                };
-                from_vec(values, &shape_of(output.shape(), 1))
-            };
-            let features = outputs.iter().enumerate().map(feature).collect();
-            vec![Snapshot {
-                moment: round.moment,
-                features,
-            }]
-        });
-        let snapshots = snapshots.collect();
-        let values = |index| row_of(outputs[0].values(), index, computed.len());
-        self.keep(round, snapshots, &values);
+        let mut snapshots: Vec<Vec<Snapshot>> = computed
+            .iter()
+            .map(|_| {
+                vec![Snapshot {
+                    moment: round.moment,
+                    features: Vec::with_capacity(outputs.len()),
+                }]
+            })
+            .collect();
+        for (at, output) in outputs.iter().enumerate() {
+            let features = kernels.features(output, base.map(|base| (&base[at], &*computed)));
+            for (snapshot, feature) in snapshots.iter_mut().zip(features) {
+                snapshot[0].features.push(feature);
+            }
+        }
+        self.keep(kernels, round, snapshots, &outputs[0]);
     }
 
-    /// Keeps the snapshots of the computed rows, latest first, in the order of those rows; `output` gives the output of
-    /// each.
-    pub fn keep<'v>(
+    /// Keeps the snapshots of the computed rows, latest first, in the order of those rows, which is that of the rows of
+    /// `output`.
+    pub fn keep(
         &self,
+        kernels: &dyn LaneKernels,
         round: &mut Round<P::State>,
         snapshots: Vec<Vec<Snapshot>>,
-        output: &dyn Fn(usize) -> &'v [f32],
+        output: &Plain,
     ) {
         let (moment, place, computed) = (round.moment, round.place.clone(), round.computed());
-        let wanted = self.policy.compares().outcomes;
+        let compares = self.policy.compares();
+        let wanted = compares.outcomes;
         let mut outcomes: Vec<Option<Outcome>> = vec![None; computed.len()];
-        if wanted {
-            let changes = |(index, row): (usize, &usize)| {
-                let row = &round.rows[*row];
-                let (now, before) = (output(index), row.state.output.as_ref()?);
-                Some(Outcome {
-                    probe: row.since_computed?,
-                    output: Change::between(now, before),
-                    output_size: now.iter().map(|value| f64::from(value.abs())).sum(),
-                })
+        if wanted || compares.forecasts {
+            let rows: Vec<&Row<P::State>> = computed.iter().map(|row| &round.rows[*row]).collect();
+            let changes = self.output_changes(kernels, &rows, output);
+            let errors = self.forecast_errors(kernels, &rows, &moment, &snapshots);
+            let outcome = |index: usize| {
+                let mut outcome = Outcome {
+                    probe: rows[index].since_computed?,
+                    forecast_error: errors[index],
+                    ..Outcome::default()
+                };
+                if wanted {
+                    let change = changes[index]?;
+                    outcome.output = Change::of(&change);
+                    outcome.output_size = change.of_a;
+                }
+                Some(outcome)
             };
-            outcomes = computed.iter().enumerate().map(changes).collect();
+            outcomes = (0..computed.len()).map(outcome).collect();
             if self.rules.per_batch {
                 let branch: Vec<bool> = (computed.iter())
                     .map(|row| round.rows[*row].lane.conditional)
@@ -237,6 +272,12 @@ impl<P: Policy> Engine<P> {
                 outcomes = pooled_outcomes(&outcomes, &branch);
             }
         }
+        let mut outputs = if wanted {
+            kernels.features(output, None)
+        } else {
+            Vec::new()
+        }
+        .into_iter();
         for ((index, row), kept) in computed.iter().enumerate().zip(snapshots) {
             let row = &mut round.rows[*row];
             let mut policy = std::mem::take(&mut row.state.policy);
@@ -245,7 +286,7 @@ impl<P: Policy> Engine<P> {
             let depth = self.policy.forecast(&policy).depth();
             row.state.policy = policy;
             row.state.answered = 0;
-            row.state.output = wanted.then(|| output(index).to_vec());
+            row.state.output = outputs.next();
             kept.into_iter()
                 .rev()
                 .for_each(|snapshot| row.state.history.push_front(snapshot));
@@ -253,10 +294,66 @@ impl<P: Policy> Engine<P> {
         }
     }
 
+    /// How the output of each computed row changed since the computed step before, if the policy compares it.
+    fn output_changes(
+        &self,
+        kernels: &dyn LaneKernels,
+        rows: &[&Row<P::State>],
+        output: &Plain,
+    ) -> Vec<Option<LaneSum>> {
+        let mut pairs: Vec<(RowOf<'_>, RowOf<'_>)> = Vec::new();
+        for (index, row) in rows.iter().enumerate() {
+            if let Some(before) = &row.state.output {
+                pairs.push(((output, index), (before, 0)));
+            }
+        }
+        if pairs.is_empty() {
+            return vec![None; rows.len()];
+        }
+        let mut sums = kernels.changes(&pairs).read().into_iter();
+        let next = |row: &&Row<P::State>| row.state.output.as_ref().and_then(|_| sums.next());
+        rows.iter().map(next).collect()
+    }
+
+    /// `Σ |feature - forecast|` of the computed rows; `None` where nothing is compared or there is nothing to forecast from.
+    fn forecast_errors(
+        &self,
+        kernels: &dyn LaneKernels,
+        rows: &[&Row<P::State>],
+        now: &Moment,
+        snapshots: &[Vec<Snapshot>],
+    ) -> Vec<Option<f64>> {
+        if !self.policy.compares().forecasts {
+            return vec![None; rows.len()];
+        }
+        let error = |(row, kept): (&&Row<P::State>, &Vec<Snapshot>)| {
+            let history: Vec<Moment> = (row.state.history.iter())
+                .map(|snapshot| snapshot.moment)
+                .collect();
+            let feature = kept.first()?.features.first()?;
+            if history.is_empty() {
+                return None;
+            }
+            let weights = self.policy.forecast(&row.state.policy).weights(now, &history);
+            let source = LaneRow::Forecast(row.terms(&weights, 0));
+            let forecast = kernels.assemble(&feature.shape().to_vec(), None, None, &[source]);
+            let sums = kernels.changes(&[((feature, 0), (&forecast, 0))]).read();
+            Some(sums[0].change)
+        };
+        rows.iter().zip(snapshots).map(error).collect()
+    }
+
     /// Puts the lanes back, and tells how many rows were answered, each for `blocks`.
     pub fn close(&self, exec: &Exec<'_>, round: Round<P::State>, blocks: Range<usize>) {
         let call = exec.call();
+        let last = call.step + 1 == call.steps;
+        let predicted = |row: &Row<P::State>| {
+            let error = self.policy.predicted_error(&row.state.policy)?;
+            Some((row.lane, error))
+        };
+        let predicted = round.rows.iter().filter(|_| last).filter_map(predicted).collect();
         let tally = Tally {
+            predicted,
             step: call.step,
             blocks,
             rows: round.rows.len() as u64,
@@ -281,11 +378,12 @@ impl<P: Policy> Engine<P> {
         &self,
         exec: &Exec<'_>,
         place: Place,
-        probe: Option<&[f32]>,
+        probe: Option<&Plain>,
         base: Option<&[DispatchTensor]>,
         blocks: Range<usize>,
         compute: impl FnOnce(&Exec<'_>, Option<&[usize]>) -> Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
+        let kernels = exec.plan().kernels.lanes();
         let mut round = self.open(exec, place, probe);
         let computed = round.computed();
         let outputs = if computed.len() == round.rows.len() {
@@ -297,12 +395,12 @@ impl<P: Policy> Engine<P> {
             compute(&exec.on_lanes(lanes), Some(&computed))
         };
         if !computed.is_empty() {
-            self.learn(&mut round, &outputs, base);
+            self.learn(kernels, &mut round, &outputs, base);
         }
         let all = if computed.len() == round.rows.len() {
             outputs
         } else {
-            round.assemble(&outputs, base)
+            round.assemble(kernels, &outputs, base)
         };
         self.close(exec, round, blocks);
         all

@@ -1,7 +1,7 @@
 //! Forecasts: how an answer is made of features that were computed.
 //!
 //! Every forecast here is a linear combination of what is kept, so a forecast is its weights: host numbers in f64 that
-//! depend on step numbers and noise levels only. One operation, [`combine`], applies them.
+//! depend on step numbers and noise levels only. One operation, [`LaneKernels::assemble`](flow_core::LaneKernels::assemble), applies them.
 
 use crate::Moment;
 
@@ -103,35 +103,4 @@ fn newton(order: usize, now: &Moment, history: &[Moment]) -> Vec<f64> {
         }
     }
     weights
-}
-
-/// `out = base + Σ_i weight_i · history_i`, accumulated in f32 in this order, in one pass over memory. Without a base
-/// the sum starts at its first term.
-///
-/// # Panics
-/// If lengths differ, or there is neither base nor term.
-pub fn combine(base: Option<&[f32]>, terms: &[(f32, &[f32])], out: &mut [f32]) {
-    /// Values of a piece that stays in the processor's nearest cache while the terms are added.
-    const PIECE: usize = 1024;
-    assert!(base.is_some() || !terms.is_empty(), "something to combine");
-    for (_, values) in terms {
-        assert_eq!(values.len(), out.len(), "values of a term");
-    }
-    for start in (0..out.len()).step_by(PIECE) {
-        let range = start..(start + PIECE).min(out.len());
-        let piece = &mut out[range.clone()];
-        let mut terms = terms.iter();
-        match base {
-            Some(base) => piece.copy_from_slice(&base[range.clone()]),
-            None => {
-                let (weight, first) = terms.next().expect("something to combine");
-                let values = piece.iter_mut().zip(&first[range.clone()]);
-                values.for_each(|(out, value)| *out = weight * value);
-            }
-        }
-        for (weight, values) in terms {
-            let values = piece.iter_mut().zip(&values[range.clone()]);
-            values.for_each(|(out, value)| *out += weight * value);
-        }
-    }
 }

@@ -14,18 +14,19 @@ mod round;
 mod rules;
 
 pub use drivers::{
-    GuidanceCache, LayerCache, LayerPolicy, MagnitudeRatios, StackCache, StackPolicy, StackProbe, StackShape,
-    VelocityCache, VelocityPolicy,
+    GuidanceCache, LayerCache, LayerPolicy, MagnitudeRatios, SignalChanges, StackCache, StackPolicy,
+    StackProbe, StackShape, VelocityCache, VelocityPolicy, fit_polynomial,
 };
 pub use engine::{OnCall, Tally};
 pub use exact::{ExactReuse, OnReused, Reused};
-pub use forecast::{Forecast, combine};
+pub use flow_core::kernels::combine;
+pub use forecast::Forecast;
 pub use fourier::split_frequencies;
 pub use lanes::{LaneStore, StepOrder};
 pub use policies::{
-    DbCache, DbCacheState, EasyCache, EasyCacheState, FasterAttention, FasterGuidance, FirstBlock,
-    GuidanceState, MagCache, MagCacheState, Mask, PublishedMask, Pyramid, StepMask, TaylorSeer, TeaCache,
-    TeaCacheState, Timesteps,
+    Auto, AutoState, DbCache, DbCacheState, EasyCache, EasyCacheState, FasterAttention, FasterGuidance,
+    FirstBlock, GuidanceState, MagCache, MagCacheState, Mask, PublishedMask, Pyramid, StepMask, TaylorSeer,
+    TeaCache, TeaCacheState, Timesteps,
 };
 pub use policy::{Change, Compares, Outcome, Policy, Situation};
 pub use rules::{Moment, Rules};

@@ -1,6 +1,7 @@
 //! What a policy is: it decides for one lane at a time, from host data only.
 
 use crate::{Forecast, Moment};
+use flow_core::kernels::LaneSum;
 use flow_core::{AttentionLayer, Lane};
 use std::fmt::Debug;
 use std::ops::Add;
@@ -34,6 +35,12 @@ pub trait Policy: Debug + Send + Sync + 'static {
         Forecast::Latest
     }
 
+    /// The relative L1 error that the answers so far are predicted to put into the final latent; `None` for a policy that
+    /// predicts nothing.
+    fn predicted_error(&self, _state: &Self::State) -> Option<f64> {
+        None
+    }
+
     /// Whether an unconditional lane does what the conditional lane of its sample does, if that is in the same call.
     fn follows_conditional(&self) -> bool {
         false
@@ -49,12 +56,14 @@ pub struct Compares {
     pub computed: bool,
     /// The output of a computed step with that of the computed step before.
     pub outcomes: bool,
+    /// At computed steps, what would have been answered with what was computed.
+    pub forecasts: bool,
 }
 
 impl Compares {
     /// Whether a probe is needed at all.
     pub fn probes(self) -> bool {
-        self.previous || self.computed || self.outcomes
+        self.previous || self.computed || self.outcomes || self.forecasts
     }
 }
 
@@ -85,14 +94,12 @@ pub struct Change {
 }
 
 impl Change {
-    /// From `b` to `a`.
-    pub fn between(a: &[f32], b: &[f32]) -> Self {
-        let mut sums = Self::default();
-        for (a, b) in a.iter().zip(b) {
-            sums.change += f64::from((a - b).abs());
-            sums.size += f64::from(b.abs());
+    /// From `b` to `a` of a pair of rows.
+    pub fn of(sum: &LaneSum) -> Self {
+        Self {
+            change: sum.change,
+            size: sum.of_b,
         }
-        sums
     }
 
     /// `Σ |a - b| / Σ |b|`: the relative L1 distance; not a number if both are 0.
@@ -121,4 +128,6 @@ pub struct Outcome {
     pub output: Change,
     /// `Σ |output|` now.
     pub output_size: f64,
+    /// `Σ |feature - forecast|` of the first feature, if forecasts are compared.
+    pub forecast_error: Option<f64>,
 }

@@ -2,11 +2,9 @@
 
 use crate::Moment;
 use crate::engine::Place;
-use crate::forecast::combine;
 use crate::policy::{Change, Outcome, Situation};
 use burn::backend::TensorMetadata;
-use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::{Lane, Plain};
+use flow_core::{Lane, LaneKernels, LaneRow, Plain};
 use std::collections::VecDeque;
 
 /// What is kept of a lane at a place.
@@ -16,11 +14,11 @@ pub(crate) struct LaneState<S> {
     /// Steps answered since the last computed one.
     pub answered: u32,
     /// The probe of the step before.
-    pub previous: Option<Vec<f32>>,
+    pub previous: Option<Plain>,
     /// The probe of the last computed step.
-    pub reference: Option<Vec<f32>>,
+    pub reference: Option<Plain>,
     /// The first output of the last computed step.
-    pub output: Option<Vec<f32>>,
+    pub output: Option<Plain>,
     /// Features of computed steps, latest first.
     pub history: VecDeque<Snapshot>,
 }
@@ -66,15 +64,16 @@ impl<S> Row<S> {
         }
     }
 
-    /// The forecast of output `at`, into `out`.
-    pub fn forecast(&self, at: usize, base: Option<&[f32]>, out: &mut [f32]) {
-        let history: Vec<CpuTensor> = (self.state.history.iter())
-            .map(|snapshot| CpuTensor::read(&snapshot.features[at]))
-            .collect();
-        let terms: Vec<(f32, &[f32])> = (self.weights.iter().zip(&history))
-            .map(|(weight, features)| (*weight as f32, features.values()))
-            .collect();
-        combine(base, &terms, out);
+    /// What output `at` is made of if this row is answered.
+    pub fn answer(&self, at: usize) -> LaneRow<'_> {
+        LaneRow::Forecast(self.terms(&self.weights, at))
+    }
+
+    /// The kept features of output `at`, with these weights.
+    pub fn terms(&self, weights: &[f64], at: usize) -> Vec<(f32, &Plain)> {
+        (weights.iter().zip(&self.state.history))
+            .map(|(weight, snapshot)| (*weight as f32, &snapshot.features[at]))
+            .collect()
     }
 }
 
@@ -87,8 +86,12 @@ impl<S> Round<S> {
     }
 
     /// Outputs of the computed rows and forecasts of the others, in one tensor each.
-    pub fn assemble(&self, outputs: &[Plain], base: Option<&[Plain]>) -> Vec<Plain> {
-        let computed = self.computed();
+    pub fn assemble(
+        &self,
+        kernels: &dyn LaneKernels,
+        outputs: &[Plain],
+        base: Option<&[Plain]>,
+    ) -> Vec<Plain> {
         let features = (self.rows.iter())
             .find(|row| row.answered)
             .map(|row| &row.state.history[0].features)
@@ -96,30 +99,25 @@ impl<S> Round<S> {
         (features.iter().enumerate())
             .map(|(at, feature)| {
                 let shape = shape_of(&feature.shape().to_vec(), self.rows.len());
-                let mut values = vec![0.0f32; shape.iter().product()];
-                let outputs = outputs.get(at).map(CpuTensor::read);
-                let base = base.map(|base| CpuTensor::read(&base[at]));
-                let each = values.len() / self.rows.len();
-                for (index, (row, out)) in self.rows.iter().zip(values.chunks_exact_mut(each)).enumerate() {
-                    if row.answered {
-                        let base = base
-                            .as_ref()
-                            .map(|base| row_of(base.values(), index, self.rows.len()));
-                        row.forecast(at, base, out);
-                    } else if let (Some(outputs), Ok(place)) = (&outputs, computed.binary_search(&index)) {
-                        out.copy_from_slice(row_of(outputs.values(), place, computed.len()));
-                    }
-                }
-                from_vec(values, &shape)
+                let base = base.map(|base| &base[at]);
+                kernels.assemble(&shape, outputs.get(at), base, &self.sources(at))
             })
             .collect()
     }
-}
 
-/// The values of a row of `rows`.
-pub(crate) fn row_of(values: &[f32], row: usize, rows: usize) -> &[f32] {
-    let each = values.len() / rows;
-    &values[row * each..(row + 1) * each]
+    /// Where each row of output `at` comes from.
+    pub fn sources(&self, at: usize) -> Vec<LaneRow<'_>> {
+        let mut computed = 0;
+        let source = |row: &'_ Row<S>| -> Option<usize> {
+            let place = (!row.answered).then_some(computed);
+            computed += usize::from(!row.answered);
+            place
+        };
+        let places: Vec<Option<usize>> = self.rows.iter().map(source).collect();
+        (self.rows.iter().zip(places))
+            .map(|(row, place)| place.map_or_else(|| row.answer(at), LaneRow::Computed))
+            .collect()
+    }
 }
 
 /// `shape` with another batch.
@@ -149,12 +147,17 @@ pub(crate) fn pool<S>(rows: &mut [Row<S>], of: impl Fn(&mut Row<S>) -> &mut Opti
 pub(crate) fn pooled_outcomes(outcomes: &[Option<Outcome>], branches: &[bool]) -> Vec<Option<Outcome>> {
     let sum = |branch: &bool| {
         let mut mine = outcomes.iter().zip(branches).filter(|(_, of)| *of == branch);
-        mine.try_fold(Outcome::default(), |sum, (outcome, _)| {
+        let none = Outcome {
+            forecast_error: Some(0.0),
+            ..Outcome::default()
+        };
+        mine.try_fold(none, |sum, (outcome, _)| {
             let outcome = (*outcome)?;
             Some(Outcome {
                 probe: sum.probe + outcome.probe,
                 output: sum.output + outcome.output,
                 output_size: sum.output_size + outcome.output_size,
+                forecast_error: sum.forecast_error.zip(outcome.forecast_error).map(|(a, b)| a + b),
             })
         })
     };

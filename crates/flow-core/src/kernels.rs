@@ -4,6 +4,10 @@
 //! backward keeps. `flow-kernels` implements it for the CPU. Legend of shapes: `B` batch, `S` tokens, `D` channels,
 //! `H` heads, `K` modulation chunks, `N` values of one latent.
 
+mod lanes;
+
+pub use lanes::{HostLanes, LaneKernels, LaneRow, LaneSum, LaneSums, RowOf, combine};
+
 use crate::exec::Stash;
 use crate::tensors::Plain;
 use burn::backend::DispatchTensor;
@@ -101,6 +105,12 @@ pub trait Kernels: Debug + Send + Sync {
     /// product that chooses another order of additions for few rows is not so. If unsure, no.
     fn is_row_independent(&self) -> bool {
         false
+    }
+
+    /// The operations of a feature cache. Those of the processor, unless these kernels have others: kernels of another device
+    /// must.
+    fn lanes(&self) -> &dyn LaneKernels {
+        &HostLanes
     }
 
     /// `activation(x Wᵀ + b + scale · (x Aᵀ) Bᵀ)` over the last axis of `x [.., in]`; gives `[.., out]`.

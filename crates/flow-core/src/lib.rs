@@ -27,7 +27,7 @@ pub use exec::{
     KeepAll, Lane, LayerBody, LayerDriver, Plan, Recompute, RegionEngine, RegionKind, ReuseDriver, Rollout,
     RowKey, RunAll, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
 };
-pub use kernels::{Activation, AdamWStep, Kernels};
+pub use kernels::{Activation, AdamWStep, Kernels, LaneKernels, LaneRow};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};
 pub use names::UnknownName;
 pub use params::{Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Weights, WeightsVersion};

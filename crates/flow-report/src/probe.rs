@@ -34,6 +34,21 @@ pub(crate) fn field_kib(text: &str, field: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
+/// Seconds of processor time that this process has used on all its threads (user and system, `/proc/self/stat`), to 10 ms.
+/// `None` where the operating system does not say.
+pub fn process_cpu_s() -> Option<f64> {
+    /// Ticks per second of these accounts on every Linux that Rust supports (`USER_HZ`).
+    const TICKS_PER_S: f64 = 100.0;
+    if !cfg!(target_os = "linux") {
+        return None;
+    }
+    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name in parentheses may hold spaces; after it, user and system ticks are fields 12 and 13.
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    Some((ticks(11)? + ticks(12)?) as f64 / TICKS_PER_S)
+}
+
 /// A wall clock that starts when it is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);

@@ -47,6 +47,10 @@ pub enum Command {
     Plan(PlanArguments),
     /// Compare the ratios of a rollout and of training, for every lossless combination of what computes
     Audit(ConfigArguments),
+    /// Show what the accelerators of the rollout change and save: the same samples with and without them
+    Drift(DriftArguments),
+    /// Measure what the policies `magcache` and `teacache` must know of a model, and write it as TOML
+    Calibrate(CalibrateArguments),
     /// Print the JSON schema of the config
     Schema,
     /// List what a config can ask for by name
@@ -170,6 +174,39 @@ pub struct EvalArguments {
     /// Weights instead of `model.weights`: safetensors, or the folder of an adapter
     #[arg(long, value_name = "FILE")]
     pub weights: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct DriftArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Rollouts to compare, each with prompts and noise of its own
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub rollouts: u64,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CalibrateArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// The policy
+    #[arg(long, value_enum)]
+    pub policy: MeasuredPolicy,
+    /// A file for the entry, rather than the terminal
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// A policy of `feature_cache` that must be measured on a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MeasuredPolicy {
+    /// Ratios of the magnitudes of successive residuals.
+    Magcache,
+    /// The polynomial from a change of the modulated input to one of the output.
+    Teacache,
 }
 
 #[derive(Debug, Args)]

@@ -51,6 +51,15 @@ pub struct Sampler {
     pub seed: u64,
 }
 
+/// A step that was taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Stepped<'a> {
+    /// Steps done.
+    pub done: usize,
+    /// Its guided velocity, `[B, N]`.
+    pub velocity: &'a Plain,
+}
+
 /// Which random numbers a trajectory starts from and adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoiseSource {
@@ -94,12 +103,12 @@ pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: 
 impl Sampler {
     /// Takes the samples through the steps.
     ///
-    /// `on_step` is called after each step with the number of steps done.
+    /// `on_step` is called after each step.
     pub fn run(
         &self,
         rollout: &Rollout<'_>,
         request: SampleRequest<'_>,
-        mut on_step: impl FnMut(usize),
+        mut on_step: impl FnMut(Stepped<'_>),
     ) -> Trajectories {
         let SampleRequest {
             site,
@@ -156,7 +165,10 @@ impl Sampler {
                 });
             }
             x = done.x_next;
-            on_step(index + 1);
+            on_step(Stepped {
+                done: index + 1,
+                velocity: &v,
+            });
         }
         Trajectories {
             samples: samples.to_vec(),

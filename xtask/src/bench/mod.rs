@@ -1,6 +1,7 @@
-//! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns.
+//! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns; and what the feature cache saves.
 
 mod attention;
+mod cache;
 mod checkpoint;
 mod gemm;
 mod quiet;
@@ -35,6 +36,8 @@ enum Target {
     Gemm(gemm::Options),
     /// A training step under every policy of activation checkpointing.
     Checkpoint(checkpoint::Options),
+    /// The policies of the feature cache: what each saves and changes, on trained toys.
+    Cache(cache::Options),
 }
 
 /// How to measure on the processor.
@@ -69,6 +72,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Target::Attention(options) => attention::run(workspace, options),
         Target::Gemm(options) => gemm::run(workspace, options),
         Target::Checkpoint(options) => checkpoint::run(workspace, options),
+        Target::Cache(options) => cache::run(workspace, options),
     }
 }
 

@@ -4,35 +4,62 @@ mod params;
 mod policies;
 
 pub use params::{
-    Basis, DbCacheParams, EasyCacheParams, FasterParams, FeatureCacheParams, FirstBlockParams,
+    AutoParams, Basis, DbCacheParams, EasyCacheParams, FasterParams, FeatureCacheParams, FirstBlockParams,
     ForecastTarget, MagCacheParams, PyramidParams, StepMaskParams, TaylorSeerParams, TeaCacheParams,
     TeaCacheSignal,
 };
 
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Part, Refusal, Safety, Target};
 use flow_cache::{
-    GuidanceCache, LayerCache, LayerPolicy, OnCall, Rules, StackCache, StackPolicy, VelocityCache,
+    Auto, GuidanceCache, LayerCache, LayerPolicy, OnCall, Rules, StackCache, StackPolicy, VelocityCache,
     VelocityPolicy,
 };
 use flow_core::{
     CallModel, ComputeLayers, LayerDriver, Plan, RegionKind, RunAll, StackDriver, VelocityDriver,
 };
 use policies::Built;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Puts a cache in the place of the drivers that compute everything.
 #[derive(Clone, Debug)]
 pub(crate) struct FeatureCache {
     params: FeatureCacheParams,
     built: Built,
+    errors: Arc<Mutex<Errors>>,
 }
+
+/// Sums of errors that were predicted, as the policy would without correction, and found; older ones count less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Errors {
+    predicted: f64,
+    found: f64,
+}
+
+impl Errors {
+    /// By how much errors exceed predictions, within reason.
+    fn factor(&self) -> f64 {
+        let factor = self.found / self.predicted;
+        if factor.is_finite() {
+            factor.clamp(0.1, 10.0)
+        } else {
+            1.0
+        }
+    }
+}
+
+/// Share of samples that `auto` wants to see without it.
+const AUDIT_SHARE: f64 = 0.01;
 
 impl FeatureCache {
     pub(crate) const NAME: &'static str = "feature_cache";
 
     pub(crate) fn new(params: FeatureCacheParams) -> Result<Self, Refusal> {
         let built = params.build()?;
-        Ok(Self { params, built })
+        Ok(Self {
+            params,
+            built,
+            errors: Arc::default(),
+        })
     }
 }
 
@@ -52,6 +79,10 @@ impl Accelerator for FeatureCache {
     fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
         let into = Into { plan, target };
         match self.built.clone() {
+            Built::Auto(policy, rules) => {
+                let factor = self.errors().factor();
+                into.velocity(Auto { factor, ..policy }, rules)
+            }
             Built::FirstBlock(policy, rules) => into.stack(policy, rules),
             Built::DbCache(policy, rules) => into.stack(policy, rules),
             Built::StepMask(policy, rules) => into.stack(policy, rules),
@@ -73,6 +104,47 @@ impl Accelerator for FeatureCache {
 
     fn why_idle(&self) -> String {
         self.params.why_idle()
+    }
+
+    fn audit_share(&self) -> f64 {
+        match self.built {
+            Built::Auto(..) => AUDIT_SHARE,
+            _ => 0.0,
+        }
+    }
+
+    fn audited(&self, pairs: &[(f64, f64)]) {
+        let mut errors = self.errors();
+        let factor = errors.factor();
+        let sum = |of: fn(&(f64, f64)) -> f64| pairs.iter().map(of).sum::<f64>();
+        // What was predicted had the factor in it.
+        errors.predicted = 0.5 * errors.predicted + sum(|pair| pair.0) / factor;
+        errors.found = 0.5 * errors.found + sum(|pair| pair.1);
+    }
+
+    fn learned(&self) -> Vec<u64> {
+        match self.built {
+            Built::Auto(..) => {
+                let errors = self.errors();
+                vec![errors.predicted.to_bits(), errors.found.to_bits()]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn restore(&self, learned: &[u64]) {
+        if let [predicted, found] = learned {
+            *self.errors() = Errors {
+                predicted: f64::from_bits(*predicted),
+                found: f64::from_bits(*found),
+            };
+        }
+    }
+}
+
+impl FeatureCache {
+    fn errors(&self) -> MutexGuard<'_, Errors> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -148,6 +220,9 @@ impl Into<'_> {
         let meter = self.target.meter.clone();
         Box::new(move |tally| {
             meter.count(what, tally.skipped());
+            for (lane, error) in &tally.predicted {
+                meter.predict(lane.sample, *error);
+            }
             let parts = std::iter::once(Part::Step(tally.step)).chain(tally.blocks.clone().map(Part::Block));
             parts.for_each(|part| meter.share(what, part, tally.answered, tally.rows));
         })

@@ -3,13 +3,14 @@
 use super::params::{Basis, FeatureCacheParams, ForecastTarget, TeaCacheSignal};
 use flow_accel::{Refusal, StepScope};
 use flow_cache::{
-    DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, MagCache, Mask, PublishedMask,
-    Pyramid, Rules, StepMask, TaylorSeer, TeaCache, Timesteps,
+    Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, MagCache, Mask,
+    PublishedMask, Pyramid, Rules, StepMask, TaylorSeer, TeaCache, Timesteps,
 };
 
 /// A policy with its rules, and what it answers for.
 #[derive(Clone, Debug)]
 pub(super) enum Built {
+    Auto(Auto, Rules),
     FirstBlock(FirstBlock, Rules),
     DbCache(DbCache, Rules),
     StepMask(StepMask, Rules),
@@ -25,6 +26,7 @@ pub(super) enum Built {
 impl FeatureCacheParams {
     pub(super) fn scope(&self) -> StepScope {
         match self {
+            Self::Auto(params) => params.scope,
             Self::FirstBlock(params) => params.scope,
             Self::DbCache(params) => params.scope,
             Self::StepMask(params) => params.scope,
@@ -41,6 +43,14 @@ impl FeatureCacheParams {
     pub(super) fn build(&self) -> Result<Built, Refusal> {
         let together = |rules: Rules, per_batch| Rules { per_batch, ..rules };
         Ok(match self {
+            Self::Auto(params) => {
+                let policy = Auto {
+                    target_error: params.target_error,
+                    factor: 1.0,
+                    order: params.order,
+                };
+                Built::Auto(policy, params.rules())
+            }
             Self::FirstBlock(params) => {
                 let threshold = params.threshold;
                 let rules = together(params.rules(), params.per_batch);
@@ -87,8 +97,8 @@ impl FeatureCacheParams {
                     return Err(Refusal::new(
                         "`ratios` must hold the ratio of the magnitudes of successive residuals for each step, all \
                          above 0",
-                        "Measure them on the model (`cargo run --release -p flow-cache --example magnitude_ratios` \
-                         shows how) and set `params.ratios`",
+                        "Measure them on the model with `flow-train calibrate CONFIG --policy magcache`, which writes the \
+                         entry",
                     ));
                 }
                 let policy = MagCache {
@@ -154,6 +164,11 @@ impl FeatureCacheParams {
     pub(super) fn why_idle(&self) -> String {
         let steps = "or `scheduler.steps`, or remove the entry";
         match self {
+            Self::Auto(params) => format!(
+                "after `warmup_steps = {}` every answer would have put more than the budget of `target_error = {}` into the \
+                 latent; with few steps neighbours are far apart. Raise `target_error` {steps}",
+                params.warmup_steps, params.target_error
+            ),
             Self::FirstBlock(params) => format!(
                 "after `warmup_steps = {}` no step changed the first block by as little as `threshold = {}` since the last \
                  computed one; with few steps neighbours are far apart. Lower `warmup_steps`, raise `threshold` {steps}",

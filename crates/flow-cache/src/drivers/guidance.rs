@@ -4,11 +4,11 @@
 use super::velocity::blocks;
 use crate::engine::{Engine, OnCall, Place};
 use crate::fourier::split_frequencies;
-use crate::round::{Snapshot, conditional, row_of};
+use crate::round::{Row, Snapshot, conditional};
 use crate::{FasterGuidance, Policy, Rules};
 use burn::tensor::Tensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::tensors::is_tracked;
+use flow_core::tensors::{is_tracked, select_rows};
 use flow_core::{Exec, FlowModel, Lane, ModelInput, VelocityDriver};
 
 /// The driver of [`FasterGuidance`]. Lives as long as one rollout.
@@ -50,7 +50,8 @@ impl VelocityDriver for GuidanceCache {
         };
         let output_tensor = output.clone().into_dispatch();
         let velocities = CpuTensor::read(&output_tensor);
-        let velocity = |index: usize| row_of(velocities.values(), index, computed.len());
+        let each = model.spec().latent.values();
+        let velocity = |index: usize| &velocities.values()[index * each..][..each];
         // Conditional rows are always computed, so the other branch of a row is among the computed ones if in the call.
         let lanes: Vec<Lane> = computed.iter().map(|row| round.rows[*row].lane).collect();
         let leader = |lane| lanes.iter().position(|of| *of == conditional(lane));
@@ -70,19 +71,25 @@ impl VelocityDriver for GuidanceCache {
             vec![part(low), part(high)]
         });
         let snapshots = snapshots.collect();
-        self.engine.keep(&mut round, snapshots, &velocity);
+        let kernels = exec.plan().kernels.lanes();
+        self.engine.keep(kernels, &mut round, snapshots, &output_tensor);
         let all = if computed.len() == count {
             output
         } else {
-            let values = velocity(0).len();
-            let mut all = vec![0.0f32; count * values];
-            for (index, (row, out)) in round.rows.iter().zip(all.chunks_exact_mut(values)).enumerate() {
-                match computed.binary_search(&index) {
-                    Ok(place) => out.copy_from_slice(velocity(place)),
-                    Err(_) => row.forecast(0, leader(row.lane).map(&velocity), out),
-                }
-            }
-            Tensor::from_dispatch(from_vec(all, &[count, values]))
+            // An answer is added to what the conditional branch of its sample came to.
+            let of = |(index, row): (usize, &Row<_>)| match computed.binary_search(&index) {
+                Ok(place) => place,
+                Err(_) => leader(row.lane).expect("a branch is answered only beside the other one"),
+            };
+            let base: Vec<usize> = round.rows.iter().enumerate().map(of).collect();
+            let base = select_rows(&output_tensor, &base);
+            let shape = [count, model.spec().latent.values()];
+            Tensor::from_dispatch(kernels.assemble(
+                &shape,
+                Some(&output_tensor),
+                Some(&base),
+                &round.sources(0),
+            ))
         };
         self.engine.close(exec, round, blocks(model));
         all

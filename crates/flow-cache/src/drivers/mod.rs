@@ -3,11 +3,13 @@
 mod guidance;
 mod layers;
 mod magnitudes;
+mod signals;
 mod stack;
 mod velocity;
 
 pub use guidance::GuidanceCache;
 pub use layers::{LayerCache, LayerPolicy};
 pub use magnitudes::MagnitudeRatios;
+pub use signals::{SignalChanges, fit_polynomial};
 pub use stack::{StackCache, StackPolicy, StackProbe, StackShape};
 pub use velocity::{VelocityCache, VelocityPolicy};

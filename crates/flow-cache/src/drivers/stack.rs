@@ -3,7 +3,6 @@
 use crate::engine::{Engine, OnCall, Place};
 use crate::{Policy, Rules};
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
-use flow_core::cpu::to_host;
 use flow_core::exec::Stack;
 use flow_core::tensors::{is_tracked, select_rows as rows};
 use flow_core::{Exec, StackDriver};
@@ -83,7 +82,6 @@ impl<P: StackPolicy> StackDriver for StackCache<P> {
             StackProbe::ModulatedInput => stack.modulated_input(exec, front, &head, &shared),
             StackProbe::Conditioning => shared.first().cloned(),
         };
-        let probe = probe.map(|probe| to_host(&probe));
         let compute = |exec: &Exec<'_>, some: Option<&[usize]>| {
             let gather = |tensors: &[DispatchTensor]| -> Vec<DispatchTensor> {
                 let select = |tensor| some.map_or_else(|| Clone::clone(tensor), |some| rows(tensor, some));
@@ -91,14 +89,9 @@ impl<P: StackPolicy> StackDriver for StackCache<P> {
             };
             stack.run_blocks(exec, middle.clone(), gather(&head), &gather(&shared))
         };
-        let filled = self.engine.fill(
-            exec,
-            place,
-            probe.as_deref(),
-            Some(&head),
-            middle.clone(),
-            compute,
-        );
+        let filled = self
+            .engine
+            .fill(exec, place, probe.as_ref(), Some(&head), middle.clone(), compute);
         stack.run_blocks(exec, middle.end..stack.len(), filled, &shared)
     }
 }

@@ -3,7 +3,6 @@
 use crate::engine::{Engine, OnCall, Place};
 use crate::{Policy, Rules};
 use burn::tensor::Tensor;
-use flow_core::cpu::to_host;
 use flow_core::tensors::is_tracked;
 use flow_core::{Exec, FlowModel, ModelInput, VelocityDriver};
 use std::ops::Range;
@@ -49,7 +48,7 @@ impl<P: VelocityPolicy> VelocityDriver for VelocityCache<P> {
             return model.velocity(exec, input);
         }
         let policy = &self.engine.policy;
-        let probe = policy.compares().probes().then(|| to_host(&x));
+        let probe = policy.compares().probes().then(|| x.clone());
         let base = policy.adds_to_latent().then_some([x]);
         let compute = |exec: &Exec<'_>, some: Option<&[usize]>| {
             let input = some.map_or_else(|| input.clone(), |some| input.rows(some));
@@ -59,7 +58,7 @@ impl<P: VelocityPolicy> VelocityDriver for VelocityCache<P> {
         let blocks = blocks(model);
         let mut velocity = self
             .engine
-            .fill(exec, Place::Velocity, probe.as_deref(), base, blocks, compute);
+            .fill(exec, Place::Velocity, probe.as_ref(), base, blocks, compute);
         Tensor::from_dispatch(velocity.remove(0))
     }
 }

@@ -35,7 +35,7 @@ pub enum Reused {
     },
 }
 
-/// Called once per part and call in which something could have been reused.
+/// Called once per part that could have been reused, and once per call in which rows have equal inputs.
 pub type OnReused = Box<dyn Fn(Reused) + Send + Sync>;
 
 /// Answers for rows with equal inputs, and for the parts of a model that read no latent, in every call that belongs to no
@@ -207,18 +207,16 @@ impl ReuseDriver for ExactReuse {
             return compute(exec, input);
         }
         let (first, like) = distinct(rows);
-        let velocity = if first.len() == rows.len() {
-            compute(exec, input)
-        } else {
-            let velocity = compute(&exec.on_rows(&first), input.rows(&first));
-            select(&velocity, &like)
-        };
+        if first.len() == rows.len() {
+            return compute(exec, input);
+        }
+        let velocity = compute(&exec.on_rows(&first), input.rows(&first));
         (self.on_reused)(Reused::Call {
             step: exec.call().step,
             rows: rows.len() as u64,
             computed: first.len() as u64,
         });
-        velocity
+        select(&velocity, &like)
     }
 }
 

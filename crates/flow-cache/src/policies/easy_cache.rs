@@ -40,6 +40,7 @@ impl Policy for EasyCache {
             previous: true,
             computed: true,
             outcomes: true,
+            forecasts: false,
         }
     }
 

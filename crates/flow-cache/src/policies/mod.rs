@@ -1,5 +1,6 @@
 //! The policies, one file each.
 
+mod auto;
 mod db_cache;
 mod easy_cache;
 mod faster;
@@ -11,6 +12,7 @@ mod step_mask;
 mod taylor_seer;
 mod tea_cache;
 
+pub use auto::{Auto, AutoState};
 pub use db_cache::{DbCache, DbCacheState};
 pub use easy_cache::{EasyCache, EasyCacheState};
 pub use faster::{FasterAttention, FasterGuidance, GuidanceState};

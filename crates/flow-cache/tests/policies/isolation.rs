@@ -3,9 +3,9 @@
 
 use crate::toy::{Run, Toy, lane};
 use flow_cache::{
-    DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, GuidanceCache, LayerCache,
-    MagCache, Mask, PublishedMask, Pyramid, Rules, StackCache, StepMask, TaylorSeer, TeaCache, Timesteps,
-    VelocityCache,
+    Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, GuidanceCache,
+    LayerCache, MagCache, Mask, PublishedMask, Pyramid, Rules, StackCache, StepMask, TaylorSeer, TeaCache,
+    Timesteps, VelocityCache,
 };
 use flow_core::Plan;
 use proptest::prelude::*;
@@ -106,6 +106,16 @@ fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
             velocities,
             VelocityCache,
             taylor(Forecast::Newton { order: 2 })
+        ),
+        place!(
+            "auto",
+            velocities,
+            VelocityCache,
+            Auto {
+                target_error: 0.2,
+                factor: 1.0,
+                order: 1,
+            }
         ),
         place!("pyramid", layers, LayerCache, pyramid),
         (

@@ -1,5 +1,6 @@
 //! The policies on models whose results are known in closed form.
 
+mod auto;
 mod decisions;
 mod faster;
 mod first_block;

@@ -45,12 +45,29 @@ impl Default for LoggingConfig {
 }
 
 /// `[audit]`: checks that the trainer makes of itself.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuditConfig {
     /// What happens when the ratio at the first update after a rollout is not exactly 1, on a coupled algorithm
     /// whose plan is lossless.
     pub on_policy: OnPolicyAudit,
+    /// Groups of a rollout that are sampled once more without the accelerators of `acceleration.rollout`, to see what these
+    /// change and save. 0 for none; each costs a group's rollout.
+    #[schemars(range(max = 65_536))]
+    pub drift_groups: usize,
+    /// Iterations from one such comparison to the next; 0 for none.
+    #[schemars(range(max = 1_000_000))]
+    pub drift_every: usize,
+}
+
+impl Default for AuditConfig {
+    fn default() -> Self {
+        Self {
+            on_policy: OnPolicyAudit::default(),
+            drift_groups: 0,
+            drift_every: 1,
+        }
+    }
 }
 
 /// What a failed on-policy audit does.

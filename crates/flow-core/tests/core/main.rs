@@ -2,6 +2,7 @@
 
 mod concurrency;
 mod engines;
+mod lane_kernels;
 mod lanes;
 mod layout;
 mod model;

@@ -1,9 +1,11 @@
 //! The commands, one module each.
 
 mod audit;
+mod calibrate;
 mod check;
 mod completions;
 mod doctor;
+mod drift;
 mod eval;
 mod explain;
 mod import;
@@ -42,6 +44,8 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Check(arguments) => check::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments, quiet),
+        Command::Drift(arguments) => drift::run(&arguments, quiet),
+        Command::Calibrate(arguments) => calibrate::run(&arguments, quiet),
         Command::Schema => schema::run(),
         Command::List { what } => list::run(what),
         Command::Explain { key } => explain::run(&key),

@@ -2,6 +2,7 @@
 
 mod acceleration;
 mod checkpointing;
+mod drift;
 mod errors;
 mod exact_reuse;
 mod feature_cache;

@@ -37,6 +37,10 @@ impl<A: Algorithm> Session<A> {
                 values,
             })
             .collect();
+        let options = &self.parts.settings.advantage;
+        let drift = (rolled.drift)
+            .map(|pending| pending.finish(names, &columns, &rolled.groups, options))
+            .transpose()?;
         let advantages = compute_advantages(&rewards, &rolled.groups, &self.parts.settings.advantage)?;
         let rewards_s = watch.lap_s();
 
@@ -45,16 +49,28 @@ impl<A: Algorithm> Session<A> {
         self.parts.follow()?;
         let activity = self.activity(observer)?;
         self.name_attention()?;
+        let predicted = match &drift {
+            Some(drift) => (self.parts.acceleration).audited(&activity, &drift.latent_l1_by_sample),
+            None => Vec::new(),
+        };
         let update_s = watch.lap_s();
 
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
-        self.record_iteration(&advantages.metrics, &outcome, &activity)?;
+        self.record_iteration(
+            &advantages.metrics,
+            &outcome,
+            &activity,
+            drift.as_ref().map(|drift| (drift, &*predicted)),
+        )?;
         self.record_timing(&[
             ("rollout_s", rollout_s),
             ("rewards_s", rewards_s),
             ("update_s", update_s),
         ])?;
+        if let Some(drift) = &drift {
+            self.record_saved(drift)?;
+        }
         Ok(IterationSummary {
             done: self.parts.state.iteration,
             total: self.parts.settings.iterations,

@@ -2,6 +2,7 @@
 //!
 //! The loop is generic over [`Algorithm`] and knows no algorithm, model, reward or accelerator by name.
 
+mod drift;
 mod evaluate;
 mod iterate;
 mod record;
@@ -9,6 +10,7 @@ mod rollouts;
 mod state;
 mod update;
 
+pub use drift::{Drift, DriftRun};
 pub use evaluate::{Evaluation, Subject};
 pub use state::{PolicyWeights, TrainState};
 
@@ -88,6 +90,10 @@ pub struct SessionSettings {
     pub average: Option<EmaPlan>,
     /// The on-policy audit.
     pub audit: AuditMode,
+    /// Groups of a rollout that are sampled once more without its accelerators, to see what these change.
+    pub drift_groups: usize,
+    /// Iterations between two such comparisons; 0 for none.
+    pub drift_every: u64,
     /// Whether the accelerators promise bit-exact ratios.
     pub lossless: bool,
     /// Whether an accelerator that did nothing in an iteration stops the run.

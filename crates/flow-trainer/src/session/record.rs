@@ -1,7 +1,7 @@
 //! What a run writes down: metrics, timing, curves, summary, report.
 
 use super::update::UpdateOutcome;
-use super::{AuditMode, Session, TrainState};
+use super::{AuditMode, Drift, Session, TrainState};
 use crate::advantage::AdvantageMetrics;
 use crate::algorithm::Algorithm;
 use crate::audit::OnPolicyAudit;
@@ -89,6 +89,51 @@ impl Tally {
     }
 }
 
+fn with_drift(
+    mut record: MetricRecord,
+    drift: &Drift,
+    predicted: &[(f64, f64)],
+) -> Result<MetricRecord, TrainError> {
+    let interval = &drift.reward.interval;
+    record = record
+        .with("drift/samples", drift.samples as f64)
+        .with("drift/velocity_l1", drift.velocity_l1)
+        .with("drift/latent_l1", drift.latent_l1)
+        .with("drift/reward", interval.mean)
+        .with("drift/advantage_sign_changes", drift.sign_changes);
+    if let Some(psnr_db) = drift.psnr_db {
+        record = record.with("drift/psnr_db", psnr_db);
+    }
+    if let (Some(low), Some(high)) = (interval.low, interval.high) {
+        record = record
+            .with("drift/reward/low", low)
+            .with("drift/reward/high", high);
+    }
+    for (step, distance) in drift.velocity_l1_by_step.iter().enumerate() {
+        record = record.with(&format!("drift/velocity_l1/step_{step:03}"), *distance);
+    }
+    if !predicted.is_empty() {
+        let (errors, found): (Vec<f64>, Vec<f64>) = predicted.iter().copied().unzip();
+        let off = paired_difference(&errors, &found, IntervalMethod::StudentT)?.interval;
+        record = record
+            .with(
+                "drift/latent_l1/predicted",
+                mean_interval(&errors, IntervalMethod::StudentT)?.mean,
+            )
+            .with(
+                "drift/latent_l1/audited",
+                mean_interval(&found, IntervalMethod::StudentT)?.mean,
+            )
+            .with("drift/latent_l1/audited_less_predicted", off.mean);
+        if let (Some(low), Some(high)) = (off.low, off.high) {
+            record = record
+                .with("drift/latent_l1/audited_less_predicted/low", low)
+                .with("drift/latent_l1/audited_less_predicted/high", high);
+        }
+    }
+    Ok(record)
+}
+
 impl<A: Algorithm> Session<A> {
     /// Appends a record to `metrics.jsonl` and TensorBoard.
     pub(super) fn write(&mut self, record: MetricRecord) -> Result<(), TrainError> {
@@ -108,6 +153,7 @@ impl<A: Algorithm> Session<A> {
         advantages: &AdvantageMetrics,
         outcome: &UpdateOutcome,
         activity: &[Activity],
+        drift: Option<(&Drift, &[(f64, f64)])>,
     ) -> Result<(), TrainError> {
         let mut record = MetricRecord::new(self.parts.state.iteration, "train")
             .with("reward", advantages.total.mean)
@@ -146,6 +192,9 @@ impl<A: Algorithm> Session<A> {
                 );
             }
         }
+        if let Some((drift, predicted)) = drift {
+            record = with_drift(record, drift, predicted)?;
+        }
         if let Some(step) = outcome.steps.last() {
             record = record
                 .with("gradient_norm", step.gradient_norm)
@@ -153,6 +202,15 @@ impl<A: Algorithm> Session<A> {
                 .with("learning_rate", step.learning_rate);
         }
         self.write(record)
+    }
+
+    /// Seconds that the accelerators of the rollout saved in it.
+    pub(super) fn record_saved(&mut self, drift: &Drift) -> Result<(), TrainError> {
+        let record = MetricRecord::new(self.parts.state.iteration, "drift");
+        self.files
+            .timing
+            .append(&record.with("rollout_saved_s", drift.saved_s))?;
+        Ok(())
     }
 
     pub(super) fn record_timing(&mut self, parts: &[(&str, f64)]) -> Result<(), TrainError> {
@@ -274,6 +332,45 @@ impl<A: Algorithm> Session<A> {
         if metrics.keys("train").contains(&"kl") {
             charts.push(("5-kl".into(), plain("Distance from the reference", "kl", "kl")));
         }
+        charts.extend(acceleration_charts(metrics));
         charts
     }
+}
+
+/// What accelerators did and changed, as far as there is anything to show.
+fn acceleration_charts(metrics: &Metrics) -> Vec<(String, LineChart)> {
+    let keys = metrics.keys("train");
+    let series = |label: &str, key: &str| Series::from_metrics(metrics, label, "train", key, None);
+    let mut charts = Vec::new();
+    let counts: Vec<&str> = (keys.iter().copied())
+        .filter(|key| key.starts_with("acceleration/") && key.matches('/').count() == 2)
+        .filter(|key| !key.ends_with("kept_mib_peak") && !key.ends_with("kernels_replaced"))
+        .collect();
+    if !counts.is_empty() {
+        let title = "What accelerators left out, per iteration";
+        let chart = (counts.iter()).fold(LineChart::new(title, "iteration", "count"), |chart, key| {
+            let label = key.trim_start_matches("acceleration/").replace('/', ": ");
+            chart.with(series(&label.replace('_', " "), key))
+        });
+        charts.push(("6-accelerators".into(), chart));
+    }
+    if keys.contains(&"drift/velocity_l1") {
+        let title =
+            "Drift: relative L1 distance from the same samples without the accelerators of the rollout";
+        let chart = LineChart::new(title, "iteration", "relative L1")
+            .with(series("velocity", "drift/velocity_l1"))
+            .with(series("final latent", "drift/latent_l1"));
+        let chart = if keys.contains(&"drift/latent_l1/predicted") {
+            chart.with(series("final latent, predicted", "drift/latent_l1/predicted"))
+        } else {
+            chart
+        };
+        charts.push(("7-drift".into(), chart));
+        let bounds = Some(("drift/reward/low", "drift/reward/high"));
+        let chart = LineChart::new("Drift of the reward", "iteration", "difference").with(
+            Series::from_metrics(metrics, "with less without", "train", "drift/reward", bounds),
+        );
+        charts.push(("8-drift-reward".into(), chart));
+    }
+    charts
 }

@@ -1,17 +1,21 @@
 //! The sampling half of an iteration: trajectories, images, rewards on their way.
 
 use super::Parts;
+use super::drift::{Pending, Sums, Traced};
 use crate::algorithm::{Algorithm, SamplingWeights};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest, Trajectories};
+use crate::scheduler::StepCoefficients;
+use flow_accel::Activity;
 use flow_config::InitialNoise;
-use flow_core::{Stage, cpu};
+use flow_core::{Plan, Rollout, StackDriver, Stage, Weights, cpu};
 use flow_data::{Image, ImageShape, Prompt};
+use flow_report::{Stopwatch, process_cpu_s};
 use flow_rewards::{Sample, Ticket};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// One prompt of an iteration with its group.
 #[derive(Clone, Debug)]
@@ -26,6 +30,12 @@ pub(super) struct RolloutOutcome {
     pub tickets: Vec<Ticket>,
     /// Group of each sample, in order.
     pub groups: Vec<u64>,
+    /// The comparison with the same samples without the accelerators of the rollout.
+    pub drift: Option<Pending>,
+    /// What accelerators did in the rollout itself, if it was looked at apart.
+    pub activity: Vec<Activity>,
+    /// Processor seconds of the rollout, and of its repetition without the accelerators.
+    pub cpu_s: Option<(f64, f64)>,
 }
 
 impl<A: Algorithm> Parts<A> {
@@ -55,85 +65,197 @@ impl<A: Algorithm> Parts<A> {
         self.dataset.image_shape()
     }
 
-    /// Samples every micro-batch; a group's images go to the reward workers as soon as the group is complete, so
-    /// rewards are computed beside the generation of the next ones.
-    pub(super) fn roll_out(&self, observer: &mut dyn Observer) -> Result<RolloutOutcome, TrainError> {
-        let geometry = &self.settings.geometry;
-        let steps = self.schedule.steps_for(self.state.iteration);
-        let drawn: Vec<Drawn> = (self.prompt_sampler.draw(self.state.iteration).into_iter())
+    /// The prompts of this iteration.
+    fn drawn(&self) -> Vec<Drawn> {
+        (self.prompt_sampler.draw(self.state.iteration).into_iter())
             .map(|draw| Drawn {
                 prompt: self.prompts[draw.prompt].clone(),
                 group: draw.group,
             })
-            .collect();
-        let weights = match self.algorithm.sampling_weights() {
+            .collect()
+    }
+
+    fn sampling_weights(&self) -> &Weights {
+        match self.algorithm.sampling_weights() {
             SamplingWeights::Current => &self.state.weights.current,
             SamplingWeights::Old => self.state.weights.old(),
+        }
+    }
+
+    /// Takes the samples of a micro-batch through `steps`; keeps the velocities if `traced`.
+    fn sample_range(
+        &self,
+        rollout: &Rollout<'_>,
+        (drawn, steps): (&[Drawn], &[StepCoefficients]),
+        range: Range<usize>,
+        traced: bool,
+        on_step: impl Fn(),
+    ) -> Traced {
+        let (geometry, watch) = (&self.settings.geometry, Stopwatch::start());
+        let of = |sample: usize| &drawn[geometry.slot(sample).0];
+        let ids: Vec<u64> = (range.clone())
+            .map(|sample| geometry.sample_id(self.state.iteration, sample))
+            .collect();
+        let starts: Vec<u64> = range.clone().map(|sample| self.start_id(sample)).collect();
+        let request = SampleRequest {
+            site: self.site(Stage::Rollout),
+            source: NoiseSource::Rollout,
+            samples: &ids,
+            starts: &starts,
+            conditions: self
+                .conditioner
+                .conditions(range.map(|sample| &of(sample).prompt)),
+            steps,
         };
-        let scope = self.acceleration.rollout(weights)?;
-        let rollout = scope.rollout();
-        let site = self.site(Stage::Rollout);
+        let mut velocities = Vec::new();
+        let trajectories = self.sampler.run(rollout, request, |stepped| {
+            if traced {
+                velocities.push(cpu::to_host(stepped.velocity));
+            }
+            on_step();
+        });
+        Traced {
+            trajectories,
+            velocities,
+            wall_s: watch.wall_s(),
+        }
+    }
+
+    /// A rollout of this iteration in which `stacks` runs the blocks, one micro-batch after another, and nothing else is done:
+    /// for drivers that measure.
+    pub fn measure(&self, stacks: Arc<dyn StackDriver>, observer: &mut dyn Observer) {
+        let steps = self.schedule.steps_for(self.state.iteration);
+        let geometry = &self.settings.geometry;
+        let plan = Plan {
+            stacks,
+            ..(**self.training_plan()).clone()
+        };
+        let rollout = Rollout::new(self.sampling_weights(), Arc::new(plan));
         observer.phase(Phase::Rollout, geometry.micro_batches() * steps.len());
+        let (drawn, observer) = (self.drawn(), Mutex::new(observer));
+        for range in geometry.micro_batch_samples() {
+            self.sample_range(&rollout, (&drawn, &steps), range, false, || advance(&observer));
+        }
+    }
+
+    /// Samples every micro-batch; a group's images go to the reward workers as soon as the group is complete, so
+    /// rewards are computed beside the generation of the next ones.
+    pub(super) fn roll_out(&self, observer: &mut dyn Observer) -> Result<RolloutOutcome, TrainError> {
+        self.roll_out_comparing(self.drift_groups(), true, observer)
+    }
+
+    /// As [`roll_out`](Self::roll_out), and the first `compared` groups once more without the accelerators of the rollout.
+    /// Unless `beside`, rewards wait until everything is sampled.
+    pub(super) fn roll_out_comparing(
+        &self,
+        compared: usize,
+        beside: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<RolloutOutcome, TrainError> {
+        let geometry = &self.settings.geometry;
+        let steps = self.schedule.steps_for(self.state.iteration);
+        let (drawn, weights) = (self.drawn(), self.sampling_weights());
+        let twice = compared * geometry.group_size();
+        let twice_batches = twice.div_ceil(geometry.micro_batch_size());
+        let total = (geometry.micro_batches() + twice_batches) * steps.len();
+        observer.phase(Phase::Rollout, total);
+        let observer = Mutex::new(observer);
+        let of = |sample: usize| &drawn[geometry.slot(sample).0];
+        let ranges: Vec<Range<usize>> = geometry.micro_batch_samples().collect();
+        let sample = |rollout: &Rollout<'_>, index: usize| {
+            let traced = index < twice_batches;
+            self.sample_range(rollout, (&drawn, &steps), ranges[index].clone(), traced, || {
+                advance(&observer)
+            })
+        };
+        let to_score = |sample: usize, id: u64, image: Option<Image>| {
+            let Drawn { prompt, group } = of(sample);
+            let image = image.ok_or_else(|| TrainError::NonFiniteSample {
+                iteration: self.state.iteration + 1,
+                sample: id,
+                prompt: prompt.text.clone(),
+            })?;
+            Ok::<_, TrainError>(Sample {
+                group: *group,
+                image,
+                prompt: prompt.clone(),
+            })
+        };
 
         let mut outcome = RolloutOutcome {
             batches: Vec::new(),
             tickets: Vec::new(),
             groups: Vec::new(),
+            drift: None,
+            activity: Vec::new(),
+            cpu_s: None,
         };
         let mut waiting: Vec<Sample> = Vec::new();
-        let of = |sample: usize| &drawn[geometry.slot(sample).0];
-        let observer = Mutex::new(observer);
-        let sample = |range: &Range<usize>| {
-            let ids: Vec<u64> = range
-                .clone()
-                .map(|sample| geometry.sample_id(self.state.iteration, sample))
-                .collect();
-            let starts: Vec<u64> = range.clone().map(|sample| self.start_id(sample)).collect();
-            let request = SampleRequest {
-                site,
-                source: NoiseSource::Rollout,
-                samples: &ids,
-                starts: &starts,
-                conditions: self
-                    .conditioner
-                    .conditions(range.clone().map(|sample| &of(sample).prompt)),
-                steps: &steps,
-            };
-            self.sampler.run(rollout, request, |_| advance(&observer))
-        };
+        let mut traced: Vec<Traced> = Vec::new();
         let device = &self.sampler.device;
-        let ranges: Vec<Range<usize>> = geometry.micro_batch_samples().collect();
-        for wave in ranges.chunks(device.concurrency()) {
-            let sampled = device.concurrently(wave.len(), |index| sample(&wave[index]));
-            for (range, done) in wave.iter().zip(sampled) {
+        let all: Vec<usize> = (0..ranges.len()).collect();
+        let cpu_before = process_cpu_s();
+        let scope = self.acceleration.rollout(weights)?;
+        for wave in all.chunks(device.concurrency()) {
+            let sampled = device.concurrently(wave.len(), |at| sample(scope.rollout(), wave[at]));
+            for (index, done) in wave.iter().zip(sampled) {
+                let range = ranges[*index].clone();
                 outcome
                     .groups
                     .extend(range.clone().map(|sample| of(sample).group));
-                let images = images(&done.clean, self.image_shape());
-                for ((sample, id), image) in range.clone().zip(&done.samples).zip(images) {
-                    let Drawn { prompt, group } = of(sample);
-                    let image = image.ok_or_else(|| TrainError::NonFiniteSample {
-                        iteration: self.state.iteration + 1,
-                        sample: *id,
-                        prompt: prompt.text.clone(),
-                    })?;
-                    waiting.push(Sample {
-                        group: *group,
-                        image,
-                        prompt: prompt.clone(),
-                    });
+                let images = images(&done.trajectories.clean, self.image_shape());
+                for ((sample, id), image) in range.zip(&done.trajectories.samples).zip(images) {
+                    waiting.push(to_score(sample, *id, image)?);
                 }
-                outcome.batches.push(done);
+                outcome.batches.push(done.trajectories.clone());
+                if *index < twice_batches {
+                    traced.push(done);
+                }
             }
             let complete = waiting.len() / geometry.group_size() * geometry.group_size();
-            if complete > 0 {
+            if complete > 0 && beside {
                 let rest = waiting.split_off(complete);
                 let batch = std::mem::replace(&mut waiting, rest);
-                outcome
-                    .tickets
-                    .push(self.rewards.0.submit(batch, outcome.tickets.len() as u64)?);
+                let number = outcome.tickets.len() as u64;
+                outcome.tickets.push(self.rewards.0.submit(batch, number)?);
             }
         }
+        drop(scope);
+        if twice == 0 {
+            return Ok(outcome);
+        }
+        if !beside {
+            // Nothing but this rollout counts.
+            outcome.activity = self.acceleration.take_activity();
+        }
+        let cpu_between = process_cpu_s();
+        let exact = Rollout::new(weights, self.training_plan().clone());
+        let (mut sums, mut pairs) = (Sums::default(), Vec::new());
+        for wave in all[..twice_batches].chunks(device.concurrency()) {
+            let sampled = device.concurrently(wave.len(), |at| sample(&exact, wave[at]));
+            for (index, done) in wave.iter().zip(sampled) {
+                let range = ranges[*index].start..ranges[*index].end.min(twice);
+                sums.add(&traced[*index], &done, range.len());
+                let images = images(&done.trajectories.clean, self.image_shape());
+                for ((sample, id), image) in range.zip(&done.trajectories.samples).zip(images) {
+                    pairs.push(to_score(sample, *id, image)?);
+                }
+            }
+        }
+        let cpu = |from: Option<f64>, to: Option<f64>| Some(to? - from?);
+        outcome.cpu_s = cpu(cpu_before, cpu_between).zip(cpu(cpu_between, process_cpu_s()));
+        if !waiting.is_empty() {
+            outcome.tickets.push(self.rewards.0.submit(waiting, 0)?);
+        }
+        let number = outcome.tickets.len() as u64;
+        let lanes = device.concurrency().min(ranges.len()) * twice_batches;
+        let (with_s, without_s) = sums.wall_s();
+        outcome.drift = Some(Pending {
+            sums,
+            ticket: self.rewards.0.submit(pairs, number)?,
+            samples: twice,
+            saved_s: (without_s - with_s) * ranges.len() as f64 / lanes as f64,
+        });
         Ok(outcome)
     }
 }

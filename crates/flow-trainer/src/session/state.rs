@@ -10,6 +10,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::{Kernels, ParamLayout, Plain, Weights, cpu};
 use flow_report::{CheckpointReader, CheckpointWriter, MetricsPosition, RunDirectory};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The weight sets of a run. All but the first are there only if something reads them.
@@ -85,6 +86,9 @@ struct Meta {
     weights: Vec<(String, Vec<usize>)>,
     metrics: MetricsPosition,
     tally: Tally,
+    /// What accelerators have learned, by name.
+    #[serde(default)]
+    accelerators: BTreeMap<String, Vec<u64>>,
 }
 
 /// What a checkpoint says beside the state.
@@ -111,6 +115,7 @@ impl<A: Algorithm> Session<A> {
             weights: layout_of(layout),
             metrics: self.files.metrics.position(),
             tally: self.tally.clone(),
+            accelerators: self.parts.acceleration.learned(),
         };
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);
@@ -284,6 +289,7 @@ pub(super) fn restore<A: Algorithm>(
         });
     let moments = moments.collect::<Result<Vec<_>, TrainError>>()?;
     parts.state.optimizer.restore(meta.optimizer_steps, moments);
+    parts.acceleration.restore(&meta.accelerators);
     parts.state.iteration = meta.iteration;
     Ok(Restored {
         metrics: meta.metrics,

@@ -310,6 +310,8 @@ pub fn parts<A: Algorithm>(
             OnPolicyAudit::Warn => AuditMode::Warn,
             OnPolicyAudit::Off => AuditMode::Off,
         },
+        drift_groups: config.audit.drift_groups,
+        drift_every: config.audit.drift_every as u64,
         lossless: acceleration.is_exact_on_policy(),
         strict: config.acceleration.strict,
         checkpoint_every: config.checkpoints.every as u64,

@@ -1,0 +1,193 @@
+//! Operations of a feature cache, each of which is one kernel: putting answers together, keeping features, comparing.
+//!
+//! A cache holds what it keeps by lane, as tensors `[1, …]`, one per lane, wherever they lie in memory; a call has rows
+//! `[B, …]`. So every operation here takes lists of rows. The rows that must be computed are gathered by
+//! [`select_rows`](crate::tensors::select_rows).
+//!
+//! What a device must implement, and the bits it owes:
+//!
+//! - [`LaneKernels::assemble`]: one pass over the output. For each row a pointer to where it is copied from, or to its base and
+//!   up to five features with their weights; sums in f32, from the base on, in the order of the terms, each term rounded as a
+//!   product and then as a sum (no fused multiply-add). Then the bits are those of [`HostLanes`].
+//! - [`LaneKernels::features`]: rows copied, or subtracted from, into tensors of their own.
+//! - [`LaneKernels::changes`]: three sums per pair of rows, in a fixed order that depends on the number of values alone. The
+//!   result stays on the device until [`LaneSums::read`]; that read is the only synchronisation of a decision, and policies
+//!   that decide by a plan never ask for it. Sums must be f64, or f32 with an error below 1e-6 of the sum, for instance by
+//!   pairwise addition; bits may differ from the host's, since decisions compare with thresholds, not with each other.
+
+use crate::cpu::{CpuTensor, from_vec};
+use crate::tensors::Plain;
+use std::fmt::{self, Debug};
+
+/// Where a row of [`LaneKernels::assemble`] comes from.
+#[derive(Clone, Debug)]
+pub enum LaneRow<'a> {
+    /// The row of this number of what was computed.
+    Computed(usize),
+    /// The row of the base with the number of this row, if there is a base, plus the features `[1, …]`, each times its
+    /// weight.
+    Forecast(Vec<(f32, &'a Plain)>),
+}
+
+/// A row of a tensor whose first axis is the batch.
+pub type RowOf<'a> = (&'a Plain, usize);
+
+/// Sums of absolute values, per pair of rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LaneSum {
+    /// `Σ |a - b|`.
+    pub change: f64,
+    /// `Σ |a|`.
+    pub of_a: f64,
+    /// `Σ |b|`.
+    pub of_b: f64,
+}
+
+/// Sums that may still be under way on a device.
+pub struct LaneSums(Box<dyn FnOnce() -> Vec<LaneSum> + Send>);
+
+impl LaneSums {
+    /// Sums that `read` fetches when they are asked for.
+    pub fn deferred(read: impl FnOnce() -> Vec<LaneSum> + Send + 'static) -> Self {
+        Self(Box::new(read))
+    }
+
+    /// The sums on the host, in the order of the pairs.
+    pub fn read(self) -> Vec<LaneSum> {
+        (self.0)()
+    }
+}
+
+impl Debug for LaneSums {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LaneSums")
+    }
+}
+
+/// The operations. Tensors are plain f32 of the device that the kernels are for; shapes are checked by the caller.
+pub trait LaneKernels: Debug + Send + Sync {
+    /// A tensor of `shape`, `[rows.len(), …]`, each row from where `rows` says. `computed` and `base` have the axes of
+    /// `shape` but for the first; `base` has as many rows as `rows`.
+    fn assemble(
+        &self,
+        shape: &[usize],
+        computed: Option<&Plain>,
+        base: Option<&Plain>,
+        rows: &[LaneRow<'_>],
+    ) -> Plain;
+
+    /// The rows of `outputs [B, …]` as tensors `[1, …]` of their own. With a base, row `i` less row `of[i]` of the base.
+    fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain>;
+
+    /// The sums of each pair of rows `a` and `b`.
+    fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums;
+}
+
+/// The operations on the processor, one value after another.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostLanes;
+
+/// The values of row `row` of `tensor`, which has `tensor.shape()[0]` of them.
+fn row_of(tensor: &CpuTensor, row: usize) -> &[f32] {
+    let each = tensor.values().len() / tensor.shape()[0];
+    &tensor.values()[row * each..(row + 1) * each]
+}
+
+impl LaneKernels for HostLanes {
+    fn assemble(
+        &self,
+        shape: &[usize],
+        computed: Option<&Plain>,
+        base: Option<&Plain>,
+        rows: &[LaneRow<'_>],
+    ) -> Plain {
+        let (computed, base) = (computed.map(CpuTensor::read), base.map(CpuTensor::read));
+        let mut values = vec![0.0f32; shape.iter().product()];
+        let each = values.len() / rows.len();
+        for (index, (row, out)) in rows.iter().zip(values.chunks_exact_mut(each)).enumerate() {
+            match row {
+                LaneRow::Computed(of) => {
+                    let computed = computed.as_ref().expect("a row comes from what was computed");
+                    out.copy_from_slice(row_of(computed, *of));
+                }
+                LaneRow::Forecast(terms) => {
+                    let features: Vec<CpuTensor> = terms
+                        .iter()
+                        .map(|(_, feature)| CpuTensor::read(feature))
+                        .collect();
+                    let terms: Vec<(f32, &[f32])> = (terms.iter().zip(&features))
+                        .map(|((weight, _), feature)| (*weight, feature.values()))
+                        .collect();
+                    combine(base.as_ref().map(|base| row_of(base, index)), &terms, out);
+                }
+            }
+        }
+        from_vec(values, shape)
+    }
+
+    fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain> {
+        let outputs = CpuTensor::read(outputs);
+        let base = base.map(|(base, of)| (CpuTensor::read(base), of));
+        let shape: Vec<usize> = std::iter::once(1)
+            .chain(outputs.shape()[1..].iter().copied())
+            .collect();
+        let feature = |row: usize| {
+            let values = row_of(&outputs, row);
+            let values = match &base {
+                None => values.to_vec(),
+                Some((base, of)) => {
+                    let pairs = values.iter().zip(row_of(base, of[row]));
+                    pairs.map(|(value, base)| value - base).collect()
+                }
+            };
+            from_vec(values, &shape)
+        };
+        (0..outputs.shape()[0]).map(feature).collect()
+    }
+
+    fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums {
+        let sum = |((a, row_a), (b, row_b)): &(RowOf<'_>, RowOf<'_>)| {
+            let (a, b) = (CpuTensor::read(a), CpuTensor::read(b));
+            let mut sum = LaneSum::default();
+            for (a, b) in row_of(&a, *row_a).iter().zip(row_of(&b, *row_b)) {
+                sum.change += f64::from((a - b).abs());
+                sum.of_a += f64::from(a.abs());
+                sum.of_b += f64::from(b.abs());
+            }
+            sum
+        };
+        let sums: Vec<LaneSum> = pairs.iter().map(sum).collect();
+        LaneSums::deferred(move || sums)
+    }
+}
+
+/// `out = base + Σ_i weight_i · history_i`, accumulated in f32 in this order, in one pass over memory. Without a base
+/// the sum starts at its first term.
+///
+/// # Panics
+/// If lengths differ, or there is neither base nor term.
+pub fn combine(base: Option<&[f32]>, terms: &[(f32, &[f32])], out: &mut [f32]) {
+    /// Values of a piece that stays in the processor's nearest cache while the terms are added.
+    const PIECE: usize = 1024;
+    assert!(base.is_some() || !terms.is_empty(), "something to combine");
+    for (_, values) in terms {
+        assert_eq!(values.len(), out.len(), "values of a term");
+    }
+    for start in (0..out.len()).step_by(PIECE) {
+        let range = start..(start + PIECE).min(out.len());
+        let piece = &mut out[range.clone()];
+        let mut terms = terms.iter();
+        match base {
+            Some(base) => piece.copy_from_slice(&base[range.clone()]),
+            None => {
+                let (weight, first) = terms.next().expect("something to combine");
+                let values = piece.iter_mut().zip(&first[range.clone()]);
+                values.for_each(|(out, value)| *out = weight * value);
+            }
+        }
+        for (weight, values) in terms {
+            let values = piece.iter_mut().zip(&values[range.clone()]);
+            values.for_each(|(out, value)| *out += weight * value);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! `calibrate`: what `magcache` and `teacache` must know of a model, measured in one rollout of the config.
+
+use super::{Loaded, survey::Use, tokens};
+use crate::arguments::{CalibrateArguments, MeasuredPolicy};
+use crate::failure::{Failure, OrFailure};
+use crate::interrupt::Interrupt;
+use crate::{progress, terminal};
+use flow_cache::{MagnitudeRatios, SignalChanges, fit_polynomial};
+use flow_config::Config;
+use flow_trainer::TrainError;
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// Degree of the polynomial of `teacache` (Liu et al. 2024, arXiv:2411.19108).
+const DEGREE: usize = 4;
+
+/// Measures, and writes the entry of `[acceleration]` or prints it.
+pub fn run(arguments: &CalibrateArguments, quiet: bool) -> Result<(), Failure> {
+    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
+    let config = loaded.config();
+    let values = loaded.compute(config, |environment| {
+        let tokens = tokens(config, environment).or_bad_input()?;
+        let measuring = Measuring {
+            config,
+            environment,
+            policy: arguments.policy,
+            quiet,
+        };
+        setup::with_algorithm(config, tokens, measuring)
+            .and_then(|values| values)
+            .or_bad_input()
+    })?;
+    let (name, key, digits) = match arguments.policy {
+        MeasuredPolicy::Magcache => ("magcache", "ratios", 5),
+        MeasuredPolicy::Teacache => ("teacache", "coefficients", 8),
+    };
+    if values.is_empty() {
+        return Err(Failure::Input(
+            "the rollout determines nothing: it needs at least as many changes from step to step as there are \
+             coefficients. Raise `scheduler.steps`, or `sampling.prompts_per_step`"
+                .into(),
+        ));
+    }
+    let values: Vec<String> = values.iter().map(|value| format!("{value:.digits$}")).collect();
+    let mut text = String::new();
+    let images = config.sampling.images_per_step();
+    let steps = config.scheduler.steps;
+    let described =
+        format!("# Measured by `flow-train calibrate` over {images} trajectories of {steps} steps.\n");
+    write!(
+        text,
+        "{described}[[acceleration.rollout]]\nname = \"feature_cache\"\n\n[acceleration.rollout.params]\npolicy = \
+         \"{name}\"\n{key} = [{}]\n",
+        values.join(", ")
+    )
+    .or_failed()?;
+    match &arguments.out {
+        None => terminal::print(&text),
+        Some(path) => {
+            std::fs::write(path, &text).or_failed()?;
+            terminal::line(&format!(
+                "wrote {}; put it at the end of a config of this model",
+                path.display()
+            ))
+        }
+    }
+}
+
+struct Measuring<'a> {
+    config: &'a Config,
+    environment: &'a Environment<'a>,
+    policy: MeasuredPolicy,
+    quiet: bool,
+}
+
+impl WithAlgorithm for Measuring<'_> {
+    type Output = Result<Vec<f64>, TrainError>;
+
+    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+        // What is to be measured for is not in force yet.
+        let mut config = self.config.clone();
+        config.acceleration.rollout.clear();
+        let parts = setup::parts(&config, self.environment, algorithm)?;
+        let mut observer = progress::observer(1, 1, self.quiet, Interrupt::default());
+        Ok(match self.policy {
+            MeasuredPolicy::Magcache => {
+                let measured = Arc::new(MagnitudeRatios::new());
+                parts.measure(measured.clone(), &mut *observer);
+                measured.ratios()
+            }
+            MeasuredPolicy::Teacache => {
+                let measured = Arc::new(SignalChanges::new(false));
+                parts.measure(measured.clone(), &mut *observer);
+                fit_polynomial(&measured.points(), DEGREE).unwrap_or_default()
+            }
+        })
+    }
+}
