@@ -3,6 +3,7 @@
 mod attention;
 mod quiet;
 mod result;
+mod workloads;
 
 use crate::peer;
 use crate::process::{cargo, output, run as run_command};
@@ -28,6 +29,8 @@ enum Target {
     Cpu(CpuOptions),
     /// Attention, forward and backward, on an NVIDIA GPU.
     Attention(attention::Options),
+    /// Whole models at published sizes: that PyTorch computes the same, and how fast both are.
+    Workloads(workloads::Options),
 }
 
 /// How to measure on the processor.
@@ -60,6 +63,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     match &options.target {
         Target::Cpu(options) => cpu(workspace, options),
         Target::Attention(options) => attention::run(workspace, options),
+        Target::Workloads(options) => workloads::run(workspace, options),
     }
 }
 
