@@ -73,6 +73,18 @@ pub fn from_vec(values: Vec<f32>, shape: &[usize]) -> Plain {
     }
 }
 
+/// A plain CPU tensor of `shape` holding integers.
+///
+/// # Panics
+/// As [`from_vec`].
+pub fn from_ints(values: Vec<i64>, shape: &[usize]) -> Plain {
+    let tensor = FlexTensor::from_data(TensorData::new(values, shape.to_vec()));
+    Plain {
+        kind: DispatchTensorKind::Flex(BackendTensor::Int(tensor)),
+        autodiff: Default::default(),
+    }
+}
+
 /// Some rows of a plain CPU tensor whose first axis is the batch, in the order asked for.
 ///
 /// # Panics

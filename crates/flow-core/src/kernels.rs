@@ -5,6 +5,7 @@
 //! `H` heads, `K` modulation chunks, `N` values of one latent.
 
 use crate::exec::Stash;
+use crate::experts::ExpertKernels;
 use crate::tensors::Plain;
 use burn::backend::DispatchTensor;
 use std::fmt::Debug;
@@ -104,6 +105,11 @@ pub trait Kernels: Debug + Send + Sync {
         weights: &LinearWeights,
         activation: Activation,
     ) -> DispatchTensor;
+
+    /// The operations of a mixture of experts. `None` if these kernels have none; a model with experts cannot run on them.
+    fn experts(&self) -> Option<&dyn ExpertKernels> {
+        None
+    }
 
     /// Elementwise activation.
     fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor;

@@ -7,6 +7,7 @@ pub mod host;
 mod activation;
 mod cpu;
 mod embedding;
+mod experts;
 mod fused;
 mod gated_residual;
 mod layer_norm;

@@ -5,6 +5,7 @@
 //! and a model never knows an accelerator.
 
 mod call;
+mod experts;
 mod layer;
 mod operations;
 mod plan;
@@ -15,6 +16,7 @@ mod stash;
 mod velocity;
 
 pub use call::{CallContext, Lane, Stage};
+pub use experts::{ExpertLayer, Routing};
 pub use layer::{AttentionKind, AttentionLayer, ComputeLayers, LayerBody, LayerDriver};
 pub use operations::{FeedForward, Linear};
 pub use plan::Plan;
