@@ -92,8 +92,8 @@ impl MemoryEstimate {
         let per_row: f64 = layout
             .specs()
             .iter()
-            .filter(|weight| is_linear(weight))
-            .map(|weight| rows_per_image(weight, spec) * (weight.shape[0] + weight.shape[1]) as f64)
+            .filter_map(|weight| Some((weight, features(weight)?)))
+            .map(|(weight, [output, input])| rows_per_image(weight, spec) * (output + input) as f64)
             .sum();
         Self {
             weights: BYTES * all,
@@ -128,9 +128,16 @@ impl MemoryEstimate {
     }
 }
 
-/// Whether a weight is a linear layer's: tables of embeddings are looked up, not multiplied by.
-pub fn is_linear(weight: &ParamSpec) -> bool {
-    weight.kind != ParamKind::Buffer && weight.shape.len() == 2 && !weight.name.contains("token_embed")
+/// Output and input channels of a weight that is a linear layer's: tables of embeddings are looked up, not multiplied by.
+/// Of the layers of experts one counts for each token, the least that it gets.
+pub fn features(weight: &ParamSpec) -> Option<[usize; 2]> {
+    let is_matrix = !weight.name.ends_with(".bias") && !weight.name.contains("token_embed");
+    match weight.shape[..] {
+        _ if weight.kind == ParamKind::Buffer || !is_matrix => None,
+        [output, input] => Some([output, input]),
+        [_, output, input] if weight.name.contains(".experts.") => Some([output, input]),
+        _ => None,
+    }
 }
 
 /// How often a linear layer is applied to one image: once, or once per token.

@@ -21,6 +21,7 @@ fn run(seed: u64, steps: u64) -> Pretrained {
         batch: 24,
         label_noise: 0.2,
         condition_dropout: 0.1,
+        balance_weight: 0.01,
         average_decay: 0.9,
         seed,
         optimizer,
