@@ -62,12 +62,26 @@ fn policies() -> Vec<Value> {
     ]
 }
 
-/// A model whose weights are all noise, and the settings it was built from.
-fn noisy(architecture: &str) -> (Arc<dyn FlowModel>, Weights) {
-    let settings = match architecture {
+/// What [`noisy`] makes.
+const MODELS: [&str; 4] = ["dit", "dit-with-experts", "mmdit", "wan"];
+
+/// A model whose weights are all noise.
+fn noisy(kind: &str) -> (Arc<dyn FlowModel>, Weights) {
+    let architecture = kind.split('-').next().unwrap_or(kind);
+    let settings = match kind {
         "dit" => json!({
             "latent": { "channels": 2, "height": 8, "width": 8 },
             "patch": 2, "hidden": 24, "layers": 3, "heads": 3, "vocabulary": { "size": 4, "length": 2 },
+        }),
+        "dit-with-experts" => json!({
+            "latent": { "channels": 2, "height": 8, "width": 8 },
+            "patch": 2, "hidden": 24, "layers": 3, "heads": 3, "vocabulary": { "size": 4, "length": 2 },
+            "moe": { "experts": 4, "top_k": 2, "inner": 20, "shared": 24 },
+        }),
+        "wan" => json!({
+            "latent_frames": 2, "latent_height": 4, "latent_width": 8, "patch_size": [1, 2, 2], "in_channels": 2,
+            "num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 12, "text_dim": 8, "freq_dim": 16,
+            "ffn_dim": 48,
         }),
         _ => json!({
             "in_channels": 2, "out_channels": 2, "patch_size": 2, "num_layers": 3, "num_attention_heads": 2,
@@ -175,8 +189,8 @@ fn sample_in(steps: u32, rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f3
 }
 
 #[test]
-fn every_policy_answers_on_both_architectures_and_stays_near_the_exact_trajectory() {
-    for architecture in ["dit", "mmdit"] {
+fn every_policy_answers_on_every_architecture_and_stays_near_the_exact_trajectory() {
+    for architecture in MODELS {
         let (model, weights) = noisy(architecture);
         let plain = in_force(&json!({ "policy": "step_mask" }), model.spec()).expect("it fits");
         let exact = sample(&Rollout::new(&weights, plain.training().clone()), &*model);
@@ -204,7 +218,7 @@ fn every_policy_answers_on_both_architectures_and_stays_near_the_exact_trajector
 
 #[test]
 fn eight_steps_with_the_defaults_of_first_block_have_the_bits_of_no_cache() {
-    for architecture in ["dit", "mmdit"] {
+    for architecture in MODELS {
         let (model, weights) = noisy(architecture);
         // Whatever the threshold: the warm-up is as long as the trajectory.
         for params in [
@@ -232,7 +246,7 @@ fn eight_steps_with_the_defaults_of_first_block_have_the_bits_of_no_cache() {
 fn every_policy_answers_with_the_same_bits_beside_fused_kernels() {
     let fused = json!({ "mode": "full" });
     let fused: Params = serde_json::from_value(fused).expect("an object");
-    for architecture in ["dit", "mmdit"] {
+    for architecture in MODELS {
         let (model, weights) = noisy(architecture);
         for params in policies() {
             let entry: Params = serde_json::from_value(params.clone()).expect("an object");
