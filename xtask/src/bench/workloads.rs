@@ -127,6 +127,8 @@ impl Bench<'_> {
         } else {
             &["--store", "bf16"]
         });
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        command.arg("--threads").arg(threads.to_string());
         run_command(&mut command)
     }
 
