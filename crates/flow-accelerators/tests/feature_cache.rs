@@ -56,6 +56,9 @@ fn policies() -> Vec<Value> {
     ]
 }
 
+/// What [`noisy`] makes.
+const MODELS: [&str; 4] = ["dit", "dit-with-experts", "mmdit", "wan"];
+
 /// The latents of three samples after 28 Euler steps with guidance.
 fn sample(rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f32> {
     sample_in(STEPS, rollout, model)
@@ -100,8 +103,8 @@ fn sample_in(steps: u32, rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f3
 }
 
 #[test]
-fn every_policy_answers_on_both_architectures_and_stays_near_the_exact_trajectory() {
-    for architecture in ["dit", "mmdit"] {
+fn every_policy_answers_on_every_architecture_and_stays_near_the_exact_trajectory() {
+    for architecture in MODELS {
         let (model, weights) = noisy(architecture);
         let plain = in_force(&json!({ "policy": "step_mask" }), model.spec()).expect("it fits");
         let exact = sample(&Rollout::new(&weights, plain.training().clone()), &*model);
@@ -129,7 +132,7 @@ fn every_policy_answers_on_both_architectures_and_stays_near_the_exact_trajector
 
 #[test]
 fn eight_steps_with_the_defaults_of_first_block_have_the_bits_of_no_cache() {
-    for architecture in ["dit", "mmdit"] {
+    for architecture in MODELS {
         let (model, weights) = noisy(architecture);
         // Whatever the threshold: the warm-up is as long as the trajectory.
         for params in [
@@ -157,7 +160,7 @@ fn eight_steps_with_the_defaults_of_first_block_have_the_bits_of_no_cache() {
 fn every_policy_answers_with_the_same_bits_beside_fused_kernels() {
     let fused = json!({ "mode": "full" });
     let fused: Params = serde_json::from_value(fused).expect("an object");
-    for architecture in ["dit", "mmdit"] {
+    for architecture in MODELS {
         let (model, weights) = noisy(architecture);
         for params in policies() {
             let entry: Params = serde_json::from_value(params.clone()).expect("an object");

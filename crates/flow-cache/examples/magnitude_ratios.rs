@@ -32,6 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         vocabulary: None,
         qk_norm: false,
         position: Position::Rope,
+        moe: None,
     };
     let model = Dit::new(&config, &device)?;
     // A trained model is loaded here; a fresh one has gates of 0, so this one gets noise.

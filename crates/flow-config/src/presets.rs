@@ -29,6 +29,7 @@ pub fn presets() -> &'static [Preset] {
     }
     const PRESETS: &[Preset] = &[
         preset!("digits-dit"),
+        preset!("digits-moe-dit"),
         preset!("flow-factory-grpo"),
         preset!("flow-factory-nft"),
         preset!("shapes-dit"),

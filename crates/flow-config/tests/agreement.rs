@@ -133,6 +133,12 @@ heads = 4
 mlp_ratio = 4
 qk_norm = true
 position = "rope"
+[model.dit.moe]
+experts = 8
+top_k = 2
+inner = 64
+shared = 0
+normalize = true
 [model.dit.conditioning]
 kind = "class"
 classes = 10
@@ -230,6 +236,24 @@ deep = { a = [1, "x", 2.5, true] }
 policy = "attn-only"
 [runtime.options]
 "a.b" = 1
+"#,
+    r#"
+config_version = 1
+[model]
+architecture = "wan"
+[model.wan]
+latent_frames = 5
+latent_height = 16
+latent_width = 24
+patch_size = 2
+in_channels = 4
+num_layers = 2
+attention_head_dim = 24
+num_attention_heads = 2
+ffn_dim = 144
+text_dim = 16
+freq_dim = 32
+cross_attn_norm = false
 "#,
     r#"
 config_version = 1

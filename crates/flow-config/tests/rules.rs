@@ -45,6 +45,30 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             Error,
         ),
         (
+            "[model.dit.moe]\nexperts = 2\ntop_k = 3",
+            "rule::model-shape",
+            "model.dit.moe.top_k",
+            Error,
+        ),
+        (
+            "[model.dit.moe]\ninner = 32",
+            "rule::unused",
+            "model.dit.moe.inner",
+            Warning,
+        ),
+        (
+            "[pretrain]\nbalance_weight = 0.1",
+            "rule::unused",
+            "pretrain.balance_weight",
+            Warning,
+        ),
+        (
+            "[model.wan]\nnum_layers = 2",
+            "rule::other-architecture",
+            "model.wan.num_layers",
+            Error,
+        ),
+        (
             "[model.dit]\nposition = \"rope\"\nhidden = 72",
             "rule::model-shape",
             "model.dit.hidden",
@@ -382,4 +406,20 @@ fn each_axis_that_a_patch_does_not_divide_is_named() {
         report.diagnostics[0].help.as_deref(),
         Some("nearest that would do for `model.dit.height`: 6 or 9")
     );
+}
+
+#[test]
+fn a_videos_latent_is_whole_patches_within_the_positions() {
+    let sides = |text: &str| {
+        let text = format!("[model]\narchitecture = \"wan\"\n[model.wan]\n{text}");
+        // There is no autoencoder, which is told too.
+        let problems = found(&text).into_iter();
+        problems
+            .filter(|(code, _, _)| *code == "rule::model-shape")
+            .map(|(_, path, _)| path)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(sides("latent_width = 105"), ["model.wan.latent_width"]);
+    assert_eq!(sides("latent_height = 2050"), ["model.wan.latent_height"]);
+    assert_eq!(sides("latent_height = 2048"), Vec::<String>::new());
 }

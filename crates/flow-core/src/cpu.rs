@@ -72,6 +72,18 @@ pub fn from_vec(values: Vec<f32>, shape: &[usize]) -> Plain {
     }
 }
 
+/// A plain CPU tensor of `shape` holding integers.
+///
+/// # Panics
+/// As [`from_vec`].
+pub fn from_ints(values: Vec<i64>, shape: &[usize]) -> Plain {
+    let tensor = FlexTensor::from_data(TensorData::new(values, shape.to_vec()));
+    Plain {
+        kind: DispatchTensorKind::Flex(BackendTensor::Int(tensor)),
+        autodiff: Default::default(),
+    }
+}
+
 /// Mutable values of a CPU tensor: in place if nothing else holds it, on a copy otherwise.
 ///
 /// # Panics

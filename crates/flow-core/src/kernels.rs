@@ -9,6 +9,7 @@ mod lanes;
 pub use lanes::{HostLanes, LaneKernels, LaneRow, LaneSum, LaneSums, RowOf, combine};
 
 use crate::exec::Stash;
+use crate::experts::ExpertKernels;
 use crate::tensors::Plain;
 use burn::backend::DispatchTensor;
 use std::fmt::Debug;
@@ -121,6 +122,11 @@ pub trait Kernels: Debug + Send + Sync {
         weights: &LinearWeights,
         activation: Activation,
     ) -> DispatchTensor;
+
+    /// The operations of a mixture of experts. `None` if these kernels have none; a model with experts cannot run on them.
+    fn experts(&self) -> Option<&dyn ExpertKernels> {
+        None
+    }
 
     /// Elementwise activation.
     fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor;

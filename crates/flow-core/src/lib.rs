@@ -11,6 +11,7 @@ pub mod cube;
 pub mod device;
 pub mod error;
 pub mod exec;
+pub mod experts;
 pub mod kernels;
 pub mod model;
 pub mod names;
@@ -27,6 +28,7 @@ pub use exec::{
     KeepAll, Lane, LayerBody, LayerDriver, Plan, Recompute, RegionEngine, RegionKind, ReuseDriver, Rollout,
     RowKey, RunAll, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
 };
+pub use experts::ExpertKernels;
 pub use kernels::{Activation, AdamWStep, Kernels, LaneKernels, LaneRow};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};
 pub use names::UnknownName;

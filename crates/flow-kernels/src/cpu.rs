@@ -1,5 +1,6 @@
 //! The CPU's answer to every operation of [`Kernels`].
 
+use crate::experts::CpuExperts;
 use crate::host::bf16;
 use crate::host::matrix::Precision;
 use crate::{
@@ -9,7 +10,7 @@ use crate::{
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
-use flow_core::{Activation, AdamWStep, Kernels, Plain};
+use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, Plain};
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use std::sync::Arc;
 #[derive(Clone, Default)]
 pub struct CpuKernels {
     precision: Precision,
+    experts: CpuExperts,
     /// Whether operations made of others are computed as one, and whom to tell of each.
     on_fused: Option<OnFused>,
 }
@@ -40,8 +42,11 @@ impl CpuKernels {
     /// If the processor lacks the instructions. Nothing is emulated.
     pub fn bf16() -> Result<Self, NoBf16> {
         let precision = Precision::Bf16;
-        let on_fused = None;
-        let kernels = Self { precision, on_fused };
+        let kernels = Self {
+            precision,
+            experts: CpuExperts { precision },
+            on_fused: None,
+        };
         bf16::is_supported().then_some(kernels).ok_or(NoBf16)
     }
 
@@ -77,6 +82,10 @@ impl Kernels for CpuKernels {
         activation: Activation,
     ) -> DispatchTensor {
         linear::linear(stash, x, weights, activation, self.precision)
+    }
+
+    fn experts(&self) -> Option<&dyn ExpertKernels> {
+        Some(&self.experts)
     }
 
     fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {

@@ -9,6 +9,7 @@ mod cpu;
 #[cfg(feature = "cube")]
 mod cube;
 mod embedding;
+mod experts;
 mod fused;
 mod gated_residual;
 mod layer_norm;

@@ -348,7 +348,7 @@ impl Adapter {
 }
 
 /// `leftᵀ · right` of `[rows, m]` and `[rows, n]`: `[m, n]`. Tasks share no output, so nothing is added up across them.
-fn product_over_rows(
+pub(crate) fn product_over_rows(
     precision: Precision,
     (left, m): (&[f32], usize),
     (right, n): (&[f32], usize),
@@ -379,7 +379,7 @@ fn product_over_rows(
 }
 
 /// Work of a matrix product in the unit of [`threads::worth_threads`].
-fn product_work(rows: usize, inputs: usize, outputs: usize) -> usize {
+pub(crate) fn product_work(rows: usize, inputs: usize, outputs: usize) -> usize {
     rows * inputs * outputs / 16
 }
 
@@ -392,7 +392,7 @@ pub(crate) fn rows_per_task(rows: usize) -> usize {
 }
 
 /// Sums over all rows: pieces of fixed size, then the pieces in order.
-fn column_sums(values: &[f32], columns: usize) -> Vec<f32> {
+pub(crate) fn column_sums(values: &[f32], columns: usize) -> Vec<f32> {
     let per_piece = threads::rows_per_piece(columns);
     let length = (values.len() / columns.max(1)).div_ceil(per_piece) * columns;
     let pieces = threads::Pieces {

@@ -13,7 +13,7 @@ mod settings;
 pub mod wan;
 pub mod weights;
 
-pub use dit::{Dit, DitConfig, Position};
+pub use dit::{Dit, DitConfig, MoeConfig, Position};
 pub use error::ModelError;
 pub use lora::{Trained, add_lora, export_adapters, load_adapters, merge, trained_mask};
 pub use mmdit::{Mmdit, MmditConfig};

@@ -5,11 +5,10 @@ mod common;
 use common::reference::{self, Weights64};
 use common::*;
 use flow_core::device::ComputeDevice;
-use flow_core::{FlowModel, Weights};
+use flow_core::exec::{Stage, Training};
+use flow_core::{CallContext, FlowModel, Weights};
 use flow_models::{Dit, DitConfig, Position, initialize};
 use std::sync::Arc;
-
-const POSITIONS: [Position; 2] = [Position::Sincos, Position::Rope];
 
 fn to_f64(weights: &Weights) -> Weights64 {
     let specs = weights.layout().specs().iter().enumerate();
@@ -28,8 +27,7 @@ fn everything(weights: &Weights) -> Arc<[bool]> {
 #[test]
 fn the_velocity_is_that_of_a_plain_f64_model() {
     let device = ComputeDevice::cpu();
-    for position in POSITIONS {
-        let config = small_dit(position);
+    for config in small_dits() {
         let model = Dit::new(&config, &device).unwrap();
         let weights = noisy_weights(model.layout(), &device);
         let input = host_input(&config, 3);
@@ -37,15 +35,14 @@ fn the_velocity_is_that_of_a_plain_f64_model() {
         let expected = reference::velocity(&config, &to_f64(&weights), &input);
         let expected: Vec<f32> = expected.into_iter().map(|value| value as f32).collect();
         let distance = relative_distance(&found, &expected);
-        assert!(distance < 1e-5, "{position:?}: {distance:e}");
+        assert!(distance < 1e-5, "{config:?}: {distance:e}");
     }
 }
 
 #[test]
 fn every_weights_gradient_is_the_f64_models_difference_quotient() {
     let device = ComputeDevice::cpu();
-    for position in POSITIONS {
-        let config = small_dit(position);
+    for config in small_dits() {
         let model = Dit::new(&config, &device).unwrap();
         let weights = noisy_weights(model.layout(), &device);
         let input = host_input(&config, 2);
@@ -87,7 +84,7 @@ fn every_weights_gradient_is_the_f64_models_difference_quotient() {
             let error = (found - expected).abs();
             assert!(
                 error <= 1e-5 * scale + 1e-6 * largest,
-                "{position:?} {name}: {found} for {expected}, scale {scale}"
+                "{config:?} {name}: {found} for {expected}, scale {scale}"
             );
         }
     }
@@ -96,8 +93,7 @@ fn every_weights_gradient_is_the_f64_models_difference_quotient() {
 #[test]
 fn a_fresh_model_predicts_velocity_zero() {
     let device = ComputeDevice::cpu();
-    for position in POSITIONS {
-        let config = small_dit(position);
+    for config in small_dits() {
         let model = Dit::new(&config, &device).unwrap();
         let weights = initialize(&model, model.layout(), 5, &device);
         let input = model_input(&config, &host_input(&config, 2), &device);
@@ -112,8 +108,7 @@ fn a_fresh_model_predicts_velocity_zero() {
 #[test]
 fn training_computes_the_rollouts_velocity_bit_for_bit_and_reruns_agree() {
     let device = ComputeDevice::cpu();
-    for position in POSITIONS {
-        let config = small_dit(position);
+    for config in small_dits() {
         let model = Dit::new(&config, &device).unwrap();
         let weights = noisy_weights(model.layout(), &device);
         let host = host_input(&config, 5);
@@ -121,16 +116,15 @@ fn training_computes_the_rollouts_velocity_bit_for_bit_and_reruns_agree() {
         let cotangent = device.plain(noise(host.x.len(), 2), &[5, config.latent.values()]);
         let run = || velocity_and_gradients(&model, &weights, everything(&weights), input(), &cotangent);
         let (in_training, gradients) = run();
-        assert_eq!(velocity(&model, &weights, input()), in_training, "{position:?}");
-        assert_eq!(run(), (in_training, gradients), "{position:?}");
+        assert_eq!(velocity(&model, &weights, input()), in_training, "{config:?}");
+        assert_eq!(run(), (in_training, gradients), "{config:?}");
     }
 }
 
 #[test]
 fn a_row_of_a_batch_does_not_depend_on_the_other_rows() {
     let device = ComputeDevice::cpu();
-    for position in POSITIONS {
-        let config = small_dit(position);
+    for config in small_dits() {
         let model = Dit::new(&config, &device).unwrap();
         let weights = noisy_weights(model.layout(), &device);
         let all = host_input(&config, 7);
@@ -143,7 +137,7 @@ fn a_row_of_a_batch_does_not_depend_on_the_other_rows() {
                 tokens: all.tokens[row * length..][..length].to_vec(),
             };
             let alone = velocity(&model, &weights, model_input(&config, &alone, &device));
-            assert_eq!(alone, together, "{position:?} row {row}");
+            assert_eq!(alone, together, "{config:?} row {row}");
         }
     }
 }
@@ -194,4 +188,46 @@ fn sizes_that_do_not_fit_are_named_with_what_is_allowed() {
     let mut bad = good;
     bad.latent.frames = 2;
     assert!(error(bad).contains("`latent.frames`: is 2"));
+    let [.., mut bad] = small_dits();
+    bad.moe.as_mut().unwrap().top_k = 6;
+    assert!(error(bad).contains("`moe.top_k`: is 6; there are `moe.experts` = 5"));
+}
+
+#[test]
+fn the_load_balance_is_a_number_per_row_that_trains_the_routers_and_a_dense_model_has_none() {
+    let device = ComputeDevice::cpu();
+    let [dense, .., config] = small_dits();
+    let host_values = host_input(&config, 3);
+    let balance = |config: &DitConfig, rows: &[usize]| {
+        let model = Dit::new(config, &device).unwrap();
+        let weights = noisy_weights(model.layout(), &device);
+        let training = Training::new(&weights, plan(), everything(&weights));
+        let exec = training.exec(CallContext::single(Stage::Training));
+        let input = model_input(config, &host_values, &device).rows(rows);
+        let balance = model.velocity_and_balance(&exec, input).1?;
+        let gradients = training.gradients(&balance.clone().sum());
+        let specs = model.layout().specs().iter().zip(gradients);
+        let reached = specs.filter(|(_, gradient)| {
+            let values = gradient.as_ref().map(flow_core::cpu::to_host);
+            values.is_some_and(|values| values.iter().any(|value| *value != 0.0))
+        });
+        let reached: Vec<String> = reached.map(|(spec, _)| spec.name.clone()).collect();
+        Some((host(balance), reached))
+    };
+    assert!(balance(&dense, &[0]).is_none());
+    let (together, reached) = balance(&config, &[0, 1, 2]).unwrap();
+    assert_eq!(together.len(), 3);
+    for (row, found) in together.iter().enumerate() {
+        assert_eq!(balance(&config, &[row]).unwrap().0, [*found], "row {row}");
+        // Between an even load and all of it on as few experts as a token has.
+        assert!((0.5..2.5).contains(found), "{found}");
+    }
+    for router in [
+        "transformer_blocks.0.ff.router.weight",
+        "transformer_blocks.1.ff.router.weight",
+    ] {
+        assert!(reached.iter().any(|name| name == router), "{reached:?}");
+    }
+    let last = ["transformer_blocks.1.ff.experts.up.weight", "proj_out.weight"];
+    assert!(reached.iter().all(|name| !last.contains(&&**name)), "{reached:?}");
 }

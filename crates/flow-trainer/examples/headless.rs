@@ -97,6 +97,7 @@ fn pretrained(config: &Config, environment: &Environment<'_>) -> Result<(), Fail
         batch: settings.batch,
         label_noise: settings.label_noise,
         condition_dropout: settings.condition_dropout,
+        balance_weight: settings.balance_weight,
         average_decay: settings.ema_decay,
         seed: settings.seed,
         optimizer,

@@ -18,8 +18,6 @@
 
 #[path = "common/arrays.rs"]
 mod arrays;
-#[path = "common/perturb.rs"]
-mod perturb;
 #[path = "common/timing.rs"]
 mod timing;
 #[path = "common/workloads.rs"]
@@ -32,17 +30,18 @@ use flow_config::Config;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
-use flow_core::{CallContext, Condition, ModelInput, Plain, Plan, Rollout, Stage, Training, Weights, cpu};
-use flow_kernels::CpuKernels;
-use flow_models::{
-    Architecture, ModelRegistry, StoredDtype, Trained, add_lora, initialize, load_into, trained_mask,
+use flow_core::{
+    CallContext, Condition, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, Weights, cpu,
 };
+use flow_kernels::CpuKernels;
+use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::setup;
+use rayon::prelude::*;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -56,6 +55,8 @@ type Failure = Box<dyn Error>;
 
 /// Step of the rollout at which Flow-GRPO's loss is taken.
 const RECORDED: usize = 1;
+/// Standard deviation of what is added to every weight.
+const PERTURBATION: f32 = 0.02;
 const LEARNING_RATE: f64 = 1e-4;
 const CLIP_RANGE: (f32, f32) = (-0.1, 0.1);
 
@@ -184,6 +185,24 @@ struct Inputs {
     text: BTreeMap<&'static str, (Vec<usize>, Vec<f32>)>,
 }
 
+/// Initial values of every weight, and a little noise: a fresh model predicts 0 everywhere, which would check nothing.
+fn random_values(model: &dyn Architecture, layout: &ParamLayout) -> Vec<(usize, Vec<f32>)> {
+    let buffers: BTreeMap<usize, Vec<f32>> = model.buffers().into_iter().collect();
+    let weights = layout.specs().par_iter().enumerate();
+    weights
+        .map(|(index, spec)| {
+            let initial = || spec.init.values(&spec.name, &spec.shape, 0, Purpose::Weights);
+            let mut values = buffers.get(&index).cloned().unwrap_or_else(initial);
+            let noise = normal(values.len(), 100 + index as u64);
+            values
+                .iter_mut()
+                .zip(noise)
+                .for_each(|(value, noise)| *value += PERTURBATION * noise);
+            (index, values)
+        })
+        .collect()
+}
+
 fn normal(count: usize, salt: u64) -> Vec<f32> {
     let mut values = vec![0.0; count];
     Stream::new(0, Purpose::Test).at(salt, 0).fill_normal(&mut values);
@@ -260,12 +279,16 @@ impl Job {
         };
         let trained = trained_mask(&layout, trained)?;
         let layout = Arc::new(layout);
-        let mut weights = initialize(&*model, &layout, 0, &device);
+        let mut weights = Weights::zeros(layout.clone(), &device);
         match file {
             Some(file) => {
                 load_into(&mut weights, file, &device)?;
             }
-            None => perturb::perturb(&mut weights, &device)?,
+            None => {
+                for (index, values) in random_values(&*model, &layout) {
+                    weights.set(index, device.plain(values, &layout.specs()[index].shape))?;
+                }
+            }
         }
         let mut config = Config::default();
         config.scheduler.steps = workload.steps;

@@ -31,6 +31,8 @@ pub struct PretrainSettings {
     pub label_noise: f64,
     /// Share of captions replaced by the empty one.
     pub condition_dropout: f64,
+    /// Factor of the load balance of a model with experts in the loss.
+    pub balance_weight: f64,
     /// Decay of the average that is returned, towards the end of training.
     pub average_decay: f64,
     /// Seed of everything random.
@@ -130,6 +132,7 @@ impl Pretraining<'_> {
         trained: &Arc<[bool]>,
         batch: &Batch,
         rows: Range<usize>,
+        balance_weight: f64,
     ) -> (f32, Vec<Option<Plain>>) {
         let values = self.dataset.image_shape().len();
         let shape = [rows.len(), values];
@@ -145,12 +148,16 @@ impl Pretraining<'_> {
         let pass = Training::new(weights, self.plan.clone(), trained.clone());
         let exec = pass.exec(CallContext::single(Stage::Training));
         let condition = self.conditioner.rows(&batch.captions[rows]);
-        let v = self.model.velocity(&exec, ModelInput { x, sigma, condition });
+        let input = ModelInput { x, sigma, condition };
+        let (v, balance_b) = self.model.velocity_and_balance(&exec, input);
         let error_b = self
             .plan
             .kernels
             .mean_squared_distance(&v.into_dispatch(), &target);
-        let loss = Tensor::<1>::from_dispatch(error_b).mean_dim(0);
+        let mut loss = Tensor::<1>::from_dispatch(error_b).mean_dim(0);
+        if let Some(balance_b) = balance_b {
+            loss = loss + balance_b.mean_dim(0) * balance_weight as f32;
+        }
         let value = cpu::to_host(&plain(&loss.clone().into_dispatch()))[0];
         (value, pass.gradients(&loss))
     }
@@ -199,7 +206,8 @@ pub fn pretrain(
         // Beside one another, added up in order.
         let units = device.concurrently(pieces, |index| {
             let rows = settings.batch / pieces;
-            parts.unit(&weights, &trained, &batch, index * rows..(index + 1) * rows)
+            let rows = index * rows..(index + 1) * rows;
+            parts.unit(&weights, &trained, &batch, rows, settings.balance_weight)
         });
         let mut accumulated = Accumulated::default();
         let mut sum = 0.0;

@@ -17,7 +17,7 @@ pub use codes::{Explanation, all_codes, explain};
 pub use features::{checkpoint_policy, unavailable};
 pub use flow_config::{Diagnostic, Severity};
 pub use markdown::markdown;
-pub use memory::{Load, MemoryEstimate, gib, is_linear, rows_per_image};
+pub use memory::{Load, MemoryEstimate, features, gib, rows_per_image};
 pub use resolve::resolve;
 pub use rules::{RULES, Rule};
 pub use validate::{Capabilities, Machine, Question, errors, validate};

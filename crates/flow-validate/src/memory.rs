@@ -136,9 +136,12 @@ impl MemoryEstimate {
 /// Values kept of one row of a micro-batch.
 fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, recomputed_every: Option<usize>) -> f64 {
     let (mut kept, mut blocks) = (0.0, BTreeMap::<(&str, usize), (f64, f64)>::new());
-    for weight in layout.specs().iter().filter(|weight| is_linear(weight)) {
+    for weight in layout.specs() {
+        let Some([output, input_channels]) = features(weight) else {
+            continue;
+        };
         let rows = rows_per_image(weight, spec);
-        let values = rows * (weight.shape[0] + weight.shape[1]) as f64;
+        let values = rows * (output + input_channels) as f64;
         let block = recomputed_every.and_then(|every| {
             let (stack, block) = block_of(&weight.name, spec)?;
             block.is_multiple_of(every).then_some((stack, block))
@@ -150,7 +153,7 @@ fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, recomputed_every:
         let (all, input) = blocks.entry(block).or_insert((0.0, f64::INFINITY));
         *all += values;
         if weight.kind == ParamKind::Base && rows > 1.0 {
-            *input = input.min(rows * weight.shape[1] as f64);
+            *input = input.min(rows * input_channels as f64);
         }
     }
     let inputs: f64 = blocks
@@ -171,9 +174,16 @@ fn block_of<'a>(name: &str, spec: &'a ModelSpec) -> Option<(&'a str, usize)> {
     })
 }
 
-/// Whether a weight is a linear layer's: tables of embeddings are looked up, not multiplied by.
-pub fn is_linear(weight: &ParamSpec) -> bool {
-    weight.kind != ParamKind::Buffer && weight.shape.len() == 2 && !weight.name.contains("token_embed")
+/// Output and input channels of a weight that is a linear layer's: tables of embeddings are looked up, not multiplied by.
+/// Of the layers of experts one counts for each token, the least that it gets.
+pub fn features(weight: &ParamSpec) -> Option<[usize; 2]> {
+    let is_matrix = !weight.name.ends_with(".bias") && !weight.name.contains("token_embed");
+    match weight.shape[..] {
+        _ if weight.kind == ParamKind::Buffer || !is_matrix => None,
+        [output, input] => Some([output, input]),
+        [_, output, input] if weight.name.contains(".experts.") => Some([output, input]),
+        _ => None,
+    }
 }
 
 /// How often a linear layer is applied to one image: once, or once per token.

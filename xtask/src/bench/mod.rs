@@ -7,6 +7,7 @@ mod gemm;
 mod quiet;
 mod result;
 mod server;
+mod workloads;
 
 use crate::peer;
 use crate::process::{cargo, output, run as run_command};
@@ -38,6 +39,8 @@ enum Target {
     Checkpoint(checkpoint::Options),
     /// The policies of the feature cache: what each saves and changes, on trained toys.
     Cache(cache::Options),
+    /// Whole models at published sizes: that PyTorch computes the same, and how fast both are.
+    Workloads(workloads::Options),
 }
 
 /// How to measure on the processor.
@@ -73,6 +76,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Target::Gemm(options) => gemm::run(workspace, options),
         Target::Checkpoint(options) => checkpoint::run(workspace, options),
         Target::Cache(options) => cache::run(workspace, options),
+        Target::Workloads(options) => workloads::run(workspace, options),
     }
 }
 

@@ -10,7 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Pretrains each weight file that a config in `configs/` names, once.
+/// Where committed weights lie.
+const COMMITTED: &str = "assets";
+
+/// Pretrains each weight file that a config in `configs/` starts from and that is committed, once.
 pub fn run(workspace: &Workspace, program: &Path, jobs: &[String]) -> Result<()> {
     let mut made: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
     let mut configs: Vec<PathBuf> = Vec::new();
@@ -35,14 +38,14 @@ pub fn run(workspace: &Workspace, program: &Path, jobs: &[String]) -> Result<()>
             Err(report) => bail!("{report}"),
         };
         let base = flow_config::base_dir(&path);
-        // Only what a run starts from is committed.
-        if config.model.weights.as_ref() == Some(&config.pretrain.output) {
-            made.entry(normal(&base.join(&config.pretrain.output)))
-                .or_insert(path);
+        let output = normal(&base.join(&config.pretrain.output));
+        let is_committed = output.starts_with(normal(&workspace.path(COMMITTED)));
+        if is_committed && config.model.weights.as_ref() == Some(&config.pretrain.output) {
+            made.entry(output).or_insert(path);
         }
     }
     if made.is_empty() {
-        bail!("no config in `configs/` starts from the weights that its own `[pretrain]` makes");
+        bail!("no config in `configs/` starts from weights in `assets/` that its own `[pretrain]` makes");
     }
     let mut differing = Vec::new();
     for (weights, config) in made {

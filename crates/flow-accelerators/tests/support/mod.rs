@@ -19,11 +19,22 @@ pub fn registry() -> AcceleratorRegistry {
 }
 
 /// A model whose weights are all noise, and the settings it was built from.
-pub fn noisy(architecture: &str) -> (Arc<dyn FlowModel>, Weights) {
-    let settings = match architecture {
+pub fn noisy(kind: &str) -> (Arc<dyn FlowModel>, Weights) {
+    let architecture = kind.split('-').next().unwrap_or(kind);
+    let settings = match kind {
         "dit" => json!({
             "latent": { "channels": 2, "height": 8, "width": 8 },
             "patch": 2, "hidden": 24, "layers": 3, "heads": 3, "vocabulary": { "size": 4, "length": 2 },
+        }),
+        "dit-with-experts" => json!({
+            "latent": { "channels": 2, "height": 8, "width": 8 },
+            "patch": 2, "hidden": 24, "layers": 3, "heads": 3, "vocabulary": { "size": 4, "length": 2 },
+            "moe": { "experts": 4, "top_k": 2, "inner": 20, "shared": 24 },
+        }),
+        "wan" => json!({
+            "latent_frames": 2, "latent_height": 4, "latent_width": 8, "patch_size": [1, 2, 2], "in_channels": 2,
+            "num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 12, "text_dim": 8, "freq_dim": 16,
+            "ffn_dim": 48,
         }),
         _ => json!({
             "in_channels": 2, "out_channels": 2, "patch_size": 2, "num_layers": 3, "num_attention_heads": 2,

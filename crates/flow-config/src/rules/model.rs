@@ -65,6 +65,37 @@ fn dit(rules: &mut Rules<'_>) {
             )
             .help("two axes take a sine and a cosine each; change `model.dit.hidden`");
     }
+    moe(rules);
+}
+
+fn moe(rules: &mut Rules<'_>) {
+    let moe = &rules.config.model.dit.moe;
+    if moe.experts == 0 {
+        let written = rules.written_below("model.dit.moe");
+        let unread = written.iter().find(|key| !key.ends_with(".experts"));
+        for first in unread
+            .cloned()
+            .into_iter()
+            .chain(rules.written_below("pretrain.balance_weight"))
+        {
+            rules
+                .warning(
+                    codes::RULE_UNUSED,
+                    &[&first, "model.dit.moe.experts"],
+                    format!("`{first}` is not read: the model has no experts"),
+                )
+                .help("remove it, or set `model.dit.moe.experts`");
+        }
+    } else if moe.top_k > moe.experts {
+        let (top_k, experts) = (moe.top_k, moe.experts);
+        rules
+            .error(
+                codes::RULE_MODEL_SHAPE,
+                &["model.dit.moe.top_k", "model.dit.moe.experts"],
+                format!("a token gets {top_k} experts, but there are {experts}"),
+            )
+            .help(format!("set `model.dit.moe.top_k` to at most {experts}"));
+    }
 }
 
 fn mmdit(rules: &mut Rules<'_>) {

@@ -85,6 +85,8 @@ pub struct DitConfig {
     pub qk_norm: bool,
     /// How patches learn their place.
     pub position: PositionEncoding,
+    /// A mixture of experts in the place of the MLP.
+    pub moe: MoeConfig,
 }
 
 impl Default for DitConfig {
@@ -101,6 +103,39 @@ impl Default for DitConfig {
             conditioning: Conditioning::default(),
             qk_norm: true,
             position: PositionEncoding::Sincos,
+            moe: MoeConfig::default(),
+        }
+    }
+}
+
+/// `[model.dit.moe]`: a mixture of experts in the place of every block's MLP (Fei et al. 2024, arXiv 2407.11633).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MoeConfig {
+    /// Experts of a block, of which each token gets `top_k`; 0: no mixture, but the MLP of `mlp_ratio`.
+    #[schemars(range(max = 1024))]
+    pub experts: usize,
+    /// Experts that a token gets, those of the highest scores; at most `experts`.
+    #[schemars(range(min = 1, max = 64))]
+    pub top_k: usize,
+    /// Width of one expert.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub inner: usize,
+    /// Width of the expert that every token gets besides; 0: there is none.
+    #[schemars(range(max = 1_048_576))]
+    pub shared: usize,
+    /// Divide the weights of a token's experts by their sum.
+    pub normalize: bool,
+}
+
+impl Default for MoeConfig {
+    fn default() -> Self {
+        Self {
+            experts: 0,
+            top_k: 2,
+            inner: 192,
+            shared: 192,
+            normalize: false,
         }
     }
 }

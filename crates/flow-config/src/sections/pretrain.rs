@@ -34,6 +34,10 @@ pub struct PretrainConfig {
     /// Decay of the average of the weights that is written out; 0 writes the last weights.
     #[schemars(range(min = 0.0, max = 0.999_999))]
     pub ema_decay: f64,
+    /// Factor of the load balance in the loss, for a model with experts (`[model.dit.moe]`): it is 1 for an even load and
+    /// higher the fewer experts get the tokens (Fedus et al. 2021, arXiv 2101.03961, eq. 4).
+    #[schemars(range(min = 0.0, max = 1000.0))]
+    pub balance_weight: f64,
     /// Where the weights go (safetensors), relative to the config file.
     pub output: PathBuf,
     /// Seed of the initial weights, batches, times and noise.
@@ -54,6 +58,7 @@ impl Default for PretrainConfig {
             label_noise: 0.0,
             condition_dropout: 0.1,
             ema_decay: 0.995,
+            balance_weight: 0.01,
             output: "weights/pretrained.safetensors".into(),
             seed: 0,
             classifier: ClassifierConfig::default(),

@@ -5,6 +5,7 @@
 //! and a model never knows an accelerator.
 
 mod call;
+mod experts;
 mod layer;
 mod log;
 mod operations;
@@ -17,6 +18,7 @@ mod stash;
 mod velocity;
 
 pub use call::{CallContext, Lane, Stage};
+pub use experts::{ExpertLayer, Routing};
 pub use layer::{AttentionKind, AttentionLayer, ComputeLayers, LayerBody, LayerDriver};
 pub use log::{AttentionLog, AttentionUse};
 pub use operations::{FeedForward, Linear};

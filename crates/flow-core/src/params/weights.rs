@@ -43,6 +43,16 @@ impl Weights {
         }
     }
 
+    /// All zero: for values that a file is about to give.
+    pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
+        let values = layout.specs().iter().map(|spec| {
+            let count = spec.shape.iter().product();
+            device.plain(vec![0.0; count], &spec.shape)
+        });
+        let values = Arc::new(values.collect());
+        Self { layout, values }
+    }
+
     /// The layout.
     pub fn layout(&self) -> &Arc<ParamLayout> {
         &self.layout

@@ -21,7 +21,7 @@ fn architecture(draft: &mut Draft<'_>) -> bool {
         draft.remark(
             "model.architecture",
             "`model.model_type` is left out, so Flow-Factory would take flux1, which flow-train does not have; its \
-             architectures are `dit` and `mmdit`",
+             architectures are `dit`, `mmdit` and `wan`",
         );
         return false;
     };
@@ -50,8 +50,9 @@ fn architecture(draft: &mut Draft<'_>) -> bool {
             } else {
                 "Its sigma shift stands in its scheduler_config.json and goes to [scheduler.shift]"
             };
+            let nearest = if name.starts_with("wan2") { "wan" } else { "mmdit" };
             let reason = format!(
-                "flow-train has no model {written}; the nearest architecture is `mmdit`, without it `dit` is used. {shift}"
+                "flow-train has no model {written}; the nearest architecture is `{nearest}`, without it `dit` is used. {shift}"
             );
             draft.keep("model", &item.origin, reason);
             false

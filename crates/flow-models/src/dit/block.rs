@@ -8,7 +8,7 @@ use flow_core::exec::{AttentionKind, Block, Exec, FeedForward, Linear, RegionKin
 use std::sync::Arc;
 
 /// Order of the modulation's chunks (Peebles and Xie 2022; diffusers' `AdaLayerNormZero`).
-mod chunk {
+pub(super) mod chunk {
     pub const ATTENTION_SHIFT: usize = 0;
     pub const ATTENTION_SCALE: usize = 1;
     pub const ATTENTION_GATE: usize = 2;
@@ -18,33 +18,24 @@ mod chunk {
     pub const COUNT: usize = 6;
 }
 
-/// One block. Carries `x [B, S, D]`, reads the activated conditioning `[B, D]`.
+/// What a block has before its feed-forward part, whatever that is.
 #[derive(Debug)]
-pub(super) struct DitBlock {
+pub(super) struct Front {
     modulation: Linear,
     attention: SelfAttention,
-    mlp: FeedForward,
 }
 
-impl DitBlock {
-    pub fn new(mut parts: Parts<'_>, config: &DitConfig, rotary: Option<RotaryTable>) -> Self {
-        let hidden = config.hidden;
+impl Front {
+    pub fn new(parts: &mut Parts<'_>, config: &DitConfig, rotary: Option<RotaryTable>) -> Arc<Self> {
+        let (hidden, heads) = (config.hidden, config.heads);
         let modulation = parts
             .under("norm1")
             .linear("linear", hidden, chunk::COUNT * hidden, Init::Zeros);
-        let attention = SelfAttention::new(
-            &mut parts.under("attn"),
-            hidden,
-            config.heads,
-            config.qk_norm,
-            rotary,
-        );
-        let mlp = feed_forward(parts.under("ff"), hidden, config.mlp_width());
-        Self {
+        let mut attention = parts.under("attn");
+        Arc::new(Self {
             modulation,
-            attention,
-            mlp,
-        }
+            attention: SelfAttention::new(&mut attention, hidden, heads, config.qk_norm, rotary),
+        })
     }
 
     fn modulate(self: &Arc<Self>, exec: &Exec<'_>, c_bd: Tensor<2>) -> Tensor<3> {
@@ -60,16 +51,55 @@ impl DitBlock {
         self.attention.gated_residual(exec, x, attended, modulation, gate)
     }
 
+    /// The residual stream `[B, S, D]` after attention, and the modulation `[B, 6, D]`.
+    pub fn forward(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        x_bsd: Tensor<3>,
+        c_bd: Tensor<2>,
+    ) -> (Tensor<3>, Tensor<3>) {
+        let modulation = exec.region(RegionKind::AdaLn, self, c_bd, Self::modulate);
+        let inputs = (x_bsd, modulation.clone());
+        let x = exec.region(RegionKind::Attention, self, inputs, Self::attend);
+        (x, modulation)
+    }
+
+    /// What the attention reads.
+    pub fn modulated_input(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        x_bsd: &Tensor<3>,
+        c_bd: &Tensor<2>,
+    ) -> Tensor<3> {
+        let modulation = self.modulate(exec, c_bd.clone());
+        normed(exec, x_bsd.clone(), modulation)
+    }
+}
+
+fn normed(exec: &Exec<'_>, x: Tensor<3>, modulation: Tensor<3>) -> Tensor<3> {
+    let (shift, scale) = (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+    exec.modulated_layer_norm(x, modulation, shift, scale, NORM_EPSILON)
+}
+
+/// One block. Carries `x [B, S, D]`, reads the activated conditioning `[B, D]`.
+#[derive(Debug)]
+pub(super) struct DitBlock {
+    front: Arc<Front>,
+    mlp: FeedForward,
+}
+
+impl DitBlock {
+    pub fn new(mut parts: Parts<'_>, config: &DitConfig, rotary: Option<RotaryTable>) -> Self {
+        Self {
+            front: Front::new(&mut parts, config, rotary),
+            mlp: feed_forward(parts.under("ff"), config.hidden, config.mlp_width()),
+        }
+    }
+
     fn feed_forward(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
         let norm = norm(chunk::MLP_SHIFT, chunk::MLP_SCALE);
         exec.modulated_feed_forward(x, modulation, norm, &self.mlp, chunk::MLP_GATE)
     }
-}
-
-/// What the attention reads.
-fn normed(exec: &Exec<'_>, x: Tensor<3>, modulation: Tensor<3>) -> Tensor<3> {
-    let (shift, scale) = (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
-    exec.modulated_layer_norm(x, modulation, shift, scale, NORM_EPSILON)
 }
 
 impl Block for DitBlock {
@@ -77,22 +107,16 @@ impl Block for DitBlock {
     type Shared = Tensor<2>;
 
     fn forward(self: &Arc<Self>, exec: &Exec<'_>, x_bsd: Tensor<3>, c_bd: Tensor<2>) -> Tensor<3> {
-        let modulation = exec.region(RegionKind::AdaLn, self, c_bd, Self::modulate);
-        let x = exec.region(
-            RegionKind::Attention,
-            self,
-            (x_bsd, modulation.clone()),
-            Self::attend,
-        );
-        exec.region(RegionKind::Mlp, self, (x, modulation), Self::feed_forward)
+        let streams = self.front.forward(exec, x_bsd, c_bd);
+        exec.region(RegionKind::Mlp, self, streams, Self::feed_forward)
     }
+
     fn modulated_input(
         self: &Arc<Self>,
         exec: &Exec<'_>,
         x_bsd: &Tensor<3>,
         c_bd: &Tensor<2>,
     ) -> Option<Tensor<3>> {
-        let modulation = self.modulate(exec, c_bd.clone());
-        Some(normed(exec, x_bsd.clone(), modulation))
+        Some(self.front.modulated_input(exec, x_bsd, c_bd))
     }
 }

@@ -45,6 +45,43 @@ pub struct DitConfig {
     /// How patches learn their place.
     #[serde(default)]
     pub position: Position,
+    /// A mixture of experts in the place of every block's feed-forward part; `mlp_ratio` is not read then.
+    #[serde(default)]
+    pub moe: Option<MoeConfig>,
+}
+
+/// A mixture of experts (Fei et al. 2024, arXiv:2407.11633).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoeConfig {
+    /// Experts of a block, of which each token gets some.
+    pub experts: usize,
+    /// Experts that a token gets.
+    pub top_k: usize,
+    /// Width of one of them.
+    pub inner: usize,
+    /// Width of the expert that every token gets besides; 0: there is none.
+    #[serde(default)]
+    pub shared: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    #[serde(default)]
+    pub normalize: bool,
+}
+
+impl MoeConfig {
+    fn check(&self, check: &Check) -> Result<(), ModelError> {
+        check.within(&[
+            ("moe.experts", self.experts, 1024),
+            ("moe.inner", self.inner, 1 << 20),
+            ("moe.top_k", self.top_k, 64),
+        ])?;
+        check.that(self.shared <= 1 << 20, "moe.shared", || {
+            format!("is {}; it must be at most {}", self.shared, 1 << 20)
+        })?;
+        check.that(self.top_k <= self.experts, "moe.top_k", || {
+            format!("is {}; there are `moe.experts` = {}", self.top_k, self.experts)
+        })
+    }
 }
 
 /// Of every DiT in the paper (Peebles and Xie 2022, arXiv:2212.09748).
@@ -98,6 +135,9 @@ impl DitConfig {
         check.that((1..=1 << 20).contains(&self.mlp_width()), "mlp_ratio", || {
             format!("is {}; it must be above 0 and at most 64", self.mlp_ratio)
         })?;
+        if let Some(moe) = &self.moe {
+            moe.check(&check)?;
+        }
         if let Some(vocabulary) = self.vocabulary {
             check.within(&[
                 ("vocabulary.size", vocabulary.size, 10_000_000),

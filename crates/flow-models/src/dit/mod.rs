@@ -6,8 +6,9 @@
 
 mod block;
 mod config;
+mod moe;
 
-pub use config::{DitConfig, Position};
+pub use config::{DitConfig, MoeConfig, Position};
 
 use crate::layers::{
     Parts, PatchEmbedding, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, rotary_2d, sincos_2d,
@@ -21,6 +22,7 @@ use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::model::{FlowModel, ModelInput, ModelSpec};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, Handle, Init, ParamLayout};
+use moe::MoeBlock;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -40,9 +42,28 @@ pub struct Dit {
     positions: Option<Tensor<3>>,
     timestep: TimestepEmbedding,
     tokens: Option<Handle<2>>,
-    blocks: Vec<Arc<DitBlock>>,
+    blocks: Blocks,
     norm_out: Linear,
     out: Linear,
+}
+
+/// The blocks of a model are all of one kind.
+#[derive(Debug)]
+enum Blocks {
+    Dense(Vec<Arc<DitBlock>>),
+    Experts(Vec<Arc<MoeBlock>>),
+}
+
+impl Blocks {
+    /// Kinds of regions that they announce.
+    fn regions(&self) -> Vec<RegionKind> {
+        let mut kinds = vec![RegionKind::AdaLn, RegionKind::Attention];
+        match self {
+            Self::Dense(_) => kinds.push(RegionKind::Mlp),
+            Self::Experts(_) => kinds.extend([RegionKind::Moe, RegionKind::Router]),
+        }
+        kinds
+    }
 }
 
 /// Builds a [`Dit`] from settings in the form of [`DitConfig`].
@@ -84,12 +105,32 @@ impl Dit {
         });
         let rope = config.position == Position::Rope;
         let rotary = rope.then(|| rotary_2d(config.head_dim(), rows, columns, device));
-        let blocks = (0..config.layers)
-            .map(|index| {
-                let parts = parts.under(format_args!("transformer_blocks.{index}"));
-                Arc::new(DitBlock::new(parts, config, rotary.clone()))
-            })
-            .collect();
+        let indices = 0..config.layers;
+        let blocks = match &config.moe {
+            None => Blocks::Dense(
+                indices
+                    .map(|index| {
+                        Arc::new(DitBlock::new(
+                            parts.under(format_args!("transformer_blocks.{index}")),
+                            config,
+                            rotary.clone(),
+                        ))
+                    })
+                    .collect(),
+            ),
+            Some(moe) => Blocks::Experts(
+                indices
+                    .map(|index| {
+                        Arc::new(MoeBlock::new(
+                            parts.under(format_args!("transformer_blocks.{index}")),
+                            config,
+                            moe,
+                            rotary.clone(),
+                        ))
+                    })
+                    .collect(),
+            ),
+        };
         let norm_out = parts
             .under("norm_out")
             .linear("linear", hidden, 2 * hidden, Init::Zeros);
@@ -105,7 +146,7 @@ impl Dit {
             vocabulary: config.vocabulary,
             reads_text: false,
             stacks: vec![("transformer_blocks".into(), config.layers)],
-            regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
+            regions: blocks.regions(),
         };
         Ok(Self {
             spec,
@@ -154,17 +195,31 @@ impl FlowModel for Dit {
     /// # Panics
     /// If `input` does not fit [`ModelSpec`].
     fn velocity(&self, exec: &Exec<'_>, input: ModelInput) -> Tensor<2> {
+        self.velocity_and_balance(exec, input).0
+    }
+
+    /// # Panics
+    /// If `input` does not fit [`ModelSpec`], or if the kernels have no operations of the experts that the model has.
+    fn velocity_and_balance(&self, exec: &Exec<'_>, input: ModelInput) -> (Tensor<2>, Option<Tensor<1>>) {
         let c_bd = self.conditioning(exec, &input);
         // Every modulation reads the conditioning through the same SiLU.
         let c_bd = exec.activation(c_bd, Activation::Silu);
-        let mut x_bsd = self.patches.forward(exec, input.x);
+        let ModelInput { x, sigma, .. } = input;
+        let mut x_bsd = self.patches.forward(exec, x);
         if let Some(positions) = &self.positions {
             x_bsd = x_bsd + positions.clone();
         }
-        let x_bsd = exec.stack("transformer_blocks", &self.blocks, x_bsd, c_bd.clone());
+        let name = "transformer_blocks";
+        let (x_bsd, balance_b) = match &self.blocks {
+            Blocks::Dense(blocks) => (exec.stack(name, blocks, x_bsd, c_bd.clone()), None),
+            Blocks::Experts(blocks) => {
+                let (x_bsd, sum_b) = exec.stack(name, blocks, (x_bsd, sigma.zeros_like()), c_bd.clone());
+                (x_bsd, Some(sum_b / blocks.len() as f32))
+            }
+        };
         let modulation = modulation(exec, "norm_out", &self.norm_out, c_bd, 2);
         let y_bsd = exec.modulated_linear(x_bsd, modulation, norm(OUT_SHIFT, OUT_SCALE), &self.out);
-        unpatchify(y_bsd, &self.spec.latent, self.patch)
+        (unpatchify(y_bsd, &self.spec.latent, self.patch), balance_b)
     }
 }
 

@@ -36,9 +36,24 @@ impl<'a> Parts<'a> {
 
     /// A linear layer with a bias that starts at zero.
     pub fn linear(&mut self, name: impl Display, input: usize, output: usize, init: Init) -> Linear {
+        self.any_linear(name, [output, input], init, true)
+    }
+
+    /// A linear layer without a bias.
+    pub fn linear_without_bias(
+        &mut self,
+        name: impl Display,
+        input: usize,
+        output: usize,
+        init: Init,
+    ) -> Linear {
+        self.any_linear(name, [output, input], init, false)
+    }
+
+    fn any_linear(&mut self, name: impl Display, shape: [usize; 2], init: Init, has_bias: bool) -> Linear {
         let mut part = self.builder.under(name);
-        let weight = part.param("weight", [output, input], init);
-        let bias = Some(part.param("bias", [output], Init::Zeros));
+        let weight = part.param("weight", shape, init);
+        let bias = has_bias.then(|| part.param("bias", [shape[0]], Init::Zeros));
         let linear = Linear { weight, bias };
         self.linears.push(linear);
         linear

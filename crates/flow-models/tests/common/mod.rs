@@ -10,7 +10,7 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{Plain, leaf, plain};
 use flow_core::{CallContext, FlowModel, ParamLayout, Plan, Weights, cpu};
 use flow_kernels::CpuKernels;
-use flow_models::{DitConfig, Position};
+use flow_models::{DitConfig, MoeConfig, Position};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,7 +49,28 @@ pub fn small_dit(position: Position) -> DitConfig {
         vocabulary: Some(Vocabulary { size: 5, length: 3 }),
         qk_norm: position == Position::Rope,
         position,
+        moe: None,
     }
+}
+
+/// One of each kind: both positions, and both with experts.
+pub fn small_dits() -> [DitConfig; 4] {
+    let experts = |position, shared, normalize| DitConfig {
+        moe: Some(MoeConfig {
+            experts: 5,
+            top_k: 2,
+            inner: 20,
+            shared,
+            normalize,
+        }),
+        ..small_dit(position)
+    };
+    [
+        small_dit(Position::Sincos),
+        small_dit(Position::Rope),
+        experts(Position::Sincos, 28, false),
+        experts(Position::Rope, 0, true),
+    ]
 }
 
 /// Weights that are all different from zero, so that no path is shut by a zero gate.

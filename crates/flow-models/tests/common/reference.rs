@@ -1,7 +1,7 @@
 //! A DiT written plainly in f64 on the host, from the paper's formulas, to compare with.
 
 use super::HostInput;
-use flow_models::{DitConfig, Position};
+use flow_models::{DitConfig, MoeConfig, Position};
 use std::collections::BTreeMap;
 
 /// Weights in f64 by name.
@@ -171,6 +171,48 @@ impl Reference<'_> {
         mixed.collect()
     }
 
+    fn feed_forward(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let inner = self.linear(&format!("{name}.net.0.proj"), x);
+        let inner: Vec<f64> = inner.into_iter().map(gelu_tanh).collect();
+        self.linear(&format!("{name}.net.2"), &inner)
+    }
+
+    /// The layer of one expert.
+    fn expert(&self, name: &str, expert: usize, x: &[f64], outputs: usize) -> Vec<f64> {
+        let weight = &self.weights[&format!("{name}.weight")][expert * outputs * x.len()..];
+        let bias = &self.weights[&format!("{name}.bias")][expert * outputs..];
+        let rows = weight.chunks(x.len()).take(outputs).zip(bias);
+        rows.map(|(row, bias)| row.iter().zip(x).map(|(w, x)| w * x).sum::<f64>() + bias)
+            .collect()
+    }
+
+    fn experts(&self, name: &str, moe: &MoeConfig, x: &[f64]) -> Vec<f64> {
+        let router = &self.weights[&format!("{name}.router.weight")];
+        let scores = router
+            .chunks(x.len())
+            .map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum::<f64>().exp());
+        let scores: Vec<f64> = scores.collect();
+        let total: f64 = scores.iter().sum();
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        order.truncate(moe.top_k);
+        let chosen: f64 = order.iter().map(|expert| scores[*expert]).sum();
+        let mut out = match moe.shared {
+            0 => vec![0.0; x.len()],
+            _ => self.feed_forward(&format!("{name}.shared"), x),
+        };
+        for expert in order {
+            let weight = scores[expert] / if moe.normalize { chosen } else { total };
+            let inner = self.expert(&format!("{name}.experts.up"), expert, x, moe.inner);
+            let inner: Vec<f64> = inner.into_iter().map(gelu_tanh).collect();
+            let of_expert = self.expert(&format!("{name}.experts.down"), expert, &inner, x.len());
+            out.iter_mut()
+                .zip(of_expert)
+                .for_each(|(out, y)| *out += weight * y);
+        }
+        out
+    }
+
     fn row(&self, x: &[f64], sigma: f64, tokens: &[i64]) -> Vec<f64> {
         let hidden = self.config.hidden;
         let c = self.conditioning(sigma, tokens);
@@ -189,9 +231,11 @@ impl Reference<'_> {
             let branch = self.attention(&format!("{name}.attn"), &normed);
             gated(&mut x, branch, 2);
             let branch = x.iter().map(|x| {
-                let inner = self.linear(&format!("{name}.ff.net.0.proj"), &modulate(x, &modulation, 3, 4));
-                let inner: Vec<f64> = inner.into_iter().map(gelu_tanh).collect();
-                self.linear(&format!("{name}.ff.net.2"), &inner)
+                let normed = modulate(x, &modulation, 3, 4);
+                match &self.config.moe {
+                    None => self.feed_forward(&format!("{name}.ff"), &normed),
+                    Some(moe) => self.experts(&format!("{name}.ff"), moe, &normed),
+                }
             });
             let branch = branch.collect();
             gated(&mut x, branch, 5);

@@ -5,7 +5,7 @@ use crate::arguments::ConfigArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
-use flow_config::{Config, DataConfig, Finetune};
+use flow_config::{Architecture, Config, DataConfig, Finetune};
 use flow_data::Digits;
 use flow_models::StoredDtype;
 use flow_report::{Stopwatch, human_duration};
@@ -13,7 +13,7 @@ use flow_rewards::classifier::{ClassifierTraining, train_classifier};
 use flow_trainer::optimizer::AdamWSettings;
 use flow_trainer::pretrain::{PretrainSettings, Pretraining, pretrain};
 use flow_trainer::setup;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -74,6 +74,7 @@ fn settings(config: &Config) -> PretrainSettings {
         batch: pretrain.batch,
         label_noise: pretrain.label_noise,
         condition_dropout: pretrain.condition_dropout,
+        balance_weight: pretrain.balance_weight,
         average_decay: pretrain.ema_decay,
         seed: pretrain.seed,
         optimizer: AdamWSettings {
@@ -96,6 +97,14 @@ fn metadata(config: &Config, final_loss: f64) -> BTreeMap<String, String> {
         section.remove("output");
         section.remove("classifier");
     }
+    // Nor does what the model does not have. Both came later, and weights made before keep their hash.
+    if config.model.architecture != Architecture::Wan {
+        remove(&mut relevant["model"], "wan");
+    }
+    if config.model.dit.moe.experts == 0 {
+        remove(&mut relevant["model"]["dit"], "moe");
+        remove(&mut relevant["pretrain"], "balance_weight");
+    }
     let pairs = [
         ("flow-train.version", env!("CARGO_PKG_VERSION").to_owned()),
         (
@@ -107,6 +116,12 @@ fn metadata(config: &Config, final_loss: f64) -> BTreeMap<String, String> {
         ("flow-train.final_loss", format!("{final_loss:.9}")),
     ];
     pairs.map(|(key, value)| (key.to_owned(), value)).into()
+}
+
+fn remove(table: &mut Value, key: &str) {
+    if let Some(table) = table.as_object_mut() {
+        table.shift_remove(key);
+    }
 }
 
 /// Trains the classifier and says what came of it.

@@ -210,6 +210,7 @@ fn list_explain_schema_and_completions_agree_on_names() {
         &[
             "dit",
             "mmdit",
+            "wan",
             "digit-classifier",
             "cpu",
             "grpo-guard",

@@ -120,7 +120,7 @@ fn wan(name: &'static str, frames: usize, tiny: bool) -> Workload {
         batch: if tiny { 2 } else { 1 },
         lora: None,
         guidance_scale: 1.0,
-        steps: if tiny { 3 } else { 50 },
+        steps: if tiny { 3 } else { 10 },
     }
 }
 

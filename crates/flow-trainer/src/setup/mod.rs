@@ -25,7 +25,7 @@ use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, Sessio
 use flow_accel::{Acceleration, AcceleratorRegistry};
 use flow_checkpoint::{Gauge, Policy as CheckpointPolicy};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit};
-use flow_core::{ModelSpec, Plan, RegionEngine, device::ComputeDevice};
+use flow_core::{ModelSpec, Plan, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_models::ModelRegistry;
 use flow_rewards::RewardRegistry;
@@ -165,6 +165,14 @@ fn common_for(
             shape.channels,
             shape.height,
             shape.width
+        )));
+    }
+    let kernels = &environment.plan.kernels;
+    if spec.regions.contains(&RegionKind::Moe) && kernels.experts().is_none() {
+        return Err(TrainError::Setting(format!(
+            "the model has experts, and the kernels `{}` of this device compute none; set `model.dit.moe.experts = 0`, or \
+             `device.kind = \"cpu\"`",
+            kernels.name()
         )));
     }
     // Conditions carry the empty branch whenever one of rollout and evaluation is guided; a policy without guidance

@@ -36,7 +36,8 @@ pub fn architecture(config: &Config) -> (&'static str, Value) {
                 PositionEncoding::Sincos => "sincos",
                 PositionEncoding::Rope => "rope",
             };
-            let settings = json!({
+            let moe = &dit.moe;
+            let mut settings = json!({
                 "latent": { "channels": dit.latent_channels, "height": dit.height, "width": dit.width },
                 "patch": dit.patch,
                 "hidden": dit.hidden,
@@ -47,6 +48,15 @@ pub fn architecture(config: &Config) -> (&'static str, Value) {
                 "qk_norm": dit.qk_norm,
                 "position": position,
             });
+            if moe.experts > 0 {
+                settings["moe"] = json!({
+                    "experts": moe.experts,
+                    "top_k": moe.top_k,
+                    "inner": moe.inner,
+                    "shared": moe.shared,
+                    "normalize": moe.normalize,
+                });
+            }
             ("dit", settings)
         }
         Architecture::Mmdit => {

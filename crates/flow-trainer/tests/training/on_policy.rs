@@ -5,7 +5,7 @@ use flow_core::exec::Stash;
 use flow_core::kernels::{LinearWeights, SdeOutputs};
 use flow_core::{Activation, AdamWStep, Kernels, Plain};
 use flow_kernels::CpuKernels;
-use flow_trainer::TrainError;
+use flow_trainer::{TrainError, setup};
 use std::sync::Arc;
 
 type Tracked = burn::backend::DispatchTensor;
@@ -61,6 +61,34 @@ fn the_ratio_is_exactly_one_with_adapters_and_a_reference_below_them() {
         "algorithm.kl={ kind = \"mean\", beta = 0.1, reference = \"lora-off\" }",
     ]);
     assert_eq!(deviations(&metrics.expect("the run ends")), [0.0, 0.0]);
+}
+
+/// A mixture of experts in the place of the base config's MLPs.
+const EXPERTS: [&str; 3] = [
+    "model.dit.moe.experts=4",
+    "model.dit.moe.inner=12",
+    "model.dit.moe.shared=8",
+];
+
+#[test]
+fn ratios_of_a_model_with_experts_are_one_with_guidance_too() {
+    let guided = [&EXPERTS[..], &["sampling.guidance_scale=2.0"]].concat();
+    assert_eq!(deviations(&run(&guided).expect("the run ends")), [0.0, 0.0]);
+}
+
+#[test]
+fn experts_on_kernels_that_have_none_are_refused_before_anything_runs() {
+    let registries = registries();
+    let environment = environment_with(&registries, Arc::new(Bent(CpuKernels::default())));
+    let error = setup::common(&config(&EXPERTS), &environment)
+        .err()
+        .expect("it is refused");
+    let text = error.to_string();
+    assert!(
+        text.contains("the kernels `bent` of this device compute none"),
+        "{text}"
+    );
+    assert!(text.contains("model.dit.moe.experts = 0"), "{text}");
 }
 
 #[test]

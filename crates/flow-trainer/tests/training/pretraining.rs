@@ -7,9 +7,13 @@ use flow_trainer::pretrain::{PretrainSettings, Pretrained, Pretraining, pretrain
 use flow_trainer::setup;
 
 fn run(seed: u64, steps: u64) -> Pretrained {
+    run_with(&[], seed, steps, 0.01)
+}
+
+fn run_with(overrides: &[&str], seed: u64, steps: u64, balance_weight: f64) -> Pretrained {
     let registries = registries();
     let environment = environment(&registries);
-    let config = config(&["pretrain.learning_rate=3e-3"]);
+    let config = config(overrides);
     let dataset = setup::dataset(&config).expect("digits");
     let model = setup::model(&config, &environment).expect("a model");
     let device = &environment.device;
@@ -21,6 +25,7 @@ fn run(seed: u64, steps: u64) -> Pretrained {
         batch: 24,
         label_noise: 0.2,
         condition_dropout: 0.1,
+        balance_weight,
         average_decay: 0.9,
         seed,
         optimizer,
@@ -55,4 +60,22 @@ fn the_same_seed_gives_the_same_bits_and_another_seed_does_not() {
         crate::support::bits(&one.weights),
         crate::support::bits(&other.weights)
     );
+}
+
+#[test]
+fn the_load_balance_of_experts_is_in_the_loss_times_its_factor() {
+    let experts = [
+        "model.dit.moe.experts=4",
+        "model.dit.moe.inner=12",
+        "model.dit.moe.shared=0",
+    ];
+    let first = |overrides: &[&str], factor| f64::from(run_with(overrides, 1, 1, factor).losses[0]);
+    let (none, one, three) = (first(&experts, 0.0), first(&experts, 1.0), first(&experts, 3.0));
+    // Fresh routers are nearly indifferent, so the balance is near that of an even load, 1.
+    assert!((0.9..1.2).contains(&(one - none)), "{none} and {one}");
+    assert!(
+        (three - none - 3.0 * (one - none)).abs() < 1e-5,
+        "{none}, {one} and {three}"
+    );
+    assert_eq!(first(&[], 0.0), first(&[], 3.0), "without experts there is none");
 }

@@ -5,7 +5,7 @@
 //! [`flow_validate::MemoryEstimate`]'s.
 
 use flow_core::{ModelSpec, ParamLayout};
-use flow_validate::{is_linear, rows_per_image};
+use flow_validate::{features, rows_per_image};
 
 /// What an iteration asks for.
 pub struct Work {
@@ -31,8 +31,11 @@ impl Cost {
     /// Estimates an iteration.
     pub fn of(layout: &ParamLayout, spec: &ModelSpec, work: &Work) -> Self {
         let mut flop_per_row = 0.0;
-        for weight in layout.specs().iter().filter(|weight| is_linear(weight)) {
-            let (output, input) = (weight.shape[0] as f64, weight.shape[1] as f64);
+        for weight in layout.specs() {
+            let Some(features) = features(weight) else {
+                continue;
+            };
+            let [output, input] = features.map(|count| count as f64);
             flop_per_row += 2.0 * rows_per_image(weight, spec) * output * input;
             if weight.name.ends_with("to_q.weight") {
                 flop_per_row += 4.0 * (spec.tokens as f64).powi(2) * output;

@@ -1,0 +1,313 @@
+"""The workloads of `workload_speed` (flow-trainer's example) in PyTorch, from the same weights and inputs.
+
+    step_peer.py check FOLDER            compare with what `workload_speed export NAME FOLDER --tiny` wrote, in f32 on the CPU
+    step_peer.py time FOLDER PART [...]  print a line of JSON; PART is forward, step or rollout
+      --mode eager|cudnn|compile|graphs  eager with PyTorch's own choice of attention; eager with cuDNN's; `torch.compile` of
+                                         each block with cuDNN's; of the whole model, replayed as CUDA graphs
+      --checkpoint none|full|attn_only   what backward keeps of a block: what it needs; its inputs; and attention's output
+      --device cpu|cuda  --dtype f32|bf16  --repeats N
+
+A training step is forward, loss, backward and fused AdamW, parameters, moments and gradients in the given precision. The
+loss is the mean squared distance to a target, under guidance Flow-GRPO's at one recorded step. Only torch, numpy and
+safetensors are needed.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+try:
+    import torch
+    from safetensors.torch import load_file
+except ImportError as error:
+    raise SystemExit(f"{error}; this program needs torch and safetensors (pip install torch numpy safetensors)")
+
+from models import ARCHITECTURES, add_adapters, place
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+# Agreement asked for: relative L2 of f32 results that are sums in another order.
+TOLERANCE = 1e-5
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+MODES = ("eager", "cudnn", "compile", "graphs")
+ATTENTION = (
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+)
+
+
+def attention_operations():
+    found = [getattr(torch.ops.aten, name).default for name in ATTENTION if hasattr(torch.ops.aten, name)]
+    if not found:
+        raise SystemExit(f"this PyTorch ({torch.__version__}) has none of the operations {', '.join(ATTENTION)}")
+    return found
+
+
+class Checkpointed(nn.Module):
+    """A block of which backward keeps the inputs, and attention's results if `saves_attention`."""
+
+    def __init__(self, block, saves_attention):
+        super().__init__()
+        self.block = block
+        self.options = {}
+        if saves_attention:
+            saved = set(attention_operations())
+            policy = lambda _, op, *args, **kwargs: (
+                CheckpointPolicy.MUST_SAVE if op in saved else CheckpointPolicy.PREFER_RECOMPUTE
+            )
+            self.options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
+
+    def forward(self, *inputs):
+        return checkpoint(self.block, *inputs, use_reentrant=False, preserve_rng_state=False, **self.options)
+
+
+class Work:
+    def __init__(self, folder, device="cpu", dtype=torch.float32, mode="eager", policy="none"):
+        self.folder = Path(folder)
+        about = self.about = json.loads((self.folder / "workload.json").read_text())
+        self.device, self.dtype, self.mode = device, dtype, mode
+        weights = load_file(self.folder / "weights.safetensors")
+        # Values are made below, so nothing is drawn here.
+        with torch.device("meta"):
+            model = ARCHITECTURES[about["architecture"]](about["settings"])
+        lora = about["lora"]
+        if lora:
+            end = ".lora_A.weight"
+            names = [name.removesuffix(end) for name in weights if name.endswith(end)]
+            with torch.device("meta"):
+                add_adapters(model, names, lora["rank"], lora["alpha"] / lora["rank"])
+        missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
+        if missing or unexpected:
+            raise SystemExit(f"weights do not fit: missing {missing[:5]}, unexpected {unexpected[:5]}")
+        self.make_tables(model)
+        model = self.model = place(model, device, dtype)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not lora or ".lora_" in name)
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        blocks = getattr(model, model.stack)
+        if policy != "none":
+            blocks = [Checkpointed(block, policy == "attn_only") for block in blocks]
+        if mode == "compile":
+            blocks = [torch.compile(block) for block in blocks]
+        setattr(model, model.stack, nn.ModuleList(blocks))
+        self.network = torch.compile(model, mode="reduce-overhead") if mode == "graphs" else model
+
+        self.given = load_file(self.folder / "given.safetensors")
+        self.steps = [self.given.pop(f"step.{index}").tolist() for index in range(about["steps"])]
+        for name, value in self.given.items():
+            is_read = name.removeprefix("null_") in ("text", "pooled")
+            self.given[name] = value.to(device, dtype if is_read else None)
+        self.scale = about["guidance_scale"]
+        self.optimizer = None
+
+    def make_tables(self, model):
+        """Buffers that no file holds, on the CPU in f32."""
+        with torch.device("cpu"):
+            fresh = dict(self.tables_of(self.about))
+        for name, value in fresh.items():
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, value)
+
+    @staticmethod
+    def tables_of(about):
+        # One block is enough to make the tables, and cheap.
+        settings = dict(about["settings"])
+        for key in ("layers", "num_layers"):
+            if key in settings:
+                settings[key] = 1
+        settings["dual_attention_layers"] = []
+        if about["architecture"] == "mmdit":
+            settings["pos_embed_max_size"] = 1
+        model = ARCHITECTURES[about["architecture"]](settings)
+        stored = model.state_dict().keys()
+        return [(name, value) for name, value in model.named_buffers() if name not in stored]
+
+    def condition(self, prefix):
+        names = ("tokens", "text", "pooled")
+        return [self.given[prefix + name] for name in names if prefix + name in self.given]
+
+    def attention(self):
+        if self.mode == "eager" or self.device == "cpu":
+            return contextlib.nullcontext()
+        return sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
+
+    def call(self, x, sigma, condition):
+        if self.mode == "graphs":
+            torch.compiler.cudagraph_mark_step_begin()
+        return self.network(x, sigma, *condition).float()
+
+    def velocity(self, x, sigma):
+        """Guided, if the workload is."""
+        condition = self.condition("")
+        if self.scale == 1.0:
+            return self.call(x, sigma, condition)
+        both = [torch.cat(pair) for pair in zip(condition, self.condition("null_"))]
+        v, empty = self.call(x.repeat(2, 1), sigma.repeat(2), both).chunk(2)
+        return empty + (v - empty) * self.scale
+
+    @torch.no_grad()
+    def forward(self):
+        with self.attention():
+            return self.call(self.given["x"], self.given["sigma"], self.condition(""))
+
+    @torch.no_grad()
+    def roll_out(self):
+        x = self.given["initial_noise"]
+        with self.attention():
+            for index, (sigma, mean_x, mean_v, level, log_scale, offset) in enumerate(self.steps):
+                mean = mean_x * x + mean_v * self.velocity(x, self.levels(sigma, x))
+                if level == 0.0:
+                    x = mean
+                    continue
+                x_next = mean + level * self.given[f"noise.{index}"]
+                self.log_prob = -(x_next - mean).square().mean(1) * log_scale + offset
+                x = x_next
+        return x
+
+    def levels(self, sigma, x):
+        return torch.full((x.shape[0],), sigma, device=x.device)
+
+    def loss(self):
+        """The loss, its gradients left at the parameters."""
+        for parameter in self.trained:
+            parameter.grad = None
+        given = self.given
+        with self.attention():
+            if self.scale == 1.0:
+                v = self.call(given["x"], given["sigma"], self.condition(""))
+                loss = (v - given["target"]).square().mean(1).mean()
+            else:
+                sigma, mean_x, mean_v, _, log_scale, offset = self.steps[self.about["recorded"]]
+                x, x_next = given["x"], given["record.x_next"]
+                mean = mean_x * x + mean_v * self.velocity(x, self.levels(sigma, x))
+                log_prob = -(x_next - mean).square().mean(1) * log_scale + offset
+                ratio = torch.exp(log_prob - given["record.log_prob"])
+                low, high = self.about["clip_range"]
+                advantages = given["advantages"]
+                loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 + low, 1 + high)).mean()
+            loss.backward()
+        return loss.detach()
+
+    def step(self):
+        loss = self.loss()
+        if self.optimizer is None:
+            options = dict(lr=self.about["learning_rate"], betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+            self.optimizer = torch.optim.AdamW(self.trained, fused=True, **options)
+        self.optimizer.step()
+        return loss
+
+
+def distance(found, wanted):
+    found, wanted = found.double().flatten(), wanted.double().flatten()
+    return ((found - wanted).norm() / wanted.norm().clamp_min(1e-30)).item()
+
+
+def check(folder):
+    work = Work(folder)
+    wanted = load_file(work.folder / "wanted.safetensors")
+    far = {
+        "velocity": distance(work.forward(), wanted["velocity"]),
+        "clean": distance(work.roll_out(), wanted["clean"]),
+    }
+    before = [parameter.detach().clone() for parameter in work.trained]
+    for policy in ("none", "full", "attn_only"):
+        # A checkpoint policy changes no value, so each has to agree.
+        of_policy = Work(folder, policy=policy)
+        far[f"loss, {policy}"] = distance(of_policy.loss(), wanted["loss"])
+        gradients = torch.cat([parameter.grad.flatten() for parameter in of_policy.trained])
+        theirs = torch.cat([wanted[f"gradient.{name}"].flatten() for name in work.names])
+        far[f"gradients, {policy}"] = distance(gradients, theirs)
+    # The first step of AdamW is the sign of the gradient, so where a gradient is near 0 it is a coin's: weights that got
+    # a gradient well above rounding are compared, on the scale of the weights.
+    work.step()
+    ours, theirs = [], []
+    for name, parameter, start in zip(work.names, work.trained, before):
+        gradient = wanted[f"gradient.{name}"].abs()
+        clear = gradient > 1e-3 * gradient.max()
+        ours.append((parameter.detach() - start)[clear])
+        theirs.append((wanted[f"stepped.{name}"] - start)[clear])
+    change = (torch.cat(ours) - torch.cat(theirs)).norm() / torch.cat([b.flatten() for b in before]).norm()
+    far["optimizer"] = change.item()
+    print(json.dumps({"workload": work.about["workload"], "relative_l2": far, "tolerance": TOLERANCE}))
+    apart = {name: value for name, value in far.items() if not value <= TOLERANCE}
+    if apart:
+        raise SystemExit(f"PyTorch and flow-train disagree: {apart}")
+
+
+def time_part(options):
+    is_cuda = options.device == "cuda"
+    if options.mode in ("cudnn", "graphs") and not is_cuda:
+        raise SystemExit(f"mode `{options.mode}` is for CUDA devices")
+    if is_cuda and not torch.cuda.is_available():
+        raise SystemExit("PyTorch finds no CUDA device")
+    work = Work(options.folder, options.device, DTYPES[options.dtype], options.mode, options.checkpoint)
+    part = {"forward": work.forward, "rollout": work.roll_out, "step": work.step}[options.part]
+    wait = torch.cuda.synchronize if is_cuda else lambda: None
+    first = part().float()
+    result = first.item() if options.part == "step" else first.square().mean().sqrt().item()
+    for _ in range(2):
+        part()
+    wait()
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    found = []
+    for _ in range(options.repeats):
+        start = time.perf_counter()
+        part()
+        wait()
+        found.append((time.perf_counter() - start) * 1e3)
+    found.sort()
+    at = lambda share: found[round((len(found) - 1) * share)]
+    peak = torch.cuda.max_memory_allocated() if is_cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+    print(
+        json.dumps(
+            {
+                "program": f"torch {torch.__version__}",
+                "workload": work.about["workload"],
+                "part": options.part,
+                "mode": options.mode,
+                "checkpoint": options.checkpoint,
+                "device": torch.cuda.get_device_name() if is_cuda else "cpu",
+                "dtype": options.dtype,
+                "loss" if options.part == "step" else "root_mean_square": result,
+                "median_ms": statistics.median(found),
+                "p10_ms": at(0.1),
+                "p90_ms": at(0.9),
+                "samples": len(found),
+                "peak_gib": peak / 2**30,
+            }
+        )
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("check").add_argument("folder")
+    timed = commands.add_parser("time")
+    timed.add_argument("folder")
+    timed.add_argument("part", choices=("forward", "step", "rollout"))
+    timed.add_argument("--mode", choices=MODES, default="eager")
+    timed.add_argument("--checkpoint", choices=("none", "full", "attn_only"), default="none")
+    timed.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    timed.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
+    timed.add_argument("--repeats", type=int, default=9)
+    options = parser.parse_args()
+    if options.command == "check":
+        check(options.folder)
+    else:
+        time_part(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+//! `cargo xtask bench workloads`: whole models at published sizes, ours and PyTorch's, from the same weights and inputs.
+//!
+//! First both programs compute each workload with a few channels and tokens in f32 on the processor, and have to agree.
+//! Then, with `--device`, they are timed in turns; a contender whose loss is not the others' stops the run.
+
+use crate::peer;
+use crate::process::{cargo, output, run as run_command};
+use crate::workspace::Workspace;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How far losses of bf16 programs may lie apart, relative to the loss.
+const LOSS_TOLERANCE: f64 = 0.02;
+
+/// How to measure workloads.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Workloads; without any, all.
+    names: Vec<String>,
+    /// Device to time on, `cpu` or `cuda`; without it nothing is timed.
+    #[arg(long)]
+    device: Option<String>,
+    /// Times the small versions, to try the programs.
+    #[arg(long)]
+    tiny: bool,
+    /// Rounds; in each, every contender runs once, in an order that turns.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Measurements within a round.
+    #[arg(long, default_value_t = 7)]
+    repeats: usize,
+    /// The Python whose PyTorch is the peer; without it one is made in the user's cache folder.
+    #[arg(long)]
+    python: Option<PathBuf>,
+    /// Our program, if it is built already (`crates/flow-trainer/examples/workload_speed.rs`).
+    #[arg(long)]
+    program: Option<PathBuf>,
+    /// A file for the measurements, one line of JSON each.
+    #[arg(long)]
+    to: Option<PathBuf>,
+}
+
+/// What of a workload is timed: the part and what backward keeps.
+fn rows(workload: &str) -> &'static [(&'static str, &'static str)] {
+    match workload {
+        "wan-1.3b" => &[("step", "full"), ("step", "attn_only")],
+        "wan-1.3b-short" => &[("step", "none"), ("step", "full"), ("step", "attn_only")],
+        "sd35-medium" => &[("rollout", "none"), ("step", "none")],
+        "dit-s" => &[("rollout", "none")],
+        _ => &[("forward", "none"), ("step", "none")],
+    }
+}
+
+/// Modes of the peer. Graphs are for what the host bounds.
+fn modes(workload: &str, device: &str) -> Vec<&'static str> {
+    match (device, workload) {
+        ("cuda", "dit-s") => vec!["eager", "cudnn", "compile", "graphs"],
+        ("cuda", _) => vec!["eager", "cudnn", "compile"],
+        _ => vec!["eager", "compile"],
+    }
+}
+
+/// Compares, and measures if asked to.
+pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    if options.rounds == 0 || options.repeats == 0 {
+        bail!("--rounds and --repeats must be at least 1");
+    }
+    let python = options.python.clone().map_or_else(peer::python, Ok)?;
+    let program = match &options.program {
+        Some(program) => program.clone(),
+        None => {
+            let example = ["--example", "workload_speed"];
+            let build = [&["build", "--release", "--package", "flow-trainer"][..], &example].concat();
+            run_command(&mut cargo(workspace, &build))?;
+            workspace
+                .release_folder()?
+                .join("examples")
+                .join("workload_speed")
+        }
+    };
+    let known = output(Command::new(&program).arg("list"))?;
+    let names: Vec<&str> = match &options.names[..] {
+        [] => known.lines().collect(),
+        names => names.iter().map(String::as_str).collect(),
+    };
+    let bench = Bench {
+        program,
+        python,
+        script: workspace.path("bench/step_peer.py"),
+        options,
+    };
+    for name in &names {
+        bench.check(name)?;
+    }
+    let Some(device) = &options.device else {
+        return Ok(());
+    };
+    let (mut table, mut lines) = (String::new(), String::new());
+    for name in names {
+        bench.time(name, device, &mut table, &mut lines)?;
+    }
+    println!("\n{table}");
+    if let Some(path) = &options.to {
+        fs::write(path, lines).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    program: PathBuf,
+    python: PathBuf,
+    script: PathBuf,
+    options: &'a Options,
+}
+
+impl Bench<'_> {
+    fn export(&self, name: &str, folder: &Path, tiny: bool) -> Result<()> {
+        let mut command = Command::new(&self.program);
+        command.arg("export").arg(name).arg(folder);
+        command.args(if tiny {
+            ["--tiny"].as_slice()
+        } else {
+            &["--store", "bf16"]
+        });
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        command.arg("--threads").arg(threads.to_string());
+        run_command(&mut command)
+    }
+
+    /// That both programs compute the same.
+    fn check(&self, name: &str) -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        self.export(name, folder.path(), true)?;
+        let mut command = Command::new(&self.python);
+        let checked = output(command.arg(&self.script).arg("check").arg(folder.path()))?;
+        let agreement: Value = serde_json::from_str(&checked).context("the peer's check wrote no JSON")?;
+        println!("{name}: both compute the same: {}", agreement["relative_l2"]);
+        Ok(())
+    }
+
+    fn contender(
+        &self,
+        mode: Option<&str>,
+        folder: &Path,
+        name: &str,
+        row: (&str, &str),
+        device: &str,
+    ) -> Command {
+        let (part, checkpoint) = row;
+        let mut command = match mode {
+            None => {
+                let mut command = Command::new(&self.program);
+                command.arg("time").arg(name).arg(folder).arg(part);
+                if self.options.tiny {
+                    command.arg("--tiny");
+                }
+                command
+            }
+            Some(mode) => {
+                let mut command = Command::new(&self.python);
+                command.arg(&self.script).arg("time").arg(folder).arg(part);
+                command.args(["--mode", mode]);
+                command
+            }
+        };
+        let repeats = self.options.repeats.to_string();
+        command.args([
+            "--device",
+            device,
+            "--checkpoint",
+            checkpoint,
+            "--repeats",
+            &repeats,
+        ]);
+        command
+    }
+
+    fn time(&self, name: &str, device: &str, table: &mut String, lines: &mut String) -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        self.export(name, folder.path(), self.options.tiny)?;
+        let mut contenders = vec![None];
+        contenders.extend(modes(name, device).into_iter().map(Some));
+        for &row in rows(name) {
+            let mut found: Vec<Vec<Value>> = vec![Vec::new(); contenders.len()];
+            for round in 0..self.options.rounds {
+                for turn in 0..contenders.len() {
+                    let index = (turn + round) % contenders.len();
+                    let mut command = self.contender(contenders[index], folder.path(), name, row, device);
+                    let text = output(&mut command)?;
+                    let line = text.lines().last().context("a measurement wrote nothing")?;
+                    println!("{line}");
+                    writeln!(lines, "{line}")?;
+                    found[index].push(serde_json::from_str(line).context("a measurement wrote no JSON")?);
+                }
+            }
+            agree(name, &found)?;
+            for (contender, found) in contenders.iter().zip(&found) {
+                let mut medians: Vec<f64> = found.iter().filter_map(|it| it["median_ms"].as_f64()).collect();
+                medians.sort_by(f64::total_cmp);
+                let program = contender.map_or("flow-train".into(), |mode| format!("PyTorch {mode}"));
+                let (median, (part, checkpoint)) = (medians[medians.len() / 2], row);
+                writeln!(
+                    table,
+                    "{name:16} {part:8} {checkpoint:10} {program:16} {median:10.2} ms {:8.2} GiB",
+                    found[0]["peak_gib"].as_f64().unwrap_or(f64::NAN)
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Fails if what the contenders computed lies apart.
+fn agree(name: &str, found: &[Vec<Value>]) -> Result<()> {
+    let results = found.iter().map(|found| {
+        let first = found.first().context("nothing was measured")?;
+        let result = first["loss"].as_f64().or(first["root_mean_square"].as_f64());
+        result.with_context(|| format!("{name}: a measurement has no result: {first}"))
+    });
+    let results: Vec<f64> = results.collect::<Result<_>>()?;
+    let ours = results[0];
+    if let Some(apart) = results
+        .iter()
+        .find(|it| (*it - ours).abs() > LOSS_TOLERANCE * ours.abs())
+    {
+        bail!("{name}: results lie apart, {ours} and {apart}: they do not compute the same");
+    }
+    Ok(())
+}
