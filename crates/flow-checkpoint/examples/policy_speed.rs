@@ -3,11 +3,11 @@
 //! `policy_speed PROBLEM` takes a problem as JSON and prints one line of JSON per policy and budget. `cargo xtask bench checkpoint` runs it. Of a problem all but `architecture` and `settings` may be left out:
 //!
 //! ```text
-//! { "device": "cpu", "threads": 2, "architecture": "dit", "settings": { … as in a model's config.json … },
-//!   "rows": 2, "text_tokens": 77, "lora_rank": 0, "repeats": 5, "budgets": 4 }
+//! { "device": "cpu", "kernels": "cpu-bf16", "threads": 2, "architecture": "dit", "settings": { … as in a config.json … },
+//!   "rows": 2, "text_tokens": 77, "lora_rank": 0, "policies": ["full", "attn-only"], "repeats": 5, "budgets": 4 }
 //! ```
 //!
-//! Budgets lie evenly between the smallest that can be kept and the peak of keeping everything. It ends with an error if
+//! Budgets lie evenly between the least and the greatest peak of the policies. It ends with an error if
 //! gradients are not the same bits under all policies.
 
 use burn::tensor::Tensor;
@@ -25,7 +25,6 @@ use flow_models::{Architecture, ModelRegistry, Trained, add_lora, initialize, tr
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::error::Error;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,6 +40,8 @@ const PERTURBATION: f32 = 0.02;
 struct Problem {
     #[serde(default = "cpu_device")]
     device: String,
+    /// The name of the device if left out.
+    kernels: Option<String>,
     #[serde(default = "one")]
     threads: usize,
     architecture: String,
@@ -52,6 +53,8 @@ struct Problem {
     /// 0 trains all weights.
     #[serde(default)]
     lora_rank: usize,
+    /// By name; all if left out. One that does not fit the device's memory must be left out.
+    policies: Option<Vec<String>>,
     #[serde(default = "three")]
     repeats: usize,
     #[serde(default = "three")]
@@ -210,15 +213,18 @@ impl Subject {
     }
 }
 
-/// A fingerprint of all bits of all gradients. Keeping them would count as memory of every policy but the first.
+/// A fingerprint of all bits of all gradients (FNV-1a over words). Keeping them would count as memory of every policy but
+/// the first.
 fn fingerprint(gradients: &[Option<Plain>]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for gradient in gradients {
+    gradients.iter().fold(0xcbf2_9ce4_8422_2325, |before, gradient| {
         let host = gradient.as_ref().map(cpu::to_host).unwrap_or_default();
-        host.len().hash(&mut hasher);
-        host.iter().for_each(|value| value.to_bits().hash(&mut hasher));
-    }
-    hasher.finish()
+        let words = host.iter().map(|value| u64::from(value.to_bits()));
+        std::iter::once(host.len() as u64)
+            .chain(words)
+            .fold(before, |hash, word| {
+                (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3)
+            })
+    })
 }
 
 fn measure(problem: &Problem) -> Result<(), Box<dyn Error>> {
@@ -226,7 +232,8 @@ fn measure(problem: &Problem) -> Result<(), Box<dyn Error>> {
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
     flow_kernels::register(&mut kernels);
     flow_attention::register(&mut attention);
-    let plan = Plan::new(attention.get(&problem.device)?, kernels.get(&problem.device)?);
+    let name = problem.kernels.as_ref().unwrap_or(&problem.device);
+    let plan = Plan::new(attention.get(&problem.device)?, kernels.get(name)?);
     let settings = &problem.settings;
     let gauge = gauge(&subject.device, &problem.device)?;
     let (start, waiting) = (Instant::now(), gauge.clone());
@@ -255,7 +262,11 @@ fn measure(problem: &Problem) -> Result<(), Box<dyn Error>> {
         Policy::AttnOnly { split: true },
     ];
     let (mut peaks, mut rows) = (Vec::new(), Vec::new());
-    for policy in policies {
+    let asked = |policy: &Policy| {
+        let names = problem.policies.as_ref();
+        names.is_none_or(|names| names.iter().any(|name| name == policy.name()))
+    };
+    for policy in policies.into_iter().filter(asked) {
         let assignment = policy.assign(subject.model.spec())?.ok_or("a fixed policy")?;
         let predicted = planner.predict(&assignment);
         let measured = planner.measure(policy.name(), &assignment);
@@ -263,7 +274,7 @@ fn measure(problem: &Problem) -> Result<(), Box<dyn Error>> {
         let row = Row::new(policy.to_string(), assignment, predicted, measured);
         rows.push(row.checked(&subject, &plan, settings, &mut reference)?);
     }
-    let (least, most) = (peaks.iter().min(), peaks.first());
+    let (least, most) = (peaks.iter().min(), peaks.iter().max());
     let (least, most) = (*least.ok_or("no policy")?, *most.ok_or("no policy")?);
     for part in 1..=problem.budgets as u64 {
         let budget = least + most.saturating_sub(least) * part / (problem.budgets as u64 + 1);

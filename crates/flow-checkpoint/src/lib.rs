@@ -14,5 +14,6 @@ pub use engine::{Checkpointing, Counts};
 pub use gauge::{CountingAllocator, Gauge, Sampled};
 pub use policy::{Policy, PolicyError};
 pub use treatment::{
-    ATTENTION, Assignment, BlockTreatment, LINEAR, Ordinals, ROUTER, RegionTreatment, SaveRule, Saves,
+    ATTENTION, Assignment, BlockTreatment, GROUPED_LINEAR, LINEAR, Ordinals, ROUTER, RegionTreatment,
+    SaveRule, Saves,
 };

@@ -3,7 +3,7 @@
 //! A region is `STACK.BLOCK.KIND`, for instance `transformer_blocks.3.attention`. The results that operations within a
 //! region may keep are `REGION:RESULT`, for instance `transformer_blocks.3.attention:linear`, all of that name together.
 
-use crate::treatment::{ATTENTION, LINEAR, ROUTER};
+use crate::treatment::{ATTENTION, GROUPED_LINEAR, LINEAR, ROUTER};
 use flow_core::{ModelSpec, RegionKind, UnknownName};
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ pub(crate) fn results(kind: RegionKind) -> &'static [&'static str] {
     match kind {
         RegionKind::Attention => &[ATTENTION, LINEAR],
         RegionKind::Mlp | RegionKind::AdaLn => &[LINEAR],
-        RegionKind::Moe => &[LINEAR, ROUTER],
+        RegionKind::Moe => &[LINEAR, GROUPED_LINEAR, ROUTER],
         RegionKind::Router => &[LINEAR, ROUTER],
         RegionKind::Block | RegionKind::Norm => &[],
     }

@@ -4,7 +4,7 @@
 
 use crate::names::{self, Pattern};
 use crate::treatment::{
-    ATTENTION, Assignment, BlockTreatment, LINEAR, Ordinals, RegionTreatment, SaveRule, Saves,
+    ATTENTION, Assignment, BlockTreatment, GROUPED_LINEAR, LINEAR, Ordinals, RegionTreatment, SaveRule, Saves,
 };
 use flow_core::{ModelSpec, RegionKind};
 use std::fmt;
@@ -186,11 +186,10 @@ impl Policy {
                     name,
                     ordinals,
                 };
-                let (attention, linear) = (
-                    rule(ATTENTION, Ordinals::All),
-                    rule(LINEAR, Ordinals::EveryNth(*n)),
-                );
-                every(BlockTreatment::recomputed(Saves::new([attention, linear])))
+                // Layers of experts are counted by themselves: they have another name, and are larger.
+                let linear = [LINEAR, GROUPED_LINEAR].map(|name| rule(name, Ordinals::EveryNth(*n)));
+                let rules = linear.into_iter().chain([rule(ATTENTION, Ordinals::All)]);
+                every(BlockTreatment::recomputed(Saves::new(rules)))
             }
             Self::AttnOnly { split } => {
                 attention()?;

@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const ATTENTION: &str = "attention";
 /// The store's name for the result of a linear layer.
 pub const LINEAR: &str = "linear";
+/// The store's name for the results of the linear layers of all experts, computed as one.
+pub const GROUPED_LINEAR: &str = "grouped_linear";
 /// The store's name for the choices of a router, which every policy keeps: computed again, ties might fall otherwise.
 pub const ROUTER: &str = "router";
 

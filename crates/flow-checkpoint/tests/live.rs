@@ -5,12 +5,12 @@ use flow_attention::CpuAttention;
 use flow_checkpoint::planner::{PlanError, Planner, Workload, cost};
 use flow_checkpoint::{BlockTreatment, CountingAllocator, Gauge, Policy, RegionTreatment, Sampled, Saves};
 use flow_core::device::ComputeDevice;
-use flow_core::model::{LatentShape, ModelInput};
+use flow_core::model::{Condition, LatentShape, ModelInput};
 use flow_core::op::backward_from;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{CallContext, FlowModel, Plan, RegionKind, Stage, Training, Weights};
+use flow_core::{CallContext, Plan, RegionKind, Stage, Training, Weights};
 use flow_kernels::CpuKernels;
-use flow_models::{Dit, DitConfig, Position, Trained, trained_mask};
+use flow_models::{Architecture, Dit, DitConfig, Mmdit, MmditConfig, Position, Trained, trained_mask};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,20 +49,32 @@ fn noise(count: usize, salt: u64) -> Vec<f32> {
 }
 
 struct Bench {
-    model: Dit,
+    model: Box<dyn Architecture>,
     weights: Weights,
     trained: Arc<[bool]>,
 }
 
 impl Bench {
+    fn new(model: Box<dyn Architecture>) -> Self {
+        Self {
+            weights: Weights::init(model.layout().clone(), 3, &ComputeDevice::cpu()),
+            trained: trained_mask(model.layout(), Trained::Full).expect("there are some"),
+            model,
+        }
+    }
+
     fn velocity(&self, training: &Training<'_>) -> Tensor<2> {
         let device = ComputeDevice::cpu();
         let values = self.model.spec().latent.values();
-        let input = ModelInput {
+        let mut input = ModelInput {
             x: device.tensor(noise(ROWS * values, 1), [ROWS, values]),
             sigma: device.tensor(vec![0.3; ROWS], [ROWS]),
-            condition: Default::default(),
+            condition: Condition::default(),
         };
+        if self.model.spec().reads_text {
+            input.condition.text = Some(device.tensor(noise(ROWS * 50, 5), [ROWS, 5, 10]));
+            input.condition.pooled = Some(device.tensor(noise(ROWS * 7, 6), [ROWS, 7]));
+        }
         let exec = training.exec(CallContext::single(Stage::Training));
         self.model.velocity(&exec, input)
     }
@@ -96,15 +108,18 @@ impl Bench {
     }
 }
 
+/// On one thread: with several, how much of their scratch is in use at one time depends on how they meet.
 #[test]
 fn memory_is_what_the_planner_says_and_a_budget_is_kept() {
-    let model = model();
-    let trained = trained_mask(model.layout(), Trained::Full).expect("there are some");
-    let bench = Bench {
-        weights: Weights::init(model.layout().clone(), 3, &ComputeDevice::cpu()),
-        trained,
-        model,
-    };
+    let builder = rayon::ThreadPoolBuilder::new()
+        .num_threads(1)
+        .stack_size(16 << 20);
+    let pool = builder.build().expect("the system starts a thread");
+    pool.install(everything);
+}
+
+fn everything() {
+    let bench = Bench::new(Box::new(model()));
     let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let mut planner = bench.planner(&plan, Arc::new(&MEMORY));
     let profile = planner.profile().clone();
@@ -184,7 +199,54 @@ fn memory_is_what_the_planner_says_and_a_budget_is_kept() {
     drop(planner);
     samples_come_close_to_the_peak(&bench, &plan);
     sampled_memory_is_predicted_too(&bench, &plan);
+    blocks_of_several_kinds_are_predicted_each_by_its_own(&plan);
     nothing_grows(&bench, &plan);
+}
+
+/// Blocks with and without a second attention, and a last one that hands the text on as it came.
+fn blocks_of_several_kinds_are_predicted_each_by_its_own(plan: &Plan) {
+    let config = MmditConfig {
+        sample_size: 16,
+        latent_height: None,
+        latent_width: None,
+        patch_size: 2,
+        in_channels: 3,
+        out_channels: Some(3),
+        num_layers: 4,
+        attention_head_dim: 8,
+        num_attention_heads: 3,
+        joint_attention_dim: 10,
+        caption_projection_dim: 24,
+        pooled_projection_dim: 7,
+        pos_embed_max_size: 8,
+        dual_attention_layers: vec![0, 1],
+        qk_norm: true,
+    };
+    let bench = Bench::new(Box::new(
+        Mmdit::new(&config, &ComputeDevice::cpu()).expect("it fits"),
+    ));
+    let planner = bench.planner(plan, Arc::new(&MEMORY));
+    let kinds: Vec<usize> = planner
+        .profile()
+        .blocks
+        .iter()
+        .map(|(_, _, kind)| *kind)
+        .collect();
+    assert_eq!(kinds, [0, 0, 1, 2]);
+    for policy in [
+        Policy::Full { split: false },
+        Policy::Full { split: true },
+        Policy::AttnOnly { split: true },
+        Policy::EveryNthLinear { n: 2 },
+        Policy::BlockSkip { every: 2 },
+    ] {
+        let assignment = policy.assign(bench.model.spec()).unwrap().unwrap();
+        let (predicted, measured) = (
+            planner.predict(&assignment),
+            planner.measure(policy.name(), &assignment),
+        );
+        assert_eq!(predicted.held_bytes, measured.counts.most_held_bytes, "{policy}");
+    }
 }
 
 /// A device that only says what is in use now is asked after every operation, which misses what an operation has in use
@@ -279,6 +341,6 @@ fn nothing_grows(bench: &Bench, plan: &Plan) {
         bench.step(&plan);
     }
     let grown = MEMORY.in_use_bytes().saturating_sub(after_one);
-    // Threads of the pool allocate scratch of their own the first time they take part.
+    // Burn's books of the graph grow and shrink by themselves.
     assert!(grown < 64 << 10, "{grown} bytes more after twenty steps");
 }

@@ -30,6 +30,9 @@ const REPEATS: usize = 3;
 /// Plans that are tried before a budget is given up.
 const ATTEMPTS: usize = 4;
 
+/// Something that is computed under a plan.
+pub type UnderPlan<'a> = Box<dyn Fn(&Arc<Plan>) + 'a>;
+
 /// What is to be planned for: a training step, which the planner may run under any plan.
 pub struct Workload<'a> {
     /// The model.
@@ -37,9 +40,9 @@ pub struct Workload<'a> {
     /// Who computes.
     pub plan: &'a Plan,
     /// One forward pass of the model with trained weights, and nothing else, under a plan.
-    pub forward: Box<dyn Fn(&Arc<Plan>) + 'a>,
+    pub forward: UnderPlan<'a>,
     /// One training step, of as many passes beside one another as in the run, under a plan.
-    pub step: Box<dyn Fn(&Arc<Plan>) + 'a>,
+    pub step: UnderPlan<'a>,
     /// Passes beside one another in a step.
     pub passes: usize,
     /// Bytes that will be in use during the run and are not yet, for instance the optimizer's moments.

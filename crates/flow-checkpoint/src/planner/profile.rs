@@ -42,7 +42,7 @@ impl Slot {
 pub struct RegionProfile {
     /// Its kind.
     pub kind: RegionKind,
-    /// Of its outputs.
+    /// Of its outputs, but for those that it hands on as they came.
     pub output_bytes: u64,
     /// What its operations keep for backward, and its outputs.
     pub kept_bytes: u64,
@@ -266,15 +266,22 @@ impl Profiler {
             index
         };
         let params = exec.params().untracked();
+        // What a region hands on as it came is nothing of its own.
+        let entered: Vec<usize> = inputs.iter().map(|tensor| buffer(tensor).identity).collect();
         let start = (self.clock.0)();
-        let outputs = body(&exec.replay(params.clone(), Arc::new(inner)), inputs);
+        let outputs = body(&exec.replay(params.clone(), Arc::new(inner)), inputs.clone());
         let forward = (self.clock.0)().saturating_sub(start);
         let weights = exec.params().leaves_of(&params.read());
         let mut log = lock(&trace.log);
         log.current = None;
         let region = &mut log.regions[index];
         region.forward = forward;
-        region.output_bytes = outputs.iter().map(|tensor| buffer(tensor).bytes).sum();
+        let own = outputs
+            .iter()
+            .map(buffer)
+            .filter(|of| !entered.contains(&of.identity));
+        region.output_bytes = own.map(|of| of.bytes).sum();
+        drop(inputs);
         region.gradient_bytes = weights.iter().map(|tensor| buffer(tensor).bytes).sum();
         outputs
     }

@@ -81,6 +81,30 @@ fn a_pattern_that_names_nothing_names_the_nearest_that_would() {
 }
 
 #[test]
+fn results_of_experts_and_their_router_have_names() {
+    let spec = ModelSpec {
+        regions: vec![RegionKind::Attention, RegionKind::Moe, RegionKind::Router],
+        ..spec()
+    };
+    for pattern in [
+        "moe:grouped_linear",
+        "moe:linear",
+        "router:router",
+        "router:linear",
+    ] {
+        assert!(save(pattern).assign(&spec).is_ok(), "{pattern}");
+    }
+    let every = Policy::EveryNthLinear { n: 2 }.assign(&spec).unwrap().unwrap();
+    let (_, blocks) = every.stacks().next().unwrap();
+    let takes = |name, ordinal| blocks[0].saves.takes(RegionKind::Moe, name, ordinal);
+    assert!(takes("grouped_linear", 0) && !takes("grouped_linear", 1));
+    assert!(
+        takes("router", 0) && takes("router", 1),
+        "choices are always kept"
+    );
+}
+
+#[test]
 fn one_lost_pattern_among_others_is_an_error() {
     let policy = Policy::Regions {
         save: vec!["attention".into(), "moe".into()],

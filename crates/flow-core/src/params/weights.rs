@@ -34,10 +34,13 @@ impl Weights {
                 &spec.shape,
             )
         });
-        let values = Arc::new(values.collect());
+        Self::new(layout, values.collect(), device)
+    }
+
+    fn new(layout: Arc<ParamLayout>, values: Vec<Plain>, device: &ComputeDevice) -> Self {
         Self {
             layout,
-            values,
+            values: Arc::new(values),
             compute: device.compute_dtype(),
             copies: OnceLock::new(),
         }
@@ -49,8 +52,7 @@ impl Weights {
             let count = spec.shape.iter().product();
             device.plain(vec![0.0; count], &spec.shape)
         });
-        let values = Arc::new(values.collect());
-        Self { layout, values }
+        Self::new(layout, values.collect(), device)
     }
 
     /// The layout.
