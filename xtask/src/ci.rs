@@ -2,7 +2,7 @@
 
 use crate::process::{cargo, run as run_command, step};
 use crate::workspace::Workspace;
-use crate::{docs, schema, test, tidy};
+use crate::{docs, ptx, schema, test, tidy};
 use anyhow::{Result, bail};
 use clap::Args;
 use std::fs;
@@ -12,8 +12,15 @@ use std::time::Instant;
 /// The job that the last step runs for a few iterations.
 const JOB: &str = "configs/digits-grpo.toml";
 
-/// The feature that turns on the tests on Vulkan.
-const LAVAPIPE: &str = "flow-attention-cube/lavapipe";
+/// The features that turn on the tests on Vulkan.
+pub const LAVAPIPE: [&str; 3] = [
+    "flow-attention-cube/lavapipe",
+    "flow-kernels-cube/lavapipe",
+    "flow-matmul-cube/lavapipe",
+];
+
+/// What the README calls the command that builds for NVIDIA GPUs.
+const CUDA: [&str; 4] = ["--package", "flow-train", "--features", "cuda"];
 
 /// Which steps to leave out.
 #[derive(Debug, Args)]
@@ -24,6 +31,12 @@ pub struct Options {
     /// Leave out the tests on Mesa's lavapipe, where no Vulkan driver can be installed.
     #[arg(long)]
     without_lavapipe: bool,
+    /// Leave out the compile gate of the CUDA kernels, where its compilers cannot be fetched.
+    #[arg(long)]
+    without_compile_gate: bool,
+    /// Leave out building and linting the program for NVIDIA GPUs.
+    #[arg(long)]
+    without_cuda: bool,
     /// Iterations of the main job.
     #[arg(long, default_value_t = 2)]
     iterations: usize,
@@ -40,12 +53,18 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     })?;
     // With the portable attention kernels on Vulkan: `.ci/run` installs a driver for the processor. In the same build as
     // all other tests, so that CubeCL is compiled once.
+    let features = LAVAPIPE.join(",");
     let vulkan: &[&str] = if options.without_lavapipe {
         &[]
     } else {
-        &["--features", LAVAPIPE]
+        &["--features", &features]
     };
     step("tests", || test::run_with(workspace, vulkan))?;
+    if !options.without_compile_gate {
+        step("compile gate of the CUDA kernels", || {
+            ptx::run(workspace, &ptx::Options::default())
+        })?;
+    }
     step("runtime options with CubeCL", || {
         run_command(&mut cargo(
             workspace,
@@ -67,10 +86,29 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         let arguments = [&lint[..], vulkan, &["--", "-D", "warnings"]].concat();
         step("clippy", || run_command(&mut cargo(workspace, &arguments)))?;
     }
-    let but = if options.without_lavapipe {
-        " but the tests on lavapipe, which were left out"
-    } else {
-        ""
+    if !options.without_cuda {
+        step("the program for NVIDIA GPUs", || {
+            let build = [&["build", "--release"], &CUDA[..]].concat();
+            run_command(&mut cargo(workspace, &build))?;
+            if options.no_clippy {
+                return Ok(());
+            }
+            let lint = [&["clippy", "--release"], &CUDA[..], &["--", "-D", "warnings"]].concat();
+            run_command(&mut cargo(workspace, &lint))
+        })?;
+    }
+    let left_out: Vec<&str> = [
+        (options.without_lavapipe, "the tests on lavapipe"),
+        (options.without_compile_gate, "the compile gate"),
+        (options.without_cuda, "the program for NVIDIA GPUs"),
+        (options.no_clippy, "clippy"),
+    ]
+    .into_iter()
+    .filter_map(|(left_out, what)| left_out.then_some(what))
+    .collect();
+    let but = match left_out.is_empty() {
+        true => String::new(),
+        false => format!(" but what was left out: {}", left_out.join(", ")),
     };
     println!("\neverything holds{but}, {:.0} s", start.elapsed().as_secs_f64());
     Ok(())

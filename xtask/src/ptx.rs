@@ -30,25 +30,33 @@ pub struct Options {
     python: String,
 }
 
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            cuda: None,
+            python: "python3".into(),
+        }
+    }
+}
+
 /// Compiles every kernel that the tables choose, and judges what ptxas says.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let tree = match &options.cuda {
         Some(tree) => tree.clone(),
         None => fetched(workspace, &options.python)?,
     };
-    for (package, test) in GATED {
-        let arguments = [
-            "test",
-            "--release",
-            "--package",
-            package,
-            "--features",
-            "ptx-gate",
-            "--test",
-            test,
-        ];
-        run_command(cargo(workspace, &arguments).env("CUDA_PATH", &tree))?;
+    // All of the workspace's features as CI's other tests have them, so that CubeCL is compiled once.
+    let gates = GATED.map(|(package, _)| format!("{package}/ptx-gate"));
+    let features = [&crate::ci::LAVAPIPE[..], &gates.each_ref().map(String::as_str)]
+        .concat()
+        .join(",");
+    let mut arguments = vec!["test", "--release", "--workspace", "--features", &features];
+    for (_, test) in GATED {
+        if !arguments.contains(&test) {
+            arguments.extend(["--test", test]);
+        }
     }
+    run_command(cargo(workspace, &arguments).env("CUDA_PATH", &tree))?;
     Ok(())
 }
 

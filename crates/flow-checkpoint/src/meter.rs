@@ -6,6 +6,7 @@
 use crate::treatment::{ATTENTION, LINEAR};
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
+use flow_core::experts::{ExpertKernels, GroupedWeights, Grouping, Routed};
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
 use flow_core::op::{self, Backward};
 use flow_core::tensors::{is_tracked, shape};
@@ -288,9 +289,82 @@ struct MeteredKernels {
     meter: Arc<Meter>,
 }
 
+impl MeteredKernels {
+    fn inner_experts(&self) -> &dyn ExpertKernels {
+        self.inner
+            .experts()
+            .expect("these are handed out only where there are such")
+    }
+}
+
+impl ExpertKernels for MeteredKernels {
+    fn route(&self, stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
+        self.meter.forward("router", 0, || {
+            self.inner_experts().route(stash, logits, top_k, normalize)
+        })
+    }
+
+    fn group(&self, choices: &Plain, experts: usize) -> Grouping {
+        self.meter
+            .forward("group", 0, || self.inner_experts().group(choices, experts))
+    }
+
+    fn permute(&self, x: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {
+        self.meter
+            .whole("permute", || self.inner_experts().permute(x, grouping))
+    }
+
+    fn grouped_linear(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        grouping: &Grouping,
+        weights: &GroupedWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        // Each row is multiplied by the matrix of one expert.
+        let of_expert: usize = shape(&weights.weight)[1..].iter().product();
+        let product = 2 * (shape(x)[0] * of_expert) as u64;
+        let wanted = |tensor: &DispatchTensor| u64::from(is_tracked(tensor));
+        let flops = (product, product * (wanted(x) + wanted(&weights.weight)));
+        self.meter.stored(GROUPED_LINEAR, flops, stash, |stash| {
+            self.inner_experts()
+                .grouped_linear(stash, x, grouping, weights, activation)
+        })
+    }
+
+    fn combine(&self, y: &DispatchTensor, weights: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {
+        self.meter
+            .whole("combine", || self.inner_experts().combine(y, weights, grouping))
+    }
+}
+
 impl Kernels for MeteredKernels {
     fn name(&self) -> &str {
         self.inner.name()
+    }
+
+    fn is_row_independent(&self) -> bool {
+        self.inner.is_row_independent()
+    }
+
+    fn lanes(&self) -> &dyn LaneKernels {
+        self.inner.lanes()
+    }
+
+    fn experts(&self) -> Option<&dyn ExpertKernels> {
+        self.inner.experts().map(|_| self as &dyn ExpertKernels)
+    }
+
+    fn layer_norm(
+        &self,
+        x: &DispatchTensor,
+        weight: &DispatchTensor,
+        bias: &DispatchTensor,
+        epsilon: f32,
+    ) -> DispatchTensor {
+        self.meter
+            .whole("layer_norm", || self.inner.layer_norm(x, weight, bias, epsilon))
     }
 
     fn linear(
