@@ -375,7 +375,7 @@ impl Job {
             });
         }
         let sampler = self.sampler();
-        let batch = self.recorded(&sampler)?;
+        let batch = Box::new(self.recorded(&sampler)?);
         Ok(Learnt::Recorded { sampler, batch })
     }
 
@@ -407,8 +407,14 @@ impl Job {
 
 /// What a training step learns from.
 enum Learnt {
-    Target { input: ModelInput, target: Plain },
-    Recorded { sampler: Sampler, batch: Trajectories },
+    Target {
+        input: ModelInput,
+        target: Plain,
+    },
+    Recorded {
+        sampler: Sampler,
+        batch: Box<Trajectories>,
+    },
 }
 
 /// The root of the mean square: one number for results that are too large to be written.
