@@ -133,12 +133,7 @@ heads = 4
 mlp_ratio = 4
 qk_norm = true
 position = "rope"
-[model.dit.moe]
-experts = 8
-top_k = 2
-inner = 64
-shared = 0
-normalize = true
+moe = { experts = 8, top_k = 2, inner = 64, shared = 0, normalize = true }
 [model.dit.conditioning]
 kind = "class"
 classes = 10
@@ -241,19 +236,7 @@ policy = "attn-only"
 config_version = 1
 [model]
 architecture = "wan"
-[model.wan]
-latent_frames = 5
-latent_height = 16
-latent_width = 24
-patch_size = 2
-in_channels = 4
-num_layers = 2
-attention_head_dim = 24
-num_attention_heads = 2
-ffn_dim = 144
-text_dim = 16
-freq_dim = 32
-cross_attn_norm = false
+wan = { latent_frames = 5, latent_height = 16, latent_width = 24, patch_size = 2, in_channels = 4, num_layers = 2, attention_head_dim = 24, num_attention_heads = 2, ffn_dim = 144, text_dim = 16, freq_dim = 32, cross_attn_norm = false }
 "#,
     r#"
 config_version = 1

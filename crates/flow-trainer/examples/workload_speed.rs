@@ -18,6 +18,8 @@
 
 #[path = "common/arrays.rs"]
 mod arrays;
+#[path = "common/inputs.rs"]
+mod inputs;
 #[path = "common/timing.rs"]
 mod timing;
 #[path = "common/workloads.rs"]
@@ -28,11 +30,9 @@ use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_config::Config;
 use flow_core::device::ComputeDevice;
-use flow_core::rng::{Purpose, Stream};
+use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
-use flow_core::{
-    CallContext, Condition, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, Weights, cpu,
-};
+use flow_core::{CallContext, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, Weights, cpu};
 use flow_kernels::CpuKernels;
 use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
@@ -41,6 +41,7 @@ use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::setup;
+use inputs::{Inputs, normal};
 use rayon::prelude::*;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -49,7 +50,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use timing::{in_pool, measure};
-use workloads::{NAMES, Reads, Workload, workload};
+use workloads::{NAMES, Workload, workload};
 
 type Failure = Box<dyn Error>;
 
@@ -169,22 +170,6 @@ struct Job {
     inputs: Inputs,
 }
 
-/// What the model is called with, on the host.
-struct Inputs {
-    /// Latents, `[B, N]`.
-    x: Vec<f32>,
-    /// Noise levels, `[B]`.
-    sigma: Vec<f32>,
-    /// What the velocity is compared with, `[B, N]`.
-    target: Vec<f32>,
-    /// Advantages, `[B]`.
-    advantages: Vec<f32>,
-    classes: Vec<i64>,
-    null_classes: Vec<i64>,
-    /// Named `text`, `pooled`, `null_text` and `null_pooled`, as far as they are read.
-    text: BTreeMap<&'static str, (Vec<usize>, Vec<f32>)>,
-}
-
 /// Initial values of every weight, and a little noise: a fresh model predicts 0 everywhere, which would check nothing.
 fn random_values(model: &dyn Architecture, layout: &ParamLayout) -> Vec<(usize, Vec<f32>)> {
     let buffers: BTreeMap<usize, Vec<f32>> = model.buffers().into_iter().collect();
@@ -201,64 +186,6 @@ fn random_values(model: &dyn Architecture, layout: &ParamLayout) -> Vec<(usize, 
             (index, values)
         })
         .collect()
-}
-
-fn normal(count: usize, salt: u64) -> Vec<f32> {
-    let mut values = vec![0.0; count];
-    Stream::new(0, Purpose::Test).at(salt, 0).fill_normal(&mut values);
-    values
-}
-
-impl Inputs {
-    fn new(workload: &Workload, values: usize) -> Self {
-        let batch = workload.batch;
-        let (mut classes, mut null_classes, mut text) = (Vec::new(), Vec::new(), BTreeMap::new());
-        match workload.reads {
-            Reads::Class { classes: count } => {
-                classes = (0..batch).map(|row| (row * 7 % (count - 1)) as i64).collect();
-                null_classes = vec![count as i64 - 1; batch];
-            }
-            Reads::Text {
-                tokens,
-                channels,
-                pooled,
-            } => {
-                let mut add = |name, shape: Vec<usize>, salt| {
-                    let values = normal(shape.iter().product(), salt);
-                    text.insert(name, (shape, values));
-                };
-                add("text", vec![batch, tokens, channels], 10);
-                add("null_text", vec![batch, tokens, channels], 11);
-                if let Some(pooled) = pooled {
-                    add("pooled", vec![batch, pooled], 12);
-                    add("null_pooled", vec![batch, pooled], 13);
-                }
-            }
-        }
-        Self {
-            x: normal(batch * values, 1),
-            sigma: (0..batch)
-                .map(|row| (row as f32 + 0.6) / (batch as f32 + 0.5))
-                .collect(),
-            target: normal(batch * values, 2),
-            advantages: (0..batch).map(|row| 1.0 - 0.3 * (row % 5) as f32).collect(),
-            classes,
-            null_classes,
-            text,
-        }
-    }
-
-    fn condition(&self, device: &ComputeDevice, empty: bool) -> Condition {
-        let classes = if empty { &self.null_classes } else { &self.classes };
-        let text = |names: [&str; 2]| self.text.get(names[usize::from(empty)]);
-        Condition {
-            tokens: (!classes.is_empty()).then(|| device.int_tensor(classes.clone(), [classes.len(), 1])),
-            text: text(["text", "null_text"])
-                .map(|(shape, values)| device.tensor(values.clone(), [shape[0], shape[1], shape[2]])),
-            pooled: text(["pooled", "null_pooled"])
-                .map(|(shape, values)| device.tensor(values.clone(), [shape[0], shape[1]])),
-        }
-    }
 }
 
 impl Job {
@@ -448,7 +375,7 @@ impl Job {
             });
         }
         let sampler = self.sampler();
-        let batch = self.recorded(&sampler)?;
+        let batch = Box::new(self.recorded(&sampler)?);
         Ok(Learnt::Recorded { sampler, batch })
     }
 
@@ -480,8 +407,14 @@ impl Job {
 
 /// What a training step learns from.
 enum Learnt {
-    Target { input: ModelInput, target: Plain },
-    Recorded { sampler: Sampler, batch: Trajectories },
+    Target {
+        input: ModelInput,
+        target: Plain,
+    },
+    Recorded {
+        sampler: Sampler,
+        batch: Box<Trajectories>,
+    },
 }
 
 /// The root of the mean square: one number for results that are too large to be written.

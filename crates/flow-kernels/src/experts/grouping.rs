@@ -97,8 +97,9 @@ pub(super) fn combine(y: &DispatchTensor, weights: &DispatchTensor, grouping: &G
             panic!("weights of experts of {:?}, three axes expected", weights.shape())
         };
         let combined = build_rows(batch * tokens, columns, |token, out| {
-            for slot in token * top_k..(token + 1) * top_k {
-                let (weight, y) = (weights.values()[slot], row(y.values(), rows[slot], columns));
+            let slots = token * top_k..(token + 1) * top_k;
+            for (at, weight) in rows[slots.clone()].iter().zip(&weights.values()[slots]) {
+                let y = row(y.values(), *at, columns);
                 out.iter_mut().zip(y).for_each(|(out, y)| *out += weight * y);
             }
         });
@@ -113,7 +114,7 @@ pub(super) fn combine(y: &DispatchTensor, weights: &DispatchTensor, grouping: &G
                         .zip(of_slot(slots[at]))
                         .for_each(|(d, g)| *d = weight * g);
                 });
-                from_vec(dy, &y.shape().to_vec())
+                from_vec(dy, y.shape())
             });
             let dweights = incoming.wanted[1].then(|| {
                 let slots = (0..rows.len())
