@@ -41,7 +41,8 @@ pub use lock::{LOCK_FILE, RunLock};
 pub use manifest::{ConfigChange, Fallback, MANIFEST_VERSION, Manifest, Resume, config_changes, flatten};
 pub use metrics::{MetricRecord, MetricValue, Metrics, MetricsPosition, MetricsStart, MetricsWriter, Record};
 pub use probe::{
-    BYTES_PER_GIB, Stopwatch, human_duration, peak_resident_bytes, peak_resident_gib, process_cpu_s, resident_bytes, rfc3339,
+    BYTES_PER_GIB, Stopwatch, human_duration, peak_resident_bytes, peak_resident_gib, process_cpu_s,
+    resident_bytes, rfc3339,
 };
 pub use report::{GridFigure, ReportData, write_report};
 pub use statistics::{

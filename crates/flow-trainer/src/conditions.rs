@@ -55,7 +55,8 @@ impl Conditioner {
     /// Conditions of a batch of prompts, with the empty condition beside them under guidance.
     pub fn conditions<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Conditions {
         let rows: Vec<&[u32]> = prompts.map(|prompt| prompt.tokens.as_slice()).collect();
-        let key = |tokens: &mut dyn Iterator<Item = i64>| tokens.flat_map(i64::to_le_bytes).collect::<Arc<[u8]>>();
+        let key =
+            |tokens: &mut dyn Iterator<Item = i64>| tokens.flat_map(i64::to_le_bytes).collect::<Arc<[u8]>>();
         let keys = ConditionKeys {
             conditional: (rows.iter())
                 .map(|row| key(&mut row.iter().copied().map(i64::from)))

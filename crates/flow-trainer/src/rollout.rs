@@ -140,9 +140,13 @@ impl Sampler {
             let latents = together.then_some(starts);
             // Noise of their own makes latents differ from the next step on.
             together &= !step.is_stochastic();
-            let v =
-                self.policy
-                    .velocity_of(&exec, Tensor::from_dispatch(x.clone()), sigma, &conditions, latents);
+            let v = self.policy.velocity_of(
+                &exec,
+                Tensor::from_dispatch(x.clone()),
+                sigma,
+                &conditions,
+                latents,
+            );
             let v = plain(&v.into_dispatch());
             let noise = if step.is_stochastic() {
                 self.noise(added, samples, index as u32 + 1, values)

@@ -39,7 +39,11 @@ impl Errors {
     /// By how much errors exceed predictions, within reason.
     fn factor(&self) -> f64 {
         let factor = self.found / self.predicted;
-        if factor.is_finite() { factor.clamp(0.1, 10.0) } else { 1.0 }
+        if factor.is_finite() {
+            factor.clamp(0.1, 10.0)
+        } else {
+            1.0
+        }
     }
 }
 

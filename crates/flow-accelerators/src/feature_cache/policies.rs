@@ -3,8 +3,8 @@
 use super::params::{Basis, FeatureCacheParams, ForecastTarget, TeaCacheSignal};
 use flow_accel::{Refusal, StepScope};
 use flow_cache::{
-    Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, MagCache, Mask, PublishedMask,
-    Pyramid, Rules, StepMask, TaylorSeer, TeaCache, Timesteps,
+    Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, MagCache, Mask,
+    PublishedMask, Pyramid, Rules, StepMask, TaylorSeer, TeaCache, Timesteps,
 };
 
 /// A policy with its rules, and what it answers for.

@@ -1,8 +1,8 @@
 //! Who answers a model's requests.
 
 use super::{
-    CallModel, ComputeLayers, KeepAll, LayerDriver, Recompute, RegionEngine, ReuseDriver, RunAll, StackDriver,
-    VelocityDriver,
+    CallModel, ComputeLayers, KeepAll, LayerDriver, Recompute, RegionEngine, ReuseDriver, RunAll,
+    StackDriver, VelocityDriver,
 };
 use crate::{AttentionBackend, Kernels};
 use std::sync::Arc;

@@ -6,8 +6,8 @@ use crate::support::operand;
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
 use flow_core::cpu::to_host;
-use flow_core::tensors::select_rows as rows;
 use flow_core::exec::Stack;
+use flow_core::tensors::select_rows as rows;
 use flow_core::{CallContext, Exec, Lane, Plan, Rollout, RunAll, StackDriver, Stage};
 use std::sync::{Arc, Mutex};
 

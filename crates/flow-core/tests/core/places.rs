@@ -3,8 +3,8 @@
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
 use flow_core::cpu::{read_ints, to_host};
-use flow_core::tensors::select_rows as rows;
 use flow_core::device::ComputeDevice;
+use flow_core::tensors::select_rows as rows;
 use flow_core::{
     AttentionKind, AttentionLayer, Block, CallContext, Condition, Exec, FlowModel, Lane, LayerBody,
     LayerDriver, ModelInput, ModelSpec, ParamLayout, Plan, RegionKind, Rollout, Stage, VelocityDriver,
