@@ -221,7 +221,7 @@ fn a_feature_cache_is_new_in_every_rollout_and_says_by_its_scope_what_is_exact()
         (json!({}), "`params` must say which `policy` it is"),
         (
             json!({ "policy": "fora" }),
-            "`params.policy` cannot be `fora` (allowed: \"first_block\", ",
+            "`params.policy` cannot be `fora` (allowed: \"auto\", \"first_block\", ",
         ),
         (
             json!({ "policy": "first_block", "treshold": 0.1 }),

@@ -363,6 +363,7 @@ fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
         .filter_map(|variant| variant["properties"]["policy"]["const"].as_str())
         .collect();
     let expected = [
+        "auto",
         "first_block",
         "db_cache",
         "step_mask",

@@ -67,7 +67,13 @@ fn a_section_lists_its_keys() {
     let names: Vec<_> = doc.keys.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(
         names,
-        ["group_size", "prompts_per_step", "micro_batch", "guidance_scale"]
+        [
+            "group_size",
+            "prompts_per_step",
+            "micro_batch",
+            "guidance_scale",
+            "initial_noise"
+        ]
     );
 }
 

@@ -85,7 +85,8 @@ fn good_params(name: &str) -> Json {
 }
 
 /// The policies of `feature_cache`.
-const POLICIES: [&str; 9] = [
+const POLICIES: [&str; 10] = [
+    "auto",
     "first_block",
     "db_cache",
     "step_mask",
@@ -100,6 +101,7 @@ const POLICIES: [&str; 9] = [
 /// Parameters that `policy` takes, some of its own.
 fn good_policy(policy: &str) -> Json {
     let mut params = match policy {
+        "auto" => json!({ "target_error": 0.5, "order": 2 }),
         "first_block" => json!({ "threshold": 0.1, "per_batch": true }),
         "db_cache" => json!({ "front_blocks": 1, "mask": "1101", "order": 4, "basis": "newton" }),
         "step_mask" => json!({ "mask": "ultra", "compute_last": false }),

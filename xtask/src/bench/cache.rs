@@ -26,6 +26,9 @@ pub struct Options {
     /// The built program; without it, it is built.
     #[arg(long)]
     program: Option<PathBuf>,
+    /// A JSON of results: writes its report and pictures again, and measures nothing.
+    #[arg(long)]
+    from: Option<PathBuf>,
     /// Where the results go.
     #[arg(long, default_value = "docs/src/performance")]
     to: PathBuf,
@@ -146,6 +149,12 @@ impl Program<'_> {
 
 /// Measures, checks, and writes the report.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let to = workspace.path(&options.to.to_string_lossy());
+    if let Some(from) = &options.from {
+        let document: Value =
+            serde_json::from_str(&fs::read_to_string(workspace.path(&from.to_string_lossy()))?)?;
+        return write(&to, &document);
+    }
     let path = match &options.program {
         Some(path) => path.clone(),
         None => {
@@ -194,18 +203,14 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         "rollouts": options.rollouts,
         "rustc": output(Command::new("rustc").arg("--version"))?.trim(),
     });
-    let stem = format!("feature-cache-{}", about["date"].as_str().unwrap_or_default());
-    let to = workspace.path(&options.to.to_string_lossy());
-    write(
-        &to,
-        &stem,
-        &about,
-        &jobs,
-        &[("eight_steps", eight), ("coupled", coupled)],
-    )?;
-    curve::goal(&jobs)?;
-    println!("wrote {}/{stem}.md, .json and .svg", options.to.display());
-    Ok(())
+    let document = json!({
+        "about": about,
+        "jobs": jobs.iter().map(Job::json).collect::<Vec<_>>(),
+        "eight_steps": eight,
+        "coupled": coupled,
+    });
+    write(&to, &document)?;
+    curve::goal(&jobs)
 }
 
 fn entry(params: &str) -> String {
@@ -284,24 +289,24 @@ fn find(folder: &Path, name: &str) -> Result<PathBuf> {
     bail!("no {name} in {}", folder.display())
 }
 
-fn write(to: &Path, stem: &str, about: &Value, jobs: &[Job], more: &[(&str, Value)]) -> Result<()> {
+/// Writes everything that is told of a document of results.
+fn write(to: &Path, document: &Value) -> Result<()> {
     fs::create_dir_all(to)?;
-    let mut document = json!({ "about": about });
-    document["jobs"] = jobs.iter().map(Job::json).collect();
-    for (key, value) in more {
-        document[*key] = value.clone();
+    let about = &document["about"];
+    let stem = format!("feature-cache-{}", about["date"].as_str().unwrap_or_default());
+    let jobs = document["jobs"].as_array().context("results have jobs")?;
+    let jobs: Vec<Job> = jobs.iter().map(Job::read).collect::<Result<_>>()?;
+    for job in &jobs {
+        for (name, picture) in curve::pictures(job)? {
+            fs::write(to.join(format!("{stem}-{}-{name}.svg", job.name)), picture)?;
+        }
     }
-    let mut pictures = Vec::new();
-    for job in jobs {
-        let picture = format!("{stem}-{}.svg", job.name);
-        fs::write(to.join(&picture), curve::svg(job)?)?;
-        pictures.push(picture);
-    }
-    let report = curve::report(about, jobs, &pictures, &document)?;
+    let report = curve::report(about, &jobs, &stem, document)?;
     fs::write(to.join(format!("{stem}.md")), report)?;
     fs::write(
         to.join(format!("{stem}.json")),
-        serde_json::to_string_pretty(&document)? + "\n",
+        serde_json::to_string_pretty(document)? + "\n",
     )?;
+    println!("wrote {}/{stem}.md, .json and pictures", to.display());
     Ok(())
 }

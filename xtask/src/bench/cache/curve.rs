@@ -102,14 +102,25 @@ impl Job {
         json!({ "name": self.name, "config": self.config, "rows": rows.collect::<Vec<_>>() })
     }
 
-    fn policies(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = Vec::new();
-        for row in &self.rows {
-            if !names.contains(&&*row.policy) {
-                names.push(&row.policy);
-            }
-        }
-        names
+    /// The inverse of [`json`](Self::json).
+    pub fn read(job: &Value) -> Result<Self> {
+        let text = |value: &Value, key: &str| {
+            let text = value[key].as_str().map(str::to_owned);
+            text.with_context(|| format!("no `{key}` in a result"))
+        };
+        let row = |row: &Value| {
+            Ok(Row {
+                policy: text(row, "policy")?,
+                value: text(row, "value")?,
+                found: row["found"].clone(),
+            })
+        };
+        let rows = job["rows"].as_array().context("a result has rows")?;
+        Ok(Self {
+            name: text(job, "name")?,
+            config: text(job, "config")?,
+            rows: rows.iter().map(row).collect::<Result<_>>()?,
+        })
     }
 }
 
@@ -130,23 +141,49 @@ pub fn goal(jobs: &[Job]) -> Result<()> {
     Ok(())
 }
 
-/// PSNR against the speed-up by processor time, a line per policy.
-pub fn svg(job: &Job) -> Result<String> {
+/// The pictures of a model, each with as many policies as can be told apart: those that leave blocks out, and the others.
+/// `taylorseer, velocity` is left to the table: on a uniform grid its line is that of `newton, velocity`.
+const PICTURES: [(&str, &[&str]); 2] = [
+    (
+        "blocks",
+        &["first_block", "db_cache", "step_mask", "magcache", "teacache"],
+    ),
+    (
+        "velocities",
+        &[
+            "auto",
+            "newton, velocity",
+            "newton of order 2, velocity",
+            "easycache",
+            "taylorseer, attention",
+            "pyramid",
+        ],
+    ),
+];
+
+/// Name and text of each picture: PSNR against the speed-up by processor time, a line per policy.
+pub fn pictures(job: &Job) -> Result<Vec<(String, String)>> {
+    let picture = |(name, policies): &(&str, &[&str])| Ok(((*name).to_owned(), svg(job, policies)?));
+    PICTURES.iter().map(picture).collect()
+}
+
+fn svg(job: &Job, policies: &[&str]) -> Result<String> {
     let title = format!("{}: what a rollout's speed costs", job.name);
     let mut chart = LineChart::new(&title, "speed-up of the rollout, processor time", "PSNR (dB)");
-    for policy in job.policies() {
-        let of_policy = job.rows.iter().filter(|row| row.policy == policy);
+    for policy in policies {
+        let of_policy = job.rows.iter().filter(|row| row.policy == *policy);
         let mut points = of_policy
             .filter_map(|row| row.psnr_db().map(|psnr_db| Ok((row.ratio("cpu_s")?, psnr_db))))
             .collect::<Result<Vec<_>>>()?;
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        chart = chart.with(Series::new(policy, points));
+        chart = chart.with(Series::new(*policy, points));
     }
     Ok(chart.svg())
 }
 
 /// The page.
-pub fn report(about: &Value, jobs: &[Job], pictures: &[String], document: &Value) -> Result<String> {
+/// `stem` is what the names of the pictures begin with.
+pub fn report(about: &Value, jobs: &[Job], stem: &str, document: &Value) -> Result<String> {
     let say = |key: &str| {
         about[key]
             .as_str()
@@ -166,7 +203,10 @@ pub fn report(about: &Value, jobs: &[Job], pictures: &[String], document: &Value
         say("processor"),
         say("rustc"),
     );
-    for (job, picture) in jobs.iter().zip(pictures) {
+    for job in jobs {
+        let pictures = PICTURES
+            .map(|(name, _)| format!("![PSNR against speed-up: {name}]({stem}-{}-{name}.svg)", job.name));
+        let pictures = pictures.join("\n\n");
         let first = job.rows.first().context("a job has rows")?;
         let samples = first.number("/samples")?;
         let groups = first.number("/reward/groups")?;
@@ -175,7 +215,7 @@ pub fn report(about: &Value, jobs: &[Job], pictures: &[String], document: &Value
         writeln!(
             text,
             "\n## {}\n\n`{}`; {samples} images in {groups} groups; reward without a cache {without:.4}, standard deviation \
-             within groups {spread:.4}.\n\n![PSNR against speed-up]({picture})\n\n| policy | value | block evaluations | \
+             within groups {spread:.4}.\n\n{pictures}\n\n| policy | value | block evaluations | \
              processor time | wall time | PSNR (dB) | latent, relative L1 | reward difference | holds 0 | negligible | signs |\n\
              |---|---|---|---|---|---|---|---|---|---|---|",
             job.name, job.config
