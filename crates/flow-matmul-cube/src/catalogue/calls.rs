@@ -61,8 +61,9 @@ pub fn calls(layout: Layout, element: Element, sizes: &[[usize; 3]]) -> Vec<Matm
     out
 }
 
-/// Relative L2 distance of `got` on rows and columns, all of them or some, and whether every number is one.
-fn distance(got: &[u8], matrix: &Matrix, element: Element, want: impl Fn(usize, usize) -> f64, work: usize) -> f64 {
+/// What is wrong with `got`, if anything: a number that is none, a gap that was written, or the relative L2 distance on
+/// all elements or some.
+fn compare(got: &[u8], matrix: &Matrix, element: Element, want: impl Fn(usize, usize) -> f64, work: usize) -> Result<(), String> {
     let all = matrix.rows * matrix.columns;
     let size = element.bytes();
     let value = |i: usize, j: usize| {
@@ -72,13 +73,13 @@ fn distance(got: &[u8], matrix: &Matrix, element: Element, want: impl Fn(usize, 
     for i in 0..matrix.rows {
         for j in 0..matrix.columns {
             if !value(i, j).is_finite() {
-                return f64::INFINITY;
+                return Err(format!("row {i} column {j} is {}", value(i, j)));
             }
         }
         // Gaps hold NaN before and after.
         let row = &got[i * matrix.stride * size..(i + 1) * matrix.stride * size];
         if row[matrix.columns * size..].iter().any(|byte| *byte != 0xff) {
-            return f64::INFINITY;
+            return Err(format!("the gap behind row {i} was written"));
         }
     }
     let mut random = Random(77);
@@ -91,7 +92,11 @@ fn distance(got: &[u8], matrix: &Matrix, element: Element, want: impl Fn(usize, 
         off += (value(i, j) - want).powi(2);
         of += want * want;
     }
-    (off / of.max(1e-30)).sqrt()
+    let distance = (off / of.max(1e-30)).sqrt();
+    match distance <= limit(element) {
+        true => Ok(()),
+        false => Err(format!("off by {distance:.1e}")),
+    }
 }
 
 fn limit(element: Element) -> f64 {
@@ -125,14 +130,12 @@ pub fn wrong(client: &Client, call: Matmul, plan: Plan) -> Option<String> {
         Err(error) => return Some(error),
     };
     let work = call.k + call.rank;
-    let error = distance(&d, &case.d.device, call.output, |i, j| case.result(i, j), work);
-    if error.is_nan() || error > limit(call.output) {
-        return Some(format!("result off by {error:.1e}"));
+    if let Err(why) = compare(&d, &case.d.device, call.output, |i, j| case.result(i, j), work) {
+        return Some(format!("result: {why}"));
     }
     if let (Some(kept), Some(other)) = (&kept, &case.other) {
-        let error = distance(kept, &other.device, call.element, |i, j| case.sum(i, j), work);
-        if error.is_nan() || error > limit(call.element) {
-            return Some(format!("sums off by {error:.1e}"));
+        if let Err(why) = compare(kept, &other.device, call.element, |i, j| case.sum(i, j), work) {
+            return Some(format!("sums: {why}"));
         }
     }
     match pass() {
