@@ -29,7 +29,10 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Some(tree) => tree.clone(),
         None => fetched(workspace, &options.python)?,
     };
-    for (package, test) in [("flow-attention-cube", "ptx"), ("flow-matmul-cube", "products_ptx")] {
+    for (package, test) in [
+        ("flow-attention-cube", "ptx"),
+        ("flow-matmul-cube", "products_ptx"),
+    ] {
         let arguments = [
             "test",
             "--release",

@@ -52,7 +52,13 @@ fn main() -> Result<(), Box<dyn Error>> {
             shared_bytes: 227 * 1024,
         };
         write(&folder, source(&call, &Plan::mma(&call, offer)?)?)?;
-        for kind in [Shape::Turns, Shape::Wide, Shape::Large, Shape::Small, Shape::Narrow] {
+        for kind in [
+            Shape::Turns,
+            Shape::Wide,
+            Shape::Large,
+            Shape::Small,
+            Shape::Narrow,
+        ] {
             let tiles = shape(&call, Factor::Bf16, kind);
             let cut = Cut {
                 rows: tiles.rows(),

@@ -133,12 +133,20 @@ impl Matmul {
 
     /// Rows and columns of A in memory, with `k` summands.
     pub fn a_shape(&self, k: usize) -> [usize; 2] {
-        if self.layout == Layout::Tn { [k, self.m] } else { [self.m, k] }
+        if self.layout == Layout::Tn {
+            [k, self.m]
+        } else {
+            [self.m, k]
+        }
     }
 
     /// Rows and columns of B in memory, with `k` summands.
     pub fn b_shape(&self, k: usize) -> [usize; 2] {
-        if self.layout == Layout::Nt { [self.n, k] } else { [k, self.n] }
+        if self.layout == Layout::Nt {
+            [self.n, k]
+        } else {
+            [k, self.n]
+        }
     }
 
     /// Whether the description makes sense.
@@ -164,9 +172,10 @@ impl Matmul {
             ));
         }
         match self.epilogue {
-            Epilogue::Accumulate if self.output != Element::F32 => {
-                no(format!("sums are accumulated in f32, not in {}", self.output.name()))
-            }
+            Epilogue::Accumulate if self.output != Element::F32 => no(format!(
+                "sums are accumulated in f32, not in {}",
+                self.output.name()
+            )),
             Epilogue::GateAndAdd { tokens: 0 } => no("a row of the gate is for at least one token"),
             Epilogue::Activate { .. } | Epilogue::GateAndAdd { .. } | Epilogue::TimesDerivative(_)
                 if self.output != self.element =>

@@ -87,25 +87,26 @@ pub fn column_sums(
         return no("the matrix reaches beyond its buffer; check its rows and stride");
     }
     let parts = x.rows.div_ceil(ROWS);
-    let launch = |x: &Matrix, out: (&Handle, usize), [from, to]: [Element; 2], pass: usize, per_block, blocks, add| {
-        // SAFETY: rows and columns are within the buffers.
-        unsafe {
-            sum_rows::launch_unchecked(
-                client,
-                CubeCount::Static(x.columns.div_ceil(THREADS / LANES[pass]) as u32, blocks as u32, 1),
-                CubeDim::new_1d(THREADS as u32),
-                BufferArg::from_raw_parts(x.handle.clone(), x.elements()),
-                BufferArg::from_raw_parts(out.0.clone(), out.1),
-                x.rows as u32,
-                x.columns as u32,
-                x.stride as u32,
-                per_block as u32,
-                LANES[pass],
-                add,
-                [element(from), element(to)],
-            );
-        }
-    };
+    let launch =
+        |x: &Matrix, out: (&Handle, usize), [from, to]: [Element; 2], pass: usize, per_block, blocks, add| {
+            // SAFETY: rows and columns are within the buffers.
+            unsafe {
+                sum_rows::launch_unchecked(
+                    client,
+                    CubeCount::Static(x.columns.div_ceil(THREADS / LANES[pass]) as u32, blocks as u32, 1),
+                    CubeDim::new_1d(THREADS as u32),
+                    BufferArg::from_raw_parts(x.handle.clone(), x.elements()),
+                    BufferArg::from_raw_parts(out.0.clone(), out.1),
+                    x.rows as u32,
+                    x.columns as u32,
+                    x.stride as u32,
+                    per_block as u32,
+                    LANES[pass],
+                    add,
+                    [element(from), element(to)],
+                );
+            }
+        };
     let partial = Matrix::contiguous(client.empty(parts * x.columns * 4), [parts, x.columns]);
     launch(
         x,

@@ -1,15 +1,15 @@
 //! A call from beginning to end.
 
 use crate::call::{Declined, Epilogue, Matmul, no};
-use crate::parts::{THREADS, TOGETHER, add_parts};
-use crate::schedule::{Cut, STEP, Schedule};
-use crate::tensors::{Matrix, Operands};
 use crate::element::element;
 use crate::finish::Finish;
 use crate::mma;
+use crate::parts::{THREADS, TOGETHER, add_parts};
 use crate::portable;
-use crate::wgmma::launch::Items;
+use crate::schedule::{Cut, STEP, Schedule};
+use crate::tensors::{Matrix, Operands};
 use crate::wgmma;
+use crate::wgmma::launch::Items;
 use cubecl::prelude::*;
 use cubecl_core::ir::features::Tma;
 use cubecl_runtime::server::Handle;
@@ -73,7 +73,9 @@ impl Plan {
     /// [`Declined`] if no kernel computes the call on such a device.
     pub fn new(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
         call.check()?;
-        if offer.hopper && let Ok(factor) = wgmma::select::check(call) {
+        if offer.hopper
+            && let Ok(factor) = wgmma::select::check(call)
+        {
             let (tiles, cut) = wgmma::select::select(call, factor, offer.multiprocessors);
             return Ok(Self::Wgmma { tiles, cut });
         }
@@ -249,8 +251,9 @@ impl Prepared {
                 finish,
             } => {
                 operands.check(call, true)?;
-                let launch =
-                    |d: &Matrix| wgmma::launch::launch(&self.client, call, operands, d, items, *tiles, *finish);
+                let launch = |d: &Matrix| {
+                    wgmma::launch::launch(&self.client, call, operands, d, items, *tiles, *finish)
+                };
                 self.whole_or_in_parts(operands.d, &schedule.cut, launch);
             }
             Ready::Plain { nothing } => match self.plan {

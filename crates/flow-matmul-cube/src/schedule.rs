@@ -98,7 +98,11 @@ impl Schedule {
 
     /// Tiles of sums.
     pub fn slots(&self) -> usize {
-        if self.in_parts() { self.tiles[0] * self.tiles[1] * self.cut.parts } else { 0 }
+        if self.in_parts() {
+            self.tiles[0] * self.tiles[1] * self.cut.parts
+        } else {
+            0
+        }
     }
 
     /// Where the items of each block begin, and where the last ones end.

@@ -2,12 +2,12 @@
 
 use crate::call::Matmul;
 use crate::element::element;
+use crate::finish::Finish;
 use crate::mma;
 use crate::mma::THREADS;
 use crate::mma::kernel::mma_matmul::MmaMatmul;
 use crate::run::Plan;
 use crate::wgmma;
-use crate::finish::Finish;
 use crate::wgmma::kernel::matmul::Matmul as WgmmaKernel;
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;

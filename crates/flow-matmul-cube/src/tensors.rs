@@ -123,7 +123,13 @@ impl<'a> Operands<'a> {
                         gate.start, gate.stride
                     ));
                 }
-                holds("gate", &gate.handle, gate.reach(call.m, tokens, call.n), from, pairs)
+                holds(
+                    "gate",
+                    &gate.handle,
+                    gate.reach(call.m, tokens, call.n),
+                    from,
+                    pairs,
+                )
             }
             (gate, epilogue) => given(
                 "gate",
@@ -142,7 +148,13 @@ fn given(name: &str, is: bool, must: bool) -> Result<(), Declined> {
     }
 }
 
-fn matrix(name: &str, x: &Matrix, shape: [usize; 2], element: Element, aligned: bool) -> Result<(), Declined> {
+fn matrix(
+    name: &str,
+    x: &Matrix,
+    shape: [usize; 2],
+    element: Element,
+    aligned: bool,
+) -> Result<(), Declined> {
     if [x.rows, x.columns] != shape {
         return no(format!(
             "`{name}` is {:?}, but must be {shape:?} ([rows, columns])",
@@ -161,10 +173,22 @@ fn matrix(name: &str, x: &Matrix, shape: [usize; 2], element: Element, aligned: 
             "rows of `{name}` begin {bytes} bytes apart; tensor memory access want a multiple of 16"
         ));
     }
-    holds(name, &x.handle, x.elements(), element, if aligned { 16 } else { 1 })
+    holds(
+        name,
+        &x.handle,
+        x.elements(),
+        element,
+        if aligned { 16 } else { 1 },
+    )
 }
 
-fn holds(name: &str, handle: &Handle, elements: usize, element: Element, alignment: u64) -> Result<(), Declined> {
+fn holds(
+    name: &str,
+    handle: &Handle,
+    elements: usize,
+    element: Element,
+    alignment: u64,
+) -> Result<(), Declined> {
     let bytes = handle.size_in_used() as usize;
     if elements * element.bytes() > bytes {
         return no(format!(

@@ -44,7 +44,9 @@ fn lanes(value: impl Fn(u32) -> u32) -> [u32; LANES] {
 #[test]
 fn units_of_rows_are_multiplied_whichever_way_the_tiles_lie() {
     for factor in [Factor::Bf16, Factor::F16] {
-        for [left_transposed, right_transposed] in [[false, false], [false, true], [true, true], [true, false]] {
+        for [left_transposed, right_transposed] in
+            [[false, false], [false, true], [true, true], [true, false]]
+        {
             // The second half of a panel's columns, too.
             for half in [0, 1] {
                 let product = Product {
@@ -61,21 +63,32 @@ fn units_of_rows_are_multiplied_whichever_way_the_tiles_lie() {
                     shared: vec![0xff; 1024],
                     ..Warp::default()
                 };
-                let left = if left_transposed { transposed(&a) } else { a.clone() };
-                let right = if right_transposed { transposed(&b) } else { b.clone() };
+                let left = if left_transposed {
+                    transposed(&a)
+                } else {
+                    a.clone()
+                };
+                let right = if right_transposed {
+                    transposed(&b)
+                } else {
+                    b.clone()
+                };
                 let left_at = put(&mut warp, &left, factor);
                 let right_at = put(&mut warp, &right, factor);
                 let given = product.accumulator();
                 let row_of = |lane: usize, i: usize| i / 16 * 16 + lane / 4 + 8 * (i / 2 % 2);
                 let column_of = |lane: usize, i: usize| 8 * (i % 16 / 4) + 2 * (lane % 4) + i % 2;
                 for i in 0..given {
-                    let held = lanes(|lane| {
-                        before[row_of(lane as usize, i)][column_of(lane as usize, i)].to_bits()
-                    });
+                    let held =
+                        lanes(|lane| before[row_of(lane as usize, i)][column_of(lane as usize, i)].to_bits());
                     warp.registers.insert(format!("%{}", given + i), held);
                 }
                 let by = |lane: u32, transposed: bool| {
-                    if transposed { lane_by_columns(lane) } else { lane_by_rows(lane) }
+                    if transposed {
+                        lane_by_columns(lane)
+                    } else {
+                        lane_by_rows(lane)
+                    }
                 };
                 let left_lanes = lanes(|lane| left_at + by(lane, left_transposed));
                 let right_lanes = lanes(|lane| match right_transposed {
@@ -91,7 +104,11 @@ fn units_of_rows_are_multiplied_whichever_way_the_tiles_lie() {
                         let of_b = &b[32 * half as usize + column];
                         let sum: f32 = a[row].iter().zip(of_b).map(|(x, y)| x * y).sum();
                         let got = f32::from_bits(warp.registers[&format!("%{i}")][lane]);
-                        assert_eq!(got, before[row][column] + sum, "{product:?} row {row} column {column}");
+                        assert_eq!(
+                            got,
+                            before[row][column] + sum,
+                            "{product:?} row {row} column {column}"
+                        );
                     }
                 }
             }

@@ -139,8 +139,18 @@ fn operands_that_are_not_the_calls_are_declined_with_the_reason() {
         epilogue: Epilogue::GateAndAdd { tokens: 2 },
         ..Matmul::plain(Layout::Nn, [5, 6, 7], Element::F32)
     };
-    declines(&client, call, |on| on.a.device.columns = 8, "`a` is [5, 8], but must be [5, 7]");
-    declines(&client, call, |on| on.b.device.stride = 2, "`b` has rows of 6 elements that begin 2 apart");
+    declines(
+        &client,
+        call,
+        |on| on.a.device.columns = 8,
+        "`a` is [5, 8], but must be [5, 7]",
+    );
+    declines(
+        &client,
+        call,
+        |on| on.b.device.stride = 2,
+        "`b` has rows of 6 elements that begin 2 apart",
+    );
     declines(&client, call, |on| on.d.device.stride = 900, "`d` reaches byte");
     declines(&client, call, |on| on.low_rank = None, "`low_rank` is missing");
     declines(&client, call, |on| on.bias = None, "`bias` is missing");

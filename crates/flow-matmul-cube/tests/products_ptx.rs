@@ -71,7 +71,12 @@ fn offer(shared_bytes: usize) -> Offer {
 }
 
 /// Compiles all sources on all cores; what is wrong.
-fn compile(arch: &str, sources: BTreeMap<String, Source>, registers: usize, shared_bytes: usize) -> Vec<String> {
+fn compile(
+    arch: &str,
+    sources: BTreeMap<String, Source>,
+    registers: usize,
+    shared_bytes: usize,
+) -> Vec<String> {
     let compiler = Compiler::find().unwrap_or_else(|error| panic!("{error}"));
     let sources: Vec<_> = sources.into_iter().collect();
     let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -83,15 +88,23 @@ fn compile(arch: &str, sources: BTreeMap<String, Source>, registers: usize, shar
                     let problem = match compiler.compile(arch, &source.cuda.text) {
                         Err(error) => Some(error),
                         Ok(report) if !report.warnings.is_empty() => Some(report.warnings.join("; ")),
-                        Ok(report) if report.spilled_bytes > 0 => Some(format!("{} bytes spill", report.spilled_bytes)),
-                        Ok(report) if report.registers > registers => Some(format!("{} registers", report.registers)),
-                        Ok(_) if source.cuda.shared_memory_bytes > shared_bytes => {
-                            Some(format!("{} bytes of shared memory", source.cuda.shared_memory_bytes))
+                        Ok(report) if report.spilled_bytes > 0 => {
+                            Some(format!("{} bytes spill", report.spilled_bytes))
                         }
+                        Ok(report) if report.registers > registers => {
+                            Some(format!("{} registers", report.registers))
+                        }
+                        Ok(_) if source.cuda.shared_memory_bytes > shared_bytes => Some(format!(
+                            "{} bytes of shared memory",
+                            source.cuda.shared_memory_bytes
+                        )),
                         Ok(_) => None,
                     };
                     if let Some(problem) = problem {
-                        wrong.lock().expect("no thread panics").push(format!("{name} for {arch}: {problem}"));
+                        wrong
+                            .lock()
+                            .expect("no thread panics")
+                            .push(format!("{name} for {arch}: {problem}"));
                     }
                 }
             });

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::catalogue::{Both, Case, SIZES, calls, decode, wrong, wrong_sums};
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
+use flow_matmul_cube::catalogue::{Both, Case, SIZES, calls, decode, wrong, wrong_sums};
 use flow_matmul_cube::run::{Offer, Plan, Prepared};
 use flow_matmul_cube::tensors::Matrix;
 use flow_matmul_cube::wgmma::select::{self, Shape, shape};
@@ -49,7 +49,11 @@ pub fn older(client: &Client, offer: Offer, layout: Layout, element: Element) ->
             }
         }
     }
-    println!("  mma {layout:?} {}: {count} products {}", element.name(), if good { "ok" } else { "WRONG" });
+    println!(
+        "  mma {layout:?} {}: {count} products {}",
+        element.name(),
+        if good { "ok" } else { "WRONG" }
+    );
     good
 }
 
@@ -86,7 +90,12 @@ pub fn one(client: &Client, call: Matmul, plan: Plan) -> bool {
 /// Column sums against f64.
 pub fn sums(client: &Client) -> bool {
     let mut good = true;
-    for (shape, accumulate) in [([1, 1], false), ([13, 77], true), ([1357, 334], false), ([16_384, 1152], true)] {
+    for (shape, accumulate) in [
+        ([1, 1], false),
+        ([13, 77], true),
+        ([1357, 334], false),
+        ([16_384, 1152], true),
+    ] {
         for element in [Element::Bf16, Element::F16, Element::F32] {
             let problem = wrong_sums(client, shape, element, accumulate);
             if let Some(why) = &problem {
@@ -100,7 +109,13 @@ pub fn sums(client: &Client) -> bool {
 }
 
 /// The catalogue of a layout with one kind of tiles; with none, with those of the table.
-pub fn catalogue(client: &Client, offer: Offer, layout: Layout, element: Element, kind: Option<Shape>) -> bool {
+pub fn catalogue(
+    client: &Client,
+    offer: Offer,
+    layout: Layout,
+    element: Element,
+    kind: Option<Shape>,
+) -> bool {
     let (mut good, mut count) = (true, 0);
     for call in calls(layout, element, &SIZES) {
         let plan = match kind {
@@ -131,7 +146,11 @@ pub fn catalogue(client: &Client, offer: Offer, layout: Layout, element: Element
             }
         }
     }
-    println!("  {layout:?} {} {kind:?}: {count} products {}", element.name(), if good { "ok" } else { "WRONG" });
+    println!(
+        "  {layout:?} {} {kind:?}: {count} products {}",
+        element.name(),
+        if good { "ok" } else { "WRONG" }
+    );
     good
 }
 
@@ -155,7 +174,11 @@ pub fn big(client: &Client, offer: Offer) -> bool {
             }
         };
         let problem = wrong(client, call, plan);
-        println!("  {layout:?} {size:?} {}: {}", plan.name(), problem.as_deref().unwrap_or("ok"));
+        println!(
+            "  {layout:?} {size:?} {}: {}",
+            plan.name(),
+            problem.as_deref().unwrap_or("ok")
+        );
         good &= problem.is_none();
     }
     good
@@ -209,7 +232,10 @@ pub fn rows_alone(client: &Client, offer: Offer) -> bool {
                 Some(known) => known[..bytes.len()] == bytes[..],
             };
             if done.is_err() || !same {
-                println!("  WRONG rows of {layout:?} with m {m} {}: bits differ, or {done:?}", plan.name());
+                println!(
+                    "  WRONG rows of {layout:?} with m {m} {}: bits differ, or {done:?}",
+                    plan.name()
+                );
                 good = false;
             }
             known.get_or_insert(bytes);

@@ -12,9 +12,9 @@ use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Layout, Matmul};
 use flow_matmul_cube::run::{Offer, Plan};
 use flow_matmul_cube::wgmma::select::Shape;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::io::BufRead;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const LAYOUTS: [(&str, Layout); 3] = [("nt", Layout::Nt), ("nn", Layout::Nn), ("tn", Layout::Tn)];
@@ -50,15 +50,26 @@ fn groups(what: &str) -> Vec<String> {
     }
     if what == "time" {
         let count = timing::cases().len();
-        out.extend((0..count).step_by(8).map(|i| format!("time {i} {}", (i + 8).min(count))));
+        out.extend(
+            (0..count)
+                .step_by(8)
+                .map(|i| format!("time {i} {}", (i + 8).min(count))),
+        );
     }
     out
 }
 
 fn group(words: &[&str]) -> Result<bool, String> {
-    let client = cubecl::Device::cuda(0).map_err(|error| format!("{error:?}"))?.client();
+    let client = cubecl::Device::cuda(0)
+        .map_err(|error| format!("{error:?}"))?
+        .client();
     let offer = Offer::of(&client);
-    let layout = |name: &str| LAYOUTS.into_iter().find(|(known, _)| *known == name).map(|(_, layout)| layout);
+    let layout = |name: &str| {
+        LAYOUTS
+            .into_iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, layout)| layout)
+    };
     match words {
         ["one", backend, name, m, n, k] => {
             let number = |word: &str| word.parse::<usize>().map_err(|error| error.to_string());
@@ -79,11 +90,18 @@ fn group(words: &[&str]) -> Result<bool, String> {
         ["check", "rows"] => Ok(check::rows_alone(&client, offer)),
         ["check", name, shape, element] => {
             let layout = layout(name).ok_or("an unknown layout")?;
-            let element = if *element == "f16" { Element::F16 } else { Element::Bf16 };
+            let element = if *element == "f16" {
+                Element::F16
+            } else {
+                Element::Bf16
+            };
             if *shape == "mma" {
                 return Ok(check::older(&client, offer, layout, element));
             }
-            let shape = SHAPES.into_iter().find(|(known, _)| known == shape).map(|(_, shape)| shape);
+            let shape = SHAPES
+                .into_iter()
+                .find(|(known, _)| known == shape)
+                .map(|(_, shape)| shape);
             Ok(check::catalogue(&client, offer, layout, element, shape))
         }
         ["sweep", layer] => {
@@ -98,7 +116,11 @@ fn group(words: &[&str]) -> Result<bool, String> {
                 };
                 let shapes = SHAPES.into_iter().take(3).map(|(_, shape)| shape);
                 let plans: Vec<Plan> = shapes
-                    .flat_map(|shape| parts.iter().map(move |parts| check::plan(&call, offer, shape, *parts)))
+                    .flat_map(|shape| {
+                        parts
+                            .iter()
+                            .map(move |parts| check::plan(&call, offer, shape, *parts))
+                    })
                     .collect();
                 report(&client, &format!("{layer:?} {name}"), call, &plans, 5);
             }
@@ -137,7 +159,9 @@ fn report(client: &Client, name: &str, call: Matmul, plans: &[Plan], repeats: us
 
 /// Our side of `cargo xtask bench gemm`: `about`, or `time INDEX REPEATS`, answered with a line of JSON.
 fn serve() -> bool {
-    let client = cubecl::Device::cuda(0).expect("an NVIDIA GPU and its driver").client();
+    let client = cubecl::Device::cuda(0)
+        .expect("an NVIDIA GPU and its driver")
+        .client();
     let offer = Offer::of(&client);
     let cases = timing::cases();
     for line in std::io::stdin().lock().lines() {
@@ -224,5 +248,9 @@ fn main() -> ExitCode {
         ["time" | "sweep"] => apart(&groups(words[0]), 1),
         _ => one(&words.join(" ")),
     };
-    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -39,15 +39,24 @@ pub fn cases() -> Vec<(String, Matmul)> {
     for layer in LAYERS {
         for (name, layout) in [("NT", Layout::Nt), ("NN", Layout::Nn), ("TN", Layout::Tn)] {
             let [rows, inputs, outputs] = layer;
-            out.push((format!("{rows} x {inputs} -> {outputs} {name}"), of_layer(layout, layer)));
+            out.push((
+                format!("{rows} x {inputs} -> {outputs} {name}"),
+                of_layer(layout, layer),
+            ));
         }
     }
     let mut add = |name: &str, layer: [usize; 3], layout, change: fn(Matmul) -> Matmul| {
         let [rows, inputs, outputs] = layer;
-        out.push((format!("{rows} x {inputs} -> {outputs} {name}"), change(of_layer(layout, layer))));
+        out.push((
+            format!("{rows} x {inputs} -> {outputs} {name}"),
+            change(of_layer(layout, layer)),
+        ));
     };
     for (rows, d, f, tokens) in [(16_384, 1152, 4608, 256), (21_712, 1536, 6144, 1357)] {
-        add("NT bias", [rows, d, 3 * d], Layout::Nt, |call| Matmul { bias: true, ..call });
+        add("NT bias", [rows, d, 3 * d], Layout::Nt, |call| Matmul {
+            bias: true,
+            ..call
+        });
         add("NT bias gelu keep", [rows, d, f], Layout::Nt, |call| Matmul {
             bias: true,
             epilogue: Epilogue::Activate {
@@ -87,7 +96,10 @@ pub fn cases() -> Vec<(String, Matmul)> {
             epilogue: Epilogue::Accumulate,
             ..call
         });
-        add("NT rank 32 more", [rows, d, d], Layout::Nt, |call| Matmul { rank: 32, ..call });
+        add("NT rank 32 more", [rows, d, d], Layout::Nt, |call| Matmul {
+            rank: 32,
+            ..call
+        });
         add("NT", [rows, d, 32], Layout::Nt, |call| call);
         add("NN", [rows, 32, d], Layout::Nn, |call| call);
         add("TN", [rows, 32, d], Layout::Tn, |call| call);
@@ -100,7 +112,9 @@ fn matrix(client: &Client, shape: [usize; 2], element: Element, seed: u64) -> Ma
     let bytes = shape[0] * shape[1] * element.bytes();
     let mut random = flow_matmul_cube::catalogue::Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     // A prime number of values, again and again: no two rows are alike.
-    let block: Vec<u8> = (0..1_000_003).flat_map(|_| flow_matmul_cube::catalogue::encode(random.value(), element)).collect();
+    let block: Vec<u8> = (0..1_000_003)
+        .flat_map(|_| flow_matmul_cube::catalogue::encode(random.value(), element))
+        .collect();
     let mut all = Vec::with_capacity(bytes + block.len());
     while all.len() < bytes {
         all.extend_from_slice(&block);
@@ -205,7 +219,13 @@ pub fn spread(mut samples: Vec<f64>) -> [f64; 3] {
 }
 
 /// Seconds of one product by the table's plan, and what it is, as JSON.
-pub fn answer(client: &Client, offer: Offer, name: &str, call: Matmul, repeats: usize) -> Result<String, String> {
+pub fn answer(
+    client: &Client,
+    offer: Offer,
+    name: &str,
+    call: Matmul,
+    repeats: usize,
+) -> Result<String, String> {
     let plan = Plan::new(&call, offer).map_err(|error| error.to_string())?;
     let seconds = time(client, call, &[plan], repeats).swap_remove(0)?;
     let layout = match call.layout {

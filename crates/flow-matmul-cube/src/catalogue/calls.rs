@@ -48,7 +48,10 @@ pub fn calls(layout: Layout, element: Element, sizes: &[[usize; 3]]) -> Vec<Matm
         ]);
         for activation in [Activation::GeluTanh, Activation::Silu] {
             for keep_sum in [false, true] {
-                out.push(with(Epilogue::Activate { activation, keep_sum }, if keep_sum { 8 } else { 0 }));
+                out.push(with(
+                    Epilogue::Activate { activation, keep_sum },
+                    if keep_sum { 8 } else { 0 },
+                ));
             }
             out.push(with(Epilogue::TimesDerivative(activation), 0));
         }
@@ -63,7 +66,13 @@ pub fn calls(layout: Layout, element: Element, sizes: &[[usize; 3]]) -> Vec<Matm
 
 /// What is wrong with `got`, if anything: a number that is none, a gap that was written, or the relative L2 distance on
 /// all elements or some.
-fn compare(got: &[u8], matrix: &Matrix, element: Element, want: impl Fn(usize, usize) -> f64, work: usize) -> Result<(), String> {
+fn compare(
+    got: &[u8],
+    matrix: &Matrix,
+    element: Element,
+    want: impl Fn(usize, usize) -> f64,
+    work: usize,
+) -> Result<(), String> {
     let all = matrix.rows * matrix.columns;
     let size = element.bytes();
     let value = |i: usize, j: usize| {
@@ -86,7 +95,11 @@ fn compare(got: &[u8], matrix: &Matrix, element: Element, want: impl Fn(usize, u
     let some = (all * work > 20_000_000).then(|| (20_000_000 / work).clamp(200, all));
     let (mut off, mut of) = (0.0, 0.0);
     for s in 0..some.unwrap_or(all) {
-        let at = if some.is_some() { random.word() as usize % all } else { s };
+        let at = if some.is_some() {
+            random.word() as usize % all
+        } else {
+            s
+        };
         let (i, j) = (at / matrix.columns, at % matrix.columns);
         let want = want(i, j);
         off += (value(i, j) - want).powi(2);
@@ -145,7 +158,6 @@ pub fn wrong(client: &Client, call: Matmul, plan: Plan) -> Option<String> {
     }
 }
 
-
 /// Column sums of random numbers, twice; says what is wrong.
 pub fn wrong_sums(client: &Client, shape: [usize; 2], element: Element, accumulate: bool) -> Option<String> {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
@@ -157,7 +169,10 @@ pub fn wrong_sums(client: &Client, shape: [usize; 2], element: Element, accumula
             .collect();
         let out = client.create_from_slice(&start);
         match column_sums(client, &x.device, element, &out, Element::F32, accumulate) {
-            Ok(()) => Ok(client.read_one(out).expect("the device gives its memory back").to_vec()),
+            Ok(()) => Ok(client
+                .read_one(out)
+                .expect("the device gives its memory back")
+                .to_vec()),
             Err(error) => Err(error.to_string()),
         }
     };

@@ -57,7 +57,13 @@ pub struct Both {
 
 impl Both {
     /// Random values times `scale`; rows begin at multiples of 16 bytes, with gaps of NaN.
-    pub fn random(client: &Client, shape: [usize; 2], element: Element, scale: f32, random: &mut Random) -> Self {
+    pub fn random(
+        client: &Client,
+        shape: [usize; 2],
+        element: Element,
+        scale: f32,
+        random: &mut Random,
+    ) -> Self {
         let [rows, columns] = shape;
         let stride = stride(columns, element);
         let mut bytes = vec![0xffu8; rows * stride * element.bytes()];
@@ -155,7 +161,10 @@ impl Case {
                     start: call.n,
                     stride: all.device.stride,
                 };
-                let values = all.values.chunks(3 * call.n).flat_map(|row| row[call.n..2 * call.n].to_vec());
+                let values = all
+                    .values
+                    .chunks(3 * call.n)
+                    .flat_map(|row| row[call.n..2 * call.n].to_vec());
                 Some((gate, values.collect()))
             }
             _ => None,

@@ -45,7 +45,11 @@ fn copy_tile(
         };
         let inside = line < lines && column < columns;
         let count = select(inside, min(columns - select(inside, column, 0u32), 8u32), 0u32);
-        let at = select(inside, line as usize * stride as usize + (column / 8) as usize, 0usize);
+        let at = select(
+            inside,
+            line as usize * stride as usize + (column / 8) as usize,
+            0usize,
+        );
         copy_16::<Eight>(
             lane_to,
             unsafe { source[at..at + 1].as_ptr_unchecked() },
@@ -91,7 +95,8 @@ pub fn mma_matmul<N: Size>(
     let factor = comptime!(tiles.factor);
     let a_transposed = comptime!(tiles.layout == Layout::Tn);
     let b_transposed = comptime!(tiles.layout != Layout::Nt);
-    let stage_memory: Shared<[u32]> = Shared::new_aligned_slice(comptime!(tiles.shared_bytes() / 4), 1024usize);
+    let stage_memory: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(tiles.shared_bytes() / 4), 1024usize);
     let base = generic_to_shared::<u32>(unsafe { stage_memory.as_ptr_unchecked() });
 
     // Neighbouring blocks share rows and columns in the L2 cache: `group` rows of tiles at a time.
@@ -139,12 +144,30 @@ pub fn mma_matmul<N: Size>(
             if at < first_steps {
                 let summand = at * comptime!(STEP as u32);
                 copy_tile(a, a_stride, row_0, m, summand, k, to, a_transposed);
-                copy_tile(b, b_stride, column_0, n, summand, k, to + tile_bytes, b_transposed);
+                copy_tile(
+                    b,
+                    b_stride,
+                    column_0,
+                    n,
+                    summand,
+                    k,
+                    to + tile_bytes,
+                    b_transposed,
+                );
             } else {
                 if comptime!(tiles.low_rank) {
                     let summand = (at - first_steps) * comptime!(STEP as u32);
                     copy_tile(a_2, a_2_stride, row_0, m, summand, rank, to, a_transposed);
-                    copy_tile(b_2, b_2_stride, column_0, n, summand, rank, to + tile_bytes, b_transposed);
+                    copy_tile(
+                        b_2,
+                        b_2_stride,
+                        column_0,
+                        n,
+                        summand,
+                        rank,
+                        to + tile_bytes,
+                        b_transposed,
+                    );
                 }
             }
         }
@@ -166,9 +189,8 @@ pub fn mma_matmul<N: Size>(
     for unit in 0..comptime!(WARP[0] / 16) {
         #[unroll]
         for half in 0..2usize {
-            let row_in = warp_row * comptime!(WARP[0] as u32)
-                + comptime!((unit * 16 + half * 8) as u32)
-                + lane / 4;
+            let row_in =
+                warp_row * comptime!(WARP[0] as u32) + comptime!((unit * 16 + half * 8) as u32) + lane / 4;
             let row = row_0 + row_in;
             let mut gate_at = 0u32;
             if comptime!(finish.gated()) {
@@ -179,7 +201,8 @@ pub fn mma_matmul<N: Size>(
                 let i = comptime!(unit * per_unit + 4 * j + 2 * half);
                 let mut low = sums.extract(comptime!(i));
                 let mut high = sums.extract(comptime!(i + 1));
-                let column_in = warp_column * comptime!(WARP[1] as u32) + comptime!(8 * j as u32) + lane % 4 * 2;
+                let column_in =
+                    warp_column * comptime!(WARP[1] as u32) + comptime!(8 * j as u32) + lane % 4 * 2;
                 let column = column_0 + column_in;
                 if comptime!(tiles.in_parts) {
                     let slot = (tile_row * across + tile_column) * CUBE_COUNT_Y + CUBE_POS_Y;

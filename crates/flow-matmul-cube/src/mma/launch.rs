@@ -21,7 +21,10 @@ pub fn check(call: &Matmul) -> Result<Factor, Declined> {
         return no("tensor cores would round f32 factors to TF32; they take bf16 and f16");
     };
     if !call.n.is_multiple_of(2) {
-        return no(format!("results are written in pairs, and {} columns are odd", call.n));
+        return no(format!(
+            "results are written in pairs, and {} columns are odd",
+            call.n
+        ));
     }
     Ok(factor)
 }
@@ -81,9 +84,14 @@ pub(crate) fn launch(
         _ => (1, buffer(nothing, 1), [0; 2]),
     };
     let per_word = 4 / finish.output.bytes();
-    let bias = operands.bias.map_or_else(|| buffer(nothing, 1), |bias| buffer(bias, call.n / 2));
+    let bias = operands
+        .bias
+        .map_or_else(|| buffer(nothing, 1), |bias| buffer(bias, call.n / 2));
     let (other, other_stride) = match operands.other {
-        Some(other) => (buffer(&other.handle, other.elements().div_ceil(2)), other.stride / 2),
+        Some(other) => (
+            buffer(&other.handle, other.elements().div_ceil(2)),
+            other.stride / 2,
+        ),
         None => (buffer(nothing, 1), 0),
     };
     let blocks = call.m.div_ceil(SIDE) * call.n.div_ceil(SIDE);

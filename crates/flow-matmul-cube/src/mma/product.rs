@@ -34,10 +34,7 @@ impl Product {
     /// in the right one, at its first chunk of its first 16 rows, columns or summands.
     pub fn text(&self) -> String {
         let given = self.accumulator();
-        let mut text = format!(
-            ".reg .b32 a<4>, b<4>, fa<{}>, fb<4>;\n",
-            4 * self.units
-        );
+        let mut text = format!(".reg .b32 a<4>, b<4>, fa<{}>, fb<4>;\n", 4 * self.units);
         for (name, operand) in [("a", 2 * given), ("b", 2 * given + 1)] {
             for i in 0..4 {
                 text += &format!("xor.b32 {name}{i}, %{operand}, {};\n", 32 * i);
@@ -54,7 +51,11 @@ impl Product {
 
     /// Where 16 summands `step` of 16 rows or columns `group` are: which of a row's pairs of chunks, and bytes.
     fn place(transposed: bool, step: usize, group: usize) -> (usize, usize) {
-        if transposed { (group, step * 2048) } else { (step, group * 2048) }
+        if transposed {
+            (group, step * 2048)
+        } else {
+            (step, group * 2048)
+        }
     }
 
     /// Adds the products of 16 summands.

@@ -34,7 +34,8 @@ impl Tiles {
     /// Stages for a device with `shared_bytes` of shared memory for a block, such that two blocks fit on a multiprocessor
     /// where three stages or two let them.
     pub fn stages(shared_bytes: usize) -> usize {
-        let of = |blocks: usize, stages: usize| blocks * (stages * 2 * Self::TILE_BYTES + 1024) <= shared_bytes;
+        let of =
+            |blocks: usize, stages: usize| blocks * (stages * 2 * Self::TILE_BYTES + 1024) <= shared_bytes;
         if of(2, 3) || !of(2, 2) && of(1, 3) { 3 } else { 2 }
     }
 

@@ -62,7 +62,11 @@ fn load<F: Float>(
         let row = first + offset;
         let s = summand + of;
         let exists = row < rows && s < summands;
-        let place = if comptime!(transposed) { s * stride + row } else { row * stride + s };
+        let place = if comptime!(transposed) {
+            s * stride + row
+        } else {
+            row * stride + s
+        };
         let value = f32::cast_from(source[select(exists, place, 0usize)]);
         stage[at + of * PITCH + offset] = select(exists, value, 0.0f32);
     }
@@ -89,7 +93,18 @@ fn add_products<F: Float>(
 ) {
     let mut summand = 0usize;
     while summand < summands {
-        load::<F>(a, a_stride, first_row, m, summand, summands, stage, chunk, 0usize, comptime!(layout == Layout::Tn));
+        load::<F>(
+            a,
+            a_stride,
+            first_row,
+            m,
+            summand,
+            summands,
+            stage,
+            chunk,
+            0usize,
+            comptime!(layout == Layout::Tn),
+        );
         load::<F>(
             b,
             b_stride,
@@ -246,15 +261,10 @@ pub fn portable_matmul<F: Float, O: Float>(
                     if comptime!(kind.epilogue.writes_other()) {
                         other[row * other_stride + column] = F::cast_from(sum);
                     }
-                    d[to] = O::cast_from(activate(
-                        sum,
-                        comptime!(activation.unwrap_or(Activation::Silu)),
-                    ));
+                    d[to] = O::cast_from(activate(sum, comptime!(activation.unwrap_or(Activation::Silu))));
                 } else if comptime!(slope.is_some()) {
                     let at = f32::cast_from(other[row * other_stride + column]);
-                    d[to] = O::cast_from(
-                        sum * derivative(at, comptime!(slope.unwrap_or(Activation::Silu))),
-                    );
+                    d[to] = O::cast_from(sum * derivative(at, comptime!(slope.unwrap_or(Activation::Silu))));
                 } else if comptime!(kind.gated()) {
                     let residual = f32::cast_from(other[row * other_stride + column]);
                     let factor = f32::cast_from(gate[gate_start + row / tokens * gate_stride + column]);

@@ -30,7 +30,12 @@ fn copy_factor<E: Numeric>(
         for panel in 0..comptime!(rows / 64) {
             let at = start + comptime!(panel * 64 * STEP);
             let column = row + comptime!((panel * 64) as u32);
-            full.tma_load_2d(map, &mut to[at..at + comptime!(64 * STEP)], summand as i32, column as i32);
+            full.tma_load_2d(
+                map,
+                &mut to[at..at + comptime!(64 * STEP)],
+                summand as i32,
+                column as i32,
+            );
         }
     } else {
         full.tma_load_2d(
@@ -64,15 +69,69 @@ pub(super) fn fill<E: Numeric>(
     arrive_and_expect(barrier_native_handle(full), comptime!(tiles.stage_bytes() as u32));
     if comptime!(tiles.low_rank) {
         if step < first_steps {
-            copy_factor::<E>(full, a, a_tiles, a_at, cursor[A_ROW], step, rows, comptime!(tiles.a_transposed()));
-            copy_factor::<E>(full, b, b_tiles, b_at, cursor[B_ROW], step, columns, comptime!(tiles.b_transposed()));
+            copy_factor::<E>(
+                full,
+                a,
+                a_tiles,
+                a_at,
+                cursor[A_ROW],
+                step,
+                rows,
+                comptime!(tiles.a_transposed()),
+            );
+            copy_factor::<E>(
+                full,
+                b,
+                b_tiles,
+                b_at,
+                cursor[B_ROW],
+                step,
+                columns,
+                comptime!(tiles.b_transposed()),
+            );
         } else {
             let step = step - first_steps;
-            copy_factor::<E>(full, a_2, a_tiles, a_at, cursor[A_ROW], step, rows, comptime!(tiles.a_transposed()));
-            copy_factor::<E>(full, b_2, b_tiles, b_at, cursor[B_ROW], step, columns, comptime!(tiles.b_transposed()));
+            copy_factor::<E>(
+                full,
+                a_2,
+                a_tiles,
+                a_at,
+                cursor[A_ROW],
+                step,
+                rows,
+                comptime!(tiles.a_transposed()),
+            );
+            copy_factor::<E>(
+                full,
+                b_2,
+                b_tiles,
+                b_at,
+                cursor[B_ROW],
+                step,
+                columns,
+                comptime!(tiles.b_transposed()),
+            );
         }
     } else {
-        copy_factor::<E>(full, a, a_tiles, a_at, cursor[A_ROW], step, rows, comptime!(tiles.a_transposed()));
-        copy_factor::<E>(full, b, b_tiles, b_at, cursor[B_ROW], step, columns, comptime!(tiles.b_transposed()));
+        copy_factor::<E>(
+            full,
+            a,
+            a_tiles,
+            a_at,
+            cursor[A_ROW],
+            step,
+            rows,
+            comptime!(tiles.a_transposed()),
+        );
+        copy_factor::<E>(
+            full,
+            b,
+            b_tiles,
+            b_at,
+            cursor[B_ROW],
+            step,
+            columns,
+            comptime!(tiles.b_transposed()),
+        );
     }
 }

@@ -29,7 +29,10 @@ fn finish_pair(
             other_high = f32::reinterpret(load_shared(to + 4));
         }
         store_shared(to, u32::reinterpret(finished(low, other_low, gate_low, finish)));
-        store_shared(to + 4, u32::reinterpret(finished(high, other_high, gate_high, finish)));
+        store_shared(
+            to + 4,
+            u32::reinterpret(finished(high, other_high, gate_high, finish)),
+        );
     } else if comptime!(sum_only) {
         store_shared(to, pack(low, high, factor));
     } else {

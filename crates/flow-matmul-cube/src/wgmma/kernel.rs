@@ -80,8 +80,10 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     let a_stage = comptime!((tiles.a_elements() / 8) as u32);
     let b_stage = comptime!((tiles.b_elements() / 8) as u32);
 
-    let mut a_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tiles.a_elements() * stages), 1024usize);
-    let mut b_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tiles.b_elements() * stages), 1024usize);
+    let mut a_tiles: Shared<[E]> =
+        Shared::new_aligned_slice(comptime!(tiles.a_elements() * stages), 1024usize);
+    let mut b_tiles: Shared<[E]> =
+        Shared::new_aligned_slice(comptime!(tiles.b_elements() * stages), 1024usize);
     let mut places: Shared<[O]> =
         Shared::new_aligned_slice(comptime!(tiles.warpgroups * pieces * 64 * width), 1024usize);
     let full: Shared<[Barrier]> = Shared::new_slice(stages);
@@ -137,8 +139,16 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     let b_base = generic_to_shared::<E>(unsafe { b_tiles.as_ptr_unchecked() });
     let places_base = generic_to_shared::<O>(unsafe { places.as_ptr_unchecked() });
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
-    let unit_first = if comptime!(tiles.in_turns) { 0u32.runtime() } else { warpgroup * comptime!(units as u32) };
-    let a_at = wgmma::descriptor(a_base + unit_first * 8192, comptime!(leading(tiles.a_transposed())), 1024u32);
+    let unit_first = if comptime!(tiles.in_turns) {
+        0u32.runtime()
+    } else {
+        warpgroup * comptime!(units as u32)
+    };
+    let a_at = wgmma::descriptor(
+        a_base + unit_first * 8192,
+        comptime!(leading(tiles.a_transposed())),
+        1024u32,
+    );
     let b_at = wgmma::descriptor(b_base, comptime!(leading(tiles.b_transposed())), 1024u32);
     let place_first = warpgroup * comptime!(pieces as u32);
 
@@ -229,7 +239,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 }
                 // Of the step before, all was read.
                 wgmma::wait_for_reads(units);
-                if lane == 0 && count(used_base + before * 4) % readers == readers - 1 && cursor[ITEM] < last {
+                if lane == 0 && count(used_base + before * 4) % readers == readers - 1 && cursor[ITEM] < last
+                {
                     fill::<E>(
                         &full[before as usize],
                         a,

@@ -1,11 +1,11 @@
 //! From matrices on the device to a launch.
 
-use super::kernel::matmul;
 use super::Tiles;
+use super::kernel::matmul;
 use crate::call::{Epilogue, Matmul};
 use crate::element::{Element, element};
-use crate::schedule::STEP;
 use crate::finish::Finish;
+use crate::schedule::STEP;
 use crate::tensors::{Matrix, Operands};
 use cubecl::prelude::*;
 use cubecl::zspace::{shape, strides};
@@ -15,11 +15,7 @@ use cubecl_runtime::server::Handle;
 fn map(x: &Matrix, rows: usize, columns: usize, of: Element) -> TensorMapArg<Tiled> {
     // SAFETY: `Operands::check` found that the matrix is within its buffer.
     let tensor = unsafe {
-        TensorArg::from_raw_parts(
-            x.handle.clone(),
-            strides![x.stride, 1],
-            shape![x.rows, x.columns],
-        )
+        TensorArg::from_raw_parts(x.handle.clone(), strides![x.stride, 1], shape![x.rows, x.columns])
     };
     TensorMapArg::new(
         TiledArgs {
@@ -105,4 +101,3 @@ pub(crate) fn launch(
         );
     }
 }
-

@@ -15,7 +15,10 @@ pub fn check(call: &Matmul) -> Result<Factor, Declined> {
     };
     let pairs = call.bias || matches!(call.epilogue, Epilogue::GateAndAdd { .. });
     if pairs && !call.n.is_multiple_of(2) {
-        return no(format!("biases and gates are read in pairs, and {} columns are odd", call.n));
+        return no(format!(
+            "biases and gates are read in pairs, and {} columns are odd",
+            call.n
+        ));
     }
     if call.m.div_ceil(64) * call.n.div_ceil(64) > u32::MAX as usize / 64 {
         return no("the result has too many tiles");
@@ -27,10 +30,17 @@ pub fn check(call: &Matmul) -> Result<Factor, Declined> {
 pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, Cut) {
     let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
     let low_rank = call.rank > 0;
-    let candidates: &[Tiles] = &[shape(call, factor, Shape::Turns), shape(call, factor, Shape::Wide)];
+    let candidates: &[Tiles] = &[
+        shape(call, factor, Shape::Turns),
+        shape(call, factor, Shape::Wide),
+    ];
     let narrow = shape(call, factor, Shape::Narrow);
     let mut best: Option<(f64, Tiles, usize)> = None;
-    let list: &[Tiles] = if call.n <= 64 { std::slice::from_ref(&narrow) } else { candidates };
+    let list: &[Tiles] = if call.n <= 64 {
+        std::slice::from_ref(&narrow)
+    } else {
+        candidates
+    };
     for tiles in list {
         let count = call.m.div_ceil(tiles.rows()) * call.n.div_ceil(tiles.columns);
         let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
