@@ -73,6 +73,10 @@ impl Plan {
     /// [`Declined`] if no kernel computes the call on such a device.
     pub fn new(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
         call.check()?;
+        if call.groups > 0 {
+            // Tensor memory access cannot end a store where a group's rows end.
+            return Self::mma(call, offer);
+        }
         if offer.hopper
             && let Ok(factor) = wgmma::select::check(call)
         {
@@ -91,6 +95,9 @@ impl Plan {
     /// [`Declined`] if `mma` does not compute the call.
     pub fn mma(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
         call.check()?;
+        if !offer.ampere {
+            return no("this device has no `mma.sync`, which comes with compute capability 8.0");
+        }
         let factor = mma::launch::check(call)?;
         let (tiles, cut) = mma::launch::select(call, factor, offer);
         Ok(Self::Mma { tiles, cut })
@@ -185,6 +192,9 @@ impl Prepared {
     pub fn with(client: &Client, call: Matmul, plan: Plan) -> Result<Self, Declined> {
         call.check()?;
         let ready = match plan {
+            Plan::Wgmma { .. } | Plan::Portable if call.groups > 0 => {
+                return no("groups of rows are for the mma kernel");
+            }
             Plan::Wgmma { tiles, cut } => {
                 let factor = wgmma::select::check(&call)?;
                 parts_fit(&call, cut.parts)?;

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::catalogue::{Both, Case, SIZES, calls, decode, wrong, wrong_sums};
+use flow_matmul_cube::catalogue::{Both, Case, SIZES, calls, decode, wrong, wrong_groups, wrong_sums};
 use flow_matmul_cube::run::{Offer, Plan, Prepared};
 use flow_matmul_cube::tensors::Matrix;
 use flow_matmul_cube::wgmma::select::{self, Shape, shape};
@@ -85,6 +85,38 @@ pub fn one(client: &Client, call: Matmul, plan: Plan) -> bool {
     }
     println!("  {off} of {} off, {nan} NaN", call.m * call.n);
     off == 0
+}
+
+/// Groups of rows, some of them empty, against f64.
+pub fn groups(client: &Client, offer: Offer) -> bool {
+    let mut good = true;
+    for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
+        for (sizes, [n, k]) in [
+            (&[5usize, 0, 130, 1, 64][..], [136, 200]),
+            (&[128, 256], [128, 64]),
+            (&[0, 0, 77, 333, 0], [64, 333]),
+            (&[1000, 1, 900, 1200, 3, 128, 512, 0], [384, 456]),
+        ] {
+            let size = match layout {
+                Layout::Tn => [n, k, 1],
+                _ => [1, n, k],
+            };
+            let call = Matmul {
+                groups: sizes.len(),
+                ..Matmul::plain(layout, size, Element::Bf16)
+            };
+            // The columns of a weight gradient are k here, and must be even, too.
+            let Ok(plan) = Plan::mma(&call, offer) else {
+                continue;
+            };
+            if let Some(why) = wrong_groups(client, layout, sizes, [n, k], plan) {
+                println!("  WRONG groups {layout:?} {sizes:?} {n} {k}: {why}");
+                good = false;
+            }
+        }
+    }
+    println!("  groups: {}", if good { "ok" } else { "WRONG" });
+    good
 }
 
 /// Column sums against f64.

@@ -44,6 +44,7 @@ fn groups(what: &str) -> Vec<String> {
         out.push("check big".into());
         out.push("check rows".into());
         out.push("check sums".into());
+        out.push("check groups".into());
     }
     if what == "sweep" {
         out.extend((0..timing::LAYERS.len()).map(|i| format!("sweep {i}")));
@@ -86,6 +87,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
             Ok(check::one(&client, call, plan))
         }
         ["check", "big"] => Ok(check::big(&client, offer)),
+        ["check", "groups"] => Ok(check::groups(&client, offer)),
         ["check", "sums"] => Ok(check::sums(&client)),
         ["check", "rows"] => Ok(check::rows_alone(&client, offer)),
         ["check", name, shape, element] => {
