@@ -150,6 +150,10 @@ pub fn catalogue(
 ) -> bool {
     let (mut good, mut count) = (true, 0);
     for call in calls(layout, element, &SIZES) {
+        if kind.is_some() && select::check(&call).is_err() {
+            // Rows that do not end at 16 bytes.
+            continue;
+        }
         let plan = match kind {
             Some(kind) => plan(&call, offer, kind, 1),
             None => match Plan::new(&call, offer) {

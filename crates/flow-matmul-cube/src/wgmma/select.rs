@@ -13,10 +13,9 @@ pub fn check(call: &Matmul) -> Result<Factor, Declined> {
     let Some(factor) = call.element.factor() else {
         return no("tensor cores would round f32 factors to TF32; they take bf16 and f16");
     };
-    let pairs = call.bias || matches!(call.epilogue, Epilogue::GateAndAdd { .. });
-    if pairs && !call.n.is_multiple_of(2) {
+    if !(call.n * call.output.bytes()).is_multiple_of(16) {
         return no(format!(
-            "biases and gates are read in pairs, and {} columns are odd",
+            "rows of {} columns do not end at a multiple of 16 bytes, and tensor memory access writes up to one",
             call.n
         ));
     }
