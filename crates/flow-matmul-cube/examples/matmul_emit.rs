@@ -70,6 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 group: 16,
                 blocks: 132,
                 parts: 1,
+                balanced: false,
             };
             write(&folder, source(&call, &Plan::Wgmma { tiles, cut })?)?;
         }

@@ -127,6 +127,7 @@ fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
                 group: 16,
                 blocks: 132,
                 parts: 1,
+                balanced: false,
             };
             let source = source(&call, &Plan::Wgmma { tiles, cut }).expect("CubeCL compiles the kernels");
             assert_eq!(

@@ -19,6 +19,7 @@ pub fn plan(call: &Matmul, offer: Offer, kind: Shape, parts: usize) -> Plan {
         rows: tiles.rows(),
         columns: tiles.columns,
         parts,
+        balanced: parts == 0,
         ..cut
     };
     Plan::Wgmma { tiles, cut }
@@ -172,7 +173,8 @@ pub fn catalogue(
         }
         let splits = matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate) && !call.bias;
         if splits && let Some(kind) = kind {
-            for parts in [2, 3] {
+            // 0: balanced.
+            for parts in [2, 3, 0] {
                 let plan = self::plan(&call, offer, kind, parts);
                 count += 1;
                 if let Some(why) = wrong(client, call, plan) {

@@ -106,6 +106,17 @@ fn group(words: &[&str]) -> Result<bool, String> {
                 .map(|(_, shape)| shape);
             Ok(check::catalogue(&client, offer, layout, element, shape))
         }
+        // Weight gradients of some layers, whole, balanced and in parts.
+        ["sweeptn"] => {
+            for layer in [0, 1, 2, 4, 5, 8].map(|i: usize| timing::LAYERS[i]) {
+                let call = timing::of_layer(Layout::Tn, layer);
+                let plans: Vec<Plan> = [(Shape::Turns, 0), (Shape::Turns, 1), (Shape::Wide, 0), (Shape::Large, 0)]
+                    .map(|(shape, parts)| check::plan(&call, offer, shape, parts))
+                    .to_vec();
+                report(&client, &format!("{layer:?} TN"), call, &plans, 5);
+            }
+            Ok(true)
+        }
         ["sweep", layer] => {
             let layer = timing::LAYERS[layer.parse::<usize>().map_err(|error| error.to_string())?];
             for (name, layout) in LAYOUTS {
@@ -113,7 +124,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
                 let chosen = Plan::new(&call, offer).map_err(|error| error.to_string())?;
                 println!("{layer:?} {name}: the table says {}", chosen.name());
                 let parts: &[usize] = match layout {
-                    Layout::Tn => &[1, 2, 3, 4, 5, 6, 7, 8, 11],
+                    Layout::Tn => &[0, 1, 2, 4, 7],
                     _ => &[1],
                 };
                 let shapes = SHAPES.into_iter().take(3).map(|(_, shape)| shape);

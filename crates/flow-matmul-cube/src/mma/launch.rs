@@ -6,7 +6,7 @@ use super::tiles::{SIDE, THREADS};
 use crate::call::{Declined, Epilogue, Layout, Matmul, no};
 use crate::finish::Finish;
 use crate::run::Offer;
-use crate::schedule::{Cut, STEP};
+use crate::schedule::{Cut, STEP, Schedule, Sums};
 use crate::tensors::{Matrix, Operands};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -54,8 +54,31 @@ pub(crate) fn select(call: &Matmul, factor: Factor, offer: Offer) -> (Tiles, Cut
         group: 16,
         blocks,
         parts,
+        balanced: false,
     };
     (tiles, cut)
+}
+
+/// Where the kernel puts tiles of sums: row by row of tiles, `cut.parts` for each.
+pub(crate) fn sums(call: &Matmul, cut: Cut) -> Schedule {
+    let [down, across] = [call.m, call.n].map(|side| side.div_ceil(SIDE));
+    let tiles = match cut.parts {
+        1 => 0,
+        _ => down * across,
+    };
+    Schedule {
+        cut,
+        blocks: Vec::new(),
+        steps: call.k.div_ceil(STEP),
+        sums: (0..tiles)
+            .map(|tile| Sums {
+                row: tile / across * SIDE,
+                column: tile % across * SIDE,
+                first: tile * cut.parts,
+                count: cut.parts,
+            })
+            .collect(),
+    }
 }
 
 /// Launches the kernel; `d` is the result, or the tiles of sums.
