@@ -31,9 +31,8 @@ pub fn add_parts<O: Numeric>(
     let parts = table[tile + 3];
     if column < comptime!(columns as u32) && at_column < n {
         let elements = comptime!(rows * columns);
-        let from = table[tile + 2] as usize * elements
-            + first_row as usize * comptime!(columns)
-            + column as usize;
+        let from =
+            table[tile + 2] as usize * elements + first_row as usize * comptime!(columns) + column as usize;
         let mut totals = Array::<f32>::new(comptime!(TOGETHER));
         #[unroll]
         for r in 0..TOGETHER {

@@ -119,7 +119,7 @@ fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
     let mut sources = BTreeMap::new();
     for call in calls() {
         let factor = call.element.factor().unwrap_or(Factor::Bf16);
-        for kind in [Shape::Turns, Shape::Wide, Shape::Large, Shape::Narrow] {
+        for kind in [Shape::Turns, Shape::Wide, Shape::Narrow] {
             let tiles = shape(&call, factor, kind);
             let cut = Cut {
                 rows: tiles.rows(),

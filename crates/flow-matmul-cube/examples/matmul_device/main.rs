@@ -110,9 +110,14 @@ fn group(words: &[&str]) -> Result<bool, String> {
         ["sweeptn"] => {
             for layer in [0, 1, 2, 4, 5, 8].map(|i: usize| timing::LAYERS[i]) {
                 let call = timing::of_layer(Layout::Tn, layer);
-                let plans: Vec<Plan> = [(Shape::Turns, 0), (Shape::Turns, 1), (Shape::Wide, 0), (Shape::Large, 0)]
-                    .map(|(shape, parts)| check::plan(&call, offer, shape, parts))
-                    .to_vec();
+                let plans: Vec<Plan> = [
+                    (Shape::Turns, 0),
+                    (Shape::Turns, 1),
+                    (Shape::Wide, 0),
+                    (Shape::Large, 0),
+                ]
+                .map(|(shape, parts)| check::plan(&call, offer, shape, parts))
+                .to_vec();
                 report(&client, &format!("{layer:?} TN"), call, &plans, 5);
             }
             Ok(true)
