@@ -13,7 +13,7 @@ use std::time::Instant;
 const JOB: &str = "configs/digits-grpo.toml";
 
 /// The feature that turns on the tests on Vulkan.
-const LAVAPIPE: &str = "flow-attention-cube/lavapipe";
+const LAVAPIPE: &str = "flow-attention-cube/lavapipe,flow-matmul-cube/lavapipe";
 
 /// Which steps to leave out.
 #[derive(Debug, Args)]
