@@ -52,6 +52,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             shared_bytes: 227 * 1024,
         };
         write(&folder, source(&call, &Plan::mma(&call, offer)?)?)?;
+        if call.rank == 0 && !call.bias {
+            let grouped = Matmul { groups: 8, ..call };
+            write(&folder, source(&grouped, &Plan::mma(&grouped, offer)?)?)?;
+        }
         for kind in [
             Shape::Turns,
             Shape::Wide,
@@ -66,6 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 group: 16,
                 blocks: 132,
                 parts: 1,
+                balanced: false,
             };
             write(&folder, source(&call, &Plan::Wgmma { tiles, cut })?)?;
         }

@@ -95,6 +95,10 @@ pub struct Matmul {
     pub bias: bool,
     /// What becomes of the sums.
     pub epilogue: Epilogue,
+    /// Groups of rows with a second factor each, 0 if there are none: experts. The rows of A (in `Tn` of both factors) are
+    /// sorted by group, and where a group begins is on the device. B, and the bias, are those of the groups one behind the
+    /// other; in `Tn` the results are. `m` (in `Tn` `k`) counts the rows of all groups.
+    pub groups: usize,
 }
 
 /// Why a product is not computed. Nothing was launched.
@@ -123,6 +127,7 @@ impl Matmul {
             output: element,
             bias: false,
             epilogue: Epilogue::Store,
+            groups: 0,
         }
     }
 
@@ -142,10 +147,19 @@ impl Matmul {
 
     /// Rows and columns of B in memory, with `k` summands.
     pub fn b_shape(&self, k: usize) -> [usize; 2] {
-        if self.layout == Layout::Nt {
-            [self.n, k]
-        } else {
-            [k, self.n]
+        let groups = self.groups.max(1);
+        match self.layout {
+            Layout::Nt => [groups * self.n, k],
+            Layout::Nn => [groups * k, self.n],
+            Layout::Tn => [k, self.n],
+        }
+    }
+
+    /// Rows and columns of the result.
+    pub fn d_shape(&self) -> [usize; 2] {
+        match self.layout {
+            Layout::Tn => [self.groups.max(1) * self.m, self.n],
+            _ => [self.m, self.n],
         }
     }
 
@@ -170,6 +184,12 @@ impl Matmul {
                 self.element.name(),
                 self.output.name()
             ));
+        }
+        if self.groups > 0 && self.rank > 0 {
+            return no("groups of rows have no second pair of factors");
+        }
+        if self.groups > 0 && self.layout == Layout::Tn && self.bias {
+            return no("a weight gradient of groups has no bias");
         }
         match self.epilogue {
             Epilogue::Accumulate if self.output != Element::F32 => no(format!(

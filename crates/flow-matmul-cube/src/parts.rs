@@ -8,32 +8,31 @@ pub(crate) const THREADS: usize = 256;
 /// Rows that a thread adds up at the same time.
 pub(crate) const TOGETHER: usize = 4;
 
-/// `D = Σ tiles` or, with `accumulate`, `D + Σ tiles`, where `sums` holds for each tile of D, row by row, `parts` tiles of
-/// `rows x columns` sums. A block for [`TOGETHER`] rows of a tile and [`THREADS`] of its columns.
+/// `D = Σ tiles` or, with `accumulate`, `D + Σ tiles`. `table` holds for each tile of D its first row and column, its first
+/// tile of sums and their number; `sums` are tiles of `rows x columns`. A block for [`TOGETHER`] rows of a tile and [`THREADS`] of its columns.
 #[cube(launch_unchecked)]
 pub fn add_parts<O: Numeric>(
     sums: &[f32],
+    table: &[u32],
     d: &mut [O],
     m: u32,
     n: u32,
     stride: u32,
-    parts: u32,
     #[comptime] rows: usize,
     #[comptime] columns: usize,
     #[comptime] accumulate: bool,
     #[define(O)] _element: ElemType,
 ) {
-    let tiles_across = n.div_ceil(comptime!(columns as u32));
-    let tile = CUBE_POS_X;
+    let tile = CUBE_POS_X as usize * 4;
     let first_row = CUBE_POS_Y * comptime!(TOGETHER as u32);
     let column = CUBE_POS_Z * comptime!(THREADS as u32) + UNIT_POS;
-    let row = tile / tiles_across * comptime!(rows as u32) + first_row;
-    let at_column = tile % tiles_across * comptime!(columns as u32) + column;
+    let row = table[tile] + first_row;
+    let at_column = table[tile + 1] + column;
+    let parts = table[tile + 3];
     if column < comptime!(columns as u32) && at_column < n {
         let elements = comptime!(rows * columns);
-        let from = tile as usize * parts as usize * elements
-            + first_row as usize * comptime!(columns)
-            + column as usize;
+        let from =
+            table[tile + 2] as usize * elements + first_row as usize * comptime!(columns) + column as usize;
         let mut totals = Array::<f32>::new(comptime!(TOGETHER));
         #[unroll]
         for r in 0..TOGETHER {

@@ -73,6 +73,10 @@ impl Plan {
     /// [`Declined`] if no kernel computes the call on such a device.
     pub fn new(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
         call.check()?;
+        if call.groups > 0 {
+            // Tensor memory access cannot end a store where a group's rows end.
+            return Self::mma(call, offer);
+        }
         if offer.hopper
             && let Ok(factor) = wgmma::select::check(call)
         {
@@ -91,6 +95,9 @@ impl Plan {
     /// [`Declined`] if `mma` does not compute the call.
     pub fn mma(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
         call.check()?;
+        if !offer.ampere {
+            return no("this device has no `mma.sync`, which comes with compute capability 8.0");
+        }
         let factor = mma::launch::check(call)?;
         let (tiles, cut) = mma::launch::select(call, factor, offer);
         Ok(Self::Mma { tiles, cut })
@@ -108,15 +115,16 @@ impl Plan {
 
 fn in_parts(name: String, cut: &Cut) -> String {
     match cut.parts {
+        _ if cut.balanced => format!("{name}_balanced"),
         1 => name,
         parts => format!("{name}_in_{parts}"),
     }
 }
 
 /// Only plain sums can be added up from parts.
-fn parts_fit(call: &Matmul, parts: usize) -> Result<(), Declined> {
+fn parts_fit(call: &Matmul, cut: &Cut) -> Result<(), Declined> {
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
-    match parts > 1 && !simple {
+    match (cut.parts > 1 || cut.balanced) && !simple {
         true => no("sums of parts have no bias and no epilogue but accumulation"),
         false => Ok(()),
     }
@@ -134,16 +142,41 @@ pub struct Prepared {
 /// What is on the device for a plan.
 #[derive(Clone)]
 enum Ready {
-    Wgmma {
-        tiles: wgmma::Tiles,
-        schedule: Schedule,
-        items: Items,
-        finish: Finish,
+    Wgmma(Vec<Launch>),
+    Mma {
+        nothing: Handle,
+        parts: Option<Parts>,
     },
-    Plain {
+    Portable {
         /// Takes the places of operands that the call has not.
         nothing: Handle,
     },
+}
+
+/// One launch of the `wgmma` kernel.
+#[derive(Clone)]
+struct Launch {
+    items: Items,
+    finish: Finish,
+    parts: Option<Parts>,
+}
+
+/// Tiles of the result that are made of tiles of sums.
+#[derive(Clone)]
+struct Parts {
+    table: Handle,
+    tiles: usize,
+    slots: usize,
+}
+
+impl Parts {
+    fn new(client: &Client, schedule: &Schedule) -> Option<Self> {
+        schedule.in_parts().then(|| Self {
+            table: client.create_from_slice(u32::as_bytes(&schedule.sums_words())),
+            tiles: schedule.sums.len(),
+            slots: schedule.slots(),
+        })
+    }
 }
 
 impl std::fmt::Debug for Prepared {
@@ -185,36 +218,40 @@ impl Prepared {
     pub fn with(client: &Client, call: Matmul, plan: Plan) -> Result<Self, Declined> {
         call.check()?;
         let ready = match plan {
-            Plan::Wgmma { tiles, cut } => {
+            Plan::Wgmma { .. } | Plan::Portable if call.groups > 0 => {
+                return no("groups of rows are for the mma kernel");
+            }
+            Plan::Wgmma { cut, .. } => {
                 let factor = wgmma::select::check(&call)?;
-                parts_fit(&call, cut.parts)?;
+                parts_fit(&call, &cut)?;
                 let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
-                let schedule = Schedule::new([call.m, call.n], steps, cut);
-                let (starts, words) = (schedule.starts(), schedule.words());
                 let put = |words: &[u32]| client.create_from_slice(u32::as_bytes(words));
-                let items = Items {
-                    starts: (put(&starts), starts.len()),
-                    records: (put(&words), words.len() / 4),
-                    blocks: schedule.blocks.len(),
+                let launch = |schedule: Schedule| {
+                    let (starts, words) = (schedule.starts(), schedule.words());
+                    Launch {
+                        items: Items {
+                            starts: (put(&starts), starts.len()),
+                            records: (put(&words), words.len() / 4),
+                            blocks: schedule.blocks.len(),
+                        },
+                        finish: Finish::new(&call, factor, schedule.in_parts()),
+                        parts: Parts::new(client, &schedule),
+                    }
                 };
-                let finish = Finish::new(&call, factor, schedule.in_parts());
-                Ready::Wgmma {
-                    tiles,
-                    schedule,
-                    items,
-                    finish,
-                }
+                let schedules = Schedule::all([call.m, call.n], steps, cut);
+                Ready::Wgmma(schedules.into_iter().map(launch).collect())
             }
             Plan::Mma { cut, .. } => {
                 mma::launch::check(&call)?;
-                parts_fit(&call, cut.parts)?;
-                Ready::Plain {
+                parts_fit(&call, &cut)?;
+                Ready::Mma {
                     nothing: client.empty(16),
+                    parts: Parts::new(client, &mma::launch::sums(&call, cut)),
                 }
             }
             Plan::Portable => {
                 portable::launch::check(client, &call)?;
-                Ready::Plain {
+                Ready::Portable {
                     nothing: client.empty(16),
                 }
             }
@@ -243,62 +280,55 @@ impl Prepared {
     /// [`Declined`] if the operands are not those of the call; nothing was launched then.
     pub fn run(&self, operands: &Operands<'_>) -> Result<(), Declined> {
         let call = &self.call;
-        match &self.ready {
-            Ready::Wgmma {
-                tiles,
-                schedule,
-                items,
-                finish,
-            } => {
+        match (&self.ready, self.plan) {
+            (Ready::Wgmma(launches), Plan::Wgmma { tiles, cut }) => {
                 operands.check(call, true)?;
-                let launch = |d: &Matrix| {
-                    wgmma::launch::launch(&self.client, call, operands, d, items, *tiles, *finish)
-                };
-                self.whole_or_in_parts(operands.d, &schedule.cut, launch);
+                for Launch { items, finish, parts } in launches {
+                    self.whole_or_in_parts(operands.d, parts.as_ref(), cut, |d| {
+                        wgmma::launch::launch(&self.client, call, operands, d, items, tiles, *finish);
+                    });
+                }
             }
-            Ready::Plain { nothing } => match self.plan {
-                Plan::Mma { tiles, cut } => {
-                    operands.check(call, true)?;
-                    let launch = |d: &Matrix| {
-                        mma::launch::launch(&self.client, call, operands, d, nothing, tiles, &cut);
-                    };
-                    self.whole_or_in_parts(operands.d, &cut, launch);
-                }
-                _ => {
-                    operands.check(call, false)?;
-                    portable::launch::launch(&self.client, call, operands, nothing);
-                }
-            },
+            (Ready::Mma { nothing, parts }, Plan::Mma { tiles, cut }) => {
+                operands.check(call, true)?;
+                self.whole_or_in_parts(operands.d, parts.as_ref(), cut, |d| {
+                    mma::launch::launch(&self.client, call, operands, d, nothing, tiles, &cut);
+                });
+            }
+            (Ready::Portable { nothing }, _) => {
+                operands.check(call, false)?;
+                portable::launch::launch(&self.client, call, operands, nothing);
+            }
+            _ => return no("the plan is not what was made ready"),
         }
         Ok(())
     }
 
     /// Launches the kernel for the result; or for tiles of sums, and adds these up.
-    fn whole_or_in_parts(&self, d: &Matrix, cut: &Cut, launch: impl Fn(&Matrix)) {
-        if cut.parts == 1 {
+    fn whole_or_in_parts(&self, d: &Matrix, parts: Option<&Parts>, cut: Cut, launch: impl Fn(&Matrix)) {
+        let Some(parts) = parts else {
             return launch(d);
-        }
+        };
         let (client, call) = (&self.client, &self.call);
-        let tiles = call.m.div_ceil(cut.rows) * call.n.div_ceil(cut.columns);
-        let height = tiles * cut.parts * cut.rows;
+        let height = parts.slots * cut.rows;
         let sums = Matrix::contiguous(client.empty(height * cut.columns * 4), [height, cut.columns]);
         launch(&sums);
-        // SAFETY: tiles of sums are as many as the cut says; rows and columns beyond the result are left out.
+        // SAFETY: tiles of sums are as many as the schedule says; rows and columns beyond the result are left out.
         unsafe {
             add_parts::launch_unchecked(
                 client,
                 CubeCount::Static(
-                    tiles as u32,
+                    parts.tiles as u32,
                     (cut.rows / TOGETHER) as u32,
                     cut.columns.div_ceil(THREADS) as u32,
                 ),
                 CubeDim::new_1d(THREADS as u32),
                 BufferArg::from_raw_parts(sums.handle.clone(), height * cut.columns),
+                BufferArg::from_raw_parts(parts.table.clone(), 4 * parts.tiles),
                 BufferArg::from_raw_parts(d.handle.clone(), d.elements()),
                 call.m as u32,
                 call.n as u32,
                 d.stride as u32,
-                cut.parts as u32,
                 cut.rows,
                 cut.columns,
                 call.epilogue == Epilogue::Accumulate,

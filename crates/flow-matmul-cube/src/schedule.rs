@@ -19,8 +19,10 @@ pub struct Cut {
     pub group: usize,
     /// Blocks at work at the same time.
     pub blocks: usize,
-    /// Parts that the summands of a tile are cut into.
+    /// Equal parts that the summands of each tile are cut into.
     pub parts: usize,
+    /// Whether the tiles that do not fill all blocks once more are cut instead, such that all blocks have the same to do.
+    pub balanced: bool,
 }
 
 /// A tile and a range of its summands.
@@ -47,8 +49,21 @@ pub struct Schedule {
     pub blocks: Vec<Vec<Item>>,
     /// Steps of a tile.
     pub steps: usize,
-    /// Tiles along rows and along columns.
-    pub tiles: [usize; 2],
+    /// Tiles that are made of sums; none if items write the result.
+    pub sums: Vec<Sums>,
+}
+
+/// A tile of the result, and the tiles of sums that it is made of, in the order of their summands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sums {
+    /// First row.
+    pub row: usize,
+    /// First column.
+    pub column: usize,
+    /// Number of the first tile of sums.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
 }
 
 /// Rows and columns of tile `index` in the order of computation.
@@ -61,25 +76,57 @@ fn place(index: usize, [rows, columns]: [usize; 2], group: usize) -> [usize; 2] 
 }
 
 impl Schedule {
-    /// The schedule of `m x n` results with `steps` steps of summands.
-    pub fn new([m, n]: [usize; 2], steps: usize, cut: Cut) -> Self {
+    /// What is launched, one after another, for `m x n` results with `steps` steps of summands: one schedule; or, balanced,
+    /// one of whole tiles that keep all blocks busy to the end, and one of what is left.
+    pub fn all([m, n]: [usize; 2], steps: usize, cut: Cut) -> Vec<Self> {
         let tiles = [m.div_ceil(cut.rows), n.div_ceil(cut.columns)];
-        let count = tiles[0] * tiles[1];
+        let places: Vec<[usize; 2]> = (0..tiles[0] * tiles[1])
+            .map(|index| {
+                let [row, column] = place(index, tiles, cut.group);
+                [row * cut.rows, column * cut.columns]
+            })
+            .collect();
+        if !cut.balanced {
+            return vec![Self::equal(&places, steps, cut)];
+        }
+        let (whole, rest) = places.split_at(places.len() / cut.blocks * cut.blocks);
+        let mut out = Vec::new();
+        if !whole.is_empty() {
+            out.push(Self::equal(whole, steps, Cut { parts: 1, ..cut }));
+        }
+        if !rest.is_empty() {
+            out.push(Self::shared_out(rest, steps, cut));
+        }
+        out
+    }
+
+    /// All tiles whole, or cut into equal parts, part by part: blocks at work at the same time read the same summands.
+    fn equal(places: &[[usize; 2]], steps: usize, cut: Cut) -> Self {
         let parts = cut.parts.clamp(1, steps.max(1));
         let bound = |part: usize| part * steps / parts;
-        let mut items = Vec::with_capacity(count * parts);
+        let mut items = Vec::with_capacity(places.len() * parts);
         for part in 0..parts {
-            for index in 0..count {
-                let [row, column] = place(index, tiles, cut.group);
+            for (tile, [row, column]) in places.iter().copied().enumerate() {
                 items.push(Item {
-                    row: row * cut.rows,
-                    column: column * cut.columns,
+                    row,
+                    column,
                     begin: bound(part),
                     end: bound(part + 1),
-                    slot: (row * tiles[1] + column) * parts + part,
+                    slot: tile * parts + part,
                 });
             }
         }
+        let sums = match parts {
+            1 => Vec::new(),
+            _ => (0..places.len())
+                .map(|tile| Sums {
+                    row: places[tile][0],
+                    column: places[tile][1],
+                    first: tile * parts,
+                    count: parts,
+                })
+                .collect(),
+        };
         let blocks = cut.blocks.clamp(1, items.len().max(1));
         Self {
             cut: Cut { parts, ..cut },
@@ -87,22 +134,91 @@ impl Schedule {
                 .map(|block| items.iter().skip(block).step_by(blocks).copied().collect())
                 .collect(),
             steps,
-            tiles,
+            sums,
+        }
+    }
+
+    /// Fewer tiles than blocks: each tile has some blocks to itself, for equal ranges of its summands; the blocks that are
+    /// over share the ranges at the end of all tiles. Ranges are the same for all tiles, so that blocks read the same
+    /// summands at the same time.
+    fn shared_out(places: &[[usize; 2]], steps: usize, cut: Cut) -> Self {
+        let own = cut.blocks / places.len();
+        let over = cut.blocks - own * places.len();
+        let length = match over {
+            0 => steps.div_ceil(own),
+            _ => (places.len() * steps).div_ceil(cut.blocks),
+        };
+        let tail = steps.saturating_sub(own * length);
+        let mut blocks = Vec::with_capacity(cut.blocks);
+        let mut ranges: Vec<Vec<[usize; 2]>> = vec![Vec::new(); places.len()];
+        // Blocks by tile, range and place in `blocks`; slots are numbered when all are known.
+        for part in 0..own {
+            let [begin, end] = [part * length, (part + 1) * length].map(|step| step.min(steps - tail));
+            for (tile, ranges) in ranges.iter_mut().enumerate() {
+                if begin < end {
+                    blocks.push(vec![(tile, [begin, end])]);
+                    ranges.push([begin, end]);
+                }
+            }
+        }
+        let work = places.len() * tail;
+        for block in 0..over.min(work) {
+            let share = over.min(work);
+            let (mut at, end) = (block * work / share, (block + 1) * work / share);
+            let mut items = Vec::new();
+            while at < end {
+                let tile = at / tail;
+                let stop = end.min((tile + 1) * tail);
+                let range = [at - tile * tail, stop - tile * tail].map(|step| steps - tail + step);
+                items.push((tile, range));
+                ranges[tile].push(range);
+                at = stop;
+            }
+            blocks.push(items);
+        }
+        let mut first = 0;
+        let sums: Vec<Sums> = places
+            .iter()
+            .zip(&ranges)
+            .map(|([row, column], ranges)| {
+                first += ranges.len();
+                Sums {
+                    row: *row,
+                    column: *column,
+                    first: first - ranges.len(),
+                    count: ranges.len(),
+                }
+            })
+            .collect();
+        let item = |(tile, range): (usize, [usize; 2])| {
+            let number = ranges[tile].iter().position(|other| *other == range);
+            Item {
+                row: places[tile][0],
+                column: places[tile][1],
+                begin: range[0],
+                end: range[1],
+                slot: sums[tile].first + number.expect("each item's range is among its tile's"),
+            }
+        };
+        Self {
+            cut,
+            blocks: blocks
+                .into_iter()
+                .map(|items| items.into_iter().map(item).collect())
+                .collect(),
+            steps,
+            sums,
         }
     }
 
     /// Whether tiles of sums are written, for another kernel to add up.
     pub fn in_parts(&self) -> bool {
-        self.cut.parts > 1
+        !self.sums.is_empty()
     }
 
     /// Tiles of sums.
     pub fn slots(&self) -> usize {
-        if self.in_parts() {
-            self.tiles[0] * self.tiles[1] * self.cut.parts
-        } else {
-            0
-        }
+        self.sums.last().map_or(0, |last| last.first + last.count)
     }
 
     /// Where the items of each block begin, and where the last ones end.
@@ -126,5 +242,11 @@ impl Schedule {
             [item.row, item.column, item.begin, item.end, row, column, 0, 0].map(|word| word as u32)
         };
         self.blocks.iter().flatten().flat_map(words).collect()
+    }
+
+    /// Tiles made of sums, four words each.
+    pub fn sums_words(&self) -> Vec<u32> {
+        let words = |sums: &Sums| [sums.row, sums.column, sums.first, sums.count].map(|word| word as u32);
+        self.sums.iter().flat_map(words).collect()
     }
 }

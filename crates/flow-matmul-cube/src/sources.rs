@@ -69,6 +69,8 @@ fn mma(tiles: mma::Tiles, finish: Finish) -> KernelDefinition {
         buffer(),
         buffer(),
         buffer(),
+        buffer(),
+        (),
         (),
         (),
         (),

@@ -67,6 +67,8 @@ pub struct Operands<'a> {
     pub gate: Option<&'a Gate>,
     /// What the epilogue reads or writes beside the result, of the factors' type.
     pub other: Option<&'a Matrix>,
+    /// Where the rows of each group begin, and where the last ones end: `[groups + 1]` of u32.
+    pub offsets: Option<&'a Handle>,
     /// The result.
     pub d: &'a Matrix,
 }
@@ -81,6 +83,7 @@ impl<'a> Operands<'a> {
             bias: None,
             gate: None,
             other: None,
+            offsets: None,
             d,
         }
     }
@@ -93,7 +96,7 @@ impl<'a> Operands<'a> {
         let (from, to) = (call.element, call.output);
         // Biases and gates are read in pairs.
         let pairs = if aligned { 4 } else { 1 };
-        let result = [call.m, call.n];
+        let result = call.d_shape();
         matrix("a", self.a, call.a_shape(call.k), from, aligned)?;
         matrix("b", self.b, call.b_shape(call.k), from, aligned)?;
         matrix("d", self.d, result, to, aligned)?;
@@ -104,7 +107,7 @@ impl<'a> Operands<'a> {
         }
         given("bias", self.bias.is_some(), call.bias)?;
         if let Some(bias) = self.bias {
-            holds("bias", bias, call.n, from, pairs)?;
+            holds("bias", bias, call.n * call.groups.max(1), from, pairs)?;
         }
         given(
             "other",
@@ -113,6 +116,10 @@ impl<'a> Operands<'a> {
         )?;
         if let Some(other) = self.other {
             matrix("other", other, result, from, aligned)?;
+        }
+        given("offsets", self.offsets.is_some(), call.groups > 0)?;
+        if let Some(offsets) = self.offsets {
+            holds("offsets", offsets, call.groups + 1, Element::F32, 4)?;
         }
         match (self.gate, call.epilogue) {
             (Some(gate), Epilogue::GateAndAdd { tokens }) => {

@@ -39,6 +39,15 @@ fn client() -> Client {
 fn check(client: &Client, layout: Layout, element: Element, sizes: &[[usize; 3]]) {
     let wrong: Vec<String> = calls(layout, element, sizes)
         .into_iter()
+        // Forward has all epilogues; each kernel takes seconds to compile.
+        .filter(|call| {
+            use Epilogue::*;
+            layout == Layout::Nt
+                || matches!(
+                    call.epilogue,
+                    Store | Accumulate | TimesDerivative(Activation::Silu)
+                )
+        })
         .filter_map(|call| wrong(client, call, Plan::Portable).map(|why| format!("{call:?}: {why}")))
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::catalogue::{Both, Case, SIZES, calls, decode, wrong, wrong_sums};
+use flow_matmul_cube::catalogue::{Both, Case, SIZES, calls, decode, wrong, wrong_groups, wrong_sums};
 use flow_matmul_cube::run::{Offer, Plan, Prepared};
 use flow_matmul_cube::tensors::Matrix;
 use flow_matmul_cube::wgmma::select::{self, Shape, shape};
@@ -19,6 +19,7 @@ pub fn plan(call: &Matmul, offer: Offer, kind: Shape, parts: usize) -> Plan {
         rows: tiles.rows(),
         columns: tiles.columns,
         parts,
+        balanced: parts == 0,
         ..cut
     };
     Plan::Wgmma { tiles, cut }
@@ -87,6 +88,38 @@ pub fn one(client: &Client, call: Matmul, plan: Plan) -> bool {
     off == 0
 }
 
+/// Groups of rows, some of them empty, against f64.
+pub fn groups(client: &Client, offer: Offer) -> bool {
+    let mut good = true;
+    for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
+        for (sizes, [n, k]) in [
+            (&[5usize, 0, 130, 1, 64][..], [136, 200]),
+            (&[128, 256], [128, 64]),
+            (&[0, 0, 77, 333, 0], [64, 333]),
+            (&[1000, 1, 900, 1200, 3, 128, 512, 0], [384, 456]),
+        ] {
+            let size = match layout {
+                Layout::Tn => [n, k, 1],
+                _ => [1, n, k],
+            };
+            let call = Matmul {
+                groups: sizes.len(),
+                ..Matmul::plain(layout, size, Element::Bf16)
+            };
+            // The columns of a weight gradient are k here, and must be even, too.
+            let Ok(plan) = Plan::mma(&call, offer) else {
+                continue;
+            };
+            if let Some(why) = wrong_groups(client, layout, sizes, [n, k], plan) {
+                println!("  WRONG groups {layout:?} {sizes:?} {n} {k}: {why}");
+                good = false;
+            }
+        }
+    }
+    println!("  groups: {}", if good { "ok" } else { "WRONG" });
+    good
+}
+
 /// Column sums against f64.
 pub fn sums(client: &Client) -> bool {
     let mut good = true;
@@ -118,6 +151,10 @@ pub fn catalogue(
 ) -> bool {
     let (mut good, mut count) = (true, 0);
     for call in calls(layout, element, &SIZES) {
+        if kind.is_some() && select::check(&call).is_err() {
+            // Rows that do not end at 16 bytes.
+            continue;
+        }
         let plan = match kind {
             Some(kind) => plan(&call, offer, kind, 1),
             None => match Plan::new(&call, offer) {
@@ -136,7 +173,8 @@ pub fn catalogue(
         }
         let splits = matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate) && !call.bias;
         if splits && let Some(kind) = kind {
-            for parts in [2, 3] {
+            // 0: balanced.
+            for parts in [2, 3, 0] {
                 let plan = self::plan(&call, offer, kind, parts);
                 count += 1;
                 if let Some(why) = wrong(client, call, plan) {

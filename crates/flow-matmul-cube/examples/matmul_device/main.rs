@@ -44,6 +44,7 @@ fn groups(what: &str) -> Vec<String> {
         out.push("check big".into());
         out.push("check rows".into());
         out.push("check sums".into());
+        out.push("check groups".into());
     }
     if what == "sweep" {
         out.extend((0..timing::LAYERS.len()).map(|i| format!("sweep {i}")));
@@ -86,6 +87,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
             Ok(check::one(&client, call, plan))
         }
         ["check", "big"] => Ok(check::big(&client, offer)),
+        ["check", "groups"] => Ok(check::groups(&client, offer)),
         ["check", "sums"] => Ok(check::sums(&client)),
         ["check", "rows"] => Ok(check::rows_alone(&client, offer)),
         ["check", name, shape, element] => {
@@ -104,6 +106,22 @@ fn group(words: &[&str]) -> Result<bool, String> {
                 .map(|(_, shape)| shape);
             Ok(check::catalogue(&client, offer, layout, element, shape))
         }
+        // Weight gradients of some layers, whole, balanced and in parts.
+        ["sweeptn"] => {
+            for layer in [0, 1, 2, 4, 5, 8].map(|i: usize| timing::LAYERS[i]) {
+                let call = timing::of_layer(Layout::Tn, layer);
+                let plans: Vec<Plan> = [
+                    (Shape::Turns, 0),
+                    (Shape::Turns, 1),
+                    (Shape::Wide, 0),
+                    (Shape::Large, 0),
+                ]
+                .map(|(shape, parts)| check::plan(&call, offer, shape, parts))
+                .to_vec();
+                report(&client, &format!("{layer:?} TN"), call, &plans, 5);
+            }
+            Ok(true)
+        }
         ["sweep", layer] => {
             let layer = timing::LAYERS[layer.parse::<usize>().map_err(|error| error.to_string())?];
             for (name, layout) in LAYOUTS {
@@ -111,7 +129,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
                 let chosen = Plan::new(&call, offer).map_err(|error| error.to_string())?;
                 println!("{layer:?} {name}: the table says {}", chosen.name());
                 let parts: &[usize] = match layout {
-                    Layout::Tn => &[1, 2, 3, 4, 5, 6, 7, 8, 11],
+                    Layout::Tn => &[0, 1, 2, 4, 7],
                     _ => &[1],
                 };
                 let shapes = SHAPES.into_iter().take(3).map(|(_, shape)| shape);

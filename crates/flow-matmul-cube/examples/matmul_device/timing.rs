@@ -176,6 +176,7 @@ fn launch(prepared: &Prepared, set: &Set) -> Result<(), String> {
         bias: call.bias.then_some(&set.row.handle),
         gate: matches!(call.epilogue, Epilogue::GateAndAdd { .. }).then_some(&gate),
         other: (call.epilogue.reads_other() || call.epilogue.writes_other()).then_some(&set.other),
+        offsets: None,
         d: &set.d,
     };
     prepared.run(&operands).map_err(|error| error.to_string())

@@ -6,7 +6,7 @@ use crate::Element;
 use crate::call::{Activation, Epilogue, Layout, Matmul};
 use crate::column_sums::column_sums;
 use crate::run::{Plan, Prepared};
-use crate::tensors::Matrix;
+use crate::tensors::{Matrix, Operands};
 use cubecl::prelude::*;
 
 /// Sizes `[m, n, k]` that tiles do not divide, and some that they do.
@@ -64,14 +64,15 @@ pub fn calls(layout: Layout, element: Element, sizes: &[[usize; 3]]) -> Vec<Matm
     out
 }
 
-/// Relative L2 distance of `got` on rows and columns, all of them or some, and whether every number is one.
-fn distance(
+/// What is wrong with `got`, if anything: a number that is none, a gap that was written, or the relative L2 distance on
+/// all elements or some.
+fn compare(
     got: &[u8],
     matrix: &Matrix,
     element: Element,
     want: impl Fn(usize, usize) -> f64,
     work: usize,
-) -> f64 {
+) -> Result<(), String> {
     let all = matrix.rows * matrix.columns;
     let size = element.bytes();
     let value = |i: usize, j: usize| {
@@ -81,13 +82,13 @@ fn distance(
     for i in 0..matrix.rows {
         for j in 0..matrix.columns {
             if !value(i, j).is_finite() {
-                return f64::INFINITY;
+                return Err(format!("row {i} column {j} is {}", value(i, j)));
             }
         }
         // Gaps hold NaN before and after.
         let row = &got[i * matrix.stride * size..(i + 1) * matrix.stride * size];
         if row[matrix.columns * size..].iter().any(|byte| *byte != 0xff) {
-            return f64::INFINITY;
+            return Err(format!("the gap behind row {i} was written"));
         }
     }
     let mut random = Random(77);
@@ -104,7 +105,11 @@ fn distance(
         off += (value(i, j) - want).powi(2);
         of += want * want;
     }
-    (off / of.max(1e-30)).sqrt()
+    let distance = (off / of.max(1e-30)).sqrt();
+    match distance <= limit(element) {
+        true => Ok(()),
+        false => Err(format!("off by {distance:.1e}")),
+    }
 }
 
 fn limit(element: Element) -> f64 {
@@ -138,14 +143,12 @@ pub fn wrong(client: &Client, call: Matmul, plan: Plan) -> Option<String> {
         Err(error) => return Some(error),
     };
     let work = call.k + call.rank;
-    let error = distance(&d, &case.d.device, call.output, |i, j| case.result(i, j), work);
-    if error.is_nan() || error > limit(call.output) {
-        return Some(format!("result off by {error:.1e}"));
+    if let Err(why) = compare(&d, &case.d.device, call.output, |i, j| case.result(i, j), work) {
+        return Some(format!("result: {why}"));
     }
     if let (Some(kept), Some(other)) = (&kept, &case.other) {
-        let error = distance(kept, &other.device, call.element, |i, j| case.sum(i, j), work);
-        if error.is_nan() || error > limit(call.element) {
-            return Some(format!("sums off by {error:.1e}"));
+        if let Err(why) = compare(kept, &other.device, call.element, |i, j| case.sum(i, j), work) {
+            return Some(format!("sums: {why}"));
         }
     }
     match pass() {
@@ -193,4 +196,81 @@ pub fn wrong_sums(client: &Client, shape: [usize; 2], element: Element, accumula
         }
     }
     None
+}
+
+/// A product of groups of rows on the `mma` kernel, twice; says what is wrong. `sizes`: rows of the groups.
+pub fn wrong_groups(
+    client: &Client,
+    layout: Layout,
+    sizes: &[usize],
+    [n, k]: [usize; 2],
+    plan: Plan,
+) -> Option<String> {
+    let rows: usize = sizes.iter().sum();
+    // In weight gradients `n x k` is the gradient's size.
+    let size = match layout {
+        Layout::Tn => [n, k, rows],
+        _ => [rows, n, k],
+    };
+    let call = Matmul {
+        groups: sizes.len(),
+        bias: layout != Layout::Tn,
+        ..Matmul::plain(layout, size, Element::Bf16)
+    };
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let mut matrix = |shape| Both::random(client, shape, Element::Bf16, 0.3, &mut random);
+    let (a, b) = (matrix(call.a_shape(call.k)), matrix(call.b_shape(call.k)));
+    let bias = matrix([1, sizes.len() * n]);
+    let mut offsets = vec![0u32];
+    for rows in sizes {
+        offsets.push(offsets[offsets.len() - 1] + *rows as u32);
+    }
+    let on_device = client.create_from_slice(u32::as_bytes(&offsets));
+    let pass = || {
+        let d = Both::poisoned(client, call.d_shape(), Element::Bf16);
+        let operands = Operands {
+            bias: call.bias.then_some(&bias.device.handle),
+            offsets: Some(&on_device),
+            ..Operands::new(&a.device, &b.device, &d.device)
+        };
+        let done = Prepared::with(client, call, plan).and_then(|prepared| prepared.run(&operands));
+        done.map(|()| (d.bytes(client), d))
+            .map_err(|error| error.to_string())
+    };
+    let ((first, d), (second, _)) = match (pass(), pass()) {
+        (Ok(first), Ok(second)) => (first, second),
+        (Err(why), _) | (_, Err(why)) => return Some(why),
+    };
+    if first != second {
+        return Some("two runs differ".into());
+    }
+    let at = |x: &Both, i: usize, j: usize| x.values[i * x.device.columns + j];
+    let want = |i: usize, j: usize| -> f64 {
+        match layout {
+            Layout::Tn => {
+                let (group, row) = (i / n, i % n);
+                let lines = offsets[group] as usize..offsets[group + 1] as usize;
+                lines.map(|line| at(&a, line, row) * at(&b, line, j)).sum()
+            }
+            _ => {
+                let group = offsets.iter().take_while(|begin| **begin as usize <= i).count() - 1;
+                let sum: f64 = (0..k)
+                    .map(|s| {
+                        let y = match layout {
+                            Layout::Nt => at(&b, group * n + j, s),
+                            _ => at(&b, group * k + s, j),
+                        };
+                        at(&a, i, s) * y
+                    })
+                    .sum();
+                sum + bias.values[group * n + j]
+            }
+        }
+    };
+    let work = if layout == Layout::Tn {
+        rows / sizes.len()
+    } else {
+        k
+    };
+    compare(&first, &d.device, Element::Bf16, want, work.max(1)).err()
 }

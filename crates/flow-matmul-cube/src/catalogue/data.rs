@@ -199,6 +199,7 @@ impl Case {
             low_rank: self.low_rank.as_ref().map(|[t, u]| [&t.device, &u.device]),
             bias: self.bias.as_ref().map(|x| &x.device.handle),
             gate: self.gate.as_ref().map(|(gate, _)| gate),
+            offsets: None,
             other: self.other.as_ref().map(|x| &x.device),
             d: &self.d.device,
         }

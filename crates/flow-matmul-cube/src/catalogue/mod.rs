@@ -3,5 +3,5 @@
 mod calls;
 mod data;
 
-pub use calls::{SIZES, calls, wrong, wrong_sums};
+pub use calls::{SIZES, calls, wrong, wrong_groups, wrong_sums};
 pub use data::{Both, Case, Random, activate, decode, encode};

@@ -60,7 +60,8 @@ fn copy_tile(
 
 /// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`, or tiles of sums of parts of the summands. A block for a tile, and
 /// for part `CUBE_POS_Y` of its `steps` steps. `d` and `other` are words: of two values, or of one if it is f32; their
-/// strides are in words. `bias` and `gate` are pairs.
+/// strides are in words. `bias` and `gate` are pairs. `offsets` says where the rows of `groups` groups begin; in weight
+/// gradients a group is `CUBE_POS_Y`.
 #[cube(launch_unchecked)]
 pub fn mma_matmul<N: Size>(
     a: &[Eight],
@@ -71,6 +72,7 @@ pub fn mma_matmul<N: Size>(
     gate: &[u32],
     other: &mut [u32],
     d: &mut [u32],
+    offsets: &[u32],
     m: u32,
     n: u32,
     k: u32,
@@ -85,6 +87,7 @@ pub fn mma_matmul<N: Size>(
     gate_start: u32,
     gate_stride: u32,
     group: u32,
+    groups: u32,
     #[comptime] tiles: Tiles,
     #[comptime] finish: Finish,
     #[define(N)] _vector: usize,
@@ -100,7 +103,11 @@ pub fn mma_matmul<N: Size>(
     let base = generic_to_shared::<u32>(unsafe { stage_memory.as_ptr_unchecked() });
 
     // Neighbouring blocks share rows and columns in the L2 cache: `group` rows of tiles at a time.
-    let down = m.div_ceil(side);
+    let mut down = m.div_ceil(side);
+    if comptime!(tiles.grouped && !a_transposed) {
+        // A group's last tile may be in part another's rows: that many more at most.
+        down += groups;
+    }
     let across = n.div_ceil(side);
     let per_group = group * across;
     let first_tile = CUBE_POS_X / per_group * group;
@@ -108,13 +115,65 @@ pub fn mma_matmul<N: Size>(
     let within = CUBE_POS_X % per_group;
     let tile_row = first_tile + within % height;
     let tile_column = within / height;
-    let row_0 = tile_row * side;
+    let mut row_0 = tile_row * side;
     let column_0 = tile_column * side;
 
-    let first_steps = k.div_ceil(comptime!(STEP as u32));
+    // Rows of the result, columns (rows of B by columns), and summands in A and in B end here.
+    let mut row_end = m;
+    let mut b_first = column_0;
+    let mut b_end = n;
+    let mut a_summand = 0u32;
+    let mut a_summands = k;
+    let mut b_summand = 0u32;
+    let mut b_summands = k;
+    let mut d_first = 0u32;
+    let mut bias_first = 0u32;
+    let mut first_steps = k.div_ceil(comptime!(STEP as u32));
+    if comptime!(tiles.grouped) {
+        if comptime!(a_transposed) {
+            // A group's rows are its summands.
+            a_summand = offsets[CUBE_POS_Y as usize];
+            a_summands = offsets[CUBE_POS_Y as usize + 1];
+            b_summand = a_summand;
+            b_summands = a_summands;
+            first_steps = (a_summands - a_summand).div_ceil(comptime!(STEP as u32));
+            d_first = CUBE_POS_Y * m;
+        } else {
+            let mut tiles_before = 0u32;
+            row_end = 0u32;
+            let mut mine = 0u32;
+            for g in 0..groups {
+                let begin = offsets[g as usize];
+                let end = offsets[g as usize + 1];
+                let count = (end - begin).div_ceil(side);
+                if tile_row >= tiles_before && tile_row < tiles_before + count {
+                    mine = g;
+                    row_0 = begin + (tile_row - tiles_before) * side;
+                    row_end = end;
+                }
+                tiles_before += count;
+            }
+            if row_end == 0 {
+                // More tiles were launched than there are.
+                first_steps = 0u32;
+            }
+            if comptime!(b_transposed) {
+                b_summand = mine * k;
+                b_summands = b_summand + k;
+            } else {
+                b_first += mine * n;
+                b_end = mine * n + n;
+            }
+            bias_first = mine * n;
+        }
+    }
     let steps = first_steps + rank.div_ceil(comptime!(STEP as u32));
-    let begin = CUBE_POS_Y * steps / CUBE_COUNT_Y;
-    let end = (CUBE_POS_Y + 1) * steps / CUBE_COUNT_Y;
+    let mut begin = 0u32;
+    let mut end = steps;
+    if comptime!(tiles.in_parts) {
+        begin = CUBE_POS_Y * steps / CUBE_COUNT_Y;
+        end = (CUBE_POS_Y + 1) * steps / CUBE_COUNT_Y;
+    }
 
     let warp = UNIT_POS / 32;
     let lane = UNIT_POS % 32;
@@ -143,14 +202,23 @@ pub fn mma_matmul<N: Size>(
             let to = base + (at - begin) % comptime!(stages as u32) * (2 * tile_bytes);
             if at < first_steps {
                 let summand = at * comptime!(STEP as u32);
-                copy_tile(a, a_stride, row_0, m, summand, k, to, a_transposed);
+                copy_tile(
+                    a,
+                    a_stride,
+                    row_0,
+                    row_end,
+                    a_summand + summand,
+                    a_summands,
+                    to,
+                    a_transposed,
+                );
                 copy_tile(
                     b,
                     b_stride,
-                    column_0,
-                    n,
-                    summand,
-                    k,
+                    b_first,
+                    b_end,
+                    b_summand + summand,
+                    b_summands,
                     to + tile_bytes,
                     b_transposed,
                 );
@@ -209,9 +277,9 @@ pub fn mma_matmul<N: Size>(
                     let to = slot as usize * comptime!(SIDE * SIDE) + (row_in * side + column_in) as usize;
                     d[to] = u32::reinterpret(low);
                     d[to + 1] = u32::reinterpret(high);
-                } else if row < m && column < n {
+                } else if row < row_end && column < n {
                     if comptime!(finish.bias) {
-                        let (x, y) = pair_of(bias, column / 2, true, factor);
+                        let (x, y) = pair_of(bias, (bias_first + column) / 2, true, factor);
                         low += x;
                         high += y;
                     }
@@ -223,7 +291,7 @@ pub fn mma_matmul<N: Size>(
                         gate_high = y;
                     }
                     if comptime!(finish.wide()) {
-                        let to = row as usize * d_stride as usize + column as usize;
+                        let to = (d_first + row) as usize * d_stride as usize + column as usize;
                         let mut before_low = 0.0f32;
                         let mut before_high = 0.0f32;
                         if comptime!(finish.reads()) {
@@ -234,7 +302,7 @@ pub fn mma_matmul<N: Size>(
                         d[to + 1] = u32::reinterpret(finished(high, before_high, gate_high, finish));
                     } else {
                         let pair = column as usize / 2;
-                        let place = row as usize * other_stride as usize + pair;
+                        let place = (d_first + row) as usize * other_stride as usize + pair;
                         let mut read = 0u32;
                         if comptime!(finish.reads()) {
                             read = other[place];
@@ -244,7 +312,7 @@ pub fn mma_matmul<N: Size>(
                         }
                         let low = finished(low, unpack_low(read, factor), gate_low, finish);
                         let high = finished(high, unpack_high(read, factor), gate_high, finish);
-                        d[row as usize * d_stride as usize + pair] = pack(low, high, factor);
+                        d[(d_first + row) as usize * d_stride as usize + pair] = pack(low, high, factor);
                     }
                 }
             }

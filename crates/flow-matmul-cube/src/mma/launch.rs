@@ -6,7 +6,7 @@ use super::tiles::{SIDE, THREADS};
 use crate::call::{Declined, Epilogue, Layout, Matmul, no};
 use crate::finish::Finish;
 use crate::run::Offer;
-use crate::schedule::{Cut, STEP};
+use crate::schedule::{Cut, STEP, Schedule, Sums};
 use crate::tensors::{Matrix, Operands};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -35,7 +35,9 @@ pub(crate) fn select(call: &Matmul, factor: Factor, offer: Offer) -> (Tiles, Cut
     let blocks = call.m.div_ceil(SIDE) * call.n.div_ceil(SIDE);
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
     let parts = match call.layout {
-        Layout::Tn if simple => (2 * offer.multiprocessors / blocks).clamp(1, (steps / 8).max(1)),
+        Layout::Tn if simple && call.groups == 0 => {
+            (2 * offer.multiprocessors / blocks).clamp(1, (steps / 8).max(1))
+        }
         _ => 1,
     };
     let tiles = Tiles {
@@ -43,6 +45,7 @@ pub(crate) fn select(call: &Matmul, factor: Factor, offer: Offer) -> (Tiles, Cut
         factor,
         stages: Tiles::stages(offer.shared_bytes),
         low_rank: call.rank > 0,
+        grouped: call.groups > 0,
         in_parts: parts > 1,
     };
     let cut = Cut {
@@ -51,8 +54,31 @@ pub(crate) fn select(call: &Matmul, factor: Factor, offer: Offer) -> (Tiles, Cut
         group: 16,
         blocks,
         parts,
+        balanced: false,
     };
     (tiles, cut)
+}
+
+/// Where the kernel puts tiles of sums: row by row of tiles, `cut.parts` for each.
+pub(crate) fn sums(call: &Matmul, cut: Cut) -> Schedule {
+    let [down, across] = [call.m, call.n].map(|side| side.div_ceil(SIDE));
+    let tiles = match cut.parts {
+        1 => 0,
+        _ => down * across,
+    };
+    Schedule {
+        cut,
+        blocks: Vec::new(),
+        steps: call.k.div_ceil(STEP),
+        sums: (0..tiles)
+            .map(|tile| Sums {
+                row: tile / across * SIDE,
+                column: tile % across * SIDE,
+                first: tile * cut.parts,
+                count: cut.parts,
+            })
+            .collect(),
+    }
 }
 
 /// Launches the kernel; `d` is the result, or the tiles of sums.
@@ -84,9 +110,10 @@ pub(crate) fn launch(
         _ => (1, buffer(nothing, 1), [0; 2]),
     };
     let per_word = 4 / finish.output.bytes();
-    let bias = operands
-        .bias
-        .map_or_else(|| buffer(nothing, 1), |bias| buffer(bias, call.n / 2));
+    let bias = operands.bias.map_or_else(
+        || buffer(nothing, 1),
+        |bias| buffer(bias, call.groups.max(1) * call.n / 2),
+    );
     let (other, other_stride) = match operands.other {
         Some(other) => (
             buffer(&other.handle, other.elements().div_ceil(2)),
@@ -94,12 +121,16 @@ pub(crate) fn launch(
         ),
         None => (buffer(nothing, 1), 0),
     };
-    let blocks = call.m.div_ceil(SIDE) * call.n.div_ceil(SIDE);
+    let [more, layers] = match call.layout {
+        Layout::Tn => [0, cut.parts.max(call.groups)],
+        _ => [call.groups, cut.parts],
+    };
+    let blocks = (call.m.div_ceil(SIDE) + more) * call.n.div_ceil(SIDE);
     // SAFETY: every access is within the rows and columns of the matrices, or in the tiles of sums.
     unsafe {
         mma_matmul::launch_unchecked(
             client,
-            CubeCount::Static(blocks as u32, cut.parts as u32, 1),
+            CubeCount::Static(blocks as u32, layers as u32, 1),
             CubeDim::new_1d(THREADS as u32),
             eights(operands.a),
             eights(operands.b),
@@ -109,6 +140,9 @@ pub(crate) fn launch(
             gate,
             other,
             buffer(&d.handle, d.elements().div_ceil(per_word)),
+            operands
+                .offsets
+                .map_or_else(|| buffer(nothing, 1), |offsets| buffer(offsets, call.groups + 1)),
             call.m as u32,
             call.n as u32,
             call.k as u32,
@@ -123,6 +157,7 @@ pub(crate) fn launch(
             gate_start as u32,
             gate_stride as u32,
             cut.group as u32,
+            call.groups as u32,
             tiles,
             finish,
             tiles.product().accumulator(),

@@ -23,6 +23,8 @@ pub struct Tiles {
     pub stages: usize,
     /// Whether there is a second pair of factors.
     pub low_rank: bool,
+    /// Whether rows are in groups with a second factor each.
+    pub grouped: bool,
     /// Whether a block writes a tile of sums, one part of the summands.
     pub in_parts: bool,
 }
@@ -63,6 +65,7 @@ impl Tiles {
             Layout::Nn => "nn",
             Layout::Tn => "tn",
         };
-        format!("mma_{layout}_{SIDE}x{SIDE}_{}", self.stages)
+        let grouped = if self.grouped { "_grouped" } else { "" };
+        format!("mma_{layout}_{SIDE}x{SIDE}_{}{grouped}", self.stages)
     }
 }

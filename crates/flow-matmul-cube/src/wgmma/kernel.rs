@@ -2,7 +2,7 @@
 //!
 //! Steps of factors pass through a ring of stages. There is no warp that only copies: the warp that is last to have read a
 //! stage starts the copy of the step that takes its place, across the borders of tiles. Warpgroups share a tile, or take
-//! tiles in turns; then the ring itself gives the turns, since it brings one tile's steps after the other's.
+//! tiles in turns: the ring brings one tile's steps after the other's.
 
 use super::Record;
 use super::copy::fill;
@@ -14,7 +14,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{arrive_and_expect, count, named_sync, wait};
+use flow_cube::barrier::{arrive_and_expect, count, named_arrive, named_sync, wait};
 use flow_cube::wgmma;
 
 /// From a panel of 64 rows of a tile to the next, in bytes; of tiles that are one panel, 16 (PTX ISA: not used).
@@ -163,6 +163,12 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
             skip = record.extract(3usize) - record.extract(2usize);
         }
     }
+    if comptime!(tiles.in_turns) {
+        if warpgroup == 1 && first < last {
+            // The first turn is the other's.
+            named_arrive(4u32, 256u32);
+        }
+    }
     let mut more = first < last;
     while more {
         if comptime!(tiles.in_turns) {
@@ -203,6 +209,11 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 }
             }
 
+            if comptime!(tiles.in_turns) {
+                // A barrier tells one phase from the next, not from the one after: the other warpgroup must have waited for
+                // all of its steps.
+                named_sync(4 + warpgroup, 256u32);
+            }
             wait(barrier_native_handle(&full[stage as usize]), phase);
             let a_now = a_at + u64::cast_from(stage * a_stage);
             let b_now = b_at + u64::cast_from(stage * b_stage);
@@ -250,6 +261,11 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 if stage == comptime!(stages as u32) {
                     stage = 0u32;
                     phase ^= 1;
+                }
+            }
+            if comptime!(tiles.in_turns) {
+                if item + 1 < last {
+                    named_arrive(5 - warpgroup, 256u32);
                 }
             }
             let sums_0 = wgmma::wait::<N>(sums_0, comptime!(tiles.products()), 0usize);

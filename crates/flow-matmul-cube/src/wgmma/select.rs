@@ -13,10 +13,9 @@ pub fn check(call: &Matmul) -> Result<Factor, Declined> {
     let Some(factor) = call.element.factor() else {
         return no("tensor cores would round f32 factors to TF32; they take bf16 and f16");
     };
-    let pairs = call.bias || matches!(call.epilogue, Epilogue::GateAndAdd { .. });
-    if pairs && !call.n.is_multiple_of(2) {
+    if !(call.n * call.output.bytes()).is_multiple_of(16) {
         return no(format!(
-            "biases and gates are read in pairs, and {} columns are odd",
+            "rows of {} columns do not end at a multiple of 16 bytes, and tensor memory access writes up to one",
             call.n
         ));
     }
@@ -35,37 +34,36 @@ pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, 
         shape(call, factor, Shape::Wide),
     ];
     let narrow = shape(call, factor, Shape::Narrow);
-    let mut best: Option<(f64, Tiles, usize)> = None;
+    let mut best: Option<(f64, Tiles, bool)> = None;
     let list: &[Tiles] = if call.n <= 64 {
         std::slice::from_ref(&narrow)
     } else {
         candidates
     };
+    let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
     for tiles in list {
         let count = call.m.div_ceil(tiles.rows()) * call.n.div_ceil(tiles.columns);
-        let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
-        let most = match call.layout {
-            Layout::Tn if simple => (steps / 8).clamp(1, 64),
-            _ => 1,
-        };
-        for parts in 1..=most {
-            let waves = (count * parts).div_ceil(multiprocessors);
-            let tile = (tiles.rows() * tiles.columns) as f64;
-            // Time in products of 64 summands of one element by one multiprocessor.
-            let multiply = waves as f64 * steps.div_ceil(parts) as f64 * tile;
-            let border = waves as f64 * tile * if tiles.in_turns { 0.3 } else { 1.5 };
-            let add_up = match parts {
-                1 => 0.0,
-                // Written and read again, 4 bytes each, against the 64 summands of an element.
-                _ => (count * parts) as f64 * tile * 4.0 / multiprocessors as f64 + 20_000.0,
-            };
-            let time = multiply + border + add_up;
+        let tile = (tiles.rows() * tiles.columns) as f64;
+        // Time in products of 64 summands of one element by one multiprocessor; the border of a tile is what a block
+        // cannot do beside products.
+        let border = tile * if tiles.in_turns { 0.5 } else { 3.0 };
+        let waves = count.div_ceil(multiprocessors) as f64;
+        let whole = waves * (steps as f64 * tile + border);
+        let balanced = count as f64 / multiprocessors as f64 * (steps as f64 * tile + border);
+        // About two tiles of sums for each multiprocessor are written and read, some 30 elements' products each, and two
+        // kernels more are launched.
+        let add_up = 2.0 * tile * 15.0 + 250_000.0;
+        let mut choose = |time: f64, is_balanced: bool| {
             if best.is_none_or(|(least, ..)| time < least) {
-                best = Some((time, *tiles, parts));
+                best = Some((time, *tiles, is_balanced));
             }
+        };
+        choose(whole, false);
+        if call.layout == Layout::Tn && simple && !count.is_multiple_of(multiprocessors) {
+            choose(balanced + add_up, true);
         }
     }
-    let (_, tiles, parts) = best.expect("there are candidates");
+    let (_, tiles, balanced) = best.expect("there are candidates");
     let tiles = Tiles { low_rank, ..tiles };
     let group = if tiles.rows() == 256 { 8 } else { 16 };
     let cut = Cut {
@@ -73,7 +71,8 @@ pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, 
         columns: tiles.columns,
         group,
         blocks: multiprocessors,
-        parts,
+        parts: 1,
+        balanced,
     };
     (tiles, cut)
 }
