@@ -12,8 +12,21 @@ use std::time::Instant;
 /// The job that the last step runs for a few iterations.
 const JOB: &str = "configs/digits-grpo.toml";
 
-/// The feature that turns on the tests on Vulkan.
-const LAVAPIPE: &str = "flow-attention-cube/lavapipe";
+/// The features that turn on the tests on Vulkan, of kernels without Burn.
+const LAVAPIPE: &str = "flow-attention-cube/lavapipe,flow-kernels-cube/lavapipe,flow-matmul-cube/lavapipe";
+
+/// The tests of kernels on Vulkan through Burn. A build of their own, so that no other test needs Burn's `wgpu` backend.
+const THROUGH_BURN: [&str; 9] = [
+    "test",
+    "--release",
+    "--package",
+    "flow-kernels",
+    "--features",
+    "lavapipe",
+    "--test",
+    "cube",
+    "--test=cube_model",
+];
 
 /// Which steps to leave out.
 #[derive(Debug, Args)]
@@ -38,7 +51,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     step("format", || {
         run_command(&mut cargo(workspace, &["fmt", "--all", "--", "--check"]))
     })?;
-    // With the portable attention kernels on Vulkan: `.ci/run` installs a driver for the processor. In the same build as
+    // With the portable kernels on Vulkan: `.ci/run` installs a driver for the processor. In the same build as
     // all other tests, so that CubeCL is compiled once.
     let vulkan: &[&str] = if options.without_lavapipe {
         &[]
@@ -59,6 +72,11 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             ],
         ))
     })?;
+    if !options.without_lavapipe {
+        step("kernels on Vulkan through Burn", || {
+            run_command(&mut cargo(workspace, &THROUGH_BURN))
+        })?;
+    }
     step("main job", || main_job(workspace, options.iterations))?;
     if options.no_clippy {
         println!("\n=== clippy: left out, as asked");

@@ -87,7 +87,11 @@ impl Buffer {
     pub(crate) fn expect(&self, name: &'static str, expected: usize) -> Result<&Self, Refused> {
         let held = self.handle.size_in_used() as usize / self.element.bytes();
         if self.length != expected || held < expected {
-            let found = if self.length == expected { held } else { self.length };
+            let found = if self.length == expected {
+                held
+            } else {
+                self.length
+            };
             return Err(Refused::Length {
                 name,
                 found,

@@ -54,10 +54,7 @@ pub(crate) fn rows_per_piece(rows: usize, columns: Columns) -> usize {
 #[cube]
 pub(crate) fn place(block: usize, #[comptime] columns: Columns) -> (usize, usize) {
     let lane = UNIT_POS as usize % columns.across;
-    (
-        block * columns.across + lane,
-        UNIT_POS as usize / columns.across,
-    )
+    (block * columns.across + lane, UNIT_POS as usize / columns.across)
 }
 
 /// The sum over the threads of a column, for the first of them; 0 for the others. Every thread of the block calls this.

@@ -1,9 +1,12 @@
 //! Layer norm without weights, scaled and shifted per sample: adaLN (Peebles and Xie 2023, arXiv:2212.09748).
 
+// Conditions of kernels that are known when they are compiled stay apart from those that are not.
+#![allow(clippy::collapsible_if)]
+
+use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
 use crate::partials::Target;
 use crate::rows::{Rows, plane_size, row_sums, total};
-use crate::Element;
 use cubecl::prelude::*;
 
 /// Sizes of a modulated layer norm of `x [B, S, D]` by `modulation [B, K, D]`.
@@ -224,11 +227,7 @@ impl ModulatedNorm {
         for (name, found) in [("shift", self.shift), ("scale", self.scale)] {
             if found >= self.chunks {
                 let allowed = allowed();
-                return Err(Refused::Size {
-                    name,
-                    found,
-                    allowed,
-                });
+                return Err(Refused::Size { name, found, allowed });
             }
         }
         x.expect("x", self.rows() * self.channels)?;

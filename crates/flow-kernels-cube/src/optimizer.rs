@@ -46,7 +46,8 @@ pub(crate) fn accumulate_kernel<F: Float, N: Size>(
 ) {
     let at = ABSOLUTE_POS;
     if at < vectors {
-        accumulated[at] = accumulated[at] + Vector::<f32, N>::cast_from(gradient[at]);
+        let sum = accumulated[at] + Vector::<f32, N>::cast_from(gradient[at]);
+        accumulated[at] = sum;
     }
 }
 
@@ -106,7 +107,10 @@ pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
 /// The sum of squares of all values of `tensors`, of any types: f32 within pieces of 4096 values in a fixed order, the
 /// pieces in order in f64 on the host. Waits for the device once. `None` if the device failed.
 pub fn sum_of_squares(client: &Client, tensors: &[&Buffer]) -> Option<f64> {
-    let pieces: Vec<usize> = tensors.iter().map(|tensor| tensor.length.div_ceil(PIECE)).collect();
+    let pieces: Vec<usize> = tensors
+        .iter()
+        .map(|tensor| tensor.length.div_ceil(PIECE))
+        .collect();
     let partials = Buffer::empty(client, pieces.iter().sum(), Element::F32);
     let mut first = 0;
     for (tensor, pieces) in tensors.iter().zip(pieces).filter(|(_, pieces)| *pieces > 0) {
@@ -266,7 +270,9 @@ impl AdamW<'_> {
                 of.gradient.argument(),
                 of.first.argument(),
                 of.second.argument(),
-                of.copy.unwrap_or(&Buffer::empty(client, 4, Element::F32)).argument(),
+                of.copy
+                    .unwrap_or(&Buffer::empty(client, 4, Element::F32))
+                    .argument(),
                 self.varying.argument(),
                 vectors,
                 beta1,

@@ -186,8 +186,7 @@ pub(crate) fn rms_weight<F: Float, N: Size>(
                 let at = row * columns.vectors + column;
                 let mut slope = Vector::<f32, N>::cast_from(gradient[at]);
                 if comptime!(turned) {
-                    let first =
-                        (row / heads % tokens * columns.vectors + column) * pairs;
+                    let first = (row / heads % tokens * columns.vectors + column) * pairs;
                     slope = rotate::<N>(slope, cos, sin, first, -1.0f32);
                 }
                 sums += slope * Vector::<f32, N>::cast_from(x[at]) * Vector::new(reciprocals[row]);

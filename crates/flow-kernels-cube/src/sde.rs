@@ -270,7 +270,13 @@ impl Latents {
             );
         });
         let taken = x_next.unwrap_or(other);
-        self.mean_squares(client, taken, outcome.mean, Some(step.coefficients), outcome.log_prob);
+        self.mean_squares(
+            client,
+            taken,
+            outcome.mean,
+            Some(step.coefficients),
+            outcome.log_prob,
+        );
         Ok(())
     }
 

@@ -1,16 +1,17 @@
 //! CUDA sources of the kernels for the sizes of known models, without a GPU: for the compile gate and for reading.
 
+use crate::Element;
+use crate::activation::Activation;
 use crate::activation::activation_backward::ActivationBackward;
 use crate::activation::activation_forward::ActivationForward;
-use crate::activation::Activation;
 use crate::buffer::{width, with_type};
 use crate::columns::{self, Columns};
 use crate::embedding::embedding_forward::EmbeddingForward;
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
+use crate::modulated_layer_norm::at_once;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
 use crate::modulated_layer_norm::norm_forward::NormForward;
-use crate::modulated_layer_norm::at_once;
 use crate::optimizer::adamw_kernel::AdamwKernel;
 use crate::optimizer::squares::Squares;
 use crate::rms_norm::rms_backward::RmsBackward;
@@ -20,7 +21,6 @@ use crate::rotary::rotary_kernel::RotaryKernel;
 use crate::rows::Rows;
 use crate::sde::sde_mean::SdeMean;
 use crate::sde::squared_distance::SquaredDistance;
-use crate::Element;
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
 use flow_cube::offline::{self, CannotCompile, CudaSource};

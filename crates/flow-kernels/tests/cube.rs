@@ -99,7 +99,11 @@ fn compare(name: &str, terms: usize, of: &[Input<'_>], operation: Operation<'_>)
     let alone = run(&cube, &untracked, operation);
     for (number, (alone, tracked)) in alone.iter().zip(&found).enumerate() {
         let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(alone), bits(tracked), "{name}, tensor {number} without gradients");
+        assert_eq!(
+            bits(alone),
+            bits(tracked),
+            "{name}, tensor {number} without gradients"
+        );
     }
 }
 
@@ -124,7 +128,10 @@ fn linear_layers_with_bias_adapter_and_activation() {
             (&[30, 4], true),
         ];
         compare("linear", 60, &of, &|side, inputs| {
-            vec![side.kernels.linear(&Compute, &inputs[0], &layer(inputs, 1), activation)]
+            vec![
+                side.kernels
+                    .linear(&Compute, &inputs[0], &layer(inputs, 1), activation),
+            ]
         });
     }
     let frozen: [Input<'_>; 2] = [(&[7, 20], true), (&[30, 20], false)];
@@ -134,7 +141,10 @@ fn linear_layers_with_bias_adapter_and_activation() {
             bias: None,
             adapter: None,
         };
-        vec![side.kernels.linear(&Compute, &inputs[0], &weights, Activation::None)]
+        vec![
+            side.kernels
+                .linear(&Compute, &inputs[0], &weights, Activation::None),
+        ]
     });
 }
 
@@ -142,7 +152,10 @@ fn linear_layers_with_bias_adapter_and_activation() {
 fn norms_gates_and_activations() {
     let of: [Input<'_>; 2] = [(&[3, 13, 72], true), (&[3, 6, 72], true)];
     compare("modulated_layer_norm", 72, &of, &|side, inputs| {
-        vec![side.kernels.modulated_layer_norm(&inputs[0], &inputs[1], 3, 4, 1e-6)]
+        vec![
+            side.kernels
+                .modulated_layer_norm(&inputs[0], &inputs[1], 3, 4, 1e-6),
+        ]
     });
     let of: [Input<'_>; 3] = [(&[3, 13, 72], true), (&[3, 13, 72], true), (&[3, 6, 72], true)];
     compare("gated_residual", 13, &of, &|side, inputs| {
@@ -167,7 +180,10 @@ fn norms_gates_and_activations() {
 fn rotary_and_token_embeddings() {
     let of: [Input<'_>; 3] = [(&[2, 5, 3, 24], true), (&[5, 12], false), (&[5, 12], false)];
     compare("rotary", 2, &of, &|side, inputs| {
-        vec![side.kernels.rotary(&inputs[0], &plain(&inputs[1]), &plain(&inputs[2]))]
+        vec![
+            side.kernels
+                .rotary(&inputs[0], &plain(&inputs[1]), &plain(&inputs[2])),
+        ]
     });
     compare("embedding", 6, &[(&[5, 24], true)], &|side, inputs| {
         let index = side.device.int_tensor(vec![4, 0, 4, 2, 4, 1], [2, 3]);
@@ -184,11 +200,16 @@ fn views_with_gaps_and_odd_beginnings_are_read_as_they_are() {
         let x = x.slice([0..3, 0..13, 3..75]).into_dispatch();
         vec![side.kernels.modulated_layer_norm(&x, &inputs[1], 0, 1, 1e-6)]
     });
-    compare("activation of a row from its middle on", 16, &[(&[1, 77], false)], &|side, inputs| {
-        let x: Tensor<2> = Tensor::from_dispatch(inputs[0].clone());
-        let x = x.slice([0..1, 5..69]).into_dispatch();
-        vec![side.kernels.activation(&x, Activation::Silu)]
-    });
+    compare(
+        "activation of a row from its middle on",
+        16,
+        &[(&[1, 77], false)],
+        &|side, inputs| {
+            let x: Tensor<2> = Tensor::from_dispatch(inputs[0].clone());
+            let x = x.slice([0..1, 5..69]).into_dispatch();
+            vec![side.kernels.activation(&x, Activation::Silu)]
+        },
+    );
 }
 
 #[test]
@@ -232,14 +253,28 @@ fn operations_made_of_others() {
 
 #[test]
 fn steps_log_probabilities_and_distances() {
-    let of: [Input<'_>; 4] = [(&[3, 333], false), (&[3, 333], false), (&[3, 333], false), (&[3, 5], false)];
+    let of: [Input<'_>; 4] = [
+        (&[3, 333], false),
+        (&[3, 333], false),
+        (&[3, 333], false),
+        (&[3, 5], false),
+    ];
     compare("sde_step", 400, &of, &|side, inputs| {
-        let step = side.kernels.sde_step(&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
+        let step = side
+            .kernels
+            .sde_step(&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
         vec![step.x_next, step.mean, step.log_prob]
     });
-    let of: [Input<'_>; 4] = [(&[3, 333], false), (&[3, 333], true), (&[3, 333], false), (&[3, 5], false)];
+    let of: [Input<'_>; 4] = [
+        (&[3, 333], false),
+        (&[3, 333], true),
+        (&[3, 333], false),
+        (&[3, 5], false),
+    ];
     compare("sde_log_prob", 400, &of, &|side, inputs| {
-        let (log_prob, mean) = side.kernels.sde_log_prob(&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
+        let (log_prob, mean) = side
+            .kernels
+            .sde_log_prob(&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
         vec![log_prob, mean]
     });
     let of: [Input<'_>; 2] = [(&[3, 333], true), (&[3, 333], false)];
@@ -250,7 +285,13 @@ fn steps_log_probabilities_and_distances() {
 
 #[test]
 fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
-    let of: [Input<'_>; 5] = [(&[77], false), (&[77], false), (&[77], false), (&[77], false), (&[4], false)];
+    let of: [Input<'_>; 5] = [
+        (&[77], false),
+        (&[77], false),
+        (&[77], false),
+        (&[77], false),
+        (&[4], false),
+    ];
     compare("adamw, accumulate and average", 16, &of, &|side, inputs| {
         let square = |tensor: &Plain| {
             let squares = to_host(tensor).into_iter().map(|x| x * x).collect();
@@ -264,14 +305,27 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
             weight_decay: 0.1,
             varying: side.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
         };
-        side.kernels.adamw(&mut weight, gradient, &mut first, &mut second, &step);
-        assert_eq!(to_host(&inputs[0]), values(0, &[77]), "a weight that something else holds");
+        side.kernels
+            .adamw(&mut weight, gradient, &mut first, &mut second, &step);
+        assert_eq!(
+            to_host(&inputs[0]),
+            values(0, &[77]),
+            "a weight that something else holds"
+        );
         let (mut sum, mut mean) = (inputs[1].clone(), inputs[2].clone());
         side.kernels.accumulate(&mut sum, gradient);
         side.kernels.accumulate(&mut sum, gradient);
-        side.kernels.average(&mut mean, gradient, &side.device.plain(vec![0.75], &[1]));
+        side.kernels
+            .average(&mut mean, gradient, &side.device.plain(vec![0.75], &[1]));
         let squares = side.kernels.sum_of_squares(gradient) as f32;
-        vec![weight, first, second, sum, mean, side.device.plain(vec![squares], &[1])]
+        vec![
+            weight,
+            first,
+            second,
+            sum,
+            mean,
+            side.device.plain(vec![squares], &[1]),
+        ]
     });
 }
 
@@ -313,13 +367,19 @@ fn a_kept_result_of_a_linear_layer_gives_the_same_output_and_gradients() {
     let through_keep = |side: &Side, inputs: &[DispatchTensor]| {
         keep.again();
         let activation = Activation::GeluTanh;
-        vec![side.kernels.linear(&keep, &inputs[0], &layer(inputs, 1), activation)]
+        vec![
+            side.kernels
+                .linear(&keep, &inputs[0], &layer(inputs, 1), activation),
+        ]
     };
     let first = run(&cube, &of, &through_keep);
     assert_eq!(first, run(&cube, &of, &through_keep));
     let computed = run(&cube, &of, &|side, inputs| {
         let activation = Activation::GeluTanh;
-        vec![side.kernels.linear(&Compute, &inputs[0], &layer(inputs, 1), activation)]
+        vec![
+            side.kernels
+                .linear(&Compute, &inputs[0], &layer(inputs, 1), activation),
+        ]
     });
     assert_eq!(first, computed);
 }
@@ -339,7 +399,10 @@ fn compare_bf16(name: &str, of: &[Input<'_>], operation: Operation<'_>) {
         let differences: Vec<f32> = expected.iter().zip(found).map(|(a, b)| a - b).collect();
         let distance = length(&differences) / length(expected);
         // Each rounding is at most 2^-9 of a value, and less on average.
-        assert!(distance < 6.0 * 2f64.powi(-9), "{name}, tensor {number}: {distance:e}");
+        assert!(
+            distance < 6.0 * 2f64.powi(-9),
+            "{name}, tensor {number}: {distance:e}"
+        );
     }
 }
 
@@ -365,7 +428,12 @@ fn in_bf16_everything_is_as_near_as_its_roundings_allow() {
         scale: 4,
         epsilon: 1e-6,
     };
-    for (name, kind) in [("modulated linear", 0), ("gated linear", 1), ("norm", 2), ("linear", 3)] {
+    for (name, kind) in [
+        ("modulated linear", 0),
+        ("gated linear", 1),
+        ("norm", 2),
+        ("linear", 3),
+    ] {
         compare_bf16(name, &of, &|side, inputs| {
             let (x, modulation) = (&inputs[0], &inputs[1]);
             let kernels = &side.kernels;

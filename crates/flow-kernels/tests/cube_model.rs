@@ -140,10 +140,14 @@ fn losses_and_gradients(
     let gradients = training.gradients(&loss);
     let gradients = model.layout().specs().iter().zip(&gradients);
     let gradients = gradients.map(|(spec, gradient)| {
-        let gradient = gradient.as_ref().unwrap_or_else(|| panic!("{} has no gradient", spec.name));
+        let gradient = gradient
+            .as_ref()
+            .unwrap_or_else(|| panic!("{} has no gradient", spec.name));
         (spec.name.clone(), to_host(gradient))
     });
-    std::iter::once(("loss".to_owned(), value)).chain(gradients).collect()
+    std::iter::once(("loss".to_owned(), value))
+        .chain(gradients)
+        .collect()
 }
 
 #[test]
@@ -152,7 +156,10 @@ fn a_small_dit_has_the_cpus_loss_and_gradients() {
     let (device, kernels) = (ComputeDevice::vulkan(), CubeKernels::vulkan());
     #[cfg(not(feature = "lavapipe"))]
     let (device, kernels) = (ComputeDevice::cuda(0), CubeKernels::cuda());
-    let (device, kernels) = (device.unwrap_or_else(|error| panic!("{error:?}")), Arc::new(kernels));
+    let (device, kernels) = (
+        device.unwrap_or_else(|error| panic!("{error:?}")),
+        Arc::new(kernels),
+    );
     for position in [Position::Sincos, Position::Rope] {
         let expected = losses_and_gradients(
             position,
@@ -168,7 +175,10 @@ fn a_small_dit_has_the_cpus_loss_and_gradients() {
         );
         // Gradients that are zero but for rounding (a bias of the keys) are measured against the largest.
         let length = |values: &[f32]| values.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-        let largest = expected.iter().map(|(_, values)| length(values)).fold(0.0, f64::max);
+        let largest = expected
+            .iter()
+            .map(|(_, values)| length(values))
+            .fold(0.0, f64::max);
         for ((name, expected), (_, found)) in expected.iter().zip(&found) {
             let differences: Vec<f32> = expected.iter().zip(found).map(|(a, b)| a - b).collect();
             let (error, size) = (length(&differences), length(expected));

@@ -183,7 +183,16 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
     })?;
     time(client, "RMS norm of heads and rotary, dweight", 2 * size, |set| {
         let ([x, g, ..], [r]) = (&of[set], &reciprocals[set]);
-        rms.backward(client, x, Some(&weight), Some(turn(set)), r, g, None, Some(&dweight))
+        rms.backward(
+            client,
+            x,
+            Some(&weight),
+            Some(turn(set)),
+            r,
+            g,
+            None,
+            Some(&dweight),
+        )
     })?;
     drop(of);
     let length = batch * tokens * inner;

@@ -135,10 +135,15 @@ impl<'a> Checker<'a> {
         let largest = want.iter().fold(size, |most: f64, x| most.max(x.abs()));
         let sums = 2f64.powi(-24) * 16.0 * (terms.max(1) as f64).sqrt() * largest;
         // The smallest steps of f16 are 2^-24, those of the others far below any value here.
-        let step = if element == Element::F16 { 2f64.powi(-24) } else { 1e-37 };
+        let step = if element == Element::F16 {
+            2f64.powi(-24)
+        } else {
+            1e-37
+        };
         let worst = got.iter().zip(want).enumerate().find(|(_, (got, want))| {
             let bound = 1.01 * element.unit_roundoff() * want.abs() + sums + step;
-            !((*got - *want).abs() <= bound)
+            let error = (*got - *want).abs();
+            error > bound || error.is_nan()
         });
         if let Some((at, (got, want))) = worst {
             self.wrong.push(format!(
@@ -173,7 +178,11 @@ impl<'a> Checker<'a> {
             for (number, (together, alone)) in all.iter().zip(&alone).enumerate() {
                 let each = together.len() / batch;
                 let part = &together[sample * each..][..each];
-                self.same(&format!("{name}, result {number} of sample {sample} alone"), part, alone);
+                self.same(
+                    &format!("{name}, result {number} of sample {sample} alone"),
+                    part,
+                    alone,
+                );
             }
         }
         all

@@ -17,7 +17,14 @@ pub(super) fn check(checker: &mut Checker<'_>) {
             activations(checker, function, [rows, columns]);
         }
     }
-    for size in [[1, 1, 1], [3, 13, 7], [1, 77, 72], [3, 140, 64], [2, 5, 333], [2, 300, 1152]] {
+    for size in [
+        [1, 1, 1],
+        [3, 13, 7],
+        [1, 77, 72],
+        [3, 140, 64],
+        [2, 5, 333],
+        [2, 300, 1152],
+    ] {
         gate(checker, size);
     }
     for size in [[1, 1, 1, 2], [3, 13, 2, 6], [2, 77, 3, 72], [3, 5, 2, 64]] {
@@ -92,14 +99,20 @@ fn gate(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3]) {
             chunks,
             gate,
         };
-        let [residual, branch, gradient, modulation] =
-            [&residual, &branch, &gradient, &modulation].map(|values| checker.upload(&values.of(&samples, batch)));
+        let [residual, branch, gradient, modulation] = [&residual, &branch, &gradient, &modulation]
+            .map(|values| checker.upload(&values.of(&samples, batch)));
         let [y, dbranch, alone] = [0; 3].map(|_| checker.room(branch.length, element));
         let dmodulation = checker.room(modulation.length, element);
         let done = call.forward(&client, &residual, &branch, &modulation, &y);
         checker.accept(&name, done);
-        let done =
-            call.backward(&client, &branch, &modulation, &gradient, Some(&dbranch), Some(&dmodulation));
+        let done = call.backward(
+            &client,
+            &branch,
+            &modulation,
+            &gradient,
+            Some(&dbranch),
+            Some(&dmodulation),
+        );
         checker.accept(&name, done);
         let done = call.backward(&client, &branch, &modulation, &gradient, Some(&alone), None);
         checker.accept(&name, done);
@@ -120,7 +133,13 @@ fn gate(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3]) {
     }
     checker.close(&format!("{name}: y"), &got[0], &y, element, 1);
     checker.close(&format!("{name}: dbranch"), &got[1], &dbranch, element, 1);
-    checker.close(&format!("{name}: dmodulation"), &got[2], &dmodulation, element, tokens);
+    checker.close(
+        &format!("{name}: dmodulation"),
+        &got[2],
+        &dmodulation,
+        element,
+        tokens,
+    );
 }
 
 fn rotary(checker: &mut Checker<'_>, [batch, tokens, heads, head_dim]: [usize; 4]) {
@@ -153,7 +172,10 @@ fn rotary(checker: &mut Checker<'_>, [batch, tokens, heads, head_dim]: [usize; 4
         let want: Vec<f64> = rows
             .flat_map(|(row, x)| {
                 let at = row / heads % tokens * head_dim / 2;
-                let (cos, sin) = (&cos.values[at..][..head_dim / 2], &sin.values[at..][..head_dim / 2]);
+                let (cos, sin) = (
+                    &cos.values[at..][..head_dim / 2],
+                    &sin.values[at..][..head_dim / 2],
+                );
                 rotate_row(x, cos, sin, direction)
             })
             .collect();
@@ -189,11 +211,16 @@ fn embedding(checker: &mut Checker<'_>, [rows, channels, count]: [usize; 3]) {
     let done = call.backward(&client, &on_gradient, &on_index, &dtable);
     checker.accept(&name, done);
     let (mut want, mut dwant) = (Vec::new(), vec![0.0; rows * channels]);
-    for (at, row) in index.iter().enumerate().filter(|(_, row)| (**row as usize) < rows) {
+    for (at, row) in index
+        .iter()
+        .enumerate()
+        .filter(|(_, row)| (**row as usize) < rows)
+    {
         let place = *row as usize * channels;
         want.extend(&table.values[place..][..channels]);
         let sums = dwant[place..][..channels].iter_mut();
-        sums.zip(&gradient.values[at * channels..]).for_each(|(sum, g)| *sum += g);
+        sums.zip(&gradient.values[at * channels..])
+            .for_each(|(sum, g)| *sum += g);
     }
     let got = checker.download(&y);
     let (known, unknown) = got.split_at(want.len());

@@ -93,7 +93,14 @@ fn steps(checker: &mut Checker<'_>, rows: usize, values: usize) {
     // What is squared is a difference of latents, of which the next has been rounded.
     let largest = |values: &[f64]| values.iter().fold(0.0f64, |most, x| most.max(x.abs()));
     let size = largest(&x_next).powi(2) * largest(&coefficients.values);
-    checker.close_beside(&format!("{name}: log_prob"), &got[2], &log_prob, Element::F32, values, size);
+    checker.close_beside(
+        &format!("{name}: log_prob"),
+        &got[2],
+        &log_prob,
+        Element::F32,
+        values,
+        size,
+    );
     for (got, want) in got[3..].iter().zip(&dv) {
         checker.close(&format!("{name}: dv"), got, want, element, 1);
     }
@@ -127,8 +134,18 @@ fn distances(checker: &mut Checker<'_>, rows: usize, values: usize) {
         let pairs = row * values..(row + 1) * values;
         let differences: Vec<f64> = pairs.map(|at| a.values[at] - b.values[at]).collect();
         distance.push(differences.iter().map(|d| d * d).sum::<f64>() / values as f64);
-        da.extend(differences.iter().map(|d| gradient.values[row] * 2.0 / values as f64 * d));
+        da.extend(
+            differences
+                .iter()
+                .map(|d| gradient.values[row] * 2.0 / values as f64 * d),
+        );
     }
-    checker.close(&format!("{name}: distance"), &got[0], &distance, Element::F32, values);
+    checker.close(
+        &format!("{name}: distance"),
+        &got[0],
+        &distance,
+        Element::F32,
+        values,
+    );
     checker.close(&format!("{name}: da"), &got[1], &da, element, 1);
 }

@@ -4,7 +4,7 @@ use super::checker::{Checker, Values};
 use super::reference::*;
 use crate::modulated_layer_norm::ModulatedNorm;
 use crate::rms_norm::{RmsNorm, Turn};
-use crate::{Element, Buffer};
+use crate::{Buffer, Element};
 
 /// Samples, tokens and channels.
 const SIZES: [[usize; 3]; 7] = [
@@ -51,13 +51,22 @@ fn modulated(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], o
             epsilon: EPSILON,
         };
         let rows = samples.len() * tokens;
-        let [x, modulation, gradient] = [&x, &modulation, &gradient].map(|values| checker.upload(&part(values)));
+        let [x, modulation, gradient] =
+            [&x, &modulation, &gradient].map(|values| checker.upload(&part(values)));
         let [y, dx, dx_alone] = [0; 3].map(|_| checker.room(rows * channels, element));
         let dmodulation = checker.room(modulation.length, element);
         let statistics = checker.room(rows * 2, Element::F32);
         let done = call.forward(&client, &x, &modulation, &y, &statistics);
         checker.accept(&name, done);
-        let all = call.backward(&client, &x, &modulation, &statistics, &gradient, &dx, Some(&dmodulation));
+        let all = call.backward(
+            &client,
+            &x,
+            &modulation,
+            &statistics,
+            &gradient,
+            &dx,
+            Some(&dmodulation),
+        );
         checker.accept(&name, all);
         let alone = call.backward(&client, &x, &modulation, &statistics, &gradient, &dx_alone, None);
         checker.accept(&name, alone);
@@ -86,7 +95,13 @@ fn modulated(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], o
     checker.close(&format!("{name}: y"), &got[0], &y, element, terms);
     checker.close(&format!("{name}: dx"), &got[1], &dx, element, terms);
     let terms = ((tokens as f64) * lost * lost) as usize;
-    checker.close(&format!("{name}: dmodulation"), &got[2], &dmodulation, element, terms);
+    checker.close(
+        &format!("{name}: dmodulation"),
+        &got[2],
+        &dmodulation,
+        element,
+        terms,
+    );
 }
 
 fn add(sum: &mut [f64], values: &[f64]) {
@@ -115,8 +130,16 @@ fn rms(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], weighte
         let reciprocals = checker.room(rows, Element::F32);
         let done = call.forward(&client, &x, device_weight, None, &y, &reciprocals);
         checker.accept(&name, done);
-        let done =
-            call.backward(&client, &x, device_weight, None, &reciprocals, &gradient, Some(&dx), None);
+        let done = call.backward(
+            &client,
+            &x,
+            device_weight,
+            None,
+            &reciprocals,
+            &gradient,
+            Some(&dx),
+            None,
+        );
         checker.accept(&name, done);
         vec![checker.download(&y), checker.download(&dx)]
     };
@@ -169,7 +192,13 @@ fn rms(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], weighte
     let size = gradient.values.iter().fold(0.0f64, |most, x| most.max(x.abs())) / smallest;
     checker.close_beside(&format!("{name}: dx"), &got[1], &dx, element, channels, size);
     if let Some(got) = of_weight {
-        checker.close(&format!("{name}: dweight"), &got, &dweight, Element::F32, batch * tokens);
+        checker.close(
+            &format!("{name}: dweight"),
+            &got,
+            &dweight,
+            Element::F32,
+            batch * tokens,
+        );
     }
 }
 
@@ -183,7 +212,11 @@ fn turned(checker: &mut Checker<'_>, [batch, tokens, heads, channels]: [usize; 4
     let weight = checker.draw(channels, element, 0.5, 1.0);
     let angles = checker.draw(tokens * channels / 2, Element::F32, 3.0, 0.0);
     let table = |of: fn(f64) -> f64| Values {
-        values: angles.values.iter().map(|angle| f64::from(of(*angle) as f32)).collect(),
+        values: angles
+            .values
+            .iter()
+            .map(|angle| f64::from(of(*angle) as f32))
+            .collect(),
         element: Element::F32,
     };
     let (cos, sin) = (table(f64::cos), table(f64::sin));
@@ -222,8 +255,16 @@ fn turned(checker: &mut Checker<'_>, [batch, tokens, heads, channels]: [usize; 4
     let each = x.values.chunks(channels).zip(gradient.values.chunks(channels));
     for (row, (x, gradient)) in each.enumerate() {
         let at = row / heads % tokens * channels / 2;
-        let (cos, sin) = (&cos.values[at..][..channels / 2], &sin.values[at..][..channels / 2]);
-        want_y.extend(rotate_row(&rms_row(x, Some(&weight.values), epsilon), cos, sin, 1.0));
+        let (cos, sin) = (
+            &cos.values[at..][..channels / 2],
+            &sin.values[at..][..channels / 2],
+        );
+        want_y.extend(rotate_row(
+            &rms_row(x, Some(&weight.values), epsilon),
+            cos,
+            sin,
+            1.0,
+        ));
         let back = rotate_row(gradient, cos, sin, -1.0);
         let (of_x, of_weight) = rms_row_backward(x, Some(&weight.values), &back, epsilon);
         want_dx.extend(of_x);
@@ -232,5 +273,11 @@ fn turned(checker: &mut Checker<'_>, [batch, tokens, heads, channels]: [usize; 4
     let got = [y, dx, dweight].map(|buffer| checker.download(&buffer));
     checker.close(&format!("{name}: y"), &got[0], &want_y, element, channels);
     checker.close(&format!("{name}: dx"), &got[1], &want_dx, element, channels);
-    checker.close(&format!("{name}: dweight"), &got[2], &want_dweight, Element::F32, rows);
+    checker.close(
+        &format!("{name}: dweight"),
+        &got[2],
+        &want_dweight,
+        Element::F32,
+        rows,
+    );
 }

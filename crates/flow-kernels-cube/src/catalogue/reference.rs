@@ -47,7 +47,9 @@ fn normalise(x: &[f64], epsilon: f64) -> (Vec<f64>, f64) {
 pub fn norm_row(x: &[f64], shift: &[f64], scale: &[f64], epsilon: f64) -> Vec<f64> {
     let (normed, _) = normalise(x, epsilon);
     let modulated = normed.iter().zip(shift.iter().zip(scale));
-    modulated.map(|(x, (shift, scale))| x * (1.0 + scale) + shift).collect()
+    modulated
+        .map(|(x, (shift, scale))| x * (1.0 + scale) + shift)
+        .collect()
 }
 
 /// Gradients of the row, and what the row adds to those of the scale; that of the shift is `gradient`.
@@ -56,7 +58,10 @@ pub fn norm_row_backward(x: &[f64], scale: &[f64], gradient: &[f64], epsilon: f6
     let slopes: Vec<f64> = gradient.iter().zip(scale).map(|(g, s)| g * (1.0 + s)).collect();
     let average = mean(slopes.iter().copied(), x.len());
     let along = mean(slopes.iter().zip(&normed).map(|(d, x)| d * x), x.len());
-    let dx = slopes.iter().zip(&normed).map(|(d, x)| reciprocal * (d - average - x * along));
+    let dx = slopes
+        .iter()
+        .zip(&normed)
+        .map(|(d, x)| reciprocal * (d - average - x * along));
     (
         dx.collect(),
         gradient.iter().zip(&normed).map(|(g, x)| g * x).collect(),
@@ -67,7 +72,10 @@ pub fn norm_row_backward(x: &[f64], scale: &[f64], gradient: &[f64], epsilon: f6
 pub fn rms_row(x: &[f64], weight: Option<&[f64]>, epsilon: f64) -> Vec<f64> {
     let reciprocal = 1.0 / (mean(x.iter().map(|x| x * x), x.len()) + epsilon).sqrt();
     let factor = |at: usize| weight.map_or(1.0, |weight| weight[at]);
-    x.iter().enumerate().map(|(at, x)| x * reciprocal * factor(at)).collect()
+    x.iter()
+        .enumerate()
+        .map(|(at, x)| x * reciprocal * factor(at))
+        .collect()
 }
 
 /// Gradients of the row, and what the row adds to that of the weight.
@@ -79,9 +87,16 @@ pub fn rms_row_backward(
 ) -> (Vec<f64>, Vec<f64>) {
     let reciprocal = 1.0 / (mean(x.iter().map(|x| x * x), x.len()) + epsilon).sqrt();
     let factor = |at: usize| weight.map_or(1.0, |weight| weight[at]);
-    let slopes: Vec<f64> = gradient.iter().enumerate().map(|(at, g)| g * factor(at)).collect();
+    let slopes: Vec<f64> = gradient
+        .iter()
+        .enumerate()
+        .map(|(at, g)| g * factor(at))
+        .collect();
     let along = mean(slopes.iter().zip(x).map(|(d, x)| d * x * reciprocal), x.len());
-    let dx = slopes.iter().zip(x).map(|(d, x)| reciprocal * (d - x * reciprocal * along));
+    let dx = slopes
+        .iter()
+        .zip(x)
+        .map(|(d, x)| reciprocal * (d - x * reciprocal * along));
     (
         dx.collect(),
         gradient.iter().zip(x).map(|(g, x)| g * x * reciprocal).collect(),
@@ -111,7 +126,9 @@ mod tests {
             moved[at] += by;
             f(&moved).iter().zip(gradient).map(|(y, g)| y * g).sum::<f64>()
         };
-        (0..x.len()).map(|at| (value(at, step) - value(at, -step)) / (2.0 * step)).collect()
+        (0..x.len())
+            .map(|at| (value(at, step) - value(at, -step)) / (2.0 * step))
+            .collect()
     }
 
     fn assert_close(a: &[f64], b: &[f64]) {
@@ -130,16 +147,26 @@ mod tests {
         let (x, g, scale, shift) = (row(0.1), row(2.0), row(4.0), row(5.0));
         let (dx, dscale) = norm_row_backward(&x, &scale, &g, 1e-6);
         assert_close(&dx, &differences(&x, &g, |x| norm_row(x, &shift, &scale, 1e-6)));
-        assert_close(&dscale, &differences(&scale, &g, |scale| norm_row(&x, &shift, scale, 1e-6)));
+        assert_close(
+            &dscale,
+            &differences(&scale, &g, |scale| norm_row(&x, &shift, scale, 1e-6)),
+        );
         for weight in [None, Some(&scale[..])] {
             let (dx, dweight) = rms_row_backward(&x, weight, &g, 1e-6);
             assert_close(&dx, &differences(&x, &g, |x| rms_row(x, weight, 1e-6)));
             if let Some(weight) = weight {
-                assert_close(&dweight, &differences(weight, &g, |weight| rms_row(&x, Some(weight), 1e-6)));
+                assert_close(
+                    &dweight,
+                    &differences(weight, &g, |weight| rms_row(&x, Some(weight), 1e-6)),
+                );
             }
         }
         for activation in [Activation::None, Activation::Silu, Activation::GeluTanh] {
-            let slopes: Vec<f64> = x.iter().zip(&g).map(|(x, g)| g * activation_slope(*x, activation)).collect();
+            let slopes: Vec<f64> = x
+                .iter()
+                .zip(&g)
+                .map(|(x, g)| g * activation_slope(*x, activation))
+                .collect();
             let f = |x: &[f64]| x.iter().map(|x| activate(*x, activation)).collect();
             assert_close(&slopes, &differences(&x, &g, f));
         }

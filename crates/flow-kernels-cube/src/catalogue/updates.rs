@@ -27,9 +27,17 @@ fn squares(checker: &mut Checker<'_>) {
     let got = [(), ()].map(|()| sum_of_squares(&client, &all).unwrap_or(f64::NAN));
     checker.same("sum of squares, twice", &got[..1], &got[1..]);
     checker.close("sum of squares", &got[..1], &[want], Element::F32, 4096);
-    let one_by_one = buffers.iter().map(|one| sum_of_squares(&client, &[one]).unwrap_or(f64::NAN));
+    let one_by_one = buffers
+        .iter()
+        .map(|one| sum_of_squares(&client, &[one]).unwrap_or(f64::NAN));
     let alone: f64 = one_by_one.sum();
-    checker.close(&format!("sums of squares of {} tensors", element.name()), &[alone], &got[..1], Element::F32, 1);
+    checker.close(
+        &format!("sums of squares of {} tensors", element.name()),
+        &[alone],
+        &got[..1],
+        Element::F32,
+        1,
+    );
 }
 
 fn sums(checker: &mut Checker<'_>, length: usize) {
@@ -58,7 +66,10 @@ fn adamw(checker: &mut Checker<'_>, length: usize, moments: Element) {
     let gradient = checker.normal(length);
     let first = checker.draw(length, moments, 0.1, 0.0);
     let mut second = checker.draw(length, moments, 0.1, 0.0);
-    second.values.iter_mut().for_each(|x| *x = moments.decode(&moments.encode(&[*x * *x]))[0]);
+    second
+        .values
+        .iter_mut()
+        .for_each(|x| *x = moments.decode(&moments.encode(&[*x * *x]))[0]);
     let (rate, beta1, beta2, epsilon, decay, scale) = (1e-2f32, 0.9f32, 0.999f32, 1e-8f32, 0.1f32, 0.5f32);
     let corrections = [1.0 - beta1.powi(3), 1.0 - beta2.powi(3)];
     let varying = [rate, corrections[0], corrections[1], scale].map(f64::from);
@@ -100,6 +111,10 @@ fn adamw(checker: &mut Checker<'_>, length: usize, moments: Element) {
     checker.close(&format!("{name}: second"), &v, &want_v, moments, 1);
     if let Some(copy) = copy {
         let copy = checker.download(&copy);
-        checker.same(&format!("{name}: copy"), &copy, &Element::Bf16.decode(&Element::Bf16.encode(&w)));
+        checker.same(
+            &format!("{name}: copy"),
+            &copy,
+            &Element::Bf16.decode(&Element::Bf16.encode(&w)),
+        );
     }
 }

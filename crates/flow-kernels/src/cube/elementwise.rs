@@ -146,7 +146,10 @@ pub(super) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain, element: Elem
         };
         let y = x.room_alike();
         let [cos, sin] = [0, 1].map(|at| tables[at].buffer());
-        done(NAME, call.forward(x.client(), &x.buffer(), [&cos, &sin], &y.buffer()));
+        done(
+            NAME,
+            call.forward(x.client(), &x.buffer(), [&cos, &sin], &y.buffer()),
+        );
         let backward: op::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read_as(incoming.gradient(), element);
             let dx = gradient.room_alike();
@@ -180,8 +183,12 @@ pub(super) fn embedding(table: &DispatchTensor, index: &Plain, element: Element)
         let backward: op::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read(incoming.gradient());
             let dtable = gradient.room(&[rows, channels], Element::F32);
-            let backward =
-                call.backward(dtable.client(), &gradient.buffer(), &index.handle, &dtable.buffer());
+            let backward = call.backward(
+                dtable.client(),
+                &gradient.buffer(),
+                &index.handle,
+                &dtable.buffer(),
+            );
             done(NAME, backward);
             vec![Some(dtable.into_plain())]
         });

@@ -93,7 +93,10 @@ impl Layer {
     fn read(plain: &[Plain], weights: &LinearWeights, element: Element, products: &Arc<Products>) -> Self {
         let weight = Operand::read_as(&plain[0], element);
         let (outputs, _) = weight.rows_and_columns();
-        let bias = weights.bias.as_ref().map(|_| Operand::read_as(&plain[1], element));
+        let bias = weights
+            .bias
+            .as_ref()
+            .map(|_| Operand::read_as(&plain[1], element));
         let adapter = weights.adapter.as_ref().map(|(_, _, scale)| {
             let [down, up] = [plain.len() - 2, plain.len() - 1].map(|at| &plain[at]);
             let down = Operand::read_as(down, element);
@@ -136,7 +139,10 @@ impl Layer {
             epilogue,
             ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], type_of(x.element()))
         };
-        let reduced = self.adapter.as_ref().map(|adapter| adapter.reduced(x, &self.products));
+        let reduced = self
+            .adapter
+            .as_ref()
+            .map(|adapter| adapter.reduced(x, &self.products));
         let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
         let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.up)]);
         let bias = self.bias.as_ref().map(|bias| bias.buffer().handle);
@@ -161,7 +167,10 @@ impl Layer {
             rank: self.rank(),
             ..Matmul::plain(Layout::Nn, [rows, inputs, outputs], type_of(gradient.element()))
         };
-        let reduced = self.adapter.as_ref().map(|adapter| adapter.reduced_gradient(gradient, &self.products));
+        let reduced = self
+            .adapter
+            .as_ref()
+            .map(|adapter| adapter.reduced_gradient(gradient, &self.products));
         let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
         let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.down)]);
         let (a, b, d) = (matrix(gradient), matrix(&self.weight), matrix(&output));
@@ -225,7 +234,11 @@ impl Adapter {
     /// `G · scale B`, `[rows, rank]`.
     fn reduced_gradient(&self, gradient: &Operand, products: &Products) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
-        let call = Matmul::plain(Layout::Nn, [rows, self.rank, outputs], type_of(gradient.element()));
+        let call = Matmul::plain(
+            Layout::Nn,
+            [rows, self.rank, outputs],
+            type_of(gradient.element()),
+        );
         let output = gradient.room(&[rows, self.rank], gradient.element());
         products.run(
             gradient,

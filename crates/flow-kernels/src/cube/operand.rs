@@ -173,7 +173,11 @@ impl Operand {
 pub(super) fn update(tensor: &mut Plain, allowed: &[Element], change: impl FnOnce(&Client, &Buffer)) {
     let tensor = cube::read_mut(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
     let found = element(tensor.dtype);
-    let to = if allowed.contains(&found) { found } else { allowed[0] };
+    let to = if allowed.contains(&found) {
+        found
+    } else {
+        allowed[0]
+    };
     if !tensor.is_contiguous() {
         *tensor = cube::contiguous(tensor.clone());
     }

@@ -16,7 +16,10 @@ pub(super) fn sum_of_squares(tensor: &Plain) -> f64 {
 pub(super) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
     let gradient = Operand::read(gradient);
     update(accumulated, &[Element::F32], |client, accumulated| {
-        done("accumulate", optimizer::accumulate(client, accumulated, &gradient.buffer()));
+        done(
+            "accumulate",
+            optimizer::accumulate(client, accumulated, &gradient.buffer()),
+        );
     });
 }
 

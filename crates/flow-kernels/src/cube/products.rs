@@ -39,7 +39,9 @@ impl Products {
         if call.m == 0 || call.n == 0 {
             return;
         }
-        let computed = self.prepared(on, call).and_then(|prepared| prepared.run(operands));
+        let computed = self
+            .prepared(on, call)
+            .and_then(|prepared| prepared.run(operands));
         if let Err(declined) = computed {
             panic!("operation `linear`, {call:?}: {declined}");
         }

@@ -10,7 +10,8 @@ mod config;
 pub use config::{DitConfig, Position};
 
 use crate::layers::{
-    Parts, PatchEmbedding, TimestepEmbedding, modulation, norm, rotary_2d, sincos_2d, unpatchify,
+    Parts, PatchEmbedding, TimestepEmbedding, add_positions, modulation, norm, rotary_2d, sincos_2d,
+    unpatchify,
 };
 use crate::{Architecture, ModelError, settings};
 use block::DitBlock;
@@ -150,7 +151,7 @@ impl FlowModel for Dit {
         let c_bd = exec.activation(c_bd, Activation::Silu);
         let mut x_bsd = self.patches.forward(exec, input.x);
         if let Some(positions) = &self.positions {
-            x_bsd = x_bsd + positions.clone();
+            x_bsd = add_positions(x_bsd, positions.clone());
         }
         let x_bsd = exec.stack("transformer_blocks", &self.blocks, x_bsd, c_bd.clone());
         let modulation = modulation(exec, &self.norm_out, c_bd, 2);

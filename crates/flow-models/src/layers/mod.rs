@@ -14,7 +14,7 @@ pub(crate) use attention::{Projection, SelfAttention, heads_to_width};
 pub(crate) use feed_forward::feed_forward;
 pub(crate) use parts::Parts;
 pub(crate) use patch::{PatchEmbedding, unpatchify};
-pub(crate) use position::{RotaryTable, rotary_2d, sincos_2d};
+pub(crate) use position::{RotaryTable, add_positions, rotary_2d, sincos_2d};
 pub(crate) use timestep::TimestepEmbedding;
 
 use burn::tensor::Tensor;

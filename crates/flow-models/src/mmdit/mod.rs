@@ -8,7 +8,9 @@ mod config;
 
 pub use config::MmditConfig;
 
-use crate::layers::{Parts, PatchEmbedding, TimestepEmbedding, modulation, norm, sincos_2d, unpatchify};
+use crate::layers::{
+    Parts, PatchEmbedding, TimestepEmbedding, add_positions, modulation, norm, sincos_2d, unpatchify,
+};
 use crate::{Architecture, ModelError, settings};
 use block::MmditBlock;
 use burn::tensor::Tensor;
@@ -173,7 +175,7 @@ impl FlowModel for Mmdit {
         let c_bd = self.conditioning(exec, input.sigma, pooled);
         // Every modulation reads the conditioning through the same SiLU.
         let c_bd = exec.activation(c_bd, Activation::Silu);
-        let x_bsd = self.patches.forward(exec, input.x) + self.cropped_positions(exec);
+        let x_bsd = add_positions(self.patches.forward(exec, input.x), self.cropped_positions(exec));
         let context_bld = exec.linear(&self.context, text);
         let streams = (x_bsd, context_bld);
         let (x_bsd, _) = exec.stack("transformer_blocks", &self.blocks, streams, c_bd.clone());
