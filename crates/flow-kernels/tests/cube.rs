@@ -192,6 +192,31 @@ fn rotary_and_token_embeddings() {
 }
 
 #[test]
+fn rms_norm_and_rotary_in_one_pass_are_the_two() {
+    #[cfg(feature = "lavapipe")]
+    let kernels = CubeKernels::vulkan();
+    #[cfg(not(feature = "lavapipe"))]
+    let kernels = CubeKernels::cuda();
+    let of: [Input<'_>; 4] = [
+        (&[2, 5, 3, 24], true),
+        (&[24], true),
+        (&[5, 12], false),
+        (&[5, 12], false),
+    ];
+    compare("rms_norm and rotary", 60, &of, &|side, inputs| {
+        let (cos, sin) = (plain(&inputs[2]), plain(&inputs[3]));
+        let (x, weight) = (&inputs[0], Some(&inputs[1]));
+        let output = if side.kernels.name() == "cpu" {
+            let normed = side.kernels.rms_norm(x, weight, 1e-6);
+            side.kernels.rotary(&normed, &cos, &sin)
+        } else {
+            kernels.rms_norm_rotary(x, weight, 1e-6, &cos, &sin)
+        };
+        vec![output]
+    });
+}
+
+#[test]
 fn views_with_gaps_and_odd_beginnings_are_read_as_they_are() {
     use burn::tensor::Tensor;
     let of: [Input<'_>; 2] = [(&[3, 13, 75], false), (&[3, 6, 72], false)];
