@@ -9,10 +9,13 @@ use flow_matmul_cube::tensors::{Matrix, Operands};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Products made ready, by device and by what they are.
+/// One product made ready on each device that asked for it.
+type OnDevices = Vec<(CubeDevice, Arc<Prepared>)>;
+
+/// Products made ready, by what they are and by device.
 #[derive(Debug, Default)]
 pub(super) struct Products {
-    known: Mutex<HashMap<Matmul, Vec<(CubeDevice, Arc<Prepared>)>>>,
+    known: Mutex<HashMap<Matmul, OnDevices>>,
 }
 
 /// The type, as the products call it.
