@@ -16,6 +16,12 @@ fn compiler() -> Compiler {
     Compiler::new(root.as_ref()).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// Registers that a thread may have: two blocks of 256 threads on a multiprocessor, but one where rows are wider than those
+/// of any model here.
+fn budget(name: &str) -> usize {
+    if name.ends_with("_4608") { 255 } else { 128 }
+}
+
 #[test]
 fn no_kernel_spills_registers() {
     let elements = [Element::F32, Element::F16, Element::Bf16];
@@ -31,7 +37,7 @@ fn no_kernel_spills_registers() {
             arch: "sm_90a",
             name: &source.name,
             text: &source.cuda.text,
-            budget: 128,
+            budget: budget(&source.name),
         })
         .collect();
     let wrong = gate::check(&compiler(), &gated);
