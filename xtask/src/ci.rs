@@ -22,6 +22,19 @@ pub const LAVAPIPE: [&str; 3] = [
 /// What the README calls the command that builds for NVIDIA GPUs.
 const CUDA: [&str; 4] = ["--package", "flow-train", "--features", "cuda"];
 
+/// The tests of kernels on Vulkan through Burn. A build of their own, so that no other test needs Burn's `wgpu` backend.
+const THROUGH_BURN: [&str; 9] = [
+    "test",
+    "--release",
+    "--package",
+    "flow-kernels",
+    "--features",
+    "lavapipe",
+    "--test",
+    "cube",
+    "--test=cube_model",
+];
+
 /// Which steps to leave out.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -51,7 +64,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     step("format", || {
         run_command(&mut cargo(workspace, &["fmt", "--all", "--", "--check"]))
     })?;
-    // With the portable attention kernels on Vulkan: `.ci/run` installs a driver for the processor. In the same build as
+    // With the portable kernels on Vulkan: `.ci/run` installs a driver for the processor. In the same build as
     // all other tests, so that CubeCL is compiled once.
     let features = LAVAPIPE.join(",");
     let vulkan: &[&str] = if options.without_lavapipe {
@@ -78,6 +91,11 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             ],
         ))
     })?;
+    if !options.without_lavapipe {
+        step("kernels on Vulkan through Burn", || {
+            run_command(&mut cargo(workspace, &THROUGH_BURN))
+        })?;
+    }
     step("main job", || main_job(workspace, options.iterations))?;
     if options.no_clippy {
         println!("\n=== clippy: left out, as asked");

@@ -70,6 +70,14 @@ fn budget(name: &str) -> usize {
     }
 }
 
+/// The compilers, where CubeCL looks for them.
+fn compiler() -> Compiler {
+    let root = std::env::var_os("CUDA_PATH");
+    let root = root
+        .expect("CUDA_PATH is not set: run `cargo xtask ptx`, which fetches CUDA's compilers and sets it");
+    Compiler::new(root.as_ref()).unwrap_or_else(|error| panic!("{error}"))
+}
+
 fn check(kernels: Kernels) {
     for ((arch, name), source) in &kernels {
         let (_, limit) = SHARED
@@ -91,7 +99,7 @@ fn check(kernels: Kernels) {
             budget: budget(name),
         })
         .collect();
-    let wrong = gate::check(&gated).unwrap_or_else(|error| panic!("{error}"));
+    let wrong = gate::check(&compiler(), &gated);
     println!("{} kernels compiled", gated.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -114,7 +122,7 @@ fn mma_kernels_keep_their_registers_on_all_architectures() {
 
 #[test]
 fn a_kernel_that_spills_is_noticed() {
-    let compiler = Compiler::find().unwrap_or_else(|error| panic!("{error}"));
+    let compiler = compiler();
     // A thousand values that live across a barrier.
     let source = "extern \"C\" __global__ void __launch_bounds__(1024) greedy(float *x) {
         float v[1000];

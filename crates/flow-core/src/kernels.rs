@@ -1,7 +1,7 @@
 //! The operations a model and a trainer ask for besides attention.
 //!
 //! An implementation owns forward and backward of each operation (through [`crate::op`]), so it also decides what
-//! backward keeps. `flow-kernels` implements it for the CPU. Legend of shapes: `B` batch, `S` tokens, `D` channels,
+//! backward keeps. `flow-kernels` implements it for the CPU and for GPUs. Legend of shapes: `B` batch, `S` tokens, `D` channels,
 //! `H` heads, `K` modulation chunks, `N` values of one latent.
 
 mod lanes;
@@ -219,8 +219,8 @@ pub trait Kernels: Debug + Send + Sync {
     /// (Su et al. 2021, arXiv:2104.09864).
     fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor;
 
-    /// Rows of `table [V, D]` at `index [B, L]` (integers); gives `[B, L, D]`. An index out of range is a panic: tokens
-    /// are checked when a prompt is read.
+    /// Rows of `table [V, D]` at `index [B, L]` (integers); gives `[B, L, D]`. An index out of range is a panic, or
+    /// on a device that would have to be waited for a row of NaN: tokens are checked when a prompt is read.
     fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor;
 
     /// One SDE step. `x`, `v`, `noise` are `[B, N]`; `coefficients [B, 5]` holds per row `a, b, c, k, offset` of
@@ -240,7 +240,7 @@ pub trait Kernels: Debug + Send + Sync {
     /// `mean over N of (a - b)²`, `[B]`, differentiable in `a`.
     fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor;
 
-    /// Sum of squares of all values, accumulated in f64 in a fixed order.
+    /// Sum of squares of all values, in a fixed order: in f64, or in f32 for a few thousand of them and then in f64.
     fn sum_of_squares(&self, tensor: &Plain) -> f64;
 
     /// `accumulated += gradient`.

@@ -37,17 +37,18 @@ impl Element {
         }
     }
 
-    /// `values`, rounded to nearest, as a device holds them.
+    /// `values`, rounded to f32 and then to nearest, as a device holds them. (`half` drops 32 bits of an f64 before it
+    /// rounds, so that numbers just beside the middle of two others may go the wrong way.)
     pub fn encode(self, values: &[f64]) -> Vec<u8> {
         match self {
             Self::F32 => values.iter().flat_map(|x| (*x as f32).to_ne_bytes()).collect(),
             Self::F16 => values
                 .iter()
-                .flat_map(|x| f16::from_f64(*x).to_ne_bytes())
+                .flat_map(|x| f16::from_f32(*x as f32).to_ne_bytes())
                 .collect(),
             Self::Bf16 => values
                 .iter()
-                .flat_map(|x| bf16::from_f64(*x).to_ne_bytes())
+                .flat_map(|x| bf16::from_f32(*x as f32).to_ne_bytes())
                 .collect(),
         }
     }

@@ -1,7 +1,7 @@
 //! The compile gate: CUDA sources through NVRTC and ptxas of CUDA 13.0, without a GPU. Nothing may spill, leave its budget
 //! of registers, or make ptxas warn, as it does of `wgmma` that is not asynchronous (C75xx).
 //!
-//! `cargo xtask ptx` fetches the compilers and runs the gates; they are looked for where CubeCL does, at `CUDA_PATH`.
+//! `cargo xtask ptx` fetches the compilers and runs the gates.
 
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -50,11 +50,7 @@ pub struct Gated<'a> {
 }
 
 /// Compiles all `kernels` on all cores; what is wrong with each, in no order.
-///
-/// # Errors
-/// If there is no compiler.
-pub fn check(kernels: &[Gated<'_>]) -> Result<Vec<String>, String> {
-    let compiler = Compiler::find()?;
+pub fn check(compiler: &Compiler, kernels: &[Gated<'_>]) -> Vec<String> {
     let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     std::thread::scope(|scope| {
@@ -73,7 +69,7 @@ pub fn check(kernels: &[Gated<'_>]) -> Result<Vec<String>, String> {
             });
         }
     });
-    Ok(wrong.into_inner().unwrap_or_else(PoisonError::into_inner))
+    wrong.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The compilers of one CUDA tree.
@@ -112,15 +108,11 @@ fn open(folder: &Path, start: &str) -> Result<Library, String> {
 }
 
 impl Compiler {
-    /// Those at `CUDA_PATH`.
+    /// Those of the CUDA tree at `root`.
     ///
     /// # Errors
     /// What is not there.
-    pub fn find() -> Result<Self, String> {
-        let root = std::env::var_os("CUDA_PATH").map(PathBuf::from);
-        let root = root.ok_or(
-            "CUDA_PATH is not set: run `cargo xtask ptx`, which fetches CUDA's compilers and sets it",
-        )?;
+    pub fn new(root: &Path) -> Result<Self, String> {
         let folder = ["lib", "lib64"]
             .map(|name| root.join(name))
             .into_iter()
@@ -130,7 +122,7 @@ impl Compiler {
         Ok(Self {
             nvrtc: open(&folder, "libnvrtc.so.13")?,
             _builtins: builtins,
-            root,
+            root: root.to_path_buf(),
         })
     }
 

@@ -1,4 +1,6 @@
-//! The operations a diffusion transformer and its trainer need besides attention, in CubeCL.
+//! The operations a diffusion transformer and its trainer need besides attention and matrix products, in CubeCL.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
 
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]

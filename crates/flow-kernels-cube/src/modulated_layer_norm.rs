@@ -1,5 +1,8 @@
 //! Layer norm without weights, scaled and shifted per sample: adaLN (Peebles and Xie 2023, arXiv:2212.09748).
 
+// Conditions of kernels that are known when they are compiled stay apart from those that are not.
+#![allow(clippy::collapsible_if)]
+
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
 use crate::partials::Target;

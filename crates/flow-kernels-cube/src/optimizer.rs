@@ -46,7 +46,8 @@ pub(crate) fn accumulate_kernel<F: Float, N: Size>(
 ) {
     let at = ABSOLUTE_POS;
     if at < vectors {
-        accumulated[at] = accumulated[at] + Vector::<f32, N>::cast_from(gradient[at]);
+        let sum = accumulated[at] + Vector::<f32, N>::cast_from(gradient[at]);
+        accumulated[at] = sum;
     }
 }
 

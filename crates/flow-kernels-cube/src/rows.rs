@@ -127,7 +127,8 @@ pub(crate) fn row_sums(
         values[i] = sum;
     }
     if comptime!(rows.planes() > 1) {
-        if UNIT_POS as usize % rows.plane == 0 {
+        let place = UNIT_POS as usize % rows.plane;
+        if place == 0 {
             #[unroll]
             for i in 0..count {
                 shared[comptime!(i * rows.planes()) + UNIT_POS as usize / rows.plane] = values[i];

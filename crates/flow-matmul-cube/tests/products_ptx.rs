@@ -4,10 +4,7 @@
 //!
 //! `cargo xtask ptx` fetches the compilers and runs this; they are looked for where CubeCL does, at `CUDA_PATH`.
 
-#[path = "../../flow-attention-cube/tests/ptx/compiler.rs"]
-mod compiler;
-
-use compiler::Compiler;
+use flow_cube::gate::{self, Compiler, Gated};
 use flow_cube::wgmma::Factor;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
@@ -16,8 +13,6 @@ use flow_matmul_cube::schedule::Cut;
 use flow_matmul_cube::sources::{Source, source};
 use flow_matmul_cube::wgmma::select::{Shape, shape};
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Calls with every epilogue, as layers make them.
 fn calls() -> Vec<Matmul> {
@@ -70,48 +65,36 @@ fn offer(shared_bytes: usize) -> Offer {
     }
 }
 
-/// Compiles all sources on all cores; what is wrong.
+fn compiler() -> Compiler {
+    let root = std::env::var_os("CUDA_PATH")
+        .expect("CUDA_PATH is not set: run `cargo xtask ptx`, which fetches CUDA's compilers and sets it");
+    Compiler::new(root.as_ref()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Compiles all sources; what is wrong.
 fn compile(
     arch: &str,
-    sources: BTreeMap<String, Source>,
+    sources: &BTreeMap<String, Source>,
     registers: usize,
     shared_bytes: usize,
 ) -> Vec<String> {
-    let compiler = Compiler::find().unwrap_or_else(|error| panic!("{error}"));
-    let sources: Vec<_> = sources.into_iter().collect();
-    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some((name, source)) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let problem = match compiler.compile(arch, &source.cuda.text) {
-                        Err(error) => Some(error),
-                        Ok(report) if !report.warnings.is_empty() => Some(report.warnings.join("; ")),
-                        Ok(report) if report.spilled_bytes > 0 => {
-                            Some(format!("{} bytes spill", report.spilled_bytes))
-                        }
-                        Ok(report) if report.registers > registers => {
-                            Some(format!("{} registers", report.registers))
-                        }
-                        Ok(_) if source.cuda.shared_memory_bytes > shared_bytes => Some(format!(
-                            "{} bytes of shared memory",
-                            source.cuda.shared_memory_bytes
-                        )),
-                        Ok(_) => None,
-                    };
-                    if let Some(problem) = problem {
-                        wrong
-                            .lock()
-                            .expect("no thread panics")
-                            .push(format!("{name} for {arch}: {problem}"));
-                    }
-                }
-            });
-        }
-    });
-    println!("{} kernels compiled for {arch}", sources.len());
-    wrong.into_inner().expect("no thread panics")
+    let gated: Vec<Gated<'_>> = sources
+        .iter()
+        .map(|(name, source)| Gated {
+            arch,
+            name,
+            text: &source.cuda.text,
+            budget: registers,
+        })
+        .collect();
+    let mut wrong = gate::check(&compiler(), &gated);
+    println!("{} kernels compiled for {arch}", gated.len());
+    let bytes = |source: &Source| source.cuda.shared_memory_bytes;
+    let large = sources.iter().filter(|(_, source)| bytes(source) > shared_bytes);
+    wrong.extend(
+        large.map(|(name, source)| format!("{name} for {arch}: {} bytes of shared memory", bytes(source))),
+    );
+    wrong
 }
 
 #[test]
@@ -139,7 +122,7 @@ fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
             sources.insert(source.name.clone(), source);
         }
     }
-    let wrong = compile("sm_90a", sources, 255, 227 * 1024);
+    let wrong = compile("sm_90a", &sources, 255, 227 * 1024);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -164,7 +147,7 @@ fn mma_kernels_keep_their_registers_on_all_architectures() {
                 sources.insert(source.name.clone(), source);
             }
         }
-        let wrong = compile(arch, sources, registers, shared_bytes);
+        let wrong = compile(arch, &sources, registers, shared_bytes);
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 }

@@ -142,7 +142,8 @@ impl<'a> Checker<'a> {
         };
         let worst = got.iter().zip(want).enumerate().find(|(_, (got, want))| {
             let bound = 1.01 * element.unit_roundoff() * want.abs() + sums + step;
-            !((*got - *want).abs() <= bound)
+            let error = (*got - *want).abs();
+            error > bound || error.is_nan()
         });
         if let Some((at, (got, want))) = worst {
             self.wrong.push(format!(

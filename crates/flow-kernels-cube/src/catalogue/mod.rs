@@ -13,8 +13,11 @@ pub use checker::{Checker, Verdict};
 use crate::Element;
 use cubecl::prelude::*;
 
-/// Groups of cases, by name.
-pub const GROUPS: [(&str, fn(&mut Checker<'_>)); 4] = [
+/// Some cases, by name.
+pub type Group = (&'static str, fn(&mut Checker<'_>));
+
+/// All groups.
+pub const GROUPS: [Group; 4] = [
     ("norms", norms::check),
     ("elementwise", elementwise::check),
     ("latents", latents::check),

@@ -3,10 +3,10 @@
 use super::operand::{Operand, done};
 use burn::backend::DispatchTensor;
 use flow_core::kernels::NormChunks;
-use flow_core::op;
-use flow_kernels_cube::Element;
+use flow_core::{Plain, op};
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
-use flow_kernels_cube::rms_norm::RmsNorm;
+use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
+use flow_kernels_cube::{Buffer, Element};
 use std::sync::Arc;
 
 /// As the CPU's. Backward keeps `x`, the modulation, and two numbers per row.
@@ -65,11 +65,40 @@ pub(super) fn modulated_layer_norm(
     })
 }
 
-/// As the CPU's. Backward keeps `x` and a number per row.
+/// Tables of a rotary embedding after an RMS norm of `x [B, S, H, D]`: cosines and sines, `[S, D/2]` in f32.
+#[derive(Clone, Debug)]
+pub(super) struct Tables([Operand; 2]);
+
+impl Tables {
+    pub fn read(cos: &Plain, sin: &Plain) -> Self {
+        Self([cos, sin].map(|table| Operand::read_as(table, Element::F32)))
+    }
+
+    fn buffers(&self) -> [Buffer; 2] {
+        [self.0[0].buffer(), self.0[1].buffer()]
+    }
+}
+
+/// The rotation of rows that lie as `shape` says, `[B, S, H, D]`.
+fn turn<'a>(tables: &'a Option<[Buffer; 2]>, shape: &[usize]) -> Option<Turn<'a>> {
+    let [cos, sin] = tables.as_ref()?;
+    let [_, tokens, heads, _] = *shape else {
+        panic!("rotary of {shape:?}, four axes expected")
+    };
+    Some(Turn {
+        tokens,
+        heads,
+        cos,
+        sin,
+    })
+}
+
+/// As the CPU's, followed by a rotary embedding if there are `tables`. Backward keeps `x` and a number per row.
 pub(super) fn rms_norm(
     x: &DispatchTensor,
     weight: Option<&DispatchTensor>,
     epsilon: f32,
+    tables: Option<Tables>,
     element: Element,
 ) -> DispatchTensor {
     const NAME: &str = "rms_norm";
@@ -87,11 +116,12 @@ pub(super) fn rms_norm(
         };
         let (y, reciprocals) = (x.room_alike(), x.room(&[rows], Element::F32));
         let of_weight = weight.as_ref().map(Operand::buffer);
+        let buffers = tables.as_ref().map(Tables::buffers);
         let forward = call.forward(
             x.client(),
             &x.buffer(),
             of_weight.as_ref(),
-            None,
+            turn(&buffers, &x.shape()),
             &y.buffer(),
             &reciprocals.buffer(),
         );
@@ -106,7 +136,7 @@ pub(super) fn rms_norm(
                 x.client(),
                 &x.buffer(),
                 weight.as_ref().map(Operand::buffer).as_ref(),
-                None,
+                turn(&tables.as_ref().map(Tables::buffers), &x.shape()),
                 &reciprocals.buffer(),
                 &gradient.buffer(),
                 dx.as_ref().map(Operand::buffer).as_ref(),

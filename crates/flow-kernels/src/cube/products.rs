@@ -7,12 +7,15 @@ use flow_matmul_cube::call::{Declined, Matmul};
 use flow_matmul_cube::run::Prepared;
 use flow_matmul_cube::tensors::{Matrix, Operands};
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// Products made ready, by device and by what they are.
+/// One product made ready on each device that asked for it.
+type OnDevices = Vec<(CubeDevice, Arc<Prepared>)>;
+
+/// Products made ready, by what they are and by device.
 #[derive(Debug, Default)]
 pub(super) struct Products {
-    known: Mutex<HashMap<Matmul, Vec<(CubeDevice, Prepared)>>>,
+    known: Mutex<HashMap<Matmul, OnDevices>>,
 }
 
 /// The type, as the products call it.
@@ -47,14 +50,14 @@ impl Products {
         }
     }
 
-    fn prepared(&self, on: &Operand, call: Matmul) -> Result<Prepared, Declined> {
+    fn prepared(&self, on: &Operand, call: Matmul) -> Result<Arc<Prepared>, Declined> {
         // A panic while the lock was held left the list whole: entries are pushed at once.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let of_call = known.entry(call).or_default();
         if let Some((_, prepared)) = of_call.iter().find(|(device, _)| device == on.device()) {
             return Ok(prepared.clone());
         }
-        let prepared = Prepared::new(on.client(), call)?;
+        let prepared = Arc::new(Prepared::new(on.client(), call)?);
         of_call.push((on.device().clone(), prepared.clone()));
         Ok(prepared)
     }

@@ -11,8 +11,8 @@ mod moe;
 pub use config::{DitConfig, MoeConfig, Position};
 
 use crate::layers::{
-    Parts, PatchEmbedding, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, rotary_2d, sincos_2d,
-    unpatchify,
+    Parts, PatchEmbedding, TIMESTEP_CHANNELS, TimestepEmbedding, add_positions, modulation, norm, rotary_2d,
+    sincos_2d, unpatchify,
 };
 use crate::{Architecture, ModelError, settings};
 use block::DitBlock;
@@ -207,7 +207,7 @@ impl FlowModel for Dit {
         let ModelInput { x, sigma, .. } = input;
         let mut x_bsd = self.patches.forward(exec, x);
         if let Some(positions) = &self.positions {
-            x_bsd = x_bsd + positions.clone();
+            x_bsd = add_positions(x_bsd, positions.clone());
         }
         let name = "transformer_blocks";
         let (x_bsd, balance_b) = match &self.blocks {

@@ -14,7 +14,7 @@ pub(crate) use attention::{Projection, SelfAttention, heads_to_width};
 pub(crate) use feed_forward::feed_forward;
 pub(crate) use parts::Parts;
 pub(crate) use patch::{PatchEmbedding, unpatchify};
-pub(crate) use position::{RotaryAxis, RotaryTable, rotary_2d, rotary_table, sincos_2d};
+pub(crate) use position::{RotaryAxis, RotaryTable, add_positions, rotary_2d, rotary_table, sincos_2d};
 pub(crate) use timestep::{TIMESTEP_CHANNELS, TimestepEmbedding};
 
 use burn::tensor::Tensor;

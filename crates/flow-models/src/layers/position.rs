@@ -3,6 +3,16 @@
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 
+/// `x_BSD + positions`, the positions in the type of `x`: a device may compute in bf16 where tables are f32.
+pub(crate) fn add_positions(x_bsd: Tensor<3>, positions_1sd: Tensor<3>) -> Tensor<3> {
+    let dtype = x_bsd.dtype();
+    if positions_1sd.dtype() == dtype {
+        x_bsd + positions_1sd
+    } else {
+        x_bsd + positions_1sd.cast(dtype)
+    }
+}
+
 /// Base of the wavelengths of both kinds of table (Vaswani et al. 2017, arXiv:1706.03762).
 const WAVELENGTH_BASE: f64 = 10_000.0;
 

@@ -9,7 +9,8 @@ mod config;
 pub use config::MmditConfig;
 
 use crate::layers::{
-    Parts, PatchEmbedding, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, sincos_2d, unpatchify,
+    Parts, PatchEmbedding, TIMESTEP_CHANNELS, TimestepEmbedding, add_positions, modulation, norm, sincos_2d,
+    unpatchify,
 };
 use crate::{Architecture, ModelError, settings};
 use block::MmditBlock;
@@ -180,7 +181,7 @@ impl FlowModel for Mmdit {
         let c_bd = self.conditioning(exec, input.sigma, pooled);
         // Every modulation reads the conditioning through the same SiLU.
         let c_bd = exec.activation(c_bd, Activation::Silu);
-        let x_bsd = self.patches.forward(exec, input.x) + self.cropped_positions(exec);
+        let x_bsd = add_positions(self.patches.forward(exec, input.x), self.cropped_positions(exec));
         let embed = |exec: &Exec<'_>, text| exec.linear(&self.context, text);
         let context_bld = exec.reusable("context_embedder", DependsOn::Condition, text, embed);
         let streams = (x_bsd, context_bld);

@@ -1,0 +1,191 @@
+//! A whole model on a CubeCL device: the loss and every weight's gradient of a small DiT are the CPU's. Attention is the
+//! CPU's on both, through the host; everything else is each device's own.
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use flow_attention::CpuAttention;
+use flow_core::cpu::{from_vec, to_host};
+use flow_core::device::ComputeDevice;
+use flow_core::exec::{Compute, Stage, Stash, Training};
+use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
+use flow_core::rng::{Purpose, Stream};
+use flow_core::tensors::leaf;
+use flow_core::{
+    AttentionBackend, AttentionShape, CallContext, FlowModel, Kernels, Plain, Plan, Weights, op,
+};
+use flow_kernels::{CpuKernels, CubeKernels};
+use flow_models::{Dit, DitConfig, Position};
+use std::sync::Arc;
+
+/// The CPU's attention for tensors of another device.
+#[derive(Debug)]
+struct ThroughHost(ComputeDevice);
+
+impl ThroughHost {
+    fn attend(operands: &[DispatchTensor], shape: &AttentionShape) -> DispatchTensor {
+        CpuAttention.attention(&Compute, &operands[0], &operands[1], &operands[2], shape)
+    }
+}
+
+fn on_host(tensor: &Plain) -> Plain {
+    let shape = burn::backend::TensorMetadata::shape(tensor).to_vec();
+    from_vec(to_host(tensor), &shape)
+}
+
+impl AttentionBackend for ThroughHost {
+    fn name(&self) -> &str {
+        "through-host"
+    }
+
+    fn supports(&self, shape: &AttentionShape) -> Result<(), String> {
+        CpuAttention.supports(shape)
+    }
+
+    fn attention(
+        &self,
+        _: &dyn Stash,
+        q: &DispatchTensor,
+        k: &DispatchTensor,
+        v: &DispatchTensor,
+        shape: &AttentionShape,
+    ) -> DispatchTensor {
+        let (shape, device) = (*shape, self.0.clone());
+        op::apply("attention", &[q, k, v], move |inputs, _| {
+            let host: Vec<Plain> = inputs.iter().map(on_host).collect();
+            let back = {
+                let device = device.clone();
+                move |tensor: &Plain| {
+                    let shape = burn::backend::TensorMetadata::shape(tensor).to_vec();
+                    device.plain(to_host(tensor), &shape)
+                }
+            };
+            let output = back(&Self::attend(&host, &shape));
+            let backward: op::Backward = Arc::new(move |incoming| {
+                let leaves: Vec<DispatchTensor> = host.iter().map(leaf).collect();
+                let output = Self::attend(&leaves, &shape);
+                let seed = vec![Some(on_host(incoming.gradient()))];
+                let mut gradients = op::backward_from(vec![output], seed).expect("the operands are leaves");
+                let gradients = leaves.iter().map(|leaf| op::take_gradient(leaf, &mut gradients));
+                gradients.map(|gradient| gradient.as_ref().map(&back)).collect()
+            });
+            (output, backward)
+        })
+    }
+}
+
+fn noise(count: usize, salt: u64) -> Vec<f32> {
+    let mut values = vec![0.0; count];
+    Stream::new(11, Purpose::Weights)
+        .at(salt, 0)
+        .fill_normal(&mut values);
+    values
+}
+
+/// 3 × 2 patches, 24 channels, 3 heads of 8: sizes that no tile divides.
+fn config(position: Position) -> DitConfig {
+    DitConfig {
+        latent: LatentShape {
+            channels: 3,
+            frames: 1,
+            height: 6,
+            width: 4,
+        },
+        patch: 2,
+        hidden: 24,
+        layers: 2,
+        heads: 3,
+        mlp_ratio: 2.5,
+        vocabulary: Some(Vocabulary { size: 5, length: 3 }),
+        qk_norm: position == Position::Rope,
+        position,
+    }
+}
+
+/// The loss and the gradient of every weight.
+fn losses_and_gradients(
+    position: Position,
+    device: &ComputeDevice,
+    attention: Arc<dyn AttentionBackend>,
+    kernels: Arc<dyn Kernels>,
+) -> Vec<(String, Vec<f32>)> {
+    let config = config(position);
+    let model = Dit::new(&config, device).expect("a valid model");
+    let mut weights = Weights::init(model.layout().clone(), 0, device);
+    for (index, spec) in model.layout().specs().iter().enumerate() {
+        // All different from zero, so that no path is shut by a zero gate.
+        let offset = if spec.name.contains(".norm_") { 1.0 } else { 0.0 };
+        let values = noise(spec.shape.iter().product(), 1000 + index as u64);
+        let values = values.iter().map(|value| offset + 0.2 * value).collect();
+        let set = weights.set(index, device.plain(values, &spec.shape));
+        set.expect("a weight of its shape");
+    }
+    let (batch, values) = (2, config.latent.values());
+    let input = ModelInput {
+        x: device.tensor(noise(batch * values, 1), [batch, values]),
+        sigma: device.tensor(vec![0.3, 0.8], [batch]),
+        condition: Condition {
+            tokens: Some(device.int_tensor(vec![3, 0, 2, 4, 4, 1], [batch, 3])),
+            ..Condition::default()
+        },
+    };
+    let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
+    let plan = Arc::new(Plan::new(attention, kernels.clone()));
+    let training = Training::new(&weights, plan, trained);
+    let exec = training.exec(CallContext::single(Stage::Training));
+    let velocity = model.velocity(&exec, input).into_dispatch();
+    let target = device.plain(noise(batch * values, 2), &[batch, values]);
+    let distance = kernels.mean_squared_distance(&velocity, &target);
+    let loss = Tensor::<1>::from_dispatch(distance).sum_dim(0);
+    let value = loss.clone().into_data().iter::<f32>().collect();
+    let gradients = training.gradients(&loss);
+    let gradients = model.layout().specs().iter().zip(&gradients);
+    let gradients = gradients.map(|(spec, gradient)| {
+        let gradient = gradient
+            .as_ref()
+            .unwrap_or_else(|| panic!("{} has no gradient", spec.name));
+        (spec.name.clone(), to_host(gradient))
+    });
+    std::iter::once(("loss".to_owned(), value))
+        .chain(gradients)
+        .collect()
+}
+
+#[test]
+fn a_small_dit_has_the_cpus_loss_and_gradients() {
+    #[cfg(feature = "lavapipe")]
+    let (device, kernels) = (ComputeDevice::vulkan(), CubeKernels::vulkan());
+    #[cfg(not(feature = "lavapipe"))]
+    let (device, kernels) = (ComputeDevice::cuda(0), CubeKernels::cuda());
+    let (device, kernels) = (
+        device.unwrap_or_else(|error| panic!("{error:?}")),
+        Arc::new(kernels),
+    );
+    for position in [Position::Sincos, Position::Rope] {
+        let expected = losses_and_gradients(
+            position,
+            &ComputeDevice::cpu(),
+            Arc::new(CpuAttention),
+            Arc::new(CpuKernels::default()),
+        );
+        let found = losses_and_gradients(
+            position,
+            &device,
+            Arc::new(ThroughHost(device.clone())),
+            kernels.clone(),
+        );
+        // Gradients that are zero but for rounding (a bias of the keys) are measured against the largest.
+        let length = |values: &[f32]| values.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+        let largest = expected
+            .iter()
+            .map(|(_, values)| length(values))
+            .fold(0.0, f64::max);
+        for ((name, expected), (_, found)) in expected.iter().zip(&found) {
+            let differences: Vec<f32> = expected.iter().zip(found).map(|(a, b)| a - b).collect();
+            let (error, size) = (length(&differences), length(expected));
+            assert!(
+                error <= 1e-5 * size + 1e-6 * largest,
+                "{position:?} {name}: {error:e} apart, length {size:e}"
+            );
+        }
+    }
+}
