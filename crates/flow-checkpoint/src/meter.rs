@@ -3,7 +3,7 @@
 //! A planner learns from it what a block costs, a benchmark how often operations run, and tests that a policy computes
 //! exactly what it says.
 
-use crate::treatment::{ATTENTION, LINEAR};
+use crate::treatment::{ATTENTION, GROUPED_LINEAR, LINEAR};
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
 use flow_core::experts::{ExpertKernels, GroupedWeights, Grouping, Routed};
@@ -11,8 +11,8 @@ use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused,
 use flow_core::op::{self, Backward};
 use flow_core::tensors::{is_tracked, shape};
 use flow_core::{
-    Activation, AdamWStep, Attended, AttentionBackend, AttentionCall, Declined, Kernels, KeyValue, Plain,
-    Plan,
+    Activation, AdamWStep, Attended, AttentionBackend, AttentionCall, Declined, Kernels, KeyValue,
+    LaneKernels, Plain, Plan,
 };
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};

@@ -34,7 +34,8 @@ impl Weights {
                 &spec.shape,
             )
         });
-        Self::new(layout, values.collect(), device)
+        let values = values.collect();
+        Self::new(layout, values, device)
     }
 
     fn new(layout: Arc<ParamLayout>, values: Vec<Plain>, device: &ComputeDevice) -> Self {
@@ -52,7 +53,8 @@ impl Weights {
             let count = spec.shape.iter().product();
             device.plain(vec![0.0; count], &spec.shape)
         });
-        Self::new(layout, values.collect(), device)
+        let values = values.collect();
+        Self::new(layout, values, device)
     }
 
     /// The layout.

@@ -65,6 +65,7 @@ impl TrainingSteps<'_> {
             step: 0,
             steps: 1,
             stochastic: true,
+            sigma: Some(0.5),
         };
         let samples: Vec<u64> = (0..self.rows as u64).collect();
         let exec = pass.exec(self.policy.call(site, &samples));
