@@ -147,7 +147,7 @@ fn open(options: &Options) -> Result<(ComputeDevice, Arc<Plan>), Failure> {
         let asked = &options.checkpoint;
         return Err(format!("this program has no checkpoint policy `{asked}`; it has `none`").into());
     }
-    let device = ComputeDevice::open(&options.device)?;
+    let device = ComputeDevice::open(&options.device, 0)?;
     match &*options.device {
         "cpu" => {
             let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
@@ -254,6 +254,7 @@ impl Job {
         Conditions {
             conditional: self.inputs.condition(&self.device, false),
             unconditional: guided.then(|| self.inputs.condition(&self.device, true)),
+            keys: None,
         }
     }
 
@@ -264,6 +265,7 @@ impl Job {
             step: 0,
             stochastic: false,
             steps: self.steps.len() as u32,
+            sigma: None,
         }
     }
 
@@ -289,6 +291,7 @@ impl Job {
             site: self.site(Stage::Rollout),
             source: NoiseSource::Rollout,
             samples: &self.samples,
+            starts: &self.samples,
             conditions: self.conditions(),
             steps: &self.steps,
         };

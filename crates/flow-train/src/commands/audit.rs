@@ -11,8 +11,8 @@ use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_accelerators::{AttentionBackendAccelerator, ExactReuseAccelerator, FusedKernelsAccelerator};
 use flow_config::{
-    AccelerationConfig, AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, Dynamics,
-    Finetune, GrpoConfig, GrpoGuardConfig, InitialNoise,
+    AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, Dynamics, Finetune, GrpoConfig,
+    GrpoGuardConfig, InitialNoise,
 };
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
