@@ -125,7 +125,12 @@ fn noise(count: usize, salt: u64) -> Vec<f32> {
 
 impl Subject {
     fn new(problem: &Problem) -> Result<Self, Box<dyn Error>> {
-        let device = ComputeDevice::open(&problem.device)?;
+        let device = ComputeDevice::open(&problem.device, 0)?;
+        // The processor's kernels round operands themselves; on a GPU weights are in the type that they compute in.
+        let device = match problem.kernels.as_deref() {
+            Some("cuda-bf16") => device.computing_in(burn::tensor::FloatDType::BF16),
+            _ => device,
+        };
         let mut models = ModelRegistry::new();
         flow_models::register(&mut models);
         let model = models.build(&problem.architecture, &problem.settings, &device)?;

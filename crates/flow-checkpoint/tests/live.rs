@@ -33,6 +33,7 @@ fn model() -> Dit {
         layers: LAYERS,
         heads: 4,
         mlp_ratio: 4.0,
+        moe: None,
         vocabulary: None,
         qk_norm: true,
         position: Position::Rope,

@@ -95,6 +95,7 @@ fn config(position: Position) -> DitConfig {
         layers: 2,
         heads: 3,
         mlp_ratio: 2.5,
+        moe: None,
         vocabulary: Some(Vocabulary { size: 5, length: 3 }),
         qk_norm: position == Position::Rope,
         position,

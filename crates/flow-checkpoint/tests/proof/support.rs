@@ -56,6 +56,7 @@ pub fn dit_config(position: Position) -> DitConfig {
         layers: LAYERS,
         heads: 3,
         mlp_ratio: 2.5,
+        moe: None,
         vocabulary: Some(Vocabulary { size: 5, length: 3 }),
         qk_norm: position == Position::Rope,
         position,
