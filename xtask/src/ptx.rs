@@ -15,7 +15,7 @@ const PACKAGES: &str = "xtask/cuda-13.0.txt";
 const GATED: [(&str, &str); 3] = [
     ("flow-attention-cube", "ptx"),
     ("flow-kernels-cube", "ptx"),
-    ("flow-matmul-cube", "products_ptx"),
+    ("flow-matmul-cube", "ptx"),
 ];
 
 /// Where the compilers are.

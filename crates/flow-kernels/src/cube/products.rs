@@ -43,21 +43,22 @@ impl Products {
             return;
         }
         let computed = self
-            .prepared(on, call)
+            .prepared(on, call, operands)
             .and_then(|prepared| prepared.run(operands));
         if let Err(declined) = computed {
             panic!("operation `linear`, {call:?}: {declined}");
         }
     }
 
-    fn prepared(&self, on: &Operand, call: Matmul) -> Result<Arc<Prepared>, Declined> {
+    /// Rows of a call begin where its columns and type say, so the first operands stand for all.
+    fn prepared(&self, on: &Operand, call: Matmul, like: &Operands<'_>) -> Result<Arc<Prepared>, Declined> {
         // A panic while the lock was held left the list whole: entries are pushed at once.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let of_call = known.entry(call).or_default();
         if let Some((_, prepared)) = of_call.iter().find(|(device, _)| device == on.device()) {
             return Ok(prepared.clone());
         }
-        let prepared = Arc::new(Prepared::new(on.client(), call)?);
+        let prepared = Arc::new(Prepared::for_operands(on.client(), call, like)?);
         of_call.push((on.device().clone(), prepared.clone()));
         Ok(prepared)
     }
