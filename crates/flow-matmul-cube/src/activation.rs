@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use flow_cube::register::{exp2_approximate, reciprocal_approximate};
 
 /// `sqrt(2 / π)`.
-pub(crate) const GELU_SCALE: f32 = 0.797_884_56;
+pub(crate) const GELU_SCALE: f32 = 0.797_884_6;
 /// Of the cube in the argument.
 pub(crate) const GELU_CUBE: f32 = 0.044_715;
 

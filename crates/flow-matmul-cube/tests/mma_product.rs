@@ -26,7 +26,7 @@ fn put(warp: &mut Warp, panel: &[Vec<f32>], factor: Factor) -> u32 {
     warp.shared.resize(start + panel.len() * 128, 0xff);
     for (r, row) in panel.iter().enumerate() {
         for (c, value) in row.iter().enumerate() {
-            let at = start + r * 128 + (c / 8 ^ (r % 8)) * 16 + c % 8 * 2;
+            let at = start + r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2;
             let bits = match factor {
                 Factor::Bf16 => bf16::from_f32(*value).to_bits(),
                 Factor::F16 => f16::from_f32(*value).to_bits(),

@@ -122,7 +122,7 @@ impl Algorithm for RewardWeighted {
         let call = context.policy.call(
             CallSite {
                 step: 0,
-                sigma: Some(f64::from(sigma)),
+                sigma: Some(sigma),
                 ..context.site
             },
             &batch.samples,

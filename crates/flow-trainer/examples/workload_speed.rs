@@ -409,6 +409,7 @@ impl Job {
 }
 
 /// What a training step learns from.
+#[allow(clippy::large_enum_variant, reason = "there is one of them")]
 enum Learnt {
     Target {
         input: ModelInput,

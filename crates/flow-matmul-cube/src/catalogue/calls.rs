@@ -146,10 +146,10 @@ pub fn wrong(client: &Client, call: Matmul, plan: Plan) -> Option<String> {
     if let Err(why) = compare(&d, &case.d.device, call.output, |i, j| case.result(i, j), work) {
         return Some(format!("result: {why}"));
     }
-    if let (Some(kept), Some(other)) = (&kept, &case.other) {
-        if let Err(why) = compare(kept, &other.device, call.element, |i, j| case.sum(i, j), work) {
-            return Some(format!("sums: {why}"));
-        }
+    if let (Some(kept), Some(other)) = (&kept, &case.other)
+        && let Err(why) = compare(kept, &other.device, call.element, |i, j| case.sum(i, j), work)
+    {
+        return Some(format!("sums: {why}"));
     }
     match pass() {
         Ok((_, again, kept_again)) if again == d && kept_again == kept => None,

@@ -112,7 +112,7 @@ impl Both {
 fn stride(columns: usize, element: Element) -> usize {
     let eight = 16 / element.bytes();
     // Some matrices have gaps though they need none.
-    columns.next_multiple_of(eight) + if columns % 3 == 0 { eight } else { 0 }
+    columns.next_multiple_of(eight) + if columns.is_multiple_of(3) { eight } else { 0 }
 }
 
 /// All operands of a call.

@@ -4,6 +4,9 @@
 //! stage starts the copy of the step that takes its place, across the borders of tiles. Warpgroups share a tile, or take
 //! tiles in turns: the ring brings one tile's steps after the other's.
 
+// Conditions of kernels that are known when they are compiled stay apart from those that are not.
+#![allow(clippy::collapsible_if)]
+
 use super::Record;
 use super::copy::fill;
 use super::cursor::{ITEM, advance, enter};
