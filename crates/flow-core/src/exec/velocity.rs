@@ -2,7 +2,7 @@
 
 use super::Exec;
 use crate::model::{FlowModel, ModelInput};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use std::fmt::Debug;
 
 /// Calls a model, or answers for it.
@@ -29,9 +29,14 @@ impl VelocityDriver for CallModel {
 }
 
 impl Exec<'_> {
-    /// The velocity of `model` at `input`, as the plan's driver decides: what a sampler and a loss call.
+    /// The velocity of `model` at `input`, as the plan's driver decides: what a sampler and a loss call. In f32, like
+    /// latents, whatever the model computes in.
     pub fn velocity(&self, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
         let compute = |exec: &Exec<'_>, input| exec.plan.velocities.run(exec, model, input);
-        self.plan.reuse.velocity(self, model, input, &compute)
+        let velocity = self.plan.reuse.velocity(self, model, input, &compute);
+        match velocity.dtype() {
+            DType::F32 => velocity,
+            _ => velocity.cast(DType::F32),
+        }
     }
 }
