@@ -173,3 +173,43 @@ fn operands_that_are_not_the_calls_are_declined_with_the_reason() {
         "`bias` is given",
     );
 }
+
+#[test]
+fn tiles_of_sums_are_added_up_where_the_table_says() {
+    let client = client();
+    // Two tiles of 128 x 64, of two sums and of three, of a result of 130 x 70 at rows of 72.
+    let (m, n, stride, tile) = (130usize, 70usize, 72usize, 128 * 64);
+    let sums: Vec<f32> = (0..5 * tile).map(|i| (i % 1013) as f32).collect();
+    let table: [u32; 8] = [128, 0, 0, 2, 0, 64, 2, 3];
+    let d = client.create_from_slice(f32::as_bytes(&vec![-1.0; m * stride]));
+    unsafe {
+        flow_matmul_cube::parts::add_parts::launch_unchecked(
+            &client,
+            CubeCount::Static(2, 128 / 4, 1),
+            CubeDim::new_1d(256),
+            BufferArg::from_raw_parts(client.create_from_slice(f32::as_bytes(&sums)), sums.len()),
+            BufferArg::from_raw_parts(client.create_from_slice(u32::as_bytes(&table)), table.len()),
+            BufferArg::from_raw_parts(d.clone(), m * stride),
+            m as u32,
+            n as u32,
+            stride as u32,
+            128,
+            64,
+            false,
+            f32::elem_type_native(),
+        );
+    }
+    let bytes = client.read_one(d).expect("the device gives its memory back");
+    let got = f32::from_bytes(&bytes);
+    for row in 0..m {
+        for column in 0..stride {
+            let at = |slot: usize, r: usize, c: usize| sums[slot * tile + r * 64 + c];
+            let want = match (row / 128, column / 64) {
+                (1, 0) => at(0, row - 128, column) + at(1, row - 128, column),
+                (0, 1) if column < n => (2..5).map(|slot| at(slot, row, column - 64)).sum(),
+                _ => -1.0,
+            };
+            assert_eq!(got[row * stride + column], want, "row {row} column {column}");
+        }
+    }
+}
