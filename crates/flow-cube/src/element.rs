@@ -1,8 +1,11 @@
 //! Types of the elements of tensors.
 
+use crate::wgmma::Factor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
 use half::{bf16, f16};
 
-/// Element type of queries, keys, values and their gradients.
+/// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
     /// Single precision.
@@ -26,6 +29,24 @@ impl Element {
     /// Bytes of one.
     pub fn bytes(self) -> usize {
         if self == Self::F32 { 4 } else { 2 }
+    }
+
+    /// As a factor of tensor cores; f32 is none, since it is never rounded to TF32.
+    pub fn factor(self) -> Option<Factor> {
+        match self {
+            Self::F32 => None,
+            Self::F16 => Some(Factor::F16),
+            Self::Bf16 => Some(Factor::Bf16),
+        }
+    }
+
+    /// For CubeCL.
+    pub fn native(self) -> ElemType {
+        match self {
+            Self::F32 => f32::elem_type_native(),
+            Self::F16 => f16::elem_type_native(),
+            Self::Bf16 => bf16::elem_type_native(),
+        }
     }
 
     /// Largest relative error of rounding to nearest, `2^-(significand bits)`.

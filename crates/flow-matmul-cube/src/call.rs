@@ -1,6 +1,6 @@
 //! The product that a call asks for, and why it is declined.
 
-use crate::element::Element;
+use crate::Element;
 
 /// How the factors of `D [m, n]` lie in memory, rows without gaps between their elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! Sums over the rows of a matrix, for each column: a bias's gradient. In f32 and in a fixed order.
 
+use crate::Element;
 use crate::call::{Declined, no};
-use crate::element::{Element, element};
 use crate::tensors::Matrix;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -103,7 +103,7 @@ pub fn column_sums(
                     per_block as u32,
                     LANES[pass],
                     add,
-                    [element(from), element(to)],
+                    [from.native(), to.native()],
                 );
             }
         };

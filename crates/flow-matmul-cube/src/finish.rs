@@ -1,8 +1,8 @@
 //! From sums to the result: bias, activation, gate and residual, derivative, accumulation; for the kernels for tensor cores.
 
+use crate::Element;
 use crate::activation::{activate, derivative};
 use crate::call::{Activation, Epilogue, Matmul};
-use crate::element::Element;
 use cubecl::prelude::*;
 use flow_cube::register::{unpack_high, unpack_low};
 use flow_cube::wgmma::Factor;

@@ -7,7 +7,6 @@ pub mod call;
 pub mod catalogue;
 #[allow(missing_docs)]
 pub mod column_sums;
-mod element;
 pub mod finish;
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
@@ -23,4 +22,4 @@ pub mod tensors;
 #[allow(missing_docs)]
 pub mod wgmma;
 
-pub use element::Element;
+pub use flow_cube::Element;

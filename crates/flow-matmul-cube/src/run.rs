@@ -1,7 +1,6 @@
 //! A call from beginning to end.
 
 use crate::call::{Declined, Epilogue, Matmul, no};
-use crate::element::element;
 use crate::finish::Finish;
 use crate::mma;
 use crate::parts::{THREADS, TOGETHER, add_parts};
@@ -332,7 +331,7 @@ impl Prepared {
                 cut.rows,
                 cut.columns,
                 call.epilogue == Epilogue::Accumulate,
-                element(call.output),
+                call.output.native(),
             );
         }
     }

@@ -1,7 +1,6 @@
 //! CUDA sources of kernels, without a GPU: for the compile gate and for reading.
 
 use crate::call::Matmul;
-use crate::element::element;
 use crate::finish::Finish;
 use crate::mma;
 use crate::mma::THREADS;
@@ -50,7 +49,7 @@ fn wgmma(call: &Matmul, tiles: wgmma::Tiles, finish: Finish) -> KernelDefinition
         (),
         tiles,
         finish,
-        [element(call.element), element(finish.output)],
+        [call.element.native(), finish.output.native()],
         tiles.vector(),
     )
     .define()

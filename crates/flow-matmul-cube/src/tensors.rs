@@ -1,7 +1,7 @@
 //! Matrices on the device, and the operands of a call.
 
+use crate::Element;
 use crate::call::{Declined, Epilogue, Matmul, no};
-use crate::element::Element;
 use cubecl_runtime::server::Handle;
 
 /// A matrix on the device, row by row; the elements of a row have no gaps.

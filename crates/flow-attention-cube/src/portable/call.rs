@@ -5,12 +5,11 @@ use super::mask::PortableMask;
 use super::tiles::{THREADS, Tiles};
 use crate::Element;
 use crate::tensors::Heads;
+use cubecl::ir::AddressType;
 use cubecl::ir::features::TypeUsage;
-use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 use flow_attention_mask::Sizes;
-use half::{bf16, f16};
 
 /// Keys and values of one segment (or their gradients), each `[B, H_kv, S, D]`. `H` of queries is a multiple of `H_kv`.
 #[derive(Clone, Debug)]
@@ -43,14 +42,6 @@ pub struct Call<'a> {
     pub element: Element,
     /// What may attend to what.
     pub mask: &'a PortableMask,
-}
-
-fn native(element: Element) -> ElemType {
-    match element {
-        Element::F32 => f32::elem_type_native(),
-        Element::F16 => f16::elem_type_native(),
-        Element::Bf16 => bf16::elem_type_native(),
-    }
 }
 
 /// Elements from the first to the last, with both.
@@ -207,7 +198,7 @@ pub fn check_device(
             return Err(Declined::Device { what, found, needed });
         }
     }
-    let usage = properties.type_usage(native(element));
+    let usage = properties.type_usage(element.native());
     match usage.contains(TypeUsage::Buffer) && usage.contains(TypeUsage::Conversion) {
         true => Ok(()),
         false => Err(Declined::Element {

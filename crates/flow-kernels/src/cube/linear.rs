@@ -2,7 +2,7 @@
 
 use super::elementwise::{activated, activation_gradient};
 use super::operand::Operand;
-use super::products::{Products, matrix, type_of};
+use super::products::{Products, matrix};
 use crate::linear::has_trained_matrix;
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
@@ -137,7 +137,7 @@ impl Layer {
             rank: self.rank(),
             bias: self.bias.is_some(),
             epilogue,
-            ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], type_of(x.element()))
+            ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], x.element())
         };
         let reduced = self
             .adapter
@@ -165,7 +165,7 @@ impl Layer {
         let output = gradient.room(shape, gradient.element());
         let call = Matmul {
             rank: self.rank(),
-            ..Matmul::plain(Layout::Nn, [rows, inputs, outputs], type_of(gradient.element()))
+            ..Matmul::plain(Layout::Nn, [rows, inputs, outputs], gradient.element())
         };
         let reduced = self
             .adapter
@@ -221,7 +221,7 @@ impl Adapter {
     /// `x Aᵀ`, `[rows, rank]`.
     fn reduced(&self, x: &Operand, products: &Products) -> Operand {
         let (rows, inputs) = x.rows_and_columns();
-        let call = Matmul::plain(Layout::Nt, [rows, self.rank, inputs], type_of(x.element()));
+        let call = Matmul::plain(Layout::Nt, [rows, self.rank, inputs], x.element());
         let output = x.room(&[rows, self.rank], x.element());
         products.run(
             x,
@@ -234,11 +234,7 @@ impl Adapter {
     /// `G · scale B`, `[rows, rank]`.
     fn reduced_gradient(&self, gradient: &Operand, products: &Products) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
-        let call = Matmul::plain(
-            Layout::Nn,
-            [rows, self.rank, outputs],
-            type_of(gradient.element()),
-        );
+        let call = Matmul::plain(Layout::Nn, [rows, self.rank, outputs], gradient.element());
         let output = gradient.room(&[rows, self.rank], gradient.element());
         products.run(
             gradient,
@@ -254,7 +250,7 @@ fn over_rows(left: &Operand, right: &Operand, products: &Products) -> Operand {
     let ((rows, m), (_, n)) = (left.rows_and_columns(), right.rows_and_columns());
     let call = Matmul {
         output: flow_matmul_cube::Element::F32,
-        ..Matmul::plain(Layout::Tn, [m, n, rows], type_of(left.element()))
+        ..Matmul::plain(Layout::Tn, [m, n, rows], left.element())
     };
     let output = left.room(&[m, n], Element::F32);
     products.run(

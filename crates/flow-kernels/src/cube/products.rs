@@ -2,7 +2,6 @@
 
 use super::operand::Operand;
 use flow_core::cube::CubeDevice;
-use flow_kernels_cube::Element;
 use flow_matmul_cube::call::{Declined, Matmul};
 use flow_matmul_cube::run::Prepared;
 use flow_matmul_cube::tensors::{Matrix, Operands};
@@ -16,15 +15,6 @@ type OnDevices = Vec<(CubeDevice, Arc<Prepared>)>;
 #[derive(Debug, Default)]
 pub(super) struct Products {
     known: Mutex<HashMap<Matmul, OnDevices>>,
-}
-
-/// The type, as the products call it.
-pub(super) fn type_of(element: Element) -> flow_matmul_cube::Element {
-    match element {
-        Element::F32 => flow_matmul_cube::Element::F32,
-        Element::F16 => flow_matmul_cube::Element::F16,
-        Element::Bf16 => flow_matmul_cube::Element::Bf16,
-    }
 }
 
 /// The tensor as rows of its last axis.

@@ -1,8 +1,8 @@
 //! From matrices on the device to a launch.
 
 use super::kernel::{CHUNK, Kind, SIDE, THREADS, portable_matmul};
+use crate::Element;
 use crate::call::{Declined, Epilogue, Matmul, no};
-use crate::element::{Element, element};
 use crate::tensors::{Matrix, Operands};
 use cubecl::ir::AddressType;
 use cubecl::ir::features::TypeUsage;
@@ -25,7 +25,7 @@ pub fn check(client: &Client, call: &Matmul) -> Result<(), Declined> {
         ));
     }
     for of in [call.element, call.output] {
-        let usage = properties.type_usage(element(of));
+        let usage = properties.type_usage(of.native());
         if !usage.contains(TypeUsage::Buffer) || !usage.contains(TypeUsage::Conversion) {
             return no(format!(
                 "this device does not store and convert {}; use f32, which every device has",

@@ -2,8 +2,8 @@
 
 use super::Tiles;
 use super::kernel::matmul;
+use crate::Element;
 use crate::call::{Epilogue, Matmul};
-use crate::element::{Element, element};
 use crate::finish::Finish;
 use crate::schedule::STEP;
 use crate::tensors::{Matrix, Operands};
@@ -22,7 +22,7 @@ fn map(x: &Matrix, rows: usize, columns: usize, of: Element) -> TensorMapArg<Til
             tile_size: shape![rows, columns],
         },
         tensor,
-        element(of),
+        of.native(),
     )
     .with_swizzle(TensorMapSwizzle::B128)
     .with_prefetch(TensorMapPrefetch::B256)
@@ -96,7 +96,7 @@ pub(crate) fn launch(
             gate_stride as u32,
             tiles,
             finish,
-            [element(call.element), element(finish.output)],
+            [call.element.native(), finish.output.native()],
             tiles.vector(),
         );
     }
