@@ -4,7 +4,9 @@ use burn::backend::DispatchTensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
 use flow_attention::AttentionRegistry;
 use flow_core::exec::Stash;
-use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Plan, RegionKind};
+use flow_core::{
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plan, RegionKind,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -41,6 +43,38 @@ impl AttentionBackendAccelerator {
             )
         })?;
         Ok(Self { backend })
+    }
+
+    /// Whether `backend` can serve calls of `plan`, whose device is that of its own backend.
+    ///
+    /// # Errors
+    /// [`Refusal`] if it serves another device or another type.
+    pub fn serves(backend: &dyn AttentionBackend, plan: &Plan) -> Result<(), Refusal> {
+        let (name, can) = (backend.name(), backend.capability());
+        let here = plan.attention.capability().devices;
+        if !can.devices.iter().any(|device| here.contains(device)) {
+            return Err(Refusal::new(
+                format!(
+                    "`{name}` computes on {}; the run computes on {}",
+                    can.devices.join(" or "),
+                    here.join(" or ")
+                ),
+                "Name a backend of the run's device (`flow-train list attention`), or remove the entry",
+            ));
+        }
+        let activations = plan.kernels.activations();
+        if !can.dtypes.contains(&activations) {
+            let takes: Vec<&str> = can.dtypes.iter().map(|dtype| dtype.name()).collect();
+            return Err(Refusal::new(
+                format!(
+                    "`{name}` takes {}; the run computes in {}",
+                    takes.join(" or "),
+                    activations.name()
+                ),
+                "Set `device.dtype` to one of them, or name another backend (`flow-train list attention`)",
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -80,6 +114,7 @@ impl Accelerator for AttentionBackendAccelerator {
                 "Remove the entry, or name another backend",
             ));
         }
+        Self::serves(&*self.backend, &plan)?;
         Ok(Plan {
             attention: Arc::new(Metered {
                 backend: self.backend.clone(),
@@ -104,6 +139,10 @@ struct Metered {
 impl AttentionBackend for Metered {
     fn name(&self) -> &str {
         self.backend.name()
+    }
+
+    fn capability(&self) -> AttentionCapability {
+        self.backend.capability()
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {

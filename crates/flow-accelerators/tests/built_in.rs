@@ -1,11 +1,17 @@
 //! What each built-in accelerator does, and what it refuses.
 
-use burn::tensor::Tensor;
+use burn::backend::DispatchTensor;
+use burn::tensor::{DType, Tensor};
 use flow_accel::{Acceleration, AcceleratorRegistry, Engagement, Params, Safety};
-use flow_attention::{AttentionRegistry, CpuAttention};
+use flow_accelerators::AttentionBackendAccelerator;
+use flow_attention::{AttentionRegistry, CpuAttention, ReferenceAttention};
 use flow_core::device::ComputeDevice;
+use flow_core::exec::Stash;
 use flow_core::params::LayoutBuilder;
-use flow_core::{CallContext, Init, Kernels, ModelSpec, ParamLayout, Plan, RegionKind, Stage, Weights};
+use flow_core::{
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, Init, Kernels,
+    KeyValue, ModelSpec, ParamLayout, Plan, RegionKind, Stage, Weights,
+};
 use flow_kernels::CpuKernels;
 use serde_json::json;
 use std::sync::Arc;
@@ -90,6 +96,53 @@ fn an_attention_backend_without_effect_is_refused() {
         text.contains("`little` announces no attention region (its regions: mlp, adaln)"),
         "{text}"
     );
+}
+
+/// A backend and kernels of a device that is not here.
+#[derive(Debug)]
+struct Elsewhere;
+
+impl AttentionBackend for Elsewhere {
+    fn name(&self) -> &str {
+        "elsewhere"
+    }
+
+    fn capability(&self) -> AttentionCapability {
+        AttentionCapability {
+            devices: &["cuda"],
+            dtypes: &[DType::BF16],
+        }
+    }
+
+    fn kernel(&self, _: &AttentionCall) -> Result<String, Declined> {
+        Err(Declined::new("the operands are in the host's memory"))
+    }
+
+    fn attend(
+        &self,
+        _: &dyn Stash,
+        _: &DispatchTensor,
+        _: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined> {
+        Err(self.kernel(call).expect_err("always"))
+    }
+}
+
+#[test]
+fn an_attention_backend_of_another_device_or_type_is_refused_before_the_run() {
+    let kernels = || Arc::new(CpuKernels::default());
+    let here = Plan::new(Arc::new(CpuAttention), kernels());
+    let refusal = AttentionBackendAccelerator::serves(&Elsewhere, &here).expect_err("it is elsewhere");
+    assert_eq!(
+        refusal.why,
+        "`elsewhere` computes on cuda; the run computes on cpu"
+    );
+    let there = Plan::new(Arc::new(Elsewhere), kernels());
+    let refusal = AttentionBackendAccelerator::serves(&Elsewhere, &there).expect_err("the run is in f32");
+    assert_eq!(refusal.why, "`elsewhere` takes bf16; the run computes in f32");
+    assert!(refusal.help.contains("device.dtype"), "{}", refusal.help);
+    assert!(AttentionBackendAccelerator::serves(&ReferenceAttention, &here).is_ok());
 }
 
 #[test]

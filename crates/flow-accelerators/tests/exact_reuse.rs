@@ -7,8 +7,8 @@ use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, CallContext, Declined, FlowModel, KeyValue, Lane, ModelInput,
-    Plan, Rollout, RowKey, Stage, Training, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, FlowModel,
+    KeyValue, Lane, ModelInput, Plan, Rollout, RowKey, Stage, Training, Weights,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -286,6 +286,10 @@ impl AttentionBackend for Mixing {
     fn name(&self) -> &str {
         "mixing"
     }
+    fn capability(&self) -> AttentionCapability {
+        AttentionCapability::HOST
+    }
+
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
         CpuAttention.kernel(call)
     }

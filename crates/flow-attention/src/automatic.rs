@@ -2,7 +2,7 @@
 
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
-use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue};
+use flow_core::{Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue};
 use std::sync::Arc;
 
 /// The first of several backends that serves a call. Which that is follows from the call alone (its sizes, types, mask and
@@ -10,13 +10,23 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct AutomaticAttention {
     name: &'static str,
+    capability: AttentionCapability,
     backends: Vec<Arc<dyn AttentionBackend>>,
 }
 
 impl AutomaticAttention {
-    /// Tries `backends` in this order. `name` is the name in logs, manifests and configs.
-    pub fn new(name: &'static str, backends: Vec<Arc<dyn AttentionBackend>>) -> Self {
-        Self { name, backends }
+    /// Tries `backends` in this order. `name` is the name in logs, manifests and configs; `capability`, what they can serve
+    /// together.
+    pub fn new(
+        name: &'static str,
+        capability: AttentionCapability,
+        backends: Vec<Arc<dyn AttentionBackend>>,
+    ) -> Self {
+        Self {
+            name,
+            capability,
+            backends,
+        }
     }
 
     /// The backend that serves `call`, and its kernel.
@@ -38,6 +48,10 @@ impl AutomaticAttention {
 impl AttentionBackend for AutomaticAttention {
     fn name(&self) -> &str {
         self.name
+    }
+
+    fn capability(&self) -> AttentionCapability {
+        self.capability
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {

@@ -18,7 +18,9 @@ use burn::tensor::DType;
 use flow_core::attention::Place;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::exec::Stash;
-use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Plain, op};
+use flow_core::{
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+};
 use forward::{Operands, forward};
 use std::sync::Arc;
 use visible::Visible;
@@ -30,6 +32,10 @@ pub struct CpuAttention;
 impl AttentionBackend for CpuAttention {
     fn name(&self) -> &str {
         "cpu"
+    }
+
+    fn capability(&self) -> AttentionCapability {
+        AttentionCapability::HOST
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {

@@ -9,7 +9,9 @@ use crate::node::through;
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::exec::Stash;
-use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Plain, op};
+use flow_core::{
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+};
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -209,6 +211,10 @@ fn gradients(
 impl AttentionBackend for ReferenceAttention {
     fn name(&self) -> &str {
         "reference"
+    }
+
+    fn capability(&self) -> AttentionCapability {
+        AttentionCapability::HOST
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {

@@ -1,6 +1,8 @@
 //! The attention backends that a config can name.
 
 use crate::{CpuAttention, ReferenceAttention};
+#[cfg(feature = "cube")]
+use flow_core::AttentionCapability;
 use flow_core::{AttentionBackend, UnknownName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,7 +56,11 @@ pub fn register(registry: &mut AttentionRegistry) {
         for backend in &backends {
             registry.insert(backend.clone());
         }
-        let automatic = crate::AutomaticAttention::new("cuda", backends.into());
+        let capability = AttentionCapability {
+            devices: &["cuda"],
+            ..PortableAttention::default().capability()
+        };
+        let automatic = crate::AutomaticAttention::new("cuda", capability, backends.into());
         registry.insert(Arc::new(automatic));
     }
 }

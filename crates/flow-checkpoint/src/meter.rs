@@ -5,14 +5,15 @@
 
 use crate::treatment::{ATTENTION, GROUPED_LINEAR, LINEAR};
 use burn::backend::DispatchTensor;
+use burn::tensor::DType;
 use flow_core::exec::Stash;
 use flow_core::experts::{ExpertKernels, GroupedWeights, Grouping, Routed};
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
 use flow_core::op::{self, Backward};
 use flow_core::tensors::{is_tracked, shape};
 use flow_core::{
-    Activation, AdamWStep, Attended, AttentionBackend, AttentionCall, Declined, Kernels, KeyValue,
-    LaneKernels, Plain, Plan,
+    Activation, AdamWStep, Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Kernels,
+    KeyValue, LaneKernels, Plain, Plan,
 };
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
@@ -234,6 +235,10 @@ impl AttentionBackend for MeteredAttention {
         self.inner.name()
     }
 
+    fn capability(&self) -> AttentionCapability {
+        self.inner.capability()
+    }
+
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
         self.inner.kernel(call)
     }
@@ -342,6 +347,10 @@ impl ExpertKernels for MeteredKernels {
 impl Kernels for MeteredKernels {
     fn name(&self) -> &str {
         self.inner.name()
+    }
+
+    fn activations(&self) -> DType {
+        self.inner.activations()
     }
 
     fn is_row_independent(&self) -> bool {

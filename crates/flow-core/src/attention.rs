@@ -206,6 +206,23 @@ impl AttentionCall {
     }
 }
 
+/// What a backend can serve at all, known before any call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionCapability {
+    /// Kinds of device, as [`ComputeDevice::open`](crate::device::ComputeDevice::open) calls them.
+    pub devices: &'static [&'static str],
+    /// Types of operands.
+    pub dtypes: &'static [DType],
+}
+
+impl AttentionCapability {
+    /// f32 in the host's memory.
+    pub const HOST: Self = Self {
+        devices: &["cpu"],
+        dtypes: &[DType::F32],
+    };
+}
+
 /// What attention gives.
 #[derive(Clone, Debug)]
 pub struct Attended {
@@ -220,6 +237,9 @@ pub struct Attended {
 pub trait AttentionBackend: Debug + Send + Sync {
     /// Name in logs, manifests and configs.
     fn name(&self) -> &str;
+
+    /// What it can serve at all. [`kernel`](Self::kernel) may decline calls within it, and declines all outside it.
+    fn capability(&self) -> AttentionCapability;
 
     /// The kernel that serves `call`, for logs and manifests. The answer depends on `call` alone.
     ///

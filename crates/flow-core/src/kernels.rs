@@ -12,6 +12,7 @@ use crate::exec::Stash;
 use crate::experts::ExpertKernels;
 use crate::tensors::Plain;
 use burn::backend::DispatchTensor;
+use burn::tensor::DType;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -100,6 +101,11 @@ pub struct SdeOutputs {
 pub trait Kernels: Debug + Send + Sync {
     /// Name in logs and manifests.
     fn name(&self) -> &str;
+
+    /// Type of the tensors that pass from operation to operation of a model.
+    fn activations(&self) -> DType {
+        DType::F32
+    }
 
     /// Whether the bits of a row of the batch in every forward here depend neither on the other rows nor on their number,
     /// so that a row that was computed elsewhere, or for another row with the same operands, may be taken instead. A matrix

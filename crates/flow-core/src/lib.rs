@@ -21,7 +21,9 @@ pub mod tensors;
 
 pub use flow_rng as rng;
 
-pub use attention::{Attended, AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue};
+pub use attention::{
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, AttentionSpec, Declined, KeyValue,
+};
 pub use error::CoreError;
 pub use exec::{
     AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, DependsOn, Effect, Exec,

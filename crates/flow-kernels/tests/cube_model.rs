@@ -1,77 +1,16 @@
-//! A whole model on a CubeCL device: the loss and every weight's gradient of a small DiT are the CPU's. Attention is the
-//! CPU's on both, through the host; everything else is each device's own.
+//! A whole model on a CubeCL device: the loss and every weight's gradient of a small DiT are the CPU's.
 
-use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
-use flow_attention::CpuAttention;
-use flow_core::cpu::{from_vec, to_host};
+use flow_attention::{CpuAttention, PortableAttention};
+use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Compute, Stage, Stash, Training};
+use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
-use flow_core::tensors::leaf;
-use flow_core::{
-    AttentionBackend, AttentionShape, CallContext, FlowModel, Kernels, Plain, Plan, Weights, op,
-};
+use flow_core::{AttentionBackend, CallContext, FlowModel, Kernels, Plan, Weights};
 use flow_kernels::{CpuKernels, CubeKernels};
 use flow_models::{Dit, DitConfig, Position};
 use std::sync::Arc;
-
-/// The CPU's attention for tensors of another device.
-#[derive(Debug)]
-struct ThroughHost(ComputeDevice);
-
-impl ThroughHost {
-    fn attend(operands: &[DispatchTensor], shape: &AttentionShape) -> DispatchTensor {
-        CpuAttention.attention(&Compute, &operands[0], &operands[1], &operands[2], shape)
-    }
-}
-
-fn on_host(tensor: &Plain) -> Plain {
-    let shape = burn::backend::TensorMetadata::shape(tensor).to_vec();
-    from_vec(to_host(tensor), &shape)
-}
-
-impl AttentionBackend for ThroughHost {
-    fn name(&self) -> &str {
-        "through-host"
-    }
-
-    fn supports(&self, shape: &AttentionShape) -> Result<(), String> {
-        CpuAttention.supports(shape)
-    }
-
-    fn attention(
-        &self,
-        _: &dyn Stash,
-        q: &DispatchTensor,
-        k: &DispatchTensor,
-        v: &DispatchTensor,
-        shape: &AttentionShape,
-    ) -> DispatchTensor {
-        let (shape, device) = (*shape, self.0.clone());
-        op::apply("attention", &[q, k, v], move |inputs, _| {
-            let host: Vec<Plain> = inputs.iter().map(on_host).collect();
-            let back = {
-                let device = device.clone();
-                move |tensor: &Plain| {
-                    let shape = burn::backend::TensorMetadata::shape(tensor).to_vec();
-                    device.plain(to_host(tensor), &shape)
-                }
-            };
-            let output = back(&Self::attend(&host, &shape));
-            let backward: op::Backward = Arc::new(move |incoming| {
-                let leaves: Vec<DispatchTensor> = host.iter().map(leaf).collect();
-                let output = Self::attend(&leaves, &shape);
-                let seed = vec![Some(on_host(incoming.gradient()))];
-                let mut gradients = op::backward_from(vec![output], seed).expect("the operands are leaves");
-                let gradients = leaves.iter().map(|leaf| op::take_gradient(leaf, &mut gradients));
-                gradients.map(|gradient| gradient.as_ref().map(&back)).collect()
-            });
-            (output, backward)
-        })
-    }
-}
 
 fn noise(count: usize, salt: u64) -> Vec<f32> {
     let mut values = vec![0.0; count];
@@ -171,7 +110,7 @@ fn a_small_dit_has_the_cpus_loss_and_gradients() {
         let found = losses_and_gradients(
             position,
             &device,
-            Arc::new(ThroughHost(device.clone())),
+            Arc::new(PortableAttention::default()),
             kernels.clone(),
         );
         // Gradients that are zero but for rounding (a bias of the keys) are measured against the largest.

@@ -10,7 +10,9 @@ use flow_attention_cube::tensors::Heads;
 use flow_core::attention::{Mask, Sizes};
 use flow_core::cube::{Client, CubeTensor, empty_like, wrap};
 use flow_core::exec::Stash;
-use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Plain, op};
+use flow_core::{
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -160,6 +162,13 @@ impl Operands {
 impl AttentionBackend for PortableAttention {
     fn name(&self) -> &str {
         Self::NAME
+    }
+
+    fn capability(&self) -> AttentionCapability {
+        AttentionCapability {
+            devices: &["cuda", "vulkan"],
+            dtypes: &[DType::F32, DType::BF16, DType::F16],
+        }
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {

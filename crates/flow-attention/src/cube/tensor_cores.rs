@@ -12,7 +12,9 @@ use flow_attention_cube::wgmma::Wgmma;
 use flow_core::attention::Mask;
 use flow_core::cube::{Client, CubeTensor, contiguous, empty_like, wrap};
 use flow_core::exec::Stash;
-use flow_core::{Attended, AttentionBackend, AttentionCall, Declined, KeyValue, Plain, op};
+use flow_core::{
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+};
 use flow_cube::wgmma::Factor;
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -170,6 +172,13 @@ fn backward<K: Kernels>(
 impl<K: Kernels> AttentionBackend for CubeAttention<K> {
     fn name(&self) -> &str {
         K::NAME
+    }
+
+    fn capability(&self) -> AttentionCapability {
+        AttentionCapability {
+            devices: &["cuda"],
+            dtypes: &[DType::BF16, DType::F16],
+        }
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {

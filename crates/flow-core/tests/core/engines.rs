@@ -6,8 +6,8 @@ use flow_core::exec::{Body, Stash};
 use flow_core::op::{self, Backward, Incoming, take_gradient};
 use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, Declined, Exec, KeepAll, KeyValue, Plain, RegionEngine,
-    RegionKind,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Exec, KeepAll, KeyValue, Plain,
+    RegionEngine, RegionKind,
 };
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -176,6 +176,10 @@ impl Stash for CountingStash<'_> {
 impl AttentionBackend for CountingAttention {
     fn name(&self) -> &str {
         "counting"
+    }
+
+    fn capability(&self) -> AttentionCapability {
+        AttentionCapability::HOST
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {

@@ -9,6 +9,7 @@ mod optimizer;
 mod products;
 
 use burn::backend::DispatchTensor;
+use burn::tensor::DType;
 use flow_core::exec::Stash;
 use flow_core::kernels::{LinearWeights, NormChunks, SdeOutputs};
 use flow_core::{Activation, AdamWStep, Kernels, Plain};
@@ -76,6 +77,10 @@ impl CubeKernels {
 impl Kernels for CubeKernels {
     fn name(&self) -> &str {
         self.name
+    }
+
+    fn activations(&self) -> DType {
+        operand::dtype(self.element)
     }
 
     fn linear(

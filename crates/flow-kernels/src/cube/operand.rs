@@ -29,7 +29,7 @@ fn element(dtype: DType) -> Element {
     }
 }
 
-fn dtype(element: Element) -> DType {
+pub(super) fn dtype(element: Element) -> DType {
     match element {
         Element::F32 => DType::F32,
         Element::F16 => DType::F16,

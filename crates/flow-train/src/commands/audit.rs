@@ -11,14 +11,17 @@ use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_accelerators::{AttentionBackendAccelerator, ExactReuseAccelerator, FusedKernelsAccelerator};
 use flow_config::{
-    AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, Dynamics, Finetune, GrpoConfig,
-    GrpoGuardConfig, InitialNoise,
+    AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, DeviceKind, Dynamics, Finetune,
+    GrpoConfig, GrpoGuardConfig, InitialNoise,
 };
+use flow_core::Plan;
+use flow_train::{EnvironmentError, Registries, base_plan};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::audit::OnPolicyAudit;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
 use flow_validate::checkpoint_policy;
+use std::sync::Arc;
 
 /// Guidance scales: without an unconditional branch, and with it in the same batch.
 const GUIDANCE: [f64; 2] = [1.0, 3.0];
@@ -57,7 +60,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
                 .into(),
         ));
     }
-    let combinations = combinations(&loaded);
+    let combinations = combinations(&loaded).or_bad_input()?;
     let header = [
         "attention",
         "fused",
@@ -121,24 +124,32 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
 }
 
 /// Everything lossless that the config's model and device can be computed by.
-fn combinations(loaded: &Loaded) -> Vec<Combination> {
+fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
     let config = loaded.config();
     // Its name is that of the backend which computes without an accelerator.
     let without = config.device.kind.name();
-    let dtypes = match flow_kernels::CpuKernels::bf16() {
-        Ok(_) => vec![DType::F32, DType::Bf16],
-        Err(_) => vec![DType::F32],
-    };
+    let plans = plans(config, &loaded.registries)?;
     let entry = |name: &str, key: &str, value: &str| AcceleratorEntry {
         name: name.into(),
         params: [(key.to_owned(), value.into())].into(),
     };
     let mut found = Vec::new();
     for attention in loaded.registries.attention.names() {
-        for (fused, reuse) in FUSED_KERNELS
+        let backend = loaded.registries.attention.get(attention)?;
+        // What cannot be in force on this device is no combination: `check` says why if a config asks for it.
+        let served: Vec<&(DType, Plan)> = plans
+            .iter()
+            .filter(|(_, plan)| AttentionBackendAccelerator::serves(&*backend, plan).is_ok())
+            .collect();
+        let dtypes: Vec<DType> = served.iter().map(|(dtype, _)| *dtype).collect();
+        let every = |holds: fn(&Plan) -> bool| served.iter().all(|(_, plan)| holds(plan));
+        let fusible = every(|plan| plan.kernels.fused(Arc::new(|| ())).is_some());
+        let reusable = backend.is_row_independent() && every(|plan| plan.kernels.is_row_independent());
+        let combinations = FUSED_KERNELS
             .iter()
             .flat_map(|fused| EXACT_REUSE.map(|reuse| (fused, reuse)))
-        {
+            .filter(|(fused, reuse)| (fusible || fused.is_none()) && (reusable || !reuse));
+        for (fused, reuse) in combinations {
             let mut shared = Vec::new();
             if attention != without {
                 shared.push(entry(AttentionBackendAccelerator::NAME, "backend", attention));
@@ -169,7 +180,20 @@ fn combinations(loaded: &Loaded) -> Vec<Combination> {
             found.extend(settings(config, &dtypes).iter().map(accelerated));
         }
     }
-    found
+    Ok(found)
+}
+
+/// The plans of the config's device without accelerators, one per precision that it has.
+fn plans(config: &Config, registries: &Registries) -> Result<Vec<(DType, Plan)>, EnvironmentError> {
+    let bf16 = config.device.kind != DeviceKind::Cpu || flow_kernels::CpuKernels::bf16().is_ok();
+    let dtypes = [DType::F32].into_iter().chain(bf16.then_some(DType::Bf16));
+    dtypes
+        .map(|dtype| {
+            let mut config = config.clone();
+            config.device.dtype = dtype;
+            Ok((dtype, base_plan(&config, registries)?))
+        })
+        .collect()
 }
 
 /// The config with every coupled algorithm, guidance, set of trained weights, type and policy.
