@@ -4,6 +4,8 @@
 
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
+pub mod activation;
+#[allow(missing_docs)]
 pub mod barrier;
 #[allow(missing_docs)]
 pub mod copy;

@@ -5,58 +5,39 @@ use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, wi
 use crate::columns::{Columns, THREADS, fold, place, rows_per_piece};
 use crate::partials::Target;
 use cubecl::prelude::*;
+pub use flow_cube::activation::Activation;
+use flow_cube::activation::{Arithmetic, activate, derivative};
 
-/// Elementwise function after a linear layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// The identity.
-    None,
-    /// `x · sigmoid(x)`.
-    Silu,
-    /// GELU, tanh approximation (Hendrycks and Gimpel 2016, arXiv:1606.08415), as `x · sigmoid(2u)`: without the
-    /// cancellation of `1 + tanh(u)` at negative `x`.
-    GeluTanh,
-}
-
-/// `2 sqrt(2/π)`: twice, because `(1 + tanh u) / 2 = sigmoid(2u)`.
-const GELU_SLOPE: f32 = 1.595_769;
-/// The cubic term of the tanh approximation.
-const GELU_CUBIC: f32 = 0.044_715;
-
+/// `activation(x)` of each.
 #[cube]
-fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
-    let one = Vector::<f32, N>::new(1.0f32);
-    one / (one + (-x).exp())
-}
-
-/// `activation(x)`.
-#[cube]
-pub(crate) fn activate<N: Size>(x: Vector<f32, N>, #[comptime] activation: Activation) -> Vector<f32, N> {
-    if comptime!(activation == Activation::Silu) {
-        x * sigmoid(x)
-    } else if comptime!(activation == Activation::GeluTanh) {
-        let cubic = Vector::<f32, N>::new(GELU_CUBIC) * x * x * x;
-        x * sigmoid(Vector::<f32, N>::new(GELU_SLOPE) * (x + cubic))
-    } else {
-        x
+fn activate_each<N: Size>(
+    x: Vector<f32, N>,
+    #[comptime] activation: Activation,
+    #[comptime] arithmetic: Arithmetic,
+) -> Vector<f32, N> {
+    let width = N::value();
+    let mut y = x;
+    #[unroll]
+    for i in 0..width {
+        y.insert(i, activate(x.extract(i), activation, arithmetic));
     }
+    y
 }
 
-/// The derivative of [`activate`].
+/// The derivative of each.
 #[cube]
-pub(crate) fn derivative<N: Size>(x: Vector<f32, N>, #[comptime] activation: Activation) -> Vector<f32, N> {
-    let one = Vector::<f32, N>::new(1.0f32);
-    if comptime!(activation == Activation::Silu) {
-        let s = sigmoid(x);
-        s + x * s * (one - s)
-    } else if comptime!(activation == Activation::GeluTanh) {
-        let square = Vector::<f32, N>::new(GELU_CUBIC) * x * x;
-        let s = sigmoid(Vector::<f32, N>::new(GELU_SLOPE) * (x + square * x));
-        let inner = Vector::<f32, N>::new(GELU_SLOPE) * (one + Vector::new(3.0f32) * square);
-        s + x * s * (one - s) * inner
-    } else {
-        one
+fn derivative_each<N: Size>(
+    x: Vector<f32, N>,
+    #[comptime] activation: Activation,
+    #[comptime] arithmetic: Arithmetic,
+) -> Vector<f32, N> {
+    let width = N::value();
+    let mut y = x;
+    #[unroll]
+    for i in 0..width {
+        y.insert(i, derivative(x.extract(i), activation, arithmetic));
     }
+    y
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -65,10 +46,12 @@ pub(crate) fn activation_forward<F: Float, N: Size>(
     y: &mut [Vector<F, N>],
     vectors: usize,
     #[comptime] activation: Activation,
+    #[comptime] arithmetic: Arithmetic,
 ) {
     let at = ABSOLUTE_POS;
     if at < vectors {
-        y[at] = Vector::cast_from(activate::<N>(Vector::cast_from(x[at]), activation));
+        let x = Vector::cast_from(x[at]);
+        y[at] = Vector::cast_from(activate_each::<N>(x, activation, arithmetic));
     }
 }
 
@@ -82,7 +65,8 @@ pub(crate) fn activation_backward<F: Float, N: Size>(
     partials: &mut [Vector<f32, N>],
     rows: usize,
     piece: usize,
-    #[comptime] activation: Activation,
+    #[comptime] activation: Option<Activation>,
+    #[comptime] arithmetic: Arithmetic,
     #[comptime] sum: bool,
     #[comptime] columns: Columns,
 ) {
@@ -98,8 +82,9 @@ pub(crate) fn activation_backward<F: Float, N: Size>(
             if row < end {
                 let at = row * columns.vectors + column;
                 let mut slope = Vector::<f32, N>::cast_from(gradient[at]);
-                if comptime!(activation != Activation::None) {
-                    slope *= derivative::<N>(Vector::cast_from(x[at]), activation);
+                if comptime!(activation.is_some()) {
+                    let function = comptime!(activation.unwrap_or(Activation::Silu));
+                    slope *= derivative_each::<N>(Vector::cast_from(x[at]), function, arithmetic);
                     let rounded = Vector::<F, N>::cast_from(slope);
                     dx[at] = rounded;
                     slope = Vector::cast_from(rounded);
@@ -139,6 +124,7 @@ pub fn forward(client: &Client, x: &Buffer, y: &Buffer, activation: Activation) 
             y.argument(),
             vectors,
             activation,
+            Arithmetic::of(client, x.element),
         );
     });
     Ok(())
@@ -150,13 +136,13 @@ pub fn forward(client: &Client, x: &Buffer, y: &Buffer, activation: Activation) 
 pub struct Backward<'a> {
     /// Values of a row.
     pub columns: usize,
-    /// The function.
-    pub activation: Activation,
-    /// What it was applied to; ignored for [`Activation::None`].
+    /// The function, if there is one.
+    pub activation: Option<Activation>,
+    /// What it was applied to; ignored without a function.
     pub x: Option<&'a Buffer>,
     /// Gradient of its result.
     pub gradient: &'a Buffer,
-    /// Gradient of `x`; ignored for [`Activation::None`].
+    /// Gradient of `x`; ignored without a function.
     pub dx: Option<&'a Buffer>,
     /// Sum of `dx` over the rows, if wanted; of any type.
     pub dbias: Option<&'a Buffer>,
@@ -189,8 +175,8 @@ pub fn backward(client: &Client, call: Backward<'_>) -> Result<(), Refused> {
     let partials = Buffer::empty(client, partial.max(width), Element::F32);
     let unused = Buffer::empty(client, width, element);
     let (x, dx) = match activation {
-        Activation::None => (gradient, &unused),
-        _ => {
+        None => (gradient, &unused),
+        Some(_) => {
             let x = call.x.unwrap_or(&unused);
             let dx = call.dx.unwrap_or(&unused);
             x.expect_of("x", length, element)?;
@@ -214,6 +200,7 @@ pub fn backward(client: &Client, call: Backward<'_>) -> Result<(), Refused> {
                 rows,
                 piece,
                 activation,
+                Arithmetic::of(client, element),
                 dbias.is_some(),
                 layout,
             );

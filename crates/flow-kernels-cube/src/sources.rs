@@ -23,6 +23,7 @@ use crate::sde::sde_mean::SdeMean;
 use crate::sde::squared_distance::SquaredDistance;
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
+use flow_cube::activation::Arithmetic;
 use flow_cube::offline::{self, CannotCompile, CudaSource};
 use half::bf16;
 
@@ -97,10 +98,10 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
                 "gate_backward",
                 define!(GateBackward::<F>, THREADS, [b m g d p], [b t c g p], vector, true, true, columns),
             ),
-            ("activation_forward", define!(ActivationForward::<F>, THREADS, [x y], [v], vector, gelu)),
+            ("activation_forward", define!(ActivationForward::<F>, THREADS, [x y], [v], vector, gelu, Arithmetic::Approximate)),
             (
                 "activation_backward",
-                define!(ActivationBackward::<F>, THREADS, [x g d p], [r p], vector, gelu, true, columns),
+                define!(ActivationBackward::<F>, THREADS, [x g d p], [r p], vector, Some(gelu), Arithmetic::Approximate, true, columns),
             ),
             ("embedding", define!(EmbeddingForward::<f32, F>, THREADS, [t i y], [r c v], vector)),
             ("sde_mean", define!(SdeMean::<F>, THREADS, [x v n c m y], [r v], 4, true)),

@@ -1,7 +1,8 @@
 //! A whole model on a CubeCL device: the loss and every weight's gradient of a small DiT are the CPU's.
 
 use burn::tensor::Tensor;
-use flow_attention::{CpuAttention, PortableAttention};
+use flow_attention::CpuAttention;
+use flow_attention::cube::PortableAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};

@@ -1,6 +1,7 @@
 //! The product that a call asks for, and why it is declined.
 
 use crate::Element;
+pub use flow_cube::activation::Activation;
 
 /// How the factors of `D [m, n]` lie in memory, rows without gaps between their elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,16 +14,9 @@ pub enum Layout {
     Tn,
 }
 
-/// Activation of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// `x / 2 (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))` (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2).
-    GeluTanh,
-    /// `x / (1 + e⁻ˣ)`.
-    Silu,
-}
-
-/// What becomes of the sums `S = op(A) op(B) + low rank + bias`, each in f32, before they are rounded and written.
+/// What becomes of the sums `S = op(A) op(B) + low rank + bias`, each in f32, before they are rounded and written. Where
+/// `S` goes through a function, a gate or a derivative, it is rounded to the factors' type first, so that the result is
+/// that of the same steps one by one, bit for bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     /// `D = S`.

@@ -1,10 +1,10 @@
 //! From sums to the result: bias, activation, gate and residual, derivative, accumulation; for the kernels for tensor cores.
 
 use crate::Element;
-use crate::activation::{activate, derivative};
 use crate::call::{Activation, Epilogue, Matmul};
 use cubecl::prelude::*;
-use flow_cube::register::{unpack_high, unpack_low};
+use flow_cube::activation::{Arithmetic, activate, derivative};
+use flow_cube::register::{pack, unpack_high, unpack_low};
 use flow_cube::wgmma::Factor;
 
 /// What becomes of sums, as kernels are compiled for it.
@@ -54,6 +54,11 @@ impl Finish {
         self.epilogue.writes_other()
     }
 
+    /// Whether sums are rounded before the epilogue takes them.
+    pub fn rounds(&self) -> bool {
+        !self.wide() && !matches!(self.epilogue, Epilogue::Store | Epilogue::Accumulate)
+    }
+
     /// Whether there is a gate.
     pub fn gated(&self) -> bool {
         matches!(self.epilogue, Epilogue::GateAndAdd { .. })
@@ -65,14 +70,47 @@ impl Finish {
     }
 }
 
+/// Results of two neighbouring sums, packed; `other` is the pair that the epilogue reads.
+#[cube]
+pub(crate) fn finished_pair(
+    low: f32,
+    high: f32,
+    other: u32,
+    gate_low: f32,
+    gate_high: f32,
+    #[comptime] finish: Finish,
+) -> u32 {
+    let factor = comptime!(finish.factor);
+    let mut low = low;
+    let mut high = high;
+    if comptime!(finish.rounds()) {
+        let rounded = pack(low, high, factor);
+        low = unpack_low(rounded, factor);
+        high = unpack_high(rounded, factor);
+    }
+    pack(
+        finished(low, unpack_low(other, factor), gate_low, finish),
+        finished(high, unpack_high(other, factor), gate_high, finish),
+        factor,
+    )
+}
+
 /// The result of a sum. `other` is what the epilogue reads, `gate` the gate's number.
 #[cube]
 pub(crate) fn finished(sum: f32, other: f32, gate: f32, #[comptime] finish: Finish) -> f32 {
     let (activation, slope) = comptime!(finish.epilogue.functions());
     if comptime!(activation.is_some()) {
-        activate(sum, comptime!(activation.unwrap_or(Activation::Silu)))
+        activate(
+            sum,
+            comptime!(activation.unwrap_or(Activation::Silu)),
+            Arithmetic::Approximate,
+        )
     } else if comptime!(slope.is_some()) {
-        sum * derivative(other, comptime!(slope.unwrap_or(Activation::Silu)))
+        sum * derivative(
+            other,
+            comptime!(slope.unwrap_or(Activation::Silu)),
+            Arithmetic::Approximate,
+        )
     } else if comptime!(finish.gated()) {
         other + gate * sum
     } else if comptime!(finish.reads()) {

@@ -2,7 +2,6 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
-mod activation;
 pub mod call;
 pub mod catalogue;
 #[allow(missing_docs)]

@@ -206,7 +206,7 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
         time(client, &format!("GELU, backward, bias {bias}"), 3 * size, |set| {
             let call = activation::Backward {
                 columns: inner,
-                activation: Activation::GeluTanh,
+                activation: Some(Activation::GeluTanh),
                 x: Some(&of[set][0]),
                 gradient: &of[set][1],
                 dx: Some(&of[set][2]),
@@ -218,7 +218,7 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
     time(client, "column sums", size, |set| {
         let call = activation::Backward {
             columns: inner,
-            activation: Activation::None,
+            activation: None,
             x: None,
             gradient: &of[set][0],
             dx: None,

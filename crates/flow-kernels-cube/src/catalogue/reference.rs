@@ -3,11 +3,11 @@
 use crate::Activation;
 
 /// `activation(x)`.
-pub fn activate(x: f64, activation: Activation) -> f64 {
+pub fn activate(x: f64, activation: Option<Activation>) -> f64 {
     match activation {
-        Activation::None => x,
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => 0.5 * x * (1.0 + gelu_inner(x).tanh()),
+        None => x,
+        Some(Activation::Silu) => x / (1.0 + (-x).exp()),
+        Some(Activation::GeluTanh) => 0.5 * x * (1.0 + gelu_inner(x).tanh()),
     }
 }
 
@@ -16,14 +16,14 @@ fn gelu_inner(x: f64) -> f64 {
 }
 
 /// Its derivative.
-pub fn activation_slope(x: f64, activation: Activation) -> f64 {
+pub fn activation_slope(x: f64, activation: Option<Activation>) -> f64 {
     match activation {
-        Activation::None => 1.0,
-        Activation::Silu => {
+        None => 1.0,
+        Some(Activation::Silu) => {
             let s = 1.0 / (1.0 + (-x).exp());
             s + x * s * (1.0 - s)
         }
-        Activation::GeluTanh => {
+        Some(Activation::GeluTanh) => {
             let t = gelu_inner(x).tanh();
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (1.0 + 3.0 * 0.044_715 * x * x);
             0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
@@ -161,7 +161,7 @@ mod tests {
                 );
             }
         }
-        for activation in [Activation::None, Activation::Silu, Activation::GeluTanh] {
+        for activation in [None, Some(Activation::Silu), Some(Activation::GeluTanh)] {
             let slopes: Vec<f64> = x
                 .iter()
                 .zip(&g)

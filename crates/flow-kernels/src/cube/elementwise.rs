@@ -11,20 +11,25 @@ use flow_kernels_cube::gated_residual::Gate;
 use flow_kernels_cube::rotary::Rotary;
 use std::sync::Arc;
 
-/// The kernels' name of a function.
-fn function(activation: Activation) -> Function {
+/// The kernels' name of a function; none for the identity.
+pub(super) fn function(activation: Activation) -> Option<Function> {
     match activation {
-        Activation::None => Function::None,
-        Activation::Silu => Function::Silu,
-        Activation::GeluTanh => Function::GeluTanh,
+        Activation::None => None,
+        Activation::Silu => Some(Function::Silu),
+        Activation::GeluTanh => Some(Function::GeluTanh),
     }
 }
 
 /// The result of a function of `x`.
 pub(super) fn activated(x: &Operand, activation: Activation) -> Operand {
+    let Some(function) = function(activation) else {
+        return x.clone();
+    };
     let y = x.room_alike();
-    let forward = activation::forward(x.client(), &x.buffer(), &y.buffer(), function(activation));
-    done("activation", forward);
+    done(
+        "activation",
+        activation::forward(x.client(), &x.buffer(), &y.buffer(), function),
+    );
     y
 }
 

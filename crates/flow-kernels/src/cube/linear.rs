@@ -1,6 +1,6 @@
 //! Linear layers with bias, low-rank adapter and activation.
 
-use super::elementwise::{activated, activation_gradient};
+use super::elementwise::{activated, activation_gradient, function};
 use super::operand::Operand;
 use super::products::{Products, matrix};
 use crate::linear::has_trained_matrix;
@@ -9,7 +9,7 @@ use flow_core::exec::Stash;
 use flow_core::kernels::LinearWeights;
 use flow_core::{Activation, Plain, op};
 use flow_kernels_cube::Element;
-use flow_matmul_cube::call::{Activation as Function, Epilogue, Layout, Matmul};
+use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::Operands;
 use std::sync::Arc;
 
@@ -124,12 +124,7 @@ impl Layer {
         *shape.last_mut().expect("a linear layer's input has an axis") = self.outputs;
         let output = x.room(&shape, x.element());
         let sum = keep_sum.then(|| output.room_alike());
-        let function = match activation {
-            Activation::None => None,
-            Activation::Silu => Some(Function::Silu),
-            Activation::GeluTanh => Some(Function::GeluTanh),
-        };
-        let epilogue = function.map_or(Epilogue::Store, |activation| Epilogue::Activate {
+        let epilogue = function(activation).map_or(Epilogue::Store, |activation| Epilogue::Activate {
             activation,
             keep_sum,
         });

@@ -3,13 +3,13 @@
 use super::product::multiply_add;
 use super::tiles::{SIDE, THREADS, Tiles, WARP};
 use crate::call::Layout;
-use crate::finish::{Finish, finished, pair_of};
+use crate::finish::{Finish, finished, finished_pair, pair_of};
 use crate::schedule::STEP;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::copy::{commit, copy_16, wait};
 use flow_cube::mma::{lane_by_columns, lane_by_rows};
-use flow_cube::register::{pack, unpack_high, unpack_low};
+use flow_cube::register::pack;
 
 /// Eight values of 16 bits.
 pub type Eight = Vector<u32, Const<4>>;
@@ -310,9 +310,8 @@ pub fn mma_matmul<N: Size>(
                         if comptime!(finish.keeps_sum()) {
                             other[place] = pack(low, high, factor);
                         }
-                        let low = finished(low, unpack_low(read, factor), gate_low, finish);
-                        let high = finished(high, unpack_high(read, factor), gate_high, finish);
-                        d[(d_first + row) as usize * d_stride as usize + pair] = pack(low, high, factor);
+                        d[(d_first + row) as usize * d_stride as usize + pair] =
+                            finished_pair(low, high, read, gate_low, gate_high, finish);
                     }
                 }
             }

@@ -3,9 +3,9 @@
 //! Thread `(x, y)`, both below 16, owns the rows `y + 16 r` and the columns `x + 16 j`. Sums are in f32, in the order of the
 //! summands, first pair of factors first: an element's bits depend on its row, its column and nothing else.
 
-use crate::activation::{GELU_CUBE, GELU_SCALE};
 use crate::call::{Activation, Epilogue, Layout};
 use cubecl::prelude::*;
+use flow_cube::activation::{Arithmetic, activate, derivative};
 
 /// Threads of a block.
 pub(super) const THREADS: usize = 256;
@@ -27,6 +27,8 @@ pub struct Kind {
     pub bias: bool,
     /// The epilogue; `tokens` is not looked at.
     pub epilogue: Epilogue,
+    /// Of activations.
+    pub arithmetic: Arithmetic,
 }
 
 impl Kind {
@@ -138,36 +140,6 @@ fn add_products<F: Float>(
     }
 }
 
-/// `1 / (1 + e⁻ˣ)`; the exponential stays finite, since shader languages promise nothing about infinities.
-#[cube]
-fn sigmoid(x: f32) -> f32 {
-    1.0f32 / (1.0f32 + (-max(x, -80.0f32)).exp())
-}
-
-/// `activation(x)`; GELU by `1/2 (1 + tanh u) = sigmoid(2 u)`.
-#[cube]
-fn activate(x: f32, #[comptime] activation: Activation) -> f32 {
-    if comptime!(activation == Activation::Silu) {
-        x * sigmoid(x)
-    } else {
-        x * sigmoid(x * (comptime!(2.0 * GELU_SCALE) + comptime!(2.0 * GELU_SCALE * GELU_CUBE) * x * x))
-    }
-}
-
-/// `activation'(x)`.
-#[cube]
-fn derivative(x: f32, #[comptime] activation: Activation) -> f32 {
-    if comptime!(activation == Activation::Silu) {
-        let s = sigmoid(x);
-        s * (1.0f32 + x * (1.0f32 - s))
-    } else {
-        let square = x * x;
-        let s = sigmoid(x * (comptime!(2.0 * GELU_SCALE) + comptime!(2.0 * GELU_SCALE * GELU_CUBE) * square));
-        let slope = comptime!(2.0 * GELU_SCALE) + comptime!(6.0 * GELU_SCALE * GELU_CUBE) * square;
-        s + x * s * (1.0f32 - s) * slope
-    }
-}
-
 /// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`. `chunk` is always [`CHUNK`], but not so that compilers know: Mesa's
 /// for processors would unroll all inner loops and take minutes.
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -254,6 +226,8 @@ pub fn portable_matmul<F: Float, O: Float>(
                 if comptime!(kind.bias) {
                     sum += f32::cast_from(bias[column]);
                 }
+                // As the same steps one by one: see `Epilogue`.
+                let rounded = f32::cast_from(F::cast_from(sum));
                 let to = row * d_stride + column;
                 if comptime!(kind.epilogue == Epilogue::Accumulate) {
                     d[to] = O::cast_from(f32::cast_from(d[to]) + sum);
@@ -261,14 +235,16 @@ pub fn portable_matmul<F: Float, O: Float>(
                     if comptime!(kind.epilogue.writes_other()) {
                         other[row * other_stride + column] = F::cast_from(sum);
                     }
-                    d[to] = O::cast_from(activate(sum, comptime!(activation.unwrap_or(Activation::Silu))));
+                    let function = comptime!(activation.unwrap_or(Activation::Silu));
+                    d[to] = O::cast_from(activate(rounded, function, comptime!(kind.arithmetic)));
                 } else if comptime!(slope.is_some()) {
                     let at = f32::cast_from(other[row * other_stride + column]);
-                    d[to] = O::cast_from(sum * derivative(at, comptime!(slope.unwrap_or(Activation::Silu))));
+                    let function = comptime!(slope.unwrap_or(Activation::Silu));
+                    d[to] = O::cast_from(rounded * derivative(at, function, comptime!(kind.arithmetic)));
                 } else if comptime!(kind.gated()) {
                     let residual = f32::cast_from(other[row * other_stride + column]);
                     let factor = f32::cast_from(gate[gate_start + row / tokens * gate_stride + column]);
-                    d[to] = O::cast_from(residual + factor * sum);
+                    d[to] = O::cast_from(residual + factor * rounded);
                 } else {
                     d[to] = O::cast_from(sum);
                 }

@@ -8,6 +8,7 @@ use cubecl::ir::AddressType;
 use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
+use flow_cube::activation::Arithmetic;
 use half::{bf16, f16};
 
 /// Whether the device can run the kernel.
@@ -69,6 +70,7 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
         low_rank: call.rank > 0,
         bias: call.bias,
         epilogue: call.epilogue.kind(),
+        arithmetic: Arithmetic::of(client, call.element),
     };
     // SAFETY: every access is within the rows and columns of the matrices.
     unsafe {

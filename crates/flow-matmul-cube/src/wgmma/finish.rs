@@ -4,9 +4,9 @@
 //! which leaves out what the result does not have. What an epilogue reads beside the sums comes in the same way, into the
 //! place where the result of the same elements is put.
 
-use crate::finish::{Finish, finished, pair_of};
+use crate::finish::{Finish, finished, finished_pair, pair_of};
 use cubecl::prelude::*;
-use flow_cube::register::{load_shared, pack, store_shared, unpack_high, unpack_low};
+use flow_cube::register::{load_shared, pack, store_shared};
 
 /// Finishes two neighbouring sums of a row and puts them to their place `to`, a byte address of shared memory.
 /// `sum_only`: the sums themselves are wanted.
@@ -40,9 +40,7 @@ fn finish_pair(
         if comptime!(finish.reads()) {
             other = load_shared(to);
         }
-        let low = finished(low, unpack_low(other, factor), gate_low, finish);
-        let high = finished(high, unpack_high(other, factor), gate_high, finish);
-        store_shared(to, pack(low, high, factor));
+        store_shared(to, finished_pair(low, high, other, gate_low, gate_high, finish));
     }
 }
 
