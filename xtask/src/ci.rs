@@ -23,7 +23,7 @@ pub const LAVAPIPE: [&str; 3] = [
 const CUDA: [&str; 4] = ["--package", "flow-train", "--features", "cuda"];
 
 /// The tests of kernels on Vulkan through Burn. A build of their own, so that no other test needs Burn's `wgpu` backend.
-const THROUGH_BURN: [&str; 9] = [
+const THROUGH_BURN: [&str; 8] = [
     "test",
     "--release",
     "--package",
@@ -32,7 +32,6 @@ const THROUGH_BURN: [&str; 9] = [
     "lavapipe",
     "--test",
     "cube",
-    "--test=cube_model",
 ];
 
 /// Which steps to leave out.

@@ -11,6 +11,8 @@ use flow_kernels_cube::gated_residual::Gate;
 use flow_kernels_cube::rotary::Rotary;
 use std::sync::Arc;
 
+const GATE: &str = "gated_residual";
+
 /// The kernels' name of a function; none for the identity.
 pub(super) fn function(activation: Activation) -> Option<Function> {
     match activation {
@@ -76,21 +78,26 @@ pub(super) fn activation(x: &DispatchTensor, activation: Activation, element: El
     })
 }
 
-/// As the CPU's; backward keeps the branch and the modulation.
-pub(super) fn gated_residual(
-    residual: &DispatchTensor,
-    branch: &DispatchTensor,
-    modulation: &DispatchTensor,
-    gate: usize,
-    element: Element,
-) -> DispatchTensor {
-    const NAME: &str = "gated_residual";
-    op::apply(NAME, &[residual, branch, modulation], |inputs, _| {
-        let operands = [0, 1, 2].map(|at| Operand::read(&inputs[at]));
-        let of = [0, 1, 2].map(|at| operands[at].element());
-        let [residual, branch, modulation] = operands.map(|operand| operand.cast(element));
-        let [batch, tokens, channels] = *branch.shape() else {
-            panic!("residual of {:?}, three axes expected", branch.shape())
+/// What a gated branch is added to, and the gates.
+#[derive(Debug)]
+pub(super) struct Gated {
+    /// `[B, S, D]`.
+    pub residual: Operand,
+    /// `[B, K, D]`.
+    pub modulation: Operand,
+    pub call: Gate,
+    /// Types of the gradients of the residual and of the modulation.
+    of: [Element; 2],
+}
+
+impl Gated {
+    /// Reads the operands, to be computed on in `element`.
+    pub fn read(residual: &Plain, modulation: &Plain, gate: usize, element: Element) -> Self {
+        let [residual, modulation] = [residual, modulation].map(Operand::read);
+        let of = [residual.element(), modulation.element()];
+        let [residual, modulation] = [residual, modulation].map(|operand| operand.cast(element));
+        let [batch, tokens, channels] = *residual.shape() else {
+            panic!("residual of {:?}, three axes expected", residual.shape())
         };
         let call = Gate {
             batch,
@@ -99,33 +106,80 @@ pub(super) fn gated_residual(
             chunks: modulation.shape()[1],
             gate,
         };
-        let y = branch.room_alike();
-        let forward = call.forward(
+        Self {
+            residual,
+            modulation,
+            call,
+            of,
+        }
+    }
+
+    /// The result for a branch that is a tensor.
+    pub fn with(&self, branch: &Operand) -> Operand {
+        let y = self.residual.room_alike();
+        let forward = self.call.forward(
             y.client(),
-            &residual.buffer(),
+            &self.residual.buffer(),
             &branch.buffer(),
-            &modulation.buffer(),
+            &self.modulation.buffer(),
             &y.buffer(),
         );
-        done(NAME, forward);
+        done(GATE, forward);
+        y
+    }
+
+    /// The gradient of the residual for the `gradient` of the result.
+    pub fn residual_gradient(&self, gradient: &Operand) -> Plain {
+        gradient.clone().into_plain_as(self.of[0])
+    }
+
+    /// Gradients of the branch, if `want_branch`, and of the modulation, if there is the `branch`.
+    pub fn backward(
+        &self,
+        branch: Option<&Operand>,
+        gradient: &Operand,
+        want_branch: bool,
+    ) -> (Option<Operand>, Option<Plain>) {
+        let dbranch = want_branch.then(|| gradient.room_alike());
+        let dmodulation = branch.map(|_| self.modulation.room_alike());
+        let backward = self.call.backward(
+            gradient.client(),
+            // Read for the gradient of the modulation only.
+            &branch.unwrap_or(gradient).buffer(),
+            &self.modulation.buffer(),
+            &gradient.buffer(),
+            dbranch.as_ref().map(Operand::buffer).as_ref(),
+            dmodulation.as_ref().map(Operand::buffer).as_ref(),
+        );
+        done(GATE, backward);
+        let dmodulation = dmodulation.map(|dmodulation| dmodulation.into_plain_as(self.of[1]));
+        (dbranch, dmodulation)
+    }
+}
+
+/// As the CPU's; backward keeps the branch and the modulation.
+pub(super) fn gated_residual(
+    residual: &DispatchTensor,
+    branch: &DispatchTensor,
+    modulation: &DispatchTensor,
+    gate: usize,
+    element: Element,
+) -> DispatchTensor {
+    op::apply(GATE, &[residual, branch, modulation], |inputs, _| {
+        let gated = Gated::read(&inputs[0], &inputs[2], gate, element);
+        let branch = Operand::read(&inputs[1]);
+        let of_branch = branch.element();
+        let branch = branch.cast(element);
+        let y = gated.with(&branch);
         let backward: op::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let dbranch = wanted[1].then(|| branch.room_alike());
-            let dmodulation = wanted[2].then(|| modulation.room_alike());
-            let backward = call.backward(
-                gradient.client(),
-                &branch.buffer(),
-                &modulation.buffer(),
-                &gradient.buffer(),
-                dbranch.as_ref().map(Operand::buffer).as_ref(),
-                dmodulation.as_ref().map(Operand::buffer).as_ref(),
-            );
-            done(NAME, backward);
+            let branch = wanted[2].then_some(&branch);
+            let (dbranch, dmodulation) = gated.backward(branch, &gradient, wanted[1]);
             vec![
-                wanted[0].then(|| gradient.into_plain_as(of[0])),
-                dbranch.map(|dbranch| dbranch.into_plain_as(of[1])),
-                dmodulation.map(|dmodulation| dmodulation.into_plain_as(of[2])),
+                wanted[0].then(|| gated.residual_gradient(&gradient)),
+                dbranch.map(|dbranch| dbranch.into_plain_as(of_branch)),
+                dmodulation,
             ]
         });
         (y.into_plain(), backward)

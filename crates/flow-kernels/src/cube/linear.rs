@@ -1,6 +1,6 @@
 //! Linear layers with bias, low-rank adapter and activation.
 
-use super::elementwise::{activated, activation_gradient, function};
+use super::elementwise::{Gated, activated, activation_gradient, function};
 use super::operand::Operand;
 use super::products::{Products, matrix};
 use crate::linear::has_trained_matrix;
@@ -10,12 +10,12 @@ use flow_core::kernels::LinearWeights;
 use flow_core::{Activation, Plain, op};
 use flow_kernels_cube::Element;
 use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
-use flow_matmul_cube::tensors::Operands;
+use flow_matmul_cube::tensors::{Gate as MatmulGate, Operands};
 use std::sync::Arc;
 
 /// A layer's weights in the type that products take.
 #[derive(Debug)]
-struct Layer {
+pub(super) struct Layer {
     /// `[out, in]`.
     weight: Operand,
     /// `[out]`.
@@ -77,9 +77,13 @@ pub(super) fn linear(
         let backward: op::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let bias = layer.bias.is_some() && wanted[2];
+            let bias = layer.has_bias() && wanted[2];
             let (gradient, dbias) = activation_gradient(sum.as_ref(), activation, gradient, bias);
-            let dx = wanted[0].then(|| layer.input_gradient(&gradient, &x_shape).into_plain_as(of_x));
+            let dx = wanted[0].then(|| {
+                layer
+                    .input_gradient(&gradient, &x_shape, None)
+                    .into_plain_as(of_x)
+            });
             let mut gradients = vec![dx];
             gradients.extend(layer.weight_gradients(x.as_ref(), &gradient, dbias, &wanted[1..]));
             gradients
@@ -90,7 +94,12 @@ pub(super) fn linear(
 
 impl Layer {
     /// `plain` holds the values of [`LinearWeights::tensors`].
-    fn read(plain: &[Plain], weights: &LinearWeights, element: Element, products: &Arc<Products>) -> Self {
+    pub fn read(
+        plain: &[Plain],
+        weights: &LinearWeights,
+        element: Element,
+        products: &Arc<Products>,
+    ) -> Self {
         let weight = Operand::read_as(&plain[0], element);
         let (outputs, _) = weight.rows_and_columns();
         let bias = weights
@@ -118,16 +127,48 @@ impl Layer {
     }
 
     /// The sum before the activation, if wanted, and the output.
-    fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
-        let (rows, inputs) = x.rows_and_columns();
-        let mut shape = x.shape();
-        *shape.last_mut().expect("a linear layer's input has an axis") = self.outputs;
-        let output = x.room(&shape, x.element());
+    pub fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
+        let output = self.room(x);
         let sum = keep_sum.then(|| output.room_alike());
         let epilogue = function(activation).map_or(Epilogue::Store, |activation| Epilogue::Activate {
             activation,
             keep_sum,
         });
+        self.sums(x, epilogue, sum.as_ref(), None, &output);
+        (sum, output)
+    }
+
+    /// What the output is a gated branch of; the output itself is never a tensor.
+    pub fn gated(&self, x: &Operand, gated: &Gated) -> Operand {
+        let call = &gated.call;
+        let gate = MatmulGate {
+            handle: gated.modulation.buffer().handle,
+            start: call.gate * call.channels,
+            stride: call.chunks * call.channels,
+        };
+        let output = gated.residual.room_alike();
+        let epilogue = Epilogue::GateAndAdd { tokens: call.tokens };
+        self.sums(x, epilogue, Some(&gated.residual), Some(&gate), &output);
+        output
+    }
+
+    /// Room for the output.
+    fn room(&self, x: &Operand) -> Operand {
+        let mut shape = x.shape();
+        *shape.last_mut().expect("a linear layer's input has an axis") = self.outputs;
+        x.room(&shape, x.element())
+    }
+
+    /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue.
+    fn sums(
+        &self,
+        x: &Operand,
+        epilogue: Epilogue,
+        other: Option<&Operand>,
+        gate: Option<&MatmulGate>,
+        output: &Operand,
+    ) {
+        let (rows, inputs) = x.rows_and_columns();
         let call = Matmul {
             rank: self.rank(),
             bias: self.bias.is_some(),
@@ -141,25 +182,33 @@ impl Layer {
         let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
         let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.up)]);
         let bias = self.bias.as_ref().map(|bias| bias.buffer().handle);
-        let kept = sum.as_ref().map(matrix);
-        let (a, b, d) = (matrix(x), matrix(&self.weight), matrix(&output));
+        let other = other.map(matrix);
+        let (a, b, d) = (matrix(x), matrix(&self.weight), matrix(output));
         let operands = Operands {
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
             bias: bias.as_ref(),
-            other: kept.as_ref(),
+            gate,
+            other: other.as_ref(),
             ..Operands::new(&a, &b, &d)
         };
         self.products.run(x, call, &operands);
-        (sum, output)
     }
 
-    /// `G W + (G · scale B) A` for the `gradient` of the sum before the activation.
-    fn input_gradient(&self, gradient: &Operand, shape: &[usize]) -> Operand {
+    /// `G W + (G · scale B) A` for the `gradient` of the sum before the activation; `through` the activation before this
+    /// layer, if given, with the sum that it was applied to.
+    pub fn input_gradient(
+        &self,
+        gradient: &Operand,
+        shape: &[usize],
+        through: Option<(&Operand, Activation)>,
+    ) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
         let (_, inputs) = self.weight.rows_and_columns();
         let output = gradient.room(shape, gradient.element());
+        let through = through.and_then(|(sum, activation)| Some((sum, function(activation)?)));
         let call = Matmul {
             rank: self.rank(),
+            epilogue: through.map_or(Epilogue::Store, |(_, of)| Epilogue::TimesDerivative(of)),
             ..Matmul::plain(Layout::Nn, [rows, inputs, outputs], gradient.element())
         };
         let reduced = self
@@ -168,13 +217,27 @@ impl Layer {
             .map(|adapter| adapter.reduced_gradient(gradient, &self.products));
         let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
         let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.down)]);
+        let sum = through.map(|(sum, _)| matrix(sum));
         let (a, b, d) = (matrix(gradient), matrix(&self.weight), matrix(&output));
         let operands = Operands {
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
+            other: sum.as_ref(),
             ..Operands::new(&a, &b, &d)
         };
         self.products.run(gradient, call, &operands);
         output
+    }
+
+    /// Whether there is a bias.
+    pub fn has_bias(&self) -> bool {
+        self.bias.is_some()
+    }
+
+    /// The gradient of the bias, where the `gradient` of the sums is there already.
+    pub fn bias_gradient(&self, gradient: &Operand, wanted: &[bool]) -> Option<Operand> {
+        let wanted = self.has_bias() && wanted[1];
+        let (_, dbias) = activation_gradient(None, Activation::None, gradient.clone(), wanted);
+        dbias
     }
 
     fn rank(&self) -> usize {
@@ -182,7 +245,7 @@ impl Layer {
     }
 
     /// Gradients of those of [`LinearWeights::tensors`] that are `wanted`, in their order, in f32.
-    fn weight_gradients(
+    pub fn weight_gradients(
         &self,
         x: Option<&Operand>,
         gradient: &Operand,

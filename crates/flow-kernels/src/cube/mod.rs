@@ -1,6 +1,7 @@
 //! A CubeCL device's answer to every operation of [`Kernels`], with the kernels of `flow-kernels-cube`.
 
 mod elementwise;
+mod fused;
 mod latents;
 mod linear;
 mod norm;
@@ -11,19 +12,29 @@ mod products;
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_core::exec::Stash;
-use flow_core::kernels::{LinearWeights, NormChunks, SdeOutputs};
+use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
 use flow_core::{Activation, AdamWStep, Kernels, Plain};
 use flow_kernels_cube::Element;
 use products::Products;
+use std::fmt;
 use std::sync::Arc;
 
 /// Kernels of a CubeCL device. What passes between operations of a model is of one type, f32 or bf16; operands of the
 /// other are cast. Statistics, log-probabilities, losses, latents, gradients of weights and the optimizer's state are f32.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CubeKernels {
-    name: &'static str,
+    /// Without fused operations, and with them.
+    names: [&'static str; 2],
     element: Element,
     products: Arc<Products>,
+    /// Whether operations made of others are computed as one, and whom to tell of each.
+    on_fused: Option<OnFused>,
+}
+
+impl fmt::Debug for CubeKernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 impl CubeKernels {
@@ -31,9 +42,10 @@ impl CubeKernels {
     #[cfg(feature = "cuda")]
     pub fn cuda() -> Self {
         Self {
-            name: "cuda",
+            names: ["cuda", "cuda-fused"],
             element: Element::F32,
             products: Arc::default(),
+            on_fused: None,
         }
     }
 
@@ -41,9 +53,10 @@ impl CubeKernels {
     #[cfg(feature = "cuda")]
     pub fn cuda_bf16() -> Self {
         Self {
-            name: "cuda-bf16",
+            names: ["cuda-bf16", "cuda-bf16-fused"],
             element: Element::Bf16,
             products: Arc::default(),
+            on_fused: None,
         }
     }
 
@@ -51,14 +64,26 @@ impl CubeKernels {
     #[cfg(feature = "lavapipe")]
     pub fn vulkan() -> Self {
         Self {
-            name: "vulkan",
+            names: ["vulkan", "vulkan-fused"],
             element: Element::F32,
             products: Arc::default(),
+            on_fused: None,
         }
     }
 }
 
 impl CubeKernels {
+    /// Tells who wants to know that an operation made of others is about to be computed as one; with what it is, if so.
+    fn fuses<'a>(&'a self, stash: &'a dyn Stash) -> Option<fused::With<'a>> {
+        let on_fused = self.on_fused.as_ref()?;
+        on_fused();
+        Some(fused::With {
+            stash,
+            element: self.element,
+            products: &self.products,
+        })
+    }
+
     /// [`rotary`](Kernels::rotary) of [`rms_norm`](Kernels::rms_norm) of `x [B, S, H, D]` in one pass over memory: what
     /// queries and keys go through. What lies between is not rounded, so in bf16 it is nearer to the truth than the two.
     pub fn rms_norm_rotary(
@@ -76,7 +101,13 @@ impl CubeKernels {
 
 impl Kernels for CubeKernels {
     fn name(&self) -> &str {
-        self.name
+        self.names[usize::from(self.on_fused.is_some())]
+    }
+
+    // A product's tiles depend on the number of rows, but not the order in which an element's summands are added up.
+    // Everything else sees one row, or one value, at a time.
+    fn is_row_independent(&self) -> bool {
+        true
     }
 
     fn activations(&self) -> DType {
@@ -121,6 +152,60 @@ impl Kernels for CubeKernels {
         gate: usize,
     ) -> DispatchTensor {
         elementwise::gated_residual(residual, branch, modulation, gate, self.element)
+    }
+
+    fn fused(&self, on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
+        self.on_fused.is_none().then(|| {
+            Arc::new(Self {
+                on_fused: Some(on_fused),
+                ..self.clone()
+            }) as Arc<dyn Kernels>
+        })
+    }
+
+    fn linear_gated_residual(
+        &self,
+        stash: &dyn Stash,
+        residual: &DispatchTensor,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+        modulation: &DispatchTensor,
+        gate: usize,
+    ) -> DispatchTensor {
+        match self.fuses(stash) {
+            Some(with) => fused::linear_gated_residual(with, residual, x, weights, modulation, gate),
+            None => composed::linear_gated_residual(self, stash, residual, x, weights, modulation, gate),
+        }
+    }
+
+    fn modulated_linear(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        match self.fuses(stash) {
+            Some(with) => fused::modulated_linear(with, x, modulation, norm, weights, activation),
+            None => composed::modulated_linear(self, stash, x, modulation, norm, weights, activation),
+        }
+    }
+
+    fn modulated_feed_forward(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &FeedForwardWeights,
+        gate: usize,
+    ) -> DispatchTensor {
+        match self.fuses(stash) {
+            Some(with) => fused::modulated_feed_forward(with, x, modulation, norm, weights, gate),
+            None => composed::modulated_feed_forward(self, stash, x, modulation, norm, weights, gate),
+        }
     }
 
     fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {

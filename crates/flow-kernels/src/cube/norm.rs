@@ -9,16 +9,24 @@ use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
 use flow_kernels_cube::{Buffer, Element};
 use std::sync::Arc;
 
-/// As the CPU's. Backward keeps `x`, the modulation, and two numbers per row.
-pub(super) fn modulated_layer_norm(
-    x: &DispatchTensor,
-    modulation: &DispatchTensor,
-    norm: NormChunks,
-    element: Element,
-) -> DispatchTensor {
-    const NAME: &str = "modulated_layer_norm";
-    op::apply(NAME, &[x, modulation], |inputs, _| {
-        let [x, modulation] = [0, 1].map(|at| Operand::read(&inputs[at]));
+const NORM: &str = "modulated_layer_norm";
+
+/// A modulated layer norm's operands.
+#[derive(Debug)]
+pub(super) struct Normed {
+    /// `[B, S, D]`.
+    pub x: Operand,
+    /// `[B, K, D]`.
+    pub modulation: Operand,
+    call: ModulatedNorm,
+    /// Types of the gradients of `x` and of the modulation.
+    of: [Element; 2],
+}
+
+impl Normed {
+    /// Reads the operands, to be computed on in `element`.
+    pub fn read(x: &Plain, modulation: &Plain, norm: NormChunks, element: Element) -> Self {
+        let [x, modulation] = [x, modulation].map(Operand::read);
         let of = [x.element(), modulation.element()];
         let [x, modulation] = [x, modulation].map(|operand| operand.cast(element));
         let [batch, tokens, channels] = *x.shape() else {
@@ -33,33 +41,70 @@ pub(super) fn modulated_layer_norm(
             scale: norm.scale,
             epsilon: norm.epsilon,
         };
-        let (y, statistics) = (x.room_alike(), x.room(&[batch, tokens, 2], Element::F32));
-        let forward = call.forward(
-            x.client(),
-            &x.buffer(),
-            &modulation.buffer(),
+        Self {
+            x,
+            modulation,
+            call,
+            of,
+        }
+    }
+
+    /// The result, and two numbers per row that backward needs, `[B, S, 2]`.
+    pub fn forward(&self) -> (Operand, Operand) {
+        let [batch, tokens] = [self.call.batch, self.call.tokens];
+        let (y, statistics) = (
+            self.x.room_alike(),
+            self.x.room(&[batch, tokens, 2], Element::F32),
+        );
+        let forward = self.call.forward(
+            y.client(),
+            &self.x.buffer(),
+            &self.modulation.buffer(),
             &y.buffer(),
             &statistics.buffer(),
         );
-        done(NAME, forward);
+        done(NORM, forward);
+        (y, statistics)
+    }
+
+    /// Gradients of `x` and, if wanted, of the modulation, for the `gradient` of the result.
+    pub fn backward(
+        &self,
+        statistics: &Operand,
+        gradient: &Operand,
+        want_modulation: bool,
+    ) -> (Plain, Option<Plain>) {
+        let dx = self.x.room_alike();
+        let dmodulation = want_modulation.then(|| self.modulation.room_alike());
+        let backward = self.call.backward(
+            dx.client(),
+            &self.x.buffer(),
+            &self.modulation.buffer(),
+            &statistics.buffer(),
+            &gradient.buffer(),
+            &dx.buffer(),
+            dmodulation.as_ref().map(Operand::buffer).as_ref(),
+        );
+        done(NORM, backward);
+        let dmodulation = dmodulation.map(|dmodulation| dmodulation.into_plain_as(self.of[1]));
+        (dx.into_plain_as(self.of[0]), dmodulation)
+    }
+}
+
+/// As the CPU's. Backward keeps `x`, the modulation, and two numbers per row.
+pub(super) fn modulated_layer_norm(
+    x: &DispatchTensor,
+    modulation: &DispatchTensor,
+    norm: NormChunks,
+    element: Element,
+) -> DispatchTensor {
+    op::apply(NORM, &[x, modulation], |inputs, _| {
+        let normed = Normed::read(&inputs[0], &inputs[1], norm, element);
+        let (y, statistics) = normed.forward();
         let backward: op::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let dx = x.room_alike();
-            let dmodulation = incoming.wanted[1].then(|| modulation.room_alike());
-            let backward = call.backward(
-                x.client(),
-                &x.buffer(),
-                &modulation.buffer(),
-                &statistics.buffer(),
-                &gradient.buffer(),
-                &dx.buffer(),
-                dmodulation.as_ref().map(Operand::buffer).as_ref(),
-            );
-            done(NAME, backward);
-            vec![
-                Some(dx.into_plain_as(of[0])),
-                dmodulation.map(|dmodulation| dmodulation.into_plain_as(of[1])),
-            ]
+            let (dx, dmodulation) = normed.backward(&statistics, &gradient, incoming.wanted[1]);
+            vec![Some(dx), dmodulation]
         });
         (y.into_plain(), backward)
     })

@@ -1,0 +1,258 @@
+//! Operations made of others, each computed as one: the same bits, with the gate and the activation's derivative in the
+//! products' epilogues, and less kept.
+//!
+//! Backward keeps what only a product could give again, and computes anew what takes one pass over memory: the normalised
+//! rows and the activation.
+
+use super::elementwise::{Gated, activated, activation_gradient};
+use super::linear::Layer;
+use super::norm::Normed;
+use super::operand::Operand;
+use super::products::Products;
+use crate::linear::has_trained_matrix;
+use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
+use flow_core::exec::Stash;
+use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
+use flow_core::tensors::is_tracked;
+use flow_core::{Activation, Plain, op};
+use flow_kernels_cube::Element;
+use std::sync::Arc;
+
+/// The name under which results of linear layers pass through the stash, here as in [`super::linear`].
+const LINEAR: &str = "linear";
+
+/// What all three compute with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct With<'a> {
+    pub stash: &'a dyn Stash,
+    pub element: Element,
+    pub products: &'a Arc<Products>,
+}
+
+impl With<'_> {
+    fn layer(&self, plain: &[Plain], weights: &LinearWeights) -> Layer {
+        Layer::read(plain, weights, self.element, self.products)
+    }
+
+    /// A linear layer's result, kept or computed.
+    fn kept(&self, compute: impl FnOnce() -> Operand) -> Operand {
+        let mut compute = Some(compute);
+        let mut kept = self.stash.through(LINEAR, &mut || {
+            let compute = compute.take().expect("a stash computes a value once");
+            vec![compute().into_plain()]
+        });
+        Operand::read(&kept.pop().expect("a linear layer keeps one tensor"))
+    }
+}
+
+/// The sum of two gradients of one tensor, as the graph adds them up.
+fn plus(a: Plain, b: Plain) -> Plain {
+    Dispatch::float_add(a, b)
+}
+
+/// `gated_residual(residual, linear(x))`. Keeps the branch only for the gradient of the gates.
+pub(super) fn linear_gated_residual(
+    with: With<'_>,
+    residual: &DispatchTensor,
+    x: &DispatchTensor,
+    weights: &LinearWeights,
+    modulation: &DispatchTensor,
+    gate: usize,
+) -> DispatchTensor {
+    let mut inputs = vec![residual, x, modulation];
+    inputs.extend(weights.tensors());
+    let keep_x = has_trained_matrix(weights);
+    let keep_branch = is_tracked(modulation) || with.stash.keeps(LINEAR);
+    let element = with.element;
+    op::apply("linear_gated_residual", &inputs, |plain, _| {
+        let x = Operand::read(&plain[1]);
+        let (of_x, x_shape) = (x.element(), x.shape());
+        let x = x.cast(element);
+        let gated = Gated::read(&plain[0], &plain[2], gate, element);
+        let layer = with.layer(&plain[3..], weights);
+        let branch = keep_branch.then(|| with.kept(|| layer.forward(&x, Activation::None, false).1));
+        let output = match &branch {
+            Some(branch) => gated.with(branch),
+            None => layer.gated(&x, &gated),
+        };
+        let x = keep_x.then_some(x);
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let wanted = incoming.wanted;
+            let gradient = Operand::read_as(incoming.gradient(), element);
+            let want_branch = wanted[1] || wanted[3..].contains(&true);
+            let branch = branch.as_ref().filter(|_| wanted[2]);
+            let (dbranch, dmodulation) = gated.backward(branch, &gradient, want_branch);
+            let mut gradients = vec![
+                wanted[0].then(|| gated.residual_gradient(&gradient)),
+                None,
+                dmodulation,
+            ];
+            if let Some(dbranch) = dbranch {
+                gradients[1] = wanted[1].then(|| {
+                    let dx = layer.input_gradient(&dbranch, &x_shape, None);
+                    dx.into_plain_as(of_x)
+                });
+                let dbias = layer.bias_gradient(&dbranch, &wanted[3..]);
+                gradients.extend(layer.weight_gradients(x.as_ref(), &dbranch, dbias, &wanted[3..]));
+            } else {
+                gradients.resize_with(wanted.len(), || None);
+            }
+            gradients
+        });
+        (output.into_plain(), backward)
+    })
+}
+
+/// `linear(modulated_layer_norm(x))`. Keeps `x`, and the sum before the activation if there is one.
+pub(super) fn modulated_linear(
+    with: With<'_>,
+    x: &DispatchTensor,
+    modulation: &DispatchTensor,
+    norm: NormChunks,
+    weights: &LinearWeights,
+    activation: Activation,
+) -> DispatchTensor {
+    let mut inputs = vec![x, modulation];
+    inputs.extend(weights.tensors());
+    let train_matrix = has_trained_matrix(weights);
+    let element = with.element;
+    op::apply("modulated_linear", &inputs, |plain, tracked| {
+        let normed = Normed::read(&plain[0], &plain[1], norm, element);
+        let layer = with.layer(&plain[2..], weights);
+        let keep_sum = activation != Activation::None && (tracked || with.stash.keeps(LINEAR));
+        let mut made = None;
+        let kept = with.kept(|| {
+            let (sum, output) = layer.forward(&normed.forward().0, activation, keep_sum);
+            match sum {
+                Some(sum) => {
+                    made = Some(output);
+                    sum
+                }
+                None => output,
+            }
+        });
+        let (output, sum) = match (keep_sum, made) {
+            (false, _) => (kept, None),
+            (true, Some(output)) => (output, Some(kept)),
+            (true, None) => (activated(&kept, activation), Some(kept)),
+        };
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let wanted = incoming.wanted;
+            let gradient = Operand::read_as(incoming.gradient(), element);
+            let want_bias = layer.has_bias() && wanted[3];
+            let (gradient, dbias) = activation_gradient(sum.as_ref(), activation, gradient, want_bias);
+            let [dx, dmodulation, weights] =
+                layer_gradients(&normed, &layer, train_matrix, gradient, dbias, wanted);
+            [dx, dmodulation, weights].concat()
+        });
+        (output.into_plain(), backward)
+    })
+}
+
+/// Gradients of `x`, of the modulation, and of a layer's weights in their order, as far as they are `wanted`, for the
+/// `gradient` of the layer's sums. The normalised rows are computed again.
+fn layer_gradients(
+    normed: &Normed,
+    layer: &Layer,
+    train_matrix: bool,
+    gradient: Operand,
+    dbias: Option<Operand>,
+    wanted: &[bool],
+) -> [Vec<Option<Plain>>; 3] {
+    let want_norm = wanted[0] || wanted[1];
+    let again = (want_norm || train_matrix).then(|| normed.forward());
+    let (rows, statistics) = again.unzip();
+    let weights = layer.weight_gradients(rows.as_ref(), &gradient, dbias, &wanted[2..]);
+    drop(rows);
+    let statistics = statistics.filter(|_| want_norm);
+    let (dx, dmodulation) = statistics.map_or((None, None), |statistics| {
+        let gradient = layer.input_gradient(&gradient, &normed.x.shape(), None);
+        let (dx, dmodulation) = normed.backward(&statistics, &gradient, wanted[1]);
+        (Some(dx), dmodulation)
+    });
+    [vec![dx], vec![dmodulation], weights]
+}
+
+/// `gated_residual(x, linear(linear(modulated_layer_norm(x))))`. Backward keeps `x`, the sum before the activation, and, for
+/// the gradient of the gates, the branch.
+pub(super) fn modulated_feed_forward(
+    with: With<'_>,
+    x: &DispatchTensor,
+    modulation: &DispatchTensor,
+    norm: NormChunks,
+    weights: &FeedForwardWeights,
+    gate: usize,
+) -> DispatchTensor {
+    let mut inputs = vec![x, modulation];
+    inputs.extend(weights.up.tensors());
+    let first_down = inputs.len();
+    inputs.extend(weights.down.tensors());
+    let [train_up, train_down] = [&weights.up, &weights.down].map(has_trained_matrix);
+    let keep_branch = is_tracked(modulation) || with.stash.keeps(LINEAR);
+    let (element, activation) = (with.element, weights.activation);
+    op::apply("modulated_feed_forward", &inputs, |plain, tracked| {
+        let normed = Normed::read(&plain[0], &plain[1], norm, element);
+        let gated = Gated::read(&plain[0], &plain[1], gate, element);
+        let up = with.layer(&plain[2..first_down], &weights.up);
+        let down = with.layer(&plain[first_down..], &weights.down);
+        let keep_sum = tracked || with.stash.keeps(LINEAR);
+        let mut made = None;
+        let mut forward = |keep_sum| {
+            let (sum, inner) = up.forward(&normed.forward().0, activation, keep_sum);
+            made = Some(inner.clone());
+            sum.unwrap_or(inner)
+        };
+        let sum = if keep_sum {
+            Some(with.kept(|| forward(activation != Activation::None)))
+        } else {
+            forward(false);
+            None
+        };
+        // A kept sum may come without what the activation made of it.
+        let inner = || {
+            let again = || activated(sum.as_ref().expect("made or kept"), activation);
+            made.unwrap_or_else(again)
+        };
+        let (output, branch) = if keep_branch {
+            let branch = with.kept(|| down.forward(&inner(), Activation::None, false).1);
+            (gated.with(&branch), Some(branch))
+        } else {
+            (down.gated(&inner(), &gated), None)
+        };
+        let Some(sum) = sum else {
+            let nothing: op::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
+            return (output.into_plain(), nothing);
+        };
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let (wanted, wanted_down) = incoming.wanted.split_at(first_down);
+            let gradient = Operand::read_as(incoming.gradient(), element);
+            let branch = branch.as_ref().filter(|_| wanted[1]);
+            let (dbranch, dgate) = gated.backward(branch, &gradient, true);
+            let dbranch = dbranch.expect("asked for");
+            let inner = train_down.then(|| activated(&sum, activation));
+            let dbias = down.bias_gradient(&dbranch, wanted_down);
+            let of_down = down.weight_gradients(inner.as_ref(), &dbranch, dbias, wanted_down);
+            drop(inner);
+            if !wanted.contains(&true) {
+                let nothing = vec![None; first_down];
+                return [nothing, of_down].concat();
+            }
+            let dsum = down.input_gradient(&dbranch, &sum.shape(), Some((&sum, activation)));
+            drop(dbranch);
+            let dbias = up.bias_gradient(&dsum, &wanted[2..]);
+            let [dx, dmodulation, of_up] = layer_gradients(&normed, &up, train_up, dsum, dbias, wanted);
+            let dx = dx.into_iter().map(|dx| {
+                let dx = dx.filter(|_| wanted[0]);
+                dx.map(|dx| plus(dx, gated.residual_gradient(&gradient)))
+            });
+            let dmodulation = dmodulation
+                .into_iter()
+                .map(|of_norm| match (of_norm, dgate.clone()) {
+                    (Some(of_norm), Some(dgate)) => Some(plus(of_norm, dgate)),
+                    _ => None,
+                });
+            dx.chain(dmodulation).chain(of_up).chain(of_down).collect()
+        });
+        (output.into_plain(), backward)
+    })
+}

@@ -1,0 +1,78 @@
+//! In bf16, which Vulkan's shaders have not: on an NVIDIA GPU.
+
+use crate::support::{Input, Operation, Side, layer, run, sides};
+use flow_core::Activation;
+use flow_core::exec::Compute;
+use flow_core::kernels::NormChunks;
+use flow_kernels::CubeKernels;
+use std::sync::Arc;
+
+/// In bf16, results and gradients are as far from the f32 ones as a few roundings of operands and results explain, in the
+/// Euclidean norm.
+fn compare_bf16(name: &str, of: &[Input<'_>], operation: Operation<'_>) {
+    let [cpu, cube] = sides();
+    let cube = Side {
+        kernels: Arc::new(CubeKernels::cuda_bf16()),
+        ..cube
+    };
+    let (expected, found) = (run(&cpu, of, operation), run(&cube, of, operation));
+    let length = |values: &[f32]| values.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    for (number, (expected, found)) in expected.iter().zip(&found).enumerate() {
+        let differences: Vec<f32> = expected.iter().zip(found).map(|(a, b)| a - b).collect();
+        let distance = length(&differences) / length(expected);
+        // Each rounding is at most 2^-9 of a value, and less on average.
+        assert!(
+            distance < 6.0 * 2f64.powi(-9),
+            "{name}, tensor {number}: {distance:e}"
+        );
+    }
+}
+
+#[test]
+fn in_bf16_everything_is_as_near_as_its_roundings_allow() {
+    let of: [Input<'_>; 12] = [
+        (&[2, 64, 128], true),
+        (&[2, 6, 128], true),
+        (&[256, 128], true),
+        (&[256], true),
+        (&[8, 128], true),
+        (&[256, 8], true),
+        (&[128, 256], true),
+        (&[128], true),
+        (&[8, 256], true),
+        (&[128, 8], true),
+        (&[2, 64, 128], true),
+        (&[2, 64, 256], true),
+    ];
+    let norm = NormChunks {
+        shift: 3,
+        scale: 4,
+        epsilon: 1e-6,
+    };
+    for (name, kind) in [
+        ("modulated linear", 0),
+        ("gated linear", 1),
+        ("norm", 2),
+        ("linear", 3),
+    ] {
+        compare_bf16(name, &of, &|side, inputs| {
+            let (x, modulation) = (&inputs[0], &inputs[1]);
+            let kernels = &side.kernels;
+            let (up, down) = (layer(inputs, 2), layer(inputs, 6));
+            vec![match kind {
+                0 => kernels.modulated_linear(&Compute, x, modulation, norm, &up, Activation::GeluTanh),
+                1 => kernels.linear_gated_residual(&Compute, &inputs[10], &inputs[11], &down, modulation, 2),
+                2 => kernels.modulated_layer_norm(x, modulation, 0, 1, 1e-6),
+                _ => kernels.linear(&Compute, x, &up, Activation::None),
+            }]
+        });
+    }
+    let of: [Input<'_>; 2] = [(&[2, 40, 3, 64], true), (&[64], true)];
+    compare_bf16("rms_norm", &of, &|side, inputs| {
+        vec![side.kernels.rms_norm(&inputs[0], Some(&inputs[1]), 1e-6)]
+    });
+    compare_bf16("embedding", &[(&[5, 24], true)], &|side, inputs| {
+        let index = side.device.int_tensor(vec![4, 0, 3, 2, 4, 1], [2, 3]);
+        vec![side.kernels.embedding(&inputs[0], &index.into_dispatch())]
+    });
+}
