@@ -22,6 +22,7 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::{CallContext, Plain, Plan, Stage, Training, Weights, cpu};
 use flow_kernels::KernelRegistry;
 use flow_models::{Architecture, ModelRegistry, Trained, add_lora, initialize, trained_mask};
+use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::error::Error;
@@ -145,16 +146,24 @@ impl Subject {
         let layout = Arc::new(layout);
         let trained = trained_mask(&layout, trained)?;
         let mut weights = initialize(&*model, &layout, 0, &device);
-        for index in 0..weights.values().len() {
-            let mut values = weights.host(index);
-            let shape = layout.specs()[index].shape.clone();
-            let added = noise(values.len(), index as u64);
-            values
-                .iter_mut()
-                .zip(added)
-                .for_each(|(value, noise)| *value += PERTURBATION * noise);
-            weights.set(index, device.plain(values, &shape))?;
+        let indices: Vec<usize> = (0..weights.values().len()).collect();
+        for several in indices.chunks(2 * problem.threads) {
+            let changed = several.par_iter().map(|index| {
+                let mut values = weights.host(*index);
+                let added = noise(values.len(), *index as u64);
+                values
+                    .iter_mut()
+                    .zip(added)
+                    .for_each(|(value, noise)| *value += PERTURBATION * noise);
+                values
+            });
+            let changed: Vec<Vec<f32>> = changed.collect();
+            for (index, values) in several.iter().zip(changed) {
+                let shape = layout.specs()[*index].shape.clone();
+                weights.set(*index, device.plain(values, &shape))?;
+            }
         }
+        weights.freeze(&trained);
         Ok(Self {
             model,
             weights,

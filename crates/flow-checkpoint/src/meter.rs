@@ -515,8 +515,8 @@ impl Kernels for MeteredKernels {
         self.inner.mean_squared_distance(a, b)
     }
 
-    fn sum_of_squares(&self, tensor: &Plain) -> f64 {
-        self.inner.sum_of_squares(tensor)
+    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
+        self.inner.sums_of_squares(tensors)
     }
 
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {

@@ -1,9 +1,9 @@
 //! The CPU backend's memory, as slices: what a host kernel reads and returns.
 
-use crate::tensors::Plain;
+use crate::tensors::{Plain, cast};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{BackendTensor, DispatchTensorKind};
-use burn::tensor::TensorData;
+use burn::tensor::{FloatDType, TensorData};
 
 /// Contiguous f32 values of a plain CPU tensor, row-major.
 #[derive(Clone, Debug)]
@@ -102,7 +102,10 @@ pub fn update(tensor: &mut Plain, change: impl FnOnce(&mut [f32])) {
 /// The values of any plain tensor on the host, row-major, as f32.
 pub fn to_host(tensor: &Plain) -> Vec<f32> {
     match &tensor.kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(_)) => CpuTensor::read(tensor).values().to_vec(),
+        DispatchTensorKind::Flex(BackendTensor::Float(_)) => {
+            let tensor = cast(tensor, FloatDType::F32);
+            CpuTensor::read(&tensor).values().to_vec()
+        }
         #[cfg(feature = "cube")]
         DispatchTensorKind::Cube(_) => crate::cube::to_host(tensor),
         _ => panic!("host reads of this device are not in this build"),

@@ -5,6 +5,7 @@ use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 pub use burn_cubecl::{CubeDevice, tensor::CubeTensor};
+use cubecl::MemoryUsage;
 pub use cubecl::prelude::Client;
 
 /// The device's tensor in `tensor`, if it is a plain float tensor of a CubeCL runtime.
@@ -64,7 +65,16 @@ pub(crate) fn to_host(tensor: &Plain) -> Vec<f32> {
 
 /// Bytes that tensors have in use on a device of CubeCL's runtimes, everything asked of it being done.
 pub fn bytes_in_use(device: &crate::device::ComputeDevice) -> u64 {
-    use burn::tensor::Tensor;
+    memory(device).bytes_in_use
+}
+
+/// Bytes that the runtime has taken of the device's memory. Its pools keep what they once took, so this is the most that
+/// was ever needed at once, and what lies unused between tensors.
+pub fn bytes_reserved(device: &crate::device::ComputeDevice) -> u64 {
+    memory(device).bytes_reserved
+}
+
+fn memory(device: &crate::device::ComputeDevice) -> MemoryUsage {
     let probe: Tensor<1> = device.tensor(vec![0.0], [1]);
     let probe = probe.into_dispatch();
     // Reading it back waits for all that came before.
@@ -72,7 +82,7 @@ pub fn bytes_in_use(device: &crate::device::ComputeDevice) -> u64 {
     let client = read(&probe).map(|tensor| tensor.client.clone());
     let usage = client.map(|client| {
         let report = client.memory_report(cubecl::MemoryScope::Device);
-        report.usage().bytes_in_use
+        report.usage()
     });
-    usage.unwrap_or(0)
+    usage.unwrap_or_default()
 }

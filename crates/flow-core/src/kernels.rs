@@ -246,8 +246,9 @@ pub trait Kernels: Debug + Send + Sync {
     /// `mean over N of (a - b)²`, `[B]`, differentiable in `a`.
     fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor;
 
-    /// Sum of squares of all values, in a fixed order: in f64, or in f32 for a few thousand of them and then in f64.
-    fn sum_of_squares(&self, tensor: &Plain) -> f64;
+    /// Sum of squares of the values of each tensor, in a fixed order: in f64, or in f32 for a few thousand of them and then
+    /// in f64. Asked for all at once, since a device has to be waited for.
+    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64>;
 
     /// `accumulated += gradient`.
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain);

@@ -34,5 +34,7 @@ pub use experts::ExpertKernels;
 pub use kernels::{Activation, AdamWStep, Kernels, LaneKernels, LaneRow};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};
 pub use names::UnknownName;
-pub use params::{Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Weights, WeightsVersion};
+pub use params::{
+    Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Weights, WeightsUpdate, WeightsVersion,
+};
 pub use tensors::{Plain, Tensors};

@@ -104,16 +104,17 @@ pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
     }
 }
 
-/// The sum of squares of all values of `tensors`, of any types: f32 within pieces of 4096 values in a fixed order, the
-/// pieces in order in f64 on the host. Waits for the device once. `None` if the device failed.
-pub fn sum_of_squares(client: &Client, tensors: &[&Buffer]) -> Option<f64> {
+/// The sum of squares of the values of each of `tensors`, of any types: f32 within pieces of 4096 values in a fixed order,
+/// the pieces in order in f64 on the host. Waits for the device once. `None` if the device failed.
+pub fn sums_of_squares(client: &Client, tensors: &[&Buffer]) -> Option<Vec<f64>> {
     let pieces: Vec<usize> = tensors
         .iter()
         .map(|tensor| tensor.length.div_ceil(PIECE))
         .collect();
     let partials = Buffer::empty(client, pieces.iter().sum(), Element::F32);
     let mut first = 0;
-    for (tensor, pieces) in tensors.iter().zip(pieces).filter(|(_, pieces)| *pieces > 0) {
+    let launched = tensors.iter().zip(&pieces).filter(|(_, pieces)| **pieces > 0);
+    for (tensor, &pieces) in launched {
         let width = width(tensor.length, tensor.element);
         // SAFETY: there is one partial sum for each piece of each tensor.
         with_type!(tensor.element, F => unsafe {
@@ -131,7 +132,9 @@ pub fn sum_of_squares(client: &Client, tensors: &[&Buffer]) -> Option<f64> {
         });
         first += pieces;
     }
-    Some(partials.download(client)?.into_iter().sum())
+    let mut partials = partials.download(client)?.into_iter();
+    let sums = pieces.iter().map(|pieces| partials.by_ref().take(*pieces).sum());
+    Some(sums.collect())
 }
 
 /// `accumulated += gradient`; `accumulated` f32, `gradient` of any type.

@@ -210,8 +210,11 @@ impl Kernels for CpuKernels {
         sde::mean_squared_distance(a, b)
     }
 
-    fn sum_of_squares(&self, tensor: &Plain) -> f64 {
-        optimizer::sum_of_squares(tensor)
+    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
+        tensors
+            .iter()
+            .map(|tensor| optimizer::sum_of_squares(tensor))
+            .collect()
     }
 
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {

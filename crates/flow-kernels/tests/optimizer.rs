@@ -88,7 +88,7 @@ fn one_thread_and_three_take_the_same_step() {
         CpuKernels::default().adamw(&mut weight, &gradient, &mut first, &mut second, &step);
         CpuKernels::default().average(&mut first, &weight, &from_vec(vec![0.9], &[1]));
         CpuKernels::default().accumulate(&mut second, &weight);
-        let squares = CpuKernels::default().sum_of_squares(&weight);
+        let squares = CpuKernels::default().sums_of_squares(&[&weight])[0];
         (
             bits(&to_host(&weight)),
             bits(&to_host(&first)),
@@ -104,7 +104,7 @@ fn sums_of_squares_are_those_of_f64() {
     for count in [0, 1, 13, 129, 70_001] {
         let tensor = operand(1, &[count]);
         let expected: f64 = tensor.wide().iter().map(|x| x * x).sum();
-        let found = CpuKernels::default().sum_of_squares(&tensor.plain());
+        let found = CpuKernels::default().sums_of_squares(&[&tensor.plain()])[0];
         assert!(
             (found - expected).abs() <= 1e-12 * expected.max(1.0),
             "{found} {expected}"

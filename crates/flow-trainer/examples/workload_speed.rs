@@ -7,7 +7,8 @@
 //!   --tiny                a few channels and tokens
 //!   --store f32|bf16      precision of the weights' file (export; default f32)
 //!   --device cpu|cuda     (default cpu)
-//!   --checkpoint none     what backward keeps (time)
+//!   --checkpoint none|full|attn_only   what backward keeps (time)
+//!   --plain               without fused operations (time)
 //!   --repeats N           measurements (time; default 5)
 //!   --threads N           of the processor (default 2)
 //! ```
@@ -20,6 +21,8 @@
 mod arrays;
 #[path = "common/inputs.rs"]
 mod inputs;
+#[path = "common/opening.rs"]
+mod opening;
 #[path = "common/timing.rs"]
 mod timing;
 #[path = "common/workloads.rs"]
@@ -27,13 +30,11 @@ mod workloads;
 
 use arrays::Arrays;
 use burn::tensor::Tensor;
-use flow_attention::CpuAttention;
 use flow_config::Config;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, Weights, cpu};
-use flow_kernels::CpuKernels;
 use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings};
@@ -78,6 +79,7 @@ struct Options {
     store: StoredDtype,
     device: String,
     checkpoint: String,
+    fused: bool,
     repeats: usize,
     threads: String,
 }
@@ -89,12 +91,14 @@ impl Options {
             store: StoredDtype::F32,
             device: "cpu".into(),
             checkpoint: "none".into(),
+            fused: true,
             repeats: 5,
             threads: "2".into(),
         };
         while let [name, rest @ ..] = arguments {
-            if name == "--tiny" {
-                options.tiny = true;
+            if let "--tiny" | "--plain" = &**name {
+                options.tiny |= name == "--tiny";
+                options.fused &= name != "--plain";
                 arguments = rest;
                 continue;
             }
@@ -141,22 +145,6 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// The device, and who computes on it.
-fn open(options: &Options) -> Result<(ComputeDevice, Arc<Plan>), Failure> {
-    if options.checkpoint != "none" {
-        let asked = &options.checkpoint;
-        return Err(format!("this program has no checkpoint policy `{asked}`; it has `none`").into());
-    }
-    let device = ComputeDevice::open(&options.device, 0)?;
-    match &*options.device {
-        "cpu" => {
-            let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
-            Ok((device, Arc::new(plan)))
-        }
-        other => Err(format!("this program has no kernels for `{other}`").into()),
-    }
-}
-
 /// A workload on a device: model, weights and inputs.
 struct Job {
     workload: Workload,
@@ -191,10 +179,11 @@ fn random_values(model: &dyn Architecture, layout: &ParamLayout) -> Vec<(usize, 
 impl Job {
     /// With weights from `file`, or random ones.
     fn new(workload: Workload, file: Option<&Path>, options: &Options) -> Result<Self, Failure> {
-        let (device, plan) = open(options)?;
+        let (device, plan) = opening::open(&options.device, options.fused)?;
         let mut models = ModelRegistry::new();
         flow_models::register(&mut models);
         let model = models.build(workload.architecture, &workload.settings, &device)?;
+        let plan = Arc::new(opening::under(plan, &options.checkpoint, model.spec())?);
         let mut layout = (**model.layout()).clone();
         let trained = match &workload.lora {
             Some(lora) => {
@@ -217,6 +206,7 @@ impl Job {
                 }
             }
         }
+        weights.freeze(&trained);
         let mut config = Config::default();
         config.scheduler.steps = workload.steps;
         let steps = setup::schedule(&config, model.spec().tokens)?.steps_for(0);
@@ -331,7 +321,7 @@ impl Job {
     }
 
     /// The loss and its gradients: Flow-GRPO's under guidance, else the mean squared distance to the target.
-    fn loss(&self, what: &Learnt) -> (f32, Vec<Option<Plain>>) {
+    fn loss(&self, what: &Learnt) -> (Plain, Vec<Option<Plain>>) {
         let pass = Training::new(&self.weights, self.plan.clone(), self.trained.clone());
         let loss = match what {
             Learnt::Target { input, target } => {
@@ -365,7 +355,8 @@ impl Job {
                 grpo.loss(&context, Position::Recorded(0)).loss
             }
         };
-        let value = cpu::to_host(&plain(&loss.clone().into_dispatch()))[0];
+        // Read by who wants it: to wait for a device here would keep the backward pass from it.
+        let value = plain(&loss.clone().into_dispatch());
         (value, pass.gradients(&loss))
     }
 
@@ -452,7 +443,7 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
         "step" => {
             let learnt = job.learnt()?;
             let mut optimizer = job.optimizer();
-            let (loss, _) = job.loss(&learnt);
+            let loss = cpu::to_host(&job.loss(&learnt).0)[0];
             let last = job.trained.iter().rposition(|trained| *trained).unwrap_or(0);
             let wall_ms = measure(options.repeats, 1, || {
                 let (_, gradients) = job.loss(&learnt);
@@ -481,7 +472,7 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             "device": job.device.name(),
             if part == "step" { "loss" } else { "root_mean_square" }: result,
             "median_ms": at(0.5), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
-            "peak_gib": flow_report::peak_resident_gib(),
+            "peak_gib": opening::peak_gib(&job.device),
         })
     );
     Ok(())
@@ -555,7 +546,7 @@ fn export(workload: Workload, folder: &Path, options: &Options) -> Result<(), Fa
     wanted.plain("velocity", &job.forward(job.input()));
     wanted.plain("clean", &job.roll_out(&sampler).clean);
     let (loss, gradients) = job.loss(&job.learnt()?);
-    wanted.floats("loss", &[1], &[loss]);
+    wanted.floats("loss", &[1], &cpu::to_host(&loss));
     for (spec, gradient) in job.weights.layout().specs().iter().zip(&gradients) {
         if let Some(gradient) = gradient {
             wanted.plain(&format!("gradient.{}", spec.name), gradient);

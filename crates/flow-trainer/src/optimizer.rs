@@ -165,8 +165,10 @@ impl AdamW {
         let Accumulated { sums, units } = gradients;
         let layout = weights.layout().clone();
         let mut total = 0.0;
-        for (sum, spec) in sums.iter().zip(layout.specs()) {
-            let squares = sum.as_ref().map_or(0.0, |sum| kernels.sum_of_squares(sum));
+        let present: Vec<&Plain> = sums.iter().flatten().collect();
+        let squares = kernels.sums_of_squares(&present);
+        let specs = sums.iter().zip(layout.specs()).filter(|(sum, _)| sum.is_some());
+        for ((_, spec), squares) in specs.zip(squares) {
             if !squares.is_finite() {
                 return Err(NonFiniteGradient {
                     weight: spec.name.clone(),
@@ -195,7 +197,7 @@ impl AdamW {
             clip_factor / units.max(1) as f64,
         ];
         let varying = device.plain(varying.map(|value| value as f32).to_vec(), &[4]);
-        let values = weights.values_mut();
+        let mut update = weights.update();
         for (index, spec) in layout.specs().iter().enumerate() {
             let (Some(moments), Some(Some(gradient))) = (self.moments[index].as_mut(), sums.get(index))
             else {
@@ -211,13 +213,9 @@ impl AdamW {
                 },
                 varying: varying.clone(),
             };
-            kernels.adamw(
-                &mut values[index],
-                gradient,
-                &mut moments.first,
-                &mut moments.second,
-                &step,
-            );
+            update.change(index, |value| {
+                kernels.adamw(value, gradient, &mut moments.first, &mut moments.second, &step);
+            });
         }
         Ok(StepReport {
             gradient_norm,

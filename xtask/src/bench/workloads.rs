@@ -75,7 +75,10 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Some(program) => program.clone(),
         None => {
             let example = ["--example", "workload_speed"];
-            let build = [&["build", "--release", "--package", "flow-trainer"][..], &example].concat();
+            let mut build = [&["build", "--release", "--package", "flow-trainer"][..], &example].concat();
+            if options.device.as_deref() == Some("cuda") {
+                build.extend(["--features", "cuda"]);
+            }
             run_command(&mut cargo(workspace, &build))?;
             workspace
                 .release_folder()?

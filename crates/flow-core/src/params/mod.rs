@@ -14,4 +14,4 @@ pub use init::Init;
 pub use layout::{Adapter, Handle, LayoutBuilder, ParamKind, ParamLayout, ParamSpec};
 pub use version::WeightsVersion;
 pub use view::ParamView;
-pub use weights::Weights;
+pub use weights::{Weights, WeightsUpdate};

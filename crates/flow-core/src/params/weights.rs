@@ -1,11 +1,12 @@
 //! The values of a layout's weights.
 
-use super::{ParamKind, ParamLayout};
+use super::{ParamKind, ParamLayout, ParamSpec};
 use crate::rng::Purpose;
 use crate::tensors::{Plain, cast};
 use crate::{CoreError, cpu, device::ComputeDevice};
 use burn::backend::TensorMetadata;
 use burn::tensor::FloatDType;
+use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
 
 /// One value per weight of a layout. Cloning shares the values; a changed value is a new one.
@@ -23,16 +24,20 @@ pub struct Weights {
 impl Weights {
     /// Initial values drawn from `seed`.
     pub fn init(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
-        let values = layout.specs().iter().map(|spec| {
+        let draw = |spec: &ParamSpec| {
             let purpose = if spec.kind == ParamKind::Adapter {
                 Purpose::Adapter
             } else {
                 Purpose::Weights
             };
-            device.plain(
-                spec.init.values(&spec.name, &spec.shape, seed, purpose),
-                &spec.shape,
-            )
+            spec.init.values(&spec.name, &spec.shape, seed, purpose)
+        };
+        // Some at a time, so that the host never holds them all.
+        let several = 2 * rayon::current_num_threads();
+        let values = layout.specs().chunks(several).flat_map(|specs| {
+            let drawn: Vec<Vec<f32>> = specs.par_iter().map(draw).collect();
+            let drawn = drawn.into_iter().zip(specs);
+            drawn.map(|(values, spec)| device.plain(values, &spec.shape))
         });
         let values = values.collect();
         Self::new(layout, values, device)
@@ -100,8 +105,55 @@ impl Weights {
         Arc::make_mut(&mut self.values).as_mut_slice()
     }
 
+    /// Changes values one by one, and with them the copies that models see, if these were made.
+    pub fn update(&mut self) -> WeightsUpdate<'_> {
+        WeightsUpdate {
+            copies: self
+                .copies
+                .get_mut()
+                .map(|copies| Arc::make_mut(copies).as_mut_slice()),
+            values: Arc::make_mut(&mut self.values).as_mut_slice(),
+            compute: self.compute,
+        }
+    }
+
+    /// Keeps weights that are not `trained` (one flag each) in the type that models compute with, and in no other: what
+    /// models see stays the same.
+    ///
+    /// # Panics
+    /// If `trained` has another length than the layout.
+    pub fn freeze(&mut self, trained: &[bool]) {
+        assert_eq!(trained.len(), self.layout.len(), "one flag per weight");
+        let Some(dtype) = self.compute else {
+            return;
+        };
+        let values = self.values_mut().iter_mut().zip(trained);
+        for (value, _) in values.filter(|(_, trained)| !**trained) {
+            *value = cast(value, dtype);
+        }
+    }
+
     /// The values at `index` on the host, row-major.
     pub fn host(&self, index: usize) -> Vec<f32> {
         cpu::to_host(&self.values[index])
+    }
+}
+
+/// Values of weights that are being changed. See [`Weights::update`].
+#[derive(Debug)]
+pub struct WeightsUpdate<'a> {
+    values: &'a mut [Plain],
+    copies: Option<&'a mut [Plain]>,
+    compute: Option<FloatDType>,
+}
+
+impl WeightsUpdate<'_> {
+    /// Changes the value at `index`.
+    pub fn change(&mut self, index: usize, change: impl FnOnce(&mut Plain)) {
+        let value = &mut self.values[index];
+        change(value);
+        if let (Some(copies), Some(dtype)) = (&mut self.copies, self.compute) {
+            copies[index] = cast(value, dtype);
+        }
     }
 }

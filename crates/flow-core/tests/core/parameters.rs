@@ -2,12 +2,12 @@
 
 use crate::model::plan;
 use crate::support::{add, assert_close, bits, normal, operand, weighted_sum, wide};
-use burn::tensor::Tensor;
-use flow_core::cpu::{CpuTensor, update};
+use burn::tensor::{FloatDType, Tensor};
+use flow_core::cpu::{CpuTensor, to_host, update};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
-use flow_core::tensors::is_tracked;
+use flow_core::tensors::{is_tracked, plain};
 use flow_core::{CallContext, Exec, Init, ParamLayout, ParamView, Rollout, Stage, Training, Weights, op};
 use std::sync::Arc;
 
@@ -277,4 +277,39 @@ fn weights_that_nothing_else_holds_are_updated_in_place() {
     let snapshot = weights.clone();
     update(&mut weights.values_mut()[0], |values| values.fill(3.0));
     assert_ne!(address(&weights), address(&snapshot));
+}
+
+#[test]
+fn models_see_copies_in_the_devices_type_that_follow_every_change_and_frozen_weights_are_held_in_it_alone() {
+    let device = ComputeDevice::cpu().computing_in(FloatDType::BF16);
+    let layout = layers().weights.layout().clone();
+    let mut weights = Weights::init(layout, 11, &device);
+    let seen = |weights: &Weights| -> Vec<Vec<f32>> {
+        let all: Vec<usize> = (0..weights.layout().len()).collect();
+        let values = ParamView::plain(weights).leaves_of(&all);
+        values.iter().map(|value| to_host(&plain(value))).collect()
+    };
+    let rounded = |values: &[f32]| -> Vec<f32> {
+        let round = |value: &f32| half::bf16::from_f32(*value).to_f32();
+        values.iter().map(round).collect()
+    };
+    let before = seen(&weights);
+    let masters: Vec<Vec<f32>> = (0..weights.layout().len()).map(|at| weights.host(at)).collect();
+    for (seen, master) in before.iter().zip(&masters) {
+        assert_eq!(*seen, rounded(master));
+    }
+    weights
+        .update()
+        .change(0, |value| *value = operand(5, &[OUT, IN]));
+    let after = seen(&weights);
+    assert_eq!(after[0], rounded(&weights.host(0)));
+    assert_ne!(after[0], before[0]);
+    assert_eq!(after[1..], before[1..]);
+
+    let trained: Vec<bool> = (0..weights.layout().len()).map(|at| at == 0).collect();
+    let master = weights.host(0);
+    weights.freeze(&trained);
+    assert_eq!(seen(&weights), after);
+    assert_eq!(weights.host(0), master, "what is trained stays f32");
+    assert_eq!(weights.host(1), after[1], "what is not is rounded once");
 }

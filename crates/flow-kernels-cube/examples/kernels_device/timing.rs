@@ -5,7 +5,7 @@ use flow_kernels_cube::activation::{self, Activation};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::gated_residual::Gate;
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
-use flow_kernels_cube::optimizer::{AdamW, Updated, accumulate, sum_of_squares};
+use flow_kernels_cube::optimizer::{AdamW, Updated, accumulate, sums_of_squares};
 use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
 use flow_kernels_cube::rotary::Rotary;
 use flow_kernels_cube::sde::{Latents, Outcome, Step};
@@ -263,7 +263,7 @@ fn updates(client: &Client) -> Result<(), Box<dyn Error>> {
         accumulate(client, &wide[set][0], &wide[set][1])
     })?;
     time(client, "sum of squares, read by the host", 4 * length, |set| {
-        sum_of_squares(client, &[&wide[set][0]]);
+        sums_of_squares(client, &[&wide[set][0]]);
         Ok(())
     })
 }

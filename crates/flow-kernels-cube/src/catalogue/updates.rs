@@ -1,7 +1,7 @@
 //! Cases of the optimizer's kernels.
 
 use super::checker::Checker;
-use crate::optimizer::{AdamW, Updated, accumulate, average, sum_of_squares};
+use crate::optimizer::{AdamW, Updated, accumulate, average, sums_of_squares};
 use crate::{Buffer, Element};
 
 pub(super) fn check(checker: &mut Checker<'_>) {
@@ -20,23 +20,25 @@ pub(super) fn check(checker: &mut Checker<'_>) {
 fn squares(checker: &mut Checker<'_>) {
     let element = checker.element();
     let tensors = [1, 7, 4096, 4097, 20_000].map(|length| checker.normal(length));
-    let want: f64 = tensors.iter().flat_map(|t| &t.values).map(|x| x * x).sum();
+    let want: Vec<f64> = tensors
+        .iter()
+        .map(|tensor| tensor.values.iter().map(|x| x * x).sum())
+        .collect();
     let client = checker.client().clone();
     let buffers: Vec<Buffer> = tensors.iter().map(|tensor| checker.upload(tensor)).collect();
     let all: Vec<&Buffer> = buffers.iter().collect();
-    let got = [(), ()].map(|()| sum_of_squares(&client, &all).unwrap_or(f64::NAN));
-    checker.same("sum of squares, twice", &got[..1], &got[1..]);
-    checker.close("sum of squares", &got[..1], &[want], Element::F32, 4096);
-    let one_by_one = buffers
+    let none = || vec![f64::NAN; all.len()];
+    let [first, second] = [(), ()].map(|()| sums_of_squares(&client, &all).unwrap_or_else(none));
+    checker.same("sums of squares, twice", &first, &second);
+    checker.close("sums of squares", &first, &want, Element::F32, 4096);
+    let alone: Vec<f64> = buffers
         .iter()
-        .map(|one| sum_of_squares(&client, &[one]).unwrap_or(f64::NAN));
-    let alone: f64 = one_by_one.sum();
-    checker.close(
-        &format!("sums of squares of {} tensors", element.name()),
-        &[alone],
-        &got[..1],
-        Element::F32,
-        1,
+        .flat_map(|one| sums_of_squares(&client, &[one]).unwrap_or_else(|| vec![f64::NAN]))
+        .collect();
+    checker.same(
+        &format!("sums of squares of {} tensors, one by one", element.name()),
+        &alone,
+        &first,
     );
 }
 

@@ -238,8 +238,8 @@ impl Kernels for CubeKernels {
         latents::mean_squared_distance(a, b)
     }
 
-    fn sum_of_squares(&self, tensor: &Plain) -> f64 {
-        optimizer::sum_of_squares(tensor)
+    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
+        optimizer::sums_of_squares(tensors)
     }
 
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {

@@ -2,14 +2,19 @@
 
 use super::operand::{Operand, done, update};
 use flow_core::{AdamWStep, Plain};
-use flow_kernels_cube::Element;
 use flow_kernels_cube::optimizer::{self, AdamW, Updated};
+use flow_kernels_cube::{Buffer, Element};
 
-/// Sum of squares: pieces in f32, their sums in f64 on the host. Waits for the device.
-pub(super) fn sum_of_squares(tensor: &Plain) -> f64 {
-    let tensor = Operand::read(tensor);
-    let sum = optimizer::sum_of_squares(tensor.client(), &[&tensor.buffer()]);
-    sum.expect("the device that holds a gradient answers")
+/// Sums of squares: pieces in f32, their sums in f64 on the host. Waits for the device once.
+pub(super) fn sums_of_squares(tensors: &[&Plain]) -> Vec<f64> {
+    let tensors: Vec<Operand> = tensors.iter().map(|tensor| Operand::read(tensor)).collect();
+    let Some(first) = tensors.first() else {
+        return Vec::new();
+    };
+    let buffers: Vec<Buffer> = tensors.iter().map(Operand::buffer).collect();
+    let buffers: Vec<&Buffer> = buffers.iter().collect();
+    let sums = optimizer::sums_of_squares(first.client(), &buffers);
+    sums.expect("the device that holds the gradients answers")
 }
 
 /// `accumulated += gradient`, in f32.

@@ -234,7 +234,7 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
         side.kernels.accumulate(&mut sum, gradient);
         side.kernels
             .average(&mut mean, gradient, &side.device.plain(vec![0.75], &[1]));
-        let squares = side.kernels.sum_of_squares(gradient) as f32;
+        let squares = side.kernels.sums_of_squares(&[gradient])[0] as f32;
         vec![
             weight,
             first,

@@ -29,19 +29,15 @@ pub fn check(call: &Matmul) -> Result<Factor, Declined> {
 pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, Cut) {
     let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
     let low_rank = call.rank > 0;
-    let candidates: &[Tiles] = &[
-        shape(call, factor, Shape::Turns),
-        shape(call, factor, Shape::Wide),
-    ];
-    let narrow = shape(call, factor, Shape::Narrow);
-    let mut best: Option<(f64, Tiles, bool)> = None;
-    let list: &[Tiles] = if call.n <= 64 {
-        std::slice::from_ref(&narrow)
-    } else {
-        candidates
-    };
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
-    for tiles in list {
+    let candidates: &[Shape] = match call.layout {
+        _ if call.n <= 64 => &[Shape::Narrow],
+        Layout::Tn if simple => &[weight_gradient(call, multiprocessors)],
+        _ => &[Shape::Turns, Shape::Wide],
+    };
+    let mut best: Option<(f64, Tiles, bool)> = None;
+    for candidate in candidates {
+        let tiles = shape(call, factor, *candidate);
         let count = call.m.div_ceil(tiles.rows()) * call.n.div_ceil(tiles.columns);
         let tile = (tiles.rows() * tiles.columns) as f64;
         // Time in products of 64 summands of one element by one multiprocessor; the border of a tile is what a block
@@ -55,7 +51,7 @@ pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, 
         let add_up = 2.0 * tile * 15.0 + 250_000.0;
         let mut choose = |time: f64, is_balanced: bool| {
             if best.is_none_or(|(least, ..)| time < least) {
-                best = Some((time, *tiles, is_balanced));
+                best = Some((time, tiles, is_balanced));
             }
         };
         choose(whole, false);
@@ -75,6 +71,19 @@ pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, 
         balanced,
     };
     (tiles, cut)
+}
+
+/// Tiles of a weight gradient, whose work is balanced over the multiprocessors whatever their number: the largest tiles
+/// that keep all of these busy, since larger ones read less; otherwise those of which least is beyond the result.
+fn weight_gradient(call: &Matmul, multiprocessors: usize) -> Shape {
+    let count = |rows: usize, columns: usize| call.m.div_ceil(rows) * call.n.div_ceil(columns);
+    if count(256, 192) >= multiprocessors {
+        return Shape::Large;
+    }
+    match call.n.next_multiple_of(256) <= call.n.next_multiple_of(192) {
+        true => Shape::Wide,
+        false => Shape::Turns,
+    }
 }
 
 /// Tiles that the table chooses from.

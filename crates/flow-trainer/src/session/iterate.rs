@@ -152,7 +152,8 @@ impl<A: Algorithm> super::Parts<A> {
         let old = self.algorithm.old_policy_decay(self.state.iteration);
         let kernels = self.acceleration.training().kernels.clone();
         let (kernels, device) = (&*kernels, &self.sampler.device);
-        self.state.weights.follow(kernels, device, average, old);
+        let trained = self.state.optimizer.trained();
+        self.state.weights.follow(kernels, device, trained, average, old);
         Ok(())
     }
 }

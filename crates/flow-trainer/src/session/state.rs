@@ -62,6 +62,7 @@ impl PolicyWeights {
         &mut self,
         kernels: &dyn Kernels,
         device: &ComputeDevice,
+        trained: &[bool],
         average: Option<f64>,
         old: Option<f64>,
     ) {
@@ -70,8 +71,10 @@ impl PolicyWeights {
                 continue;
             };
             let decay = device.plain(vec![decay as f32], &[1]);
-            for (slow, value) in set.values_mut().iter_mut().zip(self.current.values()) {
-                kernels.average(slow, value, &decay);
+            let mut set = set.update();
+            let values = self.current.values().iter().zip(trained);
+            for (index, (value, _)) in values.enumerate().filter(|(_, (_, trained))| **trained) {
+                set.change(index, |slow| kernels.average(slow, value, &decay));
             }
         }
     }

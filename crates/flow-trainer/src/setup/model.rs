@@ -185,6 +185,7 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         }
         flow_models::load_into(&mut weights, &file, device)?;
     }
+    weights.freeze(&trained);
     Ok(ModelParts {
         model,
         weights,

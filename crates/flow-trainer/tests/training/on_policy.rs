@@ -203,8 +203,8 @@ impl Kernels for Bent {
     fn mean_squared_distance(&self, a: &Tracked, b: &Plain) -> Tracked {
         self.0.mean_squared_distance(a, b)
     }
-    fn sum_of_squares(&self, tensor: &Plain) -> f64 {
-        self.0.sum_of_squares(tensor)
+    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
+        self.0.sums_of_squares(tensors)
     }
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
         self.0.accumulate(accumulated, gradient);

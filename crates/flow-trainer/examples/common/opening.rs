@@ -1,0 +1,61 @@
+//! Opening a device: who computes on it, what backward keeps there, and how much memory was taken.
+
+use flow_attention::AttentionRegistry;
+use flow_checkpoint::{Checkpointing, Policy};
+use flow_core::device::ComputeDevice;
+use flow_core::{ModelSpec, Plan};
+use flow_kernels::KernelRegistry;
+use std::error::Error;
+use std::sync::Arc;
+
+/// The device called `kind`, and who computes on it: on a GPU in bf16, with fused operations if `fused`.
+///
+/// # Errors
+/// If this build or this machine lacks it.
+pub fn open(kind: &str, fused: bool) -> Result<(ComputeDevice, Plan), Box<dyn Error>> {
+    let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
+    flow_kernels::register(&mut kernels);
+    flow_attention::register(&mut attention);
+    let device = ComputeDevice::open(kind, 0)?;
+    let (device, name) = match kind {
+        "cuda" => (device.computing_in(burn::tensor::FloatDType::BF16), "cuda-bf16"),
+        _ => (device, kind),
+    };
+    let kernels = kernels.get(name)?;
+    let kernels = match fused {
+        true => kernels.fused(Arc::new(|| ())).unwrap_or(kernels),
+        false => kernels,
+    };
+    Ok((device, Plan::new(attention.get(kind)?, kernels)))
+}
+
+/// `plan` under the policy of activation checkpointing called `name`.
+///
+/// # Errors
+/// If there is no such policy without parameters, or the model has nothing that it speaks of.
+pub fn under(plan: Plan, name: &str, spec: &ModelSpec) -> Result<Plan, Box<dyn Error>> {
+    let policy = match name {
+        "none" => return Ok(plan),
+        "full" => Policy::Full { split: false },
+        "attn_only" => Policy::AttnOnly { split: false },
+        _ => {
+            let known = "none, full, attn_only";
+            return Err(format!("there is no checkpoint policy `{name}`; choose from {known}").into());
+        }
+    };
+    let assignment = policy.assign(spec)?.ok_or("the policy is a fixed one")?;
+    Ok(Plan {
+        regions: Arc::new(Checkpointing::new(name, assignment)),
+        ..plan
+    })
+}
+
+/// GiB that the program took from the device, at the most: the pool of a GPU keeps what it once had.
+pub fn peak_gib(device: &ComputeDevice) -> Option<f64> {
+    #[cfg(feature = "cuda")]
+    if device.burn() != ComputeDevice::cpu().burn() {
+        return Some(flow_core::cube::bytes_reserved(device) as f64 / (1u64 << 30) as f64);
+    }
+    let _ = device;
+    flow_report::peak_resident_gib()
+}
