@@ -46,7 +46,13 @@ pub enum Command {
     /// Show what a run would do: geometry, calls, parameters, cost, schedule
     Plan(PlanArguments),
     /// Compare the ratios of a rollout and of training, for every lossless combination of what computes
-    Audit(ConfigArguments),
+    Audit {
+        #[command(flatten)]
+        config: ConfigArguments,
+        /// Only combinations with this value in a column of the table; columns narrow it down, values of one add up
+        #[arg(long, value_name = "COLUMN=VALUE")]
+        only: Vec<String>,
+    },
     /// Show what the accelerators of the rollout change and save: the same samples with and without them
     Drift(DriftArguments),
     /// Measure what the policies `magcache` and `teacache` must know of a model, and write it as TOML

@@ -21,6 +21,7 @@ use flow_trainer::algorithm::Algorithm;
 use flow_trainer::audit::OnPolicyAudit;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
 use flow_validate::checkpoint_policy;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Guidance scales: without an unconditional branch, and with it in the same batch.
@@ -42,6 +43,18 @@ fn policies() -> [CheckpointingConfig; 3] {
 /// answer for.
 const EXACT_REUSE: [bool; 2] = [false, true];
 
+/// What tells combinations apart: columns of the table, and of `--only`.
+const COLUMNS: [&str; 8] = [
+    "attention",
+    "fused",
+    "keeps",
+    "reuse",
+    "algorithm",
+    "guidance",
+    "weights",
+    "dtype",
+];
+
 /// One row of the table.
 struct Combination {
     attention: String,
@@ -50,8 +63,62 @@ struct Combination {
     config: Config,
 }
 
+impl Combination {
+    /// Its values of [`COLUMNS`].
+    fn values(&self) -> [String; 8] {
+        let config = &self.config;
+        let weights = match config.model.finetune {
+            Finetune::Full => "full",
+            Finetune::Lora => "lora",
+        };
+        [
+            self.attention.clone(),
+            self.fused.to_owned(),
+            checkpoint_policy(config).name().to_owned(),
+            if self.reuse { "exact" } else { "off" }.to_owned(),
+            config.algorithm.kind().to_owned(),
+            config.sampling.guidance_scale.to_string(),
+            weights.to_owned(),
+            config.device.dtype.name().to_owned(),
+        ]
+    }
+}
+
+/// Keeps the combinations that `only` asks for, `COLUMN=VALUE` each.
+fn narrow(combinations: Vec<Combination>, only: &[String]) -> Result<Vec<Combination>, Failure> {
+    let mut kept = combinations;
+    for (number, column) in COLUMNS.iter().enumerate() {
+        let of_column = |entry: &String| {
+            let (of, value) = entry.split_once('=')?;
+            (of == *column).then(|| value.to_owned())
+        };
+        let wanted: Vec<String> = only.iter().filter_map(of_column).collect();
+        let there: BTreeSet<String> = kept.iter().map(|one| one.values()[number].clone()).collect();
+        if let Some(unknown) = wanted.iter().find(|value| !there.contains(*value)) {
+            return Err(Failure::Input(format!(
+                "`--only {column}={unknown}`: no combination has it. `{column}` is one of: {}",
+                there.into_iter().collect::<Vec<_>>().join(", ")
+            )));
+        }
+        if !wanted.is_empty() {
+            kept.retain(|one| wanted.contains(&one.values()[number]));
+        }
+    }
+    let is_unknown = |entry: &&String| {
+        let column = entry.split_once('=').map(|(column, _)| column);
+        !column.is_some_and(|column| COLUMNS.contains(&column))
+    };
+    match only.iter().find(is_unknown) {
+        Some(unknown) => Err(Failure::Input(format!(
+            "`--only {unknown}` is not COLUMN=VALUE with a column of: {}",
+            COLUMNS.join(", ")
+        ))),
+        None => Ok(kept),
+    }
+}
+
 /// Runs every combination, prints the table, and fails unless every deviation is exactly 0.
-pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
+pub fn run(arguments: &ConfigArguments, only: &[String], quiet: bool) -> Result<(), Failure> {
     let loaded = Loaded::read(arguments, Use::Looking)?;
     if loaded.config().scheduler.dynamics == Dynamics::Ode {
         return Err(Failure::Input(
@@ -60,28 +127,12 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
                 .into(),
         ));
     }
-    let combinations = combinations(&loaded).or_bad_input()?;
-    let header = [
-        "attention",
-        "fused",
-        "keeps",
-        "reuse",
-        "algorithm",
-        "guidance",
-        "weights",
-        "dtype",
-        "ratios",
-        "max |ratio - 1|",
-    ];
-    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    let combinations = narrow(combinations(&loaded).or_bad_input()?, only)?;
+    let header = COLUMNS.iter().chain(&["ratios", "max |ratio - 1|"]);
+    let mut rows = vec![header.map(|name| (*name).to_owned()).collect::<Vec<_>>()];
     let mut failed = 0;
-    for Combination {
-        attention,
-        fused,
-        reuse,
-        config,
-    } in &combinations
-    {
+    for combination in &combinations {
+        let config = &combination.config;
         let audit = loaded.compute(config, |environment| {
             let tokens = tokens(config, environment).or_bad_input()?;
             let run = Run {
@@ -95,22 +146,11 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
         })?;
         let exact = audit.worst().is_none() && audit.checked() > 0;
         failed += usize::from(!exact);
-        rows.push(vec![
-            attention.clone(),
-            (*fused).to_owned(),
-            checkpoint_policy(config).name().to_owned(),
-            if *reuse { "exact" } else { "off" }.to_owned(),
-            config.algorithm.kind().to_owned(),
-            format!("{}", config.sampling.guidance_scale),
-            match config.model.finetune {
-                Finetune::Full => "full",
-                Finetune::Lora => "lora",
-            }
-            .to_owned(),
-            config.device.dtype.name().to_owned(),
+        let found = [
             audit.checked().to_string(),
             format!("{:e}", audit.max_deviation()),
-        ]);
+        ];
+        rows.push(combination.values().into_iter().chain(found).collect());
     }
     terminal::print(&format!("{}\n", terminal::table(&rows, 7)))?;
     if failed > 0 {

@@ -43,7 +43,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Eval(arguments) => eval::run(&arguments, quiet),
         Command::Check(arguments) => check::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
-        Command::Audit(arguments) => audit::run(&arguments, quiet),
+        Command::Audit { config, only } => audit::run(&config, &only, quiet),
         Command::Drift(arguments) => drift::run(&arguments, quiet),
         Command::Calibrate(arguments) => calibrate::run(&arguments, quiet),
         Command::Schema => schema::run(),

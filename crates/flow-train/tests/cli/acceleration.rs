@@ -331,6 +331,30 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
     contains(&place.fail(2, &ode), &["no stochastic step", "flow-sde"]);
 }
 
+fn narrowed<'a>(only: &[&'a str]) -> Vec<&'a str> {
+    let only = only.iter().flat_map(|entry| ["--only", entry]);
+    ["audit", "tiny.toml"].into_iter().chain(only).collect()
+}
+
+#[test]
+fn an_audit_can_be_narrowed_down_to_values_of_its_columns() {
+    let place = Place::new();
+    let asked = narrowed(&[
+        "attention=cpu",
+        "fused=off",
+        "keeps=full",
+        "keeps=none",
+        "reuse=off",
+        "weights=lora",
+        "dtype=f32",
+    ]);
+    contains(&place.succeed(&asked), &["all 8 combinations are exact"]);
+    let unknown = place.fail(2, &narrowed(&["dtype=f64"]));
+    contains(&unknown, &["`--only dtype=f64`", "`dtype` is one of:", "f32"]);
+    let unknown = place.fail(2, &narrowed(&["kernel=cpu"]));
+    contains(&unknown, &["`--only kernel=cpu`", "attention, fused, keeps"]);
+}
+
 #[test]
 fn an_accelerator_and_each_of_its_parameters_can_be_explained() {
     let place = Place::bare();
