@@ -50,6 +50,7 @@ use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 use timing::{in_pool, measure};
 use workloads::{NAMES, Workload, workload};
 
@@ -422,22 +423,31 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
     let file = folder.join("weights.safetensors");
     let mut job = Job::new(workload, Some(&file), options)?;
     let mut failed = None;
-    // The result is read, so that what an asynchronous device has not done yet is waited for.
+    // The result is read, so that what an asynchronous device has not done yet is waited for; until then the host has only
+    // told the device what to do.
+    let mut enqueued_ms = 0.0;
+    let mut ended = |start: Instant| enqueued_ms = start.elapsed().as_secs_f64() * 1e3;
     let (result, mut wall_ms) = match part {
         "forward" => {
             let input = job.input();
             let result = root_mean_square(&cpu::to_host(&job.forward(input.clone())));
-            (
-                result,
-                measure(options.repeats, 1, || {
-                    drop(cpu::to_host(&job.forward(input.clone())))
-                }),
-            )
+            let work = || {
+                let start = Instant::now();
+                let velocity = job.forward(input.clone());
+                ended(start);
+                drop(cpu::to_host(&velocity));
+            };
+            (result, measure(options.repeats, 1, work))
         }
         "rollout" => {
             let sampler = job.sampler();
             let result = root_mean_square(&cpu::to_host(&job.roll_out(&sampler).clean));
-            let work = || drop(cpu::to_host(&job.roll_out(&sampler).clean));
+            let work = || {
+                let start = Instant::now();
+                let trajectories = job.roll_out(&sampler);
+                ended(start);
+                drop(cpu::to_host(&trajectories.clean));
+            };
             (result, measure(options.repeats, 1, work))
         }
         "step" => {
@@ -446,7 +456,9 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             let loss = cpu::to_host(&job.loss(&learnt).0)[0];
             let last = job.trained.iter().rposition(|trained| *trained).unwrap_or(0);
             let wall_ms = measure(options.repeats, 1, || {
+                let start = Instant::now();
                 let (_, gradients) = job.loss(&learnt);
+                ended(start);
                 failed = failed.take().or(job.update(&mut optimizer, gradients).err());
                 job.weights.host(last);
             });
@@ -472,6 +484,8 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             "device": job.device.name(),
             if part == "step" { "loss" } else { "root_mean_square" }: result,
             "median_ms": at(0.5), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
+            // Of the last: of a step without the update, which waits for the gradients' norm.
+            "enqueued_ms": enqueued_ms,
             "peak_gib": opening::peak_gib(&job.device),
         })
     );
