@@ -526,12 +526,13 @@ impl Kernels for MeteredKernels {
     fn adamw(
         &self,
         weight: &mut Plain,
+        copy: Option<&mut Plain>,
         gradient: &Plain,
         first: &mut Plain,
         second: &mut Plain,
         step: &AdamWStep,
     ) {
-        self.inner.adamw(weight, gradient, first, second, step);
+        self.inner.adamw(weight, copy, gradient, first, second, step);
     }
 
     fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {

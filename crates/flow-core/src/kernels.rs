@@ -253,10 +253,12 @@ pub trait Kernels: Debug + Send + Sync {
     /// `accumulated += gradient`.
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain);
 
-    /// One AdamW step in f32 on a weight and its moments.
+    /// One AdamW step in f32 on a weight and its moments. `copy`, if there is one, becomes the weight in the type that it
+    /// has: what models on 16-bit devices compute with.
     fn adamw(
         &self,
         weight: &mut Plain,
+        copy: Option<&mut Plain>,
         gradient: &Plain,
         first: &mut Plain,
         second: &mut Plain,

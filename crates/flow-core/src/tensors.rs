@@ -129,7 +129,16 @@ pub fn cast(tensor: &Plain, dtype: FloatDType) -> Plain {
     if tensor.dtype() == dtype.into() {
         return tensor.clone();
     }
-    Dispatch::float_cast(tensor.clone(), dtype)
+    // As one row: rows of more axes may be padded on a GPU, and every kernel that reads them would copy them first.
+    let shape = tensor.shape();
+    let row = Dispatch::float_reshape(tensor.clone(), [shape.num_elements()].into());
+    Dispatch::float_reshape(Dispatch::float_cast(row, dtype), shape)
+}
+
+/// Makes `copy` the values of `of` in the type that it has.
+pub fn copy_again(copy: &mut Plain, of: &Plain) {
+    use burn::backend::TensorMetadata;
+    *copy = cast(of, copy.dtype().into());
 }
 
 /// A fixed tuple of tensors, erased to a list and back.

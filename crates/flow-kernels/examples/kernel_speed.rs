@@ -119,7 +119,8 @@ fn optimizer() {
         weight_decay: 0.01,
         varying,
     };
-    let time = best(|| CpuKernels::default().adamw(&mut weight, &gradient, &mut first, &mut second, &step));
+    let time =
+        best(|| CpuKernels::default().adamw(&mut weight, None, &gradient, &mut first, &mut second, &step));
     println!("{:<34} {:>12.1}", format!("adamw, {count} values"), time * 1e6);
     let time = best(|| {
         std::hint::black_box(CpuKernels::default().sums_of_squares(&[&gradient]));

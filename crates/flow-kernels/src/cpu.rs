@@ -10,6 +10,7 @@ use crate::{
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
+use flow_core::tensors::copy_again;
 use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, Plain};
 use std::fmt;
 use std::sync::Arc;
@@ -224,12 +225,16 @@ impl Kernels for CpuKernels {
     fn adamw(
         &self,
         weight: &mut Plain,
+        copy: Option<&mut Plain>,
         gradient: &Plain,
         first: &mut Plain,
         second: &mut Plain,
         step: &AdamWStep,
     ) {
         optimizer::adamw(weight, gradient, first, second, step);
+        if let Some(copy) = copy {
+            copy_again(copy, weight);
+        }
     }
 
     fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {

@@ -2,7 +2,9 @@
 
 mod support;
 
+use burn::tensor::FloatDType;
 use flow_core::cpu::{from_vec, to_host};
+use flow_core::tensors::cast;
 use flow_core::{AdamWStep, Kernels};
 use flow_kernels::CpuKernels;
 use support::{bits, distance, on_threads, operand};
@@ -31,7 +33,19 @@ fn ten_adamw_steps_agree_with_f64() {
             weight_decay: decay,
             varying,
         };
-        CpuKernels::default().adamw(&mut weight, &gradient.plain(), &mut first, &mut second, &step);
+        let mut copy = cast(&weight, FloatDType::BF16);
+        let kernels = CpuKernels::default();
+        kernels.adamw(
+            &mut weight,
+            Some(&mut copy),
+            &gradient.plain(),
+            &mut first,
+            &mut second,
+            &step,
+        );
+        let new = to_host(&weight);
+        let rounded: Vec<f32> = new.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
+        assert_eq!(to_host(&copy), rounded, "the copy is the new weight in its type");
         for (at, g) in gradient.wide().into_iter().enumerate() {
             let g = g * f64::from(scale);
             w[at] *= 1.0 - f64::from(rate) * f64::from(decay);
@@ -61,6 +75,7 @@ fn a_step_leaves_a_shared_copy_of_the_weight_alone() {
     };
     CpuKernels::default().adamw(
         &mut weight,
+        None,
         &operand(2, &[40_000]).plain(),
         &mut zeros(),
         &mut zeros(),
@@ -85,7 +100,7 @@ fn one_thread_and_three_take_the_same_step() {
             varying,
         };
         let gradient = operand(4, &[70_001]).plain();
-        CpuKernels::default().adamw(&mut weight, &gradient, &mut first, &mut second, &step);
+        CpuKernels::default().adamw(&mut weight, None, &gradient, &mut first, &mut second, &step);
         CpuKernels::default().average(&mut first, &weight, &from_vec(vec![0.9], &[1]));
         CpuKernels::default().accumulate(&mut second, &weight);
         let squares = CpuKernels::default().sums_of_squares(&[&weight])[0];

@@ -213,8 +213,9 @@ impl AdamW {
                 },
                 varying: varying.clone(),
             };
-            update.change(index, |value| {
-                kernels.adamw(value, gradient, &mut moments.first, &mut moments.second, &step);
+            let Moments { first, second } = moments;
+            update.change_with_copy(index, |value, copy| {
+                kernels.adamw(value, copy, gradient, first, second, &step);
             });
         }
         Ok(StepReport {

@@ -329,6 +329,7 @@ impl State {
             if let Some(gradient) = &gradients[index] {
                 kernels.adamw(
                     value,
+                    None,
                     gradient,
                     &mut self.first[index],
                     &mut self.second[index],

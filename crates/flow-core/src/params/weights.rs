@@ -2,7 +2,7 @@
 
 use super::{ParamKind, ParamLayout, ParamSpec};
 use crate::rng::Purpose;
-use crate::tensors::{Plain, cast};
+use crate::tensors::{Plain, cast, copy_again};
 use crate::{CoreError, cpu, device::ComputeDevice};
 use burn::backend::TensorMetadata;
 use burn::tensor::FloatDType;
@@ -113,7 +113,6 @@ impl Weights {
                 .get_mut()
                 .map(|copies| Arc::make_mut(copies).as_mut_slice()),
             values: Arc::make_mut(&mut self.values).as_mut_slice(),
-            compute: self.compute,
         }
     }
 
@@ -144,16 +143,23 @@ impl Weights {
 pub struct WeightsUpdate<'a> {
     values: &'a mut [Plain],
     copies: Option<&'a mut [Plain]>,
-    compute: Option<FloatDType>,
 }
 
 impl WeightsUpdate<'_> {
     /// Changes the value at `index`.
     pub fn change(&mut self, index: usize, change: impl FnOnce(&mut Plain)) {
-        let value = &mut self.values[index];
-        change(value);
-        if let (Some(copies), Some(dtype)) = (&mut self.copies, self.compute) {
-            copies[index] = cast(value, dtype);
-        }
+        self.change_with_copy(index, |value, copy| {
+            change(value);
+            if let Some(copy) = copy {
+                copy_again(copy, value);
+            }
+        });
+    }
+
+    /// Changes the value at `index`, and the copy that models see, if there is one: it must be the value in its type
+    /// afterwards.
+    pub fn change_with_copy(&mut self, index: usize, change: impl FnOnce(&mut Plain, Option<&mut Plain>)) {
+        let copy = self.copies.as_mut().map(|copies| &mut copies[index]);
+        change(&mut self.values[index], copy);
     }
 }

@@ -249,12 +249,13 @@ impl Kernels for CubeKernels {
     fn adamw(
         &self,
         weight: &mut Plain,
+        copy: Option<&mut Plain>,
         gradient: &Plain,
         first: &mut Plain,
         second: &mut Plain,
         step: &AdamWStep,
     ) {
-        optimizer::adamw(weight, gradient, first, second, step);
+        optimizer::adamw(weight, copy, gradient, first, second, step);
     }
 
     fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {

@@ -1,6 +1,9 @@
 //! What an optimizer step needs: the gradient's norm, accumulation, AdamW and moving averages.
 
 use super::operand::{Operand, done, update};
+use burn::backend::TensorMetadata;
+use burn::tensor::DType;
+use flow_core::tensors::copy_again;
 use flow_core::{AdamWStep, Plain};
 use flow_kernels_cube::optimizer::{self, AdamW, Updated};
 use flow_kernels_cube::{Buffer, Element};
@@ -28,9 +31,10 @@ pub(super) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
     });
 }
 
-/// One AdamW step in f32; moments may be stored as bf16.
+/// One AdamW step in f32; moments may be stored as bf16. A copy in bf16 is written in the same pass.
 pub(super) fn adamw(
     weight: &mut Plain,
+    copy: Option<&mut Plain>,
     gradient: &Plain,
     first: &mut Plain,
     second: &mut Plain,
@@ -45,20 +49,32 @@ pub(super) fn adamw(
         varying: &varying.buffer(),
     };
     let moments = [Element::F32, Element::Bf16];
-    update(weight, &moments[..1], |client, weight| {
-        update(first, &moments, |_, first| {
-            update(second, &moments, |_, second| {
-                let of = Updated {
-                    weight,
-                    gradient: &gradient.buffer(),
-                    first,
-                    second,
-                    copy: None,
-                };
-                done("adamw", step.update(client, of));
+    let mut change = |weight: &mut Plain, copy: Option<&Buffer>| {
+        update(weight, &moments[..1], |client, weight| {
+            update(first, &moments, |_, first| {
+                update(second, &moments, |_, second| {
+                    let of = Updated {
+                        weight,
+                        gradient: &gradient.buffer(),
+                        first,
+                        second,
+                        copy,
+                    };
+                    done("adamw", step.update(client, of));
+                });
             });
         });
-    });
+    };
+    match copy {
+        Some(copy) if copy.dtype() == DType::BF16 => {
+            update(copy, &[Element::Bf16], |_, copy| change(weight, Some(copy)));
+        }
+        Some(copy) => {
+            change(weight, None);
+            copy_again(copy, weight);
+        }
+        None => change(weight, None),
+    }
 }
 
 /// `average = decay · average + (1 - decay) · value`, in f32.

@@ -1,11 +1,13 @@
 //! In bf16, which Vulkan's shaders have not: on an NVIDIA GPU.
 
-use crate::support::{Input, Operation, Side, layer, run, sides};
+use crate::support::{Input, Operation, Side, layer, run, sides, values};
 use burn::backend::DispatchTensor;
-use burn::tensor::Tensor;
-use flow_core::Activation;
+use burn::tensor::{FloatDType, Tensor};
+use flow_core::cpu::to_host;
 use flow_core::exec::Compute;
 use flow_core::kernels::NormChunks;
+use flow_core::tensors::cast;
+use flow_core::{Activation, AdamWStep, Kernels};
 use flow_kernels::CubeKernels;
 use std::sync::Arc;
 
@@ -94,4 +96,38 @@ fn in_bf16_everything_is_as_near_as_its_roundings_allow() {
         let index = side.device.int_tensor(vec![4, 0, 3, 2, 4, 1], [2, 3]);
         vec![side.kernels.embedding(&inputs[0], &index.into_dispatch())]
     });
+}
+
+#[test]
+fn a_step_of_the_optimizer_leaves_the_copy_that_models_see_rounded_from_the_weight() {
+    let [_, cube] = sides();
+    let plain = |draw: u64| cube.device.plain(values(draw, &[77, 13]), &[77, 13]);
+    let squares = || {
+        let squares = values(3, &[77, 13]).iter().map(|x| x * x).collect();
+        cube.device.plain(squares, &[77, 13])
+    };
+    let step = AdamWStep {
+        betas: (0.9, 0.999),
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        varying: cube.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
+    };
+    let kernels = CubeKernels::cuda_bf16();
+    let run = |with_copy: bool| {
+        let (mut weight, mut first, mut second) = (plain(0), plain(2), squares());
+        let mut copy = cast(&weight, FloatDType::BF16);
+        let stale = copy.clone();
+        let given = with_copy.then_some(&mut copy);
+        kernels.adamw(&mut weight, given, &plain(1), &mut first, &mut second, &step);
+        assert_eq!(
+            to_host(&stale),
+            to_host(&cast(&plain(0), FloatDType::BF16)),
+            "what others hold"
+        );
+        (to_host(&weight), to_host(&copy))
+    };
+    let ((alone, _), (weight, copy)) = (run(false), run(true));
+    assert_eq!(weight, alone);
+    let rounded: Vec<f32> = weight.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect();
+    assert_eq!(copy, rounded);
 }

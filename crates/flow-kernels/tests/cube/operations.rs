@@ -223,7 +223,7 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
             varying: side.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
         };
         side.kernels
-            .adamw(&mut weight, gradient, &mut first, &mut second, &step);
+            .adamw(&mut weight, None, gradient, &mut first, &mut second, &step);
         assert_eq!(
             to_host(&inputs[0]),
             values(0, &[77]),

@@ -212,12 +212,13 @@ impl Kernels for Bent {
     fn adamw(
         &self,
         weight: &mut Plain,
+        copy: Option<&mut Plain>,
         gradient: &Plain,
         first: &mut Plain,
         second: &mut Plain,
         step: &AdamWStep,
     ) {
-        self.0.adamw(weight, gradient, first, second, step);
+        self.0.adamw(weight, copy, gradient, first, second, step);
     }
     fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
         self.0.average(average, value, decay);
