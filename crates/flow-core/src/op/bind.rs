@@ -73,9 +73,9 @@ fn finish<B: Backend, T: Backward<B, N>, const N: usize>(
     }
 }
 
-/// A `[1]` tensor standing for an edge of the graph.
+/// A `[1]` tensor standing for an edge of the graph. Nothing reads its value, so nothing is launched to set it.
 fn edge<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
-    B::float_zeros([1].into(), &like.device(), like.dtype().into())
+    B::float_empty([1].into(), &like.device(), like.dtype().into())
 }
 
 /// What an operation computes gradients with, and the leaves beyond its parents that get some.
