@@ -8,9 +8,9 @@ use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_attention::cube::PortableAttention;
 use flow_cache::{
-    Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, GuidanceCache,
-    LayerCache, MagnitudeRatios, OnCall, Pyramid, Rules, StackCache, Tally, TaylorSeer, TeaCache, Timesteps,
-    VelocityCache,
+    Auto, DbCache, EasyCache, ExactReuse, FasterAttention, FasterGuidance, FirstBlock, Forecast,
+    GuidanceCache, LayerCache, MagnitudeRatios, OnCall, Pyramid, Reused, Rules, StackCache, Tally,
+    TaylorSeer, TeaCache, Timesteps, VelocityCache,
 };
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
@@ -18,11 +18,12 @@ use flow_core::kernels::{HostLanes, LaneRow};
 use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    AttentionBackend, CallContext, FlowModel, Kernels, Lane, LaneKernels, Plain, Plan, Rollout, Stage,
-    Weights,
+    AttentionBackend, CallContext, FlowModel, Kernels, Lane, LaneKernels, Plain, Plan, Rollout, RowKey,
+    Stage, Weights,
 };
 use flow_kernels::{CpuKernels, CubeKernels};
 use flow_models::{Dit, DitConfig, Position};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 fn noise(count: usize, salt: u64) -> Vec<f32> {
@@ -287,7 +288,13 @@ impl Side {
                     ..Condition::default()
                 },
             };
-            let velocity = rollout.exec(call).velocity(&self.model, input);
+            let key = |token: &i64| RowKey {
+                condition: Some([*token as u8].into()),
+                sigma: Some((sigma as f32).to_bits()),
+                latent: None,
+            };
+            let exec = rollout.exec(call).with_rows(tokens.iter().map(key).collect());
+            let velocity = exec.velocity(&self.model, input);
             let v = to_host(&velocity.into_dispatch());
             let (conditional, unconditional) = v.split_at(x.len());
             for ((x, c), u) in x.iter_mut().zip(conditional).zip(unconditional) {
@@ -454,6 +461,32 @@ fn every_kind_of_cache_decides_and_answers_on_the_device_as_on_the_processor() {
             apart(&expected, &exact) > 1e-3,
             "{name}: the cache changes something"
         );
+    }
+}
+
+#[test]
+fn exact_reuse_has_the_bits_of_computing_everything_on_the_device() {
+    let [_, side] = sides();
+    assert!(side.plan.is_row_independent());
+    let expected = side.sample(side.plan.clone());
+    let saved = Arc::new(AtomicU64::new(0));
+    let counted = saved.clone();
+    let reuse = Arc::new(ExactReuse::new(
+        1 << 24,
+        Box::new(move |reused| {
+            if let Reused::Part { rows, computed, .. } = reused {
+                counted.fetch_add(rows - computed, Ordering::Relaxed);
+            }
+        }),
+    ));
+    for _ in 0..2 {
+        let found = side.sample(Plan {
+            reuse: reuse.clone(),
+            ..side.plan.clone()
+        });
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+        assert_eq!(bits(&found), bits(&expected));
+        assert!(saved.swap(0, Ordering::Relaxed) > 0);
     }
 }
 

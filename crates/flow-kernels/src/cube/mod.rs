@@ -84,6 +84,12 @@ impl Kernels for CubeKernels {
         operand::dtype(self.element)
     }
 
+    // The kernel of a forward product is chosen by columns, type and device, and adds up a row's summands in one order
+    // whatever the number of rows (`flow-matmul-cube`, "What bits depend on"); so do norms and steps, by the length of a row.
+    fn is_row_independent(&self) -> bool {
+        true
+    }
+
     fn lanes(&self) -> &dyn LaneKernels {
         &lanes::CubeLanes
     }
