@@ -9,8 +9,8 @@ use flow_attention::CpuAttention;
 use flow_attention::cube::PortableAttention;
 use flow_cache::{
     Auto, DbCache, EasyCache, ExactReuse, FasterAttention, FasterGuidance, FirstBlock, Forecast,
-    GuidanceCache, LayerCache, MagnitudeRatios, OnCall, Pyramid, Reused, Rules, StackCache, Tally,
-    TaylorSeer, TeaCache, Timesteps, VelocityCache,
+    GuidanceCache, LayerCache, MagnitudeRatios, OnCall, Pyramid, Reused, Rules, SignalChanges, StackCache,
+    Tally, TaylorSeer, TeaCache, Timesteps, VelocityCache,
 };
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
@@ -64,7 +64,7 @@ fn matrix(device: &ComputeDevice, salt: u64, [rows, values]: [usize; 2], layout:
         Layout::Gaps => {
             let padded = dense
                 .chunks(values)
-                .flat_map(|row| [&[9.0; 3], row, &[8.0; 2]].concat());
+                .flat_map(|row| [&[9.0; 3][..], row, &[8.0; 2][..]].concat());
             ((padded.collect(), [rows, values + 5]), [0..rows, 3..values + 3])
         }
     };
@@ -91,7 +91,7 @@ const LAYOUTS: [Layout; 3] = [Layout::Dense, Layout::Among, Layout::Gaps];
 fn rows_are_put_together_as_on_the_processor() {
     let (device, kernels) = cube();
     let assembled =
-        |device: &ComputeDevice, lanes: &dyn LaneKernels, values: usize, layout: Layout, based| {
+        |device: &ComputeDevice, lanes: &dyn LaneKernels, values: usize, layout: Layout, based: bool| {
             let computed = matrix(device, 1, [3, values], layout);
             let base = matrix(device, 2, [6, values], layout);
             let features = [3, 4, 5].map(|salt| matrix(device, salt, [1, values], layout));
@@ -491,16 +491,32 @@ fn exact_reuse_has_the_bits_of_computing_everything_on_the_device() {
 }
 
 #[test]
-fn ratios_of_magnitudes_are_measured_on_the_device() {
+fn what_calibration_measures_it_measures_on_the_device() {
     let [expected, found] = sides().map(|side| {
-        let measured = Arc::new(MagnitudeRatios::new());
+        let (ratios, signals) = (
+            Arc::new(MagnitudeRatios::new()),
+            Arc::new(SignalChanges::new(false)),
+        );
         side.sample(Plan {
-            stacks: measured.clone(),
+            stacks: ratios.clone(),
             ..side.plan.clone()
         });
-        measured.ratios()
+        side.sample(Plan {
+            stacks: signals.clone(),
+            ..side.plan.clone()
+        });
+        let points = signals
+            .points()
+            .into_iter()
+            .flat_map(|(signal, output)| [signal, output]);
+        ratios.ratios().into_iter().chain(points).collect::<Vec<f64>>()
     });
-    assert_eq!((expected.len(), found.len()), (STEPS as usize, STEPS as usize));
+    // A ratio per step; for every pair of steps two numbers for each of six lanes.
+    let steps = STEPS as usize;
+    assert_eq!(
+        (found.len(), expected.len()),
+        (steps + (steps - 1) * 12, found.len())
+    );
     for (found, expected) in found.iter().zip(&expected) {
         assert!(
             (found - expected).abs() < 1e-4,

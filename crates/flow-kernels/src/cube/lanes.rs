@@ -49,7 +49,7 @@ fn each(shape: &[usize]) -> usize {
 
 /// `shape` with a batch of one.
 fn one_row(shape: &[usize]) -> Vec<usize> {
-    [&[1], &shape[1..]].concat()
+    [&[1][..], &shape[1..]].concat()
 }
 
 impl LaneKernels for CubeLanes {
