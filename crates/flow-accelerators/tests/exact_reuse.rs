@@ -2,17 +2,21 @@
 
 mod support;
 
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
 use flow_accel::{Acceleration, Engagement, Engagements, Params};
 use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
+use flow_core::exec::{CallBody, Reusable, RowsBody};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, FlowModel,
-    KeyValue, Lane, ModelInput, Plan, Rollout, RowKey, Stage, Training, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, Exec, FlowModel,
+    KeyValue, Lane, ModelInput, Plan, ReuseDriver, Rollout, RowKey, Stage, Training, Weights,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use support::{condition, noise, noisy, registry};
 
 const STEPS: u32 = 4;
@@ -102,7 +106,7 @@ fn done(acceleration: &Acceleration) -> Engagements {
 fn every_bit_is_that_of_computing_everything_whatever_group_batch_model_and_precision() {
     let mut kernels = vec![CpuKernels::default()];
     kernels.extend(CpuKernels::bf16());
-    for architecture in ["dit", "mmdit"] {
+    for architecture in ["dit", "mmdit", "wan"] {
         let (model, weights) = noisy(architecture);
         for kernels in &kernels {
             let plain = Rollout::new(&weights, without(kernels.clone()));
@@ -171,6 +175,93 @@ fn the_same_prompt_is_embedded_once_however_many_ask_and_a_new_version_of_weight
     let (bits, ..) = reused(&weights);
     assert_ne!(bits, first);
     assert_eq!(bits, sample(&plain, &*model, 2, 4));
+}
+
+/// Counts the rows that each block's part of this name computes, whoever drives it.
+#[derive(Debug)]
+struct Counting {
+    reuse: Arc<dyn ReuseDriver>,
+    part: &'static str,
+    computed: Mutex<HashMap<usize, usize>>,
+}
+
+impl ReuseDriver for Counting {
+    fn name(&self) -> &str {
+        self.reuse.name()
+    }
+
+    fn part(&self, exec: &Exec<'_>, part: Reusable, body: RowsBody<'_>) -> Vec<DispatchTensor> {
+        let counted = |exec: &Exec<'_>, some: Option<&[usize]>| {
+            if part.name == self.part {
+                let block = exec.site().expect("within a block").block;
+                let rows = some.map_or(exec.rows().len(), <[usize]>::len);
+                *self.computed.lock().expect("no panic").entry(block).or_default() += rows;
+            }
+            body(exec, some)
+        };
+        self.reuse.part(exec, part, &counted)
+    }
+
+    fn velocity(
+        &self,
+        exec: &Exec<'_>,
+        model: &dyn FlowModel,
+        input: ModelInput,
+        compute: CallBody<'_>,
+    ) -> Tensor<2> {
+        self.reuse.velocity(exec, model, input, compute)
+    }
+}
+
+#[test]
+fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_weights() {
+    let (model, mut weights) = noisy("wan");
+    // Two prompts and the empty one, asked for by two members each in both branches.
+    let (blocks, prompts, rows) = (model.spec().stacks[0].1, 3, 2 * 2 * 2);
+    let counting = |plan: &Plan| {
+        Arc::new(Counting {
+            reuse: plan.reuse.clone(),
+            part: "text_keys_values",
+            computed: Mutex::default(),
+        })
+    };
+    let of_each_block = |counting: &Counting, expected: usize| {
+        let computed = std::mem::take(&mut *counting.computed.lock().expect("no panic"));
+        let expected: HashMap<usize, usize> = (0..blocks).map(|block| (block, expected)).collect();
+        assert_eq!(computed, expected);
+    };
+    let under = |plan: &Plan, counting: &Arc<Counting>| {
+        Arc::new(Plan {
+            reuse: counting.clone(),
+            ..plan.clone()
+        })
+    };
+    let plain = without(CpuKernels::default());
+    let recomputing = counting(&plain);
+    let expected = sample(
+        &Rollout::new(&weights, under(&plain, &recomputing)),
+        &*model,
+        2,
+        4,
+    );
+    of_each_block(&recomputing, rows * STEPS as usize);
+
+    let reusing = with(CpuKernels::default(), &Params::new(), &*model);
+    let counted = counting(reusing.training());
+    let plan = under(reusing.training(), &counted);
+    for calls in [prompts, 0] {
+        let reused = sample(&Rollout::new(&weights, plan.clone()), &*model, 2, 4);
+        assert_eq!(reused, expected);
+        if calls > 0 {
+            of_each_block(&counted, calls);
+        } else {
+            assert!(counted.computed.lock().expect("no panic").is_empty());
+        }
+    }
+    let value = weights.values()[0].clone();
+    weights.set(0, value).expect("the same shape");
+    assert_eq!(sample(&Rollout::new(&weights, plan), &*model, 2, 4), expected);
+    of_each_block(&counted, prompts);
 }
 
 #[test]
@@ -349,8 +440,7 @@ fn threads_that_need_the_same_value_at_once_compute_it_once() {
 #[test]
 fn a_panic_in_the_middle_of_a_value_leaves_nothing_that_others_wait_for() {
     use flow_cache::ExactReuse;
-    use flow_core::exec::{DependsOn, Reusable};
-    use flow_core::{Exec, ReuseDriver};
+    use flow_core::exec::DependsOn;
     let (_, weights) = noisy("dit");
     let reuse = ExactReuse::new(1 << 20, Box::new(|_| {}));
     let key = RowKey {

@@ -249,8 +249,7 @@ impl<P: Policy> Engine<P> {
         let mut outcomes: Vec<Option<Outcome>> = vec![None; computed.len()];
         if wanted || compares.forecasts {
             let rows: Vec<&Row<P::State>> = computed.iter().map(|row| &round.rows[*row]).collect();
-            let changes = self.output_changes(kernels, &rows, output);
-            let errors = self.forecast_errors(kernels, &rows, &moment, &snapshots);
+            let (changes, errors) = self.compared_with_computed(kernels, &rows, &moment, &snapshots, output);
             let outcome = |index: usize| {
                 let mut outcome = Outcome {
                     probe: rows[index].since_computed?,
@@ -294,53 +293,48 @@ impl<P: Policy> Engine<P> {
         }
     }
 
-    /// How the output of each computed row changed since the computed step before, if the policy compares it.
-    fn output_changes(
-        &self,
-        kernels: &dyn LaneKernels,
-        rows: &[&Row<P::State>],
-        output: &Plain,
-    ) -> Vec<Option<LaneSum>> {
-        let mut pairs: Vec<(RowOf<'_>, RowOf<'_>)> = Vec::new();
-        for (index, row) in rows.iter().enumerate() {
-            if let Some(before) = &row.state.output {
-                pairs.push(((output, index), (before, 0)));
-            }
-        }
-        if pairs.is_empty() {
-            return vec![None; rows.len()];
-        }
-        let mut sums = kernels.changes(&pairs).read().into_iter();
-        let next = |row: &&Row<P::State>| row.state.output.as_ref().and_then(|_| sums.next());
-        rows.iter().map(next).collect()
-    }
-
-    /// `Σ |feature - forecast|` of the computed rows; `None` where nothing is compared or there is nothing to forecast from.
-    fn forecast_errors(
+    /// How the output of each computed row changed since the computed step before, as far as the policy compares it, and
+    /// `Σ |feature - forecast|` where there is something to forecast from. Asks the device once.
+    fn compared_with_computed(
         &self,
         kernels: &dyn LaneKernels,
         rows: &[&Row<P::State>],
         now: &Moment,
         snapshots: &[Vec<Snapshot>],
-    ) -> Vec<Option<f64>> {
-        if !self.policy.compares().forecasts {
-            return vec![None; rows.len()];
-        }
-        let error = |(row, kept): (&&Row<P::State>, &Vec<Snapshot>)| {
+        output: &Plain,
+    ) -> (Vec<Option<LaneSum>>, Vec<Option<f64>>) {
+        let compares = self.policy.compares();
+        let forecast = |(row, kept): (&&Row<P::State>, &Vec<Snapshot>)| {
             let history: Vec<Moment> = (row.state.history.iter())
                 .map(|snapshot| snapshot.moment)
                 .collect();
-            let feature = kept.first()?.features.first()?;
-            if history.is_empty() {
+            let feature = kept.first()?.features.first()?.clone();
+            if !compares.forecasts || history.is_empty() {
                 return None;
             }
             let weights = self.policy.forecast(&row.state.policy).weights(now, &history);
             let source = LaneRow::Forecast(row.terms(&weights, 0));
             let forecast = kernels.assemble(&feature.shape().to_vec(), None, None, &[source]);
-            let sums = kernels.changes(&[((feature, 0), (&forecast, 0))]).read();
-            Some(sums[0].change)
+            Some((feature, forecast))
         };
-        rows.iter().zip(snapshots).map(error).collect()
+        let forecasts: Vec<Option<(Plain, Plain)>> = rows.iter().zip(snapshots).map(forecast).collect();
+        let before: Vec<Option<&Plain>> = (rows.iter())
+            .map(|row| row.state.output.as_ref().filter(|_| compares.outcomes))
+            .collect();
+        let outputs = before.iter().enumerate();
+        let outputs = outputs.filter_map(|(index, before)| Some(((output, index), ((*before)?, 0))));
+        let forecasted = forecasts.iter().flatten();
+        let forecasted = forecasted.map(|(feature, forecast)| ((feature, 0), (forecast, 0)));
+        let pairs: Vec<(RowOf<'_>, RowOf<'_>)> = outputs.chain(forecasted).collect();
+        let sums = match pairs.len() {
+            0 => Vec::new(),
+            _ => kernels.changes(&pairs).read(),
+        };
+        let mut sums = sums.into_iter();
+        let changes = before.iter().map(|before| before.and_then(|_| sums.next()));
+        let changes = changes.collect();
+        let error = |pair: &Option<_>| pair.as_ref().and_then(|_| Some(sums.next()?.change));
+        (changes, forecasts.iter().map(error).collect())
     }
 
     /// Puts the lanes back, and tells how many rows were answered, each for `blocks`.

@@ -6,7 +6,6 @@ mod drivers;
 mod engine;
 mod exact;
 mod forecast;
-mod fourier;
 mod lanes;
 mod policies;
 mod policy;
@@ -20,8 +19,8 @@ pub use drivers::{
 pub use engine::{OnCall, Tally};
 pub use exact::{ExactReuse, OnReused, Reused};
 pub use flow_core::kernels::combine;
+pub use flow_core::kernels::split_frequencies;
 pub use forecast::Forecast;
-pub use fourier::split_frequencies;
 pub use lanes::{LaneStore, StepOrder};
 pub use policies::{
     Auto, AutoState, DbCache, DbCacheState, EasyCache, EasyCacheState, FasterAttention, FasterGuidance,

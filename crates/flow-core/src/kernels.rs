@@ -4,8 +4,10 @@
 //! backward keeps. `flow-kernels` implements it for the CPU and for GPUs. Legend of shapes: `B` batch, `S` tokens, `D` channels,
 //! `H` heads, `K` modulation chunks, `N` values of one latent.
 
+mod frequencies;
 mod lanes;
 
+pub use frequencies::{low_frequency_radius, split_frequencies};
 pub use lanes::{HostLanes, LaneKernels, LaneRow, LaneSum, LaneSums, RowOf, combine};
 
 use crate::exec::Stash;

@@ -14,7 +14,11 @@ mod columns;
 #[allow(missing_docs)]
 pub mod embedding;
 #[allow(missing_docs)]
+pub mod frequencies;
+#[allow(missing_docs)]
 pub mod gated_residual;
+#[allow(missing_docs)]
+pub mod lanes;
 #[allow(missing_docs)]
 pub mod modulated_layer_norm;
 #[allow(missing_docs)]

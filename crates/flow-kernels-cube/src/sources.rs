@@ -7,8 +7,14 @@ use crate::activation::activation_forward::ActivationForward;
 use crate::buffer::{width, with_type};
 use crate::columns::{self, Columns};
 use crate::embedding::embedding_forward::EmbeddingForward;
+use crate::frequencies::restore_lines::RestoreLines;
+use crate::frequencies::transform_columns::TransformColumns;
+use crate::frequencies::transform_lines::TransformLines;
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
+use crate::lanes::MOST_SOURCES;
+use crate::lanes::change_pieces::ChangePieces;
+use crate::lanes::combine_rows::CombineRows;
 use crate::modulated_layer_norm::at_once;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
 use crate::modulated_layer_norm::norm_forward::NormForward;
@@ -106,6 +112,23 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("embedding", define!(EmbeddingForward::<f32, F>, THREADS, [t i y], [r c v], vector)),
             ("sde_mean", define!(SdeMean::<F>, THREADS, [x v n c m y], [r v], 4, true)),
             ("squared_distance", define!(SquaredDistance::<F>, THREADS, [a b p], [r v], 4)),
+            (
+                "combine_rows",
+                define!(
+                    CombineRows::<F>, THREADS, [a b c d e f y], [a b c d e f g h i j k l y v], vector, MOST_SOURCES
+                ),
+            ),
+            ("change_pieces", define!(ChangePieces::<F>, THREADS, [a b p], [a b v p f], vector)),
+            ("transform_lines", define!(TransformLines::<F>, THREADS, [a b t y], [a b l w k],)),
+            (
+                "transform_columns",
+                define!(TransformColumns, THREADS, [x t y], [p f t h k], false),
+            ),
+            (
+                "transform_columns_back",
+                define!(TransformColumns, THREADS, [x t y], [p f t h k], true),
+            ),
+            ("restore_lines", define!(RestoreLines::<F>, THREADS, [a b x t l h], [a b v w k s],)),
             ("squares", define!(Squares::<F>, THREADS, [x p], [v f], vector)),
             (
                 "adamw",

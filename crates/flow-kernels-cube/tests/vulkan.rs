@@ -48,3 +48,8 @@ fn latents_hold_in_f32() {
 fn updates_hold_in_f32() {
     holds("updates", Element::F32);
 }
+
+#[test]
+fn operations_of_a_feature_cache_hold_in_f32() {
+    holds("lanes", Element::F32);
+}

@@ -18,7 +18,8 @@ const MARKED_POINTS: usize = 40;
 pub struct Series {
     /// Name in the legend.
     pub name: String,
-    /// (x, y) in the order of x. A y that is not finite interrupts the line.
+    /// (x, y) in the order in which they are joined, that of x where there are more than a thousand. A y that is not finite
+    /// interrupts the line.
     pub points: Vec<(f64, f64)>,
     /// (x, low, high) of an interval around the line; may be empty.
     pub band: Vec<(f64, f64, f64)>,
@@ -73,6 +74,7 @@ pub struct LineChart {
     y_label: String,
     series: Vec<Series>,
     reference: Option<(f64, String)>,
+    round_x: bool,
 }
 
 impl LineChart {
@@ -85,7 +87,16 @@ impl LineChart {
             y_label,
             series: Vec::new(),
             reference: None,
+            round_x: false,
         }
+    }
+
+    /// Lets the x axis begin and end at ticks, as the y axis does: for an x that is measured, whose smallest and largest
+    /// values mean nothing.
+    #[must_use]
+    pub fn round_x(mut self) -> Self {
+        self.round_x = true;
+        self
     }
 
     /// Adds a line.
@@ -290,11 +301,17 @@ impl Frame {
         let y_labels = labels(&y_ticks, y_step);
         let widest = y_labels.iter().map(|text| text_width(text)).fold(0.0, f64::max);
         let left = 14.0 + widest + 8.0;
-        let (x_ticks, x_step) = nice_ticks(x_range.0, x_range.1, 5);
-        let x_ticks: Vec<f64> = x_ticks
-            .into_iter()
-            .filter(|tick| (x_range.0..=x_range.1).contains(tick))
-            .collect();
+        let wanted = if chart.round_x { 8 } else { 5 };
+        let (mut x_ticks, x_step) = nice_ticks(x_range.0, x_range.1, wanted);
+        let x_range = if chart.round_x {
+            (
+                x_ticks[0].min(x_range.0),
+                x_ticks[x_ticks.len() - 1].max(x_range.1),
+            )
+        } else {
+            x_ticks.retain(|tick| (x_range.0..=x_range.1).contains(tick));
+            x_range
+        };
         let x_labels = labels(&x_ticks, x_step);
         let height = bottom + 48.0;
         Self {

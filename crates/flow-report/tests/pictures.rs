@@ -233,6 +233,34 @@ fn a_long_series_is_thinned_without_losing_its_peak() {
 }
 
 #[test]
+fn a_round_x_axis_has_ticks_at_both_ends_around_all_points() {
+    let points = vec![(1.04, 3.0), (4.22, 1.0), (2.5, 2.0)];
+    let svg = LineChart::new("t", "x", "y")
+        .round_x()
+        .with(Series::new("s", points))
+        .svg();
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    let ticks: Vec<(f64, f64)> = document
+        .descendants()
+        .filter(|node| node.attribute("class") == Some("tick middle"))
+        .map(|node| {
+            let x = node.attribute("x").unwrap().parse().unwrap();
+            (x, node.text().unwrap().parse().unwrap())
+        })
+        .collect();
+    assert_eq!((ticks[0].1, ticks[ticks.len() - 1].1), (1.0, 4.5));
+    // Points keep the order they were given in, and stand where their values are between the ends.
+    let line = first_line(&svg);
+    let place = |value: f64| {
+        let ((left, _), (right, _)) = (ticks[0], ticks[ticks.len() - 1]);
+        left + (value - 1.0) / 3.5 * (right - left)
+    };
+    for ((x, _), value) in line.iter().zip([1.04, 4.22, 2.5]) {
+        assert!((x - place(value)).abs() < 0.2, "{x} for {value}");
+    }
+}
+
+#[test]
 fn texts_of_a_chart_are_escaped() {
     let svg = LineChart::new("a <b> & \"c\"", "<x>", "y's")
         .with(Series::new("<s>", vec![(0.0, 1.0)]))
@@ -271,8 +299,11 @@ proptest! {
         points in prop::collection::vec((any::<f64>(), any::<f64>()), 0..50),
         name in "\\PC{0,20}",
         reference in any::<f64>(),
+        round_x in any::<bool>(),
     ) {
-        let svg = LineChart::new(&name, &name, &name)
+        let chart = LineChart::new(&name, &name, &name);
+        let chart = if round_x { chart.round_x() } else { chart };
+        let svg = chart
             .with(Series::new(name.clone(), points.clone()).band(points.iter().map(|(x, y)| (*x, *y, y + 1.0)).collect()))
             .reference(reference, "r")
             .svg();

@@ -167,7 +167,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     };
     let program = Program { path, workspace };
     let mut jobs = Vec::new();
-    for (name, config, set, divisor) in JOBS {
+    for (name, config, set, _) in JOBS {
         let magcache = program.calibrated(config, "magcache", "ratios", set)?;
         let teacache = program.calibrated(config, "teacache", "coefficients", set)?;
         let mut rows = Vec::new();
@@ -179,7 +179,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                     .replace('@', value);
                 let entry = entry(&params);
                 let settings: Vec<&str> = set.iter().copied().chain([&*entry]).collect();
-                let found = program.drift(config, options.rollouts / divisor, &settings)?;
+                let found = program.drift(config, rollouts_of(name, options.rollouts), &settings)?;
                 let row = Row {
                     policy: policy.into(),
                     value: (*value).into(),
@@ -211,6 +211,12 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     });
     write(&to, &document)?;
     curve::goal(&jobs)
+}
+
+/// Rollouts per row of the job called `name` if the first job has `rollouts`: at least one.
+fn rollouts_of(name: &str, rollouts: u64) -> u64 {
+    let divisor = JOBS.iter().find(|(job, ..)| *job == name);
+    (rollouts / divisor.map_or(1, |(.., divisor)| *divisor)).max(1)
 }
 
 fn entry(params: &str) -> String {

@@ -3,11 +3,10 @@
 
 use super::velocity::blocks;
 use crate::engine::{Engine, OnCall, Place};
-use crate::fourier::split_frequencies;
 use crate::round::{Row, Snapshot, conditional};
 use crate::{FasterGuidance, Policy, Rules};
 use burn::tensor::Tensor;
-use flow_core::cpu::{CpuTensor, from_vec};
+use flow_core::kernels::RowOf;
 use flow_core::tensors::{is_tracked, select_rows};
 use flow_core::{Exec, FlowModel, Lane, ModelInput, VelocityDriver};
 
@@ -49,29 +48,28 @@ impl VelocityDriver for GuidanceCache {
             model.velocity(&exec.on_lanes(lanes), input.rows(&computed))
         };
         let output_tensor = output.clone().into_dispatch();
-        let velocities = CpuTensor::read(&output_tensor);
-        let each = model.spec().latent.values();
-        let velocity = |index: usize| &velocities.values()[index * each..][..each];
         // Conditional rows are always computed, so the other branch of a row is among the computed ones if in the call.
         let lanes: Vec<Lane> = computed.iter().map(|row| round.rows[*row].lane).collect();
         let leader = |lane| lanes.iter().position(|of| *of == conditional(lane));
         let moment = round.moment;
-        let snapshots = lanes.iter().enumerate().map(|(index, lane)| {
-            let Some(partner) = leader(*lane).filter(|_| !lane.conditional) else {
-                return Vec::new();
-            };
-            let pairs = velocity(index).iter().zip(velocity(partner));
-            let difference: Vec<f32> = pairs.map(|(mine, other)| mine - other).collect();
-            let shape = [1, difference.len()];
-            let (low, high) = split_frequencies(&difference, &model.spec().latent);
-            let part = |values| Snapshot {
-                moment,
-                features: vec![from_vec(values, &shape)],
-            };
-            vec![part(low), part(high)]
-        });
-        let snapshots = snapshots.collect();
+        let partners: Vec<Option<usize>> = (lanes.iter())
+            .map(|lane| leader(*lane).filter(|_| !lane.conditional))
+            .collect();
+        let pair = |(index, partner): (usize, &Option<usize>)| {
+            Some(((&output_tensor, index), (&output_tensor, (*partner)?)))
+        };
+        let pairs: Vec<(RowOf<'_>, RowOf<'_>)> = partners.iter().enumerate().filter_map(pair).collect();
         let kernels = exec.plan().kernels.lanes();
+        let mut parts = kernels.frequencies(&pairs, &model.spec().latent).into_iter();
+        let snapshot = |partner: &Option<usize>| -> Vec<Snapshot> {
+            let parts = partner.and_then(|_| parts.next()).into_iter().flatten();
+            let part = |feature| Snapshot {
+                moment,
+                features: vec![feature],
+            };
+            parts.map(part).collect()
+        };
+        let snapshots = partners.iter().map(snapshot).collect();
         self.engine.keep(kernels, &mut round, snapshots, &output_tensor);
         let all = if computed.len() == count {
             output

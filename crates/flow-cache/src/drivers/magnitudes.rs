@@ -1,8 +1,9 @@
 //! Measuring what MagCache needs: by how much the residual of a stack grows or shrinks from step to step.
 
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
-use flow_core::cpu::CpuTensor;
+use flow_core::cpu::to_host;
 use flow_core::exec::Stack;
+use flow_core::tensors::shape;
 use flow_core::{Exec, Lane, Plain, StackDriver};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -52,10 +53,11 @@ impl MagnitudeRatios {
 
 /// The Euclidean norm of each token of each row: `[B, …, D]` to `B` lists.
 fn norms(residual: &Plain, rows: usize) -> Vec<Vec<f64>> {
-    let residual = CpuTensor::read(residual);
-    let (tokens, channels) = residual.rows_and_columns();
+    let (shape, values) = (shape(residual), to_host(residual));
+    let channels = shape.last().copied().unwrap_or(1).max(1);
+    let tokens = values.len() / channels;
     let square = |sum: f64, value: &f32| sum + f64::from(*value) * f64::from(*value);
-    let norms: Vec<f64> = (residual.values().chunks_exact(channels.max(1)))
+    let norms: Vec<f64> = (values.chunks_exact(channels))
         .map(|token| token.iter().fold(0.0, square).sqrt())
         .collect();
     norms

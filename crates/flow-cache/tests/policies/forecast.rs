@@ -126,6 +126,48 @@ fn taylor_as_published_is_exact_on_lines_and_off_on_parabolas_where_newton_is_ex
     assert!(taylor > 10.0, "backward differences are no derivatives: {taylor}");
 }
 
+/// FoCa as in cache-dit (`calibrators/foca.py`, after arXiv:2508.16211), on one number: half the sum of the difference of the
+/// two latest computed values and of that of the two latest values, times the steps since; neither difference is divided by
+/// its gap.
+fn foca(computed: &[u32], until: u32, value: impl Fn(u32) -> f64) -> Vec<f64> {
+    let mut values: Vec<f64> = Vec::new();
+    let mut latest: Vec<u32> = Vec::new();
+    for step in 0..=until {
+        if computed.contains(&step) {
+            latest.insert(0, step);
+            values.push(value(step));
+            continue;
+        }
+        let since = f64::from(step - latest[0]);
+        let between_computed = value(latest[0]) - value(latest[1]);
+        let [before, last] = values[values.len() - 2..] else {
+            unreachable!("at least two steps are computed first")
+        };
+        values.push(value(latest[0]) + since / 2.0 * (between_computed + last - before));
+    }
+    values
+}
+
+#[test]
+fn at_uneven_gaps_foca_of_cache_dit_misses_a_straight_line_that_every_forecast_here_hits() {
+    let computed = [0, 1, 2, 6];
+    let published = foca(&computed, 9, f64::from);
+    assert_eq!(published[7..], [8.5, 12.5, 18.0], "for 7, 8 and 9");
+    for now in 7..10 {
+        let moments: Vec<Moment> = (computed.into_iter().chain([now]))
+            .map(|step| moment(step, f64::from(step)))
+            .collect();
+        for of in [
+            Forecast::Taylor { order: 1 },
+            Forecast::Newton { order: 1 },
+            Forecast::Newton { order: 2 },
+        ] {
+            let found = forecast(of, &moments, |moment| f64::from(moment.step));
+            assert!((found - f64::from(now)).abs() < 1e-9, "{of:?}: {found} for {now}");
+        }
+    }
+}
+
 #[test]
 fn with_fewer_features_than_its_depth_a_forecast_is_of_a_lower_order() {
     let now = moment(3, 0.7);

@@ -14,8 +14,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-const STEPS: u32 = 12;
-const SAMPLES: u64 = 4;
+pub const STEPS: u32 = 12;
+pub const SAMPLES: u64 = 4;
 
 const EVERYWHERE: Timesteps = Timesteps {
     above: -1.0,
@@ -23,7 +23,7 @@ const EVERYWHERE: Timesteps = Timesteps {
 };
 
 /// Every policy, answering something on the toy.
-fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
+pub fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
     let run = |accelerate: &dyn Fn(Plan, &dyn Fn() -> crate::toy::Counter) -> Plan| {
         Run::new(STEPS, |plan, count| accelerate(plan, &*count))
     };
@@ -130,7 +130,7 @@ fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
 }
 
 /// Blocks whose signal depends on the noise level and, in another way, on the sample: some move early, some late.
-fn toy() -> Toy {
+pub fn toy() -> Toy {
     Toy::new(3, [5, 2], |sigma, token| {
         let token = token as f32;
         1.0 + 0.3 * token
@@ -139,11 +139,11 @@ fn toy() -> Toy {
     })
 }
 
-fn sigma(step: u32) -> f64 {
+pub fn sigma(step: u32) -> f64 {
     1.0 - f64::from(step) / f64::from(STEPS)
 }
 
-fn start(sample: u64) -> Vec<f32> {
+pub fn start(sample: u64) -> Vec<f32> {
     (0..10)
         .map(|at| ((at * 3 + sample * 7) % 11) as f32 / 4.0 - 1.0)
         .collect()

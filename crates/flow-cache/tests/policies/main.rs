@@ -8,3 +8,4 @@ mod forecast;
 mod isolation;
 mod masks;
 mod toy;
+mod waiting;

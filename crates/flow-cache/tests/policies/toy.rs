@@ -7,8 +7,8 @@ use flow_core::cpu::{read_ints, to_host};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{AttentionKind, Block};
 use flow_core::{
-    CallContext, Condition, Exec, FlowModel, Lane, LatentShape, ModelInput, ModelSpec, ParamLayout, Plan,
-    RegionKind, Rollout, Stage, Weights,
+    CallContext, Condition, Exec, FlowModel, Kernels, Lane, LatentShape, ModelInput, ModelSpec, ParamLayout,
+    Plan, RegionKind, Rollout, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::fmt::{self, Debug};
@@ -188,6 +188,18 @@ impl Run {
 
     pub fn plain(steps: u32) -> Self {
         Self::new(steps, |plan, _| plan)
+    }
+
+    /// The same run with other kernels.
+    pub fn with_kernels(self, kernels: Arc<dyn Kernels>) -> Self {
+        let plan = Plan {
+            kernels,
+            ..(*self.plan).clone()
+        };
+        Self {
+            plan: Arc::new(plan),
+            ..self
+        }
     }
 
     pub fn skipped(&self) -> u64 {

@@ -6,16 +6,23 @@
 //!
 //! What a device must implement, and the bits it owes:
 //!
-//! - [`LaneKernels::assemble`]: one pass over the output. For each row a pointer to where it is copied from, or to its base and
-//!   up to five features with their weights; sums in f32, from the base on, in the order of the terms, each term rounded as a
-//!   product and then as a sum (no fused multiply-add). Then the bits are those of [`HostLanes`].
+//! - [`LaneKernels::assemble`]: one pass over the output. Each row is copied, or summed in f32 from its base and up to five
+//!   features times their weights: from the base on, in the order of the terms, and rounded once, when it is stored. Either
+//!   all products are rounded before they are added, as [`HostLanes`] does, or all are added with a fused multiply-add; so
+//!   the bits of a row do not depend on the batch.
 //! - [`LaneKernels::features`]: rows copied, or subtracted from, into tensors of their own.
 //! - [`LaneKernels::changes`]: three sums per pair of rows, in a fixed order that depends on the number of values alone. The
 //!   result stays on the device until [`LaneSums::read`]; that read is the only synchronisation of a decision, and policies
-//!   that decide by a plan never ask for it. Sums must be f64, or f32 with an error below 1e-6 of the sum, for instance by
-//!   pairwise addition; bits may differ from the host's, since decisions compare with thresholds, not with each other.
+//!   that decide by a plan never ask for it. Sums must be f64, or f32 with an error below 2^-18 of the sum, for instance by
+//!   adding sums of pieces; bits may differ from the host's, since decisions compare with thresholds, not with each other.
+//! - [`LaneKernels::frequencies`]: a difference and its low-pass filter, in f32.
+//!
+//! Tensors are of the type that the model passes from operation to operation, or f32; what is kept has the type of what it
+//! was taken from.
 
+use super::frequencies::split_frequencies;
 use crate::cpu::{CpuTensor, from_vec};
+use crate::model::LatentShape;
 use crate::tensors::Plain;
 use std::fmt::{self, Debug};
 
@@ -64,7 +71,8 @@ impl Debug for LaneSums {
     }
 }
 
-/// The operations. Tensors are plain f32 of the device that the kernels are for; shapes are checked by the caller.
+/// The operations. Tensors are plain and of the device that the kernels are for, on the processor f32; shapes are checked
+/// by the caller.
 pub trait LaneKernels: Debug + Send + Sync {
     /// A tensor of `shape`, `[rows.len(), …]`, each row from where `rows` says. `computed` and `base` have the axes of
     /// `shape` but for the first; `base` has as many rows as `rows`.
@@ -81,6 +89,10 @@ pub trait LaneKernels: Debug + Send + Sync {
 
     /// The sums of each pair of rows `a` and `b`.
     fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums;
+
+    /// Of each pair of rows, which are latents of `shape`, the low and the high frequencies of `a - b`: two tensors of the
+    /// shape of the rows, `[1, …]`, that add up to it. See [`split_frequencies`].
+    fn frequencies(&self, pairs: &[(RowOf<'_>, RowOf<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]>;
 }
 
 /// The operations on the processor, one value after another.
@@ -91,6 +103,11 @@ pub struct HostLanes;
 fn row_of(tensor: &CpuTensor, row: usize) -> &[f32] {
     let each = tensor.values().len() / tensor.shape()[0];
     &tensor.values()[row * each..(row + 1) * each]
+}
+
+/// `shape` with a batch of one.
+fn one_row(shape: &[usize]) -> Vec<usize> {
+    std::iter::once(1).chain(shape[1..].iter().copied()).collect()
 }
 
 impl LaneKernels for HostLanes {
@@ -128,9 +145,7 @@ impl LaneKernels for HostLanes {
     fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain> {
         let outputs = CpuTensor::read(outputs);
         let base = base.map(|(base, of)| (CpuTensor::read(base), of));
-        let shape: Vec<usize> = std::iter::once(1)
-            .chain(outputs.shape()[1..].iter().copied())
-            .collect();
+        let shape = one_row(outputs.shape());
         let feature = |row: usize| {
             let values = row_of(&outputs, row);
             let values = match &base {
@@ -158,6 +173,18 @@ impl LaneKernels for HostLanes {
         };
         let sums: Vec<LaneSum> = pairs.iter().map(sum).collect();
         LaneSums::deferred(move || sums)
+    }
+
+    fn frequencies(&self, pairs: &[(RowOf<'_>, RowOf<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]> {
+        let parts = |((a, row_a), (b, row_b)): &(RowOf<'_>, RowOf<'_>)| {
+            let (a, b) = (CpuTensor::read(a), CpuTensor::read(b));
+            let pairs = row_of(&a, *row_a).iter().zip(row_of(&b, *row_b));
+            let difference: Vec<f32> = pairs.map(|(a, b)| a - b).collect();
+            let (low, high) = split_frequencies(&difference, shape);
+            let axes = one_row(a.shape());
+            [low, high].map(|part| from_vec(part, &axes))
+        };
+        pairs.iter().map(parts).collect()
     }
 }
 

@@ -1,8 +1,8 @@
 //! The operations of a feature cache against their definitions.
 
 use flow_core::cpu::{from_vec, to_host};
-use flow_core::kernels::{HostLanes, LaneRow};
-use flow_core::{LaneKernels, Plain};
+use flow_core::kernels::{HostLanes, LaneRow, split_frequencies};
+use flow_core::{LaneKernels, LatentShape, Plain};
 
 const SHAPE: [usize; 3] = [1, 3, 700];
 
@@ -85,4 +85,35 @@ fn changes_are_sums_of_absolute_values_per_pair_of_rows() {
     assert_eq!((sums[0].change, sums[0].of_a), (sum(difference), sum(row(&a, 2))));
     assert_eq!(sums[0].of_b, sum(row(&b, 0)));
     assert_eq!((sums[1].change, sums[1].of_a), (0.0, sums[1].of_b));
+}
+
+#[test]
+fn frequencies_are_those_of_the_difference_of_two_rows_and_add_up_to_it() {
+    let (a, b) = (tensor(3, 1.0), tensor(2, 2.0));
+    let shape = LatentShape {
+        channels: 3,
+        frames: 1,
+        height: 20,
+        width: 35,
+    };
+    let parts = HostLanes.frequencies(&[((&a, 2), (&b, 1)), ((&b, 0), (&b, 0))], &shape);
+    let difference: Vec<f32> = row(&a, 2)
+        .into_iter()
+        .zip(row(&b, 1))
+        .map(|(a, b)| a - b)
+        .collect();
+    let (low, high) = split_frequencies(&difference, &shape);
+    assert_eq!(parts[0].each_ref().map(to_host), [low, high]);
+    for (at, [low, high]) in (difference.iter().enumerate())
+        .map(|(at, _)| (at, &parts[0]))
+        .take(50)
+    {
+        let sum = to_host(low)[at] + to_host(high)[at];
+        assert!((sum - difference[at]).abs() < 1e-5);
+    }
+    assert!(
+        parts[1]
+            .iter()
+            .all(|part| to_host(part).iter().all(|value| *value == 0.0))
+    );
 }

@@ -2,6 +2,7 @@
 
 mod elementwise;
 mod fused;
+mod lanes;
 mod latents;
 mod linear;
 mod norm;
@@ -13,7 +14,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
-use flow_core::{Activation, AdamWStep, Kernels, Plain};
+use flow_core::{Activation, AdamWStep, Kernels, LaneKernels, Plain};
 use flow_kernels_cube::Element;
 use products::Products;
 use std::fmt;
@@ -104,14 +105,18 @@ impl Kernels for CubeKernels {
         self.names[usize::from(self.on_fused.is_some())]
     }
 
-    // A product's tiles depend on the number of rows, but not the order in which an element's summands are added up.
-    // Everything else sees one row, or one value, at a time.
+    fn activations(&self) -> DType {
+        operand::dtype(self.element)
+    }
+
+    // The kernel of a forward product is chosen by columns, type and device, and adds up a row's summands in one order
+    // whatever the number of rows (`flow-matmul-cube`, "What bits depend on"); so do norms and steps, by the length of a row.
     fn is_row_independent(&self) -> bool {
         true
     }
 
-    fn activations(&self) -> DType {
-        operand::dtype(self.element)
+    fn lanes(&self) -> &dyn LaneKernels {
+        &lanes::CubeLanes
     }
 
     fn linear(

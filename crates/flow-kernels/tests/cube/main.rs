@@ -6,6 +6,7 @@
 #[cfg(all(feature = "cuda", not(feature = "lavapipe")))]
 mod bf16;
 mod fused;
+mod lanes;
 mod model;
 mod operations;
 mod support;

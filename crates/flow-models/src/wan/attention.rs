@@ -38,30 +38,47 @@ impl Attention {
         }
     }
 
-    /// What the heads of `x [B, S, D]` attend to in `context [B, L, D]`, side by side and before the output projection.
-    /// `rotary` turns queries and keys.
+    fn heads(&self, x: Tensor<3>) -> Tensor<4> {
+        let [batch, tokens, width] = x.dims();
+        x.reshape([batch, tokens, self.heads, width / self.heads])
+    }
+
+    fn normed(
+        &self,
+        exec: &Exec<'_>,
+        (layer, norm): (&Linear, Handle<1>),
+        x: Tensor<3>,
+        rotary: Option<&RotaryTable>,
+    ) -> Tensor<4> {
+        let projected = exec.linear(layer, x);
+        let projected = self.heads(exec.rms_norm(projected, Some(norm), self.epsilon));
+        match rotary {
+            Some(rotary) => exec.rotary(projected, &rotary.cos, &rotary.sin),
+            None => projected,
+        }
+    }
+
+    /// Keys and values `[B, L, H, D / H]` of `context [B, L, D]`. `rotary` turns the keys.
+    pub fn keys_and_values(
+        &self,
+        exec: &Exec<'_>,
+        context_bld: Tensor<3>,
+        rotary: Option<&RotaryTable>,
+    ) -> (Tensor<4>, Tensor<4>) {
+        let key = (&self.key, self.key_norm);
+        let k = self.normed(exec, key, context_bld.clone(), rotary);
+        (k, self.heads(exec.linear(&self.value, context_bld)))
+    }
+
+    /// What the heads of `x [B, S, D]` attend to, side by side and before the output projection. `rotary` turns the queries.
     pub fn attend(
         &self,
         exec: &Exec<'_>,
         x_bsd: Tensor<3>,
-        context_bld: Tensor<3>,
+        (k, v): (Tensor<4>, Tensor<4>),
         rotary: Option<&RotaryTable>,
     ) -> Tensor<3> {
-        let heads = |x: Tensor<3>| {
-            let [batch, tokens, width] = x.dims();
-            x.reshape([batch, tokens, self.heads, width / self.heads])
-        };
-        let normed = |layer, norm, x| {
-            let projected = exec.linear(layer, x);
-            let mut projected = heads(exec.rms_norm(projected, Some(norm), self.epsilon));
-            if let Some(rotary) = rotary {
-                projected = exec.rotary(projected, &rotary.cos, &rotary.sin);
-            }
-            projected
-        };
-        let q = normed(&self.query, self.query_norm, x_bsd);
-        let k = normed(&self.key, self.key_norm, context_bld.clone());
-        let v = heads(exec.linear(&self.value, context_bld));
+        let q = self.normed(exec, (&self.query, self.query_norm), x_bsd, rotary);
         heads_to_width(exec.attention(q, k, v))
     }
 

@@ -4,7 +4,7 @@ use super::WanConfig;
 use super::attention::Attention;
 use crate::layers::{Parts, RotaryTable, feed_forward};
 use burn::tensor::Tensor;
-use flow_core::exec::{AttentionKind, Block, Exec, FeedForward, RegionKind};
+use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, RegionKind};
 use flow_core::kernels::NormChunks;
 use flow_core::{Handle, Init};
 use std::sync::Arc;
@@ -77,8 +77,9 @@ impl WanBlock {
         let normed = self.normed(exec, x.clone(), modulation.clone());
         let spatial = AttentionKind::Spatial;
         let attended = exec.attention_layer("attn1", spatial, normed, |exec, normed| {
-            let context = normed.clone();
-            self.attention.attend(exec, normed, context, Some(&self.rotary))
+            let rotary = Some(&self.rotary);
+            let context = self.attention.keys_and_values(exec, normed.clone(), rotary);
+            self.attention.attend(exec, normed, context, rotary)
         });
         let (out, gate) = (self.attention.out(), chunk::ATTENTION_GATE);
         exec.linear_gated_residual(x, out, attended, modulation, gate)
@@ -92,7 +93,10 @@ impl WanBlock {
         let inputs = (normed, text);
         let cross = AttentionKind::Cross;
         let attended = exec.attention_layer("attn2", cross, inputs, |exec, (normed, text)| {
-            self.cross_attention.attend(exec, normed, text, None)
+            // Nothing of a latent or a noise level is in the text, so these are the same at every step.
+            let project = |exec: &Exec<'_>, text| self.cross_attention.keys_and_values(exec, text, None);
+            let context = exec.reusable("text_keys_values", DependsOn::Condition, text, project);
+            self.cross_attention.attend(exec, normed, context, None)
         });
         x + exec.linear(self.cross_attention.out(), attended)
     }

@@ -16,7 +16,7 @@ use crate::{Architecture, ModelError, settings};
 use block::{CHUNKS, WanBlock};
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Exec, Linear, RegionKind};
+use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::kernels::NormChunks;
 use flow_core::model::{FlowModel, ModelInput, ModelSpec};
 use flow_core::params::LayoutBuilder;
@@ -131,12 +131,18 @@ impl FlowModel for Wan {
         let text = text.expect("a model that reads text is given `Condition::text`");
         let time_bd = self.timestep.forward(exec, input.sigma);
         let [batch, hidden] = time_bd.dims();
-        let activated = exec.activation(time_bd.clone(), Activation::Silu);
-        let time_bkd = exec
-            .linear(&self.time, activated)
-            .reshape([batch, CHUNKS, hidden]);
-        let text_bld = exec.linear_activated(&self.text[0], text, Activation::GeluTanh);
-        let text_bld = exec.linear(&self.text[1], text_bld);
+        let project = |exec: &Exec<'_>, time_bd: Tensor<2>| {
+            let activated = exec.activation(time_bd, Activation::Silu);
+            let projected = exec.linear(&self.time, activated);
+            let [batch, _] = projected.dims();
+            projected.reshape([batch, CHUNKS, hidden])
+        };
+        let time_bkd = exec.reusable("time_proj", DependsOn::Sigma, time_bd.clone(), project);
+        let embed = |exec: &Exec<'_>, text| {
+            let text_bld = exec.linear_activated(&self.text[0], text, Activation::GeluTanh);
+            exec.linear(&self.text[1], text_bld)
+        };
+        let text_bld = exec.reusable("text_embedder", DependsOn::Condition, text, embed);
         let x_bsd = self.patches.forward(exec, input.x);
         let x_bsd = exec.stack("blocks", &self.blocks, x_bsd, (time_bkd, text_bld));
         let modulation = time_bd.reshape([batch, 1, hidden]) + exec.params().get(self.table);

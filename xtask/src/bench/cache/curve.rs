@@ -161,7 +161,8 @@ const PICTURES: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// Name and text of each picture: PSNR against the speed-up by processor time, a line per policy.
+/// Name and text of each picture: PSNR against the speed-up by processor time, a line per policy, which joins its values in
+/// the order of the table: times of single rows are not exact enough to tell which of two is faster.
 pub fn pictures(job: &Job) -> Result<Vec<(String, String)>> {
     let picture = |(name, policies): &(&str, &[&str])| Ok(((*name).to_owned(), svg(job, policies)?));
     PICTURES.iter().map(picture).collect()
@@ -169,13 +170,12 @@ pub fn pictures(job: &Job) -> Result<Vec<(String, String)>> {
 
 fn svg(job: &Job, policies: &[&str]) -> Result<String> {
     let title = format!("{}: what a rollout's speed costs", job.name);
-    let mut chart = LineChart::new(&title, "speed-up of the rollout, processor time", "PSNR (dB)");
+    let mut chart = LineChart::new(&title, "speed-up of the rollout, processor time", "PSNR (dB)").round_x();
     for policy in policies {
         let of_policy = job.rows.iter().filter(|row| row.policy == *policy);
-        let mut points = of_policy
+        let points = of_policy
             .filter_map(|row| row.psnr_db().map(|psnr_db| Ok((row.ratio("cpu_s")?, psnr_db))))
             .collect::<Result<Vec<_>>>()?;
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
         chart = chart.with(Series::new(*policy, points));
     }
     Ok(chart.svg())
@@ -194,7 +194,8 @@ pub fn report(about: &Value, jobs: &[Job], stem: &str, document: &Value) -> Resu
          DiffusionNFT, 28 deterministic steps, no guidance. Each rollout was sampled with the cache and once more without it, \
          from the same noise. Block evaluations count what was computed and do not depend on the machine; processor time is \
          that of the whole process, to 10 ms; wall time is summed over micro-batches and was measured while others used the \
-         machine, so it says least. PSNR is that of the images against those without the cache. The reward difference is with \
+         machine, so it says least. PSNR is that of the images against those without the cache; in the pictures a line joins the values of a policy in the \
+         order of the table. The reward difference is with \
          the cache less without, its 95 % interval over groups; `negligible` means that the interval lies within a twentieth of the standard deviation \
          within groups and that fewer than 2 % of advantages change sign. The last column is the share of samples whose advantage changes \
          sign. `magcache` and `teacache` use what `flow-train calibrate` measured on the model. `faster` is not in the table: its \
@@ -207,6 +208,10 @@ pub fn report(about: &Value, jobs: &[Job], stem: &str, document: &Value) -> Resu
         let pictures = PICTURES
             .map(|(name, _)| format!("![PSNR against speed-up: {name}]({stem}-{}-{name}.svg)", job.name));
         let pictures = pictures.join("\n\n");
+        let rollouts = match super::rollouts_of(&job.name, about["rollouts"].as_u64().unwrap_or(1)) {
+            1 => "of one rollout, whose times are the least exact".to_owned(),
+            several => format!("of {several} rollouts"),
+        };
         let first = job.rows.first().context("a job has rows")?;
         let samples = first.number("/samples")?;
         let groups = first.number("/reward/groups")?;
@@ -214,7 +219,7 @@ pub fn report(about: &Value, jobs: &[Job], stem: &str, document: &Value) -> Resu
         let spread = first.number("/reward/group_std")?;
         writeln!(
             text,
-            "\n## {}\n\n`{}`; {samples} images in {groups} groups; reward without a cache {without:.4}, standard deviation \
+            "\n## {}\n\n`{}`; {samples} images in {groups} groups {rollouts}; reward without a cache {without:.4}, standard deviation \
              within groups {spread:.4}.\n\n{pictures}\n\n| policy | value | block evaluations | \
              processor time | wall time | PSNR (dB) | latent, relative L1 | reward difference | holds 0 | negligible | signs |\n\
              |---|---|---|---|---|---|---|---|---|---|---|",

@@ -1,21 +1,27 @@
-//! Low and high frequencies of a latent.
+//! Low and high frequencies of a latent, on the processor.
 
-use flow_core::LatentShape;
+use crate::model::LatentShape;
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlanner};
 use std::sync::Arc;
 
+/// The radius of the disc around frequency 0 within which frequencies of a plane are low: a fifth of its shorter side,
+/// rounded down (FasterCache, Lv et al. 2024, arXiv:2410.19355; `_split_low_high_freq` of diffusers
+/// `hooks/faster_cache.py`).
+pub fn low_frequency_radius(shape: &LatentShape) -> usize {
+    shape.height.min(shape.width) / 5
+}
+
 /// The low and the high frequencies of a latent (channels, frames, rows, columns), plane by plane. They add up to it.
 ///
-/// Low are those within a disc around frequency 0 whose radius is a fifth of the shorter side, rounded down
-/// (FasterCache, Lv et al. 2024, arXiv:2410.19355; `_split_low_high_freq` of diffusers `hooks/faster_cache.py`).
+/// Low are those within a disc around frequency 0 of [`low_frequency_radius`].
 ///
 /// # Panics
 /// If the number of values is not that of `shape`.
 pub fn split_frequencies(values: &[f32], shape: &LatentShape) -> (Vec<f32>, Vec<f32>) {
     assert_eq!(values.len(), shape.values(), "values of one latent of {shape:?}");
     let (height, width) = (shape.height, shape.width);
-    let radius = (height.min(width) / 5) as i64;
+    let radius = low_frequency_radius(shape) as i64;
     let mut planner = FftPlanner::<f32>::new();
     let forward = [planner.plan_fft_forward(width), planner.plan_fft_forward(height)];
     let inverse = [planner.plan_fft_inverse(width), planner.plan_fft_inverse(height)];

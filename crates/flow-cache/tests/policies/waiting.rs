@@ -1,0 +1,188 @@
+//! How often a rollout waits for the device: never for a policy that decides by a plan, and for the others once to decide
+//! about all rows of a call and once to learn from those that were computed.
+
+use crate::isolation::{SAMPLES, STEPS, policies, sigma, start, toy};
+use crate::toy::lane;
+use burn::backend::DispatchTensor;
+use flow_cache::Rules;
+use flow_core::exec::Stash;
+use flow_core::kernels::{HostLanes, LaneRow, LaneSums, LinearWeights, RowOf, SdeOutputs};
+use flow_core::{Activation, AdamWStep, Kernels, LaneKernels, LatentShape, Plain};
+use flow_kernels::CpuKernels;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts what is read of sums that a device may still be computing.
+#[derive(Clone, Debug, Default)]
+struct Reads(Arc<AtomicUsize>);
+
+impl Reads {
+    fn take(&self) -> usize {
+        self.0.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl LaneKernels for Reads {
+    fn assemble(
+        &self,
+        shape: &[usize],
+        computed: Option<&Plain>,
+        base: Option<&Plain>,
+        rows: &[LaneRow<'_>],
+    ) -> Plain {
+        HostLanes.assemble(shape, computed, base, rows)
+    }
+
+    fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain> {
+        HostLanes.features(outputs, base)
+    }
+
+    fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums {
+        let (sums, reads) = (HostLanes.changes(pairs), self.clone());
+        LaneSums::deferred(move || {
+            reads.0.fetch_add(1, Ordering::Relaxed);
+            sums.read()
+        })
+    }
+
+    fn frequencies(&self, pairs: &[(RowOf<'_>, RowOf<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]> {
+        HostLanes.frequencies(pairs, shape)
+    }
+}
+
+/// The processor's kernels with counted lanes.
+#[derive(Debug, Default)]
+struct Counted {
+    kernels: CpuKernels,
+    reads: Reads,
+}
+
+impl Kernels for Counted {
+    fn name(&self) -> &str {
+        self.kernels.name()
+    }
+
+    fn lanes(&self) -> &dyn LaneKernels {
+        &self.reads
+    }
+
+    fn linear(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        self.kernels.linear(stash, x, weights, activation)
+    }
+
+    fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {
+        self.kernels.activation(x, activation)
+    }
+
+    fn modulated_layer_norm(
+        &self,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        shift: usize,
+        scale: usize,
+        epsilon: f32,
+    ) -> DispatchTensor {
+        self.kernels
+            .modulated_layer_norm(x, modulation, shift, scale, epsilon)
+    }
+
+    fn gated_residual(
+        &self,
+        residual: &DispatchTensor,
+        branch: &DispatchTensor,
+        modulation: &DispatchTensor,
+        gate: usize,
+    ) -> DispatchTensor {
+        self.kernels.gated_residual(residual, branch, modulation, gate)
+    }
+
+    fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
+        self.kernels.rms_norm(x, weight, epsilon)
+    }
+
+    fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
+        self.kernels.rotary(x, cos, sin)
+    }
+
+    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
+        self.kernels.embedding(table, index)
+    }
+
+    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
+        self.kernels.sde_step(x, v, noise, coefficients)
+    }
+
+    fn sde_log_prob(
+        &self,
+        x: &Plain,
+        v: &DispatchTensor,
+        x_next: &Plain,
+        coefficients: &Plain,
+    ) -> (DispatchTensor, DispatchTensor) {
+        self.kernels.sde_log_prob(x, v, x_next, coefficients)
+    }
+
+    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
+        self.kernels.mean_squared_distance(a, b)
+    }
+
+    fn sum_of_squares(&self, tensor: &Plain) -> f64 {
+        self.kernels.sum_of_squares(tensor)
+    }
+
+    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
+        self.kernels.accumulate(accumulated, gradient);
+    }
+
+    fn adamw(
+        &self,
+        weight: &mut Plain,
+        gradient: &Plain,
+        first: &mut Plain,
+        second: &mut Plain,
+        step: &AdamWStep,
+    ) {
+        self.kernels.adamw(weight, gradient, first, second, step);
+    }
+
+    fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
+        self.kernels.average(average, value, decay);
+    }
+}
+
+#[test]
+fn plans_never_wait_for_the_device_and_other_policies_once_per_question() {
+    for (name, run) in policies(Rules::default()) {
+        let reads = Reads::default();
+        let run = run.with_kernels(Arc::new(Counted {
+            reads: reads.clone(),
+            ..Counted::default()
+        }));
+        let most = match name {
+            "step_mask" | "magcache" | "taylorseer" | "newton" | "pyramid" | "faster" => 0,
+            // They compare before a step, and never look at what it gave.
+            "first_block" | "db_cache" | "teacache" => 1,
+            "easycache" | "auto" => 2,
+            other => panic!("`{other}` is not known here"),
+        };
+        let model = toy();
+        let mut found = 0;
+        for step in 0..STEPS {
+            let row =
+                |conditional| (0..SAMPLES).map(move |sample| (lane(sample, conditional), start(sample)));
+            let rows: Vec<_> = row(true).chain(row(false)).collect();
+            run.call(&model, step, sigma(step), false, &rows);
+            let of_step = reads.take();
+            assert!(of_step <= most, "{name}, step {step}: waited {of_step} times");
+            found = found.max(of_step);
+        }
+        assert_eq!(found, most, "{name}");
+        assert!(run.skipped() > 0, "{name}");
+    }
+}

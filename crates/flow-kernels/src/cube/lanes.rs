@@ -1,0 +1,191 @@
+//! The operations of a feature cache on Burn's tensors of a CubeCL device.
+
+use super::operand::{Operand, done};
+use flow_core::Plain;
+use flow_core::kernels::{LaneKernels, LaneRow, LaneSum, LaneSums, RowOf, low_frequency_radius};
+use flow_core::model::LatentShape;
+use flow_kernels_cube::frequencies::Frequencies;
+use flow_kernels_cube::lanes::{Pair, Row, changes, combine};
+use flow_kernels_cube::{Buffer, Element};
+
+/// The operations, each one kernel per row, or per rows that lie one after another. Products are added with fused
+/// multiply-adds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CubeLanes;
+
+/// Tensors as operands, each read once however many rows of it are asked for: what is strided is copied.
+#[derive(Default)]
+struct Operands<'a>(Vec<(&'a Plain, Operand)>);
+
+impl<'a> Operands<'a> {
+    /// The place of `tensor`, read if it was not.
+    fn add(&mut self, tensor: &'a Plain) -> usize {
+        let known = self.0.iter().position(|(of, _)| std::ptr::eq(*of, tensor));
+        known.unwrap_or_else(|| {
+            self.0.push((tensor, Operand::read(tensor)));
+            self.0.len() - 1
+        })
+    }
+
+    /// Rows and their values, as operands of one type per pair: that of the first.
+    fn pairs(pairs: &[(RowOf<'a>, RowOf<'a>)]) -> Vec<[(Operand, usize); 2]> {
+        let mut operands = Self::default();
+        let pair = |((a, row_a), (b, row_b)): &(RowOf<'a>, RowOf<'a>)| {
+            let [a, b] = [a, b].map(|tensor| {
+                let at = operands.add(tensor);
+                operands.0[at].1.clone()
+            });
+            let b = b.cast(a.element());
+            [(a, *row_a), (b, *row_b)]
+        };
+        pairs.iter().map(pair).collect()
+    }
+}
+
+/// Values of a row of a tensor of this shape.
+fn each(shape: &[usize]) -> usize {
+    shape[1..].iter().product()
+}
+
+/// `shape` with a batch of one.
+fn one_row(shape: &[usize]) -> Vec<usize> {
+    [&[1][..], &shape[1..]].concat()
+}
+
+impl LaneKernels for CubeLanes {
+    fn assemble(
+        &self,
+        shape: &[usize],
+        computed: Option<&Plain>,
+        base: Option<&Plain>,
+        rows: &[LaneRow<'_>],
+    ) -> Plain {
+        const NAME: &str = "assemble";
+        let first = |row: &'_ LaneRow<'_>| match row {
+            LaneRow::Forecast(terms) => terms.first().map(|(_, feature)| Operand::read(feature)),
+            LaneRow::Computed(_) => None,
+        };
+        let (computed, base) = (computed.map(Operand::read), base.map(Operand::read));
+        let like = (base.clone().or_else(|| computed.clone())).or_else(|| rows.iter().find_map(first));
+        let like = like.expect("a row comes from what was computed, from a base or from features");
+        let element = like.element();
+        let [computed, base] = [computed, base].map(|of| of.map(|of| of.cast(element).buffer()));
+        let output = like.room(shape, element);
+        let (buffer, client, values) = (output.buffer(), output.client().clone(), each(shape));
+        let mut index = 0;
+        while index < rows.len() {
+            let place = Row {
+                buffer: &buffer,
+                row: index,
+            };
+            match &rows[index] {
+                LaneRow::Computed(of) => {
+                    let follows = |next: &usize| matches!(rows.get(index + next), Some(LaneRow::Computed(row)) if *row == of + next);
+                    let count = 1 + (1..).take_while(follows).count();
+                    let computed = computed.as_ref().expect("a row comes from what was computed");
+                    let source = Row {
+                        buffer: computed,
+                        row: *of,
+                    };
+                    done(NAME, combine(&client, values, count, &[(1.0, source)], place));
+                    index += count;
+                }
+                LaneRow::Forecast(terms) => {
+                    let features: Vec<(f32, Buffer)> = (terms.iter())
+                        .map(|(weight, feature)| (*weight, Operand::read_as(feature, element).buffer()))
+                        .collect();
+                    let base = base.iter().map(|buffer| (1.0, Row { buffer, row: index }));
+                    let features = features
+                        .iter()
+                        .map(|(weight, buffer)| (*weight, Row { buffer, row: 0 }));
+                    let sources: Vec<(f32, Row<'_>)> = base.chain(features).collect();
+                    done(NAME, combine(&client, values, 1, &sources, place));
+                    index += 1;
+                }
+            }
+        }
+        output.into_plain()
+    }
+
+    fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain> {
+        let outputs = Operand::read(outputs);
+        let base = base.map(|(base, of)| (Operand::read_as(base, outputs.element()).buffer(), of));
+        let (shape, buffer) = (outputs.shape(), outputs.buffer());
+        let (values, one) = (each(&shape), one_row(&shape));
+        let feature = |row: usize| {
+            let feature = outputs.room(&one, outputs.element());
+            let output = feature.buffer();
+            let mut sources = vec![(1.0, Row { buffer: &buffer, row })];
+            if let Some((base, of)) = &base {
+                // Rounded once, so this is the difference.
+                let of = Row {
+                    buffer: base,
+                    row: of[row],
+                };
+                sources.push((-1.0, of));
+            }
+            let place = Row {
+                buffer: &output,
+                row: 0,
+            };
+            done("features", combine(outputs.client(), values, 1, &sources, place));
+            feature.into_plain()
+        };
+        (0..shape[0]).map(feature).collect()
+    }
+
+    fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums {
+        let operands = Operands::pairs(pairs);
+        let Some([(first, _), _]) = operands.first() else {
+            return LaneSums::deferred(Vec::new);
+        };
+        let sums = first.room(&[pairs.len(), 3], Element::F32);
+        let buffers: Vec<[Buffer; 2]> = (operands.iter())
+            .map(|[(a, _), (b, _)]| [a.buffer(), b.buffer()])
+            .collect();
+        let pairs: Vec<Pair<'_>> = (operands.iter().zip(&buffers))
+            .map(|([(a, row_a), (_, row_b)], [on_a, on_b])| Pair {
+                a: Row {
+                    buffer: on_a,
+                    row: *row_a,
+                },
+                b: Row {
+                    buffer: on_b,
+                    row: *row_b,
+                },
+                values: each(&a.shape()),
+            })
+            .collect();
+        let (client, buffer) = (sums.client().clone(), sums.buffer());
+        done("changes", changes(&client, &pairs, &buffer));
+        LaneSums::deferred(move || {
+            let sums = buffer.download(&client);
+            let sums = sums.expect("the device that holds what is compared answers");
+            let sum = |of: &[f64]| LaneSum {
+                change: of[0],
+                of_a: of[1],
+                of_b: of[2],
+            };
+            sums.chunks_exact(3).map(sum).collect()
+        })
+    }
+
+    fn frequencies(&self, pairs: &[(RowOf<'_>, RowOf<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]> {
+        let call = Frequencies {
+            planes: shape.channels * shape.frames,
+            height: shape.height,
+            width: shape.width,
+            radius: low_frequency_radius(shape),
+        };
+        let parts = |[(a, row_a), (b, row_b)]: [(Operand, usize); 2]| {
+            let one = one_row(&a.shape());
+            let parts = [0; 2].map(|_| a.room(&one, a.element()));
+            let [on_a, on_b] = [&a, &b].map(Operand::buffer);
+            let rows = [(&on_a, row_a), (&on_b, row_b)].map(|(buffer, row)| Row { buffer, row });
+            let [low, high] = [&parts[0], &parts[1]].map(Operand::buffer);
+            done("frequencies", call.split(a.client(), rows, [&low, &high]));
+            parts.map(Operand::into_plain)
+        };
+        Operands::pairs(pairs).into_iter().map(parts).collect()
+    }
+}
