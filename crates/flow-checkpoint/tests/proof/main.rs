@@ -3,6 +3,7 @@
 
 mod bits;
 mod counts;
+mod experts;
 mod memory;
 mod policies;
 mod regions;

@@ -1,6 +1,6 @@
 //! Regions that models have not yet: routers, random numbers, effects; and blocks that break the rules.
 
-use crate::support::{bits, noise};
+use crate::support::{State, bits, noise, precisions};
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor, TensorData};
 use flow_attention::CpuAttention;
@@ -56,6 +56,11 @@ impl Block for Toy {
     type Shared = ();
 
     fn forward(self: &Arc<Self>, exec: &Exec<'_>, x: Tensor<2>, (): ()) -> Tensor<2> {
+        let x = exec.region(RegionKind::Attention, self, x, |_, exec, x| {
+            let heads = x.reshape([1, ROWS, 2, WIDTH / 2]);
+            let attended = exec.attention(heads.clone(), heads.clone(), heads);
+            attended.reshape([ROWS, WIDTH])
+        });
         let x = exec.region(RegionKind::Mlp, self, x, |block, exec, x| {
             exec.linear_activated(&block.enter, x, Activation::Silu)
         });
@@ -158,7 +163,7 @@ impl Stack {
         let spec = ModelSpec {
             architecture: "toy".into(),
             stacks: vec![("toys".into(), 2)],
-            regions: vec![RegionKind::Mlp, RegionKind::Moe],
+            regions: vec![RegionKind::Attention, RegionKind::Mlp, RegionKind::Moe],
             ..ModelSpec::default()
         };
         let assignment = policy.assign(&spec).unwrap().unwrap();
@@ -171,21 +176,39 @@ impl Stack {
     }
 
     fn pass_backwards(&self, policy: &Policy, backwards: usize) -> Vec<Vec<u32>> {
+        let kernels = CpuKernels::default();
+        let (mut found, of_weights) = self.pass_at(policy, kernels, &self.weights, 0, backwards);
+        found.extend(of_weights.iter().map(bits));
+        found
+    }
+
+    /// Bits of the output of step `step` and of the gradients of its input, and the gradients of the weights.
+    fn pass_at(
+        &self,
+        policy: &Policy,
+        kernels: CpuKernels,
+        weights: &Weights,
+        step: u32,
+        backwards: usize,
+    ) -> (Vec<Vec<u32>>, Vec<Plain>) {
         for block in &self.blocks {
             block.calls.store(0, Ordering::SeqCst);
         }
         let plan = Plan {
             regions: Self::engine(policy),
-            ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+            ..Plan::new(Arc::new(CpuAttention), Arc::new(kernels))
         };
-        let trained: Arc<[bool]> = vec![true; self.weights.values().len()].into();
-        let pass = Training::new(&self.weights, Arc::new(plan), trained);
-        let exec = pass.exec(CallContext::single(Stage::Training));
+        let trained: Arc<[bool]> = vec![true; weights.values().len()].into();
+        let pass = Training::new(weights, Arc::new(plan), trained);
+        let exec = pass.exec(CallContext {
+            step,
+            ..CallContext::single(Stage::Training)
+        });
         let device = ComputeDevice::cpu();
         let x = leaf(&device.plain(noise(ROWS * WIDTH, 1), &[ROWS, WIDTH]));
         let output = exec.stack("toys", &self.blocks, Tensor::from_dispatch(x.clone()), ());
         let output: DispatchTensor = output.into_dispatch();
-        let mut found = vec![bits(&plain(&output))];
+        let (mut found, mut all_of_weights) = (vec![bits(&plain(&output))], Vec::new());
         for _ in 0..backwards {
             let seed = device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]);
             let mut gradients = backward_from(vec![output.clone()], vec![Some(seed)]).expect("it is tracked");
@@ -193,13 +216,9 @@ impl Stack {
                 &take_gradient(&x, &mut gradients).expect("the output depends on it"),
             ));
             let of_weights = exec.params().take_gradients(&mut gradients);
-            found.extend(
-                of_weights
-                    .iter()
-                    .map(|gradient| bits(gradient.as_ref().expect("trained"))),
-            );
+            all_of_weights.extend(of_weights.into_iter().map(|gradient| gradient.expect("trained")));
         }
-        found
+        (found, all_of_weights)
     }
 
     /// How often the second part of each block ran for itself.
@@ -211,9 +230,11 @@ impl Stack {
 
 const FULL: Policy = Policy::Full { split: false };
 
-fn policies() -> [Policy; 5] {
+fn policies() -> [Policy; 7] {
     [
         FULL,
+        Policy::AttnOnly { split: false },
+        Policy::AttnOnly { split: true },
         Policy::Full { split: true },
         Policy::BlockSkip { every: 2 },
         Policy::EveryNthLinear { n: 2 },
@@ -229,6 +250,31 @@ fn random_numbers_by_counter_are_drawn_again_the_same() {
     let expected = stack.pass(&Policy::None);
     for policy in policies() {
         assert_eq!(stack.pass(&policy), expected, "{policy}");
+    }
+}
+
+/// Three steps, each with other values dropped.
+#[test]
+fn three_optimizer_steps_with_values_dropped_give_the_same_weights_and_moments() {
+    for (precision, kernels) in precisions() {
+        let run = |policy: &Policy| {
+            let stack = Stack::new(Part::Dropout);
+            let mut state = State::of(&stack.weights);
+            let mut outputs = Vec::new();
+            for number in 1..=3 {
+                let step = number as u32;
+                let (found, gradients) = stack.pass_at(policy, kernels.clone(), &state.weights, step, 1);
+                let gradients: Vec<Option<Plain>> = gradients.into_iter().map(Some).collect();
+                state.step(&kernels, &gradients, number);
+                outputs.extend(found);
+            }
+            assert_ne!(outputs[0], outputs[2], "other values are dropped");
+            (outputs, state.bits())
+        };
+        let expected = run(&Policy::None);
+        for policy in policies() {
+            assert!(run(&policy) == expected, "{precision}, {policy}");
+        }
     }
 }
 
