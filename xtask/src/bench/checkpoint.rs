@@ -1,11 +1,16 @@
 //! `cargo xtask bench checkpoint`: a training step under every policy of activation checkpointing: time, peak of memory,
-//! operations, and what the planner predicted.
+//! operations, and what the planner predicted; and the same step in PyTorch.
 
+mod beside;
+
+use super::server::Server;
 use super::{date, processor};
-use crate::process::{cargo, output, run as run_command};
+use crate::peer;
+use crate::process::{cargo, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use beside::Peer;
+use clap::{Args, ValueEnum};
 use flow_report::{LineChart, Series};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -26,7 +31,13 @@ pub struct Options {
     /// Our program, if it is built already.
     #[arg(long)]
     program: Option<PathBuf>,
-    /// Rounds; in each, every policy runs once, in an order that turns.
+    /// What else takes the same step, in the same rounds.
+    #[arg(long, value_enum, default_value_t = PeerChoice::None)]
+    peer: PeerChoice,
+    /// The Python whose PyTorch is the peer; without it one is made in the user's cache folder.
+    #[arg(long)]
+    python: Option<PathBuf>,
+    /// Rounds; in each, every policy runs once, in an order that turns; with a peer, once more before, uncounted.
     #[arg(long, default_value_t = 9)]
     repeats: usize,
     /// Budgets between the smallest and the peak of keeping everything.
@@ -38,6 +49,15 @@ pub struct Options {
     /// Where the results go.
     #[arg(long, default_value = "docs/src/performance")]
     to: PathBuf,
+}
+
+/// Who else is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PeerChoice {
+    /// Nobody.
+    None,
+    /// PyTorch, from the same weights and inputs.
+    Torch,
 }
 
 const MIB: f64 = (1u64 << 20) as f64;
@@ -80,26 +100,69 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     problem["repeats"] = options.repeats.into();
     problem["budgets"] = options.budgets.into();
     problem["threads"] = options.threads.into();
-    let lines = output(Command::new(program).arg(problem.to_string()))?;
-    let rows = lines
-        .lines()
-        .map(|line| serde_json::from_str(line).with_context(|| format!("`{line}` is no JSON")))
-        .collect::<Result<Vec<Value>>>()?;
+    let mut command = Command::new(program);
+    command.arg("serve").arg(problem.to_string());
+    let mut ours = Server::start(command)?;
+    let rows = ours.ask("rows")?;
+    let mut rows = rows.as_array().cloned().context("no list of rows")?;
+    let exported = tempfile::tempdir()?;
+    let mut peer = match options.peer {
+        PeerChoice::None => None,
+        PeerChoice::Torch => {
+            ours.ask(&format!("export {}", exported.path().display()))?;
+            let python = options.python.clone().map_or_else(peer::python, Ok)?;
+            let script = workspace.path("bench/step_peer.py");
+            let server = beside::start(&python, &script, exported.path(), &problem)?;
+            Some(Peer::new(server, &problem, &rows)?)
+        }
+    };
+    in_turns(options.repeats, &mut ours, &mut rows, peer.as_mut())?;
     let device = match options.device.as_str() {
         "cpu" => format!("{}, {} threads", processor(), options.threads),
         other => other.to_owned(),
     };
     let stem = format!("checkpointing-{}-{}", options.device, date()?);
-    let report = report(&problem, &device, &stem, &rows);
+    let mut report = report(&problem, &device, &stem, &rows);
+    if let Some(peer) = &peer {
+        report.push_str(&peer.report(&rows));
+    }
     println!("{report}");
     let folder = workspace.path(&options.to.to_string_lossy());
     fs::create_dir_all(&folder)?;
-    let document =
-        serde_json::to_string_pretty(&json!({ "problem": problem, "device": device, "rows": rows }))?;
+    let beside = peer.as_ref().map(|peer| peer.json(&rows));
+    let document = json!({ "problem": problem, "device": device, "rows": rows, "peer": beside });
+    let document = serde_json::to_string_pretty(&document)?;
     fs::write(folder.join(format!("{stem}.json")), document + "\n")?;
     fs::write(folder.join(format!("{stem}.md")), report)?;
     fs::write(folder.join(format!("{stem}.svg")), chart(&rows).svg())?;
     println!("wrote {stem}.md, .json and .svg to {}", options.to.display());
+    Ok(())
+}
+
+/// Takes a step of every row, ours and the peer's, in each of `rounds` rounds.
+fn in_turns(rounds: usize, ours: &mut Server, rows: &mut [Value], mut peer: Option<&mut Peer>) -> Result<()> {
+    let mut wall_ms: Vec<Vec<f64>> = vec![Vec::new(); rows.len()];
+    let count = rows.len() + peer.as_ref().map_or(0, |peer| peer.len());
+    // After another program, the first step finds cold caches, so it is not counted, ours as little as the peer's.
+    let warm_up = usize::from(peer.is_some());
+    for round in 0..rounds {
+        for turn in 0..count {
+            // Everyone is first as often as the others, so that none always meets a warmer device.
+            let index = (turn + round) % count;
+            match (index.checked_sub(rows.len()), &mut peer) {
+                (Some(index), Some(peer)) => peer.step(index)?,
+                _ => {
+                    let answer = ours.ask(&format!("time {index} {}", 1 + warm_up))?;
+                    let seconds = answer["seconds"].as_array().context("no list of seconds")?;
+                    let seconds = seconds.iter().skip(warm_up).filter_map(Value::as_f64);
+                    wall_ms[index].extend(seconds.map(|seconds| 1e3 * seconds));
+                }
+            }
+        }
+    }
+    for (row, wall_ms) in rows.iter_mut().zip(wall_ms) {
+        row["wall_ms"] = wall_ms.into();
+    }
     Ok(())
 }
 
