@@ -48,3 +48,8 @@ fn latents_hold_in_f32() {
 fn updates_hold_in_f32() {
     holds("updates", Element::F32);
 }
+
+#[test]
+fn experts_hold_in_f32() {
+    holds("experts", Element::F32);
+}

@@ -3,6 +3,7 @@
 
 mod checker;
 mod elementwise;
+mod experts;
 mod latents;
 mod norms;
 pub mod reference;
@@ -17,11 +18,12 @@ use cubecl::prelude::*;
 pub type Group = (&'static str, fn(&mut Checker<'_>));
 
 /// All groups.
-pub const GROUPS: [Group; 4] = [
+pub const GROUPS: [Group; 5] = [
     ("norms", norms::check),
     ("elementwise", elementwise::check),
     ("latents", latents::check),
     ("updates", updates::check),
+    ("experts", experts::check),
 ];
 
 /// Runs the group called `name` on tensors of type `element`.
