@@ -1,4 +1,5 @@
-//! A whole model on a CubeCL device: the loss and every weight's gradient of a small DiT are the CPU's.
+//! A whole model on a CubeCL device: the loss and every weight's gradient of a small DiT, with and without experts, are the
+//! CPU's.
 
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
@@ -10,7 +11,7 @@ use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{AttentionBackend, CallContext, FlowModel, Kernels, Plan, Weights};
 use flow_kernels::{CpuKernels, CubeKernels};
-use flow_models::{Dit, DitConfig, Position};
+use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use std::sync::Arc;
 
 fn noise(count: usize, salt: u64) -> Vec<f32> {
@@ -22,7 +23,7 @@ fn noise(count: usize, salt: u64) -> Vec<f32> {
 }
 
 /// 3 × 2 patches, 24 channels, 3 heads of 8: sizes that no tile divides.
-fn config(position: Position) -> DitConfig {
+fn config(position: Position, moe: Option<MoeConfig>) -> DitConfig {
     DitConfig {
         latent: LatentShape {
             channels: 3,
@@ -35,7 +36,7 @@ fn config(position: Position) -> DitConfig {
         layers: 2,
         heads: 3,
         mlp_ratio: 2.5,
-        moe: None,
+        moe,
         vocabulary: Some(Vocabulary { size: 5, length: 3 }),
         qk_norm: position == Position::Rope,
         position,
@@ -44,13 +45,12 @@ fn config(position: Position) -> DitConfig {
 
 /// The loss and the gradient of every weight.
 fn losses_and_gradients(
-    position: Position,
+    config: &DitConfig,
     device: &ComputeDevice,
     attention: Arc<dyn AttentionBackend>,
     kernels: Arc<dyn Kernels>,
 ) -> Vec<(String, Vec<f32>)> {
-    let config = config(position);
-    let model = Dit::new(&config, device).expect("a valid model");
+    let model = Dit::new(config, device).expect("a valid model");
     let mut weights = Weights::init(model.layout().clone(), 0, device);
     for (index, spec) in model.layout().specs().iter().enumerate() {
         // All different from zero, so that no path is shut by a zero gate.
@@ -73,10 +73,14 @@ fn losses_and_gradients(
     let plan = Arc::new(Plan::new(attention, kernels.clone()));
     let training = Training::new(&weights, plan, trained);
     let exec = training.exec(CallContext::single(Stage::Training));
-    let velocity = model.velocity(&exec, input).into_dispatch();
+    let (velocity, balance) = model.velocity_and_balance(&exec, input);
+    let velocity = velocity.into_dispatch();
     let target = device.plain(noise(batch * values, 2), &[batch, values]);
     let distance = kernels.mean_squared_distance(&velocity, &target);
-    let loss = Tensor::<1>::from_dispatch(distance).sum_dim(0);
+    let mut loss = Tensor::<1>::from_dispatch(distance).sum_dim(0);
+    if let Some(balance) = balance {
+        loss = loss + balance.sum_dim(0);
+    }
     let value = loss.clone().into_data().iter::<f32>().collect();
     let gradients = training.gradients(&loss);
     let gradients = model.layout().specs().iter().zip(&gradients);
@@ -101,15 +105,32 @@ fn a_small_dit_has_the_cpus_loss_and_gradients() {
         device.unwrap_or_else(|error| panic!("{error:?}")),
         Arc::new(kernels),
     );
-    for position in [Position::Sincos, Position::Rope] {
+    let moe = MoeConfig {
+        experts: 5,
+        top_k: 2,
+        inner: 20,
+        shared: 28,
+        normalize: true,
+    };
+    let alone = MoeConfig {
+        shared: 0,
+        normalize: false,
+        ..moe
+    };
+    for config in [
+        config(Position::Sincos, None),
+        config(Position::Rope, None),
+        config(Position::Sincos, Some(moe)),
+        config(Position::Rope, Some(alone)),
+    ] {
         let expected = losses_and_gradients(
-            position,
+            &config,
             &ComputeDevice::cpu(),
             Arc::new(CpuAttention),
             Arc::new(CpuKernels::default()),
         );
         let found = losses_and_gradients(
-            position,
+            &config,
             &device,
             Arc::new(PortableAttention::default()),
             kernels.clone(),
@@ -125,7 +146,7 @@ fn a_small_dit_has_the_cpus_loss_and_gradients() {
             let (error, size) = (length(&differences), length(expected));
             assert!(
                 error <= 1e-5 * size + 1e-6 * largest,
-                "{position:?} {name}: {error:e} apart, length {size:e}"
+                "{config:?} {name}: {error:e} apart, length {size:e}"
             );
         }
     }

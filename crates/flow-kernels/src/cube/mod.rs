@@ -1,6 +1,7 @@
 //! A CubeCL device's answer to every operation of [`Kernels`], with the kernels of `flow-kernels-cube`.
 
 mod elementwise;
+mod experts;
 mod latents;
 mod linear;
 mod norm;
@@ -12,7 +13,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_core::exec::Stash;
 use flow_core::kernels::{LinearWeights, NormChunks, SdeOutputs};
-use flow_core::{Activation, AdamWStep, Kernels, Plain};
+use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, Plain};
 use flow_kernels_cube::Element;
 use products::Products;
 use std::sync::Arc;
@@ -81,6 +82,10 @@ impl Kernels for CubeKernels {
 
     fn activations(&self) -> DType {
         operand::dtype(self.element)
+    }
+
+    fn experts(&self) -> Option<&dyn ExpertKernels> {
+        Some(self)
     }
 
     fn linear(
