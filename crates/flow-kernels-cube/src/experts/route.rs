@@ -324,7 +324,7 @@ impl Routing {
         Ok(())
     }
 
-    /// Weights, loads and balance of `choices`, each of which is below `E`.
+    /// Weights, loads and balance of `choices`: each below `E`, those of a token all different.
     ///
     /// # Errors
     /// [`Refused`] if a tensor does not fit.

@@ -64,10 +64,11 @@ impl ExpertKernels for CubeKernels {
             chosen = Some(kept);
             let (weights, loads) = (room(&[batch, tokens, top_k]), room(&[batch, experts]));
             let balance = room(&[batch]);
+            let of_shares = [&weights, &loads, &balance].map(Operand::buffer);
             let shares = Shares {
-                weights: &weights.buffer(),
-                loads: &loads.buffer(),
-                balance: &balance.buffer(),
+                weights: &of_shares[0],
+                loads: &of_shares[1],
+                balance: &of_shares[2],
             };
             done(
                 NAME,
@@ -328,12 +329,13 @@ impl Layer {
             epilogue,
             ..self.product(Layout::Nt, [rows, self.outputs, inputs], x.element())
         };
-        let kept = sum.as_ref().map(matrix);
+        let (kept, bias) = (sum.as_ref().map(matrix), self.bias.buffer().handle);
+        let (a, b, d) = (matrix(x), matrix(&self.weight), matrix(&output));
         let operands = Operands {
-            bias: Some(&self.bias.buffer().handle),
+            bias: Some(&bias),
             other: kept.as_ref(),
             offsets: Some(&self.offsets.handle),
-            ..Operands::new(&matrix(x), &matrix(&self.weight), &matrix(&output))
+            ..Operands::new(&a, &b, &d)
         };
         self.products.run(x, call, &operands);
         (sum, output)
@@ -343,9 +345,10 @@ impl Layer {
         let (rows, outputs) = gradient.rows_and_columns();
         let output = gradient.room(&[rows, self.inputs], gradient.element());
         let call = self.product(Layout::Nn, [rows, self.inputs, outputs], gradient.element());
+        let (a, b, d) = (matrix(gradient), matrix(&self.weight), matrix(&output));
         let operands = Operands {
             offsets: Some(&self.offsets.handle),
-            ..Operands::new(&matrix(gradient), &matrix(&self.weight), &matrix(&output))
+            ..Operands::new(&a, &b, &d)
         };
         self.products.run(gradient, call, &operands);
         output
@@ -359,9 +362,10 @@ impl Layer {
             output: flow_matmul_cube::Element::F32,
             ..self.product(Layout::Tn, [outputs, self.inputs, rows], gradient.element())
         };
+        let (a, b, d) = (matrix(gradient), matrix(x), matrix(&output));
         let operands = Operands {
             offsets: Some(&self.offsets.handle),
-            ..Operands::new(&matrix(gradient), &matrix(x), &matrix(&output))
+            ..Operands::new(&a, &b, &d)
         };
         self.products.run(gradient, call, &operands);
         output

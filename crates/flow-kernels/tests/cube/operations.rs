@@ -5,9 +5,9 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::to_host;
 use flow_core::exec::Compute;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
-use flow_core::tensors::{leaf, plain};
-use flow_core::{Activation, AdamWStep, Kernels, op};
-use flow_kernels::{CpuKernels, CubeKernels};
+use flow_core::tensors::plain;
+use flow_core::{Activation, AdamWStep, Plain};
+use flow_kernels::CubeKernels;
 
 /// Weights of a layer of `in` values among the inputs from `first` on: matrix, bias, and `A` and `B` of an adapter.
 fn layer(inputs: &[DispatchTensor], first: usize) -> LinearWeights {
