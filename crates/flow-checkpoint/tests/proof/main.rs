@@ -7,4 +7,5 @@ mod experts;
 mod memory;
 mod policies;
 mod regions;
+mod segmented;
 mod support;

@@ -1,5 +1,6 @@
 //! Regions that models have not yet: routers, random numbers, effects; and blocks that break the rules.
 
+use crate::segmented::Segmented;
 use crate::support::{State, bits, noise, precisions};
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor, TensorData};
@@ -13,12 +14,12 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
     Activation, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, Plain, Plan, RegionKind,
-    StackDriver, Stage, Training, Weights,
+    Stage, Training, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 const WIDTH: usize = 6;
 const ROWS: usize = 5;
@@ -344,65 +345,14 @@ fn a_result_that_is_kept_cannot_be_overwritten() {
     }
 }
 
-/// Recomputation without nodes: forward on plain tensors, then block by block from the last one, each on leaves of its
-/// own.
-#[derive(Debug)]
-struct Segmented {
-    seed: Plain,
-    /// The gradient of the stack's input, then those of the weights.
-    found: Arc<Mutex<Vec<Plain>>>,
-}
-
-impl StackDriver for Segmented {
-    fn name(&self) -> &str {
-        "segmented"
-    }
-
-    fn run(
-        &self,
-        exec: &Exec<'_>,
-        stack: &dyn flow_core::Stack,
-        carried: Vec<DispatchTensor>,
-        shared: Vec<DispatchTensor>,
-    ) -> Vec<DispatchTensor> {
-        let plainly = exec.replay(exec.params().untracked(), exec.stash().clone());
-        let mut inputs = vec![carried.iter().map(plain).collect::<Vec<_>>()];
-        for index in 0..stack.len() {
-            inputs.push(stack.run_block(&plainly, index, inputs[index].clone(), shared.clone()));
-        }
-        let output = inputs.pop().expect("there are blocks");
-        let mut of_weights = vec![None; 2 * stack.len()];
-        let mut gradient = self.seed.clone();
-        for (index, input) in inputs.iter().enumerate().rev() {
-            let params = exec.params().fresh_leaves();
-            let leaves: Vec<_> = input.iter().map(leaf).collect();
-            let again = exec.replay(params.clone(), exec.stash().clone());
-            let outputs = stack.run_block(&again, index, leaves.clone(), shared.clone());
-            let mut gradients = backward_from(outputs, vec![Some(gradient)]).expect("it is tracked");
-            gradient = take_gradient(&leaves[0], &mut gradients).expect("the output depends on it");
-            for (sum, found) in of_weights.iter_mut().zip(params.take_gradients(&mut gradients)) {
-                *sum = sum.take().or(found);
-            }
-        }
-        let mut found = self.found.lock().expect("nothing panics while it holds the lock");
-        found.push(gradient);
-        found.extend(of_weights.into_iter().flatten());
-        output
-    }
-}
-
 #[test]
 fn the_bits_are_those_of_going_through_the_blocks_by_hand() {
     for part in [Part::Dropout, Part::Overwriting] {
         let stack = Stack::new(part);
         let device = ComputeDevice::cpu();
-        let found = Arc::new(Mutex::new(Vec::new()));
-        let driver = Segmented {
-            seed: device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]),
-            found: found.clone(),
-        };
+        let driver = Segmented::new(vec![Some(device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]))]);
         let plan = Plan {
-            stacks: Arc::new(driver),
+            stacks: driver.clone(),
             ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
         };
         let trained: Arc<[bool]> = vec![true; stack.weights.values().len()].into();
@@ -410,8 +360,10 @@ fn the_bits_are_those_of_going_through_the_blocks_by_hand() {
         let exec = pass.exec(CallContext::single(Stage::Training));
         let x: Tensor<2> = device.tensor(noise(ROWS * WIDTH, 1), [ROWS, WIDTH]);
         let output = exec.stack("toys", &stack.blocks, x, ()).into_dispatch();
-        let mut expected = vec![bits(&output)];
-        expected.extend(found.lock().expect("the pass is over").iter().map(bits));
+        let found = driver.found();
+        let gradients = found.of_carried.iter().chain(&found.of_weights);
+        let gradients = gradients.map(|gradient| bits(gradient.as_ref().expect("all have one")));
+        let expected: Vec<Vec<u32>> = std::iter::once(bits(&output)).chain(gradients).collect();
         for policy in policies() {
             assert_eq!(stack.pass(&policy), expected, "{part:?}, {policy}");
         }

@@ -199,6 +199,14 @@ impl Subject {
         ComputeDevice::cpu().plain(noise(self.rows * values, salt), &[self.rows, values])
     }
 
+    /// The velocity of a training pass that is never differentiated.
+    pub fn forward(&self, plan: &Arc<Plan>) -> Plain {
+        let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
+        let exec = training.exec(CallContext::single(Stage::Training));
+        let (velocity, _) = self.model.velocity_and_balance(&exec, self.input(1));
+        plain(&velocity.into_dispatch())
+    }
+
     /// Velocities and losses of `calls` calls, the gradients of their inputs, and of the weights.
     pub fn pass(&self, plan: &Arc<Plan>, calls: u64) -> Found {
         self.pass_with(plan, calls, &self.weights)
