@@ -296,24 +296,18 @@ impl Subject {
     }
 }
 
-/// A fingerprint of all bits of all gradients (FNV-1a over words). Keeping them would count as memory of every policy but
-/// the first.
-fn fingerprint(gradients: &[Option<Plain>]) -> u64 {
-    gradients.iter().fold(0xcbf2_9ce4_8422_2325, |before, gradient| {
+/// A fingerprint of all bits of all gradients (FNV-1a over words), and the root of the sum of their squares. Keeping them
+/// would count as memory of every policy but the first.
+fn fingerprint(gradients: &[Option<Plain>]) -> (u64, f64) {
+    let (mut hash, mut squares) = (0xcbf2_9ce4_8422_2325_u64, 0.0);
+    let mut add = |word: u64| hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+    for gradient in gradients {
         let host = gradient.as_ref().map(cpu::to_host).unwrap_or_default();
-        let words = host.iter().map(|value| u64::from(value.to_bits()));
-        std::iter::once(host.len() as u64)
-            .chain(words)
-            .fold(before, |hash, word| {
-                (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3)
-            })
-    })
-}
-
-/// The root of the sum of the squares of all gradients.
-fn norm(gradients: &[Option<Plain>]) -> f64 {
-    let values = gradients.iter().flatten().flat_map(cpu::to_host);
-    values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt()
+        add(host.len() as u64);
+        host.iter().for_each(|value| add(u64::from(value.to_bits())));
+        squares += host.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+    }
+    (hash, squares.sqrt())
 }
 
 fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
@@ -477,8 +471,8 @@ impl Row {
         let meter = Meter::on_processor();
         let (loss, gradients) = subject.step(&self.plan(&meter.plan(plan)));
         self.found["loss"] = cpu::to_host(&loss)[0].into();
-        self.found["gradient_norm"] = norm(&gradients).into();
-        let found = fingerprint(&gradients);
+        let (found, norm) = fingerprint(&gradients);
+        self.found["gradient_norm"] = norm.into();
         drop(gradients);
         if *reference.get_or_insert(found) != found {
             return Err(format!("`{}` gives other gradients than keeping everything", self.name).into());

@@ -24,8 +24,8 @@ pub struct Options {
     /// Where the model computes: `cpu`, or `cuda` in a program built with that feature.
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// The model and its batch as JSON (see `crates/flow-checkpoint/examples/policy_speed.rs`); without it, a DiT that a
-    /// processor trains in a second.
+    /// The model and its batch: `wan-1.3b`, `wan-1.3b-short` or `wan-tiny`, or JSON (see
+    /// `crates/flow-checkpoint/examples/policy_speed.rs`); without it, a DiT that a processor trains in a second.
     #[arg(long)]
     problem: Option<String>,
     /// Our program, if it is built already.
@@ -75,6 +75,35 @@ fn default_problem() -> Value {
     })
 }
 
+/// Wan2.1-T2V-1.3B (`transformer/config.json` of `Wan-AI/Wan2.1-T2V-1.3B-Diffusers`) at 480 x 832 pixels, 1560 tokens for
+/// each of `frames` frames of latents: 20 are 31,200 tokens, 8 are 12,480.
+fn wan(frames: usize) -> Value {
+    json!({
+        "architecture": "wan",
+        "settings": {
+            "latent_frames": frames, "latent_height": 60, "latent_width": 104, "patch_size": [1, 2, 2],
+            "num_attention_heads": 12, "attention_head_dim": 128, "in_channels": 16, "out_channels": 16,
+            "text_dim": 4096, "freq_dim": 256, "ffn_dim": 8960, "num_layers": 30,
+        },
+        "rows": 1,
+        "text_tokens": 512,
+    })
+}
+
+/// A few channels and tokens of the same, to try the programs.
+fn tiny_wan() -> Value {
+    json!({
+        "architecture": "wan",
+        "settings": {
+            "latent_frames": 2, "latent_height": 8, "latent_width": 8, "patch_size": [1, 2, 2],
+            "num_attention_heads": 2, "attention_head_dim": 24, "in_channels": 4, "out_channels": 4,
+            "text_dim": 16, "freq_dim": 32, "ffn_dim": 144, "num_layers": 3,
+        },
+        "rows": 1,
+        "text_tokens": 7,
+    })
+}
+
 /// Measures, prints the table and writes it with the figure.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     if options.repeats == 0 || options.threads == 0 {
@@ -92,10 +121,22 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             workspace.release_folder()?.join("examples").join("policy_speed")
         }
     };
-    let mut problem = match &options.problem {
-        Some(text) => serde_json::from_str(text).context("--problem is no JSON")?,
+    let mut problem = match options.problem.as_deref() {
+        Some("wan-1.3b") => {
+            let mut problem = wan(20);
+            // What keeps everything fits no GPU, nor what keeps every other block's.
+            problem["policies"] = json!(["full", "every-nth-linear", "attn-only"]);
+            problem
+        }
+        Some("wan-1.3b-short") => wan(8),
+        Some("wan-tiny") => tiny_wan(),
+        Some(text) => serde_json::from_str(text)
+            .context("--problem is neither `wan-1.3b`, `wan-1.3b-short`, `wan-tiny` nor JSON")?,
         None => default_problem(),
     };
+    if options.device == "cuda" && problem["kernels"].is_null() {
+        problem["kernels"] = "cuda-bf16".into();
+    }
     problem["device"] = options.device.as_str().into();
     problem["repeats"] = options.repeats.into();
     problem["budgets"] = options.budgets.into();
