@@ -1,6 +1,6 @@
 //! Slots in the order of their experts, and sums over the rows of each expert.
 //!
-//! Slots are counted by expert in pieces of [`PIECE`]; the counts become the places where a piece's slots of an expert
+//! Slots are counted by expert in pieces of 256; the counts become the places where a piece's slots of an expert
 //! begin; then each piece puts its slots there in order. No atomics, so the order is always the slots'.
 
 use super::indices;
