@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use flow_cube::activation::{Arithmetic, activate, derivative};
 
 /// Threads of a block.
-pub(super) const THREADS: usize = 256;
+pub(crate) const THREADS: usize = 256;
 /// Rows and columns of a block.
 pub(super) const SIDE: usize = 64;
 /// Summands that pass through shared memory at a time.
