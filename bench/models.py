@@ -82,6 +82,24 @@ def attend(q, k, v):
     return out.transpose(1, 2).flatten(2)
 
 
+def rotary_tables(pairs, lengths):
+    """Cosines and sines [S, 1, D / 2] in f32 of tokens on a grid of `lengths`; `pairs` of the channels turn with each axis."""
+    angles = []
+    for axis, (length, count) in enumerate(zip(lengths, pairs)):
+        frequencies = 10000.0 ** (-torch.arange(count, dtype=torch.float64) / count)
+        shape = [1] * len(lengths) + [count]
+        shape[axis] = length
+        angle = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
+        angles.append(angle.view(shape).expand(*lengths, count))
+    angles = torch.cat(angles, dim=-1).flatten(0, -2)[:, None]
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotated(x, cos, sin):
+    a, b = x.unflatten(3, (-1, 2)).unbind(4)
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=4).flatten(3).to(x.dtype)
+
+
 class Attention(nn.Module):
     def __init__(self, hidden, heads, qk_norm):
         super().__init__()
@@ -93,10 +111,13 @@ class Attention(nn.Module):
         norm = (lambda: nn.RMSNorm(hidden // heads, eps=NORM_EPSILON)) if qk_norm else nn.Identity
         self.norm_q, self.norm_k = norm(), norm()
 
-    def forward(self, x):
+    def forward(self, x, rotary=()):
         split = lambda y: y.unflatten(2, (self.heads, -1))
         q, k, v = split(self.to_q(x)), split(self.to_k(x)), split(self.to_v(x))
-        return self.to_out[0](attend(self.norm_q(q), self.norm_k(k), v))
+        q, k = self.norm_q(q), self.norm_k(k)
+        if rotary:
+            q, k = rotated(q, *rotary), rotated(k, *rotary)
+        return self.to_out[0](attend(q, k, v))
 
 
 class Up(nn.Module):
@@ -128,9 +149,9 @@ class Block(nn.Module):
         self.attn = Attention(hidden, heads, qk_norm)
         self.ff = FeedForward(hidden, inner)
 
-    def forward(self, x, c):
+    def forward(self, x, c, *rotary):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.norm1(c)
-        x = x + gate * self.attn(normed(x) * (1 + scale) + shift)
+        x = x + gate * self.attn(normed(x) * (1 + scale) + shift, rotary)
         return x + mlp_gate * self.ff(normed(x) * (1 + mlp_scale) + mlp_shift)
 
 
@@ -139,28 +160,43 @@ class Dit(nn.Module):
 
     def __init__(self, settings):
         super().__init__()
-        if settings["position"] != "sincos":
-            raise SystemExit(f"the peer knows position `sincos`, not `{settings['position']}`")
+        settings = {"position": "sincos", "mlp_ratio": 4.0, "qk_norm": False, "vocabulary": None} | settings
+        if settings.get("moe"):
+            raise SystemExit("the peer has no mixture of experts")
         latent, hidden, self.patch = settings["latent"], settings["hidden"], settings["patch"]
         self.latent = (latent["channels"], latent["height"], latent["width"])
         self.grid = (latent["height"] // self.patch, latent["width"] // self.patch)
         self.pos_embed = PatchEmbed(self.latent[0], self.patch, hidden)
         self.time_embed = TimeEmbed(hidden)
-        self.token_embed = nn.Embedding(settings["vocabulary"]["size"], hidden)
+        vocabulary = settings["vocabulary"]
+        self.token_embed = nn.Embedding(vocabulary["size"], hidden) if vocabulary else None
         inner = round(hidden * settings["mlp_ratio"])
         blocks = (Block(hidden, settings["heads"], inner, settings["qk_norm"]) for _ in range(settings["layers"]))
         self.transformer_blocks = nn.ModuleList(blocks)
         self.norm_out = Modulation(hidden, 2)
         self.proj_out = nn.Linear(hidden, self.patch * self.patch * self.latent[0])
-        self.register_buffer("positions", sincos_2d(hidden, *self.grid), persistent=False)
+        if settings["position"] == "rope":
+            quarter = hidden // settings["heads"] // 4
+            tables = dict(zip(("cos", "sin"), rotary_tables((quarter, quarter), self.grid)))
+        else:
+            tables = {"positions": sincos_2d(hidden, *self.grid)}
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
+        self.is_rotary = "cos" in tables
 
-    def forward(self, x, sigma, tokens):
-        """Velocity [B, N] at latents [B, N], noise levels [B], tokens [B, L]."""
+    def forward(self, x, sigma, tokens=None):
+        """Velocity [B, N] at latents [B, N], noise levels [B], tokens [B, L] if there is a vocabulary."""
         batch, (rows, columns), (channels, height, width) = x.shape[0], self.grid, self.latent
-        c = F.silu(self.time_embed(sigma) + self.token_embed(tokens).sum(1))
-        h = self.pos_embed(x.view(batch, channels, height, width).to(c.dtype)) + self.positions.to(c.dtype)
+        c = self.time_embed(sigma)
+        if self.token_embed is not None:
+            c = c + self.token_embed(tokens).sum(1)
+        c = F.silu(c)
+        h = self.pos_embed(x.view(batch, channels, height, width).to(c.dtype))
+        rotary = (self.cos, self.sin) if self.is_rotary else ()
+        if not self.is_rotary:
+            h = h + self.positions.to(c.dtype)
         for block in self.transformer_blocks:
-            h = block(h, c)
+            h = block(h, c, *rotary)
         scale, shift = self.norm_out(c)
         h = self.proj_out(normed(h) * (1 + scale) + shift)
         h = h.view(batch, rows, columns, self.patch, self.patch, channels)
@@ -255,6 +291,7 @@ class Mmdit(nn.Module):
 
     def __init__(self, settings):
         super().__init__()
+        settings = {"dual_attention_layers": [], "qk_norm": None} | settings
         hidden = settings["num_attention_heads"] * settings["attention_head_dim"]
         height = settings.get("latent_height") or settings["sample_size"]
         width = settings.get("latent_width") or settings["sample_size"]
@@ -284,26 +321,6 @@ class Mmdit(nn.Module):
         h = self.proj_out(normed(h) * (1 + scale) + shift)
         h = h.view(batch, rows, columns, self.patch, self.patch, channels)
         return h.permute(0, 5, 1, 3, 2, 4).reshape(batch, -1)
-
-
-def rotary_tables(head_dim, lengths):
-    """Cosines and sines [S, 1, D / 2] in f32: a third of the pairs for rows, for columns, and the rest for frames."""
-    third = head_dim // 6
-    pairs = (head_dim // 2 - 2 * third, third, third)
-    angles = []
-    for axis, (length, count) in enumerate(zip(lengths, pairs)):
-        frequencies = 10000.0 ** (-torch.arange(count, dtype=torch.float64) / count)
-        shape = [1, 1, 1, count]
-        shape[axis] = length
-        angle = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
-        angles.append(angle.view(shape).expand(*lengths, count))
-    angles = torch.cat(angles, dim=3).flatten(0, 2)[:, None]
-    return angles.cos().float(), angles.sin().float()
-
-
-def rotated(x, cos, sin):
-    a, b = x.unflatten(3, (-1, 2)).unbind(4)
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=4).flatten(3).to(x.dtype)
 
 
 class WanAttention(nn.Module):
@@ -360,6 +377,7 @@ class Wan(nn.Module):
 
     def __init__(self, settings):
         super().__init__()
+        settings = {"cross_attn_norm": True, "eps": NORM_EPSILON} | settings
         heads, head_dim = settings["num_attention_heads"], settings["attention_head_dim"]
         hidden, channels, self.epsilon = heads * head_dim, settings["in_channels"], settings["eps"]
         frames, height, width = (settings[f"latent_{axis}"] for axis in ("frames", "height", "width"))
@@ -371,7 +389,9 @@ class Wan(nn.Module):
         self.blocks = nn.ModuleList(WanBlock(settings) for _ in range(settings["num_layers"]))
         self.scale_shift_table = nn.Parameter(torch.zeros(1, 2, hidden))
         self.proj_out = nn.Linear(hidden, self.patch * self.patch * channels)
-        cos, sin = rotary_tables(head_dim, self.grid)
+        # A third of the pairs for rows, for columns, and the rest for frames.
+        third = head_dim // 6
+        cos, sin = rotary_tables((head_dim // 2 - 2 * third, third, third), self.grid)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 

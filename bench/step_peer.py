@@ -1,4 +1,5 @@
-"""The workloads of `workload_speed` (flow-trainer's example) in PyTorch, from the same weights and inputs.
+"""The workloads of `workload_speed` (flow-trainer's example) in PyTorch, from the same weights and inputs; and the steps of
+`policy_speed` (flow-checkpoint's).
 
     step_peer.py check FOLDER            compare with what `workload_speed export NAME FOLDER --tiny` wrote, in f32 on the CPU
     step_peer.py time FOLDER PART [...]  print a line of JSON; PART is forward, step or rollout
@@ -6,6 +7,12 @@
                                          each block with cuDNN's; of the whole model, replayed as CUDA graphs
       --checkpoint none|full|attn_only   what backward keeps of a block: what it needs; its inputs; and attention's output
       --device cpu|cuda  --dtype f32|bf16  --repeats N
+
+    step_peer.py serve FOLDER            answer each line of JSON by one, for `cargo xtask bench checkpoint`:
+      {"do": "about"}                              versions and device
+      {"do": "check", "mode": M, "checkpoint": C}  loss and norm of the gradients of a step without the optimizer
+      {"do": "time", …, "repeats": N}              its seconds, and the peak of memory
+      --device cpu|cuda  --dtype f32|bf16  --threads N
 
 A training step is forward, loss, backward and fused AdamW, parameters, moments and gradients in the given precision. The
 loss is the mean squared distance to a target, under guidance Flow-GRPO's at one recorded step. Only torch, numpy and
@@ -52,19 +59,23 @@ def attention_operations():
     return found
 
 
+@functools.cache
+def saving_attention():
+    """One object for all blocks, so that what is compiled for one serves the others."""
+    saved = set(attention_operations())
+    policy = lambda _, op, *args, **kwargs: (
+        CheckpointPolicy.MUST_SAVE if op in saved else CheckpointPolicy.PREFER_RECOMPUTE
+    )
+    return functools.partial(create_selective_checkpoint_contexts, policy)
+
+
 class Checkpointed(nn.Module):
     """A block of which backward keeps the inputs, and attention's results if `saves_attention`."""
 
     def __init__(self, block, saves_attention):
         super().__init__()
         self.block = block
-        self.options = {}
-        if saves_attention:
-            saved = set(attention_operations())
-            policy = lambda _, op, *args, **kwargs: (
-                CheckpointPolicy.MUST_SAVE if op in saved else CheckpointPolicy.PREFER_RECOMPUTE
-            )
-            self.options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
+        self.options = {"context_fn": saving_attention()} if saves_attention else {}
 
     def forward(self, *inputs):
         return checkpoint(self.block, *inputs, use_reentrant=False, preserve_rng_state=False, **self.options)
@@ -94,21 +105,32 @@ class Work:
             parameter.requires_grad_(not lora or ".lora_" in name)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        blocks = getattr(model, model.stack)
-        if policy != "none":
-            blocks = [Checkpointed(block, policy == "attn_only") for block in blocks]
-        if mode == "compile":
-            blocks = [torch.compile(block) for block in blocks]
-        setattr(model, model.stack, nn.ModuleList(blocks))
-        self.network = torch.compile(model, mode="reduce-overhead") if mode == "graphs" else model
+        self.blocks = list(getattr(model, model.stack))
+        self.arranged = {}
+        self.arrange(mode, policy)
 
         self.given = load_file(self.folder / "given.safetensors")
         self.steps = [self.given.pop(f"step.{index}").tolist() for index in range(about["steps"])]
         for name, value in self.given.items():
             is_read = name.removeprefix("null_") in ("text", "pooled")
             self.given[name] = value.to(device, dtype if is_read else None)
+        if about.get("tokens"):
+            self.given["tokens"] = torch.tensor(about["tokens"], device=device)
         self.scale = about["guidance_scale"]
         self.optimizer = None
+
+    def arrange(self, mode, policy):
+        """Runs the blocks as `mode` and `policy` say from now on. Parameters and what was compiled stay."""
+        self.mode, model = mode, self.model
+        if (mode, policy) not in self.arranged:
+            blocks = self.blocks
+            if policy != "none":
+                blocks = [Checkpointed(block, policy == "attn_only") for block in blocks]
+            if mode == "compile":
+                blocks = [torch.compile(block) for block in blocks]
+            self.arranged[mode, policy] = nn.ModuleList(blocks)
+        setattr(model, model.stack, self.arranged[mode, policy])
+        self.network = torch.compile(model, mode="reduce-overhead") if mode == "graphs" else model
 
     def make_tables(self, model):
         """Buffers that no file holds, on the CPU in f32."""
@@ -290,6 +312,55 @@ def time_part(options):
     )
 
 
+def serve(options):
+    """Answers lines. Between answers no gradient and no cached memory is kept, since others use the device, too."""
+    is_cuda = options.device == "cuda"
+    if is_cuda and not torch.cuda.is_available():
+        raise SystemExit("PyTorch finds no CUDA device")
+    torch.set_num_threads(options.threads)
+    work = Work(options.folder, options.device, DTYPES[options.dtype])
+    wait = torch.cuda.synchronize if is_cuda else lambda: None
+
+    def release():
+        for parameter in work.trained:
+            parameter.grad = None
+        if is_cuda:
+            torch.cuda.empty_cache()
+
+    def answer(question):
+        if question["do"] == "about":
+            device = torch.cuda.get_device_name() if is_cuda else "cpu"
+            return {"torch": torch.__version__, "cuda": torch.version.cuda, "device": device}
+        mode, policy = question["mode"], question["checkpoint"]
+        if mode not in MODES[:3] or policy not in ("none", "full", "attn_only"):
+            return {"error": f"no mode `{mode}` or policy `{policy}`"}
+        work.arrange(mode, policy)
+        if question["do"] == "check":
+            loss = work.loss().item()
+            squares = [parameter.grad.double().square().sum() for parameter in work.trained]
+            return {"loss": loss, "gradient_norm": torch.stack(squares).sum().sqrt().item()}
+        # The first step after a pause fills caches.
+        work.loss()
+        wait()
+        if is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+        seconds = []
+        for _ in range(question["repeats"]):
+            start = time.perf_counter()
+            work.loss()
+            wait()
+            seconds.append(time.perf_counter() - start)
+        return {"seconds": seconds, "peak_bytes": torch.cuda.max_memory_allocated() if is_cuda else None}
+
+    for line in sys.stdin:
+        try:
+            found = answer(json.loads(line))
+        except torch.OutOfMemoryError:
+            found = {"out_of_memory": True}
+        release()
+        print(json.dumps(found), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -302,9 +373,16 @@ def main():
     timed.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     timed.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
     timed.add_argument("--repeats", type=int, default=9)
+    served = commands.add_parser("serve")
+    served.add_argument("folder")
+    served.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    served.add_argument("--dtype", choices=tuple(DTYPES), default="f32")
+    served.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if options.command == "check":
         check(options.folder)
+    elif options.command == "serve":
+        serve(options)
     else:
         time_part(options)
 

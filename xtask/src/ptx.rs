@@ -1,9 +1,10 @@
 //! `cargo xtask ptx`: the compile gate of the CUDA kernels, on a machine without a GPU.
 
-use crate::process::{cargo, run as run_command};
+use crate::process::{cargo, output, run as run_command};
 use crate::workspace::Workspace;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,8 +57,31 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             arguments.extend(["--test", test]);
         }
     }
-    run_command(cargo(workspace, &arguments).env("CUDA_PATH", &tree))?;
+    arguments.extend(["--no-run", "--message-format=json-render-diagnostics"]);
+    // Built without the variable and run with it: build scripts that look at it would have everything behind them compiled
+    // anew, here and again in the next build without it.
+    let built = output(&mut cargo(workspace, &arguments))?;
+    for (program, folder) in programs(&built)? {
+        run_command(Command::new(program).current_dir(folder).env("CUDA_PATH", &tree))?;
+    }
     Ok(())
+}
+
+/// The test programs that Cargo's messages name, each with the folder of its package.
+fn programs(messages: &str) -> Result<Vec<(PathBuf, PathBuf)>> {
+    let mut found = Vec::new();
+    for line in messages.lines() {
+        let message: Value = serde_json::from_str(line).context("Cargo wrote a message that is no JSON")?;
+        let text = |key: &str| message[key].as_str().map(PathBuf::from);
+        if let (Some(program), Some(manifest)) = (text("executable"), text("manifest_path")) {
+            let folder = manifest.parent().context("a manifest is in a folder")?;
+            found.push((program, folder.to_path_buf()));
+        }
+    }
+    if found.len() != GATED.len() {
+        bail!("Cargo built {} gates instead of {}", found.len(), GATED.len());
+    }
+    Ok(found)
 }
 
 /// The tree in the target folder; fetched if it is not there.

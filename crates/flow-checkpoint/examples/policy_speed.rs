@@ -1,31 +1,43 @@
 //! Time, memory and operations of a training step under every policy of activation checkpointing.
 //!
-//! `policy_speed PROBLEM` takes a problem as JSON and prints one line of JSON per policy and budget. `cargo xtask bench checkpoint` runs it. Of a problem all but `architecture` and `settings` may be left out:
+//! `policy_speed PROBLEM` takes a problem as JSON and prints one line of JSON per policy and budget. Of a problem all but `architecture` and `settings` may be left out:
 //!
 //! ```text
 //! { "device": "cpu", "kernels": "cpu-bf16", "threads": 2, "architecture": "dit", "settings": { … as in a config.json … },
 //!   "rows": 2, "text_tokens": 77, "lora_rank": 0, "policies": ["full", "attn-only"], "repeats": 5, "budgets": 4 }
 //! ```
 //!
+//! `policy_speed serve PROBLEM` answers each line of its input by a line of JSON, for `cargo xtask bench checkpoint`:
+//!
+//! ```text
+//! about              the device, and what it computes in
+//! export FOLDER      weights and inputs, for a peer (`bench/step_peer.py`) that computes the same
+//! rows               every policy and budget, as above but without times
+//! time INDEX N       seconds of N steps of a row
+//! ```
+//!
+//! A step is forward, loss and backward; the loss is the mean squared distance of the velocity to a target.
 //! Budgets lie evenly between the least and the greatest peak of the policies. It ends with an error if
 //! gradients are not the same bits under all policies.
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use flow_attention::AttentionRegistry;
 use flow_checkpoint::meter::Meter;
 use flow_checkpoint::planner::{Measured, Planner, Predicted, Workload};
 use flow_checkpoint::{Assignment, Checkpointing, CountingAllocator, Gauge, Policy};
 use flow_core::device::ComputeDevice;
-use flow_core::model::ModelInput;
-use flow_core::op::backward_from;
+use flow_core::model::{Condition, ModelInput};
 use flow_core::rng::{Purpose, Stream};
+use flow_core::tensors::plain;
 use flow_core::{CallContext, Plain, Plan, Stage, Training, Weights, cpu};
 use flow_kernels::KernelRegistry;
-use flow_models::{Architecture, ModelRegistry, Trained, add_lora, initialize, trained_mask};
+use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, initialize, trained_mask};
 use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::error::Error;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,13 +97,18 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn Error>> {
-    let text = std::env::args().nth(1).ok_or("usage: policy_speed PROBLEM")?;
-    let problem: Problem = serde_json::from_str(&text)?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (text, serves) = match &arguments[..] {
+        [problem] => (problem, false),
+        [serve, problem] if serve == "serve" => (problem, true),
+        _ => return Err("usage: policy_speed PROBLEM | serve PROBLEM".into()),
+    };
+    let problem: Problem = serde_json::from_str(text)?;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(problem.threads)
         .stack_size(16 << 20)
         .build()?;
-    pool.install(|| measure(&problem).map_err(|error| error.to_string()))
+    pool.install(|| measure(&problem, serves).map_err(|error| error.to_string()))
         .map_err(Into::into)
 }
 
@@ -116,6 +133,8 @@ struct Subject {
     device: ComputeDevice,
     rows: usize,
     text_tokens: usize,
+    /// What the model reads, and what its velocity is compared with. Made once: a step does not draw numbers.
+    given: Option<(ModelInput, Plain)>,
 }
 
 fn noise(count: usize, salt: u64) -> Vec<f32> {
@@ -129,7 +148,7 @@ impl Subject {
         let device = ComputeDevice::open(&problem.device, 0)?;
         // The processor's kernels round operands themselves; on a GPU weights are in the type that they compute in.
         let device = match problem.kernels.as_deref() {
-            Some("cuda-bf16") => device.computing_in(burn::tensor::FloatDType::BF16),
+            Some("cuda-bf16") => device.computing_in(FloatDType::BF16),
             _ => device,
         };
         let mut models = ModelRegistry::new();
@@ -164,98 +183,156 @@ impl Subject {
             }
         }
         weights.freeze(&trained);
-        Ok(Self {
+        let mut subject = Self {
             model,
             weights,
             trained,
             device,
             rows: problem.rows,
             text_tokens: problem.text_tokens,
-        })
+            given: None,
+        };
+        subject.given = Some(subject.input(&problem.settings));
+        Ok(subject)
     }
 
-    fn input(&self, settings: &Value) -> ModelInput {
-        let (device, rows, spec) = (&self.device, self.rows, self.model.spec());
+    /// Inputs by name, with their shapes; the target that the velocity is compared with is among them.
+    fn given(&self, settings: &Value) -> Vec<(&'static str, Vec<usize>, Vec<f32>)> {
+        let (rows, spec) = (self.rows, self.model.spec());
         let values = spec.latent.values();
-        let mut input = ModelInput {
-            x: device.tensor(noise(rows * values, 1), [rows, values]),
-            sigma: device.tensor(vec![0.4; rows], [rows]),
-            condition: Default::default(),
-        };
-        if let Some(vocabulary) = spec.vocabulary {
-            let tokens = (0..rows * vocabulary.length).map(|at| (at % vocabulary.size) as i64);
-            input.condition.tokens = Some(device.int_tensor(tokens.collect(), [rows, vocabulary.length]));
-        }
+        let mut given = vec![
+            ("x", vec![rows, values], noise(rows * values, 1)),
+            ("sigma", vec![rows], vec![0.4; rows]),
+            ("target", vec![rows, values], noise(rows * values, 4)),
+        ];
         if spec.reads_text {
             let width = |keys: &[&str]| {
                 let found = keys.iter().find_map(|key| settings.get(key)?.as_u64());
-                found.unwrap_or(1) as usize
+                found.map(|width| width as usize)
             };
             let (text, pooled) = (
                 width(&["joint_attention_dim", "text_dim"]),
                 width(&["pooled_projection_dim"]),
             );
-            let tokens = self.text_tokens;
-            input.condition.text = Some(device.tensor(noise(rows * tokens * text, 2), [rows, tokens, text]));
-            input.condition.pooled = Some(device.tensor(noise(rows * pooled, 3), [rows, pooled]));
+            let (text, tokens) = (text.unwrap_or(1), self.text_tokens);
+            given.push(("text", vec![rows, tokens, text], noise(rows * tokens * text, 2)));
+            given.extend(pooled.map(|width| ("pooled", vec![rows, width], noise(rows * width, 3))));
         }
-        input
+        given
     }
 
-    fn forward<'s>(&'s self, plan: &Arc<Plan>, settings: &Value) -> (Training<'s>, Tensor<2>) {
+    /// The tokens of every row, if the model has a vocabulary.
+    fn tokens(&self) -> Option<Vec<Vec<i64>>> {
+        let vocabulary = self.model.spec().vocabulary?;
+        let row = |row: usize| {
+            let places = row * vocabulary.length..(row + 1) * vocabulary.length;
+            places.map(|at| (at % vocabulary.size) as i64).collect()
+        };
+        Some((0..self.rows).map(row).collect())
+    }
+
+    /// What the model reads, and the target.
+    fn input(&self, settings: &Value) -> (ModelInput, Plain) {
+        let mut given = self.given(settings);
+        let mut take = |name: &str| {
+            let at = given.iter().position(|(found, ..)| *found == name)?;
+            let (_, shape, values) = given.swap_remove(at);
+            Some(self.device.plain(values, &shape))
+        };
+        let mut tensor = |name: &str| take(name).expect("every model is given it");
+        let (x, sigma, target) = (tensor("x"), tensor("sigma"), tensor("target"));
+        let tokens = self.tokens().map(|rows| {
+            let shape = [rows.len(), rows[0].len()];
+            self.device.int_tensor(rows.concat(), shape)
+        });
+        let condition = Condition {
+            tokens,
+            text: take("text").map(Tensor::from_dispatch),
+            pooled: take("pooled").map(Tensor::from_dispatch),
+        };
+        let input = ModelInput {
+            x: Tensor::from_dispatch(x),
+            sigma: Tensor::from_dispatch(sigma),
+            condition,
+        };
+        (input, target)
+    }
+
+    fn forward<'s>(&'s self, plan: &Arc<Plan>) -> (Training<'s>, Tensor<1>) {
         let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
-        let velocity = self.model.velocity(&exec, self.input(settings));
-        (training, velocity)
+        let (input, target) = self.given.clone().expect("made with the subject");
+        let velocity = self.model.velocity(&exec, input).into_dispatch();
+        let distances = plan.kernels.mean_squared_distance(&velocity, &target);
+        (training, Tensor::<1>::from_dispatch(distances).mean())
     }
 
-    /// Gradients of the weights for a fixed gradient of the velocity.
-    fn step(&self, plan: &Arc<Plan>, settings: &Value) -> Vec<Option<Plain>> {
-        let (training, velocity) = self.forward(plan, settings);
-        let values = self.model.spec().latent.values();
-        let seed = self
-            .device
-            .plain(noise(self.rows * values, 4), &[self.rows, values]);
-        let params = training
-            .exec(CallContext::single(Stage::Training))
-            .params()
-            .clone();
-        match backward_from(vec![velocity.into_dispatch()], vec![Some(seed)]) {
-            Some(mut gradients) => params.take_gradients(&mut gradients),
-            None => Vec::new(),
-        }
+    /// The loss, and the gradients of the weights.
+    fn step(&self, plan: &Arc<Plan>) -> (Plain, Vec<Option<Plain>>) {
+        let (training, loss) = self.forward(plan);
+        (plain(&loss.clone().into_dispatch()), training.gradients(&loss))
+    }
+
+    /// Writes what `bench/step_peer.py` reads.
+    fn export(&self, problem: &Problem, folder: &Path) -> Result<(), Box<dyn Error>> {
+        std::fs::create_dir_all(folder)?;
+        let none = BTreeMap::new();
+        // As the device computes with them: rounded once, here or there.
+        let stored = match self.device.compute_dtype() {
+            Some(FloatDType::BF16) => StoredDtype::Bf16,
+            _ => StoredDtype::F32,
+        };
+        flow_models::save(&self.weights, &folder.join("weights.safetensors"), stored, &none)?;
+        let given = self.given(&problem.settings);
+        let tensors = given.iter().enumerate();
+        let tensors = tensors.map(|(at, (name, shape, _))| ((*name).to_owned(), shape.clone(), at));
+        let file = folder.join("given.safetensors");
+        flow_models::save_tensors(
+            tensors.collect(),
+            &|at| given[at].2.clone(),
+            &file,
+            StoredDtype::F32,
+            &none,
+        )?;
+        let lora =
+            (problem.lora_rank > 0).then(|| json!({ "rank": problem.lora_rank, "alpha": problem.lora_rank }));
+        let about = json!({
+            "workload": "checkpoint", "architecture": problem.architecture, "settings": problem.settings,
+            "batch": self.rows, "lora": lora, "guidance_scale": 1.0, "steps": 0, "tokens": self.tokens(),
+        });
+        std::fs::write(folder.join("workload.json"), about.to_string())?;
+        Ok(())
     }
 }
 
-/// A fingerprint of all bits of all gradients (FNV-1a over words). Keeping them would count as memory of every policy but
-/// the first.
-fn fingerprint(gradients: &[Option<Plain>]) -> u64 {
-    gradients.iter().fold(0xcbf2_9ce4_8422_2325, |before, gradient| {
+/// A fingerprint of all bits of all gradients (FNV-1a over words), and the root of the sum of their squares. Keeping them
+/// would count as memory of every policy but the first.
+fn fingerprint(gradients: &[Option<Plain>]) -> (u64, f64) {
+    let (mut hash, mut squares) = (0xcbf2_9ce4_8422_2325_u64, 0.0);
+    let mut add = |word: u64| hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+    for gradient in gradients {
         let host = gradient.as_ref().map(cpu::to_host).unwrap_or_default();
-        let words = host.iter().map(|value| u64::from(value.to_bits()));
-        std::iter::once(host.len() as u64)
-            .chain(words)
-            .fold(before, |hash, word| {
-                (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3)
-            })
-    })
+        add(host.len() as u64);
+        host.iter().for_each(|value| add(u64::from(value.to_bits())));
+        squares += host.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+    }
+    (hash, squares.sqrt())
 }
 
-fn measure(problem: &Problem) -> Result<(), Box<dyn Error>> {
+fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
     let subject = Subject::new(problem)?;
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
     flow_kernels::register(&mut kernels);
     flow_attention::register(&mut attention);
     let name = problem.kernels.as_ref().unwrap_or(&problem.device);
     let plan = Plan::new(attention.get(&problem.device)?, kernels.get(name)?);
-    let settings = &problem.settings;
     let gauge = gauge(&subject.device, &problem.device)?;
     let (start, waiting) = (Instant::now(), gauge.clone());
     let workload = Workload {
         spec: subject.model.spec(),
         plan: &plan,
-        forward: Box::new(|plan| drop(subject.forward(plan, settings))),
-        step: Box::new(|plan| drop(subject.step(plan, settings))),
+        forward: Box::new(|plan| drop(subject.forward(plan))),
+        step: Box::new(|plan| drop(subject.step(plan))),
         passes: 1,
         reserved_bytes: 0,
         gauge: gauge.clone(),
@@ -286,7 +363,7 @@ fn measure(problem: &Problem) -> Result<(), Box<dyn Error>> {
         let measured = planner.measure(policy.name(), &assignment);
         peaks.push(measured.peak_bytes);
         let row = Row::new(policy.to_string(), assignment, predicted, measured);
-        rows.push(row.checked(&subject, &plan, settings, &mut reference)?);
+        rows.push(row.checked(&subject, &plan, &mut reference)?);
     }
     let (least, most) = (peaks.iter().min(), peaks.iter().max());
     let (least, most) = (*least.ok_or("no policy")?, *most.ok_or("no policy")?);
@@ -297,11 +374,14 @@ fn measure(problem: &Problem) -> Result<(), Box<dyn Error>> {
         let measured = planner.measure("budget", &assignment);
         let name = format!("budget ({:.1} MiB)", budget as f64 / f64::from(1 << 20));
         let row = Row::new(name, assignment, predicted, measured);
-        let mut row = row.checked(&subject, &plan, settings, &mut reference)?;
+        let mut row = row.checked(&subject, &plan, &mut reference)?;
         row.found["budget_bytes"] = budget.into();
         row.found["smallest_budget_bytes"] = record.smallest_budget_bytes.into();
         row.found["digest"] = record.digest.into();
         rows.push(row);
+    }
+    if serves {
+        return serve(problem, &subject, &plan, &planner, &rows);
     }
     for round in 0..problem.repeats {
         for turn in 0..rows.len() {
@@ -314,6 +394,40 @@ fn measure(problem: &Problem) -> Result<(), Box<dyn Error>> {
     for mut row in rows {
         row.found["wall_ms"] = row.wall_ms.into();
         println!("{}", row.found);
+    }
+    Ok(())
+}
+
+/// Answers lines until there are no more.
+fn serve(
+    problem: &Problem,
+    subject: &Subject,
+    plan: &Plan,
+    planner: &Planner<'_>,
+    rows: &[Row],
+) -> Result<(), Box<dyn Error>> {
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = || -> Result<Value, Box<dyn Error>> {
+            match words[..] {
+                ["about"] => Ok(json!({ "device": subject.device.name(), "plan": plan.describe() })),
+                ["export", folder] => {
+                    subject.export(problem, Path::new(folder))?;
+                    Ok(json!({ "folder": folder }))
+                }
+                ["rows"] => Ok(rows.iter().map(|row| row.found.clone()).collect()),
+                ["time", index, count] => {
+                    let row = rows.get(index.parse::<usize>()?).ok_or("there is no such row")?;
+                    let row = row.plan(plan);
+                    let times = (0..count.parse::<usize>()?).map(|_| planner.time_of(&row).as_secs_f64());
+                    Ok(json!({ "seconds": times.collect::<Vec<f64>>() }))
+                }
+                _ => Err("the questions are about, export, rows and time".into()),
+            }
+        };
+        let answer = answer().unwrap_or_else(|error| json!({ "error": error.to_string() }));
+        println!("{answer}");
     }
     Ok(())
 }
@@ -361,11 +475,14 @@ impl Row {
         mut self,
         subject: &Subject,
         plan: &Plan,
-        settings: &Value,
         reference: &mut Option<u64>,
     ) -> Result<Self, Box<dyn Error>> {
         let meter = Meter::on_processor();
-        let found = fingerprint(&subject.step(&self.plan(&meter.plan(plan)), settings));
+        let (loss, gradients) = subject.step(&self.plan(&meter.plan(plan)));
+        self.found["loss"] = cpu::to_host(&loss)[0].into();
+        let (found, norm) = fingerprint(&gradients);
+        self.found["gradient_norm"] = norm.into();
+        drop(gradients);
         if *reference.get_or_insert(found) != found {
             return Err(format!("`{}` gives other gradients than keeping everything", self.name).into());
         }

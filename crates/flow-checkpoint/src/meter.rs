@@ -303,9 +303,15 @@ impl MeteredKernels {
 }
 
 impl ExpertKernels for MeteredKernels {
+    /// The whole is `route`, and the choice within it, which may come from the store, `router`.
     fn route(&self, stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
-        self.meter.forward("router", 0, || {
-            self.inner_experts().route(stash, logits, top_k, normalize)
+        let stash = MeteredStash {
+            inner: stash,
+            meter: &self.meter,
+            flops: 0,
+        };
+        self.meter.forward("route", 0, || {
+            self.inner_experts().route(&stash, logits, top_k, normalize)
         })
     }
 

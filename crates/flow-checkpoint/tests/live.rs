@@ -10,7 +10,9 @@ use flow_core::op::backward_from;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{CallContext, Plan, RegionKind, Stage, Training, Weights};
 use flow_kernels::CpuKernels;
-use flow_models::{Architecture, Dit, DitConfig, Mmdit, MmditConfig, Position, Trained, trained_mask};
+use flow_models::{
+    Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, Trained, trained_mask,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +22,7 @@ static MEMORY: CountingAllocator = CountingAllocator::new();
 const LAYERS: usize = 8;
 const ROWS: usize = 2;
 
-fn model() -> Dit {
+fn model(moe: Option<MoeConfig>) -> Dit {
     let config = DitConfig {
         latent: LatentShape {
             channels: 3,
@@ -33,7 +35,7 @@ fn model() -> Dit {
         layers: LAYERS,
         heads: 4,
         mlp_ratio: 4.0,
-        moe: None,
+        moe,
         vocabulary: None,
         qk_norm: true,
         position: Position::Rope,
@@ -120,7 +122,7 @@ fn memory_is_what_the_planner_says_and_a_budget_is_kept() {
 }
 
 fn everything() {
-    let bench = Bench::new(Box::new(model()));
+    let bench = Bench::new(Box::new(model(None)));
     let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let mut planner = bench.planner(&plan, Arc::new(&MEMORY));
     let profile = planner.profile().clone();
@@ -201,6 +203,7 @@ fn everything() {
     samples_come_close_to_the_peak(&bench, &plan);
     sampled_memory_is_predicted_too(&bench, &plan);
     blocks_of_several_kinds_are_predicted_each_by_its_own(&plan);
+    experts_are_predicted_and_a_budget_for_them_is_kept(&plan);
     nothing_grows(&bench, &plan);
 }
 
@@ -248,6 +251,42 @@ fn blocks_of_several_kinds_are_predicted_each_by_its_own(plan: &Plan) {
         );
         assert_eq!(predicted.held_bytes, measured.counts.most_held_bytes, "{policy}");
     }
+}
+
+fn experts_are_predicted_and_a_budget_for_them_is_kept(plan: &Plan) {
+    let bench = Bench::new(Box::new(model(Some(MoeConfig {
+        experts: 4,
+        top_k: 2,
+        inner: 64,
+        shared: 32,
+        normalize: false,
+    }))));
+    let mut planner = bench.planner(plan, Arc::new(&MEMORY));
+    assert_eq!(planner.profile().kinds.len(), 1, "all blocks are alike");
+    let mut peaks = Vec::new();
+    for policy in [
+        Policy::Full { split: false },
+        Policy::Full { split: true },
+        Policy::AttnOnly { split: false },
+        Policy::EveryNthLinear { n: 1 },
+        Policy::Regions {
+            save: vec!["moe:grouped_linear".into()],
+        },
+        Policy::BlockSkip { every: 2 },
+    ] {
+        let assignment = policy.assign(bench.model.spec()).unwrap().unwrap();
+        let (predicted, measured) = (
+            planner.predict(&assignment),
+            planner.measure(policy.name(), &assignment),
+        );
+        assert_eq!(predicted.held_bytes, measured.counts.most_held_bytes, "{policy}");
+        peaks.push(measured.peak_bytes);
+    }
+    let (least, most) = (peaks.iter().min().unwrap(), peaks.iter().max().unwrap());
+    let budget = (least + most) / 2;
+    let (_, record) = planner.within(budget).expect("a policy stays below it");
+    assert!(record.measured.peak_bytes <= budget, "{record:?}");
+    assert_eq!(record.predicted.held_bytes, record.measured.held_bytes);
 }
 
 /// A device that only says what is in use now is asked after every operation, which misses what an operation has in use

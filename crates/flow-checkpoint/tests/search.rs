@@ -59,10 +59,11 @@ proptest! {
     }
 
     #[test]
-    fn a_larger_budget_never_takes_more_time(blocks in blocks(), budget in 0u64..250, more in 0u64..100) {
+    fn a_larger_budget_never_takes_more_time_nor_less_memory(blocks in blocks(), budget in 0u64..250, more in 0u64..100) {
         if let Some(tight) = best(&blocks, budget) {
             let loose = best(&blocks, budget + more).expect("what fits the smaller budget fits the larger");
             prop_assert!(loose.time <= tight.time);
+            prop_assert!(loose.peak_bytes >= tight.peak_bytes);
         }
     }
 }

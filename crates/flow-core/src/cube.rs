@@ -45,6 +45,14 @@ pub fn wrap(tensor: CubeTensor) -> Plain {
     }
 }
 
+/// As [`wrap`], around integers.
+pub fn wrap_ints(tensor: CubeTensor) -> Plain {
+    Plain {
+        kind: DispatchTensorKind::Cube(BackendTensor::Int(tensor)),
+        autodiff: Default::default(),
+    }
+}
+
 /// A tensor without gaps on the device of `like`, its values unspecified.
 pub fn empty_like(like: &CubeTensor, shape: &[usize], dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)

@@ -14,6 +14,8 @@ mod columns;
 #[allow(missing_docs)]
 pub mod embedding;
 #[allow(missing_docs)]
+pub mod experts;
+#[allow(missing_docs)]
 pub mod frequencies;
 #[allow(missing_docs)]
 pub mod gated_residual;

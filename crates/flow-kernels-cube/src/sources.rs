@@ -7,6 +7,16 @@ use crate::activation::activation_forward::ActivationForward;
 use crate::buffer::{width, with_type};
 use crate::columns::{self, Columns};
 use crate::embedding::embedding_forward::EmbeddingForward;
+use crate::experts::group::count_slots::CountSlots;
+use crate::experts::group::place_slots::PlaceSlots;
+use crate::experts::group::sum_groups::SumGroups;
+use crate::experts::mix::gather_rows::GatherRows;
+use crate::experts::mix::scatter_tokens::ScatterTokens;
+use crate::experts::mix::weight_slopes::WeightSlopes;
+use crate::experts::route::choose_experts::ChooseExperts;
+use crate::experts::route::load_experts::LoadExperts;
+use crate::experts::route::route_backward::RouteBackward;
+use crate::experts::route::softmax::Softmax;
 use crate::frequencies::restore_lines::RestoreLines;
 use crate::frequencies::transform_columns::TransformColumns;
 use crate::frequencies::transform_lines::TransformLines;
@@ -110,6 +120,19 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
                 define!(ActivationBackward::<F>, THREADS, [x g d p], [r p], vector, Some(gelu), Arithmetic::Approximate, true, columns),
             ),
             ("embedding", define!(EmbeddingForward::<f32, F>, THREADS, [t i y], [r c v], vector)),
+            ("softmax", define!(Softmax::<F>, THREADS, [l s], [r e],)),
+            ("choose_experts", define!(ChooseExperts, THREADS, [s c], [r e k],)),
+            ("load_experts", define!(LoadExperts, THREADS, [s c l p], [b t e k v],)),
+            (
+                "route_backward",
+                define!(RouteBackward::<F>, THREADS, [s c l w b d], [r t e k], true, true, true),
+            ),
+            ("count_slots", define!(CountSlots, THREADS, [c n], [s e p],)),
+            ("place_slots", define!(PlaceSlots, THREADS, [c n o s r], [s e p],)),
+            ("scatter_tokens", define!(ScatterTokens::<F>, THREADS, [x w s y], [r k v], vector, true)),
+            ("gather_rows", define!(GatherRows::<F>, THREADS, [y w r x], [t k v], vector, true)),
+            ("weight_slopes", define!(WeightSlopes::<F>, several.threads(), [y g r d], [s k], vector, several)),
+            ("sum_groups", define!(SumGroups::<F>, THREADS, [x o s], [g], vector, columns)),
             ("sde_mean", define!(SdeMean::<F>, THREADS, [x v n c m y], [r v], 4, true)),
             ("squared_distance", define!(SquaredDistance::<F>, THREADS, [a b p], [r v], 4)),
             (

@@ -53,3 +53,8 @@ fn updates_hold_in_f32() {
 fn operations_of_a_feature_cache_hold_in_f32() {
     holds("lanes", Element::F32);
 }
+
+#[test]
+fn experts_hold_in_f32() {
+    holds("experts", Element::F32);
+}

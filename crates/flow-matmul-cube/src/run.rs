@@ -72,11 +72,9 @@ impl Plan {
     /// [`Declined`] if no kernel computes the call on such a device.
     pub fn new(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
         call.check()?;
-        if call.groups > 0 {
-            // Tensor memory access cannot end a store where a group's rows end.
-            return Self::mma(call, offer);
-        }
+        // Tensor memory access cannot end a store where a group's rows end.
         if offer.hopper
+            && call.groups == 0
             && let Ok(factor) = wgmma::select::check(call)
         {
             let (tiles, cut) = wgmma::select::select(call, factor, offer.multiprocessors);
@@ -217,8 +215,8 @@ impl Prepared {
     pub fn with(client: &Client, call: Matmul, plan: Plan) -> Result<Self, Declined> {
         call.check()?;
         let ready = match plan {
-            Plan::Wgmma { .. } | Plan::Portable if call.groups > 0 => {
-                return no("groups of rows are for the mma kernel");
+            Plan::Wgmma { .. } if call.groups > 0 => {
+                return no("groups of rows are for the mma and the portable kernel");
             }
             Plan::Wgmma { cut, .. } => {
                 let factor = wgmma::select::check(&call)?;

@@ -4,7 +4,7 @@ use cubecl::device::WgpuDeviceKind;
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::catalogue::{Both, Case, calls, wrong, wrong_sums};
+use flow_matmul_cube::catalogue::{Both, Case, calls, wrong, wrong_groups, wrong_sums};
 use flow_matmul_cube::run::{Plan, Prepared};
 use flow_matmul_cube::tensors::Matrix;
 
@@ -91,6 +91,19 @@ fn bf16_is_right_where_the_device_has_it_and_is_declined_with_advice_elsewhere()
     match Prepared::with(&client, call, Plan::Portable) {
         Ok(_) => check(&client, Layout::Nt, Element::Bf16, &SIZES[3..4]),
         Err(error) => assert!(error.to_string().contains("bf16; use f32"), "{error}"),
+    }
+}
+
+#[test]
+fn groups_of_rows_have_a_factor_each_and_empty_groups_are_zero_gradients() {
+    let client = client();
+    for sizes in [&[70, 0, 1, 130][..], &[0, 64, 0], &[3]] {
+        for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
+            for element in [Element::F32, Element::F16] {
+                let wrong = wrong_groups(&client, layout, sizes, [78, 45], element, Plan::Portable);
+                assert_eq!(wrong, None, "{layout:?} {sizes:?} {element:?}");
+            }
+        }
     }
 }
 

@@ -151,3 +151,24 @@ fn mma_kernels_keep_their_registers_on_all_architectures() {
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 }
+
+#[test]
+fn the_portable_kernel_compiles_for_layers_of_experts_and_others() {
+    let mut sources = BTreeMap::new();
+    for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
+        for element in [Element::F32, Element::Bf16] {
+            for groups in [0, 8] {
+                let call = Matmul {
+                    groups,
+                    bias: layout != Layout::Tn,
+                    ..Matmul::plain(layout, [4096, 4096, 4096], element)
+                };
+                let source = source(&call, &Plan::Portable).expect("CubeCL compiles the kernel");
+                sources.insert(source.name.clone(), source);
+            }
+        }
+    }
+    assert_eq!(sources.len(), 12);
+    let wrong = compile("sm_90a", &sources, 128, 48 * 1024);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -19,7 +19,7 @@ pub use lora::{Trained, add_lora, export_adapters, load_adapters, merge, trained
 pub use mmdit::{Mmdit, MmditConfig};
 pub use registry::{Architecture, ModelRegistry, initialize};
 pub use wan::{Wan, WanConfig};
-pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save};
+pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save, save_tensors};
 
 /// Adds every architecture of this crate to `registry`.
 pub fn register(registry: &mut ModelRegistry) {

@@ -2,6 +2,7 @@
 
 use crate::Registries;
 use burn::tensor::FloatDType;
+use flow_checkpoint::Gauge;
 use flow_config::{Config, DType, DeviceKind};
 use flow_core::{CoreError, Plan, device::ComputeDevice};
 use flow_trainer::setup::Environment;
@@ -44,8 +45,8 @@ pub enum EnvironmentError {
     },
 }
 
-/// Opens the config's device and makes the plan on which accelerators build. The caller sets
-/// [`gauge`](Environment::gauge), if the program has one. Relative paths of the config start from
+/// Opens the config's device and makes the plan on which accelerators build. On a GPU the [`gauge`](Environment::gauge) is
+/// its pool of memory; on the processor the caller sets it, if the program counts what it allocates. Relative paths of the config start from
 /// `base`. Options of the runtimes are checked; [`apply_runtime_options`](crate::apply_runtime_options), which comes
 /// before, makes them effective.
 ///
@@ -69,14 +70,31 @@ pub fn environment<'a>(
     crate::runtime_options(config, base)?;
     let plan = Arc::new(base_plan(config, registries)?);
     Ok(Environment {
-        device,
         plan,
         accelerators: &registries.accelerators,
         models: &registries.models,
         rewards: &registries.rewards,
         base,
-        gauge: None,
+        gauge: gpu_gauge(config, &device),
+        device,
     })
+}
+
+/// The pool of a GPU's memory, which is asked after every operation.
+#[cfg(feature = "cuda")]
+fn gpu_gauge(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn Gauge>> {
+    let device = device.clone();
+    let in_use = move || flow_core::cube::bytes_in_use(&device);
+    match config.device.kind {
+        DeviceKind::Cuda => Some(Arc::new(flow_checkpoint::Sampled::new(Arc::new(in_use)))),
+        DeviceKind::Cpu => None,
+    }
+}
+
+/// This build opens no GPU.
+#[cfg(not(feature = "cuda"))]
+fn gpu_gauge(_: &Config, _: &ComputeDevice) -> Option<Arc<dyn Gauge>> {
+    None
 }
 
 /// The plan on which accelerators build: the device's own attention and kernels.

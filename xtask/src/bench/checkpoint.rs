@@ -1,11 +1,16 @@
 //! `cargo xtask bench checkpoint`: a training step under every policy of activation checkpointing: time, peak of memory,
-//! operations, and what the planner predicted.
+//! operations, and what the planner predicted; and the same step in PyTorch.
 
+mod beside;
+
+use super::server::Server;
 use super::{date, processor};
-use crate::process::{cargo, output, run as run_command};
+use crate::peer;
+use crate::process::{cargo, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use beside::Peer;
+use clap::{Args, ValueEnum};
 use flow_report::{LineChart, Series};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -19,14 +24,20 @@ pub struct Options {
     /// Where the model computes: `cpu`, or `cuda` in a program built with that feature.
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// The model and its batch as JSON (see `crates/flow-checkpoint/examples/policy_speed.rs`); without it, a DiT that a
-    /// processor trains in a second.
+    /// The model and its batch: `wan-1.3b`, `wan-1.3b-short` or `wan-tiny`, or JSON (see
+    /// `crates/flow-checkpoint/examples/policy_speed.rs`); without it, a DiT that a processor trains in a second.
     #[arg(long)]
     problem: Option<String>,
     /// Our program, if it is built already.
     #[arg(long)]
     program: Option<PathBuf>,
-    /// Rounds; in each, every policy runs once, in an order that turns.
+    /// What else takes the same step, in the same rounds.
+    #[arg(long, value_enum, default_value_t = PeerChoice::None)]
+    peer: PeerChoice,
+    /// The Python whose PyTorch is the peer; without it one is made in the user's cache folder.
+    #[arg(long)]
+    python: Option<PathBuf>,
+    /// Rounds; in each, every policy runs once, in an order that turns; with a peer, once more before, uncounted.
     #[arg(long, default_value_t = 9)]
     repeats: usize,
     /// Budgets between the smallest and the peak of keeping everything.
@@ -38,6 +49,15 @@ pub struct Options {
     /// Where the results go.
     #[arg(long, default_value = "docs/src/performance")]
     to: PathBuf,
+}
+
+/// Who else is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PeerChoice {
+    /// Nobody.
+    None,
+    /// PyTorch, from the same weights and inputs.
+    Torch,
 }
 
 const MIB: f64 = (1u64 << 20) as f64;
@@ -52,6 +72,35 @@ fn default_problem() -> Value {
             "patch": 1, "hidden": 64, "layers": 12, "heads": 2, "qk_norm": true, "position": "rope",
         },
         "rows": 1,
+    })
+}
+
+/// Wan2.1-T2V-1.3B (`transformer/config.json` of `Wan-AI/Wan2.1-T2V-1.3B-Diffusers`) at 480 x 832 pixels, 1560 tokens for
+/// each of `frames` frames of latents: 20 are 31,200 tokens, 8 are 12,480.
+fn wan(frames: usize) -> Value {
+    json!({
+        "architecture": "wan",
+        "settings": {
+            "latent_frames": frames, "latent_height": 60, "latent_width": 104, "patch_size": [1, 2, 2],
+            "num_attention_heads": 12, "attention_head_dim": 128, "in_channels": 16, "out_channels": 16,
+            "text_dim": 4096, "freq_dim": 256, "ffn_dim": 8960, "num_layers": 30,
+        },
+        "rows": 1,
+        "text_tokens": 512,
+    })
+}
+
+/// A few channels and tokens of the same, to try the programs.
+fn tiny_wan() -> Value {
+    json!({
+        "architecture": "wan",
+        "settings": {
+            "latent_frames": 2, "latent_height": 8, "latent_width": 8, "patch_size": [1, 2, 2],
+            "num_attention_heads": 2, "attention_head_dim": 24, "in_channels": 4, "out_channels": 4,
+            "text_dim": 16, "freq_dim": 32, "ffn_dim": 144, "num_layers": 3,
+        },
+        "rows": 1,
+        "text_tokens": 7,
     })
 }
 
@@ -72,34 +121,89 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             workspace.release_folder()?.join("examples").join("policy_speed")
         }
     };
-    let mut problem = match &options.problem {
-        Some(text) => serde_json::from_str(text).context("--problem is no JSON")?,
+    let mut problem = match options.problem.as_deref() {
+        Some("wan-1.3b") => {
+            let mut problem = wan(20);
+            // What keeps everything fits no GPU, nor what keeps every other block's.
+            problem["policies"] = json!(["full", "every-nth-linear", "attn-only"]);
+            problem
+        }
+        Some("wan-1.3b-short") => wan(8),
+        Some("wan-tiny") => tiny_wan(),
+        Some(text) => serde_json::from_str(text)
+            .context("--problem is neither `wan-1.3b`, `wan-1.3b-short`, `wan-tiny` nor JSON")?,
         None => default_problem(),
     };
+    if options.device == "cuda" && problem["kernels"].is_null() {
+        problem["kernels"] = "cuda-bf16".into();
+    }
     problem["device"] = options.device.as_str().into();
     problem["repeats"] = options.repeats.into();
     problem["budgets"] = options.budgets.into();
     problem["threads"] = options.threads.into();
-    let lines = output(Command::new(program).arg(problem.to_string()))?;
-    let rows = lines
-        .lines()
-        .map(|line| serde_json::from_str(line).with_context(|| format!("`{line}` is no JSON")))
-        .collect::<Result<Vec<Value>>>()?;
+    let mut command = Command::new(program);
+    command.arg("serve").arg(problem.to_string());
+    let mut ours = Server::start(command)?;
+    let rows = ours.ask("rows")?;
+    let mut rows = rows.as_array().cloned().context("no list of rows")?;
+    let exported = tempfile::tempdir()?;
+    let mut peer = match options.peer {
+        PeerChoice::None => None,
+        PeerChoice::Torch => {
+            ours.ask(&format!("export {}", exported.path().display()))?;
+            let python = options.python.clone().map_or_else(peer::python, Ok)?;
+            let script = workspace.path("bench/step_peer.py");
+            let server = beside::start(&python, &script, exported.path(), &problem)?;
+            Some(Peer::new(server, &problem, &rows)?)
+        }
+    };
+    in_turns(options.repeats, &mut ours, &mut rows, peer.as_mut())?;
     let device = match options.device.as_str() {
         "cpu" => format!("{}, {} threads", processor(), options.threads),
         other => other.to_owned(),
     };
     let stem = format!("checkpointing-{}-{}", options.device, date()?);
-    let report = report(&problem, &device, &stem, &rows);
+    let mut report = report(&problem, &device, &stem, &rows);
+    if let Some(peer) = &peer {
+        report.push_str(&peer.report(&rows));
+    }
     println!("{report}");
     let folder = workspace.path(&options.to.to_string_lossy());
     fs::create_dir_all(&folder)?;
-    let document =
-        serde_json::to_string_pretty(&json!({ "problem": problem, "device": device, "rows": rows }))?;
+    let beside = peer.as_ref().map(|peer| peer.json(&rows));
+    let document = json!({ "problem": problem, "device": device, "rows": rows, "peer": beside });
+    let document = serde_json::to_string_pretty(&document)?;
     fs::write(folder.join(format!("{stem}.json")), document + "\n")?;
     fs::write(folder.join(format!("{stem}.md")), report)?;
     fs::write(folder.join(format!("{stem}.svg")), chart(&rows).svg())?;
     println!("wrote {stem}.md, .json and .svg to {}", options.to.display());
+    Ok(())
+}
+
+/// Takes a step of every row, ours and the peer's, in each of `rounds` rounds.
+fn in_turns(rounds: usize, ours: &mut Server, rows: &mut [Value], mut peer: Option<&mut Peer>) -> Result<()> {
+    let mut wall_ms: Vec<Vec<f64>> = vec![Vec::new(); rows.len()];
+    let count = rows.len() + peer.as_ref().map_or(0, |peer| peer.len());
+    // After another program, the first step finds cold caches, so it is not counted, ours as little as the peer's.
+    let warm_up = usize::from(peer.is_some());
+    for round in 0..rounds {
+        for turn in 0..count {
+            // Everyone is first as often as the others, so that none always meets a warmer device.
+            let index = (turn + round) % count;
+            match (index.checked_sub(rows.len()), &mut peer) {
+                (Some(index), Some(peer)) => peer.step(index)?,
+                _ => {
+                    let answer = ours.ask(&format!("time {index} {}", 1 + warm_up))?;
+                    let seconds = answer["seconds"].as_array().context("no list of seconds")?;
+                    let seconds = seconds.iter().skip(warm_up).filter_map(Value::as_f64);
+                    wall_ms[index].extend(seconds.map(|seconds| 1e3 * seconds));
+                }
+            }
+        }
+    }
+    for (row, wall_ms) in rows.iter_mut().zip(wall_ms) {
+        row["wall_ms"] = wall_ms.into();
+    }
     Ok(())
 }
 

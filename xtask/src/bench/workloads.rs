@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// How far losses of bf16 programs may lie apart, relative to the loss.
-const LOSS_TOLERANCE: f64 = 0.02;
+pub(super) const LOSS_TOLERANCE: f64 = 0.02;
 
 /// How to measure workloads.
 #[derive(Debug, Args)]

@@ -222,11 +222,11 @@ impl<'a> Planner<'a> {
                 continue;
             }
             held += cost(profile, treatment).held_bytes;
-            let last = profile.regions.last();
-            let last = last.filter(|last| treatment.region(last.kind) == RegionTreatment::Apart);
-            // Its outputs are the next block's inputs; if that one keeps none, they come on top.
-            if let Some(last) = last.filter(|_| blocks.get(block + 1).is_none_or(|next| !next.recompute)) {
-                held += last.output_bytes;
+            // What leaves the block is the next one's input; if that one keeps none, it comes on top.
+            if blocks.get(block + 1).is_none_or(|next| !next.recompute) {
+                let regions = profile.regions.iter();
+                let apart = regions.filter(|region| treatment.region(region.kind) == RegionTreatment::Apart);
+                held += apart.map(|region| region.leaving_bytes).sum::<u64>();
             }
         }
         if held > 0 {

@@ -59,15 +59,13 @@ struct Part<'a> {
 
 /// Walks through forward, replay and backward of a block.
 fn simulate(input_bytes: u64, parts: &[Part<'_>]) -> Cost {
-    let last = parts.len().saturating_sub(1);
-    let held_of = |(at, part): (usize, &Part<'_>)| match part.fate {
+    let held_of = |part: &Part<'_>| match part.fate {
         Fate::Kept => part.region.kept_bytes,
         Fate::Again => part.saved_bytes,
-        // The last region's outputs are what enters the next block, which holds them anyway.
-        Fate::Apart if at == last => part.saved_bytes,
-        Fate::Apart => part.saved_bytes + part.region.output_bytes,
+        // What leaves the block enters the next one, which holds it anyway.
+        Fate::Apart => part.saved_bytes + part.region.output_bytes - part.region.leaving_bytes,
     };
-    let held_bytes = input_bytes + parts.iter().enumerate().map(held_of).sum::<u64>();
+    let held_bytes = input_bytes + parts.iter().map(held_of).sum::<u64>();
     let mut peak_bytes = held_bytes;
     // The replay: what is restored was held already, and becomes part of what the operations keep.
     let mut live = held_bytes;
@@ -79,11 +77,11 @@ fn simulate(input_bytes: u64, parts: &[Part<'_>]) -> Cost {
     // Backward, from the last region to the first.
     let mut gradients = 0;
     for (at, part) in parts.iter().enumerate().rev() {
-        let before = |(at, part): (usize, &Part<'_>)| match part.fate {
+        let before = |part: &Part<'_>| match part.fate {
             Fate::Kept | Fate::Again => part.region.kept_bytes,
-            Fate::Apart => held_of((at, part)),
+            Fate::Apart => held_of(part),
         };
-        let below: u64 = parts[..at].iter().enumerate().map(before).sum();
+        let below: u64 = parts[..at].iter().map(before).sum();
         let region = part.region;
         let own = match part.fate {
             Fate::Kept | Fate::Again => region.backward_peak_bytes.max(region.kept_bytes),

@@ -44,6 +44,8 @@ pub struct RegionProfile {
     pub kind: RegionKind,
     /// Of its outputs, but for those that it hands on as they came.
     pub output_bytes: u64,
+    /// Of these outputs, those that are the block's, which the next block holds as its inputs.
+    pub leaving_bytes: u64,
     /// What its operations keep for backward, and its outputs.
     pub kept_bytes: u64,
     /// The most in use during its forward with a graph.
@@ -118,6 +120,8 @@ struct Log {
     ordinals: BTreeMap<&'static str, usize>,
     /// Whether regions are measured on graphs of their own.
     measures: bool,
+    /// What each region made, held so that it can be told what leaves the block. Not held where memory is measured.
+    outputs: Vec<Vec<Plain>>,
 }
 
 /// The store of a run that is measured: everything is computed, timed and noted.
@@ -208,6 +212,7 @@ impl Profiler {
         let site = exec.site().expect("a block has a site");
         let inputs: Vec<Plain> = inputs.iter().map(plain).collect();
         let (outputs, log) = self.trace(exec, &inputs, body, false);
+        let leaving = leaving_bytes(&outputs, &log.outputs);
         let shapes: Vec<Vec<usize>> = inputs.iter().map(shape).collect();
         let parts = log.regions.iter().map(|region| {
             let slots = region.slots.iter().map(|slot| (slot.name, slot.bytes));
@@ -220,6 +225,9 @@ impl Profiler {
                 let (outputs, log) = self.trace(exec, &inputs, body, true);
                 (outputs, log.regions)
             };
+            for (region, leaving) in regions.iter_mut().zip(leaving) {
+                region.leaving_bytes = leaving;
+            }
             for _ in 0..self.repeats {
                 let (_, again) = self.trace(exec, &inputs, body, false);
                 for (region, again) in regions.iter_mut().zip(again.regions) {
@@ -276,13 +284,14 @@ impl Profiler {
         log.current = None;
         let region = &mut log.regions[index];
         region.forward = forward;
-        let own = outputs
-            .iter()
-            .map(buffer)
-            .filter(|of| !entered.contains(&of.identity));
-        region.output_bytes = own.map(|of| of.bytes).sum();
+        let is_own = |output: &&Plain| !entered.contains(&buffer(output).identity);
+        let own: Vec<Plain> = outputs.iter().filter(is_own).cloned().collect();
+        region.output_bytes = own.iter().map(|tensor| buffer(tensor).bytes).sum();
+        if !log.measures {
+            log.outputs.push(own);
+        }
         drop(inputs);
-        region.gradient_bytes = weights.iter().map(|tensor| buffer(tensor).bytes).sum();
+        log.regions[index].gradient_bytes = weights.iter().map(|tensor| buffer(tensor).bytes).sum();
         outputs
     }
 
@@ -327,10 +336,22 @@ impl Profiler {
     }
 }
 
+/// Bytes of what each region made that is among `outputs`, the block's.
+fn leaving_bytes(outputs: &[Plain], of_regions: &[Vec<Plain>]) -> Vec<u64> {
+    let leaving: Vec<usize> = outputs.iter().map(|tensor| buffer(tensor).identity).collect();
+    let of_region = |made: &Vec<Plain>| {
+        let buffers = made.iter().map(buffer);
+        let leaving = buffers.filter(|of| leaving.contains(&of.identity));
+        leaving.map(|of| of.bytes).sum()
+    };
+    of_regions.iter().map(of_region).collect()
+}
+
 fn empty(kind: RegionKind) -> RegionProfile {
     RegionProfile {
         kind,
         output_bytes: 0,
+        leaving_bytes: 0,
         kept_bytes: 0,
         forward_peak_bytes: 0,
         backward_peak_bytes: 0,

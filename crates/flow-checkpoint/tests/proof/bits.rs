@@ -1,4 +1,6 @@
-//! No bit of any velocity, gradient, weight or moment depends on what is kept.
+//! No bit of any velocity, loss, gradient, weight or moment depends on what is kept.
+//!
+//! No model here drops values at random; what such a region comes to is in [`super::regions`].
 
 use crate::support::*;
 use flow_checkpoint::Policy;
@@ -13,7 +15,7 @@ fn every_policy_gives_the_bits_of_none_for_every_model_and_precision() {
         for subject in Subject::all() {
             let plan = plan_of(kernels.clone());
             let expected = subject.pass(&Arc::new(plan.clone()), 1);
-            let policies = policies();
+            let policies = policies(subject.model.spec());
             let engines = policies.iter().map(|policy| engine(policy, &*subject.model));
             for engine in engines.chain(unusual(&*subject.model)) {
                 let found = subject.pass(&with_engine(&plan, &engine), 1);
@@ -31,10 +33,10 @@ fn every_policy_gives_the_bits_of_none_for_every_model_and_precision() {
 
 #[test]
 fn several_calls_in_flight_add_up_to_the_same_bits() {
-    for subject in [Subject::dit(), Subject::all().pop().expect("there are some")] {
+    for subject in Subject::all() {
         let plan = plan_of(CpuKernels::default());
         let expected = subject.pass(&Arc::new(plan.clone()), 3);
-        for policy in policies() {
+        for policy in policies(subject.model.spec()) {
             let engine = engine(&policy, &*subject.model);
             let found = subject.pass(&with_engine(&plan, &engine), 3);
             let what = format!("{}, {policy}", subject.name);
@@ -49,7 +51,7 @@ fn three_optimizer_steps_give_the_same_weights_and_moments() {
         for subject in Subject::all() {
             let plan = plan_of(kernels.clone());
             let run = |plan: &Arc<Plan>| {
-                let mut state = State::new(&subject);
+                let mut state = State::of(&subject.weights);
                 for number in 1..=3 {
                     let found = subject.pass_with(plan, 1, &state.weights);
                     state.step(&kernels, &found.of_weights, number);
@@ -57,7 +59,7 @@ fn three_optimizer_steps_give_the_same_weights_and_moments() {
                 state.bits()
             };
             let expected = run(&Arc::new(plan.clone()));
-            for policy in policies() {
+            for policy in policies(subject.model.spec()) {
                 let engine = engine(&policy, &*subject.model);
                 let found = run(&with_engine(&plan, &engine));
                 assert!(found == expected, "{}, {precision}, {policy}", subject.name);
@@ -68,17 +70,19 @@ fn three_optimizer_steps_give_the_same_weights_and_moments() {
 
 #[test]
 fn fused_kernels_give_the_same_bits_under_every_policy() {
-    let subject = Subject::dit();
-    let plan = plan_of(CpuKernels::default());
-    let expected = subject.pass(&Arc::new(plan.clone()), 1);
-    let fused = Plan {
-        block_kernels: CpuKernels::default().fused(Arc::new(|| {})),
-        ..plan
-    };
-    for policy in policies() {
-        let engine = engine(&policy, &*subject.model);
-        let found = subject.pass(&with_engine(&fused, &engine), 1);
-        found.assert_same_bits(&expected, &policy.to_string(), subject.weights.layout());
+    for subject in Subject::all() {
+        let plan = plan_of(CpuKernels::default());
+        let expected = subject.pass(&Arc::new(plan.clone()), 1);
+        let fused = Plan {
+            block_kernels: CpuKernels::default().fused(Arc::new(|| {})),
+            ..plan
+        };
+        for policy in policies(subject.model.spec()) {
+            let engine = engine(&policy, &*subject.model);
+            let found = subject.pass(&with_engine(&fused, &engine), 1);
+            let what = format!("{}, {policy}", subject.name);
+            found.assert_same_bits(&expected, &what, subject.weights.layout());
+        }
     }
 }
 
@@ -128,7 +132,7 @@ fn an_abandoned_forward_changes_nothing_and_is_let_go() {
 #[test]
 fn rollouts_and_evaluations_keep_nothing_and_have_the_bits_of_training() {
     let subject = Subject::dit();
-    for policy in policies() {
+    for policy in policies(subject.model.spec()) {
         let engine = engine(&policy, &*subject.model);
         let plan = with_engine(&plan_of(CpuKernels::default()), &engine);
         let trained = subject.pass(&plan, 1);

@@ -159,6 +159,58 @@ fn floating_point_operations_are_those_of_the_closed_form() {
     }
 }
 
+/// Floating-point operations of the blocks of one forward of Wan: linear layers, attention to itself and to the text.
+///
+/// Source: per block `12 S d² + 4 S d f + 4 T d²` of linear layers for `S` tokens, `T` of the text and an inner width of
+/// `f`; `4 S² d` and `4 S T d` of attention.
+fn wan_forward(rows: usize) -> (f64, f64) {
+    let (s, t, d, f) = (12.0, 5.0, 24.0, 40.0);
+    let blocks = (rows * LAYERS) as f64;
+    let linear = 12.0 * s * d * d + 4.0 * s * d * f + 4.0 * t * d * d;
+    (blocks * linear, blocks * (4.0 * s * s * d + 4.0 * s * t * d))
+}
+
+/// The same of an MMDiT of which the first two of three blocks have a second attention of the image to itself.
+///
+/// Source: per block `24 (S + T) d²` of linear layers for `S` tokens of the image and `T` of the text, and `4 (S + T)² d` of
+/// attention; a second attention adds `8 S d²` and `4 S² d`; the last block has `18 T d²` less. Modulations are layers of
+/// the conditioning: six, or nine with a second attention, for the image; six, or two in the last block, for the text.
+fn mmdit_forward(rows: usize) -> (f64, f64) {
+    let (s, t, d) = (6.0, 5.0, 24.0);
+    let block = 24.0 * (s + t) * d * d;
+    let joint = 4.0 * (s + t) * (s + t) * d;
+    let modulation = 2.0 * d * d * ((9.0 + 6.0) * 2.0 + 6.0 + 2.0);
+    let linear = 3.0 * block + 2.0 * 8.0 * s * d * d - 18.0 * t * d * d + modulation;
+    let attention = 3.0 * joint + 2.0 * 4.0 * s * s * d;
+    (rows as f64 * linear, rows as f64 * attention)
+}
+
+#[test]
+fn what_is_computed_again_of_two_streams_and_of_video_is_the_closed_form_of_a_forward() {
+    for (name, forward) in [
+        ("wan", wan_forward as fn(usize) -> (f64, f64)),
+        ("mmdit", mmdit_forward),
+    ] {
+        let subject = Subject::all().into_iter().find(|subject| subject.name == name);
+        let subject = subject.expect("it is among them");
+        let (linear, attention) = forward(subject.rows);
+        let none = flops(&subject, &Policy::None);
+        assert_eq!(none.1, 3.5 * attention, "{name}");
+        let again = |policy: &Policy| {
+            let found = flops(&subject, policy);
+            (found.0 - none.0, found.1 - none.1)
+        };
+        assert_eq!(again(&FULL), (linear, attention), "{name}");
+        assert_eq!(again(&ATTN_ONLY), (linear, 0.0), "{name}");
+        assert_eq!(again(&Policy::EveryNthLinear { n: 1 }), (0.0, 0.0), "{name}");
+        assert_eq!(
+            again(&Policy::Full { split: true }),
+            (linear, attention),
+            "{name}"
+        );
+    }
+}
+
 /// Forward and backward of linear layers of `input` by `output` weights on `positions` rows, trained in full or by adapters
 /// of `rank` alone: the adapter's two products, and each of them twice again for the gradients of its factors, and once
 /// for that of the input, as the processor's kernels compute them.

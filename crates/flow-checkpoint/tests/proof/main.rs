@@ -3,7 +3,9 @@
 
 mod bits;
 mod counts;
+mod experts;
 mod memory;
 mod policies;
 mod regions;
+mod segmented;
 mod support;

@@ -1,6 +1,7 @@
 //! Regions that models have not yet: routers, random numbers, effects; and blocks that break the rules.
 
-use crate::support::{bits, noise};
+use crate::segmented::Segmented;
+use crate::support::{State, bits, noise, precisions};
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor, TensorData};
 use flow_attention::CpuAttention;
@@ -13,12 +14,12 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
     Activation, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, Plain, Plan, RegionKind,
-    StackDriver, Stage, Training, Weights,
+    Stage, Training, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 const WIDTH: usize = 6;
 const ROWS: usize = 5;
@@ -56,6 +57,11 @@ impl Block for Toy {
     type Shared = ();
 
     fn forward(self: &Arc<Self>, exec: &Exec<'_>, x: Tensor<2>, (): ()) -> Tensor<2> {
+        let x = exec.region(RegionKind::Attention, self, x, |_, exec, x| {
+            let heads = x.reshape([1, ROWS, 2, WIDTH / 2]);
+            let attended = exec.attention(heads.clone(), heads.clone(), heads);
+            attended.reshape([ROWS, WIDTH])
+        });
         let x = exec.region(RegionKind::Mlp, self, x, |block, exec, x| {
             exec.linear_activated(&block.enter, x, Activation::Silu)
         });
@@ -158,7 +164,7 @@ impl Stack {
         let spec = ModelSpec {
             architecture: "toy".into(),
             stacks: vec![("toys".into(), 2)],
-            regions: vec![RegionKind::Mlp, RegionKind::Moe],
+            regions: vec![RegionKind::Attention, RegionKind::Mlp, RegionKind::Moe],
             ..ModelSpec::default()
         };
         let assignment = policy.assign(&spec).unwrap().unwrap();
@@ -171,21 +177,39 @@ impl Stack {
     }
 
     fn pass_backwards(&self, policy: &Policy, backwards: usize) -> Vec<Vec<u32>> {
+        let kernels = CpuKernels::default();
+        let (mut found, of_weights) = self.pass_at(policy, kernels, &self.weights, 0, backwards);
+        found.extend(of_weights.iter().map(bits));
+        found
+    }
+
+    /// Bits of the output of step `step` and of the gradients of its input, and the gradients of the weights.
+    fn pass_at(
+        &self,
+        policy: &Policy,
+        kernels: CpuKernels,
+        weights: &Weights,
+        step: u32,
+        backwards: usize,
+    ) -> (Vec<Vec<u32>>, Vec<Plain>) {
         for block in &self.blocks {
             block.calls.store(0, Ordering::SeqCst);
         }
         let plan = Plan {
             regions: Self::engine(policy),
-            ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+            ..Plan::new(Arc::new(CpuAttention), Arc::new(kernels))
         };
-        let trained: Arc<[bool]> = vec![true; self.weights.values().len()].into();
-        let pass = Training::new(&self.weights, Arc::new(plan), trained);
-        let exec = pass.exec(CallContext::single(Stage::Training));
+        let trained: Arc<[bool]> = vec![true; weights.values().len()].into();
+        let pass = Training::new(weights, Arc::new(plan), trained);
+        let exec = pass.exec(CallContext {
+            step,
+            ..CallContext::single(Stage::Training)
+        });
         let device = ComputeDevice::cpu();
         let x = leaf(&device.plain(noise(ROWS * WIDTH, 1), &[ROWS, WIDTH]));
         let output = exec.stack("toys", &self.blocks, Tensor::from_dispatch(x.clone()), ());
         let output: DispatchTensor = output.into_dispatch();
-        let mut found = vec![bits(&plain(&output))];
+        let (mut found, mut all_of_weights) = (vec![bits(&plain(&output))], Vec::new());
         for _ in 0..backwards {
             let seed = device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]);
             let mut gradients = backward_from(vec![output.clone()], vec![Some(seed)]).expect("it is tracked");
@@ -193,13 +217,9 @@ impl Stack {
                 &take_gradient(&x, &mut gradients).expect("the output depends on it"),
             ));
             let of_weights = exec.params().take_gradients(&mut gradients);
-            found.extend(
-                of_weights
-                    .iter()
-                    .map(|gradient| bits(gradient.as_ref().expect("trained"))),
-            );
+            all_of_weights.extend(of_weights.into_iter().map(|gradient| gradient.expect("trained")));
         }
-        found
+        (found, all_of_weights)
     }
 
     /// How often the second part of each block ran for itself.
@@ -211,9 +231,11 @@ impl Stack {
 
 const FULL: Policy = Policy::Full { split: false };
 
-fn policies() -> [Policy; 5] {
+fn policies() -> [Policy; 7] {
     [
         FULL,
+        Policy::AttnOnly { split: false },
+        Policy::AttnOnly { split: true },
         Policy::Full { split: true },
         Policy::BlockSkip { every: 2 },
         Policy::EveryNthLinear { n: 2 },
@@ -229,6 +251,31 @@ fn random_numbers_by_counter_are_drawn_again_the_same() {
     let expected = stack.pass(&Policy::None);
     for policy in policies() {
         assert_eq!(stack.pass(&policy), expected, "{policy}");
+    }
+}
+
+/// Three steps, each with other values dropped.
+#[test]
+fn three_optimizer_steps_with_values_dropped_give_the_same_weights_and_moments() {
+    for (precision, kernels) in precisions() {
+        let run = |policy: &Policy| {
+            let stack = Stack::new(Part::Dropout);
+            let mut state = State::of(&stack.weights);
+            let mut outputs = Vec::new();
+            for number in 1..=3 {
+                let step = number as u32;
+                let (found, gradients) = stack.pass_at(policy, kernels.clone(), &state.weights, step, 1);
+                let gradients: Vec<Option<Plain>> = gradients.into_iter().map(Some).collect();
+                state.step(&kernels, &gradients, number);
+                outputs.extend(found);
+            }
+            assert_ne!(outputs[0], outputs[2], "other values are dropped");
+            (outputs, state.bits())
+        };
+        let expected = run(&Policy::None);
+        for policy in policies() {
+            assert!(run(&policy) == expected, "{precision}, {policy}");
+        }
     }
 }
 
@@ -298,65 +345,14 @@ fn a_result_that_is_kept_cannot_be_overwritten() {
     }
 }
 
-/// Recomputation without nodes: forward on plain tensors, then block by block from the last one, each on leaves of its
-/// own.
-#[derive(Debug)]
-struct Segmented {
-    seed: Plain,
-    /// The gradient of the stack's input, then those of the weights.
-    found: Arc<Mutex<Vec<Plain>>>,
-}
-
-impl StackDriver for Segmented {
-    fn name(&self) -> &str {
-        "segmented"
-    }
-
-    fn run(
-        &self,
-        exec: &Exec<'_>,
-        stack: &dyn flow_core::Stack,
-        carried: Vec<DispatchTensor>,
-        shared: Vec<DispatchTensor>,
-    ) -> Vec<DispatchTensor> {
-        let plainly = exec.replay(exec.params().untracked(), exec.stash().clone());
-        let mut inputs = vec![carried.iter().map(plain).collect::<Vec<_>>()];
-        for index in 0..stack.len() {
-            inputs.push(stack.run_block(&plainly, index, inputs[index].clone(), shared.clone()));
-        }
-        let output = inputs.pop().expect("there are blocks");
-        let mut of_weights = vec![None; 2 * stack.len()];
-        let mut gradient = self.seed.clone();
-        for (index, input) in inputs.iter().enumerate().rev() {
-            let params = exec.params().fresh_leaves();
-            let leaves: Vec<_> = input.iter().map(leaf).collect();
-            let again = exec.replay(params.clone(), exec.stash().clone());
-            let outputs = stack.run_block(&again, index, leaves.clone(), shared.clone());
-            let mut gradients = backward_from(outputs, vec![Some(gradient)]).expect("it is tracked");
-            gradient = take_gradient(&leaves[0], &mut gradients).expect("the output depends on it");
-            for (sum, found) in of_weights.iter_mut().zip(params.take_gradients(&mut gradients)) {
-                *sum = sum.take().or(found);
-            }
-        }
-        let mut found = self.found.lock().expect("nothing panics while it holds the lock");
-        found.push(gradient);
-        found.extend(of_weights.into_iter().flatten());
-        output
-    }
-}
-
 #[test]
 fn the_bits_are_those_of_going_through_the_blocks_by_hand() {
     for part in [Part::Dropout, Part::Overwriting] {
         let stack = Stack::new(part);
         let device = ComputeDevice::cpu();
-        let found = Arc::new(Mutex::new(Vec::new()));
-        let driver = Segmented {
-            seed: device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]),
-            found: found.clone(),
-        };
+        let driver = Segmented::new(vec![Some(device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]))]);
         let plan = Plan {
-            stacks: Arc::new(driver),
+            stacks: driver.clone(),
             ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
         };
         let trained: Arc<[bool]> = vec![true; stack.weights.values().len()].into();
@@ -364,8 +360,10 @@ fn the_bits_are_those_of_going_through_the_blocks_by_hand() {
         let exec = pass.exec(CallContext::single(Stage::Training));
         let x: Tensor<2> = device.tensor(noise(ROWS * WIDTH, 1), [ROWS, WIDTH]);
         let output = exec.stack("toys", &stack.blocks, x, ()).into_dispatch();
-        let mut expected = vec![bits(&output)];
-        expected.extend(found.lock().expect("the pass is over").iter().map(bits));
+        let found = driver.found();
+        let gradients = found.of_carried.iter().chain(&found.of_weights);
+        let gradients = gradients.map(|gradient| bits(gradient.as_ref().expect("all have one")));
+        let expected: Vec<Vec<u32>> = std::iter::once(bits(&output)).chain(gradients).collect();
         for policy in policies() {
             assert_eq!(stack.pass(&policy), expected, "{part:?}, {policy}");
         }

@@ -1,5 +1,6 @@
 //! Small models, their inputs, and one training pass.
 
+use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_checkpoint::{Assignment, BlockTreatment, Checkpointing, Policy, RegionTreatment, Saves};
 use flow_core::device::ComputeDevice;
@@ -8,12 +9,13 @@ use flow_core::op::take_gradient;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
-    AdamWStep, CallContext, Condition, FlowModel, Kernels, ParamLayout, Plain, Plan, RegionKind, Stage,
-    Training, Weights, cpu,
+    AdamWStep, CallContext, Condition, FlowModel, Kernels, ModelSpec, ParamLayout, Plain, Plan, RegionKind,
+    Stage, Training, Weights, cpu,
 };
 use flow_kernels::CpuKernels;
 use flow_models::{
-    Architecture, Dit, DitConfig, Mmdit, MmditConfig, Position, Trained, add_lora, trained_mask,
+    Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, Trained, Wan, WanConfig, add_lora,
+    trained_mask,
 };
 use std::sync::Arc;
 
@@ -63,6 +65,37 @@ pub fn dit_config(position: Position) -> DitConfig {
     }
 }
 
+/// Experts in the place of the feed-forward part, with one that all tokens share if `shared` is its width.
+pub fn experts_config(position: Position, shared: usize) -> DitConfig {
+    DitConfig {
+        moe: Some(MoeConfig {
+            experts: 5,
+            top_k: 2,
+            inner: 20,
+            shared,
+            normalize: shared == 0,
+        }),
+        ..dit_config(position)
+    }
+}
+
+pub fn wan_config() -> WanConfig {
+    WanConfig {
+        latent_frames: 2,
+        latent_height: 4,
+        latent_width: 6,
+        num_attention_heads: 2,
+        attention_head_dim: 12,
+        in_channels: 3,
+        out_channels: Some(3),
+        text_dim: 10,
+        freq_dim: 32,
+        ffn_dim: 40,
+        num_layers: LAYERS,
+        ..WanConfig::t2v_1_3b()
+    }
+}
+
 pub fn mmdit_config() -> MmditConfig {
     MmditConfig {
         sample_size: 8,
@@ -109,11 +142,25 @@ impl Subject {
     pub fn all() -> Vec<Self> {
         let device = ComputeDevice::cpu();
         let dit = |position| Box::new(Dit::new(&dit_config(position), &device).expect("it fits"));
+        let experts = |position, shared| {
+            let config = experts_config(position, shared);
+            Box::new(Dit::new(&config, &device).expect("it fits"))
+        };
         let mmdit = || Box::new(Mmdit::new(&mmdit_config(), &device).expect("it fits"));
+        let wan = Box::new(Wan::new(&wan_config(), &device).expect("it fits"));
         vec![
             Self::dit(),
             Self::new("dit, guided batch", dit(Position::Sincos), Trained::Full, 4),
             Self::new("dit, lora", dit(Position::Rope), Trained::Lora, 2),
+            Self::new("experts", experts(Position::Rope, 0), Trained::Full, 2),
+            Self::new(
+                "experts, guided batch",
+                experts(Position::Sincos, 28),
+                Trained::Full,
+                4,
+            ),
+            Self::new("experts, lora", experts(Position::Rope, 28), Trained::Lora, 2),
+            Self::new("wan", wan, Trained::Full, 2),
             Self::new("mmdit", mmdit(), Trained::Full, 2),
             Self::new("mmdit, lora", mmdit(), Trained::Lora, 2),
         ]
@@ -152,41 +199,73 @@ impl Subject {
         ComputeDevice::cpu().plain(noise(self.rows * values, salt), &[self.rows, values])
     }
 
-    /// Velocities of `calls` calls, the gradients of their latents, and of the weights.
+    /// The velocity of a training pass that is never differentiated.
+    pub fn forward(&self, plan: &Arc<Plan>) -> Plain {
+        let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
+        let exec = training.exec(CallContext::single(Stage::Training));
+        let (velocity, _) = self.model.velocity_and_balance(&exec, self.input(1));
+        plain(&velocity.into_dispatch())
+    }
+
+    /// Velocities and losses of `calls` calls, the gradients of their inputs, and of the weights.
     pub fn pass(&self, plan: &Arc<Plan>, calls: u64) -> Found {
         self.pass_with(plan, calls, &self.weights)
     }
 
+    /// Each call ends in a loss: the mean squared distance of its velocity to a target, and, of experts, how unevenly
+    /// they are loaded. The sum of all is differentiated.
     pub fn pass_with(&self, plan: &Arc<Plan>, calls: u64, weights: &Weights) -> Found {
         let training = Training::new(weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
-        let (mut outputs, mut latents, mut seeds) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut velocities, mut losses, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
         for call in 0..calls {
-            let mut input = self.input(100 * call + 1);
-            let x = leaf(&plain(&input.x.into_dispatch()));
-            input.x = burn::tensor::Tensor::from_dispatch(x.clone());
-            outputs.push(self.model.velocity(&exec, input).into_dispatch());
-            latents.push(x);
-            seeds.push(Some(self.cotangent(100 * call + 50)));
+            let (input, leaves) = on_leaves(self.input(100 * call + 1));
+            let (velocity, balance) = self.model.velocity_and_balance(&exec, input);
+            let velocity = velocity.into_dispatch();
+            let target = self.cotangent(100 * call + 50);
+            losses.push(plan.kernels.mean_squared_distance(&velocity, &target));
+            losses.extend(balance.map(Tensor::into_dispatch));
+            velocities.push(plain(&velocity));
+            inputs.extend(leaves);
         }
-        let velocities = outputs.iter().map(plain).collect();
-        let gradients = flow_core::op::backward_from(outputs, seeds);
-        let mut gradients = gradients.expect("something is trained");
-        let of_latents = latents
+        let found = losses.iter().map(plain).collect();
+        let seeds = losses
             .iter()
-            .map(|x| take_gradient(x, &mut gradients).expect("the velocity depends on it"));
+            .map(|_| Some(ComputeDevice::cpu().plain(vec![0.7; self.rows], &[self.rows])));
+        let seeds = seeds.collect();
+        let mut gradients = flow_core::op::backward_from(losses, seeds).expect("something is trained");
+        let of_inputs = inputs.iter().map(|leaf| take_gradient(leaf, &mut gradients));
+        let of_inputs: Vec<_> = of_inputs.collect();
+        assert!(of_inputs[0].is_some(), "the velocity depends on the latents");
         Found {
             velocities,
-            of_latents: of_latents.collect(),
+            losses: found,
+            of_inputs,
             of_weights: exec.params().take_gradients(&mut gradients),
         }
     }
 }
 
+/// `input` with everything in it that is a real number as a leaf, and these leaves.
+fn on_leaves(mut input: ModelInput) -> (ModelInput, Vec<Plain>) {
+    fn lift<const D: usize>(tensor: &mut Tensor<D>) -> Plain {
+        let lifted = leaf(&plain(&tensor.clone().into_dispatch()));
+        *tensor = Tensor::from_dispatch(lifted.clone());
+        lifted
+    }
+    let mut leaves = vec![lift(&mut input.x)];
+    leaves.extend(input.condition.text.as_mut().map(lift));
+    leaves.extend(input.condition.pooled.as_mut().map(lift));
+    (input, leaves)
+}
+
 /// What a pass gives.
 pub struct Found {
     pub velocities: Vec<Plain>,
-    pub of_latents: Vec<Plain>,
+    /// Of each call, by row: the distance, and the balance of experts if there are any.
+    pub losses: Vec<Plain>,
+    /// Of each call: latents, text and pooled text, as far as the model reads them.
+    pub of_inputs: Vec<Option<Plain>>,
     pub of_weights: Vec<Option<Plain>>,
 }
 
@@ -199,10 +278,14 @@ impl Found {
             all(&expected.velocities),
             "{what}: velocities"
         );
+        assert_eq!(all(&self.losses), all(&expected.losses), "{what}: losses");
+        let inputs = |tensors: &[Option<Plain>]| -> Vec<Option<Vec<u32>>> {
+            tensors.iter().map(|found| found.as_ref().map(bits)).collect()
+        };
         assert_eq!(
-            all(&self.of_latents),
-            all(&expected.of_latents),
-            "{what}: gradients of the latents"
+            inputs(&self.of_inputs),
+            inputs(&expected.of_inputs),
+            "{what}: gradients of the inputs"
         );
         let pairs = self.of_weights.iter().zip(&expected.of_weights);
         for (spec, (found, expected)) in layout.specs().iter().zip(pairs) {
@@ -254,12 +337,22 @@ pub fn engine(policy: &Policy, model: &dyn FlowModel) -> Arc<Checkpointing> {
     Arc::new(Checkpointing::new(policy.to_string(), assignment))
 }
 
-/// Every policy that needs no planner.
-pub fn policies() -> Vec<Policy> {
+/// Every policy that needs no planner, with patterns for what `spec` declares.
+pub fn policies(spec: &ModelSpec) -> Vec<Policy> {
     let save = |patterns: &[&str]| Policy::Regions {
         save: patterns.iter().map(|pattern| (*pattern).to_owned()).collect(),
     };
-    vec![
+    let stack = &spec.stacks[0].0;
+    let patterns = if spec.regions.contains(&RegionKind::Moe) {
+        vec![
+            save(&[&format!("{stack}.1.*"), "moe:grouped_linear"]),
+            save(&["router"]),
+            save(&["moe", "attention:attention"]),
+        ]
+    } else {
+        vec![save(&[&format!("{stack}.1.*"), "mlp:linear"])]
+    };
+    let mut policies = vec![
         Policy::None,
         Policy::Full { split: false },
         Policy::Full { split: true },
@@ -269,19 +362,23 @@ pub fn policies() -> Vec<Policy> {
         Policy::AttnOnly { split: false },
         Policy::AttnOnly { split: true },
         save(&["attention"]),
-        save(&["transformer_blocks.1.*", "mlp:linear"]),
         save(&["adaln", "attention:attention"]),
-    ]
+    ];
+    policies.extend(patterns);
+    policies
 }
 
 /// Engines that no policy makes: blocks kept and their regions apart, and every region apart within a block that is
 /// computed again.
 pub fn unusual(model: &dyn FlowModel) -> Vec<Arc<Checkpointing>> {
-    let kinds = [RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp];
+    let kinds = &model.spec().regions;
     let mut nested = BlockTreatment::recomputed(Saves::all(["attention"]));
-    nested.regions = kinds.map(|kind| (kind, RegionTreatment::Apart)).into();
+    nested.regions = (kinds.iter().map(|kind| (*kind, RegionTreatment::Apart))).collect();
     let treatments = [
-        ("regions alone", BlockTreatment::split(Saves::default(), kinds)),
+        (
+            "regions alone",
+            BlockTreatment::split(Saves::default(), kinds.iter().copied()),
+        ),
         (
             "attention alone",
             BlockTreatment::split(Saves::all(["linear"]), [RegionKind::Attention]),
@@ -303,13 +400,14 @@ pub struct State {
 }
 
 impl State {
-    pub fn new(subject: &Subject) -> Self {
+    /// Before the first step.
+    pub fn of(weights: &Weights) -> Self {
         let zeros = || {
-            let values = subject.weights.values().iter();
+            let values = weights.values().iter();
             values.map(flow_core::tensors::zeros_like).collect()
         };
         Self {
-            weights: subject.weights.clone(),
+            weights: weights.clone(),
             first: zeros(),
             second: zeros(),
         }

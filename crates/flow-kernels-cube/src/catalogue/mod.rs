@@ -3,6 +3,7 @@
 
 mod checker;
 mod elementwise;
+mod experts;
 mod lanes;
 mod latents;
 mod norms;
@@ -18,11 +19,12 @@ use cubecl::prelude::*;
 pub type Group = (&'static str, fn(&mut Checker<'_>));
 
 /// All groups.
-pub const GROUPS: [Group; 5] = [
+pub const GROUPS: [Group; 6] = [
     ("norms", norms::check),
     ("elementwise", elementwise::check),
     ("latents", latents::check),
     ("updates", updates::check),
+    ("experts", experts::check),
     ("lanes", lanes::check),
 ];
 

@@ -1,6 +1,7 @@
 //! A CubeCL device's answer to every operation of [`Kernels`], with the kernels of `flow-kernels-cube`.
 
 mod elementwise;
+mod experts;
 mod fused;
 mod lanes;
 mod latents;
@@ -14,7 +15,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
-use flow_core::{Activation, AdamWStep, Kernels, LaneKernels, Plain};
+use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, LaneKernels, Plain};
 use flow_kernels_cube::Element;
 use products::Products;
 use std::fmt;
@@ -117,6 +118,10 @@ impl Kernels for CubeKernels {
 
     fn lanes(&self) -> &dyn LaneKernels {
         &lanes::CubeLanes
+    }
+
+    fn experts(&self) -> Option<&dyn ExpertKernels> {
+        Some(self)
     }
 
     fn linear(

@@ -121,6 +121,11 @@ impl Operand {
         }
     }
 
+    /// Room for 32-bit integers on the same device.
+    pub fn room_for_indices(&self, shape: &[usize]) -> CubeTensor {
+        cube::empty_like(&self.tensor, shape, DType::I32)
+    }
+
     /// Room for as many values of the same type.
     pub fn room_alike(&self) -> Self {
         self.room(&self.shape(), self.element)

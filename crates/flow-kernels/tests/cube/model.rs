@@ -1,16 +1,18 @@
-//! A whole model on a CubeCL device: the loss and every weight's gradient of a small DiT are the CPU's.
+//! A whole model on a CubeCL device: the loss and every weight's gradient of a small DiT, with and without experts, are the
+//! CPU's, and no bit of them depends on what backward computes again.
 
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_attention::cube::PortableAttention;
+use flow_checkpoint::{Checkpointing, Policy};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{AttentionBackend, CallContext, FlowModel, Kernels, Plan, Weights};
+use flow_core::{AttentionBackend, CallContext, FlowModel, KeepAll, Kernels, Plan, RegionEngine, Weights};
 use flow_kernels::{CpuKernels, CubeKernels};
-use flow_models::{Dit, DitConfig, Position};
+use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use std::sync::Arc;
 
 fn noise(count: usize, salt: u64) -> Vec<f32> {
@@ -22,7 +24,7 @@ fn noise(count: usize, salt: u64) -> Vec<f32> {
 }
 
 /// 3 × 2 patches, 24 channels, 3 heads of 8: sizes that no tile divides.
-fn config(position: Position) -> DitConfig {
+fn config(position: Position, moe: Option<MoeConfig>) -> DitConfig {
     DitConfig {
         latent: LatentShape {
             channels: 3,
@@ -35,7 +37,7 @@ fn config(position: Position) -> DitConfig {
         layers: 2,
         heads: 3,
         mlp_ratio: 2.5,
-        moe: None,
+        moe,
         vocabulary: Some(Vocabulary { size: 5, length: 3 }),
         qk_norm: position == Position::Rope,
         position,
@@ -44,13 +46,13 @@ fn config(position: Position) -> DitConfig {
 
 /// The loss and the gradient of every weight.
 fn losses_and_gradients(
-    position: Position,
+    config: &DitConfig,
     device: &ComputeDevice,
     attention: Arc<dyn AttentionBackend>,
     kernels: Arc<dyn Kernels>,
+    regions: Arc<dyn RegionEngine>,
 ) -> Vec<(String, Vec<f32>)> {
-    let config = config(position);
-    let model = Dit::new(&config, device).expect("a valid model");
+    let model = Dit::new(config, device).expect("a valid model");
     let mut weights = Weights::init(model.layout().clone(), 0, device);
     for (index, spec) in model.layout().specs().iter().enumerate() {
         // All different from zero, so that no path is shut by a zero gate.
@@ -70,13 +72,20 @@ fn losses_and_gradients(
         },
     };
     let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
-    let plan = Arc::new(Plan::new(attention, kernels.clone()));
+    let plan = Arc::new(Plan {
+        regions,
+        ..Plan::new(attention, kernels.clone())
+    });
     let training = Training::new(&weights, plan, trained);
     let exec = training.exec(CallContext::single(Stage::Training));
-    let velocity = model.velocity(&exec, input).into_dispatch();
+    let (velocity, balance) = model.velocity_and_balance(&exec, input);
+    let velocity = velocity.into_dispatch();
     let target = device.plain(noise(batch * values, 2), &[batch, values]);
     let distance = kernels.mean_squared_distance(&velocity, &target);
-    let loss = Tensor::<1>::from_dispatch(distance).sum_dim(0);
+    let mut loss = Tensor::<1>::from_dispatch(distance).sum_dim(0);
+    if let Some(balance) = balance {
+        loss = loss + balance.sum_dim(0);
+    }
     let value = loss.clone().into_data().iter::<f32>().collect();
     let gradients = training.gradients(&loss);
     let gradients = model.layout().specs().iter().zip(&gradients);
@@ -91,28 +100,55 @@ fn losses_and_gradients(
         .collect()
 }
 
-#[test]
-fn a_small_dit_has_the_cpus_loss_and_gradients() {
+/// The device, and its kernels.
+fn cube() -> (ComputeDevice, Arc<CubeKernels>) {
     #[cfg(feature = "lavapipe")]
     let (device, kernels) = (ComputeDevice::vulkan(), CubeKernels::vulkan());
     #[cfg(not(feature = "lavapipe"))]
     let (device, kernels) = (ComputeDevice::cuda(0), CubeKernels::cuda());
-    let (device, kernels) = (
-        device.unwrap_or_else(|error| panic!("{error:?}")),
-        Arc::new(kernels),
-    );
-    for position in [Position::Sincos, Position::Rope] {
+    let device = device.unwrap_or_else(|error| panic!("{error:?}"));
+    (device, Arc::new(kernels))
+}
+
+/// Both positions, dense and with experts.
+fn configs() -> [DitConfig; 4] {
+    let moe = MoeConfig {
+        experts: 5,
+        top_k: 2,
+        inner: 20,
+        shared: 28,
+        normalize: true,
+    };
+    let alone = MoeConfig {
+        shared: 0,
+        normalize: false,
+        ..moe
+    };
+    [
+        config(Position::Sincos, None),
+        config(Position::Rope, None),
+        config(Position::Sincos, Some(moe)),
+        config(Position::Rope, Some(alone)),
+    ]
+}
+
+#[test]
+fn a_small_dit_has_the_cpus_loss_and_gradients() {
+    let (device, kernels) = cube();
+    for config in configs() {
         let expected = losses_and_gradients(
-            position,
+            &config,
             &ComputeDevice::cpu(),
             Arc::new(CpuAttention),
             Arc::new(CpuKernels::default()),
+            Arc::new(KeepAll),
         );
         let found = losses_and_gradients(
-            position,
+            &config,
             &device,
             Arc::new(PortableAttention::default()),
             kernels.clone(),
+            Arc::new(KeepAll),
         );
         // Gradients that are zero but for rounding (a bias of the keys) are measured against the largest.
         let length = |values: &[f32]| values.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
@@ -125,8 +161,48 @@ fn a_small_dit_has_the_cpus_loss_and_gradients() {
             let (error, size) = (length(&differences), length(expected));
             assert!(
                 error <= 1e-5 * size + 1e-6 * largest,
-                "{position:?} {name}: {error:e} apart, length {size:e}"
+                "{config:?} {name}: {error:e} apart, length {size:e}"
             );
+        }
+    }
+}
+
+#[test]
+fn no_bit_depends_on_what_is_computed_again() {
+    let (device, kernels) = cube();
+    for config in configs() {
+        let run = |regions: Arc<dyn RegionEngine>| {
+            let attention = Arc::new(PortableAttention::default());
+            let found = losses_and_gradients(&config, &device, attention, kernels.clone(), regions);
+            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let found = found.into_iter().map(|(name, values)| (name, bits(values)));
+            found.collect::<Vec<(String, Vec<u32>)>>()
+        };
+        let expected = run(Arc::new(KeepAll));
+        let large = if config.moe.is_some() {
+            "moe:grouped_linear"
+        } else {
+            "mlp:linear"
+        };
+        for policy in [
+            Policy::Full { split: false },
+            Policy::Full { split: true },
+            Policy::AttnOnly { split: false },
+            Policy::EveryNthLinear { n: 2 },
+            Policy::BlockSkip { every: 2 },
+            Policy::Regions {
+                save: vec![large.into(), "attention".into()],
+            },
+        ] {
+            let model = Dit::new(&config, &device).expect("a valid model");
+            let assignment = policy.assign(model.spec()).expect("it fits");
+            let assignment = assignment.expect("it needs no planner");
+            let engine = Arc::new(Checkpointing::new(policy.to_string(), assignment));
+            let found = run(engine.clone());
+            assert_eq!(engine.counts().held_bytes, 0, "{policy}");
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!(found == expected, "{config:?}, {policy}: {}", expected.0);
+            }
         }
     }
 }

@@ -139,8 +139,7 @@ impl Keep {
 }
 
 impl Stash for Keep {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
-        assert_eq!(name, "linear");
+    fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
         let mut kept = self.0.lock().expect("no test panics meanwhile");
         let at = kept.0;
         kept.0 += 1;

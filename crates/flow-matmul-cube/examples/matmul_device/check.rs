@@ -110,7 +110,7 @@ pub fn groups(client: &Client, offer: Offer) -> bool {
             let Ok(plan) = Plan::mma(&call, offer) else {
                 continue;
             };
-            if let Some(why) = wrong_groups(client, layout, sizes, [n, k], plan) {
+            if let Some(why) = wrong_groups(client, layout, sizes, [n, k], Element::Bf16, plan) {
                 println!("  WRONG groups {layout:?} {sizes:?} {n} {k}: {why}");
                 good = false;
             }

@@ -198,12 +198,13 @@ pub fn wrong_sums(client: &Client, shape: [usize; 2], element: Element, accumula
     None
 }
 
-/// A product of groups of rows on the `mma` kernel, twice; says what is wrong. `sizes`: rows of the groups.
+/// A product of groups of rows, twice; says what is wrong. `sizes`: rows of the groups. Weight gradients are f32.
 pub fn wrong_groups(
     client: &Client,
     layout: Layout,
     sizes: &[usize],
     [n, k]: [usize; 2],
+    element: Element,
     plan: Plan,
 ) -> Option<String> {
     let rows: usize = sizes.iter().sum();
@@ -215,10 +216,14 @@ pub fn wrong_groups(
     let call = Matmul {
         groups: sizes.len(),
         bias: layout != Layout::Tn,
-        ..Matmul::plain(layout, size, Element::Bf16)
+        output: match layout {
+            Layout::Tn => Element::F32,
+            _ => element,
+        },
+        ..Matmul::plain(layout, size, element)
     };
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
-    let mut matrix = |shape| Both::random(client, shape, Element::Bf16, 0.3, &mut random);
+    let mut matrix = |shape| Both::random(client, shape, element, 0.3, &mut random);
     let (a, b) = (matrix(call.a_shape(call.k)), matrix(call.b_shape(call.k)));
     let bias = matrix([1, sizes.len() * n]);
     let mut offsets = vec![0u32];
@@ -227,7 +232,7 @@ pub fn wrong_groups(
     }
     let on_device = client.create_from_slice(u32::as_bytes(&offsets));
     let pass = || {
-        let d = Both::poisoned(client, call.d_shape(), Element::Bf16);
+        let d = Both::poisoned(client, call.d_shape(), call.output);
         let operands = Operands {
             bias: call.bias.then_some(&bias.device.handle),
             offsets: Some(&on_device),
@@ -272,5 +277,5 @@ pub fn wrong_groups(
     } else {
         k
     };
-    compare(&first, &d.device, Element::Bf16, want, work.max(1)).err()
+    compare(&first, &d.device, call.output, want, work.max(1)).err()
 }

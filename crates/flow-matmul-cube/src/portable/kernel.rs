@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 use flow_cube::activation::{Arithmetic, activate, derivative};
 
 /// Threads of a block.
-pub(super) const THREADS: usize = 256;
+pub(crate) const THREADS: usize = 256;
 /// Rows and columns of a block.
 pub(super) const SIDE: usize = 64;
 /// Summands that pass through shared memory at a time.
@@ -29,6 +29,18 @@ pub struct Kind {
     pub epilogue: Epilogue,
     /// Of activations.
     pub arithmetic: Arithmetic,
+    /// Whether there are groups of rows.
+    pub grouped: bool,
+}
+
+/// What a block adds up of a factor: rows (of B by columns) from `first` to before `end`, summands from `summand` to before
+/// `summands`.
+#[derive(CubeType)]
+struct Range {
+    first: usize,
+    end: usize,
+    summand: usize,
+    summands: usize,
 }
 
 impl Kind {
@@ -74,18 +86,15 @@ fn load<F: Float>(
     }
 }
 
-/// Adds up the products of a pair of factors.
+/// Adds up the products of a pair of factors, whose ranges have as many summands.
 #[cube]
 fn add_products<F: Float>(
     a: &[F],
     b: &[F],
     a_stride: usize,
     b_stride: usize,
-    first_row: usize,
-    first_column: usize,
-    m: usize,
-    n: usize,
-    summands: usize,
+    of_a: &Range,
+    of_b: &Range,
     stage: &mut Shared<[f32]>,
     sums: &mut Array<f32>,
     x: usize,
@@ -93,15 +102,15 @@ fn add_products<F: Float>(
     chunk: usize,
     #[comptime] layout: Layout,
 ) {
-    let mut summand = 0usize;
-    while summand < summands {
+    let mut done = 0usize;
+    while of_a.summand + done < of_a.summands {
         load::<F>(
             a,
             a_stride,
-            first_row,
-            m,
-            summand,
-            summands,
+            of_a.first,
+            of_a.end,
+            of_a.summand + done,
+            of_a.summands,
             stage,
             chunk,
             0usize,
@@ -110,10 +119,10 @@ fn add_products<F: Float>(
         load::<F>(
             b,
             b_stride,
-            first_column,
-            n,
-            summand,
-            summands,
+            of_b.first,
+            of_b.end,
+            of_b.summand + done,
+            of_b.summands,
             stage,
             chunk,
             comptime!(CHUNK * PITCH),
@@ -136,12 +145,13 @@ fn add_products<F: Float>(
             }
         }
         sync_cube();
-        summand += chunk;
+        done += chunk;
     }
 }
 
 /// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`. `chunk` is always [`CHUNK`], but not so that compilers know: Mesa's
-/// for processors would unroll all inner loops and take minutes.
+/// for processors would unroll all inner loops and take minutes. `offsets` says where the rows of `groups` groups begin; in
+/// weight gradients a group is `CUBE_POS_Z`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn portable_matmul<F: Float, O: Float>(
     a: &[F],
@@ -152,6 +162,7 @@ pub fn portable_matmul<F: Float, O: Float>(
     gate: &[F],
     other: &mut [F],
     d: &mut [O],
+    offsets: &[u32],
     m: usize,
     n: usize,
     k: usize,
@@ -165,14 +176,68 @@ pub fn portable_matmul<F: Float, O: Float>(
     other_stride: usize,
     d_stride: usize,
     tokens: usize,
+    groups: usize,
     chunk: usize,
     #[comptime] kind: Kind,
 ) {
     let mut stage: Shared<[f32]> = Shared::new_slice(comptime!(2 * CHUNK * PITCH));
     let x = UNIT_POS as usize % 16;
     let y = UNIT_POS as usize / 16;
-    let first_row = CUBE_POS_X as usize * SIDE;
     let first_column = CUBE_POS_Y as usize * SIDE;
+    let mut of_a = Range {
+        first: CUBE_POS_X as usize * SIDE,
+        end: m,
+        summand: 0usize,
+        summands: k,
+    };
+    let mut of_b = Range {
+        first: first_column,
+        end: n,
+        summand: 0usize,
+        summands: k,
+    };
+    let mut bias_first = 0usize;
+    let mut d_first = 0usize;
+    if comptime!(kind.grouped) {
+        if comptime!(kind.layout == Layout::Tn) {
+            // A group's rows are its summands.
+            let group = CUBE_POS_Z as usize;
+            of_a.summand = offsets[group] as usize;
+            of_a.summands = offsets[group + 1] as usize;
+            of_b.summand = of_a.summand;
+            of_b.summands = of_a.summands;
+            d_first = group * m;
+        } else {
+            // Tiles of 64 rows are those of the groups one after another. More are launched than there are.
+            let tile = CUBE_POS_X as usize;
+            let mut before = 0usize;
+            let mut mine = 0usize;
+            of_a.end = 0usize;
+            for group in 0..groups {
+                let begin = offsets[group] as usize;
+                let end = offsets[group + 1] as usize;
+                let count = (end - begin).div_ceil(SIDE);
+                let here = tile >= before && tile < before + count;
+                mine = select(here, group, mine);
+                of_a.first = select(
+                    here,
+                    begin + (tile - select(here, before, tile)) * SIDE,
+                    of_a.first,
+                );
+                of_a.end = select(here, end, of_a.end);
+                before += count;
+            }
+            of_a.summands = select(of_a.end == 0, 0usize, k);
+            if comptime!(kind.layout == Layout::Nt) {
+                of_b.first += mine * n;
+                of_b.end += mine * n;
+            } else {
+                of_b.summand = mine * k;
+                of_b.summands = mine * k + k;
+            }
+            bias_first = mine * n;
+        }
+    }
     let mut sums = Array::<f32>::new(16usize);
     #[unroll]
     for i in 0..16usize {
@@ -183,11 +248,8 @@ pub fn portable_matmul<F: Float, O: Float>(
         b,
         a_stride,
         b_stride,
-        first_row,
-        first_column,
-        m,
-        n,
-        k,
+        &of_a,
+        &of_b,
         &mut stage,
         &mut sums,
         x,
@@ -196,16 +258,25 @@ pub fn portable_matmul<F: Float, O: Float>(
         comptime!(kind.layout),
     );
     if comptime!(kind.low_rank) {
+        let of_a_2 = Range {
+            first: of_a.first,
+            end: m,
+            summand: 0usize,
+            summands: rank,
+        };
+        let of_b_2 = Range {
+            first: first_column,
+            end: n,
+            summand: 0usize,
+            summands: rank,
+        };
         add_products::<F>(
             a_2,
             b_2,
             a_2_stride,
             b_2_stride,
-            first_row,
-            first_column,
-            m,
-            n,
-            rank,
+            &of_a_2,
+            &of_b_2,
             &mut stage,
             &mut sums,
             x,
@@ -217,32 +288,32 @@ pub fn portable_matmul<F: Float, O: Float>(
     let (activation, slope) = comptime!(kind.epilogue.functions());
     #[unroll]
     for r in 0..4usize {
-        let row = first_row + y + comptime!(16 * r);
+        let row = of_a.first + y + comptime!(16 * r);
         #[unroll]
         for j in 0..4usize {
             let column = first_column + x + comptime!(16 * j);
-            if row < m && column < n {
+            if row < of_a.end && column < n {
                 let mut sum = sums[comptime!(4 * r + j)];
                 if comptime!(kind.bias) {
-                    sum += f32::cast_from(bias[column]);
+                    sum += f32::cast_from(bias[bias_first + column]);
                 }
                 // As the same steps one by one: see `Epilogue`.
                 let rounded = f32::cast_from(F::cast_from(sum));
-                let to = row * d_stride + column;
+                let to = (d_first + row) * d_stride + column;
                 if comptime!(kind.epilogue == Epilogue::Accumulate) {
                     d[to] = O::cast_from(f32::cast_from(d[to]) + sum);
                 } else if comptime!(activation.is_some()) {
                     if comptime!(kind.epilogue.writes_other()) {
-                        other[row * other_stride + column] = F::cast_from(sum);
+                        other[(d_first + row) * other_stride + column] = F::cast_from(sum);
                     }
                     let function = comptime!(activation.unwrap_or(Activation::Silu));
                     d[to] = O::cast_from(activate(rounded, function, comptime!(kind.arithmetic)));
                 } else if comptime!(slope.is_some()) {
-                    let at = f32::cast_from(other[row * other_stride + column]);
+                    let at = f32::cast_from(other[(d_first + row) * other_stride + column]);
                     let function = comptime!(slope.unwrap_or(Activation::Silu));
                     d[to] = O::cast_from(rounded * derivative(at, function, comptime!(kind.arithmetic)));
                 } else if comptime!(kind.gated()) {
-                    let residual = f32::cast_from(other[row * other_stride + column]);
+                    let residual = f32::cast_from(other[(d_first + row) * other_stride + column]);
                     let factor = f32::cast_from(gate[gate_start + row / tokens * gate_stride + column]);
                     d[to] = O::cast_from(residual + factor * rounded);
                 } else {

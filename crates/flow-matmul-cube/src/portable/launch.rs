@@ -2,7 +2,7 @@
 
 use super::kernel::{CHUNK, Kind, SIDE, THREADS, portable_matmul};
 use crate::Element;
-use crate::call::{Declined, Epilogue, Matmul, no};
+use crate::call::{Declined, Epilogue, Layout, Matmul, no};
 use crate::tensors::{Matrix, Operands};
 use cubecl::ir::AddressType;
 use cubecl::ir::features::TypeUsage;
@@ -18,11 +18,16 @@ use half::{bf16, f16};
 pub fn check(client: &Client, call: &Matmul) -> Result<(), Declined> {
     let properties = client.properties();
     let limit = properties.hardware.max_cube_count;
-    let [down, across] = [call.m, call.n].map(|side| side.div_ceil(SIDE));
-    if down > limit.0 as usize || across > limit.1 as usize {
+    let blocks = blocks(call);
+    let limit = [limit.0, limit.1, limit.2];
+    if blocks
+        .iter()
+        .zip(limit)
+        .any(|(blocks, limit)| *blocks > limit as usize)
+    {
         return no(format!(
-            "a result of {} x {} has more blocks than the device's {} x {}",
-            call.m, call.n, limit.0, limit.1
+            "a result of {} x {} has {blocks:?} blocks, and the device at most {limit:?}",
+            call.m, call.n
         ));
     }
     for of in [call.element, call.output] {
@@ -35,6 +40,16 @@ pub fn check(client: &Client, call: &Matmul) -> Result<(), Declined> {
         }
     }
     Ok(())
+}
+
+/// Blocks for the rows, for the columns, and for the groups of a weight gradient.
+fn blocks(call: &Matmul) -> [usize; 3] {
+    let [down, across] = [call.m, call.n].map(|side| side.div_ceil(SIDE));
+    match call.layout {
+        Layout::Tn => [down, across, call.groups.max(1)],
+        // A group's last tile may be in part another's rows: that many more at most.
+        _ => [down + call.groups, across, 1],
+    }
 }
 
 /// Launches the kernel; `nothing` takes the places of operands that the call has not.
@@ -71,22 +86,29 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
         bias: call.bias,
         epilogue: call.epilogue.kind(),
         arithmetic: Arithmetic::of(client, call.element),
+        grouped: call.groups > 0,
     };
+    let [down, across, groups] = blocks(call).map(|count| count as u32);
     // SAFETY: every access is within the rows and columns of the matrices.
     unsafe {
         portable_matmul::launch_unchecked::<F, O>(
             client,
-            CubeCount::Static(call.m.div_ceil(SIDE) as u32, call.n.div_ceil(SIDE) as u32, 1),
+            CubeCount::Static(down, across, groups),
             CubeDim::new_1d(THREADS as u32),
             address,
             matrix(operands.a),
             matrix(operands.b),
             t.map_or_else(absent, matrix),
             u.map_or_else(absent, matrix),
-            operands.bias.map_or_else(absent, |bias| buffer(bias, call.n)),
+            operands
+                .bias
+                .map_or_else(absent, |bias| buffer(bias, call.groups.max(1) * call.n)),
             gate,
             operands.other.map_or_else(absent, matrix),
             matrix(operands.d),
+            operands
+                .offsets
+                .map_or_else(absent, |offsets| buffer(offsets, call.groups + 1)),
             call.m,
             call.n,
             call.k,
@@ -100,6 +122,7 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
             stride(operands.other),
             operands.d.stride,
             tokens,
+            call.groups,
             CHUNK,
             kind,
         );

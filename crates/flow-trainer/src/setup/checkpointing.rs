@@ -111,7 +111,7 @@ impl TrainingSteps<'_> {
                     .into(),
             )
         })?;
-        let start = Instant::now();
+        let (start, waiting) = (Instant::now(), gauge.clone());
         let workload = Workload {
             spec: self.model.model.spec(),
             plan: &environment.plan,
@@ -120,7 +120,11 @@ impl TrainingSteps<'_> {
             passes: self.passes,
             reserved_bytes: self.reserved_bytes,
             gauge,
-            clock: Arc::new(move || start.elapsed()),
+            clock: Arc::new(move || {
+                // A GPU works by itself; its gauge waits for it.
+                waiting.in_use_bytes();
+                start.elapsed()
+            }),
         };
         Ok(Planner::new(workload)?)
     }
