@@ -132,8 +132,8 @@ impl Kernels for Counted {
         self.kernels.mean_squared_distance(a, b)
     }
 
-    fn sum_of_squares(&self, tensor: &Plain) -> f64 {
-        self.kernels.sum_of_squares(tensor)
+    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
+        self.kernels.sums_of_squares(tensors)
     }
 
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
@@ -143,12 +143,13 @@ impl Kernels for Counted {
     fn adamw(
         &self,
         weight: &mut Plain,
+        copy: Option<&mut Plain>,
         gradient: &Plain,
         first: &mut Plain,
         second: &mut Plain,
         step: &AdamWStep,
     ) {
-        self.kernels.adamw(weight, gradient, first, second, step);
+        self.kernels.adamw(weight, copy, gradient, first, second, step);
     }
 
     fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
