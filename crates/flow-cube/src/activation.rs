@@ -37,7 +37,7 @@ impl Arithmetic {
 }
 
 /// `2 sqrt(2/π)`.
-const SLOPE: f32 = 1.595_769_1;
+const SLOPE: f32 = 1.595_769;
 /// `2 sqrt(2/π) · 0.044715`.
 const CUBIC: f32 = 0.071_354_81;
 

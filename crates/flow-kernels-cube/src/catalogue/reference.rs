@@ -114,6 +114,26 @@ pub fn rotate_row(x: &[f64], cos: &[f64], sin: &[f64], direction: f64) -> Vec<f6
         .collect()
 }
 
+/// The frequencies of a plane of `height` rows within `radius` of 0, as values, by the definition of the transform.
+pub fn low_frequencies(plane: &[f64], [height, width]: [usize; 2], radius: usize) -> Vec<f64> {
+    let turn = |k: i64, at: usize, size: usize| std::f64::consts::TAU * k as f64 * at as f64 / size as f64;
+    let radius = radius as i64;
+    let mut low = vec![0.0; plane.len()];
+    let all = (-radius..=radius).flat_map(|ky| (-radius..=radius).map(move |kx| (ky, kx)));
+    for (ky, kx) in all.filter(|(ky, kx)| ky * ky + kx * kx <= radius * radius) {
+        let angle = |at: usize| turn(ky, at / width, height) + turn(kx, at % width, width);
+        let (mut re, mut im) = (0.0, 0.0);
+        for (at, value) in plane.iter().enumerate() {
+            re += value * angle(at).cos();
+            im -= value * angle(at).sin();
+        }
+        for (at, out) in low.iter_mut().enumerate() {
+            *out += (re * angle(at).cos() - im * angle(at).sin()) / plane.len() as f64;
+        }
+    }
+    low
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,24 +194,4 @@ mod tests {
         let back = rotate_row(&g, &cos, &sin, -1.0);
         assert_close(&back, &differences(&x, &g, |x| rotate_row(x, &cos, &sin, 1.0)));
     }
-}
-
-/// The frequencies of a plane of `height` rows within `radius` of 0, as values, by the definition of the transform.
-pub fn low_frequencies(plane: &[f64], [height, width]: [usize; 2], radius: usize) -> Vec<f64> {
-    let turn = |k: i64, at: usize, size: usize| std::f64::consts::TAU * k as f64 * at as f64 / size as f64;
-    let radius = radius as i64;
-    let mut low = vec![0.0; plane.len()];
-    let all = (-radius..=radius).flat_map(|ky| (-radius..=radius).map(move |kx| (ky, kx)));
-    for (ky, kx) in all.filter(|(ky, kx)| ky * ky + kx * kx <= radius * radius) {
-        let angle = |at: usize| turn(ky, at / width, height) + turn(kx, at % width, width);
-        let (mut re, mut im) = (0.0, 0.0);
-        for (at, value) in plane.iter().enumerate() {
-            re += value * angle(at).cos();
-            im -= value * angle(at).sin();
-        }
-        for (at, out) in low.iter_mut().enumerate() {
-            *out += (re * angle(at).cos() - im * angle(at).sin()) / plane.len() as f64;
-        }
-    }
-    low
 }

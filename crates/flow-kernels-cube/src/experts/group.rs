@@ -3,6 +3,9 @@
 //! Slots are counted by expert in pieces of 256; the counts become the places where a piece's slots of an expert
 //! begin; then each piece puts its slots there in order. No atomics, so the order is always the slots'.
 
+// Loops over indices are what kernels have.
+#![allow(clippy::needless_range_loop)]
+
 use super::indices;
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};

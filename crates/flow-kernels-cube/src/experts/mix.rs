@@ -136,7 +136,7 @@ impl Mix {
         Ok(())
     }
 
-    fn to_rows(
+    fn fill_rows(
         &self,
         client: &Client,
         x: &Buffer,
@@ -168,7 +168,7 @@ impl Mix {
         Ok(())
     }
 
-    fn to_tokens(
+    fn fill_tokens(
         &self,
         client: &Client,
         y: &Buffer,
@@ -206,7 +206,7 @@ impl Mix {
     /// [`Refused`] if a tensor does not fit.
     pub fn permute(&self, client: &Client, x: &Buffer, slots: &Handle, y: &Buffer) -> Result<(), Refused> {
         self.check(("x", x), ("y", y), None)?;
-        self.to_rows(client, x, None, slots, y)
+        self.fill_rows(client, x, None, slots, y)
     }
 
     /// `dx [B · S, channels]`: for each token the sum over its choices, in order, of `gradient [R, channels]`. `rows` is the
@@ -222,7 +222,7 @@ impl Mix {
         dx: &Buffer,
     ) -> Result<(), Refused> {
         self.check(("dx", dx), ("gradient", gradient), None)?;
-        self.to_tokens(client, gradient, None, rows, dx)
+        self.fill_tokens(client, gradient, None, rows, dx)
     }
 
     /// `x [B · S, channels]`: for each token the sum over its choices, in order, of `weights [R]`, f32 by slot, times `y [R,
@@ -239,7 +239,7 @@ impl Mix {
         x: &Buffer,
     ) -> Result<(), Refused> {
         self.check(("x", x), ("y", y), Some(weights))?;
-        self.to_tokens(client, y, Some(weights), rows, x)
+        self.fill_tokens(client, y, Some(weights), rows, x)
     }
 
     /// `dy [R, channels]`, the gradient of what [`combine`](Self::combine) adds up.
@@ -255,7 +255,7 @@ impl Mix {
         dy: &Buffer,
     ) -> Result<(), Refused> {
         self.check(("gradient", gradient), ("dy", dy), Some(weights))?;
-        self.to_rows(client, gradient, Some(weights), slots, dy)
+        self.fill_rows(client, gradient, Some(weights), slots, dy)
     }
 
     /// `dweights [R]`, f32 by slot, the gradient of the weights of [`combine`](Self::combine).

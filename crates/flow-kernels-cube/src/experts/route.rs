@@ -55,7 +55,7 @@ pub(crate) fn softmax<F: Float>(logits: &[F], scores: &mut [f32], rows: usize, e
             total += share;
         }
         for expert in 0..experts {
-            scores[first + expert] = scores[first + expert] / total;
+            scores[first + expert] /= total;
         }
     }
 }
