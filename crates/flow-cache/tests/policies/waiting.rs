@@ -175,8 +175,12 @@ fn plans_never_wait_for_the_device_and_other_policies_once_per_question() {
         let model = toy();
         let mut found = 0;
         for step in 0..STEPS {
+            let latent = |sample| -> Vec<f32> {
+                let start = start(sample).into_iter();
+                start.map(|x| x * sigma(step) as f32).collect()
+            };
             let row =
-                |conditional| (0..SAMPLES).map(move |sample| (lane(sample, conditional), start(sample)));
+                |conditional| (0..SAMPLES).map(move |sample| (lane(sample, conditional), latent(sample)));
             let rows: Vec<_> = row(true).chain(row(false)).collect();
             run.call(&model, step, sigma(step), false, &rows);
             let of_step = reads.take();

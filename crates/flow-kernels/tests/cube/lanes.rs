@@ -239,7 +239,7 @@ impl Side {
         for (index, spec) in model.layout().specs().iter().enumerate() {
             let offset = if spec.name.contains(".norm_") { 1.0 } else { 0.0 };
             let values = noise(spec.shape.iter().product(), 1000 + index as u64);
-            let values = values.iter().map(|value| offset + 0.2 * value).collect();
+            let values = values.iter().map(|value| offset + 0.1 * value).collect();
             let set = weights.set(index, device.plain(values, &spec.shape));
             set.expect("a weight of its shape");
         }
@@ -334,12 +334,12 @@ fn every_kind_of_cache_decides_and_answers_on_the_device_as_on_the_processor() {
     let newton = Forecast::Newton { order: 2 };
     let policies: [(&str, Place<'_>); 8] = [
         ("first_block", &|plan, count| Plan {
-            stacks: Arc::new(StackCache::new(FirstBlock { threshold: 0.12 }, rules, count())),
+            stacks: Arc::new(StackCache::new(FirstBlock { threshold: 0.5 }, rules, count())),
             ..plan
         }),
         ("db_cache", &|plan, count| {
             let policy = DbCache {
-                threshold: 0.2,
+                threshold: 0.5,
                 front_blocks: 1,
                 back_blocks: 1,
                 max_answered: 0,
@@ -353,7 +353,7 @@ fn every_kind_of_cache_decides_and_answers_on_the_device_as_on_the_processor() {
         }),
         ("teacache", &|plan, count| {
             let policy = TeaCache {
-                threshold: 0.15,
+                threshold: 0.5,
                 coefficients: vec![1.0, 0.0],
                 compare_conditioning: false,
             };
@@ -363,12 +363,12 @@ fn every_kind_of_cache_decides_and_answers_on_the_device_as_on_the_processor() {
             }
         }),
         ("easycache", &|plan, count| Plan {
-            velocities: Arc::new(VelocityCache::new(EasyCache { threshold: 0.15 }, rules, count())),
+            velocities: Arc::new(VelocityCache::new(EasyCache { threshold: 0.4 }, rules, count())),
             ..plan
         }),
         ("auto", &|plan, count| {
             let policy = Auto {
-                target_error: 0.05,
+                target_error: 0.3,
                 factor: 1.0,
                 order: 1,
             };
@@ -446,10 +446,6 @@ fn every_kind_of_cache_decides_and_answers_on_the_device_as_on_the_processor() {
         let (answered, rows) = decided.iter().fold((0, 0), |(answered, rows), tally| {
             (answered + tally.answered, rows + tally.rows)
         });
-        assert!(
-            0 < answered && answered < rows,
-            "{name}: {answered} of {rows} rows answered"
-        );
         let length = |values: &[f32]| values.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
         let apart = |a: &[f32], b: &[f32]| {
             let differences: Vec<f32> = a.iter().zip(b).map(|(a, b)| a - b).collect();
@@ -457,6 +453,10 @@ fn every_kind_of_cache_decides_and_answers_on_the_device_as_on_the_processor() {
         };
         let error = apart(&found, &expected);
         assert!(error < 1e-5, "{name}: latents {error:e} apart");
+        assert!(
+            0 < answered && answered < rows,
+            "{name}: {answered} of {rows} rows answered"
+        );
         assert!(
             apart(&expected, &exact) > 1e-3,
             "{name}: the cache changes something"
