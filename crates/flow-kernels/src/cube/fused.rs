@@ -5,7 +5,7 @@
 //! rows and the activation.
 
 use super::elementwise::{Gated, activated, activation_gradient};
-use super::linear::Layer;
+use super::linear::{LINEAR, Layer, Summed, kept};
 use super::norm::Normed;
 use super::operand::Operand;
 use super::products::Products;
@@ -18,9 +18,6 @@ use flow_core::{Activation, Plain, op};
 use flow_kernels_cube::Element;
 use std::sync::Arc;
 
-/// The name under which results of linear layers pass through the stash, here as in [`super::linear`].
-const LINEAR: &str = "linear";
-
 /// What all three compute with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct With<'a> {
@@ -32,16 +29,6 @@ pub(super) struct With<'a> {
 impl With<'_> {
     fn layer(&self, plain: &[Plain], weights: &LinearWeights) -> Layer {
         Layer::read(plain, weights, self.element, self.products)
-    }
-
-    /// A linear layer's result, kept or computed.
-    fn kept(&self, compute: impl FnOnce() -> Operand) -> Operand {
-        let mut compute = Some(compute);
-        let mut kept = self.stash.through(LINEAR, &mut || {
-            let compute = compute.take().expect("a stash computes a value once");
-            vec![compute().into_plain()]
-        });
-        Operand::read(&kept.pop().expect("a linear layer keeps one tensor"))
     }
 }
 
@@ -70,7 +57,7 @@ pub(super) fn linear_gated_residual(
         let x = x.cast(element);
         let gated = Gated::read(&plain[0], &plain[2], gate, element);
         let layer = with.layer(&plain[3..], weights);
-        let branch = keep_branch.then(|| with.kept(|| layer.forward(&x, Activation::None, false).1));
+        let branch = keep_branch.then(|| kept(with.stash, || layer.forward(&x, Activation::None, false).1));
         let output = match &branch {
             Some(branch) => gated.with(branch),
             None => layer.gated(&x, &gated),
@@ -120,22 +107,7 @@ pub(super) fn modulated_linear(
         let normed = Normed::read(&plain[0], &plain[1], norm, element);
         let layer = with.layer(&plain[2..], weights);
         let keep_sum = activation != Activation::None && (tracked || with.stash.keeps(LINEAR));
-        let mut made = None;
-        let kept = with.kept(|| {
-            let (sum, output) = layer.forward(&normed.forward().0, activation, keep_sum);
-            match sum {
-                Some(sum) => {
-                    made = Some(output);
-                    sum
-                }
-                None => output,
-            }
-        });
-        let (output, sum) = match (keep_sum, made) {
-            (false, _) => (kept, None),
-            (true, Some(output)) => (output, Some(kept)),
-            (true, None) => (activated(&kept, activation), Some(kept)),
-        };
+        let (output, sum) = layer.through(with.stash, activation, keep_sum, || normed.forward().0);
         let backward: op::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
@@ -196,30 +168,18 @@ pub(super) fn modulated_feed_forward(
         let up = with.layer(&plain[2..first_down], &weights.up);
         let down = with.layer(&plain[first_down..], &weights.down);
         let keep_sum = tracked || with.stash.keeps(LINEAR);
-        let mut made = None;
-        let mut forward = |keep_sum| {
-            let (sum, inner) = up.forward(&normed.forward().0, activation, keep_sum);
-            made = Some(inner.clone());
-            sum.unwrap_or(inner)
-        };
-        let sum = if keep_sum {
-            Some(with.kept(|| forward(activation != Activation::None)))
-        } else {
-            forward(false);
-            None
-        };
-        // A kept sum may come without what the activation made of it.
-        let inner = || {
-            let again = || activated(sum.as_ref().expect("made or kept"), activation);
-            made.unwrap_or_else(again)
+        let mut summed = keep_sum.then(|| up.summed(with.stash, activation, || normed.forward().0));
+        let mut inner = || match &mut summed {
+            Some(summed) => summed.activated(activation),
+            None => up.forward(&normed.forward().0, activation, false).1,
         };
         let (output, branch) = if keep_branch {
-            let branch = with.kept(|| down.forward(&inner(), Activation::None, false).1);
+            let branch = kept(with.stash, || down.forward(&inner(), Activation::None, false).1);
             (gated.with(&branch), Some(branch))
         } else {
             (down.gated(&inner(), &gated), None)
         };
-        let Some(sum) = sum else {
+        let Some(Summed { sum, .. }) = summed else {
             let nothing: op::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
             return (output.into_plain(), nothing);
         };

@@ -13,6 +13,9 @@ use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::{Gate as MatmulGate, Operands};
 use std::sync::Arc;
 
+/// The name under which results pass through the stash.
+pub(super) const LINEAR: &str = "linear";
+
 /// A layer's weights in the type that products take.
 #[derive(Debug)]
 pub(super) struct Layer {
@@ -54,25 +57,8 @@ pub(super) fn linear(
         let (of_x, x_shape) = (x.element(), x.shape());
         let x = x.cast(element);
         let layer = Layer::read(&plain[1..], weights, element, products);
-        let keep_sum = activation != Activation::None && (tracked || stash.keeps("linear"));
-        let mut made = None;
-        let mut kept = stash.through("linear", &mut || {
-            let (sum, output) = layer.forward(&x, activation, keep_sum);
-            match sum {
-                Some(sum) => {
-                    made = Some(output);
-                    vec![sum.into_plain()]
-                }
-                None => vec![output.into_plain()],
-            }
-        });
-        let kept = kept.pop().expect("a linear layer keeps one tensor");
-        let sum = keep_sum.then(|| Operand::read(&kept));
-        let output = match (&sum, made) {
-            (Some(_), Some(output)) => output.into_plain(),
-            (Some(sum), None) => activated(sum, activation).into_plain(),
-            (None, _) => kept,
-        };
+        let keep_sum = activation != Activation::None && (tracked || stash.keeps(LINEAR));
+        let (output, sum) = layer.through(stash, activation, keep_sum, || x.clone());
         let x = keep_x.then_some(x);
         let backward: op::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
@@ -88,8 +74,35 @@ pub(super) fn linear(
             gradients.extend(layer.weight_gradients(x.as_ref(), &gradient, dbias, &wanted[1..]));
             gradients
         });
-        (output, backward)
+        (output.into_plain(), backward)
     })
+}
+
+/// A linear layer's result, kept or computed.
+pub(super) fn kept(stash: &dyn Stash, compute: impl FnOnce() -> Operand) -> Operand {
+    let mut compute = Some(compute);
+    let mut kept = stash.through(LINEAR, &mut || {
+        let compute = compute.take().expect("a stash computes a value once");
+        vec![compute().into_plain()]
+    });
+    Operand::read(&kept.pop().expect("a linear layer keeps one tensor"))
+}
+
+/// The sum before a layer's activation, kept or computed.
+#[derive(Debug)]
+pub(super) struct Summed {
+    pub sum: Operand,
+    /// What the activation made of it, if it was computed now.
+    made: Option<Operand>,
+}
+
+impl Summed {
+    /// What the activation makes of it.
+    pub fn activated(&mut self, activation: Activation) -> Operand {
+        self.made
+            .take()
+            .unwrap_or_else(|| activated(&self.sum, activation))
+    }
 }
 
 impl Layer {
@@ -124,6 +137,32 @@ impl Layer {
             outputs,
             products: products.clone(),
         }
+    }
+
+    /// The sum, through the stash.
+    pub fn summed(&self, stash: &dyn Stash, activation: Activation, x: impl FnOnce() -> Operand) -> Summed {
+        let mut made = None;
+        let sum = kept(stash, || {
+            let (sum, output) = self.forward(&x(), activation, activation != Activation::None);
+            made = sum.is_some().then(|| output.clone());
+            sum.unwrap_or(output)
+        });
+        Summed { sum, made }
+    }
+
+    /// The output, and the sum before the activation if `keep_sum`; one of them through the stash.
+    pub fn through(
+        &self,
+        stash: &dyn Stash,
+        activation: Activation,
+        keep_sum: bool,
+        x: impl FnOnce() -> Operand,
+    ) -> (Operand, Option<Operand>) {
+        if !keep_sum {
+            return (kept(stash, || self.forward(&x(), activation, false).1), None);
+        }
+        let mut summed = self.summed(stash, activation, x);
+        (summed.activated(activation), Some(summed.sum))
     }
 
     /// The sum before the activation, if wanted, and the output.
