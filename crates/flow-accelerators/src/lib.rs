@@ -19,5 +19,5 @@ pub use feature_cache::{
 };
 pub use fused_kernels::{FusedKernelsAccelerator, FusedKernelsMode, FusedKernelsParams};
 pub use fusion::FusionParams;
-pub use graph_capture::GraphCaptureParams;
+pub use graph_capture::{GraphCaptureAccelerator, GraphCaptureParams};
 pub use register::register;

@@ -5,7 +5,7 @@ use crate::exact_reuse::{ExactReuseAccelerator, ExactReuseParams};
 use crate::feature_cache::FeatureCache;
 use crate::fused_kernels::{FusedKernelsAccelerator, FusedKernelsParams};
 use crate::fusion::{Fusion, FusionParams};
-use crate::graph_capture::{GraphCapture, GraphCaptureParams};
+use crate::graph_capture::{GraphCaptureAccelerator, GraphCaptureParams};
 use flow_accel::{AcceleratorRegistry, AcceleratorStage, AlreadyRegistered};
 use flow_attention::AttentionRegistry;
 
@@ -77,12 +77,12 @@ pub fn register(
         .set_floor("refused, for Burn has it in its CubeCL backends only");
     registry
         .register(
-            GraphCapture::NAME,
+            GraphCaptureAccelerator::NAME,
             AcceleratorStage::Both,
-            "a denoising step captured and replayed (lossless)",
-            |_: GraphCaptureParams| Ok(GraphCapture),
+            "calls of the model, forward and backward, captured once and replayed (lossless)",
+            |_: GraphCaptureParams| Ok(GraphCaptureAccelerator),
         )?
-        .set_floor("refused, for no device of this build has graphs");
+        .set_floor("refused on the processor, which has no graphs");
     for (name, why, instead) in ELSEWHERE {
         registry.remove(name, why, instead)?;
     }

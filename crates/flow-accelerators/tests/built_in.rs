@@ -228,7 +228,7 @@ fn fusion_says_that_only_other_builds_have_it() {
 }
 
 #[test]
-fn graph_capture_says_that_no_device_can_and_must_come_last() {
+fn graph_capture_says_that_the_processor_cannot_and_must_come_last() {
     let (params, none) = (backend("reference"), Params::new());
     let text = shared(
         &[("graph_capture", &none), ("attention_backend", &params)],
@@ -236,7 +236,7 @@ fn graph_capture_says_that_no_device_can_and_must_come_last() {
     )
     .expect_err("neither fits");
     assert!(text.contains("must stand after `attention_backend`"), "{text}");
-    assert!(text.contains("have no graphs to record"), "{text}");
+    assert!(text.contains("has no graphs to record"), "{text}");
 }
 
 #[test]

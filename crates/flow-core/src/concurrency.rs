@@ -37,9 +37,14 @@ impl Crews {
 }
 
 impl ComputeDevice {
-    /// Pieces of work that [`ComputeDevice::concurrently`] has under way at a time: as many as the calling pool has threads.
+    /// Pieces of work that [`ComputeDevice::concurrently`] has under way at a time: as many as the calling pool has threads
+    /// on the processor, one elsewhere, whose memory several pieces would need at once.
     pub fn concurrency(&self) -> usize {
-        rayon::current_num_threads()
+        if self.is_processor() {
+            rayon::current_num_threads()
+        } else {
+            1
+        }
     }
 
     /// `task(0)`, `task(1)`, … up to `count`, in order.

@@ -1,5 +1,7 @@
 //! Tensors of CubeCL's runtimes as kernels want them: handle, shape and strides.
 
+mod recording;
+
 use crate::tensors::Plain;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, Tensor};
@@ -7,6 +9,7 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 pub use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use cubecl::MemoryUsage;
 pub use cubecl::prelude::Client;
+pub use recording::CubeRecorder;
 
 /// The device's tensor in `tensor`, if it is a plain float tensor of a CubeCL runtime.
 pub fn read(tensor: &Plain) -> Option<&CubeTensor> {

@@ -121,6 +121,10 @@ impl ComputeDevice {
         &self.crews
     }
 
+    pub(crate) fn is_processor(&self) -> bool {
+        self.device == Device::flex()
+    }
+
     /// Burn's handle.
     pub fn burn(&self) -> &Device {
         &self.device
@@ -144,7 +148,7 @@ impl ComputeDevice {
     /// A tensor whose rank is erased, from host values.
     pub fn plain(&self, values: Vec<f32>, shape: &[usize]) -> Plain {
         #[cfg(feature = "cube")]
-        if self.device != Device::flex() {
+        if !self.is_processor() {
             use burn::backend::{Dispatch, ops::FloatTensorOps};
             let flat = [values.len()];
             return Dispatch::float_reshape(self.tensor(values, flat).into_dispatch(), shape.into());

@@ -12,6 +12,7 @@ pub use lanes::{HostLanes, LaneKernels, LaneRow, LaneSum, LaneSums, RowOf, combi
 
 use crate::exec::Stash;
 use crate::experts::ExpertKernels;
+use crate::recording::Recorder;
 use crate::tensors::Plain;
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
@@ -177,6 +178,11 @@ pub trait Kernels: Debug + Send + Sync {
     /// The same kernels with the operations below, which are made of others, computed as one each; `on_fused` is called
     /// for each of them. `None` if there are none, or if these are they.
     fn fused(&self, _on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
+        None
+    }
+
+    /// What records computations of this device, if it has graphs.
+    fn recorder(&self) -> Option<Arc<dyn Recorder>> {
         None
     }
 

@@ -17,6 +17,7 @@ pub mod model;
 pub mod names;
 pub mod op;
 pub mod params;
+pub mod recording;
 pub mod tensors;
 
 pub use flow_rng as rng;
@@ -35,6 +36,8 @@ pub use kernels::{Activation, AdamWStep, Kernels, LaneKernels, LaneRow};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};
 pub use names::UnknownName;
 pub use params::{
-    Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Weights, WeightsUpdate, WeightsVersion,
+    Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Standing, Weights, WeightsUpdate,
+    WeightsVersion,
 };
+pub use recording::{NotRecorded, Recorded, Recorder};
 pub use tensors::{Plain, Tensors};

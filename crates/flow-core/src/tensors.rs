@@ -63,7 +63,7 @@ pub fn buffer(tensor: &Plain) -> Buffer {
         DispatchTensorKind::Cube(
             BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor),
         ) => Buffer {
-            identity: std::ptr::from_ref(tensor.handle.memory.descriptor()) as usize,
+            identity: tensor.handle.memory.descriptor().id.value,
             bytes: tensor.handle.size(),
         },
         _ => panic!("buffers of this kind of tensor are not known"),

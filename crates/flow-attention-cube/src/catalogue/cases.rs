@@ -273,5 +273,12 @@ pub fn cases(element: Element) -> Vec<Case> {
         heads: 4,
         ..case(64, 128, 128)
     });
+    // Kernels take the heads of a masked call by eights: two eights and three more, blocks of several lengths.
+    all.push(Case {
+        mask: CausalDocuments,
+        heads: 19,
+        kv_heads: 19,
+        ..case(150, 150, 64)
+    });
     all
 }

@@ -7,7 +7,7 @@
 use super::BackwardTiles;
 use super::copy::{copy_tile, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
-use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at};
+use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at, turn_of};
 use crate::softmax::{pack, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
@@ -115,11 +115,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let full: Shared<[Barrier]> = Shared::new_slice(stages);
     let mut used: Shared<[u32]> = Shared::new_slice(stages);
 
-    let kv_head = CUBE_POS_Y;
+    let (kv_head, place) = turn_of(shape);
     let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
     let all = (queries + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
-    let (block, begin, per_head) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
+    let (block, begin, per_head) = list_of(offsets, batch * list_stride, place, all, shape);
     let first_key = block * comptime!(resident as u32);
     let tile_count = per_head * group;
 
@@ -240,15 +240,12 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
 
     let mut stage = 0u32;
     let mut phase = 0u32;
-    // Where in the list this tile is, and the one whose copy starts in this turn, with its head.
-    let mut place = 0u32;
+    // Where in the list the next tile is, and the one whose copy starts in this turn, with its head.
+    let mut place = 1u32 % per_head;
+    let mut next_pattern = pattern_at(entries, begin + place, warpgroup, shape);
     let mut ahead_place = comptime!(stages as u32 - 1).runtime() % per_head;
     let mut ahead_head = kv_head * group + comptime!(stages as u32 - 1).runtime() / per_head;
     for tile in 1..tile_count {
-        place += 1;
-        if place == per_head {
-            place = 0;
-        }
         ahead_place += 1;
         if ahead_place == per_head {
             ahead_place = 0;
@@ -264,7 +261,12 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         }
         let q_now = q_at + u64::cast_from(stage * tile_units);
         let do_now = do_at + u64::cast_from(stage * tile_units);
-        let pattern = pattern_at(entries, begin + place, warpgroup, shape);
+        let pattern = next_pattern;
+        place += 1;
+        if place == per_head {
+            place = 0;
+        }
+        next_pattern = pattern_at(entries, begin + place, warpgroup, shape);
         let bits = bits_of(patterns, pattern, thread, shape);
         let pairs = stage as usize * comptime!(passing / 2) + column;
         wait(barrier_native_handle(&full[stage as usize]), phase);

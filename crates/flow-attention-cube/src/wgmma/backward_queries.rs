@@ -6,7 +6,9 @@
 use super::BackwardTiles;
 use super::copy::{copy_tile, store_rows};
 use crate::delta::row_product;
-use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_ahead, tile_at};
+use crate::passing::{
+    ListShape, bits_of, hide, list_of, pattern_ahead, pattern_at, rows_of, tile_ahead, tile_at, turn_of,
+};
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
@@ -115,7 +117,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let full: Shared<[Barrier]> = Shared::new_slice(stages);
     let mut used: Shared<[u32]> = Shared::new_slice(stages);
 
-    let head = CUBE_POS_Y;
+    let (head, place) = turn_of(shape);
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let per_tile = comptime!(passing as u32);
@@ -123,7 +125,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
+    let (block, begin, tile_count) = list_of(offsets, batch * list_stride, place, all, shape);
     let first_query = block * comptime!(resident as u32);
 
     if UNIT_POS == 0 {
@@ -252,6 +254,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
 
     let mut stage = 0u32;
     let mut phase = 0u32;
+    let mut next_pattern = pattern_ahead(entries, begin, 1u32.runtime(), tile_count, warpgroup, shape);
     for at in 1..tile_count {
         // Read long before it is asked for, so that no copy waits for the list.
         let upcoming = tile_ahead(
@@ -268,7 +271,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
             phase ^= 1;
         }
         let tile = tile_at(entries, begin + at, shape);
-        let pattern = pattern_at(entries, begin + at, warpgroup, shape);
+        let pattern = next_pattern;
+        next_pattern = pattern_ahead(entries, begin, at + 1, tile_count, warpgroup, shape);
         let bits = bits_of(patterns, pattern, thread, shape);
         let k_now = k_at + u64::cast_from(stage * tile_units);
         let v_now = v_at + u64::cast_from(stage * tile_units);

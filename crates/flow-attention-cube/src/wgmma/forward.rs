@@ -2,7 +2,9 @@
 
 use super::ForwardTiles;
 use super::copy::{fill, store_rows};
-use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, rows_of, tile_ahead, tile_at};
+use crate::passing::{
+    ListShape, bits_of, hide, list_of, pattern_ahead, pattern_at, rows_of, tile_ahead, tile_at, turn_of,
+};
 use crate::softmax::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
@@ -89,7 +91,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let v_full: Shared<[Barrier]> = Shared::new_slice(stages);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(2 * stages));
 
-    let head = CUBE_POS_Y;
+    let (head, place) = turn_of(shape);
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let per_tile = comptime!(tiles.keys as u32);
@@ -97,7 +99,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
+    let (block, begin, tile_count) = list_of(offsets, batch * list_stride, place, all, shape);
     let first_query = block * comptime!(rows as u32);
 
     if UNIT_POS == 0 {
@@ -228,6 +230,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         tile_count,
         shape,
     );
+    let mut next_pattern = pattern_ahead(entries, begin, 1u32.runtime(), tile_count, warpgroup, shape);
     for at in 1..tile_count {
         let next_k = tile_ahead(entries, begin, at + comptime!(stages as u32), tile_count, shape);
         let v_stage = stage;
@@ -238,7 +241,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             phase ^= 1;
         }
         let tile = tile_at(entries, begin + at, shape);
-        let pattern = pattern_at(entries, begin + at, warpgroup, shape);
+        let pattern = next_pattern;
+        next_pattern = pattern_ahead(entries, begin, at + 1, tile_count, warpgroup, shape);
         let bits = bits_of(patterns, pattern, thread, shape);
         wait(barrier_native_handle(&k_full[stage as usize]), phase);
         if comptime!(tiles.ping_pong) {

@@ -13,5 +13,5 @@ mod weights;
 pub use init::Init;
 pub use layout::{Adapter, Handle, LayoutBuilder, ParamKind, ParamLayout, ParamSpec};
 pub use version::WeightsVersion;
-pub use view::ParamView;
+pub use view::{ParamView, Standing};
 pub use weights::{Weights, WeightsUpdate};

@@ -2,7 +2,7 @@
 
 use super::{Adapter, Handle, ParamLayout, Weights, WeightsVersion};
 use crate::op::{self, Gradients};
-use crate::tensors::{Plain, leaf};
+use crate::tensors::{Plain, buffer, leaf};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +18,14 @@ pub struct ParamView {
     leaves: Arc<Mutex<BTreeMap<u32, DispatchTensor>>>,
     // Of a view made by `untracked`: the trained weights that were read instead of becoming leaves.
     read: Option<Arc<Mutex<BTreeSet<u32>>>>,
+    with_adapters: bool,
+}
+
+/// See [`ParamView::standing`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    buffers: Vec<usize>,
+    trained: Option<Arc<[bool]>>,
     with_adapters: bool,
 }
 
@@ -113,6 +121,16 @@ impl ParamView {
     /// Which values it shows.
     pub fn version(&self) -> WeightsVersion {
         WeightsVersion::of(&self.values, self.with_adapters)
+    }
+
+    /// Where the values stand and what is done with them: equal as long as a recording of a computation on this view may be
+    /// replayed for another one.
+    pub fn standing(&self) -> Standing {
+        Standing {
+            buffers: self.values.iter().map(|value| buffer(value).identity).collect(),
+            trained: self.trained.clone().filter(|_| self.read.is_none()),
+            with_adapters: self.with_adapters,
+        }
     }
 
     /// The weight behind `handle`.

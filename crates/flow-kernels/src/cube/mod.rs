@@ -13,9 +13,10 @@ mod products;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
+use flow_core::cube::CubeRecorder;
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
-use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, LaneKernels, Plain};
+use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, LaneKernels, Plain, Recorder};
 use flow_kernels_cube::Element;
 use products::Products;
 use std::fmt;
@@ -171,6 +172,10 @@ impl Kernels for CubeKernels {
                 ..self.clone()
             }) as Arc<dyn Kernels>
         })
+    }
+
+    fn recorder(&self) -> Option<Arc<dyn Recorder>> {
+        Some(Arc::new(CubeRecorder))
     }
 
     fn linear_gated_residual(

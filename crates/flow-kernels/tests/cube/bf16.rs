@@ -20,7 +20,7 @@ fn scaled(matrix: &DispatchTensor, factor: f32) -> DispatchTensor {
 
 /// In bf16, results and gradients are as far from the f32 ones as a few roundings of operands and results explain, in the
 /// Euclidean norm.
-fn compare_bf16(name: &str, of: &[Input<'_>], operation: Operation<'_>) {
+pub(crate) fn compare_bf16(name: &str, of: &[Input<'_>], operation: Operation<'_>) {
     let [cpu, cube] = sides();
     let cube = Side {
         kernels: Arc::new(CubeKernels::cuda_bf16()),

@@ -1,5 +1,7 @@
 //! The operations of a mixture of experts.
 
+#[cfg(all(feature = "cuda", not(feature = "lavapipe")))]
+use crate::bf16::compare_bf16;
 use crate::support::*;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};

@@ -5,6 +5,7 @@
 
 #[cfg(all(feature = "cuda", not(feature = "lavapipe")))]
 mod bf16;
+mod capture;
 mod experts;
 mod fused;
 mod lanes;

@@ -15,7 +15,7 @@ use flow_kernels::{CpuKernels, CubeKernels};
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use std::sync::Arc;
 
-fn noise(count: usize, salt: u64) -> Vec<f32> {
+pub(crate) fn noise(count: usize, salt: u64) -> Vec<f32> {
     let mut values = vec![0.0; count];
     Stream::new(11, Purpose::Weights)
         .at(salt, 0)
@@ -24,7 +24,7 @@ fn noise(count: usize, salt: u64) -> Vec<f32> {
 }
 
 /// 3 × 2 patches, 24 channels, 3 heads of 8: sizes that no tile divides.
-fn config(position: Position, moe: Option<MoeConfig>) -> DitConfig {
+pub(crate) fn config(position: Position, moe: Option<MoeConfig>) -> DitConfig {
     DitConfig {
         latent: LatentShape {
             channels: 3,
@@ -101,7 +101,7 @@ fn losses_and_gradients(
 }
 
 /// The device, and its kernels.
-fn cube() -> (ComputeDevice, Arc<CubeKernels>) {
+pub(crate) fn cube() -> (ComputeDevice, Arc<CubeKernels>) {
     #[cfg(feature = "lavapipe")]
     let (device, kernels) = (ComputeDevice::vulkan(), CubeKernels::vulkan());
     #[cfg(not(feature = "lavapipe"))]

@@ -1,0 +1,144 @@
+//! The calls that were recorded, and what tells them apart.
+
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, Tensor};
+use flow_core::params::Standing;
+use flow_core::tensors::shape;
+use flow_core::{Condition, FlowModel, ModelInput, Plain, Recorded};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::ThreadId;
+
+/// Recordings that are kept at a time. Each holds the memory of what it computes.
+const MOST: usize = 8;
+
+/// Which of its parts an input has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    tokens: bool,
+    text: bool,
+    pooled: bool,
+}
+
+/// The tensors of an input in order.
+pub(super) fn split(input: &ModelInput) -> (Form, Vec<Plain>) {
+    let Condition { tokens, text, pooled } = input.condition.clone();
+    let form = Form {
+        tokens: tokens.is_some(),
+        text: text.is_some(),
+        pooled: pooled.is_some(),
+    };
+    let mut tensors = vec![
+        input.x.clone().into_dispatch(),
+        input.sigma.clone().into_dispatch(),
+    ];
+    tensors.extend(tokens.map(Tensor::into_dispatch));
+    tensors.extend(text.map(Tensor::into_dispatch));
+    tensors.extend(pooled.map(Tensor::into_dispatch));
+    (form, tensors)
+}
+
+/// The inverse of [`split`].
+pub(super) fn join(form: Form, tensors: &[Plain]) -> ModelInput {
+    let mut tensors = tensors.iter().cloned();
+    let mut next = || tensors.next().expect("as many tensors as were split");
+    ModelInput {
+        x: Tensor::from_dispatch(next()),
+        sigma: Tensor::from_dispatch(next()),
+        condition: Condition {
+            tokens: form.tokens.then(|| Tensor::from_dispatch(next())),
+            text: form.text.then(|| Tensor::from_dispatch(next())),
+            pooled: form.pooled.then(|| Tensor::from_dispatch(next())),
+        },
+    }
+}
+
+/// Calls with the same key launch the same kernels on the same weights, in memory and order of one thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    model: usize,
+    form: Form,
+    inputs: Vec<(Vec<usize>, DType)>,
+    weights: Standing,
+    thread: ThreadId,
+}
+
+impl Key {
+    pub fn new(model: &dyn FlowModel, form: Form, inputs: &[Plain], weights: Standing) -> Self {
+        Self {
+            model: std::ptr::from_ref(model).cast::<()>() as usize,
+            form,
+            inputs: inputs.iter().map(|input| (shape(input), input.dtype())).collect(),
+            weights,
+            thread: std::thread::current().id(),
+        }
+    }
+}
+
+/// A recorded call.
+#[derive(Debug)]
+pub(super) enum Call {
+    /// The velocity.
+    Plain(Box<dyn Recorded>),
+    /// The velocity, and its gradients.
+    Differentiated(Pair),
+}
+
+/// A forward and a backward pass. Backward reads what the last replay of forward left, so forward must not be replayed
+/// between.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub forward: Box<dyn Recorded>,
+    pub backward: Arc<std::sync::Mutex<Box<dyn Recorded>>>,
+    /// The weights that backward gives gradients of.
+    pub positions: Vec<usize>,
+    under_way: Arc<AtomicBool>,
+}
+
+/// A replayed forward pass whose backward pass may still come. It is over when the last copy is dropped.
+#[derive(Debug)]
+pub(super) struct UnderWay(Arc<AtomicBool>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl Pair {
+    pub fn new(forward: Box<dyn Recorded>, backward: Box<dyn Recorded>, positions: Vec<usize>) -> Self {
+        Self {
+            forward,
+            backward: Arc::new(std::sync::Mutex::new(backward)),
+            positions,
+            under_way: Arc::default(),
+        }
+    }
+
+    /// Takes the pair for a pass, unless another pass is under way.
+    pub fn begin(&self) -> Option<UnderWay> {
+        let begun = (self.under_way).compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire);
+        begun.is_ok().then(|| UnderWay(self.under_way.clone()))
+    }
+}
+
+/// The recorded calls, those used last at the end.
+#[derive(Debug, Default)]
+pub(super) struct Calls(Vec<(Key, Call)>);
+
+impl Calls {
+    /// The call with `key`, made by `record` if there is none yet.
+    pub fn of(&mut self, key: Key, record: impl FnOnce() -> Call) -> &mut Call {
+        let call = match self.0.iter().position(|(known, _)| *known == key) {
+            Some(at) => self.0.remove(at).1,
+            None => {
+                if self.0.len() == MOST {
+                    self.0.remove(0);
+                }
+                record()
+            }
+        };
+        self.0.push((key, call));
+        &mut self.0.last_mut().expect("one was pushed").1
+    }
+}

@@ -1,0 +1,47 @@
+//! A computation recorded once and replayed: what a device with graphs offers, and what a host-bound model needs.
+//!
+//! A recording is the list of kernels that a computation launched, with the memory that they read and wrote. A replay runs
+//! them again on the same memory, without the host's part of the work. So it is the same arithmetic in the same order, to
+//! the bit; only what stood in the host's memory during the recording (a number in the model's code) cannot change.
+
+use crate::tensors::Plain;
+use std::fmt::Debug;
+
+/// Records computations of one device.
+pub trait Recorder: Debug + Send + Sync {
+    /// Records what `compute` launches, given copies of `inputs` in memory of their own.
+    ///
+    /// `warm_up` runs before, given the same: it compiles every kernel that `compute` will launch, and takes and frees at
+    /// least the memory that it will take. During `compute` nothing runs: it must not read a tensor back, nor make one from
+    /// the host's values. What it takes from the device stays taken as long as the recording lives.
+    ///
+    /// # Errors
+    /// [`NotRecorded`] with the device's reason. Whatever `compute` returned holds nothing of use then.
+    fn record(
+        &self,
+        inputs: &[Plain],
+        warm_up: &mut dyn FnMut(&[Plain]),
+        compute: &mut dyn FnMut(&[Plain]) -> Vec<Plain>,
+    ) -> Result<Box<dyn Recorded>, NotRecorded>;
+
+    /// A copy of `tensor` in memory of its own.
+    fn copied(&self, tensor: &Plain) -> Plain;
+
+    /// Gives memory that nothing uses back to the device.
+    fn release(&self, like: &Plain);
+}
+
+/// A recorded computation. It belongs to the thread that recorded it, whose order of launches it is part of.
+pub trait Recorded: Debug + Send {
+    /// Runs it again on `inputs`, of the shapes and types that it was recorded with. The outputs stand in memory that the
+    /// next replay writes: copy what is to outlive it.
+    ///
+    /// # Errors
+    /// [`NotRecorded`] if the device refuses, or if another thread than the recording one asks.
+    fn replay(&mut self, inputs: &[Plain]) -> Result<&[Plain], NotRecorded>;
+}
+
+/// Why a computation is not recorded, or not replayed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotRecorded(pub String);

@@ -1,0 +1,225 @@
+//! Recorded calls of a whole model: the same bits as calls that are not recorded, whatever they are given, and with weights
+//! that change between.
+
+use crate::model::{config, cube, noise};
+use burn::tensor::Tensor;
+use flow_accel::{Accelerator, Engagement, Meter, Target};
+use flow_accelerators::GraphCaptureAccelerator;
+use flow_attention::cube::PortableAttention;
+use flow_checkpoint::{Checkpointing, Policy};
+use flow_core::cpu::to_host;
+use flow_core::device::ComputeDevice;
+use flow_core::exec::{Stage, Training};
+use flow_core::model::{Condition, ModelInput};
+use flow_core::{
+    AdamWStep, CallContext, FlowModel, KeepAll, Kernels, Plain, Plan, RegionEngine, Rollout, Weights,
+};
+use flow_models::{Dit, DitConfig, MoeConfig, Position};
+use std::sync::Arc;
+
+/// A model with its weights and moments, computing by one plan.
+struct Run {
+    config: DitConfig,
+    device: ComputeDevice,
+    kernels: Arc<dyn Kernels>,
+    model: Dit,
+    weights: Weights,
+    moments: Vec<[Plain; 2]>,
+    plan: Arc<Plan>,
+    meter: Meter,
+}
+
+impl Run {
+    fn new(config: &DitConfig, regions: Arc<dyn RegionEngine>, captured: bool) -> Self {
+        let (device, kernels) = cube();
+        let model = Dit::new(config, &device).expect("a valid model");
+        let mut weights = Weights::init(model.layout().clone(), 0, &device);
+        let mut moments = Vec::new();
+        for (index, spec) in model.layout().specs().iter().enumerate() {
+            let count = spec.shape.iter().product();
+            let values = noise(count, 1000 + index as u64)
+                .iter()
+                .map(|value| 0.2 * value)
+                .collect();
+            let set = weights.set(index, device.plain(values, &spec.shape));
+            set.expect("a weight of its shape");
+            moments.push([(); 2].map(|()| device.plain(vec![0.0; count], &spec.shape)));
+        }
+        let meter = Meter::default();
+        let plan = Plan {
+            regions,
+            ..Plan::new(Arc::new(PortableAttention::default()), kernels.clone())
+        };
+        let target = Target {
+            model: model.spec(),
+            meter: &meter,
+        };
+        let plan = if captured {
+            let applied = GraphCaptureAccelerator.apply(plan, &target);
+            applied.unwrap_or_else(|refusal| panic!("{refusal}"))
+        } else {
+            plan
+        };
+        Self {
+            config: config.clone(),
+            device,
+            kernels,
+            model,
+            weights,
+            moments,
+            plan: Arc::new(plan),
+            meter,
+        }
+    }
+
+    fn input(&self, batch: usize, draw: u64) -> ModelInput {
+        let values = self.config.latent.values();
+        let sigma = (0..batch).map(|row| 0.1 + 0.07 * (row as f32 + draw as f32));
+        let tokens = (0..3 * batch as i64).map(|at| (at * 7 + draw as i64) % 5);
+        ModelInput {
+            x: self.device.tensor(noise(batch * values, draw), [batch, values]),
+            sigma: self.device.tensor(sigma.collect(), [batch]),
+            condition: Condition {
+                tokens: Some(self.device.int_tensor(tokens.collect(), [batch, 3])),
+                ..Condition::default()
+            },
+        }
+    }
+
+    fn velocity(&self, batch: usize, draw: u64) -> Vec<u32> {
+        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let exec = rollout.exec(CallContext::single(Stage::Rollout));
+        let velocity = exec.velocity(&self.model, self.input(batch, draw));
+        bits(&velocity.into_dispatch())
+    }
+
+    /// The loss, and the gradient of every weight.
+    fn gradients(&self, batch: usize, draw: u64) -> (Vec<u32>, Vec<Option<Plain>>) {
+        let trained: Arc<[bool]> = vec![true; self.weights.layout().len()].into();
+        let training = Training::new(&self.weights, self.plan.clone(), trained);
+        let exec = training.exec(CallContext::single(Stage::Training));
+        let velocity = exec
+            .velocity(&self.model, self.input(batch, draw))
+            .into_dispatch();
+        let values = self.config.latent.values();
+        let target = self
+            .device
+            .plain(noise(batch * values, 50 + draw), &[batch, values]);
+        let distance = self.kernels.mean_squared_distance(&velocity, &target);
+        let loss = Tensor::<1>::from_dispatch(distance).sum_dim(0);
+        let value = loss.clone().into_data().iter::<f32>().map(f32::to_bits).collect();
+        (value, training.gradients(&loss))
+    }
+
+    /// Losses and bits of all gradients of two units, and of the velocity after the weights have followed them.
+    fn step(&mut self, step: u64) -> Vec<Vec<u32>> {
+        let units = [self.gradients(2, 2 * step), self.gradients(2, 2 * step + 1)];
+        let mut found: Vec<Vec<u32>> = units.iter().map(|(loss, _)| loss.clone()).collect();
+        let of = AdamWStep {
+            betas: (0.9, 0.99),
+            epsilon: 1e-8,
+            weight_decay: 0.01,
+            varying: self.device.plain(vec![0.05, 0.1, 0.01, 1.0], &[4]),
+        };
+        let mut update = self.weights.update();
+        for (_, gradients) in &units {
+            for (index, gradient) in gradients.iter().enumerate() {
+                let Some(gradient) = gradient else { continue };
+                found.push(bits(gradient));
+                let [first, second] = &mut self.moments[index];
+                update.change_with_copy(index, |weight, copy| {
+                    self.kernels.adamw(weight, copy, gradient, first, second, &of);
+                });
+            }
+        }
+        drop(update);
+        found.push(self.velocity(3, step));
+        found
+    }
+}
+
+fn bits(tensor: &Plain) -> Vec<u32> {
+    to_host(tensor).into_iter().map(f32::to_bits).collect()
+}
+
+fn engine(policy: &Policy, config: &DitConfig) -> Arc<dyn RegionEngine> {
+    let model = Dit::new(config, &cube().0).expect("a valid model");
+    let assignment = policy.assign(model.spec()).expect("it fits");
+    Arc::new(Checkpointing::new(
+        policy.to_string(),
+        assignment.expect("it needs no planner"),
+    ))
+}
+
+fn routed() -> MoeConfig {
+    MoeConfig {
+        experts: 5,
+        top_k: 2,
+        inner: 20,
+        shared: 28,
+        normalize: true,
+    }
+}
+
+#[test]
+fn recorded_calls_have_the_bits_of_calls_while_weights_change() {
+    for (config, policy) in [
+        (config(Position::Rope, None), None),
+        (
+            config(Position::Sincos, None),
+            Some(Policy::AttnOnly { split: false }),
+        ),
+        (
+            config(Position::Rope, Some(routed())),
+            Some(Policy::Full { split: false }),
+        ),
+    ] {
+        let regions = || -> Arc<dyn RegionEngine> {
+            policy
+                .as_ref()
+                .map_or_else(|| Arc::new(KeepAll) as _, |policy| engine(policy, &config))
+        };
+        let mut plain = Run::new(&config, regions(), false);
+        let mut captured = Run::new(&config, regions(), true);
+        for step in 0..3 {
+            let (expected, found) = (plain.step(step), captured.step(step));
+            assert_eq!(expected.len(), found.len());
+            for (number, (expected, found)) in expected.iter().zip(&found).enumerate() {
+                assert!(expected == found, "step {step}, tensor {number}, {policy:?}");
+            }
+            // Two forward and two backward passes, and the velocity.
+            let replayed = captured.meter.take().of(Engagement::GraphReplayed);
+            assert_eq!(replayed, 5, "step {step}");
+        }
+    }
+}
+
+#[test]
+fn a_call_of_another_shape_is_another_recording_and_two_passes_at_once_share_none() {
+    let config = config(Position::Rope, None);
+    let plain = Run::new(&config, Arc::new(KeepAll), false);
+    let captured = Run::new(&config, Arc::new(KeepAll), true);
+    for (batch, draw) in [(2, 0), (3, 1), (2, 2), (3, 3)] {
+        assert!(
+            plain.velocity(batch, draw) == captured.velocity(batch, draw),
+            "{batch} rows"
+        );
+    }
+    assert_eq!(captured.meter.take().of(Engagement::GraphReplayed), 4);
+
+    // Two calls of one pass: the second begins before the first is differentiated.
+    let both = |run: &Run| {
+        let trained: Arc<[bool]> = vec![true; run.weights.layout().len()].into();
+        let training = Training::new(&run.weights, run.plan.clone(), trained);
+        let [a, b] = [4, 5].map(|draw| {
+            let exec = training.exec(CallContext::single(Stage::Training));
+            exec.velocity(&run.model, run.input(2, draw))
+        });
+        let loss = (a * b).sum_dim(1).sum_dim(0).squeeze_dim::<1>(1);
+        let gradients = training.gradients(&loss);
+        gradients.iter().flatten().map(bits).collect::<Vec<_>>()
+    };
+    assert!(both(&plain) == both(&captured), "two calls in one pass");
+    // Forward and backward of the first; the second is computed as without a recording.
+    assert_eq!(captured.meter.take().of(Engagement::GraphReplayed), 2);
+}
