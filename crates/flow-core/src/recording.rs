@@ -11,12 +11,13 @@ use std::fmt::Debug;
 pub trait Recorder: Debug + Send + Sync {
     /// Records what `compute` launches, given copies of `inputs` in memory of their own.
     ///
-    /// `warm_up` runs before, given the same: it compiles every kernel that `compute` will launch, and takes and frees at
-    /// least the memory that it will take. During `compute` nothing runs: it must not read a tensor back, nor make one from
-    /// the host's values. What it takes from the device stays taken as long as the recording lives.
+    /// `warm_up` runs before, given the same: it compiles every kernel that `compute` will launch, and takes and frees the
+    /// memory that it will take. During `compute` nothing runs: it must not read a tensor back, nor make one from the host's
+    /// values. What it takes from the device stays taken as long as the recording lives.
     ///
     /// # Errors
-    /// [`NotRecorded`] with the device's reason. Whatever `compute` returned holds nothing of use then.
+    /// [`NotRecorded`] with the device's reason. Whatever `compute` returned holds nothing of use then. After
+    /// [`NotRecorded::NoRoom`] another attempt may succeed: this one learned what was missing.
     fn record(
         &self,
         inputs: &[Plain],
@@ -43,5 +44,15 @@ pub trait Recorded: Debug + Send {
 
 /// Why a computation is not recorded, or not replayed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct NotRecorded(pub String);
+pub enum NotRecorded {
+    /// Warming up took less memory than the computation. How much it takes depends on how far the host runs ahead of the
+    /// device.
+    #[error("its computation takes more memory than warming up did ({bytes} bytes at once)")]
+    NoRoom {
+        /// What was asked for when there was no room.
+        bytes: u64,
+    },
+    /// Anything else.
+    #[error("{0}")]
+    Refused(String),
+}

@@ -9,6 +9,7 @@
 //!   --device cpu|cuda     (default cpu)
 //!   --checkpoint none|full|attn_only   what backward keeps (time)
 //!   --plain               without fused operations (time)
+//!   --capture             calls of the model recorded once and replayed (time)
 //!   --repeats N           measurements (time; default 5)
 //!   --threads N           of the processor (default 2)
 //! ```
@@ -81,6 +82,7 @@ struct Options {
     device: String,
     checkpoint: String,
     fused: bool,
+    captured: bool,
     repeats: usize,
     threads: String,
 }
@@ -93,13 +95,15 @@ impl Options {
             device: "cpu".into(),
             checkpoint: "none".into(),
             fused: true,
+            captured: false,
             repeats: 5,
             threads: "2".into(),
         };
         while let [name, rest @ ..] = arguments {
-            if let "--tiny" | "--plain" = &**name {
+            if let "--tiny" | "--plain" | "--capture" = &**name {
                 options.tiny |= name == "--tiny";
                 options.fused &= name != "--plain";
+                options.captured |= name == "--capture";
                 arguments = rest;
                 continue;
             }
@@ -184,7 +188,11 @@ impl Job {
         let mut models = ModelRegistry::new();
         flow_models::register(&mut models);
         let model = models.build(workload.architecture, &workload.settings, &device)?;
-        let plan = Arc::new(opening::under(plan, &options.checkpoint, model.spec())?);
+        let plan = opening::under(plan, &options.checkpoint, model.spec())?;
+        let plan = Arc::new(match options.captured {
+            true => opening::captured(plan, model.spec())?,
+            false => plan,
+        });
         let mut layout = (**model.layout()).clone();
         let trained = match &workload.lora {
             Some(lora) => {

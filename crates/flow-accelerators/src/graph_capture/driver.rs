@@ -13,6 +13,9 @@ use flow_core::tensors::{is_tracked, plain, zeros_like};
 use flow_core::{Exec, FlowModel, ModelInput, NotRecorded, ParamView, Plain, Recorder, VelocityDriver};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// How often a call is recorded anew because there was too little memory.
+const ATTEMPTS: usize = 24;
+
 /// Records what another driver computes, and replays it.
 #[derive(Debug)]
 pub(super) struct Replaying {
@@ -23,7 +26,7 @@ pub(super) struct Replaying {
 }
 
 /// A call about to be recorded.
-struct Recorded<'a> {
+struct ToRecord<'a> {
     driver: &'a Replaying,
     exec: &'a Exec<'a>,
     model: &'a dyn FlowModel,
@@ -44,7 +47,7 @@ impl VelocityDriver for Replaying {
         }
         let inputs: Vec<Plain> = inputs.iter().map(plain).collect();
         let key = Key::new(model, form, &inputs, exec.params().standing());
-        let of = Recorded {
+        let of = ToRecord {
             driver: self,
             exec,
             model,
@@ -121,20 +124,36 @@ impl Replaying {
     }
 }
 
-impl Recorded<'_> {
+impl ToRecord<'_> {
     fn record(&self) -> Call {
-        let recorded = if self.exec.params().is_training() {
-            self.pair().map(Call::Differentiated)
-        } else {
-            let recorder = &self.driver.recorder;
-            let velocity = |views: &[Plain]| plain(&self.velocity(self.exec, views));
-            let recorded = recorder.record(self.inputs, &mut |views| drop(velocity(views)), &mut |views| {
+        let recorder = &self.driver.recorder;
+        for _ in 0..ATTEMPTS {
+            let recorded = if self.exec.params().is_training() {
+                self.pair().map(Call::Differentiated)
+            } else {
+                self.plain().map(Call::Plain)
+            };
+            match recorded {
+                // The device gave no room: another attempt takes more before.
+                Err(NotRecorded::NoRoom { .. }) => {}
+                Err(why) => refused(self.model, &why),
+                Ok(call) => {
+                    recorder.release(&self.inputs[0]);
+                    return call;
+                }
+            }
+        }
+        let why = format!("{ATTEMPTS} attempts took more memory than warming up before them");
+        refused(self.model, &NotRecorded::Refused(why))
+    }
+
+    fn plain(&self) -> Result<Box<dyn flow_core::Recorded>, NotRecorded> {
+        let velocity = |views: &[Plain]| plain(&self.velocity(self.exec, views));
+        self.driver
+            .recorder
+            .record(self.inputs, &mut |views| drop(velocity(views)), &mut |views| {
                 vec![velocity(views)]
-            });
-            recorded.map(Call::Plain)
-        };
-        self.driver.recorder.release(&self.inputs[0]);
-        recorded.unwrap_or_else(|why| refused(self.model, &why))
+            })
     }
 
     fn velocity(&self, exec: &Exec<'_>, inputs: &[Plain]) -> DispatchTensor {

@@ -10,11 +10,15 @@ use burn::tensor::Slice;
 use cubecl::client::Graph;
 use cubecl::prelude::Client;
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
 
 /// Records computations on the device of their inputs.
-#[derive(Clone, Copy, Debug)]
-pub struct CubeRecorder;
+#[derive(Debug, Default)]
+pub struct CubeRecorder {
+    /// Bytes of what earlier attempts had no room for.
+    missed: Mutex<Vec<u64>>,
+}
 
 /// Memory that keeps its address, and the shape of what is written to it.
 #[derive(Clone, Debug)]
@@ -56,7 +60,7 @@ impl Place {
     /// Writes `tensor`'s values.
     fn write(&mut self, tensor: &Plain) -> Result<(), NotRecorded> {
         if shape(tensor) != self.shape {
-            return Err(NotRecorded(format!(
+            return Err(NotRecorded::Refused(format!(
                 "it was recorded for a tensor {:?} and got {:?}",
                 self.shape,
                 shape(tensor)
@@ -75,7 +79,7 @@ impl Place {
         let moved = buffer(&written) != before;
         self.flat = Some(written);
         if moved {
-            return Err(NotRecorded(
+            return Err(NotRecorded::Refused(
                 "something holds an input of the recording, so it cannot be written to in place".into(),
             ));
         }
@@ -85,12 +89,19 @@ impl Place {
 
 fn client(tensor: &Plain) -> Result<Client, NotRecorded> {
     let found = super::read(tensor).or_else(|| super::read_ints(tensor));
-    let found = found.ok_or_else(|| NotRecorded("its first input is on no device that has graphs".into()))?;
+    let found = found
+        .ok_or_else(|| NotRecorded::Refused("its first input is on no device that has graphs".into()))?;
     Ok(found.client.clone())
 }
 
 fn refused(what: &str, error: impl fmt::Display) -> NotRecorded {
-    NotRecorded(format!("the device refused to {what}: {error}"))
+    NotRecorded::Refused(format!("the device refused to {what}: {error}"))
+}
+
+/// The bytes that CubeCL had no room for, if that is what `error` says. Its type does not tell this failure from others.
+fn missing_bytes(error: &str) -> Option<u64> {
+    let (_, after) = error.split_once("No room for ")?;
+    after.split(' ').next()?.parse().ok()
 }
 
 impl Recorder for CubeRecorder {
@@ -101,7 +112,7 @@ impl Recorder for CubeRecorder {
         compute: &mut dyn FnMut(&[Plain]) -> Vec<Plain>,
     ) -> Result<Box<dyn Recorded>, NotRecorded> {
         let first = inputs.first();
-        let client = client(first.ok_or_else(|| NotRecorded("it has no input".into()))?)?;
+        let client = client(first.ok_or_else(|| NotRecorded::Refused("it has no input".into()))?)?;
         let mut places: Vec<Place> = inputs.iter().map(Place::like).collect();
         for (place, input) in places.iter_mut().zip(inputs) {
             place.write(input)?;
@@ -109,13 +120,24 @@ impl Recorder for CubeRecorder {
         let views = |places: &[Place]| places.iter().map(Place::view).collect::<Vec<_>>();
         let prepared = client.graph_prepare();
         prepared.map_err(|error| refused("prepare a recording", error))?;
-        warm_up(&views(&places));
+        {
+            // Taken before and given back after, so that the pools have room for it.
+            let missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+            let _room: Vec<_> = missed.iter().map(|bytes| client.empty(*bytes as usize)).collect();
+            warm_up(&views(&places));
+        }
         let begun = client.start_capture();
         begun.map_err(|error| refused("begin a recording", error))?;
         let outputs = compute(&views(&places));
-        let graph = client
-            .stop_capture()
-            .map_err(|error| refused("end a recording", error))?;
+        let graph = client.stop_capture().map_err(|error| {
+            let Some(bytes) = missing_bytes(&error.to_string()) else {
+                return refused("end a recording", error);
+            };
+            let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+            // What is too little once is often too little for the next tensor of the size, too.
+            missed.extend([bytes; 2]);
+            NotRecorded::NoRoom { bytes }
+        })?;
         Ok(Box::new(CubeRecording {
             graph,
             thread: std::thread::current().id(),
@@ -158,12 +180,12 @@ impl fmt::Debug for CubeRecording {
 impl Recorded for CubeRecording {
     fn replay(&mut self, inputs: &[Plain]) -> Result<&[Plain], NotRecorded> {
         if std::thread::current().id() != self.thread {
-            return Err(NotRecorded(
+            return Err(NotRecorded::Refused(
                 "it belongs to the thread that recorded it, and another one asked".into(),
             ));
         }
         if inputs.len() != self.inputs.len() {
-            return Err(NotRecorded(format!(
+            return Err(NotRecorded::Refused(format!(
                 "it was recorded with {} inputs and got {}",
                 self.inputs.len(),
                 inputs.len()

@@ -175,7 +175,7 @@ impl Kernels for CubeKernels {
     }
 
     fn recorder(&self) -> Option<Arc<dyn Recorder>> {
-        Some(Arc::new(CubeRecorder))
+        Some(Arc::new(CubeRecorder::default()))
     }
 
     fn linear_gated_residual(

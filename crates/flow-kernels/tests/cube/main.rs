@@ -5,10 +5,10 @@
 
 #[cfg(all(feature = "cuda", not(feature = "lavapipe")))]
 mod bf16;
-mod capture;
 mod experts;
 mod fused;
 mod lanes;
 mod model;
 mod operations;
+mod setting;
 mod support;

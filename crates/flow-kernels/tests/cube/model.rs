@@ -1,6 +1,7 @@
 //! A whole model on a CubeCL device: the loss and every weight's gradient of a small DiT, with and without experts, are the
 //! CPU's, and no bit of them depends on what backward computes again.
 
+use crate::setting::{config, cube, noise};
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_attention::cube::PortableAttention;
@@ -8,41 +9,11 @@ use flow_checkpoint::{Checkpointing, Policy};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
-use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
-use flow_core::rng::{Purpose, Stream};
+use flow_core::model::{Condition, ModelInput};
 use flow_core::{AttentionBackend, CallContext, FlowModel, KeepAll, Kernels, Plan, RegionEngine, Weights};
-use flow_kernels::{CpuKernels, CubeKernels};
+use flow_kernels::CpuKernels;
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use std::sync::Arc;
-
-pub(crate) fn noise(count: usize, salt: u64) -> Vec<f32> {
-    let mut values = vec![0.0; count];
-    Stream::new(11, Purpose::Weights)
-        .at(salt, 0)
-        .fill_normal(&mut values);
-    values
-}
-
-/// 3 × 2 patches, 24 channels, 3 heads of 8: sizes that no tile divides.
-pub(crate) fn config(position: Position, moe: Option<MoeConfig>) -> DitConfig {
-    DitConfig {
-        latent: LatentShape {
-            channels: 3,
-            frames: 1,
-            height: 6,
-            width: 4,
-        },
-        patch: 2,
-        hidden: 24,
-        layers: 2,
-        heads: 3,
-        mlp_ratio: 2.5,
-        moe,
-        vocabulary: Some(Vocabulary { size: 5, length: 3 }),
-        qk_norm: position == Position::Rope,
-        position,
-    }
-}
 
 /// The loss and the gradient of every weight.
 fn losses_and_gradients(
@@ -98,16 +69,6 @@ fn losses_and_gradients(
     std::iter::once(("loss".to_owned(), value))
         .chain(gradients)
         .collect()
-}
-
-/// The device, and its kernels.
-pub(crate) fn cube() -> (ComputeDevice, Arc<CubeKernels>) {
-    #[cfg(feature = "lavapipe")]
-    let (device, kernels) = (ComputeDevice::vulkan(), CubeKernels::vulkan());
-    #[cfg(not(feature = "lavapipe"))]
-    let (device, kernels) = (ComputeDevice::cuda(0), CubeKernels::cuda());
-    let device = device.unwrap_or_else(|error| panic!("{error:?}"));
-    (device, Arc::new(kernels))
 }
 
 /// Both positions, dense and with experts.

@@ -1,5 +1,7 @@
 //! Opening a device: who computes on it, what backward keeps there, and how much memory was taken.
 
+use flow_accel::{Accelerator, Meter, Target};
+use flow_accelerators::GraphCaptureAccelerator;
 use flow_attention::AttentionRegistry;
 use flow_checkpoint::{Checkpointing, Policy};
 use flow_core::device::ComputeDevice;
@@ -48,6 +50,18 @@ pub fn under(plan: Plan, name: &str, spec: &ModelSpec) -> Result<Plan, Box<dyn E
         regions: Arc::new(Checkpointing::new(name, assignment)),
         ..plan
     })
+}
+
+/// `plan` with calls of the model recorded and replayed.
+///
+/// # Errors
+/// If the device has no graphs.
+pub fn captured(plan: Plan, spec: &ModelSpec) -> Result<Plan, Box<dyn Error>> {
+    let target = Target {
+        model: spec,
+        meter: &Meter::default(),
+    };
+    Ok(GraphCaptureAccelerator.apply(plan, &target)?)
 }
 
 /// GiB that the program took from the device, at the most: the pool of a GPU keeps what it once had.

@@ -1,7 +1,11 @@
 //! Recorded calls of a whole model: the same bits as calls that are not recorded, whatever they are given, and with weights
 //! that change between.
+//!
+//! A program of its own: while one thread records on an NVIDIA GPU, nothing else in the process may wait for it.
 
-use crate::model::{config, cube, noise};
+#[path = "../cube/setting.rs"]
+mod setting;
+
 use burn::tensor::Tensor;
 use flow_accel::{Accelerator, Engagement, Meter, Target};
 use flow_accelerators::GraphCaptureAccelerator;
@@ -15,7 +19,11 @@ use flow_core::{
     AdamWStep, CallContext, FlowModel, KeepAll, Kernels, Plain, Plan, RegionEngine, Rollout, Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
-use std::sync::Arc;
+use setting::{config, cube, noise};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// One recording at a time.
+static RECORDING: Mutex<()> = Mutex::new(());
 
 /// A model with its weights and moments, computing by one plan.
 struct Run {
@@ -163,6 +171,7 @@ fn routed() -> MoeConfig {
 
 #[test]
 fn recorded_calls_have_the_bits_of_calls_while_weights_change() {
+    let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
     for (config, policy) in [
         (config(Position::Rope, None), None),
         (
@@ -196,6 +205,7 @@ fn recorded_calls_have_the_bits_of_calls_while_weights_change() {
 
 #[test]
 fn a_call_of_another_shape_is_another_recording_and_two_passes_at_once_share_none() {
+    let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
     let config = config(Position::Rope, None);
     let plain = Run::new(&config, Arc::new(KeepAll), false);
     let captured = Run::new(&config, Arc::new(KeepAll), true);
