@@ -435,6 +435,10 @@ impl Kernels for MeteredKernels {
         }))
     }
 
+    fn recorder(&self) -> Option<Arc<dyn flow_core::Recorder>> {
+        self.inner.recorder()
+    }
+
     fn linear_gated_residual(
         &self,
         stash: &dyn Stash,
@@ -523,6 +527,15 @@ impl Kernels for MeteredKernels {
 
     fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
         self.inner.sums_of_squares(tensors)
+    }
+
+    fn step_values(
+        &self,
+        gradients: &[&Plain],
+        factors: &flow_core::StepFactors,
+        device: &flow_core::device::ComputeDevice,
+    ) -> flow_core::StepValues {
+        self.inner.step_values(gradients, factors, device)
     }
 
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {

@@ -10,6 +10,7 @@ mod lanes;
 pub use frequencies::{low_frequency_radius, split_frequencies};
 pub use lanes::{HostLanes, LaneKernels, LaneRow, LaneSum, LaneSums, RowOf, combine};
 
+use crate::device::ComputeDevice;
 use crate::exec::Stash;
 use crate::experts::ExpertKernels;
 use crate::recording::Recorder;
@@ -83,8 +84,62 @@ pub struct AdamWStep {
     pub epsilon: f32,
     /// Decoupled weight decay, times the learning rate.
     pub weight_decay: f32,
-    /// What changes from step to step, on the device: `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale]`.
+    /// What changes from step to step, on the device: `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale]`, and maybe
+    /// more that a step does not read. A scale below 0 stands for gradients that are not finite: the step changes nothing.
     pub varying: Plain,
+}
+
+/// What the factors of an optimizer step follow from, beside its gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepFactors {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// `1 - beta1^t` and `1 - beta2^t`.
+    pub corrections: [f64; 2],
+    /// Bound on the norm of the mean gradient, 0 for none.
+    pub max_norm: f64,
+    /// How many gradients were added up to the sums that the step gets.
+    pub units: usize,
+}
+
+impl StepFactors {
+    /// Added to a norm before something is divided by it (`torch.nn.utils.clip_grad_norm_`).
+    pub const SMALL: f64 = 1e-6;
+
+    /// Factor by which a mean gradient of norm `norm` is clipped.
+    pub fn clip(&self, norm: f64) -> f64 {
+        if self.max_norm > 0.0 {
+            (self.max_norm / (norm + Self::SMALL)).min(1.0)
+        } else {
+            1.0
+        }
+    }
+
+    /// The factors themselves, if the squares of all sums of gradients add up to `squares`.
+    pub fn values(&self, squares: f64, device: &ComputeDevice) -> StepValues {
+        let units = self.units.max(1) as f64;
+        let norm = squares.sqrt() / units;
+        let scale = if norm.is_finite() {
+            self.clip(norm) / units
+        } else {
+            -1.0
+        };
+        let [correction1, correction2] = self.corrections;
+        let varying = [self.learning_rate, correction1, correction2, scale, norm];
+        StepValues {
+            varying: device.plain(varying.map(|value| value as f32).to_vec(), &[varying.len()]),
+            norm: Some(norm),
+        }
+    }
+}
+
+/// The factors of an optimizer step.
+#[derive(Clone, Debug)]
+pub struct StepValues {
+    /// `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale, norm]` for [`AdamWStep::varying`].
+    pub varying: Plain,
+    /// Norm of the mean gradient before clipping, if the host knows it already.
+    pub norm: Option<f64>,
 }
 
 /// Results of an SDE step: `x_next [B, N]` as stored, `mean [B, N]`, `log_prob [B]`, all f32.
@@ -257,6 +312,12 @@ pub trait Kernels: Debug + Send + Sync {
     /// Sum of squares of the values of each tensor, in a fixed order: in f64, or in f32 for a few thousand of them and then
     /// in f64. Asked for all at once, since a device has to be waited for.
     fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64>;
+
+    /// The factors of a step with these sums of gradients. A device computes them itself, so that nobody waits for it
+    /// between the gradients and the step.
+    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues {
+        factors.values(self.sums_of_squares(gradients).into_iter().sum(), device)
+    }
 
     /// `accumulated += gradient`.
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain);

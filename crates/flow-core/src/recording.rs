@@ -28,6 +28,9 @@ pub trait Recorder: Debug + Send + Sync {
     /// A copy of `tensor` in memory of its own.
     fn copied(&self, tensor: &Plain) -> Plain;
 
+    /// Whether anything but one owner holds the memory of `tensor`.
+    fn is_held(&self, tensor: &Plain) -> bool;
+
     /// Gives memory that nothing uses back to the device.
     fn release(&self, like: &Plain);
 }
@@ -40,6 +43,9 @@ pub trait Recorded: Debug + Send {
     /// # Errors
     /// [`NotRecorded`] if the device refuses, or if another thread than the recording one asks.
     fn replay(&mut self, inputs: &[Plain]) -> Result<&[Plain], NotRecorded>;
+
+    /// The outputs of the last replay.
+    fn outputs(&self) -> &[Plain];
 }
 
 /// Why a computation is not recorded, or not replayed.

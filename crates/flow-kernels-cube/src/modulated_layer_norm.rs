@@ -1,4 +1,4 @@
-//! Layer norm without weights, scaled and shifted per sample: adaLN (Peebles and Xie 2023, arXiv:2212.09748).
+//! Layer norm scaled and shifted per sample: adaLN (Peebles and Xie 2023, arXiv:2212.09748); and by a weight and a bias.
 
 // Conditions of kernels that are known when they are compiled stay apart from those that are not.
 #![allow(clippy::collapsible_if)]
@@ -22,13 +22,15 @@ pub struct ModulatedNorm {
     pub chunks: usize,
     /// Which chunk is the shift.
     pub shift: usize,
-    /// Which chunk is the scale, less 1.
+    /// Which chunk is the scale, less `unit`.
     pub scale: usize,
+    /// Added to the scale: 1 for a modulation, which is around 0; 0 for a weight, which is around 1.
+    pub unit: f32,
     /// Added to the variance.
     pub epsilon: f32,
 }
 
-/// `y = (x - mean) / sqrt(variance + epsilon) · (1 + scale) + shift`, and mean and reciprocal deviation of each row.
+/// `y = (x - mean) / sqrt(variance + epsilon) · (unit + scale) + shift`, and mean and reciprocal deviation of each row.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_forward<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -40,6 +42,7 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     chunks: usize,
     shift: usize,
     scale: usize,
+    unit: f32,
     epsilon: f32,
     #[comptime] rows: Rows,
 ) {
@@ -83,7 +86,7 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
             if at < vectors {
                 let scaled = Vector::<f32, N>::cast_from(modulation[(of_sample + scale) * vectors + at]);
                 let shifted = Vector::<f32, N>::cast_from(modulation[(of_sample + shift) * vectors + at]);
-                let factor = scaled + Vector::new(1.0f32);
+                let factor = scaled + Vector::new(unit);
                 let result = values[i] * Vector::new(reciprocal) * factor + shifted;
                 y[row * vectors + at] = Vector::cast_from(result);
             }
@@ -109,6 +112,7 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
     tokens: usize,
     chunks: usize,
     scale: usize,
+    unit: f32,
     piece: usize,
     #[comptime] at_once: usize,
     #[comptime] modulated: bool,
@@ -133,7 +137,7 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
         let at = lane + comptime!(i * rows.lanes);
         let at = select(at < vectors, at, 0usize);
         let scaled = Vector::<f32, N>::cast_from(modulation[(sample * chunks + scale) * vectors + at]);
-        factors[i] = scaled + Vector::new(1.0f32);
+        factors[i] = scaled + Vector::new(unit);
         shifts[i] = Vector::new(0.0f32);
         scales[i] = Vector::new(0.0f32);
     }
@@ -273,6 +277,7 @@ impl ModulatedNorm {
                 self.chunks,
                 self.shift,
                 self.scale,
+                self.unit,
                 self.epsilon,
                 rows,
             );
@@ -280,7 +285,7 @@ impl ModulatedNorm {
         Ok(())
     }
 
-    /// `dx`, and `dmodulation [B, K, D]` if asked for: zeros but for shift and scale. Sums over tokens are f32, in an
+    /// `dx`, and `dmodulation [B, K, D]` if asked for, in f32 or the type of `x`: zeros but for shift and scale. Sums over tokens are f32, in an
     /// order that depends on their number alone.
     ///
     /// # Errors
@@ -300,7 +305,11 @@ impl ModulatedNorm {
         gradient.expect_of("gradient", x.length, element)?;
         dx.expect_of("dx", x.length, element)?;
         if let Some(dmodulation) = dmodulation {
-            dmodulation.expect_of("dmodulation", modulation.length, element)?;
+            let of = match dmodulation.element {
+                Element::F32 => Element::F32,
+                _ => element,
+            };
+            dmodulation.expect_of("dmodulation", modulation.length, of)?;
         }
         let width = width(self.channels, element);
         let rows = Rows::whole(self.channels, width, plane_size(client));
@@ -330,6 +339,7 @@ impl ModulatedNorm {
                     self.tokens,
                     self.chunks,
                     self.scale,
+                    self.unit,
                     piece,
                     at_once(rows),
                     dmodulation.is_some(),

@@ -38,6 +38,57 @@ pub(crate) fn squares<F: Float, N: Size>(
     }
 }
 
+/// What a step's factors follow from, beside the gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Factors {
+    /// Learning rate.
+    pub learning_rate: f32,
+    /// `1 - beta1^t` and `1 - beta2^t`.
+    pub corrections: [f32; 2],
+    /// Bound on the norm of the mean gradient, 0 for none.
+    pub max_norm: f32,
+    /// Added to the norm before the bound is divided by it.
+    pub small: f32,
+    /// How many gradients were added up.
+    pub units: f32,
+}
+
+/// `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale, norm]` from sums of squares. One block.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn step_values_kernel(
+    partials: &[f32],
+    varying: &mut [f32],
+    count: usize,
+    rate: f32,
+    correction1: f32,
+    correction2: f32,
+    max_norm: f32,
+    small: f32,
+    units: f32,
+) {
+    let mut sum = 0.0f32;
+    let mut at = UNIT_POS as usize;
+    while at < count {
+        sum += partials[at];
+        at += THREADS;
+    }
+    let sum = block_sum(sum);
+    if UNIT_POS == 0 {
+        let norm = sum.sqrt() / units;
+        let mut scale = 1.0f32 / units;
+        if max_norm > 0.0f32 {
+            let clip = max_norm / (norm + small);
+            scale *= select(clip < 1.0f32, clip, 1.0f32);
+        }
+        varying[0] = rate;
+        varying[1] = correction1;
+        varying[2] = correction2;
+        // False for what is not a number, too.
+        varying[3] = select(norm <= f32::MAX, scale, -1.0f32);
+        varying[4] = norm;
+    }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn accumulate_kernel<F: Float, N: Size>(
     accumulated: &mut [Vector<f32, N>],
@@ -83,7 +134,7 @@ pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
     #[comptime] copied: bool,
 ) {
     let at = ABSOLUTE_POS;
-    if at < vectors {
+    if at < vectors && varying[3] >= 0.0f32 {
         let rate = varying[0];
         let keep = Vector::<f32, N>::new(1.0f32 - rate * weight_decay);
         let step_size = Vector::<f32, N>::new(rate / varying[1]);
@@ -104,9 +155,8 @@ pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
     }
 }
 
-/// The sum of squares of the values of each of `tensors`, of any types: f32 within pieces of 4096 values in a fixed order,
-/// the pieces in order in f64 on the host. Waits for the device once. `None` if the device failed.
-pub fn sums_of_squares(client: &Client, tensors: &[&Buffer]) -> Option<Vec<f64>> {
+/// Sums of squares of the pieces of all `tensors`, and how many pieces each has.
+fn partial_squares(client: &Client, tensors: &[&Buffer]) -> (Buffer, Vec<usize>) {
     let pieces: Vec<usize> = tensors
         .iter()
         .map(|tensor| tensor.length.div_ceil(PIECE))
@@ -132,9 +182,52 @@ pub fn sums_of_squares(client: &Client, tensors: &[&Buffer]) -> Option<Vec<f64>>
         });
         first += pieces;
     }
+    (partials, pieces)
+}
+
+/// The sum of squares of the values of each of `tensors`, of any types: f32 within pieces of 4096 values in a fixed order,
+/// the pieces in order in f64 on the host. Waits for the device once. `None` if the device failed.
+pub fn sums_of_squares(client: &Client, tensors: &[&Buffer]) -> Option<Vec<f64>> {
+    let (partials, pieces) = partial_squares(client, tensors);
     let mut partials = partials.download(client)?.into_iter();
     let sums = pieces.iter().map(|pieces| partials.by_ref().take(*pieces).sum());
     Some(sums.collect())
+}
+
+/// The factors of a step with the sums of gradients `tensors`, `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale,
+/// norm]` in f32, computed on the device in a fixed order and written to `varying [5]`. The scale is -1 if the norm is not
+/// finite.
+///
+/// # Errors
+/// [`Refused`] if `varying` does not fit.
+pub fn step_values(
+    client: &Client,
+    tensors: &[&Buffer],
+    factors: &Factors,
+    varying: &Buffer,
+) -> Result<(), Refused> {
+    varying.expect_of("varying", 5, Element::F32)?;
+    let (partials, _) = partial_squares(client, tensors);
+    let [correction1, correction2] = factors.corrections;
+    // SAFETY: the one block reads as many partial sums as there are, and writes five values.
+    unsafe {
+        step_values_kernel::launch_unchecked(
+            client,
+            CubeCount::new_single(),
+            CubeDim::new_1d(THREADS as u32),
+            address_type(&[&partials]),
+            partials.argument(),
+            varying.argument(),
+            partials.length,
+            factors.learning_rate,
+            correction1,
+            correction2,
+            factors.max_norm,
+            factors.small,
+            factors.units,
+        );
+    }
+    Ok(())
 }
 
 /// `accumulated += gradient`; `accumulated` f32, `gradient` of any type.
@@ -202,7 +295,8 @@ pub struct AdamW<'a> {
     pub epsilon: f32,
     /// Decoupled weight decay, times the learning rate.
     pub weight_decay: f32,
-    /// `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale]`, f32.
+    /// `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale, …]`, f32, at least 4 values. A scale below 0: nothing
+    /// changes.
     pub varying: &'a Buffer,
 }
 
@@ -230,7 +324,8 @@ impl AdamW<'_> {
         let length = of.weight.length;
         of.weight.expect_of("weight", length, Element::F32)?;
         of.gradient.expect("gradient", length)?;
-        self.varying.expect_of("varying", 4, Element::F32)?;
+        let values = self.varying.length.max(4);
+        self.varying.expect_of("varying", values, Element::F32)?;
         if of.first.element == Element::F16 {
             return Err(Refused::Type {
                 name: "first",

@@ -30,6 +30,7 @@ use crate::modulated_layer_norm::norm_backward::NormBackward;
 use crate::modulated_layer_norm::norm_forward::NormForward;
 use crate::optimizer::adamw_kernel::AdamwKernel;
 use crate::optimizer::squares::Squares;
+use crate::optimizer::step_values_kernel::StepValuesKernel;
 use crate::rms_norm::rms_backward::RmsBackward;
 use crate::rms_norm::rms_forward::RmsForward;
 use crate::rms_norm::rms_weight::RmsWeight;
@@ -90,14 +91,14 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
     let gelu = Activation::GeluTanh;
     with_type!(element, F => {
         let definitions = [
-            ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [r t c a b e], vector, several)),
+            ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [r t c a b u e], vector, several)),
             (
                 "norm_backward",
-                define!(NormBackward::<F>, whole.threads(), [x m s g d p], [b t c s p], vector, at_once(whole), true, whole),
+                define!(NormBackward::<F>, whole.threads(), [x m s g d p], [b t c s u p], vector, at_once(whole), true, whole),
             ),
             (
                 "norm_backward_plain",
-                define!(NormBackward::<F>, whole.threads(), [x m s g d p], [b t c s p], vector, at_once(whole), false, whole),
+                define!(NormBackward::<F>, whole.threads(), [x m s g d p], [b t c s u p], vector, at_once(whole), false, whole),
             ),
             (
                 "rms_forward",
@@ -153,6 +154,7 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ),
             ("restore_lines", define!(RestoreLines::<F>, THREADS, [a b x t l h], [a b v w k s],)),
             ("squares", define!(Squares::<F>, THREADS, [x p], [v f], vector)),
+            ("step_values", define!(StepValuesKernel, THREADS, [p v], [n r a b m s u],)),
             (
                 "adamw",
                 define!(AdamwKernel::<f32, F, bf16>, THREADS, [w g m v c s], [n a b e d], 4, true),

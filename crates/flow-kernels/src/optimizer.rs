@@ -58,12 +58,15 @@ pub(crate) fn adamw(
 ) {
     let gradient = CpuTensor::read(gradient);
     let varying = CpuTensor::read(&step.varying);
-    let &[rate, correction1, correction2, gradient_scale] = varying.values() else {
+    let &[rate, correction1, correction2, gradient_scale, ..] = varying.values() else {
         panic!(
             "AdamW's varying values are [lr, 1 - beta1^t, 1 - beta2^t, gradient scale], got {}",
             varying.values().len()
         );
     };
+    if gradient_scale < 0.0 {
+        return;
+    }
     let (beta1, beta2) = step.betas;
     let (keep, step_size, root) = (
         1.0 - rate * step.weight_decay,

@@ -10,6 +10,7 @@
 //!   --checkpoint none|full|attn_only   what backward keeps (time)
 //!   --plain               without fused operations (time)
 //!   --capture             calls of the model recorded once and replayed (time)
+//!   --layers N            of that many blocks, for a look at one of them
 //!   --repeats N           measurements (time; default 5)
 //!   --threads N           of the processor (default 2)
 //! ```
@@ -83,6 +84,7 @@ struct Options {
     checkpoint: String,
     fused: bool,
     captured: bool,
+    layers: Option<usize>,
     repeats: usize,
     threads: String,
 }
@@ -96,6 +98,7 @@ impl Options {
             checkpoint: "none".into(),
             fused: true,
             captured: false,
+            layers: None,
             repeats: 5,
             threads: "2".into(),
         };
@@ -116,6 +119,7 @@ impl Options {
                 ("--device", _) => options.device.clone_from(value),
                 ("--checkpoint", _) => options.checkpoint.clone_from(value),
                 ("--repeats", _) => options.repeats = value.parse::<usize>()?.max(1),
+                ("--layers", _) => options.layers = Some(value.parse()?),
                 ("--threads", _) => options.threads.clone_from(value),
                 _ => return Err(format!("there is no option `{name} {value}`").into()),
             }
@@ -133,12 +137,12 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         }
         [command, name, folder, rest @ ..] if command == "export" => {
             let options = Options::parse(rest)?;
-            let workload = workload(name, options.tiny)?;
+            let workload = workload(name, options.tiny)?.with_layers(options.layers);
             in_pool(&options.threads, || export(workload, Path::new(folder), &options))
         }
         [command, name, folder, part, rest @ ..] if command == "time" => {
             let options = Options::parse(rest)?;
-            let workload = workload(name, options.tiny)?;
+            let workload = workload(name, options.tiny)?.with_layers(options.layers);
             in_pool(&options.threads, || {
                 time(workload, Path::new(folder), part, &options)
             })

@@ -1,7 +1,7 @@
 //! AdamW over a flat list of weights, with f32 moments and clipping by the global norm in a fixed order.
 
 use flow_core::device::ComputeDevice;
-use flow_core::{AdamWStep, Kernels, ParamLayout, Plain, Weights};
+use flow_core::{AdamWStep, Kernels, ParamLayout, Plain, StepFactors, StepValues, Weights, cpu};
 
 /// AdamW's settings (Loshchilov and Hutter 2019, arXiv:1711.05101).
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +43,7 @@ pub struct AdamW {
 pub struct Accumulated {
     sums: Vec<Option<Plain>>,
     units: usize,
+    expected: usize,
 }
 
 /// What a step did.
@@ -70,11 +71,30 @@ pub struct NonFiniteGradient {
 }
 
 impl Accumulated {
+    /// Nothing yet, of so many units.
+    pub fn of(units: usize) -> Self {
+        Self {
+            expected: units,
+            ..Self::default()
+        }
+    }
+
     /// Adds one unit's gradients.
     pub fn add(&mut self, kernels: &dyn Kernels, gradients: Vec<Option<Plain>>) {
         self.units += 1;
         if self.sums.is_empty() {
-            self.sums = gradients;
+            // A recorded backward pass writes the next unit's gradients where it wrote these.
+            let recorder = kernels.recorder().filter(|_| self.expected > 1);
+            self.sums = match recorder {
+                Some(recorder) => {
+                    let copied = |gradient: Plain| recorder.copied(&gradient);
+                    gradients
+                        .into_iter()
+                        .map(|gradient| gradient.map(copied))
+                        .collect()
+                }
+                None => gradients,
+            };
             return;
         }
         for (sum, gradient) in self.sums.iter_mut().zip(gradients) {
@@ -162,41 +182,19 @@ impl AdamW {
         weights: &mut Weights,
         gradients: Accumulated,
     ) -> Result<StepReport, NonFiniteGradient> {
-        let Accumulated { sums, units } = gradients;
+        let Accumulated { sums, units, .. } = gradients;
         let layout = weights.layout().clone();
-        let mut total = 0.0;
         let present: Vec<&Plain> = sums.iter().flatten().collect();
-        let squares = kernels.sums_of_squares(&present);
-        let specs = sums.iter().zip(layout.specs()).filter(|(sum, _)| sum.is_some());
-        for ((_, spec), squares) in specs.zip(squares) {
-            if !squares.is_finite() {
-                return Err(NonFiniteGradient {
-                    weight: spec.name.clone(),
-                    values: spec.shape.iter().product(),
-                });
-            }
-            total += squares;
-        }
-        let gradient_norm = total.sqrt() / units.max(1) as f64;
-        let bound = self.settings.max_grad_norm;
-        // The small term is torch.nn.utils.clip_grad_norm_'s.
-        let clip_factor = if bound > 0.0 {
-            (bound / (gradient_norm + 1e-6)).min(1.0)
-        } else {
-            1.0
-        };
-
         self.steps += 1;
-        let learning_rate = self.learning_rate_at(self.steps);
         let (beta1, beta2) = self.settings.betas;
         let exponent = self.steps as f64;
-        let varying = [
-            learning_rate,
-            1.0 - beta1.powf(exponent),
-            1.0 - beta2.powf(exponent),
-            clip_factor / units.max(1) as f64,
-        ];
-        let varying = device.plain(varying.map(|value| value as f32).to_vec(), &[4]);
+        let factors = StepFactors {
+            learning_rate: self.learning_rate_at(self.steps),
+            corrections: [1.0 - beta1.powf(exponent), 1.0 - beta2.powf(exponent)],
+            max_norm: self.settings.max_grad_norm,
+            units,
+        };
+        let StepValues { varying, norm } = kernels.step_values(&present, &factors, device);
         let mut update = weights.update();
         for (index, spec) in layout.specs().iter().enumerate() {
             let (Some(moments), Some(Some(gradient))) = (self.moments[index].as_mut(), sums.get(index))
@@ -218,10 +216,25 @@ impl AdamW {
                 kernels.adamw(value, copy, gradient, first, second, &step);
             });
         }
+        drop(update);
+        // Read after all is launched: the device need not wait for the host.
+        let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&varying)[4]));
+        if !gradient_norm.is_finite() {
+            self.steps -= 1;
+            let squares = kernels.sums_of_squares(&present);
+            let specs = sums.iter().zip(layout.specs()).filter(|(sum, _)| sum.is_some());
+            let first = specs.zip(squares).find(|(_, squares)| !squares.is_finite());
+            // All may be finite and their sum too large: the largest is to blame as much as any.
+            let spec = first.map_or(&layout.specs()[0], |((_, spec), _)| spec);
+            return Err(NonFiniteGradient {
+                weight: spec.name.clone(),
+                values: spec.shape.iter().product(),
+            });
+        }
         Ok(StepReport {
             gradient_norm,
-            clip_factor,
-            learning_rate,
+            clip_factor: factors.clip(gradient_norm),
+            learning_rate: factors.learning_rate,
         })
     }
 

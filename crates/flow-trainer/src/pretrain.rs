@@ -209,7 +209,7 @@ pub fn pretrain(
             let rows = index * rows..(index + 1) * rows;
             parts.unit(&weights, &trained, &batch, rows, settings.balance_weight)
         });
-        let mut accumulated = Accumulated::default();
+        let mut accumulated = Accumulated::of(pieces);
         let mut sum = 0.0;
         for (value, gradients) in units {
             sum += value;

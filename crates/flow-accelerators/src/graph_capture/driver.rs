@@ -83,7 +83,8 @@ impl Replaying {
         }
     }
 
-    /// The velocity as a node above the weights; none if the pair is in the middle of another pass.
+    /// The velocity as a node above the weights; none if the pair is in the middle of another pass, or if someone holds the
+    /// gradients that it would write.
     fn differentiated(
         &self,
         exec: &Exec<'_>,
@@ -92,13 +93,23 @@ impl Replaying {
         inputs: &[Plain],
     ) -> Option<DispatchTensor> {
         let pass = pair.begin()?;
+        {
+            let backward = pair.backward.lock().unwrap_or_else(PoisonError::into_inner);
+            if backward
+                .outputs()
+                .iter()
+                .any(|gradient| self.recorder.is_held(gradient))
+            {
+                return None;
+            }
+        }
         let outputs = pair
             .forward
             .replay(inputs)
             .unwrap_or_else(|why| refused(model, &why));
         let velocity = self.recorder.copied(&outputs[0]);
         let leaves = exec.params().leaves_of(&pair.positions);
-        let (recorder, backward) = (self.recorder.clone(), pair.backward.clone());
+        let backward = pair.backward.clone();
         let (meter, name) = (self.meter.clone(), model.spec().architecture.clone());
         let pass = Mutex::new(Some(pass));
         let gradients: Backward = Arc::new(move |incoming| {
@@ -114,10 +125,8 @@ impl Replaying {
                 .replay(&[seed])
                 .unwrap_or_else(|why| refused_of(&name, &why));
             meter.count(Engagement::GraphReplayed, 1);
-            outputs
-                .iter()
-                .map(|gradient| Some(recorder.copied(gradient)))
-                .collect()
+            // Not copied: they are as large as the weights. Who holds them when the next pass begins keeps it from replaying.
+            outputs.iter().cloned().map(Some).collect()
         });
         let outputs = op::bind_with_leaves("recorded call", &[], &leaves, vec![velocity], gradients);
         outputs.into_iter().next()
@@ -135,7 +144,7 @@ impl ToRecord<'_> {
             };
             match recorded {
                 // The device gave no room: another attempt takes more before.
-                Err(NotRecorded::NoRoom { .. }) => {}
+                Err(NotRecorded::NoRoom { .. }) => op::free_abandoned(&self.inputs[0]),
                 Err(why) => refused(self.model, &why),
                 Ok(call) => {
                     recorder.release(&self.inputs[0]);
@@ -173,7 +182,10 @@ impl ToRecord<'_> {
         let mut kept = None;
         let forward = recorder.record(
             self.inputs,
-            &mut |views| drop(self.forward(views)),
+            &mut |views| {
+                drop(self.forward(views));
+                op::free_abandoned(&views[0]);
+            },
             &mut |views| {
                 let (velocity, params) = self.forward(views);
                 let values = plain(&velocity);

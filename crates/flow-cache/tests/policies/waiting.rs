@@ -136,6 +136,15 @@ impl Kernels for Counted {
         self.kernels.sums_of_squares(tensors)
     }
 
+    fn step_values(
+        &self,
+        gradients: &[&Plain],
+        factors: &flow_core::StepFactors,
+        device: &flow_core::device::ComputeDevice,
+    ) -> flow_core::StepValues {
+        self.kernels.step_values(gradients, factors, device)
+    }
+
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
         self.kernels.accumulate(accumulated, gradient);
     }

@@ -9,6 +9,7 @@ use burn::backend::{
 use burn::tensor::Slice;
 use cubecl::client::Graph;
 use cubecl::prelude::Client;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
@@ -16,8 +17,8 @@ use std::thread::ThreadId;
 /// Records computations on the device of their inputs.
 #[derive(Debug, Default)]
 pub struct CubeRecorder {
-    /// Bytes of what earlier attempts had no room for.
-    missed: Mutex<Vec<u64>>,
+    /// Bytes of what earlier attempts had no room for, and how often to take them before the next one.
+    missed: Mutex<BTreeMap<u64, usize>>,
 }
 
 /// Memory that keeps its address, and the shape of what is written to it.
@@ -123,7 +124,10 @@ impl Recorder for CubeRecorder {
         {
             // Taken before and given back after, so that the pools have room for it.
             let missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
-            let _room: Vec<_> = missed.iter().map(|bytes| client.empty(*bytes as usize)).collect();
+            let rooms = missed
+                .iter()
+                .flat_map(|(bytes, times)| std::iter::repeat_n(*bytes, *times));
+            let _rooms: Vec<_> = rooms.map(|bytes| client.empty(bytes as usize)).collect();
             warm_up(&views(&places));
         }
         let begun = client.start_capture();
@@ -134,8 +138,8 @@ impl Recorder for CubeRecorder {
                 return refused("end a recording", error);
             };
             let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
-            // What is too little once is often too little for the next tensor of the size, too.
-            missed.extend([bytes; 2]);
+            // What is too little once is often too little for the next tensors of the size, too.
+            *missed.entry(bytes).or_insert(1) *= 2;
             NotRecorded::NoRoom { bytes }
         })?;
         Ok(Box::new(CubeRecording {
@@ -152,6 +156,10 @@ impl Recorder for CubeRecorder {
             .write(tensor)
             .expect("a new place of the tensor's shape takes it");
         place.view()
+    }
+
+    fn is_held(&self, tensor: &Plain) -> bool {
+        super::read(tensor).is_none_or(|tensor| !tensor.can_mut())
     }
 
     fn release(&self, like: &Plain) {
@@ -198,5 +206,9 @@ impl Recorded for CubeRecording {
         // touched. Weights are the caller's, who compares their addresses. This thread's stream orders writes and reads.
         unsafe { self.graph.replay() }.map_err(|error| refused("replay", error))?;
         Ok(&self.outputs)
+    }
+
+    fn outputs(&self) -> &[Plain] {
+        &self.outputs
     }
 }

@@ -8,8 +8,10 @@
 
 mod bind;
 
-use crate::tensors::{Plain, is_leaf, is_tracked, plain};
-use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKind, Flex};
+use crate::tensors::{Plain, is_leaf, is_tracked, leaf, plain};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKind, Flex, TensorMetadata};
+use burn::tensor::{FloatDType, Tensor};
 use std::fmt;
 use std::sync::Arc;
 
@@ -150,6 +152,14 @@ pub type Gradients = <Dispatch as AutodiffBackend>::Gradients;
 /// If `loss` depends on no leaf.
 pub fn backward(loss: DispatchTensor) -> Gradients {
     <Dispatch as AutodiffBackend>::backward(loss)
+}
+
+/// Frees what graphs hold that were dropped without a backward pass, which Burn does in the next one only
+/// (`burn-autodiff` 0.22.1): this runs a backward pass of one value on the device of `like`.
+pub fn free_abandoned(like: &Plain) {
+    let one = Dispatch::float_zeros([1].into(), &like.device(), FloatDType::F32);
+    let one = Tensor::<1>::from_dispatch(leaf(&one));
+    backward(one.mul_scalar(2.0).into_dispatch());
 }
 
 /// Takes the gradient of `leaf` out of `gradients`, absent where none arrived.

@@ -110,6 +110,7 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
         cast(client, &of[set][0], &of[set][1], 1.0, true)
     })?;
     let norm = ModulatedNorm {
+        unit: 1.0,
         batch,
         tokens,
         channels,

@@ -20,19 +20,21 @@ const EPSILON: f32 = 1e-6;
 
 pub(super) fn check(checker: &mut Checker<'_>) {
     for size in SIZES {
-        modulated(checker, size, 0.0);
+        modulated(checker, size, 0.0, 1.0);
         rms(checker, size, false);
         rms(checker, size, true);
     }
     // Rows far from zero: deviations lose the bits of the mean, no more.
-    modulated(checker, [1, 4, 256], 30.0);
+    modulated(checker, [1, 4, 256], 30.0, 1.0);
+    // With a weight and a bias: more rows than one piece.
+    modulated(checker, [1, 150, 72], 0.0, 0.0);
     for [batch, tokens, heads, channels] in [[3, 5, 2, 64], [1, 7, 3, 6], [2, 4, 1, 128], [1, 3, 16, 72]] {
         turned(checker, [batch, tokens, heads, channels]);
     }
 }
 
-fn modulated(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], offset: f64) {
-    let name = format!("modulated layer norm of {batch} x {tokens} x {channels} around {offset}");
+fn modulated(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], offset: f64, unit: f32) {
+    let name = format!("layer norm of {batch} x {tokens} x {channels} around {offset}, scale plus {unit}");
     let element = checker.element();
     let chunks = 3;
     let x = checker.draw(batch * tokens * channels, element, 1.5, offset);
@@ -48,6 +50,7 @@ fn modulated(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], o
             chunks,
             shift: 2,
             scale: 0,
+            unit,
             epsilon: EPSILON,
         };
         let rows = samples.len() * tokens;
@@ -83,6 +86,8 @@ fn modulated(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], o
     for (row, (x, gradient)) in rows.enumerate() {
         let chunk = |chunk: usize| (row / tokens * chunks + chunk) * channels;
         let [scale, shift] = [0, 2].map(|number| &modulation.values[chunk(number)..][..channels]);
+        let scale: Vec<f64> = scale.iter().map(|scale| scale + f64::from(unit) - 1.0).collect();
+        let scale = &scale[..];
         y.extend(norm_row(x, shift, scale, epsilon));
         let (of_x, of_scale) = norm_row_backward(x, scale, gradient, epsilon);
         dx.extend(of_x);

@@ -14,9 +14,12 @@ mod products;
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_core::cube::CubeRecorder;
+use flow_core::device::ComputeDevice;
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
-use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, LaneKernels, Plain, Recorder};
+use flow_core::{
+    Activation, AdamWStep, ExpertKernels, Kernels, LaneKernels, Plain, Recorder, StepFactors, StepValues,
+};
 use flow_kernels_cube::Element;
 use products::Products;
 use std::fmt;
@@ -174,6 +177,16 @@ impl Kernels for CubeKernels {
         })
     }
 
+    fn layer_norm(
+        &self,
+        x: &DispatchTensor,
+        weight: &DispatchTensor,
+        bias: &DispatchTensor,
+        epsilon: f32,
+    ) -> DispatchTensor {
+        norm::layer_norm(x, weight, bias, epsilon, self.element)
+    }
+
     fn recorder(&self) -> Option<Arc<dyn Recorder>> {
         Some(Arc::new(CubeRecorder::default()))
     }
@@ -255,6 +268,11 @@ impl Kernels for CubeKernels {
 
     fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
         optimizer::sums_of_squares(tensors)
+    }
+
+    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues {
+        // Without gradients there is no tensor to say which device it is.
+        optimizer::step_values(gradients, factors).unwrap_or_else(|| factors.values(0.0, device))
     }
 
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {

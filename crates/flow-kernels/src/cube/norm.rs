@@ -1,8 +1,10 @@
-//! Modulated layer norm and RMS norm.
+//! Layer norm, modulated or with a weight and a bias, and RMS norm.
 
 use super::operand::{Operand, done};
-use burn::backend::DispatchTensor;
+use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
+use burn::tensor::Tensor;
 use flow_core::kernels::NormChunks;
+use flow_core::tensors::stacked;
 use flow_core::{Plain, op};
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
 use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
@@ -39,6 +41,7 @@ impl Normed {
             chunks: modulation.shape()[1],
             shift: norm.shift,
             scale: norm.scale,
+            unit: 1.0,
             epsilon: norm.epsilon,
         };
         Self {
@@ -105,6 +108,65 @@ pub(super) fn modulated_layer_norm(
             let gradient = Operand::read_as(incoming.gradient(), element);
             let (dx, dmodulation) = normed.backward(&statistics, &gradient, incoming.wanted[1]);
             vec![Some(dx), dmodulation]
+        });
+        (y.into_plain(), backward)
+    })
+}
+
+/// As the CPU's: a norm of all rows as if they were of one sample, whose shift is the bias and whose scale is the weight.
+/// Backward keeps `x`, both, and two numbers per row.
+pub(super) fn layer_norm(
+    x: &DispatchTensor,
+    weight: &DispatchTensor,
+    bias: &DispatchTensor,
+    epsilon: f32,
+    element: Element,
+) -> DispatchTensor {
+    const NAME: &str = "layer_norm";
+    op::apply(NAME, &[x, weight, bias], |inputs, _| {
+        let x = Operand::read(&inputs[0]);
+        let of_x = x.element();
+        let x = x.cast(element);
+        let (rows, channels) = x.rows_and_columns();
+        let [of_weight, of_bias] = [&inputs[1], &inputs[2]].map(|vector| Operand::read(vector).element());
+        let row = |vector: &Plain| Dispatch::float_reshape(vector.clone(), [1, channels].into());
+        let both = Operand::read_as(&stacked(vec![row(&inputs[2]), row(&inputs[1])]), element);
+        let call = ModulatedNorm {
+            batch: 1,
+            tokens: rows,
+            channels,
+            chunks: 2,
+            shift: 0,
+            scale: 1,
+            unit: 0.0,
+            epsilon,
+        };
+        let (y, statistics) = (x.room_alike(), x.room(&[rows, 2], Element::F32));
+        let buffers = [&x, &both, &y, &statistics].map(Operand::buffer);
+        let forward = call.forward(y.client(), &buffers[0], &buffers[1], &buffers[2], &buffers[3]);
+        done(NAME, forward);
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let gradient = Operand::read_as(incoming.gradient(), element);
+            let dx = x.room_alike();
+            let wanted = incoming.wanted[1] || incoming.wanted[2];
+            let dboth = wanted.then(|| both.room(&[2, channels], Element::F32));
+            let backward = call.backward(
+                dx.client(),
+                &x.buffer(),
+                &both.buffer(),
+                &statistics.buffer(),
+                &gradient.buffer(),
+                &dx.buffer(),
+                dboth.as_ref().map(Operand::buffer).as_ref(),
+            );
+            done(NAME, backward);
+            let dboth = dboth.map(Operand::into_plain);
+            let of = |at: usize, element: Element| {
+                let both = Tensor::<2>::from_dispatch(dboth.clone().filter(|_| incoming.wanted[2 - at])?);
+                let row: Tensor<1> = both.narrow(0, at, 1).reshape([channels]);
+                Some(Operand::read(&row.into_dispatch()).into_plain_as(element))
+            };
+            vec![Some(dx.into_plain_as(of_x)), of(1, of_weight), of(0, of_bias)]
         });
         (y.into_plain(), backward)
     })

@@ -4,8 +4,8 @@ use super::operand::{Operand, done, update};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use flow_core::tensors::copy_again;
-use flow_core::{AdamWStep, Plain};
-use flow_kernels_cube::optimizer::{self, AdamW, Updated};
+use flow_core::{AdamWStep, Plain, StepFactors, StepValues};
+use flow_kernels_cube::optimizer::{self, AdamW, Factors, Updated};
 use flow_kernels_cube::{Buffer, Element};
 
 /// Sums of squares: pieces in f32, their sums in f64 on the host. Waits for the device once.
@@ -18,6 +18,28 @@ pub(super) fn sums_of_squares(tensors: &[&Plain]) -> Vec<f64> {
     let buffers: Vec<&Buffer> = buffers.iter().collect();
     let sums = optimizer::sums_of_squares(first.client(), &buffers);
     sums.expect("the device that holds the gradients answers")
+}
+
+/// The factors of a step, computed on the device.
+pub(super) fn step_values(gradients: &[&Plain], factors: &StepFactors) -> Option<StepValues> {
+    let tensors: Vec<Operand> = gradients.iter().map(|tensor| Operand::read(tensor)).collect();
+    let first = tensors.first()?;
+    let buffers: Vec<Buffer> = tensors.iter().map(Operand::buffer).collect();
+    let buffers: Vec<&Buffer> = buffers.iter().collect();
+    let factors = Factors {
+        learning_rate: factors.learning_rate as f32,
+        corrections: factors.corrections.map(|correction| correction as f32),
+        max_norm: factors.max_norm as f32,
+        small: StepFactors::SMALL as f32,
+        units: factors.units.max(1) as f32,
+    };
+    let varying = first.room(&[5], Element::F32);
+    let launched = optimizer::step_values(first.client(), &buffers, &factors, &varying.buffer());
+    done("step_values", launched);
+    Some(StepValues {
+        varying: varying.into_plain(),
+        norm: None,
+    })
 }
 
 /// `accumulated += gradient`, in f32.

@@ -121,7 +121,20 @@ impl Run {
 
     /// Losses and bits of all gradients of two units, and of the velocity after the weights have followed them.
     fn step(&mut self, step: u64) -> Vec<Vec<u32>> {
-        let units = [self.gradients(2, 2 * step), self.gradients(2, 2 * step + 1)];
+        let units = [2 * step, 2 * step + 1].map(|draw| {
+            let (loss, gradients) = self.gradients(2, draw);
+            let copied = |gradient: Plain| match self.kernels.recorder() {
+                Some(recorder) => recorder.copied(&gradient),
+                None => gradient,
+            };
+            (
+                loss,
+                gradients
+                    .into_iter()
+                    .map(|gradient| gradient.map(copied))
+                    .collect::<Vec<_>>(),
+            )
+        });
         let mut found: Vec<Vec<u32>> = units.iter().map(|(loss, _)| loss.clone()).collect();
         let of = AdamWStep {
             betas: (0.9, 0.99),
@@ -231,5 +244,24 @@ fn a_call_of_another_shape_is_another_recording_and_two_passes_at_once_share_non
     };
     assert!(both(&plain) == both(&captured), "two calls in one pass");
     // Forward and backward of the first; the second is computed as without a recording.
+    assert_eq!(captured.meter.take().of(Engagement::GraphReplayed), 2);
+}
+
+#[test]
+fn gradients_that_someone_holds_are_not_written_over() {
+    let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = config(Position::Rope, None);
+    let plain = Run::new(&config, Arc::new(KeepAll), false);
+    let captured = Run::new(&config, Arc::new(KeepAll), true);
+    let of = |run: &Run, draw| run.gradients(2, draw).1;
+    let all = |gradients: &[Option<Plain>]| gradients.iter().flatten().map(bits).collect::<Vec<_>>();
+    let held = of(&captured, 0);
+    let next = of(&captured, 1);
+    assert!(all(&held) == all(&of(&plain, 0)), "gradients of the first pass");
+    assert!(all(&next) == all(&of(&plain, 1)), "gradients of the second");
+    // The first pass was replayed; the second, as the first one's gradients were held, was not.
+    assert_eq!(captured.meter.take().of(Engagement::GraphReplayed), 2);
+    drop(held);
+    assert!(all(&of(&captured, 2)) == all(&of(&plain, 2)));
     assert_eq!(captured.meter.take().of(Engagement::GraphReplayed), 2);
 }

@@ -6,7 +6,7 @@ use flow_core::cpu::to_host;
 use flow_core::exec::Compute;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
 use flow_core::tensors::plain;
-use flow_core::{Activation, AdamWStep, Plain};
+use flow_core::{Activation, AdamWStep, Plain, StepFactors};
 use flow_kernels::CubeKernels;
 
 #[test]
@@ -48,6 +48,13 @@ fn norms_gates_and_activations() {
             side.kernels
                 .modulated_layer_norm(&inputs[0], &inputs[1], 3, 4, 1e-6),
         ]
+    });
+    let of: [Input<'_>; 3] = [(&[3, 13, 72], true), (&[72], true), (&[72], true)];
+    compare("layer_norm", 72, &of, &|side, inputs| {
+        let [x, weight, bias] = inputs else {
+            panic!("three inputs")
+        };
+        vec![side.kernels.layer_norm(x, weight, bias, 1e-6)]
     });
     let of: [Input<'_>; 3] = [(&[3, 13, 72], true), (&[3, 13, 72], true), (&[3, 6, 72], true)];
     compare("gated_residual", 13, &of, &|side, inputs| {
@@ -235,6 +242,18 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
         side.kernels
             .average(&mut mean, gradient, &side.device.plain(vec![0.75], &[1]));
         let squares = side.kernels.sums_of_squares(&[gradient])[0] as f32;
+        let factors = |max_norm| StepFactors {
+            learning_rate: 0.01,
+            corrections: [0.271, 0.003],
+            max_norm,
+            units: 3,
+        };
+        let [clipped, free] = [1.5, 0.0].map(|bound| {
+            let values = side
+                .kernels
+                .step_values(&[gradient, &inputs[0]], &factors(bound), &side.device);
+            values.varying
+        });
         vec![
             weight,
             first,
@@ -242,6 +261,8 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
             sum,
             mean,
             side.device.plain(vec![squares], &[1]),
+            clipped,
+            free,
         ]
     });
 }
@@ -275,4 +296,36 @@ fn a_kept_result_of_a_linear_layer_gives_the_same_output_and_gradients() {
         ]
     });
     assert_eq!(first, computed);
+}
+
+#[test]
+fn a_step_with_gradients_that_are_not_finite_changes_nothing() {
+    for side in sides() {
+        let of = |draw| side.device.plain(values(draw, &[333]), &[333]);
+        let [mut weight, mut first, mut second] = [0, 1, 2].map(of);
+        let before = [&weight, &first, &second].map(to_host);
+        for wrong in [f32::NAN, f32::INFINITY] {
+            let mut slopes = values(3, &[333]);
+            slopes[217] = wrong;
+            let gradient = side.device.plain(slopes, &[333]);
+            let factors = StepFactors {
+                learning_rate: 0.01,
+                corrections: [0.271, 0.003],
+                max_norm: 1.0,
+                units: 1,
+            };
+            let step = AdamWStep {
+                betas: (0.9, 0.999),
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                varying: side
+                    .kernels
+                    .step_values(&[&gradient], &factors, &side.device)
+                    .varying,
+            };
+            let kernels = &side.kernels;
+            kernels.adamw(&mut weight, None, &gradient, &mut first, &mut second, &step);
+            assert_eq!([&weight, &first, &second].map(to_host), before, "{wrong}");
+        }
+    }
 }

@@ -41,6 +41,18 @@ pub struct Workload {
     pub steps: usize,
 }
 
+impl Workload {
+    /// The same with so many blocks, if a number is given.
+    pub fn with_layers(mut self, layers: Option<usize>) -> Self {
+        for name in ["layers", "num_layers"] {
+            if let (Some(layers), Some(setting)) = (layers, self.settings.get_mut(name)) {
+                *setting = layers.into();
+            }
+        }
+        self
+    }
+}
+
 /// Names of all workloads.
 pub const NAMES: [&str; 6] = [
     "wan-1.3b",

@@ -84,8 +84,8 @@ impl<A: Algorithm> Parts<A> {
                 .positions(&self.schedule, seed, self.state.iteration, inner);
             observer.phase(Phase::Update, batches.len() * positions.len());
             for micro_batches in geometry.update_micro_batches() {
-                let mut accumulated = Accumulated::default();
                 let units = units(micro_batches, &positions);
+                let mut accumulated = Accumulated::of(units.len());
                 self.for_each_unit(&units, batches, advantages, |batch, position, unit| {
                     if outcome.steps.is_empty()
                         && let (Some(audit), Some(ratio)) = (outcome.audit.as_mut(), &unit.ratio)

@@ -206,6 +206,15 @@ impl Kernels for Bent {
     fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
         self.0.sums_of_squares(tensors)
     }
+    fn step_values(
+        &self,
+        gradients: &[&Plain],
+        factors: &flow_core::StepFactors,
+        device: &flow_core::device::ComputeDevice,
+    ) -> flow_core::StepValues {
+        self.0.step_values(gradients, factors, device)
+    }
+
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
         self.0.accumulate(accumulated, gradient);
     }
