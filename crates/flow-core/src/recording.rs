@@ -16,8 +16,8 @@ pub trait Recorder: Debug + Send + Sync {
     /// values. What it takes from the device stays taken as long as the recording lives.
     ///
     /// # Errors
-    /// [`NotRecorded`] with the device's reason. Whatever `compute` returned holds nothing of use then. After
-    /// [`NotRecorded::NoRoom`] another attempt may succeed: this one learned what was missing.
+    /// [`NotRecorded`] with the device's reason. Whatever `compute` returned holds nothing of use then, and the device may
+    /// refuse to read what it was given, weights among it: the run is over.
     fn record(
         &self,
         inputs: &[Plain],
@@ -50,15 +50,5 @@ pub trait Recorded: Debug + Send {
 
 /// Why a computation is not recorded, or not replayed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotRecorded {
-    /// Warming up took less memory than the computation. How much it takes depends on how far the host runs ahead of the
-    /// device.
-    #[error("its computation takes more memory than warming up did ({bytes} bytes at once)")]
-    NoRoom {
-        /// What was asked for when there was no room.
-        bytes: u64,
-    },
-    /// Anything else.
-    #[error("{0}")]
-    Refused(String),
-}
+#[error("{0}")]
+pub struct NotRecorded(pub String);

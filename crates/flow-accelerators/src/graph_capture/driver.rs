@@ -13,9 +13,6 @@ use flow_core::tensors::{is_tracked, plain, zeros_like};
 use flow_core::{Exec, FlowModel, ModelInput, NotRecorded, ParamView, Plain, Recorder, VelocityDriver};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How often a call is recorded anew because there was too little memory.
-const ATTEMPTS: usize = 24;
-
 /// Records what another driver computes, and replays it.
 #[derive(Debug)]
 pub(super) struct Replaying {
@@ -135,25 +132,13 @@ impl Replaying {
 
 impl ToRecord<'_> {
     fn record(&self) -> Call {
-        let recorder = &self.driver.recorder;
-        for _ in 0..ATTEMPTS {
-            let recorded = if self.exec.params().is_training() {
-                self.pair().map(Call::Differentiated)
-            } else {
-                self.plain().map(Call::Plain)
-            };
-            match recorded {
-                // The device gave no room: another attempt takes more before.
-                Err(NotRecorded::NoRoom { .. }) => op::free_abandoned(&self.inputs[0]),
-                Err(why) => refused(self.model, &why),
-                Ok(call) => {
-                    recorder.release(&self.inputs[0]);
-                    return call;
-                }
-            }
-        }
-        let why = format!("{ATTEMPTS} attempts took more memory than warming up before them");
-        refused(self.model, &NotRecorded::Refused(why))
+        let recorded = if self.exec.params().is_training() {
+            self.pair().map(Call::Differentiated)
+        } else {
+            self.plain().map(Call::Plain)
+        };
+        self.driver.recorder.release(&self.inputs[0]);
+        recorded.unwrap_or_else(|why| refused(self.model, &why))
     }
 
     fn plain(&self) -> Result<Box<dyn flow_core::Recorded>, NotRecorded> {
@@ -194,6 +179,7 @@ impl ToRecord<'_> {
             },
         )?;
         let (velocity, params) = kept.expect("a recorded pass was computed");
+        recorder.release(&self.inputs[0]);
         let seed = zeros_like(&plain(&velocity));
         let differentiate = |velocity: DispatchTensor, params: &ParamView, seed: &Plain| {
             let gradients = op::backward_from(vec![velocity], vec![Some(seed.clone())]);

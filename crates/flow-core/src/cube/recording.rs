@@ -9,17 +9,17 @@ use burn::backend::{
 use burn::tensor::Slice;
 use cubecl::client::Graph;
 use cubecl::prelude::Client;
-use std::collections::BTreeMap;
+use cubecl::server::Handle;
+use cubecl::{MemoryPoolKind, MemoryPoolReport, MemoryScope};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
 
 /// Records computations on the device of their inputs.
-#[derive(Debug, Default)]
-pub struct CubeRecorder {
-    /// Bytes of what earlier attempts had no room for, and how often to take them before the next one.
-    missed: Mutex<BTreeMap<u64, usize>>,
-}
+#[derive(Clone, Copy, Debug)]
+pub struct CubeRecorder;
+
+/// Pieces of memory put aside for a recording, at least.
+const FEWEST_ROOMS: u64 = 12;
 
 /// Memory that keeps its address, and the shape of what is written to it.
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl Place {
     /// Writes `tensor`'s values.
     fn write(&mut self, tensor: &Plain) -> Result<(), NotRecorded> {
         if shape(tensor) != self.shape {
-            return Err(NotRecorded::Refused(format!(
+            return Err(NotRecorded(format!(
                 "it was recorded for a tensor {:?} and got {:?}",
                 self.shape,
                 shape(tensor)
@@ -80,7 +80,7 @@ impl Place {
         let moved = buffer(&written) != before;
         self.flat = Some(written);
         if moved {
-            return Err(NotRecorded::Refused(
+            return Err(NotRecorded(
                 "something holds an input of the recording, so it cannot be written to in place".into(),
             ));
         }
@@ -90,19 +90,37 @@ impl Place {
 
 fn client(tensor: &Plain) -> Result<Client, NotRecorded> {
     let found = super::read(tensor).or_else(|| super::read_ints(tensor));
-    let found = found
-        .ok_or_else(|| NotRecorded::Refused("its first input is on no device that has graphs".into()))?;
+    let found = found.ok_or_else(|| NotRecorded("its first input is on no device that has graphs".into()))?;
     Ok(found.client.clone())
 }
 
 fn refused(what: &str, error: impl fmt::Display) -> NotRecorded {
-    NotRecorded::Refused(format!("the device refused to {what}: {error}"))
+    NotRecorded(format!("the device refused to {what}: {error}"))
 }
 
-/// The bytes that CubeCL had no room for, if that is what `error` says. Its type does not tell this failure from others.
-fn missing_bytes(error: &str) -> Option<u64> {
-    let (_, after) = error.split_once("No room for ")?;
-    after.split(' ').next()?.parse().ok()
+/// Waits until all that was asked of the device is done.
+fn waited_for(client: &Client) -> Result<(), NotRecorded> {
+    let done = cubecl::future::block_on(client.sync());
+    done.map_err(|error| refused("warm up", error))
+}
+
+/// Takes memory that nobody needs, until it is dropped: a quarter more than the pool has for tensors of the stream, in pieces
+/// as large as the largest of them, each of which fills a page.
+fn spare_rooms(client: &Client) -> Vec<Handle> {
+    let report = client.memory_report(MemoryScope::CurrentStream);
+    let pools = report.streams.iter().flat_map(|stream| &stream.pools.dynamic);
+    let grows = |pool: &&MemoryPoolReport| matches!(pool.kind, MemoryPoolKind::Adaptive { .. });
+    let Some(pool) = pools
+        .into_iter()
+        .find(grows)
+        .filter(|pool| pool.largest_alloc > 0)
+    else {
+        return Vec::new();
+    };
+    let rooms = FEWEST_ROOMS + pool.pages / 4;
+    (0..rooms)
+        .map(|_| client.empty(pool.largest_alloc as usize))
+        .collect()
 }
 
 impl Recorder for CubeRecorder {
@@ -113,7 +131,7 @@ impl Recorder for CubeRecorder {
         compute: &mut dyn FnMut(&[Plain]) -> Vec<Plain>,
     ) -> Result<Box<dyn Recorded>, NotRecorded> {
         let first = inputs.first();
-        let client = client(first.ok_or_else(|| NotRecorded::Refused("it has no input".into()))?)?;
+        let client = client(first.ok_or_else(|| NotRecorded("it has no input".into()))?)?;
         let mut places: Vec<Place> = inputs.iter().map(Place::like).collect();
         for (place, input) in places.iter_mut().zip(inputs) {
             place.write(input)?;
@@ -121,27 +139,19 @@ impl Recorder for CubeRecorder {
         let views = |places: &[Place]| places.iter().map(Place::view).collect::<Vec<_>>();
         let prepared = client.graph_prepare();
         prepared.map_err(|error| refused("prepare a recording", error))?;
-        {
-            // Taken before and given back after, so that the pools have room for it.
-            let missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
-            let rooms = missed
-                .iter()
-                .flat_map(|(bytes, times)| std::iter::repeat_n(*bytes, *times));
-            let _rooms: Vec<_> = rooms.map(|bytes| client.empty(bytes as usize)).collect();
-            warm_up(&views(&places));
-        }
+        // How much memory is in use at once depends on how far this thread runs ahead of the one that launches. The first run
+        // compiles and takes most of it; the second takes the rest, with more than it needs put aside for the recorded one.
+        warm_up(&views(&places));
+        waited_for(&client)?;
+        let spare = spare_rooms(&client);
+        warm_up(&views(&places));
+        drop(spare);
         let begun = client.start_capture();
         begun.map_err(|error| refused("begin a recording", error))?;
         let outputs = compute(&views(&places));
-        let graph = client.stop_capture().map_err(|error| {
-            let Some(bytes) = missing_bytes(&error.to_string()) else {
-                return refused("end a recording", error);
-            };
-            let mut missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
-            // What is too little once is often too little for the next tensors of the size, too.
-            *missed.entry(bytes).or_insert(1) *= 2;
-            NotRecorded::NoRoom { bytes }
-        })?;
+        let graph = client
+            .stop_capture()
+            .map_err(|error| refused("end a recording", error))?;
         Ok(Box::new(CubeRecording {
             graph,
             thread: std::thread::current().id(),
@@ -188,12 +198,12 @@ impl fmt::Debug for CubeRecording {
 impl Recorded for CubeRecording {
     fn replay(&mut self, inputs: &[Plain]) -> Result<&[Plain], NotRecorded> {
         if std::thread::current().id() != self.thread {
-            return Err(NotRecorded::Refused(
+            return Err(NotRecorded(
                 "it belongs to the thread that recorded it, and another one asked".into(),
             ));
         }
         if inputs.len() != self.inputs.len() {
-            return Err(NotRecorded::Refused(format!(
+            return Err(NotRecorded(format!(
                 "it was recorded with {} inputs and got {}",
                 self.inputs.len(),
                 inputs.len()

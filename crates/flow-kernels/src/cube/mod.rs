@@ -188,7 +188,7 @@ impl Kernels for CubeKernels {
     }
 
     fn recorder(&self) -> Option<Arc<dyn Recorder>> {
-        Some(Arc::new(CubeRecorder::default()))
+        Some(Arc::new(CubeRecorder))
     }
 
     fn linear_gated_residual(
