@@ -56,6 +56,34 @@ fn rows(workload: &str) -> &'static [(&'static str, &'static str)] {
     }
 }
 
+/// Who takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contender {
+    Ours,
+    /// Ours, with calls of the model recorded and replayed.
+    Captured,
+    Peer(&'static str),
+}
+
+impl Contender {
+    fn of(workload: &str, device: &str) -> Vec<Self> {
+        let ours: &[Self] = match device {
+            "cuda" => &[Self::Ours, Self::Captured],
+            _ => &[Self::Ours],
+        };
+        let peers = modes(workload, device).into_iter().map(Self::Peer);
+        ours.iter().copied().chain(peers).collect()
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Ours => "flow-train".into(),
+            Self::Captured => "flow-train, captured".into(),
+            Self::Peer(mode) => format!("PyTorch {mode}"),
+        }
+    }
+}
+
 /// Modes of the peer. Graphs are for what the host bounds.
 fn modes(workload: &str, device: &str) -> Vec<&'static str> {
     match (device, workload) {
@@ -148,23 +176,26 @@ impl Bench<'_> {
 
     fn contender(
         &self,
-        mode: Option<&str>,
+        contender: Contender,
         folder: &Path,
         name: &str,
         row: (&str, &str),
         device: &str,
     ) -> Command {
         let (part, checkpoint) = row;
-        let mut command = match mode {
-            None => {
+        let mut command = match contender {
+            Contender::Ours | Contender::Captured => {
                 let mut command = Command::new(&self.program);
                 command.arg("time").arg(name).arg(folder).arg(part);
                 if self.options.tiny {
                     command.arg("--tiny");
                 }
+                if contender == Contender::Captured {
+                    command.arg("--capture");
+                }
                 command
             }
-            Some(mode) => {
+            Contender::Peer(mode) => {
                 let mut command = Command::new(&self.python);
                 command.arg(&self.script).arg("time").arg(folder).arg(part);
                 command.args(["--mode", mode]);
@@ -186,8 +217,7 @@ impl Bench<'_> {
     fn time(&self, name: &str, device: &str, table: &mut String, lines: &mut String) -> Result<()> {
         let folder = tempfile::tempdir()?;
         self.export(name, folder.path(), self.options.tiny)?;
-        let mut contenders = vec![None];
-        contenders.extend(modes(name, device).into_iter().map(Some));
+        let contenders = Contender::of(name, device);
         for &row in rows(name) {
             let mut found: Vec<Vec<Value>> = vec![Vec::new(); contenders.len()];
             for round in 0..self.options.rounds {
@@ -202,20 +232,32 @@ impl Bench<'_> {
                 }
             }
             agree(name, &found)?;
-            for (contender, found) in contenders.iter().zip(&found) {
-                let mut medians: Vec<f64> = found.iter().filter_map(|it| it["median_ms"].as_f64()).collect();
-                medians.sort_by(f64::total_cmp);
-                let program = contender.map_or("flow-train".into(), |mode| format!("PyTorch {mode}"));
-                let (median, (part, checkpoint)) = (medians[medians.len() / 2], row);
+            let medians: Vec<f64> = found.iter().map(|found| median(found)).collect();
+            let of_peers = contenders.iter().zip(&medians);
+            let best = of_peers
+                .filter(|(contender, _)| matches!(contender, Contender::Peer(_)))
+                .map(|(_, median)| *median)
+                .fold(f64::INFINITY, f64::min);
+            let (part, checkpoint) = row;
+            for ((contender, found), median) in contenders.iter().zip(&found).zip(medians) {
                 writeln!(
                     table,
-                    "{name:16} {part:8} {checkpoint:10} {program:16} {median:10.2} ms {:8.2} GiB",
-                    found[0]["peak_gib"].as_f64().unwrap_or(f64::NAN)
+                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms {:8.2} GiB {:6.2} of the best peer's speed",
+                    contender.name(),
+                    found[0]["peak_gib"].as_f64().unwrap_or(f64::NAN),
+                    best / median,
                 )?;
             }
         }
         Ok(())
     }
+}
+
+/// The middle one of the rounds' medians.
+fn median(found: &[Value]) -> f64 {
+    let mut medians: Vec<f64> = found.iter().filter_map(|it| it["median_ms"].as_f64()).collect();
+    medians.sort_by(f64::total_cmp);
+    medians.get(medians.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Fails if what the contenders computed lies apart.

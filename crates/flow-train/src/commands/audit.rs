@@ -1,15 +1,17 @@
 //! `audit`: is the importance ratio exactly 1, whatever computes?
 //!
-//! For every combination of attention backend, fused kernels, exact reuse, policy of activation checkpointing, algorithm, guidance,
-//! trained weights and precision: one
-//! rollout, and every loss once, without an optimizer step. No combination changes a file.
+//! For every combination of attention backend, fused kernels, captured graphs, exact reuse, policy of activation
+//! checkpointing, algorithm, guidance, trained weights and precision: one rollout, and every loss once, without an optimizer
+//! step. No combination changes a file.
 
 use super::{Loaded, survey::Use, tokens};
 use crate::arguments::ConfigArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
-use flow_accelerators::{AttentionBackendAccelerator, ExactReuseAccelerator, FusedKernelsAccelerator};
+use flow_accelerators::{
+    AttentionBackendAccelerator, ExactReuseAccelerator, FusedKernelsAccelerator, GraphCaptureAccelerator,
+};
 use flow_config::{
     AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, DeviceKind, Dynamics, Finetune,
     GrpoConfig, GrpoGuardConfig, InitialNoise,
@@ -39,14 +41,22 @@ fn policies() -> [CheckpointingConfig; 3] {
     ]
 }
 
-/// Whether `exact_reuse` is in force. Where it is, members of a group start from the same latent, so that it has most to
-/// answer for.
-const EXACT_REUSE: [bool; 2] = [false, true];
+/// What decides whether a call is computed anew. Under `exact_reuse` members of a group start from the same latent, so that it
+/// has most to answer for. It and `graph_capture` exclude one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Calls {
+    Anew,
+    Captured,
+    Reused,
+}
+
+const CALLS: [Calls; 3] = [Calls::Anew, Calls::Captured, Calls::Reused];
 
 /// What tells combinations apart: columns of the table, and of `--only`.
-const COLUMNS: [&str; 8] = [
+const COLUMNS: [&str; 9] = [
     "attention",
     "fused",
+    "capture",
     "keeps",
     "reuse",
     "algorithm",
@@ -59,13 +69,13 @@ const COLUMNS: [&str; 8] = [
 struct Combination {
     attention: String,
     fused: &'static str,
-    reuse: bool,
+    calls: Calls,
     config: Config,
 }
 
 impl Combination {
     /// Its values of [`COLUMNS`].
-    fn values(&self) -> [String; 8] {
+    fn values(&self) -> [String; 9] {
         let config = &self.config;
         let weights = match config.model.finetune {
             Finetune::Full => "full",
@@ -74,8 +84,19 @@ impl Combination {
         [
             self.attention.clone(),
             self.fused.to_owned(),
+            if self.calls == Calls::Captured {
+                "on"
+            } else {
+                "off"
+            }
+            .to_owned(),
             checkpoint_policy(config).name().to_owned(),
-            if self.reuse { "exact" } else { "off" }.to_owned(),
+            if self.calls == Calls::Reused {
+                "exact"
+            } else {
+                "off"
+            }
+            .to_owned(),
             config.algorithm.kind().to_owned(),
             config.sampling.guidance_scale.to_string(),
             weights.to_owned(),
@@ -152,7 +173,7 @@ pub fn run(arguments: &ConfigArguments, only: &[String], quiet: bool) -> Result<
         ];
         rows.push(combination.values().into_iter().chain(found).collect());
     }
-    terminal::print(&format!("{}\n", terminal::table(&rows, 7)))?;
+    terminal::print(&format!("{}\n", terminal::table(&rows, COLUMNS.len())))?;
     if failed > 0 {
         return Err(Failure::Run(format!(
             "{failed} of {} combinations are not exact: rollout and training do not compute the same bits. This is a \
@@ -184,12 +205,20 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
         let dtypes: Vec<DType> = served.iter().map(|(dtype, _)| *dtype).collect();
         let every = |holds: fn(&Plan) -> bool| served.iter().all(|(_, plan)| holds(plan));
         let fusible = every(|plan| plan.kernels.fused(Arc::new(|| ())).is_some());
+        let recordable = every(|plan| plan.kernels.recorder().is_some());
         let reusable = backend.is_row_independent() && every(|plan| plan.kernels.is_row_independent());
         let combinations = FUSED_KERNELS
             .iter()
-            .flat_map(|fused| EXACT_REUSE.map(|reuse| (fused, reuse)))
-            .filter(|(fused, reuse)| (fusible || fused.is_none()) && (reusable || !reuse));
-        for (fused, reuse) in combinations {
+            .flat_map(|fused| CALLS.map(|calls| (fused, calls)))
+            .filter(|(fused, calls)| {
+                (fusible || fused.is_none())
+                    && match calls {
+                        Calls::Anew => true,
+                        Calls::Captured => recordable,
+                        Calls::Reused => reusable,
+                    }
+            });
+        for (fused, calls) in combinations {
             let mut shared = Vec::new();
             if attention != without {
                 shared.push(entry(AttentionBackendAccelerator::NAME, "backend", attention));
@@ -197,23 +226,26 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
             if let Some(mode) = fused {
                 shared.push(entry(FusedKernelsAccelerator::NAME, "mode", mode));
             }
-            if reuse {
-                shared.push(AcceleratorEntry {
-                    name: ExactReuseAccelerator::NAME.into(),
-                    params: Default::default(),
-                });
-            }
+            let without_parameters = match calls {
+                Calls::Anew => None,
+                Calls::Captured => Some(GraphCaptureAccelerator::NAME),
+                Calls::Reused => Some(ExactReuseAccelerator::NAME),
+            };
+            shared.extend(without_parameters.map(|name| AcceleratorEntry {
+                name: name.into(),
+                params: Default::default(),
+            }));
             let accelerated = |config: &Config| {
                 let mut config = config.clone();
                 config.acceleration.shared = shared.clone();
                 config.acceleration.rollout = Vec::new();
-                if reuse {
+                if calls == Calls::Reused {
                     config.sampling.initial_noise = InitialNoise::PerGroup;
                 }
                 Combination {
                     attention: attention.to_owned(),
                     fused: fused.unwrap_or("off"),
-                    reuse,
+                    calls,
                     config,
                 }
             };
