@@ -23,7 +23,7 @@ pub const LAVAPIPE: [&str; 3] = [
 const CUDA: [&str; 4] = ["--package", "flow-train", "--features", "cuda"];
 
 /// The tests of kernels on Vulkan through Burn. A build of their own, so that no other test needs Burn's `wgpu` backend.
-const THROUGH_BURN: [&str; 8] = [
+const THROUGH_BURN: [&str; 10] = [
     "test",
     "--release",
     "--package",
@@ -32,6 +32,8 @@ const THROUGH_BURN: [&str; 8] = [
     "lavapipe",
     "--test",
     "cube",
+    "--test",
+    "capture",
 ];
 
 /// Which steps to leave out.

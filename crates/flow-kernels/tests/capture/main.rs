@@ -16,7 +16,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AdamWStep, CallContext, FlowModel, KeepAll, Kernels, Plain, Plan, RegionEngine, Rollout, Weights,
+    AdamWStep, CallContext, FlowModel, KeepAll, Kernels, ParamView, Plain, Plan, RegionEngine, Rollout,
+    Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use setting::{config, cube, noise};
@@ -142,6 +143,7 @@ impl Run {
             weight_decay: 0.01,
             varying: self.device.plain(vec![0.05, 0.1, 0.01, 1.0], &[4]),
         };
+        let before = ParamView::plain(&self.weights).standing();
         let mut update = self.weights.update();
         for (_, gradients) in &units {
             for (index, gradient) in gradients.iter().enumerate() {
@@ -154,6 +156,11 @@ impl Run {
             }
         }
         drop(update);
+        // Else every step would be recorded anew.
+        assert!(
+            ParamView::plain(&self.weights).standing() == before,
+            "weights moved"
+        );
         found.push(self.velocity(3, step));
         found
     }
