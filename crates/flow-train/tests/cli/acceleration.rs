@@ -352,7 +352,10 @@ fn an_audit_can_be_narrowed_down_to_values_of_its_columns() {
     let unknown = place.fail(2, &narrowed(&["dtype=f64"]));
     contains(&unknown, &["`--only dtype=f64`", "`dtype` is one of:", "f32"]);
     let unknown = place.fail(2, &narrowed(&["kernel=cpu"]));
-    contains(&unknown, &["`--only kernel=cpu`", "attention, fused, capture, keeps"]);
+    contains(
+        &unknown,
+        &["`--only kernel=cpu`", "attention, fused, capture, keeps"],
+    );
 }
 
 #[test]
