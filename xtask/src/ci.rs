@@ -22,6 +22,17 @@ pub const LAVAPIPE: [&str; 3] = [
 /// What the README calls the command that builds for NVIDIA GPUs.
 const CUDA: [&str; 4] = ["--package", "flow-train", "--features", "cuda"];
 
+/// What is linted for NVIDIA GPUs: the program, and with it tests that nothing else compiles.
+const CUDA_LINT: [&str; 7] = [
+    "--package",
+    "flow-train",
+    "--package",
+    "flow-kernels",
+    "--features",
+    "flow-train/cuda,flow-kernels/cuda",
+    "--all-targets",
+];
+
 /// The tests of kernels on Vulkan through Burn. A build of their own, so that no other test needs Burn's `wgpu` backend.
 const THROUGH_BURN: [&str; 10] = [
     "test",
@@ -112,7 +123,12 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             if options.no_clippy {
                 return Ok(());
             }
-            let lint = [&["clippy", "--release"], &CUDA[..], &["--", "-D", "warnings"]].concat();
+            let lint = [
+                &["clippy", "--release"],
+                &CUDA_LINT[..],
+                &["--", "-D", "warnings"],
+            ]
+            .concat();
             run_command(&mut cargo(workspace, &lint))
         })?;
     }

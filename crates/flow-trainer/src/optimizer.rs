@@ -216,7 +216,6 @@ impl AdamW {
                 kernels.adamw(value, copy, gradient, first, second, &step);
             });
         }
-        drop(update);
         // Read after all is launched: the device need not wait for the host.
         let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&varying)[4]));
         if !gradient_norm.is_finite() {
