@@ -285,8 +285,8 @@ impl ModulatedNorm {
         Ok(())
     }
 
-    /// `dx`, and `dmodulation [B, K, D]` if asked for, in f32 or the type of `x`: zeros but for shift and scale. Sums over tokens are f32, in an
-    /// order that depends on their number alone.
+    /// `dx`, and `dmodulation [B, K, D]` if asked for, in f32 or the type of `x`: zeros but for shift and scale. Sums over
+    /// tokens are f32, in an order that depends on their number alone.
     ///
     /// # Errors
     /// [`Refused`] if a tensor does not fit.

@@ -222,9 +222,20 @@ impl AdamW {
             self.steps -= 1;
             let squares = kernels.sums_of_squares(&present);
             let specs = sums.iter().zip(layout.specs()).filter(|(sum, _)| sum.is_some());
-            let first = specs.zip(squares).find(|(_, squares)| !squares.is_finite());
-            // All may be finite and their sum too large: the largest is to blame as much as any.
-            let spec = first.map_or(&layout.specs()[0], |((_, spec), _)| spec);
+            // The first that is not finite. All may be, and their sum too large for f32: the largest then.
+            let size = |squares: f64| {
+                if squares.is_finite() {
+                    squares
+                } else {
+                    f64::INFINITY
+                }
+            };
+            let worst = specs.zip(squares).reduce(
+                |worst, next| {
+                    if size(next.1) > size(worst.1) { next } else { worst }
+                },
+            );
+            let ((_, spec), _) = worst.expect("a norm that is not finite is of some gradient");
             return Err(NonFiniteGradient {
                 weight: spec.name.clone(),
                 values: spec.shape.iter().product(),

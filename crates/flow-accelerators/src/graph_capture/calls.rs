@@ -5,8 +5,8 @@ use burn::tensor::{DType, Tensor};
 use flow_core::params::Standing;
 use flow_core::tensors::shape;
 use flow_core::{Condition, FlowModel, ModelInput, Plain, Recorded};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
 /// Recordings that are kept at a time. Each holds the memory of what it computes.
@@ -89,13 +89,13 @@ pub(super) enum Call {
 #[derive(Debug)]
 pub(super) struct Pair {
     pub forward: Box<dyn Recorded>,
-    pub backward: Arc<std::sync::Mutex<Box<dyn Recorded>>>,
+    pub backward: Arc<Mutex<Box<dyn Recorded>>>,
     /// The weights that backward gives gradients of.
     pub positions: Vec<usize>,
     under_way: Arc<AtomicBool>,
 }
 
-/// A replayed forward pass whose backward pass may still come. It is over when the last copy is dropped.
+/// A replayed forward pass whose backward pass may still come. It is over when this is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay(Arc<AtomicBool>);
 
@@ -109,7 +109,7 @@ impl Pair {
     pub fn new(forward: Box<dyn Recorded>, backward: Box<dyn Recorded>, positions: Vec<usize>) -> Self {
         Self {
             forward,
-            backward: Arc::new(std::sync::Mutex::new(backward)),
+            backward: Arc::new(Mutex::new(backward)),
             positions,
             under_way: Arc::default(),
         }

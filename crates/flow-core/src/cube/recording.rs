@@ -108,13 +108,9 @@ fn waited_for(client: &Client) -> Result<(), NotRecorded> {
 /// as large as the largest of them, each of which fills a page.
 fn spare_rooms(client: &Client) -> Vec<Handle> {
     let report = client.memory_report(MemoryScope::CurrentStream);
-    let pools = report.streams.iter().flat_map(|stream| &stream.pools.dynamic);
+    let mut pools = report.streams.iter().flat_map(|stream| &stream.pools.dynamic);
     let grows = |pool: &&MemoryPoolReport| matches!(pool.kind, MemoryPoolKind::Adaptive { .. });
-    let Some(pool) = pools
-        .into_iter()
-        .find(grows)
-        .filter(|pool| pool.largest_alloc > 0)
-    else {
+    let Some(pool) = pools.find(grows).filter(|pool| pool.largest_alloc > 0) else {
         return Vec::new();
     };
     let rooms = FEWEST_ROOMS + pool.pages / 4;

@@ -23,6 +23,8 @@ pub(super) struct Normed {
     call: ModulatedNorm,
     /// Types of the gradients of `x` and of the modulation.
     of: [Element; 2],
+    /// Type that the modulation's gradient is summed up to.
+    sums: Element,
 }
 
 impl Normed {
@@ -49,6 +51,32 @@ impl Normed {
             modulation,
             call,
             of,
+            sums: element,
+        }
+    }
+
+    /// As [`read`](Self::read), with a weight and a bias: all rows as if they were of one sample, whose shift is the bias and
+    /// whose scale is the weight. Their gradients are f32.
+    pub fn with_weight(x: &Plain, weight: &Plain, bias: &Plain, epsilon: f32, element: Element) -> Self {
+        let x = Operand::read(x);
+        let of = [x.element(), Element::F32];
+        let (rows, channels) = x.rows_and_columns();
+        let row = |vector: &Plain| Dispatch::float_reshape(vector.clone(), [1, channels].into());
+        Self {
+            x: x.cast(element),
+            modulation: Operand::read_as(&stacked(vec![row(bias), row(weight)]), element),
+            call: ModulatedNorm {
+                batch: 1,
+                tokens: rows,
+                channels,
+                chunks: 2,
+                shift: 0,
+                scale: 1,
+                unit: 0.0,
+                epsilon,
+            },
+            of,
+            sums: Element::F32,
         }
     }
 
@@ -78,7 +106,7 @@ impl Normed {
         want_modulation: bool,
     ) -> (Plain, Option<Plain>) {
         let dx = self.x.room_alike();
-        let dmodulation = want_modulation.then(|| self.modulation.room_alike());
+        let dmodulation = want_modulation.then(|| self.modulation.room(&self.modulation.shape(), self.sums));
         let backward = self.call.backward(
             dx.client(),
             &self.x.buffer(),
@@ -113,8 +141,7 @@ pub(super) fn modulated_layer_norm(
     })
 }
 
-/// As the CPU's: a norm of all rows as if they were of one sample, whose shift is the bias and whose scale is the weight.
-/// Backward keeps `x`, both, and two numbers per row.
+/// As the CPU's. Backward keeps `x`, weight and bias, and two numbers per row.
 pub(super) fn layer_norm(
     x: &DispatchTensor,
     weight: &DispatchTensor,
@@ -122,51 +149,23 @@ pub(super) fn layer_norm(
     epsilon: f32,
     element: Element,
 ) -> DispatchTensor {
-    const NAME: &str = "layer_norm";
-    op::apply(NAME, &[x, weight, bias], |inputs, _| {
-        let x = Operand::read(&inputs[0]);
-        let of_x = x.element();
-        let x = x.cast(element);
-        let (rows, channels) = x.rows_and_columns();
+    op::apply("layer_norm", &[x, weight, bias], |inputs, _| {
         let [of_weight, of_bias] = [&inputs[1], &inputs[2]].map(|vector| Operand::read(vector).element());
-        let row = |vector: &Plain| Dispatch::float_reshape(vector.clone(), [1, channels].into());
-        let both = Operand::read_as(&stacked(vec![row(&inputs[2]), row(&inputs[1])]), element);
-        let call = ModulatedNorm {
-            batch: 1,
-            tokens: rows,
-            channels,
-            chunks: 2,
-            shift: 0,
-            scale: 1,
-            unit: 0.0,
-            epsilon,
-        };
-        let (y, statistics) = (x.room_alike(), x.room(&[rows, 2], Element::F32));
-        let buffers = [&x, &both, &y, &statistics].map(Operand::buffer);
-        let forward = call.forward(y.client(), &buffers[0], &buffers[1], &buffers[2], &buffers[3]);
-        done(NAME, forward);
+        let normed = Normed::with_weight(&inputs[0], &inputs[1], &inputs[2], epsilon, element);
+        let (y, statistics) = normed.forward();
         let backward: op::Backward = Arc::new(move |incoming| {
+            let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let dx = x.room_alike();
-            let wanted = incoming.wanted[1] || incoming.wanted[2];
-            let dboth = wanted.then(|| both.room(&[2, channels], Element::F32));
-            let backward = call.backward(
-                dx.client(),
-                &x.buffer(),
-                &both.buffer(),
-                &statistics.buffer(),
-                &gradient.buffer(),
-                &dx.buffer(),
-                dboth.as_ref().map(Operand::buffer).as_ref(),
-            );
-            done(NAME, backward);
-            let dboth = dboth.map(Operand::into_plain);
-            let of = |at: usize, element: Element| {
-                let both = Tensor::<2>::from_dispatch(dboth.clone().filter(|_| incoming.wanted[2 - at])?);
-                let row: Tensor<1> = both.narrow(0, at, 1).reshape([channels]);
+            let (dx, both) = normed.backward(&statistics, &gradient, wanted[1] || wanted[2]);
+            let of_row = |at: usize, element: Element| {
+                let row = Tensor::<2>::from_dispatch(both.clone()?)
+                    .narrow(0, at, 1)
+                    .flatten::<1>(0, 1);
                 Some(Operand::read(&row.into_dispatch()).into_plain_as(element))
             };
-            vec![Some(dx.into_plain_as(of_x)), of(1, of_weight), of(0, of_bias)]
+            let of_weight = wanted[1].then(|| of_row(1, of_weight)).flatten();
+            let of_bias = wanted[2].then(|| of_row(0, of_bias)).flatten();
+            vec![Some(dx), of_weight, of_bias]
         });
         (y.into_plain(), backward)
     })
