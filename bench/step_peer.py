@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import functools
 import json
+import math
 import resource
 import statistics
 import sys
@@ -338,7 +339,11 @@ def serve(options):
         if question["do"] == "check":
             loss = work.loss().item()
             squares = [parameter.grad.double().square().sum() for parameter in work.trained]
-            return {"loss": loss, "gradient_norm": torch.stack(squares).sum().sqrt().item()}
+            norm = torch.stack(squares).sum().sqrt().item()
+            far = [name for name, square in zip(work.names, squares) if not square.isfinite()]
+            # JSON has no NaN.
+            found = {"loss": loss, "gradient_norm": norm if math.isfinite(norm) else None}
+            return found | {"not_finite": far}
         # The first step after a pause fills caches.
         work.loss()
         wait()

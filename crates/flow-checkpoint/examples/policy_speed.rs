@@ -126,6 +126,25 @@ fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn Gauge>, Box<dyn E
     }
 }
 
+/// Bytes that the runtime has taken of the device's memory, if it takes more than tensors use.
+fn taken_bytes(device: &ComputeDevice, kind: &str) -> Option<u64> {
+    #[cfg(feature = "cuda")]
+    if kind == "cuda" {
+        return Some(flow_core::cube::bytes_reserved(device));
+    }
+    let _ = (device, kind);
+    None
+}
+
+/// Leaves what no tensor uses to others on the device.
+fn release(device: &ComputeDevice, kind: &str) {
+    #[cfg(feature = "cuda")]
+    if kind == "cuda" {
+        flow_core::cube::release_unused(device);
+    }
+    let _ = (device, kind);
+}
+
 struct Subject {
     model: Arc<dyn Architecture>,
     weights: Weights,
@@ -305,29 +324,49 @@ impl Subject {
     }
 }
 
-/// A fingerprint of all bits of all gradients (FNV-1a over words), and the root of the sum of their squares. Keeping them
-/// would count as memory of every policy but the first.
+/// A fingerprint of all bits of all gradients (FNV-1a over the words of each, then over these), and the root of the sum of
+/// their squares. Keeping them would count as memory of every policy but the first.
 fn fingerprint(gradients: &[Option<Plain>]) -> (u64, f64) {
-    let (mut hash, mut squares) = (0xcbf2_9ce4_8422_2325_u64, 0.0);
-    let mut add = |word: u64| hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-    for gradient in gradients {
-        let host = gradient.as_ref().map(cpu::to_host).unwrap_or_default();
-        add(host.len() as u64);
-        host.iter().for_each(|value| add(u64::from(value.to_bits())));
-        squares += host.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
-    }
+    const START: u64 = 0xcbf2_9ce4_8422_2325;
+    let add = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+    let of_one = |host: &Vec<f32>| {
+        let words = host.iter().map(|value| u64::from(value.to_bits()));
+        let squares = host.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+        (words.fold(add(START, host.len() as u64), add), squares)
+    };
+    // Some at a time, so that the host never holds them all.
+    let several = 2 * rayon::current_num_threads();
+    let each = gradients.chunks(several).flat_map(|some| {
+        // One thread reads: on a GPU, each has a queue of its own.
+        let hosts = some
+            .iter()
+            .map(|gradient| gradient.as_ref().map(cpu::to_host).unwrap_or_default());
+        let hosts: Vec<Vec<f32>> = hosts.collect();
+        let found: Vec<(u64, f64)> = hosts.par_iter().map(of_one).collect();
+        found
+    });
+    let (hash, squares) = each.fold((START, 0.0), |(hash, squares), (word, more)| {
+        (add(hash, word), squares + more)
+    });
     (hash, squares.sqrt())
 }
 
+/// Says on the standard error how far a long measurement is.
+fn say(start: Instant, what: &str) {
+    eprintln!("[{:6.1} s] {what}", start.elapsed().as_secs_f64());
+}
+
 fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
+    let start = Instant::now();
     let subject = Subject::new(problem)?;
+    say(start, "weights and inputs are there");
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
     flow_kernels::register(&mut kernels);
     flow_attention::register(&mut attention);
     let name = problem.kernels.as_ref().unwrap_or(&problem.device);
     let plan = Plan::new(attention.get(&problem.device)?, kernels.get(name)?);
     let gauge = gauge(&subject.device, &problem.device)?;
-    let (start, waiting) = (Instant::now(), gauge.clone());
+    let waiting = gauge.clone();
     let workload = Workload {
         spec: subject.model.spec(),
         plan: &plan,
@@ -342,6 +381,7 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
         }),
     };
     let mut planner = Planner::new(workload)?;
+    say(start, "blocks are measured");
     let mut reference = None;
     let policies = [
         Policy::None,
@@ -364,12 +404,20 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
         peaks.push(measured.peak_bytes);
         let row = Row::new(policy.to_string(), assignment, predicted, measured);
         rows.push(row.checked(&subject, &plan, &mut reference)?);
+        say(start, &rows[rows.len() - 1].summary());
     }
     let (least, most) = (peaks.iter().min(), peaks.iter().max());
     let (least, most) = (*least.ok_or("no policy")?, *most.ok_or("no policy")?);
     for part in 1..=problem.budgets as u64 {
         let budget = least + most.saturating_sub(least) * part / (problem.budgets as u64 + 1);
-        let (assignment, record) = planner.within(budget)?;
+        // What is measured of the others is not lost for a budget that no plan keeps.
+        let (assignment, record) = match planner.within(budget) {
+            Ok(found) => found,
+            Err(error) => {
+                say(start, &format!("no row for a budget: {error}"));
+                continue;
+            }
+        };
         let predicted = planner.predict(&assignment);
         let measured = planner.measure("budget", &assignment);
         let name = format!("budget ({:.1} MiB)", budget as f64 / f64::from(1 << 20));
@@ -378,8 +426,10 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
         row.found["budget_bytes"] = budget.into();
         row.found["smallest_budget_bytes"] = record.smallest_budget_bytes.into();
         row.found["digest"] = record.digest.into();
+        say(start, &row.summary());
         rows.push(row);
     }
+    release(&subject.device, &problem.device);
     if serves {
         return serve(problem, &subject, &plan, &planner, &rows);
     }
@@ -420,8 +470,12 @@ fn serve(
                 ["time", index, count] => {
                     let row = rows.get(index.parse::<usize>()?).ok_or("there is no such row")?;
                     let row = row.plan(plan);
+                    release(&subject.device, &problem.device);
                     let times = (0..count.parse::<usize>()?).map(|_| planner.time_of(&row).as_secs_f64());
-                    Ok(json!({ "seconds": times.collect::<Vec<f64>>() }))
+                    let seconds: Vec<f64> = times.collect();
+                    let taken = taken_bytes(&subject.device, &problem.device);
+                    release(&subject.device, &problem.device);
+                    Ok(json!({ "seconds": seconds, "taken_bytes": taken }))
                 }
                 _ => Err("the questions are about, export, rows and time".into()),
             }
@@ -453,7 +507,11 @@ impl Row {
                 "held_bytes": predicted.held_bytes,
                 "wall_ms": ms(predicted.time),
             },
-            "measured": { "peak_bytes": measured.peak_bytes, "held_bytes": measured.counts.most_held_bytes },
+            "measured": {
+                "peak_bytes": measured.peak_bytes,
+                "held_bytes": measured.counts.most_held_bytes,
+                "wall_ms": ms(measured.time),
+            },
         });
         Self {
             name,
@@ -461,6 +519,16 @@ impl Row {
             wall_ms: Vec::new(),
             found,
         }
+    }
+
+    fn summary(&self) -> String {
+        let peak_gib =
+            self.found["measured"]["peak_bytes"].as_f64().unwrap_or(f64::NAN) / (1u64 << 30) as f64;
+        let attention = &self.found["usage"]["attention"]["forwards"];
+        format!(
+            "{}: {} ms at first, {peak_gib:.2} GiB, {attention} attention forwards, loss {}, gradients {}",
+            self.name, self.found["measured"]["wall_ms"], self.found["loss"], self.found["fingerprint"]
+        )
     }
 
     fn plan(&self, plan: &Plan) -> Arc<Plan> {
@@ -482,6 +550,7 @@ impl Row {
         self.found["loss"] = cpu::to_host(&loss)[0].into();
         let (found, norm) = fingerprint(&gradients);
         self.found["gradient_norm"] = norm.into();
+        self.found["fingerprint"] = format!("{found:016x}").into();
         drop(gradients);
         if *reference.get_or_insert(found) != found {
             return Err(format!("`{}` gives other gradients than keeping everything", self.name).into());

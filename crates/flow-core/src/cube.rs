@@ -85,11 +85,27 @@ pub fn bytes_reserved(device: &crate::device::ComputeDevice) -> u64 {
     memory(device).bytes_reserved
 }
 
-fn memory(device: &crate::device::ComputeDevice) -> MemoryUsage {
+/// Gives the memory back that the runtime has taken and no tensor uses, everything asked of it being done: for a program
+/// that shares the device with others. The next operations take it again, which costs time.
+pub fn release_unused(device: &crate::device::ComputeDevice) {
+    let probe = probe(device);
+    if let Some(tensor) = read(&probe) {
+        // Memory that is not given back now is given back later.
+        let _ = tensor.client.memory_cleanup();
+    }
+}
+
+/// A value on the device, everything that was asked of it before being done.
+fn probe(device: &crate::device::ComputeDevice) -> Plain {
     let probe: Tensor<1> = device.tensor(vec![0.0], [1]);
     let probe = probe.into_dispatch();
     // Reading it back waits for all that came before.
     to_host(&probe);
+    probe
+}
+
+fn memory(device: &crate::device::ComputeDevice) -> MemoryUsage {
+    let probe = probe(device);
     let client = read(&probe).map(|tensor| tensor.client.clone());
     let usage = client.map(|client| {
         let report = client.memory_report(cubecl::MemoryScope::Device);

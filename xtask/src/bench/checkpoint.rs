@@ -197,6 +197,7 @@ fn in_turns(rounds: usize, ours: &mut Server, rows: &mut [Value], mut peer: Opti
                     let seconds = answer["seconds"].as_array().context("no list of seconds")?;
                     let seconds = seconds.iter().skip(warm_up).filter_map(Value::as_f64);
                     wall_ms[index].extend(seconds.map(|seconds| 1e3 * seconds));
+                    rows[index]["taken_bytes"] = answer["taken_bytes"].clone();
                 }
             }
         }
@@ -230,14 +231,14 @@ fn report(problem: &Value, device: &str, stem: &str, rows: &[Value]) -> String {
     let mut text = format!(
         "# Activation checkpointing: one training step\n\nOn {device}. Model and batch: `{}`.\n\nTimes are medians of \
          {} steps in turns, with the tenth and ninetieth of a hundred; peaks are those of everything in use, weights and \
-         gradients included; an operation counts once for its forward and once for its backward. Every policy gave the \
+         gradients included; taken is what the device's allocator had of it, if it has pools; an operation counts once for its forward and once for its backward. Every policy gave the \
          same bits of every gradient, or there would be no table.\n\n",
         json!({ "architecture": problem["architecture"], "settings": problem["settings"], "rows": problem["rows"] }),
         problem["repeats"]
     );
     text.push_str(
-        "| policy | time, ms | p10 to p90 | predicted | peak, MiB | predicted | held, MiB | predicted | operations | attention forwards | linear forwards | GFLOP |\n\
-         |---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| policy | time, ms | p10 to p90 | predicted | peak, MiB | predicted | taken, MiB | held, MiB | predicted | operations | attention forwards | linear forwards | GFLOP |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for row in rows {
         let usage = |operation: &str| row["usage"][operation]["forwards"].as_u64().unwrap_or(0);
@@ -247,7 +248,7 @@ fn report(problem: &Value, device: &str, stem: &str, rows: &[Value]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "| {} | {:.1} | {:.1} to {:.1} | {:.1} | {:.2} | {:.2} | {:.2} | {:.2} | {} | {} | {} | {:.2} |",
+            "| {} | {:.1} | {:.1} to {:.1} | {:.1} | {:.2} | {:.2} | {} | {:.2} | {:.2} | {} | {} | {} | {:.2} |",
             name(row),
             time(row, 0.5),
             time(row, 0.1),
@@ -255,6 +256,9 @@ fn report(problem: &Value, device: &str, stem: &str, rows: &[Value]) -> String {
             row["predicted"]["wall_ms"].as_f64().unwrap_or(f64::NAN),
             mib(row, "measured", "peak_bytes"),
             mib(row, "predicted", "peak_bytes"),
+            row["taken_bytes"]
+                .as_f64()
+                .map_or("–".into(), |bytes| format!("{:.0}", bytes / MIB)),
             mib(row, "measured", "held_bytes"),
             mib(row, "predicted", "held_bytes"),
             row["operations"],

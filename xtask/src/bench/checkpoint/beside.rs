@@ -51,6 +51,8 @@ pub(super) struct Contender {
     question: Value,
     wall_ms: Vec<f64>,
     peak_bytes: Option<f64>,
+    /// Parameters of which it gives gradients that are not finite: it is timed, and that is said.
+    not_finite: Vec<String>,
 }
 
 /// PyTorch, with everything that it was measured at.
@@ -62,11 +64,22 @@ pub(super) struct Peer {
     too_large: Vec<String>,
 }
 
-/// Fails if what `theirs` computed is not what our row did.
+/// The parameters of which `theirs` has gradients that are not finite.
+fn not_finite(theirs: &Value) -> Vec<String> {
+    let names = theirs["not_finite"].as_array().into_iter().flatten();
+    names.filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// Fails if what `theirs` computed is not what our row did. Where its gradients are not finite, the loss alone tells.
 fn agree(row: &Value, theirs: &Value, tolerance: f64) -> Result<()> {
-    for what in ["loss", "gradient_norm"] {
+    let comparable = if not_finite(theirs).is_empty() {
+        &["loss", "gradient_norm"][..]
+    } else {
+        &["loss"]
+    };
+    for what in comparable {
         let of = |values: &Value| {
-            values[what]
+            values[*what]
                 .as_f64()
                 .with_context(|| format!("no {what} in {values}"))
         };
@@ -108,12 +121,21 @@ impl Peer {
                     continue;
                 }
                 agree(row, &found, tolerance)?;
+                let not_finite = not_finite(&found);
+                match &not_finite[..] {
+                    [] => eprintln!("PyTorch, {policy} ({mode}): loss and gradients agree"),
+                    [first, ..] => eprintln!(
+                        "PyTorch, {policy} ({mode}): the loss agrees; gradients of {} parameters are not finite, of `{first}` first",
+                        not_finite.len()
+                    ),
+                }
                 contenders.push(Contender {
                     mode,
                     policy,
                     question,
                     wall_ms: Vec::new(),
                     peak_bytes: None,
+                    not_finite,
                 });
             }
         }
@@ -186,6 +208,17 @@ impl Peer {
                 peak_ratio.map_or("–".into(), |ratio| format!("{ratio:.3}")),
             );
         }
+        for one in self.contenders.iter().filter(|one| !one.not_finite.is_empty()) {
+            let _ = writeln!(
+                text,
+                "\nPyTorch's `{}` under {} gave gradients that are not finite for {} parameters, `{}` among them: its time is that \
+                 of a step that cannot train.",
+                one.mode,
+                one.policy,
+                one.not_finite.len(),
+                one.not_finite[0]
+            );
+        }
         if !self.too_large.is_empty() {
             let _ = writeln!(
                 text,
@@ -201,6 +234,7 @@ impl Contender {
     fn json(&self, rows: &[Value]) -> Value {
         let mut found = json!({
             "policy": self.policy, "mode": self.mode, "wall_ms": self.wall_ms, "peak_bytes": self.peak_bytes,
+            "not_finite": self.not_finite,
         });
         if let Some(row) = rows.iter().find(|row| name(row) == self.policy) {
             found["time_ratio"] = json!(time(row, 0.5) / time(&found, 0.5));

@@ -1,6 +1,6 @@
 //! What counts as the same computation, and what the table says.
 
-use super::{Contender, agree, dtype};
+use super::{Contender, agree, dtype, not_finite};
 use serde_json::json;
 
 #[test]
@@ -17,6 +17,15 @@ fn a_loss_or_gradients_that_lie_apart_are_refused_and_named() {
         let error = agree(&row, &theirs, 1e-5).unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
     }
+}
+
+#[test]
+fn where_a_peer_gives_gradients_that_are_not_finite_the_loss_has_to_agree() {
+    let row = json!({ "policy": "full", "loss": 1.5, "gradient_norm": 0.25 });
+    let theirs = |loss: f64| json!({ "loss": loss, "gradient_norm": null, "not_finite": ["to_q.weight"] });
+    assert!(agree(&row, &theirs(1.5), 1e-5).is_ok());
+    assert!(agree(&row, &theirs(1.6), 1e-5).is_err());
+    assert_eq!(not_finite(&theirs(1.5)), ["to_q.weight"]);
 }
 
 #[test]
@@ -43,6 +52,7 @@ fn ratios_are_ours_in_proportion_to_theirs() {
         question: json!({}),
         wall_ms: vec![40.0, 20.0, 10.0],
         peak_bytes: Some(4e6),
+        not_finite: Vec::new(),
     };
     let found = one.json(&rows);
     assert_eq!(found["time_ratio"], 0.5);
