@@ -291,7 +291,9 @@ impl Profiler {
             log.outputs.push(own);
         }
         drop(inputs);
-        log.regions[index].gradient_bytes = weights.iter().map(|tensor| buffer(tensor).bytes).sum();
+        // Gradients of weights are f32, whatever a device computes with.
+        let values = |tensor: &Plain| shape(tensor).iter().product::<usize>();
+        log.regions[index].gradient_bytes = weights.iter().map(|tensor| 4 * values(tensor) as u64).sum();
         outputs
     }
 
