@@ -120,6 +120,8 @@ struct Log {
     ordinals: BTreeMap<&'static str, usize>,
     /// Whether regions are measured on graphs of their own.
     measures: bool,
+    /// Whether regions run without a look at the clock in between, for which a device has to be waited for.
+    unbroken: bool,
     /// What each region made, held so that it can be told what leaves the block. Not held where memory is measured.
     outputs: Vec<Vec<Plain>>,
 }
@@ -134,6 +136,9 @@ struct Trace {
 
 impl Stash for Trace {
     fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+        if lock(&self.log).unbroken {
+            return compute();
+        }
         let start = (self.clock.0)();
         let result = compute();
         let time = (self.clock.0)().saturating_sub(start);
@@ -191,11 +196,8 @@ impl Profiler {
         profile
     }
 
-    fn trace(&self, exec: &Exec<'_>, inputs: &[Plain], body: &Body, measures: bool) -> (Vec<Plain>, Log) {
-        let log = Arc::new(Mutex::new(Log {
-            measures,
-            ..Log::default()
-        }));
+    fn trace(&self, exec: &Exec<'_>, inputs: &[Plain], body: &Body, log: Log) -> (Vec<Plain>, Log) {
+        let log = Arc::new(Mutex::new(log));
         let trace = Trace {
             log: log.clone(),
             clock: Arc::new(ClockHolder(self.clock.0.clone())),
@@ -211,7 +213,7 @@ impl Profiler {
     fn block(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: &Body) -> Vec<Plain> {
         let site = exec.site().expect("a block has a site");
         let inputs: Vec<Plain> = inputs.iter().map(plain).collect();
-        let (outputs, log) = self.trace(exec, &inputs, body, false);
+        let (outputs, log) = self.trace(exec, &inputs, body, Log::default());
         let leaving = leaving_bytes(&outputs, &log.outputs);
         let shapes: Vec<Vec<usize>> = inputs.iter().map(shape).collect();
         let parts = log.regions.iter().map(|region| {
@@ -221,22 +223,16 @@ impl Profiler {
         let signature = format!("{shapes:?} {:?}", parts.collect::<Vec<_>>());
         let known = lock(&self.found).signatures.get(&signature).copied();
         let kind = known.unwrap_or_else(|| {
-            let (_, mut regions) = {
-                let (outputs, log) = self.trace(exec, &inputs, body, true);
-                (outputs, log.regions)
+            let measuring = Log {
+                measures: true,
+                ..Log::default()
             };
+            let (outputs, Log { mut regions, .. }) = self.trace(exec, &inputs, body, measuring);
+            drop(outputs);
             for (region, leaving) in regions.iter_mut().zip(leaving) {
                 region.leaving_bytes = leaving;
             }
-            for _ in 0..self.repeats {
-                let (_, again) = self.trace(exec, &inputs, body, false);
-                for (region, again) in regions.iter_mut().zip(again.regions) {
-                    region.forward = region.forward.min(again.forward);
-                    for (slot, again) in region.slots.iter_mut().zip(again.slots) {
-                        slot.time = slot.time.min(again.time);
-                    }
-                }
-            }
+            self.time(exec, &inputs, body, &mut regions);
             let mut found = lock(&self.found);
             let kind = found.profile.kinds.len();
             found.profile.kinds.push(BlockProfile {
@@ -251,6 +247,41 @@ impl Profiler {
         found.profile.blocks.push(place);
         found.inputs.push(inputs);
         outputs
+    }
+
+    /// The least times of several runs: of regions in runs without a look at the clock within, of results that may be kept in
+    /// others, in proportion to their region, since each look adds a wait for the device.
+    fn time(&self, exec: &Exec<'_>, inputs: &[Plain], body: &Body, regions: &mut [RegionProfile]) {
+        let mut broken = vec![Duration::MAX; regions.len()];
+        for region in regions.iter_mut() {
+            region.forward = Duration::MAX;
+        }
+        for _ in 0..self.repeats {
+            let (_, log) = self.trace(exec, inputs, body, Log::default());
+            for ((region, broken), again) in regions.iter_mut().zip(&mut broken).zip(log.regions) {
+                *broken = again.forward.min(*broken);
+                for (slot, again) in region.slots.iter_mut().zip(again.slots) {
+                    slot.time = slot.time.min(again.time);
+                }
+            }
+            let unbroken = Log {
+                unbroken: true,
+                ..Log::default()
+            };
+            let (_, log) = self.trace(exec, inputs, body, unbroken);
+            for (region, again) in regions.iter_mut().zip(log.regions) {
+                region.forward = region.forward.min(again.forward);
+            }
+        }
+        for (region, broken) in regions.iter_mut().zip(broken) {
+            if broken > region.forward {
+                let share = region.forward.as_secs_f64() / broken.as_secs_f64();
+                region
+                    .slots
+                    .iter_mut()
+                    .for_each(|slot| slot.time = slot.time.mul_f64(share));
+            }
+        }
     }
 
     fn region(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: &Body, trace: &Trace) -> Vec<Plain> {
