@@ -23,28 +23,34 @@ pub const LAVAPIPE: [&str; 3] = [
 const CUDA: [&str; 4] = ["--package", "flow-train", "--features", "cuda"];
 
 /// What is linted for NVIDIA GPUs: the program, and with it tests that nothing else compiles.
-const CUDA_LINT: [&str; 7] = [
+const CUDA_LINT: [&str; 9] = [
     "--package",
     "flow-train",
     "--package",
     "flow-kernels",
+    "--package",
+    "flow-checkpoint",
     "--features",
-    "flow-train/cuda,flow-kernels/cuda",
+    "flow-train/cuda,flow-kernels/cuda,flow-checkpoint/cuda",
     "--all-targets",
 ];
 
-/// The tests of kernels on Vulkan through Burn. A build of their own, so that no other test needs Burn's `wgpu` backend.
-const THROUGH_BURN: [&str; 10] = [
+/// The kernels behind Burn, whole models with them, and what is kept of these, on Vulkan.
+const THROUGH_BURN: [&str; 14] = [
     "test",
     "--release",
     "--package",
     "flow-kernels",
+    "--package",
+    "flow-checkpoint",
     "--features",
-    "lavapipe",
+    "flow-kernels/lavapipe,flow-checkpoint/lavapipe",
     "--test",
     "cube",
     "--test",
     "capture",
+    "--test",
+    "proof",
 ];
 
 /// Which steps to leave out.

@@ -11,15 +11,14 @@ use std::sync::Arc;
 
 #[test]
 fn every_policy_gives_the_bits_of_none_for_every_model_and_precision() {
-    for (precision, kernels) in precisions() {
-        for subject in Subject::all() {
-            let plan = plan_of(kernels.clone());
+    for Place { name, device, plan } in Place::all() {
+        for subject in Subject::all_on(&device) {
             let expected = subject.pass(&Arc::new(plan.clone()), 1);
             let policies = policies(subject.model.spec());
             let engines = policies.iter().map(|policy| engine(policy, &*subject.model));
             for engine in engines.chain(unusual(&*subject.model)) {
                 let found = subject.pass(&with_engine(&plan, &engine), 1);
-                let what = format!("{}, {precision}, {engine:?}", subject.name);
+                let what = format!("{}, {name}, {engine:?}", subject.name);
                 found.assert_same_bits(&expected, &what, subject.weights.layout());
                 assert_eq!(
                     engine.counts().held_bytes,
@@ -47,14 +46,13 @@ fn several_calls_in_flight_add_up_to_the_same_bits() {
 
 #[test]
 fn three_optimizer_steps_give_the_same_weights_and_moments() {
-    for (precision, kernels) in precisions() {
-        for subject in Subject::all() {
-            let plan = plan_of(kernels.clone());
+    for Place { name, device, plan } in Place::all() {
+        for subject in Subject::all_on(&device) {
             let run = |plan: &Arc<Plan>| {
-                let mut state = State::of(&subject.weights);
+                let mut state = State::of(&subject.weights, &device);
                 for number in 1..=3 {
                     let found = subject.pass_with(plan, 1, &state.weights);
-                    state.step(&kernels, &found.of_weights, number);
+                    state.step(&*plan.kernels, &found.of_weights, number);
                 }
                 state.bits()
             };
@@ -62,7 +60,7 @@ fn three_optimizer_steps_give_the_same_weights_and_moments() {
             for policy in policies(subject.model.spec()) {
                 let engine = engine(&policy, &*subject.model);
                 let found = run(&with_engine(&plan, &engine));
-                assert!(found == expected, "{}, {precision}, {policy}", subject.name);
+                assert!(found == expected, "{}, {name}, {policy}", subject.name);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Regions that models have not yet: routers, random numbers, effects; and blocks that break the rules.
 
 use crate::segmented::Segmented;
-use crate::support::{State, bits, noise, precisions};
+use crate::support::{Place, State, bits, noise, plan_of};
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor, TensorData};
 use flow_attention::CpuAttention;
@@ -129,15 +129,20 @@ impl Toy {
 }
 
 struct Stack {
+    device: ComputeDevice,
     blocks: Vec<Arc<Toy>>,
     weights: Weights,
 }
 
 impl Stack {
     fn new(part: Part) -> Self {
+        Self::on(&ComputeDevice::cpu(), part)
+    }
+
+    fn on(device: &ComputeDevice, part: Part) -> Self {
         let mut layout = ParamLayout::default();
         let mut root = LayoutBuilder::new(&mut layout);
-        let captured = leaf(&ComputeDevice::cpu().plain(noise(ROWS * WIDTH, 9), &[ROWS, WIDTH]));
+        let captured = leaf(&device.plain(noise(ROWS * WIDTH, 9), &[ROWS, WIDTH]));
         let blocks = (0..2)
             .map(|index| {
                 let mut linear = |name: &str| Linear {
@@ -155,8 +160,9 @@ impl Stack {
             })
             .collect();
         Self {
+            device: device.clone(),
             blocks,
-            weights: Weights::init(Arc::new(layout), 5, &ComputeDevice::cpu()),
+            weights: Weights::init(Arc::new(layout), 5, device),
         }
     }
 
@@ -177,8 +183,8 @@ impl Stack {
     }
 
     fn pass_backwards(&self, policy: &Policy, backwards: usize) -> Vec<Vec<u32>> {
-        let kernels = CpuKernels::default();
-        let (mut found, of_weights) = self.pass_at(policy, kernels, &self.weights, 0, backwards);
+        let plan = plan_of(CpuKernels::default());
+        let (mut found, of_weights) = self.pass_at(policy, &plan, &self.weights, 0, backwards);
         found.extend(of_weights.iter().map(bits));
         found
     }
@@ -187,7 +193,7 @@ impl Stack {
     fn pass_at(
         &self,
         policy: &Policy,
-        kernels: CpuKernels,
+        plan: &Plan,
         weights: &Weights,
         step: u32,
         backwards: usize,
@@ -197,7 +203,7 @@ impl Stack {
         }
         let plan = Plan {
             regions: Self::engine(policy),
-            ..Plan::new(Arc::new(CpuAttention), Arc::new(kernels))
+            ..plan.clone()
         };
         let trained: Arc<[bool]> = vec![true; weights.values().len()].into();
         let pass = Training::new(weights, Arc::new(plan), trained);
@@ -205,7 +211,7 @@ impl Stack {
             step,
             ..CallContext::single(Stage::Training)
         });
-        let device = ComputeDevice::cpu();
+        let device = &self.device;
         let x = leaf(&device.plain(noise(ROWS * WIDTH, 1), &[ROWS, WIDTH]));
         let output = exec.stack("toys", &self.blocks, Tensor::from_dispatch(x.clone()), ());
         let output: DispatchTensor = output.into_dispatch();
@@ -257,16 +263,16 @@ fn random_numbers_by_counter_are_drawn_again_the_same() {
 /// Three steps, each with other values dropped.
 #[test]
 fn three_optimizer_steps_with_values_dropped_give_the_same_weights_and_moments() {
-    for (precision, kernels) in precisions() {
+    for Place { name, device, plan } in Place::all() {
         let run = |policy: &Policy| {
-            let stack = Stack::new(Part::Dropout);
-            let mut state = State::of(&stack.weights);
+            let stack = Stack::on(&device, Part::Dropout);
+            let mut state = State::of(&stack.weights, &device);
             let mut outputs = Vec::new();
             for number in 1..=3 {
                 let step = number as u32;
-                let (found, gradients) = stack.pass_at(policy, kernels.clone(), &state.weights, step, 1);
+                let (found, gradients) = stack.pass_at(policy, &plan, &state.weights, step, 1);
                 let gradients: Vec<Option<Plain>> = gradients.into_iter().map(Some).collect();
-                state.step(&kernels, &gradients, number);
+                state.step(&*plan.kernels, &gradients, number);
                 outputs.extend(found);
             }
             assert_ne!(outputs[0], outputs[2], "other values are dropped");
@@ -274,7 +280,7 @@ fn three_optimizer_steps_with_values_dropped_give_the_same_weights_and_moments()
         };
         let expected = run(&Policy::None);
         for policy in policies() {
-            assert!(run(&policy) == expected, "{precision}, {policy}");
+            assert!(run(&policy) == expected, "{name}, {policy}");
         }
     }
 }

@@ -146,22 +146,22 @@ fn all_bits(gradients: &[Option<Plain>]) -> Vec<Option<Vec<u32>>> {
 
 #[test]
 fn gradients_of_every_models_blocks_are_those_of_going_through_them_by_hand() {
-    for (precision, kernels) in precisions() {
-        for subject in Subject::all() {
+    for place in Place::all() {
+        for subject in Subject::all_on(&place.device) {
             for policy in policies(subject.model.spec()) {
-                let what = format!("{}, {precision}, {policy}", subject.name);
+                let what = format!("{}, {}, {policy}", subject.name, place.name);
                 let watching = Arc::new(Watching::default());
                 let plan = Plan {
                     stacks: watching.clone(),
                     regions: engine(&policy, &*subject.model),
-                    ..plan_of(kernels.clone())
+                    ..place.plan.clone()
                 };
                 let found = subject.pass(&Arc::new(plan), 1);
                 let seen = |seen: &Seen| seen.lock().expect("the pass is over").clone();
                 let by_hand = Segmented::new(seen(&watching.outputs));
                 let plan = Plan {
                     stacks: by_hand.clone(),
-                    ..plan_of(kernels.clone())
+                    ..place.plan.clone()
                 };
                 subject.forward(&Arc::new(plan));
                 let expected = by_hand.found();

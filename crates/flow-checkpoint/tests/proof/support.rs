@@ -1,6 +1,10 @@
 //! Small models, their inputs, and one training pass.
 
+#[cfg(any(feature = "lavapipe", feature = "cuda"))]
+use burn::tensor::FloatDType;
 use burn::tensor::Tensor;
+#[cfg(any(feature = "lavapipe", feature = "cuda"))]
+use flow_attention::AttentionRegistry;
 use flow_attention::CpuAttention;
 use flow_checkpoint::{Assignment, BlockTreatment, Checkpointing, Policy, RegionTreatment, Saves};
 use flow_core::device::ComputeDevice;
@@ -13,6 +17,8 @@ use flow_core::{
     Stage, Training, Weights, cpu,
 };
 use flow_kernels::CpuKernels;
+#[cfg(any(feature = "lavapipe", feature = "cuda"))]
+use flow_kernels::KernelRegistry;
 use flow_models::{
     Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, Trained, Wan, WanConfig, add_lora,
     trained_mask,
@@ -35,9 +41,70 @@ pub fn bits(tensor: &Plain) -> Vec<u32> {
     host.iter().map(|value| value.to_bits()).collect()
 }
 
+/// Where models compute, and how.
+#[derive(Clone)]
+pub struct Place {
+    pub name: &'static str,
+    pub device: ComputeDevice,
+    pub plan: Plan,
+}
+
+impl Place {
+    fn cpu(name: &'static str, kernels: CpuKernels) -> Self {
+        Self {
+            name,
+            device: ComputeDevice::cpu(),
+            plan: plan_of(kernels),
+        }
+    }
+
+    /// The processor in every precision it has, and the GPU that this was built for.
+    pub fn all() -> Vec<Self> {
+        let mut places = vec![Self::cpu("f32", CpuKernels::default())];
+        places.extend(CpuKernels::bf16().ok().map(|kernels| Self::cpu("bf16", kernels)));
+        #[cfg(any(feature = "lavapipe", feature = "cuda"))]
+        places.extend(gpus());
+        places
+    }
+}
+
+#[cfg(any(feature = "lavapipe", feature = "cuda"))]
+fn gpus() -> Vec<Place> {
+    #[cfg(feature = "lavapipe")]
+    let (device, kernels) = (ComputeDevice::vulkan(), [("vulkan", FloatDType::F32)]);
+    #[cfg(not(feature = "lavapipe"))]
+    let (device, kernels) = (
+        ComputeDevice::cuda(0),
+        [("cuda", FloatDType::F32), ("cuda-bf16", FloatDType::BF16)],
+    );
+    let device = device.unwrap_or_else(|error| panic!("{error:?}"));
+    let mut registries = (KernelRegistry::default(), AttentionRegistry::default());
+    flow_kernels::register(&mut registries.0);
+    flow_attention::register(&mut registries.1);
+    let attention = if cfg!(feature = "lavapipe") {
+        "portable"
+    } else {
+        "cuda"
+    };
+    let attention = registries.1.get(attention).expect("it is registered");
+    let place = |(name, dtype)| Place {
+        name,
+        device: match dtype {
+            FloatDType::F32 => device.clone(),
+            other => device.clone().computing_in(other),
+        },
+        plan: Plan::new(
+            attention.clone(),
+            registries.0.get(name).expect("it is registered"),
+        ),
+    };
+    kernels.into_iter().map(place).collect()
+}
+
 /// A model with weights, of which some are trained.
 pub struct Subject {
     pub name: String,
+    pub device: ComputeDevice,
     pub model: Box<dyn Architecture>,
     pub weights: Weights,
     pub trained: Arc<[bool]>,
@@ -118,7 +185,16 @@ pub fn mmdit_config() -> MmditConfig {
 
 impl Subject {
     pub fn new(name: &str, model: Box<dyn Architecture>, trained: Trained, rows: usize) -> Self {
-        let device = ComputeDevice::cpu();
+        Self::on(&ComputeDevice::cpu(), name, model, trained, rows)
+    }
+
+    fn on(
+        device: &ComputeDevice,
+        name: &str,
+        model: Box<dyn Architecture>,
+        trained: Trained,
+        rows: usize,
+    ) -> Self {
         let mut layout = (**model.layout()).clone();
         if trained == Trained::Lora {
             add_lora(&*model, &mut layout, &["*".to_owned()], 3, 6.0).expect("every linear layer");
@@ -126,7 +202,8 @@ impl Subject {
         let layout = Arc::new(layout);
         Self {
             name: name.into(),
-            weights: noisy_weights(&layout, &device),
+            device: device.clone(),
+            weights: noisy_weights(&layout, device),
             trained: trained_mask(&layout, trained).expect("there are some"),
             model,
             rows,
@@ -138,38 +215,45 @@ impl Subject {
         Self::new("dit", Box::new(dit), Trained::Full, 2)
     }
 
-    /// Every kind of model, set of trained weights, and batch.
+    /// Every kind of model, set of trained weights, and batch, on the processor.
     pub fn all() -> Vec<Self> {
-        let device = ComputeDevice::cpu();
-        let dit = |position| Box::new(Dit::new(&dit_config(position), &device).expect("it fits"));
+        Self::all_on(&ComputeDevice::cpu())
+    }
+
+    /// Every kind of model, set of trained weights, and batch.
+    pub fn all_on(device: &ComputeDevice) -> Vec<Self> {
+        let dit = |position| Box::new(Dit::new(&dit_config(position), device).expect("it fits"));
         let experts = |position, shared| {
             let config = experts_config(position, shared);
-            Box::new(Dit::new(&config, &device).expect("it fits"))
+            Box::new(Dit::new(&config, device).expect("it fits"))
         };
-        let mmdit = || Box::new(Mmdit::new(&mmdit_config(), &device).expect("it fits"));
-        let wan = Box::new(Wan::new(&wan_config(), &device).expect("it fits"));
-        vec![
-            Self::dit(),
-            Self::new("dit, guided batch", dit(Position::Sincos), Trained::Full, 4),
-            Self::new("dit, lora", dit(Position::Rope), Trained::Lora, 2),
-            Self::new("experts", experts(Position::Rope, 0), Trained::Full, 2),
-            Self::new(
+        let mmdit = || Box::new(Mmdit::new(&mmdit_config(), device).expect("it fits"));
+        let wan = || Box::new(Wan::new(&wan_config(), device).expect("it fits"));
+        let models: Vec<(&str, Box<dyn Architecture>, Trained, usize)> = vec![
+            ("dit", dit(Position::Rope), Trained::Full, 2),
+            ("dit, guided batch", dit(Position::Sincos), Trained::Full, 4),
+            ("dit, lora", dit(Position::Rope), Trained::Lora, 2),
+            ("experts", experts(Position::Rope, 0), Trained::Full, 2),
+            (
                 "experts, guided batch",
                 experts(Position::Sincos, 28),
                 Trained::Full,
                 4,
             ),
-            Self::new("experts, lora", experts(Position::Rope, 28), Trained::Lora, 2),
-            Self::new("wan", wan, Trained::Full, 2),
-            Self::new("mmdit", mmdit(), Trained::Full, 2),
-            Self::new("mmdit, lora", mmdit(), Trained::Lora, 2),
-        ]
+            ("experts, lora", experts(Position::Rope, 28), Trained::Lora, 2),
+            ("wan", wan(), Trained::Full, 2),
+            ("mmdit", mmdit(), Trained::Full, 2),
+            ("mmdit, lora", mmdit(), Trained::Lora, 2),
+        ];
+        let models = models.into_iter();
+        models
+            .map(|(name, model, trained, rows)| Self::on(device, name, model, trained, rows))
+            .collect()
     }
 
     /// A batch; of a guided one, the second half has the latents of the first and another condition.
     pub fn input(&self, salt: u64) -> ModelInput {
-        let device = ComputeDevice::cpu();
-        let spec = self.model.spec();
+        let (device, spec) = (&self.device, self.model.spec());
         let (rows, values) = (self.rows, spec.latent.values());
         let mut x = noise(rows * values, salt);
         if rows == 4 {
@@ -196,7 +280,8 @@ impl Subject {
     /// The gradient that a loss would give the velocity.
     pub fn cotangent(&self, salt: u64) -> Plain {
         let values = self.model.spec().latent.values();
-        ComputeDevice::cpu().plain(noise(self.rows * values, salt), &[self.rows, values])
+        self.device
+            .plain(noise(self.rows * values, salt), &[self.rows, values])
     }
 
     /// The velocity of a training pass that is never differentiated.
@@ -231,7 +316,7 @@ impl Subject {
         let found = losses.iter().map(plain).collect();
         let seeds = losses
             .iter()
-            .map(|_| Some(ComputeDevice::cpu().plain(vec![0.7; self.rows], &[self.rows])));
+            .map(|_| Some(self.device.plain(vec![0.7; self.rows], &[self.rows])));
         let seeds = seeds.collect();
         let mut gradients = flow_core::op::backward_from(losses, seeds).expect("something is trained");
         let of_inputs = inputs.iter().map(|leaf| take_gradient(leaf, &mut gradients));
@@ -314,12 +399,7 @@ pub fn noisy_weights(layout: &Arc<ParamLayout>, device: &ComputeDevice) -> Weigh
     weights
 }
 
-/// The processor's kernels in every precision it has.
-pub fn precisions() -> Vec<(&'static str, CpuKernels)> {
-    let bf16 = CpuKernels::bf16().ok().map(|kernels| ("bf16", kernels));
-    [("f32", CpuKernels::default())].into_iter().chain(bf16).collect()
-}
-
+/// The processor, with these kernels.
 pub fn plan_of(kernels: CpuKernels) -> Plan {
     Plan::new(Arc::new(CpuAttention), Arc::new(kernels))
 }
@@ -394,6 +474,7 @@ pub fn unusual(model: &dyn FlowModel) -> Vec<Arc<Checkpointing>> {
 
 /// Weights and AdamW's moments.
 pub struct State {
+    device: ComputeDevice,
     pub weights: Weights,
     pub first: Vec<Plain>,
     pub second: Vec<Plain>,
@@ -401,12 +482,13 @@ pub struct State {
 
 impl State {
     /// Before the first step.
-    pub fn of(weights: &Weights) -> Self {
+    pub fn of(weights: &Weights, device: &ComputeDevice) -> Self {
         let zeros = || {
             let values = weights.values().iter();
             values.map(flow_core::tensors::zeros_like).collect()
         };
         Self {
+            device: device.clone(),
             weights: weights.clone(),
             first: zeros(),
             second: zeros(),
@@ -416,7 +498,8 @@ impl State {
     /// AdamW's step number `number`, from 1.
     pub fn step(&mut self, kernels: &dyn Kernels, gradients: &[Option<Plain>], number: i32) {
         let corrections = [1.0 - 0.9f32.powi(number), 1.0 - 0.95f32.powi(number)];
-        let varying = ComputeDevice::cpu().plain(vec![1e-2, corrections[0], corrections[1], 1.0], &[4]);
+        let varying = vec![1e-2, corrections[0], corrections[1], 1.0];
+        let varying = self.device.plain(varying, &[4]);
         let step = AdamWStep {
             betas: (0.9, 0.95),
             epsilon: 1e-8,
