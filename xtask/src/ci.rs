@@ -35,7 +35,8 @@ const CUDA_LINT: [&str; 9] = [
     "--all-targets",
 ];
 
-/// The kernels behind Burn, whole models with them, and what is kept of these, on Vulkan.
+/// The kernels behind Burn, whole models with them, and what backward keeps of these, on Vulkan. A build of their own, so that
+/// no other test needs Burn's `wgpu` backend.
 const THROUGH_BURN: [&str; 14] = [
     "test",
     "--release",
