@@ -13,7 +13,7 @@ use flow_core::op::{self, Backward};
 use flow_core::tensors::{is_tracked, shape};
 use flow_core::{
     Activation, AdamWStep, Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Kernels,
-    KeyValue, LaneKernels, Plain, Plan,
+    KeyValue, LaneKernels, Plain, Plan, Updated,
 };
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
@@ -542,19 +542,11 @@ impl Kernels for MeteredKernels {
         self.inner.accumulate(accumulated, gradient);
     }
 
-    fn adamw(
-        &self,
-        weight: &mut Plain,
-        copy: Option<&mut Plain>,
-        gradient: &Plain,
-        first: &mut Plain,
-        second: &mut Plain,
-        step: &AdamWStep,
-    ) {
-        self.inner.adamw(weight, copy, gradient, first, second, step);
+    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
+        self.inner.adamw_all(weights, step);
     }
 
-    fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
-        self.inner.average(average, value, decay);
+    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+        self.inner.average_all(averages, decay);
     }
 }

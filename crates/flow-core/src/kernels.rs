@@ -89,6 +89,21 @@ pub struct AdamWStep {
     pub varying: Plain,
 }
 
+/// A weight, and what its step of AdamW reads and writes.
+#[derive(Debug)]
+pub struct Updated<'a> {
+    /// f32; changed.
+    pub weight: &'a mut Plain,
+    /// Becomes the weight in the type that it has, if there is one: what models on 16-bit devices compute with.
+    pub copy: Option<&'a mut Plain>,
+    /// Sum of gradients.
+    pub gradient: &'a Plain,
+    /// First moment; changed.
+    pub first: &'a mut Plain,
+    /// Second moment; changed.
+    pub second: &'a mut Plain,
+}
+
 /// What the factors of an optimizer step follow from, beside its gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepFactors {
@@ -322,8 +337,11 @@ pub trait Kernels: Debug + Send + Sync {
     /// `accumulated += gradient`.
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain);
 
-    /// One AdamW step in f32 on a weight and its moments. `copy`, if there is one, becomes the weight in the type that it
-    /// has: what models on 16-bit devices compute with.
+    /// One AdamW step in f32 on each of `weights`. A weight's result does not depend on what else is given: devices take
+    /// many in one launch.
+    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep);
+
+    /// One AdamW step of one weight. See [`adamw_all`](Self::adamw_all).
     fn adamw(
         &self,
         weight: &mut Plain,
@@ -332,10 +350,24 @@ pub trait Kernels: Debug + Send + Sync {
         first: &mut Plain,
         second: &mut Plain,
         step: &AdamWStep,
-    );
+    ) {
+        let of = Updated {
+            weight,
+            copy,
+            gradient,
+            first,
+            second,
+        };
+        self.adamw_all(vec![of], step);
+    }
 
-    /// `average = decay · average + (1 - decay) · value`; `decay [1]` on the device.
-    fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain);
+    /// `average = decay · average + (1 - decay) · value` of each pair; `decay [1]` on the device.
+    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain);
+
+    /// One moving average. See [`average_all`](Self::average_all).
+    fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
+        self.average_all(vec![(average, value)], decay);
+    }
 }
 
 /// The operations of [`Kernels`] that are made of others, as sequences of those: what fused kernels must equal.

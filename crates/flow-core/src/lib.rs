@@ -32,7 +32,7 @@ pub use exec::{
     RowKey, RunAll, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
 };
 pub use experts::ExpertKernels;
-pub use kernels::{Activation, AdamWStep, Kernels, LaneKernels, LaneRow, StepFactors, StepValues};
+pub use kernels::{Activation, AdamWStep, Kernels, LaneKernels, LaneRow, StepFactors, StepValues, Updated};
 pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};
 pub use names::UnknownName;
 pub use params::{

@@ -6,6 +6,8 @@
 #[allow(missing_docs)]
 pub mod activation;
 #[allow(missing_docs)]
+pub mod adamw;
+#[allow(missing_docs)]
 mod buffer;
 #[allow(missing_docs)]
 pub mod cast;
@@ -19,6 +21,7 @@ pub mod experts;
 pub mod frequencies;
 #[allow(missing_docs)]
 pub mod gated_residual;
+mod groups;
 #[allow(missing_docs)]
 pub mod lanes;
 #[allow(missing_docs)]

@@ -1,40 +1,54 @@
-//! What an optimizer step needs: the gradients' norm, accumulation, AdamW and moving averages. Weights are f32.
+//! What an optimizer step needs beside AdamW itself: the gradients' norm, accumulation and moving averages.
 
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, grid, width, with_type};
+use crate::groups::{address_of, groups};
 use crate::sde::block_sum;
 use cubecl::prelude::*;
-use half::bf16;
 
 /// Threads of a block.
 const THREADS: usize = 256;
 /// Values whose squares one block adds up.
 const PIECE: usize = 16 * THREADS;
 
-/// Sums of squares of pieces, from `first` on.
+/// Sums of squares of the pieces of several tensors of one type and width: tensor `i` has `vectors[i]` vectors, and its pieces'
+/// sums go to `partials[firsts[i]..]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn squares<F: Float, N: Size>(
-    values: &[Vector<F, N>],
+    tensors: &Sequence<Box<[Vector<F, N>]>>,
+    vectors: &Sequence<usize>,
+    firsts: &Sequence<usize>,
     partials: &mut [f32],
-    vectors: usize,
-    first: usize,
 ) {
     let width = N::value();
-    let base = CUBE_POS * comptime!(PIECE / width);
+    let in_piece = comptime!(PIECE / width);
+    let mut begin = 0usize.runtime();
     let mut sum = 0.0f32;
-    for step in 0..comptime!(PIECE / width / THREADS) {
-        let at = base + step * THREADS + UNIT_POS as usize;
-        if at < vectors {
-            let value = Vector::<f32, N>::cast_from(values[at]);
-            #[unroll]
-            for i in 0..N::value() {
-                sum = fma(value.extract(i), value.extract(i), sum);
+    let mut to = 0usize.runtime();
+    #[unroll]
+    for i in 0..tensors.len() {
+        let length = *vectors.index(i);
+        let end = begin + length.div_ceil(in_piece);
+        if CUBE_POS >= begin && CUBE_POS < end {
+            let values = tensors.index(i);
+            let base = (CUBE_POS - begin) * in_piece;
+            to = *firsts.index(i) + CUBE_POS - begin;
+            for step in 0..comptime!(PIECE / width / THREADS) {
+                let at = base + step * THREADS + UNIT_POS as usize;
+                if at < length {
+                    let value = Vector::<f32, N>::cast_from(values[at]);
+                    #[unroll]
+                    for lane in 0..N::value() {
+                        sum = fma(value.extract(lane), value.extract(lane), sum);
+                    }
+                }
             }
         }
+        begin = end;
     }
     let sum = block_sum(sum);
-    if UNIT_POS == 0 && base < vectors {
-        partials[first + CUBE_POS] = sum;
+    if UNIT_POS == 0 && CUBE_POS < begin {
+        partials[to] = sum;
     }
 }
 
@@ -102,85 +116,65 @@ pub(crate) fn accumulate_kernel<F: Float, N: Size>(
     }
 }
 
+/// Each block works on one average: the first blocks on the first, and so on.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn average_kernel<F: Float, N: Size>(
-    average: &mut [Vector<f32, N>],
-    value: &[Vector<F, N>],
+    averages: &mut Sequence<Box<[Vector<f32, N>]>>,
+    values: &Sequence<Box<[Vector<F, N>]>>,
     decay: &[f32],
-    vectors: usize,
+    vectors: &Sequence<usize>,
 ) {
-    let at = ABSOLUTE_POS;
-    if at < vectors {
-        let keep = decay[0];
-        let kept = Vector::<f32, N>::new(keep) * average[at];
-        average[at] = kept + Vector::new(1.0f32 - keep) * Vector::<f32, N>::cast_from(value[at]);
-    }
-}
-
-/// One step, in the order of roundings of PyTorch 2's `torch/optim/adamw.py`, `_single_tensor_adamw`.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
-    weight: &mut [Vector<f32, N>],
-    gradient: &[Vector<G, N>],
-    first: &mut [Vector<M, N>],
-    second: &mut [Vector<M, N>],
-    copy: &mut [Vector<C, N>],
-    varying: &[f32],
-    vectors: usize,
-    beta1: f32,
-    beta2: f32,
-    epsilon: f32,
-    weight_decay: f32,
-    #[comptime] copied: bool,
-) {
-    let at = ABSOLUTE_POS;
-    if at < vectors && varying[3] >= 0.0f32 {
-        let rate = varying[0];
-        let keep = Vector::<f32, N>::new(1.0f32 - rate * weight_decay);
-        let step_size = Vector::<f32, N>::new(rate / varying[1]);
-        let root = Vector::<f32, N>::new(varying[2].sqrt());
-        let slope = Vector::<f32, N>::cast_from(gradient[at]) * Vector::new(varying[3]);
-        let m = Vector::<f32, N>::cast_from(first[at]);
-        let m = m + Vector::new(1.0f32 - beta1) * (slope - m);
-        let v = Vector::<f32, N>::cast_from(second[at]);
-        let v = v * Vector::new(beta2) + Vector::new(1.0f32 - beta2) * slope * slope;
-        first[at] = Vector::cast_from(m);
-        second[at] = Vector::cast_from(v);
-        let change = step_size * m / (v.sqrt() / root + Vector::new(epsilon));
-        let result = weight[at] * keep - change;
-        weight[at] = result;
-        if comptime!(copied) {
-            copy[at] = Vector::cast_from(result);
+    let keep = decay[0];
+    let mut begin = 0usize.runtime();
+    #[unroll]
+    for i in 0..averages.len() {
+        let length = *vectors.index(i);
+        let end = begin + length.div_ceil(comptime!(THREADS));
+        let at = (CUBE_POS - begin) * comptime!(THREADS) + UNIT_POS as usize;
+        if CUBE_POS >= begin && CUBE_POS < end && at < length {
+            let kept = Vector::<f32, N>::new(keep) * averages.index(i)[at];
+            let added = Vector::new(1.0f32 - keep) * Vector::<f32, N>::cast_from(values.index(i)[at]);
+            averages.index_mut(i)[at] = kept + added;
         }
+        begin = end;
     }
 }
 
-/// Sums of squares of the pieces of all `tensors`, and how many pieces each has.
+/// Sums of squares of the pieces of all `tensors`, and how many pieces each has. Many tensors take one launch.
 fn partial_squares(client: &Client, tensors: &[&Buffer]) -> (Buffer, Vec<usize>) {
     let pieces: Vec<usize> = tensors
         .iter()
         .map(|tensor| tensor.length.div_ceil(PIECE))
         .collect();
+    let firsts = pieces.iter().scan(0, |next, pieces| {
+        let first = *next;
+        *next += pieces;
+        Some(first)
+    });
     let partials = Buffer::empty(client, pieces.iter().sum(), Element::F32);
-    let mut first = 0;
-    let launched = tensors.iter().zip(&pieces).filter(|(_, pieces)| **pieces > 0);
-    for (tensor, &pieces) in launched {
-        let width = width(tensor.length, tensor.element);
+    let placed: Vec<(&Buffer, usize)> = tensors.iter().copied().zip(firsts).collect();
+    let alike = |(tensor, _): &(&Buffer, usize)| (tensor.element, width(tensor.length, tensor.element));
+    for group in groups(client, &placed, 1, alike, |(tensor, _)| tensor.length) {
+        let (element, width) = alike(&group[0]);
+        let blocks = group
+            .iter()
+            .map(|(tensor, _)| tensor.length.div_ceil(PIECE))
+            .sum();
+        let buffers: Vec<&Buffer> = group.iter().map(|(tensor, _)| *tensor).collect();
         // SAFETY: there is one partial sum for each piece of each tensor.
-        with_type!(tensor.element, F => unsafe {
+        with_type!(element, F => unsafe {
             squares::launch_unchecked::<F>(
                 client,
-                grid(client, pieces),
+                grid(client, blocks),
                 CubeDim::new_1d(THREADS as u32),
-                address_type(&[tensor, &partials]),
+                address_of(&buffers, &partials),
                 width,
-                tensor.argument(),
+                buffers.iter().map(|tensor| tensor.argument()).collect(),
+                buffers.iter().map(|tensor| tensor.length / width).collect(),
+                group.iter().map(|(_, first)| *first).collect(),
                 partials.argument(),
-                tensor.length / width,
-                first,
             );
         });
-        first += pieces;
     }
     (partials, pieces)
 }
@@ -257,128 +251,37 @@ pub fn accumulate(client: &Client, accumulated: &Buffer, gradient: &Buffer) -> R
     Ok(())
 }
 
-/// `average = decay · average + (1 - decay) · value`; `average` and `decay [1]` f32, `value` of any type.
+/// `average = decay · average + (1 - decay) · value` of each pair, in few launches; `average` and `decay [1]` f32, `value` of
+/// any type.
 ///
 /// # Errors
-/// [`Refused`] if a tensor does not fit.
-pub fn average(client: &Client, average: &Buffer, value: &Buffer, decay: &Buffer) -> Result<(), Refused> {
-    average.expect_of("average", value.length, Element::F32)?;
+/// [`Refused`] if a tensor does not fit; nothing was launched then.
+pub fn average(client: &Client, pairs: &[(&Buffer, &Buffer)], decay: &Buffer) -> Result<(), Refused> {
+    for (average, value) in pairs {
+        average.expect_of("average", value.length, Element::F32)?;
+        value.expect("value", value.length)?;
+    }
     decay.expect_of("decay", 1, Element::F32)?;
-    if value.length == 0 {
-        return Ok(());
-    }
-    let width = width(value.length, Element::F32);
-    let vectors = value.length / width;
-    // SAFETY: all lengths were checked.
-    with_type!(value.element, F => unsafe {
-        average_kernel::launch_unchecked::<F>(
-            client,
-            grid(client, vectors.div_ceil(THREADS)),
-            CubeDim::new_1d(THREADS as u32),
-            address_type(&[value]),
-            width,
-            average.argument(),
-            value.argument(),
-            decay.argument(),
-            vectors,
-        );
-    });
-    Ok(())
-}
-
-/// Constants and values of one AdamW step (Loshchilov and Hutter 2019, arXiv:1711.05101).
-#[derive(Clone, Copy, Debug)]
-pub struct AdamW<'a> {
-    /// Decay of the first and of the second moment.
-    pub betas: (f32, f32),
-    /// Added to the root of the second moment.
-    pub epsilon: f32,
-    /// Decoupled weight decay, times the learning rate.
-    pub weight_decay: f32,
-    /// `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale, …]`, f32, at least 4 values. A scale below 0: nothing
-    /// changes.
-    pub varying: &'a Buffer,
-}
-
-/// A weight with what its step reads and writes, all of one length.
-#[derive(Clone, Copy, Debug)]
-pub struct Updated<'a> {
-    /// f32; changed.
-    pub weight: &'a Buffer,
-    /// Of any type.
-    pub gradient: &'a Buffer,
-    /// First moment, f32 or bf16; changed.
-    pub first: &'a Buffer,
-    /// Second moment, of the type of the first; changed.
-    pub second: &'a Buffer,
-    /// Receives the new weight in bf16.
-    pub copy: Option<&'a Buffer>,
-}
-
-impl AdamW<'_> {
-    /// One step of one weight. Arithmetic is f32 whatever the moments are stored as.
-    ///
-    /// # Errors
-    /// [`Refused`] if a tensor does not fit.
-    pub fn update(&self, client: &Client, of: Updated<'_>) -> Result<(), Refused> {
-        let length = of.weight.length;
-        of.weight.expect_of("weight", length, Element::F32)?;
-        of.gradient.expect("gradient", length)?;
-        let values = self.varying.length.max(4);
-        self.varying.expect_of("varying", values, Element::F32)?;
-        if of.first.element == Element::F16 {
-            return Err(Refused::Type {
-                name: "first",
-                found: of.first.element,
-                allowed: "f32 and bf16",
-            });
-        }
-        of.first.expect("first", length)?;
-        of.second.expect_of("second", length, of.first.element)?;
-        if let Some(copy) = of.copy {
-            copy.expect_of("copy", length, Element::Bf16)?;
-        }
-        if length == 0 {
-            return Ok(());
-        }
-        with_type!(of.gradient.element, G => match (of.first.element, of.copy.is_some()) {
-            (Element::Bf16, true) => self.launch::<G, bf16, bf16>(client, of),
-            (Element::Bf16, false) => self.launch::<G, bf16, f32>(client, of),
-            (_, true) => self.launch::<G, f32, bf16>(client, of),
-            (_, false) => self.launch::<G, f32, f32>(client, of),
-        });
-        Ok(())
-    }
-
-    fn launch<G: Float, M: Float, C: Float>(&self, client: &Client, of: Updated<'_>) {
-        let width = width(of.weight.length, Element::F32);
-        let vectors = of.weight.length / width;
-        let blocks = grid(client, vectors.div_ceil(THREADS));
-        let threads = CubeDim::new_1d(THREADS as u32);
-        let ((beta1, beta2), address) = (self.betas, address_type(&[of.weight]));
-        // SAFETY: `update` checked all lengths.
-        unsafe {
-            adamw_kernel::launch_unchecked::<G, M, C>(
+    let alike = |(_, value): &(&Buffer, &Buffer)| (value.element, width(value.length, Element::F32));
+    for group in groups(client, pairs, 2, alike, |(_, value)| value.length) {
+        let (element, width) = alike(&group[0]);
+        let vectors = |(_, value): &(&Buffer, &Buffer)| value.length / width;
+        let blocks = group.iter().map(|one| vectors(one).div_ceil(THREADS)).sum();
+        let values: Vec<&Buffer> = group.iter().map(|(_, value)| *value).collect();
+        // SAFETY: all lengths were checked.
+        with_type!(element, F => unsafe {
+            average_kernel::launch_unchecked::<F>(
                 client,
-                blocks,
-                threads,
-                address,
+                grid(client, blocks),
+                CubeDim::new_1d(THREADS as u32),
+                address_of(&values, decay),
                 width,
-                of.weight.argument(),
-                of.gradient.argument(),
-                of.first.argument(),
-                of.second.argument(),
-                of.copy
-                    .unwrap_or(&Buffer::empty(client, 4, Element::F32))
-                    .argument(),
-                self.varying.argument(),
-                vectors,
-                beta1,
-                beta2,
-                self.epsilon,
-                self.weight_decay,
-                of.copy.is_some(),
+                group.iter().map(|(average, _)| average.argument()).collect(),
+                values.iter().map(|value| value.argument()).collect(),
+                decay.argument(),
+                group.iter().map(vectors).collect(),
             );
-        }
+        });
     }
+    Ok(())
 }

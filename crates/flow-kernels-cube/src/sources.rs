@@ -4,6 +4,7 @@ use crate::Element;
 use crate::activation::Activation;
 use crate::activation::activation_backward::ActivationBackward;
 use crate::activation::activation_forward::ActivationForward;
+use crate::adamw::adamw_kernel::AdamwKernel;
 use crate::buffer::{width, with_type};
 use crate::columns::{self, Columns};
 use crate::embedding::embedding_forward::EmbeddingForward;
@@ -22,13 +23,13 @@ use crate::frequencies::transform_columns::TransformColumns;
 use crate::frequencies::transform_lines::TransformLines;
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
+use crate::groups::MOST;
 use crate::lanes::MOST_SOURCES;
 use crate::lanes::change_pieces::ChangePieces;
 use crate::lanes::combine_rows::CombineRows;
 use crate::modulated_layer_norm::at_once;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
 use crate::modulated_layer_norm::norm_forward::NormForward;
-use crate::optimizer::adamw_kernel::AdamwKernel;
 use crate::optimizer::squares::Squares;
 use crate::optimizer::step_values_kernel::StepValuesKernel;
 use crate::rms_norm::rms_backward::RmsBackward;
@@ -75,6 +76,48 @@ macro_rules! define {
         )
         .define()
     };
+}
+
+/// As many of something as a launch takes tensors.
+fn each<A, C: FromIterator<A>>(of_one: impl Fn() -> A) -> C {
+    std::iter::repeat_with(of_one).take(MOST).collect()
+}
+
+fn squares<F: Float>(vector: usize) -> KernelDefinition {
+    Squares::<F>::new(
+        offline::settings(THREADS),
+        offline::h100(),
+        offline::target(),
+        each(buffer),
+        each(|| ()),
+        each(|| ()),
+        buffer(),
+        vector,
+    )
+    .define()
+}
+
+/// With gradients of type `F`, f32 moments and a copy.
+fn adamw<F: Float>() -> KernelDefinition {
+    AdamwKernel::<F, f32, bf16>::new(
+        offline::settings(THREADS),
+        offline::h100(),
+        offline::target(),
+        each(buffer),
+        each(buffer),
+        each(buffer),
+        each(buffer),
+        each(buffer),
+        buffer(),
+        each(|| ()),
+        each(|| ()),
+        (),
+        (),
+        (),
+        4,
+        true,
+    )
+    .define()
 }
 
 /// The kernels for tensors of type `element` with `channels` channels.
@@ -153,12 +196,9 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
                 define!(TransformColumns, THREADS, [x t y], [p f t h k], true),
             ),
             ("restore_lines", define!(RestoreLines::<F>, THREADS, [a b x t l h], [a b v w k s],)),
-            ("squares", define!(Squares::<F>, THREADS, [x p], [v f], vector)),
+            ("squares", squares::<F>(vector)),
             ("step_values", define!(StepValuesKernel, THREADS, [p v], [n r a b m s u],)),
-            (
-                "adamw",
-                define!(AdamwKernel::<f32, F, bf16>, THREADS, [w g m v c s], [n a b e d], 4, true),
-            ),
+            ("adamw", adamw::<F>()),
         ];
         let compiled = definitions.into_iter().map(|(kernel, definition)| {
             Ok(Source {

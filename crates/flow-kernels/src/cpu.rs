@@ -11,7 +11,7 @@ use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
 use flow_core::tensors::copy_again;
-use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, Plain};
+use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, Plain, Updated};
 use std::fmt;
 use std::sync::Arc;
 
@@ -222,22 +222,18 @@ impl Kernels for CpuKernels {
         optimizer::accumulate(accumulated, gradient);
     }
 
-    fn adamw(
-        &self,
-        weight: &mut Plain,
-        copy: Option<&mut Plain>,
-        gradient: &Plain,
-        first: &mut Plain,
-        second: &mut Plain,
-        step: &AdamWStep,
-    ) {
-        optimizer::adamw(weight, gradient, first, second, step);
-        if let Some(copy) = copy {
-            copy_again(copy, weight);
+    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
+        for of in weights {
+            optimizer::adamw(of.weight, of.gradient, of.first, of.second, step);
+            if let Some(copy) = of.copy {
+                copy_again(copy, of.weight);
+            }
         }
     }
 
-    fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
-        optimizer::average(average, value, decay);
+    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+        for (average, value) in averages {
+            optimizer::average(average, value, decay);
+        }
     }
 }

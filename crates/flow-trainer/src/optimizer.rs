@@ -1,7 +1,7 @@
 //! AdamW over a flat list of weights, with f32 moments and clipping by the global norm in a fixed order.
 
 use flow_core::device::ComputeDevice;
-use flow_core::{AdamWStep, Kernels, ParamLayout, Plain, StepFactors, StepValues, Weights, cpu};
+use flow_core::{AdamWStep, Kernels, ParamLayout, Plain, StepFactors, StepValues, Updated, Weights, cpu};
 
 /// AdamW's settings (Loshchilov and Hutter 2019, arXiv:1711.05101).
 #[derive(Clone, Debug, PartialEq)]
@@ -195,27 +195,31 @@ impl AdamW {
             units,
         };
         let StepValues { varying, norm } = kernels.step_values(&present, &factors, device);
+        let step = |weight_decay: f64| AdamWStep {
+            betas: (beta1 as f32, beta2 as f32),
+            epsilon: self.settings.epsilon as f32,
+            weight_decay: weight_decay as f32,
+            varying: varying.clone(),
+        };
+        let (decaying, steady) = (step(self.settings.weight_decay), step(0.0));
         let mut update = weights.update();
-        for (index, spec) in layout.specs().iter().enumerate() {
-            let (Some(moments), Some(Some(gradient))) = (self.moments[index].as_mut(), sums.get(index))
-            else {
+        let (mut decayed, mut others) = (Vec::new(), Vec::new());
+        let state = self.moments.iter_mut().zip(&sums).zip(layout.specs());
+        for ((weight, copy), ((moments, gradient), spec)) in update.each().zip(state) {
+            let (Some(Moments { first, second }), Some(gradient)) = (moments, gradient) else {
                 continue;
             };
-            let step = AdamWStep {
-                betas: (beta1 as f32, beta2 as f32),
-                epsilon: self.settings.epsilon as f32,
-                weight_decay: if spec.decays {
-                    self.settings.weight_decay as f32
-                } else {
-                    0.0
-                },
-                varying: varying.clone(),
+            let of = Updated {
+                weight,
+                copy,
+                gradient,
+                first,
+                second,
             };
-            let Moments { first, second } = moments;
-            update.change_with_copy(index, |value, copy| {
-                kernels.adamw(value, copy, gradient, first, second, &step);
-            });
+            if spec.decays { &mut decayed } else { &mut others }.push(of);
         }
+        kernels.adamw_all(decayed, &decaying);
+        kernels.adamw_all(others, &steady);
         // Read after all is launched: the device need not wait for the host.
         let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&varying)[4]));
         if !gradient_norm.is_finite() {

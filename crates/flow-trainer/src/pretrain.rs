@@ -240,9 +240,8 @@ pub fn pretrain(
             .average_decay
             .min((1.0 + step as f64) / (10.0 + step as f64));
         let decay = device.plain(vec![decay as f32], &[1]);
-        for (slow, value) in average.values_mut().iter_mut().zip(weights.values()) {
-            kernels.average(slow, value, &decay);
-        }
+        let pairs = average.values_mut().iter_mut().zip(weights.values());
+        kernels.average_all(pairs.collect(), &decay);
         losses.push(value);
         observer.advance(1);
         observer.iteration(&IterationSummary {

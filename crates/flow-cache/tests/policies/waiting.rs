@@ -7,7 +7,7 @@ use burn::backend::DispatchTensor;
 use flow_cache::Rules;
 use flow_core::exec::Stash;
 use flow_core::kernels::{HostLanes, LaneRow, LaneSums, LinearWeights, RowOf, SdeOutputs};
-use flow_core::{Activation, AdamWStep, Kernels, LaneKernels, LatentShape, Plain};
+use flow_core::{Activation, AdamWStep, Kernels, LaneKernels, LatentShape, Plain, Updated};
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -149,20 +149,12 @@ impl Kernels for Counted {
         self.kernels.accumulate(accumulated, gradient);
     }
 
-    fn adamw(
-        &self,
-        weight: &mut Plain,
-        copy: Option<&mut Plain>,
-        gradient: &Plain,
-        first: &mut Plain,
-        second: &mut Plain,
-        step: &AdamWStep,
-    ) {
-        self.kernels.adamw(weight, copy, gradient, first, second, step);
+    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
+        self.kernels.adamw_all(weights, step);
     }
 
-    fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
-        self.kernels.average(average, value, decay);
+    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+        self.kernels.average_all(averages, decay);
     }
 }
 

@@ -146,6 +146,14 @@ pub struct WeightsUpdate<'a> {
 }
 
 impl WeightsUpdate<'_> {
+    /// Every value in the layout's order, with the copy that models see, if there is one: it must be the value in its type
+    /// afterwards.
+    pub fn each(&mut self) -> impl Iterator<Item = (&mut Plain, Option<&mut Plain>)> {
+        let copies = self.copies.as_deref_mut().into_iter().flatten().map(Some);
+        let copies = copies.chain(std::iter::repeat_with(|| None));
+        self.values.iter_mut().zip(copies)
+    }
+
     /// Changes the value at `index`.
     pub fn change(&mut self, index: usize, change: impl FnOnce(&mut Plain)) {
         self.change_with_copy(index, |value, copy| {

@@ -2,10 +2,11 @@
 
 use cubecl::prelude::*;
 use flow_kernels_cube::activation::{self, Activation};
+use flow_kernels_cube::adamw::{AdamW, Updated};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::gated_residual::Gate;
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
-use flow_kernels_cube::optimizer::{AdamW, Updated, accumulate, sums_of_squares};
+use flow_kernels_cube::optimizer::{accumulate, sums_of_squares};
 use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
 use flow_kernels_cube::rotary::Rotary;
 use flow_kernels_cube::sde::{Latents, Outcome, Step};
@@ -238,7 +239,6 @@ fn updates(client: &Client) -> Result<(), Box<dyn Error>> {
     let step = AdamW {
         betas: (0.9, 0.999),
         epsilon: 1e-8,
-        weight_decay: 0.01,
         varying: &varying,
     };
     for (name, narrow_moments, copied) in [
@@ -256,8 +256,9 @@ fn updates(client: &Client) -> Result<(), Box<dyn Error>> {
                 first,
                 second,
                 copy: copied.then_some(copy),
+                weight_decay: 0.01,
             };
-            step.update(client, of)
+            step.update(client, &[of])
         })?;
     }
     time(client, "accumulate", 12 * length, |set| {

@@ -1,25 +1,33 @@
 //! Cases of the optimizer's kernels.
 
-use super::checker::Checker;
-use crate::optimizer::{AdamW, Updated, accumulate, average, sums_of_squares};
+use super::checker::{Checker, Values};
+use crate::adamw::{AdamW, Updated};
+use crate::optimizer::{accumulate, average, sums_of_squares};
 use crate::{Buffer, Element};
 
 pub(super) fn check(checker: &mut Checker<'_>) {
     squares(checker);
     for length in [1, 7, 333, 4096, 50_001] {
         sums(checker, length);
-        // f16 has not the range of second moments.
-        let moments = match checker.element() {
-            Element::Bf16 => Element::Bf16,
-            _ => Element::F32,
-        };
-        adamw(checker, length, moments);
     }
+    // f16 has not the range of second moments.
+    let moments = match checker.element() {
+        Element::Bf16 => Element::Bf16,
+        _ => Element::F32,
+    };
+    adamw(checker, &[50_001], moments);
+    // More than one launch takes, of several widths, and one that is empty.
+    let many: Vec<usize> = (0..45)
+        .map(|index| [1, 7, 0, 333, 4096, 256, 1000][index % 7] + index / 7)
+        .collect();
+    adamw(checker, &many, moments);
 }
 
 fn squares(checker: &mut Checker<'_>) {
     let element = checker.element();
-    let tensors = [1, 7, 4096, 4097, 20_000].map(|length| checker.normal(length));
+    // More than one launch takes, of several widths.
+    let lengths = (0..40).map(|index| [1, 7, 4096, 4097, 20_000][index % 5] + 4 * (index / 5));
+    let tensors: Vec<Values> = lengths.map(|length| checker.normal(length)).collect();
     let want: Vec<f64> = tensors
         .iter()
         .map(|tensor| tensor.values.iter().map(|x| x * x).sum())
@@ -51,7 +59,7 @@ fn sums(checker: &mut Checker<'_>, length: usize) {
     let decay = Buffer::upload(&client, &[0.75], Element::F32);
     let done = accumulate(&client, &sum, &on_value);
     checker.accept("accumulate", done);
-    let done = average(&client, &mean, &on_value, &decay);
+    let done = average(&client, &[(&mean, &on_value)], &decay);
     checker.accept("average", done);
     let pairs = || base.values.iter().zip(&value.values);
     let want_sum: Vec<f64> = pairs().map(|(a, g)| a + g).collect();
@@ -61,62 +69,96 @@ fn sums(checker: &mut Checker<'_>, length: usize) {
     checker.close(&format!("average {length}"), &mean, &want_mean, Element::F32, 1);
 }
 
-fn adamw(checker: &mut Checker<'_>, length: usize, moments: Element) {
-    let name = format!("AdamW of {length} with moments in {}", moments.name());
+/// Weights of these lengths in one call, each against the formula.
+fn adamw(checker: &mut Checker<'_>, lengths: &[usize], moments: Element) {
     let client = checker.client().clone();
-    let weight = checker.draw(length, Element::F32, 1.0, 0.0);
-    let gradient = checker.normal(length);
-    let first = checker.draw(length, moments, 0.1, 0.0);
-    let mut second = checker.draw(length, moments, 0.1, 0.0);
-    second
-        .values
-        .iter_mut()
-        .for_each(|x| *x = moments.decode(&moments.encode(&[*x * *x]))[0]);
-    let (rate, beta1, beta2, epsilon, decay, scale) = (1e-2f32, 0.9f32, 0.999f32, 1e-8f32, 0.1f32, 0.5f32);
+    let (rate, beta1, beta2, epsilon, scale) = (1e-2f32, 0.9f32, 0.999f32, 1e-8f32, 0.5f32);
     let corrections = [1.0 - beta1.powi(3), 1.0 - beta2.powi(3)];
     let varying = [rate, corrections[0], corrections[1], scale].map(f64::from);
     let varying = Buffer::upload(&client, &varying, Element::F32);
     let copied = checker.element() == Element::Bf16;
-    let on = [&weight, &gradient, &first, &second].map(|values| checker.upload(values));
-    let copy = copied.then(|| checker.room(length, Element::Bf16));
+    let cases: Vec<Case> = lengths
+        .iter()
+        .enumerate()
+        .map(|(index, length)| Case::new(checker, *length, moments, copied, index))
+        .collect();
     let step = AdamW {
         betas: (beta1, beta2),
         epsilon,
-        weight_decay: decay,
         varying: &varying,
     };
-    let of = Updated {
-        weight: &on[0],
-        gradient: &on[1],
-        first: &on[2],
-        second: &on[3],
-        copy: copy.as_ref(),
-    };
-    let done = step.update(&client, of);
-    checker.accept(&name, done);
-    let (mut want_w, mut want_m, mut want_v) = (Vec::new(), Vec::new(), Vec::new());
-    let [rate, beta1, beta2, epsilon, decay, scale] =
-        [rate, beta1, beta2, epsilon, decay, scale].map(f64::from);
-    let [correction1, correction2] = corrections.map(f64::from);
-    for at in 0..length {
-        let g = gradient.values[at] * scale;
-        let m = beta1 * first.values[at] + (1.0 - beta1) * g;
-        let v = beta2 * second.values[at] + (1.0 - beta2) * g * g;
-        let change = rate / correction1 * m / (v.sqrt() / correction2.sqrt() + epsilon);
-        want_w.push(weight.values[at] * (1.0 - rate * decay) - change);
-        want_m.push(m);
-        want_v.push(v);
+    let all: Vec<Updated<'_>> = cases.iter().map(Case::updated).collect();
+    let done = step.update(&client, &all);
+    checker.accept("AdamW", done);
+    for case in cases {
+        let length = case.values[0].values.len();
+        let name = format!("AdamW of {length} with moments in {}", moments.name());
+        let [weight, gradient, first, second] = case.values;
+        let (mut want_w, mut want_m, mut want_v) = (Vec::new(), Vec::new(), Vec::new());
+        let [rate, beta1, beta2, epsilon, decay, scale] =
+            [rate, beta1, beta2, epsilon, case.weight_decay, scale].map(f64::from);
+        let [correction1, correction2] = corrections.map(f64::from);
+        for at in 0..length {
+            let g = gradient.values[at] * scale;
+            let m = beta1 * first.values[at] + (1.0 - beta1) * g;
+            let v = beta2 * second.values[at] + (1.0 - beta2) * g * g;
+            let change = rate / correction1 * m / (v.sqrt() / correction2.sqrt() + epsilon);
+            want_w.push(weight.values[at] * (1.0 - rate * decay) - change);
+            want_m.push(m);
+            want_v.push(v);
+        }
+        let [w, _, m, v] = case.on.map(|buffer| checker.download(&buffer));
+        checker.close(&format!("{name}: weight"), &w, &want_w, Element::F32, 1);
+        checker.close(&format!("{name}: first"), &m, &want_m, moments, 1);
+        checker.close(&format!("{name}: second"), &v, &want_v, moments, 1);
+        if let Some(copy) = case.copy {
+            let copy = checker.download(&copy);
+            checker.same(
+                &format!("{name}: copy"),
+                &copy,
+                &Element::Bf16.decode(&Element::Bf16.encode(&w)),
+            );
+        }
     }
-    let [w, _, m, v] = on.map(|buffer| checker.download(&buffer));
-    checker.close(&format!("{name}: weight"), &w, &want_w, Element::F32, 1);
-    checker.close(&format!("{name}: first"), &m, &want_m, moments, 1);
-    checker.close(&format!("{name}: second"), &v, &want_v, moments, 1);
-    if let Some(copy) = copy {
-        let copy = checker.download(&copy);
-        checker.same(
-            &format!("{name}: copy"),
-            &copy,
-            &Element::Bf16.decode(&Element::Bf16.encode(&w)),
-        );
+}
+
+/// A weight, its gradient and its moments.
+struct Case {
+    values: [Values; 4],
+    on: [Buffer; 4],
+    copy: Option<Buffer>,
+    weight_decay: f32,
+}
+
+impl Case {
+    fn new(checker: &mut Checker<'_>, length: usize, moments: Element, copied: bool, index: usize) -> Self {
+        let weight = checker.draw(length, Element::F32, 1.0, 0.0);
+        let gradient = checker.normal(length);
+        let first = checker.draw(length, moments, 0.1, 0.0);
+        let mut second = checker.draw(length, moments, 0.1, 0.0);
+        second
+            .values
+            .iter_mut()
+            .for_each(|x| *x = moments.decode(&moments.encode(&[*x * *x]))[0]);
+        let values = [weight, gradient, first, second];
+        Self {
+            on: values.each_ref().map(|values| checker.upload(values)),
+            values,
+            // Weights with and without one take different launches.
+            copy: (copied && index % 5 != 3).then(|| checker.room(length, Element::Bf16)),
+            weight_decay: 0.1 * (index % 3) as f32,
+        }
+    }
+
+    fn updated(&self) -> Updated<'_> {
+        let [weight, gradient, first, second] = &self.on;
+        Updated {
+            weight,
+            gradient,
+            first,
+            second,
+            copy: self.copy.as_ref(),
+            weight_decay: self.weight_decay,
+        }
     }
 }

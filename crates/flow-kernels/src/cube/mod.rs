@@ -19,6 +19,7 @@ use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
 use flow_core::{
     Activation, AdamWStep, ExpertKernels, Kernels, LaneKernels, Plain, Recorder, StepFactors, StepValues,
+    Updated,
 };
 use flow_kernels_cube::Element;
 use products::Products;
@@ -279,19 +280,11 @@ impl Kernels for CubeKernels {
         optimizer::accumulate(accumulated, gradient);
     }
 
-    fn adamw(
-        &self,
-        weight: &mut Plain,
-        copy: Option<&mut Plain>,
-        gradient: &Plain,
-        first: &mut Plain,
-        second: &mut Plain,
-        step: &AdamWStep,
-    ) {
-        optimizer::adamw(weight, copy, gradient, first, second, step);
+    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
+        optimizer::adamw_all(weights, step);
     }
 
-    fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
-        optimizer::average(average, value, decay);
+    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+        optimizer::average_all(averages, decay);
     }
 }

@@ -176,6 +176,16 @@ impl Operand {
 /// # Panics
 /// As [`Operand::read`].
 pub(super) fn update(tensor: &mut Plain, allowed: &[Element], change: impl FnOnce(&Client, &Buffer)) {
+    let buffer = dense_mut(tensor, allowed);
+    let tensor = cube::read(tensor).expect("it was one before");
+    change(&tensor.client, &buffer);
+}
+
+/// The memory of `tensor` to be written, made as [`update`] says.
+///
+/// # Panics
+/// As [`Operand::read`].
+pub(super) fn dense_mut(tensor: &mut Plain, allowed: &[Element]) -> Buffer {
     let tensor = cube::read_mut(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
     let found = element(tensor.dtype);
     let to = if allowed.contains(&found) {
@@ -189,5 +199,5 @@ pub(super) fn update(tensor: &mut Plain, allowed: &[Element], change: impl FnOnc
     if to != found || !is_aligned(tensor) || !tensor.can_mut() {
         *tensor = copied(tensor, to, 1.0);
     }
-    change(&tensor.client.clone(), &buffer(tensor, to));
+    buffer(tensor, to)
 }

@@ -1,11 +1,12 @@
 //! What an optimizer step needs: the gradient's norm, accumulation, AdamW and moving averages.
 
-use super::operand::{Operand, done, update};
+use super::operand::{Operand, dense_mut, done, update};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use flow_core::tensors::copy_again;
-use flow_core::{AdamWStep, Plain, StepFactors, StepValues};
-use flow_kernels_cube::optimizer::{self, AdamW, Factors, Updated};
+use flow_core::{AdamWStep, Plain, StepFactors, StepValues, Updated};
+use flow_kernels_cube::adamw::{AdamW, Updated as Updating};
+use flow_kernels_cube::optimizer::{self, Factors};
 use flow_kernels_cube::{Buffer, Element};
 
 /// Sums of squares: pieces in f32, their sums in f64 on the host. Waits for the device once.
@@ -53,60 +54,78 @@ pub(super) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
     });
 }
 
-/// One AdamW step in f32; moments may be stored as bf16. A copy in bf16 is written in the same pass.
-pub(super) fn adamw(
-    weight: &mut Plain,
-    copy: Option<&mut Plain>,
-    gradient: &Plain,
-    first: &mut Plain,
-    second: &mut Plain,
-    step: &AdamWStep,
-) {
-    let gradient = Operand::read(gradient);
+/// One AdamW step in f32 of every weight; moments may be stored as bf16. Copies in bf16 are written in the same pass.
+pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
     let varying = Operand::read_as(&step.varying, Element::F32);
+    let step_buffer = varying.buffer();
+    let moments = [Element::F32, Element::Bf16];
+    let mut copied_after = Vec::new();
+    let mut all = Vec::new();
+    for of in weights {
+        let mut prepared = Prepared {
+            weight: dense_mut(of.weight, &moments[..1]),
+            gradient: Operand::read(of.gradient),
+            first: dense_mut(of.first, &moments),
+            second: dense_mut(of.second, &moments),
+            copy: None,
+        };
+        match of.copy {
+            Some(copy) if copy.dtype() == DType::BF16 => {
+                prepared.copy = Some(dense_mut(copy, &[Element::Bf16]));
+            }
+            Some(copy) => copied_after.push((copy, of.weight)),
+            None => {}
+        }
+        all.push(prepared);
+    }
+    let gradients: Vec<Buffer> = all.iter().map(|one| one.gradient.buffer()).collect();
+    let updated: Vec<Updating<'_>> = all
+        .iter()
+        .zip(&gradients)
+        .map(|(one, gradient)| Updating {
+            weight: &one.weight,
+            gradient,
+            first: &one.first,
+            second: &one.second,
+            copy: one.copy.as_ref(),
+            weight_decay: step.weight_decay,
+        })
+        .collect();
     let step = AdamW {
         betas: step.betas,
         epsilon: step.epsilon,
-        weight_decay: step.weight_decay,
-        varying: &varying.buffer(),
+        varying: &step_buffer,
     };
-    let moments = [Element::F32, Element::Bf16];
-    let mut change = |weight: &mut Plain, copy: Option<&Buffer>| {
-        update(weight, &moments[..1], |client, weight| {
-            update(first, &moments, |_, first| {
-                update(second, &moments, |_, second| {
-                    let of = Updated {
-                        weight,
-                        gradient: &gradient.buffer(),
-                        first,
-                        second,
-                        copy,
-                    };
-                    done("adamw", step.update(client, of));
-                });
-            });
-        });
-    };
-    match copy {
-        Some(copy) if copy.dtype() == DType::BF16 => {
-            update(copy, &[Element::Bf16], |_, copy| change(weight, Some(copy)));
-        }
-        Some(copy) => {
-            change(weight, None);
-            copy_again(copy, weight);
-        }
-        None => change(weight, None),
+    done("adamw", step.update(varying.client(), &updated));
+    for (copy, weight) in copied_after {
+        copy_again(copy, weight);
     }
 }
 
-/// `average = decay · average + (1 - decay) · value`, in f32.
-pub(super) fn average(average: &mut Plain, value: &Plain, decay: &Plain) {
-    let value = Operand::read(value);
+/// The buffers of a weight, all of which may be written.
+struct Prepared {
+    weight: Buffer,
+    gradient: Operand,
+    first: Buffer,
+    second: Buffer,
+    copy: Option<Buffer>,
+}
+
+/// `average = decay · average + (1 - decay) · value` of each pair, in f32.
+pub(super) fn average_all(averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
     let decay = Operand::read_as(decay, Element::F32);
-    update(average, &[Element::F32], |client, average| {
-        done(
-            "average",
-            optimizer::average(client, average, &value.buffer(), &decay.buffer()),
-        );
+    let pairs = averages.into_iter().map(|(average, value)| {
+        let average = dense_mut(average, &[Element::F32]);
+        (average, Operand::read(value))
     });
+    let pairs: Vec<(Buffer, Operand)> = pairs.collect();
+    let pairs: Vec<(&Buffer, Buffer)> = pairs
+        .iter()
+        .map(|(average, value)| (average, value.buffer()))
+        .collect();
+    let pairs: Vec<(&Buffer, &Buffer)> = pairs.iter().map(|(average, value)| (*average, value)).collect();
+    done(
+        "average",
+        optimizer::average(decay.client(), &pairs, &decay.buffer()),
+    );
 }

@@ -7,6 +7,7 @@ use crate::error::TrainError;
 use crate::observer::Observer;
 use crate::optimizer::{AdamW, Moments};
 use flow_core::device::ComputeDevice;
+use flow_core::tensors::copy_again;
 use flow_core::{Kernels, ParamLayout, Plain, Weights, cpu};
 use flow_report::{CheckpointReader, CheckpointWriter, MetricsPosition, RunDirectory};
 use serde::{Deserialize, Serialize};
@@ -73,8 +74,17 @@ impl PolicyWeights {
             let decay = device.plain(vec![decay as f32], &[1]);
             let mut set = set.update();
             let values = self.current.values().iter().zip(trained);
-            for (index, (value, _)) in values.enumerate().filter(|(_, (_, trained))| **trained) {
-                set.change(index, |slow| kernels.average(slow, value, &decay));
+            let (mut pairs, mut copies) = (Vec::new(), Vec::new());
+            for ((slow, copy), (value, _)) in set.each().zip(values).filter(|(_, (_, trained))| **trained) {
+                match copy {
+                    Some(copy) => copies.push((slow, copy, value)),
+                    None => pairs.push((slow, value)),
+                }
+            }
+            pairs.extend(copies.iter_mut().map(|(slow, _, value)| (&mut **slow, *value)));
+            kernels.average_all(pairs, &decay);
+            for (slow, copy, _) in copies {
+                copy_again(copy, slow);
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::support::{RunTo, config, environment, environment_with, registries, with_parts};
 use flow_core::exec::Stash;
 use flow_core::kernels::{LinearWeights, SdeOutputs};
-use flow_core::{Activation, AdamWStep, Kernels, Plain};
+use flow_core::{Activation, AdamWStep, Kernels, Plain, Updated};
 use flow_kernels::CpuKernels;
 use flow_trainer::{TrainError, setup};
 use std::sync::Arc;
@@ -218,18 +218,11 @@ impl Kernels for Bent {
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
         self.0.accumulate(accumulated, gradient);
     }
-    fn adamw(
-        &self,
-        weight: &mut Plain,
-        copy: Option<&mut Plain>,
-        gradient: &Plain,
-        first: &mut Plain,
-        second: &mut Plain,
-        step: &AdamWStep,
-    ) {
-        self.0.adamw(weight, copy, gradient, first, second, step);
+    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
+        self.0.adamw_all(weights, step);
     }
-    fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
-        self.0.average(average, value, decay);
+
+    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+        self.0.average_all(averages, decay);
     }
 }
