@@ -2,7 +2,7 @@
 
 use crate::segmented::Segmented;
 use crate::support::{Place, State, bits, noise, plan_of};
-use burn::backend::DispatchTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Int, Tensor, TensorData};
 use flow_attention::CpuAttention;
 use flow_checkpoint::{Checkpointing, Policy, ROUTER};
@@ -11,7 +11,7 @@ use flow_core::exec::Linear;
 use flow_core::op::{backward_from, take_gradient};
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::tensors::{leaf, plain};
+use flow_core::tensors::{cast, leaf, plain};
 use flow_core::{
     Activation, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, Plain, Plan, RegionKind,
     Stage, Training, Weights,
@@ -90,7 +90,9 @@ impl Toy {
                     .at(site.block as u64, exec.call().step)
                     .fill_normal(&mut draws);
                 let mask: Vec<f32> = draws.iter().map(|draw| f32::from(*draw > 0.0) * 2.0).collect();
-                x * Tensor::from_data(TensorData::new(mask, [ROWS, WIDTH]), &device)
+                let mask = Tensor::<2>::from_data(TensorData::new(mask, [ROWS, WIDTH]), &device);
+                let dtype = x.dtype();
+                x * mask.cast(dtype)
             }
             Part::Router => {
                 let kept = exec.stash().through(ROUTER, &mut || {
@@ -218,6 +220,8 @@ impl Stack {
         let (mut found, mut all_of_weights) = (vec![bits(&plain(&output))], Vec::new());
         for _ in 0..backwards {
             let seed = device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]);
+            // A gradient has the type of what it is the gradient of.
+            let seed = cast(&seed, output.dtype().into());
             let mut gradients = backward_from(vec![output.clone()], vec![Some(seed)]).expect("it is tracked");
             found.push(bits(
                 &take_gradient(&x, &mut gradients).expect("the output depends on it"),

@@ -1,7 +1,8 @@
 //! The oracle: recomputation without nodes, block by block by hand.
 
 use crate::support::*;
-use burn::backend::DispatchTensor;
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor};
 use flow_core::op::{self, Backward, backward_from, take_gradient};
 use flow_core::tensors::{is_tracked, leaf, plain};
 use flow_core::{Exec, Plain, Plan, StackDriver};
@@ -55,11 +56,12 @@ impl StackDriver for Segmented {
             inputs.push(stack.run_block(&plainly, index, inputs[index].clone(), shared.clone()));
         }
         let outputs = inputs.pop().expect("there are blocks");
-        let kernels = exec.kernels();
-        let add = |sum: &mut Option<Plain>, found: Option<Plain>| match (sum.as_mut(), found) {
-            (Some(sum), Some(found)) => kernels.accumulate(sum, &found),
-            (None, found) => *sum = found,
-            (Some(_), None) => {}
+        // In the type that they have, as the graph adds them.
+        let add = |sum: &mut Option<Plain>, found: Option<Plain>| {
+            *sum = match (sum.take(), found) {
+                (Some(sum), Some(found)) => Some(Dispatch::float_add(sum, found)),
+                (sum, found) => sum.or(found),
+            };
         };
         let mut found = OfStack {
             of_carried: self.seeds.clone(),
