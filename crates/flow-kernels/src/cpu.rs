@@ -7,10 +7,11 @@ use crate::{
     activation, embedding, fused, gated_residual, layer_norm, linear, modulated_layer_norm, optimizer,
     rms_norm, rotary, sde,
 };
-use burn::backend::DispatchTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::DType;
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
-use flow_core::tensors::copy_again;
+use flow_core::tensors::{cast, copy_again};
 use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, Plain, Updated};
 use std::fmt;
 use std::sync::Arc;
@@ -57,6 +58,13 @@ impl CpuKernels {
             on_fused();
         }
         self.on_fused.is_some()
+    }
+}
+
+/// Makes `tensor` one of type `dtype`, if it is not.
+fn as_type(tensor: &mut Plain, dtype: DType) {
+    if tensor.dtype() != dtype {
+        *tensor = cast(tensor, dtype.into());
     }
 }
 
@@ -224,7 +232,15 @@ impl Kernels for CpuKernels {
 
     fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
         for of in weights {
+            // Moments of another type are rounded after the step, which is f32.
+            let stored = [of.first.dtype(), of.second.dtype()];
+            for moment in [&mut *of.first, &mut *of.second] {
+                as_type(moment, DType::F32);
+            }
             optimizer::adamw(of.weight, of.gradient, of.first, of.second, step);
+            for (moment, dtype) in [of.first, of.second].into_iter().zip(stored) {
+                as_type(moment, dtype);
+            }
             if let Some(copy) = of.copy {
                 copy_again(copy, of.weight);
             }

@@ -28,7 +28,7 @@ use flow_rewards::RewardRegistry;
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
 use flow_trainer::conditions::Conditioner;
 use flow_trainer::geometry::Geometry;
-use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings};
+use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
@@ -209,6 +209,7 @@ impl Job {
         let settings = AdamWSettings {
             weight_decay: 0.0,
             warmup_steps: 0,
+            moments: FloatDType::F32,
             ..settings
         };
         AdamW::new(

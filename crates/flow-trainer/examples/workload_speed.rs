@@ -39,7 +39,7 @@ use flow_core::tensors::plain;
 use flow_core::{CallContext, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, Weights, cpu};
 use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
-use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings};
+use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
@@ -394,6 +394,7 @@ impl Job {
             weight_decay: 0.0,
             max_grad_norm: 0.0,
             warmup_steps: 0,
+            moments: FloatDType::F32,
         };
         AdamW::new(
             settings,

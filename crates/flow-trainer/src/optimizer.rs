@@ -1,6 +1,8 @@
-//! AdamW over a flat list of weights, with f32 moments and clipping by the global norm in a fixed order.
+//! AdamW over a flat list of weights, with f32 or bf16 moments and clipping by the global norm in a fixed order.
 
+pub use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
+use flow_core::tensors::cast;
 use flow_core::{AdamWStep, Kernels, ParamLayout, Plain, StepFactors, StepValues, Updated, Weights, cpu};
 
 /// AdamW's settings (Loshchilov and Hutter 2019, arXiv:1711.05101).
@@ -18,6 +20,8 @@ pub struct AdamWSettings {
     pub max_grad_norm: f64,
     /// Steps in which the learning rate rises linearly.
     pub warmup_steps: u64,
+    /// What the moments are stored as, f32 or bf16: they are rounded after each step, which itself is f32.
+    pub moments: FloatDType,
 }
 
 /// The first and second moments of one weight.
@@ -112,6 +116,14 @@ impl Accumulated {
     }
 }
 
+/// `moment` as it is stored. Values that were stored as `dtype` before stay what they are.
+fn stored(moment: Plain, dtype: FloatDType) -> Plain {
+    match dtype {
+        FloatDType::F32 => moment,
+        other => cast(&moment, other),
+    }
+}
+
 impl AdamW {
     /// Fresh state for the weights marked in `trained`.
     pub fn new(
@@ -120,7 +132,10 @@ impl AdamW {
         trained: Vec<bool>,
         device: &ComputeDevice,
     ) -> Self {
-        let zeros = |shape: &[usize]| device.plain(vec![0.0; shape.iter().product()], shape);
+        let zeros = |shape: &[usize]| {
+            let zeros = device.plain(vec![0.0; shape.iter().product()], shape);
+            stored(zeros, settings.moments)
+        };
         let moments = layout.specs().iter().zip(&trained).map(|(spec, trained)| {
             trained.then(|| Moments {
                 first: zeros(&spec.shape),
@@ -163,7 +178,12 @@ impl AdamW {
     pub fn restore(&mut self, steps: u64, moments: Vec<Option<Moments>>) {
         assert_eq!(moments.len(), self.moments.len(), "one entry per weight");
         self.steps = steps;
-        self.moments = moments;
+        let dtype = self.settings.moments;
+        let stored = |of: Moments| Moments {
+            first: stored(of.first, dtype),
+            second: stored(of.second, dtype),
+        };
+        self.moments = moments.into_iter().map(|of| of.map(stored)).collect();
     }
 
     /// Changes the bound on the gradient norm and the learning rate (a resumed run may set other values).

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | weights | `W` |
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way |
-//! | moments | `2 T`: AdamW's first and second |
+//! | moments | `2 T`: AdamW's first and second; half of it in bf16 |
 //! | copies | `T` for each of the moving average, the reference and the policy that samples; what is frozen is shared |
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
 //! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once; of blocks that are computed again, their inputs, and all of the largest one |
@@ -18,8 +18,8 @@ use crate::checkpoint_policy;
 use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
 use flow_checkpoint::Policy;
 use flow_config::{
-    AlgorithmConfig, Architecture, Config, Diagnostic, Dynamics, Finetune, KlConfig, KlKind, Reference,
-    Window,
+    AlgorithmConfig, Architecture, Config, Diagnostic, Dynamics, Finetune, KlConfig, KlKind, MomentStorage,
+    Reference, Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec};
 use std::collections::BTreeMap;
@@ -39,6 +39,8 @@ pub struct Load {
     pub copies: usize,
     /// Every how many blocks one is computed again in backward, if any is.
     pub recomputed_every: Option<usize>,
+    /// Bytes of a value of the optimizer's moments.
+    pub moment_bytes: usize,
 }
 
 impl Load {
@@ -73,6 +75,10 @@ impl Load {
                 Policy::BlockSkip { every } => Some(every),
                 _ => Some(1),
             },
+            moment_bytes: match config.optimizer.moments {
+                MomentStorage::F32 => 4,
+                MomentStorage::Bf16 => 2,
+            },
         }
     }
 }
@@ -103,7 +109,7 @@ impl MemoryEstimate {
         Self {
             weights: BYTES * all,
             gradients: BYTES * 2.0 * trained,
-            moments: BYTES * 2.0 * trained,
+            moments: load.moment_bytes as f64 * 2.0 * trained,
             copies: BYTES * trained * load.copies as f64,
             trajectories: BYTES * latent * load.images as f64 * (3 * load.records + 1) as f64,
             activations: BYTES * per_row * load.rows as f64,

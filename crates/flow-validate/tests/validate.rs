@@ -278,7 +278,8 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             images: 8,
             records: 4,
             copies: 1,
-            recomputed_every: None
+            recomputed_every: None,
+            moment_bytes: 4
         }
     );
     let mut spec = spec();
@@ -292,6 +293,10 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     let by_hand = [40.0, 80.0, 80.0, 40.0, 4.0 * 6.0 * 8.0 * 13.0, 4.0 * 8.0 * 24.0];
     assert_eq!(estimate.parts().map(|(_, bytes)| bytes), by_hand);
     assert_eq!(estimate.total(), by_hand.iter().sum::<f64>());
+    let narrow = parse_str("config_version = 1\n[optimizer]\nmoments = \"bf16\"\n");
+    let narrow = Load::of(&narrow.expect("right").config);
+    let narrow = MemoryEstimate::new(&layout(), &spec, 10, &narrow);
+    assert_eq!(narrow.moments, 40.0, "two moments of 10 values, 2 bytes each");
 
     let with = |bytes: u64| Machine {
         memory_bytes: Some(bytes),

@@ -3,7 +3,19 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `[optimizer]`: AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with f32 state.
+/// How AdamW's moments are stored. Its arithmetic is f32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MomentStorage {
+    /// As they are computed: 8 bytes a trained weight for the two.
+    #[default]
+    F32,
+    /// Rounded to bfloat16 after each step: 4 bytes. A change of less than a part in 256 is lost, so a second moment whose decay
+    /// is above 0.996 follows large changes alone; choose `betas` accordingly.
+    Bf16,
+}
+
+/// `[optimizer]`: AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) in f32.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {
@@ -29,6 +41,8 @@ pub struct OptimizerConfig {
     /// Optimizer steps in which the learning rate rises linearly from 0.
     #[schemars(range(max = 100_000_000))]
     pub warmup_steps: usize,
+    /// How the moments are stored.
+    pub moments: MomentStorage,
 }
 
 impl Default for OptimizerConfig {
@@ -41,6 +55,7 @@ impl Default for OptimizerConfig {
             max_grad_norm: 1.0,
             gradient_accumulation: 0,
             warmup_steps: 0,
+            moments: MomentStorage::default(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::schedule::timesteps;
 use crate::algorithm::{AdvantageMode, Grpo, GrpoGuard, Kl, KlTarget, Nft, ReferenceWeights};
 use crate::error::TrainError;
-use crate::optimizer::AdamWSettings;
+use crate::optimizer::{AdamWSettings, FloatDType};
 use flow_config::{Config, GrpoConfig, GrpoGuardConfig, KlConfig, KlKind, NftConfig, Reference};
 
 fn reference(config: Reference) -> ReferenceWeights {
@@ -77,5 +77,9 @@ pub fn settings(config: &Config) -> AdamWSettings {
         weight_decay: optimizer.weight_decay,
         max_grad_norm: optimizer.max_grad_norm,
         warmup_steps: optimizer.warmup_steps as u64,
+        moments: match optimizer.moments {
+            flow_config::MomentStorage::F32 => FloatDType::F32,
+            flow_config::MomentStorage::Bf16 => FloatDType::BF16,
+        },
     }
 }

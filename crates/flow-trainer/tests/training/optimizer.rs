@@ -1,11 +1,13 @@
 //! AdamW against a host computation in f64.
 
 use crate::support::{Visit, config, environment, registries, with_parts};
+use flow_core::cpu::to_host;
 use flow_core::rng::{Purpose, Stream};
+use flow_core::tensors::shape;
 use flow_core::{Kernels, Plain, Weights, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings};
+use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, Moments};
 use flow_trainer::session::Parts;
 
 struct TakeWeights;
@@ -24,6 +26,7 @@ const SETTINGS: AdamWSettings = AdamWSettings {
     weight_decay: 0.1,
     max_grad_norm: 0.5,
     warmup_steps: 3,
+    moments: FloatDType::F32,
 };
 
 fn gradients(weights: &Weights, step: u32) -> Vec<Option<Plain>> {
@@ -153,4 +156,70 @@ fn a_snapshot_keeps_its_values_when_the_weights_step_on() {
     assert_ne!(before, crate::support::bits(&weights));
     let kernels: &dyn Kernels = &CpuKernels::default();
     assert!(kernels.sums_of_squares(&[&weights.values()[0]])[0].is_finite());
+}
+
+/// Every weight, and every value of the moments.
+fn bits(weights: &Weights, optimizer: &AdamW) -> Vec<Vec<u32>> {
+    let moments = optimizer.moments().iter().flatten();
+    let moments = moments.flat_map(|of| [to_host(&of.first), to_host(&of.second)]);
+    let values = (0..weights.layout().len()).map(|index| weights.host(index));
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+    values.chain(moments).map(bits).collect()
+}
+
+/// The moments as a checkpoint holds them, each value changed as `change` says.
+fn in_f32(optimizer: &AdamW, change: impl Fn(f32) -> f32) -> Vec<Option<Moments>> {
+    let device = ComputeDevice::cpu();
+    let read = |moment: &Plain| {
+        let values = to_host(moment).into_iter().map(&change).collect();
+        device.plain(values, &shape(moment))
+    };
+    let moments = optimizer.moments().iter();
+    moments
+        .map(|of| {
+            of.as_ref().map(|of| Moments {
+                first: read(&of.first),
+                second: read(&of.second),
+            })
+        })
+        .collect()
+}
+
+#[test]
+fn moments_in_bf16_are_those_of_f32_rounded_after_each_step_and_resume_to_the_bit() {
+    let registries = registries();
+    let start = with_parts(&config(&[]), &environment(&registries), TakeWeights);
+    let (layout, device) = (start.layout().clone(), ComputeDevice::cpu());
+    let optimizer = |moments: FloatDType| {
+        let settings = AdamWSettings { moments, ..SETTINGS };
+        AdamW::new(settings, &layout, vec![true; layout.len()], &device)
+    };
+    let step = |optimizer: &mut AdamW, weights: &mut Weights, number: u32| {
+        let mut accumulated = Accumulated::default();
+        accumulated.add(&CpuKernels::default(), gradients(weights, number));
+        let taken = optimizer.step(&CpuKernels::default(), &device, weights, accumulated);
+        taken.expect("finite gradients");
+    };
+    let rounded = |value: f32| half::bf16::from_f32(value).to_f32();
+    let (mut narrow, mut wide) = (optimizer(FloatDType::BF16), optimizer(FloatDType::F32));
+    let (mut of_narrow, mut of_wide) = (start.clone(), start);
+    for number in 1..=3 {
+        step(&mut narrow, &mut of_narrow, number);
+        step(&mut wide, &mut of_wide, number);
+        let moments = in_f32(&wide, rounded);
+        wide.restore(u64::from(number), moments);
+        assert!(
+            bits(&of_narrow, &narrow) == bits(&of_wide, &wide),
+            "step {number}"
+        );
+    }
+    let mut resumed = optimizer(FloatDType::BF16);
+    resumed.restore(narrow.steps(), in_f32(&narrow, |value| value));
+    let mut of_resumed = of_narrow.clone();
+    step(&mut narrow, &mut of_narrow, 4);
+    step(&mut resumed, &mut of_resumed, 4);
+    assert!(
+        bits(&of_narrow, &narrow) == bits(&of_resumed, &resumed),
+        "after a resume"
+    );
 }
