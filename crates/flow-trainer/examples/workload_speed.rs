@@ -10,6 +10,7 @@
 //!   --checkpoint none|full|attn_only   what backward keeps (time)
 //!   --plain               without fused operations (time)
 //!   --capture             calls of the model recorded once and replayed (time)
+//!   --moments f32|bf16    what AdamW's moments are stored as (time; default f32)
 //!   --layers N            of that many blocks, for a look at one of them
 //!   --repeats N           measurements (time; default 5)
 //!   --threads N           of the processor (default 2)
@@ -84,6 +85,7 @@ struct Options {
     checkpoint: String,
     fused: bool,
     captured: bool,
+    moments: FloatDType,
     layers: Option<usize>,
     repeats: usize,
     threads: String,
@@ -98,6 +100,7 @@ impl Options {
             checkpoint: "none".into(),
             fused: true,
             captured: false,
+            moments: FloatDType::F32,
             layers: None,
             repeats: 5,
             threads: "2".into(),
@@ -116,6 +119,8 @@ impl Options {
             match (&**name, &**value) {
                 ("--store", "f32") => options.store = StoredDtype::F32,
                 ("--store", "bf16") => options.store = StoredDtype::Bf16,
+                ("--moments", "f32") => options.moments = FloatDType::F32,
+                ("--moments", "bf16") => options.moments = FloatDType::BF16,
                 ("--device", _) => options.device.clone_from(value),
                 ("--checkpoint", _) => options.checkpoint.clone_from(value),
                 ("--repeats", _) => options.repeats = value.parse::<usize>()?.max(1),
@@ -386,7 +391,7 @@ impl Job {
         Ok(Learnt::Recorded { sampler, batch })
     }
 
-    fn optimizer(&self) -> AdamW {
+    fn optimizer(&self, moments: FloatDType) -> AdamW {
         let settings = AdamWSettings {
             learning_rate: LEARNING_RATE,
             betas: (0.9, 0.999),
@@ -394,7 +399,7 @@ impl Job {
             weight_decay: 0.0,
             max_grad_norm: 0.0,
             warmup_steps: 0,
-            moments: FloatDType::F32,
+            moments,
         };
         AdamW::new(
             settings,
@@ -465,7 +470,7 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
         }
         "step" => {
             let learnt = job.learnt()?;
-            let mut optimizer = job.optimizer();
+            let mut optimizer = job.optimizer(options.moments);
             let loss = cpu::to_host(&job.loss(&learnt).0)[0];
             let last = job.trained.iter().rposition(|trained| *trained).unwrap_or(0);
             let wall_ms = measure(options.repeats, 1, || {
@@ -579,7 +584,7 @@ fn export(workload: Workload, folder: &Path, options: &Options) -> Result<(), Fa
             wanted.plain(&format!("gradient.{}", spec.name), gradient);
         }
     }
-    let mut optimizer = job.optimizer();
+    let mut optimizer = job.optimizer(FloatDType::F32);
     job.update(&mut optimizer, gradients)?;
     for (index, trained) in job.trained.iter().enumerate() {
         if *trained {
