@@ -126,16 +126,6 @@ fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn Gauge>, Box<dyn E
     }
 }
 
-/// Bytes that the runtime has taken of the device's memory, if it takes more than tensors use.
-fn taken_bytes(device: &ComputeDevice, kind: &str) -> Option<u64> {
-    #[cfg(feature = "cuda")]
-    if kind == "cuda" {
-        return Some(flow_core::cube::bytes_reserved(device));
-    }
-    let _ = (device, kind);
-    None
-}
-
 /// Leaves what no tensor uses to others on the device.
 fn release(device: &ComputeDevice, kind: &str) {
     #[cfg(feature = "cuda")]
@@ -473,7 +463,7 @@ fn serve(
                     release(&subject.device, &problem.device);
                     let times = (0..count.parse::<usize>()?).map(|_| planner.time_of(&row).as_secs_f64());
                     let seconds: Vec<f64> = times.collect();
-                    let taken = taken_bytes(&subject.device, &problem.device);
+                    let taken = subject.device.taken_bytes();
                     release(&subject.device, &problem.device);
                     Ok(json!({ "seconds": seconds, "taken_bytes": taken }))
                 }

@@ -1,12 +1,14 @@
 //! Every operation, results and gradients, against the CPU's.
 
+use crate::setting::cube;
 use crate::support::{Input, Keep, Side, compare, layer, run, sides, values};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::to_host;
+use flow_core::device::ComputeDevice;
 use flow_core::exec::Compute;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
 use flow_core::tensors::plain;
-use flow_core::{Activation, AdamWStep, Plain, StepFactors};
+use flow_core::{Activation, AdamWStep, Kernels, Plain, StepFactors, Updated};
 use flow_kernels::CubeKernels;
 
 #[test]
@@ -326,6 +328,73 @@ fn a_step_with_gradients_that_are_not_finite_changes_nothing() {
             let kernels = &side.kernels;
             kernels.adamw(&mut weight, None, &gradient, &mut first, &mut second, &step);
             assert_eq!([&weight, &first, &second].map(to_host), before, "{wrong}");
+        }
+    }
+}
+
+#[test]
+fn what_is_taken_of_the_device_holds_what_was_made_there_and_nothing_is_said_of_a_processor() {
+    let (device, _) = cube();
+    let values = 3 << 20;
+    let made = device.plain(vec![1.0; values], &[values]);
+    let taken = device.taken_bytes().expect("the runtime has pools");
+    assert!(
+        taken >= 4 * values as u64,
+        "{taken} bytes for {values} values of f32"
+    );
+    drop(made);
+    assert_eq!(ComputeDevice::cpu().taken_bytes(), None);
+}
+
+#[test]
+fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
+    let (device, kernels) = cube();
+    let shapes: Vec<[usize; 2]> = (0..37).map(|index| [1 + index % 5, 1 + 7 * index]).collect();
+    let plain = |draw: u64, shape: &[usize; 2]| device.plain(values(draw, shape), shape);
+    let fresh = || -> Vec<[Plain; 4]> {
+        let sets = shapes.iter().enumerate();
+        sets.map(|(index, shape)| {
+            let zeros = || device.plain(vec![0.0; shape[0] * shape[1]], shape);
+            [plain(index as u64, shape), zeros(), zeros(), plain(50, shape)]
+        })
+        .collect()
+    };
+    let gradients: Vec<Plain> = (0..)
+        .zip(&shapes)
+        .map(|(index, shape)| plain(100 + index, shape))
+        .collect();
+    let step = AdamWStep {
+        betas: (0.9, 0.99),
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        varying: device.plain(vec![0.05, 0.1, 0.01, 0.5], &[4]),
+    };
+    let decay = device.plain(vec![0.75], &[1]);
+    let mut alone = fresh();
+    for ([weight, first, second, average], gradient) in alone.iter_mut().zip(&gradients) {
+        kernels.adamw(weight, None, gradient, first, second, &step);
+        kernels.average(average, weight, &decay);
+    }
+    let mut together = fresh();
+    let (mut updated, mut averages) = (Vec::new(), Vec::new());
+    for ([weight, first, second, average], gradient) in together.iter_mut().zip(&gradients) {
+        updated.push(Updated {
+            weight,
+            copy: None,
+            gradient,
+            first,
+            second,
+        });
+        averages.push(average);
+    }
+    kernels.adamw_all(updated, &step);
+    let weights: Vec<Plain> = alone.iter().map(|[weight, ..]| weight.clone()).collect();
+    kernels.average_all(averages.into_iter().zip(&weights).collect(), &decay);
+    for (index, (together, alone)) in together.iter().zip(&alone).enumerate() {
+        for (together, alone) in together.iter().zip(alone) {
+            let bits =
+                |tensor: &Plain| -> Vec<u32> { to_host(tensor).into_iter().map(f32::to_bits).collect() };
+            assert_eq!(bits(together), bits(alone), "weight {index}");
         }
     }
 }

@@ -66,10 +66,8 @@ pub fn captured(plan: Plan, spec: &ModelSpec) -> Result<Plan, Box<dyn Error>> {
 
 /// GiB that the program took from the device, at the most: the pool of a GPU keeps what it once had.
 pub fn peak_gib(device: &ComputeDevice) -> Option<f64> {
-    #[cfg(feature = "cuda")]
-    if device.burn() != ComputeDevice::cpu().burn() {
-        return Some(flow_core::cube::bytes_reserved(device) as f64 / (1u64 << 30) as f64);
-    }
-    let _ = device;
-    flow_report::peak_resident_gib()
+    let taken = device.taken_bytes();
+    taken.map_or_else(flow_report::peak_resident_gib, |bytes| {
+        Some(bytes as f64 / (1u64 << 30) as f64)
+    })
 }

@@ -17,6 +17,7 @@ impl<A: Algorithm> Session<A> {
         self.parts.acceleration.take_activity();
         let rolled = self.parts.roll_out(observer)?;
         let rollout_s = watch.lap_s();
+        let rollout_gib = self.tally.device_memory("rollouts", &self.parts.sampler.device);
 
         observer.phase(Phase::Rewards, rolled.tickets.len());
         let names = &self.parts.rewards.1;
@@ -54,6 +55,7 @@ impl<A: Algorithm> Session<A> {
             None => Vec::new(),
         };
         let update_s = watch.lap_s();
+        let update_gib = self.tally.device_memory("updates", &self.parts.sampler.device);
 
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
@@ -68,6 +70,7 @@ impl<A: Algorithm> Session<A> {
             ("rewards_s", rewards_s),
             ("update_s", update_s),
         ])?;
+        self.record_device_memory(rollout_gib, update_gib)?;
         if let Some(drift) = &drift {
             self.record_saved(drift)?;
         }

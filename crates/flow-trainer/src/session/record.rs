@@ -8,9 +8,10 @@ use crate::audit::OnPolicyAudit;
 use crate::error::TrainError;
 use crate::observer::Observer;
 use flow_accel::{Activity, Paradigm};
+use flow_core::device::ComputeDevice;
 use flow_report::{
-    Audit, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, Saved,
-    Series, mean_interval, paired_difference, peak_resident_gib,
+    Audit, BYTES_PER_GIB, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus,
+    RunSummary, Saved, Series, mean_interval, paired_difference, peak_resident_gib,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -25,6 +26,9 @@ pub(super) struct Tally {
     deviation_place: String,
     #[serde(skip)]
     wall_s: BTreeMap<String, f64>,
+    /// GiB taken of the device, by what was done when it was the most.
+    #[serde(skip)]
+    device_gib: BTreeMap<&'static str, f64>,
     #[serde(skip)]
     notes: Vec<String>,
 }
@@ -44,6 +48,14 @@ impl Tally {
                 state.iteration, worst.sample, worst.step
             );
         }
+    }
+
+    /// GiB that the runtime has taken of the device after some `work`, noted; none on a processor.
+    pub(super) fn device_memory(&mut self, work: &'static str, device: &ComputeDevice) -> Option<f64> {
+        let gib = device.taken_bytes()? as f64 / BYTES_PER_GIB;
+        let most = self.device_gib.entry(work).or_default();
+        *most = most.max(gib);
+        Some(gib)
     }
 
     pub(super) fn resumed(&mut self) {
@@ -227,6 +239,22 @@ impl<A: Algorithm> Session<A> {
         Ok(())
     }
 
+    /// What was taken of the device's memory after the rollouts and after the updates.
+    pub(super) fn record_device_memory(
+        &mut self,
+        rollout_gib: Option<f64>,
+        update_gib: Option<f64>,
+    ) -> Result<(), TrainError> {
+        let (Some(rollout_gib), Some(update_gib)) = (rollout_gib, update_gib) else {
+            return Ok(());
+        };
+        let record = MetricRecord::new(self.parts.state.iteration, "device_memory")
+            .with("rollout_gib", rollout_gib)
+            .with("update_gib", update_gib);
+        self.files.timing.append(&record)?;
+        Ok(())
+    }
+
     /// Writes summary, curves and report.
     pub(super) fn finish(
         &mut self,
@@ -239,6 +267,8 @@ impl<A: Algorithm> Session<A> {
         let metrics = directory.read_metrics()?;
         let settings = &self.parts.settings;
         let wall_parts: Vec<(String, f64)> = self.tally.wall_s.clone().into_iter().collect();
+        let device_memory = self.tally.device_gib.iter();
+        let device_memory = device_memory.map(|(work, gib)| (format!("device, with {work}"), *gib));
         let mut notes = self.tally.notes.clone();
         let rewards = self.reward_changes(&metrics).unwrap_or_else(|error| {
             notes.push(format!("no comparison of evaluations: {error}"));
@@ -254,6 +284,7 @@ impl<A: Algorithm> Session<A> {
             peak_memory_gib: peak_resident_gib()
                 .map(|gib| ("process, resident".into(), gib))
                 .into_iter()
+                .chain(device_memory)
                 .collect(),
             audit: self.tally.audit(settings.audit, A::PARADIGM, settings.lossless),
             notes,
