@@ -74,13 +74,14 @@ pub(crate) fn to_host(tensor: &Plain) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// Bytes that tensors have in use on a device of CubeCL's runtimes, everything asked of it being done.
+/// Bytes that tensors have in use on a device of CubeCL's runtimes, everything asked of it being done and emptied pages
+/// given back.
 pub fn bytes_in_use(device: &crate::device::ComputeDevice) -> u64 {
     memory(device).bytes_in_use
 }
 
-/// Bytes that the runtime has taken of the device's memory. Its pools keep what they once took, so this is the most that
-/// was ever needed at once, and what lies unused between tensors.
+/// Bytes that the runtime has taken of the device's memory, asked as by [`bytes_in_use`]. Its pools keep what they once took,
+/// so this is the most that was ever needed at once, and what lies unused between tensors.
 pub fn bytes_reserved(device: &crate::device::ComputeDevice) -> u64 {
     memory(device).bytes_reserved
 }
@@ -108,6 +109,9 @@ fn memory(device: &crate::device::ComputeDevice) -> MemoryUsage {
     let probe = probe(device);
     let client = read(&probe).map(|tensor| tensor.client.clone());
     let usage = client.map(|client| {
+        // Pages that were emptied long ago are freed by a flush only (CubeCL 0.11.3): until then the pools do not count them,
+        // and the device still has them.
+        let _ = client.flush();
         let report = client.memory_report(cubecl::MemoryScope::Device);
         report.usage()
     });

@@ -1,5 +1,5 @@
 //! The compile gate: CUDA sources through NVRTC and ptxas of CUDA 13.0, without a GPU. Nothing may spill, leave its budget
-//! of registers, or make ptxas warn, as it does of `wgmma` that is not asynchronous (C75xx).
+//! of registers, have arrays in local memory, or make ptxas warn, as it does of `wgmma` that is not asynchronous (C75xx).
 //!
 //! `cargo xtask ptx` fetches the compilers and runs the gates.
 
@@ -18,6 +18,9 @@ pub struct Report {
     pub registers: usize,
     /// Stored and loaded.
     pub spilled_bytes: usize,
+    /// What a thread has of local memory: arrays that are not in registers. The driver sets it aside for every thread that
+    /// the device can hold, 16 KiB a thread being 4 GiB.
+    pub stack_bytes: usize,
     /// Lines that warn; those of `wgmma` that is not asynchronous are C75xx.
     pub warnings: Vec<String>,
 }
@@ -30,6 +33,9 @@ impl Report {
         }
         if self.spilled_bytes != 0 {
             return Some(format!("{} bytes spill", self.spilled_bytes));
+        }
+        if self.stack_bytes != 0 {
+            return Some(format!("{} bytes of local memory a thread", self.stack_bytes));
         }
         let registers = self.registers;
         (registers > budget).then(|| format!("{registers} registers, the budget is {budget}"))
@@ -220,6 +226,9 @@ fn read(said: &str) -> Result<Report, String> {
         if let Some(registers) = before(line, " registers") {
             report.registers = report.registers.max(registers);
             found[0] = true;
+        }
+        if let Some(stack) = before(line, " bytes stack frame") {
+            report.stack_bytes = report.stack_bytes.max(stack);
         }
         if let (Some(stores), Some(loads)) = (
             before(line, " bytes spill stores"),
