@@ -1,7 +1,8 @@
 //! Softmax and its gradient where rows are keys and columns are queries: statistics come by column.
 
 use cubecl::prelude::*;
-use flow_cube::register::{exp2_approximate, multiply_add};
+use flow_cube::register::{exp2_approximate, multiply_add, pack_apart, store_shared};
+use flow_cube::wgmma::Factor;
 
 /// Two neighbouring columns.
 pub(crate) type Pair = Vector<f32, Const<2>>;
@@ -55,4 +56,49 @@ pub(crate) fn score_gradients<N: Size>(
         }
     }
     out
+}
+
+/// Probabilities of the rows from `rows` on become zero; `row` is this thread's first row, the second comes 8 later.
+#[cube]
+pub(crate) fn cut_rows<N: Size>(
+    probabilities: Vector<f32, N>,
+    row: u32,
+    rows: u32,
+    #[comptime] columns: usize,
+) -> Vector<f32, N> {
+    let mut out = probabilities;
+    #[unroll]
+    for i in 0..comptime!(columns / 2) {
+        let exists = row + comptime!((i / 2 % 2 * 8) as u32) < rows;
+        out.insert(i, select(exists, probabilities.extract(i), 0.0f32));
+    }
+    out
+}
+
+/// Writes both rows to a tile of one panel of `columns` <= 64 columns, packed apart from what a product in flight reads; `at`
+/// is the byte address of this thread's first row, `row` that row within its 64.
+#[cube]
+pub(crate) fn stage_apart<N: Size>(
+    at: u32,
+    row: u32,
+    lane: u32,
+    values: Vector<f32, N>,
+    #[comptime] columns: usize,
+    #[comptime] factor: Factor,
+) {
+    let base = at + (lane % 4) * 4;
+    let swizzle = (row % 8) * 16;
+    #[unroll]
+    for j in 0..comptime!(columns / 8) {
+        let to = base + (swizzle ^ comptime!((j * 16) as u32));
+        #[unroll]
+        for half in 0..2usize {
+            let low = values.extract(comptime!(4 * j + 2 * half));
+            let high = values.extract(comptime!(4 * j + 2 * half + 1));
+            store_shared(
+                to + comptime!((half * 1024) as u32),
+                pack_apart(low, high, factor),
+            );
+        }
+    }
 }

@@ -48,5 +48,32 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         },
         queries,
         keys: keys_tiles,
+        joint: joint(call, masked).filter(|_| joint_pays(call)),
     }
+}
+
+/// Tiles of the joint kernel for a call that it serves.
+pub fn joint(call: &Call, masked: bool) -> Option<BackwardTiles> {
+    // (warpgroups, stages)
+    let (warpgroups, stages) = match call.head_dim {
+        _ if masked => return None,
+        64 => (1, 2),
+        128 => (2, 3),
+        _ => return None,
+    };
+    Some(BackwardTiles {
+        head_dim: call.head_dim,
+        passing: 64,
+        warpgroups,
+        stages,
+        factor: call.factor,
+        sums: Sums::Both,
+        masked,
+        two_parts: call.keys[1] > 0,
+    })
+}
+
+/// Whether the joint kernel takes less time than the two kernels. Not measured yet, so never.
+fn joint_pays(_: &Call) -> bool {
+    false
 }

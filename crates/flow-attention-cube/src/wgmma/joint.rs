@@ -1,0 +1,373 @@
+//! Gradients of keys, values and queries at once, with five products where two kernels have seven: a block keeps a tile of
+//! keys, queries pass, and what a passing tile's gradient gets from these keys is added to its sum in memory.
+//!
+//! `dQ = scale Σ dS K` over blocks of keys. The order of that sum is fixed, so its bits are: a tile of queries has a
+//! counter, and the block of keys `j` adds in turn `j` ([`flow_cube::queue`]). Blocks walk through the queries in the same
+//! order, each behind the one before it. A block takes its place in the order of heads and keys from a ticket when it
+//! starts; so the blocks it waits for have started already, the first of them waits for none, and all come to an end however
+//! the device starts blocks. Which block does what changes no bits.
+//!
+//! Products but the last are those of [`backward_keys`](super::backward_keys); `dS` goes to shared memory for the last,
+//! where each warpgroup makes all queries by its share of the channels.
+
+use super::BackwardTiles;
+use super::copy::store_rows;
+use super::keep_keys::{load_resident, next_tile, stage_gradient};
+use crate::columns::{Pair, cut_rows, probabilities, score_gradients, stage_apart};
+use crate::softmax::pack;
+use cubecl::ir::ElemType;
+use cubecl::prelude::barrier::Barrier;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
+use flow_cube::barrier::{count, named_sync, wait};
+use flow_cube::{queue, wgmma};
+
+/// Four values of a sum in memory.
+pub(super) type Four = Vector<f32, Const<4>>;
+
+/// Counters before those of the turns: tickets, one for each part of the keys.
+pub(super) const TICKETS: usize = 8;
+
+/// Barrier at which warpgroups wait for one another's `dS`; those below are of one warpgroup.
+const EXCHANGE: u32 = 3;
+
+/// The block of keys and the head (of all samples) that come at `ticket`: blocks of `together` heads take turns, so that
+/// those that wait for one another are few.
+#[cube]
+fn place_of(ticket: u32, blocks: u32, heads: u32, together: u32) -> (u32, u32) {
+    let first = ticket / (blocks * together) * together;
+    let rest = ticket - first * blocks;
+    let left = heads - first;
+    let side_by_side = select(left < together, left, together);
+    (rest / side_by_side, first + rest % side_by_side)
+}
+
+/// Adds a thread's share of a tile's gradient to the sums from `at` on, or begins them with it. A chunk is eight channels.
+#[cube]
+fn add_up<N: Size>(
+    sums: &mut [Four],
+    at: u32,
+    values: Vector<f32, N>,
+    begin: bool,
+    #[comptime] chunks: usize,
+) {
+    let at = at as usize;
+    let to = unsafe { sums[at..at + comptime!(chunks * 128)].as_ptr_unchecked() };
+    #[unroll]
+    for c in 0..chunks {
+        let x = values.extract(comptime!(4 * c));
+        let y = values.extract(comptime!(4 * c + 1));
+        let z = values.extract(comptime!(4 * c + 2));
+        let w = values.extract(comptime!(4 * c + 3));
+        if begin {
+            queue::store_4::<Four>(to, comptime!(c * 2048), x, y, z, w);
+        } else {
+            queue::add_4::<Four>(to, comptime!(c * 2048), x, y, z, w);
+        }
+    }
+}
+
+/// `dk`, `dv`, and the sums of which [`finish`](super::joint_ends::finish) makes `dq`. One block for `tiles.resident()` keys
+/// of a key head, `blocks` for each of `kv_heads` heads of each sample. `lse` and `delta` are `[B, H, lse_rows]`, `sums` as
+/// [`joint_ends`](super::joint_ends) says. `counters` are zeros: [`TICKETS`], of which this launch takes number `part`, then
+/// one for each warp of each tile of queries. `turns_before` blocks of keys of earlier launches have added to each sum.
+#[cube(launch_unchecked)]
+pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
+    q: &TensorMap<E, Tiled>,
+    k: &TensorMap<E, Tiled>,
+    v: &TensorMap<E, Tiled>,
+    d_o: &TensorMap<E, Tiled>,
+    dk: &mut TensorMap<E, Tiled>,
+    dv: &mut TensorMap<E, Tiled>,
+    lse: &[Vector<f32, Const<2>>],
+    delta: &[Vector<f32, Const<2>>],
+    sums: &mut [Vector<f32, Const<4>>],
+    counters: &mut [u32],
+    part: u32,
+    turns_before: u32,
+    blocks: u32,
+    kv_heads: u32,
+    samples: u32,
+    together: u32,
+    queries: u32,
+    keys: u32,
+    lse_rows: u32,
+    group: u32,
+    factor: f32,
+    scale: f32,
+    #[comptime] tiles: BackwardTiles,
+    #[define(E)] _element: ElemType,
+    #[define(NS, NG, NP, NQ)] _vectors: [usize; 4],
+) {
+    let panels = comptime!(tiles.panels());
+    let resident = comptime!(tiles.resident());
+    let passing = comptime!(tiles.passing);
+    let stages = comptime!(tiles.stages);
+    let warps = comptime!(4 * tiles.warpgroups as u32);
+    let tile_elements = comptime!(tiles.passing * 64 * tiles.panels());
+    let tile_units = comptime!((tiles.passing * 8 * tiles.panels()) as u32);
+    let element = comptime!(tiles.factor);
+    // Channels of a warpgroup's share of the gradient of queries, eight by eight.
+    let chunks = comptime!(tiles.head_dim / tiles.warpgroups / 8);
+
+    let mut k_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
+    let mut v_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
+    let mut q_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let mut do_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    // Two, so that one meeting of the warpgroups a tile is enough.
+    let ds_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(2 * resident * 64), 1024usize);
+    let mut lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
+    let mut delta_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
+    let kv_full: Shared<[Barrier]> = Shared::new_slice(1usize);
+    let full: Shared<[Barrier]> = Shared::new_slice(stages);
+    let mut used: Shared<[u32]> = Shared::new_slice(stages);
+    let mut ticket: Shared<[u32]> = Shared::new_slice(1usize);
+
+    if UNIT_POS == 0 {
+        let at = part as usize;
+        ticket[0] = queue::take_ticket(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+        kv_full[0].init_manual(1);
+        #[unroll]
+        for s in 0..stages {
+            full[s].init_manual(1);
+            used[s] = 0u32;
+        }
+        sync_async_proxy_shared();
+    }
+    sync_cube();
+
+    // Broadcasts tell the compiler that a warp's threads have the same value, which then takes none of their registers.
+    let ticket = plane_broadcast(ticket[0], 0u32);
+    let (block, of_all) = place_of(ticket, blocks, kv_heads * samples, together);
+    let batch = of_all / kv_heads;
+    let kv_head = of_all % kv_heads;
+    let heads = kv_heads * group;
+    let first_key = block * comptime!(resident as u32);
+    let turn = turns_before + block;
+    let per_head = queries.div_ceil(comptime!(passing as u32));
+    let tile_count = per_head * group;
+
+    if UNIT_POS == 0 {
+        load_resident::<E>(
+            &kv_full[0],
+            k,
+            v,
+            &mut k_tile,
+            &mut v_tile,
+            batch,
+            kv_head,
+            first_key,
+            tiles,
+        );
+        #[unroll]
+        for s in 0..stages {
+            let tile = comptime!(s as u32).runtime();
+            if tile < tile_count {
+                next_tile::<E>(
+                    &full[s],
+                    q,
+                    d_o,
+                    lse,
+                    delta,
+                    &mut q_tiles,
+                    &mut do_tiles,
+                    &mut lse_tiles,
+                    &mut delta_tiles,
+                    s,
+                    batch,
+                    heads,
+                    kv_head * group + tile / per_head,
+                    tile % per_head * comptime!(passing as u32),
+                    lse_rows,
+                    tiles,
+                );
+            }
+        }
+    }
+
+    let warp = plane_broadcast(UNIT_POS / 32, 0u32);
+    let warpgroup = warp / 4;
+    let thread = UNIT_POS % 128;
+    let lane = thread % 32;
+    let column = (lane % 4) as usize;
+    let row = (thread / 32) * 16 + lane / 4;
+    let k_base = generic_to_shared::<E>(unsafe { k_tile.as_ptr_unchecked() });
+    let v_base = generic_to_shared::<E>(unsafe { v_tile.as_ptr_unchecked() });
+    let q_base = generic_to_shared::<E>(unsafe { q_tiles.as_ptr_unchecked() });
+    let do_base = generic_to_shared::<E>(unsafe { do_tiles.as_ptr_unchecked() });
+    let ds_base = generic_to_shared::<E>(unsafe { ds_tiles.as_ptr_unchecked() });
+    let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
+    let k_at = wgmma::descriptor(k_base + warpgroup * 8192, 16u32, 1024u32);
+    let v_at = wgmma::descriptor(v_base + warpgroup * 8192, 16u32, 1024u32);
+    let q_at = wgmma::descriptor(q_base, comptime!((passing * 128) as u32), 1024u32);
+    let do_at = wgmma::descriptor(do_base, comptime!((passing * 128) as u32), 1024u32);
+    let ds_at = wgmma::descriptor(ds_base, comptime!((resident * 128) as u32), 1024u32);
+    // This warpgroup's channels of all keys.
+    let channel = warpgroup * comptime!((chunks * 8) as u32);
+    let across_at = wgmma::descriptor(
+        k_base + channel / 64 * comptime!((resident * 128) as u32) + channel % 64 * 2,
+        comptime!((resident * 128) as u32),
+        1024u32,
+    );
+    let ds_to = ds_base + (warpgroup * 64 + row) * 128;
+    // Keys of this warpgroup that exist.
+    let from = first_key + warpgroup * 64;
+    let exist = select(keys > from, keys - from, 0u32);
+
+    // Where the sum of the tile begins for this thread, in fours; and its turns for this warp.
+    let slots = lse_rows / comptime!(passing as u32);
+    let mut slot = (batch * heads + kv_head * group) * slots;
+    let of_thread = warpgroup * comptime!((chunks * 128) as u32) + thread;
+    let fours = comptime!((passing * tiles.head_dim / 4) as u32);
+    let of_warp = comptime!(TICKETS as u32) + warp;
+
+    wait(barrier_native_handle(&kv_full[0]), 0u32);
+    wait(barrier_native_handle(&full[0]), 0u32);
+
+    // The first tile is peeled: sums that enter a loop as zeros make ptxas wait after each product.
+    let scores = wgmma::issue_from_zero::<NS>(k_at, q_at, comptime!(tiles.scores()));
+    let gradients = wgmma::issue_from_zero::<NS>(v_at, do_at, comptime!(tiles.scores()));
+    let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
+    let mut p = probabilities::<NS>(scores, &lse_tiles, column, factor, passing);
+    if exist < 64 {
+        p = cut_rows::<NS>(p, row, exist, passing);
+    }
+    let weights = pack::<NS, NP>(p, passing, element);
+    let mut v_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, do_at, comptime!(tiles.weighted()));
+    let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 1usize);
+    let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, passing);
+    let weights = pack::<NS, NP>(ds, passing, element);
+    let mut k_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, q_at, comptime!(tiles.weighted()));
+    stage_apart::<NS>(ds_to, row, lane, ds, passing, element);
+    sync_async_proxy_shared();
+    named_sync(EXCHANGE, comptime!(tiles.threads()));
+    let mut q_part = wgmma::issue_from_zero::<NQ>(ds_at, across_at, comptime!(tiles.across()));
+
+    let mut at = (slot * warps + of_warp) as usize;
+    let mut seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+    let mut stage = 0u32;
+    let mut phase = 0u32;
+    let mut place = 0u32;
+    let mut ahead_place = comptime!(stages as u32 - 1).runtime() % per_head;
+    let mut ahead_head = kv_head * group + comptime!(stages as u32 - 1).runtime() / per_head;
+    let mut unsaid = at;
+    for tile in 1..tile_count {
+        ahead_place += 1;
+        if ahead_place == per_head {
+            ahead_place = 0;
+            ahead_head += 1;
+        }
+        let before = stage;
+        stage += 1;
+        if stage == comptime!(stages as u32) {
+            stage = 0;
+            phase ^= 1;
+        }
+        let q_now = q_at + u64::cast_from(stage * tile_units);
+        let do_now = do_at + u64::cast_from(stage * tile_units);
+        let pairs = stage as usize * comptime!(passing / 2) + column;
+        wait(barrier_native_handle(&full[stage as usize]), phase);
+        let scores = wgmma::issue_from_zero::<NS>(k_at, q_now, comptime!(tiles.scores()));
+        let gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
+
+        // While these run, the gradient of the tile before is added to its sum; that of the tile before it was a tile ago.
+        queue::fence();
+        if lane == 0 && tile > 1 {
+            queue::advance(unsafe { counters[unsaid..unsaid + 1].as_ptr_unchecked() });
+        }
+        unsaid = at;
+        if seen != turn {
+            queue::wait(unsafe { counters[at..at + 1].as_ptr_unchecked() }, turn);
+        }
+        let part = wgmma::wait::<NQ>(q_part, comptime!(tiles.across()), 2usize);
+        // All products of the tile before are done, too.
+        if lane == 0
+            && count(used_base + before * 4) % warps == warps - 1
+            && tile - 1 + comptime!(stages as u32) < tile_count
+        {
+            next_tile::<E>(
+                &full[before as usize],
+                q,
+                d_o,
+                lse,
+                delta,
+                &mut q_tiles,
+                &mut do_tiles,
+                &mut lse_tiles,
+                &mut delta_tiles,
+                before as usize,
+                batch,
+                heads,
+                ahead_head,
+                ahead_place * comptime!(passing as u32),
+                lse_rows,
+                tiles,
+            );
+        }
+        add_up::<NQ>(sums, slot * fours + of_thread, part, turn == 0, chunks);
+        sync_plane();
+        slot += 1;
+        place += 1;
+        if place == per_head {
+            place = 0;
+            slot += slots - per_head;
+        }
+        at = (slot * warps + of_warp) as usize;
+
+        let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
+        let mut p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
+        if exist < 64 {
+            p = cut_rows::<NS>(p, row, exist, passing);
+        }
+        let weights = pack::<NS, NP>(p, passing, element);
+        v_sum = wgmma::issue_registers::<NG, NP>(v_sum, weights, do_now, comptime!(tiles.weighted()));
+        let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 1usize);
+        let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
+        let weights = pack::<NS, NP>(ds, passing, element);
+        k_sum = wgmma::issue_registers::<NG, NP>(k_sum, weights, q_now, comptime!(tiles.weighted()));
+        let odd = tile % 2;
+        stage_apart::<NS>(
+            ds_to + odd * comptime!((resident * 128) as u32),
+            row,
+            lane,
+            ds,
+            passing,
+            element,
+        );
+        sync_async_proxy_shared();
+        named_sync(EXCHANGE, comptime!(tiles.threads()));
+        q_part = wgmma::issue_from_zero::<NQ>(
+            ds_at + u64::cast_from(odd * comptime!((resident * 8) as u32)),
+            across_at,
+            comptime!(tiles.across()),
+        );
+        seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+    }
+
+    queue::fence();
+    if lane == 0 && tile_count > 1 {
+        queue::advance(unsafe { counters[unsaid..unsaid + 1].as_ptr_unchecked() });
+    }
+    if seen != turn {
+        queue::wait(unsafe { counters[at..at + 1].as_ptr_unchecked() }, turn);
+    }
+    let part = wgmma::wait::<NQ>(q_part, comptime!(tiles.across()), 0usize);
+    add_up::<NQ>(sums, slot * fours + of_thread, part, turn == 0, chunks);
+
+    // Gradients take the places of this warpgroup's keys and values, when the other one has read them, too.
+    let sum_of_values = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
+    let sum_of_keys = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
+    sync_cube();
+    stage_gradient::<NG>(v_base, warpgroup, thread, sum_of_values, 1.0f32, tiles);
+    stage_gradient::<NG>(k_base, warpgroup, thread, sum_of_keys, scale, tiles);
+    queue::fence();
+    if lane == 0 {
+        queue::advance(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+    }
+    sync_async_proxy_shared();
+    named_sync(warpgroup + 1, 128u32);
+    if thread == 0 {
+        store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, from, resident, panels);
+        store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, from, resident, panels);
+    }
+}
