@@ -75,22 +75,24 @@ pub(crate) fn cut_rows<N: Size>(
     out
 }
 
+/// Where a thread's first values of row `row` lie within the 128 bytes of the row: the first chunk of 16 bytes, swizzled.
+#[cube]
+pub(crate) fn swizzled(row: u32, lane: u32) -> u32 {
+    (row % 8) * 16 + (lane % 4) * 4
+}
+
 /// Writes both rows to a tile of one panel of `columns` <= 64 columns, packed apart from what a product in flight reads; `at`
-/// is the byte address of this thread's first row, `row` that row within its 64.
+/// is the byte address of this thread's first row and [`swizzled`], which makes that of each chunk a matter of one `xor`.
 #[cube]
 pub(crate) fn stage_apart<N: Size>(
     at: u32,
-    row: u32,
-    lane: u32,
     values: Vector<f32, N>,
     #[comptime] columns: usize,
     #[comptime] factor: Factor,
 ) {
-    let base = at + (lane % 4) * 4;
-    let swizzle = (row % 8) * 16;
     #[unroll]
     for j in 0..comptime!(columns / 8) {
-        let to = base + (swizzle ^ comptime!((j * 16) as u32));
+        let to = at ^ comptime!((j * 16) as u32);
         #[unroll]
         for half in 0..2usize {
             let low = values.extract(comptime!(4 * j + 2 * half));

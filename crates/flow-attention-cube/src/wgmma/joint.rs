@@ -13,7 +13,7 @@
 use super::BackwardTiles;
 use super::copy::store_rows;
 use super::keep_keys::{load_resident, next_tile, stage_gradient};
-use crate::columns::{Pair, cut_rows, probabilities, score_gradients, stage_apart};
+use crate::columns::{Pair, cut_rows, probabilities, score_gradients, stage_apart, swizzled};
 use crate::softmax::pack;
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
@@ -209,7 +209,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         comptime!((resident * 128) as u32),
         1024u32,
     );
-    let ds_to = ds_base + (warpgroup * 64 + row) * 128;
+    let ds_to = ds_base + (warpgroup * 64 + row) * 128 + swizzled(row, lane);
     // Keys of this warpgroup that exist.
     let from = first_key + warpgroup * 64;
     let exist = select(keys > from, keys - from, 0u32);
@@ -238,25 +238,19 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, passing);
     let weights = pack::<NS, NP>(ds, passing, element);
     let mut k_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, q_at, comptime!(tiles.weighted()));
-    stage_apart::<NS>(ds_to, row, lane, ds, passing, element);
+    stage_apart::<NS>(ds_to, ds, passing, element);
     sync_async_proxy_shared();
     named_sync(EXCHANGE, comptime!(tiles.threads()));
     let mut q_part = wgmma::issue_from_zero::<NQ>(ds_at, across_at, comptime!(tiles.across()));
 
     let mut at = (slot * warps + of_warp) as usize;
     let mut seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+    // Weights in flight at the loop's end would have registers of their own, here and there.
+    wgmma::wait_for_reads(1usize);
     let mut stage = 0u32;
     let mut phase = 0u32;
     let mut place = 0u32;
-    let mut ahead_place = comptime!(stages as u32 - 1).runtime() % per_head;
-    let mut ahead_head = kv_head * group + comptime!(stages as u32 - 1).runtime() / per_head;
-    let mut unsaid = at;
     for tile in 1..tile_count {
-        ahead_place += 1;
-        if ahead_place == per_head {
-            ahead_place = 0;
-            ahead_head += 1;
-        }
         let before = stage;
         stage += 1;
         if stage == comptime!(stages as u32) {
@@ -268,23 +262,26 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         let pairs = stage as usize * comptime!(passing / 2) + column;
         wait(barrier_native_handle(&full[stage as usize]), phase);
         let scores = wgmma::issue_from_zero::<NS>(k_at, q_now, comptime!(tiles.scores()));
-        let gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
 
-        // While these run, the gradient of the tile before is added to its sum; that of the tile before it was a tile ago.
+        // While products run, the gradient of the tile before is added to its sum; that of the tile before it was a tile ago.
         queue::fence();
         if lane == 0 && tile > 1 {
-            queue::advance(unsafe { counters[unsaid..unsaid + 1].as_ptr_unchecked() });
+            let back = 1 + select(place == 0, slots - per_head, 0u32);
+            let said = at - (back * warps) as usize;
+            queue::advance(unsafe { counters[said..said + 1].as_ptr_unchecked() });
         }
-        unsaid = at;
         if seen != turn {
             queue::wait(unsafe { counters[at..at + 1].as_ptr_unchecked() }, turn);
         }
-        let part = wgmma::wait::<NQ>(q_part, comptime!(tiles.across()), 2usize);
+        // What crosses the loop's end and is read must be waited for with nothing behind it in flight (C7514).
+        let part = wgmma::wait::<NQ>(q_part, comptime!(tiles.across()), 0usize);
+        let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 0usize);
         // All products of the tile before are done, too.
         if lane == 0
             && count(used_base + before * 4) % warps == warps - 1
             && tile - 1 + comptime!(stages as u32) < tile_count
         {
+            let ahead = tile - 1 + comptime!(stages as u32);
             next_tile::<E>(
                 &full[before as usize],
                 q,
@@ -298,14 +295,15 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
                 before as usize,
                 batch,
                 heads,
-                ahead_head,
-                ahead_place * comptime!(passing as u32),
+                kv_head * group + ahead / per_head,
+                ahead % per_head * comptime!(passing as u32),
                 lse_rows,
                 tiles,
             );
         }
         add_up::<NQ>(sums, slot * fours + of_thread, part, turn == 0, chunks);
         sync_plane();
+        let gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
         slot += 1;
         place += 1;
         if place == per_head {
@@ -314,22 +312,20 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         }
         at = (slot * warps + of_warp) as usize;
 
-        let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
         let mut p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
         if exist < 64 {
             p = cut_rows::<NS>(p, row, exist, passing);
         }
+        let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);
+        let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
+        // Both at once: weights that a product reads while the gradients of scores are made are too many registers.
         let weights = pack::<NS, NP>(p, passing, element);
         v_sum = wgmma::issue_registers::<NG, NP>(v_sum, weights, do_now, comptime!(tiles.weighted()));
-        let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 1usize);
-        let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
         let weights = pack::<NS, NP>(ds, passing, element);
         k_sum = wgmma::issue_registers::<NG, NP>(k_sum, weights, q_now, comptime!(tiles.weighted()));
         let odd = tile % 2;
         stage_apart::<NS>(
             ds_to + odd * comptime!((resident * 128) as u32),
-            row,
-            lane,
             ds,
             passing,
             element,
@@ -342,11 +338,14 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
             comptime!(tiles.across()),
         );
         seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+        wgmma::wait_for_reads(1usize);
     }
 
     queue::fence();
     if lane == 0 && tile_count > 1 {
-        queue::advance(unsafe { counters[unsaid..unsaid + 1].as_ptr_unchecked() });
+        let back = 1 + select(place == 0, slots - per_head, 0u32);
+        let said = at - (back * warps) as usize;
+        queue::advance(unsafe { counters[said..said + 1].as_ptr_unchecked() });
     }
     if seen != turn {
         queue::wait(unsafe { counters[at..at + 1].as_ptr_unchecked() }, turn);
