@@ -276,6 +276,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         // What crosses the loop's end and is read must be waited for with nothing behind it in flight (C7514).
         let part = wgmma::wait::<NQ>(q_part, comptime!(tiles.across()), 0usize);
         let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 0usize);
+        let gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
         // All products of the tile before are done, too.
         if lane == 0
             && count(used_base + before * 4) % warps == warps - 1
@@ -303,7 +304,6 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         }
         add_up::<NQ>(sums, slot * fours + of_thread, part, turn == 0, chunks);
         sync_plane();
-        let gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
         slot += 1;
         place += 1;
         if place == per_head {
@@ -316,11 +316,10 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         if exist < 64 {
             p = cut_rows::<NS>(p, row, exist, passing);
         }
-        let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);
-        let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
-        // Both at once: weights that a product reads while the gradients of scores are made are too many registers.
         let weights = pack::<NS, NP>(p, passing, element);
         v_sum = wgmma::issue_registers::<NG, NP>(v_sum, weights, do_now, comptime!(tiles.weighted()));
+        let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 1usize);
+        let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
         let weights = pack::<NS, NP>(ds, passing, element);
         k_sum = wgmma::issue_registers::<NG, NP>(k_sum, weights, q_now, comptime!(tiles.weighted()));
         let odd = tile % 2;
