@@ -40,7 +40,6 @@ fn pool(count: usize) -> Vec<bf16> {
 
 /// Tensors of one call.
 struct Operands {
-    call: Call,
     scale: f32,
     q: Heads,
     d_o: Heads,
@@ -68,7 +67,6 @@ impl Operands {
         let [q, d_o, o, dq] = [0, 1, 2, 3].map(of_queries);
         let lse = client.empty(prepared.statistics() * 4);
         let all = Self {
-            call,
             scale,
             q,
             d_o,
@@ -104,7 +102,8 @@ impl Operands {
         let gradients = self.parts.iter().flat_map(|[.., dk, dv]| [dk, dv]);
         let read = |tensor: &Heads| client.read_one(tensor.handle.clone()).map(|bytes| bytes.to_vec());
         let all = std::iter::once(&self.dq).chain(gradients).map(read);
-        all.collect::<Result<_, _>>().map_err(|error| format!("{error:?}"))
+        all.collect::<Result<_, _>>()
+            .map_err(|error| format!("{error:?}"))
     }
 }
 

@@ -94,8 +94,22 @@ pub fn finish(
         #[unroll]
         for i in 0..4usize {
             let four: Four = sums[from + i];
-            first.insert(i, pack(four.extract(0usize) * scale, four.extract(1usize) * scale, element));
-            second.insert(i, pack(four.extract(2usize) * scale, four.extract(3usize) * scale, element));
+            first.insert(
+                i,
+                pack(
+                    four.extract(0usize) * scale,
+                    four.extract(1usize) * scale,
+                    element,
+                ),
+            );
+            second.insert(
+                i,
+                pack(
+                    four.extract(2usize) * scale,
+                    four.extract(3usize) * scale,
+                    element,
+                ),
+            );
         }
         dq_rows[to as usize] = first;
         if query + 8 < queries {

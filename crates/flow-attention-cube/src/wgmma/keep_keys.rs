@@ -29,8 +29,12 @@ pub(super) fn load_resident<E: Numeric>(
         comptime!((2 * resident * 128 * panels) as u32),
     );
     let start = 0usize;
-    copy_tile::<E>(full, k, k_tile, start, batch, kv_head, first_key, resident, panels);
-    copy_tile::<E>(full, v, v_tile, start, batch, kv_head, first_key, resident, panels);
+    copy_tile::<E>(
+        full, k, k_tile, start, batch, kv_head, first_key, resident, panels,
+    );
+    copy_tile::<E>(
+        full, v, v_tile, start, batch, kv_head, first_key, resident, panels,
+    );
 }
 
 /// Starts the copies of one passing tile.

@@ -75,12 +75,10 @@ pub fn launch_joint(
     let part_of = |from: usize| of.delta.clone().offset_start(4 * from as u64);
     let delta = |width: usize| unsafe { BufferArg::from_raw_parts(part_of(0), scratch.delta / width) };
     let counters = || unsafe { BufferArg::from_raw_parts(part_of(scratch.delta), scratch.counters) };
-    let sums = || unsafe {
-        BufferArg::from_raw_parts(part_of(scratch.delta + scratch.counters), scratch.sums / 4)
-    };
+    let sums =
+        || unsafe { BufferArg::from_raw_parts(part_of(scratch.delta + scratch.counters), scratch.sums / 4) };
     let eights = |x: &Heads, axis: usize| (x.strides[axis] / 8) as u32;
-    let buffer =
-        |x: &Heads| unsafe { BufferArg::from_raw_parts(x.handle.clone(), x.elements().div_ceil(8)) };
+    let buffer = |x: &Heads| unsafe { BufferArg::from_raw_parts(x.handle.clone(), x.elements().div_ceil(8)) };
     let grid = |blocks: usize| CubeCount::Static(blocks as u32, heads as u32, batch as u32);
     unsafe {
         begin::launch_unchecked(
