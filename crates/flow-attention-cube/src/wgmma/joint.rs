@@ -245,6 +245,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
 
     let mut at = (slot * warps + of_warp) as usize;
     let mut seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+    queue::fence();
     // Weights in flight at the loop's end would have registers of their own, here and there.
     wgmma::wait_for_reads(1usize);
     let mut stage = 0u32;
@@ -263,13 +264,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         wait(barrier_native_handle(&full[stage as usize]), phase);
         let scores = wgmma::issue_from_zero::<NS>(k_at, q_now, comptime!(tiles.scores()));
 
-        // While products run, the gradient of the tile before is added to its sum; that of the tile before it was a tile ago.
-        queue::fence();
-        if lane == 0 && tile > 1 {
-            let back = 1 + select(place == 0, slots - per_head, 0u32);
-            let said = at - (back * warps) as usize;
-            queue::advance(unsafe { counters[said..said + 1].as_ptr_unchecked() });
-        }
+        // While products run, the gradient of the tile before is added to its sum.
         if seen != turn {
             queue::wait(unsafe { counters[at..at + 1].as_ptr_unchecked() }, turn);
         }
@@ -337,15 +332,16 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
             comptime!(tiles.across()),
         );
         seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+        // While products run, it is said that the gradient of the tile before was added, some time ago.
+        queue::fence();
+        if lane == 0 {
+            let back = 1 + select(place == 0, slots - per_head, 0u32);
+            let said = at - (back * warps) as usize;
+            queue::advance(unsafe { counters[said..said + 1].as_ptr_unchecked() });
+        }
         wgmma::wait_for_reads(1usize);
     }
 
-    queue::fence();
-    if lane == 0 && tile_count > 1 {
-        let back = 1 + select(place == 0, slots - per_head, 0u32);
-        let said = at - (back * warps) as usize;
-        queue::advance(unsafe { counters[said..said + 1].as_ptr_unchecked() });
-    }
     if seen != turn {
         queue::wait(unsafe { counters[at..at + 1].as_ptr_unchecked() }, turn);
     }
