@@ -1,8 +1,7 @@
 //! Softmax and its gradient where rows are keys and columns are queries: statistics come by column.
 
 use cubecl::prelude::*;
-use flow_cube::register::{exp2_approximate, multiply_add, pack_apart, store_shared};
-use flow_cube::wgmma::Factor;
+use flow_cube::register::{exp2_approximate, multiply_add, store_shared};
 
 /// Two neighbouring columns.
 pub(crate) type Pair = Vector<f32, Const<2>>;
@@ -81,26 +80,14 @@ pub(crate) fn swizzled(row: u32, lane: u32) -> u32 {
     (row % 8) * 16 + (lane % 4) * 4
 }
 
-/// Writes both rows to a tile of one panel of `columns` <= 64 columns, packed apart from what a product in flight reads; `at`
-/// is the byte address of this thread's first row and [`swizzled`], which makes that of each chunk a matter of one `xor`.
+/// Writes both rows, packed as the A operand of a product, to a tile of one panel of `columns` <= 64 columns; `at` is the byte
+/// address of this thread's first row and [`swizzled`], which makes that of each chunk a matter of one `xor`.
 #[cube]
-pub(crate) fn stage_apart<N: Size>(
-    at: u32,
-    values: Vector<f32, N>,
-    #[comptime] columns: usize,
-    #[comptime] factor: Factor,
-) {
+pub(crate) fn stage_packed<P: Size>(at: u32, packed: Vector<u32, P>, #[comptime] columns: usize) {
     #[unroll]
     for j in 0..comptime!(columns / 8) {
         let to = at ^ comptime!((j * 16) as u32);
-        #[unroll]
-        for half in 0..2usize {
-            let low = values.extract(comptime!(4 * j + 2 * half));
-            let high = values.extract(comptime!(4 * j + 2 * half + 1));
-            store_shared(
-                to + comptime!((half * 1024) as u32),
-                pack_apart(low, high, factor),
-            );
-        }
+        store_shared(to, packed.extract(comptime!(2 * j)));
+        store_shared(to + 1024, packed.extract(comptime!(2 * j + 1)));
     }
 }

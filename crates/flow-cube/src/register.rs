@@ -80,24 +80,6 @@ pub fn pack(low: f32, high: f32, #[comptime] factor: Factor) -> u32 {
     }
 }
 
-/// As [`pack`], but never the same register as another pack of the same values: for what is stored while `wgmma` still reads
-/// the other from registers, since ptxas makes products wait for one another otherwise (C7512).
-#[cube]
-pub fn pack_apart(low: f32, high: f32, #[comptime] factor: Factor) -> u32 {
-    let low = read::<f32>(low);
-    let high = read::<f32>(high);
-    // Not `pure`: compilers make one of two instructions that are.
-    if comptime!(factor == Factor::Bf16) {
-        let out: u32;
-        gpu_asm!("cvt.rn.bf16x2.f32 {}, {}, {};", out(_) out, in(_) high, in(_) low, options(nomem));
-        out
-    } else {
-        let out: u32;
-        gpu_asm!("cvt.rn.f16x2.f32 {}, {}, {};", out(_) out, in(_) high, in(_) low, options(nomem));
-        out
-    }
-}
-
 /// The value of `factor` in the low half.
 #[cube]
 pub fn unpack_low(pair: u32, #[comptime] factor: Factor) -> f32 {

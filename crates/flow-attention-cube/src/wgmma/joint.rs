@@ -13,7 +13,7 @@
 use super::BackwardTiles;
 use super::copy::store_rows;
 use super::keep_keys::{load_resident, next_tile, stage_gradient};
-use crate::columns::{Pair, cut_rows, probabilities, score_gradients, stage_apart, swizzled};
+use crate::columns::{Pair, cut_rows, probabilities, score_gradients, stage_packed, swizzled};
 use crate::softmax::pack;
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
@@ -238,7 +238,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, passing);
     let weights = pack::<NS, NP>(ds, passing, element);
     let mut k_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, q_at, comptime!(tiles.weighted()));
-    stage_apart::<NS>(ds_to, ds, passing, element);
+    stage_packed::<NP>(ds_to, weights, passing);
     sync_async_proxy_shared();
     named_sync(EXCHANGE, comptime!(tiles.threads()));
     let mut q_part = wgmma::issue_from_zero::<NQ>(ds_at, across_at, comptime!(tiles.across()));
@@ -318,12 +318,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         let weights = pack::<NS, NP>(ds, passing, element);
         k_sum = wgmma::issue_registers::<NG, NP>(k_sum, weights, q_now, comptime!(tiles.weighted()));
         let odd = tile % 2;
-        stage_apart::<NS>(
-            ds_to + odd * comptime!((resident * 128) as u32),
-            ds,
-            passing,
-            element,
-        );
+        stage_packed::<NP>(ds_to + odd * comptime!((resident * 128) as u32), weights, passing);
         sync_async_proxy_shared();
         named_sync(EXCHANGE, comptime!(tiles.threads()));
         q_part = wgmma::issue_from_zero::<NQ>(

@@ -69,7 +69,8 @@ pub fn joint(call: &Call, masked: bool) -> Option<BackwardTiles> {
         factor: call.factor,
         sums: Sums::Both,
         masked,
-        two_parts: call.keys[1] > 0,
+        // A launch for each part, with the same kernel.
+        two_parts: false,
     })
 }
 
