@@ -121,7 +121,8 @@ impl ComputeDevice {
         &self.crews
     }
 
-    pub(crate) fn is_processor(&self) -> bool {
+    /// Whether it is the CPU.
+    pub fn is_processor(&self) -> bool {
         self.device == Device::flex()
     }
 

@@ -6,6 +6,7 @@ mod checkpoint;
 mod gemm;
 mod quiet;
 mod result;
+mod run;
 mod server;
 mod workloads;
 
@@ -39,6 +40,8 @@ enum Target {
     Checkpoint(checkpoint::Options),
     /// The policies of the feature cache: what each saves and changes, on trained toys.
     Cache(cache::Options),
+    /// A whole run: reward against images and against seconds.
+    Run(run::Options),
     /// Whole models at published sizes: that PyTorch computes the same, and how fast both are.
     Workloads(workloads::Options),
 }
@@ -76,6 +79,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Target::Gemm(options) => gemm::run(workspace, options),
         Target::Checkpoint(options) => checkpoint::run(workspace, options),
         Target::Cache(options) => cache::run(workspace, options),
+        Target::Run(options) => run::run(workspace, options),
         Target::Workloads(options) => workloads::run(workspace, options),
     }
 }
