@@ -147,6 +147,23 @@ impl ComputeDevice {
         None
     }
 
+    /// Makes tensors that last as long as a run: weights, what the optimizer remembers, averages. On a GPU they get memory of
+    /// their own, in their own size, apart from the pools that every step takes from and gives back to. (A pool looks at all
+    /// that stands in it whenever it serves an allocation, and one that was outgrown stays as long as anything stands in it.)
+    /// What is made in passing gets such memory too, which goes back with [`release_unused`](Self::release_unused).
+    pub fn lasting<T: Send>(&self, make: impl FnOnce() -> T + Send) -> T {
+        self.device.memory_persistent_allocations(make, |make| make())
+    }
+
+    /// Gives the memory back that the runtime has taken and no tensor uses, everything asked of it being done: after loading,
+    /// and for a program that shares the device with others. The next operations take it again, which costs time.
+    pub fn release_unused(&self) {
+        #[cfg(feature = "cube")]
+        if !self.is_processor() {
+            crate::cube::release_unused(self);
+        }
+    }
+
     /// A tensor of `shape` from host values.
     pub fn tensor<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
         Tensor::from_data(TensorData::new(values, shape), &self.device)

@@ -35,7 +35,7 @@ pub fn initialize(
     for (index, values) in model.buffers() {
         let shape = layout.specs()[index].shape.clone();
         weights
-            .set(index, device.plain(values, &shape))
+            .set(index, device.lasting(|| device.plain(values, &shape)))
             .expect("a model computes its buffers in the shape it declares");
     }
     weights

@@ -220,7 +220,8 @@ impl Job {
             }
             None => {
                 for (index, values) in random_values(&*model, &layout) {
-                    weights.set(index, device.plain(values, &layout.specs()[index].shape))?;
+                    let value = device.lasting(|| device.plain(values, &layout.specs()[index].shape));
+                    weights.set(index, value)?;
                 }
             }
         }

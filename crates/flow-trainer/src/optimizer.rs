@@ -142,7 +142,7 @@ impl AdamW {
                 second: zeros(&spec.shape),
             })
         });
-        let moments = moments.collect();
+        let moments = device.lasting(|| moments.collect());
         Self {
             settings,
             trained,
@@ -238,8 +238,11 @@ impl AdamW {
             };
             if spec.decays { &mut decayed } else { &mut others }.push(of);
         }
-        kernels.adamw_all(decayed, &decaying);
-        kernels.adamw_all(others, &steady);
+        // What something else still holds is written to a new place, which lasts as well.
+        device.lasting(|| {
+            kernels.adamw_all(decayed, &decaying);
+            kernels.adamw_all(others, &steady);
+        });
         // Read after all is launched: the device need not wait for the host.
         let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&varying)[4]));
         if !gradient_norm.is_finite() {

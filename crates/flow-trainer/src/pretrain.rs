@@ -278,7 +278,7 @@ pub fn pretrain(
             .min((1.0 + step as f64) / (10.0 + step as f64));
         let decay = device.plain(vec![decay as f32], &[1]);
         let pairs = average.values_mut().iter_mut().zip(weights.values());
-        kernels.average_all(pairs.collect(), &decay);
+        device.lasting(|| kernels.average_all(pairs.collect(), &decay));
         losses.push(value);
         observer.advance(1);
         observer.iteration(&IterationSummary {

@@ -5,7 +5,6 @@ use crate::rng::Purpose;
 use crate::tensors::{Plain, cast, copy_again};
 use crate::{CoreError, cpu, device::ComputeDevice};
 use burn::backend::TensorMetadata;
-use burn::tensor::FloatDType;
 use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 pub struct Weights {
     layout: Arc<ParamLayout>,
     values: Arc<Vec<Plain>>,
-    compute: Option<FloatDType>,
+    device: ComputeDevice,
     copies: OnceLock<Arc<Vec<Plain>>>,
 }
 
@@ -39,15 +38,15 @@ impl Weights {
             let drawn = drawn.into_iter().zip(specs);
             drawn.map(|(values, spec)| device.plain(values, &spec.shape))
         });
-        let values = values.collect();
-        Self::new(layout, values, device)
+        let values = device.lasting(|| values.collect());
+        Self::new(layout.clone(), values, device)
     }
 
     fn new(layout: Arc<ParamLayout>, values: Vec<Plain>, device: &ComputeDevice) -> Self {
         Self {
             layout,
             values: Arc::new(values),
-            compute: device.compute_dtype(),
+            device: device.clone(),
             copies: OnceLock::new(),
         }
     }
@@ -58,8 +57,8 @@ impl Weights {
             let count = spec.shape.iter().product();
             device.plain(vec![0.0; count], &spec.shape)
         });
-        let values = values.collect();
-        Self::new(layout, values, device)
+        let values = device.lasting(|| values.collect());
+        Self::new(layout.clone(), values, device)
     }
 
     /// The layout.
@@ -74,10 +73,11 @@ impl Weights {
 
     /// What models compute with: the values, or copies of them in the device's type.
     pub(crate) fn shared(&self) -> Arc<Vec<Plain>> {
-        let Some(dtype) = self.compute else {
+        let Some(dtype) = self.device.compute_dtype() else {
             return self.values.clone();
         };
-        let copies = || Arc::new(self.values.iter().map(|value| cast(value, dtype)).collect());
+        let cast_all = || self.values.iter().map(|value| cast(value, dtype)).collect();
+        let copies = || Arc::new(self.device.lasting(cast_all));
         self.copies.get_or_init(copies).clone()
     }
 
@@ -123,13 +123,14 @@ impl Weights {
     /// If `trained` has another length than the layout.
     pub fn freeze(&mut self, trained: &[bool]) {
         assert_eq!(trained.len(), self.layout.len(), "one flag per weight");
-        let Some(dtype) = self.compute else {
+        let Some(dtype) = self.device.compute_dtype() else {
             return;
         };
+        let device = self.device.clone();
         let values = self.values_mut().iter_mut().zip(trained);
-        for (value, _) in values.filter(|(_, trained)| !**trained) {
-            *value = cast(value, dtype);
-        }
+        let frozen = values.filter(|(_, trained)| !**trained);
+        device.lasting(|| frozen.for_each(|(value, _)| *value = cast(value, dtype)));
+        device.release_unused();
     }
 
     /// The values at `index` on the host, row-major.

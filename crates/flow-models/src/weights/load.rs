@@ -114,7 +114,8 @@ pub(crate) fn load_expected(
             unreachable!("duplicates were reported");
         };
         let values = tensor.to_f32().expect("unreadable precisions were reported");
-        weights.set(layout.position(&name)?, device.plain(values, &tensor.shape))?;
+        let value = device.lasting(|| device.plain(values, &tensor.shape));
+        weights.set(layout.position(&name)?, value)?;
     }
     Ok(Loaded { metadata, kept })
 }
