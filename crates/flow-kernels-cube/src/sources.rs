@@ -137,11 +137,15 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [r t c a b u e], vector, several)),
             (
                 "norm_backward",
-                define!(NormBackward::<F>, whole.threads(), [x m s g d p], [b t c s u p], vector, at_once(whole), true, whole),
+                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), true, false, whole),
+            ),
+            (
+                "norm_backward_added",
+                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), true, true, whole),
             ),
             (
                 "norm_backward_plain",
-                define!(NormBackward::<F>, whole.threads(), [x m s g d p], [b t c s u p], vector, at_once(whole), false, whole),
+                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), false, false, whole),
             ),
             (
                 "rms_forward",

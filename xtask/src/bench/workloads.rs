@@ -158,8 +158,7 @@ impl Bench<'_> {
         } else {
             &["--store", "bf16"]
         });
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        command.arg("--threads").arg(threads.to_string());
+        command.arg("--threads").arg(threads());
         run_command(&mut command)
     }
 
@@ -192,6 +191,10 @@ impl Bench<'_> {
                 }
                 if contender == Contender::Captured {
                     command.arg("--capture");
+                }
+                if device == "cuda" {
+                    // The processor draws the noise; PyTorch's is drawn on the device.
+                    command.arg("--threads").arg(threads());
                 }
                 command
             }
@@ -251,6 +254,12 @@ impl Bench<'_> {
         }
         Ok(())
     }
+}
+
+/// Threads of this machine's processor.
+fn threads() -> String {
+    let threads = std::thread::available_parallelism();
+    threads.map_or(1, usize::from).to_string()
 }
 
 /// The middle one of the rounds' medians.

@@ -67,7 +67,7 @@ pub(super) fn linear(
             let (gradient, dbias) = activation_gradient(sum.as_ref(), activation, gradient, bias);
             let dx = wanted[0].then(|| {
                 layer
-                    .input_gradient(&gradient, &x_shape, None)
+                    .input_gradient(&gradient, &x_shape, Then::Nothing)
                     .into_plain_as(of_x)
             });
             let mut gradients = vec![dx];
@@ -86,6 +86,17 @@ pub(super) fn kept(stash: &dyn Stash, compute: impl FnOnce() -> Operand) -> Oper
         vec![compute().into_plain()]
     });
     Operand::read(&kept.pop().expect("a linear layer keeps one tensor"))
+}
+
+/// What becomes of the gradient of a layer's input, in the same pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Then<'a> {
+    /// Nothing.
+    Nothing,
+    /// It is added to another gradient of the same tensor.
+    Plus(&'a Operand),
+    /// It goes through the activation before the layer, which was applied to this sum.
+    Through(&'a Operand, Activation),
 }
 
 /// The sum before a layer's activation, kept or computed.
@@ -233,21 +244,22 @@ impl Layer {
         self.products.run(x, call, &operands);
     }
 
-    /// `G W + (G · scale B) A` for the `gradient` of the sum before the activation; `through` the activation before this
-    /// layer, if given, with the sum that it was applied to.
-    pub fn input_gradient(
-        &self,
-        gradient: &Operand,
-        shape: &[usize],
-        through: Option<(&Operand, Activation)>,
-    ) -> Operand {
+    /// `G W + (G · scale B) A` for the `gradient` of the sum before the activation, and what becomes of it.
+    pub fn input_gradient(&self, gradient: &Operand, shape: &[usize], then: Then<'_>) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
         let (_, inputs) = self.weight.rows_and_columns();
         let output = gradient.room(shape, gradient.element());
-        let through = through.and_then(|(sum, activation)| Some((sum, function(activation)?)));
+        let (epilogue, other) = match then {
+            Then::Nothing => (Epilogue::Store, None),
+            Then::Plus(other) => (Epilogue::Add, Some(other)),
+            Then::Through(sum, activation) => match function(activation) {
+                Some(activation) => (Epilogue::TimesDerivative(activation), Some(sum)),
+                None => (Epilogue::Store, None),
+            },
+        };
         let call = Matmul {
             rank: self.rank(),
-            epilogue: through.map_or(Epilogue::Store, |(_, of)| Epilogue::TimesDerivative(of)),
+            epilogue,
             ..Matmul::plain(Layout::Nn, [rows, inputs, outputs], gradient.element())
         };
         let reduced = self
@@ -256,11 +268,11 @@ impl Layer {
             .map(|adapter| adapter.reduced_gradient(gradient, &self.products));
         let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
         let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.down)]);
-        let sum = through.map(|(sum, _)| matrix(sum));
+        let other = other.map(matrix);
         let (a, b, d) = (matrix(gradient), matrix(&self.weight), matrix(&output));
         let operands = Operands {
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
-            other: sum.as_ref(),
+            other: other.as_ref(),
             ..Operands::new(&a, &b, &d)
         };
         self.products.run(gradient, call, &operands);

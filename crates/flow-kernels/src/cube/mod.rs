@@ -222,6 +222,20 @@ impl Kernels for CubeKernels {
         }
     }
 
+    fn modulated_linears(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &[LinearWeights],
+    ) -> Vec<DispatchTensor> {
+        match self.fuses(stash) {
+            Some(with) => fused::modulated_linears(with, x, modulation, norm, weights),
+            None => composed::modulated_linears(self, stash, x, modulation, norm, weights),
+        }
+    }
+
     fn modulated_feed_forward(
         &self,
         stash: &dyn Stash,

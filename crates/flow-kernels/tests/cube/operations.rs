@@ -347,6 +347,22 @@ fn what_is_taken_of_the_device_holds_what_was_made_there_and_nothing_is_said_of_
 }
 
 #[test]
+fn what_lasts_stands_apart_from_the_pools_that_steps_use() {
+    let (device, _) = cube();
+    let values = 1 << 18;
+    let plain = || device.plain(vec![1.0; values], &[values]);
+    let before = flow_core::cube::bytes_lasting(&device);
+    let weights = device.lasting(plain);
+    let passing = plain();
+    let lasting = flow_core::cube::bytes_lasting(&device) - before;
+    assert_eq!(lasting, 4 * values as u64);
+    assert_eq!(to_host(&weights), to_host(&passing));
+    drop(weights);
+    assert_eq!(flow_core::cube::bytes_lasting(&device), before);
+    assert_eq!(ComputeDevice::cpu().lasting(|| 3), 3);
+}
+
+#[test]
 fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
     let (device, kernels) = cube();
     let shapes: Vec<[usize; 2]> = (0..37).map(|index| [1 + index % 5, 1 + 7 * index]).collect();

@@ -238,6 +238,7 @@ impl Case {
         match self.call.epilogue {
             Epilogue::Store => sum,
             Epilogue::Accumulate => self.d.values[at] + sum,
+            Epilogue::Add => other() + sum,
             Epilogue::Activate { activation, .. } => activate(sum, activation),
             Epilogue::GateAndAdd { tokens } => {
                 let (_, gate) = self.gate.as_ref().expect("a gated call has a gate");

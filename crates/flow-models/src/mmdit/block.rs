@@ -130,20 +130,10 @@ impl MmditBlock {
         (x, context, x_mod, context_mod): Streams,
     ) -> (Tensor<3>, Tensor<3>) {
         let (tokens, context_tokens) = (x.dims()[1], context.dims()[1]);
-        let normed = |x: &Tensor<3>, modulation: &Tensor<3>, shift, scale| {
-            exec.modulated_layer_norm(x.clone(), modulation.clone(), shift, scale, NORM_EPSILON)
-        };
-        let (shift, scale) = match self.context_out {
-            Some(_) => (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE),
-            None => (context_only::SHIFT, context_only::SCALE),
-        };
-        let x_normed = normed(&x, &x_mod, chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
-        let context_normed = normed(&context, &context_mod, shift, scale);
-
         let spatial = AttentionKind::Spatial;
-        let inputs = (x_normed, context_normed);
-        let joint = exec.attention_layer("attn", spatial, inputs, |exec, (x_normed, context_normed)| {
-            let joint = self.joint(exec, x_normed, context_normed);
+        let inputs = (x.clone(), context.clone(), x_mod.clone(), context_mod.clone());
+        let joint = exec.attention_layer("attn", spatial, inputs, |exec, streams| {
+            let joint = self.joint(exec, streams);
             match self.context_out {
                 Some(_) => joint,
                 // Nobody reads the rest.
@@ -164,9 +154,9 @@ impl MmditBlock {
         };
         let mut x_out = gated(x.clone(), &self.attention_out, x_joint, x_mod.clone());
         if let Some(dual) = &self.dual {
-            let x_normed = normed(&x, &x_mod, chunk::DUAL_SHIFT, chunk::DUAL_SCALE);
-            let attended = exec.attention_layer("attn2", spatial, x_normed, |exec, x_normed| {
-                dual.attend(exec, x_normed)
+            let inputs = (x, x_mod.clone());
+            let attended = exec.attention_layer("attn2", spatial, inputs, |exec, inputs| {
+                dual.attend(exec, inputs, norm(chunk::DUAL_SHIFT, chunk::DUAL_SCALE))
             });
             x_out = dual.gated_residual(exec, x_out, attended, x_mod, chunk::DUAL_GATE);
         }
@@ -174,15 +164,21 @@ impl MmditBlock {
     }
 
     /// What the heads attend to over both streams, before the output projections, `[B, S + L, D]`.
-    fn joint(&self, exec: &Exec<'_>, x_normed: Tensor<3>, context_normed: Tensor<3>) -> Tensor<3> {
-        let (q, k, v) = self.sample.forward(exec, x_normed);
-        let project = |exec: &Exec<'_>, context_normed| self.context.forward(exec, context_normed);
+    fn joint(&self, exec: &Exec<'_>, (x, context, x_mod, context_mod): Streams) -> Tensor<3> {
+        let of_x = norm(chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+        let of_context = match self.context_out {
+            Some(_) => of_x,
+            None => norm(context_only::SHIFT, context_only::SCALE),
+        };
+        let (q, k, v) = self.sample.forward(exec, (x, x_mod), of_x);
+        let project = |exec: &Exec<'_>, context| self.context.forward(exec, context, of_context);
+        let context = (context, context_mod);
         let (context_q, context_k, context_v) = if self.is_first {
             // The context has not met a latent yet.
             let depends_on = DependsOn::SigmaAndCondition;
-            exec.reusable("context_projections", depends_on, context_normed, project)
+            exec.reusable("context_projections", depends_on, context, project)
         } else {
-            project(exec, context_normed)
+            project(exec, context)
         };
         let join = |sample, context| Tensor::cat(vec![sample, context], 1);
         heads_to_width(exec.attention(join(q, context_q), join(k, context_k), join(v, context_v)))
