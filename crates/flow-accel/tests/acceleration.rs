@@ -408,27 +408,17 @@ fn what_was_done_is_counted_per_accelerator_and_an_idle_one_says_why() {
 #[test]
 fn what_did_something_before_is_not_idle_while_recordings_are_replayed() {
     let (recorded, never, replays) = (label("abc"), label("second idle"), label("replay"));
-    let acceleration = registry()
-        .acceleration(
-            base(),
-            [("label", &recorded), ("label", &never)],
-            [("rollout-label", &replays)],
-            &model(),
-        )
-        .unwrap();
-    let idle = || -> Vec<bool> {
-        (acceleration.take_activity().into_iter())
-            .map(|each| each.why_idle.is_some())
-            .collect()
+    let shared = [("label", &recorded), ("label", &never)];
+    let acceleration = registry().acceleration(base(), shared, [("rollout-label", &replays)], &model());
+    let acceleration = acceleration.unwrap();
+    let idle = || {
+        let activity = acceleration.take_activity().into_iter();
+        activity.map(|each| each.why_idle.is_some())
     };
-    assert_eq!(idle(), [false, true, false]);
+    assert!(idle().eq([false, true, false]));
     acceleration.rollout(&weights()).unwrap();
-    assert_eq!(
-        idle(),
-        [false, true, false],
-        "the first is in what the last replays, the second never was"
-    );
-    assert_eq!(idle(), [true; 3], "nothing was replayed");
+    assert!(idle().eq([false, true, false]), "the last replays the first");
+    assert!(idle().eq([true; 3]), "nothing was replayed");
 }
 
 #[test]

@@ -501,8 +501,7 @@ impl Kernels for MeteredKernels {
             return composed::modulated_linears(self, stash, x, modulation, norm, weights);
         }
         self.meter.all("modulated_linears", || {
-            self.inner
-                .modulated_linears(stash, x, modulation, norm, weights)
+            self.inner.modulated_linears(stash, x, modulation, norm, weights)
         })
     }
 

@@ -198,8 +198,11 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
                         let place = (sample * tokens + token) * vectors + at;
                         let mut rounded = Vector::<F, N>::cast_from(result);
                         if comptime!(adds) {
-                            let more = Vector::<f32, N>::cast_from(added[place]);
-                            rounded = Vector::cast_from(Vector::<f32, N>::cast_from(rounded) + more);
+                            // Always the first, or NaN: the selection keeps compilers from making the last product and
+                            // this sum one operation, which would round once.
+                            let alone = Vector::<f32, N>::cast_from(rounded);
+                            let alone = select(reciprocals[r] > 0.0, alone, Vector::new(reciprocals[r]));
+                            rounded = Vector::cast_from(alone + Vector::<f32, N>::cast_from(added[place]));
                         }
                         dx[place] = rounded;
                     }

@@ -95,8 +95,7 @@ impl Projection {
         let [batch, tokens, width] = x_bsd.dims();
         let layers = [&self.query, &self.key, &self.value];
         let projected = exec.modulated_linears(x_bsd, modulation_bkd, norm, layers);
-        let [mut q, mut k, v] =
-            projected.map(|x| x.reshape([batch, tokens, self.heads, width / self.heads]));
+        let [mut q, mut k, v] = projected.map(|x| x.reshape([batch, tokens, self.heads, width / self.heads]));
         if let Some((query_norm, key_norm)) = self.norms {
             q = exec.rms_norm(q, Some(query_norm), NORM_EPSILON);
             k = exec.rms_norm(k, Some(key_norm), NORM_EPSILON);

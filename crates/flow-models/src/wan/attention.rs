@@ -67,12 +67,7 @@ impl Attention {
     }
 
     /// What the heads of `x [B, S, D]` attend to in a context, side by side and before the output projection.
-    pub fn attend(
-        &self,
-        exec: &Exec<'_>,
-        x_bsd: Tensor<3>,
-        (k, v): (Tensor<4>, Tensor<4>),
-    ) -> Tensor<3> {
+    pub fn attend(&self, exec: &Exec<'_>, x_bsd: Tensor<3>, (k, v): (Tensor<4>, Tensor<4>)) -> Tensor<3> {
         let q = exec.linear(&self.query, x_bsd);
         let q = self.normed(exec, self.query_norm, q, None);
         heads_to_width(exec.attention(q, k, v))

@@ -1,3 +1,5 @@
+//! Curves of runs: what is read of ours and of PyTorch's, and the table.
+
 use super::curve::{Curve, Point, table};
 use flow_report::LineChart;
 use std::fs;
