@@ -169,7 +169,8 @@ pub struct SdeOutputs {
 }
 
 /// Fused operations. Some of them are made of others and need no implementation; [`composed`] is what they must equal,
-/// bit for bit, in results and gradients. Tensors may be tracked unless their type is [`Plain`]; shapes are checked by the caller, [`Exec`](crate::exec::Exec).
+/// bit for bit, in results and gradients. Tensors may be tracked unless their type is [`Plain`]; shapes are checked by the
+/// caller, [`Exec`](crate::exec::Exec).
 #[allow(clippy::too_many_arguments)]
 pub trait Kernels: Debug + Send + Sync {
     /// Name in logs and manifests.
