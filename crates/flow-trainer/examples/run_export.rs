@@ -186,8 +186,11 @@ fn image(side: usize, pixels: impl Iterator<Item = f32>) -> Image {
     }
 }
 
+/// Prompts, and a picture of each.
+type Drawn<'a> = (Vec<&'a Prompt>, Vec<Image>);
+
 /// For each level of noise: right scenes of all prompts, and scenes of others.
-fn edge(prompts: &[Prompt], side: usize) -> Result<(Vec<&Prompt>, Vec<Image>), Box<dyn Error>> {
+fn edge(prompts: &[Prompt], side: usize) -> Result<Drawn<'_>, Box<dyn Error>> {
     let shapes = Shapes::new(ShapesSettings {
         size: side,
         ..ShapesSettings::default()
