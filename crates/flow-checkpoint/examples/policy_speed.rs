@@ -130,7 +130,7 @@ fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn Gauge>, Box<dyn E
 fn release(device: &ComputeDevice, kind: &str) {
     #[cfg(feature = "cuda")]
     if kind == "cuda" {
-        flow_core::cube::release_unused(device);
+        device.release_unused();
     }
     let _ = (device, kind);
 }

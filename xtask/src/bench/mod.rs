@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns; and what the feature cache saves.
 
 mod attention;
+mod built;
 mod cache;
 mod checkpoint;
 mod gemm;
@@ -11,9 +12,10 @@ mod server;
 mod workloads;
 
 use crate::peer;
-use crate::process::{cargo, output, run as run_command};
+use crate::process::{output, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
+use built::Built;
 use clap::{Args, Subcommand};
 use result::{Contender, Outcome};
 use serde_json::{Value, json};
@@ -94,18 +96,7 @@ fn cpu(workspace: &Workspace, options: &CpuOptions) -> Result<()> {
         bail!("--rounds, --repeats and --threads must be at least 1");
     }
     let python = peer::python()?;
-    run_command(&mut cargo(
-        workspace,
-        &[
-            "build",
-            "--release",
-            "--package",
-            "flow-trainer",
-            "--example",
-            "step_speed",
-        ],
-    ))?;
-    let ours = workspace.release_folder()?.join("examples").join("step_speed");
+    let ours = Built::example("flow-trainer", "step_speed").or_given(workspace, &None)?;
     let default = ["configs/digits-grpo.toml".to_owned()];
     let configs = if options.configs.is_empty() {
         &default[..]

@@ -8,12 +8,14 @@ mod curve;
 #[cfg(test)]
 mod tests;
 
+use super::built::Built;
 use crate::peer;
-use crate::process::{cargo, run as run_command};
+use crate::process::run as run_command;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use curve::Curve;
+use flow_config::DeviceKind;
 use flow_report::LineChart;
 use serde_json::Value;
 use std::fs;
@@ -118,21 +120,14 @@ struct Made {
 
 impl Made {
     fn new(workspace: &Workspace, options: &Options, config: &str) -> Result<Self> {
-        let program = match &options.program {
-            Some(program) => program.clone(),
-            None => {
-                run_command(&mut cargo(
-                    workspace,
-                    &["build", "--release", "--package", "flow-train"],
-                ))?;
-                workspace.release_folder()?.join("flow-train")
-            }
-        };
         let path = workspace.path(config);
         let resolved = match flow_config::load(&path, &options.set) {
             Ok(resolved) => resolved.config,
             Err(report) => bail!("{report}"),
         };
+        let program = Built::program("flow-train")
+            .with_cuda(resolved.device.kind == DeviceKind::Cuda)
+            .or_given(workspace, &options.program)?;
         let weights = (resolved.model.weights.as_ref()).context("the config names no `model.weights`")?;
         let weights = flow_config::base_dir(&path).join(weights);
         let ask = |command: &str, more: &[String]| {

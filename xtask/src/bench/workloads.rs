@@ -3,8 +3,9 @@
 //! First both programs compute each workload with a few channels and tokens in f32 on the processor, and have to agree.
 //! Then, with `--device`, they are timed in turns; a contender whose loss is not the others' stops the run.
 
+use super::built::Built;
 use crate::peer;
-use crate::process::{cargo, output, run as run_command};
+use crate::process::{output, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -99,21 +100,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         bail!("--rounds and --repeats must be at least 1");
     }
     let python = options.python.clone().map_or_else(peer::python, Ok)?;
-    let program = match &options.program {
-        Some(program) => program.clone(),
-        None => {
-            let example = ["--example", "workload_speed"];
-            let mut build = [&["build", "--release", "--package", "flow-trainer"][..], &example].concat();
-            if options.device.as_deref() == Some("cuda") {
-                build.extend(["--features", "cuda"]);
-            }
-            run_command(&mut cargo(workspace, &build))?;
-            workspace
-                .release_folder()?
-                .join("examples")
-                .join("workload_speed")
-        }
-    };
+    let program = Built::example("flow-trainer", "workload_speed")
+        .with_cuda(options.device.as_deref() == Some("cuda"))
+        .or_given(workspace, &options.program)?;
     let known = output(Command::new(&program).arg("list"))?;
     let names: Vec<&str> = match &options.names[..] {
         [] => known.lines().collect(),

@@ -187,6 +187,9 @@ pub fn options(block: &BlockProfile) -> Vec<BlockOption> {
     }];
     let kinds: BTreeSet<RegionKind> = block.regions.iter().map(|region| region.kind).collect();
     let kinds: Vec<RegionKind> = kinds.into_iter().collect();
+    let subsets: Vec<[Vec<Subset>; 2]> = (block.regions.iter())
+        .map(|region| [Fate::Again, Fate::Apart].map(|fate| subsets(region, fate)))
+        .collect();
     for apart in 0..1u32 << kinds.len().min(8) {
         let is_apart = |kind: RegionKind| {
             let at = kinds.iter().position(|one| *one == kind).unwrap_or(0);
@@ -195,16 +198,15 @@ pub fn options(block: &BlockProfile) -> Vec<BlockOption> {
         // One choice per region, extended region by region.
         let mut partial: Vec<Vec<Part<'_>>> = vec![Vec::new()];
         let mut chosen: Vec<Vec<u64>> = vec![Vec::new()];
-        for region in &block.regions {
-            let fate = if is_apart(region.kind) {
-                Fate::Apart
+        for (region, [again, alone]) in block.regions.iter().zip(&subsets) {
+            let (fate, subsets) = if is_apart(region.kind) {
+                (Fate::Apart, alone)
             } else {
-                Fate::Again
+                (Fate::Again, again)
             };
-            let subsets = subsets(region, fate);
             let (mut longer, mut bits) = (Vec::new(), Vec::new());
             for (parts, before) in partial.iter().zip(&chosen) {
-                for subset in &subsets {
+                for subset in subsets {
                     let part = Part {
                         region,
                         fate,
