@@ -76,7 +76,7 @@ impl Bench {
             sigma: device.tensor(vec![0.3; ROWS], [ROWS]),
             condition: Condition::default(),
         };
-        if self.model.spec().reads_text {
+        if self.model.spec().text.is_some() {
             input.condition.text = Some(device.tensor(noise(ROWS * 50, 5), [ROWS, 5, 10]));
             input.condition.pooled = Some(device.tensor(noise(ROWS * 7, 6), [ROWS, 7]));
         }

@@ -174,6 +174,18 @@ impl ComputeDevice {
         Tensor::from_data(TensorData::new(values, shape), &self.device)
     }
 
+    /// Zeros in f32, made where they lie.
+    pub fn zeros(&self, shape: &[usize]) -> Plain {
+        let count = shape.iter().product();
+        #[cfg(feature = "cube")]
+        if !self.is_processor() {
+            use burn::backend::{Dispatch, ops::FloatTensorOps};
+            let flat = Tensor::<1>::zeros([count], (&self.device, burn::tensor::DType::F32));
+            return Dispatch::float_reshape(flat.into_dispatch(), shape.into());
+        }
+        crate::cpu::from_vec(vec![0.0; count], shape)
+    }
+
     /// A tensor whose rank is erased, from host values.
     pub fn plain(&self, values: Vec<f32>, shape: &[usize]) -> Plain {
         #[cfg(feature = "cube")]

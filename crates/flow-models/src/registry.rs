@@ -31,9 +31,26 @@ pub fn initialize(
     seed: u64,
     device: &ComputeDevice,
 ) -> Weights {
-    let mut weights = Weights::init(layout.clone(), seed, device);
+    with_buffers(Weights::init(layout.clone(), seed, device), model, device)
+}
+
+/// As [`initialize`], for a file that is about to give the base weights: those are zeros.
+pub fn initialize_adapters(
+    model: &dyn Architecture,
+    layout: &Arc<ParamLayout>,
+    seed: u64,
+    device: &ComputeDevice,
+) -> Weights {
+    with_buffers(
+        Weights::init_adapters(layout.clone(), seed, device),
+        model,
+        device,
+    )
+}
+
+fn with_buffers(mut weights: Weights, model: &dyn Architecture, device: &ComputeDevice) -> Weights {
     for (index, values) in model.buffers() {
-        let shape = layout.specs()[index].shape.clone();
+        let shape = weights.layout().specs()[index].shape.clone();
         weights
             .set(index, device.lasting(|| device.plain(values, &shape)))
             .expect("a model computes its buffers in the shape it declares");

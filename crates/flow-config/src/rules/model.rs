@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::Rules;
 use crate::codes;
 use crate::sections::{
-    Architecture, Conditioning, DataConfig, DeviceKind, Finetune, PositionEncoding, RewardConfig,
+    Architecture, Conditioning, DataConfig, DeviceKind, Finetune, PositionEncoding, RewardConfig, TextConfig,
 };
 
 /// Positions of a side (`rope_max_seq_len` of every Wan model).
@@ -218,6 +218,17 @@ fn unused_tables(rules: &mut Rules<'_>) {
                 "remove `[model.{unused}]`, or set `model.architecture = \"{unused}\"`"
             ));
     }
+    if used == "dit"
+        && let Some(first) = rules.written_below("text").first()
+    {
+        rules
+            .warning(
+                codes::RULE_UNUSED,
+                &[first, "model.architecture"],
+                format!("`{first}` is not read: a `dit` reads tokens, not encoded text"),
+            )
+            .help("remove `[text]`, or set `model.architecture` to \"mmdit\" or \"wan\"");
+    }
     if rules.config.model.finetune == Finetune::Full
         && let Some(first) = rules.written_below("lora").first()
     {
@@ -234,6 +245,9 @@ fn unused_tables(rules: &mut Rules<'_>) {
 fn data(rules: &mut Rules<'_>) {
     let config = rules.config;
     let (size, channels) = (config.data.image_size(), config.data.channels());
+    if config.model.architecture != Architecture::Dit {
+        text(rules);
+    }
     match config.model.architecture {
         Architecture::Dit => {
             let dit = &config.model.dit;
@@ -352,6 +366,23 @@ fn conditioning(rules: &mut Rules<'_>) {
                     .help(format!("set `{place}.max_tokens = {length}`"));
             }
         }
+    }
+}
+
+/// Whether the prompts fit into the encoded text.
+fn text(rules: &mut Rules<'_>) {
+    let length = rules.config.data.prompt_length();
+    let TextConfig::Words(words) = &rules.config.text else {
+        return;
+    };
+    if words.tokens < length {
+        let message = format!(
+            "the text has {} tokens, but the prompts of `[data]` are {length} long",
+            words.tokens
+        );
+        rules
+            .error(codes::RULE_CONDITIONING, &["text.tokens", "data.kind"], message)
+            .help(format!("set `text.tokens = {length}` or more"));
     }
 }
 

@@ -23,20 +23,46 @@ pub struct Weights {
 impl Weights {
     /// Initial values drawn from `seed`.
     pub fn init(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
+        Self::drawn(layout, seed, device, |_| true)
+    }
+
+    /// Adapters drawn from `seed` as [`init`](Self::init) draws them, and zeros for what a file is about to give.
+    pub fn init_adapters(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
+        Self::drawn(layout, seed, device, |spec| spec.kind == ParamKind::Adapter)
+    }
+
+    /// All zero: for values that a file is about to give.
+    pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
+        Self::drawn(layout, 0, device, |_| false)
+    }
+
+    /// Initial values of those that are `wanted`, zeros for the others.
+    fn drawn(
+        layout: Arc<ParamLayout>,
+        seed: u64,
+        device: &ComputeDevice,
+        wanted: fn(&ParamSpec) -> bool,
+    ) -> Self {
         let draw = |spec: &ParamSpec| {
+            if !wanted(spec) {
+                return None;
+            }
             let purpose = if spec.kind == ParamKind::Adapter {
                 Purpose::Adapter
             } else {
                 Purpose::Weights
             };
-            spec.init.values(&spec.name, &spec.shape, seed, purpose)
+            Some(spec.init.values(&spec.name, &spec.shape, seed, purpose))
         };
         // Some at a time, so that the host never holds them all.
         let several = 2 * rayon::current_num_threads();
         let values = layout.specs().chunks(several).flat_map(|specs| {
-            let drawn: Vec<Vec<f32>> = specs.par_iter().map(draw).collect();
+            let drawn: Vec<Option<Vec<f32>>> = specs.par_iter().map(draw).collect();
             let drawn = drawn.into_iter().zip(specs);
-            drawn.map(|(values, spec)| device.plain(values, &spec.shape))
+            drawn.map(|(values, spec)| match values {
+                Some(values) => device.plain(values, &spec.shape),
+                None => device.zeros(&spec.shape),
+            })
         });
         let values = device.lasting(|| values.collect());
         Self::new(layout.clone(), values, device)
@@ -49,16 +75,6 @@ impl Weights {
             device: device.clone(),
             copies: OnceLock::new(),
         }
-    }
-
-    /// All zero: for values that a file is about to give.
-    pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
-        let values = layout.specs().iter().map(|spec| {
-            let count = spec.shape.iter().product();
-            device.plain(vec![0.0; count], &spec.shape)
-        });
-        let values = device.lasting(|| values.collect());
-        Self::new(layout.clone(), values, device)
     }
 
     /// The layout.

@@ -6,7 +6,7 @@ use super::{
     Unreadable, parse,
 };
 use crate::nearest::nearest;
-use crate::{Architecture, ModelError, initialize};
+use crate::{Architecture, ModelError, initialize_adapters};
 use flow_core::device::ComputeDevice;
 use flow_core::{ParamKind, ParamLayout, ParamSpec, Weights};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ pub fn load(
     path: &Path,
     device: &ComputeDevice,
 ) -> Result<(Weights, Loaded), ModelError> {
-    let mut weights = initialize(model, model.layout(), 0, device);
+    let mut weights = initialize_adapters(model, model.layout(), 0, device);
     let loaded = load_into(&mut weights, path, device)?;
     Ok((weights, loaded))
 }

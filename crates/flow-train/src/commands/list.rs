@@ -3,6 +3,7 @@
 use crate::arguments::Listed;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
+use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_rewards::RewardKind;
 use flow_train::Registries;
 
@@ -115,6 +116,7 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
         Listed::Algorithms => ("algorithms (algorithm.kind)", rows("algorithm.kind")),
         Listed::Schedulers => ("schedulers (scheduler.dynamics)", rows("scheduler.dynamics")),
         Listed::Data => ("data (data.kind)", rows("data.kind")),
+        Listed::Prompts => ("prompts", prompts()),
         Listed::Presets => {
             let presets = flow_config::presets().iter();
             let rows = presets.map(|preset| vec![preset.name.to_owned(), preset.description()]);
@@ -129,6 +131,23 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
             )
         }
     }
+}
+
+/// Data set, id and text of every prompt.
+fn prompts() -> Vec<Vec<String>> {
+    let digits = Digits::new().map(|set| Box::new(set) as Box<dyn Dataset>);
+    let shapes = Shapes::new(ShapesSettings::default()).map(|set| Box::new(set) as Box<dyn Dataset>);
+    let sets = [digits, shapes].into_iter().flatten();
+    let of = |set: Box<dyn Dataset>| {
+        let row = |prompt: &Prompt| {
+            vec![
+                set.name().to_owned(),
+                format!("{:>3}  {}", prompt.id, prompt.text),
+            ]
+        };
+        set.prompts().iter().map(row).collect::<Vec<_>>()
+    };
+    sets.flat_map(of).collect()
 }
 
 /// The values that the schema allows for a key, with their meanings.
