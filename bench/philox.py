@@ -24,13 +24,13 @@ KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 ROUNDS = 10
 
 
-def rounds(counter, key):
+def rounds(counter, key, multipliers=MULTIPLIERS):
     """Ten rounds on four words and two; Python's integers or tensors of int64, whose products wrap around."""
     a, b, c, d = counter
     for index in range(ROUNDS):
         if index > 0:
             key = [(word + step) & MASK for word, step in zip(key, KEY_STEPS)]
-        left, right = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
+        left, right = a * multipliers[0], c * multipliers[1]
         # The mask after the shift makes it a logical one.
         a, b, c, d = (
             ((right >> 32) & MASK) ^ b ^ key[0],
@@ -83,14 +83,14 @@ class Draws:
         return order
 
 
-def normals(seed, purpose, samples, step, values):
-    """Standard normal values [B, N] in f32 of the samples [B], whose ids are int64 on some device."""
-    if values % 4:
-        raise SystemExit(f"latents have {values} values; the peer draws multiples of 4")
-    blocks = torch.arange(values // 4, device=samples.device)[None]
+def from_blocks(count, key, samples, constants):
+    """Four standard normal values of each of `count` blocks, [B, 4 count] in f32. `constants`: the multipliers and the address,
+    in int64 on the device, so that what is compiled serves every step; and because Triton counts blocks in int32, which has
+    no room for the multipliers."""
+    blocks = torch.arange(count, device=samples.device)[None]
     low, high = (samples & MASK)[:, None], (samples >> 32)[:, None]
-    address = torch.full_like(blocks, (PURPOSES[purpose] << 24) | step)
-    words = rounds([blocks, address, low, high], words_of(seed))
+    left, right, address = constants.unbind()
+    words = rounds([blocks, address.expand_as(blocks), low, high], key, (left, right))
     pairs = []
     for first, second in (words[:2], words[2:]):
         # In (0, 1], so that the logarithm is finite.
@@ -98,3 +98,12 @@ def normals(seed, purpose, samples, step, values):
         angle = math.tau * second.double() / 2.0**32
         pairs += [radius * angle.cos(), radius * angle.sin()]
     return torch.stack(pairs, dim=2).float().flatten(1)
+
+
+def normals(seed, purpose, samples, step, values, draw=from_blocks):
+    """Standard normal values [B, N] in f32 of the samples [B], whose ids are int64 on some device. `draw`: what computes them,
+    for instance `from_blocks` compiled."""
+    if values % 4:
+        raise SystemExit(f"latents have {values} values; the peer draws multiples of 4")
+    constants = torch.tensor([*MULTIPLIERS, (PURPOSES[purpose] << 24) | step], device=samples.device)
+    return draw(values // 4, words_of(seed), samples, constants)

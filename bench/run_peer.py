@@ -17,6 +17,7 @@ but an evaluation does not count into its own line. Legend: B samples of a micro
 import argparse
 import contextlib
 import copy
+import functools
 import json
 import sys
 import time
@@ -71,7 +72,7 @@ class Peer:
         self.model = model.to(device)
         self.network, self.normals = self.compiled(self.model), philox.normals
         if mode != "eager":
-            self.normals = torch.compile(philox.normals, dynamic=False)
+            self.normals = functools.partial(philox.normals, draw=torch.compile(philox.from_blocks, dynamic=False))
         is_old = self.algorithm["kind"] == "nft"
         self.old = copy.deepcopy(self.model).requires_grad_(False) if is_old else None
         self.old_network = self.compiled(self.old) if is_old else None

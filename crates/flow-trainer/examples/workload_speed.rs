@@ -441,6 +441,11 @@ fn root_mean_square(values: &[f32]) -> f64 {
 fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Result<(), Failure> {
     let file = folder.join("weights.safetensors");
     let mut job = Job::new(workload, Some(&file), options)?;
+    if part != "step" {
+        // Nothing is trained, so there is one copy of every weight, the one that is computed with.
+        let none = vec![false; job.trained.len()];
+        job.weights.freeze(&none);
+    }
     let mut failed = None;
     // The result is read, so that what an asynchronous device has not done yet is waited for; until then the host has only
     // told the device what to do.

@@ -50,7 +50,7 @@ pub struct Pretrained {
     pub weights: Weights,
     /// Mean loss of the last hundredth of the steps, at least one.
     pub final_loss: f64,
-    /// Loss of every step.
+    /// Loss of every step that was taken: fewer than asked for, if the observer was interrupted.
     pub losses: Vec<f32>,
 }
 
@@ -291,6 +291,9 @@ pub fn pretrain(
             ..IterationSummary::default()
         });
         let Some(next) = next else { break };
+        if observer.interrupted() {
+            break;
+        }
         upcoming = next;
     }
     let tail = &losses[losses.len() - (losses.len() / 100).max(1).min(losses.len())..];

@@ -64,16 +64,24 @@ enum Contender {
     /// Ours, with calls of the model recorded and replayed.
     Captured,
     Peer(&'static str),
+    /// The peer with trained parameters, their gradients and moments in f32, as ours are.
+    MixedPeer(&'static str),
 }
 
 impl Contender {
-    fn of(workload: &str, device: &str) -> Vec<Self> {
+    fn of(workload: &str, part: &str, device: &str) -> Vec<Self> {
         let ours: &[Self] = match device {
             "cuda" => &[Self::Ours, Self::Captured],
             _ => &[Self::Ours],
         };
         let peers = modes(workload, device).into_iter().map(Self::Peer);
-        ours.iter().copied().chain(peers).collect()
+        let mixed = (part == "step").then_some(Self::MixedPeer("compile"));
+        ours.iter().copied().chain(peers).chain(mixed).collect()
+    }
+
+    /// Whether it is PyTorch.
+    fn is_peer(self) -> bool {
+        matches!(self, Self::Peer(_) | Self::MixedPeer(_))
     }
 
     fn name(self) -> String {
@@ -81,6 +89,7 @@ impl Contender {
             Self::Ours => "flow-train".into(),
             Self::Captured => "flow-train, captured".into(),
             Self::Peer(mode) => format!("PyTorch {mode}"),
+            Self::MixedPeer(mode) => format!("PyTorch {mode}, f32"),
         }
     }
 }
@@ -187,10 +196,13 @@ impl Bench<'_> {
                 }
                 command
             }
-            Contender::Peer(mode) => {
+            Contender::Peer(mode) | Contender::MixedPeer(mode) => {
                 let mut command = Command::new(&self.python);
                 command.arg(&self.script).arg("time").arg(folder).arg(part);
                 command.args(["--mode", mode]);
+                if matches!(contender, Contender::MixedPeer(_)) {
+                    command.args(["--trained-in", "f32"]);
+                }
                 command
             }
         };
@@ -209,8 +221,8 @@ impl Bench<'_> {
     fn time(&self, name: &str, device: &str, table: &mut String, lines: &mut String) -> Result<()> {
         let folder = tempfile::tempdir()?;
         self.export(name, folder.path(), self.options.tiny)?;
-        let contenders = Contender::of(name, device);
         for &row in rows(name) {
+            let contenders = Contender::of(name, row.0, device);
             let mut found: Vec<Vec<Value>> = vec![Vec::new(); contenders.len()];
             for round in 0..self.options.rounds {
                 for turn in 0..contenders.len() {
@@ -227,17 +239,27 @@ impl Bench<'_> {
             let medians: Vec<f64> = found.iter().map(|found| median(found)).collect();
             let of_peers = contenders.iter().zip(&medians);
             let best = of_peers
-                .filter(|(contender, _)| matches!(contender, Contender::Peer(_)))
+                .filter(|(contender, _)| contender.is_peer())
                 .map(|(_, median)| *median)
                 .fold(f64::INFINITY, f64::min);
             let (part, checkpoint) = row;
+            let gib = |found: &[Value]| found[0]["peak_gib"].as_f64().unwrap_or(f64::NAN);
+            let of_peers = contenders
+                .iter()
+                .zip(&found)
+                .filter(|(contender, _)| contender.is_peer());
+            let least = of_peers
+                .map(|(_, found)| gib(found))
+                .fold(f64::INFINITY, f64::min);
             for ((contender, found), median) in contenders.iter().zip(&found).zip(medians) {
                 writeln!(
                     table,
-                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms {:8.2} GiB {:6.2} of the best peer's speed",
+                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of \
+                     the least peer's memory",
                     contender.name(),
-                    found[0]["peak_gib"].as_f64().unwrap_or(f64::NAN),
+                    gib(found),
                     best / median,
+                    gib(found) / least,
                 )?;
             }
         }

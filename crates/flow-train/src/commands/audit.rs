@@ -195,33 +195,35 @@ pub fn run(arguments: &ConfigArguments, only: &[String], quiet: bool) -> Result<
     }
     let combinations = narrow(combinations(&loaded).or_bad_input()?, only)?;
     let table = Table::new(&combinations)?;
-    let mut failed = 0;
-    // Combinations of the same weights and precision stand together, and share what was loaded.
-    let mut model = None;
-    for combination in &combinations {
-        let config = &combination.config;
-        let audit = loaded.compute(config, |environment| {
-            let tokens = tokens(config, environment).or_bad_input()?;
+    let failed = loaded.compute_several(|| {
+        let mut failed = 0;
+        // Neighbours of the same weights and precision share what was loaded.
+        let mut model = None;
+        for combination in &combinations {
+            let config = &combination.config;
+            let environment = loaded.environment(config)?;
+            let tokens = tokens(config, &environment).or_bad_input()?;
             let of = (config.model.finetune, config.device.dtype);
             let parts = match model.take() {
                 Some((loaded, parts)) if loaded == of => parts,
-                _ => setup::model(config, environment).or_bad_input()?,
+                _ => setup::model(config, &environment).or_bad_input()?,
             };
             let (_, parts) = model.insert((of, parts));
             let run = Run {
                 config,
-                environment,
+                environment: &environment,
                 model: parts.clone(),
                 quiet,
             };
-            setup::with_algorithm(config, tokens, run)
+            let audit = setup::with_algorithm(config, tokens, run)
                 .and_then(|audit| audit)
-                .or_bad_input()
-        })?;
-        let exact = audit.worst().is_none() && audit.checked() > 0;
-        failed += usize::from(!exact);
-        table.row(combination, &audit)?;
-    }
+                .or_bad_input()?;
+            let exact = audit.worst().is_none() && audit.checked() > 0;
+            failed += usize::from(!exact);
+            table.row(combination, &audit)?;
+        }
+        Ok(failed)
+    })?;
     terminal::line("")?;
     if failed > 0 {
         return Err(Failure::Run(format!(
@@ -301,6 +303,14 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
             found.extend(settings(config, &dtypes).iter().map(accelerated));
         }
     }
+    // Stable: what else tells combinations apart keeps its order.
+    found.sort_by_key(|one| {
+        let config = &one.config;
+        (
+            config.model.finetune == Finetune::Lora,
+            config.device.dtype.name(),
+        )
+    });
     Ok(found)
 }
 
@@ -317,22 +327,23 @@ fn plans(config: &Config, registries: &Registries) -> Result<Vec<(DType, Plan)>,
         .collect()
 }
 
-/// The config with every coupled algorithm, guidance, set of trained weights, type and policy.
+/// The config with every set of trained weights, type, coupled algorithm, guidance and policy; those with the same weights
+/// stand together.
 fn settings(config: &Config, dtypes: &[DType]) -> Vec<Config> {
     let mut found = Vec::new();
-    for algorithm in algorithms(config) {
-        for guidance in GUIDANCE {
-            for finetune in [Finetune::Full, Finetune::Lora] {
-                for (dtype, checkpointing) in
-                    dtypes.iter().flat_map(|dtype| policies().map(|one| (dtype, one)))
-                {
-                    let mut config = config.clone();
-                    config.checkpointing = checkpointing;
-                    config.algorithm = algorithm.clone();
-                    config.sampling.guidance_scale = guidance;
-                    config.model.finetune = finetune;
-                    config.device.dtype = *dtype;
-                    found.push(config);
+    for finetune in [Finetune::Full, Finetune::Lora] {
+        for dtype in dtypes {
+            for algorithm in algorithms(config) {
+                for guidance in GUIDANCE {
+                    for checkpointing in policies() {
+                        let mut config = config.clone();
+                        config.checkpointing = checkpointing;
+                        config.algorithm = algorithm.clone();
+                        config.sampling.guidance_scale = guidance;
+                        config.model.finetune = finetune;
+                        config.device.dtype = *dtype;
+                        found.push(config);
+                    }
                 }
             }
         }

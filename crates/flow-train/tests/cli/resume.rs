@@ -104,6 +104,43 @@ fn a_run_killed_at_any_moment_resumes_to_the_same_bytes() {
 
 #[cfg(unix)]
 #[test]
+fn ctrl_c_in_pretraining_leaves_the_weights_of_the_steps_that_were_taken() {
+    let place = Place::bare();
+    let mut child = place
+        .command(&["pretrain", "tiny.toml", "--set", "pretrain.steps=100000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let mut seen = String::new();
+    while !seen.contains("step 2000/100000") {
+        assert!(lines.read_line(&mut seen).unwrap() > 0, "{seen}");
+    }
+    let pid = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    lines.read_to_string(&mut seen).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{seen}");
+    contains(
+        &seen,
+        &[
+            "interrupted after ",
+            " of 100000 steps",
+            "Pretraining begins anew",
+        ],
+    );
+    // They are weights like any others.
+    place.succeed(&["eval", "tiny.toml"]);
+}
+
+#[cfg(unix)]
+#[test]
 fn ctrl_c_saves_exits_with_130_and_says_how_to_go_on() {
     let place = Place::new();
     // No checkpoint is due: the one that is resumed from is the interrupt's.
