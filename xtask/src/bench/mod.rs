@@ -5,6 +5,7 @@ mod built;
 mod cache;
 mod checkpoint;
 mod gemm;
+mod options;
 mod quiet;
 mod result;
 mod run;
@@ -42,6 +43,8 @@ enum Target {
     Checkpoint(checkpoint::Options),
     /// The policies of the feature cache: what each saves and changes, on trained toys.
     Cache(cache::Options),
+    /// Options of the runtimes: which of them make a run faster, and that none changes a bit.
+    Options(options::Options),
     /// A whole run: reward against images and against seconds.
     Run(run::Options),
     /// Whole models at published sizes: that PyTorch computes the same, and how fast both are.
@@ -81,6 +84,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Target::Gemm(options) => gemm::run(workspace, options),
         Target::Checkpoint(options) => checkpoint::run(workspace, options),
         Target::Cache(options) => cache::run(workspace, options),
+        Target::Options(options) => options::run(workspace, options),
         Target::Run(options) => run::run(workspace, options),
         Target::Workloads(options) => workloads::run(workspace, options),
     }
