@@ -28,6 +28,8 @@ mod inputs;
 mod opening;
 #[path = "common/timing.rs"]
 mod timing;
+#[path = "common/workload_options.rs"]
+mod workload_options;
 #[path = "common/workloads.rs"]
 mod workloads;
 
@@ -38,7 +40,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, Weights, cpu};
-use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, load_into, trained_mask};
+use flow_models::{Architecture, ModelRegistry, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
@@ -55,6 +57,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 use timing::{in_pool, measure};
+use workload_options::Options;
 use workloads::{NAMES, Workload, workload};
 
 type Failure = Box<dyn Error>;
@@ -74,63 +77,6 @@ fn main() -> ExitCode {
             eprintln!("{error}");
             ExitCode::FAILURE
         }
-    }
-}
-
-/// What was asked for beside the command.
-struct Options {
-    tiny: bool,
-    store: StoredDtype,
-    device: String,
-    checkpoint: String,
-    fused: bool,
-    captured: bool,
-    moments: FloatDType,
-    layers: Option<usize>,
-    repeats: usize,
-    threads: String,
-}
-
-impl Options {
-    fn parse(mut arguments: &[String]) -> Result<Self, Failure> {
-        let mut options = Self {
-            tiny: false,
-            store: StoredDtype::F32,
-            device: "cpu".into(),
-            checkpoint: "none".into(),
-            fused: true,
-            captured: false,
-            moments: FloatDType::F32,
-            layers: None,
-            repeats: 5,
-            threads: "2".into(),
-        };
-        while let [name, rest @ ..] = arguments {
-            if let "--tiny" | "--plain" | "--capture" = &**name {
-                options.tiny |= name == "--tiny";
-                options.fused &= name != "--plain";
-                options.captured |= name == "--capture";
-                arguments = rest;
-                continue;
-            }
-            let [value, rest @ ..] = rest else {
-                return Err(format!("`{name}` needs a value").into());
-            };
-            match (&**name, &**value) {
-                ("--store", "f32") => options.store = StoredDtype::F32,
-                ("--store", "bf16") => options.store = StoredDtype::Bf16,
-                ("--moments", "f32") => options.moments = FloatDType::F32,
-                ("--moments", "bf16") => options.moments = FloatDType::BF16,
-                ("--device", _) => options.device.clone_from(value),
-                ("--checkpoint", _) => options.checkpoint.clone_from(value),
-                ("--repeats", _) => options.repeats = value.parse::<usize>()?.max(1),
-                ("--layers", _) => options.layers = Some(value.parse()?),
-                ("--threads", _) => options.threads.clone_from(value),
-                _ => return Err(format!("there is no option `{name} {value}`").into()),
-            }
-            arguments = rest;
-        }
-        Ok(options)
     }
 }
 
