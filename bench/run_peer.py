@@ -19,6 +19,7 @@ import contextlib
 import copy
 import functools
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -229,11 +230,20 @@ class Peer:
         self.updates += 1
         rise = min(self.updates / options["warmup_steps"], 1.0) if options["warmup_steps"] else 1.0
         for group in self.optimizer.param_groups:
-            group["lr"] = options["learning_rate"] * rise
+            group["lr"] = options["learning_rate"] * rise * self.rate_share(options)
         most = options["max_grad_norm"] or float("inf")
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), most)
         self.optimizer.step()
         return norm
+
+    def rate_share(self, options):
+        """What the schedule leaves of the learning rate after the warm-up."""
+        schedule, first = options["schedule"], max(options["warmup_steps"], 1)
+        if schedule["kind"] == "constant":
+            return 1.0
+        progress = min(max(self.updates - first, 0) / max(schedule["steps"] - first, 1), 1.0)
+        falling = 1.0 - progress if schedule["kind"] == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        return schedule["to"] + (1.0 - schedule["to"]) * falling
 
     @torch.no_grad()
     def follow(self, iteration):

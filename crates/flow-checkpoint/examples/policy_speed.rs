@@ -178,8 +178,7 @@ impl Subject {
             });
             let changed: Vec<Vec<f32>> = changed.collect();
             for (index, values) in several.iter().zip(changed) {
-                let shape = layout.specs()[*index].shape.clone();
-                weights.set(*index, device.plain(values, &shape))?;
+                weights.set_host(*index, values)?;
             }
         }
         weights.freeze(&trained);

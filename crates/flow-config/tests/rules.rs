@@ -119,6 +119,12 @@ fn each_rule_is_reported_at_the_key_to_mend() {
         ),
         ("[pretrain]\nsteps = 50", "rule::warmup", "pretrain.steps", Error),
         (
+            "[optimizer]\nwarmup_steps = 9\nschedule = { kind = \"linear\", steps = 9 }",
+            "rule::warmup",
+            "optimizer.schedule.steps",
+            Error,
+        ),
+        (
             "[[rewards]]\nkind = \"shapes-rules\"",
             "rule::reward-data",
             "rewards.0.kind",

@@ -31,7 +31,7 @@ pub fn initialize(
     seed: u64,
     device: &ComputeDevice,
 ) -> Weights {
-    with_buffers(Weights::init(layout.clone(), seed, device), model, device)
+    with_buffers(Weights::init(layout.clone(), seed, device), model)
 }
 
 /// As [`initialize`], for a file that is about to give the base weights: those are zeros.
@@ -41,18 +41,13 @@ pub fn initialize_adapters(
     seed: u64,
     device: &ComputeDevice,
 ) -> Weights {
-    with_buffers(
-        Weights::init_adapters(layout.clone(), seed, device),
-        model,
-        device,
-    )
+    with_buffers(Weights::init_adapters(layout.clone(), seed, device), model)
 }
 
-fn with_buffers(mut weights: Weights, model: &dyn Architecture, device: &ComputeDevice) -> Weights {
+fn with_buffers(mut weights: Weights, model: &dyn Architecture) -> Weights {
     for (index, values) in model.buffers() {
-        let shape = weights.layout().specs()[index].shape.clone();
         weights
-            .set(index, device.lasting(|| device.plain(values, &shape)))
+            .set_host(index, values)
             .expect("a model computes its buffers in the shape it declares");
     }
     weights

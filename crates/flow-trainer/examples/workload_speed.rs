@@ -162,12 +162,11 @@ impl Job {
         let mut weights = Weights::zeros(layout.clone(), &device);
         match file {
             Some(file) => {
-                load_into(&mut weights, file, &device)?;
+                load_into(&mut weights, file)?;
             }
             None => {
                 for (index, values) in random_values(&*model, &layout) {
-                    let value = device.lasting(|| device.plain(values, &layout.specs()[index].shape));
-                    weights.set(index, value)?;
+                    weights.set_host(index, values)?;
                 }
             }
         }
@@ -346,6 +345,7 @@ impl Job {
             weight_decay: 0.0,
             max_grad_norm: 0.0,
             warmup_steps: 0,
+            schedule: Default::default(),
             moments,
         };
         AdamW::new(

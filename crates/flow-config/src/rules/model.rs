@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::Rules;
 use crate::codes;
 use crate::sections::{
-    Architecture, Conditioning, DataConfig, DeviceKind, Finetune, PositionEncoding, RewardConfig, TextConfig,
+    Architecture, Conditioning, DataConfig, DeviceKind, Finetune, PositionEncoding, RateSchedule,
+    RewardConfig, TextConfig,
 };
 
 /// Positions of a side (`rope_max_seq_len` of every Wan model).
@@ -21,6 +22,7 @@ pub(super) fn check(rules: &mut Rules<'_>) {
     unused_tables(rules);
     data(rules);
     rewards(rules);
+    schedule(rules);
     pretrain(rules);
 }
 
@@ -430,6 +432,27 @@ fn rewards(rules: &mut Rules<'_>) {
                     .help("give one of them another `name`");
             }
         }
+    }
+}
+
+/// Whether the learning rate falls after it has risen.
+fn schedule(rules: &mut Rules<'_>) {
+    let optimizer = &rules.config.optimizer;
+    let (RateSchedule::Linear(falling) | RateSchedule::Cosine(falling)) = &optimizer.schedule else {
+        return;
+    };
+    if falling.steps <= optimizer.warmup_steps {
+        let message = format!(
+            "the learning rate is to be at its end after {} steps, and rises for {}",
+            falling.steps, optimizer.warmup_steps
+        );
+        rules
+            .error(
+                codes::RULE_WARMUP,
+                &["optimizer.schedule.steps", "optimizer.warmup_steps"],
+                message,
+            )
+            .help("raise `optimizer.schedule.steps`, or lower `optimizer.warmup_steps`");
     }
 }
 

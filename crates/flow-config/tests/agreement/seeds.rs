@@ -102,6 +102,7 @@ std_floor = 1e-6
 [optimizer]
 learning_rate = 1
 betas = [0.0, 0.99]
+schedule = { kind = "cosine", steps = 7, to = 0.5 }
 [ema]
 enabled = true
 update_every = 2
@@ -140,6 +141,8 @@ wan = { latent_frames = 5, latent_height = 16, latent_width = 24, patch_size = 2
 kind = "words"
 tokens = 20
 seed = 3
+[optimizer]
+schedule = { kind = "linear", steps = 20 }
 "#,
     r#"
 config_version = 1
@@ -152,6 +155,8 @@ dual_attention_layers = [0]
 [text]
 kind = "file"
 path = "prompts.safetensors"
+[optimizer]
+schedule = { kind = "constant" }
 [data]
 kind = "shapes"
 image_size = 32

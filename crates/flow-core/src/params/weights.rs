@@ -115,6 +115,25 @@ impl Weights {
         Ok(())
     }
 
+    /// Replaces the value at `index` by host values, row-major, in memory that lasts.
+    ///
+    /// # Errors
+    /// [`CoreError::Shape`] if there are not as many as the declared shape has.
+    pub fn set_host(&mut self, index: usize, values: Vec<f32>) -> Result<(), CoreError> {
+        let spec = &self.layout.specs()[index];
+        if values.len() != spec.shape.iter().product::<usize>() {
+            return Err(CoreError::Shape {
+                name: spec.name.clone(),
+                expected: spec.shape.clone(),
+                found: vec![values.len()],
+            });
+        }
+        let device = &self.device;
+        let value = device.lasting(|| device.plain(values, &spec.shape));
+        self.values_mut()[index] = value;
+        Ok(())
+    }
+
     /// Mutable values. Those still held by a view or a snapshot are copied when a kernel writes them.
     pub fn values_mut(&mut self) -> &mut [Plain] {
         self.copies = OnceLock::new();

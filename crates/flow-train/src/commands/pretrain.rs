@@ -10,7 +10,7 @@ use flow_data::Digits;
 use flow_models::StoredDtype;
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
-use flow_trainer::optimizer::{AdamWSettings, FloatDType};
+use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
 use flow_trainer::pretrain::{PretrainSettings, Pretraining, pretrain};
 use flow_trainer::setup;
 use serde_json::{Value, json};
@@ -91,6 +91,7 @@ fn settings(config: &Config) -> PretrainSettings {
             weight_decay: pretrain.weight_decay,
             max_grad_norm: 1.0,
             warmup_steps: pretrain.warmup as u64,
+            schedule: RateSchedule::Constant,
             moments: FloatDType::F32,
         },
     }

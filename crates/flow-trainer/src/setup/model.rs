@@ -186,7 +186,7 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
                 },
             });
         }
-        flow_models::load_into(&mut weights, &file, device)?;
+        flow_models::load_into(&mut weights, &file)?;
     }
     weights.freeze(&trained);
     Ok(ModelParts {
