@@ -238,7 +238,8 @@ class Peer:
 
     def rate_share(self, options):
         """What the schedule leaves of the learning rate after the warm-up."""
-        schedule, first = options["schedule"], max(options["warmup_steps"], 1)
+        schedule = options.get("schedule", {"kind": "constant"})
+        first = max(options["warmup_steps"], 1)
         if schedule["kind"] == "constant":
             return 1.0
         progress = min(max(self.updates - first, 0) / max(schedule["steps"] - first, 1), 1.0)
