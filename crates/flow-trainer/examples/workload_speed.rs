@@ -22,6 +22,8 @@
 
 #[path = "common/arrays.rs"]
 mod arrays;
+#[path = "common/flops.rs"]
+mod flops;
 #[path = "common/inputs.rs"]
 mod inputs;
 #[path = "common/opening.rs"]
@@ -443,6 +445,7 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
     }
     wall_ms.sort_by(f64::total_cmp);
     let at = |share: f64| wall_ms[((wall_ms.len() - 1) as f64 * share).round() as usize];
+    let tflop = flops::tera(&job.workload, part, &options.checkpoint);
     println!(
         "{}",
         json!({
@@ -456,6 +459,7 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             "median_ms": at(0.5), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
             // Of the last: of a step without the update, which waits for the gradients' norm.
             "enqueued_ms": enqueued_ms,
+            "tflop": tflop, "tflop_per_s": tflop / at(0.5) * 1e3,
             "peak_gib": opening::peak_gib(&job.device),
         })
     );

@@ -63,6 +63,8 @@ enum Contender {
     Ours,
     /// Ours, with calls of the model recorded and replayed.
     Captured,
+    /// Ours without accelerators: operations one by one.
+    Plain,
     Peer(&'static str),
     /// The peer with trained parameters, their gradients and moments in f32, as ours are.
     MixedPeer(&'static str),
@@ -71,8 +73,8 @@ enum Contender {
 impl Contender {
     fn of(workload: &str, part: &str, device: &str) -> Vec<Self> {
         let ours: &[Self] = match device {
-            "cuda" => &[Self::Ours, Self::Captured],
-            _ => &[Self::Ours],
+            "cuda" => &[Self::Ours, Self::Captured, Self::Plain],
+            _ => &[Self::Ours, Self::Plain],
         };
         let peers = modes(workload, device).into_iter().map(Self::Peer);
         let mixed = (part == "step").then_some(Self::MixedPeer("compile"));
@@ -88,6 +90,7 @@ impl Contender {
         match self {
             Self::Ours => "flow-train".into(),
             Self::Captured => "flow-train, captured".into(),
+            Self::Plain => "flow-train, plain".into(),
             Self::Peer(mode) => format!("PyTorch {mode}"),
             Self::MixedPeer(mode) => format!("PyTorch {mode}, f32"),
         }
@@ -181,7 +184,7 @@ impl Bench<'_> {
     ) -> Command {
         let (part, checkpoint) = row;
         let mut command = match contender {
-            Contender::Ours | Contender::Captured => {
+            Contender::Ours | Contender::Captured | Contender::Plain => {
                 let mut command = Command::new(&self.program);
                 command.arg("time").arg(name).arg(folder).arg(part);
                 if self.options.tiny {
@@ -189,6 +192,9 @@ impl Bench<'_> {
                 }
                 if contender == Contender::Captured {
                     command.arg("--capture");
+                }
+                if contender == Contender::Plain {
+                    command.arg("--plain");
                 }
                 if device == "cuda" {
                     // The processor draws the noise; PyTorch's is drawn on the device.
@@ -251,12 +257,18 @@ impl Bench<'_> {
             let least = of_peers
                 .map(|(_, found)| gib(found))
                 .fold(f64::INFINITY, f64::min);
+            // Ours says how many operations the work takes, whoever does it.
+            let tflop = found[0][0]["tflop"].as_f64().unwrap_or(f64::NAN);
             for ((contender, found), median) in contenders.iter().zip(&found).zip(medians) {
+                let spread = |key: &str| found[0][key].as_f64().unwrap_or(f64::NAN);
                 writeln!(
                     table,
-                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of \
+                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms ({:.2} to {:.2}) {:6.1} TFLOP/s {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of \
                      the least peer's memory",
                     contender.name(),
+                    spread("p10_ms"),
+                    spread("p90_ms"),
+                    tflop / median * 1e3,
                     gib(found),
                     best / median,
                     gib(found) / least,
