@@ -11,6 +11,8 @@ pub struct ComputeDevice {
     name: String,
     crews: Crews,
     compute: Option<FloatDType>,
+    #[cfg(feature = "cuda")]
+    driver: Option<crate::driver_memory::DriverMemory>,
 }
 
 /// The kinds of device that this build can open.
@@ -50,6 +52,8 @@ impl ComputeDevice {
             name: cpu_name(),
             crews: Crews::default(),
             compute: None,
+            #[cfg(feature = "cuda")]
+            driver: None,
         }
     }
 
@@ -78,6 +82,7 @@ impl ComputeDevice {
             device,
             crews: Crews::default(),
             compute: None,
+            driver: crate::driver_memory::DriverMemory::open(),
         })
     }
 
@@ -114,6 +119,8 @@ impl ComputeDevice {
             name: "Vulkan device".into(),
             crews: Crews::default(),
             compute: None,
+            #[cfg(feature = "cuda")]
+            driver: None,
         })
     }
 
@@ -143,6 +150,16 @@ impl ComputeDevice {
         #[cfg(feature = "cube")]
         if !self.is_processor() {
             return Some(crate::cube::bytes_reserved(self));
+        }
+        None
+    }
+
+    /// Bytes of NVIDIA's memory that the driver counts for this process: pools, context, programs, and what other libraries took.
+    /// None elsewhere, and where the driver does not tell processes apart.
+    pub fn driver_bytes(&self) -> Option<u64> {
+        #[cfg(feature = "cuda")]
+        if let Some(driver) = &self.driver {
+            return driver.bytes();
         }
         None
     }

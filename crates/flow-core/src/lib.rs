@@ -9,6 +9,8 @@ pub mod cpu;
 #[cfg(feature = "cube")]
 pub mod cube;
 pub mod device;
+#[cfg(feature = "cuda")]
+mod driver_memory;
 pub mod error;
 pub mod exec;
 pub mod experts;

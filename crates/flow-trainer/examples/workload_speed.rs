@@ -461,6 +461,7 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             "enqueued_ms": enqueued_ms,
             "tflop": tflop, "tflop_per_s": tflop / at(0.5) * 1e3,
             "peak_gib": opening::peak_gib(&job.device),
+            "driver_gib": job.device.driver_bytes().map(|bytes| bytes as f64 / (1u64 << 30) as f64),
         })
     );
     Ok(())

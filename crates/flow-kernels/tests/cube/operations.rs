@@ -342,8 +342,16 @@ fn what_is_taken_of_the_device_holds_what_was_made_there_and_nothing_is_said_of_
         taken >= 4 * values as u64,
         "{taken} bytes for {values} values of f32"
     );
+    // Where the driver tells processes apart, it counts the pools and more.
+    if let Some(counted) = device.driver_bytes() {
+        assert!(
+            counted >= taken,
+            "the driver counts {counted} bytes, the pools {taken}"
+        );
+    }
     drop(made);
     assert_eq!(ComputeDevice::cpu().taken_bytes(), None);
+    assert_eq!(ComputeDevice::cpu().driver_bytes(), None);
 }
 
 #[test]

@@ -56,6 +56,7 @@ impl<A: Algorithm> Session<A> {
         };
         let update_s = watch.lap_s();
         let update_gib = self.tally.device_memory("updates", &self.parts.sampler.device);
+        let driver_gib = self.tally.driver_memory(&self.parts.sampler.device);
 
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
@@ -70,7 +71,7 @@ impl<A: Algorithm> Session<A> {
             ("rewards_s", rewards_s),
             ("update_s", update_s),
         ])?;
-        self.record_device_memory(rollout_gib, update_gib)?;
+        self.record_device_memory(rollout_gib, update_gib, driver_gib)?;
         if let Some(drift) = &drift {
             self.record_saved(drift)?;
         }

@@ -58,6 +58,14 @@ impl Tally {
         Some(gib)
     }
 
+    /// GiB that the driver counts for this process, noted; none where it does not say.
+    pub(super) fn driver_memory(&mut self, device: &ComputeDevice) -> Option<f64> {
+        let gib = device.driver_bytes()? as f64 / BYTES_PER_GIB;
+        let most = self.device_gib.entry("all that the driver counts").or_default();
+        *most = most.max(gib);
+        Some(gib)
+    }
+
     pub(super) fn resumed(&mut self) {
         self.notes
             .push("wall clock and peak memory are those of the last process".into());
@@ -239,18 +247,22 @@ impl<A: Algorithm> Session<A> {
         Ok(())
     }
 
-    /// What was taken of the device's memory after the rollouts and after the updates.
+    /// What was taken of the device's memory after the rollouts and after the updates, and what the driver counts.
     pub(super) fn record_device_memory(
         &mut self,
         rollout_gib: Option<f64>,
         update_gib: Option<f64>,
+        driver_gib: Option<f64>,
     ) -> Result<(), TrainError> {
         let (Some(rollout_gib), Some(update_gib)) = (rollout_gib, update_gib) else {
             return Ok(());
         };
-        let record = MetricRecord::new(self.parts.state.iteration, "device_memory")
+        let mut record = MetricRecord::new(self.parts.state.iteration, "device_memory")
             .with("rollout_gib", rollout_gib)
             .with("update_gib", update_gib);
+        if let Some(driver_gib) = driver_gib {
+            record = record.with("driver_gib", driver_gib);
+        }
         self.files.timing.append(&record)?;
         Ok(())
     }
