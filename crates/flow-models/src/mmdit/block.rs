@@ -5,8 +5,9 @@ use crate::layers::{
     NORM_EPSILON, Parts, Projection, SelfAttention, feed_forward, heads_to_width, modulation, norm,
 };
 use burn::tensor::Tensor;
-use flow_core::Init;
 use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, Linear, RegionKind};
+use flow_core::tensors::split_tokens;
+use flow_core::{AttentionSpec, Init};
 use std::sync::Arc;
 
 /// Order of the chunks of a full modulation (diffusers' `AdaLayerNormZero`); with a second attention three more
@@ -129,7 +130,7 @@ impl MmditBlock {
         exec: &Exec<'_>,
         (x, context, x_mod, context_mod): Streams,
     ) -> (Tensor<3>, Tensor<3>) {
-        let (tokens, context_tokens) = (x.dims()[1], context.dims()[1]);
+        let tokens = x.dims()[1];
         let spatial = AttentionKind::Spatial;
         let inputs = (x.clone(), context.clone(), x_mod.clone(), context_mod.clone());
         let joint = exec.attention_layer("attn", spatial, inputs, |exec, streams| {
@@ -147,9 +148,9 @@ impl MmditBlock {
         let (x_joint, context) = match &self.context_out {
             None => (joint, context),
             Some(out) => {
-                let context_joint = joint.clone().narrow(1, tokens, context_tokens);
+                let (x_joint, context_joint) = split_tokens(joint, tokens);
                 let context = gated(context, &out.attention_out, context_joint, context_mod);
-                (joint.narrow(1, 0, tokens), context)
+                (x_joint, context)
             }
         };
         let mut x_out = gated(x.clone(), &self.attention_out, x_joint, x_mod.clone());
@@ -180,8 +181,10 @@ impl MmditBlock {
         } else {
             project(exec, context)
         };
-        let join = |sample, context| Tensor::cat(vec![sample, context], 1);
-        heads_to_width(exec.attention(join(q, context_q), join(k, context_k), join(v, context_v)))
+        // Keys and values are read where they are, one stream after the other.
+        let q = Tensor::cat(vec![q, context_q], 1);
+        let parts = [(k, v), (context_k, context_v)];
+        heads_to_width(exec.attention_with(q, parts, &AttentionSpec::default()))
     }
 
     fn feed_forward(
