@@ -17,8 +17,8 @@
       --device cpu|cuda  --dtype f32|bf16  --threads N
 
 A training step is forward, loss, backward and fused AdamW, parameters, moments and gradients in the given precision; with
-parameters in f32 beside bf16 the model runs under autocast. The loss is the mean squared distance to a target, under guidance Flow-GRPO's at one recorded step. Only torch, numpy and
-safetensors are needed.
+parameters in f32 beside bf16 the model runs under autocast. The loss is the mean squared distance to a target, under guidance
+Flow-GRPO's at one recorded step. Only torch, numpy and safetensors are needed.
 """
 
 import argparse

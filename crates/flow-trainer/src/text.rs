@@ -25,11 +25,15 @@ pub struct EncodedText {
     pooled_nd: Option<Tensor<2>>,
 }
 
-/// Number of each prompt of `dataset` by its tokens, that of the empty one last.
-fn numbers(dataset: &dyn Dataset) -> HashMap<Vec<u32>, usize> {
-    let prompts = dataset.prompts();
-    let named = prompts.iter().map(|prompt| prompt.tokens.clone());
-    named.chain([dataset.null_tokens()]).zip(0..).collect()
+/// Tokens of each prompt of `dataset`, those of the empty one last.
+fn tokens_of(dataset: &dyn Dataset) -> Vec<Vec<u32>> {
+    let prompts = dataset.prompts().iter().map(|prompt| prompt.tokens.clone());
+    prompts.chain([dataset.null_tokens()]).collect()
+}
+
+/// Number of each prompt by its tokens.
+fn numbers(prompts: Vec<Vec<u32>>) -> Arc<HashMap<Vec<u32>, usize>> {
+    Arc::new(prompts.into_iter().zip(0..).collect())
 }
 
 impl EncodedText {
@@ -62,8 +66,7 @@ impl EncodedText {
             values
         };
         let table = (0..words).flat_map(|word| vector(word, 0, width.channels));
-        let prompts = dataset.prompts().iter().map(|prompt| prompt.tokens.clone());
-        let prompts: Vec<Vec<u32>> = prompts.chain([dataset.null_tokens()]).collect();
+        let prompts = tokens_of(dataset);
         let padding = vec![i64::from(PAD_TOKEN); tokens - length];
         let rows = prompts.iter().map(|prompt| {
             let words = prompt.iter().map(|token| i64::from(*token));
@@ -79,7 +82,7 @@ impl EncodedText {
         };
         let (table, count) = (table.collect(), prompts.len());
         Ok(device.lasting(|| Self {
-            numbers: Arc::new(numbers(dataset)),
+            numbers: numbers(prompts.clone()),
             rows: Arc::new(rows.collect()),
             table_rc: device.tensor(table, [words, width.channels]),
             pooled_nd: width
@@ -136,7 +139,7 @@ impl EncodedText {
                 .collect()
         };
         Ok(device.lasting(|| Self {
-            numbers: Arc::new(numbers(dataset)),
+            numbers: numbers(tokens_of(dataset)),
             rows: Arc::new((0..=count).map(row).collect()),
             table_rc: device.tensor([text, negative].concat(), [(count + 1) * tokens, width.channels]),
             pooled_nd: pooled.and_then(|(channels, found)| {

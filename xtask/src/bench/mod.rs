@@ -5,6 +5,7 @@ mod built;
 mod cache;
 mod checkpoint;
 mod gemm;
+mod iterations;
 mod options;
 mod quiet;
 mod result;

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use flow_config::DeviceKind;
 use outcome::{Measured, Outcome, document, table};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -218,9 +218,4 @@ fn first_line(said: &str) -> String {
         .map(|line| line.trim().trim_start_matches("×").trim());
     let mut worded = lines.filter(|line| line.contains(' '));
     worded.next().unwrap_or("it did not say why").to_owned()
-}
-
-/// The measurements as JSON.
-fn numbers(values: &[f64]) -> Value {
-    values.iter().map(|value| json!(value)).collect()
 }

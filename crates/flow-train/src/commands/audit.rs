@@ -303,7 +303,7 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
             found.extend(settings(config, &dtypes).iter().map(accelerated));
         }
     }
-    // Stable: what else tells combinations apart keeps its order.
+    // Those that share weights stand together; what else tells combinations apart keeps its order.
     found.sort_by_key(|one| {
         let config = &one.config;
         (
@@ -327,23 +327,22 @@ fn plans(config: &Config, registries: &Registries) -> Result<Vec<(DType, Plan)>,
         .collect()
 }
 
-/// The config with every set of trained weights, type, coupled algorithm, guidance and policy; those with the same weights
-/// stand together.
+/// The config with every coupled algorithm, guidance, set of trained weights, type and policy.
 fn settings(config: &Config, dtypes: &[DType]) -> Vec<Config> {
     let mut found = Vec::new();
-    for finetune in [Finetune::Full, Finetune::Lora] {
-        for dtype in dtypes {
-            for algorithm in algorithms(config) {
-                for guidance in GUIDANCE {
-                    for checkpointing in policies() {
-                        let mut config = config.clone();
-                        config.checkpointing = checkpointing;
-                        config.algorithm = algorithm.clone();
-                        config.sampling.guidance_scale = guidance;
-                        config.model.finetune = finetune;
-                        config.device.dtype = *dtype;
-                        found.push(config);
-                    }
+    for algorithm in algorithms(config) {
+        for guidance in GUIDANCE {
+            for finetune in [Finetune::Full, Finetune::Lora] {
+                for (dtype, checkpointing) in
+                    dtypes.iter().flat_map(|dtype| policies().map(|one| (dtype, one)))
+                {
+                    let mut config = config.clone();
+                    config.checkpointing = checkpointing;
+                    config.algorithm = algorithm.clone();
+                    config.sampling.guidance_scale = guidance;
+                    config.model.finetune = finetune;
+                    config.device.dtype = *dtype;
+                    found.push(config);
                 }
             }
         }

@@ -17,7 +17,9 @@ impl<A: Algorithm> Session<A> {
         self.parts.acceleration.take_activity();
         let rolled = self.parts.roll_out(observer)?;
         let rollout_s = watch.lap_s();
-        let rollout_gib = self.tally.device_memory("rollouts", &self.parts.sampler.device);
+        let rollout_gib = self
+            .tally
+            .device_memory("rollouts", self.parts.sampler.device.taken_bytes());
 
         observer.phase(Phase::Rewards, rolled.tickets.len());
         let names = &self.parts.rewards.1;
@@ -55,8 +57,9 @@ impl<A: Algorithm> Session<A> {
             None => Vec::new(),
         };
         let update_s = watch.lap_s();
-        let update_gib = self.tally.device_memory("updates", &self.parts.sampler.device);
-        let driver_gib = self.tally.driver_memory(&self.parts.sampler.device);
+        let device = &self.parts.sampler.device;
+        let update_gib = self.tally.device_memory("updates", device.taken_bytes());
+        let driver_gib = (self.tally).device_memory("all that the driver counts", device.driver_bytes());
 
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);

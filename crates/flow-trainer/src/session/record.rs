@@ -8,7 +8,6 @@ use crate::audit::OnPolicyAudit;
 use crate::error::TrainError;
 use crate::observer::Observer;
 use flow_accel::{Activity, Paradigm};
-use flow_core::device::ComputeDevice;
 use flow_report::{
     Audit, BYTES_PER_GIB, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus,
     RunSummary, Saved, Series, mean_interval, paired_difference, peak_resident_gib,
@@ -50,18 +49,10 @@ impl Tally {
         }
     }
 
-    /// GiB that the runtime has taken of the device after some `work`, noted; none on a processor.
-    pub(super) fn device_memory(&mut self, work: &'static str, device: &ComputeDevice) -> Option<f64> {
-        let gib = device.taken_bytes()? as f64 / BYTES_PER_GIB;
-        let most = self.device_gib.entry(work).or_default();
-        *most = most.max(gib);
-        Some(gib)
-    }
-
-    /// GiB that the driver counts for this process, noted; none where it does not say.
-    pub(super) fn driver_memory(&mut self, device: &ComputeDevice) -> Option<f64> {
-        let gib = device.driver_bytes()? as f64 / BYTES_PER_GIB;
-        let most = self.device_gib.entry("all that the driver counts").or_default();
+    /// GiB of the device's memory that someone counted, the most of it noted by `what`; none where nobody counts.
+    pub(super) fn device_memory(&mut self, what: &'static str, bytes: Option<u64>) -> Option<f64> {
+        let gib = bytes? as f64 / BYTES_PER_GIB;
+        let most = self.device_gib.entry(what).or_default();
         *most = most.max(gib);
         Some(gib)
     }

@@ -1,19 +1,16 @@
 //! What a setting came to, and whether that is more than chance.
 
-use super::numbers;
+use crate::bench::iterations;
+use crate::bench::result::median;
 use anyhow::{Context, Result};
 use flow_report::Metrics;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::Path;
 
 /// Differences below this share are never an effect, however little the runs without options differ.
 const LEAST_EFFECT: f64 = 0.005;
-
-/// What an iteration spends its time on.
-const PARTS: [&str; 3] = ["rollout_s", "rewards_s", "update_s"];
 
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,13 +38,7 @@ impl Measured {
     /// The run in a folder, whose process took `wall_s`.
     pub fn read(folder: &Path, wall_s: f64) -> Result<Self> {
         let timing = Metrics::read(&folder.join("timing.jsonl"))?;
-        let mut iterations: BTreeMap<u64, f64> = BTreeMap::new();
-        for part in PARTS {
-            for (step, seconds) in timing.series("timing", part) {
-                *iterations.entry(step).or_default() += seconds;
-            }
-        }
-        let seconds: Vec<f64> = iterations.into_values().collect();
+        let seconds: Vec<f64> = iterations::seconds(&timing).into_values().collect();
         let tail = &seconds[seconds.len() / 2..];
         let iteration_s = median(tail);
         if !iteration_s.is_finite() {
@@ -124,16 +115,6 @@ impl Outcome {
 
     fn of(&self, value: fn(&Run) -> f64) -> Vec<f64> {
         self.runs.iter().map(value).collect()
-    }
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        count if count % 2 == 1 => sorted[count / 2],
-        count => (sorted[count / 2 - 1] + sorted[count / 2]) / 2.0,
     }
 }
 
@@ -258,8 +239,8 @@ pub(super) fn document(about: &Value, outcomes: &[Outcome]) -> Value {
     let rows = outcomes.iter().zip(verdicts(outcomes)).map(|(outcome, verdict)| {
         json!({
             "setting": outcome.name,
-            "iteration_s": numbers(&outcome.of(|run| run.iteration_s)),
-            "start_s": numbers(&outcome.of(|run| run.start_s)),
+            "iteration_s": outcome.of(|run| run.iteration_s),
+            "start_s": outcome.of(|run| run.start_s),
             "peak_gib": outcome.runs.iter().filter_map(|run| run.peak_gib).reduce(f64::max),
             "verdict": verdict.to_string().replace("**", ""),
         })

@@ -1,5 +1,6 @@
 //! The curve of a run: its evaluations, with the images and the seconds until each.
 
+use crate::bench::iterations;
 use anyhow::{Context, Result, bail};
 use flow_report::{Metrics, Series};
 use serde_json::Value;
@@ -29,9 +30,6 @@ pub(super) struct Curve {
     images_per_iteration: f64,
 }
 
-/// What an iteration of ours spends its time on.
-const PARTS: [&str; 3] = ["rollout_s", "rewards_s", "update_s"];
-
 impl Curve {
     /// The run in the folder `path`, or the lines in the file.
     pub fn read(label: &str, path: &Path, reward: &str) -> Result<Self> {
@@ -53,12 +51,7 @@ impl Curve {
         let images_per_iteration = number("prompts_per_step")? * number("group_size")?;
         let timing = Metrics::read(&folder.join("timing.jsonl"))?;
         let evaluations: BTreeMap<u64, f64> = timing.series("timing", "evaluation_s").into_iter().collect();
-        let mut by_step: BTreeMap<u64, f64> = BTreeMap::new();
-        for part in PARTS {
-            for (step, seconds) in timing.series("timing", part) {
-                *by_step.entry(step).or_default() += seconds;
-            }
-        }
+        let by_step = iterations::seconds(&timing);
         let metrics = Metrics::read(&folder.join("metrics.jsonl"))?;
         let key = format!("reward/{reward}");
         let points = metrics.series("eval", &key).into_iter().map(|(step, reward)| {
