@@ -152,7 +152,9 @@ class Peer:
         group, size = self.sampling["group_size"], self.sampling["micro_batch"]
         drawn = [self.prompts[index] for index in self.order.draw(iteration) for _ in range(group)]
         first = iteration * self.samples
-        steps, network = self.schedule.steps(iteration), self.old_network or self.network
+        steps = self.schedule.steps(iteration)
+        # A compiled network has a length only where its module has, so it is not asked for its truth.
+        network = self.network if self.old_network is None else self.old_network
         purposes = ("initial_noise", "sde_noise")
         batches = []
         for start in range(0, self.samples, size):

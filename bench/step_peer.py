@@ -321,6 +321,8 @@ def time_part(options):
                 "p90_ms": at(0.9),
                 "samples": len(found),
                 "peak_gib": peak / 2**30,
+                # What PyTorch took from the driver for it.
+                "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if is_cuda else None,
             }
         )
     )

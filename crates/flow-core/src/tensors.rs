@@ -117,43 +117,6 @@ pub fn stacked(tensors: Vec<Plain>) -> Plain {
     Dispatch::float_cat(tensors, 0)
 }
 
-/// The first tokens of `x_BSD`, and the others. Backward joins their gradients in one pass; Burn's own slices would each fill up
-/// with zeros, and be added.
-///
-/// # Panics
-/// If there are not more than `first` tokens, or `first` is 0.
-pub fn split_tokens(x_bsd: Tensor<3>, first: usize) -> (Tensor<3>, Tensor<3>) {
-    use burn::backend::{TensorMetadata, ops::FloatTensorOps};
-    use burn::tensor::Slice;
-    let [batch, tokens, width] = x_bsd.dims();
-    assert!(0 < first && first < tokens, "{first} of {tokens} tokens");
-    let x = x_bsd.into_dispatch();
-    let parts = crate::op::apply_many("split tokens", &[&x], |values, _| {
-        let part = |from: usize, to: usize| {
-            let ranges = [0..batch, from..to, 0..width].map(Slice::from);
-            Dispatch::float_slice(values[0].clone(), &ranges)
-        };
-        let (device, dtype) = (values[0].device(), values[0].dtype());
-        let backward: crate::op::Backward = std::sync::Arc::new(move |incoming| {
-            let lengths = [first, tokens - first];
-            let gradients = incoming
-                .output_gradients
-                .iter()
-                .zip(lengths)
-                .map(|(gradient, tokens)| {
-                    let zeros =
-                        || Dispatch::float_zeros([batch, tokens, width].into(), &device, dtype.into());
-                    gradient.clone().unwrap_or_else(zeros)
-                });
-            vec![Some(Dispatch::float_cat(gradients.collect(), 1))]
-        });
-        (vec![part(0, first), part(first, tokens)], backward)
-    });
-    let mut parts = parts.into_iter().map(Tensor::from_dispatch);
-    let mut next = || parts.next().expect("two parts");
-    (next(), next())
-}
-
 /// Zeros of `tensor`'s shape, on its device.
 pub fn zeros_like(tensor: &Plain) -> Plain {
     use burn::backend::{TensorMetadata, ops::FloatTensorOps};

@@ -6,6 +6,8 @@ use crate::activation::activation_backward::ActivationBackward;
 use crate::activation::activation_forward::ActivationForward;
 use crate::adamw::adamw_kernel::AdamwKernel;
 use crate::buffer::{width, with_type};
+use crate::cast::MOST_JOINED;
+use crate::cast::join_kernel::JoinKernel;
 use crate::columns::{self, Columns};
 use crate::embedding::embedding_forward::EmbeddingForward;
 use crate::experts::group::count_slots::CountSlots;
@@ -92,6 +94,23 @@ fn squares<F: Float>(vector: usize) -> KernelDefinition {
         each(|| ()),
         each(|| ()),
         buffer(),
+        vector,
+    )
+    .define()
+}
+
+fn joins<F: Float>(vector: usize) -> KernelDefinition {
+    fn each<A, C: FromIterator<A>>(of_one: impl Fn() -> A) -> C {
+        std::iter::repeat_with(of_one).take(MOST_JOINED).collect()
+    }
+    JoinKernel::<F, F>::new(
+        offline::settings(THREADS),
+        offline::h100(),
+        offline::target(),
+        each(buffer),
+        buffer(),
+        each(|| ()),
+        each(|| ()),
         vector,
     )
     .define()
@@ -200,6 +219,7 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
                 define!(TransformColumns, THREADS, [x t y], [p f t h k], true),
             ),
             ("restore_lines", define!(RestoreLines::<F>, THREADS, [a b x t l h], [a b v w k s],)),
+            ("join", joins::<F>(vector)),
             ("squares", squares::<F>(vector)),
             ("step_values", define!(StepValuesKernel, THREADS, [p v], [n r a b m s u],)),
             ("adamw", adamw::<F>()),

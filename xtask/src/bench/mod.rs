@@ -1,8 +1,10 @@
 //! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns; and what the feature cache saves.
 
 mod attention;
+mod audit;
 mod built;
 mod cache;
+mod ceilings;
 mod checkpoint;
 mod gemm;
 mod iterations;
@@ -24,6 +26,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use workloads::Which;
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -50,6 +53,16 @@ enum Target {
     Run(run::Options),
     /// Whole models at published sizes: that PyTorch computes the same, and how fast both are.
     Workloads(workloads::Options),
+    /// Of the same, one block of each model: forward, and a training step.
+    Block(workloads::Options),
+    /// Of the same, the training steps.
+    Step(workloads::Options),
+    /// Of the same, the rollouts, or the forward pass where there is none.
+    Rollout(workloads::Options),
+    /// That training computes the ratios of the rollout exactly, with every combination of what computes.
+    Audit(audit::Options),
+    /// What this GPU gives at most: products of large matrices, copies, launches.
+    Ceilings(ceilings::Options),
 }
 
 /// How to measure on the processor.
@@ -87,7 +100,12 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Target::Cache(options) => cache::run(workspace, options),
         Target::Options(options) => options::run(workspace, options),
         Target::Run(options) => run::run(workspace, options),
-        Target::Workloads(options) => workloads::run(workspace, options),
+        Target::Workloads(options) => workloads::run(workspace, options, Which::All),
+        Target::Block(options) => workloads::run(workspace, options, Which::Block),
+        Target::Step(options) => workloads::run(workspace, options, Which::Step),
+        Target::Rollout(options) => workloads::run(workspace, options, Which::Rollout),
+        Target::Audit(options) => audit::run(workspace, options),
+        Target::Ceilings(options) => ceilings::run(workspace, options),
     }
 }
 

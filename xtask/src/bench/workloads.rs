@@ -1,9 +1,11 @@
-//! `cargo xtask bench workloads`: whole models at published sizes, ours and PyTorch's, from the same weights and inputs.
+//! `cargo xtask bench workloads`: whole models at published sizes, ours and PyTorch's, from the same weights and inputs; and
+//! parts of that, `bench block`, `bench step` and `bench rollout`.
 //!
 //! First both programs compute each workload with a few channels and tokens in f32 on the processor, and have to agree.
 //! Then, with `--device`, they are timed in turns; a contender whose loss is not the others' stops the run.
 
 use super::built::Built;
+use super::ceilings;
 use crate::peer;
 use crate::process::{output, run as run_command};
 use crate::workspace::Workspace;
@@ -46,7 +48,32 @@ pub struct Options {
     to: Option<PathBuf>,
 }
 
-/// What of a workload is timed: the part and what backward keeps.
+/// What of the workloads is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All that is listed for each.
+    All,
+    /// One block of each model, forward and a training step.
+    Block,
+    /// A training step.
+    Step,
+    /// A rollout, or a forward pass where there is none.
+    Rollout,
+}
+
+impl Which {
+    /// What of a workload is timed: the part and what backward keeps.
+    fn rows(self, workload: &str) -> Vec<(&'static str, &'static str)> {
+        let rows = rows(workload).iter().copied();
+        match self {
+            Self::All => rows.collect(),
+            Self::Block => vec![("forward", "none"), ("step", "none")],
+            Self::Step => rows.filter(|(part, _)| *part == "step").collect(),
+            Self::Rollout => rows.filter(|(part, _)| *part != "step").collect(),
+        }
+    }
+}
+
 fn rows(workload: &str) -> &'static [(&'static str, &'static str)] {
     match workload {
         "wan-1.3b" => &[("step", "full"), ("step", "attn_only")],
@@ -107,7 +134,7 @@ fn modes(workload: &str, device: &str) -> Vec<&'static str> {
 }
 
 /// Compares, and measures if asked to.
-pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub fn run(workspace: &Workspace, options: &Options, which: Which) -> Result<()> {
     if options.rounds == 0 || options.repeats == 0 {
         bail!("--rounds and --repeats must be at least 1");
     }
@@ -117,14 +144,22 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         .or_given(workspace, &options.program)?;
     let known = output(Command::new(&program).arg("list"))?;
     let names: Vec<&str> = match &options.names[..] {
-        [] => known.lines().collect(),
+        [] => known
+            .lines()
+            .filter(|name| !which.rows(name).is_empty())
+            .collect(),
         names => names.iter().map(String::as_str).collect(),
     };
-    let bench = Bench {
+    if let Some(without) = names.iter().find(|name| which.rows(name).is_empty()) {
+        bail!("`{without}` has no such part; `cargo xtask bench workloads {without}` measures what it has");
+    }
+    let mut bench = Bench {
         program,
         python,
         script: workspace.path("bench/step_peer.py"),
         options,
+        which,
+        ceiling: None,
     };
     for name in &names {
         bench.check(name)?;
@@ -132,6 +167,11 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let Some(device) = &options.device else {
         return Ok(());
     };
+    if device == "cuda" {
+        let found = ceilings::measure(workspace, &bench.python)?;
+        println!("{found}");
+        bench.ceiling = Some(found.matmul);
+    }
     let (mut table, mut lines) = (String::new(), String::new());
     for name in names {
         bench.time(name, device, &mut table, &mut lines)?;
@@ -148,6 +188,9 @@ struct Bench<'a> {
     python: PathBuf,
     script: PathBuf,
     options: &'a Options,
+    which: Which,
+    /// Operations a second of matrix products alone, on this device now.
+    ceiling: Option<f64>,
 }
 
 impl Bench<'_> {
@@ -159,8 +202,17 @@ impl Bench<'_> {
         } else {
             &["--store", "bf16"]
         });
+        command.args(self.layers());
         command.arg("--threads").arg(threads());
         run_command(&mut command)
+    }
+
+    /// How many blocks our program makes the model of, if not as many as it has.
+    fn layers(&self) -> &'static [&'static str] {
+        match self.which {
+            Which::Block => &["--layers", "1"],
+            _ => &[],
+        }
     }
 
     /// That both programs compute the same.
@@ -190,6 +242,7 @@ impl Bench<'_> {
                 if self.options.tiny {
                     command.arg("--tiny");
                 }
+                command.args(self.layers());
                 if contender == Contender::Captured {
                     command.arg("--capture");
                 }
@@ -227,7 +280,7 @@ impl Bench<'_> {
     fn time(&self, name: &str, device: &str, table: &mut String, lines: &mut String) -> Result<()> {
         let folder = tempfile::tempdir()?;
         self.export(name, folder.path(), self.options.tiny)?;
-        for &row in rows(name) {
+        for row in self.which.rows(name) {
             let contenders = Contender::of(name, row.0, device);
             let mut found: Vec<Vec<Value>> = vec![Vec::new(); contenders.len()];
             for round in 0..self.options.rounds {
@@ -259,16 +312,22 @@ impl Bench<'_> {
                 .fold(f64::INFINITY, f64::min);
             // Ours says how many operations the work takes, whoever does it.
             let tflop = found[0][0]["tflop"].as_f64().unwrap_or(f64::NAN);
+            // In no less time can the device do as many, if it did nothing else.
+            let floor_ms = self.ceiling.map(|ceiling| tflop * 1e15 / ceiling);
             for ((contender, found), median) in contenders.iter().zip(&found).zip(medians) {
-                let spread = |key: &str| found[0][key].as_f64().unwrap_or(f64::NAN);
+                let number = |key: &str| found[0][key].as_f64().unwrap_or(f64::NAN);
+                let host = found[0]["enqueued_ms"].as_f64();
                 writeln!(
                     table,
-                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms ({:.2} to {:.2}) {:6.1} TFLOP/s {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of \
-                     the least peer's memory",
+                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms ({:.2} to {:.2}) {:6.1} TFLOP/s {:>5} of the ceiling {:>5} \
+                     of the floor {:>8} ms of the host {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of the least peer's memory",
                     contender.name(),
-                    spread("p10_ms"),
-                    spread("p90_ms"),
+                    number("p10_ms"),
+                    number("p90_ms"),
                     tflop / median * 1e3,
+                    figure(floor_ms.map(|floor| floor / median)),
+                    figure(floor_ms.map(|floor| median / floor)),
+                    figure(host),
                     gib(found),
                     best / median,
                     gib(found) / least,
@@ -277,6 +336,11 @@ impl Bench<'_> {
         }
         Ok(())
     }
+}
+
+/// A number with two decimals, or a dash.
+fn figure(value: Option<f64>) -> String {
+    value.map_or("–".into(), |value| format!("{value:.2}"))
 }
 
 /// Threads of this machine's processor.

@@ -5,7 +5,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_core::cpu::{CpuTensor, from_vec, to_host};
 use flow_core::op::{self, Backward};
-use flow_core::tensors::{is_tracked, leaf, plain, split_tokens, zeros_like};
+use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
 use flow_core::{Plain, op::take_gradient};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -94,42 +94,6 @@ fn a_single_output_has_the_gradients_of_the_formula() {
         .collect();
     assert_close(found[0].as_ref().unwrap(), &da);
     assert_close(found[1].as_ref().unwrap(), &db);
-}
-
-#[test]
-fn tokens_are_split_and_the_gradients_of_their_parts_joined() {
-    // Rows of 2 and 3 of 5 tokens, of a batch of 2.
-    let rows = |values: &[f32], tokens: std::ops::Range<usize>| -> Vec<f32> {
-        let of = |batch: usize| values[(batch * 5 + tokens.start) * 3..(batch * 5 + tokens.end) * 3].to_vec();
-        [of(0), of(1)].concat()
-    };
-    let x = tracked_operand(4, &[2, 5, 3]);
-    let values = to_host(&operand(4, &[2, 5, 3]));
-    let split = || split_tokens(Tensor::from_dispatch(x.clone()), 2);
-    let (first, others) = split();
-    let (first, others) = (first.into_dispatch(), others.into_dispatch());
-    assert_eq!(to_host(&plain(&first)), rows(&values, 0..2));
-    assert_eq!(to_host(&plain(&others)), rows(&values, 2..5));
-
-    let w = operand(5, &[2, 5, 3]);
-    let weights = to_host(&w);
-    let part = |tokens: std::ops::Range<usize>| {
-        let shape = [2, tokens.len(), 3];
-        from_vec(rows(&weights, tokens), &shape)
-    };
-    let loss = add(
-        &weighted_sum(&first, &part(0..2)),
-        &weighted_sum(&others, &part(2..5)),
-    );
-    let both = gradients_of(loss, &[&x]);
-    assert_eq!(bits(both[0].as_ref().unwrap()), bits(&w));
-
-    // What no loss reaches has no gradient.
-    let (_, others) = split();
-    let one = gradients_of(weighted_sum(&others.into_dispatch(), &part(2..5)), &[&x]);
-    let found = to_host(one[0].as_ref().unwrap());
-    assert_eq!(rows(&found, 2..5), rows(&weights, 2..5));
-    assert!(rows(&found, 0..2).iter().all(|value| *value == 0.0));
 }
 
 #[test]

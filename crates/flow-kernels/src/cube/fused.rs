@@ -5,7 +5,7 @@
 //! rows and the activation. Gradients of one tensor are added up where they are computed.
 
 use super::elementwise::{Gated, activated, activation_gradient};
-use super::linear::{LINEAR, Layer, Summed, Then, kept};
+use super::linear::{LINEAR, Layer, OfSums, Summed, Then, kept};
 use super::norm::Normed;
 use super::operand::Operand;
 use super::products::Products;
@@ -76,7 +76,7 @@ pub(super) fn linear_gated_residual(
                 None,
                 dmodulation,
             ];
-            if let Some(dbranch) = dbranch {
+            if let Some(dbranch) = dbranch.map(OfSums::new) {
                 gradients[1] = wanted[1].then(|| {
                     let dx = layer.input_gradient(&dbranch, &x_shape, Then::Nothing);
                     dx.into_plain_as(of_x)
@@ -115,8 +115,9 @@ pub(super) fn modulated_linear(
             let gradient = Operand::read_as(incoming.gradient(), element);
             let want_bias = layer.has_bias() && wanted[3];
             let (gradient, dbias) = activation_gradient(sum.as_ref(), activation, gradient, want_bias);
+            let of_sums = OfSums::new(gradient);
             let [dx, dmodulation, weights] =
-                layer_gradients(&normed, &layer, train_matrix, gradient, None, dbias, wanted);
+                layer_gradients(&normed, &layer, train_matrix, of_sums, None, dbias, wanted);
             [dx, dmodulation, weights].concat()
         });
         (output.into_plain(), backward)
@@ -124,12 +125,12 @@ pub(super) fn modulated_linear(
 }
 
 /// Gradients of `x`, of the modulation, and of a layer's weights in their order, as far as they are `wanted`, for the
-/// `gradient` of the layer's sums. The normalised rows are computed again. `added` is another gradient of `x`.
+/// gradient of the layer's sums. The normalised rows are computed again. `added` is another gradient of `x`.
 fn layer_gradients(
     normed: &Normed,
     layer: &Layer,
     train_matrix: bool,
-    gradient: Operand,
+    of_sums: OfSums,
     added: Option<&Operand>,
     dbias: Option<Operand>,
     wanted: &[bool],
@@ -137,11 +138,11 @@ fn layer_gradients(
     let want_norm = wanted[0] || wanted[1];
     let again = (want_norm || train_matrix).then(|| normed.forward());
     let (rows, statistics) = again.unzip();
-    let weights = layer.weight_gradients(rows.as_ref(), &gradient, dbias, &wanted[2..]);
+    let weights = layer.weight_gradients(rows.as_ref(), &of_sums, dbias, &wanted[2..]);
     drop(rows);
     let statistics = statistics.filter(|_| want_norm);
     let (dx, dmodulation) = statistics.map_or((None, None), |statistics| {
-        let gradient = layer.input_gradient(&gradient, &normed.x.shape(), Then::Nothing);
+        let gradient = layer.input_gradient(&of_sums, &normed.x.shape(), Then::Nothing);
         let (dx, dmodulation) = normed.backward(&statistics, &gradient, added, wanted[1]);
         (Some(dx), dmodulation)
     });
@@ -168,11 +169,11 @@ pub(super) fn modulated_linears(
     let element = with.element;
     op::apply_many("modulated_linears", &inputs, |plain, _| {
         let normed = Normed::read(&plain[0], &plain[1], norm, element);
-        let ranges = starts.windows(2).map(|ends| ends[0]..ends[1]);
-        let layers: Vec<(Layer, Range<usize>)> = ranges
-            .zip(weights)
-            .map(|(range, weights)| (with.layer(&plain[range.clone()], weights), range))
-            .collect();
+        let ranges = || starts.windows(2).map(|ends| ends[0]..ends[1]);
+        let read: Vec<(&[Plain], &LinearWeights)> =
+            ranges().map(|range| &plain[range]).zip(weights).collect();
+        let layers = Layer::read_all(&read, element, with.products);
+        let layers: Vec<(Layer, Range<usize>)> = layers.into_iter().zip(ranges()).collect();
         // Not computed if the stash has all results.
         let rows = OnceCell::new();
         let rows = || -> Operand { rows.get_or_init(|| normed.forward().0).clone() };
@@ -190,14 +191,14 @@ pub(super) fn modulated_linears(
             let mut sum: Option<Operand> = None;
             for ((layer, range), gradient) in layers.iter().zip(incoming.output_gradients).rev() {
                 let Some(gradient) = gradient else { continue };
-                let gradient = Operand::read_as(gradient, element);
+                let of_sums = OfSums::new(Operand::read_as(gradient, element));
                 if want_norm {
                     let then = sum.as_ref().map_or(Then::Nothing, Then::Plus);
-                    sum = Some(layer.input_gradient(&gradient, &normed.x.shape(), then));
+                    sum = Some(layer.input_gradient(&of_sums, &normed.x.shape(), then));
                 }
-                let dbias = layer.bias_gradient(&gradient, &wanted[range.clone()]);
-                let of_layer =
-                    layer.weight_gradients(rows.as_ref(), &gradient, dbias, &wanted[range.clone()]);
+                let wanted = &wanted[range.clone()];
+                let dbias = layer.bias_gradient(&of_sums, wanted);
+                let of_layer = layer.weight_gradients(rows.as_ref(), &of_sums, dbias, wanted);
                 gradients.splice(range.clone(), of_layer);
             }
             drop(rows);
@@ -254,7 +255,7 @@ pub(super) fn modulated_feed_forward(
             let gradient = Operand::read_as(incoming.gradient(), element);
             let branch = branch.as_ref().filter(|_| wanted[1]);
             let (dbranch, dgate) = gated.backward(branch, &gradient, true);
-            let dbranch = dbranch.expect("asked for");
+            let dbranch = OfSums::new(dbranch.expect("asked for"));
             let inner = train_down.then(|| activated(&sum, activation));
             let dbias = down.bias_gradient(&dbranch, wanted_down);
             let of_down = down.weight_gradients(inner.as_ref(), &dbranch, dbias, wanted_down);
@@ -265,6 +266,7 @@ pub(super) fn modulated_feed_forward(
             }
             let dsum = down.input_gradient(&dbranch, &sum.shape(), Then::Through(&sum, activation));
             drop(dbranch);
+            let dsum = OfSums::new(dsum);
             let dbias = up.bias_gradient(&dsum, &wanted[2..]);
             // In one pass where the graph would add up what was computed in.
             let added = (normed.of_x() == element).then_some(&gradient);

@@ -1,5 +1,6 @@
 //! A CubeCL device's answer to every operation of [`Kernels`], with the kernels of `flow-kernels-cube`.
 
+mod adapter;
 mod elementwise;
 mod experts;
 mod fused;

@@ -6,7 +6,6 @@ use crate::layers::{
 };
 use burn::tensor::Tensor;
 use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, Linear, RegionKind};
-use flow_core::tensors::split_tokens;
 use flow_core::{AttentionSpec, Init};
 use std::sync::Arc;
 
@@ -130,25 +129,29 @@ impl MmditBlock {
         exec: &Exec<'_>,
         (x, context, x_mod, context_mod): Streams,
     ) -> (Tensor<3>, Tensor<3>) {
-        let tokens = x.dims()[1];
         let spatial = AttentionKind::Spatial;
         let inputs = (x.clone(), context.clone(), x_mod.clone(), context_mod.clone());
-        let joint = exec.attention_layer("attn", spatial, inputs, |exec, streams| {
-            let joint = self.joint(exec, streams);
-            match self.context_out {
-                Some(_) => joint,
-                // Nobody reads the rest.
-                None => joint.narrow(1, 0, tokens),
-            }
-        });
-
         let gated = |residual, layer, x, modulation| {
             exec.linear_gated_residual(residual, layer, x, modulation, chunk::ATTENTION_GATE)
         };
         let (x_joint, context) = match &self.context_out {
-            None => (joint, context),
+            None => {
+                let joint = exec.attention_layer("attn", spatial, inputs, |exec, streams| {
+                    let tokens = streams.0.dims()[1];
+                    let joint = self.joint(exec, streams);
+                    // Nobody reads the rest; it is asked for so that every weight has a gradient, as in diffusers.
+                    let q = Tensor::cat(joint.queries.to_vec(), 1);
+                    joint.attend(exec, q).narrow(1, 0, tokens)
+                });
+                (joint, context)
+            }
             Some(out) => {
-                let (x_joint, context_joint) = split_tokens(joint, tokens);
+                let (x_joint, context_joint) =
+                    exec.attention_layer("attn", spatial, inputs, |exec, streams| {
+                        let joint = self.joint(exec, streams);
+                        let [q, context_q] = joint.queries.clone();
+                        (joint.attend(exec, q), joint.attend(exec, context_q))
+                    });
                 let context = gated(context, &out.attention_out, context_joint, context_mod);
                 (x_joint, context)
             }
@@ -164,8 +167,8 @@ impl MmditBlock {
         (x_out, context)
     }
 
-    /// What the heads attend to over both streams, before the output projections, `[B, S + L, D]`.
-    fn joint(&self, exec: &Exec<'_>, (x, context, x_mod, context_mod): Streams) -> Tensor<3> {
+    /// The projections of both streams.
+    fn joint(&self, exec: &Exec<'_>, (x, context, x_mod, context_mod): Streams) -> Joint {
         let of_x = norm(chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
         let of_context = match self.context_out {
             Some(_) => of_x,
@@ -181,10 +184,10 @@ impl MmditBlock {
         } else {
             project(exec, context)
         };
-        // Keys and values are read where they are, one stream after the other.
-        let q = Tensor::cat(vec![q, context_q], 1);
-        let parts = [(k, v), (context_k, context_v)];
-        heads_to_width(exec.attention_with(q, parts, &AttentionSpec::default()))
+        Joint {
+            queries: [q, context_q],
+            parts: [(k, v), (context_k, context_v)],
+        }
     }
 
     fn feed_forward(
@@ -201,6 +204,22 @@ impl MmditBlock {
             Some(out) => run(&out.mlp, context, context_mod),
         };
         (run(&self.mlp, x, x_mod), context)
+    }
+}
+
+/// Queries, and keys and values, of both streams, each `[B, S, H, D]`; the sample's first.
+///
+/// Each stream's queries look at the keys and values of both, which are read where they are: so no stream is copied to stand
+/// behind the other, and no result is taken apart.
+struct Joint {
+    queries: [Tensor<4>; 2],
+    parts: [(Tensor<4>, Tensor<4>); 2],
+}
+
+impl Joint {
+    /// What the heads attend to for `q_BSHD`, before the output projection, `[B, S, D]`.
+    fn attend(&self, exec: &Exec<'_>, q_bshd: Tensor<4>) -> Tensor<3> {
+        heads_to_width(exec.attention_with(q_bshd, self.parts.clone(), &AttentionSpec::default()))
     }
 }
 
