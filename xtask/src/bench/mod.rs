@@ -53,7 +53,7 @@ enum Target {
     Run(run::Options),
     /// Whole models at published sizes: that PyTorch computes the same, and how fast both are.
     Workloads(workloads::Options),
-    /// Of the same, one block of each model: forward, and a training step.
+    /// Of the same, one block of each model (SD3.5: the first and the last): forward, and a training step.
     Block(workloads::Options),
     /// Of the same, the training steps.
     Step(workloads::Options),

@@ -2,10 +2,9 @@
 
 use crate::support::{add, assert_close, bits, operand, tracked_operand, weighted_sum, wide};
 use burn::backend::DispatchTensor;
-use burn::tensor::Tensor;
 use flow_core::cpu::{CpuTensor, from_vec, to_host};
 use flow_core::op::{self, Backward};
-use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
+use flow_core::tensors::{is_tracked, leaf, zeros_like};
 use flow_core::{Plain, op::take_gradient};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
