@@ -68,18 +68,20 @@ fn three_optimizer_steps_give_the_same_weights_and_moments() {
 
 #[test]
 fn fused_kernels_give_the_same_bits_under_every_policy() {
-    for subject in Subject::all() {
-        let plan = plan_of(CpuKernels::default());
-        let expected = subject.pass(&Arc::new(plan.clone()), 1);
+    for Place { name, device, plan } in Place::all() {
         let fused = Plan {
-            block_kernels: CpuKernels::default().fused(Arc::new(|| {})),
-            ..plan
+            block_kernels: plan.kernels.fused(Arc::new(|| {})),
+            ..plan.clone()
         };
-        for policy in policies(subject.model.spec()) {
-            let engine = engine(&policy, &*subject.model);
-            let found = subject.pass(&with_engine(&fused, &engine), 1);
-            let what = format!("{}, {policy}", subject.name);
-            found.assert_same_bits(&expected, &what, subject.weights.layout());
+        assert!(fused.block_kernels.is_some(), "{name} has fused kernels");
+        for subject in Subject::all_on(&device) {
+            let expected = subject.pass(&Arc::new(plan.clone()), 1);
+            for policy in policies(subject.model.spec()) {
+                let engine = engine(&policy, &*subject.model);
+                let found = subject.pass(&with_engine(&fused, &engine), 1);
+                let what = format!("{}, {name}, {policy}", subject.name);
+                found.assert_same_bits(&expected, &what, subject.weights.layout());
+            }
         }
     }
 }

@@ -82,8 +82,9 @@ impl Attention {
         norm: NormChunks,
         rotary: &RotaryTable,
     ) -> Tensor<3> {
-        let layers = [&self.key, &self.value, &self.query];
-        let [k, v, q] = exec.modulated_linears(x_bsd, modulation_bkd, norm, layers);
+        // In the order of their use: the graph adds up their gradients from the last to the first, as the fused operation does.
+        let layers = [&self.query, &self.key, &self.value];
+        let [q, k, v] = exec.modulated_linears(x_bsd, modulation_bkd, norm, layers);
         let k = self.normed(exec, self.key_norm, k, Some(rotary));
         let q = self.normed(exec, self.query_norm, q, Some(rotary));
         heads_to_width(exec.attention(q, k, self.heads(v)))
