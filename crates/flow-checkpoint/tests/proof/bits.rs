@@ -5,7 +5,7 @@
 use crate::support::*;
 use flow_checkpoint::Policy;
 use flow_core::device::ComputeDevice;
-use flow_core::{CallContext, Kernels, Plan, Rollout, Stage, Training, cpu};
+use flow_core::{CallContext, Plan, Rollout, Stage, Training, cpu};
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
 
