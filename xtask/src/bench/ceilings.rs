@@ -25,7 +25,7 @@ pub(super) struct Ceilings {
     pub(super) matmul: f64,
     /// Bytes a second that a copy of 2 GiB reads and writes.
     copy: f64,
-    /// Seconds from one empty kernel of a captured graph to the next.
+    /// Seconds from one small kernel of a captured graph to the next.
     launch: f64,
 }
 

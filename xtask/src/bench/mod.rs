@@ -8,6 +8,7 @@ mod ceilings;
 mod checkpoint;
 mod gemm;
 mod iterations;
+mod job;
 mod options;
 mod quiet;
 mod result;

@@ -9,7 +9,7 @@ mod outcome;
 #[cfg(test)]
 mod tests;
 
-use super::built::Built;
+use super::job::{Asked, Job};
 use crate::process::words;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
@@ -19,7 +19,7 @@ use outcome::{Measured, Outcome, document, table};
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Instant;
 
 /// Settings that are tried on a GPU where none are named: all that act on how kernels are launched, stored and given memory.
@@ -44,9 +44,8 @@ pub struct Options {
     /// The config whose training is measured.
     #[arg(default_value = "configs/digits-grpo.toml")]
     config: String,
-    /// A value of the config, as `SECTION.KEY=VALUE`; may be given several times.
-    #[arg(long)]
-    set: Vec<String>,
+    #[command(flatten)]
+    asked: Asked,
     /// A setting to try, as `OPTION=VALUE` with the value as TOML; may be given several times. Without any, those that may
     /// act on the config's device.
     #[arg(long = "option")]
@@ -57,9 +56,6 @@ pub struct Options {
     /// Iterations of each run. The first half is not measured.
     #[arg(long, default_value_t = 12)]
     iterations: usize,
-    /// `flow-train`, if it is built already.
-    #[arg(long)]
-    program: Option<PathBuf>,
     /// Files for the table and the measurements, less `.md` and `.json`.
     #[arg(long)]
     to: Option<PathBuf>,
@@ -114,20 +110,15 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     if options.iterations < 2 || options.seeds.is_empty() {
         bail!("--iterations must be at least 2, and there must be a seed");
     }
-    let path = workspace.path(&options.config);
-    let config = match flow_config::load(&path, &options.set) {
-        Ok(resolved) => resolved.config,
-        Err(report) => bail!("{report}"),
-    };
-    let on_a_gpu = config.device.kind == DeviceKind::Cuda;
-    let program = Built::program("flow-train")
-        .with_cuda(on_a_gpu)
-        .or_given(workspace, &options.program)?;
-    let program = fs::canonicalize(&program).with_context(|| format!("there is no {}", program.display()))?;
+    let job = Job::new(workspace, &options.config, &options.asked)?.found()?;
     let named: Vec<Setting> = (options.settings.iter())
         .map(|text| Setting::parse(text))
         .collect::<Result<_>>()?;
-    let built_in = if on_a_gpu { &ON_A_GPU[..] } else { &ON_A_PROCESSOR };
+    let kind = job.config.device.kind;
+    let built_in = match kind {
+        DeviceKind::Cuda => &ON_A_GPU[..],
+        _ => &ON_A_PROCESSOR,
+    };
     let tried = match named.is_empty() {
         true => built_in
             .iter()
@@ -138,9 +129,8 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     // Twice without options: how far two runs of the same lie apart.
     let settings: Vec<Setting> = [Setting(None), Setting(None)].into_iter().chain(tried).collect();
     let sweep = Sweep {
-        program,
-        path,
-        options,
+        job,
+        iterations: options.iterations,
     };
     let mut outcomes: Vec<Outcome> = settings
         .iter()
@@ -158,8 +148,8 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     println!("\n{text}");
     if let Some(stem) = &options.to {
         let about = json!({
-            "config": options.config, "set": options.set, "seeds": options.seeds, "iterations": options.iterations,
-            "device": config.device.kind.name(),
+            "config": options.config, "set": options.asked.set, "seeds": options.seeds, "iterations": options.iterations,
+            "device": kind.name(),
         });
         fs::write(stem.with_extension("md"), &text)?;
         let written = serde_json::to_string_pretty(&document(&about, &outcomes))?;
@@ -169,30 +159,24 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 }
 
 struct Sweep<'a> {
-    program: PathBuf,
-    path: PathBuf,
-    options: &'a Options,
+    job: Job<'a>,
+    iterations: usize,
 }
 
 impl Sweep<'_> {
     /// Trains in a process and a folder of its own.
     fn measure(&self, setting: &Setting, seed: u64) -> Result<Measured> {
         let folder = tempfile::tempdir()?;
-        let mut command = Command::new(&self.program);
-        command.args(["--quiet", "train"]).arg(&self.path);
-        let iterations = self.options.iterations;
         let fixed = [
             format!("run.seed={seed}"),
-            format!("run.steps={iterations}"),
+            format!("run.steps={}", self.iterations),
             format!("run.dir=\"{}\"", folder.path().display()),
             "run.name=\"swept\"".into(),
             "evaluation.every=0".into(),
             "checkpoints.every=0".into(),
             "logging.html_report=false".into(),
         ];
-        for value in self.options.set.iter().chain(&fixed) {
-            command.args(["--set", value]);
-        }
+        let mut command = self.job.command("train", &fixed);
         command.args(setting.arguments(folder.path()));
         let words = words(&command);
         let start = Instant::now();

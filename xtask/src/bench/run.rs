@@ -8,14 +8,13 @@ mod curve;
 #[cfg(test)]
 mod tests;
 
-use super::built::Built;
+use super::job::{Asked, Job};
 use crate::peer;
 use crate::process::run as run_command;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use curve::Curve;
-use flow_config::DeviceKind;
 use flow_report::LineChart;
 use serde_json::Value;
 use std::fs;
@@ -27,9 +26,8 @@ use std::process::Command;
 pub struct Options {
     /// The config whose run is made here and in PyTorch.
     config: Option<String>,
-    /// A value of the config, as `SECTION.KEY=VALUE`; may be given several times.
-    #[arg(long)]
-    set: Vec<String>,
+    #[command(flatten)]
+    asked: Asked,
     /// A curve that is there already, as `LABEL=PATH`: the folder of a run, or the lines of `run_peer.py`.
     #[arg(long)]
     curve: Vec<String>,
@@ -45,9 +43,6 @@ pub struct Options {
     /// The Python whose PyTorch is the peer; without it one is made in the user's cache folder.
     #[arg(long)]
     python: Option<PathBuf>,
-    /// `flow-train`, if it is built already.
-    #[arg(long)]
-    program: Option<PathBuf>,
     /// Folder for the runs, the lines of PyTorch and the picture.
     #[arg(long, default_value = "runs/bench-run")]
     to: PathBuf,
@@ -120,30 +115,15 @@ struct Made {
 
 impl Made {
     fn new(workspace: &Workspace, options: &Options, config: &str) -> Result<Self> {
-        let path = workspace.path(config);
-        let resolved = match flow_config::load(&path, &options.set) {
-            Ok(resolved) => resolved.config,
-            Err(report) => bail!("{report}"),
-        };
-        let program = Built::program("flow-train")
-            .with_cuda(resolved.device.kind == DeviceKind::Cuda)
-            .or_given(workspace, &options.program)?;
-        let weights = (resolved.model.weights.as_ref()).context("the config names no `model.weights`")?;
-        let weights = flow_config::base_dir(&path).join(weights);
-        let ask = |command: &str, more: &[String]| {
-            let mut asked = Command::new(&program);
-            asked.args(["--quiet", command]).arg(&path);
-            for setting in options.set.iter().chain(more) {
-                asked.args(["--set", setting]);
-            }
-            asked
-        };
+        let job = Job::new(workspace, config, &options.asked)?;
+        let weights = (job.config.model.weights.as_ref()).context("the config names no `model.weights`")?;
+        let weights = flow_config::base_dir(&job.path).join(weights);
         if !weights.exists() {
-            run_command(&mut ask("pretrain", &[]))?;
+            run_command(&mut job.command("pretrain", &[]))?;
         }
         fs::create_dir_all(&options.to)?;
         let folder = fs::canonicalize(&options.to)?;
-        let name = resolved.run.name;
+        let name = job.config.run.name.clone();
         let run = folder.join(&name);
         if run.exists() {
             bail!(
@@ -151,7 +131,8 @@ impl Made {
                 run.display()
             );
         }
-        run_command(&mut ask("train", &[format!("run.dir=\"{}\"", folder.display())]))?;
+        let into_folder = [format!("run.dir=\"{}\"", folder.display())];
+        run_command(&mut job.command("train", &into_folder))?;
         let about: Value = serde_json::from_str(&fs::read_to_string(run.join("run.json"))?)?;
         let word = |pointer: &str| {
             let found = about["config"].pointer(pointer).and_then(Value::as_str);

@@ -6,12 +6,13 @@
 
 use super::built::Built;
 use super::ceilings;
+use super::server::figure;
 use crate::peer;
 use crate::process::{output, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -74,6 +75,7 @@ impl Which {
     }
 }
 
+/// All that is timed of a workload.
 fn rows(workload: &str) -> &'static [(&'static str, &'static str)] {
     match workload {
         "wan-1.3b" => &[("step", "full"), ("step", "attn_only")],
@@ -318,7 +320,6 @@ impl Bench<'_> {
             let floor_ms = self.ceiling.map(|ceiling| tflop * 1e15 / ceiling);
             for ((contender, found), median) in contenders.iter().zip(&found).zip(medians) {
                 let number = |key: &str| found[0][key].as_f64().unwrap_or(f64::NAN);
-                let host = found[0]["enqueued_ms"].as_f64();
                 writeln!(
                     table,
                     "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms ({:.2} to {:.2}) {:6.1} TFLOP/s {:>5} of the ceiling {:>5} \
@@ -327,9 +328,9 @@ impl Bench<'_> {
                     number("p10_ms"),
                     number("p90_ms"),
                     tflop / median * 1e3,
-                    figure(floor_ms.map(|floor| floor / median)),
-                    figure(floor_ms.map(|floor| median / floor)),
-                    figure(host),
+                    figure(&json!(floor_ms.map(|floor| floor / median)), 2),
+                    figure(&json!(floor_ms.map(|floor| median / floor)), 2),
+                    figure(&found[0]["enqueued_ms"], 2),
                     gib(found),
                     best / median,
                     gib(found) / least,
@@ -338,11 +339,6 @@ impl Bench<'_> {
         }
         Ok(())
     }
-}
-
-/// A number with two decimals, or a dash.
-fn figure(value: Option<f64>) -> String {
-    value.map_or("–".into(), |value| format!("{value:.2}"))
 }
 
 /// Threads of this machine's processor.
