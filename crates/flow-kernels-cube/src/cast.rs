@@ -79,7 +79,7 @@ pub const MOST_JOINED: usize = 4;
 /// # Errors
 /// [`Refused`] if there are no parts or more than [`MOST_JOINED`], if they are of several types, or if `y` is not as long as all
 /// of them together.
-pub fn join(client: &Client, parts: &[(&Buffer, f32)], y: &Buffer) -> Result<(), Refused> {
+pub fn join(client: &Client, parts: &[(Buffer, f32)], y: &Buffer) -> Result<(), Refused> {
     if parts.is_empty() || parts.len() > MOST_JOINED {
         return Err(Refused::Size {
             name: "parts",
@@ -91,16 +91,12 @@ pub fn join(client: &Client, parts: &[(&Buffer, f32)], y: &Buffer) -> Result<(),
     for (part, _) in parts {
         part.expect_of("parts", part.length, element)?;
     }
-    let length = parts.iter().map(|(part, _)| part.length).sum();
+    let length: usize = parts.iter().map(|(part, _)| part.length).sum();
     y.expect("y", length)?;
-    let parts: Vec<(&Buffer, f32)> = parts
-        .iter()
-        .copied()
-        .filter(|(part, _)| part.length > 0)
-        .collect();
-    if parts.is_empty() {
+    if length == 0 {
         return Ok(());
     }
+    let parts: Vec<&(Buffer, f32)> = parts.iter().filter(|(part, _)| part.length > 0).collect();
     let widths = parts.iter().map(|(part, _)| width(part.length, element));
     let width = widths.fold(width(length, y.element), usize::min);
     // SAFETY: all lengths were checked.

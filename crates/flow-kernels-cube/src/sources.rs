@@ -6,8 +6,7 @@ use crate::activation::activation_backward::ActivationBackward;
 use crate::activation::activation_forward::ActivationForward;
 use crate::adamw::adamw_kernel::AdamwKernel;
 use crate::buffer::{width, with_type};
-use crate::cast::MOST_JOINED;
-use crate::cast::join_kernel::JoinKernel;
+use crate::cast::{MOST_JOINED, join_kernel::JoinKernel};
 use crate::columns::{self, Columns};
 use crate::embedding::embedding_forward::EmbeddingForward;
 use crate::experts::group::count_slots::CountSlots;
@@ -80,9 +79,9 @@ macro_rules! define {
     };
 }
 
-/// As many of something as a launch takes tensors.
-fn each<A, C: FromIterator<A>>(of_one: impl Fn() -> A) -> C {
-    std::iter::repeat_with(of_one).take(MOST).collect()
+/// As many of something as a launch takes tensors at `most`.
+fn each<A, C: FromIterator<A>>(most: usize, of_one: impl Fn() -> A) -> C {
+    std::iter::repeat_with(of_one).take(most).collect()
 }
 
 fn squares<F: Float>(vector: usize) -> KernelDefinition {
@@ -90,9 +89,9 @@ fn squares<F: Float>(vector: usize) -> KernelDefinition {
         offline::settings(THREADS),
         offline::h100(),
         offline::target(),
-        each(buffer),
-        each(|| ()),
-        each(|| ()),
+        each(MOST, buffer),
+        each(MOST, || ()),
+        each(MOST, || ()),
         buffer(),
         vector,
     )
@@ -100,17 +99,14 @@ fn squares<F: Float>(vector: usize) -> KernelDefinition {
 }
 
 fn joins<F: Float>(vector: usize) -> KernelDefinition {
-    fn each<A, C: FromIterator<A>>(of_one: impl Fn() -> A) -> C {
-        std::iter::repeat_with(of_one).take(MOST_JOINED).collect()
-    }
     JoinKernel::<F, F>::new(
         offline::settings(THREADS),
         offline::h100(),
         offline::target(),
-        each(buffer),
+        each(MOST_JOINED, buffer),
         buffer(),
-        each(|| ()),
-        each(|| ()),
+        each(MOST_JOINED, || ()),
+        each(MOST_JOINED, || ()),
         vector,
     )
     .define()
@@ -122,14 +118,14 @@ fn adamw<F: Float>() -> KernelDefinition {
         offline::settings(THREADS),
         offline::h100(),
         offline::target(),
-        each(buffer),
-        each(buffer),
-        each(buffer),
-        each(buffer),
-        each(buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
         buffer(),
-        each(|| ()),
-        each(|| ()),
+        each(MOST, || ()),
+        each(MOST, || ()),
         (),
         (),
         (),

@@ -93,7 +93,6 @@ impl Accelerator for FeatureCache {
             Built::TaylorSeerAttention(policy, rules) => into.layers(policy, rules),
             Built::Pyramid(policy, rules) => into.layers(policy, rules),
             Built::Faster(attention, guidance, rules) => {
-                into.within_calls()?;
                 let count = into.count(Engagement::BlockSkipped);
                 let velocities = Arc::new(GuidanceCache::new(guidance, rules, count));
                 let plan = into.layers(attention, rules)?;
@@ -251,10 +250,10 @@ impl Into<'_> {
 
 /// Refuses a place that another driver has.
 fn free(driver: &str, plain: &str, place: &str) -> Result<(), Refusal> {
-    match driver == plain {
-        true => Ok(()),
-        false => Err(taken(driver, place)),
+    if driver == plain {
+        return Ok(());
     }
+    Err(taken(driver, place))
 }
 
 fn taken(driver: &str, place: &str) -> Refusal {

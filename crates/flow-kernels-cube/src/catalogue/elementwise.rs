@@ -279,9 +279,9 @@ fn joins(checker: &mut Checker<'_>) {
                 .iter()
                 .map(|length| checker.draw(*length, from, 1.0, 0.0))
                 .collect();
-            let buffers: Vec<Buffer> = parts.iter().map(|part| checker.upload(part)).collect();
             let factors = [1.0, 0.3, -2.0, 5.0];
-            let joined: Vec<(&Buffer, f32)> = buffers.iter().zip(factors).collect();
+            let buffers = parts.iter().map(|part| checker.upload(part));
+            let joined: Vec<(Buffer, f32)> = buffers.zip(factors).collect();
             let y: Buffer = checker.room(total, to);
             checker.accept(&name, join(&client, &joined, &y));
             let got = checker.download(&y);
@@ -300,7 +300,7 @@ fn joins(checker: &mut Checker<'_>) {
         }
     }
     let one: Buffer = checker.room(8, element);
-    let many = vec![(&one, 1.0); MOST_JOINED + 1];
+    let many = vec![(one, 1.0); MOST_JOINED + 1];
     let y: Buffer = checker.room(8 * many.len(), element);
     if join(&client, &many, &y).is_ok() {
         checker.fail("more tensors are joined than the kernel takes".into());

@@ -76,10 +76,8 @@ impl Adapter {
         if all.len() < 2 || all.len() > MOST_JOINED {
             return None;
         }
-        let read = |of: fn(&Factors<'_>) -> Operand| -> Vec<Operand> { all.iter().map(of).collect() };
-        let ups = read(|(_, up, _)| Operand::read(up));
-        let downs: Vec<Operand> = read(|(down, _, _)| Operand::read(down));
-        let downs: Vec<Operand> = downs.into_iter().map(|down| down.cast(element)).collect();
+        let downs: Vec<Operand> = all.iter().map(|(down, ..)| Operand::read(down)).collect();
+        let ups: Vec<Operand> = all.iter().map(|(_, up, _)| Operand::read(up)).collect();
         let (rank, inputs) = downs[0].rows_and_columns();
         let alike = downs.iter().all(|down| down.rows_and_columns() == (rank, inputs))
             && ups.iter().all(|up| up.element() == ups[0].element());
@@ -92,6 +90,7 @@ impl Adapter {
         if !alike || !begins(rank) || !ups.iter().all(|up| begins(values(up))) {
             return None;
         }
+        let downs: Vec<Operand> = downs.into_iter().map(|down| down.cast(element)).collect();
         let side_by_side: Vec<(&Operand, f32)> = downs.iter().map(|down| (down, 1.0)).collect();
         let reduced = Reduced::of(Operand::joined(
             &side_by_side,

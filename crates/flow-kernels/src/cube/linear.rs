@@ -138,13 +138,23 @@ impl Layer {
         element: Element,
         products: &Arc<Products>,
     ) -> Self {
+        let adapter = factors(plain, weights).map(|factors| Adapter::read(factors, element));
+        Self::with(adapter, plain, weights, element, products)
+    }
+
+    fn with(
+        adapter: Option<Adapter>,
+        plain: &[Plain],
+        weights: &LinearWeights,
+        element: Element,
+        products: &Arc<Products>,
+    ) -> Self {
         let weight = Operand::read_as(&plain[0], element);
         let (outputs, _) = weight.rows_and_columns();
         let bias = weights
             .bias
             .as_ref()
             .map(|_| Operand::read_as(&plain[1], element));
-        let adapter = factors(plain, weights).map(|factors| Adapter::read(factors, element));
         Self {
             weight,
             bias,
@@ -164,25 +174,16 @@ impl Layer {
             .iter()
             .map(|(plain, weights)| factors(plain, weights))
             .collect();
-        let together = all.and_then(|all| Adapter::read_together(&all, element));
-        let Some(together) = together else {
-            let each = layers.iter();
-            return each
+        match all.and_then(|all| Adapter::read_together(&all, element)) {
+            Some(together) => (layers.iter().zip(together))
+                .map(|((plain, weights), adapter)| {
+                    Self::with(Some(adapter), plain, weights, element, products)
+                })
+                .collect(),
+            None => (layers.iter())
                 .map(|(plain, weights)| Self::read(plain, weights, element, products))
-                .collect();
-        };
-        let each = layers.iter().zip(together);
-        each.map(|((plain, weights), adapter)| {
-            let without = LinearWeights {
-                adapter: None,
-                ..(*weights).clone()
-            };
-            Self {
-                adapter: Some(adapter),
-                ..Self::read(plain, &without, element, products)
-            }
-        })
-        .collect()
+                .collect(),
+        }
     }
 
     /// The sum, through the stash.
@@ -340,9 +341,7 @@ impl Layer {
         let x = || x.expect("the input is kept if a matrix is tracked");
         let mut wanted = wanted.iter().copied();
         let mut want = || wanted.next().expect("one flag per weight");
-        let mut gradients = vec![
-            want().then(|| over_rows((gradient, &matrix(gradient)), &matrix(x()), products).into_plain()),
-        ];
+        let mut gradients = vec![want().then(|| over_rows(gradient, &matrix(x()), products).into_plain())];
         if self.bias.is_some() {
             want();
             gradients.push(dbias.map(Operand::into_plain));
@@ -350,11 +349,11 @@ impl Layer {
         if let Some(adapter) = &self.adapter {
             gradients.push(want().then(|| {
                 let reduced = of_sums.reduced(adapter, products);
-                over_rows((reduced, &matrix(reduced)), &matrix(x()), products).into_plain()
+                over_rows(reduced, &matrix(x()), products).into_plain()
             }));
             gradients.push(want().then(|| {
                 let reduced = adapter.reduced(x(), products);
-                let product = over_rows((gradient, &matrix(gradient)), &reduced, products);
+                let product = over_rows(gradient, &reduced, products);
                 product.times(adapter.scale, Element::F32).into_plain()
             }));
         }
@@ -363,13 +362,13 @@ impl Layer {
 }
 
 /// `leftᵀ · right` of `[rows, m]` and `[rows, n]`: `[m, n]` in f32.
-fn over_rows((on, left): (&Operand, &Matrix), right: &Matrix, products: &Products) -> Operand {
-    let (rows, m, n) = (left.rows, left.columns, right.columns);
+fn over_rows(left: &Operand, right: &Matrix, products: &Products) -> Operand {
+    let ((rows, m), n) = (left.rows_and_columns(), right.columns);
     let call = Matmul {
         output: flow_matmul_cube::Element::F32,
-        ..Matmul::plain(Layout::Tn, [m, n, rows], on.element())
+        ..Matmul::plain(Layout::Tn, [m, n, rows], left.element())
     };
-    let output = on.room(&[m, n], Element::F32);
-    products.run(on, call, &Operands::new(left, right, &matrix(&output)));
+    let output = left.room(&[m, n], Element::F32);
+    products.run(left, call, &Operands::new(&matrix(left), right, &matrix(&output)));
     output
 }

@@ -119,11 +119,10 @@ impl Operand {
     /// If they are none, more than [`MOST_JOINED`](flow_kernels_cube::cast::MOST_JOINED), or not as many values as `shape` has.
     pub fn joined(parts: &[(&Self, f32)], shape: &[usize], element: Element) -> Self {
         let joined = parts[0].0.room(shape, element);
-        let buffers: Vec<(Buffer, f32)> = parts
+        let parts: Vec<(Buffer, f32)> = parts
             .iter()
             .map(|(part, factor)| (part.buffer(), *factor))
             .collect();
-        let parts: Vec<(&Buffer, f32)> = buffers.iter().map(|(part, factor)| (part, *factor)).collect();
         done("join", join(joined.client(), &parts, &joined.buffer()));
         joined
     }
