@@ -1,6 +1,6 @@
 """PyTorch's matrix products (cuBLAS) beside ours. Serves one request a line on standard input, answers with one line of JSON.
 
-Requests are JSON: {"do": "about"}, {"do": "ceiling"}, or {"do": "time", "case": {layout, m, n, k, rank, bias, epilogue, tokens},
+Requests are JSON: {"do": "about"}, {"do": "ceiling"}, {"do": "ceilings"}, or {"do": "time", "case": {layout, m, n, k, rank, bias, epilogue, tokens},
 "repeats": n}. What PyTorch cannot fuse it does in further operations. Four sets of operands are in rotation, as on our side.
 Times are seconds of one product, from events around replays of a captured graph, so that the host has no share in them.
 """
@@ -91,6 +91,16 @@ def ceiling():
     return 2 * n**3 / statistics.median(samples)
 
 
+def ceilings():
+    """What the device gives at most, beside products: bytes that a copy reads and writes, and time from kernel to kernel."""
+    one = torch.randn(2**29, device="cuda")
+    other = torch.empty_like(one)
+    copy = statistics.median(replayed([lambda: other.copy_(one)] * 2, 9, 1.5e-3))
+    few = torch.zeros(32, device="cuda")
+    launch = statistics.median(replayed([lambda: few.add_(1.0)] * 200, 9, 2e-6))
+    return {"matmul_flops": ceiling(), "copy_bytes": 2 * one.nbytes / copy, "launch_seconds": launch}
+
+
 def main():
     for line in sys.stdin:
         request = json.loads(line)
@@ -98,6 +108,8 @@ def main():
             answer = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
         elif request["do"] == "ceiling":
             answer = {"flops": ceiling()}
+        elif request["do"] == "ceilings":
+            answer = ceilings()
         else:
             answer = {"seconds": time_case(request["case"], request["repeats"])}
         print(json.dumps(answer), flush=True)

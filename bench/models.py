@@ -435,9 +435,9 @@ def add_adapters(model, names, rank, scale):
         setattr(parent, child, LoraLinear(getattr(parent, child), rank, scale))
 
 
-def place(model, device, dtype):
-    """Parameters on `device` in `dtype`; tables stay f32."""
+def place(model, device, dtype, trained_in=None):
+    """Parameters on `device` in `dtype`, those with gradients in `trained_in`; tables stay f32."""
     model.to(device)
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+        parameter.data = parameter.data.to(trained_in or dtype if parameter.requires_grad else dtype)
     return model

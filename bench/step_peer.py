@@ -7,6 +7,8 @@
                                          each block with cuDNN's; of the whole model, replayed as CUDA graphs
       --checkpoint none|full|attn_only   what backward keeps of a block: what it needs; its inputs; and attention's output
       --device cpu|cuda  --dtype f32|bf16  --repeats N
+      --trained-in f32|bf16              precision of trained parameters, their gradients and moments, if not that of --dtype:
+                                         f32 is what trainers call mixed precision, and what flow-train does
 
     step_peer.py serve FOLDER            answer each line of JSON by one, for `cargo xtask bench checkpoint`:
       {"do": "about"}                              versions and device
@@ -14,9 +16,9 @@
       {"do": "time", …, "repeats": N}              its seconds, and the peak of memory
       --device cpu|cuda  --dtype f32|bf16  --threads N
 
-A training step is forward, loss, backward and fused AdamW, parameters, moments and gradients in the given precision. The
-loss is the mean squared distance to a target, under guidance Flow-GRPO's at one recorded step. Only torch, numpy and
-safetensors are needed.
+A training step is forward, loss, backward and fused AdamW, parameters, moments and gradients in the given precision; with
+parameters in f32 beside bf16 the model runs under autocast. The loss is the mean squared distance to a target, under guidance
+Flow-GRPO's at one recorded step. Only torch, numpy and safetensors are needed.
 """
 
 import argparse
@@ -83,10 +85,11 @@ class Checkpointed(nn.Module):
 
 
 class Work:
-    def __init__(self, folder, device="cpu", dtype=torch.float32, mode="eager", policy="none"):
+    def __init__(self, folder, device="cpu", dtype=torch.float32, mode="eager", policy="none", trained_in=None):
         self.folder = Path(folder)
         about = self.about = json.loads((self.folder / "workload.json").read_text())
         self.device, self.dtype, self.mode = device, dtype, mode
+        self.trained_in = trained_in or dtype
         weights = load_file(self.folder / "weights.safetensors")
         # Values are made below, so nothing is drawn here.
         with torch.device("meta"):
@@ -101,9 +104,9 @@ class Work:
         if missing or unexpected:
             raise SystemExit(f"weights do not fit: missing {missing[:5]}, unexpected {unexpected[:5]}")
         self.make_tables(model)
-        model = self.model = place(model, device, dtype)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not lora or ".lora_" in name)
+        model = self.model = place(model, device, dtype, self.trained_in)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.blocks = list(getattr(model, model.stack))
@@ -167,7 +170,13 @@ class Work:
     def call(self, x, sigma, condition):
         if self.mode == "graphs":
             torch.compiler.cudagraph_mark_step_begin()
-        return self.network(x, sigma, *condition).float()
+        with self.precision():
+            return self.network(x, sigma, *condition).float()
+
+    def precision(self):
+        if self.trained_in == self.dtype:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device, self.dtype)
 
     def velocity(self, x, sigma):
         """Guided, if the workload is."""
@@ -273,7 +282,10 @@ def time_part(options):
         raise SystemExit(f"mode `{options.mode}` is for CUDA devices")
     if is_cuda and not torch.cuda.is_available():
         raise SystemExit("PyTorch finds no CUDA device")
-    work = Work(options.folder, options.device, DTYPES[options.dtype], options.mode, options.checkpoint)
+    trained_in = options.trained_in or options.dtype
+    work = Work(
+        options.folder, options.device, DTYPES[options.dtype], options.mode, options.checkpoint, DTYPES[trained_in]
+    )
     part = {"forward": work.forward, "rollout": work.roll_out, "step": work.step}[options.part]
     wait = torch.cuda.synchronize if is_cuda else lambda: None
     first = part().float()
@@ -302,12 +314,15 @@ def time_part(options):
                 "checkpoint": options.checkpoint,
                 "device": torch.cuda.get_device_name() if is_cuda else "cpu",
                 "dtype": options.dtype,
+                "trained_in": trained_in,
                 "loss" if options.part == "step" else "root_mean_square": result,
                 "median_ms": statistics.median(found),
                 "p10_ms": at(0.1),
                 "p90_ms": at(0.9),
                 "samples": len(found),
                 "peak_gib": peak / 2**30,
+                # What PyTorch took from the driver for it.
+                "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if is_cuda else None,
             }
         )
     )
@@ -377,6 +392,7 @@ def main():
     timed.add_argument("--checkpoint", choices=("none", "full", "attn_only"), default="none")
     timed.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     timed.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
+    timed.add_argument("--trained-in", choices=tuple(DTYPES))
     timed.add_argument("--repeats", type=int, default=9)
     served = commands.add_parser("serve")
     served.add_argument("folder")

@@ -159,9 +159,16 @@ impl Acceleration {
     }
 
     /// What each accelerator did since this was last asked, in the order of application.
+    ///
+    /// A replayed call does again what it was recorded with, and asks nobody: so an accelerator that has done something before
+    /// is not idle while recordings are replayed.
     pub fn take_activity(&self) -> Vec<Activity> {
-        let of = |each: &InForce| {
-            let engagements = each.meter.take();
+        let counted: Vec<Engagements> = self.in_force.iter().map(|each| each.meter.take()).collect();
+        let is_replayed = counted
+            .iter()
+            .any(|engagements| engagements.of(Engagement::GraphReplayed) > 0);
+        let of = |(each, engagements): (&InForce, Engagements)| {
+            let is_idle = engagements.is_idle() && !(is_replayed && each.meter.has_engaged());
             Activity {
                 slot: each.applied.slot,
                 name: each.applied.name.clone(),
@@ -169,10 +176,10 @@ impl Acceleration {
                 shares: each.meter.take_shares(),
                 kept_bytes: each.meter.take_kept_bytes(),
                 predicted: each.meter.take_predicted(),
-                why_idle: engagements.is_idle().then(|| each.accelerator.why_idle()),
+                why_idle: is_idle.then(|| each.accelerator.why_idle()),
             }
         };
-        self.in_force.iter().map(of).collect()
+        self.in_force.iter().zip(counted).map(of).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Something that an accelerator did.
@@ -76,6 +76,7 @@ type Shares = BTreeMap<(Engagement, Part), (u64, u64)>;
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     counts: Arc<[AtomicU64; Engagement::ALL.len()]>,
+    has_engaged: Arc<AtomicBool>,
     shares: Arc<Mutex<Shares>>,
     kept_bytes: Arc<AtomicU64>,
     predicted: Arc<Mutex<BTreeMap<u64, f64>>>,
@@ -85,6 +86,12 @@ impl Meter {
     /// `times` more of `what`.
     pub fn count(&self, what: Engagement, times: u64) {
         self.counts[what as usize].fetch_add(times, Ordering::Relaxed);
+        self.has_engaged.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether anything was ever counted, taken or not.
+    pub fn has_engaged(&self) -> bool {
+        self.has_engaged.load(Ordering::Relaxed)
     }
 
     /// What was counted since it was last taken.

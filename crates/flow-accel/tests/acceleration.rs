@@ -120,9 +120,13 @@ impl Accelerator for Label {
         Ok(())
     }
     fn apply(&self, mut plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
-        target
-            .meter
-            .count(Engagement::CallAnswered, self.params.label.len() as u64);
+        let did = match self.params.label.as_str() {
+            "replay" => Engagement::GraphReplayed,
+            _ => Engagement::CallAnswered,
+        };
+        if !self.params.label.ends_with("idle") {
+            target.meter.count(did, self.params.label.len() as u64);
+        }
         if self.params.label == "refuse" {
             return Err(Refusal::new(
                 "nothing can be labelled `refuse`",
@@ -399,6 +403,22 @@ fn what_was_done_is_counted_per_accelerator_and_an_idle_one_says_why() {
         ],
         "counts are those since the last time"
     );
+}
+
+#[test]
+fn what_did_something_before_is_not_idle_while_recordings_are_replayed() {
+    let (recorded, never, replays) = (label("abc"), label("second idle"), label("replay"));
+    let shared = [("label", &recorded), ("label", &never)];
+    let acceleration = registry().acceleration(base(), shared, [("rollout-label", &replays)], &model());
+    let acceleration = acceleration.unwrap();
+    let idle = || {
+        let activity = acceleration.take_activity().into_iter();
+        activity.map(|each| each.why_idle.is_some())
+    };
+    assert!(idle().eq([false, true, false]));
+    acceleration.rollout(&weights()).unwrap();
+    assert!(idle().eq([false, true, false]), "the last replays the first");
+    assert!(idle().eq([true; 3]), "nothing was replayed");
 }
 
 #[test]

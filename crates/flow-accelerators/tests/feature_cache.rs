@@ -14,7 +14,7 @@ use flow_core::{
 use flow_kernels::CpuKernels;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use support::{condition, noise, noisy, registry};
 
 const STEPS: u32 = 28;
@@ -327,6 +327,80 @@ impl VelocityDriver for Others {
     }
 }
 
+/// Computes every row, and counts the calls.
+#[derive(Debug, Default)]
+struct Replayed {
+    rows: Arc<Mutex<Vec<usize>>>,
+}
+
+impl VelocityDriver for Replayed {
+    fn name(&self) -> &str {
+        "replayed"
+    }
+
+    fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
+        let rows = input.x.dims()[0];
+        self.rows.lock().expect("no panic").push(rows);
+        model.velocity(exec, input)
+    }
+
+    fn computes_every_row(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_cache_of_whole_calls_asks_what_stands_below_it_for_whole_batches_and_gives_the_same_bits() {
+    for params in [
+        json!({ "policy": "taylorseer", "target": "velocity", "basis": "newton", "interval": 2 }),
+        json!({ "policy": "easycache", "threshold": 0.15 }),
+        json!({ "policy": "auto", "target_error": 0.05 }),
+    ] {
+        let (model, weights) = noisy("dit");
+        let read: Params = serde_json::from_value(params.clone()).expect("an object");
+        let sampled = |below: Option<Replayed>| {
+            let plain = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+            let base = match below {
+                Some(replayed) => Plan {
+                    velocities: Arc::new(replayed),
+                    ..plain
+                },
+                None => plain,
+            };
+            let acceleration = registry()
+                .acceleration(base, [], [("feature_cache", &read)], model.spec())
+                .expect("they go together");
+            let scope = acceleration.rollout(&weights).expect("in force");
+            let latents = sample(scope.rollout(), &*model);
+            let bits: Vec<u32> = latents.iter().map(|value| value.to_bits()).collect();
+            (
+                bits,
+                acceleration.take_activity()[0]
+                    .engagements
+                    .of(Engagement::BlockSkipped),
+            )
+        };
+        let replayed = Replayed::default();
+        let rows = replayed.rows.clone();
+        let (alone, above) = (sampled(None), sampled(Some(replayed)));
+        assert_eq!(alone, above, "{params}");
+        let rows = rows.lock().expect("no panic");
+        assert!(
+            above.1 > 0 && !rows.is_empty(),
+            "{params}: something is answered, something is computed"
+        );
+        assert!(
+            rows.len() < STEPS as usize,
+            "{params}: {} whole calls",
+            rows.len()
+        );
+        assert!(
+            rows.iter().all(|rows| *rows == 2 * SAMPLES as usize),
+            "{params}: {rows:?}"
+        );
+    }
+}
+
 #[test]
 fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
     let params: Params = serde_json::from_value(json!({ "policy": "easycache" })).expect("an object");
@@ -349,6 +423,28 @@ fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
     let driven = registry().acceleration(base, [], [("feature_cache", &params)], &model(3));
     let text = driven.expect_err("the place is taken")[0].to_string();
     assert!(text.contains("`others` drives the velocities"), "{text}");
+
+    // One that computes everything is no cache: policies for whole calls stand above it, others would decide nothing.
+    let base = || Plan {
+        velocities: Arc::new(Replayed::default()),
+        ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+    };
+    for params in policies() {
+        let whole = ["auto", "easycache"].iter().any(|name| params["policy"] == *name)
+            || params["target"] == "velocity";
+        let read: Params = serde_json::from_value(params.clone()).expect("an object");
+        let above = registry().acceleration(base(), [], [("feature_cache", &read)], &model(3));
+        match above {
+            Ok(_) => assert!(whole, "{params}"),
+            Err(errors) => {
+                let text = errors[0].to_string();
+                let said =
+                    "`replayed` replays whole calls of the model, and this policy decides within a call";
+                assert!(!whole && text.contains(said), "{params}: {text}");
+                assert!(text.contains("remove `graph_capture`"), "{text}");
+            }
+        }
+    }
 
     let registry = registry();
     let kind = registry

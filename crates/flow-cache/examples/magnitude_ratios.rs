@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_cache::MagnitudeRatios;
-use flow_core::cpu::{from_vec, to_host};
+use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
@@ -42,8 +42,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Stream::new(1, Purpose::Test)
             .at(index as u64, 0)
             .fill_normal(&mut values);
-        let values = values.iter().map(|value| 0.1 * value).collect();
-        weights.set(index, from_vec(values, &spec.shape))?;
+        values.iter_mut().for_each(|value| *value *= 0.1);
+        weights.set_host(index, values)?;
     }
 
     let measured = Arc::new(MagnitudeRatios::new());

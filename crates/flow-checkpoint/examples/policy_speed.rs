@@ -26,7 +26,7 @@ use flow_checkpoint::meter::Meter;
 use flow_checkpoint::planner::{Measured, Planner, Predicted, Workload};
 use flow_checkpoint::{Assignment, Checkpointing, CountingAllocator, Gauge, Policy};
 use flow_core::device::ComputeDevice;
-use flow_core::model::{Condition, ModelInput};
+use flow_core::model::{Condition, ModelInput, TextWidth};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Plain, Plan, Stage, Training, Weights, cpu};
@@ -126,15 +126,6 @@ fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn Gauge>, Box<dyn E
     }
 }
 
-/// Leaves what no tensor uses to others on the device.
-fn release(device: &ComputeDevice, kind: &str) {
-    #[cfg(feature = "cuda")]
-    if kind == "cuda" {
-        flow_core::cube::release_unused(device);
-    }
-    let _ = (device, kind);
-}
-
 struct Subject {
     model: Arc<dyn Architecture>,
     weights: Weights,
@@ -187,8 +178,7 @@ impl Subject {
             });
             let changed: Vec<Vec<f32>> = changed.collect();
             for (index, values) in several.iter().zip(changed) {
-                let shape = layout.specs()[*index].shape.clone();
-                weights.set(*index, device.plain(values, &shape))?;
+                weights.set_host(*index, values)?;
             }
         }
         weights.freeze(&trained);
@@ -201,12 +191,12 @@ impl Subject {
             text_tokens: problem.text_tokens,
             given: None,
         };
-        subject.given = Some(subject.input(&problem.settings));
+        subject.given = Some(subject.input());
         Ok(subject)
     }
 
     /// Inputs by name, with their shapes; the target that the velocity is compared with is among them.
-    fn given(&self, settings: &Value) -> Vec<(&'static str, Vec<usize>, Vec<f32>)> {
+    fn given(&self) -> Vec<(&'static str, Vec<usize>, Vec<f32>)> {
         let (rows, spec) = (self.rows, self.model.spec());
         let values = spec.latent.values();
         let mut given = vec![
@@ -214,17 +204,13 @@ impl Subject {
             ("sigma", vec![rows], vec![0.4; rows]),
             ("target", vec![rows, values], noise(rows * values, 4)),
         ];
-        if spec.reads_text {
-            let width = |keys: &[&str]| {
-                let found = keys.iter().find_map(|key| settings.get(key)?.as_u64());
-                found.map(|width| width as usize)
-            };
-            let (text, pooled) = (
-                width(&["joint_attention_dim", "text_dim"]),
-                width(&["pooled_projection_dim"]),
-            );
-            let (text, tokens) = (text.unwrap_or(1), self.text_tokens);
-            given.push(("text", vec![rows, tokens, text], noise(rows * tokens * text, 2)));
+        if let Some(TextWidth { channels, pooled }) = spec.text {
+            let tokens = self.text_tokens;
+            given.push((
+                "text",
+                vec![rows, tokens, channels],
+                noise(rows * tokens * channels, 2),
+            ));
             given.extend(pooled.map(|width| ("pooled", vec![rows, width], noise(rows * width, 3))));
         }
         given
@@ -241,8 +227,8 @@ impl Subject {
     }
 
     /// What the model reads, and the target.
-    fn input(&self, settings: &Value) -> (ModelInput, Plain) {
-        let mut given = self.given(settings);
+    fn input(&self) -> (ModelInput, Plain) {
+        let mut given = self.given();
         let mut take = |name: &str| {
             let at = given.iter().position(|(found, ..)| *found == name)?;
             let (_, shape, values) = given.swap_remove(at);
@@ -292,7 +278,7 @@ impl Subject {
             _ => StoredDtype::F32,
         };
         flow_models::save(&self.weights, &folder.join("weights.safetensors"), stored, &none)?;
-        let given = self.given(&problem.settings);
+        let given = self.given();
         let tensors = given.iter().enumerate();
         let tensors = tensors.map(|(at, (name, shape, _))| ((*name).to_owned(), shape.clone(), at));
         let file = folder.join("given.safetensors");
@@ -419,7 +405,7 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
         say(start, &row.summary());
         rows.push(row);
     }
-    release(&subject.device, &problem.device);
+    subject.device.release_unused();
     if serves {
         return serve(problem, &subject, &plan, &planner, &rows);
     }
@@ -460,11 +446,11 @@ fn serve(
                 ["time", index, count] => {
                     let row = rows.get(index.parse::<usize>()?).ok_or("there is no such row")?;
                     let row = row.plan(plan);
-                    release(&subject.device, &problem.device);
+                    subject.device.release_unused();
                     let times = (0..count.parse::<usize>()?).map(|_| planner.time_of(&row).as_secs_f64());
                     let seconds: Vec<f64> = times.collect();
                     let taken = subject.device.taken_bytes();
-                    release(&subject.device, &problem.device);
+                    subject.device.release_unused();
                     Ok(json!({ "seconds": seconds, "taken_bytes": taken }))
                 }
                 _ => Err("the questions are about, export, rows and time".into()),

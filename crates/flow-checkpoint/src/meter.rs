@@ -159,6 +159,20 @@ impl Meter {
         self.counting_backward(name, 0, output)
     }
 
+    /// As [`whole`](Self::whole), with several outputs: backward is counted when it passes the first of them, so that is where
+    /// it must pass.
+    fn all(
+        self: &Arc<Self>,
+        name: &'static str,
+        compute: impl FnOnce() -> Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor> {
+        let mut outputs = self.forward(name, 0, compute);
+        if let Some(first) = outputs.first_mut() {
+            *first = self.counting_backward(name, 0, first.clone());
+        }
+        outputs
+    }
+
     /// An operation whose main result passes through a store.
     fn stored(
         self: &Arc<Self>,
@@ -472,6 +486,22 @@ impl Kernels for MeteredKernels {
         self.meter.whole("modulated_linear", || {
             self.inner
                 .modulated_linear(stash, x, modulation, norm, weights, activation)
+        })
+    }
+
+    fn modulated_linears(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &[LinearWeights],
+    ) -> Vec<DispatchTensor> {
+        if !self.is_fused {
+            return composed::modulated_linears(self, stash, x, modulation, norm, weights);
+        }
+        self.meter.all("modulated_linears", || {
+            self.inner.modulated_linears(stash, x, modulation, norm, weights)
         })
     }
 

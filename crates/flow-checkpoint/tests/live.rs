@@ -3,7 +3,9 @@
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_checkpoint::planner::{PlanError, Planner, Workload, cost};
-use flow_checkpoint::{BlockTreatment, CountingAllocator, Gauge, Policy, RegionTreatment, Sampled, Saves};
+use flow_checkpoint::{
+    Assignment, BlockTreatment, CountingAllocator, Gauge, Policy, RegionTreatment, Sampled, Saves,
+};
 use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, LatentShape, ModelInput};
 use flow_core::op::backward_from;
@@ -74,7 +76,7 @@ impl Bench {
             sigma: device.tensor(vec![0.3; ROWS], [ROWS]),
             condition: Condition::default(),
         };
-        if self.model.spec().reads_text {
+        if self.model.spec().text.is_some() {
             input.condition.text = Some(device.tensor(noise(ROWS * 50, 5), [ROWS, 5, 10]));
             input.condition.pooled = Some(device.tensor(noise(ROWS * 7, 6), [ROWS, 7]));
         }
@@ -158,6 +160,15 @@ fn everything() {
             predicted.peak_bytes
         );
         steps.push((policy, measured.peak_bytes));
+    }
+    // Every way to treat a block that a plan may take.
+    for option in planner.options()[0].clone() {
+        let same = Assignment::new(&bench.model.spec().stacks, |_, _| option.treatment.clone());
+        let (predicted, measured) = (planner.predict(&same), planner.measure("same", &same));
+        assert_eq!(
+            predicted.held_bytes, measured.counts.most_held_bytes,
+            "{option:?}"
+        );
     }
     // From the policy that keeps least to the one that keeps all; the first two stand apart.
     let steps = &steps[2..];

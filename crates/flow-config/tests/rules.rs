@@ -111,7 +111,19 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             Error,
         ),
         ("[lora]\nrank = 4", "rule::unused", "lora.rank", Warning),
+        (
+            "[text]\nkind = \"words\"\ntokens = 20",
+            "rule::unused",
+            "text.tokens",
+            Warning,
+        ),
         ("[pretrain]\nsteps = 50", "rule::warmup", "pretrain.steps", Error),
+        (
+            "[optimizer]\nwarmup_steps = 9\nschedule = { kind = \"linear\", steps = 9 }",
+            "rule::warmup",
+            "optimizer.schedule.steps",
+            Error,
+        ),
         (
             "[[rewards]]\nkind = \"shapes-rules\"",
             "rule::reward-data",
@@ -334,6 +346,12 @@ fn rules_of_shapes_and_of_the_mmdit_are_reported_at_the_key_to_mend() {
             format!("{mmdit}pos_embed_max_size = 8"),
             "rule::model-shape",
             "model.mmdit.sample_size",
+            Error,
+        ),
+        (
+            format!("{mmdit}[text]\nkind = \"words\"\ntokens = 3"),
+            "rule::conditioning",
+            "text.tokens",
             Error,
         ),
         (

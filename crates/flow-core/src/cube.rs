@@ -86,6 +86,18 @@ pub fn bytes_reserved(device: &crate::device::ComputeDevice) -> u64 {
     memory(device).bytes_reserved
 }
 
+/// Bytes in use by what the calling thread made to last
+/// ([`ComputeDevice::lasting`](crate::device::ComputeDevice::lasting)), everything asked of the device being done.
+pub fn bytes_lasting(device: &crate::device::ComputeDevice) -> u64 {
+    let probe = probe(device);
+    let client = read(&probe).map(|tensor| tensor.client.clone());
+    let streams = client.map(|client| client.memory_report(cubecl::MemoryScope::CurrentStream).streams);
+    let streams = streams.unwrap_or_default().into_iter();
+    streams
+        .map(|stream| stream.pools.persistent.usage.bytes_in_use)
+        .sum()
+}
+
 /// Gives the memory back that the runtime has taken and no tensor uses, everything asked of it being done: for a program
 /// that shares the device with others. The next operations take it again, which costs time.
 pub fn release_unused(device: &crate::device::ComputeDevice) {

@@ -11,6 +11,8 @@ pub struct ComputeDevice {
     name: String,
     crews: Crews,
     compute: Option<FloatDType>,
+    #[cfg(feature = "cuda")]
+    driver: Option<crate::driver_memory::DriverMemory>,
 }
 
 /// The kinds of device that this build can open.
@@ -50,6 +52,8 @@ impl ComputeDevice {
             name: cpu_name(),
             crews: Crews::default(),
             compute: None,
+            #[cfg(feature = "cuda")]
+            driver: None,
         }
     }
 
@@ -78,6 +82,7 @@ impl ComputeDevice {
             device,
             crews: Crews::default(),
             compute: None,
+            driver: crate::driver_memory::DriverMemory::open(),
         })
     }
 
@@ -114,6 +119,8 @@ impl ComputeDevice {
             name: "Vulkan device".into(),
             crews: Crews::default(),
             compute: None,
+            #[cfg(feature = "cuda")]
+            driver: None,
         })
     }
 
@@ -121,7 +128,8 @@ impl ComputeDevice {
         &self.crews
     }
 
-    pub(crate) fn is_processor(&self) -> bool {
+    /// Whether it is the CPU.
+    pub fn is_processor(&self) -> bool {
         self.device == Device::flex()
     }
 
@@ -146,6 +154,33 @@ impl ComputeDevice {
         None
     }
 
+    /// Bytes of NVIDIA's memory that the driver counts for this process: pools, context, programs, and what other libraries took.
+    /// None elsewhere, and where the driver does not tell processes apart.
+    pub fn driver_bytes(&self) -> Option<u64> {
+        #[cfg(feature = "cuda")]
+        if let Some(driver) = &self.driver {
+            return driver.bytes();
+        }
+        None
+    }
+
+    /// Makes tensors that last as long as a run: weights, what the optimizer remembers, averages. On a GPU they get memory of
+    /// their own, in their own size, apart from the pools that every step takes from and gives back to. (A pool looks at all
+    /// that stands in it whenever it serves an allocation, and one that was outgrown stays as long as anything stands in it.)
+    /// What is made in passing gets such memory too, which goes back with [`release_unused`](Self::release_unused).
+    pub fn lasting<T: Send>(&self, make: impl FnOnce() -> T + Send) -> T {
+        self.device.memory_persistent_allocations(make, |make| make())
+    }
+
+    /// Gives the memory back that the runtime has taken and no tensor uses, everything asked of it being done: after loading,
+    /// and for a program that shares the device with others. The next operations take it again, which costs time.
+    pub fn release_unused(&self) {
+        #[cfg(feature = "cube")]
+        if !self.is_processor() {
+            crate::cube::release_unused(self);
+        }
+    }
+
     /// A tensor of `shape` from host values.
     pub fn tensor<const D: usize>(&self, values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
         Tensor::from_data(TensorData::new(values, shape), &self.device)
@@ -154,6 +189,18 @@ impl ComputeDevice {
     /// An integer tensor of `shape` from host values.
     pub fn int_tensor<const D: usize>(&self, values: Vec<i64>, shape: [usize; D]) -> Tensor<D, Int> {
         Tensor::from_data(TensorData::new(values, shape), &self.device)
+    }
+
+    /// Zeros in f32, made where they lie.
+    pub fn zeros(&self, shape: &[usize]) -> Plain {
+        let count = shape.iter().product();
+        #[cfg(feature = "cube")]
+        if !self.is_processor() {
+            use burn::backend::{Dispatch, ops::FloatTensorOps};
+            let flat = Tensor::<1>::zeros([count], (&self.device, burn::tensor::DType::F32));
+            return Dispatch::float_reshape(flat.into_dispatch(), shape.into());
+        }
+        crate::cpu::from_vec(vec![0.0; count], shape)
     }
 
     /// A tensor whose rank is erased, from host values.

@@ -168,8 +168,9 @@ pub struct SdeOutputs {
     pub log_prob: Plain,
 }
 
-/// Fused operations. Three of them are made of others and need no implementation; [`composed`] is what they must equal,
-/// bit for bit, in results and gradients. Tensors may be tracked unless their type is [`Plain`]; shapes are checked by the caller, [`Exec`](crate::exec::Exec).
+/// Fused operations. Some of them are made of others and need no implementation; [`composed`] is what they must equal,
+/// bit for bit, in results and gradients. Tensors may be tracked unless their type is [`Plain`]; shapes are checked by the
+/// caller, [`Exec`](crate::exec::Exec).
 #[allow(clippy::too_many_arguments)]
 pub trait Kernels: Debug + Send + Sync {
     /// Name in logs and manifests.
@@ -280,6 +281,19 @@ pub trait Kernels: Debug + Send + Sync {
         activation: Activation,
     ) -> DispatchTensor {
         composed::modulated_linear(self, stash, x, modulation, norm, weights, activation)
+    }
+
+    /// Several linear layers, three at most, of one [`modulated_layer_norm`](Self::modulated_layer_norm) of `x [B, S, D]`:
+    /// queries, keys and values.
+    fn modulated_linears(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &[LinearWeights],
+    ) -> Vec<DispatchTensor> {
+        composed::modulated_linears(self, stash, x, modulation, norm, weights)
     }
 
     /// A block's feed-forward part: [`gated_residual`](Self::gated_residual) of `x [B, S, D]` and of two linear layers
@@ -417,6 +431,20 @@ pub mod composed {
     ) -> DispatchTensor {
         let normed = kernels.modulated_layer_norm(x, modulation, norm.shift, norm.scale, norm.epsilon);
         kernels.linear(stash, &normed, weights, activation)
+    }
+
+    /// See [`Kernels::modulated_linears`].
+    pub fn modulated_linears<K: Kernels + ?Sized>(
+        kernels: &K,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &[LinearWeights],
+    ) -> Vec<DispatchTensor> {
+        let normed = kernels.modulated_layer_norm(x, modulation, norm.shift, norm.scale, norm.epsilon);
+        let linear = |weights| kernels.linear(stash, &normed, weights, Activation::None);
+        weights.iter().map(linear).collect()
     }
 
     /// See [`Kernels::modulated_feed_forward`].

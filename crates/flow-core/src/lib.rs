@@ -9,6 +9,8 @@ pub mod cpu;
 #[cfg(feature = "cube")]
 pub mod cube;
 pub mod device;
+#[cfg(feature = "cuda")]
+mod driver_memory;
 pub mod error;
 pub mod exec;
 pub mod experts;
@@ -33,7 +35,7 @@ pub use exec::{
 };
 pub use experts::ExpertKernels;
 pub use kernels::{Activation, AdamWStep, Kernels, LaneKernels, LaneRow, StepFactors, StepValues, Updated};
-pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec};
+pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec, TextWidth};
 pub use names::UnknownName;
 pub use params::{
     Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Standing, Weights, WeightsUpdate,

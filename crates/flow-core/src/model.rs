@@ -103,12 +103,21 @@ pub struct ModelSpec {
     pub tokens: usize,
     /// Whether it reads [`Condition::tokens`], and how many and from which vocabulary.
     pub vocabulary: Option<Vocabulary>,
-    /// Whether it reads [`Condition::text`] and [`Condition::pooled`].
-    pub reads_text: bool,
+    /// Whether it reads [`Condition::text`], and how wide.
+    pub text: Option<TextWidth>,
     /// Names of the stacks of repeated blocks with their number of blocks.
     pub stacks: Vec<(String, usize)>,
     /// Kinds of the regions that its blocks announce.
     pub regions: Vec<RegionKind>,
+}
+
+/// Encoded text that a model reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextWidth {
+    /// Channels of a token of [`Condition::text`].
+    pub channels: usize,
+    /// Channels of [`Condition::pooled`], if it reads that too.
+    pub pooled: Option<usize>,
 }
 
 /// Tokens that a model understands.

@@ -98,7 +98,7 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     }
 }
 
-/// `dx`, and if `modulated` sums over the tokens of a piece of the gradients of shift and scale: `partials [B, pieces, 2, D]`.
+/// `dx`, plus what is `added` if there is some, and if `modulated` sums over the tokens of a piece of the gradients of shift and scale: `partials [B, pieces, 2, D]`.
 /// A block computes `piece` tokens of a sample, `at_once` at a time.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_backward<F: Float, N: Size>(
@@ -106,6 +106,7 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
     modulation: &[Vector<F, N>],
     statistics: &[f32],
     gradient: &[Vector<F, N>],
+    added: &[Vector<F, N>],
     dx: &mut [Vector<F, N>],
     partials: &mut [Vector<f32, N>],
     batch: usize,
@@ -116,6 +117,7 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
     piece: usize,
     #[comptime] at_once: usize,
     #[comptime] modulated: bool,
+    #[comptime] adds: bool,
     #[comptime] rows: Rows,
 ) {
     let held = comptime!(rows.held());
@@ -193,7 +195,16 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
                         let value = normed[comptime!(r * held + i)];
                         let slope = slopes[comptime!(r * held + i)] - Vector::new(average);
                         let result = (slope - value * Vector::new(along)) * Vector::new(reciprocals[r]);
-                        dx[(sample * tokens + token) * vectors + at] = Vector::cast_from(result);
+                        let place = (sample * tokens + token) * vectors + at;
+                        let mut rounded = Vector::<F, N>::cast_from(result);
+                        if comptime!(adds) {
+                            // Always the first, or NaN: the selection keeps compilers from making the last product and
+                            // this sum one operation, which would round once.
+                            let alone = Vector::<f32, N>::cast_from(rounded);
+                            let alone = select(reciprocals[r] > 0.0, alone, Vector::new(reciprocals[r]));
+                            rounded = Vector::cast_from(alone + Vector::<f32, N>::cast_from(added[place]));
+                        }
+                        dx[place] = rounded;
                     }
                 }
             }
@@ -286,7 +297,8 @@ impl ModulatedNorm {
     }
 
     /// `dx`, and `dmodulation [B, K, D]` if asked for, in f32 or the type of `x`: zeros but for shift and scale. Sums over
-    /// tokens are f32, in an order that depends on their number alone.
+    /// tokens are f32, in an order that depends on their number alone. `added` is another gradient of `x`, added to `dx` as if
+    /// that were rounded and written first.
     ///
     /// # Errors
     /// [`Refused`] if a tensor does not fit.
@@ -298,12 +310,16 @@ impl ModulatedNorm {
         modulation: &Buffer,
         statistics: &Buffer,
         gradient: &Buffer,
+        added: Option<&Buffer>,
         dx: &Buffer,
         dmodulation: Option<&Buffer>,
     ) -> Result<(), Refused> {
         let element = self.check(x, modulation, statistics)?;
         gradient.expect_of("gradient", x.length, element)?;
         dx.expect_of("dx", x.length, element)?;
+        if let Some(added) = added {
+            added.expect_of("added", x.length, element)?;
+        }
         if let Some(dmodulation) = dmodulation {
             let of = match dmodulation.element {
                 Element::F32 => Element::F32,
@@ -333,6 +349,8 @@ impl ModulatedNorm {
                     modulation.argument(),
                     statistics.argument(),
                     gradient.argument(),
+                    // Not read unless there is some.
+                    added.unwrap_or(gradient).argument(),
                     dx.argument(),
                     partials.argument(),
                     self.batch,
@@ -343,6 +361,7 @@ impl ModulatedNorm {
                     piece,
                     at_once(rows),
                     dmodulation.is_some(),
+                    added.is_some(),
                     rows,
                 );
             });

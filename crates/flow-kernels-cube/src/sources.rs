@@ -6,6 +6,7 @@ use crate::activation::activation_backward::ActivationBackward;
 use crate::activation::activation_forward::ActivationForward;
 use crate::adamw::adamw_kernel::AdamwKernel;
 use crate::buffer::{width, with_type};
+use crate::cast::{MOST_JOINED, join_kernel::JoinKernel};
 use crate::columns::{self, Columns};
 use crate::embedding::embedding_forward::EmbeddingForward;
 use crate::experts::group::count_slots::CountSlots;
@@ -78,9 +79,9 @@ macro_rules! define {
     };
 }
 
-/// As many of something as a launch takes tensors.
-fn each<A, C: FromIterator<A>>(of_one: impl Fn() -> A) -> C {
-    std::iter::repeat_with(of_one).take(MOST).collect()
+/// As many of something as a launch takes tensors at `most`.
+fn each<A, C: FromIterator<A>>(most: usize, of_one: impl Fn() -> A) -> C {
+    std::iter::repeat_with(of_one).take(most).collect()
 }
 
 fn squares<F: Float>(vector: usize) -> KernelDefinition {
@@ -88,10 +89,24 @@ fn squares<F: Float>(vector: usize) -> KernelDefinition {
         offline::settings(THREADS),
         offline::h100(),
         offline::target(),
-        each(buffer),
-        each(|| ()),
-        each(|| ()),
+        each(MOST, buffer),
+        each(MOST, || ()),
+        each(MOST, || ()),
         buffer(),
+        vector,
+    )
+    .define()
+}
+
+fn joins<F: Float>(vector: usize) -> KernelDefinition {
+    JoinKernel::<F, F>::new(
+        offline::settings(THREADS),
+        offline::h100(),
+        offline::target(),
+        each(MOST_JOINED, buffer),
+        buffer(),
+        each(MOST_JOINED, || ()),
+        each(MOST_JOINED, || ()),
         vector,
     )
     .define()
@@ -103,14 +118,14 @@ fn adamw<F: Float>() -> KernelDefinition {
         offline::settings(THREADS),
         offline::h100(),
         offline::target(),
-        each(buffer),
-        each(buffer),
-        each(buffer),
-        each(buffer),
-        each(buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
         buffer(),
-        each(|| ()),
-        each(|| ()),
+        each(MOST, || ()),
+        each(MOST, || ()),
         (),
         (),
         (),
@@ -137,11 +152,15 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [r t c a b u e], vector, several)),
             (
                 "norm_backward",
-                define!(NormBackward::<F>, whole.threads(), [x m s g d p], [b t c s u p], vector, at_once(whole), true, whole),
+                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), true, false, whole),
+            ),
+            (
+                "norm_backward_added",
+                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), true, true, whole),
             ),
             (
                 "norm_backward_plain",
-                define!(NormBackward::<F>, whole.threads(), [x m s g d p], [b t c s u p], vector, at_once(whole), false, whole),
+                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), false, false, whole),
             ),
             (
                 "rms_forward",
@@ -196,6 +215,7 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
                 define!(TransformColumns, THREADS, [x t y], [p f t h k], true),
             ),
             ("restore_lines", define!(RestoreLines::<F>, THREADS, [a b x t l h], [a b v w k s],)),
+            ("join", joins::<F>(vector)),
             ("squares", squares::<F>(vector)),
             ("step_values", define!(StepValuesKernel, THREADS, [p v], [n r a b m s u],)),
             ("adamw", adamw::<F>()),

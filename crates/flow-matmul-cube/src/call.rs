@@ -23,6 +23,9 @@ pub enum Epilogue {
     Store,
     /// `D = D + S`; `D` is f32.
     Accumulate,
+    /// `D = other + S`, rounded to the factors' type like a sum that is written first: gradients of one tensor that several
+    /// products give.
+    Add,
     /// `D = activation(S)`; with `keep_sum`, `S` is written to the operand `other` too, for backward.
     Activate {
         /// The function.
@@ -42,7 +45,10 @@ pub enum Epilogue {
 impl Epilogue {
     /// Whether the operand `other` is read.
     pub fn reads_other(self) -> bool {
-        matches!(self, Self::GateAndAdd { .. } | Self::TimesDerivative(_))
+        matches!(
+            self,
+            Self::Add | Self::GateAndAdd { .. } | Self::TimesDerivative(_)
+        )
     }
 
     /// The epilogue without what kernels are told at run time: one kernel for all numbers of tokens.
@@ -191,11 +197,14 @@ impl Matmul {
                 self.output.name()
             )),
             Epilogue::GateAndAdd { tokens: 0 } => no("a row of the gate is for at least one token"),
-            Epilogue::Activate { .. } | Epilogue::GateAndAdd { .. } | Epilogue::TimesDerivative(_)
+            Epilogue::Add
+            | Epilogue::Activate { .. }
+            | Epilogue::GateAndAdd { .. }
+            | Epilogue::TimesDerivative(_)
                 if self.output != self.element =>
             {
                 no(format!(
-                    "activations, gates and derivatives give results of {}, the type of the factors, not f32",
+                    "activations, gates, derivatives and sums with another matrix give results of {}, the type of the factors, not f32",
                     self.element.name()
                 ))
             }

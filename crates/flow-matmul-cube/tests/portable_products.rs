@@ -45,7 +45,7 @@ fn check(client: &Client, layout: Layout, element: Element, sizes: &[[usize; 3]]
             layout == Layout::Nt
                 || matches!(
                     call.epilogue,
-                    Store | Accumulate | TimesDerivative(Activation::Silu)
+                    Store | Accumulate | Add | TimesDerivative(Activation::Silu)
                 )
         })
         .filter_map(|call| wrong(client, call, Plan::Portable).map(|why| format!("{call:?}: {why}")))

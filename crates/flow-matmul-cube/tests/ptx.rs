@@ -37,6 +37,8 @@ fn calls() -> Vec<Matmul> {
         with(Layout::Nt, 32, true, Epilogue::GateAndAdd { tokens: 256 }),
         plain(Layout::Nn),
         with(Layout::Nn, 32, false, Epilogue::Store),
+        with(Layout::Nn, 0, false, Epilogue::Add),
+        with(Layout::Nn, 32, false, Epilogue::Add),
         with(Layout::Nn, 32, false, Epilogue::TimesDerivative(gelu)),
         Matmul {
             output: Element::F32,
@@ -102,7 +104,7 @@ fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
     let mut sources = BTreeMap::new();
     for call in calls() {
         let factor = call.element.factor().unwrap_or(Factor::Bf16);
-        for kind in [Shape::Turns, Shape::Wide, Shape::Narrow] {
+        for kind in [Shape::Turns, Shape::Wide, Shape::Small, Shape::Narrow] {
             let tiles = shape(&call, factor, kind);
             let cut = Cut {
                 rows: tiles.rows(),

@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let path = std::env::temp_dir().join("flow-models-example.safetensors");
     save(&weights, &path, StoredDtype::Bf16, &BTreeMap::new())?;
-    let loaded = load_into(&mut weights, &path, &device)?;
+    let loaded = load_into(&mut weights, &path)?;
     println!("read back {}; metadata {:?}", path.display(), loaded.metadata);
     std::fs::remove_file(&path)?;
     Ok(())

@@ -17,7 +17,7 @@ pub use dit::{Dit, DitConfig, MoeConfig, Position};
 pub use error::ModelError;
 pub use lora::{Trained, add_lora, export_adapters, load_adapters, merge, trained_mask};
 pub use mmdit::{Mmdit, MmditConfig};
-pub use registry::{Architecture, ModelRegistry, initialize};
+pub use registry::{Architecture, ModelRegistry, initialize, initialize_adapters};
 pub use wan::{Wan, WanConfig};
 pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save, save_tensors};
 

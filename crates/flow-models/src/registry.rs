@@ -31,11 +31,23 @@ pub fn initialize(
     seed: u64,
     device: &ComputeDevice,
 ) -> Weights {
-    let mut weights = Weights::init(layout.clone(), seed, device);
+    with_buffers(Weights::init(layout.clone(), seed, device), model)
+}
+
+/// As [`initialize`], for a file that is about to give the base weights: those are zeros.
+pub fn initialize_adapters(
+    model: &dyn Architecture,
+    layout: &Arc<ParamLayout>,
+    seed: u64,
+    device: &ComputeDevice,
+) -> Weights {
+    with_buffers(Weights::init_adapters(layout.clone(), seed, device), model)
+}
+
+fn with_buffers(mut weights: Weights, model: &dyn Architecture) -> Weights {
     for (index, values) in model.buffers() {
-        let shape = layout.specs()[index].shape.clone();
         weights
-            .set(index, device.plain(values, &shape))
+            .set_host(index, values)
             .expect("a model computes its buffers in the shape it declares");
     }
     weights

@@ -212,25 +212,19 @@ fn exported_adapters_come_back_whole_under_the_names_of_peft() {
     for index in 0..model.layout().len() {
         copy.set(index, weights.values()[index].clone()).unwrap();
     }
-    load_adapters(
-        &mut copy,
-        &directory.path().join("adapter_model.safetensors"),
-        &device,
-    )
-    .unwrap();
+    load_adapters(&mut copy, &directory.path().join("adapter_model.safetensors")).unwrap();
     assert_eq!(values(&copy), values(&weights));
 }
 
 #[test]
 fn adapters_of_another_rank_or_scale_are_refused_and_change_nothing() {
     let (_, _, weights) = trained_adapters(3, 4.5);
-    let device = ComputeDevice::cpu();
     let directory = tempfile::tempdir().unwrap();
     export_adapters(&weights, directory.path(), StoredDtype::F32, &BTreeMap::new()).unwrap();
     let refused = |rank, alpha| {
         let (_, _, mut other) = trained_adapters(rank, alpha);
         let before = values(&other);
-        let error = load_adapters(&mut other, directory.path(), &device).unwrap_err();
+        let error = load_adapters(&mut other, directory.path()).unwrap_err();
         assert_eq!(values(&other), before);
         error.to_string()
     };
@@ -256,7 +250,7 @@ fn a_base_checkpoint_leaves_the_adapters_as_they_are() {
     save(&base, &path, StoredDtype::F32, &BTreeMap::new()).unwrap();
     let mut adapted = Weights::init(weights.layout().clone(), 3, &device);
     let before = values(&adapted);
-    let loaded = load_into(&mut adapted, &path, &device).unwrap();
+    let loaded = load_into(&mut adapted, &path).unwrap();
     assert_eq!(loaded.kept.len(), 2 * weights.layout().adapters().count());
     let after = values(&adapted);
     let split = model.layout().len();

@@ -189,7 +189,7 @@ fn everything_that_is_wrong_is_told_at_once_and_nothing_is_loaded() {
 
     let mut weights = Weights::init(model.layout().clone(), 1, &device);
     let before = values(&weights);
-    let report = report(load_into(&mut weights, directory.path(), &device));
+    let report = report(load_into(&mut weights, directory.path()));
     assert_eq!(values(&weights), before);
     let to_q = "transformer_blocks.0.attn.to_q.weight".to_owned();
     let to_query = "transformer_blocks.0.attn.to_query.weight".to_owned();

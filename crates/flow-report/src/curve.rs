@@ -12,6 +12,8 @@ use crate::ticks::{labels, nice_ticks};
 const DRAWN_POINTS: usize = 960;
 /// Points up to which each one is marked.
 const MARKED_POINTS: usize = 40;
+/// Between charts of a row.
+const GAP: f64 = 12.0;
 
 /// One line of a chart.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -115,23 +117,46 @@ impl LineChart {
 
     /// The chart as a complete SVG document, which may also be put into HTML as it is.
     pub fn svg(&self) -> String {
-        let frame = Frame::of(self);
+        Self::row(&self.title, std::slice::from_ref(self))
+    }
+
+    /// Several charts beside one another as one SVG document, called `title` by those who cannot see it.
+    pub fn row(title: &str, charts: &[Self]) -> String {
         let mut out = String::new();
         // Writing to a String cannot fail.
-        let _ = self.write(&mut out, &frame);
+        let _ = Self::write_row(&mut out, title, charts);
         out
+    }
+
+    fn write_row(out: &mut String, title: &str, charts: &[Self]) -> std::fmt::Result {
+        let frames: Vec<Frame> = charts.iter().map(Frame::of).collect();
+        let gaps = GAP * frames.len().saturating_sub(1) as f64;
+        let width = frames.iter().map(|frame| frame.width).sum::<f64>() + gaps;
+        let height = frames.iter().map(|frame| frame.height).fold(0.0, f64::max);
+        writeln!(
+            out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" class=\"chart\" role=\"img\" \
+             aria-label=\"{}\">\n<style>{STYLE}</style>",
+            escape(title)
+        )?;
+        let mut left = 0.0;
+        for (chart, frame) in charts.iter().zip(&frames) {
+            if left > 0.0 {
+                writeln!(out, "<g transform=\"translate({left} 0)\">")?;
+            }
+            chart.write(out, frame)?;
+            if left > 0.0 {
+                writeln!(out, "</g>")?;
+            }
+            left += frame.width + GAP;
+        }
+        writeln!(out, "</svg>")
     }
 
     fn write(&self, out: &mut String, frame: &Frame) -> std::fmt::Result {
         let Frame {
             width, height, top, ..
         } = *frame;
-        writeln!(
-            out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" class=\"chart\" role=\"img\" \
-             aria-label=\"{}\">\n<style>{STYLE}</style>",
-            escape(&self.title)
-        )?;
         writeln!(
             out,
             "<rect class=\"paper\" width=\"{width}\" height=\"{height}\" rx=\"6\"/>"
@@ -197,7 +222,7 @@ impl LineChart {
                 top - 13.0
             )?;
         }
-        writeln!(out, "</svg>")
+        Ok(())
     }
 }
 

@@ -36,6 +36,8 @@ pub enum Purpose {
     UpdateOrder = 12,
     /// Resampling for confidence intervals.
     Bootstrap = 13,
+    /// Vectors that stand for words.
+    Words = 14,
     /// Splits of a data set.
     DataSplit = 20,
     /// Which rendered scene an example shows.

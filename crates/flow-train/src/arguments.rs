@@ -266,6 +266,8 @@ pub enum Listed {
     Algorithms,
     Schedulers,
     Data,
+    /// Every prompt of every data set, in the order of its ids. Not in the list of all.
+    Prompts,
     Presets,
     Codes,
 }

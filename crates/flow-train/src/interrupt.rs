@@ -27,7 +27,7 @@ impl Interrupt {
     /// What Ctrl-C does.
     fn request(&self) {
         if self.ask() {
-            terminal::note("stopped at once; the run resumes from its last checkpoint");
+            terminal::note("stopped at once; what was saved before is whole");
             // Files appear whole or not at all, so there is nothing to tidy.
             std::process::exit(130);
         }

@@ -5,8 +5,11 @@ use flow_config::{Config, Resolved, Source};
 use flow_runtime::{Applied, Context, Feature, RuntimeOptions};
 use std::path::Path;
 
-/// What is compiled into this build besides what every build has: CubeCL with the feature `cuda`, but never Burn's fusion.
-pub(crate) const FEATURES: &[Feature] = if cfg!(feature = "cuda") {
+/// What is compiled into this build besides what every build has: CubeCL with the feature `cuda`, its caches on disk with
+/// `kernel-cache`, but never Burn's fusion.
+pub(crate) const FEATURES: &[Feature] = if cfg!(feature = "kernel-cache") {
+    &[Feature::Cubecl, Feature::Cuda, Feature::Persistence]
+} else if cfg!(feature = "cuda") {
     &[Feature::Cubecl, Feature::Cuda]
 } else {
     &[]

@@ -64,7 +64,15 @@ fn the_schema_is_valid_by_its_own_standard_and_has_no_dangling_reference() {
 
 #[test]
 fn the_committed_configs_pass() {
-    for name in ["digits-grpo", "digits-moe", "digits-nft", "shapes-grpo"] {
+    let names = [
+        "digits-grpo",
+        "digits-moe",
+        "digits-nft",
+        "shapes-grpo",
+        "shapes-grpo-h100",
+        "shapes-nft-h100",
+    ];
+    for name in names {
         let text = std::fs::read_to_string(format!("../../configs/{name}.toml")).expect(name);
         let document: toml::Table = text.parse().expect("TOML");
         let document = serde_json::to_value(document).expect("JSON");

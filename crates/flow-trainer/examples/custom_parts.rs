@@ -178,7 +178,7 @@ impl Mlp {
             latent,
             tokens: 1,
             vocabulary: Some(vocabulary),
-            reads_text: false,
+            text: None,
             stacks: Vec::new(),
             regions: Vec::new(),
         };

@@ -105,7 +105,7 @@ impl Job {
         let tokens = drawn.iter().map(|prompt| prompt.tokens.clone()).collect();
         let steps = setup::schedule(&config, spec.tokens)?.steps_for(0);
         let mut weights = model.weights.clone();
-        perturb::perturb(&mut weights, &device)?;
+        perturb::perturb(&mut weights)?;
         Ok(Self {
             null: dataset.null_tokens(),
             samples: (0..batch as u64).collect(),
@@ -209,6 +209,7 @@ impl Job {
         let settings = AdamWSettings {
             weight_decay: 0.0,
             warmup_steps: 0,
+            schedule: Default::default(),
             moments: FloatDType::F32,
             ..settings
         };

@@ -22,12 +22,16 @@
 
 #[path = "common/arrays.rs"]
 mod arrays;
+#[path = "common/flops.rs"]
+mod flops;
 #[path = "common/inputs.rs"]
 mod inputs;
 #[path = "common/opening.rs"]
 mod opening;
 #[path = "common/timing.rs"]
 mod timing;
+#[path = "common/workload_options.rs"]
+mod workload_options;
 #[path = "common/workloads.rs"]
 mod workloads;
 
@@ -38,7 +42,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, Weights, cpu};
-use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, load_into, trained_mask};
+use flow_models::{Architecture, ModelRegistry, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
@@ -55,6 +59,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 use timing::{in_pool, measure};
+use workload_options::Options;
 use workloads::{NAMES, Workload, workload};
 
 type Failure = Box<dyn Error>;
@@ -74,63 +79,6 @@ fn main() -> ExitCode {
             eprintln!("{error}");
             ExitCode::FAILURE
         }
-    }
-}
-
-/// What was asked for beside the command.
-struct Options {
-    tiny: bool,
-    store: StoredDtype,
-    device: String,
-    checkpoint: String,
-    fused: bool,
-    captured: bool,
-    moments: FloatDType,
-    layers: Option<usize>,
-    repeats: usize,
-    threads: String,
-}
-
-impl Options {
-    fn parse(mut arguments: &[String]) -> Result<Self, Failure> {
-        let mut options = Self {
-            tiny: false,
-            store: StoredDtype::F32,
-            device: "cpu".into(),
-            checkpoint: "none".into(),
-            fused: true,
-            captured: false,
-            moments: FloatDType::F32,
-            layers: None,
-            repeats: 5,
-            threads: "2".into(),
-        };
-        while let [name, rest @ ..] = arguments {
-            if let "--tiny" | "--plain" | "--capture" = &**name {
-                options.tiny |= name == "--tiny";
-                options.fused &= name != "--plain";
-                options.captured |= name == "--capture";
-                arguments = rest;
-                continue;
-            }
-            let [value, rest @ ..] = rest else {
-                return Err(format!("`{name}` needs a value").into());
-            };
-            match (&**name, &**value) {
-                ("--store", "f32") => options.store = StoredDtype::F32,
-                ("--store", "bf16") => options.store = StoredDtype::Bf16,
-                ("--moments", "f32") => options.moments = FloatDType::F32,
-                ("--moments", "bf16") => options.moments = FloatDType::BF16,
-                ("--device", _) => options.device.clone_from(value),
-                ("--checkpoint", _) => options.checkpoint.clone_from(value),
-                ("--repeats", _) => options.repeats = value.parse::<usize>()?.max(1),
-                ("--layers", _) => options.layers = Some(value.parse()?),
-                ("--threads", _) => options.threads.clone_from(value),
-                _ => return Err(format!("there is no option `{name} {value}`").into()),
-            }
-            arguments = rest;
-        }
-        Ok(options)
     }
 }
 
@@ -216,11 +164,11 @@ impl Job {
         let mut weights = Weights::zeros(layout.clone(), &device);
         match file {
             Some(file) => {
-                load_into(&mut weights, file, &device)?;
+                load_into(&mut weights, file)?;
             }
             None => {
                 for (index, values) in random_values(&*model, &layout) {
-                    weights.set(index, device.plain(values, &layout.specs()[index].shape))?;
+                    weights.set_host(index, values)?;
                 }
             }
         }
@@ -399,6 +347,7 @@ impl Job {
             weight_decay: 0.0,
             max_grad_norm: 0.0,
             warmup_steps: 0,
+            schedule: Default::default(),
             moments,
         };
         AdamW::new(
@@ -440,6 +389,11 @@ fn root_mean_square(values: &[f32]) -> f64 {
 fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Result<(), Failure> {
     let file = folder.join("weights.safetensors");
     let mut job = Job::new(workload, Some(&file), options)?;
+    if part != "step" {
+        // Nothing is trained, so there is one copy of every weight, the one that is computed with.
+        let none = vec![false; job.trained.len()];
+        job.weights.freeze(&none);
+    }
     let mut failed = None;
     // The result is read, so that what an asynchronous device has not done yet is waited for; until then the host has only
     // told the device what to do.
@@ -491,6 +445,7 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
     }
     wall_ms.sort_by(f64::total_cmp);
     let at = |share: f64| wall_ms[((wall_ms.len() - 1) as f64 * share).round() as usize];
+    let tflop = flops::tera(&job.workload, part, &options.checkpoint);
     println!(
         "{}",
         json!({
@@ -504,7 +459,9 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             "median_ms": at(0.5), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
             // Of the last: of a step without the update, which waits for the gradients' norm.
             "enqueued_ms": enqueued_ms,
+            "tflop": tflop, "tflop_per_s": tflop / at(0.5) * 1e3,
             "peak_gib": opening::peak_gib(&job.device),
+            "driver_gib": job.device.driver_bytes().map(|bytes| bytes as f64 / (1u64 << 30) as f64),
         })
     );
     Ok(())

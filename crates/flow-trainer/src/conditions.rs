@@ -1,25 +1,27 @@
 //! From prompts to what a model reads.
 
 use crate::policy::{ConditionKeys, Conditions};
+use crate::text::EncodedText;
 use flow_core::device::ComputeDevice;
 use flow_core::{Condition, ModelSpec};
 use flow_data::{Dataset, Prompt};
 use std::sync::Arc;
 
-/// Turns prompts into token conditions, padded to the model's length.
+/// Turns prompts into conditions: tokens, or encoded text.
 #[derive(Clone, Debug)]
 pub struct Conditioner {
     device: ComputeDevice,
-    null: Vec<i64>,
-    length: usize,
+    null: Vec<u32>,
+    /// For a model that reads encoded text.
+    text: Option<EncodedText>,
     guided: bool,
 }
 
 impl Conditioner {
-    /// For `dataset`'s prompts and a model of `spec`.
+    /// For `dataset`'s prompts and a model of `spec` that reads tokens.
     ///
     /// # Errors
-    /// A message if the model's vocabulary or prompt length is too small for the data.
+    /// A message if the model reads no tokens, or if its vocabulary or prompt length is too small for the data.
     pub fn new(
         dataset: &dyn Dataset,
         spec: &ModelSpec,
@@ -28,7 +30,8 @@ impl Conditioner {
     ) -> Result<Self, String> {
         let Some(vocabulary) = spec.vocabulary else {
             return Err(format!(
-                "model `{}` reads no tokens, and data set `{}` offers nothing else",
+                "model `{}` reads no tokens, and data set `{}` offers nothing else; \
+                 `Conditioner::encoded` is for models that read text",
                 spec.architecture,
                 dataset.name()
             ));
@@ -43,28 +46,39 @@ impl Conditioner {
                 dataset.name()
             ));
         }
-        let null = dataset.null_tokens().into_iter().map(i64::from).collect();
         Ok(Self {
             device: device.clone(),
-            null,
-            length,
+            null: dataset.null_tokens(),
+            text: None,
             guided,
         })
+    }
+
+    /// For `dataset`'s prompts, encoded as `text`.
+    pub fn encoded(dataset: &dyn Dataset, text: EncodedText, guided: bool, device: &ComputeDevice) -> Self {
+        Self {
+            device: device.clone(),
+            null: dataset.null_tokens(),
+            text: Some(text),
+            guided,
+        }
     }
 
     /// Conditions of a batch of prompts, with the empty condition beside them under guidance.
     pub fn conditions<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Conditions {
         let rows: Vec<&[u32]> = prompts.map(|prompt| prompt.tokens.as_slice()).collect();
-        let key =
-            |tokens: &mut dyn Iterator<Item = i64>| tokens.flat_map(i64::to_le_bytes).collect::<Arc<[u8]>>();
-        let keys = ConditionKeys {
-            conditional: (rows.iter())
-                .map(|row| key(&mut row.iter().copied().map(i64::from)))
-                .collect(),
-            unconditional: key(&mut self.null.iter().copied()),
+        let key = |tokens: &[u32]| {
+            let tokens = tokens.iter().map(|token| i64::from(*token));
+            tokens.flat_map(i64::to_le_bytes).collect::<Arc<[u8]>>()
         };
-        let unconditional = self.guided.then(|| self.tokens(self.null.repeat(rows.len())));
-        let conditional = self.tokens(rows.concat().into_iter().map(i64::from).collect());
+        let keys = ConditionKeys {
+            conditional: rows.iter().map(|row| key(row)).collect(),
+            unconditional: key(&self.null),
+        };
+        let unconditional = self
+            .guided
+            .then(|| self.condition(&vec![&*self.null; rows.len()]));
+        let conditional = self.condition(&rows);
         Conditions {
             conditional,
             unconditional,
@@ -72,22 +86,23 @@ impl Conditioner {
         }
     }
 
-    /// A condition of raw token rows, the empty one where `None`.
+    /// A condition of prompts given by their tokens, the empty one where `None`.
     pub fn rows(&self, rows: &[Option<Vec<u32>>]) -> Condition {
-        let mut tokens = Vec::with_capacity(rows.len() * self.length);
-        for row in rows {
-            match row {
-                Some(row) => tokens.extend(row.iter().map(|token| i64::from(*token))),
-                None => tokens.extend_from_slice(&self.null),
-            }
-        }
-        self.tokens(tokens)
+        let rows: Vec<&[u32]> = rows
+            .iter()
+            .map(|row| row.as_deref().unwrap_or(&self.null))
+            .collect();
+        self.condition(&rows)
     }
 
-    fn tokens(&self, tokens: Vec<i64>) -> Condition {
-        let batch = tokens.len() / self.length;
+    fn condition(&self, rows: &[&[u32]]) -> Condition {
+        if let Some(text) = &self.text {
+            return text.condition(rows.iter().copied(), &self.device);
+        }
+        let tokens = rows.concat().into_iter().map(i64::from).collect();
+        let tokens = self.device.int_tensor(tokens, [rows.len(), self.null.len()]);
         Condition {
-            tokens: Some(self.device.int_tensor(tokens, [batch, self.length])),
+            tokens: Some(tokens),
             ..Condition::default()
         }
     }

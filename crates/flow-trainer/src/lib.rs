@@ -17,6 +17,7 @@ pub mod rollout;
 pub mod scheduler;
 pub mod session;
 pub mod setup;
+pub mod text;
 pub mod timesteps;
 
 pub use error::TrainError;

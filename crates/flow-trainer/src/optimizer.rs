@@ -5,6 +5,45 @@ use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
 use flow_core::{AdamWStep, Kernels, ParamLayout, Plain, StepFactors, StepValues, Updated, Weights, cpu};
 
+/// How the learning rate goes on after the warm-up. Steps count from 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum RateSchedule {
+    /// It stays.
+    #[default]
+    Constant,
+    /// Along a line to the share `to` of it, reached at step `steps`.
+    Linear {
+        /// Step from which on it stays at the end.
+        steps: u64,
+        /// Share of the learning rate at the end.
+        to: f64,
+    },
+    /// Along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts) to the share `to` of it.
+    Cosine {
+        /// Step from which on it stays at the end.
+        steps: u64,
+        /// Share of the learning rate at the end.
+        to: f64,
+    },
+}
+
+impl RateSchedule {
+    /// The share of the learning rate at `step`, of which `first` is the first after the warm-up.
+    fn share_at(self, step: u64, first: u64) -> f64 {
+        let progress = |steps: u64| {
+            let (done, all) = (step.saturating_sub(first), steps.saturating_sub(first).max(1));
+            (done as f64 / all as f64).min(1.0)
+        };
+        match self {
+            Self::Constant => 1.0,
+            Self::Linear { steps, to } => 1.0 - (1.0 - to) * progress(steps),
+            Self::Cosine { steps, to } => {
+                to + (1.0 - to) * 0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress(steps)))
+            }
+        }
+    }
+}
+
 /// AdamW's settings (Loshchilov and Hutter 2019, arXiv:1711.05101).
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWSettings {
@@ -20,6 +59,8 @@ pub struct AdamWSettings {
     pub max_grad_norm: f64,
     /// Steps in which the learning rate rises linearly.
     pub warmup_steps: u64,
+    /// How it goes on then.
+    pub schedule: RateSchedule,
     /// What the moments are stored as, f32 or bf16: they are rounded after each step, which itself is f32.
     pub moments: FloatDType,
 }
@@ -142,7 +183,7 @@ impl AdamW {
                 second: zeros(&spec.shape),
             })
         });
-        let moments = moments.collect();
+        let moments = device.lasting(|| moments.collect());
         Self {
             settings,
             trained,
@@ -238,8 +279,11 @@ impl AdamW {
             };
             if spec.decays { &mut decayed } else { &mut others }.push(of);
         }
-        kernels.adamw_all(decayed, &decaying);
-        kernels.adamw_all(others, &steady);
+        // What something else still holds is written to a new place, which lasts as well.
+        device.lasting(|| {
+            kernels.adamw_all(decayed, &decaying);
+            kernels.adamw_all(others, &steady);
+        });
         // Read after all is launched: the device need not wait for the host.
         let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&varying)[4]));
         if !gradient_norm.is_finite() {
@@ -280,6 +324,6 @@ impl AdamW {
         } else {
             (step as f64 / rise as f64).min(1.0)
         };
-        self.settings.learning_rate * share
+        self.settings.learning_rate * share * self.settings.schedule.share_at(step, rise.max(1))
     }
 }

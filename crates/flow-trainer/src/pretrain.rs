@@ -9,14 +9,16 @@ use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
 use crate::optimizer::{Accumulated, AdamW, AdamWSettings};
 use crate::timesteps::standard_normal_quantile;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    CallContext, FlowModel, ModelInput, Plain, Plan, Stage, Training, Weights, cpu, tensors::plain,
+    CallContext, Exec, FlowModel, ModelInput, Plain, Plan, RegionKind, Stage, Training, Weights, cpu,
+    tensors::plain,
 };
 use flow_data::Dataset;
 use flow_report::Stopwatch;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -48,7 +50,7 @@ pub struct Pretrained {
     pub weights: Weights,
     /// Mean loss of the last hundredth of the steps, at least one.
     pub final_loss: f64,
-    /// Loss of every step.
+    /// Loss of every step that was taken: fewer than asked for, if the observer was interrupted.
     pub losses: Vec<f32>,
 }
 
@@ -60,19 +62,22 @@ struct Batch {
     captions: Vec<Option<Vec<u32>>>,
 }
 
+/// An image with its noise and the caption it is shown with.
+struct Row {
+    data: Vec<f32>,
+    noise: Vec<f32>,
+    caption: Option<Vec<u32>>,
+}
+
+/// The batch of a step. Rows are made on the threads of the calling pool; each is a function of its position alone.
 fn batch(dataset: &dyn Dataset, settings: &PretrainSettings, step: u64) -> Result<Batch, TrainError> {
-    let values = dataset.image_shape().len();
     let count = settings.batch;
     let stream = |purpose| Stream::new(settings.seed, purpose);
     let epoch_of = |position: u64| (position / dataset.len(), position % dataset.len());
     let mut order = (u64::MAX, Vec::new());
     let mut times = stream(Purpose::Timesteps).at(step, 0);
-    let mut found = Batch {
-        data: Vec::with_capacity(count * values),
-        noise: vec![0.0; count * values],
-        sigmas: Vec::with_capacity(count),
-        captions: Vec::with_capacity(count),
-    };
+    let mut places = Vec::with_capacity(count);
+    let mut sigmas = Vec::with_capacity(count);
     for row in 0..count {
         let position = step * count as u64 + row as u64;
         let (epoch, place) = epoch_of(position);
@@ -84,25 +89,34 @@ fn batch(dataset: &dyn Dataset, settings: &PretrainSettings, step: u64) -> Resul
                     .permutation(dataset.len() as usize),
             );
         }
-        let example = dataset.example(order.1[place as usize] as u64)?;
-        found.data.extend_from_slice(&example.image.pixels_chw);
-        let dropped = stream(Purpose::Captions).at(position, 0).uniform() < settings.condition_dropout;
-        let noisy = dataset.noisy_prompt(
-            &example.prompt,
-            settings.label_noise as f32,
-            settings.seed,
-            position,
-        )?;
-        found.captions.push((!dropped).then_some(noisy.tokens));
+        places.push((position, order.1[place as usize] as u64));
         // One draw per stratum of the batch keeps the noise of the loss down.
         let uniform = (row as f64 + times.uniform()) / count as f64;
-        found
-            .sigmas
-            .push(sigmoid(standard_normal_quantile(uniform.clamp(1e-6, 1.0 - 1e-6))) as f32);
-        let noise = &mut found.noise[row * values..(row + 1) * values];
-        stream(Purpose::ForwardNoise).at(position, 0).fill_normal(noise);
+        sigmas.push(sigmoid(standard_normal_quantile(uniform.clamp(1e-6, 1.0 - 1e-6))) as f32);
     }
-    Ok(found)
+    let rows = places.into_par_iter().map(|(position, index)| {
+        let example = dataset.example(index)?;
+        let dropped = stream(Purpose::Captions).at(position, 0).uniform() < settings.condition_dropout;
+        let share = settings.label_noise as f32;
+        let noisy = dataset.noisy_prompt(&example.prompt, share, settings.seed, position)?;
+        let mut noise = vec![0.0; example.image.pixels_chw.len()];
+        stream(Purpose::ForwardNoise)
+            .at(position, 0)
+            .fill_normal(&mut noise);
+        Ok(Row {
+            data: example.image.pixels_chw,
+            noise,
+            caption: (!dropped).then_some(noisy.tokens),
+        })
+    });
+    let rows: Vec<Row> = rows.collect::<Result<_, TrainError>>()?;
+    let values = |of: fn(&Row) -> &[f32]| rows.iter().flat_map(of).copied().collect();
+    Ok(Batch {
+        data: values(|row| &row.data),
+        noise: values(|row| &row.noise),
+        sigmas,
+        captions: rows.into_iter().map(|row| row.caption).collect(),
+    })
 }
 
 fn sigmoid(x: f64) -> f64 {
@@ -133,7 +147,7 @@ impl Pretraining<'_> {
         batch: &Batch,
         rows: Range<usize>,
         balance_weight: f64,
-    ) -> (f32, Vec<Option<Plain>>) {
+    ) -> (Plain, Vec<Option<Plain>>) {
         let values = self.dataset.image_shape().len();
         let shape = [rows.len(), values];
         let elements = rows.start * values..rows.end * values;
@@ -149,7 +163,7 @@ impl Pretraining<'_> {
         let exec = pass.exec(CallContext::single(Stage::Training));
         let condition = self.conditioner.rows(&batch.captions[rows]);
         let input = ModelInput { x, sigma, condition };
-        let (v, balance_b) = self.model.velocity_and_balance(&exec, input);
+        let (v, balance_b) = self.velocity(&exec, input);
         let error_b = self
             .plan
             .kernels
@@ -158,14 +172,30 @@ impl Pretraining<'_> {
         if let Some(balance_b) = balance_b {
             loss = loss + balance_b.mean_dim(0) * balance_weight as f32;
         }
-        let value = cpu::to_host(&plain(&loss.clone().into_dispatch()))[0];
+        let value = plain(&loss.clone().into_dispatch());
         (value, pass.gradients(&loss))
+    }
+
+    /// Velocity in f32 and, of a model with experts, their balance. Others are called as losses call them, so that
+    /// accelerators may answer.
+    fn velocity(&self, exec: &Exec<'_>, input: ModelInput) -> (Tensor<2>, Option<Tensor<1>>) {
+        if !self.model.spec().regions.contains(&RegionKind::Moe) {
+            return (exec.velocity(&**self.model, input), None);
+        }
+        let (v, balance_b) = self.model.velocity_and_balance(exec, input);
+        match v.dtype() {
+            DType::F32 => (v, balance_b),
+            _ => (v.cast(DType::F32), balance_b),
+        }
     }
 }
 
-/// Equal pieces of at least 16 rows into which a batch is split; a function of the batch alone, so that the bits are
-/// those of every machine.
-fn pieces(batch: usize) -> usize {
+/// Equal pieces of at least 16 rows into which a batch is split on a processor; a function of the batch alone, so that the
+/// bits are those of every machine. A GPU takes the batch as a whole: pieces would follow one another there.
+fn pieces(batch: usize, device: &ComputeDevice) -> usize {
+    if !device.is_processor() {
+        return 1;
+    }
     (1..=batch / 16)
         .rev()
         .find(|pieces| batch.is_multiple_of(*pieces))
@@ -198,24 +228,37 @@ pub fn pretrain(
     let mut average = weights.clone();
     let kernels = &*plan.kernels;
     let mut losses = Vec::with_capacity(settings.steps as usize);
-    let pieces = pieces(settings.batch);
+    let pieces = pieces(settings.batch, device);
     observer.phase(Phase::Pretraining, settings.steps as usize);
+    let mut upcoming = batch(dataset, settings, 0);
     for step in 0..settings.steps {
         let watch = Stopwatch::start();
-        let batch = batch(dataset, settings, step)?;
-        // Beside one another, added up in order.
-        let units = device.concurrently(pieces, |index| {
-            let rows = settings.batch / pieces;
-            let rows = index * rows..(index + 1) * rows;
-            parts.unit(&weights, &trained, &batch, rows, settings.balance_weight)
+        let current = upcoming?;
+        optimizer.set_settings(AdamWSettings {
+            learning_rate: settings.optimizer.learning_rate * cosine(step, settings.steps),
+            ..settings.optimizer.clone()
         });
-        let mut accumulated = Accumulated::of(pieces);
-        let mut sum = 0.0;
-        for (value, gradients) in units {
-            sum += value;
-            accumulated.add(kernels, gradients);
-        }
-        let value = sum / pieces as f32;
+        let learn = || {
+            // Beside one another, added up in order.
+            let units = device.concurrently(pieces, |index| {
+                let rows = settings.batch / pieces;
+                let rows = index * rows..(index + 1) * rows;
+                parts.unit(&weights, &trained, &current, rows, settings.balance_weight)
+            });
+            let mut accumulated = Accumulated::of(pieces);
+            let mut values = Vec::with_capacity(pieces);
+            for (value, gradients) in units {
+                values.push(value);
+                accumulated.add(kernels, gradients);
+            }
+            let report = optimizer.step(kernels, device, &mut weights, accumulated);
+            // Read after all is launched: the device need not wait for the host.
+            let sum: f32 = values.iter().map(|value| cpu::to_host(value)[0]).sum();
+            (sum / pieces as f32, report)
+        };
+        // The next batch is made beside it.
+        let following = || (step + 1 < settings.steps).then(|| batch(dataset, settings, step + 1));
+        let ((value, report), next) = rayon::join(learn, following);
         if !value.is_finite() {
             let position = "a pretraining step".into();
             return Err(TrainError::NonFiniteLoss {
@@ -225,23 +268,17 @@ pub fn pretrain(
                 value,
             });
         }
-        optimizer.set_settings(AdamWSettings {
-            learning_rate: settings.optimizer.learning_rate * cosine(step, settings.steps),
-            ..settings.optimizer.clone()
-        });
-        let report = optimizer
-            .step(kernels, device, &mut weights, accumulated)
-            .map_err(|source| TrainError::NonFiniteGradient {
-                iteration: step + 1,
-                source,
-            })?;
+        let report = report.map_err(|source| TrainError::NonFiniteGradient {
+            iteration: step + 1,
+            source,
+        })?;
         // Follows closely at first, as in the power schedule of averages.
         let decay = settings
             .average_decay
             .min((1.0 + step as f64) / (10.0 + step as f64));
         let decay = device.plain(vec![decay as f32], &[1]);
         let pairs = average.values_mut().iter_mut().zip(weights.values());
-        kernels.average_all(pairs.collect(), &decay);
+        device.lasting(|| kernels.average_all(pairs.collect(), &decay));
         losses.push(value);
         observer.advance(1);
         observer.iteration(&IterationSummary {
@@ -253,6 +290,11 @@ pub fn pretrain(
             wall_s: watch.wall_s(),
             ..IterationSummary::default()
         });
+        let Some(next) = next else { break };
+        if observer.interrupted() {
+            break;
+        }
+        upcoming = next;
     }
     let tail = &losses[losses.len() - (losses.len() / 100).max(1).min(losses.len())..];
     let final_loss = tail.iter().map(|loss| f64::from(*loss)).sum::<f64>() / tail.len().max(1) as f64;

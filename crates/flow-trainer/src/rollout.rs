@@ -8,6 +8,8 @@ use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{Kernels, Plain, Rollout, Stage, tensors::plain};
+use rayon::iter::{IndexedParallelIterator, ParallelIterator};
+use rayon::slice::ParallelSliceMut;
 use std::sync::Arc;
 
 /// One stochastic step of a micro-batch, as the loss will replay it.
@@ -178,13 +180,13 @@ impl Sampler {
         }
     }
 
-    /// Standard normal values, `[B, N]`, each row addressed by its sample and the step.
+    /// Standard normal values, `[B, N]`, each row addressed by its sample and the step, and drawn on whichever thread of the
+    /// calling pool has time: on a GPU the others would look on, and the device would wait.
     pub fn noise(&self, purpose: Purpose, samples: &[u64], step: u32, values: usize) -> Plain {
         let stream = Stream::new(self.seed, purpose);
         let mut noise = vec![0.0f32; samples.len() * values];
-        for (row, sample) in noise.chunks_exact_mut(values).zip(samples) {
-            stream.at(*sample, step).fill_normal(row);
-        }
+        let rows = noise.par_chunks_exact_mut(values).zip(samples);
+        rows.for_each(|(row, sample)| stream.at(*sample, step).fill_normal(row));
         self.device.plain(noise, &[samples.len(), values])
     }
 }

@@ -3,9 +3,9 @@
 //! Both sides are programs that stay alive and answer a line for a line, so that kernels are compiled once and neither
 //! meets a colder GPU than the other.
 
+use super::built::Built;
 use super::date;
 use super::server::{Samples, Server, figure};
-use crate::process::{cargo, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -43,21 +43,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     if options.rounds == 0 || options.repeats == 0 {
         bail!("--rounds and --repeats must be at least 1");
     }
-    let program = match &options.program {
-        Some(program) => program.clone(),
-        None => {
-            let package = [
-                "build",
-                "--release",
-                "--package",
-                "flow-attention-cube",
-                "--example",
-                "gpu_speed",
-            ];
-            run_command(&mut cargo(workspace, &package))?;
-            workspace.release_folder()?.join("examples").join("gpu_speed")
-        }
-    };
+    let program = Built::example("flow-attention-cube", "gpu_speed").or_given(workspace, &options.program)?;
     let mut ours = Server::start(Command::new(program))?;
     let mut peer = match options.peer.as_str() {
         "none" => None,

@@ -6,8 +6,9 @@
 
 mod curve;
 
+use super::built::Built;
 use super::{date, processor};
-use crate::process::{cargo, output, run as run_command};
+use crate::process::output;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -155,16 +156,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             serde_json::from_str(&fs::read_to_string(workspace.path(&from.to_string_lossy()))?)?;
         return write(&to, &document);
     }
-    let path = match &options.program {
-        Some(path) => path.clone(),
-        None => {
-            run_command(&mut cargo(
-                workspace,
-                &["build", "--release", "--package", "flow-train"],
-            ))?;
-            workspace.release_folder()?.join("flow-train")
-        }
-    };
+    let path = Built::program("flow-train").or_given(workspace, &options.program)?;
     let program = Program { path, workspace };
     let mut jobs = Vec::new();
     for (name, config, set, _) in JOBS {

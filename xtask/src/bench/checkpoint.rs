@@ -3,10 +3,10 @@
 
 mod beside;
 
+use super::built::Built;
 use super::server::Server;
 use super::{date, processor};
 use crate::peer;
-use crate::process::{cargo, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use beside::Peer;
@@ -109,18 +109,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     if options.repeats == 0 || options.threads == 0 {
         bail!("--repeats and --threads must be at least 1");
     }
-    let program = match &options.program {
-        Some(program) => program.clone(),
-        None => {
-            let mut package = vec!["build", "--release", "--package", "flow-checkpoint"];
-            package.extend(["--example", "policy_speed"]);
-            if options.device == "cuda" {
-                package.extend(["--features", "cuda"]);
-            }
-            run_command(&mut cargo(workspace, &package))?;
-            workspace.release_folder()?.join("examples").join("policy_speed")
-        }
-    };
+    let program = Built::example("flow-checkpoint", "policy_speed")
+        .with_cuda(options.device == "cuda")
+        .or_given(workspace, &options.program)?;
     let mut problem = match options.problem.as_deref() {
         Some("wan-1.3b") => {
             let mut problem = wan(20);

@@ -1,8 +1,8 @@
 //! `cargo xtask bench gemm`: our matrix products and PyTorch's (cuBLAS) on one GPU, in one run, in turns.
 
+use super::built::Built;
 use super::date;
 use super::server::{Samples, Server, figure};
-use crate::process::{cargo, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -55,15 +55,8 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     if options.rounds == 0 || options.repeats == 0 {
         bail!("--rounds and --repeats must be at least 1");
     }
-    let program = match &options.program {
-        Some(program) => program.clone(),
-        None => {
-            let (package, example) = ("flow-matmul-cube", "matmul_device");
-            let build = ["build", "--release", "--package", package, "--example", example];
-            run_command(&mut cargo(workspace, &build))?;
-            workspace.release_folder()?.join("examples").join(example)
-        }
-    };
+    let program =
+        Built::example("flow-matmul-cube", "matmul_device").or_given(workspace, &options.program)?;
     let mut command = Command::new(program);
     command.arg("serve");
     let mut ours = Server::start(command)?;

@@ -1,24 +1,33 @@
 //! `cargo xtask bench`: speed beside PyTorch, on the same machine, in one run, in turns; and what the feature cache saves.
 
 mod attention;
+mod audit;
+mod built;
 mod cache;
+mod ceilings;
 mod checkpoint;
 mod gemm;
+mod iterations;
+mod job;
+mod options;
 mod quiet;
 mod result;
+mod run;
 mod server;
 mod workloads;
 
 use crate::peer;
-use crate::process::{cargo, output, run as run_command};
+use crate::process::{output, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
+use built::Built;
 use clap::{Args, Subcommand};
 use result::{Contender, Outcome};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use workloads::Which;
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -39,8 +48,22 @@ enum Target {
     Checkpoint(checkpoint::Options),
     /// The policies of the feature cache: what each saves and changes, on trained toys.
     Cache(cache::Options),
+    /// Options of the runtimes: which of them make a run faster, and that none changes a bit.
+    Options(options::Options),
+    /// A whole run: reward against images and against seconds.
+    Run(run::Options),
     /// Whole models at published sizes: that PyTorch computes the same, and how fast both are.
     Workloads(workloads::Options),
+    /// Of the same, one block of each model (SD3.5: the first and the last): forward, and a training step.
+    Block(workloads::Options),
+    /// Of the same, the training steps.
+    Step(workloads::Options),
+    /// Of the same, the rollouts, or the forward pass where there is none.
+    Rollout(workloads::Options),
+    /// That training computes the ratios of the rollout exactly, with every combination of what computes.
+    Audit(audit::Options),
+    /// What this GPU gives at most: products of large matrices, copies, launches.
+    Ceilings(ceilings::Options),
 }
 
 /// How to measure on the processor.
@@ -76,7 +99,14 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Target::Gemm(options) => gemm::run(workspace, options),
         Target::Checkpoint(options) => checkpoint::run(workspace, options),
         Target::Cache(options) => cache::run(workspace, options),
-        Target::Workloads(options) => workloads::run(workspace, options),
+        Target::Options(options) => options::run(workspace, options),
+        Target::Run(options) => run::run(workspace, options),
+        Target::Workloads(options) => workloads::run(workspace, options, Which::All),
+        Target::Block(options) => workloads::run(workspace, options, Which::Block),
+        Target::Step(options) => workloads::run(workspace, options, Which::Step),
+        Target::Rollout(options) => workloads::run(workspace, options, Which::Rollout),
+        Target::Audit(options) => audit::run(workspace, options),
+        Target::Ceilings(options) => ceilings::run(workspace, options),
     }
 }
 
@@ -90,18 +120,7 @@ fn cpu(workspace: &Workspace, options: &CpuOptions) -> Result<()> {
         bail!("--rounds, --repeats and --threads must be at least 1");
     }
     let python = peer::python()?;
-    run_command(&mut cargo(
-        workspace,
-        &[
-            "build",
-            "--release",
-            "--package",
-            "flow-trainer",
-            "--example",
-            "step_speed",
-        ],
-    ))?;
-    let ours = workspace.release_folder()?.join("examples").join("step_speed");
+    let ours = Built::example("flow-trainer", "step_speed").or_given(workspace, &None)?;
     let default = ["configs/digits-grpo.toml".to_owned()];
     let configs = if options.configs.is_empty() {
         &default[..]

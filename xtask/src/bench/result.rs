@@ -39,7 +39,8 @@ pub struct Outcome {
     pub contenders: Vec<Contender>,
 }
 
-fn median(values: &[f64]) -> f64 {
+/// The middle value, or the mean of the two in the middle; NaN of none.
+pub(super) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;

@@ -1,14 +1,18 @@
-//! `cargo xtask bench workloads`: whole models at published sizes, ours and PyTorch's, from the same weights and inputs.
+//! `cargo xtask bench workloads`: whole models at published sizes, ours and PyTorch's, from the same weights and inputs; and
+//! parts of that, `bench block`, `bench step` and `bench rollout`.
 //!
 //! First both programs compute each workload with a few channels and tokens in f32 on the processor, and have to agree.
 //! Then, with `--device`, they are timed in turns; a contender whose loss is not the others' stops the run.
 
+use super::built::Built;
+use super::ceilings;
+use super::server::figure;
 use crate::peer;
-use crate::process::{cargo, output, run as run_command};
+use crate::process::{output, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,7 +49,33 @@ pub struct Options {
     to: Option<PathBuf>,
 }
 
-/// What of a workload is timed: the part and what backward keeps.
+/// What of the workloads is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All that is listed for each.
+    All,
+    /// One block of each model (SD3.5: the first and the last), forward and a training step.
+    Block,
+    /// A training step.
+    Step,
+    /// A rollout, or a forward pass where there is none.
+    Rollout,
+}
+
+impl Which {
+    /// What of a workload is timed: the part and what backward keeps.
+    fn rows(self, workload: &str) -> Vec<(&'static str, &'static str)> {
+        let rows = rows(workload).iter().copied();
+        match self {
+            Self::All => rows.collect(),
+            Self::Block => vec![("forward", "none"), ("step", "none")],
+            Self::Step => rows.filter(|(part, _)| *part == "step").collect(),
+            Self::Rollout => rows.filter(|(part, _)| *part != "step").collect(),
+        }
+    }
+}
+
+/// All that is timed of a workload.
 fn rows(workload: &str) -> &'static [(&'static str, &'static str)] {
     match workload {
         "wan-1.3b" => &[("step", "full"), ("step", "attn_only")],
@@ -62,24 +92,36 @@ enum Contender {
     Ours,
     /// Ours, with calls of the model recorded and replayed.
     Captured,
+    /// Ours without accelerators: operations one by one.
+    Plain,
     Peer(&'static str),
+    /// The peer with trained parameters, their gradients and moments in f32, as ours are.
+    MixedPeer(&'static str),
 }
 
 impl Contender {
-    fn of(workload: &str, device: &str) -> Vec<Self> {
+    fn of(workload: &str, part: &str, device: &str) -> Vec<Self> {
         let ours: &[Self] = match device {
-            "cuda" => &[Self::Ours, Self::Captured],
-            _ => &[Self::Ours],
+            "cuda" => &[Self::Ours, Self::Captured, Self::Plain],
+            _ => &[Self::Ours, Self::Plain],
         };
         let peers = modes(workload, device).into_iter().map(Self::Peer);
-        ours.iter().copied().chain(peers).collect()
+        let mixed = (part == "step").then_some(Self::MixedPeer("compile"));
+        ours.iter().copied().chain(peers).chain(mixed).collect()
+    }
+
+    /// Whether it is PyTorch.
+    fn is_peer(self) -> bool {
+        matches!(self, Self::Peer(_) | Self::MixedPeer(_))
     }
 
     fn name(self) -> String {
         match self {
             Self::Ours => "flow-train".into(),
             Self::Captured => "flow-train, captured".into(),
+            Self::Plain => "flow-train, plain".into(),
             Self::Peer(mode) => format!("PyTorch {mode}"),
+            Self::MixedPeer(mode) => format!("PyTorch {mode}, f32"),
         }
     }
 }
@@ -94,36 +136,32 @@ fn modes(workload: &str, device: &str) -> Vec<&'static str> {
 }
 
 /// Compares, and measures if asked to.
-pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+pub fn run(workspace: &Workspace, options: &Options, which: Which) -> Result<()> {
     if options.rounds == 0 || options.repeats == 0 {
         bail!("--rounds and --repeats must be at least 1");
     }
     let python = options.python.clone().map_or_else(peer::python, Ok)?;
-    let program = match &options.program {
-        Some(program) => program.clone(),
-        None => {
-            let example = ["--example", "workload_speed"];
-            let mut build = [&["build", "--release", "--package", "flow-trainer"][..], &example].concat();
-            if options.device.as_deref() == Some("cuda") {
-                build.extend(["--features", "cuda"]);
-            }
-            run_command(&mut cargo(workspace, &build))?;
-            workspace
-                .release_folder()?
-                .join("examples")
-                .join("workload_speed")
-        }
-    };
+    let program = Built::example("flow-trainer", "workload_speed")
+        .with_cuda(options.device.as_deref() == Some("cuda"))
+        .or_given(workspace, &options.program)?;
     let known = output(Command::new(&program).arg("list"))?;
     let names: Vec<&str> = match &options.names[..] {
-        [] => known.lines().collect(),
+        [] => known
+            .lines()
+            .filter(|name| !which.rows(name).is_empty())
+            .collect(),
         names => names.iter().map(String::as_str).collect(),
     };
-    let bench = Bench {
+    if let Some(without) = names.iter().find(|name| which.rows(name).is_empty()) {
+        bail!("`{without}` has no such part; `cargo xtask bench workloads {without}` measures what it has");
+    }
+    let mut bench = Bench {
         program,
         python,
         script: workspace.path("bench/step_peer.py"),
         options,
+        which,
+        ceiling: None,
     };
     for name in &names {
         bench.check(name)?;
@@ -131,6 +169,11 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let Some(device) = &options.device else {
         return Ok(());
     };
+    if device == "cuda" {
+        let found = ceilings::measure(workspace, &bench.python)?;
+        println!("{found}");
+        bench.ceiling = Some(found.matmul);
+    }
     let (mut table, mut lines) = (String::new(), String::new());
     for name in names {
         bench.time(name, device, &mut table, &mut lines)?;
@@ -147,6 +190,9 @@ struct Bench<'a> {
     python: PathBuf,
     script: PathBuf,
     options: &'a Options,
+    which: Which,
+    /// Operations a second of matrix products alone, on this device now.
+    ceiling: Option<f64>,
 }
 
 impl Bench<'_> {
@@ -158,9 +204,19 @@ impl Bench<'_> {
         } else {
             &["--store", "bf16"]
         });
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        command.arg("--threads").arg(threads.to_string());
+        command.args(self.layers(name));
+        command.arg("--threads").arg(threads());
         run_command(&mut command)
+    }
+
+    /// How many blocks our program makes the model of, if not as many as it has. SD3.5's last block does not carry its text on, so
+    /// that a model of one would lack layers that adapters name.
+    fn layers(&self, name: &str) -> &'static [&'static str] {
+        match (self.which, name) {
+            (Which::Block, "sd35-medium") => &["--layers", "2"],
+            (Which::Block, _) => &["--layers", "1"],
+            _ => &[],
+        }
     }
 
     /// That both programs compute the same.
@@ -184,21 +240,32 @@ impl Bench<'_> {
     ) -> Command {
         let (part, checkpoint) = row;
         let mut command = match contender {
-            Contender::Ours | Contender::Captured => {
+            Contender::Ours | Contender::Captured | Contender::Plain => {
                 let mut command = Command::new(&self.program);
                 command.arg("time").arg(name).arg(folder).arg(part);
                 if self.options.tiny {
                     command.arg("--tiny");
                 }
+                command.args(self.layers(name));
                 if contender == Contender::Captured {
                     command.arg("--capture");
                 }
+                if contender == Contender::Plain {
+                    command.arg("--plain");
+                }
+                if device == "cuda" {
+                    // The processor draws the noise; PyTorch's is drawn on the device.
+                    command.arg("--threads").arg(threads());
+                }
                 command
             }
-            Contender::Peer(mode) => {
+            Contender::Peer(mode) | Contender::MixedPeer(mode) => {
                 let mut command = Command::new(&self.python);
                 command.arg(&self.script).arg("time").arg(folder).arg(part);
                 command.args(["--mode", mode]);
+                if matches!(contender, Contender::MixedPeer(_)) {
+                    command.args(["--trained-in", "f32"]);
+                }
                 command
             }
         };
@@ -217,8 +284,8 @@ impl Bench<'_> {
     fn time(&self, name: &str, device: &str, table: &mut String, lines: &mut String) -> Result<()> {
         let folder = tempfile::tempdir()?;
         self.export(name, folder.path(), self.options.tiny)?;
-        let contenders = Contender::of(name, device);
-        for &row in rows(name) {
+        for row in self.which.rows(name) {
+            let contenders = Contender::of(name, row.0, device);
             let mut found: Vec<Vec<Value>> = vec![Vec::new(); contenders.len()];
             for round in 0..self.options.rounds {
                 for turn in 0..contenders.len() {
@@ -235,22 +302,49 @@ impl Bench<'_> {
             let medians: Vec<f64> = found.iter().map(|found| median(found)).collect();
             let of_peers = contenders.iter().zip(&medians);
             let best = of_peers
-                .filter(|(contender, _)| matches!(contender, Contender::Peer(_)))
+                .filter(|(contender, _)| contender.is_peer())
                 .map(|(_, median)| *median)
                 .fold(f64::INFINITY, f64::min);
             let (part, checkpoint) = row;
+            let gib = |found: &[Value]| found[0]["peak_gib"].as_f64().unwrap_or(f64::NAN);
+            let of_peers = contenders
+                .iter()
+                .zip(&found)
+                .filter(|(contender, _)| contender.is_peer());
+            let least = of_peers
+                .map(|(_, found)| gib(found))
+                .fold(f64::INFINITY, f64::min);
+            // Ours says how many operations the work takes, whoever does it.
+            let tflop = found[0][0]["tflop"].as_f64().unwrap_or(f64::NAN);
+            // In no less time can the device do as many, if it did nothing else.
+            let floor_ms = self.ceiling.map(|ceiling| tflop * 1e15 / ceiling);
             for ((contender, found), median) in contenders.iter().zip(&found).zip(medians) {
+                let number = |key: &str| found[0][key].as_f64().unwrap_or(f64::NAN);
                 writeln!(
                     table,
-                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms {:8.2} GiB {:6.2} of the best peer's speed",
+                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms ({:.2} to {:.2}) {:6.1} TFLOP/s {:>5} of the ceiling {:>5} \
+                     of the floor {:>8} ms of the host {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of the least peer's memory",
                     contender.name(),
-                    found[0]["peak_gib"].as_f64().unwrap_or(f64::NAN),
+                    number("p10_ms"),
+                    number("p90_ms"),
+                    tflop / median * 1e3,
+                    figure(&json!(floor_ms.map(|floor| floor / median)), 2),
+                    figure(&json!(floor_ms.map(|floor| median / floor)), 2),
+                    figure(&found[0]["enqueued_ms"], 2),
+                    gib(found),
                     best / median,
+                    gib(found) / least,
                 )?;
             }
         }
         Ok(())
     }
+}
+
+/// Threads of this machine's processor.
+fn threads() -> String {
+    let threads = std::thread::available_parallelism();
+    threads.map_or(1, usize::from).to_string()
 }
 
 /// The middle one of the rounds' medians.

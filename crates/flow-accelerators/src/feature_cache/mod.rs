@@ -93,7 +93,6 @@ impl Accelerator for FeatureCache {
             Built::TaylorSeerAttention(policy, rules) => into.layers(policy, rules),
             Built::Pyramid(policy, rules) => into.layers(policy, rules),
             Built::Faster(attention, guidance, rules) => {
-                into.free_velocities()?;
                 let count = into.count(Engagement::BlockSkipped);
                 let velocities = Arc::new(GuidanceCache::new(guidance, rules, count));
                 let plan = into.layers(attention, rules)?;
@@ -156,6 +155,7 @@ struct Into<'a> {
 
 impl Into<'_> {
     fn stack<P: StackPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+        self.within_calls()?;
         let (shape, model) = (policy.shape(), self.target.model);
         let always = shape.front + shape.back;
         if !model.stacks.iter().any(|(_, blocks)| *blocks > always) {
@@ -184,15 +184,19 @@ impl Into<'_> {
     }
 
     fn velocity<P: VelocityPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
-        self.free_velocities()?;
+        let calls = self.plan.velocities.clone();
+        if !calls.computes_every_row() {
+            return Err(taken(calls.name(), "the velocities"));
+        }
         let count = self.count(Engagement::BlockSkipped);
         Ok(Plan {
-            velocities: Arc::new(VelocityCache::new(policy, rules, count)),
+            velocities: Arc::new(VelocityCache::new(policy, rules, count).above(calls)),
             ..self.plan
         })
     }
 
     fn layers<P: LayerPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+        self.within_calls()?;
         let model = self.target.model;
         if !model.regions.contains(&RegionKind::Attention) {
             return Err(Refusal::new(
@@ -212,8 +216,23 @@ impl Into<'_> {
         })
     }
 
-    fn free_velocities(&self) -> Result<(), Refusal> {
-        free(self.plan.velocities.name(), CallModel.name(), "the velocities")
+    /// Refuses a policy that decides within calls where these are not made: a replayed call asks nothing.
+    fn within_calls(&self) -> Result<(), Refusal> {
+        let velocities = &self.plan.velocities;
+        if velocities.name() == CallModel.name() {
+            return Ok(());
+        }
+        if !velocities.computes_every_row() {
+            return Err(taken(velocities.name(), "the velocities"));
+        }
+        Err(Refusal::new(
+            format!(
+                "`{}` replays whole calls of the model, and this policy decides within a call what is computed",
+                velocities.name()
+            ),
+            "Take a policy that answers for whole calls (`auto`, `easycache`, or `taylorseer` with `target = \"velocity\"`), or \
+             remove `graph_capture`",
+        ))
     }
 
     fn count(&self, what: Engagement) -> OnCall {
@@ -234,8 +253,12 @@ fn free(driver: &str, plain: &str, place: &str) -> Result<(), Refusal> {
     if driver == plain {
         return Ok(());
     }
-    Err(Refusal::new(
+    Err(taken(driver, place))
+}
+
+fn taken(driver: &str, place: &str) -> Refusal {
+    Refusal::new(
         format!("`{driver}` drives {place} of this plan already"),
         "Keep one of the entries",
-    ))
+    )
 }

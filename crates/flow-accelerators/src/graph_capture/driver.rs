@@ -36,6 +36,10 @@ impl VelocityDriver for Replaying {
         "graph-capture"
     }
 
+    fn computes_every_row(&self) -> bool {
+        self.inner.computes_every_row()
+    }
+
     fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
         let (form, inputs) = split(&input);
         // A gradient that goes on below the model's inputs is nobody's yet.

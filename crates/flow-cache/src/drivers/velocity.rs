@@ -4,8 +4,9 @@ use crate::engine::{Engine, OnCall, Place};
 use crate::{Policy, Rules};
 use burn::tensor::Tensor;
 use flow_core::tensors::is_tracked;
-use flow_core::{Exec, FlowModel, ModelInput, VelocityDriver};
+use flow_core::{CallModel, Exec, FlowModel, ModelInput, VelocityDriver};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A policy that answers for whole velocities. Its probe is the latent.
 pub trait VelocityPolicy: Policy {
@@ -20,14 +21,22 @@ pub trait VelocityPolicy: Policy {
 #[derive(Debug)]
 pub struct VelocityCache<P: VelocityPolicy> {
     engine: Engine<P>,
+    calls: Arc<dyn VelocityDriver>,
 }
 
 impl<P: VelocityPolicy> VelocityCache<P> {
-    /// A driver with nothing kept. `on_call` is told what it did in each call.
+    /// A driver with nothing kept, above calls of the model. `on_call` is told what it did in each call.
     pub fn new(policy: P, rules: Rules, on_call: OnCall) -> Self {
         Self {
             engine: Engine::new(policy, rules, on_call),
+            calls: Arc::new(CallModel),
         }
+    }
+
+    /// The same above `calls`, for instance recordings that are replayed: it is asked for whole batches of which nothing is
+    /// answered. A few rows of a batch are asked of the model itself, for they come in every number, and a recording is of one.
+    pub fn above(self, calls: Arc<dyn VelocityDriver>) -> Self {
+        Self { calls, ..self }
     }
 }
 
@@ -45,14 +54,17 @@ impl<P: VelocityPolicy> VelocityDriver for VelocityCache<P> {
         let x = input.x.clone().into_dispatch();
         let tracked = exec.params().is_training() || is_tracked(&x);
         if tracked || self.engine.stands_aside(exec, &Place::Velocity) {
-            return model.velocity(exec, input);
+            return self.calls.run(exec, model, input);
         }
         let policy = &self.engine.policy;
         let probe = policy.compares().probes().then(|| x.clone());
         let base = policy.adds_to_latent().then_some([x]);
         let compute = |exec: &Exec<'_>, some: Option<&[usize]>| {
-            let input = some.map_or_else(|| input.clone(), |some| input.rows(some));
-            vec![model.velocity(exec, input).into_dispatch()]
+            let velocity = match some {
+                None => self.calls.run(exec, model, input.clone()),
+                Some(some) => model.velocity(exec, input.rows(some)),
+            };
+            vec![velocity.into_dispatch()]
         };
         let base = base.as_ref().map(<[_; 1]>::as_slice);
         let blocks = blocks(model);

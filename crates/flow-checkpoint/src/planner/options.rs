@@ -5,7 +5,7 @@
 //! backward, of the peak, and of time (Pareto). None of the others can be part of a best plan, since a plan's peak grows
 //! with each of the first two.
 
-use super::profile::{BlockProfile, RegionProfile};
+use super::profile::{BlockProfile, RegionProfile, Slot};
 use crate::treatment::{BlockTreatment, Ordinals, RegionTreatment, SaveRule, Saves};
 use flow_core::RegionKind;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +46,17 @@ enum Fate {
     Again,
     /// It runs again alone.
     Apart,
+}
+
+impl Fate {
+    /// Bytes that it takes to keep `slot`: a region that runs again alone has its outputs held, so what is one of them is
+    /// there already.
+    fn bytes_of(self, slot: &Slot) -> u64 {
+        match self {
+            Self::Apart => slot.bytes - slot.output_bytes,
+            Self::Kept | Self::Again => slot.bytes,
+        }
+    }
 }
 
 /// A region's fate, and the bytes of its results that are kept.
@@ -116,7 +127,7 @@ pub fn cost(block: &BlockProfile, treatment: &BlockTreatment) -> Cost {
                 .iter()
                 .filter(|slot| treatment.saves.takes(slot.kind, slot.name, slot.ordinal));
             let (saved_bytes, saved_time) = saved.fold((0, Duration::ZERO), |(bytes, time), slot| {
-                (bytes + slot.bytes, time + slot.time)
+                (bytes + fate.bytes_of(slot), time + slot.time)
             });
             Part {
                 region,
@@ -138,7 +149,7 @@ struct Subset {
 }
 
 /// Those subsets of a region's results of which no other is at most as large and saves at least as much time.
-fn subsets(region: &RegionProfile) -> Vec<Subset> {
+fn subsets(region: &RegionProfile, fate: Fate) -> Vec<Subset> {
     let nothing = Subset {
         bits: 0,
         bytes: 0,
@@ -149,7 +160,7 @@ fn subsets(region: &RegionProfile) -> Vec<Subset> {
     for (index, slot) in region.slots.iter().enumerate().take(64) {
         let with = |subset: &Subset| Subset {
             bits: subset.bits | 1 << index,
-            bytes: subset.bytes + slot.bytes,
+            bytes: subset.bytes + fate.bytes_of(slot),
             time: subset.time + slot.time,
         };
         let mut all: Vec<Subset> = best.iter().map(with).collect();
@@ -176,7 +187,9 @@ pub fn options(block: &BlockProfile) -> Vec<BlockOption> {
     }];
     let kinds: BTreeSet<RegionKind> = block.regions.iter().map(|region| region.kind).collect();
     let kinds: Vec<RegionKind> = kinds.into_iter().collect();
-    let subsets: Vec<Vec<Subset>> = block.regions.iter().map(subsets).collect();
+    let subsets: Vec<[Vec<Subset>; 2]> = (block.regions.iter())
+        .map(|region| [Fate::Again, Fate::Apart].map(|fate| subsets(region, fate)))
+        .collect();
     for apart in 0..1u32 << kinds.len().min(8) {
         let is_apart = |kind: RegionKind| {
             let at = kinds.iter().position(|one| *one == kind).unwrap_or(0);
@@ -185,11 +198,11 @@ pub fn options(block: &BlockProfile) -> Vec<BlockOption> {
         // One choice per region, extended region by region.
         let mut partial: Vec<Vec<Part<'_>>> = vec![Vec::new()];
         let mut chosen: Vec<Vec<u64>> = vec![Vec::new()];
-        for (region, subsets) in block.regions.iter().zip(&subsets) {
-            let fate = if is_apart(region.kind) {
-                Fate::Apart
+        for (region, [again, alone]) in block.regions.iter().zip(&subsets) {
+            let (fate, subsets) = if is_apart(region.kind) {
+                (Fate::Apart, alone)
             } else {
-                Fate::Again
+                (Fate::Again, again)
             };
             let (mut longer, mut bits) = (Vec::new(), Vec::new());
             for (parts, before) in partial.iter().zip(&chosen) {

@@ -26,6 +26,8 @@ pub struct Slot {
     pub kind: RegionKind,
     /// Its size.
     pub bytes: u64,
+    /// Of these, what is an output of its region as well and does not leave the block.
+    pub output_bytes: u64,
     /// The time to compute it.
     pub time: Duration,
 }
@@ -124,6 +126,8 @@ struct Log {
     unbroken: bool,
     /// What each region made, held so that it can be told what leaves the block. Not held where memory is measured.
     outputs: Vec<Vec<Plain>>,
+    /// The results in each region that may be kept, likewise.
+    results: Vec<Vec<Vec<Plain>>>,
 }
 
 /// The store of a run that is measured: everything is computed, timed and noted.
@@ -151,11 +155,15 @@ impl Stash for Trace {
             ordinal,
             kind: self.kind,
             bytes: result.iter().map(|tensor| buffer(tensor).bytes).sum(),
+            output_bytes: 0,
             time,
         };
         let current = log.current;
         if let Some(region) = current {
             log.regions[region].slots.push(slot);
+            if !log.measures {
+                log.results[region].push(result.clone());
+            }
         }
         result
     }
@@ -215,6 +223,7 @@ impl Profiler {
         let inputs: Vec<Plain> = inputs.iter().map(plain).collect();
         let (outputs, log) = self.trace(exec, &inputs, body, Log::default());
         let leaving = leaving_bytes(&outputs, &log.outputs);
+        let shared = output_bytes(&outputs, &log);
         let shapes: Vec<Vec<usize>> = inputs.iter().map(shape).collect();
         let parts = log.regions.iter().map(|region| {
             let slots = region.slots.iter().map(|slot| (slot.name, slot.bytes));
@@ -229,8 +238,11 @@ impl Profiler {
             };
             let (outputs, Log { mut regions, .. }) = self.trace(exec, &inputs, body, measuring);
             drop(outputs);
-            for (region, leaving) in regions.iter_mut().zip(leaving) {
+            for ((region, leaving), shared) in regions.iter_mut().zip(leaving).zip(shared) {
                 region.leaving_bytes = leaving;
+                for (slot, shared) in region.slots.iter_mut().zip(shared) {
+                    slot.output_bytes = shared;
+                }
             }
             self.time(exec, &inputs, body, &mut regions);
             let mut found = lock(&self.found);
@@ -301,6 +313,7 @@ impl Profiler {
             let mut log = lock(&trace.log);
             let index = log.regions.len();
             log.regions.push(measured.unwrap_or_else(|| empty(kind)));
+            log.results.push(Vec::new());
             log.current = Some(index);
             index
         };
@@ -378,6 +391,26 @@ fn leaving_bytes(outputs: &[Plain], of_regions: &[Vec<Plain>]) -> Vec<u64> {
         leaving.map(|of| of.bytes).sum()
     };
     of_regions.iter().map(of_region).collect()
+}
+
+/// Of each result in each region, the bytes of those that are outputs of the region and not among `outputs`, the block's.
+fn output_bytes(outputs: &[Plain], log: &Log) -> Vec<Vec<u64>> {
+    let identities = |tensors: &[Plain]| -> Vec<usize> {
+        let buffers = tensors.iter().map(buffer);
+        buffers.map(|of| of.identity).collect()
+    };
+    let leaving = identities(outputs);
+    let of_region = |(made, results): (&Vec<Plain>, &Vec<Vec<Plain>>)| {
+        let mut staying = identities(made);
+        staying.retain(|identity| !leaving.contains(identity));
+        let of_result = |result: &Vec<Plain>| {
+            let buffers = result.iter().map(buffer);
+            let shared = buffers.filter(|of| staying.contains(&of.identity));
+            shared.map(|of| of.bytes).sum()
+        };
+        results.iter().map(of_result).collect()
+    };
+    log.outputs.iter().zip(&log.results).map(of_region).collect()
 }
 
 fn empty(kind: RegionKind) -> RegionProfile {

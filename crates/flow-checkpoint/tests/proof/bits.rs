@@ -5,7 +5,7 @@
 use crate::support::*;
 use flow_checkpoint::Policy;
 use flow_core::device::ComputeDevice;
-use flow_core::{CallContext, Kernels, Plan, Rollout, Stage, Training, cpu};
+use flow_core::{CallContext, Plan, Rollout, Stage, Training, cpu};
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
 
@@ -30,17 +30,22 @@ fn every_policy_gives_the_bits_of_none_for_every_model_and_precision() {
     }
 }
 
+/// That so many `calls` by `plan` under every policy give what was `expected`.
+fn assert_bits_under_every_policy(subject: &Subject, place: &str, plan: &Plan, calls: u64, expected: &Found) {
+    for policy in policies(subject.model.spec()) {
+        let engine = engine(&policy, &*subject.model);
+        let found = subject.pass(&with_engine(plan, &engine), calls);
+        let what = format!("{}, {place}, {policy}", subject.name);
+        found.assert_same_bits(expected, &what, subject.weights.layout());
+    }
+}
+
 #[test]
 fn several_calls_in_flight_add_up_to_the_same_bits() {
     for subject in Subject::all() {
         let plan = plan_of(CpuKernels::default());
         let expected = subject.pass(&Arc::new(plan.clone()), 3);
-        for policy in policies(subject.model.spec()) {
-            let engine = engine(&policy, &*subject.model);
-            let found = subject.pass(&with_engine(&plan, &engine), 3);
-            let what = format!("{}, {policy}", subject.name);
-            found.assert_same_bits(&expected, &what, subject.weights.layout());
-        }
+        assert_bits_under_every_policy(&subject, "f32", &plan, 3, &expected);
     }
 }
 
@@ -68,18 +73,15 @@ fn three_optimizer_steps_give_the_same_weights_and_moments() {
 
 #[test]
 fn fused_kernels_give_the_same_bits_under_every_policy() {
-    for subject in Subject::all() {
-        let plan = plan_of(CpuKernels::default());
-        let expected = subject.pass(&Arc::new(plan.clone()), 1);
+    for Place { name, device, plan } in Place::all() {
         let fused = Plan {
-            block_kernels: CpuKernels::default().fused(Arc::new(|| {})),
-            ..plan
+            block_kernels: plan.kernels.fused(Arc::new(|| {})),
+            ..plan.clone()
         };
-        for policy in policies(subject.model.spec()) {
-            let engine = engine(&policy, &*subject.model);
-            let found = subject.pass(&with_engine(&fused, &engine), 1);
-            let what = format!("{}, {policy}", subject.name);
-            found.assert_same_bits(&expected, &what, subject.weights.layout());
+        assert!(fused.block_kernels.is_some(), "{name} has fused kernels");
+        for subject in Subject::all_on(&device) {
+            let expected = subject.pass(&Arc::new(plan.clone()), 1);
+            assert_bits_under_every_policy(&subject, name, &fused, 1, &expected);
         }
     }
 }

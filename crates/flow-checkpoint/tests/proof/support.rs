@@ -266,7 +266,7 @@ impl Subject {
             let tokens = (0..rows * length).map(|at| ((at * 7 + 3) % size) as i64);
             condition.tokens = Some(device.int_tensor(tokens.collect(), [rows, length]));
         }
-        if spec.reads_text {
+        if spec.text.is_some() {
             condition.text = Some(device.tensor(noise(rows * 50, salt + 1), [rows, 5, 10]));
             condition.pooled = Some(device.tensor(noise(rows * 7, salt + 2), [rows, 7]));
         }

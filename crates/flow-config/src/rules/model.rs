@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::Rules;
 use crate::codes;
 use crate::sections::{
-    Architecture, Conditioning, DataConfig, DeviceKind, Finetune, PositionEncoding, RewardConfig,
+    Architecture, Conditioning, DataConfig, DeviceKind, Finetune, PositionEncoding, RateSchedule,
+    RewardConfig, TextConfig,
 };
 
 /// Positions of a side (`rope_max_seq_len` of every Wan model).
@@ -21,6 +22,7 @@ pub(super) fn check(rules: &mut Rules<'_>) {
     unused_tables(rules);
     data(rules);
     rewards(rules);
+    schedule(rules);
     pretrain(rules);
 }
 
@@ -218,6 +220,17 @@ fn unused_tables(rules: &mut Rules<'_>) {
                 "remove `[model.{unused}]`, or set `model.architecture = \"{unused}\"`"
             ));
     }
+    if used == "dit"
+        && let Some(first) = rules.written_below("text").first()
+    {
+        rules
+            .warning(
+                codes::RULE_UNUSED,
+                &[first, "model.architecture"],
+                format!("`{first}` is not read: a `dit` reads tokens, not encoded text"),
+            )
+            .help("remove `[text]`, or set `model.architecture` to \"mmdit\" or \"wan\"");
+    }
     if rules.config.model.finetune == Finetune::Full
         && let Some(first) = rules.written_below("lora").first()
     {
@@ -234,6 +247,9 @@ fn unused_tables(rules: &mut Rules<'_>) {
 fn data(rules: &mut Rules<'_>) {
     let config = rules.config;
     let (size, channels) = (config.data.image_size(), config.data.channels());
+    if config.model.architecture != Architecture::Dit {
+        text(rules);
+    }
     match config.model.architecture {
         Architecture::Dit => {
             let dit = &config.model.dit;
@@ -355,6 +371,23 @@ fn conditioning(rules: &mut Rules<'_>) {
     }
 }
 
+/// Whether the prompts fit into the encoded text.
+fn text(rules: &mut Rules<'_>) {
+    let length = rules.config.data.prompt_length();
+    let TextConfig::Words(words) = &rules.config.text else {
+        return;
+    };
+    if words.tokens < length {
+        let message = format!(
+            "the text has {} tokens, but the prompts of `[data]` are {length} long",
+            words.tokens
+        );
+        rules
+            .error(codes::RULE_CONDITIONING, &["text.tokens", "data.kind"], message)
+            .help(format!("set `text.tokens = {length}` or more"));
+    }
+}
+
 fn rewards(rules: &mut Rules<'_>) {
     let config = rules.config;
     let lists = [
@@ -399,6 +432,27 @@ fn rewards(rules: &mut Rules<'_>) {
                     .help("give one of them another `name`");
             }
         }
+    }
+}
+
+/// Whether the learning rate falls after it has risen.
+fn schedule(rules: &mut Rules<'_>) {
+    let optimizer = &rules.config.optimizer;
+    let (RateSchedule::Linear(falling) | RateSchedule::Cosine(falling)) = &optimizer.schedule else {
+        return;
+    };
+    if falling.steps <= optimizer.warmup_steps {
+        let message = format!(
+            "the learning rate is to be at its end after {} steps, and rises for {}",
+            falling.steps, optimizer.warmup_steps
+        );
+        rules
+            .error(
+                codes::RULE_WARMUP,
+                &["optimizer.schedule.steps", "optimizer.warmup_steps"],
+                message,
+            )
+            .help("raise `optimizer.schedule.steps`, or lower `optimizer.warmup_steps`");
     }
 }
 

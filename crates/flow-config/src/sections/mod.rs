@@ -19,6 +19,7 @@ mod reward;
 mod run;
 mod sampling;
 mod scheduler;
+mod text;
 
 pub use acceleration::*;
 pub use advantage::*;
@@ -36,6 +37,7 @@ pub use reward::*;
 pub use run::*;
 pub use sampling::*;
 pub use scheduler::*;
+pub use text::*;
 
 /// The version of the config format that this build reads; older ones are migrated.
 pub const CONFIG_VERSION: u32 = 1;
@@ -66,6 +68,9 @@ pub struct Config {
     /// Data set and prompts.
     #[serde(default)]
     pub data: DataConfig,
+    /// Encoded text, for models that read it.
+    #[serde(default)]
+    pub text: TextConfig,
     /// What `flow-train pretrain` does.
     #[serde(default)]
     pub pretrain: PretrainConfig,
@@ -126,6 +131,7 @@ impl Default for Config {
             model: ModelConfig::default(),
             lora: LoraConfig::default(),
             data: DataConfig::default(),
+            text: TextConfig::default(),
             pretrain: PretrainConfig::default(),
             rewards: Vec::new(),
             eval_rewards: None,

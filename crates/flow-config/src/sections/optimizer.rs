@@ -1,4 +1,4 @@
-//! `[optimizer]`: AdamW, clipping, accumulation, warm-up.
+//! `[optimizer]`: AdamW, clipping, accumulation, warm-up, the learning rate's schedule.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,42 @@ pub enum MomentStorage {
     /// Rounded to bfloat16 after each step: 4 bytes. A change of less than a part in 256 is lost, so a second moment whose decay
     /// is above 0.996 follows large changes alone; choose `betas` accordingly.
     Bf16,
+}
+
+/// `[optimizer.schedule]`: how the learning rate goes on after the warm-up, chosen by `kind`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
+pub enum RateSchedule {
+    /// It stays.
+    Constant(ConstantRate),
+    /// It falls along a line.
+    Linear(FallingRate),
+    /// It falls along half a cosine (Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts).
+    Cosine(FallingRate),
+}
+
+impl Default for RateSchedule {
+    fn default() -> Self {
+        Self::Constant(ConstantRate::default())
+    }
+}
+
+/// `kind = "constant"`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ConstantRate {}
+
+/// `kind = "linear"` or `kind = "cosine"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FallingRate {
+    /// The optimizer step, counted from the first of the run, from which on the rate is at its end; above `warmup_steps`.
+    #[schemars(range(min = 2, max = 100_000_000))]
+    pub steps: usize,
+    /// The end, as a share of `learning_rate`.
+    #[serde(default)]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub to: f64,
 }
 
 /// `[optimizer]`: AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) in f32.
@@ -41,6 +77,8 @@ pub struct OptimizerConfig {
     /// Optimizer steps in which the learning rate rises linearly from 0.
     #[schemars(range(max = 100_000_000))]
     pub warmup_steps: usize,
+    /// How the learning rate goes on then.
+    pub schedule: RateSchedule,
     /// How the moments are stored.
     pub moments: MomentStorage,
 }
@@ -55,6 +93,7 @@ impl Default for OptimizerConfig {
             max_grad_norm: 1.0,
             gradient_accumulation: 0,
             warmup_steps: 0,
+            schedule: RateSchedule::default(),
             moments: MomentStorage::default(),
         }
     }

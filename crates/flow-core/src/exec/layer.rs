@@ -66,10 +66,10 @@ impl LayerDriver for ComputeLayers {
 }
 
 impl Exec<'_> {
-    /// The output of an attention layer, from its normalised and modulated inputs to what its heads attend to: what comes
-    /// before the output projection, so that kernels may compute that in one with gate and residual
-    /// ([`linear_gated_residual`](Exec::linear_gated_residual)). `body` takes whatever has the batch as its first axis
-    /// through `inputs`.
+    /// The output of an attention layer, from its inputs, which it normalises, to what its heads attend to: so kernels may
+    /// compute norm and projections in one ([`modulated_linears`](Exec::modulated_linears)), and the output projection, which
+    /// comes after, with gate and residual ([`linear_gated_residual`](Exec::linear_gated_residual)). `body` takes whatever has
+    /// the batch as its first axis through `inputs`.
     ///
     /// The projection is affine. An output that is repeated gives the same bits on either side of it, and so do, up to
     /// rounding, weighted sums of outputs whose weights sum to 1, of which published extrapolations are made. A model that

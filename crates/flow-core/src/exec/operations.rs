@@ -7,6 +7,7 @@ use crate::attention::{AttentionCall, AttentionSpec, KeyValue};
 use crate::kernels::{Activation, FeedForwardWeights, LinearWeights, NormChunks};
 use crate::params::Handle;
 use crate::tensors::plain;
+use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
 
 /// A linear layer's handles.
@@ -170,6 +171,24 @@ impl Exec<'_> {
             &weights,
             Activation::None,
         ))
+    }
+
+    /// Each of `layers` at [`modulated_layer_norm`](Self::modulated_layer_norm) of `x_BSD`, for instance queries, keys and
+    /// values.
+    pub fn modulated_linears(
+        &self,
+        x_bsd: Tensor<3>,
+        modulation_bkd: Tensor<3>,
+        norm: NormChunks,
+        layers: [&Linear; 3],
+    ) -> [Tensor<3>; 3] {
+        check_modulation(modulation_bkd.dims(), x_bsd.dims(), &[norm.shift, norm.scale]);
+        let (x, modulation) = (x_bsd.into_dispatch(), modulation_bkd.into_dispatch());
+        let (kernels, stash) = (self.kernels(), &*self.stash);
+        let weights = layers.map(|layer| self.weights(layer));
+        let outputs = kernels.modulated_linears(stash, &x, &modulation, norm, &weights);
+        let outputs: [DispatchTensor; 3] = outputs.try_into().expect("one output for each layer");
+        outputs.map(Tensor::from_dispatch)
     }
 
     /// [`gated_residual`](Self::gated_residual) of `x_BSD` and of `layers` at its

@@ -12,6 +12,12 @@ pub trait VelocityDriver: Debug + Send + Sync {
 
     /// The velocity `[B, N]` of `model` at `input`.
     fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2>;
+
+    /// Whether every row is computed in every call, with the bits that a call of the model gives. Then another driver may stand
+    /// above this one, and ask it for what it does not answer itself.
+    fn computes_every_row(&self) -> bool {
+        false
+    }
 }
 
 /// Calls the model for every row.
@@ -25,6 +31,10 @@ impl VelocityDriver for CallModel {
 
     fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
         model.velocity(exec, input)
+    }
+
+    fn computes_every_row(&self) -> bool {
+        true
     }
 }
 

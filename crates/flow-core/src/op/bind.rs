@@ -1,8 +1,9 @@
 //! How an operation becomes a node of Burn's graph.
 //!
-//! One output: a node whose parents are the tracked inputs. Several outputs: a hub node of a `[1]` tensor with the
-//! inputs as parents, and one node per output with the hub as parent; the hub lies below its outputs, so its step
-//! runs after all of them. Method and proof: the recompute study this crate follows (see `docs`, "Custom operations").
+//! One output: a node whose parents are the tracked inputs. Several outputs: a hub node with the inputs as parents, and one
+//! node per output with the hub as parent; the hub lies below its outputs, so its step runs after all of them. No one reads
+//! the hub's value or gradient, so one of the outputs stands for it: an allocation of its own would cost a GPU's host more
+//! than everything else here. Method and proof: the recompute study this crate follows (see `docs`, "Custom operations").
 
 use super::{Incoming, Saved};
 use crate::tensors::Plain;
@@ -71,11 +72,6 @@ fn finish<B: Backend, T: Backward<B, N>, const N: usize>(
         OpsKind::Tracked(prep) => prep.finish(state, output),
         OpsKind::UnTracked(prep) => prep.finish(output),
     }
-}
-
-/// A `[1]` tensor standing for an edge of the graph. Nothing reads its value, so nothing is launched to set it.
-fn edge<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
-    B::float_empty([1].into(), &like.device(), like.dtype().into())
 }
 
 /// What an operation computes gradients with, and the leaves beyond its parents that get some.
@@ -186,7 +182,7 @@ where
         let (index, collected) = ops.state;
         let mut collected = collected.lock().expect("no step panics while it holds the lock");
         if let ([Some(hub)], true) = (&ops.parents, collected.iter().all(Option::is_none)) {
-            grads.register::<B>(hub.id, edge::<B>(&gradient));
+            grads.register::<B>(hub.id, gradient.clone());
         }
         collected[index] = Some(erase::<B>(gradient));
     }
@@ -222,10 +218,10 @@ where
         |t| <DispatchTensor as DispatchKindConversion<Autodiff<B>>>::from_backend(BackendTensor::Float(t));
     let as_it_is = <DispatchTensor as DispatchKindConversion<B>>::from_backend;
     let first_float = outputs.iter().find_map(|output| match output {
-        BackendTensor::Float(float) => Some(edge::<B>(float)),
+        BackendTensor::Float(float) => Some(float.clone()),
         _ => None,
     });
-    let Some(hub_edge) = first_float else {
+    let Some(standing_in) = first_float else {
         return outputs.into_iter().map(as_it_is).collect();
     };
     let mut outputs = outputs;
@@ -238,7 +234,10 @@ where
     let collected: Collected = Arc::new(Mutex::new(vec![None; outputs.len()]));
     let state = (recipe, collected.clone());
     let hub = with_arity!(guards, |guards: N| finish::<B, _, N>(
-        Hub, guards, state, hub_edge
+        Hub,
+        guards,
+        state,
+        standing_in
     ));
     let outputs = outputs.into_iter().enumerate();
     outputs
@@ -279,7 +278,8 @@ where
 {
     let guards: Vec<NodeGuard> = ends.into_iter().map(|t| tracked::<B>(t).node()).collect();
     let seeds: Vec<FloatTensor<B>> = seeds.into_iter().map(primitive::<B>).collect();
-    let output = edge::<B>(&seeds[0]);
+    // Backward starts with ones of its shape. Nothing reads them or it.
+    let output = B::float_empty([1].into(), &seeds[0].device(), seeds[0].dtype().into());
     let root = with_arity!(guards, |guards: N| finish::<B, _, N>(Seed, guards, seeds, output));
     let root =
         <DispatchTensor as DispatchKindConversion<Autodiff<B>>>::from_backend(BackendTensor::Float(root));

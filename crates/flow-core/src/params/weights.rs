@@ -5,7 +5,6 @@ use crate::rng::Purpose;
 use crate::tensors::{Plain, cast, copy_again};
 use crate::{CoreError, cpu, device::ComputeDevice};
 use burn::backend::TensorMetadata;
-use burn::tensor::FloatDType;
 use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
 
@@ -17,49 +16,65 @@ use std::sync::{Arc, OnceLock};
 pub struct Weights {
     layout: Arc<ParamLayout>,
     values: Arc<Vec<Plain>>,
-    compute: Option<FloatDType>,
+    device: ComputeDevice,
     copies: OnceLock<Arc<Vec<Plain>>>,
 }
 
 impl Weights {
     /// Initial values drawn from `seed`.
     pub fn init(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
+        Self::drawn(layout, seed, device, |_| true)
+    }
+
+    /// Adapters drawn from `seed` as [`init`](Self::init) draws them, and zeros for what a file is about to give.
+    pub fn init_adapters(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
+        Self::drawn(layout, seed, device, |spec| spec.kind == ParamKind::Adapter)
+    }
+
+    /// All zero: for values that a file is about to give.
+    pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
+        Self::drawn(layout, 0, device, |_| false)
+    }
+
+    /// Initial values of those that are `wanted`, zeros for the others.
+    fn drawn(
+        layout: Arc<ParamLayout>,
+        seed: u64,
+        device: &ComputeDevice,
+        wanted: fn(&ParamSpec) -> bool,
+    ) -> Self {
         let draw = |spec: &ParamSpec| {
+            if !wanted(spec) {
+                return None;
+            }
             let purpose = if spec.kind == ParamKind::Adapter {
                 Purpose::Adapter
             } else {
                 Purpose::Weights
             };
-            spec.init.values(&spec.name, &spec.shape, seed, purpose)
+            Some(spec.init.values(&spec.name, &spec.shape, seed, purpose))
         };
         // Some at a time, so that the host never holds them all.
         let several = 2 * rayon::current_num_threads();
         let values = layout.specs().chunks(several).flat_map(|specs| {
-            let drawn: Vec<Vec<f32>> = specs.par_iter().map(draw).collect();
+            let drawn: Vec<Option<Vec<f32>>> = specs.par_iter().map(draw).collect();
             let drawn = drawn.into_iter().zip(specs);
-            drawn.map(|(values, spec)| device.plain(values, &spec.shape))
+            drawn.map(|(values, spec)| match values {
+                Some(values) => device.plain(values, &spec.shape),
+                None => device.zeros(&spec.shape),
+            })
         });
-        let values = values.collect();
-        Self::new(layout, values, device)
+        let values = device.lasting(|| values.collect());
+        Self::new(layout.clone(), values, device)
     }
 
     fn new(layout: Arc<ParamLayout>, values: Vec<Plain>, device: &ComputeDevice) -> Self {
         Self {
             layout,
             values: Arc::new(values),
-            compute: device.compute_dtype(),
+            device: device.clone(),
             copies: OnceLock::new(),
         }
-    }
-
-    /// All zero: for values that a file is about to give.
-    pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
-        let values = layout.specs().iter().map(|spec| {
-            let count = spec.shape.iter().product();
-            device.plain(vec![0.0; count], &spec.shape)
-        });
-        let values = values.collect();
-        Self::new(layout, values, device)
     }
 
     /// The layout.
@@ -74,10 +89,11 @@ impl Weights {
 
     /// What models compute with: the values, or copies of them in the device's type.
     pub(crate) fn shared(&self) -> Arc<Vec<Plain>> {
-        let Some(dtype) = self.compute else {
+        let Some(dtype) = self.device.compute_dtype() else {
             return self.values.clone();
         };
-        let copies = || Arc::new(self.values.iter().map(|value| cast(value, dtype)).collect());
+        let cast_all = || self.values.iter().map(|value| cast(value, dtype)).collect();
+        let copies = || Arc::new(self.device.lasting(cast_all));
         self.copies.get_or_init(copies).clone()
     }
 
@@ -95,6 +111,25 @@ impl Weights {
                 found,
             });
         }
+        self.values_mut()[index] = value;
+        Ok(())
+    }
+
+    /// Replaces the value at `index` by host values, row-major, in memory that lasts.
+    ///
+    /// # Errors
+    /// [`CoreError::Shape`] if there are not as many as the declared shape has.
+    pub fn set_host(&mut self, index: usize, values: Vec<f32>) -> Result<(), CoreError> {
+        let spec = &self.layout.specs()[index];
+        if values.len() != spec.shape.iter().product::<usize>() {
+            return Err(CoreError::Shape {
+                name: spec.name.clone(),
+                expected: spec.shape.clone(),
+                found: vec![values.len()],
+            });
+        }
+        let device = &self.device;
+        let value = device.lasting(|| device.plain(values, &spec.shape));
         self.values_mut()[index] = value;
         Ok(())
     }
@@ -123,13 +158,14 @@ impl Weights {
     /// If `trained` has another length than the layout.
     pub fn freeze(&mut self, trained: &[bool]) {
         assert_eq!(trained.len(), self.layout.len(), "one flag per weight");
-        let Some(dtype) = self.compute else {
+        let Some(dtype) = self.device.compute_dtype() else {
             return;
         };
+        let device = self.device.clone();
         let values = self.values_mut().iter_mut().zip(trained);
-        for (value, _) in values.filter(|(_, trained)| !**trained) {
-            *value = cast(value, dtype);
-        }
+        let frozen = values.filter(|(_, trained)| !**trained);
+        device.lasting(|| frozen.for_each(|(value, _)| *value = cast(value, dtype)));
+        device.release_unused();
     }
 
     /// The values at `index` on the host, row-major.

@@ -69,6 +69,39 @@ fn matmul(
 }
 
 #[test]
+fn host_values_are_taken_in_the_declared_shape_and_in_no_other_number() {
+    let Layers { mut weights, .. } = layers();
+    let at = weights.layout().position("second.weight").unwrap();
+    let values: Vec<f32> = (0..2 * OUT).map(|value| value as f32).collect();
+    weights.set_host(at, values.clone()).unwrap();
+    assert_eq!(weights.host(at), values);
+    assert_eq!(flow_core::tensors::shape(&weights.values()[at]), [2, OUT]);
+    let error = weights.set_host(at, vec![0.0; 3]).unwrap_err().to_string();
+    assert!(error.contains("second.weight"), "{error}");
+    assert_eq!(weights.host(at), values, "nothing has changed");
+}
+
+#[test]
+fn adapters_are_drawn_as_ever_where_a_file_gives_the_rest() {
+    let Layers { weights, .. } = layers();
+    let layout = weights.layout().clone();
+    let fresh = Weights::init(layout.clone(), 5, &ComputeDevice::cpu());
+    let awaiting = Weights::init_adapters(layout.clone(), 5, &ComputeDevice::cpu());
+    for (index, spec) in layout.specs().iter().enumerate() {
+        match spec.kind {
+            flow_core::ParamKind::Adapter => {
+                assert_eq!(awaiting.host(index), fresh.host(index), "{}", spec.name)
+            }
+            _ => assert!(
+                awaiting.host(index).iter().all(|value| *value == 0.0),
+                "{}",
+                spec.name
+            ),
+        }
+    }
+}
+
+#[test]
 fn gradients_land_on_the_weights_they_belong_to_and_frozen_ones_get_none() {
     let layers = layers();
     let position = |name: &str| layers.weights.layout().position(name).unwrap();

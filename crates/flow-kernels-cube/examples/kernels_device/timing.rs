@@ -128,7 +128,7 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
         let name = format!("modulated layer norm, backward, modulation {modulated}");
         time(client, &name, 3 * size, |set| {
             let ([x, g, dx, _], [m, dm], [s]) = (&of[set], &modulation[set], &statistics[set]);
-            norm.backward(client, x, m, s, g, dx, modulated.then_some(dm))
+            norm.backward(client, x, m, s, g, None, dx, modulated.then_some(dm))
         })?;
     }
     let gate = Gate {

@@ -3,7 +3,7 @@
 use super::checker::{Checker, Values};
 use super::reference::{activate, activation_slope, rotate_row};
 use crate::activation::{self, Activation};
-use crate::cast::cast;
+use crate::cast::{MOST_JOINED, cast, join};
 use crate::embedding::Embedding;
 use crate::gated_residual::Gate;
 use crate::rotary::Rotary;
@@ -34,6 +34,7 @@ pub(super) fn check(checker: &mut Checker<'_>) {
         embedding(checker, [rows, channels, count]);
     }
     casts(checker);
+    joins(checker);
 }
 
 fn activations(checker: &mut Checker<'_>, function: Option<Activation>, [rows, columns]: [usize; 2]) {
@@ -256,5 +257,52 @@ fn casts(checker: &mut Checker<'_>) {
             let want: Vec<f64> = values.values.iter().map(|x| x * f64::from(0.3f32)).collect();
             checker.close(&format!("{name}, times 0.3"), &got, &want, to, 1);
         }
+    }
+}
+
+fn joins(checker: &mut Checker<'_>) {
+    let element = checker.element();
+    let client = checker.client().clone();
+    for lengths in [&[1][..], &[64, 64, 64], &[7, 4096, 8], &[0, 333, 1, 16]] {
+        for (from, to) in [
+            (element, element),
+            (element, Element::F32),
+            (Element::F32, element),
+        ] {
+            let name = format!(
+                "{lengths:?} values of {} side by side in {}",
+                from.name(),
+                to.name()
+            );
+            let total: usize = lengths.iter().sum();
+            let parts: Vec<Values> = lengths
+                .iter()
+                .map(|length| checker.draw(*length, from, 1.0, 0.0))
+                .collect();
+            let factors = [1.0, 0.3, -2.0, 5.0];
+            let buffers = parts.iter().map(|part| checker.upload(part));
+            let joined: Vec<(Buffer, f32)> = buffers.zip(factors).collect();
+            let y: Buffer = checker.room(total, to);
+            checker.accept(&name, join(&client, &joined, &y));
+            let got = checker.download(&y);
+            let mut start = 0;
+            for (index, (part, factor)) in joined.iter().enumerate() {
+                let alone: Buffer = checker.room(part.length, to);
+                checker.accept(&name, cast(&client, part, &alone, *factor, true));
+                let of_part = format!("{name}, part {index}");
+                let cast_alone = checker.download(&alone);
+                checker.same(&of_part, &got[start..start + part.length], &cast_alone);
+                let factor = f64::from(*factor);
+                let want: Vec<f64> = parts[index].values.iter().map(|x| x * factor).collect();
+                checker.close(&of_part, &got[start..start + part.length], &want, to, 1);
+                start += part.length;
+            }
+        }
+    }
+    let one: Buffer = checker.room(8, element);
+    let many = vec![(one, 1.0); MOST_JOINED + 1];
+    let y: Buffer = checker.room(8 * many.len(), element);
+    if join(&client, &many, &y).is_ok() {
+        checker.fail("more tensors are joined than the kernel takes".into());
     }
 }

@@ -56,7 +56,7 @@ fn modulated(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], o
         let rows = samples.len() * tokens;
         let [x, modulation, gradient] =
             [&x, &modulation, &gradient].map(|values| checker.upload(&part(values)));
-        let [y, dx, dx_alone] = [0; 3].map(|_| checker.room(rows * channels, element));
+        let [y, dx, dx_alone, dx_and_more] = [0; 4].map(|_| checker.room(rows * channels, element));
         let dmodulation = checker.room(modulation.length, element);
         let statistics = checker.room(rows * 2, Element::F32);
         let done = call.forward(&client, &x, &modulation, &y, &statistics);
@@ -67,15 +67,29 @@ fn modulated(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], o
             &modulation,
             &statistics,
             &gradient,
+            None,
             &dx,
             Some(&dmodulation),
         );
         checker.accept(&name, all);
-        let alone = call.backward(&client, &x, &modulation, &statistics, &gradient, &dx_alone, None);
-        checker.accept(&name, alone);
+        let mut only_x = |added: Option<&Buffer>, to: &Buffer| {
+            let done = call.backward(&client, &x, &modulation, &statistics, &gradient, added, to, None);
+            checker.accept(&name, done);
+        };
+        only_x(None, &dx_alone);
+        only_x(Some(&gradient), &dx_and_more);
         let dx = checker.download(&dx);
         let again = checker.download(&dx_alone);
         checker.same(&format!("{name}: dx without dmodulation"), &dx, &again);
+        // The sum of two numbers of the type, rounded once.
+        let uploaded = checker.download(&gradient);
+        let sums = dx.iter().zip(&uploaded);
+        let sums: Vec<f64> = sums
+            .map(|(dx, added)| f64::from(*dx as f32 + *added as f32))
+            .collect();
+        let sums = element.decode(&element.encode(&sums));
+        let with_more = checker.download(&dx_and_more);
+        checker.same(&format!("{name}: dx and another gradient"), &sums, &with_more);
         vec![checker.download(&y), dx, checker.download(&dmodulation)]
     };
     let got = checker.samples(&name, batch, run);

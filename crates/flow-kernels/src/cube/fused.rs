@@ -2,10 +2,10 @@
 //! products' epilogues, and less kept.
 //!
 //! Backward keeps what only a product could give again, and computes anew what takes one pass over memory: the normalised
-//! rows and the activation.
+//! rows and the activation. Gradients of one tensor are added up where they are computed.
 
 use super::elementwise::{Gated, activated, activation_gradient};
-use super::linear::{LINEAR, Layer, Summed, kept};
+use super::linear::{LINEAR, Layer, OfSums, Summed, Then, kept};
 use super::norm::Normed;
 use super::operand::Operand;
 use super::products::Products;
@@ -16,9 +16,11 @@ use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
 use flow_core::tensors::is_tracked;
 use flow_core::{Activation, Plain, op};
 use flow_kernels_cube::Element;
+use std::cell::OnceCell;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// What all three compute with.
+/// What all of them compute with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct With<'a> {
     pub stash: &'a dyn Stash,
@@ -74,9 +76,9 @@ pub(super) fn linear_gated_residual(
                 None,
                 dmodulation,
             ];
-            if let Some(dbranch) = dbranch {
+            if let Some(dbranch) = dbranch.map(OfSums::new) {
                 gradients[1] = wanted[1].then(|| {
-                    let dx = layer.input_gradient(&dbranch, &x_shape, None);
+                    let dx = layer.input_gradient(&dbranch, &x_shape, Then::Nothing);
                     dx.into_plain_as(of_x)
                 });
                 let dbias = layer.bias_gradient(&dbranch, &wanted[3..]);
@@ -113,8 +115,9 @@ pub(super) fn modulated_linear(
             let gradient = Operand::read_as(incoming.gradient(), element);
             let want_bias = layer.has_bias() && wanted[3];
             let (gradient, dbias) = activation_gradient(sum.as_ref(), activation, gradient, want_bias);
+            let of_sums = OfSums::new(gradient);
             let [dx, dmodulation, weights] =
-                layer_gradients(&normed, &layer, train_matrix, gradient, dbias, wanted);
+                layer_gradients(&normed, &layer, train_matrix, of_sums, None, dbias, wanted);
             [dx, dmodulation, weights].concat()
         });
         (output.into_plain(), backward)
@@ -122,27 +125,91 @@ pub(super) fn modulated_linear(
 }
 
 /// Gradients of `x`, of the modulation, and of a layer's weights in their order, as far as they are `wanted`, for the
-/// `gradient` of the layer's sums. The normalised rows are computed again.
+/// gradient of the layer's sums. The normalised rows are computed again. `added` is another gradient of `x`.
 fn layer_gradients(
     normed: &Normed,
     layer: &Layer,
     train_matrix: bool,
-    gradient: Operand,
+    of_sums: OfSums,
+    added: Option<&Operand>,
     dbias: Option<Operand>,
     wanted: &[bool],
 ) -> [Vec<Option<Plain>>; 3] {
     let want_norm = wanted[0] || wanted[1];
     let again = (want_norm || train_matrix).then(|| normed.forward());
     let (rows, statistics) = again.unzip();
-    let weights = layer.weight_gradients(rows.as_ref(), &gradient, dbias, &wanted[2..]);
+    let weights = layer.weight_gradients(rows.as_ref(), &of_sums, dbias, &wanted[2..]);
     drop(rows);
     let statistics = statistics.filter(|_| want_norm);
     let (dx, dmodulation) = statistics.map_or((None, None), |statistics| {
-        let gradient = layer.input_gradient(&gradient, &normed.x.shape(), None);
-        let (dx, dmodulation) = normed.backward(&statistics, &gradient, wanted[1]);
+        let gradient = layer.input_gradient(&of_sums, &normed.x.shape(), Then::Nothing);
+        let (dx, dmodulation) = normed.backward(&statistics, &gradient, added, wanted[1]);
         (Some(dx), dmodulation)
     });
     [vec![dx], vec![dmodulation], weights]
+}
+
+/// Several linear layers of one `modulated_layer_norm(x)`. Keeps `x`. What the layers send back to the normalised rows is added
+/// up in their products' epilogues, the last layer's first, as the graph does it.
+pub(super) fn modulated_linears(
+    with: With<'_>,
+    x: &DispatchTensor,
+    modulation: &DispatchTensor,
+    norm: NormChunks,
+    weights: &[LinearWeights],
+) -> Vec<DispatchTensor> {
+    let mut inputs = vec![x, modulation];
+    let mut starts = Vec::with_capacity(weights.len() + 1);
+    for of in weights {
+        starts.push(inputs.len());
+        inputs.extend(of.tensors());
+    }
+    starts.push(inputs.len());
+    let train_matrix = weights.iter().any(has_trained_matrix);
+    let element = with.element;
+    op::apply_many("modulated_linears", &inputs, |plain, _| {
+        let normed = Normed::read(&plain[0], &plain[1], norm, element);
+        let ranges = || starts.windows(2).map(|ends| ends[0]..ends[1]);
+        let read: Vec<(&[Plain], &LinearWeights)> =
+            ranges().map(|range| &plain[range]).zip(weights).collect();
+        let layers = Layer::read_all(&read, element, with.products);
+        let layers: Vec<(Layer, Range<usize>)> = layers.into_iter().zip(ranges()).collect();
+        // Not computed if the stash has all results.
+        let rows = OnceCell::new();
+        let rows = || -> Operand { rows.get_or_init(|| normed.forward().0).clone() };
+        let outputs = layers.iter().map(|(layer, _)| {
+            let (output, _) = layer.through(with.stash, Activation::None, false, rows);
+            output.into_plain()
+        });
+        let outputs = outputs.collect();
+        let backward: op::Backward = Arc::new(move |incoming| {
+            let wanted = incoming.wanted;
+            let mut gradients = vec![None; wanted.len()];
+            let want_norm = wanted[0] || wanted[1];
+            let again = (want_norm || train_matrix).then(|| normed.forward());
+            let (rows, statistics) = again.unzip();
+            let mut sum: Option<Operand> = None;
+            for ((layer, range), gradient) in layers.iter().zip(incoming.output_gradients).rev() {
+                let Some(gradient) = gradient else { continue };
+                let of_sums = OfSums::new(Operand::read_as(gradient, element));
+                if want_norm {
+                    let then = sum.as_ref().map_or(Then::Nothing, Then::Plus);
+                    sum = Some(layer.input_gradient(&of_sums, &normed.x.shape(), then));
+                }
+                let wanted = &wanted[range.clone()];
+                let dbias = layer.bias_gradient(&of_sums, wanted);
+                let of_layer = layer.weight_gradients(rows.as_ref(), &of_sums, dbias, wanted);
+                gradients.splice(range.clone(), of_layer);
+            }
+            drop(rows);
+            if let (Some(statistics), Some(sum)) = (statistics, sum) {
+                let (dx, dmodulation) = normed.backward(&statistics, &sum, None, wanted[1]);
+                (gradients[0], gradients[1]) = (Some(dx), dmodulation);
+            }
+            gradients
+        });
+        (outputs, backward)
+    })
 }
 
 /// `gated_residual(x, linear(linear(modulated_layer_norm(x))))`. Backward keeps `x`, the sum before the activation, and, for
@@ -188,7 +255,7 @@ pub(super) fn modulated_feed_forward(
             let gradient = Operand::read_as(incoming.gradient(), element);
             let branch = branch.as_ref().filter(|_| wanted[1]);
             let (dbranch, dgate) = gated.backward(branch, &gradient, true);
-            let dbranch = dbranch.expect("asked for");
+            let dbranch = OfSums::new(dbranch.expect("asked for"));
             let inner = train_down.then(|| activated(&sum, activation));
             let dbias = down.bias_gradient(&dbranch, wanted_down);
             let of_down = down.weight_gradients(inner.as_ref(), &dbranch, dbias, wanted_down);
@@ -197,13 +264,20 @@ pub(super) fn modulated_feed_forward(
                 let nothing = vec![None; first_down];
                 return [nothing, of_down].concat();
             }
-            let dsum = down.input_gradient(&dbranch, &sum.shape(), Some((&sum, activation)));
+            let dsum = down.input_gradient(&dbranch, &sum.shape(), Then::Through(&sum, activation));
             drop(dbranch);
+            let dsum = OfSums::new(dsum);
             let dbias = up.bias_gradient(&dsum, &wanted[2..]);
-            let [dx, dmodulation, of_up] = layer_gradients(&normed, &up, train_up, dsum, dbias, wanted);
+            // In one pass where the graph would add up what was computed in.
+            let added = (normed.of_x() == element).then_some(&gradient);
+            let [dx, dmodulation, of_up] =
+                layer_gradients(&normed, &up, train_up, dsum, added, dbias, wanted);
             let dx = dx.into_iter().map(|dx| {
                 let dx = dx.filter(|_| wanted[0]);
-                dx.map(|dx| plus(dx, gated.residual_gradient(&gradient)))
+                dx.map(|dx| match added {
+                    Some(_) => dx,
+                    None => plus(dx, gated.residual_gradient(&gradient)),
+                })
             });
             let dmodulation = dmodulation
                 .into_iter()

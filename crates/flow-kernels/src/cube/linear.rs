@@ -1,5 +1,6 @@
 //! Linear layers with bias, low-rank adapter and activation.
 
+use super::adapter::{Adapter, Factors, factors};
 use super::elementwise::{Gated, activated, activation_gradient, function};
 use super::operand::Operand;
 use super::products::{Products, matrix};
@@ -10,7 +11,8 @@ use flow_core::kernels::LinearWeights;
 use flow_core::{Activation, Plain, op};
 use flow_kernels_cube::Element;
 use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
-use flow_matmul_cube::tensors::{Gate as MatmulGate, Operands};
+use flow_matmul_cube::tensors::{Gate as MatmulGate, Matrix, Operands};
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 /// The name under which results pass through the stash.
@@ -26,17 +28,6 @@ pub(super) struct Layer {
     adapter: Option<Adapter>,
     outputs: usize,
     products: Arc<Products>,
-}
-
-/// `(x Aᵀ) (scale · B)ᵀ` is added to the output; the product of `A` and `B` is never formed.
-#[derive(Debug)]
-struct Adapter {
-    /// `A [rank, in]`.
-    down: Operand,
-    /// `scale · B`, `[out, rank]`.
-    up: Operand,
-    scale: f32,
-    rank: usize,
 }
 
 /// As the CPU's, and what passes through `stash` is the same: the value before the activation if there is one, else the
@@ -65,9 +56,10 @@ pub(super) fn linear(
             let gradient = Operand::read_as(incoming.gradient(), element);
             let bias = layer.has_bias() && wanted[2];
             let (gradient, dbias) = activation_gradient(sum.as_ref(), activation, gradient, bias);
+            let gradient = OfSums::new(gradient);
             let dx = wanted[0].then(|| {
                 layer
-                    .input_gradient(&gradient, &x_shape, None)
+                    .input_gradient(&gradient, &x_shape, Then::Nothing)
                     .into_plain_as(of_x)
             });
             let mut gradients = vec![dx];
@@ -88,12 +80,45 @@ pub(super) fn kept(stash: &dyn Stash, compute: impl FnOnce() -> Operand) -> Oper
     Operand::read(&kept.pop().expect("a linear layer keeps one tensor"))
 }
 
+/// What becomes of the gradient of a layer's input, in the same pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Then<'a> {
+    /// Nothing.
+    Nothing,
+    /// It is added to another gradient of the same tensor.
+    Plus(&'a Operand),
+    /// It goes through the activation before the layer, which was applied to this sum.
+    Through(&'a Operand, Activation),
+}
+
 /// The sum before a layer's activation, kept or computed.
 #[derive(Debug)]
 pub(super) struct Summed {
     pub sum: Operand,
     /// What the activation made of it, if it was computed now.
     made: Option<Operand>,
+}
+
+/// The gradient of a layer's sums, and what several of its products need of it.
+#[derive(Debug)]
+pub(super) struct OfSums {
+    pub gradient: Operand,
+    /// `G · scale B`, `[rows, rank]`: for the gradients of the layer's input and of `A`.
+    reduced: OnceCell<Operand>,
+}
+
+impl OfSums {
+    pub fn new(gradient: Operand) -> Self {
+        Self {
+            gradient,
+            reduced: OnceCell::new(),
+        }
+    }
+
+    fn reduced(&self, adapter: &Adapter, products: &Products) -> &Operand {
+        self.reduced
+            .get_or_init(|| adapter.reduced_gradient(&self.gradient, products))
+    }
 }
 
 impl Summed {
@@ -113,29 +138,51 @@ impl Layer {
         element: Element,
         products: &Arc<Products>,
     ) -> Self {
+        let adapter = factors(plain, weights).map(|factors| Adapter::read(factors, element));
+        Self::with(adapter, plain, weights, element, products)
+    }
+
+    fn with(
+        adapter: Option<Adapter>,
+        plain: &[Plain],
+        weights: &LinearWeights,
+        element: Element,
+        products: &Arc<Products>,
+    ) -> Self {
         let weight = Operand::read_as(&plain[0], element);
         let (outputs, _) = weight.rows_and_columns();
         let bias = weights
             .bias
             .as_ref()
             .map(|_| Operand::read_as(&plain[1], element));
-        let adapter = weights.adapter.as_ref().map(|(_, _, scale)| {
-            let [down, up] = [plain.len() - 2, plain.len() - 1].map(|at| &plain[at]);
-            let down = Operand::read_as(down, element);
-            let (rank, _) = down.rows_and_columns();
-            Adapter {
-                down,
-                up: Operand::read(up).times(*scale, element),
-                scale: *scale,
-                rank,
-            }
-        });
         Self {
             weight,
             bias,
             adapter,
             outputs,
             products: products.clone(),
+        }
+    }
+
+    /// Layers of one input: what their adapters have in common is computed for all at once.
+    pub fn read_all(
+        layers: &[(&[Plain], &LinearWeights)],
+        element: Element,
+        products: &Arc<Products>,
+    ) -> Vec<Self> {
+        let all: Option<Vec<Factors<'_>>> = layers
+            .iter()
+            .map(|(plain, weights)| factors(plain, weights))
+            .collect();
+        match all.and_then(|all| Adapter::read_together(&all, element)) {
+            Some(together) => (layers.iter().zip(together))
+                .map(|((plain, weights), adapter)| {
+                    Self::with(Some(adapter), plain, weights, element, products)
+                })
+                .collect(),
+            None => (layers.iter())
+                .map(|(plain, weights)| Self::read(plain, weights, element, products))
+                .collect(),
         }
     }
 
@@ -214,12 +261,8 @@ impl Layer {
             epilogue,
             ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], x.element())
         };
-        let reduced = self
-            .adapter
-            .as_ref()
-            .map(|adapter| adapter.reduced(x, &self.products));
-        let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
-        let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.up)]);
+        let adapter = self.adapter.as_ref();
+        let low_rank = adapter.map(|adapter| [adapter.reduced(x, &self.products), adapter.up.clone()]);
         let bias = self.bias.as_ref().map(|bias| bias.buffer().handle);
         let other = other.map(matrix);
         let (a, b, d) = (matrix(x), matrix(&self.weight), matrix(output));
@@ -233,34 +276,36 @@ impl Layer {
         self.products.run(x, call, &operands);
     }
 
-    /// `G W + (G · scale B) A` for the `gradient` of the sum before the activation; `through` the activation before this
-    /// layer, if given, with the sum that it was applied to.
-    pub fn input_gradient(
-        &self,
-        gradient: &Operand,
-        shape: &[usize],
-        through: Option<(&Operand, Activation)>,
-    ) -> Operand {
+    /// `G W + (G · scale B) A`, and what becomes of it.
+    pub fn input_gradient(&self, of_sums: &OfSums, shape: &[usize], then: Then<'_>) -> Operand {
+        let gradient = &of_sums.gradient;
         let (rows, outputs) = gradient.rows_and_columns();
         let (_, inputs) = self.weight.rows_and_columns();
         let output = gradient.room(shape, gradient.element());
-        let through = through.and_then(|(sum, activation)| Some((sum, function(activation)?)));
+        let (epilogue, other) = match then {
+            Then::Nothing => (Epilogue::Store, None),
+            Then::Plus(other) => (Epilogue::Add, Some(other)),
+            Then::Through(sum, activation) => match function(activation) {
+                Some(activation) => (Epilogue::TimesDerivative(activation), Some(sum)),
+                None => (Epilogue::Store, None),
+            },
+        };
         let call = Matmul {
             rank: self.rank(),
-            epilogue: through.map_or(Epilogue::Store, |(_, of)| Epilogue::TimesDerivative(of)),
+            epilogue,
             ..Matmul::plain(Layout::Nn, [rows, inputs, outputs], gradient.element())
         };
         let reduced = self
             .adapter
             .as_ref()
-            .map(|adapter| adapter.reduced_gradient(gradient, &self.products));
-        let low_rank = reduced.as_ref().zip(self.adapter.as_ref());
+            .map(|adapter| of_sums.reduced(adapter, &self.products));
+        let low_rank = reduced.zip(self.adapter.as_ref());
         let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.down)]);
-        let sum = through.map(|(sum, _)| matrix(sum));
+        let other = other.map(matrix);
         let (a, b, d) = (matrix(gradient), matrix(&self.weight), matrix(&output));
         let operands = Operands {
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
-            other: sum.as_ref(),
+            other: other.as_ref(),
             ..Operands::new(&a, &b, &d)
         };
         self.products.run(gradient, call, &operands);
@@ -272,10 +317,11 @@ impl Layer {
         self.bias.is_some()
     }
 
-    /// The gradient of the bias, where the `gradient` of the sums is there already.
-    pub fn bias_gradient(&self, gradient: &Operand, wanted: &[bool]) -> Option<Operand> {
+    /// The gradient of the bias, where that of the sums is there already.
+    pub fn bias_gradient(&self, of_sums: &OfSums, wanted: &[bool]) -> Option<Operand> {
         let wanted = self.has_bias() && wanted[1];
-        let (_, dbias) = activation_gradient(None, Activation::None, gradient.clone(), wanted);
+        let gradient = of_sums.gradient.clone();
+        let (_, dbias) = activation_gradient(None, Activation::None, gradient, wanted);
         dbias
     }
 
@@ -287,26 +333,27 @@ impl Layer {
     pub fn weight_gradients(
         &self,
         x: Option<&Operand>,
-        gradient: &Operand,
+        of_sums: &OfSums,
         dbias: Option<Operand>,
         wanted: &[bool],
     ) -> Vec<Option<Plain>> {
-        let products = &self.products;
+        let (products, gradient) = (&self.products, &of_sums.gradient);
         let x = || x.expect("the input is kept if a matrix is tracked");
         let mut wanted = wanted.iter().copied();
         let mut want = || wanted.next().expect("one flag per weight");
-        let mut gradients = vec![want().then(|| over_rows(gradient, x(), products).into_plain())];
+        let mut gradients = vec![want().then(|| over_rows(gradient, &matrix(x()), products).into_plain())];
         if self.bias.is_some() {
             want();
             gradients.push(dbias.map(Operand::into_plain));
         }
         if let Some(adapter) = &self.adapter {
             gradients.push(want().then(|| {
-                let reduced = adapter.reduced_gradient(gradient, products);
-                over_rows(&reduced, x(), products).into_plain()
+                let reduced = of_sums.reduced(adapter, products);
+                over_rows(reduced, &matrix(x()), products).into_plain()
             }));
             gradients.push(want().then(|| {
-                let product = over_rows(gradient, &adapter.reduced(x(), products), products);
+                let reduced = adapter.reduced(x(), products);
+                let product = over_rows(gradient, &reduced, products);
                 product.times(adapter.scale, Element::F32).into_plain()
             }));
         }
@@ -314,46 +361,14 @@ impl Layer {
     }
 }
 
-impl Adapter {
-    /// `x Aᵀ`, `[rows, rank]`.
-    fn reduced(&self, x: &Operand, products: &Products) -> Operand {
-        let (rows, inputs) = x.rows_and_columns();
-        let call = Matmul::plain(Layout::Nt, [rows, self.rank, inputs], x.element());
-        let output = x.room(&[rows, self.rank], x.element());
-        products.run(
-            x,
-            call,
-            &Operands::new(&matrix(x), &matrix(&self.down), &matrix(&output)),
-        );
-        output
-    }
-
-    /// `G · scale B`, `[rows, rank]`.
-    fn reduced_gradient(&self, gradient: &Operand, products: &Products) -> Operand {
-        let (rows, outputs) = gradient.rows_and_columns();
-        let call = Matmul::plain(Layout::Nn, [rows, self.rank, outputs], gradient.element());
-        let output = gradient.room(&[rows, self.rank], gradient.element());
-        products.run(
-            gradient,
-            call,
-            &Operands::new(&matrix(gradient), &matrix(&self.up), &matrix(&output)),
-        );
-        output
-    }
-}
-
 /// `leftᵀ · right` of `[rows, m]` and `[rows, n]`: `[m, n]` in f32.
-fn over_rows(left: &Operand, right: &Operand, products: &Products) -> Operand {
-    let ((rows, m), (_, n)) = (left.rows_and_columns(), right.rows_and_columns());
+fn over_rows(left: &Operand, right: &Matrix, products: &Products) -> Operand {
+    let ((rows, m), n) = (left.rows_and_columns(), right.columns);
     let call = Matmul {
         output: flow_matmul_cube::Element::F32,
         ..Matmul::plain(Layout::Tn, [m, n, rows], left.element())
     };
     let output = left.room(&[m, n], Element::F32);
-    products.run(
-        left,
-        call,
-        &Operands::new(&matrix(left), &matrix(right), &matrix(&output)),
-    );
+    products.run(left, call, &Operands::new(&matrix(left), right, &matrix(&output)));
     output
 }

@@ -1,5 +1,6 @@
 //! A CubeCL device's answer to every operation of [`Kernels`], with the kernels of `flow-kernels-cube`.
 
+mod adapter;
 mod elementwise;
 mod experts;
 mod fused;
@@ -219,6 +220,20 @@ impl Kernels for CubeKernels {
         match self.fuses(stash) {
             Some(with) => fused::modulated_linear(with, x, modulation, norm, weights, activation),
             None => composed::modulated_linear(self, stash, x, modulation, norm, weights, activation),
+        }
+    }
+
+    fn modulated_linears(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        norm: NormChunks,
+        weights: &[LinearWeights],
+    ) -> Vec<DispatchTensor> {
+        match self.fuses(stash) {
+            Some(with) => fused::modulated_linears(with, x, modulation, norm, weights),
+            None => composed::modulated_linears(self, stash, x, modulation, norm, weights),
         }
     }
 

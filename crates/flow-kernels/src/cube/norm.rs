@@ -80,6 +80,11 @@ impl Normed {
         }
     }
 
+    /// Type of the gradient of `x`.
+    pub fn of_x(&self) -> Element {
+        self.of[0]
+    }
+
     /// The result, and two numbers per row that backward needs, `[B, S, 2]`.
     pub fn forward(&self) -> (Operand, Operand) {
         let [batch, tokens] = [self.call.batch, self.call.tokens];
@@ -98,11 +103,13 @@ impl Normed {
         (y, statistics)
     }
 
-    /// Gradients of `x` and, if wanted, of the modulation, for the `gradient` of the result.
+    /// Gradients of `x` and, if wanted, of the modulation, for the `gradient` of the result. `added` is another gradient of
+    /// `x` in the type computed in, added to that.
     pub fn backward(
         &self,
         statistics: &Operand,
         gradient: &Operand,
+        added: Option<&Operand>,
         want_modulation: bool,
     ) -> (Plain, Option<Plain>) {
         let dx = self.x.room_alike();
@@ -113,6 +120,7 @@ impl Normed {
             &self.modulation.buffer(),
             &statistics.buffer(),
             &gradient.buffer(),
+            added.map(Operand::buffer).as_ref(),
             &dx.buffer(),
             dmodulation.as_ref().map(Operand::buffer).as_ref(),
         );
@@ -134,7 +142,7 @@ pub(super) fn modulated_layer_norm(
         let (y, statistics) = normed.forward();
         let backward: op::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let (dx, dmodulation) = normed.backward(&statistics, &gradient, incoming.wanted[1]);
+            let (dx, dmodulation) = normed.backward(&statistics, &gradient, None, incoming.wanted[1]);
             vec![Some(dx), dmodulation]
         });
         (y.into_plain(), backward)
@@ -156,7 +164,7 @@ pub(super) fn layer_norm(
         let backward: op::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let (dx, both) = normed.backward(&statistics, &gradient, wanted[1] || wanted[2]);
+            let (dx, both) = normed.backward(&statistics, &gradient, None, wanted[1] || wanted[2]);
             let of_row = |at: usize, element: Element| {
                 let row = Tensor::<2>::from_dispatch(both.clone()?)
                     .narrow(0, at, 1)

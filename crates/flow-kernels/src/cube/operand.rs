@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use flow_core::Plain;
 use flow_core::cube::{self, Client, CubeDevice, CubeTensor};
-use flow_kernels_cube::cast::cast;
+use flow_kernels_cube::cast::{cast, join};
 use flow_kernels_cube::{Buffer, Element, Refused};
 
 /// A tensor without gaps that begins at a multiple of 16 bytes.
@@ -111,6 +111,20 @@ impl Operand {
             tensor: copied(&self.tensor, element, factor),
             element,
         }
+    }
+
+    /// The values of all, which are of one type, times their factors, one behind the other, as type `element` and of `shape`.
+    ///
+    /// # Panics
+    /// If they are none, more than [`MOST_JOINED`](flow_kernels_cube::cast::MOST_JOINED), or not as many values as `shape` has.
+    pub fn joined(parts: &[(&Self, f32)], shape: &[usize], element: Element) -> Self {
+        let joined = parts[0].0.room(shape, element);
+        let parts: Vec<(Buffer, f32)> = parts
+            .iter()
+            .map(|(part, factor)| (part.buffer(), *factor))
+            .collect();
+        done("join", join(joined.client(), &parts, &joined.buffer()));
+        joined
     }
 
     /// Room on the same device, its values unspecified.

@@ -3,7 +3,7 @@
 use super::operand::Operand;
 use flow_core::cube::CubeDevice;
 use flow_matmul_cube::call::{Declined, Matmul};
-use flow_matmul_cube::run::Prepared;
+use flow_matmul_cube::run::{Offer, Prepared};
 use flow_matmul_cube::tensors::{Matrix, Operands};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,6 +21,26 @@ pub(super) struct Products {
 pub(super) fn matrix(operand: &Operand) -> Matrix {
     let (rows, columns) = operand.rows_and_columns();
     Matrix::contiguous(operand.buffer().handle, [rows, columns])
+}
+
+/// A part of the tensor's values: `columns` of each row of `stride`, from the value at `start` on.
+pub(super) fn part(operand: &Operand, start: usize, [rows, columns]: [usize; 2], stride: usize) -> Matrix {
+    let bytes = start * operand.element().bytes();
+    Matrix {
+        handle: operand.buffer().handle.offset_start(bytes as u64),
+        rows,
+        columns,
+        stride,
+    }
+}
+
+/// At which multiples of bytes a [`part`] may begin on the device of `on`.
+pub(super) fn part_alignment(on: &Operand) -> usize {
+    // CUDA's kernels get addresses, of which the products want 16 bytes; others get buffers with offsets.
+    match Offer::of(on.client()).ampere {
+        true => 16,
+        false => (on.client().properties().memory.alignment as usize).max(16),
+    }
 }
 
 impl Products {

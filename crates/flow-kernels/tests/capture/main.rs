@@ -10,13 +10,14 @@ use burn::tensor::Tensor;
 use flow_accel::{Accelerator, Engagement, Meter, Target};
 use flow_accelerators::GraphCaptureAccelerator;
 use flow_attention::cube::PortableAttention;
+use flow_cache::{Forecast, Rules, TaylorSeer, VelocityCache};
 use flow_checkpoint::{Checkpointing, Policy};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AdamWStep, CallContext, FlowModel, KeepAll, Kernels, ParamView, Plain, Plan, RegionEngine, Rollout,
+    AdamWStep, CallContext, FlowModel, KeepAll, Kernels, Lane, ParamView, Plain, Plan, RegionEngine, Rollout,
     Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
@@ -270,4 +271,56 @@ fn gradients_that_someone_holds_are_not_written_over() {
     drop(held);
     assert!(all(&of(&captured, 2)) == all(&of(&plain, 2)));
     assert_eq!(captured.meter.take().of(Engagement::GraphReplayed), 2);
+}
+
+#[test]
+fn a_cache_of_whole_calls_above_recordings_gives_the_bits_of_one_above_calls() {
+    const STEPS: u32 = 8;
+    let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = config(Position::Rope, None);
+    // Three rollouts, as in three iterations: the cache is a new one in each, the recordings stay.
+    let rolled_out = |captured: bool| {
+        let run = Run::new(&config, Arc::new(KeepAll), captured);
+        let of = |iteration: u64| {
+            let policy = TaylorSeer {
+                interval: 2,
+                first: 2,
+                last: None,
+                forecast: Forecast::Newton { order: 1 },
+            };
+            let cache = VelocityCache::new(policy, Rules::default(), Box::new(|_| {}));
+            let plan = Plan {
+                velocities: Arc::new(cache.above(run.plan.velocities.clone())),
+                ..(*run.plan).clone()
+            };
+            let rollout = Rollout::new(&run.weights, Arc::new(plan));
+            let lane = |sample| Lane {
+                sample,
+                conditional: true,
+            };
+            let velocity = |step: u32| {
+                let exec = rollout.exec(CallContext {
+                    iteration,
+                    step,
+                    steps: STEPS,
+                    sigma: Some(1.0 - f64::from(step) / f64::from(STEPS)),
+                    lanes: [lane(0), lane(1)].into(),
+                    ..CallContext::single(Stage::Rollout)
+                });
+                let input = run.input(2, 10 * iteration + u64::from(step));
+                bits(&exec.velocity(&run.model, input).into_dispatch())
+            };
+            (0..STEPS).map(velocity).collect::<Vec<_>>()
+        };
+        let velocities: Vec<_> = (0..3).map(of).collect();
+        (velocities, run.meter.take().of(Engagement::GraphReplayed))
+    };
+    let ((alone, none), (above, replayed)) = (rolled_out(false), rolled_out(true));
+    assert!(alone == above, "velocities differ");
+    assert_eq!(none, 0);
+    assert!(
+        (1..3 * u64::from(STEPS)).contains(&replayed),
+        "{replayed} of 24 calls were replayed"
+    );
+    assert_eq!(replayed % 3, 0, "each rollout asks as often");
 }

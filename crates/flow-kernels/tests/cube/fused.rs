@@ -18,20 +18,25 @@ const NORM: NormChunks = NormChunks {
 enum Made {
     GatedLinear,
     ModulatedLinear(Activation),
+    ModulatedLinears,
     FeedForward(Activation),
 }
 
-const MADE: [Made; 6] = [
+const MADE: [Made; 7] = [
     Made::GatedLinear,
     Made::ModulatedLinear(Activation::None),
     Made::ModulatedLinear(Activation::Silu),
+    Made::ModulatedLinears,
     Made::FeedForward(Activation::GeluTanh),
     Made::FeedForward(Activation::Silu),
     Made::FeedForward(Activation::None),
 ];
 
-/// Shapes of the inputs: `x [2, S, D]`, the modulation, what is gated `[2, S, I]`, then the weights of two layers with
-/// adapters, `D -> I` and `I -> D`.
+/// Inputs of a computation.
+const INPUTS: usize = 19;
+
+/// Shapes of the inputs: `x [2, S, D]`, the modulation, what is gated `[2, S, I]`, then the weights of four layers with
+/// adapters, `D -> I`, `I -> D`, `D -> D` and `D -> I`.
 fn shapes([tokens, channels, inner]: [usize; 3]) -> Vec<Vec<usize>> {
     let layer = |from: usize, to: usize| vec![vec![to, from], vec![to], vec![4, from], vec![to, 4]];
     let tensors = vec![
@@ -39,7 +44,14 @@ fn shapes([tokens, channels, inner]: [usize; 3]) -> Vec<Vec<usize>> {
         vec![2, 6, channels],
         vec![2, tokens, inner],
     ];
-    [tensors, layer(channels, inner), layer(inner, channels)].concat()
+    [
+        tensors,
+        layer(channels, inner),
+        layer(inner, channels),
+        layer(channels, channels),
+        layer(channels, inner),
+    ]
+    .concat()
 }
 
 fn compute(made: Made, side: &Side, stash: &dyn Stash, inputs: &[DispatchTensor]) -> Vec<DispatchTensor> {
@@ -47,6 +59,10 @@ fn compute(made: Made, side: &Side, stash: &dyn Stash, inputs: &[DispatchTensor]
     let (up, down) = (layer(inputs, 3), layer(inputs, 7));
     let kernels = &side.kernels;
     vec![match made {
+        Made::ModulatedLinears => {
+            let layers = [up, layer(inputs, 11), layer(inputs, 15)];
+            return kernels.modulated_linears(stash, x, modulation, NORM, &layers);
+        }
         Made::GatedLinear => kernels.linear_gated_residual(stash, x, inner, &down, modulation, 2),
         Made::ModulatedLinear(activation) => {
             kernels.modulated_linear(stash, x, modulation, NORM, &up, activation)
@@ -67,16 +83,16 @@ fn fused(side: &Side) -> Side {
 }
 
 /// Which inputs a gradient is wanted of: all, each kind alone, none.
-fn tracked() -> [[bool; 11]; 7] {
+fn tracked() -> [[bool; INPUTS]; 7] {
     let only = |those: &[usize]| std::array::from_fn(|at| those.contains(&at));
     [
-        [true; 11],
+        [true; INPUTS],
         only(&[0, 2]),
         only(&[1]),
-        only(&[3, 4]),
-        only(&[5, 6, 9, 10]),
+        only(&[3, 4, 11, 16]),
+        only(&[5, 6, 9, 10, 13, 14]),
         only(&[7, 8]),
-        [false; 11],
+        [false; INPUTS],
     ]
 }
 

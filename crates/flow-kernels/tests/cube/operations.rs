@@ -342,8 +342,32 @@ fn what_is_taken_of_the_device_holds_what_was_made_there_and_nothing_is_said_of_
         taken >= 4 * values as u64,
         "{taken} bytes for {values} values of f32"
     );
+    // Where the driver tells processes apart, it counts the pools and more.
+    if let Some(counted) = device.driver_bytes() {
+        assert!(
+            counted >= taken,
+            "the driver counts {counted} bytes, the pools {taken}"
+        );
+    }
     drop(made);
     assert_eq!(ComputeDevice::cpu().taken_bytes(), None);
+    assert_eq!(ComputeDevice::cpu().driver_bytes(), None);
+}
+
+#[test]
+fn what_lasts_stands_apart_from_the_pools_that_steps_use() {
+    let (device, _) = cube();
+    let values = 1 << 18;
+    let plain = || device.plain(vec![1.0; values], &[values]);
+    let before = flow_core::cube::bytes_lasting(&device);
+    let weights = device.lasting(plain);
+    let passing = plain();
+    let lasting = flow_core::cube::bytes_lasting(&device) - before;
+    assert_eq!(lasting, 4 * values as u64);
+    assert_eq!(to_host(&weights), to_host(&passing));
+    drop(weights);
+    assert_eq!(flow_core::cube::bytes_lasting(&device), before);
+    assert_eq!(ComputeDevice::cpu().lasting(|| 3), 3);
 }
 
 #[test]

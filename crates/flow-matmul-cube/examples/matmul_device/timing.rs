@@ -91,6 +91,10 @@ pub fn cases() -> Vec<(String, Matmul)> {
             epilogue: Epilogue::TimesDerivative(Activation::GeluTanh),
             ..call
         });
+        add("NN plus another", [rows, d, d], Layout::Nn, |call| Matmul {
+            epilogue: Epilogue::Add,
+            ..call
+        });
         add("TN f32 +=", [rows, d, d], Layout::Tn, |call| Matmul {
             output: Element::F32,
             epilogue: Epilogue::Accumulate,
@@ -237,6 +241,7 @@ pub fn answer(
     let (epilogue, tokens) = match call.epilogue {
         Epilogue::Store => ("store", 1),
         Epilogue::Accumulate => ("accumulate", 1),
+        Epilogue::Add => ("add", 1),
         Epilogue::Activate { keep_sum: true, .. } => ("gelu_keep", 1),
         Epilogue::Activate { .. } => ("gelu", 1),
         Epilogue::GateAndAdd { tokens } => ("gate", tokens),

@@ -44,6 +44,10 @@ pub fn calls(layout: Layout, element: Element, sizes: &[[usize; 3]]) -> Vec<Matm
             wide(Epilogue::Store),
             wide(Epilogue::Accumulate),
             Matmul { rank: 32, ..plain },
+            Matmul {
+                epilogue: Epilogue::Add,
+                ..plain
+            },
             with(Epilogue::Store, 0),
         ]);
         for activation in [Activation::GeluTanh, Activation::Silu] {

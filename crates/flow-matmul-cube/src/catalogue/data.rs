@@ -233,11 +233,17 @@ impl Case {
     /// The result of row `i` and column `j`.
     pub fn result(&self, i: usize, j: usize) -> f64 {
         let sum = self.sum(i, j);
+        let sum = match self.call.epilogue {
+            Epilogue::Store | Epilogue::Accumulate => sum,
+            // Rounded first, as `Epilogue` says.
+            _ => decode(&encode(sum as f32, self.call.element), self.call.element),
+        };
         let at = i * self.call.n + j;
         let other = || self.other.as_ref().map_or(f64::NAN, |other| other.values[at]);
         match self.call.epilogue {
             Epilogue::Store => sum,
             Epilogue::Accumulate => self.d.values[at] + sum,
+            Epilogue::Add => other() + sum,
             Epilogue::Activate { activation, .. } => activate(sum, activation),
             Epilogue::GateAndAdd { tokens } => {
                 let (_, gate) = self.gate.as_ref().expect("a gated call has a gate");

@@ -316,6 +316,9 @@ pub fn portable_matmul<F: Float, O: Float>(
                     let residual = f32::cast_from(other[(d_first + row) * other_stride + column]);
                     let factor = f32::cast_from(gate[gate_start + row / tokens * gate_stride + column]);
                     d[to] = O::cast_from(residual + factor * rounded);
+                } else if comptime!(kind.epilogue == Epilogue::Add) {
+                    let before = f32::cast_from(other[(d_first + row) * other_stride + column]);
+                    d[to] = O::cast_from(before + rounded);
                 } else {
                     d[to] = O::cast_from(sum);
                 }

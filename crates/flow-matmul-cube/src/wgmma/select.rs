@@ -33,7 +33,8 @@ pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, 
     let candidates: &[Shape] = match call.layout {
         _ if call.n <= 64 => &[Shape::Narrow],
         Layout::Tn if simple => &[weight_gradient(call, multiprocessors)],
-        _ => &[Shape::Turns, Shape::Wide],
+        // Small results have too few large tiles for all multiprocessors.
+        _ => &[Shape::Turns, Shape::Wide, Shape::Small, Shape::Narrow],
     };
     let mut best: Option<(f64, Tiles, bool)> = None;
     for candidate in candidates {
@@ -44,8 +45,9 @@ pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, 
         // cannot do beside products.
         let border = tile * if tiles.in_turns { 0.5 } else { 3.0 };
         let waves = count.div_ceil(multiprocessors) as f64;
-        let whole = waves * (steps as f64 * tile + border);
-        let balanced = count as f64 / multiprocessors as f64 * (steps as f64 * tile + border);
+        let one = steps as f64 * tile * candidate.slowness() + border;
+        let whole = waves * one;
+        let balanced = count as f64 / multiprocessors as f64 * one;
         // About two tiles of sums for each multiprocessor are written and read, some 30 elements' products each, and two
         // kernels more are launched.
         let add_up = 2.0 * tile * 15.0 + 250_000.0;
@@ -55,7 +57,9 @@ pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, 
             }
         };
         choose(whole, false);
-        if call.layout == Layout::Tn && simple && !count.is_multiple_of(multiprocessors) {
+        // A forward product is never cut: its bits would depend on how many rows there are, and with them a sample's on its
+        // batch-mates.
+        if call.layout != Layout::Nt && simple && !count.is_multiple_of(multiprocessors) {
             choose(balanced + add_up, true);
         }
     }
@@ -74,13 +78,14 @@ pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, 
 }
 
 /// Tiles of a weight gradient, whose work is balanced over the multiprocessors whatever their number: the largest tiles
-/// that keep all of these busy, since larger ones read less; otherwise those of which least is beyond the result.
+/// that keep all of these busy, since larger ones read less; where no tiles do, those of which least is beyond the result.
 fn weight_gradient(call: &Matmul, multiprocessors: usize) -> Shape {
     let count = |rows: usize, columns: usize| call.m.div_ceil(rows) * call.n.div_ceil(columns);
     if count(256, 192) >= multiprocessors {
         return Shape::Large;
     }
-    match call.n.next_multiple_of(256) <= call.n.next_multiple_of(192) {
+    let least_beyond = call.n.next_multiple_of(256) <= call.n.next_multiple_of(192);
+    match least_beyond || count(128, 256) >= multiprocessors {
         true => Shape::Wide,
         false => Shape::Turns,
     }
@@ -99,6 +104,18 @@ pub enum Shape {
     Small,
     /// 128 x 64, shared by two warpgroups: for few columns.
     Narrow,
+}
+
+impl Shape {
+    /// Time of a product of an element in proportion to that of large tiles: small ones read more of shared memory for it (160
+    /// and 256 bytes a clock, where it gives 128).
+    fn slowness(self) -> f64 {
+        match self {
+            Self::Turns | Self::Wide | Self::Large => 1.0,
+            Self::Small => 1.25,
+            Self::Narrow => 2.0,
+        }
+    }
 }
 
 /// The tiles of `shape`.

@@ -43,9 +43,10 @@ impl Front {
     }
 
     fn attend(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
-        let normed = normed(exec, x.clone(), modulation.clone());
-        let attended = exec.attention_layer("attn", AttentionKind::Spatial, normed, |exec, normed| {
-            self.attention.attend(exec, normed)
+        let inputs = (x.clone(), modulation.clone());
+        let attended = exec.attention_layer("attn", AttentionKind::Spatial, inputs, |exec, inputs| {
+            let norm = norm(chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+            self.attention.attend(exec, inputs, norm)
         });
         let gate = chunk::ATTENTION_GATE;
         self.attention.gated_residual(exec, x, attended, modulation, gate)

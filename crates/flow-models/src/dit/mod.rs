@@ -144,7 +144,7 @@ impl Dit {
             latent,
             tokens: rows * columns,
             vocabulary: config.vocabulary,
-            reads_text: false,
+            text: None,
             stacks: vec![("transformer_blocks".into(), config.layers)],
             regions: blocks.regions(),
         };

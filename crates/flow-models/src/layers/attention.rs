@@ -3,6 +3,7 @@
 use super::{NORM_EPSILON, Parts, RotaryTable};
 use burn::tensor::Tensor;
 use flow_core::exec::{Exec, Linear};
+use flow_core::kernels::NormChunks;
 use flow_core::{Handle, Init};
 
 /// `[B, S, H, D]` to `[B, S, H·D]`.
@@ -10,6 +11,9 @@ pub(crate) fn heads_to_width(x_bshd: Tensor<4>) -> Tensor<3> {
     let [batch, tokens, heads, channels] = x_bshd.dims();
     x_bshd.reshape([batch, tokens, heads * channels])
 }
+
+/// A stream `[B, S, D]` and its modulation `[B, K, D]`.
+pub(crate) type Modulated = (Tensor<3>, Tensor<3>);
 
 /// Names of a stream's projections within an attention layer.
 pub(crate) struct ProjectionNames {
@@ -81,14 +85,17 @@ impl Projection {
         Self::new(parts, &ProjectionNames::CONTEXT, hidden, heads, qk_norm)
     }
 
-    /// `(q, k, v)`, each `[B, S, H, D]`.
-    pub fn forward(&self, exec: &Exec<'_>, x_bsd: Tensor<3>) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
+    /// `(q, k, v)`, each `[B, S, H, D]`, of the modulated layer norm of `x_BSD`.
+    pub fn forward(
+        &self,
+        exec: &Exec<'_>,
+        (x_bsd, modulation_bkd): Modulated,
+        norm: NormChunks,
+    ) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
         let [batch, tokens, width] = x_bsd.dims();
-        let project = |layer: &Linear| {
-            exec.linear(layer, x_bsd.clone())
-                .reshape([batch, tokens, self.heads, width / self.heads])
-        };
-        let (mut q, mut k, v) = (project(&self.query), project(&self.key), project(&self.value));
+        let layers = [&self.query, &self.key, &self.value];
+        let projected = exec.modulated_linears(x_bsd, modulation_bkd, norm, layers);
+        let [mut q, mut k, v] = projected.map(|x| x.reshape([batch, tokens, self.heads, width / self.heads]));
         if let Some((query_norm, key_norm)) = self.norms {
             q = exec.rms_norm(q, Some(query_norm), NORM_EPSILON);
             k = exec.rms_norm(k, Some(key_norm), NORM_EPSILON);
@@ -120,9 +127,10 @@ impl SelfAttention {
         }
     }
 
-    /// What the heads attend to, side by side and before the output projection, `[B, S, D]`.
-    pub fn attend(&self, exec: &Exec<'_>, x_bsd: Tensor<3>) -> Tensor<3> {
-        let (mut q, mut k, v) = self.projection.forward(exec, x_bsd);
+    /// What the heads attend to in the modulated layer norm of `x_BSD`, side by side and before the output projection,
+    /// `[B, S, D]`.
+    pub fn attend(&self, exec: &Exec<'_>, modulated: Modulated, norm: NormChunks) -> Tensor<3> {
+        let (mut q, mut k, v) = self.projection.forward(exec, modulated, norm);
         if let Some(rotary) = &self.rotary {
             q = exec.rotary(q, &rotary.cos, &rotary.sin);
             k = exec.rotary(k, &rotary.cos, &rotary.sin);

@@ -16,7 +16,7 @@ pub fn merge(
     device: &ComputeDevice,
 ) -> Result<Weights, ModelError> {
     let layout = weights.layout();
-    let mut merged = Weights::init(base.clone(), 0, device);
+    let mut merged = Weights::zeros(base.clone(), device);
     for (index, spec) in layout.specs().iter().enumerate() {
         if spec.kind != ParamKind::Adapter {
             merged.set(base.position(&spec.name)?, weights.values()[index].clone())?;
@@ -43,7 +43,7 @@ pub fn merge(
                 *value = (f64::from(*value) + f64::from(adapter.scale) * delta) as f32;
             }
         }
-        merged.set(base.position(&spec.name)?, device.plain(values, &spec.shape))?;
+        merged.set_host(base.position(&spec.name)?, values)?;
     }
     Ok(merged)
 }

@@ -6,7 +6,6 @@
 use super::stem;
 use crate::ModelError;
 use crate::weights::{Expected, StoredDtype, load_expected, replace, save_tensors};
-use flow_core::device::ComputeDevice;
 use flow_core::{ParamLayout, Weights};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -96,7 +95,7 @@ pub fn export_adapters(
 /// # Errors
 /// As [`load_into`](crate::weights::load_into), about the adapters alone; [`ModelError::Adapter`] if the file's
 /// scale is not that of the layout. `weights` is unchanged then.
-pub fn load_adapters(weights: &mut Weights, path: &Path, device: &ComputeDevice) -> Result<(), ModelError> {
+pub fn load_adapters(weights: &mut Weights, path: &Path) -> Result<(), ModelError> {
     let expected = config_of(weights.layout())?;
     let found = read_adapter_config(path)?;
     let scale = |config: &AdapterConfig| config.alpha / config.rank as f32;
@@ -110,12 +109,7 @@ pub fn load_adapters(weights: &mut Weights, path: &Path, device: &ComputeDevice)
             found.alpha
         )));
     }
-    load_expected(
-        weights,
-        &weights_file(path),
-        device,
-        Expected::Adapters(&without_prefix),
-    )?;
+    load_expected(weights, &weights_file(path), Expected::Adapters(&without_prefix))?;
     Ok(())
 }
 

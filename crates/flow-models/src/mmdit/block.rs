@@ -5,8 +5,8 @@ use crate::layers::{
     NORM_EPSILON, Parts, Projection, SelfAttention, feed_forward, heads_to_width, modulation, norm,
 };
 use burn::tensor::Tensor;
-use flow_core::Init;
 use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, Linear, RegionKind};
+use flow_core::{AttentionSpec, Init};
 use std::sync::Arc;
 
 /// Order of the chunks of a full modulation (diffusers' `AdaLayerNormZero`); with a second attention three more
@@ -129,63 +129,65 @@ impl MmditBlock {
         exec: &Exec<'_>,
         (x, context, x_mod, context_mod): Streams,
     ) -> (Tensor<3>, Tensor<3>) {
-        let (tokens, context_tokens) = (x.dims()[1], context.dims()[1]);
-        let normed = |x: &Tensor<3>, modulation: &Tensor<3>, shift, scale| {
-            exec.modulated_layer_norm(x.clone(), modulation.clone(), shift, scale, NORM_EPSILON)
-        };
-        let (shift, scale) = match self.context_out {
-            Some(_) => (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE),
-            None => (context_only::SHIFT, context_only::SCALE),
-        };
-        let x_normed = normed(&x, &x_mod, chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
-        let context_normed = normed(&context, &context_mod, shift, scale);
-
         let spatial = AttentionKind::Spatial;
-        let inputs = (x_normed, context_normed);
-        let joint = exec.attention_layer("attn", spatial, inputs, |exec, (x_normed, context_normed)| {
-            let joint = self.joint(exec, x_normed, context_normed);
-            match self.context_out {
-                Some(_) => joint,
-                // Nobody reads the rest.
-                None => joint.narrow(1, 0, tokens),
-            }
-        });
-
+        let inputs = (x.clone(), context.clone(), x_mod.clone(), context_mod.clone());
         let gated = |residual, layer, x, modulation| {
             exec.linear_gated_residual(residual, layer, x, modulation, chunk::ATTENTION_GATE)
         };
         let (x_joint, context) = match &self.context_out {
-            None => (joint, context),
+            None => {
+                let joint = exec.attention_layer("attn", spatial, inputs, |exec, streams| {
+                    let tokens = streams.0.dims()[1];
+                    let joint = self.joint(exec, streams);
+                    // Nobody reads the rest; it is asked for so that every weight has a gradient, as in diffusers.
+                    let q = Tensor::cat(joint.queries.to_vec(), 1);
+                    joint.attend(exec, q).narrow(1, 0, tokens)
+                });
+                (joint, context)
+            }
             Some(out) => {
-                let context_joint = joint.clone().narrow(1, tokens, context_tokens);
+                let (x_joint, context_joint) =
+                    exec.attention_layer("attn", spatial, inputs, |exec, streams| {
+                        let joint = self.joint(exec, streams);
+                        let [q, context_q] = joint.queries.clone();
+                        (joint.attend(exec, q), joint.attend(exec, context_q))
+                    });
                 let context = gated(context, &out.attention_out, context_joint, context_mod);
-                (joint.narrow(1, 0, tokens), context)
+                (x_joint, context)
             }
         };
         let mut x_out = gated(x.clone(), &self.attention_out, x_joint, x_mod.clone());
         if let Some(dual) = &self.dual {
-            let x_normed = normed(&x, &x_mod, chunk::DUAL_SHIFT, chunk::DUAL_SCALE);
-            let attended = exec.attention_layer("attn2", spatial, x_normed, |exec, x_normed| {
-                dual.attend(exec, x_normed)
+            let inputs = (x, x_mod.clone());
+            let attended = exec.attention_layer("attn2", spatial, inputs, |exec, inputs| {
+                dual.attend(exec, inputs, norm(chunk::DUAL_SHIFT, chunk::DUAL_SCALE))
             });
             x_out = dual.gated_residual(exec, x_out, attended, x_mod, chunk::DUAL_GATE);
         }
         (x_out, context)
     }
 
-    /// What the heads attend to over both streams, before the output projections, `[B, S + L, D]`.
-    fn joint(&self, exec: &Exec<'_>, x_normed: Tensor<3>, context_normed: Tensor<3>) -> Tensor<3> {
-        let (q, k, v) = self.sample.forward(exec, x_normed);
-        let project = |exec: &Exec<'_>, context_normed| self.context.forward(exec, context_normed);
+    /// The projections of both streams.
+    fn joint(&self, exec: &Exec<'_>, (x, context, x_mod, context_mod): Streams) -> Joint {
+        let of_x = norm(chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+        let of_context = match self.context_out {
+            Some(_) => of_x,
+            None => norm(context_only::SHIFT, context_only::SCALE),
+        };
+        let (q, k, v) = self.sample.forward(exec, (x, x_mod), of_x);
+        let project = |exec: &Exec<'_>, context| self.context.forward(exec, context, of_context);
+        let context = (context, context_mod);
         let (context_q, context_k, context_v) = if self.is_first {
             // The context has not met a latent yet.
             let depends_on = DependsOn::SigmaAndCondition;
-            exec.reusable("context_projections", depends_on, context_normed, project)
+            exec.reusable("context_projections", depends_on, context, project)
         } else {
-            project(exec, context_normed)
+            project(exec, context)
         };
-        let join = |sample, context| Tensor::cat(vec![sample, context], 1);
-        heads_to_width(exec.attention(join(q, context_q), join(k, context_k), join(v, context_v)))
+        Joint {
+            queries: [q, context_q],
+            parts: [(k, v), (context_k, context_v)],
+        }
     }
 
     fn feed_forward(
@@ -202,6 +204,22 @@ impl MmditBlock {
             Some(out) => run(&out.mlp, context, context_mod),
         };
         (run(&self.mlp, x, x_mod), context)
+    }
+}
+
+/// Queries, and keys and values, of both streams, each `[B, S, H, D]`; the sample's first.
+///
+/// Each stream's queries look at the keys and values of both, which are read where they are: so no stream is copied to stand
+/// behind the other, and no result is taken apart.
+struct Joint {
+    queries: [Tensor<4>; 2],
+    parts: [(Tensor<4>, Tensor<4>); 2],
+}
+
+impl Joint {
+    /// What the heads attend to for `q_BSHD`, before the output projection, `[B, S, D]`.
+    fn attend(&self, exec: &Exec<'_>, q_bshd: Tensor<4>) -> Tensor<3> {
+        heads_to_width(exec.attention_with(q_bshd, self.parts.clone(), &AttentionSpec::default()))
     }
 }
 

@@ -17,7 +17,7 @@ use block::MmditBlock;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
-use flow_core::model::{FlowModel, ModelInput, ModelSpec};
+use flow_core::model::{FlowModel, ModelInput, ModelSpec, TextWidth};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, Handle, Init, ParamLayout};
 use serde_json::Value;
@@ -113,7 +113,10 @@ impl Mmdit {
             latent,
             tokens: rows * columns,
             vocabulary: None,
-            reads_text: true,
+            text: Some(TextWidth {
+                channels: config.joint_attention_dim,
+                pooled: Some(config.pooled_projection_dim),
+            }),
             stacks: vec![("transformer_blocks".into(), config.num_layers)],
             regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
         };

@@ -4,6 +4,7 @@ use super::WanConfig;
 use crate::layers::{Parts, RotaryTable, heads_to_width};
 use burn::tensor::Tensor;
 use flow_core::exec::{Exec, Linear};
+use flow_core::kernels::NormChunks;
 use flow_core::{Handle, Init};
 
 /// Projections and attention, queries and keys normalised over all heads at once (diffusers' `WanAttention`).
@@ -43,14 +44,14 @@ impl Attention {
         x.reshape([batch, tokens, self.heads, width / self.heads])
     }
 
+    /// Queries or keys of what was `projected`.
     fn normed(
         &self,
         exec: &Exec<'_>,
-        (layer, norm): (&Linear, Handle<1>),
-        x: Tensor<3>,
+        norm: Handle<1>,
+        projected: Tensor<3>,
         rotary: Option<&RotaryTable>,
     ) -> Tensor<4> {
-        let projected = exec.linear(layer, x);
         let projected = self.heads(exec.rms_norm(projected, Some(norm), self.epsilon));
         match rotary {
             Some(rotary) => exec.rotary(projected, &rotary.cos, &rotary.sin),
@@ -58,28 +59,35 @@ impl Attention {
         }
     }
 
-    /// Keys and values `[B, L, H, D / H]` of `context [B, L, D]`. `rotary` turns the keys.
-    pub fn keys_and_values(
-        &self,
-        exec: &Exec<'_>,
-        context_bld: Tensor<3>,
-        rotary: Option<&RotaryTable>,
-    ) -> (Tensor<4>, Tensor<4>) {
-        let key = (&self.key, self.key_norm);
-        let k = self.normed(exec, key, context_bld.clone(), rotary);
+    /// Keys and values `[B, L, H, D / H]` of `context [B, L, D]`.
+    pub fn keys_and_values(&self, exec: &Exec<'_>, context_bld: Tensor<3>) -> (Tensor<4>, Tensor<4>) {
+        let k = exec.linear(&self.key, context_bld.clone());
+        let k = self.normed(exec, self.key_norm, k, None);
         (k, self.heads(exec.linear(&self.value, context_bld)))
     }
 
-    /// What the heads of `x [B, S, D]` attend to, side by side and before the output projection. `rotary` turns the queries.
-    pub fn attend(
+    /// What the heads of `x [B, S, D]` attend to in a context, side by side and before the output projection.
+    pub fn attend(&self, exec: &Exec<'_>, x_bsd: Tensor<3>, (k, v): (Tensor<4>, Tensor<4>)) -> Tensor<3> {
+        let q = exec.linear(&self.query, x_bsd);
+        let q = self.normed(exec, self.query_norm, q, None);
+        heads_to_width(exec.attention(q, k, v))
+    }
+
+    /// What the heads attend to in the modulated layer norm of `x [B, S, D]`, side by side and before the output projection.
+    /// `rotary` turns queries and keys.
+    pub fn attend_to_itself(
         &self,
         exec: &Exec<'_>,
-        x_bsd: Tensor<3>,
-        (k, v): (Tensor<4>, Tensor<4>),
-        rotary: Option<&RotaryTable>,
+        (x_bsd, modulation_bkd): (Tensor<3>, Tensor<3>),
+        norm: NormChunks,
+        rotary: &RotaryTable,
     ) -> Tensor<3> {
-        let q = self.normed(exec, (&self.query, self.query_norm), x_bsd, rotary);
-        heads_to_width(exec.attention(q, k, v))
+        // In the order of their use: the graph adds up their gradients from the last to the first, as the fused operation does.
+        let layers = [&self.query, &self.key, &self.value];
+        let [q, k, v] = exec.modulated_linears(x_bsd, modulation_bkd, norm, layers);
+        let k = self.normed(exec, self.key_norm, k, Some(rotary));
+        let q = self.normed(exec, self.query_norm, q, Some(rotary));
+        heads_to_width(exec.attention(q, k, self.heads(v)))
     }
 
     /// The output projection.

@@ -67,6 +67,14 @@ impl WanBlock {
         time_bkd + exec.params().get(self.table)
     }
 
+    fn norm(&self, shift: usize, scale: usize) -> NormChunks {
+        NormChunks {
+            shift,
+            scale,
+            epsilon: self.epsilon,
+        }
+    }
+
     /// What the video's attention to itself reads.
     fn normed(&self, exec: &Exec<'_>, x: Tensor<3>, modulation: Tensor<3>) -> Tensor<3> {
         let (shift, scale) = (chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
@@ -74,12 +82,10 @@ impl WanBlock {
     }
 
     fn attend(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
-        let normed = self.normed(exec, x.clone(), modulation.clone());
-        let spatial = AttentionKind::Spatial;
-        let attended = exec.attention_layer("attn1", spatial, normed, |exec, normed| {
-            let rotary = Some(&self.rotary);
-            let context = self.attention.keys_and_values(exec, normed.clone(), rotary);
-            self.attention.attend(exec, normed, context, rotary)
+        let (spatial, inputs) = (AttentionKind::Spatial, (x.clone(), modulation.clone()));
+        let attended = exec.attention_layer("attn1", spatial, inputs, |exec, inputs| {
+            let norm = self.norm(chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+            self.attention.attend_to_itself(exec, inputs, norm, &self.rotary)
         });
         let (out, gate) = (self.attention.out(), chunk::ATTENTION_GATE);
         exec.linear_gated_residual(x, out, attended, modulation, gate)
@@ -94,19 +100,15 @@ impl WanBlock {
         let cross = AttentionKind::Cross;
         let attended = exec.attention_layer("attn2", cross, inputs, |exec, (normed, text)| {
             // Nothing of a latent or a noise level is in the text, so these are the same at every step.
-            let project = |exec: &Exec<'_>, text| self.cross_attention.keys_and_values(exec, text, None);
+            let project = |exec: &Exec<'_>, text| self.cross_attention.keys_and_values(exec, text);
             let context = exec.reusable("text_keys_values", DependsOn::Condition, text, project);
-            self.cross_attention.attend(exec, normed, context, None)
+            self.cross_attention.attend(exec, normed, context)
         });
         x + exec.linear(self.cross_attention.out(), attended)
     }
 
     fn feed_forward(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
-        let norm = NormChunks {
-            shift: chunk::MLP_SHIFT,
-            scale: chunk::MLP_SCALE,
-            epsilon: self.epsilon,
-        };
+        let norm = self.norm(chunk::MLP_SHIFT, chunk::MLP_SCALE);
         exec.modulated_feed_forward(x, modulation, norm, &self.mlp, chunk::MLP_GATE)
     }
 }

@@ -18,7 +18,7 @@ use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::kernels::NormChunks;
-use flow_core::model::{FlowModel, ModelInput, ModelSpec};
+use flow_core::model::{FlowModel, ModelInput, ModelSpec, TextWidth};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, Handle, Init, ParamLayout};
 use serde_json::Value;
@@ -90,7 +90,10 @@ impl Wan {
             latent,
             tokens: config.grid().iter().product(),
             vocabulary: None,
-            reads_text: true,
+            text: Some(TextWidth {
+                channels: config.text_dim,
+                pooled: None,
+            }),
             stacks: vec![("blocks".into(), config.num_layers)],
             regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
         };

@@ -6,7 +6,7 @@ use super::{
     Unreadable, parse,
 };
 use crate::nearest::nearest;
-use crate::{Architecture, ModelError, initialize};
+use crate::{Architecture, ModelError, initialize_adapters};
 use flow_core::device::ComputeDevice;
 use flow_core::{ParamKind, ParamLayout, ParamSpec, Weights};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,8 +30,8 @@ pub fn load(
     path: &Path,
     device: &ComputeDevice,
 ) -> Result<(Weights, Loaded), ModelError> {
-    let mut weights = initialize(model, model.layout(), 0, device);
-    let loaded = load_into(&mut weights, path, device)?;
+    let mut weights = initialize_adapters(model, model.layout(), 0, device);
+    let loaded = load_into(&mut weights, path)?;
     Ok((weights, loaded))
 }
 
@@ -43,8 +43,8 @@ pub fn load(
 /// # Errors
 /// [`ModelError::Io`]; [`ModelError::Format`] for a damaged file; [`ModelError::Mismatch`] with everything that is
 /// unknown, missing, misshapen, duplicated, misplaced or unreadable. `weights` is unchanged then.
-pub fn load_into(weights: &mut Weights, path: &Path, device: &ComputeDevice) -> Result<Loaded, ModelError> {
-    load_expected(weights, path, device, Expected::Everything)
+pub fn load_into(weights: &mut Weights, path: &Path) -> Result<Loaded, ModelError> {
+    load_expected(weights, path, Expected::Everything)
 }
 
 /// What a file is to hold.
@@ -77,7 +77,6 @@ type Found<'a> = BTreeMap<String, Vec<(&'a Path, StoredTensor<'a>)>>;
 pub(crate) fn load_expected(
     weights: &mut Weights,
     path: &Path,
-    device: &ComputeDevice,
     expected: Expected<'_>,
 ) -> Result<Loaded, ModelError> {
     let source = Source::open(path)?;
@@ -114,7 +113,7 @@ pub(crate) fn load_expected(
             unreachable!("duplicates were reported");
         };
         let values = tensor.to_f32().expect("unreadable precisions were reported");
-        weights.set(layout.position(&name)?, device.plain(values, &tensor.shape))?;
+        weights.set_host(layout.position(&name)?, values)?;
     }
     Ok(Loaded { metadata, kept })
 }

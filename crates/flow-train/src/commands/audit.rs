@@ -21,7 +21,7 @@ use flow_train::{EnvironmentError, Registries, base_plan};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::audit::OnPolicyAudit;
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment, ModelParts, WithAlgorithm};
 use flow_validate::checkpoint_policy;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -105,6 +105,51 @@ impl Combination {
     }
 }
 
+/// The table, printed row by row: an audit that is interrupted has said what it found.
+struct Table {
+    widths: Vec<usize>,
+}
+
+impl Table {
+    /// Prints the names of the columns.
+    fn new(combinations: &[Combination]) -> Result<Self, Failure> {
+        let longest = |column: usize| {
+            let values = combinations
+                .iter()
+                .map(|one| one.values()[column].chars().count());
+            values.max().unwrap_or(0).max(COLUMNS[column].len())
+        };
+        let table = Self {
+            widths: (0..COLUMNS.len()).map(longest).collect(),
+        };
+        table.print(COLUMNS.iter(), "ratios", "max |ratio - 1|")?;
+        Ok(table)
+    }
+
+    fn row(&self, combination: &Combination, audit: &OnPolicyAudit) -> Result<(), Failure> {
+        let (checked, deviation) = (
+            audit.checked().to_string(),
+            format!("{:e}", audit.max_deviation()),
+        );
+        self.print(combination.values().iter(), &checked, &deviation)
+    }
+
+    fn print(
+        &self,
+        cells: impl Iterator<Item = impl std::fmt::Display>,
+        checked: &str,
+        deviation: &str,
+    ) -> Result<(), Failure> {
+        let cells = cells
+            .zip(&self.widths)
+            .map(|(cell, width)| format!("{cell:width$}  "));
+        terminal::line(&format!(
+            "{}{checked:>8}  {deviation:>15}",
+            cells.collect::<String>()
+        ))
+    }
+}
+
 /// Keeps the combinations that `only` asks for, `COLUMN=VALUE` each.
 fn narrow(combinations: Vec<Combination>, only: &[String]) -> Result<Vec<Combination>, Failure> {
     let mut kept = combinations;
@@ -149,31 +194,37 @@ pub fn run(arguments: &ConfigArguments, only: &[String], quiet: bool) -> Result<
         ));
     }
     let combinations = narrow(combinations(&loaded).or_bad_input()?, only)?;
-    let header = COLUMNS.iter().chain(&["ratios", "max |ratio - 1|"]);
-    let mut rows = vec![header.map(|name| (*name).to_owned()).collect::<Vec<_>>()];
-    let mut failed = 0;
-    for combination in &combinations {
-        let config = &combination.config;
-        let audit = loaded.compute(config, |environment| {
-            let tokens = tokens(config, environment).or_bad_input()?;
+    let table = Table::new(&combinations)?;
+    let failed = loaded.compute_several(|| {
+        let mut failed = 0;
+        // Neighbours of the same weights and precision share what was loaded.
+        let mut model = None;
+        for combination in &combinations {
+            let config = &combination.config;
+            let environment = loaded.environment(config)?;
+            let tokens = tokens(config, &environment).or_bad_input()?;
+            let of = (config.model.finetune, config.device.dtype);
+            let parts = match model.take() {
+                Some((loaded, parts)) if loaded == of => parts,
+                _ => setup::model(config, &environment).or_bad_input()?,
+            };
+            let (_, parts) = model.insert((of, parts));
             let run = Run {
                 config,
-                environment,
+                environment: &environment,
+                model: parts.clone(),
                 quiet,
             };
-            setup::with_algorithm(config, tokens, run)
+            let audit = setup::with_algorithm(config, tokens, run)
                 .and_then(|audit| audit)
-                .or_bad_input()
-        })?;
-        let exact = audit.worst().is_none() && audit.checked() > 0;
-        failed += usize::from(!exact);
-        let found = [
-            audit.checked().to_string(),
-            format!("{:e}", audit.max_deviation()),
-        ];
-        rows.push(combination.values().into_iter().chain(found).collect());
-    }
-    terminal::print(&format!("{}\n", terminal::table(&rows, COLUMNS.len())))?;
+                .or_bad_input()?;
+            let exact = audit.worst().is_none() && audit.checked() > 0;
+            failed += usize::from(!exact);
+            table.row(combination, &audit)?;
+        }
+        Ok(failed)
+    })?;
+    terminal::line("")?;
     if failed > 0 {
         return Err(Failure::Run(format!(
             "{failed} of {} combinations are not exact: rollout and training do not compute the same bits. This is a \
@@ -252,6 +303,14 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
             found.extend(settings(config, &dtypes).iter().map(accelerated));
         }
     }
+    // Those that share weights stand together; what else tells combinations apart keeps its order.
+    found.sort_by_key(|one| {
+        let config = &one.config;
+        (
+            config.model.finetune == Finetune::Lora,
+            config.device.dtype.name(),
+        )
+    });
     Ok(found)
 }
 
@@ -305,6 +364,7 @@ fn algorithms(config: &Config) -> [AlgorithmConfig; 2] {
 struct Run<'a> {
     config: &'a Config,
     environment: &'a Environment<'a>,
+    model: ModelParts,
     quiet: bool,
 }
 
@@ -312,7 +372,7 @@ impl WithAlgorithm for Run<'_> {
     type Output = Result<OnPolicyAudit, TrainError>;
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
-        let parts = setup::parts(self.config, self.environment, algorithm)?;
+        let parts = setup::parts_of(self.config, self.environment, self.model, algorithm)?;
         let mut observer = progress::observer(1, 1, self.quiet, Interrupt::default());
         parts.audit(&mut *observer)
     }

@@ -130,9 +130,7 @@ fn velocity() -> Result<Vec<f32>, Failure> {
         let mut values = vec![0.0; spec.shape.iter().product()];
         stream.at(index as u64, 0).fill_normal(&mut values);
         values.iter_mut().for_each(|value| *value *= 0.05);
-        weights
-            .set(index, device.plain(values, &spec.shape))
-            .or_failed()?;
+        weights.set_host(index, values).or_failed()?;
     }
     let batch = 3;
     let mut x = vec![0.0; batch * model.spec().latent.values()];

@@ -3,6 +3,7 @@
 use crate::arguments::Listed;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
+use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_rewards::RewardKind;
 use flow_train::Registries;
 
@@ -25,7 +26,7 @@ pub fn run(what: Option<Listed>) -> Result<(), Failure> {
     let registries = Registries::built_in().or_failed()?;
     let mut text = String::new();
     for listed in what.map_or(ALL.to_vec(), |one| vec![one]) {
-        let (title, rows) = entries(listed, &registries);
+        let (title, rows) = entries(listed, &registries)?;
         if what.is_none() {
             if !text.is_empty() {
                 text.push('\n');
@@ -40,8 +41,9 @@ pub fn run(what: Option<Listed>) -> Result<(), Failure> {
     terminal::print(&text)
 }
 
-fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<String>>) {
-    match listed {
+/// A list's title and rows.
+fn entries(listed: Listed, registries: &Registries) -> Result<(&'static str, Vec<Vec<String>>), Failure> {
+    Ok(match listed {
         Listed::Models => {
             let known = choices("model.architecture");
             let meaning = |name: &str| {
@@ -115,6 +117,7 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
         Listed::Algorithms => ("algorithms (algorithm.kind)", rows("algorithm.kind")),
         Listed::Schedulers => ("schedulers (scheduler.dynamics)", rows("scheduler.dynamics")),
         Listed::Data => ("data (data.kind)", rows("data.kind")),
+        Listed::Prompts => ("prompts", prompts()?),
         Listed::Presets => {
             let presets = flow_config::presets().iter();
             let rows = presets.map(|preset| vec![preset.name.to_owned(), preset.description()]);
@@ -128,7 +131,24 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Vec<Vec<St
                 rows.collect(),
             )
         }
-    }
+    })
+}
+
+/// Data set, id and text of every prompt.
+fn prompts() -> Result<Vec<Vec<String>>, Failure> {
+    let digits = Digits::new().or_failed()?;
+    let shapes = Shapes::new(ShapesSettings::default()).or_failed()?;
+    let sets: [&dyn Dataset; 2] = [&digits, &shapes];
+    let of = |set: &dyn Dataset| {
+        let row = |prompt: &Prompt| {
+            vec![
+                set.name().to_owned(),
+                format!("{:>3}  {}", prompt.id, prompt.text),
+            ]
+        };
+        set.prompts().iter().map(row).collect::<Vec<_>>()
+    };
+    Ok(sets.into_iter().flat_map(of).collect())
 }
 
 /// The values that the schema allows for a key, with their meanings.

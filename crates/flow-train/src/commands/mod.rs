@@ -86,11 +86,31 @@ impl Loaded {
         config: &Config,
         task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
     ) -> Result<T, Failure> {
+        self.compute_several(|| task(&self.environment(config)?))
+    }
+
+    /// Computes in the config's worker threads, all of `task` on one of them: a GPU orders what one thread asks for, and what
+    /// several configs share (weights) should be used by the thread that made it. The environments are for `task` to open.
+    fn compute_several<T: Send>(
+        &self,
+        task: impl FnOnce() -> Result<T, Failure> + Send,
+    ) -> Result<T, Failure> {
         if self.options.get().is_none() {
             let applied = flow_train::apply_runtime_options(&self.resolved, &self.base).or_bad_input()?;
             self.options.get_or_init(|| applied);
         }
-        self.inspect(config, task)
+        flow_train::worker_pool(self.config())
+            .or_bad_input()?
+            .install(task)
+    }
+
+    /// Device and plans of `config`: this one's or a variant. To be called in worker threads.
+    fn environment(&self, config: &Config) -> Result<Environment<'_>, Failure> {
+        let mut environment = flow_train::environment(config, &self.base, &self.registries).or_bad_input()?;
+        if config.device.kind == DeviceKind::Cpu {
+            environment.gauge = Some(Arc::new(&crate::MEMORY));
+        }
+        Ok(environment)
     }
 
     /// Options of the runtimes that are in force.
@@ -105,14 +125,7 @@ impl Loaded {
         task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
     ) -> Result<T, Failure> {
         let pool = flow_train::worker_pool(config).or_bad_input()?;
-        pool.install(|| {
-            let mut environment =
-                flow_train::environment(config, &self.base, &self.registries).or_bad_input()?;
-            if config.device.kind == DeviceKind::Cpu {
-                environment.gauge = Some(Arc::new(&crate::MEMORY));
-            }
-            task(&environment)
-        })
+        pool.install(|| task(&self.environment(config)?))
     }
 }
 

@@ -10,7 +10,7 @@ use flow_data::Digits;
 use flow_models::StoredDtype;
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
-use flow_trainer::optimizer::{AdamWSettings, FloatDType};
+use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
 use flow_trainer::pretrain::{PretrainSettings, Pretraining, pretrain};
 use flow_trainer::setup;
 use serde_json::{Value, json};
@@ -25,12 +25,13 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     let watch = Stopwatch::start();
     let output = under(&loaded.base, &config.pretrain.output);
     parent(&output)?;
-    let trained = loaded.compute(&config, |environment| {
+    let interrupt = Interrupt::listen()?;
+    let (loss, steps) = loaded.compute(&config, |environment| {
         let common = setup::common(&config, environment).or_bad_input()?;
         let settings = settings(&config);
         // Fewer lines than steps, and at least some.
         let every = (settings.steps / 50).max(1);
-        let mut observer = progress::observer(settings.steps, every, quiet, Interrupt::default());
+        let mut observer = progress::observer(settings.steps, every, quiet, interrupt);
         let parts = Pretraining {
             model: &common.model.model,
             plan: common.acceleration.training(),
@@ -40,16 +41,22 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
         };
         let trained = pretrain(&parts, common.model.weights, &settings, &mut *observer).or_failed()?;
         drop(observer);
-        let metadata = metadata(&config, trained.final_loss);
+        let steps = trained.losses.len();
+        let metadata = metadata(&config, steps, trained.final_loss);
         flow_models::save(&trained.weights, &output, StoredDtype::F32, &metadata).or_failed()?;
-        Ok(trained.final_loss)
+        Ok((trained.final_loss, steps))
     })?;
-    let mut text = format!(
-        "loss       {trained:.6} (mean of the last hundredth of {} steps)\n",
-        config.pretrain.steps
-    );
+    let mut text = format!("loss       {loss:.6} (mean of the last hundredth of {steps} steps)\n");
     text.push_str(&format!("time       {}\n", human_duration(watch.wall_s())));
     text.push_str(&format!("weights    {}\n", output.display()));
+    if steps < config.pretrain.steps {
+        terminal::print(&text)?;
+        terminal::note(&format!(
+            "interrupted after {steps} of {} steps: the weights are the average so far. Pretraining begins anew next time",
+            config.pretrain.steps
+        ));
+        return Err(Failure::Interrupted);
+    }
     if config.pretrain.classifier.enabled && matches!(config.data, DataConfig::Digits(_)) {
         text.push_str(&classifier(&config, &loaded.base)?);
     }
@@ -84,13 +91,14 @@ fn settings(config: &Config) -> PretrainSettings {
             weight_decay: pretrain.weight_decay,
             max_grad_norm: 1.0,
             warmup_steps: pretrain.warmup as u64,
+            schedule: RateSchedule::Constant,
             moments: FloatDType::F32,
         },
     }
 }
 
 /// What made the weights, so that they can be made again and compared.
-fn metadata(config: &Config, final_loss: f64) -> BTreeMap<String, String> {
+fn metadata(config: &Config, steps: usize, final_loss: f64) -> BTreeMap<String, String> {
     let pretrain = &config.pretrain;
     // Where the files lie does not matter to what is in them.
     let mut relevant = json!({ "model": config.model, "data": config.data, "pretrain": pretrain });
@@ -113,7 +121,7 @@ fn metadata(config: &Config, final_loss: f64) -> BTreeMap<String, String> {
             blake3::hash(relevant.to_string().as_bytes()).to_hex().to_string(),
         ),
         ("flow-train.seed", pretrain.seed.to_string()),
-        ("flow-train.steps", pretrain.steps.to_string()),
+        ("flow-train.steps", steps.to_string()),
         ("flow-train.final_loss", format!("{final_loss:.9}")),
     ];
     pairs.map(|(key, value)| (key.to_owned(), value)).into()

@@ -19,7 +19,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
     let count = usize::from(arguments.count);
     let text = loaded.compute(&config, |environment| {
         let mut common = setup::common(&config, environment).or_bad_input()?;
-        weights::load_adapter(&mut common.model.weights, adapter.as_deref(), &environment.device)?;
+        weights::load_adapter(&mut common.model.weights, adapter.as_deref())?;
         if let Some(seed) = arguments.seed {
             common.evaluation.sampler.seed = seed;
         }

@@ -102,13 +102,9 @@ fn classify(path: &Path) -> Result<Given, Failure> {
 }
 
 /// Loads the adapter that [`substitute`] found, if it found one.
-pub fn load_adapter(
-    weights: &mut Weights,
-    adapter: Option<&Path>,
-    device: &ComputeDevice,
-) -> Result<(), Failure> {
+pub fn load_adapter(weights: &mut Weights, adapter: Option<&Path>) -> Result<(), Failure> {
     match adapter {
-        Some(path) => flow_models::load_adapters(weights, path, device).or_bad_input(),
+        Some(path) => flow_models::load_adapters(weights, path).or_bad_input(),
         None => Ok(()),
     }
 }

@@ -102,6 +102,51 @@ fn a_run_killed_at_any_moment_resumes_to_the_same_bytes() {
     }
 }
 
+/// What a command says that gets Ctrl-C once it has said `when`, and ends with 130.
+#[cfg(unix)]
+fn interrupted(place: &Place, arguments: &[&str], when: &str) -> String {
+    let mut child = place
+        .command(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    let mut seen = String::new();
+    while !seen.contains(when) {
+        assert!(lines.read_line(&mut seen).unwrap() > 0, "{seen}");
+    }
+    let pid = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    lines.read_to_string(&mut seen).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{seen}");
+    seen
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_in_pretraining_leaves_the_weights_of_the_steps_that_were_taken() {
+    let place = Place::bare();
+    let arguments = ["pretrain", "tiny.toml", "--set", "pretrain.steps=100000"];
+    let seen = interrupted(&place, &arguments, "step 2000/100000");
+    contains(
+        &seen,
+        &[
+            "interrupted after ",
+            " of 100000 steps",
+            "Pretraining begins anew",
+        ],
+    );
+    // They are weights like any others.
+    place.succeed(&["eval", "tiny.toml"]);
+}
+
 #[cfg(unix)]
 #[test]
 fn ctrl_c_saves_exits_with_130_and_says_how_to_go_on() {
@@ -117,27 +162,7 @@ fn ctrl_c_saves_exits_with_130_and_says_how_to_go_on() {
     ];
     let whole = reference(&place, &set);
     let arguments = [["train", "tiny.toml"].as_slice(), &set].concat();
-    let mut child = place
-        .command(&arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap());
-    let mut seen = String::new();
-    while !seen.contains("iteration 3/80") {
-        assert!(lines.read_line(&mut seen).unwrap() > 0, "{seen}");
-    }
-    let pid = child.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-INT", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
-    lines.read_to_string(&mut seen).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130), "{seen}");
+    let seen = interrupted(&place, &arguments, "iteration 3/80");
     contains(
         &seen,
         &["finishing this iteration", "the state is saved in runs/tiny"],

@@ -1,6 +1,5 @@
 //! Weights that no fresh model has: without a zero, so that nothing is shut off.
 
-use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{CoreError, Weights};
 
@@ -8,7 +7,7 @@ use flow_core::{CoreError, Weights};
 const PERTURBATION: f32 = 0.02;
 
 /// Adds a little noise to every weight.
-pub fn perturb(weights: &mut Weights, device: &ComputeDevice) -> Result<(), CoreError> {
+pub fn perturb(weights: &mut Weights) -> Result<(), CoreError> {
     for index in 0..weights.values().len() {
         let mut values = weights.host(index);
         let mut noise = vec![0.0; values.len()];
@@ -19,8 +18,7 @@ pub fn perturb(weights: &mut Weights, device: &ComputeDevice) -> Result<(), Core
             .iter_mut()
             .zip(noise)
             .for_each(|(value, noise)| *value += PERTURBATION * noise);
-        let shape = weights.layout().specs()[index].shape.clone();
-        weights.set(index, device.plain(values, &shape))?;
+        weights.set_host(index, values)?;
     }
     Ok(())
 }

@@ -49,6 +49,10 @@ impl Workload {
                 *setting = layers.into();
             }
         }
+        let dual = self.settings.get_mut("dual_attention_layers");
+        if let (Some(layers), Some(dual)) = (layers, dual.and_then(|dual| dual.as_array_mut())) {
+            dual.retain(|block| block.as_u64().is_some_and(|block| block < layers as u64));
+        }
         self
     }
 }

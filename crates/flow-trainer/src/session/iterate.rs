@@ -17,7 +17,9 @@ impl<A: Algorithm> Session<A> {
         self.parts.acceleration.take_activity();
         let rolled = self.parts.roll_out(observer)?;
         let rollout_s = watch.lap_s();
-        let rollout_gib = self.tally.device_memory("rollouts", &self.parts.sampler.device);
+        let rollout_gib = self
+            .tally
+            .device_memory("rollouts", self.parts.sampler.device.taken_bytes());
 
         observer.phase(Phase::Rewards, rolled.tickets.len());
         let names = &self.parts.rewards.1;
@@ -55,7 +57,9 @@ impl<A: Algorithm> Session<A> {
             None => Vec::new(),
         };
         let update_s = watch.lap_s();
-        let update_gib = self.tally.device_memory("updates", &self.parts.sampler.device);
+        let device = &self.parts.sampler.device;
+        let update_gib = self.tally.device_memory("updates", device.taken_bytes());
+        let driver_gib = (self.tally).device_memory("all that the driver counts", device.driver_bytes());
 
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
@@ -70,7 +74,7 @@ impl<A: Algorithm> Session<A> {
             ("rewards_s", rewards_s),
             ("update_s", update_s),
         ])?;
-        self.record_device_memory(rollout_gib, update_gib)?;
+        self.record_device_memory(rollout_gib, update_gib, driver_gib)?;
         if let Some(drift) = &drift {
             self.record_saved(drift)?;
         }

@@ -8,7 +8,6 @@ use crate::audit::OnPolicyAudit;
 use crate::error::TrainError;
 use crate::observer::Observer;
 use flow_accel::{Activity, Paradigm};
-use flow_core::device::ComputeDevice;
 use flow_report::{
     Audit, BYTES_PER_GIB, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus,
     RunSummary, Saved, Series, mean_interval, paired_difference, peak_resident_gib,
@@ -50,10 +49,10 @@ impl Tally {
         }
     }
 
-    /// GiB that the runtime has taken of the device after some `work`, noted; none on a processor.
-    pub(super) fn device_memory(&mut self, work: &'static str, device: &ComputeDevice) -> Option<f64> {
-        let gib = device.taken_bytes()? as f64 / BYTES_PER_GIB;
-        let most = self.device_gib.entry(work).or_default();
+    /// GiB of the device's memory that someone counted, the most of it noted by `what`; none where nobody counts.
+    pub(super) fn device_memory(&mut self, what: &'static str, bytes: Option<u64>) -> Option<f64> {
+        let gib = bytes? as f64 / BYTES_PER_GIB;
+        let most = self.device_gib.entry(what).or_default();
         *most = most.max(gib);
         Some(gib)
     }
@@ -239,18 +238,22 @@ impl<A: Algorithm> Session<A> {
         Ok(())
     }
 
-    /// What was taken of the device's memory after the rollouts and after the updates.
+    /// What was taken of the device's memory after the rollouts and after the updates, and what the driver counts.
     pub(super) fn record_device_memory(
         &mut self,
         rollout_gib: Option<f64>,
         update_gib: Option<f64>,
+        driver_gib: Option<f64>,
     ) -> Result<(), TrainError> {
         let (Some(rollout_gib), Some(update_gib)) = (rollout_gib, update_gib) else {
             return Ok(());
         };
-        let record = MetricRecord::new(self.parts.state.iteration, "device_memory")
+        let mut record = MetricRecord::new(self.parts.state.iteration, "device_memory")
             .with("rollout_gib", rollout_gib)
             .with("update_gib", update_gib);
+        if let Some(driver_gib) = driver_gib {
+            record = record.with("driver_gib", driver_gib);
+        }
         self.files.timing.append(&record)?;
         Ok(())
     }

@@ -82,10 +82,9 @@ impl PolicyWeights {
                 }
             }
             pairs.extend(copies.iter_mut().map(|(slow, _, value)| (&mut **slow, *value)));
-            kernels.average_all(pairs, &decay);
-            for (slow, copy, _) in copies {
-                copy_again(copy, slow);
-            }
+            device.lasting(|| kernels.average_all(pairs, &decay));
+            let copied = copies.into_iter();
+            device.lasting(|| copied.for_each(|(slow, copy, _)| copy_again(copy, slow)));
         }
     }
 }
@@ -265,7 +264,7 @@ pub(super) fn restore<A: Algorithm>(
             .chunks_exact(4)
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect();
-        Ok(device.plain(values, shape))
+        Ok(device.lasting(|| device.plain(values, shape)))
     };
     let fill = |set: &str, weights: &mut Weights| -> Result<(), TrainError> {
         for (index, spec) in layout.specs().iter().enumerate() {
@@ -301,7 +300,8 @@ pub(super) fn restore<A: Algorithm>(
                 .transpose()
         });
     let moments = moments.collect::<Result<Vec<_>, TrainError>>()?;
-    parts.state.optimizer.restore(meta.optimizer_steps, moments);
+    let optimizer = &mut parts.state.optimizer;
+    device.lasting(|| optimizer.restore(meta.optimizer_steps, moments));
     parts.acceleration.restore(&meta.accelerators);
     parts.state.iteration = meta.iteration;
     Ok(Restored {

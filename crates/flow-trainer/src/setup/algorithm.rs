@@ -3,7 +3,7 @@
 use super::schedule::timesteps;
 use crate::algorithm::{AdvantageMode, Grpo, GrpoGuard, Kl, KlTarget, Nft, ReferenceWeights};
 use crate::error::TrainError;
-use crate::optimizer::{AdamWSettings, FloatDType};
+use crate::optimizer::{AdamWSettings, FloatDType, RateSchedule};
 use flow_config::{Config, GrpoConfig, GrpoGuardConfig, KlConfig, KlKind, NftConfig, Reference};
 
 fn reference(config: Reference) -> ReferenceWeights {
@@ -77,6 +77,17 @@ pub fn settings(config: &Config) -> AdamWSettings {
         weight_decay: optimizer.weight_decay,
         max_grad_norm: optimizer.max_grad_norm,
         warmup_steps: optimizer.warmup_steps as u64,
+        schedule: match &optimizer.schedule {
+            flow_config::RateSchedule::Constant(_) => RateSchedule::Constant,
+            flow_config::RateSchedule::Linear(falling) => RateSchedule::Linear {
+                steps: falling.steps as u64,
+                to: falling.to,
+            },
+            flow_config::RateSchedule::Cosine(falling) => RateSchedule::Cosine {
+                steps: falling.steps as u64,
+                to: falling.to,
+            },
+        },
         moments: match optimizer.moments {
             flow_config::MomentStorage::F32 => FloatDType::F32,
             flow_config::MomentStorage::Bf16 => FloatDType::BF16,

@@ -22,9 +22,10 @@ use crate::optimizer::AdamW;
 use crate::policy::Policy;
 use crate::rollout::Sampler;
 use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
+use crate::text::EncodedText;
 use flow_accel::{Acceleration, AcceleratorRegistry};
 use flow_checkpoint::{Gauge, Policy as CheckpointPolicy};
-use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit};
+use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit, TextConfig};
 use flow_core::{ModelSpec, Plan, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_models::ModelRegistry;
@@ -88,6 +89,31 @@ pub fn dataset(config: &Config) -> Result<Arc<dyn Dataset>, TrainError> {
     })
 }
 
+/// What makes the config's prompts into what a model of `spec` reads; `guided`: with the empty prompt beside each.
+///
+/// # Errors
+/// If the two do not fit, or the file of encoded prompts is not there or not right.
+pub fn conditioner(
+    config: &Config,
+    environment: &Environment<'_>,
+    dataset: &dyn Dataset,
+    spec: &ModelSpec,
+    guided: bool,
+) -> Result<Conditioner, TrainError> {
+    let device = &environment.device;
+    let Some(width) = spec.text else {
+        return Conditioner::new(dataset, spec, guided, device).map_err(TrainError::Setting);
+    };
+    let text = match &config.text {
+        TextConfig::Words(words) => EncodedText::words(dataset, width, words.tokens, words.seed, device),
+        TextConfig::File(file) => {
+            EncodedText::file(dataset, width, &environment.base.join(&file.path), device)
+        }
+    };
+    let text = text.map_err(TrainError::Setting)?;
+    Ok(Conditioner::encoded(dataset, text, guided, device))
+}
+
 /// Held-out prompts for evaluation, evenly spread over those there are.
 pub fn evaluation_prompts(dataset: &dyn Dataset, wanted: usize) -> Vec<Prompt> {
     let held_out = dataset.held_out_prompts();
@@ -141,17 +167,22 @@ pub fn acceleration(
 /// # Errors
 /// Whatever does not fit, with how to mend it.
 pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, TrainError> {
-    common_for(config, environment, &Trainer::of(config))
+    common_for(
+        config,
+        environment,
+        model(config, environment)?,
+        &Trainer::of(config),
+    )
 }
 
 /// As [`common`], for a trainer that may not be the config's.
 fn common_for(
     config: &Config,
     environment: &Environment<'_>,
+    model: ModelParts,
     trainer: &Trainer,
 ) -> Result<Common, TrainError> {
     let dataset = dataset(config)?;
-    let model = model(config, environment)?;
     let spec = model.model.spec();
     let shape = dataset.image_shape();
     let latent = spec.latent;
@@ -178,8 +209,7 @@ fn common_for(
     // Conditions carry the empty branch whenever one of rollout and evaluation is guided; a policy without guidance
     // does not look at it.
     let guided = config.sampling.guidance_scale != 1.0 || config.eval_guidance_scale() != 1.0;
-    let conditioner =
-        Conditioner::new(&*dataset, spec, guided, &environment.device).map_err(TrainError::Setting)?;
+    let conditioner = conditioner(config, environment, &*dataset, spec, guided)?;
     let environment = &environment.with_regions(checkpointing::regions(config, spec)?);
     let (acceleration, notices) = acceleration(config, environment, spec, trainer)?;
     let sampler = Sampler {
@@ -244,6 +274,19 @@ pub fn parts<A: Algorithm>(
     environment: &Environment<'_>,
     algorithm: A,
 ) -> Result<Parts<A>, TrainError> {
+    parts_of(config, environment, model(config, environment)?, algorithm)
+}
+
+/// As [`parts`], of a model that is there already: one of the same `[model]` and precision.
+///
+/// # Errors
+/// Whatever does not fit, with how to mend it.
+pub fn parts_of<A: Algorithm>(
+    config: &Config,
+    environment: &Environment<'_>,
+    model: ModelParts,
+    algorithm: A,
+) -> Result<Parts<A>, TrainError> {
     let trainer = Trainer {
         name: A::NAME.into(),
         paradigm: Some(A::PARADIGM),
@@ -255,7 +298,7 @@ pub fn parts<A: Algorithm>(
         evaluation,
         mut acceleration,
         mut notices,
-    } = common_for(config, environment, &trainer)?;
+    } = common_for(config, environment, model, &trainer)?;
     let device = &environment.device;
     let sampling = &config.sampling;
     let geometry = Geometry::from_config(sampling, &config.optimizer)?;

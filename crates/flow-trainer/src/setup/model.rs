@@ -8,8 +8,8 @@ use flow_models::{ModelRegistry, Trained, add_lora, trained_mask};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A model with its weights.
-#[derive(Debug)]
+/// A model with its weights. Cloning shares them.
+#[derive(Clone, Debug)]
 pub struct ModelParts {
     /// The model.
     pub model: Arc<dyn FlowModel>,
@@ -170,7 +170,10 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         adapted,
     } = outline(config, environment.models, device)?;
     let seed = config.lora.seed.unwrap_or(config.run.seed);
-    let mut weights = flow_models::initialize(&*model, &layout, seed, device);
+    let mut weights = match &config.model.weights {
+        None => flow_models::initialize(&*model, &layout, seed, device),
+        Some(_) => flow_models::initialize_adapters(&*model, &layout, seed, device),
+    };
     if let Some(path) = &config.model.weights {
         let file = environment.base.join(path);
         if !file.exists() {
@@ -183,7 +186,7 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
                 },
             });
         }
-        flow_models::load_into(&mut weights, &file, device)?;
+        flow_models::load_into(&mut weights, &file)?;
     }
     weights.freeze(&trained);
     Ok(ModelParts {

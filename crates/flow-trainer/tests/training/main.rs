@@ -7,3 +7,4 @@ mod optimizer;
 mod pretraining;
 mod resume;
 mod support;
+mod text;

@@ -7,8 +7,9 @@ use flow_core::tensors::shape;
 use flow_core::{Kernels, Plain, Weights, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, Moments};
+use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, Moments, RateSchedule};
 use flow_trainer::session::Parts;
+use flow_trainer::setup;
 
 struct TakeWeights;
 
@@ -26,6 +27,7 @@ const SETTINGS: AdamWSettings = AdamWSettings {
     weight_decay: 0.1,
     max_grad_norm: 0.5,
     warmup_steps: 3,
+    schedule: RateSchedule::Constant,
     moments: FloatDType::F32,
 };
 
@@ -44,6 +46,55 @@ fn gradients(weights: &Weights, step: u32) -> Vec<Option<Plain>> {
         .enumerate()
         .map(gradient)
         .collect()
+}
+
+#[test]
+fn the_learning_rate_rises_falls_and_stays_at_its_end() {
+    let rates = |schedule: RateSchedule, warmup_steps: u64| -> Vec<f64> {
+        let registries = registries();
+        let weights = with_parts(&config(&[]), &environment(&registries), TakeWeights);
+        let settings = AdamWSettings {
+            learning_rate: 8.0,
+            warmup_steps,
+            schedule,
+            ..SETTINGS
+        };
+        let trained = vec![true; weights.layout().len()];
+        let optimizer = AdamW::new(settings, weights.layout(), trained, &ComputeDevice::cpu());
+        (1..=8).map(|step| optimizer.learning_rate_at(step)).collect()
+    };
+    let linear = RateSchedule::Linear { steps: 6, to: 0.5 };
+    assert_eq!(rates(linear, 2), [4.0, 8.0, 7.0, 6.0, 5.0, 4.0, 4.0, 4.0]);
+    assert_eq!(
+        rates(RateSchedule::Constant, 2),
+        [4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]
+    );
+    let cosine = rates(RateSchedule::Cosine { steps: 5, to: 0.0 }, 0);
+    // 4 (1 + cos) of 0, 45, 90, 135 and 180 degrees.
+    let half = 4.0 * std::f64::consts::FRAC_1_SQRT_2;
+    for (rate, wanted) in cosine
+        .iter()
+        .zip([8.0, 4.0 + half, 4.0, 4.0 - half, 0.0, 0.0, 0.0, 0.0])
+    {
+        assert!((rate - wanted).abs() < 1e-12, "{cosine:?}");
+    }
+}
+
+#[test]
+fn a_config_gives_the_schedule_of_the_learning_rate() {
+    let of = |set: &str| setup::optimizer_settings(&config(&[set])).schedule;
+    assert_eq!(
+        of("optimizer.schedule={ kind = \"cosine\", steps = 400 }"),
+        RateSchedule::Cosine { steps: 400, to: 0.0 }
+    );
+    assert_eq!(
+        of("optimizer.schedule={ kind = \"linear\", steps = 9, to = 0.1 }"),
+        RateSchedule::Linear { steps: 9, to: 0.1 }
+    );
+    assert_eq!(
+        of("optimizer.schedule={ kind = \"constant\" }"),
+        RateSchedule::Constant
+    );
 }
 
 #[test]

@@ -1,0 +1,52 @@
+//! `[text]`: where models that read encoded text get it from.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// `[text]`: what encodes the prompts for `mmdit` and `wan`, which read encoded text; a `dit` reads tokens itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
+pub enum TextConfig {
+    /// Every word stands for a fixed vector of random numbers. For models that are trained from the start, and for audits
+    /// and benchmarks; a published model was trained with its own encoders and does not know these words.
+    Words(WordsText),
+    /// Prompts that were encoded beforehand.
+    File(FileText),
+}
+
+impl Default for TextConfig {
+    fn default() -> Self {
+        Self::Words(WordsText::default())
+    }
+}
+
+/// `kind = "words"`: random vectors of unit variance in the place of words, zeros in that of padding, and their sum as pooled
+/// text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct WordsText {
+    /// Tokens of the text, padding included; at least as many as the prompts of `[data]` have.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub tokens: usize,
+    /// Seed of the vectors. Part of what a model is trained on: with another seed it no longer understands.
+    #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
+    pub seed: u64,
+}
+
+impl Default for WordsText {
+    fn default() -> Self {
+        Self { tokens: 16, seed: 0 }
+    }
+}
+
+/// `kind = "file"`: a safetensors file in f32, bf16 or f16 with `prompt_embeds` `[prompts, tokens, channels]` in the order of
+/// `flow-train list data`, `negative_prompt_embeds` `[1, tokens, channels]`, and for `mmdit` `pooled_prompt_embeds`
+/// `[prompts, channels]` and `negative_pooled_prompt_embeds` `[1, channels]`: the names of diffusers' pipelines.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FileText {
+    /// The file, relative to the config file.
+    pub path: PathBuf,
+}

@@ -1,0 +1,241 @@
+//! Configs that between them use every key and every variant; what the property tests change.
+
+/// Documents that between them use every section and every variant.
+pub const SEEDS: &[&str] = &[
+    r#"
+config_version = 1
+preset = "digits-dit"
+eval_rewards = []
+[run]
+name = "a"
+seed = 9223372036854775807
+dir = "runs"
+steps = 10
+on_exists = "new"
+[device]
+kind = "cuda"
+index = 1
+dtype = "bf16"
+threads = 2
+[model]
+architecture = "dit"
+weights = "w.safetensors"
+finetune = "lora"
+[model.dit]
+latent_channels = 1
+height = 8
+width = 8
+patch = 2
+hidden = 96
+layers = 4
+heads = 4
+mlp_ratio = 4
+qk_norm = true
+position = "rope"
+moe = { experts = 8, top_k = 2, inner = 64, shared = 0, normalize = true }
+[model.dit.conditioning]
+kind = "class"
+classes = 10
+[lora]
+rank = 8
+alpha = 16.0
+targets = ["*.attention.*"]
+seed = 3
+[data]
+kind = "digits"
+image_size = 8
+[pretrain]
+steps = 1000
+batch = 8
+learning_rate = 1e-3
+warmup = 3
+label_noise = 0.4
+condition_dropout = 0.1
+ema_decay = 0.9
+output = "o"
+[pretrain.classifier]
+enabled = true
+channels = 4
+[[rewards]]
+kind = "digit-classifier"
+weights = "c"
+mode = "log-probability"
+weight = -1
+[[rewards]]
+kind = "jpeg-compressibility"
+name = "small"
+quality = 80
+[[rewards]]
+kind = "target-colour"
+rgb = [0, 0.5, 1]
+[scheduler]
+dynamics = "cps"
+steps = 4
+noise_level = [0.5, 0.5, 0.5, 0.5]
+[scheduler.shift]
+kind = "dynamic"
+base_tokens = 10
+max_tokens = 20
+base_shift = -0.5
+[scheduler.window]
+kind = "list"
+steps = [0, 2]
+[sampling]
+group_size = 4
+prompts_per_step = 2
+micro_batch = 8
+guidance_scale = 4.5
+[algorithm]
+kind = "grpo-guard"
+clip_range = [-1e-4, 0.5]
+advantage_clip = 5
+inner_epochs = 1
+reweight = false
+[algorithm.kl]
+kind = "velocity"
+beta = 0.1
+reference = "lora-off"
+[advantage]
+aggregation = "sum"
+global_std = false
+std_floor = 1e-6
+[optimizer]
+learning_rate = 1
+betas = [0.0, 0.99]
+schedule = { kind = "cosine", steps = 7, to = 0.5 }
+[ema]
+enabled = true
+update_every = 2
+[ema.schedule]
+kind = "warmup-cosine"
+warmup = 3
+[evaluation]
+every = 5
+steps = 3
+guidance_scale = 2.5
+weights = "ema"
+[evaluation.grid]
+rows = 2
+[checkpoints]
+every = 0
+keep = 0
+[logging]
+tensorboard = false
+[audit]
+on_policy = "warn"
+[[acceleration.shared]]
+name = "fused_kernels"
+[acceleration.shared.params]
+deep = { a = [1, "x", 2.5, true] }
+[checkpointing]
+policy = "attn-only"
+[runtime.options]
+"a.b" = 1
+"#,
+    r#"
+config_version = 1
+[model]
+architecture = "wan"
+wan = { latent_frames = 5, latent_height = 16, latent_width = 24, patch_size = 2, in_channels = 4, num_layers = 2, attention_head_dim = 24, num_attention_heads = 2, ffn_dim = 144, text_dim = 16, freq_dim = 32, cross_attn_norm = false }
+[text]
+kind = "words"
+tokens = 20
+seed = 3
+[optimizer]
+schedule = { kind = "linear", steps = 20 }
+"#,
+    r#"
+config_version = 1
+[model]
+architecture = "mmdit"
+[model.mmdit]
+sample_size = 32
+num_layers = 2
+dual_attention_layers = [0]
+[text]
+kind = "file"
+path = "prompts.safetensors"
+[optimizer]
+schedule = { kind = "constant" }
+[data]
+kind = "shapes"
+image_size = 32
+images = 100
+seed = 3
+pretrain_on_held_out = false
+[[rewards]]
+kind = "shapes-rules"
+mode = "all"
+[[eval_rewards]]
+kind = "shapes-rules"
+[scheduler]
+dynamics = "ode"
+noise_level = 0.5
+[scheduler.shift]
+kind = "static"
+value = 3
+[scheduler.window]
+kind = "random"
+count = 2
+from = [1, 2, 3]
+[algorithm]
+kind = "nft"
+beta = 0.5
+advantage_mode = "one-only"
+kl_beta = 0.1
+reference = "snapshot"
+[algorithm.old_policy]
+flat = 75
+rate = 0.0075
+hold = 0.999
+[algorithm.train_timesteps]
+count = 4
+strategy = "discrete-without-init"
+shift = 3.0
+range = [0, 0.5]
+[ema.schedule]
+kind = "piecewise-linear"
+flat = 0
+[acceleration]
+strict = true
+rollout = { name = "feature_cache", params = { policy = "first_block" } }
+[checkpointing]
+policy = "none"
+"#,
+    r#"
+config_version = 1
+[model.dit.conditioning]
+kind = "tokens"
+vocabulary = 9
+max_tokens = 2
+[scheduler.window]
+kind = "sliding"
+size = 3
+stride = 1
+hold = 2
+[algorithm]
+kind = "grpo"
+[ema.schedule]
+kind = "power"
+warmup = 10
+[checkpointing]
+policy = "regions"
+save = ["attention:attention", "mlp"]
+"#,
+    r#"
+config_version = 1
+[scheduler.window]
+kind = "all"
+[ema.schedule]
+kind = "linear"
+initial = 0.5
+decay = 0.9
+steps = 10
+[checkpointing]
+policy = "full"
+split = true
+"#,
+    "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n[checkpointing]\npolicy = \"budget\"\npeak_gib = 1.5\n",
+    "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n[checkpointing]\npolicy = \"block-skip\"\nevery = 3\n",
+    "config_version = 1\n[checkpointing]\npolicy = \"every-nth-linear\"\nn = 3\n",
+];

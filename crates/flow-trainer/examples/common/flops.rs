@@ -1,0 +1,119 @@
+//! How many floating-point operations a workload takes: a multiplication and an addition are two.
+//!
+//! Blocks alone: embeddings and the output are a thousandth of it. Attention's backward pass counts 2.5 times its forward pass
+//! (the convention of FlashAttention: scores are computed again). What recomputation repeats is counted, what adapters add
+//! (1 to 3 %) and what a kernel computes twice is not.
+
+use super::workloads::{Reads, Workload};
+use serde_json::Value;
+
+/// Operations of one sample's forward pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Forward {
+    /// Of linear layers.
+    pub linear: f64,
+    /// Of attention between queries, keys and values.
+    pub attention: f64,
+}
+
+impl Forward {
+    /// Of a workload's model.
+    ///
+    /// # Panics
+    /// If the workload's settings lack what its architecture has.
+    pub fn of(workload: &Workload) -> Self {
+        let settings = &workload.settings;
+        match workload.architecture {
+            "dit" => dit(settings),
+            "mmdit" => mmdit(settings, text_tokens(workload)),
+            _ => wan(settings, text_tokens(workload)),
+        }
+    }
+}
+
+/// Tera-operations of a `part` of a workload, once: `forward`, `rollout` or `step`.
+pub fn tera(workload: &Workload, part: &str, checkpoint: &str) -> f64 {
+    let Forward { linear, attention } = Forward::of(workload);
+    let guided = if workload.guidance_scale == 1.0 { 1.0 } else { 2.0 };
+    let rows = workload.batch as f64;
+    let operations = match part {
+        "forward" => rows * (linear + attention),
+        "rollout" => rows * guided * workload.steps as f64 * (linear + attention),
+        _ => {
+            // Without gradients of frozen weights a backward pass is one product per layer, not two.
+            let backward = if workload.lora.is_some() { 1.0 } else { 2.0 };
+            let (linear_again, attention_again) = match checkpoint {
+                "full" => (1.0, 1.0),
+                "attn_only" => (1.0, 0.0),
+                _ => (0.0, 0.0),
+            };
+            let linear = linear * (1.0 + backward + linear_again);
+            rows * guided * (linear + attention * (1.0 + 2.5 + attention_again))
+        }
+    };
+    operations / 1e12
+}
+
+fn text_tokens(workload: &Workload) -> f64 {
+    match workload.reads {
+        Reads::Text { tokens, .. } => tokens as f64,
+        Reads::Class { .. } => 0.0,
+    }
+}
+
+fn number(settings: &Value, key: &str) -> f64 {
+    let found = key.split('.').try_fold(settings, |value, key| value.get(key));
+    found
+        .and_then(Value::as_f64)
+        .unwrap_or_else(|| panic!("the settings have no number `{key}`"))
+}
+
+/// adaLN-zero blocks with an MLP of `mlp_ratio` times the width, and a modulation of six widths a sample.
+fn dit(settings: &Value) -> Forward {
+    let width = number(settings, "hidden");
+    let side = |name: &str| number(settings, name) / number(settings, "patch");
+    let tokens = side("latent.height") * side("latent.width");
+    let inner = number(settings, "mlp_ratio") * width;
+    let linear = 8.0 * tokens * width * width + 4.0 * tokens * width * inner + 12.0 * width * width;
+    let layers = number(settings, "layers");
+    Forward {
+        linear: layers * linear,
+        attention: layers * 4.0 * tokens * tokens * width,
+    }
+}
+
+/// Joint blocks over image and text, some with a second attention of the image; the last one reads the text and drops it.
+fn mmdit(settings: &Value, text: f64) -> Forward {
+    let width = number(settings, "num_attention_heads") * number(settings, "attention_head_dim");
+    let side = |name: &str| number(settings, name) / number(settings, "patch_size");
+    let image = side("latent_height") * side("latent_width");
+    let (layers, both) = (number(settings, "num_layers"), image + text);
+    let dual = settings["dual_attention_layers"].as_array().map_or(0, Vec::len) as f64;
+    let linear = layers * 24.0 * both + dual * 8.0 * image - 18.0 * text;
+    Forward {
+        linear: linear * width * width,
+        attention: (layers * 4.0 * both * both + dual * 4.0 * image * image) * width,
+    }
+}
+
+/// Blocks with an attention over the video, one to the text, and a feed-forward part.
+fn wan(settings: &Value, text: f64) -> Forward {
+    let width = number(settings, "num_attention_heads") * number(settings, "attention_head_dim");
+    let patch = |axis: usize| {
+        settings["patch_size"][axis]
+            .as_f64()
+            .expect("three sides of a patch")
+    };
+    let sides = ["latent_frames", "latent_height", "latent_width"];
+    let sides = sides.iter().enumerate();
+    let tokens: f64 = sides
+        .map(|(axis, name)| number(settings, name) / patch(axis))
+        .product();
+    let inner = number(settings, "ffn_dim");
+    let linear = 12.0 * tokens * width * width + 4.0 * tokens * width * inner + 4.0 * text * width * width;
+    let layers = number(settings, "num_layers");
+    Forward {
+        linear: layers * linear,
+        attention: layers * 4.0 * tokens * (tokens + text) * width,
+    }
+}

@@ -1,0 +1,66 @@
+//! Options of `workload_speed`, beside the command.
+
+use flow_models::StoredDtype;
+use flow_trainer::optimizer::FloatDType;
+use std::error::Error;
+
+/// What was asked for beside the command.
+pub struct Options {
+    pub tiny: bool,
+    pub store: StoredDtype,
+    pub device: String,
+    pub checkpoint: String,
+    pub fused: bool,
+    pub captured: bool,
+    pub moments: FloatDType,
+    pub layers: Option<usize>,
+    pub repeats: usize,
+    pub threads: String,
+}
+
+impl Options {
+    /// What the arguments say.
+    ///
+    /// # Errors
+    /// An option that there is not, or a value that it cannot have.
+    pub fn parse(mut arguments: &[String]) -> Result<Self, Box<dyn Error>> {
+        let mut options = Self {
+            tiny: false,
+            store: StoredDtype::F32,
+            device: "cpu".into(),
+            checkpoint: "none".into(),
+            fused: true,
+            captured: false,
+            moments: FloatDType::F32,
+            layers: None,
+            repeats: 5,
+            threads: "2".into(),
+        };
+        while let [name, rest @ ..] = arguments {
+            if let "--tiny" | "--plain" | "--capture" = &**name {
+                options.tiny |= name == "--tiny";
+                options.fused &= name != "--plain";
+                options.captured |= name == "--capture";
+                arguments = rest;
+                continue;
+            }
+            let [value, rest @ ..] = rest else {
+                return Err(format!("`{name}` needs a value").into());
+            };
+            match (&**name, &**value) {
+                ("--store", "f32") => options.store = StoredDtype::F32,
+                ("--store", "bf16") => options.store = StoredDtype::Bf16,
+                ("--moments", "f32") => options.moments = FloatDType::F32,
+                ("--moments", "bf16") => options.moments = FloatDType::BF16,
+                ("--device", _) => options.device.clone_from(value),
+                ("--checkpoint", _) => options.checkpoint.clone_from(value),
+                ("--repeats", _) => options.repeats = value.parse::<usize>()?.max(1),
+                ("--layers", _) => options.layers = Some(value.parse()?),
+                ("--threads", _) => options.threads.clone_from(value),
+                _ => return Err(format!("there is no option `{name} {value}`").into()),
+            }
+            arguments = rest;
+        }
+        Ok(options)
+    }
+}

@@ -1,0 +1,172 @@
+//! `cargo xtask bench run`: a whole run, ours and PyTorch's, from the same weights, with the same prompts, noise and
+//! hyper-parameters: reward against images and against seconds.
+//!
+//! With a config it pretrains, if the weights are not there, trains, and lets `bench/run_peer.py` do the same. Without one it
+//! draws curves of runs that were made before.
+
+mod curve;
+#[cfg(test)]
+mod tests;
+
+use super::job::{Asked, Job};
+use crate::peer;
+use crate::process::run as run_command;
+use crate::workspace::Workspace;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use curve::Curve;
+use flow_report::LineChart;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How to compare runs.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The config whose run is made here and in PyTorch.
+    config: Option<String>,
+    #[command(flatten)]
+    asked: Asked,
+    /// A curve that is there already, as `LABEL=PATH`: the folder of a run, or the lines of `run_peer.py`.
+    #[arg(long)]
+    curve: Vec<String>,
+    /// The evaluation reward that is drawn.
+    #[arg(long, default_value = "all-right")]
+    reward: String,
+    /// The reward that is asked for.
+    #[arg(long, default_value_t = 0.9)]
+    goal: f64,
+    /// How PyTorch runs: `eager`, `compile` or `graphs`.
+    #[arg(long, default_value = "compile")]
+    mode: String,
+    /// The Python whose PyTorch is the peer; without it one is made in the user's cache folder.
+    #[arg(long)]
+    python: Option<PathBuf>,
+    /// Folder for the runs, the lines of PyTorch and the picture.
+    #[arg(long, default_value = "runs/bench-run")]
+    to: PathBuf,
+    /// Name of the picture and the table; without it, the run's, or `runs`.
+    #[arg(long)]
+    name: Option<String>,
+}
+
+/// Runs both, if there is a config, and draws.
+pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    if options.config.is_none() && options.curve.is_empty() {
+        bail!("give a config to run, or curves to draw: `--curve LABEL=PATH`");
+    }
+    let mut curves = Vec::new();
+    let mut name = "runs".to_owned();
+    if let Some(config) = &options.config {
+        let made = Made::new(workspace, options, config)?;
+        let algorithm = made.algorithm.clone();
+        curves.push(Curve::of_run(
+            &format!("{algorithm}, flow-train"),
+            &made.run,
+            &options.reward,
+        )?);
+        let lines = made.peer(workspace, options)?;
+        curves.push(Curve::of_lines(
+            &format!("{algorithm}, PyTorch"),
+            &lines,
+            &options.reward,
+        )?);
+        name = made.name;
+    }
+    for given in &options.curve {
+        let (label, path) =
+            (given.split_once('=')).with_context(|| format!("`{given}` is not LABEL=PATH"))?;
+        curves.push(Curve::read(label, Path::new(path), &options.reward)?);
+    }
+    fs::create_dir_all(&options.to)?;
+    let stem = options.to.join(options.name.as_ref().unwrap_or(&name));
+    let table = curve::table(&curves, options.goal);
+    println!("{table}");
+    fs::write(stem.with_extension("md"), &table)?;
+    fs::write(stem.with_extension("svg"), picture(&curves, options))?;
+    println!("wrote {0}.md and {0}.svg", stem.display());
+    Ok(())
+}
+
+/// Reward against images, and against seconds.
+fn picture(curves: &[Curve], options: &Options) -> String {
+    let chart = |title: &str, label: &str, x: fn(&curve::Point) -> f64| {
+        let empty = LineChart::new(title, label, &format!("`{}` on held-out prompts", options.reward));
+        let with_goal = empty.round_x().reference(options.goal, "goal");
+        (curves.iter()).fold(with_goal, |chart, curve| chart.with(curve.series(x)))
+    };
+    let charts = [
+        chart("Reward against images", "images", |point| point.images),
+        chart("Reward against seconds", "seconds", |point| point.seconds),
+    ];
+    LineChart::row("Reward against images and against seconds", &charts)
+}
+
+/// A run that was made here.
+struct Made {
+    run: PathBuf,
+    name: String,
+    algorithm: String,
+    weights: PathBuf,
+    device: String,
+    dtype: String,
+}
+
+impl Made {
+    fn new(workspace: &Workspace, options: &Options, config: &str) -> Result<Self> {
+        let job = Job::new(workspace, config, &options.asked)?;
+        let weights = (job.config.model.weights.as_ref()).context("the config names no `model.weights`")?;
+        let weights = flow_config::base_dir(&job.path).join(weights);
+        if !weights.exists() {
+            run_command(&mut job.command("pretrain", &[]))?;
+        }
+        fs::create_dir_all(&options.to)?;
+        let folder = fs::canonicalize(&options.to)?;
+        let name = job.config.run.name.clone();
+        let run = folder.join(&name);
+        if run.exists() {
+            bail!(
+                "{} is there already; remove it, or give `--set run.name=…`",
+                run.display()
+            );
+        }
+        let into_folder = [format!("run.dir=\"{}\"", folder.display())];
+        run_command(&mut job.command("train", &into_folder))?;
+        let about: Value = serde_json::from_str(&fs::read_to_string(run.join("run.json"))?)?;
+        let word = |pointer: &str| {
+            let found = about["config"].pointer(pointer).and_then(Value::as_str);
+            (found.map(str::to_owned)).with_context(|| format!("run.json has no {pointer}"))
+        };
+        Ok(Self {
+            algorithm: word("/algorithm/kind")?,
+            device: word("/device/kind")?,
+            dtype: word("/device/dtype")?,
+            run,
+            name,
+            weights,
+        })
+    }
+
+    /// The same in PyTorch; gives the file of its lines.
+    fn peer(&self, workspace: &Workspace, options: &Options) -> Result<PathBuf> {
+        let python = options.python.clone().map_or_else(peer::python, Ok)?;
+        let lines = self.run.with_extension("peer.jsonl");
+        let mut command = Command::new(python);
+        command.arg(workspace.path("bench/run_peer.py")).arg("train");
+        command
+            .arg(self.run.join("run.json"))
+            .arg("--weights")
+            .arg(&self.weights);
+        command.args([
+            "--device",
+            &self.device,
+            "--dtype",
+            &self.dtype,
+            "--mode",
+            &options.mode,
+        ]);
+        run_command(command.arg("--to").arg(&lines))?;
+        Ok(lines)
+    }
+}
