@@ -334,7 +334,7 @@ impl Sources for Wgmma {
             (),
             (),
             tiles.head_dim,
-            4 * tiles.warpgroups,
+            tiles.warpgroups,
             tiles.factor,
         );
         let finish = Finish::new(

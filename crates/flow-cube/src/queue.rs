@@ -1,10 +1,9 @@
-//! Turns of blocks at memory that they share: counters in global memory, and additions of f32 there (PTX ISA 9.7.13.13
-//! `red`, 9.7.9 `ld`, 9.7.13.4 `fence`).
+//! Turns of blocks at memory that they share: counters in global memory, and additions of f32 there by the accelerator of
+//! copies (PTX ISA 9.7.13.13 `red`, 9.7.9 `ld`, 9.7.13.4 `fence`, 9.7.9.25 bulk copies).
 //!
-//! A block that adds to a place in its turn does: [`peek`] at the place's counter, [`fence`], and unless the counter was at
-//! its turn already [`wait`]; then it adds, then [`fence`], then one thread [`advance`]s the counter. Threads that add but do
-//! neither load nor advance the counter are ordered with the one that does by a barrier or `sync_plane`. What is added so
-//! is added in the order of turns, and the sums have the same bits each time.
+//! A thread that adds to a place in its turn does: [`peek`] at the place's counter some time before, and unless it was at its
+//! turn already [`wait`]; [`fence`]; [`bulk_add`] and `tma_group_commit`; later [`bulk_wait`], [`fence`] and [`advance`]. What is
+//! added so is added in the order of turns, and the sums have the same bits each time.
 
 use crate::register::read;
 use cubecl::prelude::*;
@@ -56,28 +55,29 @@ pub fn advance(counter: *const u32) {
     gpu_asm!("red.relaxed.gpu.global.add.u32 [{}], 1;", in(_) counter);
 }
 
-/// Adds four values to those at `to` and `offset` bytes; each is rounded to nearest.
+/// Starts writing `bytes` bytes (a multiple of 16, both ends aligned to 16) from a byte address of shared memory to `to`; as
+/// part of the thread's next group of bulk copies (PTX ISA 9.7.9.25 `cp.async.bulk`).
 #[cube]
-pub fn add_4<T: CubePrimitive>(to: *const T, #[comptime] offset: usize, a: f32, b: f32, c: f32, d: f32) {
-    let a = read::<f32>(a);
-    let b = read::<f32>(b);
-    let c = read::<f32>(c);
-    let d = read::<f32>(d);
+pub fn bulk_store<T: CubePrimitive>(to: *const T, from: u32, #[comptime] bytes: u32) {
+    let from = read::<u32>(from);
     gpu_asm!(
-        "red.relaxed.gpu.global.add.v4.f32 [{to}+{offset}], {{{a}, {b}, {c}, {d}}};",
-        to = in(_) to, a = in(_) a, b = in(_) b, c = in(_) c, d = in(_) d,
+        "cp.async.bulk.global.shared::cta.bulk_group [{to}], [{from}], {bytes};",
+        to = in(_) to, from = in(_) from,
     );
 }
 
-/// Stores four values at `to` and `offset` bytes.
+/// As [`bulk_store`], but adds f32 to what is there, each rounded to nearest (`cp.reduce.async.bulk`).
 #[cube]
-pub fn store_4<T: CubePrimitive>(to: *const T, #[comptime] offset: usize, a: f32, b: f32, c: f32, d: f32) {
-    let a = read::<f32>(a);
-    let b = read::<f32>(b);
-    let c = read::<f32>(c);
-    let d = read::<f32>(d);
+pub fn bulk_add<T: CubePrimitive>(to: *const T, from: u32, #[comptime] bytes: u32) {
+    let from = read::<u32>(from);
     gpu_asm!(
-        "st.global.v4.f32 [{to}+{offset}], {{{a}, {b}, {c}, {d}}};",
-        to = in(_) to, a = in(_) a, b = in(_) b, c = in(_) c, d = in(_) d,
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{to}], [{from}], {bytes};",
+        to = in(_) to, from = in(_) from,
     );
+}
+
+/// Waits until all bulk copies of this thread's committed groups are done, so that what they wrote is there.
+#[cube]
+pub fn bulk_wait() {
+    gpu_asm!("cp.async.bulk.wait_group 0;");
 }

@@ -118,6 +118,20 @@ pub fn store_shared(address: u32, value: u32) {
     gpu_asm!("st.shared.b32 [{address}], {value};", address = in(_) address, value = in(_) value);
 }
 
+/// Stores 16 bytes at a byte address of shared memory and `offset`, a multiple of 16.
+#[cube]
+pub fn store_shared_16(address: u32, #[comptime] offset: u32, a: f32, b: f32, c: f32, d: f32) {
+    let address = read::<u32>(address);
+    let a = read::<f32>(a);
+    let b = read::<f32>(b);
+    let c = read::<f32>(c);
+    let d = read::<f32>(d);
+    gpu_asm!(
+        "st.shared.v4.f32 [{address}+{offset}], {{{a}, {b}, {c}, {d}}};",
+        address = in(_) address, a = in(_) a, b = in(_) b, c = in(_) c, d = in(_) d,
+    );
+}
+
 /// Loads an f32 at a byte address of shared memory.
 #[cube]
 pub fn load_shared_f32(address: u32) -> f32 {

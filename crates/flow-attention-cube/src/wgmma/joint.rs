@@ -1,18 +1,24 @@
 //! Gradients of keys, values and queries at once, with five products where two kernels have seven: a block keeps a tile of
 //! keys, queries pass, and what a passing tile's gradient gets from these keys is added to its sum in memory.
 //!
-//! `dQ = scale Σ dS K` over blocks of keys. The order of that sum is fixed, so its bits are: a tile of queries has a
-//! counter, and the block of keys `j` adds in turn `j` ([`flow_cube::queue`]). Blocks walk through the queries in the same
-//! order, each behind the one before it. A block takes its place in the order of heads and keys from a ticket when it
-//! starts; so the blocks it waits for have started already, the first of them waits for none, and all come to an end however
-//! the device starts blocks. Which block does what changes no bits.
+//! `dQ = scale Σ dS K` over blocks of keys. The order of that sum is fixed, so its bits are: a tile of queries has counters,
+//! and the block of keys `j` adds in turn `j` ([`flow_cube::queue`]). Blocks walk through the queries in the same order, each
+//! behind the one before it. A block takes its place in the order of heads and keys from a ticket when it starts; so the
+//! blocks it waits for have started already, the first of them waits for none, and all come to an end however the device
+//! starts blocks. Which block does what changes no bits.
 //!
 //! Products but the last are those of [`backward_keys`](super::backward_keys); `dS` goes to shared memory for the last,
-//! where each warpgroup makes all queries by its share of the channels.
+//! where each warpgroup makes all queries by its share of the channels. The accelerator of copies adds the result up, so
+//! that no warp waits for memory.
+//!
+//! What keeps the tensor cores busy is the order of issue. In the turn of tile `i`: values' gradients; while they run, the
+//! queries' gradient of tile `i - 1` goes to shared memory and its addition starts; gradients of probabilities; the scores of
+//! tile `i + 1`, over which the gradients of scores of tile `i` are made; keys' gradients and queries' gradient of tile `i`,
+//! over which the exponentials of tile `i + 1` are. Nothing that is read crosses the loop's end in flight (C7514).
 
 use super::BackwardTiles;
 use super::copy::store_rows;
-use super::keep_keys::{load_resident, next_tile, stage_gradient};
+use super::keep_keys::{load_resident, next_half, stage_gradient};
 use crate::columns::{Pair, cut_rows, probabilities, score_gradients, stage_packed, swizzled};
 use crate::softmax::pack;
 use cubecl::ir::ElemType;
@@ -20,6 +26,7 @@ use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
 use flow_cube::barrier::{count, named_sync, wait};
+use flow_cube::register::store_shared_16;
 use flow_cube::{queue, wgmma};
 
 /// Four values of a sum in memory.
@@ -27,6 +34,12 @@ pub(super) type Four = Vector<f32, Const<4>>;
 
 /// Counters before those of the turns: tickets, one for each part of the keys.
 pub(super) const TICKETS: usize = 8;
+
+/// Tiles of queries that shared memory holds: one whose keys' gradients are made, one whose scores are, one on its way.
+const QUERY_STAGES: usize = 3;
+
+/// Tiles of the output's gradient that shared memory holds.
+const GRADIENT_STAGES: usize = 2;
 
 /// Barrier at which warpgroups wait for one another's `dS`; those below are of one warpgroup.
 const EXCHANGE: u32 = 3;
@@ -42,35 +55,56 @@ fn place_of(ticket: u32, blocks: u32, heads: u32, together: u32) -> (u32, u32) {
     (rest / side_by_side, first + rest % side_by_side)
 }
 
-/// Adds a thread's share of a tile's gradient to the sums from `at` on, or begins them with it. A chunk is eight channels.
+/// Writes a thread's share of a tile's gradient to shared memory, where the accelerator finds it as it is in the sums. A chunk
+/// is eight channels.
 #[cube]
-fn add_up<N: Size>(
-    sums: &mut [Four],
-    at: u32,
-    values: Vector<f32, N>,
-    begin: bool,
-    #[comptime] chunks: usize,
-) {
-    let at = at as usize;
-    let to = unsafe { sums[at..at + comptime!(chunks * 128)].as_ptr_unchecked() };
+fn stage_part<N: Size>(to: u32, values: Vector<f32, N>, #[comptime] chunks: usize) {
     #[unroll]
     for c in 0..chunks {
         let x = values.extract(comptime!(4 * c));
         let y = values.extract(comptime!(4 * c + 1));
         let z = values.extract(comptime!(4 * c + 2));
         let w = values.extract(comptime!(4 * c + 3));
-        if begin {
-            queue::store_4::<Four>(to, comptime!(c * 2048), x, y, z, w);
-        } else {
-            queue::add_4::<Four>(to, comptime!(c * 2048), x, y, z, w);
-        }
+        store_shared_16(to, comptime!((c * 2048) as u32), x, y, z, w);
     }
+}
+
+/// Number of the counter of a warpgroup's share of the sum in slot `slot`.
+#[cube]
+fn turns_at(slot: u32, warpgroup: u32, #[comptime] tiles: BackwardTiles) -> usize {
+    (comptime!(TICKETS as u32) + slot * comptime!(tiles.warpgroups as u32) + warpgroup) as usize
+}
+
+/// Starts adding a warpgroup's share of a tile's gradient, of `chunks` chunks, to its sum from `at` on when it is its turn, or
+/// begins the sum with it. `seen` is what the counter was some time ago. For one thread.
+#[cube]
+fn add_in_turn(
+    sums: &mut [Four],
+    at: u32,
+    from: u32,
+    counter: *const u32,
+    seen: u32,
+    turn: u32,
+    #[comptime] chunks: usize,
+) {
+    if seen != turn {
+        queue::wait(counter, turn);
+    }
+    queue::fence();
+    let at = at as usize;
+    let to = unsafe { sums[at..at + comptime!(chunks * 128)].as_ptr_unchecked() };
+    if turn == 0 {
+        queue::bulk_store::<Four>(to, from, comptime!((chunks * 2048) as u32));
+    } else {
+        queue::bulk_add::<Four>(to, from, comptime!((chunks * 2048) as u32));
+    }
+    tma_group_commit();
 }
 
 /// `dk`, `dv`, and the sums of which [`finish`](super::joint_ends::finish) makes `dq`. One block for `tiles.resident()` keys
 /// of a key head, `blocks` for each of `kv_heads` heads of each sample. `lse` and `delta` are `[B, H, lse_rows]`, `sums` as
 /// [`joint_ends`](super::joint_ends) says. `counters` are zeros: [`TICKETS`], of which this launch takes number `part`, then
-/// one for each warp of each tile of queries. `turns_before` blocks of keys of earlier launches have added to each sum.
+/// one for each warpgroup of each tile of queries. `turns_before` blocks of keys of earlier launches have added to each sum.
 #[cube(launch_unchecked)]
 pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     q: &TensorMap<E, Tiled>,
@@ -102,7 +136,6 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     let panels = comptime!(tiles.panels());
     let resident = comptime!(tiles.resident());
     let passing = comptime!(tiles.passing);
-    let stages = comptime!(tiles.stages);
     let warps = comptime!(4 * tiles.warpgroups as u32);
     let tile_elements = comptime!(tiles.passing * 64 * tiles.panels());
     let tile_units = comptime!((tiles.passing * 8 * tiles.panels()) as u32);
@@ -112,15 +145,22 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
 
     let mut k_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
     let mut v_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
-    let mut q_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut do_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let mut q_tiles: Shared<[E]> =
+        Shared::new_aligned_slice(comptime!(tile_elements * QUERY_STAGES), 1024usize);
+    let mut do_tiles: Shared<[E]> =
+        Shared::new_aligned_slice(comptime!(tile_elements * GRADIENT_STAGES), 1024usize);
     // Two, so that one meeting of the warpgroups a tile is enough.
     let ds_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(2 * resident * 64), 1024usize);
-    let mut lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
-    let mut delta_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
+    let parts: Shared<[Four]> =
+        Shared::new_aligned_slice(comptime!(tiles.warpgroups * chunks * 128), 128usize);
+    let mut lse_tiles: Shared<[Pair]> =
+        Shared::new_aligned_slice(comptime!(passing / 2 * QUERY_STAGES), 16usize);
+    let mut delta_tiles: Shared<[Pair]> =
+        Shared::new_aligned_slice(comptime!(passing / 2 * GRADIENT_STAGES), 16usize);
     let kv_full: Shared<[Barrier]> = Shared::new_slice(1usize);
-    let full: Shared<[Barrier]> = Shared::new_slice(stages);
-    let mut used: Shared<[u32]> = Shared::new_slice(stages);
+    let q_full: Shared<[Barrier]> = Shared::new_slice(QUERY_STAGES);
+    let do_full: Shared<[Barrier]> = Shared::new_slice(GRADIENT_STAGES);
+    let mut used: Shared<[u32]> = Shared::new_slice(QUERY_STAGES);
     let mut ticket: Shared<[u32]> = Shared::new_slice(1usize);
 
     if UNIT_POS == 0 {
@@ -128,9 +168,13 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         ticket[0] = queue::take_ticket(unsafe { counters[at..at + 1].as_ptr_unchecked() });
         kv_full[0].init_manual(1);
         #[unroll]
-        for s in 0..stages {
-            full[s].init_manual(1);
+        for s in 0..QUERY_STAGES {
+            q_full[s].init_manual(1);
             used[s] = 0u32;
+        }
+        #[unroll]
+        for s in 0..GRADIENT_STAGES {
+            do_full[s].init_manual(1);
         }
         sync_async_proxy_shared();
     }
@@ -142,6 +186,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     let batch = of_all / kv_heads;
     let kv_head = of_all % kv_heads;
     let heads = kv_heads * group;
+    let first_head = kv_head * group;
     let first_key = block * comptime!(resident as u32);
     let turn = turns_before + block;
     let per_head = queries.div_ceil(comptime!(passing as u32));
@@ -160,27 +205,40 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
             tiles,
         );
         #[unroll]
-        for s in 0..stages {
+        for s in 0..QUERY_STAGES {
             let tile = comptime!(s as u32).runtime();
             if tile < tile_count {
-                next_tile::<E>(
-                    &full[s],
+                let head = first_head + tile / per_head;
+                let row = tile % per_head * comptime!(passing as u32);
+                let statistic = (batch * heads + head) * lse_rows + row;
+                next_half::<E>(
+                    &q_full[s],
                     q,
-                    d_o,
                     lse,
-                    delta,
                     &mut q_tiles,
-                    &mut do_tiles,
                     &mut lse_tiles,
-                    &mut delta_tiles,
                     s,
                     batch,
-                    heads,
-                    kv_head * group + tile / per_head,
-                    tile % per_head * comptime!(passing as u32),
-                    lse_rows,
+                    head,
+                    row,
+                    statistic,
                     tiles,
                 );
+                if comptime!(s < GRADIENT_STAGES) {
+                    next_half::<E>(
+                        &do_full[s],
+                        d_o,
+                        delta,
+                        &mut do_tiles,
+                        &mut delta_tiles,
+                        s,
+                        batch,
+                        head,
+                        row,
+                        statistic,
+                        tiles,
+                    );
+                }
             }
         }
     }
@@ -197,6 +255,9 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     let do_base = generic_to_shared::<E>(unsafe { do_tiles.as_ptr_unchecked() });
     let ds_base = generic_to_shared::<E>(unsafe { ds_tiles.as_ptr_unchecked() });
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
+    let part_base = generic_to_shared::<Four>(unsafe { parts.as_ptr_unchecked() })
+        + warpgroup * comptime!((chunks * 2048) as u32);
+    let part_to = part_base + thread * 16;
     let k_at = wgmma::descriptor(k_base + warpgroup * 8192, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base + warpgroup * 8192, 16u32, 1024u32);
     let q_at = wgmma::descriptor(q_base, comptime!((passing * 128) as u32), 1024u32);
@@ -214,26 +275,36 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     let from = first_key + warpgroup * 64;
     let exist = select(keys > from, keys - from, 0u32);
 
-    // Where the sum of the tile begins for this thread, in fours; and its turns for this warp.
+    // Where the sum of the tile before begins for this warpgroup, in fours.
     let slots = lse_rows / comptime!(passing as u32);
-    let mut slot = (batch * heads + kv_head * group) * slots;
-    let of_thread = warpgroup * comptime!((chunks * 128) as u32) + thread;
     let fours = comptime!((passing * tiles.head_dim / 4) as u32);
-    let of_warp = comptime!(TICKETS as u32) + warp;
+    let mut slot = (batch * heads + first_head) * slots;
+    let share = warpgroup * comptime!((chunks * 128) as u32);
 
     wait(barrier_native_handle(&kv_full[0]), 0u32);
-    wait(barrier_native_handle(&full[0]), 0u32);
+    wait(barrier_native_handle(&q_full[0]), 0u32);
+    wait(barrier_native_handle(&do_full[0]), 0u32);
 
     // The first tile is peeled: sums that enter a loop as zeros make ptxas wait after each product.
     let scores = wgmma::issue_from_zero::<NS>(k_at, q_at, comptime!(tiles.scores()));
-    let gradients = wgmma::issue_from_zero::<NS>(v_at, do_at, comptime!(tiles.scores()));
-    let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
+    let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 0usize);
     let mut p = probabilities::<NS>(scores, &lse_tiles, column, factor, passing);
     if exist < 64 {
         p = cut_rows::<NS>(p, row, exist, passing);
     }
-    let weights = pack::<NS, NP>(p, passing, element);
-    let mut v_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, do_at, comptime!(tiles.weighted()));
+    let mut p_weights = pack::<NS, NP>(p, passing, element);
+    let mut v_sum =
+        wgmma::issue_registers_from_zero::<NG, NP>(p_weights, do_at, comptime!(tiles.weighted()));
+    let gradients = wgmma::issue_from_zero::<NS>(v_at, do_at, comptime!(tiles.scores()));
+    let mut stage = select(tile_count > 1, 1u32, 0u32);
+    let mut phase = 0u32;
+    wait(barrier_native_handle(&q_full[stage as usize]), phase);
+    wgmma::wait_for_reads(1usize);
+    let scores = wgmma::issue_from_zero::<NS>(
+        k_at,
+        q_at + u64::cast_from(stage * tile_units),
+        comptime!(tiles.scores()),
+    );
     let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 1usize);
     let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, passing);
     let weights = pack::<NS, NP>(ds, passing, element);
@@ -241,78 +312,122 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     stage_packed::<NP>(ds_to, weights, passing);
     sync_async_proxy_shared();
     named_sync(EXCHANGE, comptime!(tiles.threads()));
-    let mut q_part = wgmma::issue_from_zero::<NQ>(ds_at, across_at, comptime!(tiles.across()));
+    if UNIT_POS == 0 && tile_count > comptime!(GRADIENT_STAGES as u32) {
+        let ahead = comptime!(GRADIENT_STAGES as u32).runtime();
+        let head = first_head + ahead / per_head;
+        let row = ahead % per_head * comptime!(passing as u32);
+        next_half::<E>(
+            &do_full[0],
+            d_o,
+            delta,
+            &mut do_tiles,
+            &mut delta_tiles,
+            0usize,
+            batch,
+            head,
+            row,
+            (batch * heads + head) * lse_rows + row,
+            tiles,
+        );
+    }
+    let q_part = wgmma::issue_from_zero::<NQ>(ds_at, across_at, comptime!(tiles.across()));
+    let mut seen = 0u32;
+    if thread == 0 {
+        let at = turns_at(slot, warpgroup, tiles);
+        seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+    }
+    let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 2usize);
+    p = probabilities::<NS>(
+        scores,
+        &lse_tiles,
+        stage as usize * comptime!(passing / 2) + column,
+        factor,
+        passing,
+    );
+    if exist < 64 {
+        p = cut_rows::<NS>(p, row, exist, passing);
+    }
+    p_weights = pack::<NS, NP>(p, passing, element);
+    let mut part = wgmma::wait::<NQ>(q_part, comptime!(tiles.across()), 0usize);
 
-    let mut at = (slot * warps + of_warp) as usize;
-    let mut seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
-    queue::fence();
-    // Weights in flight at the loop's end would have registers of their own, here and there.
-    wgmma::wait_for_reads(1usize);
-    let mut stage = 0u32;
-    let mut phase = 0u32;
     let mut place = 0u32;
     for tile in 1..tile_count {
-        let before = stage;
-        stage += 1;
-        if stage == comptime!(stages as u32) {
-            stage = 0;
-            phase ^= 1;
-        }
         let q_now = q_at + u64::cast_from(stage * tile_units);
-        let do_now = do_at + u64::cast_from(stage * tile_units);
-        let pairs = stage as usize * comptime!(passing / 2) + column;
-        wait(barrier_native_handle(&full[stage as usize]), phase);
-        let scores = wgmma::issue_from_zero::<NS>(k_at, q_now, comptime!(tiles.scores()));
-
-        // While products run, the gradient of the tile before is added to its sum.
-        if seen != turn {
-            queue::wait(unsafe { counters[at..at + 1].as_ptr_unchecked() }, turn);
-        }
-        // What crosses the loop's end and is read must be waited for with nothing behind it in flight (C7514).
-        let part = wgmma::wait::<NQ>(q_part, comptime!(tiles.across()), 0usize);
-        let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 0usize);
+        let do_stage = tile % 2;
+        let do_now = do_at + u64::cast_from(do_stage * tile_units);
+        let pairs = do_stage as usize * comptime!(passing / 2) + column;
+        wait(barrier_native_handle(&do_full[do_stage as usize]), tile / 2 % 2);
+        v_sum = wgmma::issue_registers::<NG, NP>(v_sum, p_weights, do_now, comptime!(tiles.weighted()));
+        stage_part::<NQ>(part_to, part, chunks);
+        sync_async_proxy_shared();
         let gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
-        // All products of the tile before are done, too.
+
+        // The scores of the next tile; in the last turn those of this one once more, which nothing reads.
+        if tile + 1 < tile_count {
+            stage += 1;
+            if stage == comptime!(QUERY_STAGES as u32) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+        wait(barrier_native_handle(&q_full[stage as usize]), phase);
+        wgmma::wait_for_reads(1usize);
+        let scores = wgmma::issue_from_zero::<NS>(
+            k_at,
+            q_at + u64::cast_from(stage * tile_units),
+            comptime!(tiles.scores()),
+        );
+
+        named_sync(warpgroup + 1, 128u32);
+        if thread == 0 {
+            if tile > 1 {
+                queue::bulk_wait();
+                queue::fence();
+                let back = 1 + select(place == 0, slots - per_head, 0u32);
+                let said = turns_at(slot - back, warpgroup, tiles);
+                queue::advance(unsafe { counters[said..said + 1].as_ptr_unchecked() });
+            }
+            let at = turns_at(slot, warpgroup, tiles);
+            add_in_turn(
+                sums,
+                slot * fours + share,
+                part_base,
+                unsafe { counters[at..at + 1].as_ptr_unchecked() },
+                seen,
+                turn,
+                chunks,
+            );
+        }
+        // All products of the tile before are done. Its queries are in the stage that is neither this tile's nor the next one's.
+        let before = select(stage == comptime!(QUERY_STAGES as u32 - 1), 0u32, stage + 1);
         if lane == 0
             && count(used_base + before * 4) % warps == warps - 1
-            && tile - 1 + comptime!(stages as u32) < tile_count
+            && tile - 1 + comptime!(QUERY_STAGES as u32) < tile_count
         {
-            let ahead = tile - 1 + comptime!(stages as u32);
-            next_tile::<E>(
-                &full[before as usize],
+            let ahead = tile - 1 + comptime!(QUERY_STAGES as u32);
+            let head = first_head + ahead / per_head;
+            let row = ahead % per_head * comptime!(passing as u32);
+            next_half::<E>(
+                &q_full[before as usize],
                 q,
-                d_o,
                 lse,
-                delta,
                 &mut q_tiles,
-                &mut do_tiles,
                 &mut lse_tiles,
-                &mut delta_tiles,
                 before as usize,
                 batch,
-                heads,
-                kv_head * group + ahead / per_head,
-                ahead % per_head * comptime!(passing as u32),
-                lse_rows,
+                head,
+                row,
+                (batch * heads + head) * lse_rows + row,
                 tiles,
             );
         }
-        add_up::<NQ>(sums, slot * fours + of_thread, part, turn == 0, chunks);
-        sync_plane();
         slot += 1;
         place += 1;
         if place == per_head {
             place = 0;
             slot += slots - per_head;
         }
-        at = (slot * warps + of_warp) as usize;
 
-        let mut p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
-        if exist < 64 {
-            p = cut_rows::<NS>(p, row, exist, passing);
-        }
-        let weights = pack::<NS, NP>(p, passing, element);
-        v_sum = wgmma::issue_registers::<NG, NP>(v_sum, weights, do_now, comptime!(tiles.weighted()));
         let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 1usize);
         let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
         let weights = pack::<NS, NP>(ds, passing, element);
@@ -320,42 +435,86 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         let odd = tile % 2;
         stage_packed::<NP>(ds_to + odd * comptime!((resident * 128) as u32), weights, passing);
         sync_async_proxy_shared();
+        if thread == 0 {
+            // Before others write there in the next turn.
+            tma_group_wait_read(0usize);
+        }
         named_sync(EXCHANGE, comptime!(tiles.threads()));
-        q_part = wgmma::issue_from_zero::<NQ>(
+        let ahead = tile + comptime!(GRADIENT_STAGES as u32);
+        if UNIT_POS == 32 && ahead < tile_count {
+            let head = first_head + ahead / per_head;
+            let row = ahead % per_head * comptime!(passing as u32);
+            next_half::<E>(
+                &do_full[do_stage as usize],
+                d_o,
+                delta,
+                &mut do_tiles,
+                &mut delta_tiles,
+                do_stage as usize,
+                batch,
+                head,
+                row,
+                (batch * heads + head) * lse_rows + row,
+                tiles,
+            );
+        }
+        let q_part = wgmma::issue_from_zero::<NQ>(
             ds_at + u64::cast_from(odd * comptime!((resident * 8) as u32)),
             across_at,
             comptime!(tiles.across()),
         );
-        seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
-        // While products run, it is said that the gradient of the tile before was added, some time ago.
-        queue::fence();
-        if lane == 0 {
-            let back = 1 + select(place == 0, slots - per_head, 0u32);
-            let said = at - (back * warps) as usize;
-            queue::advance(unsafe { counters[said..said + 1].as_ptr_unchecked() });
+        if thread == 0 {
+            let at = turns_at(slot, warpgroup, tiles);
+            seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
         }
-        wgmma::wait_for_reads(1usize);
+        let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 2usize);
+        p = probabilities::<NS>(
+            scores,
+            &lse_tiles,
+            stage as usize * comptime!(passing / 2) + column,
+            factor,
+            passing,
+        );
+        if exist < 64 {
+            p = cut_rows::<NS>(p, row, exist, passing);
+        }
+        p_weights = pack::<NS, NP>(p, passing, element);
+        part = wgmma::wait::<NQ>(q_part, comptime!(tiles.across()), 0usize);
     }
 
-    if seen != turn {
-        queue::wait(unsafe { counters[at..at + 1].as_ptr_unchecked() }, turn);
-    }
-    let part = wgmma::wait::<NQ>(q_part, comptime!(tiles.across()), 0usize);
-    add_up::<NQ>(sums, slot * fours + of_thread, part, turn == 0, chunks);
-
-    // Gradients take the places of this warpgroup's keys and values, when the other one has read them, too.
+    stage_part::<NQ>(part_to, part, chunks);
+    // Gradients take the places of keys and values, when the other warpgroup has read them, too.
     let sum_of_values = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
     let sum_of_keys = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
+    sync_async_proxy_shared();
     sync_cube();
+    let at = turns_at(slot, warpgroup, tiles);
+    if thread == 0 {
+        if tile_count > 1 {
+            queue::bulk_wait();
+            queue::fence();
+            let back = 1 + select(place == 0, slots - per_head, 0u32);
+            let said = turns_at(slot - back, warpgroup, tiles);
+            queue::advance(unsafe { counters[said..said + 1].as_ptr_unchecked() });
+        }
+        add_in_turn(
+            sums,
+            slot * fours + share,
+            part_base,
+            unsafe { counters[at..at + 1].as_ptr_unchecked() },
+            seen,
+            turn,
+            chunks,
+        );
+    }
     stage_gradient::<NG>(v_base, warpgroup, thread, sum_of_values, 1.0f32, tiles);
     stage_gradient::<NG>(k_base, warpgroup, thread, sum_of_keys, scale, tiles);
-    queue::fence();
-    if lane == 0 {
-        queue::advance(unsafe { counters[at..at + 1].as_ptr_unchecked() });
-    }
     sync_async_proxy_shared();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
+        queue::bulk_wait();
+        queue::fence();
+        queue::advance(unsafe { counters[at..at + 1].as_ptr_unchecked() });
         store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, from, resident, panels);
         store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, from, resident, panels);
     }

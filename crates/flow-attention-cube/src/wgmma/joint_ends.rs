@@ -2,7 +2,7 @@
 //! the gradient of queries from its sums.
 //!
 //! The sums of a tile of 64 queries are `[warpgroups][chunks of 8 channels][128 threads][4]` in f32, as accumulators of
-//! `wgmma` hold them, so that a warp adds 512 bytes at once.
+//! `wgmma` hold them, so that a warpgroup's share is one piece.
 
 use super::joint::{Four, TICKETS};
 use crate::delta::{Eight, row_product};
@@ -19,7 +19,7 @@ pub(super) const BEGIN_ROWS: usize = 128;
 /// Threads of a block of either kernel.
 pub(super) const THREADS: u32 = 256;
 
-/// `delta [B, H, lse_rows]`, and zeros in `counters`: the tickets, and `warps` counters for each tile. For a grid of
+/// `delta [B, H, lse_rows]`, and zeros in `counters`: the tickets, and `warpgroups` counters for each tile. For a grid of
 /// (`lse_rows / BEGIN_ROWS`, heads, samples). `o_rows` and `do_rows` are in units of eight values, as their strides are.
 #[cube(launch_unchecked)]
 pub fn begin(
@@ -35,7 +35,7 @@ pub fn begin(
     do_row: u32,
     queries: u32,
     #[comptime] head_dim: usize,
-    #[comptime] warps: usize,
+    #[comptime] warpgroups: usize,
     #[comptime] element: Factor,
 ) {
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
@@ -53,7 +53,7 @@ pub fn begin(
     if UNIT_POS.is_multiple_of(2) {
         delta[(block * comptime!(BEGIN_ROWS as u32) + UNIT_POS / 2) as usize] = sum;
     }
-    let of_block = comptime!((BEGIN_ROWS / TILE * warps) as u32);
+    let of_block = comptime!((BEGIN_ROWS / TILE * warpgroups) as u32);
     if UNIT_POS < of_block {
         counters[(comptime!(TICKETS as u32) + block * of_block + UNIT_POS) as usize] = 0u32;
     }

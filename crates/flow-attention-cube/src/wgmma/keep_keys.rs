@@ -37,6 +37,72 @@ pub(super) fn load_resident<E: Numeric>(
     );
 }
 
+/// Starts the copies of one operand's rows of a passing tile, and of the statistic of these rows; bytes count towards `full`.
+#[cube]
+fn copy_passing<E: Numeric>(
+    full: &Barrier,
+    x: &TensorMap<E, Tiled>,
+    statistic: &[Pair],
+    to: &mut [E],
+    statistic_to: &mut [Pair],
+    stage: usize,
+    batch: u32,
+    head: u32,
+    row: u32,
+    statistic_row: u32,
+    #[comptime] tiles: BackwardTiles,
+) {
+    let rows = comptime!(tiles.passing);
+    let panels = comptime!(tiles.panels());
+    let at = stage * comptime!(rows * 64 * panels);
+    copy_tile::<E>(full, x, to, at, batch, head, row, rows, panels);
+    let from = (statistic_row / 2) as usize;
+    let at = stage * comptime!(rows / 2);
+    let length = comptime!(rows / 2);
+    let at = generic_to_shared::<Pair>(unsafe { statistic_to[at..at + length].as_ptr_unchecked() });
+    bulk_copy::<Pair>(
+        at,
+        unsafe { statistic[from..from + length].as_ptr_unchecked() },
+        comptime!((rows * 4) as u32),
+        barrier_native_handle(full),
+    );
+}
+
+/// Starts the copies of one operand's rows of a passing tile with a barrier of their own, and of the statistic of these rows,
+/// which begins at `statistic_row` of all.
+#[cube]
+pub(super) fn next_half<E: Numeric>(
+    full: &Barrier,
+    x: &TensorMap<E, Tiled>,
+    statistic: &[Pair],
+    to: &mut [E],
+    statistic_to: &mut [Pair],
+    stage: usize,
+    batch: u32,
+    head: u32,
+    row: u32,
+    statistic_row: u32,
+    #[comptime] tiles: BackwardTiles,
+) {
+    arrive_and_expect(
+        barrier_native_handle(full),
+        comptime!((tiles.passing * 128 * tiles.panels() + tiles.passing * 4) as u32),
+    );
+    copy_passing::<E>(
+        full,
+        x,
+        statistic,
+        to,
+        statistic_to,
+        stage,
+        batch,
+        head,
+        row,
+        statistic_row,
+        tiles,
+    );
+}
+
 /// Starts the copies of one passing tile.
 #[cube]
 pub(super) fn next_tile<E: Numeric>(
@@ -57,33 +123,26 @@ pub(super) fn next_tile<E: Numeric>(
     lse_rows: u32,
     #[comptime] tiles: BackwardTiles,
 ) {
-    let rows = comptime!(tiles.passing);
-    let panels = comptime!(tiles.panels());
     arrive_and_expect(
         barrier_native_handle(full),
-        comptime!((2 * rows * 128 * panels + 2 * rows * 4) as u32),
+        comptime!((2 * tiles.passing * 128 * tiles.panels() + 2 * tiles.passing * 4) as u32),
     );
-    let at = stage * comptime!(rows * 64 * panels);
-    copy_tile::<E>(full, q, q_tiles, at, batch, head, row, rows, panels);
-    copy_tile::<E>(full, d_o, do_tiles, at, batch, head, row, rows, panels);
-    let from = (((batch * heads + head) * lse_rows + row) / 2) as usize;
-    let to = stage * comptime!(rows / 2);
-    let barrier = barrier_native_handle(full);
-    let bytes = comptime!((rows * 4) as u32);
-    let length = comptime!(rows / 2);
-    let lse_to = generic_to_shared::<Pair>(unsafe { lse_tiles[to..to + length].as_ptr_unchecked() });
-    let delta_to = generic_to_shared::<Pair>(unsafe { delta_tiles[to..to + length].as_ptr_unchecked() });
-    bulk_copy::<Pair>(
-        lse_to,
-        unsafe { lse[from..from + length].as_ptr_unchecked() },
-        bytes,
-        barrier,
+    let from = (batch * heads + head) * lse_rows + row;
+    copy_passing::<E>(
+        full, q, lse, q_tiles, lse_tiles, stage, batch, head, row, from, tiles,
     );
-    bulk_copy::<Pair>(
-        delta_to,
-        unsafe { delta[from..from + length].as_ptr_unchecked() },
-        bytes,
-        barrier,
+    copy_passing::<E>(
+        full,
+        d_o,
+        delta,
+        do_tiles,
+        delta_tiles,
+        stage,
+        batch,
+        head,
+        row,
+        from,
+        tiles,
     );
 }
 

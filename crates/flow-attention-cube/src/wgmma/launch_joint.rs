@@ -27,7 +27,7 @@ struct Scratch {
 impl Scratch {
     fn of(call: &Call, tiles: &BackwardTiles) -> Self {
         let rows = call.batch * call.heads * lse_rows(call.queries);
-        let counters = TICKETS + rows / tiles.passing * 4 * tiles.warpgroups;
+        let counters = TICKETS + rows / tiles.passing * tiles.warpgroups;
         Self {
             delta: rows,
             counters: counters.next_multiple_of(128),
@@ -97,7 +97,7 @@ pub fn launch_joint(
             eights(of.d_o, 2),
             queries as u32,
             head_dim,
-            4 * tiles.warpgroups,
+            tiles.warpgroups,
             tiles.factor,
         );
     }
