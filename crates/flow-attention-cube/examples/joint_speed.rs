@@ -11,7 +11,7 @@ use flow_cube::wgmma::Factor;
 use half::bf16;
 
 /// Windows timed of each, in turns.
-const REPEATS: usize = 9;
+const REPEATS: usize = 5;
 
 fn call(batch: usize, [heads, kv_heads]: [usize; 2], queries: usize, keys: [usize; 2], d: usize) -> Call {
     Call {
@@ -119,16 +119,16 @@ fn prepare(
 /// Ways to cut the joint kernel's work, with their names.
 fn ways(call: &Call) -> Vec<(String, BackwardTiles)> {
     let mut tiles: Vec<BackwardTiles> = Wgmma::joint(call, false).into_iter().collect();
-    if call.head_dim == 64 {
-        tiles.extend(tiles.first().map(|first| BackwardTiles {
-            warpgroups: 2,
-            stages: 3,
-            ..*first
-        }));
+    if std::env::var_os("SWEEP").is_some() {
+        if call.head_dim == 64 {
+            tiles.extend(Wgmma::joint(call, false).map(|first| BackwardTiles { warpgroups: 2, ..first }));
+        } else {
+            tiles.extend(Wgmma::joint(call, false).map(|first| BackwardTiles { probe: 1, ..first }));
+        }
     }
     let named = tiles.into_iter();
     named
-        .map(|tiles| (format!("{}x{}", tiles.resident(), tiles.passing), tiles))
+        .map(|tiles| (format!("{}x{} probe {}", tiles.resident(), tiles.passing, tiles.probe), tiles))
         .collect()
 }
 
@@ -283,13 +283,18 @@ fn times(client: &Client, d: usize) -> Result<(), String> {
             full(2, 16, 4096),
             full(1, 12, 12480),
             full(1, 12, 31200),
+            full(4, 16, 2048),
+            full(8, 16, 1024),
+            full(2, 24, 4429),
         ],
-        _ => vec![full(4, 16, 4096), full(64, 18, 256), full(16, 18, 1024)],
+        _ => vec![full(4, 16, 4096), full(2, 16, 8192), full(16, 24, 1024), full(1, 16, 16384)],
     };
     let most = |call: &Call| call.batch * call.heads * call.queries * d;
     let pool = pool(calls.iter().map(most).max().unwrap_or(0) + 16 * 4099);
     for call in calls {
-        time(client, call, &pool)?;
+        {
+            time(client, call, &pool)?;
+        }
     }
     Ok(())
 }

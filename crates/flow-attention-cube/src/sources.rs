@@ -314,6 +314,7 @@ impl Sources for Wgmma {
             (),
             (),
             (),
+            (),
             tiles,
             tiles.factor.element(),
             tiles.joint_vectors(),
@@ -333,8 +334,8 @@ impl Sources for Wgmma {
             (),
             (),
             (),
+            (),
             tiles.head_dim,
-            tiles.warpgroups,
             tiles.factor,
         );
         let finish = Finish::new(

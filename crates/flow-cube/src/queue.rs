@@ -24,35 +24,33 @@ pub fn peek(counter: *const u32) -> u32 {
     out
 }
 
-/// Waits until a counter is at `turn`: what was done before it was advanced to there is seen after.
+/// Waits until a counter is at least `least`, and returns it; which orders nothing until a [`fence`] after it.
 #[cube]
-pub fn wait(counter: *const u32, turn: u32) {
-    let turn = read::<u32>(turn);
+pub fn wait_for(counter: *const u32, least: u32) -> u32 {
+    let least = read::<u32>(least);
+    let out: u32;
     gpu_asm!(
         "{{",
         ".reg .pred done;",
         ".reg .b32 now;",
         "TURN_AGAIN:",
-        "ld.acquire.gpu.global.u32 now, [{counter}];",
-        "setp.eq.u32 done, now, {turn};",
+        "ld.relaxed.gpu.global.u32 now, [{counter}];",
+        "setp.ge.u32 done, now, {least};",
         "@done bra TURN_COME;",
         "bra TURN_AGAIN;",
         "TURN_COME:",
+        "mov.b32 {out}, now;",
         "}}",
-        counter = in(_) counter, turn = in(_) turn,
+        out = out(_) out, counter = in(_) counter, least = in(_) least,
     );
+    out
 }
 
-/// Orders what this thread did before with what it does after, for the whole device.
+/// Sets a counter, which one thread alone does. After a [`fence`]: whoever sees it sees what was before the fence.
 #[cube]
-pub fn fence() {
-    gpu_asm!("fence.acq_rel.gpu;");
-}
-
-/// Adds one to a counter. After a [`fence`]: whoever sees it sees what was before the fence.
-#[cube]
-pub fn advance(counter: *const u32) {
-    gpu_asm!("red.relaxed.gpu.global.add.u32 [{}], 1;", in(_) counter);
+pub fn say(counter: *const u32, value: u32) {
+    let value = read::<u32>(value);
+    gpu_asm!("st.relaxed.gpu.global.u32 [{}], {};", in(_) counter, in(_) value);
 }
 
 /// Starts writing `bytes` bytes (a multiple of 16, both ends aligned to 16) from a byte address of shared memory to `to`; as
@@ -76,7 +74,7 @@ pub fn bulk_add<T: CubePrimitive>(to: *const T, from: u32, #[comptime] bytes: u3
     );
 }
 
-/// Waits until all bulk copies of this thread's committed groups are done, so that what they wrote is there.
+/// Waits until all bulk copies of this thread's committed groups are done: what they wrote is there.
 #[cube]
 pub fn bulk_wait() {
     gpu_asm!("cp.async.bulk.wait_group 0;");

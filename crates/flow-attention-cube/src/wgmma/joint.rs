@@ -69,31 +69,13 @@ fn stage_part<N: Size>(to: u32, values: Vector<f32, N>, #[comptime] chunks: usiz
     }
 }
 
-/// Number of the counter of a warpgroup's share of the sum in slot `slot`.
+/// Starts adding a warpgroup's share of a tile's gradient, of `chunks` chunks, to its sum from `at` on, or begins the sum with it.
+/// For one thread, when it is its turn.
 #[cube]
-fn turns_at(slot: u32, warpgroup: u32, #[comptime] tiles: BackwardTiles) -> usize {
-    (comptime!(TICKETS as u32) + slot * comptime!(tiles.warpgroups as u32) + warpgroup) as usize
-}
-
-/// Starts adding a warpgroup's share of a tile's gradient, of `chunks` chunks, to its sum from `at` on when it is its turn, or
-/// begins the sum with it. `seen` is what the counter was some time ago. For one thread.
-#[cube]
-fn add_in_turn(
-    sums: &mut [Four],
-    at: u32,
-    from: u32,
-    counter: *const u32,
-    seen: u32,
-    turn: u32,
-    #[comptime] chunks: usize,
-) {
-    if seen != turn {
-        queue::wait(counter, turn);
-    }
-    queue::fence();
+fn add_up(sums: &mut [Four], at: u32, from: u32, begin: bool, #[comptime] chunks: usize) {
     let at = at as usize;
     let to = unsafe { sums[at..at + comptime!(chunks * 128)].as_ptr_unchecked() };
-    if turn == 0 {
+    if begin {
         queue::bulk_store::<Four>(to, from, comptime!((chunks * 2048) as u32));
     } else {
         queue::bulk_add::<Four>(to, from, comptime!((chunks * 2048) as u32));
@@ -119,6 +101,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     counters: &mut [u32],
     part: u32,
     turns_before: u32,
+    all_blocks: u32,
     blocks: u32,
     kv_heads: u32,
     samples: u32,
@@ -279,6 +262,11 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     let slots = lse_rows / comptime!(passing as u32);
     let fours = comptime!((passing * tiles.head_dim / 4) as u32);
     let mut slot = (batch * heads + first_head) * slots;
+    // Where this warpgroup says how many tiles it has added, and where that of the block before does.
+    let own = (comptime!(TICKETS as u32)
+        + (of_all * all_blocks + turn) * comptime!(tiles.warpgroups as u32)
+        + warpgroup) as usize;
+    let before_own = own - select(block == 0, 0usize, comptime!(tiles.warpgroups).runtime());
     let share = warpgroup * comptime!((chunks * 128) as u32);
 
     wait(barrier_native_handle(&kv_full[0]), 0u32);
@@ -331,11 +319,8 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         );
     }
     let q_part = wgmma::issue_from_zero::<NQ>(ds_at, across_at, comptime!(tiles.across()));
-    let mut seen = 0u32;
-    if thread == 0 {
-        let at = turns_at(slot, warpgroup, tiles);
-        seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
-    }
+    // How many tiles the block before this one has added, as it last said.
+    let mut seen = select(block == 0, tile_count, 0u32);
     let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 2usize);
     p = probabilities::<NS>(
         scores,
@@ -380,23 +365,14 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
 
         named_sync(warpgroup + 1, 128u32);
         if thread == 0 {
-            if tile > 1 {
+            if comptime!(tiles.probe == 1) && tile > 1 {
                 queue::bulk_wait();
-                queue::fence();
-                let back = 1 + select(place == 0, slots - per_head, 0u32);
-                let said = turns_at(slot - back, warpgroup, tiles);
-                queue::advance(unsafe { counters[said..said + 1].as_ptr_unchecked() });
+                queue::say(unsafe { counters[own..own + 1].as_ptr_unchecked() }, tile - 1);
             }
-            let at = turns_at(slot, warpgroup, tiles);
-            add_in_turn(
-                sums,
-                slot * fours + share,
-                part_base,
-                unsafe { counters[at..at + 1].as_ptr_unchecked() },
-                seen,
-                turn,
-                chunks,
-            );
+            if seen < tile {
+                seen = queue::wait_for(unsafe { counters[before_own..before_own + 1].as_ptr_unchecked() }, tile);
+            }
+            add_up(sums, slot * fours + share, part_base, turn == 0, chunks);
         }
         // All products of the tile before are done. Its queries are in the stage that is neither this tile's nor the next one's.
         let before = select(stage == comptime!(QUERY_STAGES as u32 - 1), 0u32, stage + 1);
@@ -464,8 +440,13 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
             comptime!(tiles.across()),
         );
         if thread == 0 {
-            let at = turns_at(slot, warpgroup, tiles);
-            seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+            if comptime!(tiles.probe == 0) {
+                queue::bulk_wait();
+                queue::say(unsafe { counters[own..own + 1].as_ptr_unchecked() }, tile);
+            }
+            if seen < tile_count {
+                seen = queue::peek(unsafe { counters[before_own..before_own + 1].as_ptr_unchecked() });
+            }
         }
         let scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 2usize);
         p = probabilities::<NS>(
@@ -488,24 +469,11 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     let sum_of_keys = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
     sync_async_proxy_shared();
     sync_cube();
-    let at = turns_at(slot, warpgroup, tiles);
     if thread == 0 {
-        if tile_count > 1 {
-            queue::bulk_wait();
-            queue::fence();
-            let back = 1 + select(place == 0, slots - per_head, 0u32);
-            let said = turns_at(slot - back, warpgroup, tiles);
-            queue::advance(unsafe { counters[said..said + 1].as_ptr_unchecked() });
+        if seen < tile_count {
+            queue::wait_for(unsafe { counters[before_own..before_own + 1].as_ptr_unchecked() }, tile_count);
         }
-        add_in_turn(
-            sums,
-            slot * fours + share,
-            part_base,
-            unsafe { counters[at..at + 1].as_ptr_unchecked() },
-            seen,
-            turn,
-            chunks,
-        );
+        add_up(sums, slot * fours + share, part_base, turn == 0, chunks);
     }
     stage_gradient::<NG>(v_base, warpgroup, thread, sum_of_values, 1.0f32, tiles);
     stage_gradient::<NG>(k_base, warpgroup, thread, sum_of_keys, scale, tiles);
@@ -513,8 +481,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
         queue::bulk_wait();
-        queue::fence();
-        queue::advance(unsafe { counters[at..at + 1].as_ptr_unchecked() });
+        queue::say(unsafe { counters[own..own + 1].as_ptr_unchecked() }, tile_count);
         store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, from, resident, panels);
         store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, from, resident, panels);
     }

@@ -34,8 +34,8 @@ pub fn begin(
     do_head: u32,
     do_row: u32,
     queries: u32,
+    count: u32,
     #[comptime] head_dim: usize,
-    #[comptime] warpgroups: usize,
     #[comptime] element: Factor,
 ) {
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
@@ -53,12 +53,11 @@ pub fn begin(
     if UNIT_POS.is_multiple_of(2) {
         delta[(block * comptime!(BEGIN_ROWS as u32) + UNIT_POS / 2) as usize] = sum;
     }
-    let of_block = comptime!((BEGIN_ROWS / TILE * warpgroups) as u32);
-    if UNIT_POS < of_block {
-        counters[(comptime!(TICKETS as u32) + block * of_block + UNIT_POS) as usize] = 0u32;
-    }
-    if block == 0 && UNIT_POS < comptime!(TICKETS as u32) {
-        counters[UNIT_POS as usize] = 0u32;
+    let all = CUBE_COUNT_X * CUBE_COUNT_Y * CUBE_COUNT_Z * comptime!(THREADS);
+    let mut at = block * comptime!(THREADS) + UNIT_POS;
+    while at < count {
+        counters[at as usize] = 0u32;
+        at += all;
     }
 }
 

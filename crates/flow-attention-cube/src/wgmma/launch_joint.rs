@@ -11,8 +11,11 @@ use cubecl::prelude::*;
 /// Multiprocessors of an H100 (NVIDIA H100 datasheet, SXM). With others heads are taken together less well.
 const MULTIPROCESSORS: usize = 132;
 
-/// Bytes that may be read again and again by heads that are together, of the H100's 50 MB of cache.
-const CACHED: usize = 30 << 20;
+/// One and a half turns of waiting for each block, in parts of the time that may be waited: 1.5 in a hundred.
+const WAITED: usize = 100;
+
+/// probe
+pub static TOGETHER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
 /// Where things are in the scratch of a call, in f32 or u32 words.
 struct Scratch {
@@ -27,7 +30,8 @@ struct Scratch {
 impl Scratch {
     fn of(call: &Call, tiles: &BackwardTiles) -> Self {
         let rows = call.batch * call.heads * lse_rows(call.queries);
-        let counters = TICKETS + rows / tiles.passing * tiles.warpgroups;
+        let blocks: usize = call.keys.iter().map(|n| n.div_ceil(tiles.resident())).sum();
+        let counters = TICKETS + call.batch * call.kv_heads * blocks * tiles.warpgroups;
         Self {
             delta: rows,
             counters: counters.next_multiple_of(128),
@@ -46,17 +50,19 @@ pub fn scratch_bytes(call: &Call, tiles: &BackwardTiles) -> usize {
     4 * (delta + counters + sums)
 }
 
-/// How many heads, of all samples, take turns in the order of blocks. A block waits for the one before it of its head, so
-/// blocks of a head that start together end up one behind another; with few of them that costs little (simulated: below 3 %
-/// of the time where at most eight are on the device at once, up to 70 % where heads come one by one). But each of those
-/// passes reads what the heads that are together have, and should find it in the cache.
+/// How many heads, of all samples, take turns in the order of blocks. A block adds to a tile a turn and a half after the one
+/// before it of its head; so blocks of a head that start together end up one behind another, and the last of them has
+/// waited that long for each of the others. As many heads as make that [`WAITED`] of the time, and no more: what fewer heads
+/// read and add to stays in the device's cache.
 fn heads_together(call: &Call, tiles: &BackwardTiles) -> usize {
     let heads = call.batch * call.kv_heads;
-    let blocks = MULTIPROCESSORS * if tiles.warpgroups == 1 { 2 } else { 1 };
-    // Two operands of 16 bits and the sums of 32.
-    let group = call.heads / call.kv_heads;
-    let cached = CACHED / (8 * group * call.queries * call.head_dim);
-    cached.clamp(blocks / 8, MULTIPROCESSORS).min(heads)
+    let forced = TOGETHER.load(std::sync::atomic::Ordering::Relaxed);
+    if forced > 0 {
+        return forced.min(heads);
+    }
+    let blocks: usize = call.keys.iter().map(|n| n.div_ceil(tiles.resident())).sum();
+    let visits = blocks * call.queries.div_ceil(tiles.passing) * call.batch * call.heads;
+    (WAITED * MULTIPROCESSORS * MULTIPROCESSORS).div_ceil(visits).clamp(1, heads)
 }
 
 /// Launches the kernels: `dq`, and `dk` and `dv` of each part. The operands' `delta` is scratch of [`scratch_bytes`].
@@ -96,12 +102,13 @@ pub fn launch_joint(
             eights(of.d_o, 1),
             eights(of.d_o, 2),
             queries as u32,
+            scratch.counters as u32,
             head_dim,
-            tiles.warpgroups,
             tiles.factor,
         );
     }
     let map = |x: &Heads, rows| map(x, rows, tiles.factor);
+    let all_blocks: usize = call.keys.iter().map(|n| n.div_ceil(tiles.resident())).sum();
     let mut turns = 0;
     for (index, (part, [dk, dv])) in parts.iter().zip(d_parts).enumerate() {
         let [_, kv_heads, keys, _] = part.k.shape;
@@ -123,6 +130,7 @@ pub fn launch_joint(
                 counters(),
                 index as u32,
                 turns as u32,
+                all_blocks as u32,
                 blocks as u32,
                 kv_heads as u32,
                 batch as u32,

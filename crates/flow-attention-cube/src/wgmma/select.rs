@@ -18,6 +18,7 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         _ => (80, 2, 1, false),
     };
     let backward = |warpgroups, stages, sums| BackwardTiles {
+            probe: 0,
         head_dim,
         passing: 64,
         warpgroups,
@@ -62,6 +63,7 @@ pub fn joint(call: &Call, masked: bool) -> Option<BackwardTiles> {
         _ => return None,
     };
     Some(BackwardTiles {
+            probe: 0,
         head_dim: call.head_dim,
         passing: 64,
         warpgroups,
