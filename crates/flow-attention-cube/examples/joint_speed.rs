@@ -1,5 +1,5 @@
-//! Backward with five products against the two kernels with seven, on an H100: `joint_speed check HEAD_DIM` compares
-//! results, `joint_speed time HEAD_DIM` times both in turns. A line for each call.
+//! Backward with five products against the two kernels with seven, on an H100: `joint_speed check` compares
+//! results, `joint_speed time` times both in turns. A line for each call.
 
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -10,8 +10,11 @@ use flow_attention_cube::wgmma::{BackwardTiles, Prepared, Wgmma};
 use flow_cube::wgmma::Factor;
 use half::bf16;
 
+/// Channels of a head.
+const HEAD_DIM: usize = 128;
+
 /// Windows timed of each, in turns.
-const REPEATS: usize = 5;
+const REPEATS: usize = 9;
 
 fn call(batch: usize, [heads, kv_heads]: [usize; 2], queries: usize, keys: [usize; 2], d: usize) -> Call {
     Call {
@@ -116,22 +119,6 @@ fn prepare(
     Prepared::with_joint(client, call, scale, None, joint).map_err(|error| error.to_string())
 }
 
-/// Ways to cut the joint kernel's work, with their names.
-fn ways(call: &Call) -> Vec<(String, BackwardTiles)> {
-    let mut tiles: Vec<BackwardTiles> = Wgmma::joint(call, false).into_iter().collect();
-    if std::env::var_os("SWEEP").is_some() {
-        if call.head_dim == 64 {
-            tiles.extend(Wgmma::joint(call, false).map(|first| BackwardTiles { warpgroups: 2, ..first }));
-        } else {
-            tiles.extend(Wgmma::joint(call, false).map(|first| BackwardTiles { probe: 1, ..first }));
-        }
-    }
-    let named = tiles.into_iter();
-    named
-        .map(|tiles| (format!("{}x{} probe {}", tiles.resident(), tiles.passing, tiles.probe), tiles))
-        .collect()
-}
-
 /// Relative L2 distance.
 fn distance(got: &[u8], want: &[u8]) -> f64 {
     let (got, want) = (bf16::from_bytes(got), bf16::from_bytes(want));
@@ -161,46 +148,43 @@ fn name(call: &Call) -> String {
 fn check(client: &Client, call: Call, scale: f32, pool: &[bf16]) -> Result<bool, String> {
     let all = Operands::new(client, call, scale, pool)?;
     let want = all.gradients(client, &prepare(client, call, all.scale, None)?, 0)?;
-    let mut good = true;
-    for (way, tiles) in ways(&call) {
-        let joint = prepare(client, call, all.scale, Some(tiles))?;
-        let got = all.gradients(client, &joint, 0xFF)?;
-        let mut again = true;
-        for poison in [0, 1, 0x7F] {
-            again &= all.gradients(client, &joint, poison)? == got;
-        }
-        let keys = got[1..] == want[1..];
-        let apart = distance(&got[0], &want[0]);
-        let right = keys && again && apart <= 4e-3;
-        good &= right;
-        println!(
-            "{} {} {way}: dq apart {apart:.1e}, dk and dv the same bits: {keys}, four times the same bits: {again}",
-            if right { "ok   " } else { "WRONG" },
-            name(&call)
-        );
+    let joint = prepare(client, call, all.scale, Wgmma::joint(&call, false))?;
+    let got = all.gradients(client, &joint, 0xFF)?;
+    let mut again = true;
+    for poison in [0, 1, 0x7F] {
+        again &= all.gradients(client, &joint, poison)? == got;
     }
-    Ok(good)
+    let keys = got[1..] == want[1..];
+    let apart = distance(&got[0], &want[0]);
+    let right = keys && again && apart <= 4e-3;
+    println!(
+        "{} {}: dq apart {apart:.1e}, dk and dv the same bits: {keys}, four times the same bits: {again}",
+        if right { "ok   " } else { "WRONG" },
+        name(&call)
+    );
+    Ok(right)
 }
 
-fn checks(client: &Client, d: usize) -> Result<bool, String> {
+fn checks(client: &Client) -> Result<bool, String> {
     let calls = [
-        call(1, [1, 1], 64, [64, 0], d),
-        call(2, [3, 3], 333, [333, 0], d),
-        call(2, [4, 4], 1024, [1024, 0], d),
-        call(2, [3, 3], 1357, [777, 0], d),
-        call(1, [2, 2], 333, [4096, 0], d),
-        call(2, [4, 2], 1357, [1357, 0], d),
-        call(2, [4, 4], 1024, [700, 333], d),
-        // More blocks than the device holds.
-        call(2, [16, 16], 4096, [4096, 0], d),
+        call(1, [1, 1], 64, [64, 0], HEAD_DIM),
+        call(2, [3, 3], 333, [333, 0], HEAD_DIM),
+        call(2, [4, 4], 1024, [1024, 0], HEAD_DIM),
+        call(2, [3, 3], 1357, [777, 0], HEAD_DIM),
+        call(1, [2, 2], 333, [4096, 0], HEAD_DIM),
+        call(2, [4, 2], 1357, [1357, 0], HEAD_DIM),
+        call(2, [4, 4], 1024, [700, 333], HEAD_DIM),
+        // More blocks than the device holds, and many waves of them.
+        call(1, [12, 12], 9999, [9999, 0], HEAD_DIM),
+        call(2, [16, 16], 4096, [4096, 0], HEAD_DIM),
     ];
-    let pool = pool(2 * 16 * 4096 * d + 16 * 4099);
+    let pool = pool(2 * 16 * 4096 * HEAD_DIM + 16 * 4099);
     let mut good = true;
     for call in calls {
-        good &= check(client, call, 1.0 / (d as f32).sqrt(), &pool)?;
+        good &= check(client, call, 1.0 / (HEAD_DIM as f32).sqrt(), &pool)?;
     }
     // Large scores: what keys that do not exist would have is beyond f32.
-    good &= check(client, call(2, [2, 2], 130, [77, 0], d), 5.0, &pool)?;
+    good &= check(client, call(2, [2, 2], 130, [77, 0], HEAD_DIM), 5.0, &pool)?;
     Ok(good)
 }
 
@@ -238,12 +222,14 @@ fn time(client: &Client, call: Call, pool: &[bf16]) -> Result<(), String> {
     let guess = 5.0 * products / 400e12;
     let count = ((0.004 / guess) as usize).clamp(1, 8);
     let rounds = ((0.02 / guess) as usize / count).clamp(1, 50);
-    let mut variants = vec![("two kernels".to_owned(), None)];
-    variants.extend(ways(&call).into_iter().map(|(way, tiles)| (way, Some(tiles))));
+    let variants = [
+        ("two kernels", None),
+        ("joint kernel", Wgmma::joint(&call, false)),
+    ];
     let mut replays = Vec::new();
     let mut kept = Vec::new();
-    for (_, joint) in &variants {
-        let prepared = prepare(client, call, all.scale, *joint)?;
+    for (_, joint) in variants {
+        let prepared = prepare(client, call, all.scale, joint)?;
         let scratch = client.empty(prepared.scratch_bytes());
         replays.push(graph(client, count, || all.backward(&prepared, &scratch))?);
         kept.push((prepared, scratch));
@@ -266,35 +252,27 @@ fn time(client: &Client, call: Call, pool: &[bf16]) -> Result<(), String> {
             5.0 * products / median / 1e12
         );
     }
-    for ((way, _), own) in variants.iter().zip(&times).skip(1) {
-        println!(
-            "  {way} takes {:.3} of the two kernels' time",
-            own[REPEATS / 2] / times[0][REPEATS / 2]
-        );
-    }
+    println!(
+        "  the joint kernel takes {:.3} of the two kernels' time",
+        times[1][REPEATS / 2] / times[0][REPEATS / 2]
+    );
     Ok(())
 }
 
-fn times(client: &Client, d: usize) -> Result<(), String> {
-    let full = |batch, heads, rows| call(batch, [heads, heads], rows, [rows, 0], d);
-    let calls = match d {
-        128 => vec![
-            full(1, 12, 16384),
-            full(2, 16, 4096),
-            full(1, 12, 12480),
-            full(1, 12, 31200),
-            full(4, 16, 2048),
-            full(8, 16, 1024),
-            full(2, 24, 4429),
-        ],
-        _ => vec![full(4, 16, 4096), full(2, 16, 8192), full(16, 24, 1024), full(1, 16, 16384)],
-    };
-    let most = |call: &Call| call.batch * call.heads * call.queries * d;
+fn times(client: &Client) -> Result<(), String> {
+    let full = |batch, heads, rows| call(batch, [heads, heads], rows, [rows, 0], HEAD_DIM);
+    let calls = [
+        full(1, 12, 31200),
+        full(1, 12, 16384),
+        full(1, 12, 12480),
+        full(2, 24, 4429),
+        full(2, 16, 4096),
+        full(4, 16, 2048),
+    ];
+    let most = |call: &Call| call.batch * call.heads * call.queries * HEAD_DIM;
     let pool = pool(calls.iter().map(most).max().unwrap_or(0) + 16 * 4099);
     for call in calls {
-        {
-            time(client, call, &pool)?;
-        }
+        time(client, call, &pool)?;
     }
     Ok(())
 }
@@ -306,9 +284,9 @@ fn main() {
         .client();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
-        ["check", d @ ("64" | "128")] => checks(&client, if d == "64" { 64 } else { 128 }),
-        ["time", d @ ("64" | "128")] => times(&client, if d == "64" { 64 } else { 128 }).map(|()| true),
-        _ => Err("usage: joint_speed check|time 64|128".into()),
+        ["check"] => checks(&client),
+        ["time"] => times(&client).map(|()| true),
+        _ => Err("usage: joint_speed check|time".into()),
     };
     match done {
         Ok(true) => println!("done"),

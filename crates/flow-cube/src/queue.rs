@@ -1,9 +1,14 @@
 //! Turns of blocks at memory that they share: counters in global memory, and additions of f32 there by the accelerator of
-//! copies (PTX ISA 9.7.13.13 `red`, 9.7.9 `ld`, 9.7.13.4 `fence`, 9.7.9.25 bulk copies).
+//! copies (PTX ISA 9.7.9 `ld` and `st`, 9.7.13.13 `atom`, 9.7.9.25 bulk copies).
 //!
-//! A thread that adds to a place in its turn does: [`peek`] at the place's counter some time before, and unless it was at its
-//! turn already [`wait`]; [`fence`]; [`bulk_add`] and `tma_group_commit`; later [`bulk_wait`], [`fence`] and [`advance`]. What is
-//! added so is added in the order of turns, and the sums have the same bits each time.
+//! A thread that adds to a place in its turn does: [`peek`] at the counter some time before, and unless it says that the turn
+//! has come already, [`wait_for`] it; [`bulk_add`] and `tma_group_commit`; later [`bulk_wait`] and [`say`]. What is added so is
+//! added in the order of turns, and the sums have the same bits each time.
+//!
+//! What is ordered are additions, not reads: no thread reads a sum before the kernel is over. All of them are made in one
+//! place, the cache of the device that holds the address; [`bulk_wait`] returns when they have been made; [`say`] comes after
+//! it and is seen there; and an addition that comes after what was seen starts after it. So no fence stands between, though PTX
+//! promises the order to fences only: each takes a warp a microsecond (`docs/src/performance/attention-ladder.md`).
 
 use crate::register::read;
 use cubecl::prelude::*;
@@ -16,7 +21,7 @@ pub fn take_ticket(counter: *const u32) -> u32 {
     out
 }
 
-/// A counter's value, which orders nothing until a [`fence`] after it.
+/// A counter's value. Asks for it and goes on: only what uses the value waits for it.
 #[cube]
 pub fn peek(counter: *const u32) -> u32 {
     let out: u32;
@@ -24,7 +29,7 @@ pub fn peek(counter: *const u32) -> u32 {
     out
 }
 
-/// Waits until a counter is at least `least`, and returns it; which orders nothing until a [`fence`] after it.
+/// Waits until a counter is at least `least`, and returns it.
 #[cube]
 pub fn wait_for(counter: *const u32, least: u32) -> u32 {
     let least = read::<u32>(least);
@@ -46,7 +51,7 @@ pub fn wait_for(counter: *const u32, least: u32) -> u32 {
     out
 }
 
-/// Sets a counter, which one thread alone does. After a [`fence`]: whoever sees it sees what was before the fence.
+/// Sets a counter, which one thread alone does.
 #[cube]
 pub fn say(counter: *const u32, value: u32) {
     let value = read::<u32>(value);

@@ -167,3 +167,20 @@ pub fn reciprocal_approximate(x: f32) -> f32 {
     gpu_asm!("rcp.approx.ftz.f32 {}, {};", out(_) out, in(_) x, options(pure, nomem));
     out
 }
+
+/// This thread's place in its block, for a block of one dimension; read again at each use, so that what is computed of it needs no
+/// register in between (a compiler keeps what it can compute once).
+#[cube]
+pub fn unit_again() -> u32 {
+    let out: u32;
+    gpu_asm!("mov.u32 {}, %tid.x;", out(_) out);
+    out
+}
+
+/// This thread's place in its warp, read again at each use as [`unit_again`].
+#[cube]
+pub fn lane_again() -> u32 {
+    let out: u32;
+    gpu_asm!("mov.u32 {}, %laneid;", out(_) out);
+    out
+}

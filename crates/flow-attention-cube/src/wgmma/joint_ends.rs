@@ -4,7 +4,7 @@
 //! The sums of a tile of 64 queries are `[warpgroups][chunks of 8 channels][128 threads][4]` in f32, as accumulators of
 //! `wgmma` hold them, so that a warpgroup's share is one piece.
 
-use super::joint::{Four, TICKETS};
+use super::joint::Four;
 use crate::delta::{Eight, row_product};
 use cubecl::prelude::*;
 use flow_cube::register::pack;
@@ -19,8 +19,7 @@ pub(super) const BEGIN_ROWS: usize = 128;
 /// Threads of a block of either kernel.
 pub(super) const THREADS: u32 = 256;
 
-/// `delta [B, H, lse_rows]`, and zeros in `counters`: the tickets, and `warpgroups` counters for each tile. For a grid of
-/// (`lse_rows / BEGIN_ROWS`, heads, samples). `o_rows` and `do_rows` are in units of eight values, as their strides are.
+/// `delta [B, H, lse_rows]`, and zeros in the `count` counters. For a grid of (`lse_rows / BEGIN_ROWS`, heads, samples). `o_rows` and `do_rows` are in units of eight values, as their strides are.
 #[cube(launch_unchecked)]
 pub fn begin(
     o_rows: &[Vector<u32, Const<4>>],

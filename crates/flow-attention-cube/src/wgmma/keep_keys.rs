@@ -37,7 +37,8 @@ pub(super) fn load_resident<E: Numeric>(
     );
 }
 
-/// Starts the copies of one operand's rows of a passing tile, and of the statistic of these rows; bytes count towards `full`.
+/// Starts the copies of one operand's rows of a passing tile, and of the statistic of these rows, before whose stages others have
+/// `statistics_before`; bytes count towards `full`.
 #[cube]
 fn copy_passing<E: Numeric>(
     full: &Barrier,
@@ -50,6 +51,7 @@ fn copy_passing<E: Numeric>(
     head: u32,
     row: u32,
     statistic_row: u32,
+    #[comptime] statistics_before: usize,
     #[comptime] tiles: BackwardTiles,
 ) {
     let rows = comptime!(tiles.passing);
@@ -57,7 +59,7 @@ fn copy_passing<E: Numeric>(
     let at = stage * comptime!(rows * 64 * panels);
     copy_tile::<E>(full, x, to, at, batch, head, row, rows, panels);
     let from = (statistic_row / 2) as usize;
-    let at = stage * comptime!(rows / 2);
+    let at = (stage + statistics_before) * comptime!(rows / 2);
     let length = comptime!(rows / 2);
     let at = generic_to_shared::<Pair>(unsafe { statistic_to[at..at + length].as_ptr_unchecked() });
     bulk_copy::<Pair>(
@@ -82,6 +84,7 @@ pub(super) fn next_half<E: Numeric>(
     head: u32,
     row: u32,
     statistic_row: u32,
+    #[comptime] statistics_before: usize,
     #[comptime] tiles: BackwardTiles,
 ) {
     arrive_and_expect(
@@ -99,6 +102,7 @@ pub(super) fn next_half<E: Numeric>(
         head,
         row,
         statistic_row,
+        statistics_before,
         tiles,
     );
 }
@@ -129,7 +133,7 @@ pub(super) fn next_tile<E: Numeric>(
     );
     let from = (batch * heads + head) * lse_rows + row;
     copy_passing::<E>(
-        full, q, lse, q_tiles, lse_tiles, stage, batch, head, row, from, tiles,
+        full, q, lse, q_tiles, lse_tiles, stage, batch, head, row, from, 0usize, tiles,
     );
     copy_passing::<E>(
         full,
@@ -142,6 +146,7 @@ pub(super) fn next_tile<E: Numeric>(
         head,
         row,
         from,
+        0usize,
         tiles,
     );
 }

@@ -8,7 +8,7 @@ pub mod joint;
 pub mod joint_ends;
 mod keep_keys;
 pub mod launch;
-pub mod launch_joint;
+mod launch_joint;
 pub mod select;
 mod tiles;
 

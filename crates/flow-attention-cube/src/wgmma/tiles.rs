@@ -91,8 +91,6 @@ pub struct BackwardTiles {
     pub masked: bool,
     /// Whether keys and values are in two parts.
     pub two_parts: bool,
-    /// probe
-    pub probe: u32,
 }
 
 impl BackwardTiles {
