@@ -412,7 +412,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         );
 
         named_sync(warpgroup + 1, 128u32);
-        if unit_again() % 128 == 0 {
+        if unit_again().is_multiple_of(128) {
             if tile > 1 {
                 say_added(counters, &given, warpgroup, tile - 1);
             }
@@ -465,7 +465,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
             passing,
         );
         sync_async_proxy_shared();
-        if unit_again() % 128 == 0 {
+        if unit_again().is_multiple_of(128) {
             // Before others write there in the next turn.
             tma_group_wait_read(0usize);
         }
@@ -493,7 +493,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
             across_at,
             comptime!(tiles.across()),
         );
-        if unit_again() % 128 == 0 && seen < tile_count {
+        if unit_again().is_multiple_of(128) && seen < tile_count {
             let at = counter_before(&given, warpgroup, tiles.warpgroups);
             seen = queue::peek(unsafe { counters[at..at + 1].as_ptr_unchecked() });
         }
