@@ -178,14 +178,15 @@ fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
         .collect();
     let keys: Vec<Part<'_>> = parts.iter().map(|[k, v, ..]| Part { k, v }).collect();
     let gradients: Vec<[&Heads; 2]> = parts.iter().map(|[.., dk, dv]| [dk, dv]).collect();
-    let [lse, delta] = [0, 0].map(|_| client.empty(prepared.statistics() * 4));
+    let lse = client.empty(prepared.statistics() * 4);
+    let scratch = client.empty(prepared.scratch_bytes());
     let flops = 4.0
         * (call.batch * call.heads * call.head_dim * call.queries) as f64
         * (call.keys[0] + call.keys[1]) as f64
         * pairs;
     let forward = replayed(client, flops, repeats, || prepared.forward(&q, &keys, &o, &lse))?;
     let backward = replayed(client, 2.5 * flops, repeats, || {
-        prepared.backward([&q, &o, &d_o], &keys, &lse, &delta, &dq, &gradients)
+        prepared.backward([&q, &o, &d_o], &keys, &lse, &scratch, &dq, &gradients)
     })?;
     let tiles_of = prepared.selection();
     let kernel = format!(

@@ -10,6 +10,9 @@ use crate::wgmma::Wgmma;
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
 use crate::wgmma::forward::forward::Forward;
+use crate::wgmma::joint::joint::Joint;
+use crate::wgmma::joint_ends::begin::Begin;
+use crate::wgmma::joint_ends::finish::Finish;
 use crate::{mma, wgmma};
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
@@ -25,6 +28,11 @@ pub trait Sources: Kernels {
 
     /// The kernel for keys.
     fn define_backward_keys(tiles: Self::Backward) -> KernelDefinition;
+
+    /// The kernels of backward with all gradients at once, with their names: those of tiles that [`Kernels::joint`] gives.
+    fn define_joint(_tiles: Self::Backward) -> Vec<(&'static str, KernelDefinition)> {
+        Vec::new()
+    }
 }
 
 /// A kernel's name and CUDA C++.
@@ -45,6 +53,7 @@ pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Ve
         forward,
         queries,
         keys,
+        joint: _,
     } = K::select(call, masked, offer);
     let mut out = Vec::new();
     let mut add = |kernel: &str, tiles: String, definition| -> Result<(), CannotCompile> {
@@ -67,6 +76,12 @@ pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Ve
     )?;
     for tiles in keys {
         add("keys", format!("{tiles:?}"), K::define_backward_keys(tiles))?;
+    }
+    // Whether or not the table chooses them.
+    if let Some(tiles) = K::joint(call, masked) {
+        for (kernel, definition) in K::define_joint(tiles) {
+            add(kernel, format!("{tiles:?}"), definition)?;
+        }
     }
     Ok(out)
 }
@@ -270,5 +285,78 @@ impl Sources for Wgmma {
             tiles.vectors(),
         )
         .define()
+    }
+
+    fn define_joint(tiles: wgmma::BackwardTiles) -> Vec<(&'static str, KernelDefinition)> {
+        let kernel = Joint::new(
+            offline::settings(tiles.threads()),
+            offline::h100(),
+            offline::target(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            tiles,
+            tiles.factor.element(),
+            tiles.joint_vectors(),
+        );
+        let begin = Begin::new(
+            offline::settings(256),
+            offline::h100(),
+            offline::target(),
+            buffer(),
+            buffer(),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            tiles.head_dim,
+            tiles.factor,
+        );
+        let finish = Finish::new(
+            offline::settings(256),
+            offline::h100(),
+            offline::target(),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            (),
+            tiles.head_dim,
+            tiles.factor,
+        );
+        vec![
+            ("joint", kernel.define()),
+            ("begin", begin.define()),
+            ("finish", finish.define()),
+        ]
     }
 }

@@ -17,6 +17,8 @@ pub mod gate;
 pub mod mma;
 pub mod offline;
 #[allow(missing_docs)]
+pub mod queue;
+#[allow(missing_docs)]
 pub mod register;
 #[allow(missing_docs)]
 pub mod wgmma;

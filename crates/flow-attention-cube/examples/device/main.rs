@@ -76,7 +76,7 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
         .map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true))))
         .collect();
     let lse = s.floats(prepared.statistics());
-    let delta = s.floats(prepared.statistics());
+    let scratch = s.floats(prepared.scratch_bytes() / 4);
     let part_refs: Vec<Part<'_>> = parts
         .iter()
         .map(|[k, v]| Part {
@@ -91,7 +91,7 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
             [&q.device, &o, &d_o.device],
             &part_refs,
             &lse,
-            &delta,
+            &scratch,
             &dq,
             &grad_refs,
         );
@@ -315,13 +315,13 @@ fn time<K: Kernels>(client: &Client, call: Call, mask: Option<Mask>, label: &str
         .map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true))))
         .collect();
     let lse = s.floats(prepared.statistics());
-    let delta = s.floats(prepared.statistics());
+    let scratch = s.floats(prepared.scratch_bytes() / 4);
     let part_refs: Vec<Part<'_>> = parts.iter().map(|[k, v]| Part { k, v }).collect();
     let grad_refs: Vec<[&Heads; 2]> = d_parts.iter().map(|[k, v]| [k, v]).collect();
     let flops = 4.0 * (call.batch * call.heads * call.head_dim) as f64 * dense * share;
     let forward = median(client, flops, || prepared.forward(&q, &part_refs, &o, &lse));
     let backward = median(client, 2.5 * flops, || {
-        prepared.backward([&q, &o, &d_o], &part_refs, &lse, &delta, &dq, &grad_refs)
+        prepared.backward([&q, &o, &d_o], &part_refs, &lse, &scratch, &dq, &grad_refs)
     });
     println!(
         "  B{} H{} S{}x{} D{} {label}: {:.1} % of pairs, {:.1} % of tiles; forward {:.3} ms {:.0} TFLOP/s, backward {:.3} ms {:.0} TFLOP/s",

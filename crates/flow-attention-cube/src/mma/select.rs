@@ -81,5 +81,6 @@ pub(super) fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
             .iter()
             .map(|sums| backward(keys, *sums, Side::Keys))
             .collect(),
+        joint: None,
     }
 }

@@ -5,66 +5,17 @@
 //! product wants them in. A row of the sum over queries is added up in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, store_rows};
+use super::copy::store_rows;
+use super::keep_keys::{load_resident, next_tile, stage_gradient};
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at, turn_of};
-use crate::softmax::{pack, stage_rows};
+use crate::softmax::pack;
 use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{arrive_and_expect, bulk_copy, count, named_sync, wait};
+use flow_cube::barrier::{count, named_sync, wait};
 use flow_cube::wgmma;
-
-/// Starts the copies of one passing tile.
-#[cube]
-fn next_tile<E: Numeric>(
-    full: &Barrier,
-    q: &TensorMap<E, Tiled>,
-    d_o: &TensorMap<E, Tiled>,
-    lse: &[Pair],
-    delta: &[Pair],
-    q_tiles: &mut [E],
-    do_tiles: &mut [E],
-    lse_tiles: &mut [Pair],
-    delta_tiles: &mut [Pair],
-    stage: usize,
-    batch: u32,
-    heads: u32,
-    head: u32,
-    row: u32,
-    lse_rows: u32,
-    #[comptime] tiles: BackwardTiles,
-) {
-    let rows = comptime!(tiles.passing);
-    let panels = comptime!(tiles.panels());
-    arrive_and_expect(
-        barrier_native_handle(full),
-        comptime!((2 * rows * 128 * panels + 2 * rows * 4) as u32),
-    );
-    let at = stage * comptime!(rows * 64 * panels);
-    copy_tile::<E>(full, q, q_tiles, at, batch, head, row, rows, panels);
-    copy_tile::<E>(full, d_o, do_tiles, at, batch, head, row, rows, panels);
-    let from = (((batch * heads + head) * lse_rows + row) / 2) as usize;
-    let to = stage * comptime!(rows / 2);
-    let barrier = barrier_native_handle(full);
-    let bytes = comptime!((rows * 4) as u32);
-    let length = comptime!(rows / 2);
-    let lse_to = generic_to_shared::<Pair>(unsafe { lse_tiles[to..to + length].as_ptr_unchecked() });
-    let delta_to = generic_to_shared::<Pair>(unsafe { delta_tiles[to..to + length].as_ptr_unchecked() });
-    bulk_copy::<Pair>(
-        lse_to,
-        unsafe { lse[from..from + length].as_ptr_unchecked() },
-        bytes,
-        barrier,
-    );
-    bulk_copy::<Pair>(
-        delta_to,
-        unsafe { delta[from..from + length].as_ptr_unchecked() },
-        bytes,
-        barrier,
-    );
-}
 
 /// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
 /// list is of passing queries, its rows are keys; see [`passing`](crate::passing).
@@ -135,31 +86,16 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     sync_cube();
 
     if UNIT_POS == 0 {
-        arrive_and_expect(
-            barrier_native_handle(&kv_full[0]),
-            comptime!((2 * resident * 128 * panels) as u32),
-        );
-        copy_tile::<E>(
+        load_resident::<E>(
             &kv_full[0],
             k,
-            &mut k_tile,
-            0usize,
-            batch,
-            kv_head,
-            first_key,
-            resident,
-            panels,
-        );
-        copy_tile::<E>(
-            &kv_full[0],
             v,
+            &mut k_tile,
             &mut v_tile,
-            0usize,
             batch,
             kv_head,
             first_key,
-            resident,
-            panels,
+            tiles,
         );
         #[unroll]
         for s in 0..stages {
@@ -324,35 +260,13 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     }
 
     // Gradients take the places of this warpgroup's keys and values.
-    let row = (thread / 32) * 16 + lane / 4;
-    let offset = (warpgroup * 64 + row) * 128;
     if comptime!(tiles.sums.values()) {
         let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
-        stage_rows::<NG>(
-            v_base + offset,
-            row,
-            lane,
-            sum,
-            1.0f32,
-            1.0f32,
-            comptime!(tiles.head_dim),
-            resident,
-            element,
-        );
+        stage_gradient::<NG>(v_base, warpgroup, thread, sum, 1.0f32, tiles);
     }
     if comptime!(tiles.sums.keys()) {
         let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
-        stage_rows::<NG>(
-            k_base + offset,
-            row,
-            lane,
-            sum,
-            scale,
-            scale,
-            comptime!(tiles.head_dim),
-            resident,
-            element,
-        );
+        stage_gradient::<NG>(k_base, warpgroup, thread, sum, scale, tiles);
     }
     sync_async_proxy_shared();
     named_sync(warpgroup + 1, 128u32);

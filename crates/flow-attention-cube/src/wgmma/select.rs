@@ -1,5 +1,6 @@
 //! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`docs/src/performance/attention.md`).
 
+use super::launch_joint::MULTIPROCESSORS;
 use super::{BackwardTiles, ForwardTiles, Sums};
 pub use crate::call::{Call, Declined};
 
@@ -48,5 +49,30 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         },
         queries,
         keys: keys_tiles,
+        joint: joint(call, masked).filter(|_| joint_pays(call)),
     }
+}
+
+/// Tiles of the joint kernel for a call that it serves.
+pub fn joint(call: &Call, masked: bool) -> Option<BackwardTiles> {
+    (call.head_dim == 128 && !masked).then_some(BackwardTiles {
+        head_dim: call.head_dim,
+        passing: 64,
+        warpgroups: 2,
+        // The joint kernel has stages of its own.
+        stages: 2,
+        factor: call.factor,
+        sums: Sums::Both,
+        masked,
+        // A launch for each part, with the same kernel.
+        two_parts: false,
+    })
+}
+
+/// Whether the joint kernel takes less time than the two kernels: where blocks wait for one another a small part of the time.
+/// Measured on an H100: 0.87 to 0.96 of it from 4096 queries on, 1.05 at 2048 (`docs/src/performance/attention-ladder.md`).
+fn joint_pays(call: &Call) -> bool {
+    let pairs = call.batch * call.heads * call.queries * call.keys.iter().sum::<usize>();
+    let visits = pairs / (128 * 64);
+    call.queries >= 4096 && call.keys[0] >= 4096 && visits >= 400 * MULTIPROCESSORS
 }

@@ -133,6 +133,29 @@ impl BackwardTiles {
         over_channels(self.head_dim, self.resident(), self.passing, self.factor)
     }
 
+    /// Sizes of the vectors of the joint kernel: as [`vectors`](Self::vectors), and a warpgroup's share of the gradient of
+    /// the passing rows.
+    pub fn joint_vectors(&self) -> [usize; 4] {
+        let [scores, gradients, probabilities] = self.vectors();
+        [scores, gradients, probabilities, self.across().padded]
+    }
+
+    /// Gradient of the passing rows, of which each warpgroup makes its share of the channels: the gradients of scores, whose
+    /// rows are the resident ones, times the resident rows.
+    pub fn across(&self) -> Steps {
+        let n = self.head_dim / self.warpgroups;
+        let walk: Vec<usize> = (0..self.resident() / 16).map(|k| k * 128).collect();
+        Steps {
+            n,
+            padded: (n / 2).next_power_of_two(),
+            a: walk.clone(),
+            b: walk,
+            a_transposed: true,
+            b_transposed: true,
+            factor: self.factor,
+        }
+    }
+
     /// Passing rows, summed up with weights.
     pub fn weighted(&self) -> Steps {
         over_rows(self.head_dim, self.passing, self.factor)
