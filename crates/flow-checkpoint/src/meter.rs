@@ -532,6 +532,21 @@ impl Kernels for MeteredKernels {
         self.meter.whole("rotary", || self.inner.rotary(x, cos, sin))
     }
 
+    fn rms_norm_rotary(
+        &self,
+        x: &DispatchTensor,
+        weight: Option<&DispatchTensor>,
+        epsilon: f32,
+        tables: [&Plain; 2],
+    ) -> DispatchTensor {
+        if !self.is_fused {
+            return composed::rms_norm_rotary(self, x, weight, epsilon, tables);
+        }
+        self.meter.whole("rms_norm_rotary", || {
+            self.inner.rms_norm_rotary(x, weight, epsilon, tables)
+        })
+    }
+
     fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
         self.meter
             .whole("embedding", || self.inner.embedding(table, index))

@@ -317,6 +317,18 @@ pub trait Kernels: Debug + Send + Sync {
     /// (Su et al. 2021, arXiv:2104.09864).
     fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor;
 
+    /// [`rotary`](Self::rotary) of [`rms_norm`](Self::rms_norm), by tables `[cos, sin]` of `[S, D/2]`: of `x [B, S, H, D]` head by
+    /// head, or of `x [B, S, H · D]` over all heads of a token at once; gives `[B, S, H, D]`.
+    fn rms_norm_rotary(
+        &self,
+        x: &DispatchTensor,
+        weight: Option<&DispatchTensor>,
+        epsilon: f32,
+        tables: [&Plain; 2],
+    ) -> DispatchTensor {
+        composed::rms_norm_rotary(self, x, weight, epsilon, tables)
+    }
+
     /// Rows of `table [V, D]` at `index [B, L]` (integers); gives `[B, L, D]`. An index out of range is a panic, or
     /// on a device that would have to be waited for a row of NaN: tokens are checked when a prompt is read.
     fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor;
@@ -386,8 +398,10 @@ pub trait Kernels: Debug + Send + Sync {
 
 /// The operations of [`Kernels`] that are made of others, as sequences of those: what fused kernels must equal.
 pub mod composed {
-    use super::{Activation, DispatchTensor, FeedForwardWeights, Kernels, LinearWeights, NormChunks, Stash};
-    use crate::tensors::{plain, zeros_like};
+    use super::{
+        Activation, DispatchTensor, FeedForwardWeights, Kernels, LinearWeights, NormChunks, Plain, Stash,
+    };
+    use crate::tensors::{plain, shape, zeros_like};
     use burn::tensor::Tensor;
 
     /// See [`Kernels::layer_norm`]. The one operation here whose own implementations may round otherwise.
@@ -403,6 +417,26 @@ pub mod composed {
         let normed = kernels.modulated_layer_norm(x, &identity, 0, 0, epsilon);
         let [weight, bias] = [weight, bias].map(|of| Tensor::<1>::from_dispatch(of.clone()).unsqueeze::<3>());
         (Tensor::<3>::from_dispatch(normed) * weight + bias).into_dispatch()
+    }
+
+    /// See [`Kernels::rms_norm_rotary`].
+    pub fn rms_norm_rotary<K: Kernels + ?Sized>(
+        kernels: &K,
+        x: &DispatchTensor,
+        weight: Option<&DispatchTensor>,
+        epsilon: f32,
+        [cos, sin]: [&Plain; 2],
+    ) -> DispatchTensor {
+        let normed = kernels.rms_norm(x, weight, epsilon);
+        let normed = match *shape(&normed).as_slice() {
+            [batch, tokens, width] => {
+                let head_dim = 2 * shape(cos)[1];
+                let heads = [batch, tokens, width / head_dim, head_dim];
+                Tensor::<3>::from_dispatch(normed).reshape(heads).into_dispatch()
+            }
+            _ => normed,
+        };
+        kernels.rotary(&normed, cos, sin)
     }
 
     /// See [`Kernels::linear_gated_residual`].

@@ -1,5 +1,6 @@
 //! RMS norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467), with a rotary embedding after it if asked for:
-//! what queries and keys go through, in one pass.
+//! what queries and keys go through, in one pass. What passes between the two is rounded as if it were stored, so that one pass
+//! has the bits of two.
 
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
@@ -20,14 +21,17 @@ pub struct RmsNorm {
     pub epsilon: f32,
 }
 
-/// Tables of a rotary embedding of the normalised rows: `x` is `[B, tokens, heads, channels]`.
+/// Tables of a rotary embedding of what was normalised: `x` is `[B, tokens, heads, head_dim]`, and a row of the norm is a head
+/// or several whole heads of a token.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a> {
     /// `S`.
     pub tokens: usize,
     /// `H`.
     pub heads: usize,
-    /// Cosines `[S, channels / 2]`, f32.
+    /// `D`, even.
+    pub head_dim: usize,
+    /// Cosines `[S, D / 2]`, f32.
     pub cos: &'a Buffer,
     /// Sines, likewise.
     pub sin: &'a Buffer,
@@ -43,10 +47,10 @@ pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
     reciprocals: &mut [f32],
     row_count: usize,
     tokens: usize,
-    heads: usize,
+    rows_of_token: usize,
     epsilon: f32,
     #[comptime] weighted: bool,
-    #[comptime] turned: bool,
+    #[comptime] turn: usize,
     #[comptime] rows: Rows,
 ) {
     let width = N::value();
@@ -80,9 +84,10 @@ pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
                 if comptime!(weighted) {
                     result *= Vector::<f32, N>::cast_from(weight[at]);
                 }
-                if comptime!(turned) {
-                    let first = (row / heads % tokens * vectors + at) * pairs;
-                    result = rotate::<N>(result, cos, sin, first, 1.0f32);
+                if comptime!(turn > 0) {
+                    let first = (row / rows_of_token % tokens * turn + at % turn) * pairs;
+                    let stored = Vector::<F, N>::cast_from(result);
+                    result = rotate::<N>(Vector::cast_from(stored), cos, sin, first, 1.0f32);
                 }
                 y[row * vectors + at] = Vector::cast_from(result);
             }
@@ -104,9 +109,9 @@ pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
     dx: &mut [Vector<F, N>],
     row_count: usize,
     tokens: usize,
-    heads: usize,
+    rows_of_token: usize,
     #[comptime] weighted: bool,
-    #[comptime] turned: bool,
+    #[comptime] turn: usize,
     #[comptime] rows: Rows,
 ) {
     let width = N::value();
@@ -130,9 +135,10 @@ pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
         let at = select(inside, at, 0usize);
         let value = Vector::<f32, N>::cast_from(x[row * vectors + at]) * Vector::new(reciprocal);
         let mut slope = Vector::<f32, N>::cast_from(gradient[row * vectors + at]);
-        if comptime!(turned) {
-            let first = (row / heads % tokens * vectors + at) * pairs;
-            slope = rotate::<N>(slope, cos, sin, first, -1.0f32);
+        if comptime!(turn > 0) {
+            let first = (row / rows_of_token % tokens * turn + at % turn) * pairs;
+            let stored = Vector::<F, N>::cast_from(rotate::<N>(slope, cos, sin, first, -1.0f32));
+            slope = Vector::cast_from(stored);
         }
         if comptime!(weighted) {
             slope *= Vector::<f32, N>::cast_from(weight[at]);
@@ -166,9 +172,9 @@ pub(crate) fn rms_weight<F: Float, N: Size>(
     partials: &mut [Vector<f32, N>],
     rows: usize,
     tokens: usize,
-    heads: usize,
+    rows_of_token: usize,
     piece: usize,
-    #[comptime] turned: bool,
+    #[comptime] turn: usize,
     #[comptime] columns: Columns,
 ) {
     let mut shared: Shared<[Vector<f32, N>]> = Shared::new_slice(THREADS);
@@ -185,9 +191,10 @@ pub(crate) fn rms_weight<F: Float, N: Size>(
             if row < end {
                 let at = row * columns.vectors + column;
                 let mut slope = Vector::<f32, N>::cast_from(gradient[at]);
-                if comptime!(turned) {
-                    let first = (row / heads % tokens * columns.vectors + column) * pairs;
-                    slope = rotate::<N>(slope, cos, sin, first, -1.0f32);
+                if comptime!(turn > 0) {
+                    let first = (row / rows_of_token % tokens * turn + column % turn) * pairs;
+                    let stored = Vector::<F, N>::cast_from(rotate::<N>(slope, cos, sin, first, -1.0f32));
+                    slope = Vector::cast_from(stored);
                 }
                 sums += slope * Vector::<f32, N>::cast_from(x[at]) * Vector::new(reciprocals[row]);
             }
@@ -204,9 +211,17 @@ struct Read<'a> {
     weight: &'a Buffer,
     weighted: bool,
     tokens: usize,
-    heads: usize,
+    rows_of_token: usize,
     tables: [&'a Buffer; 2],
-    turned: bool,
+    /// Values of a head, if it is turned.
+    head_dim: Option<usize>,
+}
+
+impl Read<'_> {
+    /// Vectors of a head, 0 without a rotation.
+    fn turn(&self, width: usize) -> usize {
+        self.head_dim.map_or(0, |head_dim| head_dim / width)
+    }
 }
 
 impl RmsNorm {
@@ -228,32 +243,44 @@ impl RmsNorm {
             weight.expect("weight", self.channels)?;
         }
         if let Some(turn) = turn {
-            for (name, size) in [("tokens", turn.tokens), ("heads", turn.heads)] {
+            for (name, size) in [
+                ("tokens", turn.tokens),
+                ("heads", turn.heads),
+                ("head_dim", turn.head_dim),
+            ] {
                 at_least_one(name, size)?;
             }
-            if !self.channels.is_multiple_of(2) || !self.rows.is_multiple_of(turn.tokens * turn.heads) {
+            let of_token = turn.heads * turn.head_dim;
+            if !turn.head_dim.is_multiple_of(2)
+                || !self.channels.is_multiple_of(turn.head_dim)
+                || !of_token.is_multiple_of(self.channels)
+                || !self.length().is_multiple_of(turn.tokens * of_token)
+            {
                 return Err(Refused::Size {
                     name: "channels",
                     found: self.channels,
-                    allowed: "even numbers, in whole samples of tokens and heads".into(),
+                    allowed: "whole heads of even size, whole rows in a token, and whole samples of tokens"
+                        .into(),
                 });
             }
             for (name, table) in [("cos", turn.cos), ("sin", turn.sin)] {
-                table.expect_of(name, turn.tokens * self.channels / 2, Element::F32)?;
+                table.expect_of(name, turn.tokens * turn.head_dim / 2, Element::F32)?;
             }
         }
         Ok(Read {
             weight: weight.unwrap_or(x),
             weighted: weight.is_some(),
             tokens: turn.map_or(1, |turn| turn.tokens),
-            heads: turn.map_or(1, |turn| turn.heads),
+            rows_of_token: turn.map_or(1, |turn| turn.heads * turn.head_dim / self.channels),
             tables: turn.map_or([reciprocals, reciprocals], |turn| [turn.cos, turn.sin]),
-            turned: turn.is_some(),
+            head_dim: turn.map(|turn| turn.head_dim),
         })
     }
 
     fn width(&self, read: &Read<'_>, element: Element) -> usize {
-        width(self.channels, element).min(width(self.channels, read.weight.element))
+        // Heads are whole in a row, so what divides one divides the row.
+        let values = read.head_dim.unwrap_or(self.channels);
+        width(values, element).min(width(values, read.weight.element))
     }
 
     /// `y`, of the type of `x`, and `reciprocals [rows]`, the reciprocal root of each row's mean square in f32. `weight
@@ -276,7 +303,10 @@ impl RmsNorm {
             return Ok(());
         }
         let unused = Buffer::empty(client, 1, Element::F32);
-        let tables = if read.turned { read.tables } else { [&unused; 2] };
+        let tables = match read.head_dim {
+            Some(_) => read.tables,
+            None => [&unused; 2],
+        };
         let width = self.width(&read, x.element);
         let rows = Rows::several(self.channels, width, plane_size(client));
         // SAFETY: all lengths were checked.
@@ -295,10 +325,10 @@ impl RmsNorm {
                 reciprocals.argument(),
                 self.rows,
                 read.tokens,
-                read.heads,
+                read.rows_of_token,
                 self.epsilon,
                 read.weighted,
-                read.turned,
+                read.turn(width),
                 rows,
             );
         }));
@@ -350,9 +380,9 @@ impl RmsNorm {
                     dx.argument(),
                     self.rows,
                     read.tokens,
-                    read.heads,
+                    read.rows_of_token,
                     read.weighted,
-                    read.turned,
+                    read.turn(width),
                     rows,
                 );
             }));
@@ -381,9 +411,9 @@ impl RmsNorm {
                     partials.argument(),
                     self.rows,
                     read.tokens,
-                    read.heads,
+                    read.rows_of_token,
                     piece,
-                    read.turned,
+                    read.turn(width),
                     columns,
                 );
             });

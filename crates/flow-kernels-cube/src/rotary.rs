@@ -34,8 +34,9 @@ pub(crate) fn rotate<N: Size>(
         let (c, s) = (cos[first + pair], direction * sin[first + pair]);
         let even = x.extract(comptime!(2 * pair));
         let odd = x.extract(comptime!(2 * pair + 1));
-        y.insert(comptime!(2 * pair), even * c - odd * s);
-        y.insert(comptime!(2 * pair + 1), even * s + odd * c);
+        // Said in full, so that every kernel that turns has the same bits.
+        y.insert(comptime!(2 * pair), fma(even, c, -(odd * s)));
+        y.insert(comptime!(2 * pair + 1), fma(even, s, odd * c));
     }
     y
 }

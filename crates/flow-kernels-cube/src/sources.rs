@@ -164,13 +164,13 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ),
             (
                 "rms_forward",
-                define!(RmsForward::<F, F>, several.threads(), [x w c s y r], [r t h e], vector, true, true, several),
+                define!(RmsForward::<F, F>, several.threads(), [x w c s y r], [r t h e], vector, true, 9, several),
             ),
             (
                 "rms_backward",
-                define!(RmsBackward::<F, F>, several.threads(), [x w c s r g d], [r t h], vector, true, true, several),
+                define!(RmsBackward::<F, F>, several.threads(), [x w c s r g d], [r t h], vector, true, 9, several),
             ),
-            ("rms_weight", define!(RmsWeight::<F>, THREADS, [x c s r g p], [r t h p], vector, true, columns)),
+            ("rms_weight", define!(RmsWeight::<F>, THREADS, [x c s r g p], [r t h p], vector, 9, columns)),
             ("rotary", define!(RotaryKernel::<F>, THREADS, [x c s y], [v t a b d], vector)),
             ("gate_forward", define!(GateForward::<F>, THREADS, [r b m y], [r t c g v], vector)),
             (

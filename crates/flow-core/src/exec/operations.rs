@@ -242,6 +242,36 @@ impl Exec<'_> {
         Tensor::from_dispatch(self.kernels().rotary(&x_bshd.into_dispatch(), &cos, &sin))
     }
 
+    /// [`rotary`](Self::rotary) of [`rms_norm`](Self::rms_norm) by tables `cos`, `sin` of `[S, D/2]`: of `x_BSHD` head by head, or of
+    /// `x` `[B, S, H · D]` over all heads of a token at once; `[B, S, H, D]`.
+    pub fn rms_norm_rotary<const N: usize>(
+        &self,
+        x: Tensor<N>,
+        weight: Option<Handle<1>>,
+        epsilon: f32,
+        [cos, sin]: [&Tensor<2>; 2],
+    ) -> Tensor<4> {
+        let dims = x.dims();
+        let [tokens, half] = cos.dims();
+        assert!(
+            matches!(N, 3 | 4),
+            "rotary of {dims:?}, three or four axes expected"
+        );
+        assert!(
+            dims[1] == tokens && dims[N - 1].is_multiple_of(2 * half),
+            "rotary table of {:?} for {dims:?}",
+            cos.dims()
+        );
+        assert_eq!(sin.dims(), cos.dims(), "rotary tables");
+        let weight = weight.map(|weight| self.params.get(weight).into_dispatch());
+        let [cos, sin] = [cos, sin].map(|table| plain(&table.clone().into_dispatch()));
+        let x = x.into_dispatch();
+        Tensor::from_dispatch(
+            self.kernels()
+                .rms_norm_rotary(&x, weight.as_ref(), epsilon, [&cos, &sin]),
+        )
+    }
+
     /// Rows of `table` (`[V, D]`) at `index_BL`.
     pub fn embedding(&self, table: Handle<2>, index_bl: Tensor<2, Int>) -> Tensor<3> {
         let table = self.params.get(table).into_dispatch();

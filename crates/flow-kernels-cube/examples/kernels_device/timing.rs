@@ -158,6 +158,7 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
     let turn = |set: usize| Turn {
         tokens,
         heads,
+        head_dim,
         cos: &tables[set][0],
         sin: &tables[set][1],
     };

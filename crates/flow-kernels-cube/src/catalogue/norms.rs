@@ -29,7 +29,8 @@ pub(super) fn check(checker: &mut Checker<'_>) {
     // With a weight and a bias: more rows than one piece.
     modulated(checker, [1, 150, 72], 0.0, 0.0);
     for [batch, tokens, heads, channels] in [[3, 5, 2, 64], [1, 7, 3, 6], [2, 4, 1, 128], [1, 3, 16, 72]] {
-        turned(checker, [batch, tokens, heads, channels]);
+        turned(checker, [batch, tokens, heads, channels], 1);
+        turned(checker, [batch, tokens, heads, channels], heads);
     }
 }
 
@@ -221,15 +222,16 @@ fn rms(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], weighte
     }
 }
 
-/// RMS norm with a rotary embedding after it.
-fn turned(checker: &mut Checker<'_>, [batch, tokens, heads, channels]: [usize; 4]) {
-    let name = format!("RMS norm, turned, of {batch} x {tokens} x {heads} x {channels}");
+/// RMS norm of `together` heads at once, with a rotary embedding after it.
+fn turned(checker: &mut Checker<'_>, [batch, tokens, heads, head_dim]: [usize; 4], together: usize) {
+    let name = format!("RMS norm, turned, of {batch} x {tokens} x {heads} x {head_dim}, {together} at once");
     let element = checker.element();
-    let rows = batch * tokens * heads;
+    let channels = together * head_dim;
+    let rows = batch * tokens * heads / together;
     let x = checker.normal(rows * channels);
     let gradient = checker.normal(rows * channels);
     let weight = checker.draw(channels, element, 0.5, 1.0);
-    let angles = checker.draw(tokens * channels / 2, Element::F32, 3.0, 0.0);
+    let angles = checker.draw(tokens * head_dim / 2, Element::F32, 3.0, 0.0);
     let table = |of: fn(f64) -> f64| Values {
         values: angles
             .values
@@ -245,6 +247,7 @@ fn turned(checker: &mut Checker<'_>, [batch, tokens, heads, channels]: [usize; 4
     let turn = Turn {
         tokens,
         heads,
+        head_dim,
         cos: &on_cos,
         sin: &on_sin,
     };
@@ -273,18 +276,17 @@ fn turned(checker: &mut Checker<'_>, [batch, tokens, heads, channels]: [usize; 4
     let (mut want_y, mut want_dx, mut want_dweight) = (Vec::new(), Vec::new(), vec![0.0; channels]);
     let each = x.values.chunks(channels).zip(gradient.values.chunks(channels));
     for (row, (x, gradient)) in each.enumerate() {
-        let at = row / heads % tokens * channels / 2;
-        let (cos, sin) = (
-            &cos.values[at..][..channels / 2],
-            &sin.values[at..][..channels / 2],
-        );
-        want_y.extend(rotate_row(
-            &rms_row(x, Some(&weight.values), epsilon),
-            cos,
-            sin,
-            1.0,
-        ));
-        let back = rotate_row(gradient, cos, sin, -1.0);
+        let at = row / (heads / together) % tokens * head_dim / 2;
+        let of_heads = |row: &[f64], direction: f64| -> Vec<f64> {
+            let (cos, sin) = (
+                &cos.values[at..][..head_dim / 2],
+                &sin.values[at..][..head_dim / 2],
+            );
+            let turned = |head| rotate_row(head, cos, sin, direction);
+            row.chunks(head_dim).flat_map(turned).collect()
+        };
+        want_y.extend(of_heads(&rms_row(x, Some(&weight.values), epsilon), 1.0));
+        let back = of_heads(gradient, -1.0);
         let (of_x, of_weight) = rms_row_backward(x, Some(&weight.values), &back, epsilon);
         want_dx.extend(of_x);
         add(&mut want_dweight, &of_weight);

@@ -91,20 +91,6 @@ impl CubeKernels {
             products: &self.products,
         })
     }
-
-    /// [`rotary`](Kernels::rotary) of [`rms_norm`](Kernels::rms_norm) of `x [B, S, H, D]` in one pass over memory: what
-    /// queries and keys go through. What lies between is not rounded, so in bf16 it is nearer to the truth than the two.
-    pub fn rms_norm_rotary(
-        &self,
-        x: &DispatchTensor,
-        weight: Option<&DispatchTensor>,
-        epsilon: f32,
-        cos: &Plain,
-        sin: &Plain,
-    ) -> DispatchTensor {
-        let tables = norm::Tables::read(cos, sin);
-        norm::rms_norm(x, weight, epsilon, Some(tables), self.element)
-    }
 }
 
 impl Kernels for CubeKernels {
@@ -258,6 +244,21 @@ impl Kernels for CubeKernels {
 
     fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
         elementwise::rotary(x, cos, sin, self.element)
+    }
+
+    fn rms_norm_rotary(
+        &self,
+        x: &DispatchTensor,
+        weight: Option<&DispatchTensor>,
+        epsilon: f32,
+        [cos, sin]: [&Plain; 2],
+    ) -> DispatchTensor {
+        let Some(on_fused) = &self.on_fused else {
+            return composed::rms_norm_rotary(self, x, weight, epsilon, [cos, sin]);
+        };
+        on_fused();
+        let tables = norm::Tables::read(cos, sin);
+        norm::rms_norm(x, weight, epsilon, Some(tables), self.element)
     }
 
     fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {

@@ -179,7 +179,7 @@ pub(super) fn layer_norm(
     })
 }
 
-/// Tables of a rotary embedding after an RMS norm of `x [B, S, H, D]`: cosines and sines, `[S, D/2]` in f32.
+/// Tables of a rotary embedding after an RMS norm: cosines and sines, `[S, D/2]` in f32.
 #[derive(Clone, Debug)]
 pub(super) struct Tables([Operand; 2]);
 
@@ -191,23 +191,34 @@ impl Tables {
     fn buffers(&self) -> [Buffer; 2] {
         [self.0[0].buffer(), self.0[1].buffer()]
     }
+
+    /// The shape `[B, S, H, D]` of what is turned, of `[B, S, H · D]` or of itself.
+    fn heads_of(&self, shape: &[usize]) -> Vec<usize> {
+        let [batch, tokens, ref rest @ ..] = *shape else {
+            panic!("rotary of {shape:?}, three or four axes expected")
+        };
+        let head_dim = 2 * self.0[0].shape()[1];
+        vec![batch, tokens, rest.iter().product::<usize>() / head_dim, head_dim]
+    }
 }
 
 /// The rotation of rows that lie as `shape` says, `[B, S, H, D]`.
 fn turn<'a>(tables: &'a Option<[Buffer; 2]>, shape: &[usize]) -> Option<Turn<'a>> {
     let [cos, sin] = tables.as_ref()?;
-    let [_, tokens, heads, _] = *shape else {
+    let [_, tokens, heads, head_dim] = *shape else {
         panic!("rotary of {shape:?}, four axes expected")
     };
     Some(Turn {
         tokens,
         heads,
+        head_dim,
         cos,
         sin,
     })
 }
 
-/// As the CPU's, followed by a rotary embedding if there are `tables`. Backward keeps `x` and a number per row.
+/// As the CPU's, followed by a rotary embedding if there are `tables`: of `x [B, S, H, D]`, or of `x [B, S, H · D]`, whose heads
+/// are normalised together. Backward keeps `x` and a number per row.
 pub(super) fn rms_norm(
     x: &DispatchTensor,
     weight: Option<&DispatchTensor>,
@@ -228,14 +239,18 @@ pub(super) fn rms_norm(
             channels,
             epsilon,
         };
-        let (y, reciprocals) = (x.room_alike(), x.room(&[rows], Element::F32));
+        let shape = match &tables {
+            Some(tables) => tables.heads_of(&x.shape()),
+            None => x.shape().to_vec(),
+        };
+        let (y, reciprocals) = (x.room(&shape, element), x.room(&[rows], Element::F32));
         let of_weight = weight.as_ref().map(Operand::buffer);
         let buffers = tables.as_ref().map(Tables::buffers);
         let forward = call.forward(
             x.client(),
             &x.buffer(),
             of_weight.as_ref(),
-            turn(&buffers, &x.shape()),
+            turn(&buffers, &shape),
             &y.buffer(),
             &reciprocals.buffer(),
         );
@@ -250,7 +265,7 @@ pub(super) fn rms_norm(
                 x.client(),
                 &x.buffer(),
                 weight.as_ref().map(Operand::buffer).as_ref(),
-                turn(&tables.as_ref().map(Tables::buffers), &x.shape()),
+                turn(&tables.as_ref().map(Tables::buffers), &shape),
                 &reciprocals.buffer(),
                 &gradient.buffer(),
                 dx.as_ref().map(Operand::buffer).as_ref(),

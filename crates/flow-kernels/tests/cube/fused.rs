@@ -2,8 +2,10 @@
 
 use crate::support::{Input, Keep, Side, computing, layer, run};
 use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
 use flow_core::exec::{Compute, Stash};
 use flow_core::kernels::{FeedForwardWeights, NormChunks};
+use flow_core::tensors::{plain, shape};
 use flow_core::{Activation, Kernels};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,9 +22,13 @@ enum Made {
     ModulatedLinear(Activation),
     ModulatedLinears,
     FeedForward(Activation),
+    /// Of each head.
+    NormedRotary,
+    /// Of all heads of a token at once.
+    NormedRotaryTogether,
 }
 
-const MADE: [Made; 7] = [
+const MADE: [Made; 9] = [
     Made::GatedLinear,
     Made::ModulatedLinear(Activation::None),
     Made::ModulatedLinear(Activation::Silu),
@@ -30,13 +36,18 @@ const MADE: [Made; 7] = [
     Made::FeedForward(Activation::GeluTanh),
     Made::FeedForward(Activation::Silu),
     Made::FeedForward(Activation::None),
+    Made::NormedRotary,
+    Made::NormedRotaryTogether,
 ];
 
 /// Inputs of a computation.
-const INPUTS: usize = 19;
+const INPUTS: usize = 23;
+
+/// Channels of a head that is turned.
+const HEAD_DIM: usize = 8;
 
 /// Shapes of the inputs: `x [2, S, D]`, the modulation, what is gated `[2, S, I]`, then the weights of four layers with
-/// adapters, `D -> I`, `I -> D`, `D -> D` and `D -> I`.
+/// adapters, `D -> I`, `I -> D`, `D -> D` and `D -> I`, then weights of an RMS norm of a head and of all, and rotary tables.
 fn shapes([tokens, channels, inner]: [usize; 3]) -> Vec<Vec<usize>> {
     let layer = |from: usize, to: usize| vec![vec![to, from], vec![to], vec![4, from], vec![to, 4]];
     let tensors = vec![
@@ -50,6 +61,12 @@ fn shapes([tokens, channels, inner]: [usize; 3]) -> Vec<Vec<usize>> {
         layer(inner, channels),
         layer(channels, channels),
         layer(channels, inner),
+        vec![
+            vec![HEAD_DIM],
+            vec![channels],
+            vec![tokens, HEAD_DIM / 2],
+            vec![tokens, HEAD_DIM / 2],
+        ],
     ]
     .concat()
 }
@@ -71,6 +88,21 @@ fn compute(made: Made, side: &Side, stash: &dyn Stash, inputs: &[DispatchTensor]
             let weights = FeedForwardWeights { up, activation, down };
             kernels.modulated_feed_forward(stash, x, modulation, NORM, &weights, 5)
         }
+        Made::NormedRotary | Made::NormedRotaryTogether => {
+            let [cos, sin] = [21, 22].map(|at| plain(&inputs[at]));
+            let [batch, tokens, channels] = shape(x)[..] else {
+                panic!("three axes")
+            };
+            let heads = [batch, tokens, channels / HEAD_DIM, HEAD_DIM];
+            let (x, weight) = match made {
+                Made::NormedRotary => {
+                    let x = Tensor::<3>::from_dispatch(x.clone()).reshape(heads);
+                    (x.into_dispatch(), &inputs[19])
+                }
+                _ => (x.clone(), &inputs[20]),
+            };
+            kernels.rms_norm_rotary(&x, Some(weight), 1e-6, [&cos, &sin])
+        }
     }]
 }
 
@@ -83,7 +115,7 @@ fn fused(side: &Side) -> Side {
 }
 
 /// Which inputs a gradient is wanted of: all, each kind alone, none.
-fn tracked() -> [[bool; INPUTS]; 7] {
+fn tracked() -> [[bool; INPUTS]; 8] {
     let only = |those: &[usize]| std::array::from_fn(|at| those.contains(&at));
     [
         [true; INPUTS],
@@ -92,6 +124,7 @@ fn tracked() -> [[bool; INPUTS]; 7] {
         only(&[3, 4, 11, 16]),
         only(&[5, 6, 9, 10, 13, 14]),
         only(&[7, 8]),
+        only(&[19, 20]),
         [false; INPUTS],
     ]
 }

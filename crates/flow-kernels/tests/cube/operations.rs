@@ -9,7 +9,7 @@ use flow_core::exec::Compute;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
 use flow_core::tensors::plain;
 use flow_core::{Activation, AdamWStep, Kernels, Plain, StepFactors, Updated};
-use flow_kernels::CubeKernels;
+use std::sync::Arc;
 
 #[test]
 fn linear_layers_with_bias_adapter_and_activation() {
@@ -94,27 +94,16 @@ fn rotary_and_token_embeddings() {
 
 #[test]
 fn rms_norm_and_rotary_in_one_pass_are_the_two() {
-    #[cfg(feature = "lavapipe")]
-    let kernels = CubeKernels::vulkan();
-    #[cfg(not(feature = "lavapipe"))]
-    let kernels = CubeKernels::cuda();
-    let of: [Input<'_>; 4] = [
-        (&[2, 5, 3, 24], true),
-        (&[24], true),
-        (&[5, 12], false),
-        (&[5, 12], false),
-    ];
-    compare("rms_norm and rotary", 60, &of, &|side, inputs| {
-        let (cos, sin) = (plain(&inputs[2]), plain(&inputs[3]));
-        let (x, weight) = (&inputs[0], Some(&inputs[1]));
-        let output = if side.kernels.name() == "cpu" {
-            let normed = side.kernels.rms_norm(x, weight, 1e-6);
-            side.kernels.rotary(&normed, &cos, &sin)
-        } else {
-            kernels.rms_norm_rotary(x, weight, 1e-6, &cos, &sin)
-        };
-        vec![output]
-    });
+    // Head by head, and all heads of a token at once.
+    let shapes: [(&[usize], &[usize]); 2] = [(&[2, 5, 3, 24], &[24]), (&[2, 5, 72], &[72])];
+    for (x, weight) in shapes {
+        let of: [Input<'_>; 4] = [(x, true), (weight, true), (&[5, 12], false), (&[5, 12], false)];
+        compare("rms_norm and rotary", 60, &of, &|side, inputs| {
+            let fused = side.kernels.fused(Arc::new(|| {})).expect("not fused yet");
+            let [cos, sin] = [2, 3].map(|at| plain(&inputs[at]));
+            vec![fused.rms_norm_rotary(&inputs[0], Some(&inputs[1]), 1e-6, [&cos, &sin])]
+        });
+    }
 }
 
 #[test]

@@ -85,22 +85,28 @@ impl Projection {
         Self::new(parts, &ProjectionNames::CONTEXT, hidden, heads, qk_norm)
     }
 
-    /// `(q, k, v)`, each `[B, S, H, D]`, of the modulated layer norm of `x_BSD`.
+    /// `(q, k, v)`, each `[B, S, H, D]`, of the modulated layer norm of `x_BSD`; `rotary` turns queries and keys.
     pub fn forward(
         &self,
         exec: &Exec<'_>,
         (x_bsd, modulation_bkd): Modulated,
         norm: NormChunks,
+        rotary: Option<&RotaryTable>,
     ) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
         let [batch, tokens, width] = x_bsd.dims();
         let layers = [&self.query, &self.key, &self.value];
         let projected = exec.modulated_linears(x_bsd, modulation_bkd, norm, layers);
-        let [mut q, mut k, v] = projected.map(|x| x.reshape([batch, tokens, self.heads, width / self.heads]));
-        if let Some((query_norm, key_norm)) = self.norms {
-            q = exec.rms_norm(q, Some(query_norm), NORM_EPSILON);
-            k = exec.rms_norm(k, Some(key_norm), NORM_EPSILON);
-        }
-        (q, k, v)
+        let [q, k, v] = projected.map(|x| x.reshape([batch, tokens, self.heads, width / self.heads]));
+        let placed = |x: Tensor<4>, norm: Option<Handle<1>>| match (norm, rotary) {
+            (Some(_), Some(RotaryTable { cos, sin })) => {
+                exec.rms_norm_rotary(x, norm, NORM_EPSILON, [cos, sin])
+            }
+            (Some(_), None) => exec.rms_norm(x, norm, NORM_EPSILON),
+            (None, Some(RotaryTable { cos, sin })) => exec.rotary(x, cos, sin),
+            (None, None) => x,
+        };
+        let (of_queries, of_keys) = self.norms.unzip();
+        (placed(q, of_queries), placed(k, of_keys), v)
     }
 }
 
@@ -130,11 +136,9 @@ impl SelfAttention {
     /// What the heads attend to in the modulated layer norm of `x_BSD`, side by side and before the output projection,
     /// `[B, S, D]`.
     pub fn attend(&self, exec: &Exec<'_>, modulated: Modulated, norm: NormChunks) -> Tensor<3> {
-        let (mut q, mut k, v) = self.projection.forward(exec, modulated, norm);
-        if let Some(rotary) = &self.rotary {
-            q = exec.rotary(q, &rotary.cos, &rotary.sin);
-            k = exec.rotary(k, &rotary.cos, &rotary.sin);
-        }
+        let (q, k, v) = self
+            .projection
+            .forward(exec, modulated, norm, self.rotary.as_ref());
         heads_to_width(exec.attention(q, k, v))
     }
 

@@ -174,8 +174,8 @@ impl MmditBlock {
             Some(_) => of_x,
             None => norm(context_only::SHIFT, context_only::SCALE),
         };
-        let (q, k, v) = self.sample.forward(exec, (x, x_mod), of_x);
-        let project = |exec: &Exec<'_>, context| self.context.forward(exec, context, of_context);
+        let (q, k, v) = self.sample.forward(exec, (x, x_mod), of_x, None);
+        let project = |exec: &Exec<'_>, context| self.context.forward(exec, context, of_context, None);
         let context = (context, context_mod);
         let (context_q, context_k, context_v) = if self.is_first {
             // The context has not met a latent yet.

@@ -52,10 +52,11 @@ impl Attention {
         projected: Tensor<3>,
         rotary: Option<&RotaryTable>,
     ) -> Tensor<4> {
-        let projected = self.heads(exec.rms_norm(projected, Some(norm), self.epsilon));
         match rotary {
-            Some(rotary) => exec.rotary(projected, &rotary.cos, &rotary.sin),
-            None => projected,
+            Some(RotaryTable { cos, sin }) => {
+                exec.rms_norm_rotary(projected, Some(norm), self.epsilon, [cos, sin])
+            }
+            None => self.heads(exec.rms_norm(projected, Some(norm), self.epsilon)),
         }
     }
 
