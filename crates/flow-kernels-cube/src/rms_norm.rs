@@ -37,6 +37,16 @@ pub struct Turn<'a> {
     pub sin: &'a Buffer,
 }
 
+/// `at % turn` of a thread's vectors, which are `lanes` apart: one number for all of them where heads are whole in `lanes`.
+#[cube]
+fn place_in_head(at: usize, lane: usize, #[comptime] lanes: usize, #[comptime] turn: usize) -> usize {
+    if comptime!(lanes.is_multiple_of(turn)) {
+        lane % turn
+    } else {
+        at % turn
+    }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -85,7 +95,9 @@ pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
                     result *= Vector::<f32, N>::cast_from(weight[at]);
                 }
                 if comptime!(turn > 0) {
-                    let first = (row / rows_of_token % tokens * turn + at % turn) * pairs;
+                    let first = (row / rows_of_token % tokens * turn
+                        + place_in_head(at, lane, rows.lanes, turn))
+                        * pairs;
                     let stored = Vector::<F, N>::cast_from(result);
                     result = rotate::<N>(Vector::cast_from(stored), cos, sin, first, 1.0f32);
                 }
@@ -136,7 +148,8 @@ pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
         let value = Vector::<f32, N>::cast_from(x[row * vectors + at]) * Vector::new(reciprocal);
         let mut slope = Vector::<f32, N>::cast_from(gradient[row * vectors + at]);
         if comptime!(turn > 0) {
-            let first = (row / rows_of_token % tokens * turn + at % turn) * pairs;
+            let first =
+                (row / rows_of_token % tokens * turn + place_in_head(at, lane, rows.lanes, turn)) * pairs;
             let stored = Vector::<F, N>::cast_from(rotate::<N>(slope, cos, sin, first, -1.0f32));
             slope = Vector::cast_from(stored);
         }

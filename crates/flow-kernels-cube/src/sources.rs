@@ -147,6 +147,8 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
     );
     let columns = Columns::new(channels, vector);
     let gelu = Activation::GeluTanh;
+    // Heads of 64 channels, or the whole row where it has none.
+    let turn = if channels.is_multiple_of(64) { 64 } else { channels } / vector;
     with_type!(element, F => {
         let definitions = [
             ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [r t c a b u e], vector, several)),
@@ -164,13 +166,13 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ),
             (
                 "rms_forward",
-                define!(RmsForward::<F, F>, several.threads(), [x w c s y r], [r t h e], vector, true, 9, several),
+                define!(RmsForward::<F, F>, several.threads(), [x w c s y r], [r t h e], vector, true, turn, several),
             ),
             (
                 "rms_backward",
-                define!(RmsBackward::<F, F>, several.threads(), [x w c s r g d], [r t h], vector, true, 9, several),
+                define!(RmsBackward::<F, F>, several.threads(), [x w c s r g d], [r t h], vector, true, turn, several),
             ),
-            ("rms_weight", define!(RmsWeight::<F>, THREADS, [x c s r g p], [r t h p], vector, 9, columns)),
+            ("rms_weight", define!(RmsWeight::<F>, THREADS, [x c s r g p], [r t h p], vector, turn, columns)),
             ("rotary", define!(RotaryKernel::<F>, THREADS, [x c s y], [v t a b d], vector)),
             ("gate_forward", define!(GateForward::<F>, THREADS, [r b m y], [r t c g v], vector)),
             (
