@@ -61,6 +61,21 @@ pub fn count(counter: u32) -> u32 {
     out
 }
 
+/// Adds one to a counter in shared memory, or sets it back to 0 where it is `last`, and returns what it was. Asks for the
+/// value and goes on: only what uses it waits.
+///
+/// Without an order of its own: for who has waited for products that read shared memory (`wgmma::wait`) and lets who comes
+/// last overwrite what they read by a copy. Nothing was written that the copy should see, and the reads are over when
+/// their wait is. With an order (`acq_rel`) each warp would stand still for a fence, twice a tile; a sum by `add` would
+/// do the same, since ptxas adds up the lanes of a warp first and hands their values out.
+#[cube]
+pub fn count_around(counter: u32, #[comptime] last: u32) -> u32 {
+    let counter = read::<u32>(counter);
+    let out: u32;
+    gpu_asm!("atom.relaxed.cta.shared::cta.inc.u32 {}, [{}], {last};", out(_) out, in(_) counter);
+    out
+}
+
 /// Starts the copy of `bytes` bytes (a multiple of 16, both ends aligned to 16) from global memory to a byte address of
 /// shared memory; they count towards `barrier`.
 #[cube]

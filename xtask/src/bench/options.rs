@@ -16,7 +16,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use flow_config::DeviceKind;
 use outcome::{Measured, Outcome, document, table};
-use serde_json::json;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -83,25 +84,31 @@ impl Setting {
         }
     }
 
-    /// What `--set` takes, with logs and caches in `folder`.
-    fn arguments(&self, folder: &Path) -> Vec<String> {
-        let Some((option, value)) = &self.0 else {
-            return Vec::new();
-        };
-        let mut entries = vec![format!("\"{option}\" = {value}")];
-        let place = folder.display();
-        if let Some(log) = option.strip_suffix(".logger.level") {
-            entries.push(format!("\"{log}.logger.file\" = \"{place}/log\""));
+    /// What `--set` takes: the options that the config has anyway, `base`, with this one over them; logs and caches that it
+    /// asks for are in `folder`.
+    fn arguments(&self, base: &BTreeMap<String, Value>, folder: &Path) -> Result<Vec<String>> {
+        let mut options = base.clone();
+        if let Some((option, value)) = &self.0 {
+            let read: toml::Table = format!("value = {value}")
+                .parse()
+                .with_context(|| format!("`--option {option}={value}`: the value is not TOML"))?;
+            options.insert(option.clone(), serde_json::to_value(&read["value"])?);
+            let place = folder.display();
+            if let Some(log) = option.strip_suffix(".logger.level") {
+                options.insert(format!("{log}.logger.file"), format!("{place}/log").into());
+            }
+            if option == "cubecl.compilation.cache" {
+                options.insert(
+                    "cubecl.environment.path".into(),
+                    json!({ "directory": format!("{place}/cache") }),
+                );
+            }
         }
-        if option == "cubecl.compilation.cache" {
-            entries.push(format!(
-                "\"cubecl.environment.path\" = {{ directory = \"{place}/cache\" }}"
-            ));
+        if options.is_empty() {
+            return Ok(Vec::new());
         }
-        vec![
-            "--set".into(),
-            format!("runtime.options={{ {} }}", entries.join(", ")),
-        ]
+        let table = toml::Value::try_from(options)?;
+        Ok(vec!["--set".into(), format!("runtime.options={table}")])
     }
 }
 
@@ -177,7 +184,7 @@ impl Sweep<'_> {
             "logging.html_report=false".into(),
         ];
         let mut command = self.job.command("train", &fixed);
-        command.args(setting.arguments(folder.path()));
+        command.args(setting.arguments(&self.job.config.runtime.options, folder.path())?);
         let words = words(&command);
         let start = Instant::now();
         let done = (command.stdout(Stdio::null()).stderr(Stdio::piped()).output())

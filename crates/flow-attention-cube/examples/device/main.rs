@@ -23,6 +23,8 @@ struct Case {
     mask: Option<Mask>,
     strided: bool,
     scale: f32,
+    /// With the kernel for all gradients at once, whatever the table says.
+    joint: bool,
 }
 
 fn check<K: Kernels>(client: &Client, case: Case) -> bool {
@@ -31,6 +33,7 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
         mask,
         strided,
         scale,
+        joint,
     } = case;
     let mut s = Setup {
         client: client.clone(),
@@ -40,7 +43,7 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
     };
     let mask = mask.map(Arc::new);
     let name = format!(
-        "B{} H{}/{} {}x{}+{} D{} {:?}{} {}",
+        "B{} H{}/{} {}x{}+{} D{} {:?}{}{} {}",
         call.batch,
         call.heads,
         call.kv_heads,
@@ -50,12 +53,18 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
         call.head_dim,
         call.factor,
         if strided { " strided" } else { "" },
+        if joint { " joint" } else { "" },
         mask.as_ref().map_or("full".into(), |m| format!("{m:?}")
             .chars()
             .take(40)
             .collect::<String>()),
     );
-    let prepared = match Prepared::<K>::new(client, call, scale, mask.clone()) {
+    let prepared = if joint {
+        Prepared::<K>::with_joint(client, call, scale, mask.clone(), K::joint(&call, false))
+    } else {
+        Prepared::<K>::new(client, call, scale, mask.clone())
+    };
+    let prepared = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
             println!("  {name}: declined: {error}");
@@ -163,6 +172,7 @@ fn plain(call: Call) -> Case {
         mask: None,
         strided: false,
         scale: 1.0 / (call.head_dim as f32).sqrt(),
+        joint: false,
     }
 }
 
@@ -345,9 +355,14 @@ fn group<K: Kernels>(i: usize) -> bool {
     let client = cubecl::Device::cuda(0).expect("a device").client();
     if let Some(d) = DIMENSIONS.get(i) {
         let start = Instant::now();
-        let cases = cases(*d);
-        let count = cases.len();
-        let good = cases
+        let mut all = cases(*d);
+        // Calls that a kernel for all gradients at once serves go through it, too.
+        let joint = cases(*d)
+            .into_iter()
+            .filter(|case| case.mask.is_none() && K::joint(&case.call, false).is_some());
+        all.extend(joint.map(|case| Case { joint: true, ..case }));
+        let count = all.len();
+        let good = all
             .into_iter()
             .map(|case| check::<K>(&client, case))
             .filter(|good| *good)

@@ -14,7 +14,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{count, named_sync, wait};
+use flow_cube::barrier::{count_around, named_sync, wait};
 use flow_cube::wgmma;
 
 /// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
@@ -46,7 +46,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let resident = comptime!(tiles.resident());
     let passing = comptime!(tiles.passing);
     let stages = comptime!(tiles.stages);
-    let warps = comptime!(4 * tiles.warpgroups as u32);
+    let last_warp = comptime!(4 * tiles.warpgroups as u32 - 1);
     let tile_elements = comptime!(tiles.passing * 64 * tiles.panels());
     let tile_units = comptime!((tiles.passing * 8 * tiles.panels()) as u32);
     let element = comptime!(tiles.factor);
@@ -217,10 +217,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
             comptime!(tiles.sums.keys() as usize),
         );
         // All products of the tile before are done, too.
-        if lane == 0
-            && count(used_base + before * 4) % warps == warps - 1
-            && tile - 1 + comptime!(stages as u32) < tile_count
-        {
+        let mut users = 0u32;
+        if lane == 0 {
+            users = count_around(used_base + before * 4, last_warp);
+        }
+        if users == last_warp && tile - 1 + comptime!(stages as u32) < tile_count {
             let row = upcoming * comptime!(passing as u32);
             next_tile::<E>(
                 &full[before as usize],

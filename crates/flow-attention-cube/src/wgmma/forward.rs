@@ -10,7 +10,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{count, named_arrive, named_sync, wait};
+use flow_cube::barrier::{count_around, named_arrive, named_sync, wait};
 use flow_cube::register::exp2_approximate;
 use flow_cube::wgmma;
 
@@ -73,7 +73,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let rows = comptime!(tiles.queries());
     let tile_keys = comptime!(tiles.keys);
     let stages = comptime!(tiles.stages);
-    let warps = comptime!(4 * tiles.warpgroups as u32);
+    let last_warp = comptime!(4 * tiles.warpgroups as u32 - 1);
     let tile_elements = comptime!(tiles.keys * 64 * tiles.panels());
     let tile_units = comptime!((tiles.keys * 8 * tiles.panels()) as u32);
     let two_parts = comptime!(tiles.two_parts);
@@ -183,7 +183,11 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     wait(barrier_native_handle(&k_full[0]), 0u32);
     let issued = wgmma::issue_from_zero::<NS>(q_at, k_at, comptime!(tiles.scores()));
     let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
-    if lane == 0 && count(used_base) % warps == warps - 1 {
+    let mut k_users = 0u32;
+    if lane == 0 {
+        k_users = count_around(used_base, last_warp);
+    }
+    if k_users == last_warp {
         let next = comptime!(stages as u32).runtime();
         if next < tile_count {
             let tile = tile_at(entries, begin + next, shape);
@@ -264,23 +268,9 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             named_arrive(5 - warpgroup, 256u32);
         }
         let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
-        if lane == 0
-            && count(used_base + stage * 4) % warps == warps - 1
-            && at + comptime!(stages as u32) < tile_count
-        {
-            let to = stage as usize;
-            fill_keys::<E>(
-                &k_full[to],
-                k,
-                k_2,
-                &mut k_tiles,
-                to,
-                batch,
-                kv_head,
-                next_k,
-                first_keys,
-                tiles,
-            );
+        let mut k_users = 0u32;
+        if lane == 0 {
+            k_users = count_around(used_base + stage * 4, last_warp);
         }
         scores = hide::<NS>(scores, pattern, bits, shape);
         let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
@@ -295,14 +285,31 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         let keep_1 = exp2_approximate(max_1 * factor - shift_1);
         max_0 = new_0;
         max_1 = new_1;
+        if k_users == last_warp && at + comptime!(stages as u32) < tile_count {
+            let to = stage as usize;
+            fill_keys::<E>(
+                &k_full[to],
+                k,
+                k_2,
+                &mut k_tiles,
+                to,
+                batch,
+                kv_head,
+                next_k,
+                first_keys,
+                tiles,
+            );
+        }
         let scores = exponentiate::<NS>(scores, factor, shift_0, shift_1, tile_keys);
         sum_0 = sum_0 * keep_0 + row_sum::<NS>(scores, 0usize, tile_keys);
         sum_1 = sum_1 * keep_1 + row_sum::<NS>(scores, 1usize, tile_keys);
         let added = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
-        if lane == 0
-            && count(used_base + (v_stage + comptime!(stages as u32)) * 4) % warps == warps - 1
-            && at - 1 + comptime!(stages as u32) < tile_count
-        {
+        let mut v_users = 0u32;
+        if lane == 0 {
+            v_users = count_around(used_base + (v_stage + comptime!(stages as u32)) * 4, last_warp);
+        }
+        output = scale_rows::<NO>(added, keep_0, keep_1, comptime!(tiles.head_dim));
+        if v_users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
             let to = v_stage as usize;
             fill_keys::<E>(
                 &v_full[to],
@@ -318,7 +325,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             );
         }
         next_v = next_k;
-        output = scale_rows::<NO>(added, keep_0, keep_1, comptime!(tiles.head_dim));
         probabilities = pack::<NS, NP>(scores, tile_keys, comptime!(tiles.factor));
     }
     wait(barrier_native_handle(&v_full[stage as usize]), phase);
@@ -336,17 +342,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let by_1 = select(sum_1 > 0.0f32, 1.0f32 / sum_1, 0.0f32);
     let output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
 
-    let row = (thread / 32) * 16 + lane / 4;
-    if lane.is_multiple_of(4) {
-        let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
-        let query = first_query + warpgroup * 64 + row;
-        if query < lse_rows {
-            lse[(at + query) as usize] = log_sum(max_0, sum_0, factor, query < queries);
-            lse[(at + query + 8) as usize] = log_sum(max_1, sum_1, factor, query + 8 < queries);
-        }
-    }
-
     // The output takes the place of this warpgroup's queries.
+    let row = (thread / 32) * 16 + lane / 4;
     let at = q_base + (warpgroup * 64 + row) * 128;
     stage_rows::<NO>(
         at,
@@ -372,5 +369,14 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             rows,
             panels,
         );
+    }
+    // After the fence above, which would wait for it.
+    if lane.is_multiple_of(4) {
+        let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
+        let query = first_query + warpgroup * 64 + row;
+        if query < lse_rows {
+            lse[(at + query) as usize] = log_sum(max_0, sum_0, factor, query < queries);
+            lse[(at + query + 8) as usize] = log_sum(max_1, sum_1, factor, query + 8 < queries);
+        }
     }
 }

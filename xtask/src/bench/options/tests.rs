@@ -2,6 +2,8 @@
 
 use super::outcome::{Measured, Outcome, Run, Verdict, noise, table, verdict};
 use super::{ON_A_GPU, ON_A_PROCESSOR, Setting, first_line};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -111,17 +113,35 @@ fn a_run_is_read_from_its_last_half_and_the_rest_of_its_process_is_the_start() {
 #[test]
 fn a_setting_brings_what_it_needs_and_a_refusal_is_told_in_one_line() {
     let folder = Path::new("/there");
-    assert!(Setting(None).arguments(folder).is_empty());
+    let none = BTreeMap::new();
+    assert!(
+        Setting(None)
+            .arguments(&none, folder)
+            .expect("nothing")
+            .is_empty()
+    );
     let cache = Setting::parse("cubecl.compilation.cache = true").expect("a setting");
     assert_eq!(cache.name(), "cubecl.compilation.cache = true");
     assert_eq!(
-        cache.arguments(folder),
+        cache.arguments(&none, folder).expect("arguments"),
         [
             "--set",
             "runtime.options={ \"cubecl.compilation.cache\" = true, \"cubecl.environment.path\" = { directory = \"/there/cache\" } }"
         ]
     );
-    let log = Setting::of("burn.autodiff.logger.level", "\"full\"").arguments(folder);
+    // What the config asks for anyway stays, and is what runs without an option have.
+    let base = BTreeMap::from([("cubecl.streaming.max_streams".to_owned(), Value::from(2))]);
+    let kept = Setting(None).arguments(&base, folder).expect("arguments");
+    assert_eq!(
+        kept,
+        [
+            "--set",
+            "runtime.options={ \"cubecl.streaming.max_streams\" = 2 }"
+        ]
+    );
+    let log = Setting::of("burn.autodiff.logger.level", "\"full\"").arguments(&base, folder);
+    let log = log.expect("arguments");
+    assert!(log[1].contains("\"cubecl.streaming.max_streams\" = 2"), "{log:?}");
     assert!(
         log[1].contains("\"burn.autodiff.logger.file\" = \"/there/log\""),
         "{log:?}"
