@@ -199,11 +199,14 @@ fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
             ""
         }
     );
-    let backward_kernel = format!(
-        "wgmma {}x{}",
-        tiles_of.queries.resident(),
-        tiles_of.queries.passing
-    );
+    let backward_kernel = match tiles_of.joint {
+        Some(joint) => format!("wgmma joint {}x{}", joint.resident(), joint.passing),
+        None => format!(
+            "wgmma {}x{}",
+            tiles_of.queries.resident(),
+            tiles_of.queries.passing
+        ),
+    };
     Ok(format!(
         r#"{{"name":"{name}","kernel":"{kernel}","backward_kernel":"{backward_kernel}","batch":{},"heads":{},"queries":{},"keys":{},"head_dim":{},"causal":{causal},"masked":{masked},"parts":{},"pairs":{pairs},"tiles":{tiles},"flops":{flops},"forward":{forward:?},"backward":{backward:?}}}"#,
         call.batch,

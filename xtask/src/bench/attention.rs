@@ -4,6 +4,7 @@
 //! meets a colder GPU than the other.
 
 use super::built::Built;
+use super::cases::range;
 use super::date;
 use super::server::{Samples, Server, figure};
 use crate::workspace::Workspace;
@@ -30,6 +31,9 @@ pub struct Options {
     /// Measurements within a round.
     #[arg(long, default_value_t = 7)]
     repeats: usize,
+    /// Cases by number, as `0-27`; all without. The full case of a table of masks comes before its masks.
+    #[arg(long)]
+    cases: Option<String>,
     /// Where the results go.
     #[arg(long, default_value = "docs/src/performance")]
     to: PathBuf,
@@ -65,7 +69,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let ceiling = ceiling["flops"].as_f64();
 
     let mut rows = Vec::new();
-    for index in 0..count {
+    for index in range(options.cases.as_deref(), count)? {
         let mut case = Value::Null;
         let mut samples: Vec<Vec<Samples>> = (0..=PEERS.len())
             .map(|_| vec![Samples::default(), Samples::default()])

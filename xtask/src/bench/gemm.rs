@@ -1,6 +1,7 @@
 //! `cargo xtask bench gemm`: our matrix products and PyTorch's (cuBLAS) on one GPU, in one run, in turns.
 
 use super::built::Built;
+use super::cases::range;
 use super::date;
 use super::server::{Samples, Server, figure};
 use crate::workspace::Workspace;
@@ -33,21 +34,6 @@ pub struct Options {
     /// Where the results go.
     #[arg(long, default_value = "docs/src/performance")]
     to: PathBuf,
-}
-
-/// The first and the last case of `cases`.
-fn range(cases: Option<&str>, count: u64) -> Result<std::ops::Range<u64>> {
-    let Some(cases) = cases else { return Ok(0..count) };
-    let (first, last) = cases.split_once('-').unwrap_or((cases, cases));
-    let number = |word: &str| {
-        word.parse::<u64>()
-            .with_context(|| format!("--cases is `{cases}`, but must be a number or two, as `0-29`"))
-    };
-    let (first, last) = (number(first)?, number(last)?);
-    if first > last || last >= count {
-        bail!("--cases is `{cases}`, but there are the cases 0-{}", count - 1);
-    }
-    Ok(first..last + 1)
 }
 
 /// Measures, prints the table and writes it with the figures.

@@ -4,6 +4,7 @@ mod attention;
 mod audit;
 mod built;
 mod cache;
+mod cases;
 mod ceilings;
 mod checkpoint;
 mod gemm;

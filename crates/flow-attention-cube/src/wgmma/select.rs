@@ -70,9 +70,10 @@ pub fn joint(call: &Call, masked: bool) -> Option<BackwardTiles> {
 }
 
 /// Whether the joint kernel takes less time than the two kernels: where blocks wait for one another a small part of the time.
-/// Measured on an H100: 0.87 to 0.96 of it from 4096 queries on, 1.05 at 2048 (`docs/src/performance/attention-ladder.md`).
+/// Measured on an H100: 0.93 of it at 31,200 queries, 0.955 at 16,384, the same at 12,480 and 4096, 1.09 at 2048
+/// (`docs/src/performance/attention-ladder.md`).
 fn joint_pays(call: &Call) -> bool {
     let pairs = call.batch * call.heads * call.queries * call.keys.iter().sum::<usize>();
     let visits = pairs / (128 * 64);
-    call.queries >= 4096 && call.keys[0] >= 4096 && visits >= 400 * MULTIPROCESSORS
+    call.queries >= 16_384 && call.keys[0] >= 16_384 && visits >= 400 * MULTIPROCESSORS
 }
