@@ -5,14 +5,13 @@
 
 use super::built::Built;
 use super::cases::range;
-use super::date;
+use super::report::Report;
 use super::server::{Samples, Server, figure};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -66,9 +65,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let ceiling = peer
         .as_mut()
         .map_or(Ok(Value::Null), |peer| peer.ask(r#"{"do":"ceiling"}"#))?;
-    let ceiling = ceiling["flops"].as_f64();
-
-    let mut rows = Vec::new();
+    let ceiling = &ceiling["flops"];
+    let mut report = Report::new(workspace, &options.to, "attention", [&about, ceiling], table)?;
+    let ceiling = ceiling.as_f64();
     for index in range(options.cases.as_deref(), count)? {
         let mut case = Value::Null;
         let mut samples: Vec<Vec<Samples>> = (0..=PEERS.len())
@@ -113,23 +112,10 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                 row["share_of_ceiling"] = json!(flops * factor / samples[0][part].at(0.5) / ceiling);
             }
             println!("{}", line(&row));
-            rows.push(row);
+            report.add(row)?;
         }
     }
-    let about = json!({ "date": date()?, "peer": about, "matmul_ceiling_tflops": ceiling.map(|f| f / 1e12) });
-    let table = table(&about, &rows);
-    println!("\n{table}");
-    let folder = if options.to.is_absolute() {
-        options.to.clone()
-    } else {
-        workspace.path(&options.to.to_string_lossy())
-    };
-    fs::create_dir_all(&folder)?;
-    let stem = format!("attention-{}", about["date"].as_str().unwrap_or_default());
-    let document = serde_json::to_string_pretty(&json!({ "about": about, "rows": rows }))?;
-    fs::write(folder.join(format!("{stem}.json")), document + "\n")?;
-    fs::write(folder.join(format!("{stem}.md")), table)?;
-    println!("wrote {stem}.md and .json in {}", folder.display());
+    println!("\n{}\nwrote {}", report.text(), report.place());
     Ok(())
 }
 

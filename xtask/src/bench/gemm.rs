@@ -2,14 +2,13 @@
 
 use super::built::Built;
 use super::cases::range;
-use super::date;
+use super::report::Report;
 use super::server::{Samples, Server, figure};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -62,9 +61,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         None => Ok(Value::Null),
     };
     let about = ask_peer(json!({ "do": "about" }))?;
-    let ceiling = ask_peer(json!({ "do": "ceiling" }))?["flops"].as_f64();
-
-    let mut rows = Vec::new();
+    let ceiling = &ask_peer(json!({ "do": "ceiling" }))?["flops"];
+    let mut report = Report::new(workspace, &options.to, "matmul", [&about, ceiling], table)?;
+    let ceiling = ceiling.as_f64();
     for index in range(options.cases.as_deref(), count)? {
         let mut case = Value::Null;
         let mut samples = [Samples::default(), Samples::default()];
@@ -93,22 +92,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             row["share_of_ceiling"] = json!(flops / us.at(0.5) / ceiling);
         }
         println!("{}", line(&row));
-        rows.push(row);
+        report.add(row)?;
     }
-    let about = json!({ "date": date()?, "peer": about, "matmul_ceiling_tflops": ceiling.map(|f| f / 1e12) });
-    let table = table(&about, &rows);
-    println!("\n{table}");
-    let folder = if options.to.is_absolute() {
-        options.to.clone()
-    } else {
-        workspace.path(&options.to.to_string_lossy())
-    };
-    fs::create_dir_all(&folder)?;
-    let stem = format!("matmul-{}", about["date"].as_str().unwrap_or_default());
-    let document = serde_json::to_string_pretty(&json!({ "about": about, "rows": rows }))?;
-    fs::write(folder.join(format!("{stem}.json")), document + "\n")?;
-    fs::write(folder.join(format!("{stem}.md")), table)?;
-    println!("wrote {stem}.md and .json in {}", folder.display());
+    println!("\n{}\nwrote {}", report.text(), report.place());
     Ok(())
 }
 

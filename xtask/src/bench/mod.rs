@@ -12,6 +12,7 @@ mod iterations;
 mod job;
 mod options;
 mod quiet;
+mod report;
 mod result;
 mod run;
 mod server;
