@@ -30,7 +30,7 @@ pub struct Options {
     /// Measurements within a round.
     #[arg(long, default_value_t = 7)]
     repeats: usize,
-    /// Cases by number, as `0-27`; all without. The full case of a table of masks comes before its masks.
+    /// Cases by number, as `16-21`; all without. The full case that masks are compared with comes before them.
     #[arg(long)]
     cases: Option<String>,
     /// Where the results go.
