@@ -9,6 +9,8 @@
       --device cpu|cuda  --dtype f32|bf16  --repeats N
       --trained-in f32|bf16              precision of trained parameters, their gradients and moments, if not that of --dtype:
                                          f32 is what trainers call mixed precision, and what flow-train does
+      --deterministic                    only algorithms that give the same bits every time, as flow-train's do; cuDNN's and
+                                         FlashAttention's backward passes add up in any order without it
 
     step_peer.py serve FOLDER            answer each line of JSON by one, for `cargo xtask bench checkpoint`:
       {"do": "about"}                              versions and device
@@ -26,6 +28,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import resource
 import statistics
 import sys
@@ -282,6 +285,10 @@ def time_part(options):
         raise SystemExit(f"mode `{options.mode}` is for CUDA devices")
     if is_cuda and not torch.cuda.is_available():
         raise SystemExit("PyTorch finds no CUDA device")
+    if options.deterministic:
+        # What cuBLAS asks for; read when its first handle is made.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     trained_in = options.trained_in or options.dtype
     work = Work(
         options.folder, options.device, DTYPES[options.dtype], options.mode, options.checkpoint, DTYPES[trained_in]
@@ -315,6 +322,7 @@ def time_part(options):
                 "device": torch.cuda.get_device_name() if is_cuda else "cpu",
                 "dtype": options.dtype,
                 "trained_in": trained_in,
+                "deterministic": options.deterministic,
                 "loss" if options.part == "step" else "root_mean_square": result,
                 "median_ms": statistics.median(found),
                 "p10_ms": at(0.1),
@@ -393,6 +401,7 @@ def main():
     timed.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     timed.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
     timed.add_argument("--trained-in", choices=tuple(DTYPES))
+    timed.add_argument("--deterministic", action="store_true")
     timed.add_argument("--repeats", type=int, default=9)
     served = commands.add_parser("serve")
     served.add_argument("folder")
