@@ -76,6 +76,17 @@ pub fn count_around(counter: u32, #[comptime] last: u32) -> u32 {
     out
 }
 
+/// [`count_around`] once for a warp: its first lane gets the value, the others 0. So `last`, which is not 0, tells the one
+/// thread that came last of all warps.
+#[cube]
+pub fn count_warp(lane: u32, counter: u32, #[comptime] last: u32) -> u32 {
+    let mut before = 0u32;
+    if lane == 0 {
+        before = count_around(counter, last);
+    }
+    before
+}
+
 /// Starts the copy of `bytes` bytes (a multiple of 16, both ends aligned to 16) from global memory to a byte address of
 /// shared memory; they count towards `barrier`.
 #[cube]

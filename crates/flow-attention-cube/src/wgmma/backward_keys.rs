@@ -14,7 +14,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{count_around, named_sync, wait};
+use flow_cube::barrier::{count_warp, named_sync, wait};
 use flow_cube::wgmma;
 
 /// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
@@ -217,10 +217,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
             comptime!(tiles.sums.keys() as usize),
         );
         // All products of the tile before are done, too.
-        let mut users = 0u32;
-        if lane == 0 {
-            users = count_around(used_base + before * 4, last_warp);
-        }
+        let users = count_warp(lane, used_base + before * 4, last_warp);
         if users == last_warp && tile - 1 + comptime!(stages as u32) < tile_count {
             let row = upcoming * comptime!(passing as u32);
             next_tile::<E>(

@@ -14,7 +14,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{arrive_and_expect, count_around, named_sync, wait};
+use flow_cube::barrier::{arrive_and_expect, count_warp, named_sync, wait};
 use flow_cube::wgmma;
 
 /// Starts the copies of one passing tile.
@@ -281,10 +281,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
         let gradients = wgmma::issue_from_zero::<NS>(do_at, v_now, comptime!(tiles.scores()));
         let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
         // The sum over the tile before is done, too.
-        let mut users = 0u32;
-        if lane == 0 {
-            users = count_around(used_base + before * 4, last_warp);
-        }
+        let users = count_warp(lane, used_base + before * 4, last_warp);
         if users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
             let to = before as usize;
             next_tile::<E>(

@@ -10,7 +10,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{count_around, named_arrive, named_sync, wait};
+use flow_cube::barrier::{count_warp, named_arrive, named_sync, wait};
 use flow_cube::register::exp2_approximate;
 use flow_cube::wgmma;
 
@@ -183,10 +183,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     wait(barrier_native_handle(&k_full[0]), 0u32);
     let issued = wgmma::issue_from_zero::<NS>(q_at, k_at, comptime!(tiles.scores()));
     let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
-    let mut k_users = 0u32;
-    if lane == 0 {
-        k_users = count_around(used_base, last_warp);
-    }
+    let k_users = count_warp(lane, used_base, last_warp);
     if k_users == last_warp {
         let next = comptime!(stages as u32).runtime();
         if next < tile_count {
@@ -268,10 +265,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             named_arrive(5 - warpgroup, 256u32);
         }
         let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
-        let mut k_users = 0u32;
-        if lane == 0 {
-            k_users = count_around(used_base + stage * 4, last_warp);
-        }
+        let k_users = count_warp(lane, used_base + stage * 4, last_warp);
         scores = hide::<NS>(scores, pattern, bits, shape);
         let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
         if comptime!(!tiles.masked) && exist < per_tile {
@@ -304,10 +298,11 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         sum_0 = sum_0 * keep_0 + row_sum::<NS>(scores, 0usize, tile_keys);
         sum_1 = sum_1 * keep_1 + row_sum::<NS>(scores, 1usize, tile_keys);
         let added = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
-        let mut v_users = 0u32;
-        if lane == 0 {
-            v_users = count_around(used_base + (v_stage + comptime!(stages as u32)) * 4, last_warp);
-        }
+        let v_users = count_warp(
+            lane,
+            used_base + (v_stage + comptime!(stages as u32)) * 4,
+            last_warp,
+        );
         output = scale_rows::<NO>(added, keep_0, keep_1, comptime!(tiles.head_dim));
         if v_users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
             let to = v_stage as usize;

@@ -25,7 +25,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{count_around, named_sync, wait};
+use flow_cube::barrier::{count_warp, named_sync, wait};
 use flow_cube::register::{lane_again, store_shared_16, unit_again};
 use flow_cube::{queue, wgmma};
 
@@ -431,10 +431,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         }
         // All products of the tile before are done. Its queries are in the stage that is neither this tile's nor the next one's.
         let before = select(stage == comptime!(QUERY_STAGES as u32 - 1), 0u32, stage + 1);
-        let mut users = 0u32;
-        if lane_again() == 0 {
-            users = count_around(used_base + before * 4, last_warp);
-        }
+        let users = count_warp(lane_again(), used_base + before * 4, last_warp);
         if users == last_warp && tile - 1 + comptime!(QUERY_STAGES as u32) < tile_count {
             let ahead = tile - 1 + comptime!(QUERY_STAGES as u32);
             let (batch, head, row, statistic) = passing_at(&given, ahead, per_head, heads, lse_rows, passing);
