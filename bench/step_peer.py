@@ -279,8 +279,26 @@ def check(folder):
         raise SystemExit(f"PyTorch and flow-train disagree: {apart}")
 
 
+def traced(part, wait):
+    """Launches and times of every kernel of one run, in place."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        part()
+        wait()
+    kernels = {}
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            calls, us = kernels.get(event.name, (0, 0.0))
+            kernels[event.name] = (calls + 1, us + event.time_range.elapsed_us())
+    rows = [{"name": name, "calls": calls, "us": us} for name, (calls, us) in kernels.items()]
+    rows.sort(key=lambda row: -row["us"])
+    sum_of = lambda key: sum(row[key] for row in rows)
+    return {"launches": sum_of("calls"), "kernels_ms": sum_of("us") / 1e3, "kernels": rows}
+
+
 def time_part(options):
     is_cuda = options.device == "cuda"
+    if options.trace and not is_cuda:
+        raise SystemExit("`--trace` lists the kernels of a CUDA device")
     if options.mode in ("cudnn", "graphs") and not is_cuda:
         raise SystemExit(f"mode `{options.mode}` is for CUDA devices")
     if is_cuda and not torch.cuda.is_available():
@@ -302,6 +320,20 @@ def time_part(options):
     wait()
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
+    about = {
+        "program": f"torch {torch.__version__}",
+        "workload": work.about["workload"],
+        "part": options.part,
+        "mode": options.mode,
+        "checkpoint": options.checkpoint,
+        "device": torch.cuda.get_device_name() if is_cuda else "cpu",
+        "dtype": options.dtype,
+        "trained_in": trained_in,
+        "deterministic": options.deterministic,
+    }
+    if options.trace:
+        print(json.dumps(about | traced(part, wait)))
+        return
     found = []
     for _ in range(options.repeats):
         start = time.perf_counter()
@@ -313,16 +345,8 @@ def time_part(options):
     peak = torch.cuda.max_memory_allocated() if is_cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
     print(
         json.dumps(
-            {
-                "program": f"torch {torch.__version__}",
-                "workload": work.about["workload"],
-                "part": options.part,
-                "mode": options.mode,
-                "checkpoint": options.checkpoint,
-                "device": torch.cuda.get_device_name() if is_cuda else "cpu",
-                "dtype": options.dtype,
-                "trained_in": trained_in,
-                "deterministic": options.deterministic,
+            about
+            | {
                 "loss" if options.part == "step" else "root_mean_square": result,
                 "median_ms": statistics.median(found),
                 "p10_ms": at(0.1),
@@ -402,6 +426,7 @@ def main():
     timed.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
     timed.add_argument("--trained-in", choices=tuple(DTYPES))
     timed.add_argument("--deterministic", action="store_true")
+    timed.add_argument("--trace", action="store_true", help="instead of times: every kernel of one run")
     timed.add_argument("--repeats", type=int, default=9)
     served = commands.add_parser("serve")
     served.add_argument("folder")

@@ -10,6 +10,7 @@
 //!   --checkpoint none|full|attn_only   what backward keeps (time)
 //!   --plain               without fused operations (time)
 //!   --capture             calls of the model recorded once and replayed (time)
+//!   --trace               instead of times: launches and times of every kernel of one run, by NVIDIA's CUPTI (time)
 //!   --moments f32|bf16    what AdamW's moments are stored as (time; default f32)
 //!   --layers N            of that many blocks, for a look at one of them
 //!   --repeats N           measurements (time; default 5)
@@ -26,6 +27,8 @@ mod arrays;
 mod flops;
 #[path = "common/inputs.rs"]
 mod inputs;
+#[path = "common/kernel_trace.rs"]
+mod kernel_trace;
 #[path = "common/opening.rs"]
 mod opening;
 #[path = "common/timing.rs"]
@@ -50,8 +53,9 @@ use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Tra
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::setup;
 use inputs::{Inputs, normal};
+use kernel_trace::KernelTrace;
 use rayon::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
@@ -386,7 +390,35 @@ fn root_mean_square(values: &[f32]) -> f64 {
     (sum / values.len() as f64).sqrt()
 }
 
+/// Measures the work, or says which kernels one run of it has.
+struct Meter {
+    trace: Option<KernelTrace>,
+    repeats: usize,
+    kernels: Result<Vec<Value>, Failure>,
+}
+
+impl Meter {
+    /// Milliseconds of each run.
+    fn measure(&mut self, mut work: impl FnMut()) -> Vec<f64> {
+        let Some(trace) = &self.trace else {
+            return measure(self.repeats, 1, work);
+        };
+        // Before the last, kernels are compiled and calls are recorded.
+        let wall_ms = measure(0, 1, &mut work);
+        self.kernels = trace.take().map(drop).and_then(|()| {
+            work();
+            trace.take()
+        });
+        wall_ms
+    }
+}
+
 fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Result<(), Failure> {
+    let mut meter = Meter {
+        trace: options.traced.then(KernelTrace::start).transpose()?,
+        repeats: options.repeats,
+        kernels: Ok(Vec::new()),
+    };
     let file = folder.join("weights.safetensors");
     let mut job = Job::new(workload, Some(&file), options)?;
     if part != "step" {
@@ -409,7 +441,7 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
                 ended(start);
                 drop(cpu::to_host(&velocity));
             };
-            (result, measure(options.repeats, 1, work))
+            (result, meter.measure(work))
         }
         "rollout" => {
             let sampler = job.sampler();
@@ -420,14 +452,14 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
                 ended(start);
                 drop(cpu::to_host(&trajectories.clean));
             };
-            (result, measure(options.repeats, 1, work))
+            (result, meter.measure(work))
         }
         "step" => {
             let learnt = job.learnt()?;
             let mut optimizer = job.optimizer(options.moments);
             let loss = cpu::to_host(&job.loss(&learnt).0)[0];
             let last = job.trained.iter().rposition(|trained| *trained).unwrap_or(0);
-            let wall_ms = measure(options.repeats, 1, || {
+            let wall_ms = meter.measure(|| {
                 let start = Instant::now();
                 let (_, gradients) = job.loss(&learnt);
                 ended(start);
@@ -442,6 +474,10 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
     };
     if let Some(failed) = failed {
         return Err(failed);
+    }
+    if options.traced {
+        println!("{}", traced_row(&job, part, options, &meter.kernels?));
+        return Ok(());
     }
     wall_ms.sort_by(f64::total_cmp);
     let at = |share: f64| wall_ms[((wall_ms.len() - 1) as f64 * share).round() as usize];
@@ -465,6 +501,22 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
         })
     );
     Ok(())
+}
+
+/// A line of JSON about the kernels of one run.
+fn traced_row(job: &Job, part: &str, options: &Options, kernels: &[Value]) -> Value {
+    let sum = |key: &str| kernels.iter().filter_map(|kernel| kernel[key].as_f64()).sum::<f64>();
+    json!({
+        "program": "flow-train",
+        "workload": job.workload.name,
+        "part": part,
+        "mode": job.plan.describe(),
+        "checkpoint": options.checkpoint,
+        "device": job.device.name(),
+        "launches": sum("calls"),
+        "kernels_ms": sum("us") / 1e3,
+        "kernels": kernels,
+    })
 }
 
 fn export(workload: Workload, folder: &Path, options: &Options) -> Result<(), Failure> {

@@ -12,6 +12,7 @@ pub struct Options {
     pub checkpoint: String,
     pub fused: bool,
     pub captured: bool,
+    pub traced: bool,
     pub moments: FloatDType,
     pub layers: Option<usize>,
     pub repeats: usize,
@@ -31,16 +32,18 @@ impl Options {
             checkpoint: "none".into(),
             fused: true,
             captured: false,
+            traced: false,
             moments: FloatDType::F32,
             layers: None,
             repeats: 5,
             threads: "2".into(),
         };
         while let [name, rest @ ..] = arguments {
-            if let "--tiny" | "--plain" | "--capture" = &**name {
+            if let "--tiny" | "--plain" | "--capture" | "--trace" = &**name {
                 options.tiny |= name == "--tiny";
                 options.fused &= name != "--plain";
                 options.captured |= name == "--capture";
+                options.traced |= name == "--trace";
                 arguments = rest;
                 continue;
             }
