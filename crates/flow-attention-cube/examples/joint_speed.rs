@@ -1,5 +1,7 @@
 //! Backward with five products against the two kernels with seven, on an H100: `joint_speed check` compares
-//! results, `joint_speed time` times both in turns. A line for each call.
+//! results, `joint_speed time` times both in turns, and forward; `joint_speed time tokens` does so with tensors in which a token's
+//! heads lie side by side, as models have them. `joint_speed long` is one call of 31,200 tokens of that kind, again and again, for profilers.
+//! A line for each call.
 
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -41,6 +43,15 @@ fn pool(count: usize) -> Vec<bf16> {
     (0..count).map(|_| bf16::from_f32(next())).collect()
 }
 
+/// What lies side by side in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// The tokens of a head.
+    HeadsFirst,
+    /// The heads of a token.
+    TokensFirst,
+}
+
 /// Tensors of one call.
 struct Operands {
     scale: f32,
@@ -54,12 +65,22 @@ struct Operands {
 }
 
 impl Operands {
-    fn new(client: &Client, call: Call, scale: f32, pool: &[bf16]) -> Result<Self, String> {
+    fn new(
+        client: &Client,
+        call: Call,
+        scale: f32,
+        pool: &[bf16],
+        order: Order,
+    ) -> Result<Self, String> {
         let tensor = |rows: usize, heads: usize, piece: usize| {
             let shape = [call.batch, heads, rows, call.head_dim];
             let count: usize = shape.iter().product();
             let handle = client.create_from_slice(bf16::as_bytes(&pool[piece * 4099..][..count]));
-            Heads::contiguous(handle, shape)
+            let mut tensor = Heads::contiguous(handle, shape);
+            if order == Order::TokensFirst {
+                tensor.strides = [count / call.batch, call.head_dim, heads * call.head_dim, 1];
+            }
+            tensor
         };
         let of_queries = |piece| tensor(call.queries, call.heads, piece);
         let parts = call.keys.into_iter().enumerate().filter(|(_, n)| *n > 0);
@@ -146,7 +167,7 @@ fn name(call: &Call) -> String {
 
 /// Whether the joint kernel gives the bits of `dk` and `dv`, `dq` but for rounding, and the same bits again.
 fn check(client: &Client, call: Call, scale: f32, pool: &[bf16]) -> Result<bool, String> {
-    let all = Operands::new(client, call, scale, pool)?;
+    let all = Operands::new(client, call, scale, pool, Order::HeadsFirst)?;
     let want = all.gradients(client, &prepare(client, call, all.scale, None)?, 0)?;
     let joint = prepare(client, call, all.scale, Wgmma::joint(&call, false))?;
     let got = all.gradients(client, &joint, 0xFF)?;
@@ -216,8 +237,8 @@ fn window(client: &Client, rounds: usize, replay: &Replay) -> Result<f64, String
     Ok(ticks.duration().as_secs_f64())
 }
 
-fn time(client: &Client, call: Call, pool: &[bf16]) -> Result<(), String> {
-    let all = Operands::new(client, call, 1.0 / (call.head_dim as f32).sqrt(), pool)?;
+fn time(client: &Client, call: Call, pool: &[bf16], order: Order) -> Result<(), String> {
+    let all = Operands::new(client, call, 1.0 / (call.head_dim as f32).sqrt(), pool, order)?;
     let products = 2.0 * (call.batch * call.heads * call.head_dim * call.queries * call.keys[0]) as f64;
     let guess = 5.0 * products / 400e12;
     let count = ((0.004 / guess) as usize).clamp(1, 8);
@@ -256,10 +277,41 @@ fn time(client: &Client, call: Call, pool: &[bf16]) -> Result<(), String> {
         "  the joint kernel takes {:.3} of the two kernels' time",
         times[1][REPEATS / 2] / times[0][REPEATS / 2]
     );
+    let prepared = prepare(client, call, all.scale, None)?;
+    let replay = graph(client, 2 * count, || {
+        prepared.forward(&all.q, &all.keys(), &all.o, &all.lse);
+    })?;
+    let mut times = Vec::new();
+    for _ in 0..REPEATS {
+        times.push(window(client, rounds, &replay)? / (2 * rounds * count) as f64);
+    }
+    times.sort_by(f64::total_cmp);
+    println!(
+        "  forward: {:.3} ms ({:.3} to {:.3}), {:.0} TFLOP/s",
+        times[REPEATS / 2] * 1e3,
+        times[0] * 1e3,
+        times[REPEATS - 1] * 1e3,
+        2.0 * products / times[REPEATS / 2] / 1e12
+    );
     Ok(())
 }
 
-fn times(client: &Client) -> Result<(), String> {
+/// Launches alone, a few of each kernel.
+fn long(client: &Client) -> Result<(), String> {
+    let call = call(1, [12, 12], 31200, [31200, 0], HEAD_DIM);
+    let pool = pool(12 * 31200 * HEAD_DIM + 16 * 4099);
+    let scale = 1.0 / (HEAD_DIM as f32).sqrt();
+    let all = Operands::new(client, call, scale, &pool, Order::TokensFirst)?;
+    let prepared = prepare(client, call, scale, Wgmma::joint(&call, false))?;
+    let scratch = client.empty(prepared.scratch_bytes());
+    for _ in 0..3 {
+        prepared.forward(&all.q, &all.keys(), &all.o, &all.lse);
+        all.backward(&prepared, &scratch);
+    }
+    cubecl::future::block_on(client.sync()).map_err(|e| format!("{e:?}"))
+}
+
+fn times(client: &Client, order: Order) -> Result<(), String> {
     let full = |batch, heads, rows| call(batch, [heads, heads], rows, [rows, 0], HEAD_DIM);
     let calls = [
         full(1, 12, 31200),
@@ -272,7 +324,7 @@ fn times(client: &Client) -> Result<(), String> {
     let most = |call: &Call| call.batch * call.heads * call.queries * HEAD_DIM;
     let pool = pool(calls.iter().map(most).max().unwrap_or(0) + 16 * 4099);
     for call in calls {
-        time(client, call, &pool)?;
+        time(client, call, &pool, order)?;
     }
     Ok(())
 }
@@ -285,8 +337,10 @@ fn main() {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match words[..] {
         ["check"] => checks(&client),
-        ["time"] => times(&client).map(|()| true),
-        _ => Err("usage: joint_speed check|time".into()),
+        ["time"] => times(&client, Order::HeadsFirst).map(|()| true),
+        ["time", "tokens"] => times(&client, Order::TokensFirst).map(|()| true),
+        ["long"] => long(&client).map(|()| true),
+        _ => Err("usage: joint_speed check | time [tokens] | long".into()),
     };
     match done {
         Ok(true) => println!("done"),

@@ -77,8 +77,8 @@ unsafe extern "C" fn completed(_: *mut c_void, _: u32, buffer: *mut u8, _: usize
     }
 }
 
-/// The library, recording.
-pub struct KernelTrace(Library);
+/// The library, recording. It stays loaded: the driver calls it until the process ends.
+pub struct KernelTrace(&'static Library);
 
 impl KernelTrace {
     /// Begins to record; before the first call of the device, so that recorded calls are known, too.
@@ -94,7 +94,7 @@ impl KernelTrace {
                 LIBRARIES.join(", ")
             )
         })?;
-        let trace = Self(library);
+        let trace = Self(Box::leak(Box::new(library)));
         // SAFETY: the types are those of `cupti_activity.h`.
         unsafe {
             *NEXT_RECORD.lock().unwrap_or_else(PoisonError::into_inner) =
