@@ -218,8 +218,6 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         );
         // All products of the tile before are done, too.
         let users = count_warp(lane, used_base + before * 4, last_warp);
-        let scores = hide::<NS>(scores, pattern, bits, shape);
-        let p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
         if users == last_warp && tile - 1 + comptime!(stages as u32) < tile_count {
             let row = upcoming * comptime!(passing as u32);
             next_tile::<E>(
@@ -241,6 +239,8 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
                 tiles,
             );
         }
+        let scores = hide::<NS>(scores, pattern, bits, shape);
+        let p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
         if comptime!(tiles.sums.values()) {
             let weights = pack::<NS, NP>(p, passing, element);
             v_sum = wgmma::issue_registers::<NG, NP>(v_sum, weights, do_now, comptime!(tiles.weighted()));

@@ -282,12 +282,6 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
         let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
         // The sum over the tile before is done, too.
         let users = count_warp(lane, used_base + before * 4, last_warp);
-        scores = hide::<NS>(scores, pattern, bits, shape);
-        let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
-        if comptime!(!tiles.masked) && exist < per_tile {
-            scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
-        }
-        let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
         if users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
             let to = before as usize;
             next_tile::<E>(
@@ -306,6 +300,12 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
                 tiles,
             );
         }
+        scores = hide::<NS>(scores, pattern, bits, shape);
+        let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
+        if comptime!(!tiles.masked) && exist < per_tile {
+            scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
+        }
+        let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
         let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);
         let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, passing);
         q_sum = wgmma::issue_registers::<NG, NP>(
