@@ -125,6 +125,7 @@ class Work:
             self.given["tokens"] = torch.tensor(about["tokens"], device=device)
         self.scale = about["guidance_scale"]
         self.optimizer = None
+        self.learning_rate = about["learning_rate"]
 
     def arrange(self, mode, policy):
         """Runs the blocks as `mode` and `policy` say from now on. Parameters and what was compiled stay."""
@@ -236,7 +237,7 @@ class Work:
     def step(self):
         loss = self.loss()
         if self.optimizer is None:
-            options = dict(lr=self.about["learning_rate"], betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+            options = dict(lr=self.learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
             self.optimizer = torch.optim.AdamW(self.trained, fused=True, **options)
         self.optimizer.step()
         return loss
@@ -311,6 +312,7 @@ def time_part(options):
     work = Work(
         options.folder, options.device, DTYPES[options.dtype], options.mode, options.checkpoint, DTYPES[trained_in]
     )
+    work.learning_rate = options.learning_rate
     part = {"forward": work.forward, "rollout": work.roll_out, "step": work.step}[options.part]
     wait = torch.cuda.synchronize if is_cuda else lambda: None
     first = part().float()
@@ -337,9 +339,10 @@ def time_part(options):
     found = []
     for _ in range(options.repeats):
         start = time.perf_counter()
-        part()
+        last = part()
         wait()
         found.append((time.perf_counter() - start) * 1e3)
+    last_loss = last.item() if options.part == "step" else None
     found.sort()
     at = lambda share: found[round((len(found) - 1) * share)]
     peak = torch.cuda.max_memory_allocated() if is_cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
@@ -348,6 +351,8 @@ def time_part(options):
             about
             | {
                 "loss" if options.part == "step" else "root_mean_square": result,
+                # JSON has no NaN.
+                "last_loss": last_loss if last_loss is None or math.isfinite(last_loss) else None,
                 "median_ms": statistics.median(found),
                 "p10_ms": at(0.1),
                 "p90_ms": at(0.9),
@@ -426,6 +431,8 @@ def main():
     timed.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
     timed.add_argument("--trained-in", choices=tuple(DTYPES))
     timed.add_argument("--deterministic", action="store_true")
+    # Small, so that each run is of much the same data: a GPU's clock depends on what its data draw.
+    timed.add_argument("--learning-rate", type=float, default=1e-6)
     timed.add_argument("--trace", action="store_true", help="instead of times: every kernel of one run")
     timed.add_argument("--repeats", type=int, default=9)
     served = commands.add_parser("serve")

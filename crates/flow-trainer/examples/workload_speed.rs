@@ -12,6 +12,7 @@
 //!   --capture             calls of the model recorded once and replayed (time)
 //!   --trace               instead of times: launches and times of every kernel of one run, by NVIDIA's CUPTI (time)
 //!   --moments f32|bf16    what AdamW's moments are stored as (time; default f32)
+//!   --learning-rate X     of the updates (time; default 1e-6, so that each is of the same data)
 //!   --layers N            of that many blocks, for a look at one of them
 //!   --repeats N           measurements (time; default 5)
 //!   --threads N           of the processor (default 2)
@@ -72,7 +73,11 @@ type Failure = Box<dyn Error>;
 const RECORDED: usize = 1;
 /// Standard deviation of what is added to every weight.
 const PERTURBATION: f32 = 0.02;
+/// Of the update that both programs' results are compared after.
 const LEARNING_RATE: f64 = 1e-4;
+/// Of updates that are timed: so small that all runs are of much the same data. What a GPU draws depends on its data, and its
+/// clock on what it draws; of numbers that are not finite any more, or all alike, a step is up to a sixth faster.
+const TIMED_LEARNING_RATE: f64 = 1e-6;
 const CLIP_RANGE: (f32, f32) = (-0.1, 0.1);
 
 fn main() -> ExitCode {
@@ -343,9 +348,9 @@ impl Job {
         Ok(Learnt::Recorded { sampler, batch })
     }
 
-    fn optimizer(&self, moments: FloatDType) -> AdamW {
+    fn optimizer(&self, moments: FloatDType, learning_rate: f64) -> AdamW {
         let settings = AdamWSettings {
-            learning_rate: LEARNING_RATE,
+            learning_rate,
             betas: (0.9, 0.999),
             epsilon: 1e-8,
             weight_decay: 0.0,
@@ -427,6 +432,7 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
         job.weights.freeze(&none);
     }
     let mut failed = None;
+    let mut last_loss = None;
     // The result is read, so that what an asynchronous device has not done yet is waited for; until then the host has only
     // told the device what to do.
     let mut enqueued_ms = 0.0;
@@ -456,15 +462,17 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
         }
         "step" => {
             let learnt = job.learnt()?;
-            let mut optimizer = job.optimizer(options.moments);
+            let rate = options.learning_rate.unwrap_or(TIMED_LEARNING_RATE);
+            let mut optimizer = job.optimizer(options.moments, rate);
             let loss = cpu::to_host(&job.loss(&learnt).0)[0];
             let last = job.trained.iter().rposition(|trained| *trained).unwrap_or(0);
             let wall_ms = meter.measure(|| {
                 let start = Instant::now();
-                let (_, gradients) = job.loss(&learnt);
+                let (loss, gradients) = job.loss(&learnt);
                 ended(start);
                 failed = failed.take().or(job.update(&mut optimizer, gradients).err());
                 job.weights.host(last);
+                last_loss = Some(loss);
             });
             (f64::from(loss), wall_ms)
         }
@@ -493,6 +501,7 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             "device": job.device.name(),
             if part == "step" { "loss" } else { "root_mean_square" }: result,
             "median_ms": at(0.5), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
+            "last_loss": last_loss.map(|loss| cpu::to_host(&loss)[0]),
             // Of the last: of a step without the update, which waits for the gradients' norm.
             "enqueued_ms": enqueued_ms,
             "tflop": tflop, "tflop_per_s": tflop / at(0.5) * 1e3,
@@ -593,7 +602,7 @@ fn export(workload: Workload, folder: &Path, options: &Options) -> Result<(), Fa
             wanted.plain(&format!("gradient.{}", spec.name), gradient);
         }
     }
-    let mut optimizer = job.optimizer(FloatDType::F32);
+    let mut optimizer = job.optimizer(FloatDType::F32, LEARNING_RATE);
     job.update(&mut optimizer, gradients)?;
     for (index, trained) in job.trained.iter().enumerate() {
         if *trained {
