@@ -65,13 +65,7 @@ struct Operands {
 }
 
 impl Operands {
-    fn new(
-        client: &Client,
-        call: Call,
-        scale: f32,
-        pool: &[bf16],
-        order: Order,
-    ) -> Result<Self, String> {
+    fn new(client: &Client, call: Call, scale: f32, pool: &[bf16], order: Order) -> Result<Self, String> {
         let tensor = |rows: usize, heads: usize, piece: usize| {
             let shape = [call.batch, heads, rows, call.head_dim];
             let count: usize = shape.iter().product();

@@ -51,16 +51,6 @@ pub fn named_arrive(number: u32, #[comptime] threads: u32) {
     gpu_asm!("bar.arrive {number}, {threads};", number = in(_) number);
 }
 
-/// Adds one to a counter in shared memory and returns what it was before; ordered with what the block did before and
-/// does after.
-#[cube]
-pub fn count(counter: u32) -> u32 {
-    let counter = read::<u32>(counter);
-    let out: u32;
-    gpu_asm!("atom.acq_rel.cta.shared::cta.add.u32 {}, [{}], 1;", out(_) out, in(_) counter);
-    out
-}
-
 /// Adds one to a counter in shared memory, or sets it back to 0 where it is `last`, and returns what it was. Asks for the
 /// value and goes on: only what uses it waits.
 ///

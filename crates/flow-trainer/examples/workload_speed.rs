@@ -30,6 +30,8 @@ mod flops;
 mod inputs;
 #[path = "common/kernel_trace.rs"]
 mod kernel_trace;
+#[path = "common/meter.rs"]
+mod meter;
 #[path = "common/opening.rs"]
 mod opening;
 #[path = "common/timing.rs"]
@@ -54,16 +56,16 @@ use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Tra
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::setup;
 use inputs::{Inputs, normal};
-use kernel_trace::KernelTrace;
+use meter::Meter;
 use rayon::prelude::*;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
-use timing::{in_pool, measure};
+use timing::in_pool;
 use workload_options::Options;
 use workloads::{NAMES, Workload, workload};
 
@@ -395,35 +397,8 @@ fn root_mean_square(values: &[f32]) -> f64 {
     (sum / values.len() as f64).sqrt()
 }
 
-/// Measures the work, or says which kernels one run of it has.
-struct Meter {
-    trace: Option<KernelTrace>,
-    repeats: usize,
-    kernels: Result<Vec<Value>, Failure>,
-}
-
-impl Meter {
-    /// Milliseconds of each run.
-    fn measure(&mut self, mut work: impl FnMut()) -> Vec<f64> {
-        let Some(trace) = &self.trace else {
-            return measure(self.repeats, 1, work);
-        };
-        // Before the last, kernels are compiled and calls are recorded.
-        let wall_ms = measure(0, 1, &mut work);
-        self.kernels = trace.take().map(drop).and_then(|()| {
-            work();
-            trace.take()
-        });
-        wall_ms
-    }
-}
-
 fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Result<(), Failure> {
-    let mut meter = Meter {
-        trace: options.traced.then(KernelTrace::start).transpose()?,
-        repeats: options.repeats,
-        kernels: Ok(Vec::new()),
-    };
+    let mut meter = Meter::new(options.repeats, options.traced)?;
     let file = folder.join("weights.safetensors");
     let mut job = Job::new(workload, Some(&file), options)?;
     if part != "step" {
@@ -484,7 +459,11 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
         return Err(failed);
     }
     if options.traced {
-        println!("{}", traced_row(&job, part, options, &meter.kernels?));
+        let about = json!({
+            "program": "flow-train", "workload": job.workload.name, "part": part, "mode": job.plan.describe(),
+            "checkpoint": options.checkpoint, "device": job.device.name(),
+        });
+        println!("{}", meter.row(about)?);
         return Ok(());
     }
     wall_ms.sort_by(f64::total_cmp);
@@ -510,22 +489,6 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
         })
     );
     Ok(())
-}
-
-/// A line of JSON about the kernels of one run.
-fn traced_row(job: &Job, part: &str, options: &Options, kernels: &[Value]) -> Value {
-    let sum = |key: &str| kernels.iter().filter_map(|kernel| kernel[key].as_f64()).sum::<f64>();
-    json!({
-        "program": "flow-train",
-        "workload": job.workload.name,
-        "part": part,
-        "mode": job.plan.describe(),
-        "checkpoint": options.checkpoint,
-        "device": job.device.name(),
-        "launches": sum("calls"),
-        "kernels_ms": sum("us") / 1e3,
-        "kernels": kernels,
-    })
 }
 
 fn export(workload: Workload, folder: &Path, options: &Options) -> Result<(), Failure> {

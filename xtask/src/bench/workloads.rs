@@ -21,6 +21,9 @@ use std::process::Command;
 /// How far losses of bf16 programs may lie apart, relative to the loss.
 pub(super) const LOSS_TOLERANCE: f64 = 0.02;
 
+/// Kernels of a row that the table names, the longest first; the file has all.
+const KERNELS: usize = 8;
+
 /// How to measure workloads.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -44,6 +47,9 @@ pub struct Options {
     /// Our program, if it is built already (`crates/flow-trainer/examples/workload_speed.rs`).
     #[arg(long)]
     program: Option<PathBuf>,
+    /// Leaves out the launches and kernels of each row, which take another run of each contender.
+    #[arg(long)]
+    no_trace: bool,
     /// A file for the measurements, one line of JSON each.
     #[arg(long)]
     to: Option<PathBuf>,
@@ -163,8 +169,9 @@ pub fn run(workspace: &Workspace, options: &Options, which: Which) -> Result<()>
         which,
         ceiling: None,
     };
+    let mut lines = String::new();
     for name in &names {
-        bench.check(name)?;
+        writeln!(lines, "{}", bench.check(name)?)?;
     }
     let Some(device) = &options.device else {
         return Ok(());
@@ -174,7 +181,7 @@ pub fn run(workspace: &Workspace, options: &Options, which: Which) -> Result<()>
         println!("{found}");
         bench.ceiling = Some(found.matmul);
     }
-    let (mut table, mut lines) = (String::new(), String::new());
+    let mut table = String::new();
     for name in names {
         bench.time(name, device, &mut table, &mut lines)?;
     }
@@ -219,15 +226,22 @@ impl Bench<'_> {
         }
     }
 
-    /// That both programs compute the same.
-    fn check(&self, name: &str) -> Result<()> {
+    /// That both programs compute the same, and how far apart the results are.
+    fn check(&self, name: &str) -> Result<Value> {
         let folder = tempfile::tempdir()?;
         self.export(name, folder.path(), true)?;
         let mut command = Command::new(&self.python);
         let checked = output(command.arg(&self.script).arg("check").arg(folder.path()))?;
         let agreement: Value = serde_json::from_str(&checked).context("the peer's check wrote no JSON")?;
         println!("{name}: both compute the same: {}", agreement["relative_l2"]);
-        Ok(())
+        Ok(agreement)
+    }
+
+    /// Launches and kernels of one run, or why they are not known.
+    fn trace(&self, mut command: Command) -> Result<Value> {
+        let text = output(command.arg("--trace"))?;
+        let line = text.lines().last().context("a trace wrote nothing")?;
+        serde_json::from_str(line).context("a trace wrote no JSON")
     }
 
     fn contender(
@@ -299,6 +313,19 @@ impl Bench<'_> {
                 }
             }
             agree(name, &found)?;
+            let mut traces = vec![Value::Null; contenders.len()];
+            if device == "cuda" && !self.options.no_trace {
+                for (contender, trace) in contenders.iter().zip(&mut traces) {
+                    let command = self.contender(*contender, folder.path(), name, row, device);
+                    match self.trace(command) {
+                        Ok(found) => {
+                            writeln!(lines, "{found}")?;
+                            *trace = found;
+                        }
+                        Err(why) => println!("{}: its kernels are not known: {why:#}", contender.name()),
+                    }
+                }
+            }
             let medians: Vec<f64> = found.iter().map(|found| median(found)).collect();
             let of_peers = contenders.iter().zip(&medians);
             let best = of_peers
@@ -318,12 +345,13 @@ impl Bench<'_> {
             let tflop = found[0][0]["tflop"].as_f64().unwrap_or(f64::NAN);
             // In no less time can the device do as many, if it did nothing else.
             let floor_ms = self.ceiling.map(|ceiling| tflop * 1e15 / ceiling);
-            for ((contender, found), median) in contenders.iter().zip(&found).zip(medians) {
+            for (index, (contender, median)) in contenders.iter().zip(medians).enumerate() {
+                let (found, trace) = (&found[index], &traces[index]);
                 let number = |key: &str| found[0][key].as_f64().unwrap_or(f64::NAN);
                 writeln!(
                     table,
                     "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms ({:.2} to {:.2}) {:6.1} TFLOP/s {:>5} of the ceiling {:>5} \
-                     of the floor {:>8} ms of the host {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of the least peer's memory",
+                     of the floor {:>8} ms of the host {:>6} launches of {:>8} ms {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of the least peer's memory",
                     contender.name(),
                     number("p10_ms"),
                     number("p90_ms"),
@@ -331,10 +359,21 @@ impl Bench<'_> {
                     figure(&json!(floor_ms.map(|floor| floor / median)), 2),
                     figure(&json!(floor_ms.map(|floor| median / floor)), 2),
                     figure(&found[0]["enqueued_ms"], 2),
+                    figure(&trace["launches"], 0),
+                    figure(&trace["kernels_ms"], 2),
                     gib(found),
                     best / median,
                     gib(found) / least,
                 )?;
+                for kernel in trace["kernels"].as_array().into_iter().flatten().take(KERNELS) {
+                    writeln!(
+                        table,
+                        "{:>40} ms in {:>5} launches of {}",
+                        figure(&json!(kernel["us"].as_f64().map(|us| us / 1e3)), 3),
+                        figure(&kernel["calls"], 0),
+                        kernel["name"].as_str().unwrap_or_default(),
+                    )?;
+                }
             }
         }
         Ok(())
@@ -369,7 +408,10 @@ fn agree(name: &str, found: &[Vec<Value>]) -> Result<()> {
         value.is_some_and(|value| (value - ours).abs() <= LOSS_TOLERANCE * ours.abs())
     };
     // Without updates there is nothing that could come apart.
-    let stayed = |row: &Value| row.get("last_loss").is_none_or(|last| key != "loss" || near(last));
+    let stayed = |row: &Value| {
+        row.get("last_loss")
+            .is_none_or(|last| key != "loss" || near(last))
+    };
     if let Some(apart) = all.find(|row| !near(&row[key]) || !stayed(row)) {
         bail!("{name}: results lie apart, {key} {ours} first, and in {apart}: they do not compute the same");
     }

@@ -22,9 +22,10 @@ const END: usize = 24;
 const NAME: usize = 104;
 /// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`: buffers that are not full, too.
 const FORCED: u32 = 1;
-/// Where CUPTI may be: beside the toolkit, as its extra, and as PyTorch's.
-const LIBRARIES: [&str; 3] = [
+/// Where CUPTI may be: where libraries are looked for, in the toolkit, as its extra, and as older PyTorch's.
+const LIBRARIES: [&str; 4] = [
     "libcupti.so.13",
+    "/usr/local/cuda/lib64/libcupti.so.13",
     "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.13",
     "libcupti.so.12",
 ];
@@ -46,7 +47,11 @@ unsafe extern "C" fn requested(buffer: *mut *mut u8, size: *mut usize, most_reco
     // SAFETY: CUPTI gives places for three results.
     unsafe {
         *buffer = alloc(buffer_layout());
-        *size = if (*buffer).is_null() { 0 } else { buffer_layout().size() };
+        *size = if (*buffer).is_null() {
+            0
+        } else {
+            buffer_layout().size()
+        };
         *most_records = 0;
     }
 }

@@ -68,6 +68,9 @@ impl Options {
             }
             arguments = rest;
         }
+        if options.traced && options.device != "cuda" {
+            return Err("`--trace` lists the kernels of `--device cuda`".into());
+        }
         Ok(options)
     }
 }
