@@ -35,10 +35,10 @@ pub use exec::{
 };
 pub use experts::ExpertKernels;
 pub use kernels::{Activation, AdamWStep, Kernels, LaneKernels, LaneRow, StepFactors, StepValues, Updated};
-pub use model::{Condition, FlowModel, LatentShape, ModelInput, ModelSpec, TextWidth};
+pub use model::{AttentionShape, Condition, FlowModel, LatentShape, ModelInput, ModelSpec, TextWidth};
 pub use names::UnknownName;
 pub use params::{
-    Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Standing, Weights, WeightsUpdate,
+    Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows, Standing, Weights, WeightsUpdate,
     WeightsVersion,
 };
 pub use recording::{NotRecorded, Recorded, Recorder};

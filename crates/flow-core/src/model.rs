@@ -1,7 +1,7 @@
 //! The interface of flow-matching models.
 
 use crate::exec::{Exec, RegionKind};
-use crate::params::ParamLayout;
+use crate::params::{ParamLayout, Rows};
 use crate::tensors::select;
 use burn::tensor::{Int, Tensor};
 use std::fmt::Debug;
@@ -109,6 +109,32 @@ pub struct ModelSpec {
     pub stacks: Vec<(String, usize)>,
     /// Kinds of the regions that its blocks announce.
     pub regions: Vec<RegionKind>,
+    /// Its attention layers, for estimates of what it computes.
+    pub attentions: Vec<AttentionShape>,
+}
+
+impl ModelSpec {
+    /// How many `rows` one sample has, with `text_tokens` tokens of encoded text.
+    pub fn count_rows(&self, rows: Rows, text_tokens: usize) -> usize {
+        match rows {
+            Rows::Tokens => self.tokens,
+            Rows::Text => text_tokens,
+            Rows::Sample => 1,
+        }
+    }
+}
+
+/// Attention layers that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// How many there are.
+    pub layers: usize,
+    /// What asks: one stream, or several side by side.
+    pub queries: &'static [Rows],
+    /// What is asked.
+    pub keys: &'static [Rows],
+    /// Channels of all heads together.
+    pub width: usize,
 }
 
 /// Encoded text that a model reads.

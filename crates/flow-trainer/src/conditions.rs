@@ -64,6 +64,11 @@ impl Conditioner {
         }
     }
 
+    /// Tokens of a prompt's encoded text; 0 without.
+    pub fn text_tokens(&self) -> usize {
+        self.text.as_ref().map_or(0, EncodedText::tokens)
+    }
+
     /// Conditions of a batch of prompts, with the empty condition beside them under guidance.
     pub fn conditions<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Conditions {
         let rows: Vec<&[u32]> = prompts.map(|prompt| prompt.tokens.as_slice()).collect();

@@ -7,7 +7,10 @@ mod flops;
 mod workloads;
 
 use flops::{Forward, tera};
-use workloads::workload;
+use flow_core::device::ComputeDevice;
+use flow_models::ModelRegistry;
+use flow_validate::Operations;
+use workloads::{NAMES, Reads, workload};
 
 fn forward(name: &str) -> f64 {
     let Forward { linear, attention } = Forward::of(&workload(name, false).expect("a workload"));
@@ -58,4 +61,29 @@ fn long_videos_are_mostly_attention() {
     assert!((0.69..0.71).contains(&share), "{share}");
     // 31,200 tokens in 30 blocks of 12 heads of 128, to themselves and to 512 tokens of text.
     close(attention, 30.0 * 4.0 * 31_200.0 * 31_712.0 * 1536.0);
+}
+
+#[test]
+fn what_a_models_own_layout_says_it_computes_is_what_the_formulas_say() {
+    let mut models = ModelRegistry::new();
+    flow_models::register(&mut models);
+    for name in NAMES {
+        let workload = workload(name, false).expect("a workload");
+        let model = models.build(workload.architecture, &workload.settings, &ComputeDevice::cpu());
+        let model = model.expect("a model");
+        let text_tokens = match workload.reads {
+            Reads::Text { tokens, .. } => tokens,
+            Reads::Class { .. } => 0,
+        };
+        let trained = vec![true; model.layout().len()];
+        let found = Operations::of(model.layout(), model.spec(), &trained, text_tokens);
+        let Forward { linear, attention } = Forward::of(&workload);
+        // The formulas leave embeddings and the output out, and count a modulation of six widths for a sample.
+        assert!(
+            (found.trained / linear - 1.0).abs() < 0.02,
+            "{name}: {} and {linear}",
+            found.trained
+        );
+        assert_eq!(found.attention, attention, "{name}");
+    }
 }

@@ -19,9 +19,9 @@ use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
 use flow_checkpoint::Policy;
 use flow_config::{
     AlgorithmConfig, Architecture, Config, Diagnostic, Dynamics, Finetune, KlConfig, KlKind, MomentStorage,
-    Reference, Window,
+    Reference, TextConfig, Window,
 };
-use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec};
+use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
 
 const BYTES: f64 = 4.0;
@@ -41,10 +41,12 @@ pub struct Load {
     pub recomputed_every: Option<usize>,
     /// Bytes of a value of the optimizer's moments.
     pub moment_bytes: usize,
+    /// Tokens of the encoded text, for a model that reads it.
+    pub text_tokens: usize,
 }
 
 impl Load {
-    /// That of a config.
+    /// That of a config. Of text that is read from a file it knows no length, so `text_tokens` is 0 then and the estimate a little lower.
     pub fn of(config: &Config) -> Self {
         let sampling = &config.sampling;
         let branches = if sampling.guidance_scale == 1.0 { 1 } else { 2 };
@@ -79,6 +81,10 @@ impl Load {
                 MomentStorage::F32 => 4,
                 MomentStorage::Bf16 => 2,
             },
+            text_tokens: match &config.text {
+                TextConfig::Words(words) => words.tokens,
+                TextConfig::File(_) => 0,
+            },
         }
     }
 }
@@ -105,7 +111,7 @@ impl MemoryEstimate {
     pub fn new(layout: &ParamLayout, spec: &ModelSpec, trained: usize, load: &Load) -> Self {
         let all = layout.count_values(|_| true) as f64;
         let (trained, latent) = (trained as f64, spec.latent.values() as f64);
-        let per_row = activations_per_row(layout, spec, load.recomputed_every);
+        let per_row = activations_per_row(layout, spec, load);
         Self {
             weights: BYTES * all,
             gradients: BYTES * 2.0 * trained,
@@ -140,13 +146,18 @@ impl MemoryEstimate {
 }
 
 /// Values kept of one row of a micro-batch.
-fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, recomputed_every: Option<usize>) -> f64 {
+fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, load: &Load) -> f64 {
+    let Load {
+        recomputed_every,
+        text_tokens,
+        ..
+    } = *load;
     let (mut kept, mut blocks) = (0.0, BTreeMap::<(&str, usize), (f64, f64)>::new());
     for weight in layout.specs() {
         let Some([output, input_channels]) = features(weight) else {
             continue;
         };
-        let rows = rows_per_image(weight, spec);
+        let rows = spec.count_rows(weight.rows, text_tokens) as f64;
         let values = rows * (output + input_channels) as f64;
         let block = recomputed_every.and_then(|every| {
             let (stack, block) = block_of(&weight.name, spec)?;
@@ -158,7 +169,7 @@ fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, recomputed_every:
         };
         let (all, input) = blocks.entry(block).or_insert((0.0, f64::INFINITY));
         *all += values;
-        if weight.kind == ParamKind::Base && rows > 1.0 {
+        if weight.kind == ParamKind::Base && weight.rows == Rows::Tokens {
             *input = input.min(rows * input_channels as f64);
         }
     }
@@ -190,12 +201,6 @@ pub fn features(weight: &ParamSpec) -> Option<[usize; 2]> {
         [_, output, input] if weight.name.contains(".experts.") => Some([output, input]),
         _ => None,
     }
-}
-
-/// How often a linear layer is applied to one image: once, or once per token.
-pub fn rows_per_image(weight: &ParamSpec, spec: &ModelSpec) -> f64 {
-    let per_sample = weight.name.contains("norm") || weight.name.contains("time");
-    if per_sample { 1.0 } else { spec.tokens as f64 }
 }
 
 /// An amount of memory in GiB, as messages have it.

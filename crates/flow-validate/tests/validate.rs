@@ -2,12 +2,13 @@
 
 use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Refusal, Safety, StepScope, Target};
 use flow_attention::CpuAttention;
-use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity, parse_str};
+use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity, WordsText, parse_str};
 use flow_core::params::LayoutBuilder;
-use flow_core::{Init, ModelSpec, ParamLayout, Plan, RegionKind};
+use flow_core::{AttentionShape, Init, ModelSpec, ParamLayout, Plan, RegionKind, Rows};
 use flow_kernels::CpuKernels;
 use flow_validate::{
-    Capabilities, Load, Machine, MemoryEstimate, Question, Trainer, errors, explain, gib, validate,
+    Capabilities, Load, Machine, MemoryEstimate, Operations, Question, Trainer, errors, explain, gib,
+    validate,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -79,7 +80,9 @@ fn layout() -> ParamLayout {
     let mut layout = ParamLayout::default();
     let mut builder = LayoutBuilder::new(&mut layout);
     builder.param("blocks.0.to_v.weight", [3, 2], Init::Zeros);
-    builder.param("blocks.0.norm.weight", [2, 2], Init::Zeros);
+    builder
+        .applied_to(Rows::Sample)
+        .param("blocks.0.norm.weight", [2, 2], Init::Zeros);
     layout
 }
 
@@ -279,7 +282,8 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             records: 4,
             copies: 1,
             recomputed_every: None,
-            moment_bytes: 4
+            moment_bytes: 4,
+            text_tokens: WordsText::default().tokens,
         }
     );
     let mut spec = spec();
@@ -449,4 +453,43 @@ fn the_words_of_a_finding_are_those_of_the_error() {
             "{error} is not among {found:#?}"
         );
     }
+}
+
+#[test]
+fn a_forward_pass_is_the_products_of_each_weight_with_the_rows_that_it_sees() {
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    builder.param("to_q.weight", [8, 8], Init::Zeros);
+    builder
+        .applied_to(Rows::Text)
+        .param("to_k.weight", [8, 3], Init::Zeros);
+    builder
+        .applied_to(Rows::Sample)
+        .param("time.weight", [16, 5], Init::Zeros);
+    builder.param("norm.weight", [8], Init::Zeros);
+    let spec = ModelSpec {
+        tokens: 10,
+        attentions: vec![AttentionShape {
+            layers: 2,
+            queries: &[Rows::Tokens],
+            keys: &[Rows::Tokens, Rows::Text],
+            width: 8,
+        }],
+        ..ModelSpec::default()
+    };
+    let operations = Operations::of(&layout, &spec, &[true, false, false, true], 7);
+    let trained = 2.0 * 10.0 * 64.0;
+    let frozen = 2.0 * 7.0 * 24.0 + 2.0 * 80.0;
+    let attention = 2.0 * 4.0 * 10.0 * 17.0 * 8.0;
+    assert_eq!(
+        operations,
+        Operations {
+            trained,
+            frozen,
+            attention
+        }
+    );
+    assert_eq!(operations.forward(), trained + frozen + attention);
+    // The gradient of a frozen weight is nobody's.
+    assert_eq!(operations.backward(), 2.0 * trained + frozen + 2.0 * attention);
 }

@@ -26,6 +26,18 @@ pub enum ParamKind {
     Adapter,
 }
 
+/// Rows of one sample that a linear weight multiplies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rows {
+    /// One for each token of the latent.
+    #[default]
+    Tokens,
+    /// One for each token of the encoded text.
+    Text,
+    /// One: the noise level, a pooled condition.
+    Sample,
+}
+
 /// One weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamSpec {
@@ -39,6 +51,8 @@ pub struct ParamSpec {
     pub kind: ParamKind,
     /// Whether AdamW decays it: matrices yes, biases, norms and tables no.
     pub decays: bool,
+    /// What a linear weight is applied to; of others it says nothing.
+    pub rows: Rows,
 }
 
 /// A low-rank adapter of a linear weight: `y = W x + scale · B (A x)`.
@@ -139,12 +153,14 @@ impl ParamLayout {
         let spec = &self.specs[weight.index()];
         let stem = spec.name.strip_suffix(".weight").unwrap_or(&spec.name).to_owned();
         let [output, input] = [spec.shape[0], spec.shape[1]];
+        let rows = spec.rows;
         let factor = |name: &str, shape: [usize; 2], init| ParamSpec {
             name: format!("{stem}.{name}.weight"),
             shape: shape.to_vec(),
             init,
             kind: ParamKind::Adapter,
             decays: true,
+            rows,
         };
         let down = self.push(factor("lora_A", [rank, input], Init::Normal(1.0 / rank as f32)))?;
         let up = self.push(factor("lora_B", [output, rank], Init::Zeros))?;
@@ -172,6 +188,7 @@ impl ParamLayout {
 pub struct LayoutBuilder<'a> {
     layout: &'a mut ParamLayout,
     prefix: String,
+    rows: Rows,
 }
 
 impl<'a> LayoutBuilder<'a> {
@@ -180,6 +197,7 @@ impl<'a> LayoutBuilder<'a> {
         Self {
             layout,
             prefix: String::new(),
+            rows: Rows::default(),
         }
     }
 
@@ -188,6 +206,16 @@ impl<'a> LayoutBuilder<'a> {
         LayoutBuilder {
             prefix: format!("{}{name}.", self.prefix),
             layout: self.layout,
+            rows: self.rows,
+        }
+    }
+
+    /// A builder for weights of this part, and of parts under it, that are applied to `rows`.
+    pub fn applied_to(&mut self, rows: Rows) -> LayoutBuilder<'_> {
+        LayoutBuilder {
+            prefix: self.prefix.clone(),
+            layout: self.layout,
+            rows,
         }
     }
 
@@ -222,6 +250,7 @@ impl<'a> LayoutBuilder<'a> {
             init,
             kind,
             decays,
+            rows: self.rows,
         };
         Handle(self.layout.push(spec).expect("a model declares each weight once"))
     }

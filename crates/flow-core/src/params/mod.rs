@@ -11,7 +11,7 @@ mod view;
 mod weights;
 
 pub use init::Init;
-pub use layout::{Adapter, Handle, LayoutBuilder, ParamKind, ParamLayout, ParamSpec};
+pub use layout::{Adapter, Handle, LayoutBuilder, ParamKind, ParamLayout, ParamSpec, Rows};
 pub use version::WeightsVersion;
 pub use view::{ParamView, Standing};
 pub use weights::{Weights, WeightsUpdate};

@@ -3,8 +3,8 @@
 use super::DitConfig;
 use crate::layers::{NORM_EPSILON, Parts, RotaryTable, SelfAttention, feed_forward, modulation, norm};
 use burn::tensor::Tensor;
-use flow_core::Init;
 use flow_core::exec::{AttentionKind, Block, Exec, FeedForward, Linear, RegionKind};
+use flow_core::{Init, Rows};
 use std::sync::Arc;
 
 /// Order of the modulation's chunks (Peebles and Xie 2022; diffusers' `AdaLayerNormZero`).
@@ -28,9 +28,12 @@ pub(super) struct Front {
 impl Front {
     pub fn new(parts: &mut Parts<'_>, config: &DitConfig, rotary: Option<RotaryTable>) -> Arc<Self> {
         let (hidden, heads) = (config.hidden, config.heads);
-        let modulation = parts
-            .under("norm1")
-            .linear("linear", hidden, chunk::COUNT * hidden, Init::Zeros);
+        let modulation = parts.applied_to(Rows::Sample).under("norm1").linear(
+            "linear",
+            hidden,
+            chunk::COUNT * hidden,
+            Init::Zeros,
+        );
         let mut attention = parts.under("attn");
         Arc::new(Self {
             modulation,

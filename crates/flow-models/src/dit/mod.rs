@@ -21,7 +21,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::model::{FlowModel, ModelInput, ModelSpec};
 use flow_core::params::LayoutBuilder;
-use flow_core::{Activation, Handle, Init, ParamLayout};
+use flow_core::{Activation, AttentionShape, Handle, Init, ParamLayout, Rows};
 use moe::MoeBlock;
 use serde_json::Value;
 use std::sync::Arc;
@@ -131,9 +131,12 @@ impl Dit {
                     .collect(),
             ),
         };
-        let norm_out = parts
-            .under("norm_out")
-            .linear("linear", hidden, 2 * hidden, Init::Zeros);
+        let norm_out = parts.applied_to(Rows::Sample).under("norm_out").linear(
+            "linear",
+            hidden,
+            2 * hidden,
+            Init::Zeros,
+        );
         let out = parts.linear("proj_out", hidden, patch * patch * latent.channels, Init::Zeros);
         let positions = (!rope).then(|| {
             let table = sincos_2d(hidden, rows, columns, 1.0);
@@ -147,6 +150,12 @@ impl Dit {
             text: None,
             stacks: vec![("transformer_blocks".into(), config.layers)],
             regions: blocks.regions(),
+            attentions: vec![AttentionShape {
+                layers: config.layers,
+                queries: &[Rows::Tokens],
+                keys: &[Rows::Tokens],
+                width: hidden,
+            }],
         };
         Ok(Self {
             spec,

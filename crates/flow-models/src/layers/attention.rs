@@ -4,7 +4,7 @@ use super::{NORM_EPSILON, Parts, RotaryTable};
 use burn::tensor::Tensor;
 use flow_core::exec::{Exec, Linear};
 use flow_core::kernels::NormChunks;
-use flow_core::{Handle, Init};
+use flow_core::{Handle, Init, Rows};
 
 /// `[B, S, H, D]` to `[B, S, H·D]`.
 pub(crate) fn heads_to_width(x_bshd: Tensor<4>) -> Tensor<3> {
@@ -82,7 +82,8 @@ impl Projection {
 
     /// The context's projections.
     pub fn context(parts: &mut Parts<'_>, hidden: usize, heads: usize, qk_norm: bool) -> Self {
-        Self::new(parts, &ProjectionNames::CONTEXT, hidden, heads, qk_norm)
+        let mut parts = parts.applied_to(Rows::Text);
+        Self::new(&mut parts, &ProjectionNames::CONTEXT, hidden, heads, qk_norm)
     }
 
     /// `(q, k, v)`, each `[B, S, H, D]`, of the modulated layer norm of `x_BSD`; `rotary` turns queries and keys.

@@ -2,7 +2,7 @@
 
 use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
-use flow_core::{Handle, Init};
+use flow_core::{Handle, Init, Rows};
 use std::fmt::Display;
 
 /// A [`LayoutBuilder`] that notes every linear layer.
@@ -20,6 +20,14 @@ impl<'a> Parts<'a> {
     pub fn under(&mut self, name: impl Display) -> Parts<'_> {
         Parts {
             builder: self.builder.under(name),
+            linears: self.linears,
+        }
+    }
+
+    /// This part's weights that are applied to `rows`, and not to the tokens of the latent.
+    pub fn applied_to(&mut self, rows: Rows) -> Parts<'_> {
+        Parts {
+            builder: self.builder.applied_to(rows),
             linears: self.linears,
         }
     }

@@ -4,7 +4,7 @@ use super::Parts;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear};
-use flow_core::{Activation, Init};
+use flow_core::{Activation, Init, Rows};
 
 /// Channels of the sinusoidal embedding in DiT (Peebles and Xie 2022, arXiv:2212.09748) and in SD3.
 pub(crate) const TIMESTEP_CHANNELS: usize = 256;
@@ -25,6 +25,7 @@ pub(crate) struct TimestepEmbedding {
 impl TimestepEmbedding {
     /// Of an even number of sinusoidal `channels`.
     pub fn new(mut parts: Parts<'_>, channels: usize, hidden: usize, device: &ComputeDevice) -> Self {
+        let mut parts = parts.applied_to(Rows::Sample);
         let half = channels / 2;
         // In f32 in this order, as diffusers' `get_timestep_embedding` does: the angles reach 1000, where one rounding
         // of a frequency is visible.

@@ -6,7 +6,7 @@ use crate::layers::{
 };
 use burn::tensor::Tensor;
 use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, Linear, RegionKind};
-use flow_core::{AttentionSpec, Init};
+use flow_core::{AttentionSpec, Init, Rows};
 use std::sync::Arc;
 
 /// Order of the chunks of a full modulation (diffusers' `AdaLayerNormZero`); with a second attention three more
@@ -71,6 +71,7 @@ impl MmditBlock {
         };
         let mut modulation = |name, chunks| {
             let mut parts = parts.under(name);
+            let mut parts = parts.applied_to(Rows::Sample);
             parts.linear("linear", hidden, chunks * hidden, Init::Zeros)
         };
         let sample_modulation = modulation("norm1", chunks);
@@ -79,15 +80,21 @@ impl MmditBlock {
         let sample = Projection::sample(&mut attention, hidden, heads, qk_norm);
         let context = Projection::context(&mut attention, hidden, heads, qk_norm);
         let attention_out = attention.linear("to_out.0", hidden, hidden, Init::XavierUniform);
-        let context_attention_out =
-            carries_context.then(|| attention.linear("to_add_out", hidden, hidden, Init::XavierUniform));
+        let context_attention_out = carries_context.then(|| {
+            let mut attention = attention.applied_to(Rows::Text);
+            attention.linear("to_add_out", hidden, hidden, Init::XavierUniform)
+        });
         let dual =
             has_dual.then(|| SelfAttention::new(&mut parts.under("attn2"), hidden, heads, qk_norm, None));
         // Four times the width: diffusers' `FeedForward` default, which SD3 keeps.
         let mlp = feed_forward(parts.under("ff"), hidden, 4 * hidden);
         let context_out = context_attention_out.map(|attention_out| ContextOut {
             attention_out,
-            mlp: feed_forward(parts.under("ff_context"), hidden, 4 * hidden),
+            mlp: feed_forward(
+                parts.applied_to(Rows::Text).under("ff_context"),
+                hidden,
+                4 * hidden,
+            ),
         });
         Self {
             sample_modulation,

@@ -19,7 +19,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::model::{FlowModel, ModelInput, ModelSpec, TextWidth};
 use flow_core::params::LayoutBuilder;
-use flow_core::{Activation, Handle, Init, ParamLayout};
+use flow_core::{Activation, AttentionShape, Handle, Init, ParamLayout, Rows};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -81,7 +81,8 @@ impl Mmdit {
             hidden,
             device,
         );
-        let mut text = embedders.under("text_embedder");
+        let mut text = embedders.applied_to(Rows::Sample);
+        let mut text = text.under("text_embedder");
         let pooled = [
             text.linear(
                 "linear_1",
@@ -91,7 +92,7 @@ impl Mmdit {
             ),
             text.linear("linear_2", hidden, hidden, Init::Normal(0.02)),
         ];
-        let context = parts.linear(
+        let context = parts.applied_to(Rows::Text).linear(
             "context_embedder",
             config.joint_attention_dim,
             hidden,
@@ -103,9 +104,12 @@ impl Mmdit {
                 Arc::new(MmditBlock::new(parts, config, index))
             })
             .collect();
-        let norm_out = parts
-            .under("norm_out")
-            .linear("linear", hidden, 2 * hidden, Init::Zeros);
+        let norm_out = parts.applied_to(Rows::Sample).under("norm_out").linear(
+            "linear",
+            hidden,
+            2 * hidden,
+            Init::Zeros,
+        );
         let out = parts.linear("proj_out", hidden, patch * patch * latent.channels, Init::Zeros);
         let (rows, columns) = config.grid();
         let spec = ModelSpec {
@@ -119,6 +123,20 @@ impl Mmdit {
             }),
             stacks: vec![("transformer_blocks".into(), config.num_layers)],
             regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
+            attentions: vec![
+                AttentionShape {
+                    layers: config.num_layers,
+                    queries: &[Rows::Tokens, Rows::Text],
+                    keys: &[Rows::Tokens, Rows::Text],
+                    width: hidden,
+                },
+                AttentionShape {
+                    layers: config.dual_attention_layers.len(),
+                    queries: &[Rows::Tokens],
+                    keys: &[Rows::Tokens],
+                    width: hidden,
+                },
+            ],
         };
         Ok(Self {
             spec,

@@ -5,7 +5,7 @@ use crate::layers::{Parts, RotaryTable, heads_to_width};
 use burn::tensor::Tensor;
 use flow_core::exec::{Exec, Linear};
 use flow_core::kernels::NormChunks;
-use flow_core::{Handle, Init};
+use flow_core::{Handle, Init, Rows};
 
 /// Projections and attention, queries and keys normalised over all heads at once (diffusers' `WanAttention`).
 #[derive(Debug)]
@@ -21,11 +21,16 @@ pub(super) struct Attention {
 }
 
 impl Attention {
-    pub fn new(mut parts: Parts<'_>, config: &WanConfig) -> Self {
+    /// With keys and values of `context`.
+    pub fn new(mut parts: Parts<'_>, config: &WanConfig, context: Rows) -> Self {
         let hidden = config.hidden();
-        let mut linear = |name| parts.linear(name, hidden, hidden, Init::XavierUniform);
-        let (query, key, value) = (linear("to_q"), linear("to_k"), linear("to_v"));
-        let out = linear("to_out.0");
+        let mut linear = |name, rows| {
+            let mut parts = parts.applied_to(rows);
+            parts.linear(name, hidden, hidden, Init::XavierUniform)
+        };
+        let query = linear("to_q", Rows::Tokens);
+        let (key, value) = (linear("to_k", context), linear("to_v", context));
+        let out = linear("to_out.0", Rows::Tokens);
         let mut norm = |name| parts.under(name).param("weight", [hidden], Init::Ones);
         Self {
             query,

@@ -6,7 +6,7 @@ use crate::layers::{Parts, RotaryTable, feed_forward};
 use burn::tensor::Tensor;
 use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, RegionKind};
 use flow_core::kernels::NormChunks;
-use flow_core::{Handle, Init};
+use flow_core::{Handle, Init, Rows};
 use std::sync::Arc;
 
 /// Order of the modulation's chunks (diffusers' `WanTransformerBlock`).
@@ -42,8 +42,8 @@ impl WanBlock {
         // Wan's own initial values are normal over the root of the width (`wan/modules/model.py`).
         let table = Init::Normal(1.0 / (hidden as f32).sqrt());
         let table = parts.param("scale_shift_table", [1, CHUNKS, hidden], table);
-        let attention = Attention::new(parts.under("attn1"), config);
-        let cross_attention = Attention::new(parts.under("attn2"), config);
+        let attention = Attention::new(parts.under("attn1"), config, Rows::Tokens);
+        let cross_attention = Attention::new(parts.under("attn2"), config, Rows::Text);
         let cross_norm = config.cross_attn_norm.then(|| {
             let mut norm = parts.under("norm2");
             [

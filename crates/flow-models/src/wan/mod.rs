@@ -20,7 +20,7 @@ use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::kernels::NormChunks;
 use flow_core::model::{FlowModel, ModelInput, ModelSpec, TextWidth};
 use flow_core::params::LayoutBuilder;
-use flow_core::{Activation, Handle, Init, ParamLayout};
+use flow_core::{Activation, AttentionShape, Handle, Init, ParamLayout, Rows};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -71,8 +71,10 @@ impl Wan {
         let mut embedder = parts.under("condition_embedder");
         let timestep =
             TimestepEmbedding::new(embedder.under("time_embedder"), config.freq_dim, hidden, device);
-        let time = embedder.linear("time_proj", hidden, CHUNKS * hidden, Init::XavierUniform);
-        let mut text = embedder.under("text_embedder");
+        let mut of_sample = embedder.applied_to(Rows::Sample);
+        let time = of_sample.linear("time_proj", hidden, CHUNKS * hidden, Init::XavierUniform);
+        let mut text = embedder.applied_to(Rows::Text);
+        let mut text = text.under("text_embedder");
         let text = [("linear_1", config.text_dim), ("linear_2", hidden)]
             .map(|(name, input)| text.linear(name, input, hidden, Init::Normal(0.02)));
         let rotary = rotary_table(&config.rotary_axes(), device);
@@ -96,6 +98,14 @@ impl Wan {
             }),
             stacks: vec![("blocks".into(), config.num_layers)],
             regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
+            attentions: [&[Rows::Tokens], &[Rows::Text]]
+                .map(|keys| AttentionShape {
+                    layers: config.num_layers,
+                    queries: &[Rows::Tokens],
+                    keys,
+                    width: hidden,
+                })
+                .into(),
         };
         Ok(Self {
             spec,

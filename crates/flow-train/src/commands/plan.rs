@@ -14,7 +14,7 @@ use flow_trainer::algorithm::Algorithm;
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::session::Parts;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
-use flow_validate::{Load, MemoryEstimate, checkpoint_policy};
+use flow_validate::{Load, MemoryEstimate, Operations, checkpoint_policy};
 use std::path::Path;
 
 /// Prints the plan. The weights need not exist yet.
@@ -190,8 +190,13 @@ pub fn text<A: Algorithm>(
         training_calls: updates,
         reference_calls: parts.algorithm.reference().map_or(0, |_| updates),
     };
-    let cost = Cost::of(layout, spec, &work);
-    let memory = MemoryEstimate::new(layout, spec, trained, &Load::of(config));
+    let text_tokens = parts.conditioner.text_tokens();
+    let cost = Cost::of(&Operations::of(layout, spec, flags, text_tokens), &work);
+    let load = Load {
+        text_tokens,
+        ..Load::of(config)
+    };
+    let memory = MemoryEstimate::new(layout, spec, trained, &load);
     lines.push((
         "about",
         format!(

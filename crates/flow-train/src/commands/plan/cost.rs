@@ -1,11 +1,7 @@
-//! About how much a run computes.
-//!
-//! Multiplications and additions of linear layers and of attention are counted, 2 per weight and row and
-//! `4 · tokens² · width` per attention; the rest is small beside them. A backward pass counts twice its forward. Memory is
-//! [`flow_validate::MemoryEstimate`]'s.
+//! About how much a run computes: [`flow_validate::Operations`], as often as calls are made. What a checkpoint policy computes again
+//! is not counted. Memory is [`flow_validate::MemoryEstimate`]'s.
 
-use flow_core::{ModelSpec, ParamLayout};
-use flow_validate::{features, rows_per_image};
+use flow_validate::Operations;
 
 /// What an iteration asks for.
 pub struct Work {
@@ -28,23 +24,14 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Estimates an iteration.
-    pub fn of(layout: &ParamLayout, spec: &ModelSpec, work: &Work) -> Self {
-        let mut flop_per_row = 0.0;
-        for weight in layout.specs() {
-            let Some(features) = features(weight) else {
-                continue;
-            };
-            let [output, input] = features.map(|count| count as f64);
-            flop_per_row += 2.0 * rows_per_image(weight, spec) * output * input;
-            if weight.name.ends_with("to_q.weight") {
-                flop_per_row += 4.0 * (spec.tokens as f64).powi(2) * output;
-            }
-        }
-        let call = flop_per_row * work.rows as f64;
+    /// Estimates an iteration of calls that take `operations` a row.
+    pub fn of(operations: &Operations, work: &Work) -> Self {
+        let calls = |count: usize, operations: f64| (work.rows * count) as f64 * operations;
+        let (forward, backward) = (operations.forward(), operations.backward());
         Self {
-            sampling_flop: call * work.sampling_calls as f64,
-            training_flop: call * (3 * work.training_calls + work.reference_calls) as f64,
+            sampling_flop: calls(work.sampling_calls, forward),
+            training_flop: calls(work.training_calls, forward + backward)
+                + calls(work.reference_calls, forward),
         }
     }
 }
