@@ -181,6 +181,7 @@ impl Mlp {
             text: None,
             stacks: Vec::new(),
             regions: Vec::new(),
+            attentions: Vec::new(),
         };
         Self {
             spec,
