@@ -17,7 +17,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{arrive_and_expect, count_around, named_arrive, named_sync, wait};
+use flow_cube::barrier::{arrive_and_expect, count_warp, named_arrive, named_sync, wait};
 use flow_cube::wgmma;
 
 /// From a panel of 64 rows of a tile to the next, in bytes; of tiles that are one panel, 16 (PTX ISA: not used).
@@ -242,11 +242,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 }
                 // Of the step before, all was read.
                 wgmma::wait_for_reads(units);
-                let mut users = 0u32;
-                if lane == 0 {
-                    users = count_around(used_base + before * 4, last_reader);
-                }
-                if lane == 0 && users == last_reader && cursor[ITEM] < last {
+                let users = count_warp(lane, used_base + before * 4, last_reader);
+                if users == last_reader && cursor[ITEM] < last {
                     fill::<E>(
                         &full[before as usize],
                         a,
@@ -279,11 +276,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
             if comptime!(units == 2) {
                 sums_last = wgmma::wait::<N>(sums_1, comptime!(tiles.products()), 0usize);
             }
-            let mut users = 0u32;
-            if lane == 0 {
-                users = count_around(used_base + before * 4, last_reader);
-            }
-            if lane == 0 && users == last_reader && cursor[ITEM] < last {
+            let users = count_warp(lane, used_base + before * 4, last_reader);
+            if users == last_reader && cursor[ITEM] < last {
                 fill::<E>(
                     &full[before as usize],
                     a,
