@@ -6,11 +6,11 @@ mod flops;
 #[path = "../examples/common/workloads.rs"]
 mod workloads;
 
-use flops::{Forward, tera};
+use flops::{Forward, tera, text_tokens};
 use flow_core::device::ComputeDevice;
 use flow_models::ModelRegistry;
 use flow_validate::Operations;
-use workloads::{NAMES, Reads, workload};
+use workloads::{NAMES, workload};
 
 fn forward(name: &str) -> f64 {
     let Forward { linear, attention } = Forward::of(&workload(name, false).expect("a workload"));
@@ -71,12 +71,8 @@ fn what_a_models_own_layout_says_it_computes_is_what_the_formulas_say() {
         let workload = workload(name, false).expect("a workload");
         let model = models.build(workload.architecture, &workload.settings, &ComputeDevice::cpu());
         let model = model.expect("a model");
-        let text_tokens = match workload.reads {
-            Reads::Text { tokens, .. } => tokens,
-            Reads::Class { .. } => 0,
-        };
         let trained = vec![true; model.layout().len()];
-        let found = Operations::of(model.layout(), model.spec(), &trained, text_tokens);
+        let found = Operations::of(model.layout(), model.spec(), &trained, text_tokens(&workload));
         let Forward { linear, attention } = Forward::of(&workload);
         // The formulas leave embeddings and the output out, and count a modulation of six widths for a sample.
         assert!(

@@ -25,8 +25,8 @@ impl Forward {
         let settings = &workload.settings;
         match workload.architecture {
             "dit" => dit(settings),
-            "mmdit" => mmdit(settings, text_tokens(workload)),
-            _ => wan(settings, text_tokens(workload)),
+            "mmdit" => mmdit(settings, text_tokens(workload) as f64),
+            _ => wan(settings, text_tokens(workload) as f64),
         }
     }
 }
@@ -54,10 +54,11 @@ pub fn tera(workload: &Workload, part: &str, checkpoint: &str) -> f64 {
     operations / 1e12
 }
 
-fn text_tokens(workload: &Workload) -> f64 {
+/// Tokens of the text that a workload's model reads; 0 without.
+pub fn text_tokens(workload: &Workload) -> usize {
     match workload.reads {
-        Reads::Text { tokens, .. } => tokens as f64,
-        Reads::Class { .. } => 0.0,
+        Reads::Text { tokens, .. } => tokens,
+        Reads::Class { .. } => 0,
     }
 }
 
