@@ -324,7 +324,8 @@ def time_part(options):
     work = Work(
         options.folder, options.device, DTYPES[options.dtype], options.mode, options.checkpoint, DTYPES[trained_in]
     )
-    work.learning_rate = options.learning_rate
+    # Small, so that each run is of much the same data: a GPU's clock depends on what its data draw.
+    work.learning_rate = work.about["timed_learning_rate"] if options.learning_rate is None else options.learning_rate
     part = {"forward": work.forward, "rollout": work.roll_out, "step": work.step}[options.part]
     wait = torch.cuda.synchronize if is_cuda else lambda: None
     # A weight that is not finite spreads, and a GPU that computes with such numbers draws less and clocks higher: Wan's step at 31,200
@@ -342,7 +343,6 @@ def time_part(options):
         ms = (time.perf_counter() - start) * 1e3
         if left_out:
             work.leave_out()
-            wait()
             start = time.perf_counter()
             work.update()
             wait()
@@ -463,8 +463,7 @@ def main():
     timed.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
     timed.add_argument("--trained-in", choices=tuple(DTYPES))
     timed.add_argument("--deterministic", action="store_true")
-    # Small, so that each run is of much the same data: a GPU's clock depends on what its data draw.
-    timed.add_argument("--learning-rate", type=float, default=1e-6)
+    timed.add_argument("--learning-rate", type=float, help="of the updates; the folder's timed_learning_rate if none is given")
     timed.add_argument("--trace", action="store_true", help="instead of times: every kernel of one run")
     timed.add_argument("--repeats", type=int, default=9)
     served = commands.add_parser("serve")

@@ -12,7 +12,7 @@
 //!   --capture             calls of the model recorded once and replayed (time)
 //!   --trace               instead of times: launches and times of every kernel of one run, by NVIDIA's CUPTI (time)
 //!   --moments f32|bf16    what AdamW's moments are stored as (time; default f32)
-//!   --learning-rate X     of the updates (time; default 1e-6, so that each is of the same data)
+//!   --learning-rate X     of the updates (time; default 1e-7, so that each is of the same data)
 //!   --layers N            of that many blocks, for a look at one of them
 //!   --repeats N           measurements (time; default 5)
 //!   --threads N           of the processor (default 2)
@@ -79,7 +79,7 @@ const PERTURBATION: f32 = 0.02;
 const LEARNING_RATE: f64 = 1e-4;
 /// Of updates that are timed: so small that all runs are of much the same data. What a GPU draws depends on its data, and its
 /// clock on what it draws; of numbers that are not finite any more, or all alike, a step is up to a sixth faster.
-const TIMED_LEARNING_RATE: f64 = 1e-6;
+const TIMED_LEARNING_RATE: f64 = 1e-7;
 const CLIP_RANGE: (f32, f32) = (-0.1, 0.1);
 
 fn main() -> ExitCode {
@@ -510,6 +510,7 @@ fn export(workload: Workload, folder: &Path, options: &Options) -> Result<(), Fa
         "lora": lora.map(|lora| json!({ "rank": lora.rank, "alpha": lora.alpha })),
         "guidance_scale": guidance_scale, "steps": job.steps.len(), "recorded": RECORDED,
         "clip_range": [CLIP_RANGE.0, CLIP_RANGE.1], "learning_rate": LEARNING_RATE,
+        "timed_learning_rate": TIMED_LEARNING_RATE,
     });
     std::fs::write(
         folder.join("workload.json"),

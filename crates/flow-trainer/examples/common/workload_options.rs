@@ -14,7 +14,7 @@ pub struct Options {
     pub captured: bool,
     pub traced: bool,
     pub moments: FloatDType,
-    /// None for that of the workload.
+    /// None for the one that steps are timed at.
     pub learning_rate: Option<f64>,
     pub layers: Option<usize>,
     pub repeats: usize,
