@@ -231,6 +231,19 @@ fn window(client: &Client, rounds: usize, replay: &Replay) -> Result<f64, String
     Ok(ticks.duration().as_secs_f64())
 }
 
+/// Median, least and most of [`REPEATS`] times, and the rate of so many operations; sorts the times.
+fn spread(times: &mut [f64], operations: f64) -> String {
+    times.sort_by(f64::total_cmp);
+    let median = times[REPEATS / 2];
+    format!(
+        "{:.3} ms ({:.3} to {:.3}), {:.0} TFLOP/s",
+        median * 1e3,
+        times[0] * 1e3,
+        times[REPEATS - 1] * 1e3,
+        operations / median / 1e12
+    )
+}
+
 fn time(client: &Client, call: Call, pool: &[bf16], order: Order) -> Result<(), String> {
     let all = Operands::new(client, call, 1.0 / (call.head_dim as f32).sqrt(), pool, order)?;
     let products = 2.0 * (call.batch * call.heads * call.head_dim * call.queries * call.keys[0]) as f64;
@@ -256,15 +269,10 @@ fn time(client: &Client, call: Call, pool: &[bf16], order: Order) -> Result<(), 
         }
     }
     for ((way, _), times) in variants.iter().zip(&mut times) {
-        times.sort_by(f64::total_cmp);
-        let median = times[REPEATS / 2];
         println!(
-            "{} {way}: {:.3} ms ({:.3} to {:.3}), {:.0} TFLOP/s of five products",
+            "{} {way}: {} of five products",
             name(&call),
-            median * 1e3,
-            times[0] * 1e3,
-            times[REPEATS - 1] * 1e3,
-            5.0 * products / median / 1e12
+            spread(times, 5.0 * products)
         );
     }
     println!(
@@ -279,14 +287,7 @@ fn time(client: &Client, call: Call, pool: &[bf16], order: Order) -> Result<(), 
     for _ in 0..REPEATS {
         times.push(window(client, rounds, &replay)? / (2 * rounds * count) as f64);
     }
-    times.sort_by(f64::total_cmp);
-    println!(
-        "  forward: {:.3} ms ({:.3} to {:.3}), {:.0} TFLOP/s",
-        times[REPEATS / 2] * 1e3,
-        times[0] * 1e3,
-        times[REPEATS - 1] * 1e3,
-        2.0 * products / times[REPEATS / 2] / 1e12
-    );
+    println!("  forward: {}", spread(&mut times, 2.0 * products));
     Ok(())
 }
 
