@@ -115,7 +115,7 @@ impl Accelerator for Label {
         self.gone.lock().expect("no panic").push(format!(
             "{} set up with {}",
             self.params.label,
-            weights.values().len()
+            weights.stored().len()
         ));
         Ok(())
     }

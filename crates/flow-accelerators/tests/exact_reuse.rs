@@ -157,7 +157,7 @@ fn the_same_prompt_is_embedded_once_however_many_ask_and_a_new_version_of_weight
     );
     assert!(kept > 0);
     for index in 0..weights.layout().len() {
-        let value = weights.values()[index].clone();
+        let value = weights.stored()[index].clone();
         weights.set(index, value).expect("the same shape");
     }
     let (same, anew, _) = reused(&weights);
@@ -258,7 +258,7 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
             assert!(counted.computed.lock().expect("no panic").is_empty());
         }
     }
-    let value = weights.values()[0].clone();
+    let value = weights.stored()[0].clone();
     weights.set(0, value).expect("the same shape");
     assert_eq!(sample(&Rollout::new(&weights, plan), &*model, 2, 4), expected);
     of_each_block(&counted, prompts);

@@ -165,7 +165,7 @@ impl Subject {
         let layout = Arc::new(layout);
         let trained = trained_mask(&layout, trained)?;
         let mut weights = initialize(&*model, &layout, 0, &device);
-        let indices: Vec<usize> = (0..weights.values().len()).collect();
+        let indices: Vec<usize> = (0..weights.stored().len()).collect();
         for several in indices.chunks(2 * problem.threads) {
             let changed = several.par_iter().map(|index| {
                 let mut values = weights.host(*index);

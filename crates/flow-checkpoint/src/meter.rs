@@ -591,6 +591,14 @@ impl Kernels for MeteredKernels {
         self.inner.adamw_all(weights, step);
     }
 
+    fn split(&self, value: &Plain) -> flow_core::Halves {
+        self.inner.split(value)
+    }
+
+    fn join(&self, halves: &[flow_core::Halves]) -> Vec<Plain> {
+        self.inner.join(halves)
+    }
+
     fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
         self.inner.average_all(averages, decay);
     }

@@ -403,7 +403,7 @@ error[unknown-key]: `[optimizer]` has no key `learning_rte`
 6 | learning_rte = 1
   | ^^^^^^^^^^^^
   = help: did you mean `learning_rate`?
-  = allowed: learning_rate, betas, epsilon, weight_decay, max_grad_norm, gradient_accumulation, warmup_steps, schedule, moments
+  = allowed: learning_rate, betas, epsilon, weight_decay, max_grad_norm, gradient_accumulation, warmup_steps, schedule, moments, gradients, weights
 
 2 errors
 ";

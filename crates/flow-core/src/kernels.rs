@@ -13,10 +13,11 @@ pub use lanes::{HostLanes, LaneKernels, LaneRow, LaneSum, LaneSums, RowOf, combi
 use crate::device::ComputeDevice;
 use crate::exec::Stash;
 use crate::experts::ExpertKernels;
+use crate::halves::Halves;
 use crate::recording::Recorder;
 use crate::tensors::Plain;
 use burn::backend::DispatchTensor;
-use burn::tensor::DType;
+use burn::tensor::{DType, FloatDType};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -87,15 +88,40 @@ pub struct AdamWStep {
     /// What changes from step to step, on the device: `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale]`, and maybe
     /// more that a step does not read. A scale below 0 stands for gradients that are not finite: the step changes nothing.
     pub varying: Plain,
+    /// What random rounding draws from.
+    pub rounding: Rounding,
+}
+
+/// Where random rounding takes its numbers: value `i` of a weight takes the upper 16 bits of the `i`th number of
+/// [`Stream::new(seed, Purpose::Rounding)`](crate::rng::Stream) at that weight's stream and this step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rounding {
+    /// The seed.
+    pub seed: u64,
+    /// The step, below 2^24.
+    pub step: u32,
+}
+
+/// What is there beside a weight.
+#[derive(Debug)]
+pub enum Beside<'a> {
+    /// Nothing; the weight is f32.
+    Nothing,
+    /// Becomes the weight, which is f32, in the type that it has: what models on 16-bit devices compute with.
+    Copy(&'a mut Plain),
+    /// The lower half of an f32 whose upper half is the weight ([`Halves`]); changed.
+    Lower(&'a mut Plain),
+    /// Nothing; the weight is bf16, and its step is rounded at random by the numbers of this stream.
+    Stream(u32),
 }
 
 /// A weight, and what its step of AdamW reads and writes.
 #[derive(Debug)]
 pub struct Updated<'a> {
-    /// f32; changed.
+    /// Changed.
     pub weight: &'a mut Plain,
-    /// Becomes the weight in the type that it has, if there is one: what models on 16-bit devices compute with.
-    pub copy: Option<&'a mut Plain>,
+    /// What is there beside it.
+    pub beside: Beside<'a>,
     /// Sum of gradients.
     pub gradient: &'a Plain,
     /// First moment; changed.
@@ -363,11 +389,22 @@ pub trait Kernels: Debug + Send + Sync {
     /// `accumulated += gradient`.
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain);
 
-    /// One AdamW step in f32 on each of `weights`. A weight's result does not depend on what else is given: devices take
+    /// One AdamW step, computed in f32, on each of `weights`. A weight's result does not depend on what else is given: devices take
     /// many in one launch.
     fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep);
 
-    /// One AdamW step of one weight. See [`adamw_all`](Self::adamw_all).
+    /// An f32 tensor in two halves.
+    fn split(&self, value: &Plain) -> Halves;
+
+    /// The f32 tensors of halves. Devices make many in one launch.
+    fn join(&self, halves: &[Halves]) -> Vec<Plain>;
+
+    /// The same kernels with gradients of the matrices of linear layers stored as `dtype`; `None` if they cannot.
+    fn with_matrix_gradients(&self, _dtype: FloatDType) -> Option<Arc<dyn Kernels>> {
+        None
+    }
+
+    /// One AdamW step of one weight in f32. See [`adamw_all`](Self::adamw_all).
     fn adamw(
         &self,
         weight: &mut Plain,
@@ -379,7 +416,7 @@ pub trait Kernels: Debug + Send + Sync {
     ) {
         let of = Updated {
             weight,
-            copy,
+            beside: copy.map_or(Beside::Nothing, Beside::Copy),
             gradient,
             first,
             second,

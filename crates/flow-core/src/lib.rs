@@ -14,6 +14,7 @@ mod driver_memory;
 pub mod error;
 pub mod exec;
 pub mod experts;
+pub mod halves;
 pub mod kernels;
 pub mod model;
 pub mod names;
@@ -34,12 +35,15 @@ pub use exec::{
     RowKey, RunAll, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
 };
 pub use experts::ExpertKernels;
-pub use kernels::{Activation, AdamWStep, Kernels, LaneKernels, LaneRow, StepFactors, StepValues, Updated};
+pub use halves::Halves;
+pub use kernels::{
+    Activation, AdamWStep, Beside, Kernels, LaneKernels, LaneRow, Rounding, StepFactors, StepValues, Updated,
+};
 pub use model::{AttentionShape, Condition, FlowModel, LatentShape, ModelInput, ModelSpec, TextWidth};
 pub use names::UnknownName;
 pub use params::{
-    Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows, Standing, Weights, WeightsUpdate,
-    WeightsVersion,
+    Changing, Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows, Standing, WeightStorage,
+    Weights, WeightsUpdate, WeightsVersion,
 };
 pub use recording::{NotRecorded, Recorded, Recorder};
 pub use tensors::{Plain, Tensors};

@@ -1,18 +1,66 @@
-//! AdamW on many weights at once. Weights are f32; moments may be bf16; arithmetic is f32.
+//! AdamW on many weights at once. Weights are f32, in one piece or in two halves, or bf16; moments may be bf16; arithmetic is f32.
+
+mod narrow;
 
 use crate::Element;
 use crate::buffer::{Buffer, Refused, grid, width, with_type};
 use crate::groups::{address_of, groups};
+use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use half::bf16;
+pub(crate) use narrow::*;
 
 /// Threads of a block.
 const THREADS: usize = 256;
 /// Buffers of one weight.
 const BUFFERS: usize = 5;
 
-/// One step, in the order of roundings of PyTorch 2's `torch/optim/adamw.py`, `_single_tensor_adamw`. Each block works on one
-/// weight: the first blocks on the first, and so on. `copies` is empty unless `copied`.
+/// What the values of one weight have in common.
+#[derive(CubeType, Clone, Copy)]
+struct Rates {
+    scale: f32,
+    keep: f32,
+    step_size: f32,
+    root: f32,
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+}
+
+#[cube]
+impl Rates {
+    fn new(varying: &[f32], decay: f32, beta1: f32, beta2: f32, epsilon: f32) -> Self {
+        let rate = varying[0];
+        Rates {
+            scale: varying[3],
+            keep: 1.0f32 - rate * decay,
+            step_size: rate / varying[1],
+            root: varying[2].sqrt(),
+            beta1,
+            beta2,
+            epsilon,
+        }
+    }
+}
+
+/// Weight and moments after one step, in the order of roundings of PyTorch 2's `torch/optim/adamw.py`, `_single_tensor_adamw`.
+#[cube]
+fn stepped<N: Size>(
+    weight: Vector<f32, N>,
+    gradient: Vector<f32, N>,
+    first: Vector<f32, N>,
+    second: Vector<f32, N>,
+    rates: &Rates,
+) -> (Vector<f32, N>, Vector<f32, N>, Vector<f32, N>) {
+    let slope = gradient * Vector::new(rates.scale);
+    let m = first + Vector::new(1.0f32 - rates.beta1) * (slope - first);
+    let v = second * Vector::new(rates.beta2) + Vector::new(1.0f32 - rates.beta2) * slope * slope;
+    let change =
+        Vector::new(rates.step_size) * m / (v.sqrt() / Vector::new(rates.root) + Vector::new(rates.epsilon));
+    (weight * Vector::new(rates.keep) - change, m, v)
+}
+
+/// One step. Each block works on one weight: the first blocks on the first, and so on. `copies` is empty unless `copied`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
     weights: &mut Sequence<Box<[Vector<f32, N>]>>,
@@ -35,19 +83,13 @@ pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
         let end = begin + length.div_ceil(comptime!(THREADS));
         let at = (CUBE_POS - begin) * comptime!(THREADS) + UNIT_POS as usize;
         if CUBE_POS >= begin && CUBE_POS < end && at < length && varying[3] >= 0.0f32 {
-            let rate = varying[0];
-            let keep = Vector::<f32, N>::new(1.0f32 - rate * *decays.index(i));
-            let step_size = Vector::<f32, N>::new(rate / varying[1]);
-            let root = Vector::<f32, N>::new(varying[2].sqrt());
-            let slope = Vector::<f32, N>::cast_from(gradients.index(i)[at]) * Vector::new(varying[3]);
+            let rates = Rates::new(varying, *decays.index(i), beta1, beta2, epsilon);
+            let gradient = Vector::<f32, N>::cast_from(gradients.index(i)[at]);
             let m = Vector::<f32, N>::cast_from(firsts.index(i)[at]);
-            let m = m + Vector::new(1.0f32 - beta1) * (slope - m);
             let v = Vector::<f32, N>::cast_from(seconds.index(i)[at]);
-            let v = v * Vector::new(beta2) + Vector::new(1.0f32 - beta2) * slope * slope;
+            let (result, m, v) = stepped::<N>(weights.index(i)[at], gradient, m, v, &rates);
             firsts.index_mut(i)[at] = Vector::cast_from(m);
             seconds.index_mut(i)[at] = Vector::cast_from(v);
-            let change = step_size * m / (v.sqrt() / root + Vector::new(epsilon));
-            let result = weights.index(i)[at] * keep - change;
             weights.index_mut(i)[at] = result;
             if comptime!(copied) {
                 copies.index_mut(i)[at] = Vector::cast_from(result);
@@ -67,12 +109,25 @@ pub struct AdamW<'a> {
     /// `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale, …]`, f32, at least 4 values. A scale below 0: nothing
     /// changes.
     pub varying: &'a Buffer,
+    /// What random rounding draws from; read for weights that are bf16 and nothing else.
+    pub rounding: Rounding,
+}
+
+/// Where the numbers of random rounding stand among those of `flow_rng`: those of `Stream::new(seed, purpose).at(stream, step)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rounding {
+    /// The seed.
+    pub seed: u64,
+    /// The purpose, as a number.
+    pub purpose: u8,
+    /// The step, below 2^24.
+    pub step: u32,
 }
 
 /// A weight with what its step reads and writes, all of one length.
 #[derive(Clone, Copy, Debug)]
 pub struct Updated<'a> {
-    /// f32; changed.
+    /// Changed: f32, or bf16.
     pub weight: &'a Buffer,
     /// Of any type.
     pub gradient: &'a Buffer,
@@ -80,20 +135,37 @@ pub struct Updated<'a> {
     pub first: &'a Buffer,
     /// Second moment, of the type of the first; changed.
     pub second: &'a Buffer,
-    /// Receives the new weight in bf16.
-    pub copy: Option<&'a Buffer>,
+    /// What is there beside the weight.
+    pub beside: Beside<'a>,
     /// Decoupled weight decay, times the learning rate.
     pub weight_decay: f32,
 }
 
-/// What weights of one launch have in common: types of gradients and moments, whether there is a copy, and how many values a
+/// What is there beside a weight.
+#[derive(Clone, Copy, Debug)]
+pub enum Beside<'a> {
+    /// Nothing, of a weight in f32.
+    Nothing,
+    /// A copy in bf16, of a weight in f32: receives the new weight, rounded to nearest, to even where two are equally near.
+    Copy(&'a Buffer),
+    /// The lower half of an f32 whose upper half is the weight, in bf16 ([`Halves`](crate::halves::Halves)); changed.
+    Lower(&'a Buffer),
+    /// Nothing, of a weight in bf16: the result is rounded at random, by the numbers of this stream.
+    Stream(u32),
+}
+
+/// What weights of one launch have in common: types of gradients and moments, what is beside them, and how many values a
 /// thread reads at once.
-type Kind = (Element, Element, bool, usize);
+type Kind = (Element, Element, u8, usize);
 
 impl Updated<'_> {
     fn check(&self) -> Result<(), Refused> {
         let length = self.weight.length;
-        self.weight.expect_of("weight", length, Element::F32)?;
+        let stored = match self.beside {
+            Beside::Nothing | Beside::Copy(_) => Element::F32,
+            Beside::Lower(_) | Beside::Stream(_) => Element::Bf16,
+        };
+        self.weight.expect_of("weight", length, stored)?;
         self.gradient.expect("gradient", length)?;
         if self.first.element == Element::F16 {
             return Err(Refused::Type {
@@ -104,16 +176,39 @@ impl Updated<'_> {
         }
         self.first.expect("first", length)?;
         self.second.expect_of("second", length, self.first.element)?;
-        if let Some(copy) = self.copy {
-            copy.expect_of("copy", length, Element::Bf16)?;
+        if let Some(beside) = self.beside() {
+            beside.expect_of("what is beside the weight", length, Element::Bf16)?;
         }
         Ok(())
     }
 
+    fn beside(&self) -> Option<&Buffer> {
+        match self.beside {
+            Beside::Copy(beside) | Beside::Lower(beside) => Some(beside),
+            Beside::Nothing | Beside::Stream(_) => None,
+        }
+    }
+
+    fn stream(&self) -> u32 {
+        match self.beside {
+            Beside::Stream(stream) => stream,
+            _ => 0,
+        }
+    }
+
+    fn vectors(&self) -> usize {
+        self.weight.length / width(self.weight.length, Element::F32)
+    }
+
     fn kind(&self) -> Kind {
         let (gradient, moments) = (self.gradient.element, self.first.element);
-        let width = width(self.weight.length, Element::F32);
-        (gradient, moments, self.copy.is_some(), width)
+        let beside = match self.beside {
+            Beside::Nothing => 0,
+            Beside::Copy(_) => 1,
+            Beside::Lower(_) => 2,
+            Beside::Stream(_) => 3,
+        };
+        (gradient, moments, beside, width(self.weight.length, Element::F32))
     }
 }
 
@@ -128,28 +223,27 @@ impl AdamW<'_> {
         self.varying.expect_of("varying", values, Element::F32)?;
         all.iter().try_for_each(Updated::check)?;
         for group in groups(client, all, BUFFERS, Updated::kind, |one| one.weight.length) {
-            let (gradient, moments, copied, _) = group[0].kind();
-            with_type!(gradient, G => match (moments, copied) {
-                (Element::Bf16, true) => self.launch::<G, bf16, bf16>(client, &group),
-                (Element::Bf16, false) => self.launch::<G, bf16, f32>(client, &group),
-                (_, true) => self.launch::<G, f32, bf16>(client, &group),
-                (_, false) => self.launch::<G, f32, f32>(client, &group),
+            let (gradient, moments, ..) = group[0].kind();
+            with_type!(gradient, G => match (moments, group[0].beside) {
+                (Element::Bf16, Beside::Copy(_)) => self.launch::<G, bf16, bf16>(client, &group),
+                (Element::Bf16, Beside::Nothing) => self.launch::<G, bf16, f32>(client, &group),
+                (_, Beside::Copy(_)) => self.launch::<G, f32, bf16>(client, &group),
+                (_, Beside::Nothing) => self.launch::<G, f32, f32>(client, &group),
+                (Element::Bf16, _) => self.launch_narrow::<G, bf16>(client, &group),
+                _ => self.launch_narrow::<G, f32>(client, &group),
             });
         }
         Ok(())
     }
 
     fn launch<G: Float, M: Float, C: Float>(&self, client: &Client, group: &[Updated<'_>]) {
-        let (.., copied, width) = group[0].kind();
-        let vectors = |one: &Updated<'_>| one.weight.length / width;
-        let blocks = group.iter().map(|one| vectors(one).div_ceil(THREADS)).sum();
-        let weights: Vec<&Buffer> = group.iter().map(|one| one.weight).collect();
-        let ((beta1, beta2), address) = (self.betas, address_of(&weights, self.varying));
+        let Shared { grid, width, address } = self.shared(client, group);
+        let (beta1, beta2) = self.betas;
         // SAFETY: `update` checked all lengths.
         unsafe {
             adamw_kernel::launch_unchecked::<G, M, C>(
                 client,
-                grid(client, blocks),
+                grid,
                 CubeDim::new_1d(THREADS as u32),
                 address,
                 width,
@@ -159,16 +253,68 @@ impl AdamW<'_> {
                 group.iter().map(|one| one.second.argument()).collect(),
                 group
                     .iter()
-                    .filter_map(|one| one.copy.map(Buffer::argument))
+                    .filter_map(|one| one.beside().map(Buffer::argument))
                     .collect(),
                 self.varying.argument(),
-                group.iter().map(vectors).collect(),
+                group.iter().map(Updated::vectors).collect(),
                 group.iter().map(|one| one.weight_decay).collect(),
                 beta1,
                 beta2,
                 self.epsilon,
-                copied,
+                matches!(group[0].beside, Beside::Copy(_)),
             );
         }
     }
+
+    fn launch_narrow<G: Float, M: Float>(&self, client: &Client, group: &[Updated<'_>]) {
+        let Shared { grid, width, address } = self.shared(client, group);
+        let (beta1, beta2) = self.betas;
+        let Rounding { seed, purpose, step } = self.rounding;
+        // SAFETY: `update` checked all lengths.
+        unsafe {
+            adamw_narrow_kernel::launch_unchecked::<G, M>(
+                client,
+                grid,
+                CubeDim::new_1d(THREADS as u32),
+                address,
+                width,
+                group.iter().map(|one| one.weight.argument()).collect(),
+                group.iter().map(|one| one.gradient.argument()).collect(),
+                group.iter().map(|one| one.first.argument()).collect(),
+                group.iter().map(|one| one.second.argument()).collect(),
+                group
+                    .iter()
+                    .filter_map(|one| one.beside().map(Buffer::argument))
+                    .collect(),
+                self.varying.argument(),
+                group.iter().map(Updated::vectors).collect(),
+                group.iter().map(|one| one.weight_decay).collect(),
+                group.iter().map(Updated::stream).collect(),
+                beta1,
+                beta2,
+                self.epsilon,
+                seed as u32,
+                (seed >> 32) as u32,
+                (u32::from(purpose) << 24) | (step & 0xFF_FFFF),
+                matches!(group[0].beside, Beside::Lower(_)),
+            );
+        }
+    }
+
+    fn shared(&self, client: &Client, group: &[Updated<'_>]) -> Shared {
+        let blocks = group.iter().map(|one| one.vectors().div_ceil(THREADS)).sum();
+        let weights: Vec<&Buffer> = group.iter().map(|one| one.weight).collect();
+        Shared {
+            grid: grid(client, blocks),
+            width: width(group[0].weight.length, Element::F32),
+            address: address_of(&weights, self.varying),
+        }
+    }
+}
+
+/// What both launches are made with.
+struct Shared {
+    grid: CubeCount,
+    width: usize,
+    address: AddressType,
 }

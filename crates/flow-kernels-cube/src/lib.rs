@@ -23,12 +23,15 @@ pub mod frequencies;
 pub mod gated_residual;
 mod groups;
 #[allow(missing_docs)]
+pub mod halves;
+#[allow(missing_docs)]
 pub mod lanes;
 #[allow(missing_docs)]
 pub mod modulated_layer_norm;
 #[allow(missing_docs)]
 pub mod optimizer;
 mod partials;
+mod philox;
 #[allow(missing_docs)]
 pub mod rms_norm;
 #[allow(missing_docs)]

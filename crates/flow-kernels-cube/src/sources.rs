@@ -5,6 +5,7 @@ use crate::activation::Activation;
 use crate::activation::activation_backward::ActivationBackward;
 use crate::activation::activation_forward::ActivationForward;
 use crate::adamw::adamw_kernel::AdamwKernel;
+use crate::adamw::adamw_narrow_kernel::AdamwNarrowKernel;
 use crate::buffer::{width, with_type};
 use crate::cast::{MOST_JOINED, join_kernel::JoinKernel};
 use crate::columns::{self, Columns};
@@ -25,6 +26,7 @@ use crate::frequencies::transform_lines::TransformLines;
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
 use crate::groups::MOST;
+use crate::halves::{join_kernel::JoinKernel as JoinHalves, split_kernel::SplitKernel};
 use crate::lanes::MOST_SOURCES;
 use crate::lanes::change_pieces::ChangePieces;
 use crate::lanes::combine_rows::CombineRows;
@@ -135,6 +137,62 @@ fn adamw<F: Float>() -> KernelDefinition {
     .define()
 }
 
+/// With gradients of type `F` and f32 moments, of weights in halves or rounded at random.
+fn adamw_narrow<F: Float>(halves: bool) -> KernelDefinition {
+    let lowers = if halves { MOST } else { 0 };
+    AdamwNarrowKernel::<F, f32>::new(
+        offline::settings(THREADS),
+        offline::h100(),
+        offline::target(),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(lowers, buffer),
+        buffer(),
+        each(MOST, || ()),
+        each(MOST, || ()),
+        each(MOST, || ()),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        4,
+        halves,
+    )
+    .define()
+}
+
+fn split_halves() -> KernelDefinition {
+    SplitKernel::new(
+        offline::settings(THREADS),
+        offline::h100(),
+        offline::target(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        4,
+    )
+    .define()
+}
+
+fn join_halves() -> KernelDefinition {
+    JoinHalves::new(
+        offline::settings(THREADS),
+        offline::h100(),
+        offline::target(),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(MOST, buffer),
+        each(MOST, || ()),
+        4,
+    )
+    .define()
+}
+
 /// The kernels for tensors of type `element` with `channels` channels.
 ///
 /// # Errors
@@ -221,6 +279,10 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("squares", squares::<F>(vector)),
             ("step_values", define!(StepValuesKernel, THREADS, [p v], [n r a b m s u],)),
             ("adamw", adamw::<F>()),
+            ("adamw_halves", adamw_narrow::<F>(true)),
+            ("adamw_rounded", adamw_narrow::<F>(false)),
+            ("split_halves", split_halves()),
+            ("join_halves", join_halves()),
         ];
         let compiled = definitions.into_iter().map(|(kernel, definition)| {
             Ok(Source {

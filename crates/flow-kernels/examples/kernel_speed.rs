@@ -118,6 +118,7 @@ fn optimizer() {
         epsilon: 1e-8,
         weight_decay: 0.01,
         varying,
+        rounding: Default::default(),
     };
     let time =
         best(|| CpuKernels::default().adamw(&mut weight, None, &gradient, &mut first, &mut second, &step));

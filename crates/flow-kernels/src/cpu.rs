@@ -4,15 +4,15 @@ use crate::experts::CpuExperts;
 use crate::host::bf16;
 use crate::host::matrix::Precision;
 use crate::{
-    activation, embedding, fused, gated_residual, layer_norm, linear, modulated_layer_norm, optimizer,
-    rms_norm, rotary, sde,
+    activation, embedding, fused, gated_residual, layer_norm, linear, modulated_layer_norm, narrow,
+    optimizer, rms_norm, rotary, sde,
 };
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::DType;
+use burn::tensor::{DType, FloatDType};
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
 use flow_core::tensors::{cast, copy_again};
-use flow_core::{Activation, AdamWStep, ExpertKernels, Kernels, Plain, Updated};
+use flow_core::{Activation, AdamWStep, Beside, ExpertKernels, Halves, Kernels, Plain, Updated};
 use std::fmt;
 use std::sync::Arc;
 
@@ -237,14 +237,43 @@ impl Kernels for CpuKernels {
             for moment in [&mut *of.first, &mut *of.second] {
                 as_type(moment, DType::F32);
             }
-            optimizer::adamw(of.weight, of.gradient, of.first, of.second, step);
+            let weight = of.weight;
+            let mut step_in_f32 = |weight: &mut Plain| {
+                optimizer::adamw(weight, of.gradient, of.first, of.second, step);
+            };
+            match of.beside {
+                Beside::Nothing => step_in_f32(weight),
+                Beside::Copy(copy) => {
+                    step_in_f32(weight);
+                    copy_again(copy, weight);
+                }
+                Beside::Lower(lower) => {
+                    let mut value = narrow::join(weight, lower);
+                    step_in_f32(&mut value);
+                    Halves {
+                        upper: *weight,
+                        lower: *lower,
+                    } = narrow::split(&value);
+                }
+                Beside::Stream(stream) => {
+                    let mut value = cast(weight, FloatDType::F32);
+                    step_in_f32(&mut value);
+                    *weight = narrow::rounded(&value, step.rounding, stream);
+                }
+            }
             for (moment, dtype) in [of.first, of.second].into_iter().zip(stored) {
                 as_type(moment, dtype);
             }
-            if let Some(copy) = of.copy {
-                copy_again(copy, of.weight);
-            }
         }
+    }
+
+    fn split(&self, value: &Plain) -> Halves {
+        narrow::split(value)
+    }
+
+    fn join(&self, halves: &[Halves]) -> Vec<Plain> {
+        let join = |of: &Halves| narrow::join(&of.upper, &of.lower);
+        halves.iter().map(join).collect()
     }
 
     fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {

@@ -15,6 +15,7 @@ mod gated_residual;
 mod layer_norm;
 mod linear;
 mod modulated_layer_norm;
+mod narrow;
 mod optimizer;
 mod registry;
 mod rms_norm;

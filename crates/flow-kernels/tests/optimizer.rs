@@ -32,6 +32,7 @@ fn ten_adamw_steps_agree_with_f64() {
             epsilon,
             weight_decay: decay,
             varying,
+            rounding: Default::default(),
         };
         let mut copy = cast(&weight, FloatDType::BF16);
         let kernels = CpuKernels::default();
@@ -72,6 +73,7 @@ fn a_step_leaves_a_shared_copy_of_the_weight_alone() {
         epsilon: 1e-8,
         weight_decay: 0.0,
         varying,
+        rounding: Default::default(),
     };
     CpuKernels::default().adamw(
         &mut weight,
@@ -98,6 +100,7 @@ fn one_thread_and_three_take_the_same_step() {
             epsilon: 1e-8,
             weight_decay: 0.1,
             varying,
+            rounding: Default::default(),
         };
         let gradient = operand(4, &[70_001]).plain();
         CpuKernels::default().adamw(&mut weight, None, &gradient, &mut first, &mut second, &step);

@@ -116,7 +116,7 @@ fn fresh_adapters_change_no_bit_of_the_velocity() {
     let base = noisy_weights(model.layout(), &device);
     let (layout, _) = adapted(&model, &["*"], 3, 6.0);
     let mut weights = Weights::init(layout, 1, &device);
-    for (index, value) in base.values().iter().enumerate() {
+    for (index, value) in base.stored().iter().enumerate() {
         weights.set(index, value.clone()).unwrap();
     }
     let input = || model_input(&config, &host_input(&config, 3), &device);
@@ -132,7 +132,7 @@ fn without_adapters_the_base_model_answers() {
     let device = ComputeDevice::cpu();
     let mut base = Weights::init(model.layout().clone(), 0, &device);
     for index in 0..base.layout().len() {
-        base.set(index, weights.values()[index].clone()).unwrap();
+        base.set(index, weights.stored()[index].clone()).unwrap();
     }
     let input = || model_input(&config, &host_input(&config, 3), &device);
     let rollout = Rollout::new(&weights, plan()).without_adapters();
@@ -210,7 +210,7 @@ fn exported_adapters_come_back_whole_under_the_names_of_peft() {
     add_lora(&model, &mut layout, &config.targets, config.rank, config.alpha).unwrap();
     let mut copy = Weights::init(Arc::new(layout), 0, &device);
     for index in 0..model.layout().len() {
-        copy.set(index, weights.values()[index].clone()).unwrap();
+        copy.set(index, weights.stored()[index].clone()).unwrap();
     }
     load_adapters(&mut copy, &directory.path().join("adapter_model.safetensors")).unwrap();
     assert_eq!(values(&copy), values(&weights));

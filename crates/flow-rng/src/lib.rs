@@ -38,6 +38,8 @@ pub enum Purpose {
     Bootstrap = 13,
     /// Vectors that stand for words.
     Words = 14,
+    /// Rounding of weights that are stored in bf16.
+    Rounding = 15,
     /// Splits of a data set.
     DataSplit = 20,
     /// Which rendered scene an example shows.

@@ -3,7 +3,7 @@
 use crate::Registries;
 use burn::tensor::FloatDType;
 use flow_checkpoint::Gauge;
-use flow_config::{Config, DType, DeviceKind};
+use flow_config::{Config, DType, DeviceKind, GradientStorage};
 use flow_core::{CoreError, Plan, device::ComputeDevice};
 use flow_trainer::setup::Environment;
 use std::collections::BTreeMap;
@@ -35,6 +35,9 @@ pub enum EnvironmentError {
     /// Attention for the device.
     #[error(transparent)]
     Attention(#[from] flow_attention::UnknownBackend),
+    /// Kernels that store gradients in f32 alone.
+    #[error("the kernels `{0}` store gradients in f32 alone. Set `optimizer.gradients = \"f32\"`")]
+    Gradients(String),
     /// Threads.
     #[error("cannot start {threads} worker threads: {problem}. Lower `device.threads`")]
     Threads {
@@ -107,6 +110,13 @@ pub fn base_plan(config: &Config, registries: &Registries) -> Result<Plan, Envir
         (_, DType::F32) => registries.kernels.get(kind)?,
         (DeviceKind::Cpu, DType::Bf16) => Arc::new(flow_kernels::CpuKernels::bf16()?),
         (DeviceKind::Cuda, DType::Bf16) => registries.kernels.get("cuda-bf16")?,
+    };
+    let kernels = match config.optimizer.gradients {
+        GradientStorage::F32 => kernels,
+        GradientStorage::Bf16 => {
+            let narrow = kernels.with_matrix_gradients(FloatDType::BF16);
+            narrow.ok_or_else(|| EnvironmentError::Gradients(kernels.name().to_owned()))?
+        }
     };
     Ok(Plan::new(registries.attention.get(kind)?, kernels))
 }

@@ -211,6 +211,7 @@ impl Job {
             warmup_steps: 0,
             schedule: Default::default(),
             moments: FloatDType::F32,
+            seed: 0,
             ..settings
         };
         AdamW::new(
@@ -356,7 +357,7 @@ fn export(config: &str, folder: &Path) -> Result<(), Box<dyn Error>> {
             let mut weights = job.weights.clone();
             job.optimizer()
                 .step(&*job.plan.kernels, &job.device, &mut weights, sums)?;
-            for (spec, value) in weights.layout().specs().iter().zip(weights.values()) {
+            for (spec, value) in weights.layout().specs().iter().zip(weights.stored()) {
                 wanted.plain(&format!("stepped.{}", spec.name), value);
             }
         }

@@ -7,12 +7,15 @@
 //!   --tiny                a few channels and tokens
 //!   --store f32|bf16      precision of the weights' file (export; default f32)
 //!   --device cpu|cuda     (default cpu)
+//!   --attention NAME      by this backend (time; default: the device's table)
 //!   --checkpoint none|full|attn_only   what backward keeps (time)
 //!   --plain               without fused operations (time)
 //!   --capture             calls of the model recorded once and replayed (time)
 //!   --trace               instead of times: launches and times of every kernel of one run, by NVIDIA's CUPTI (time)
 //!   --moments f32|bf16    what AdamW's moments are stored as (time; default f32)
-//!   --learning-rate X     of the updates (time; default 1e-7, so that each is of the same data)
+//!   --gradients f32|bf16  what gradients of matrices are stored as (time; default f32)
+//!   --weights f32|bf16    what trained weights are stored as (time; default f32, in halves on a GPU)
+//!   --learning-rate X     of the updates (time; default 1e-8, so that each is of the same data)
 //!   --layers N            of that many blocks, for a look at one of them
 //!   --repeats N           measurements (time; default 5)
 //!   --threads N           of the processor (default 2)
@@ -47,7 +50,9 @@ use flow_config::Config;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
-use flow_core::{CallContext, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, Weights, cpu};
+use flow_core::{
+    CallContext, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, WeightStorage, Weights, cpu,
+};
 use flow_models::{Architecture, ModelRegistry, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
@@ -79,7 +84,7 @@ const PERTURBATION: f32 = 0.02;
 const LEARNING_RATE: f64 = 1e-4;
 /// Of updates that are timed: so small that all runs are of much the same data. What a GPU draws depends on its data, and its
 /// clock on what it draws; of numbers that are not finite any more, or all alike, a step is up to a sixth faster.
-const TIMED_LEARNING_RATE: f64 = 1e-7;
+const TIMED_LEARNING_RATE: f64 = 1e-8;
 const CLIP_RANGE: (f32, f32) = (-0.1, 0.1);
 
 fn main() -> ExitCode {
@@ -152,7 +157,8 @@ fn random_values(model: &dyn Architecture, layout: &ParamLayout) -> Vec<(usize, 
 impl Job {
     /// With weights from `file`, or random ones.
     fn new(workload: Workload, file: Option<&Path>, options: &Options) -> Result<Self, Failure> {
-        let (device, plan) = opening::open(&options.device, options.fused)?;
+        let (device, plan) = opening::open(&options.device, options.attention.as_deref(), options.fused)?;
+        let plan = opening::storing_gradients(plan, options.gradients)?;
         let mut models = ModelRegistry::new();
         flow_models::register(&mut models);
         let model = models.build(workload.architecture, &workload.settings, &device)?;
@@ -183,7 +189,11 @@ impl Job {
                 }
             }
         }
-        weights.freeze(&trained);
+        let storage = match options.weights {
+            FloatDType::BF16 => WeightStorage::Narrow,
+            _ => WeightStorage::Halves,
+        };
+        weights.store(&trained, storage, &*plan.kernels);
         let mut config = Config::default();
         config.scheduler.steps = workload.steps;
         let steps = setup::schedule(&config, model.spec().tokens)?.steps_for(0);
@@ -360,6 +370,7 @@ impl Job {
             warmup_steps: 0,
             schedule: Default::default(),
             moments,
+            seed: 0,
         };
         AdamW::new(
             settings,
@@ -571,7 +582,12 @@ fn export(workload: Workload, folder: &Path, options: &Options) -> Result<(), Fa
     for (index, trained) in job.trained.iter().enumerate() {
         if *trained {
             let name = &job.weights.layout().specs()[index].name;
-            wanted.plain(&format!("stepped.{name}"), &job.weights.values()[index]);
+            let [value] = job
+                .weights
+                .values(&[index], &*job.plan.kernels)
+                .try_into()
+                .expect("one value");
+            wanted.plain(&format!("stepped.{name}"), &value);
         }
     }
     wanted.write(&folder.join("wanted.safetensors"))

@@ -1,9 +1,13 @@
 //! AdamW over a flat list of weights, with f32 or bf16 moments and clipping by the global norm in a fixed order.
 
+use burn::backend::TensorMetadata;
+use burn::tensor::DType;
 pub use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
-use flow_core::{AdamWStep, Kernels, ParamLayout, Plain, StepFactors, StepValues, Updated, Weights, cpu};
+use flow_core::{
+    AdamWStep, Beside, Kernels, ParamLayout, Plain, Rounding, StepFactors, StepValues, Updated, Weights, cpu,
+};
 
 /// How the learning rate goes on after the warm-up. Steps count from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -63,6 +67,8 @@ pub struct AdamWSettings {
     pub schedule: RateSchedule,
     /// What the moments are stored as, f32 or bf16: they are rounded after each step, which itself is f32.
     pub moments: FloatDType,
+    /// Seed of random rounding, for weights that are stored in bf16.
+    pub seed: u64,
 }
 
 /// The first and second moments of one weight.
@@ -261,18 +267,28 @@ impl AdamW {
             epsilon: self.settings.epsilon as f32,
             weight_decay: weight_decay as f32,
             varying: varying.clone(),
+            rounding: Rounding {
+                seed: self.settings.seed,
+                step: self.steps as u32 & 0xFF_FFFF,
+            },
         };
         let (decaying, steady) = (step(self.settings.weight_decay), step(0.0));
         let mut update = weights.update();
         let (mut decayed, mut others) = (Vec::new(), Vec::new());
         let state = self.moments.iter_mut().zip(&sums).zip(layout.specs());
-        for ((weight, copy), ((moments, gradient), spec)) in update.each().zip(state) {
+        for ((changing, stream), ((moments, gradient), spec)) in update.each().zip(0..).zip(state) {
             let (Some(Moments { first, second }), Some(gradient)) = (moments, gradient) else {
                 continue;
             };
+            let narrow = changing.value.dtype() == DType::BF16;
             let of = Updated {
-                weight,
-                copy,
+                weight: changing.value,
+                beside: match (changing.lower, changing.copy) {
+                    (Some(lower), _) => Beside::Lower(lower),
+                    (None, Some(copy)) => Beside::Copy(copy),
+                    (None, None) if narrow => Beside::Stream(stream),
+                    (None, None) => Beside::Nothing,
+                },
                 gradient,
                 first,
                 second,

@@ -208,7 +208,7 @@ fn pieces(batch: usize, device: &ComputeDevice) -> usize {
 /// A loss or gradient that is not finite, or an image that cannot be read.
 pub fn pretrain(
     parts: &Pretraining<'_>,
-    mut weights: Weights,
+    weights: Weights,
     settings: &PretrainSettings,
     observer: &mut dyn Observer,
 ) -> Result<Pretrained, TrainError> {
@@ -225,8 +225,10 @@ pub fn pretrain(
         .map(|spec| spec.kind == flow_core::ParamKind::Base)
         .collect();
     let mut optimizer = AdamW::new(settings.optimizer.clone(), &layout, trained.to_vec(), device);
-    let mut average = weights.clone();
     let kernels = &*plan.kernels;
+    // In one piece, as its average is.
+    let mut weights = weights.whole(kernels);
+    let mut average = weights.clone();
     let mut losses = Vec::with_capacity(settings.steps as usize);
     let pieces = pieces(settings.batch, device);
     observer.phase(Phase::Pretraining, settings.steps as usize);
@@ -277,7 +279,7 @@ pub fn pretrain(
             .average_decay
             .min((1.0 + step as f64) / (10.0 + step as f64));
         let decay = device.plain(vec![decay as f32], &[1]);
-        let pairs = average.values_mut().iter_mut().zip(weights.values());
+        let pairs = average.values_mut().iter_mut().zip(weights.stored());
         device.lasting(|| kernels.average_all(pairs.collect(), &decay));
         losses.push(value);
         observer.advance(1);

@@ -36,6 +36,7 @@ codes! {
     TOO_MUCH_MEMORY = "memory::too-much", "An estimate of what the run keeps in memory at one time that is above the device's memory.";
     NO_DEVICE = "device::unavailable", "A kind of device that this build cannot open.";
     NO_BF16 = "device::no-bf16", "`device.dtype = \"bf16\"` where the device has no such matrix products.";
+    NEEDS_BF16_GPU = "optimizer::needs-bf16-gpu", "`optimizer.weights` or `optimizer.gradients` in bf16 where no GPU computes in bf16.";
     NO_WEIGHTS = "files::no-weights", "The file that `model.weights` names is not there.";
     BAD_WEIGHTS = "files::bad-weights", "The file that `model.weights` names cannot be read, or holds other weights than the model.";
     ADAPTERS = "model::adapters", "Adapters that the model cannot have, for instance a target that no layer matches.";
@@ -221,6 +222,13 @@ const OURS: &[Explanation] = &[
         why: "Emulating them would be slower than f32, which is no reason to ask for them.",
         wrong: "[device]\ndtype = \"bf16\"",
         right: "[device]\ndtype = \"f32\"",
+    },
+    Explanation {
+        code: NEEDS_BF16_GPU,
+        rule: "`optimizer.weights` or `optimizer.gradients` in bf16 where no GPU computes in bf16.",
+        why: "Kernels of the processor, and those that compute in f32, read weights and write gradients in f32; nothing would become smaller.",
+        wrong: "[optimizer]\nweights = \"bf16\"",
+        right: "[optimizer]\nweights = \"f32\"",
     },
     Explanation {
         code: NO_WEIGHTS,

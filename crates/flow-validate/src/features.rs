@@ -1,9 +1,12 @@
 //! What a config asks for that only some builds, machines or models have.
 
-use crate::codes::{CHECKPOINTING_IGNORED, NO_BF16, NO_CHECKPOINTING, NO_DEVICE, NO_REGION};
+use crate::codes::{CHECKPOINTING_IGNORED, NEEDS_BF16_GPU, NO_BF16, NO_CHECKPOINTING, NO_DEVICE, NO_REGION};
 use crate::{Capabilities, Machine};
 use flow_checkpoint::{Policy, PolicyError};
-use flow_config::{CheckpointingConfig, Config, DType, DeviceKind, Diagnostic, key_in_path, nearest};
+use flow_config::{
+    CheckpointingConfig, Config, DType, DeviceKind, Diagnostic, GradientStorage, WeightStorage, key_in_path,
+    nearest,
+};
 use flow_runtime::{Context, DeviceKind as RuntimeDevice, OptionsError};
 use std::path::Path;
 
@@ -36,6 +39,26 @@ pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
             )
             .path("device.dtype")
             .help("set `device.dtype = \"f32\"`"),
+        );
+    }
+    let narrow = config.device.kind == DeviceKind::Cuda && config.device.dtype == DType::Bf16;
+    let optimizer = &config.optimizer;
+    let asked = [
+        (
+            "optimizer.gradients",
+            optimizer.gradients == GradientStorage::Bf16,
+        ),
+        ("optimizer.weights", optimizer.weights == WeightStorage::Bf16),
+    ];
+    for (path, _) in asked.into_iter().filter(|(_, asked)| *asked && !narrow) {
+        let message = format!("`{path} = \"bf16\"` is for a GPU that computes in bf16");
+        found.push(
+            Diagnostic::error(NEEDS_BF16_GPU, message)
+                .path(path)
+                .allowed(vec!["\"f32\"".into()])
+                .help(format!(
+                    "set `{path} = \"f32\"`, or `device.kind = \"cuda\"` and `device.dtype = \"bf16\"`"
+                )),
         );
     }
     found

@@ -18,7 +18,7 @@ pub use codes::{Explanation, all_codes, explain};
 pub use features::{checkpoint_policy, unavailable};
 pub use flow_config::{Diagnostic, Severity};
 pub use markdown::markdown;
-pub use memory::{Load, MemoryEstimate, features, gib};
+pub use memory::{Load, MemoryEstimate, Stored, features, gib};
 pub use operations::Operations;
 pub use resolve::resolve;
 pub use rules::{RULES, Rule};

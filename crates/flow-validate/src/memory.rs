@@ -1,15 +1,15 @@
 //! About how much memory a run needs.
 //!
-//! In values of 4 bytes, with `W` weights of which `T` are trained:
+//! In values of 4 bytes, with `W` weights of which `T` are trained ([`Stored`] says what takes less):
 //!
 //! | part | values |
 //! |---|---|
-//! | weights | `W` |
-//! | gradients | `2 T`: those added up over micro-batches, and those of the call under way |
+//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16 |
+//! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16 |
-//! | copies | `T` for each of the moving average, the reference and the policy that samples; what is frozen is shared |
+//! | copies | `T` for each of the moving average, the reference and the policy that samples, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
-//! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once; of blocks that are computed again, their inputs, and all of the largest one |
+//! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once; of blocks that are computed again, their inputs, and all of the largest one; half of it on a GPU that computes in bf16 |
 //!
 //! Layers that see a sample rather than its tokens are told by their names: `norm` (modulations) and `time` (embedding of
 //! the noise level). What the libraries and the data set hold is left out, so that the sum is less than a run takes.
@@ -18,8 +18,8 @@ use crate::checkpoint_policy;
 use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
 use flow_checkpoint::Policy;
 use flow_config::{
-    AlgorithmConfig, Architecture, Config, Diagnostic, Dynamics, Finetune, KlConfig, KlKind, MomentStorage,
-    Reference, TextConfig, Window,
+    AlgorithmConfig, Architecture, Config, DType, DeviceKind, Diagnostic, Dynamics, Finetune,
+    GradientStorage, KlConfig, KlKind, MomentStorage, Reference, TextConfig, WeightStorage, Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
@@ -39,10 +39,44 @@ pub struct Load {
     pub copies: usize,
     /// Every how many blocks one is computed again in backward, if any is.
     pub recomputed_every: Option<usize>,
-    /// Bytes of a value of the optimizer's moments.
-    pub moment_bytes: usize,
+    /// Bytes of values.
+    pub stored: Stored,
     /// Tokens of the encoded text, for a model that reads it.
     pub text_tokens: usize,
+}
+
+/// Bytes of a value, by what it is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Of a weight that is trained.
+    pub trained: usize,
+    /// Of a weight that is not.
+    pub frozen: usize,
+    /// Of a copy of a trained weight.
+    pub copy: usize,
+    /// Of a gradient, before it is added up.
+    pub gradient: usize,
+    /// Of a moment of the optimizer.
+    pub moment: usize,
+    /// Of what passes between operations.
+    pub activation: usize,
+}
+
+impl Stored {
+    /// What a config asks for.
+    pub fn of(config: &Config) -> Self {
+        let optimizer = &config.optimizer;
+        let narrow = config.device.kind == DeviceKind::Cuda && config.device.dtype == DType::Bf16;
+        let two_if = |two: bool| if two { 2 } else { 4 };
+        Self {
+            trained: two_if(narrow && optimizer.weights == WeightStorage::Bf16),
+            frozen: two_if(narrow),
+            copy: if narrow { 6 } else { 4 },
+            gradient: two_if(narrow && optimizer.gradients == GradientStorage::Bf16),
+            moment: two_if(optimizer.moments == MomentStorage::Bf16),
+            activation: two_if(narrow),
+        }
+    }
 }
 
 impl Load {
@@ -77,10 +111,7 @@ impl Load {
                 Policy::BlockSkip { every } => Some(every),
                 _ => Some(1),
             },
-            moment_bytes: match config.optimizer.moments {
-                MomentStorage::F32 => 4,
-                MomentStorage::Bf16 => 2,
-            },
+            stored: Stored::of(config),
             text_tokens: match &config.text {
                 TextConfig::Words(words) => words.tokens,
                 TextConfig::File(_) => 0,
@@ -94,8 +125,10 @@ impl Load {
 pub struct MemoryEstimate {
     /// The weights.
     pub weights: f64,
-    /// Their gradients.
+    /// Gradients of the trained ones, of the call under way.
     pub gradients: f64,
+    /// Sums of gradients over micro-batches.
+    pub sums: f64,
     /// The optimizer's moments.
     pub moments: f64,
     /// Average, reference, sampling policy.
@@ -112,13 +145,16 @@ impl MemoryEstimate {
         let all = layout.count_values(|_| true) as f64;
         let (trained, latent) = (trained as f64, spec.latent.values() as f64);
         let per_row = activations_per_row(layout, spec, load);
+        let bytes = |one: usize, values: f64| one as f64 * values;
+        let stored = load.stored;
         Self {
-            weights: BYTES * all,
-            gradients: BYTES * 2.0 * trained,
-            moments: load.moment_bytes as f64 * 2.0 * trained,
-            copies: BYTES * trained * load.copies as f64,
+            weights: bytes(stored.trained, trained) + bytes(stored.frozen, all - trained),
+            gradients: bytes(stored.gradient, trained),
+            sums: BYTES * trained,
+            moments: bytes(stored.moment, 2.0 * trained),
+            copies: bytes(stored.copy, trained) * load.copies as f64,
             trajectories: BYTES * latent * load.images as f64 * (3 * load.records + 1) as f64,
-            activations: BYTES * per_row * load.rows as f64,
+            activations: bytes(stored.activation, per_row) * load.rows as f64,
         }
     }
 
@@ -126,7 +162,7 @@ impl MemoryEstimate {
     pub fn parts(&self) -> [(&'static str, f64); 6] {
         [
             ("weights", self.weights),
-            ("gradients", self.gradients),
+            ("gradients", self.gradients + self.sums),
             ("optimizer moments", self.moments),
             ("copies of the trained weights", self.copies),
             ("trajectories", self.trajectories),
@@ -136,7 +172,7 @@ impl MemoryEstimate {
 
     /// Weights and all that grows with them.
     pub fn state(&self) -> f64 {
-        self.weights + self.gradients + self.moments + self.copies
+        self.weights + self.gradients + self.sums + self.moments + self.copies
     }
 
     /// All of it at one time, in bytes.

@@ -7,7 +7,7 @@ use flow_core::params::LayoutBuilder;
 use flow_core::{AttentionShape, Init, ModelSpec, ParamLayout, Plan, RegionKind, Rows};
 use flow_kernels::CpuKernels;
 use flow_validate::{
-    Capabilities, Load, Machine, MemoryEstimate, Operations, Question, Trainer, errors, explain, gib,
+    Capabilities, Load, Machine, MemoryEstimate, Operations, Question, Stored, Trainer, errors, explain, gib,
     validate,
 };
 use std::collections::BTreeSet;
@@ -282,7 +282,14 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             records: 4,
             copies: 1,
             recomputed_every: None,
-            moment_bytes: 4,
+            stored: Stored {
+                trained: 4,
+                frozen: 4,
+                copy: 4,
+                gradient: 4,
+                moment: 4,
+                activation: 4,
+            },
             text_tokens: WordsText::default().tokens,
         }
     );
@@ -301,6 +308,28 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     let narrow = Load::of(&narrow.expect("right").config);
     let narrow = MemoryEstimate::new(&layout(), &spec, 10, &narrow);
     assert_eq!(narrow.moments, 40.0, "two moments of 10 values, 2 bytes each");
+    let on_a_gpu = "config_version = 1\n[device]\nkind = \"cuda\"\ndtype = \"bf16\"\n[ema]\nenabled = true\n[optimizer]\n";
+    for (keys, trained, gradient) in [
+        ("", 4.0, 4.0),
+        ("weights = \"bf16\"\n", 2.0, 4.0),
+        ("gradients = \"bf16\"\n", 4.0, 2.0),
+    ] {
+        let load = Load::of(&parse_str(&format!("{on_a_gpu}{keys}")).expect("right").config);
+        // Of the 10 weights 7 are trained.
+        let estimate = MemoryEstimate::new(&layout(), &spec, 7, &load);
+        let found = [
+            estimate.weights,
+            estimate.gradients,
+            estimate.sums,
+            estimate.moments,
+            estimate.copies,
+        ];
+        assert_eq!(
+            found,
+            [7.0 * trained + 6.0, 7.0 * gradient, 28.0, 56.0, 42.0],
+            "{keys}"
+        );
+    }
 
     let with = |bytes: u64| Machine {
         memory_bytes: Some(bytes),

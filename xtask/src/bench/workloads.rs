@@ -98,6 +98,8 @@ enum Contender {
     Ours,
     /// Ours, with calls of the model recorded and replayed.
     Captured,
+    /// Ours with trained weights, their gradients and moments in bf16, as PyTorch's are.
+    Narrow,
     /// Ours without accelerators: operations one by one.
     Plain,
     Peer(&'static str),
@@ -108,6 +110,7 @@ enum Contender {
 impl Contender {
     fn of(workload: &str, part: &str, device: &str) -> Vec<Self> {
         let ours: &[Self] = match device {
+            "cuda" if part == "step" => &[Self::Ours, Self::Captured, Self::Narrow, Self::Plain],
             "cuda" => &[Self::Ours, Self::Captured, Self::Plain],
             _ => &[Self::Ours, Self::Plain],
         };
@@ -121,15 +124,30 @@ impl Contender {
         matches!(self, Self::Peer(_) | Self::MixedPeer(_))
     }
 
+    /// Whether what it trains is stored in f32.
+    fn trains_in_f32(self) -> bool {
+        matches!(
+            self,
+            Self::Ours | Self::Captured | Self::Plain | Self::MixedPeer(_)
+        )
+    }
+
     fn name(self) -> String {
         match self {
             Self::Ours => "flow-train".into(),
             Self::Captured => "flow-train, captured".into(),
+            Self::Narrow => "flow-train, bf16".into(),
             Self::Plain => "flow-train, plain".into(),
             Self::Peer(mode) => format!("PyTorch {mode}"),
             Self::MixedPeer(mode) => format!("PyTorch {mode}, f32"),
         }
     }
+}
+
+/// GiB that a program took from the device: PyTorch's allocator keeps what it once took as our pools do.
+fn gib(found: &[Value]) -> f64 {
+    let taken = found[0]["reserved_gib"].as_f64();
+    taken.or(found[0]["peak_gib"].as_f64()).unwrap_or(f64::NAN)
 }
 
 /// Modes of the peer. Graphs are for what the host bounds.
@@ -254,7 +272,7 @@ impl Bench<'_> {
     ) -> Command {
         let (part, checkpoint) = row;
         let mut command = match contender {
-            Contender::Ours | Contender::Captured | Contender::Plain => {
+            Contender::Ours | Contender::Captured | Contender::Narrow | Contender::Plain => {
                 let mut command = Command::new(&self.program);
                 command.arg("time").arg(name).arg(folder).arg(part);
                 if self.options.tiny {
@@ -266,6 +284,9 @@ impl Bench<'_> {
                 }
                 if contender == Contender::Plain {
                     command.arg("--plain");
+                }
+                if contender == Contender::Narrow {
+                    command.args(["--weights", "bf16", "--gradients", "bf16", "--moments", "bf16"]);
                 }
                 if device == "cuda" {
                     // The processor draws the noise; PyTorch's is drawn on the device.
@@ -333,14 +354,13 @@ impl Bench<'_> {
                 .map(|(_, median)| *median)
                 .fold(f64::INFINITY, f64::min);
             let (part, checkpoint) = row;
-            let gib = |found: &[Value]| found[0]["peak_gib"].as_f64().unwrap_or(f64::NAN);
-            let of_peers = contenders
-                .iter()
-                .zip(&found)
-                .filter(|(contender, _)| contender.is_peer());
-            let least = of_peers
-                .map(|(_, found)| gib(found))
-                .fold(f64::INFINITY, f64::min);
+            let least = |of: Contender| {
+                let alike = contenders.iter().zip(&found);
+                let alike = alike.filter(|(peer, _)| {
+                    peer.is_peer() && (part != "step" || peer.trains_in_f32() == of.trains_in_f32())
+                });
+                alike.map(|(_, found)| gib(found)).fold(f64::NAN, f64::min)
+            };
             // Ours says how many operations the work takes, whoever does it.
             let tflop = found[0][0]["tflop"].as_f64().unwrap_or(f64::NAN);
             // In no less time can the device do as many, if it did nothing else.
@@ -351,7 +371,7 @@ impl Bench<'_> {
                 writeln!(
                     table,
                     "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms ({:.2} to {:.2}) {:6.1} TFLOP/s {:>5} of the ceiling {:>5} \
-                     of the floor {:>8} ms of the host {:>6} launches of {:>8} ms {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of the least peer's memory",
+                     of the floor {:>8} ms of the host {:>6} launches of {:>8} ms {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of the memory of the least peer that stores alike",
                     contender.name(),
                     number("p10_ms"),
                     number("p90_ms"),
@@ -363,7 +383,7 @@ impl Bench<'_> {
                     figure(&trace["kernels_ms"], 2),
                     gib(found),
                     best / median,
-                    gib(found) / least,
+                    gib(found) / least(*contender),
                 )?;
                 for kernel in trace["kernels"].as_array().into_iter().flatten().take(KERNELS) {
                     writeln!(

@@ -153,6 +153,14 @@ impl Kernels for Counted {
         self.kernels.adamw_all(weights, step);
     }
 
+    fn split(&self, value: &Plain) -> flow_core::Halves {
+        self.kernels.split(value)
+    }
+
+    fn join(&self, halves: &[flow_core::Halves]) -> Vec<Plain> {
+        self.kernels.join(halves)
+    }
+
     fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
         self.kernels.average_all(averages, decay);
     }

@@ -207,7 +207,7 @@ impl Stack {
             regions: Self::engine(policy),
             ..plan.clone()
         };
-        let trained: Arc<[bool]> = vec![true; weights.values().len()].into();
+        let trained: Arc<[bool]> = vec![true; weights.stored().len()].into();
         let pass = Training::new(weights, Arc::new(plan), trained);
         let exec = pass.exec(CallContext {
             step,
@@ -365,7 +365,7 @@ fn the_bits_are_those_of_going_through_the_blocks_by_hand() {
             stacks: driver.clone(),
             ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
         };
-        let trained: Arc<[bool]> = vec![true; stack.weights.values().len()].into();
+        let trained: Arc<[bool]> = vec![true; stack.weights.stored().len()].into();
         let pass = Training::new(&stack.weights, Arc::new(plan), trained);
         let exec = pass.exec(CallContext::single(Stage::Training));
         let x: Tensor<2> = device.tensor(noise(ROWS * WIDTH, 1), [ROWS, WIDTH]);

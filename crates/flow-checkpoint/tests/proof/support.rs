@@ -484,7 +484,7 @@ impl State {
     /// Before the first step.
     pub fn of(weights: &Weights, device: &ComputeDevice) -> Self {
         let zeros = || {
-            let values = weights.values().iter();
+            let values = weights.stored().iter();
             values.map(flow_core::tensors::zeros_like).collect()
         };
         Self {
@@ -505,6 +505,7 @@ impl State {
             epsilon: 1e-8,
             weight_decay: 1e-3,
             varying,
+            rounding: Default::default(),
         };
         for (index, value) in self.weights.values_mut().iter_mut().enumerate() {
             if let Some(gradient) = &gradients[index] {
@@ -522,6 +523,6 @@ impl State {
 
     pub fn bits(&self) -> Vec<Vec<u32>> {
         let moments = self.first.iter().chain(&self.second);
-        self.weights.values().iter().chain(moments).map(bits).collect()
+        self.weights.stored().iter().chain(moments).map(bits).collect()
     }
 }

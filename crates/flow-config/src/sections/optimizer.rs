@@ -15,6 +15,30 @@ pub enum MomentStorage {
     Bf16,
 }
 
+/// How trained weights are stored where a GPU computes in bf16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum WeightStorage {
+    /// f32: 4 bytes a weight, of which the model reads the upper two.
+    #[default]
+    F32,
+    /// bfloat16: 2 bytes. A step rounds its result up or down at random, so that on average it is what was computed; the
+    /// numbers follow from the seed. For `device.kind = "cuda"` with `device.dtype = "bf16"`.
+    Bf16,
+}
+
+/// How gradients of the matrices of linear layers are stored between the backward pass and the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GradientStorage {
+    /// As they are added up: 4 bytes a weight.
+    #[default]
+    F32,
+    /// Rounded to bfloat16 after each backward pass: 2 bytes. With several to a step their sum is f32, and takes 4 besides. For
+    /// `device.kind = "cuda"` with `device.dtype = "bf16"`.
+    Bf16,
+}
+
 /// `[optimizer.schedule]`: how the learning rate goes on after the warm-up, chosen by `kind`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
@@ -81,6 +105,10 @@ pub struct OptimizerConfig {
     pub schedule: RateSchedule,
     /// How the moments are stored.
     pub moments: MomentStorage,
+    /// How gradients are stored.
+    pub gradients: GradientStorage,
+    /// How the trained weights are stored.
+    pub weights: WeightStorage,
 }
 
 impl Default for OptimizerConfig {
@@ -95,6 +123,8 @@ impl Default for OptimizerConfig {
             warmup_steps: 0,
             schedule: RateSchedule::default(),
             moments: MomentStorage::default(),
+            gradients: GradientStorage::default(),
+            weights: WeightStorage::default(),
         }
     }
 }

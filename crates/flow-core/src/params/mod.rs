@@ -6,12 +6,14 @@
 
 mod init;
 mod layout;
+mod update;
 mod version;
 mod view;
 mod weights;
 
 pub use init::Init;
 pub use layout::{Adapter, Handle, LayoutBuilder, ParamKind, ParamLayout, ParamSpec, Rows};
+pub use update::{Changing, WeightStorage, WeightsUpdate};
 pub use version::WeightsVersion;
 pub use view::{ParamView, Standing};
-pub use weights::{Weights, WeightsUpdate};
+pub use weights::Weights;

@@ -1,23 +1,36 @@
 //! The values of a layout's weights.
 
-use super::{ParamKind, ParamLayout, ParamSpec};
+use super::{ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
+use crate::halves::{self, Halves};
+use crate::kernels::Kernels;
 use crate::rng::Purpose;
-use crate::tensors::{Plain, cast, copy_again};
+use crate::tensors::{Plain, cast};
 use crate::{CoreError, cpu, device::ComputeDevice};
 use burn::backend::TensorMetadata;
+use burn::tensor::{DType, FloatDType};
 use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
 
 /// One value per weight of a layout. Cloning shares the values; a changed value is a new one.
 ///
 /// On a device that computes in 16 bits, models see copies in that type; they are made when first asked for after a change.
-/// The values themselves stay as they are, f32 where they are trained.
+/// The values themselves stay f32, unless [`store`](Self::store) says otherwise.
 #[derive(Clone, Debug)]
 pub struct Weights {
     layout: Arc<ParamLayout>,
+    /// Values, or upper halves of those that have a lower half.
     values: Arc<Vec<Plain>>,
+    lowers: Arc<Vec<Option<Plain>>>,
     device: ComputeDevice,
     copies: OnceLock<Arc<Vec<Plain>>>,
+    stored: Option<Stored>,
+}
+
+/// Which weights are trained, and how these are stored.
+#[derive(Clone, Debug)]
+struct Stored {
+    trained: Arc<[bool]>,
+    storage: WeightStorage,
 }
 
 impl Weights {
@@ -71,9 +84,11 @@ impl Weights {
     fn new(layout: Arc<ParamLayout>, values: Vec<Plain>, device: &ComputeDevice) -> Self {
         Self {
             layout,
+            lowers: Arc::new(vec![None; values.len()]),
             values: Arc::new(values),
             device: device.clone(),
             copies: OnceLock::new(),
+            stored: None,
         }
     }
 
@@ -82,9 +97,25 @@ impl Weights {
         &self.layout
     }
 
-    /// The values, in the layout's order.
-    pub fn values(&self) -> &[Plain] {
+    /// What is stored of each weight in the layout's order: the value, or the upper half of one in halves.
+    pub fn stored(&self) -> &[Plain] {
         &self.values
+    }
+
+    /// The values at `indices`: as they are stored, or put together from their halves by `kernels`, in memory of their own.
+    pub fn values(&self, indices: &[usize], kernels: &dyn Kernels) -> Vec<Plain> {
+        let halves = |index: &usize| {
+            let lower = self.lowers[*index].clone()?;
+            let upper = self.values[*index].clone();
+            Some(Halves { upper, lower })
+        };
+        let halves: Vec<Halves> = indices.iter().filter_map(halves).collect();
+        let mut joined = kernels.join(&halves).into_iter();
+        let value = |index: &usize| match &self.lowers[*index] {
+            Some(_) => joined.next().expect("kernels join all they are given"),
+            None => self.values[*index].clone(),
+        };
+        indices.iter().map(value).collect()
     }
 
     /// What models compute with: the values, or copies of them in the device's type.
@@ -92,6 +123,9 @@ impl Weights {
         let Some(dtype) = self.device.compute_dtype() else {
             return self.values.clone();
         };
+        if self.values.iter().all(|value| value.dtype() == dtype.into()) {
+            return self.values.clone();
+        }
         let cast_all = || self.values.iter().map(|value| cast(value, dtype)).collect();
         let copies = || Arc::new(self.device.lasting(cast_all));
         self.copies.get_or_init(copies).clone()
@@ -111,8 +145,14 @@ impl Weights {
                 found,
             });
         }
-        self.values_mut()[index] = value;
+        self.replace(index, value);
         Ok(())
+    }
+
+    fn replace(&mut self, index: usize, value: Plain) {
+        self.copies = OnceLock::new();
+        Arc::make_mut(&mut self.values)[index] = value;
+        Arc::make_mut(&mut self.lowers)[index] = None;
     }
 
     /// Replaces the value at `index` by host values, row-major, in memory that lasts.
@@ -130,25 +170,36 @@ impl Weights {
         }
         let device = &self.device;
         let value = device.lasting(|| device.plain(values, &spec.shape));
-        self.values_mut()[index] = value;
+        self.replace(index, value);
         Ok(())
     }
 
-    /// Mutable values. Those still held by a view or a snapshot are copied when a kernel writes them.
+    /// Mutable values, none of them in halves. Those still held by a view or a snapshot are copied when a kernel writes them.
     pub fn values_mut(&mut self) -> &mut [Plain] {
+        for index in 0..self.values.len() {
+            if self.lowers[index].is_some() {
+                let (values, device) = (self.host(index), self.device.clone());
+                let shape = &self.layout.specs()[index].shape;
+                let value = device.lasting(|| device.plain(values, shape));
+                self.replace(index, value);
+            }
+        }
         self.copies = OnceLock::new();
         Arc::make_mut(&mut self.values).as_mut_slice()
     }
 
     /// Changes values one by one, and with them the copies that models see, if these were made.
     pub fn update(&mut self) -> WeightsUpdate<'_> {
-        WeightsUpdate {
-            copies: self
-                .copies
-                .get_mut()
-                .map(|copies| Arc::make_mut(copies).as_mut_slice()),
-            values: Arc::make_mut(&mut self.values).as_mut_slice(),
+        let narrow = |stored: &Stored| stored.storage != WeightStorage::Whole;
+        if self.stored.as_ref().is_some_and(narrow) {
+            // If there are copies, some values were replaced and not settled; others are their own copies.
+            self.copies = OnceLock::new();
         }
+        WeightsUpdate::new(
+            Arc::make_mut(&mut self.values).as_mut_slice(),
+            Arc::make_mut(&mut self.lowers).as_mut_slice(),
+            (self.copies.get_mut()).map(|copies| Arc::make_mut(copies).as_mut_slice()),
+        )
     }
 
     /// Keeps weights that are not `trained` (one flag each) in the type that models compute with, and in no other: what
@@ -161,49 +212,92 @@ impl Weights {
         let Some(dtype) = self.device.compute_dtype() else {
             return;
         };
+        self.stored = Some(Stored {
+            trained: trained.into(),
+            storage: WeightStorage::Whole,
+        });
+        self.convert(|index, value| {
+            let unlike = !trained[index] && value.dtype() != dtype.into();
+            unlike.then(|| (cast(value, dtype), None))
+        });
+    }
+
+    /// [`Freezes`](Self::freeze) weights that are not `trained`, and stores the others as `storage` says, on a device where models
+    /// compute in bf16; elsewhere all stay f32. What models see of a trained weight is the nearest bf16 either way; of two
+    /// equally near ones [`Halves`](WeightStorage::Halves) take the one farther from zero, the others the even one.
+    ///
+    /// # Panics
+    /// As [`freeze`](Self::freeze).
+    pub fn store(&mut self, trained: &[bool], storage: WeightStorage, kernels: &dyn Kernels) {
+        self.freeze(trained);
+        if self.device.compute_dtype() != Some(FloatDType::BF16) {
+            return;
+        }
+        if let Some(stored) = &mut self.stored {
+            stored.storage = storage;
+        }
+        self.convert(|index, value| match storage {
+            _ if !trained[index] || value.dtype() != DType::F32 => None,
+            WeightStorage::Whole => None,
+            WeightStorage::Halves => {
+                let Halves { upper, lower } = kernels.split(value);
+                Some((upper, Some(lower)))
+            }
+            WeightStorage::Narrow => Some((cast(value, FloatDType::BF16), None)),
+        });
+    }
+
+    /// Stores values that were replaced since [`store`](Self::store) as it said.
+    pub fn settle(&mut self, kernels: &dyn Kernels) {
+        if let Some(Stored { trained, storage }) = self.stored.clone() {
+            self.store(&trained, storage, kernels);
+        }
+    }
+
+    /// The same values, those that are trained in f32, in one piece.
+    #[must_use]
+    pub fn whole(&self, kernels: &dyn Kernels) -> Self {
+        let mut whole = self.clone();
+        if let Some(stored) = &mut whole.stored {
+            stored.storage = WeightStorage::Whole;
+            let trained = stored.trained.clone();
+            let joined = |index: usize, value: &Plain| {
+                let narrow = trained[index] && value.dtype() != DType::F32;
+                narrow.then(|| {
+                    let value = self.values(&[index], kernels).remove(0);
+                    (cast(&value, FloatDType::F32), None)
+                })
+            };
+            whole.convert(joined);
+        }
+        whole
+    }
+
+    /// Replaces values, with their lower halves, by what `into` makes of them, in memory that lasts.
+    fn convert(&mut self, into: impl Fn(usize, &Plain) -> Option<(Plain, Option<Plain>)> + Sync) {
         let device = self.device.clone();
-        let values = self.values_mut().iter_mut().zip(trained);
-        let frozen = values.filter(|(_, trained)| !**trained);
-        device.lasting(|| frozen.for_each(|(value, _)| *value = cast(value, dtype)));
+        self.copies = OnceLock::new();
+        let (values, lowers) = (Arc::make_mut(&mut self.values), Arc::make_mut(&mut self.lowers));
+        device.lasting(|| {
+            let all = values.iter_mut().zip(lowers).enumerate();
+            all.for_each(|(index, (value, lower))| {
+                if let Some(converted) = into(index, value) {
+                    (*value, *lower) = converted;
+                }
+            });
+        });
         device.release_unused();
     }
 
     /// The values at `index` on the host, row-major.
     pub fn host(&self, index: usize) -> Vec<f32> {
-        cpu::to_host(&self.values[index])
-    }
-}
-
-/// Values of weights that are being changed. See [`Weights::update`].
-#[derive(Debug)]
-pub struct WeightsUpdate<'a> {
-    values: &'a mut [Plain],
-    copies: Option<&'a mut [Plain]>,
-}
-
-impl WeightsUpdate<'_> {
-    /// Every value in the layout's order, with the copy that models see, if there is one: it must be the value in its type
-    /// afterwards.
-    pub fn each(&mut self) -> impl Iterator<Item = (&mut Plain, Option<&mut Plain>)> {
-        let copies = self.copies.as_deref_mut().into_iter().flatten().map(Some);
-        let copies = copies.chain(std::iter::repeat_with(|| None));
-        self.values.iter_mut().zip(copies)
-    }
-
-    /// Changes the value at `index`.
-    pub fn change(&mut self, index: usize, change: impl FnOnce(&mut Plain)) {
-        self.change_with_copy(index, |value, copy| {
-            change(value);
-            if let Some(copy) = copy {
-                copy_again(copy, value);
+        match &self.lowers[index] {
+            Some(lower) => {
+                let (uppers, lowers) = (halves::bits(&self.values[index]), halves::bits(lower));
+                let pairs = uppers.into_iter().zip(lowers);
+                pairs.map(|(upper, lower)| halves::join([upper, lower])).collect()
             }
-        });
-    }
-
-    /// Changes the value at `index`, and the copy that models see, if there is one: it must be the value in its type
-    /// afterwards.
-    pub fn change_with_copy(&mut self, index: usize, change: impl FnOnce(&mut Plain, Option<&mut Plain>)) {
-        let copy = self.copies.as_mut().map(|copies| &mut copies[index]);
-        change(&mut self.values[index], copy);
+            None => cpu::to_host(&self.values[index]),
+        }
     }
 }

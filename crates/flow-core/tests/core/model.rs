@@ -132,7 +132,7 @@ impl Transformer {
             }
         }
         let mut weights = Weights::init(Arc::new(layout), 5, &ComputeDevice::cpu());
-        for index in 0..weights.values().len() {
+        for index in 0..weights.stored().len() {
             let spec = weights.layout().specs()[index].clone();
             if spec.name.ends_with("lora_B.weight") {
                 weights

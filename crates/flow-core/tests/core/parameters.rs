@@ -75,7 +75,7 @@ fn host_values_are_taken_in_the_declared_shape_and_in_no_other_number() {
     let values: Vec<f32> = (0..2 * OUT).map(|value| value as f32).collect();
     weights.set_host(at, values.clone()).unwrap();
     assert_eq!(weights.host(at), values);
-    assert_eq!(flow_core::tensors::shape(&weights.values()[at]), [2, OUT]);
+    assert_eq!(flow_core::tensors::shape(&weights.stored()[at]), [2, OUT]);
     let error = weights.set_host(at, vec![0.0; 3]).unwrap_err().to_string();
     assert!(error.contains("second.weight"), "{error}");
     assert_eq!(weights.host(at), values, "nothing has changed");
@@ -105,7 +105,7 @@ fn adapters_are_drawn_as_ever_where_a_file_gives_the_rest() {
 fn gradients_land_on_the_weights_they_belong_to_and_frozen_ones_get_none() {
     let layers = layers();
     let position = |name: &str| layers.weights.layout().position(name).unwrap();
-    let value = |name: &str| wide(&layers.weights.values()[position(name)]);
+    let value = |name: &str| wide(&layers.weights.stored()[position(name)]);
     let trained = [
         "second.bias",
         "second.weight",
@@ -240,7 +240,7 @@ fn fresh_leaves_are_other_leaves_of_the_same_values() {
     );
     assert_eq!(
         bits(&flow_core::tensors::plain(&old.into_dispatch())),
-        bits(&layers.weights.values()[0])
+        bits(&layers.weights.stored()[0])
     );
 }
 
@@ -279,7 +279,7 @@ fn a_snapshot_keeps_its_bits_when_the_weights_are_updated() {
     let mut weights = layers().weights;
     let snapshot = weights.clone();
     let view = ParamView::plain(&weights);
-    let before: Vec<Vec<u32>> = snapshot.values().iter().map(bits).collect();
+    let before: Vec<Vec<u32>> = snapshot.stored().iter().map(bits).collect();
     for (index, value) in weights.values_mut().iter_mut().enumerate() {
         let step = normal(index as u64, CpuTensor::read(value).values().len());
         update(value, |values| {
@@ -289,10 +289,10 @@ fn a_snapshot_keeps_its_bits_when_the_weights_are_updated() {
                 .for_each(|(value, step)| *value -= 1.0 + step.abs())
         });
     }
-    let kept: Vec<Vec<u32>> = snapshot.values().iter().map(bits).collect();
+    let kept: Vec<Vec<u32>> = snapshot.stored().iter().map(bits).collect();
     assert_eq!(kept, before);
     assert_eq!(bits(&view.get(layers().first.weight).into_dispatch()), before[0]);
-    for (old, new) in before.iter().zip(weights.values()) {
+    for (old, new) in before.iter().zip(weights.stored()) {
         assert!(
             old.iter().zip(bits(new)).all(|(old, new)| *old != new),
             "every value moved"
@@ -303,7 +303,7 @@ fn a_snapshot_keeps_its_bits_when_the_weights_are_updated() {
 #[test]
 fn weights_that_nothing_else_holds_are_updated_in_place() {
     let mut weights = layers().weights;
-    let address = |weights: &Weights| CpuTensor::read(&weights.values()[0]).values().as_ptr();
+    let address = |weights: &Weights| CpuTensor::read(&weights.stored()[0]).values().as_ptr();
     let before = address(&weights);
     update(&mut weights.values_mut()[0], |values| values.fill(2.0));
     assert_eq!(address(&weights), before);

@@ -67,7 +67,7 @@ pub(super) const MODEL: &[Rule] = &[
         "model.master_weight_dtype",
         "",
         Same(&["fp32", "float32"]),
-        "flow-train keeps master weights in f32, always",
+        "flow-train keeps master weights in f32; `optimizer.weights` says otherwise",
     ),
     Rule::new(
         "model.target_components",

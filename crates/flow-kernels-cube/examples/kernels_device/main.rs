@@ -1,7 +1,7 @@
 //! Checks all kernels on a GPU against f64 on the host, in f32, f16 and bf16, then times the large ones.
 //!
 //! `kernels_device check`, `kernels_device time`, or both without an argument. Built with the feature `lavapipe`, a second
-//! argument `vulkan` checks on Vulkan, in f32. Ends with status 1 if something is wrong.
+//! argument `vulkan` checks on Vulkan, in f32. Further arguments are the groups to check. Ends with status 1 if something is wrong.
 
 mod timing;
 
@@ -12,10 +12,13 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
 
-fn check_all(client: &Client, elements: &[Element]) -> bool {
+fn check_all(client: &Client, elements: &[Element], groups: &[String]) -> bool {
     let mut right = true;
     for element in elements {
         for (group, _) in GROUPS {
+            if !groups.is_empty() && !groups.iter().any(|wanted| wanted == group) {
+                continue;
+            }
             let start = Instant::now();
             let verdict = check(client, *element, group);
             println!(
@@ -53,7 +56,18 @@ fn run() -> Result<bool, Box<dyn Error>> {
     let client = device.client();
     let mut right = true;
     if what != Some("time") {
-        right = check_all(&client, elements);
+        let groups = arguments.get(2..).unwrap_or_default();
+        if let Some(unknown) = groups
+            .iter()
+            .find(|name| GROUPS.iter().all(|(known, _)| known != name))
+        {
+            return Err(format!(
+                "there is no group `{unknown}`; groups are {}",
+                GROUPS.map(|(name, _)| name).join(", ")
+            )
+            .into());
+        }
+        right = check_all(&client, elements, groups);
         println!("{}", if right { "everything holds" } else { "WRONG" });
     }
     if what != Some("check") && right {

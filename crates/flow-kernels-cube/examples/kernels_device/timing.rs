@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 use flow_kernels_cube::activation::{self, Activation};
-use flow_kernels_cube::adamw::{AdamW, Updated};
+use flow_kernels_cube::adamw::{AdamW, Beside, Rounding, Updated};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::gated_residual::Gate;
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
@@ -241,6 +241,7 @@ fn updates(client: &Client) -> Result<(), Box<dyn Error>> {
         betas: (0.9, 0.999),
         epsilon: 1e-8,
         varying: &varying,
+        rounding: Rounding::default(),
     };
     for (name, narrow_moments, copied) in [
         ("AdamW, f32", false, false),
@@ -256,7 +257,11 @@ fn updates(client: &Client) -> Result<(), Box<dyn Error>> {
                 gradient,
                 first,
                 second,
-                copy: copied.then_some(copy),
+                beside: if copied {
+                    Beside::Copy(copy)
+                } else {
+                    Beside::Nothing
+                },
                 weight_decay: 0.01,
             };
             step.update(client, &[of])

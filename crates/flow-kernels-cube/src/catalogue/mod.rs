@@ -8,6 +8,7 @@ mod lanes;
 mod latents;
 mod norms;
 pub mod reference;
+mod storage;
 mod updates;
 
 pub use checker::{Checker, Verdict};
@@ -19,11 +20,12 @@ use cubecl::prelude::*;
 pub type Group = (&'static str, fn(&mut Checker<'_>));
 
 /// All groups.
-pub const GROUPS: [Group; 6] = [
+pub const GROUPS: [Group; 7] = [
     ("norms", norms::check),
     ("elementwise", elementwise::check),
     ("latents", latents::check),
     ("updates", updates::check),
+    ("storage", storage::check),
     ("experts", experts::check),
     ("lanes", lanes::check),
 ];

@@ -1,7 +1,7 @@
 //! Cases of the optimizer's kernels.
 
 use super::checker::{Checker, Values};
-use crate::adamw::{AdamW, Updated};
+use crate::adamw::{AdamW, Beside, Rounding, Updated};
 use crate::optimizer::{accumulate, average, sums_of_squares};
 use crate::{Buffer, Element};
 
@@ -86,6 +86,7 @@ fn adamw(checker: &mut Checker<'_>, lengths: &[usize], moments: Element) {
         betas: (beta1, beta2),
         epsilon,
         varying: &varying,
+        rounding: Rounding::default(),
     };
     let all: Vec<Updated<'_>> = cases.iter().map(Case::updated).collect();
     let done = step.update(&client, &all);
@@ -157,7 +158,7 @@ impl Case {
             gradient,
             first,
             second,
-            copy: self.copy.as_ref(),
+            beside: self.copy.as_ref().map_or(Beside::Nothing, Beside::Copy),
             weight_decay: self.weight_decay,
         }
     }

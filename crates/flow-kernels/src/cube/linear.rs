@@ -31,7 +31,7 @@ pub(super) struct Layer {
 }
 
 /// As the CPU's, and what passes through `stash` is the same: the value before the activation if there is one, else the
-/// result. Gradients of weights are f32.
+/// result.
 pub(super) fn linear(
     stash: &dyn Stash,
     x: &DispatchTensor,
@@ -329,7 +329,8 @@ impl Layer {
         self.adapter.as_ref().map_or(0, |adapter| adapter.rank)
     }
 
-    /// Gradients of those of [`LinearWeights::tensors`] that are `wanted`, in their order, in f32.
+    /// Gradients of those of [`LinearWeights::tensors`] that are `wanted`, in their order: that of the matrix as the products
+    /// store it, the others in f32.
     pub fn weight_gradients(
         &self,
         x: Option<&Operand>,
@@ -341,7 +342,9 @@ impl Layer {
         let x = || x.expect("the input is kept if a matrix is tracked");
         let mut wanted = wanted.iter().copied();
         let mut want = || wanted.next().expect("one flag per weight");
-        let mut gradients = vec![want().then(|| over_rows(gradient, &matrix(x()), products).into_plain())];
+        let stored = products.gradients;
+        let mut gradients =
+            vec![want().then(|| over_rows(gradient, &matrix(x()), products, stored).into_plain())];
         if self.bias.is_some() {
             want();
             gradients.push(dbias.map(Operand::into_plain));
@@ -349,11 +352,11 @@ impl Layer {
         if let Some(adapter) = &self.adapter {
             gradients.push(want().then(|| {
                 let reduced = of_sums.reduced(adapter, products);
-                over_rows(reduced, &matrix(x()), products).into_plain()
+                over_rows(reduced, &matrix(x()), products, Element::F32).into_plain()
             }));
             gradients.push(want().then(|| {
                 let reduced = adapter.reduced(x(), products);
-                let product = over_rows(gradient, &reduced, products);
+                let product = over_rows(gradient, &reduced, products, Element::F32);
                 product.times(adapter.scale, Element::F32).into_plain()
             }));
         }
@@ -361,14 +364,14 @@ impl Layer {
     }
 }
 
-/// `leftᵀ · right` of `[rows, m]` and `[rows, n]`: `[m, n]` in f32.
-fn over_rows(left: &Operand, right: &Matrix, products: &Products) -> Operand {
+/// `leftᵀ · right` of `[rows, m]` and `[rows, n]`, added up in f32: `[m, n]`, stored as `element`.
+fn over_rows(left: &Operand, right: &Matrix, products: &Products, element: Element) -> Operand {
     let ((rows, m), n) = (left.rows_and_columns(), right.columns);
     let call = Matmul {
-        output: flow_matmul_cube::Element::F32,
+        output: element,
         ..Matmul::plain(Layout::Tn, [m, n, rows], left.element())
     };
-    let output = left.room(&[m, n], Element::F32);
+    let output = left.room(&[m, n], element);
     products.run(left, call, &Operands::new(&matrix(left), right, &matrix(&output)));
     output
 }

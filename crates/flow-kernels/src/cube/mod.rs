@@ -13,14 +13,14 @@ mod optimizer;
 mod products;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::DType;
+use burn::tensor::{DType, FloatDType};
 use flow_core::cube::CubeRecorder;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
 use flow_core::{
-    Activation, AdamWStep, ExpertKernels, Kernels, LaneKernels, Plain, Recorder, StepFactors, StepValues,
-    Updated,
+    Activation, AdamWStep, ExpertKernels, Halves, Kernels, LaneKernels, Plain, Recorder, StepFactors,
+    StepValues, Updated,
 };
 use flow_kernels_cube::Element;
 use products::Products;
@@ -28,7 +28,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Kernels of a CubeCL device. What passes between operations of a model is of one type, f32 or bf16; operands of the
-/// other are cast. Statistics, log-probabilities, losses, latents, gradients of weights and the optimizer's state are f32.
+/// other are cast. Statistics, log-probabilities, losses, latents, gradients of weights (those of matrices unless asked for otherwise) and the optimizer's state are f32.
 #[derive(Clone)]
 pub struct CubeKernels {
     /// Without fused operations, and with them.
@@ -52,7 +52,7 @@ impl CubeKernels {
         Self {
             names: ["cuda", "cuda-fused"],
             element: Element::F32,
-            products: Arc::default(),
+            products: Products::storing(Element::F32),
             on_fused: None,
         }
     }
@@ -63,7 +63,7 @@ impl CubeKernels {
         Self {
             names: ["cuda-bf16", "cuda-bf16-fused"],
             element: Element::Bf16,
-            products: Arc::default(),
+            products: Products::storing(Element::F32),
             on_fused: None,
         }
     }
@@ -74,7 +74,7 @@ impl CubeKernels {
         Self {
             names: ["vulkan", "vulkan-fused"],
             element: Element::F32,
-            products: Arc::default(),
+            products: Products::storing(Element::F32),
             on_fused: None,
         }
     }
@@ -298,6 +298,25 @@ impl Kernels for CubeKernels {
 
     fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
         optimizer::adamw_all(weights, step);
+    }
+
+    fn split(&self, value: &Plain) -> Halves {
+        optimizer::split(value)
+    }
+
+    fn join(&self, halves: &[Halves]) -> Vec<Plain> {
+        optimizer::join(halves)
+    }
+
+    fn with_matrix_gradients(&self, dtype: FloatDType) -> Option<Arc<dyn Kernels>> {
+        let gradients = operand::element(dtype.into());
+        let narrow = gradients == self.element || gradients == Element::F32;
+        narrow.then(|| {
+            Arc::new(Self {
+                products: Products::storing(gradients),
+                ..self.clone()
+            }) as Arc<dyn Kernels>
+        })
     }
 
     fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {

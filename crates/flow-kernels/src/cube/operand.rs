@@ -20,7 +20,7 @@ pub(super) fn done(operation: &str, result: Result<(), Refused>) {
     }
 }
 
-fn element(dtype: DType) -> Element {
+pub(super) fn element(dtype: DType) -> Element {
     match dtype {
         DType::F32 | DType::Flex32 => Element::F32,
         DType::F16 => Element::F16,
@@ -214,4 +214,17 @@ pub(super) fn dense_mut(tensor: &mut Plain, allowed: &[Element]) -> Buffer {
         *tensor = copied(tensor, to, 1.0);
     }
     buffer(tensor, to)
+}
+
+/// The memory of a tensor of bits in a 16-bit type to be written: in place if it is dense and nothing else holds it, on a copy
+/// otherwise. (A copy by [`dense_mut`] would go through numbers, and some bits are those of no number.)
+///
+/// # Panics
+/// As [`Operand::read`].
+pub(super) fn bits_mut(tensor: &mut Plain) -> Buffer {
+    let tensor = cube::read_mut(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
+    if !tensor.is_contiguous() || !is_aligned(tensor) || !tensor.can_mut() {
+        *tensor = tensor.copy();
+    }
+    buffer(tensor, Element::Bf16)
 }

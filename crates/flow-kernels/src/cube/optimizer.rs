@@ -1,11 +1,13 @@
 //! What an optimizer step needs: the gradient's norm, accumulation, AdamW and moving averages.
 
-use super::operand::{Operand, dense_mut, done, update};
+use super::operand::{Operand, bits_mut, dense_mut, done, update};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
+use flow_core::rng::Purpose;
 use flow_core::tensors::copy_again;
-use flow_core::{AdamWStep, Plain, StepFactors, StepValues, Updated};
-use flow_kernels_cube::adamw::{AdamW, Updated as Updating};
+use flow_core::{AdamWStep, Beside, Halves, Plain, StepFactors, StepValues, Updated};
+use flow_kernels_cube::adamw::{AdamW, Beside as Is, Rounding as Drawn, Updated as Updating};
+use flow_kernels_cube::halves::{self, Halves as InHalves};
 use flow_kernels_cube::optimizer::{self, Factors};
 use flow_kernels_cube::{Buffer, Element};
 
@@ -54,7 +56,7 @@ pub(super) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
     });
 }
 
-/// One AdamW step in f32 of every weight; moments may be stored as bf16. Copies in bf16 are written in the same pass.
+/// One AdamW step, computed in f32, of every weight; moments may be stored as bf16. What is beside a weight is written in the same pass.
 pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
     let varying = Operand::read_as(&step.varying, Element::F32);
     let step_buffer = varying.buffer();
@@ -62,19 +64,24 @@ pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
     let mut copied_after = Vec::new();
     let mut all = Vec::new();
     for of in weights {
+        let narrow = matches!(of.beside, Beside::Lower(_) | Beside::Stream(_));
+        let stored = if narrow { Element::Bf16 } else { Element::F32 };
         let mut prepared = Prepared {
-            weight: dense_mut(of.weight, &moments[..1]),
+            weight: dense_mut(of.weight, &[stored]),
             gradient: Operand::read(of.gradient),
             first: dense_mut(of.first, &moments),
             second: dense_mut(of.second, &moments),
-            copy: None,
+            beside: None,
+            stream: None,
         };
-        match of.copy {
-            Some(copy) if copy.dtype() == DType::BF16 => {
-                prepared.copy = Some(dense_mut(copy, &[Element::Bf16]));
+        match of.beside {
+            Beside::Copy(copy) if copy.dtype() == DType::BF16 => {
+                prepared.beside = Some(dense_mut(copy, &[Element::Bf16]));
             }
-            Some(copy) => copied_after.push((copy, of.weight)),
-            None => {}
+            Beside::Copy(copy) => copied_after.push((copy, of.weight)),
+            Beside::Lower(lower) => prepared.beside = Some(bits_mut(lower)),
+            Beside::Stream(stream) => prepared.stream = Some(stream),
+            Beside::Nothing => {}
         }
         all.push(prepared);
     }
@@ -87,7 +94,7 @@ pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
             gradient,
             first: &one.first,
             second: &one.second,
-            copy: one.copy.as_ref(),
+            beside: one.beside(),
             weight_decay: step.weight_decay,
         })
         .collect();
@@ -95,6 +102,11 @@ pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
         betas: step.betas,
         epsilon: step.epsilon,
         varying: &step_buffer,
+        rounding: Drawn {
+            seed: step.rounding.seed,
+            purpose: Purpose::Rounding as u8,
+            step: step.rounding.step,
+        },
     };
     done("adamw", step.update(varying.client(), &updated));
     for (copy, weight) in copied_after {
@@ -108,7 +120,54 @@ struct Prepared {
     gradient: Operand,
     first: Buffer,
     second: Buffer,
-    copy: Option<Buffer>,
+    beside: Option<Buffer>,
+    stream: Option<u32>,
+}
+
+impl Prepared {
+    fn beside(&self) -> Is<'_> {
+        match (&self.beside, self.stream, self.weight.element) {
+            (Some(lower), _, Element::Bf16) => Is::Lower(lower),
+            (Some(copy), ..) => Is::Copy(copy),
+            (None, Some(stream), _) => Is::Stream(stream),
+            (None, None, _) => Is::Nothing,
+        }
+    }
+}
+
+/// See [`flow_core::Kernels::split`].
+pub(super) fn split(value: &Plain) -> Halves {
+    let value = Operand::read_as(value, Element::F32);
+    let [upper, lower] = [(); 2].map(|()| value.room(&value.shape(), Element::Bf16));
+    let halves = InHalves {
+        upper: &upper.buffer(),
+        lower: &lower.buffer(),
+    };
+    done("split", halves.split(value.client(), &value.buffer()));
+    Halves {
+        upper: upper.into_plain(),
+        lower: lower.into_plain(),
+    }
+}
+
+/// See [`flow_core::Kernels::join`].
+pub(super) fn join(all: &[Halves]) -> Vec<Plain> {
+    let read = |of: &Halves| {
+        let (upper, lower) = (Operand::read(&of.upper), Operand::read(&of.lower));
+        let value = upper.room(&upper.shape(), Element::F32);
+        (upper, lower, value)
+    };
+    let all: Vec<(Operand, Operand, Operand)> = all.iter().map(read).collect();
+    let buffers: Vec<[Buffer; 3]> = (all.iter())
+        .map(|(upper, lower, value)| [upper.buffer(), lower.buffer(), value.buffer()])
+        .collect();
+    let halves: Vec<(InHalves<'_>, &Buffer)> = (buffers.iter())
+        .map(|[upper, lower, value]| (InHalves { upper, lower }, value))
+        .collect();
+    if let Some((first, ..)) = all.first() {
+        done("join", halves::join(first.client(), &halves));
+    }
+    all.into_iter().map(|(.., value)| value.into_plain()).collect()
 }
 
 /// `average = decay · average + (1 - decay) · value` of each pair, in f32.

@@ -2,6 +2,7 @@
 
 use super::operand::Operand;
 use flow_core::cube::CubeDevice;
+use flow_kernels_cube::Element;
 use flow_matmul_cube::call::{Declined, Matmul};
 use flow_matmul_cube::run::{Offer, Prepared};
 use flow_matmul_cube::tensors::{Matrix, Operands};
@@ -12,9 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 type OnDevices = Vec<(CubeDevice, Arc<Prepared>)>;
 
 /// Products made ready, by what they are and by device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Products {
     known: Mutex<HashMap<Matmul, OnDevices>>,
+    /// What gradients of a layer's matrix are stored as.
+    pub gradients: Element,
 }
 
 /// The tensor as rows of its last axis.
@@ -44,6 +47,14 @@ pub(super) fn part_alignment(on: &Operand) -> usize {
 }
 
 impl Products {
+    /// None is ready. Gradients of matrices are stored as `gradients`.
+    pub fn storing(gradients: Element) -> Arc<Self> {
+        Arc::new(Self {
+            known: Mutex::default(),
+            gradients,
+        })
+    }
+
     /// Computes `call` on the device of `on`; a result without values needs none.
     ///
     /// # Panics

@@ -143,6 +143,7 @@ impl Run {
             epsilon: 1e-8,
             weight_decay: 0.01,
             varying: self.device.plain(vec![0.05, 0.1, 0.01, 1.0], &[4]),
+            rounding: Default::default(),
         };
         let before = ParamView::plain(&self.weights).standing();
         let mut update = self.weights.update();

@@ -111,6 +111,7 @@ fn a_step_of_the_optimizer_leaves_the_copy_that_models_see_rounded_from_the_weig
         epsilon: 1e-8,
         weight_decay: 0.1,
         varying: cube.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
+        rounding: Default::default(),
     };
     let kernels = CubeKernels::cuda_bf16();
     let run = |with_copy: bool| {

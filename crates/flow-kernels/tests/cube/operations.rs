@@ -8,7 +8,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::Compute;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
 use flow_core::tensors::plain;
-use flow_core::{Activation, AdamWStep, Kernels, Plain, StepFactors, Updated};
+use flow_core::{Activation, AdamWStep, Beside, Kernels, Plain, StepFactors, Updated};
 use std::sync::Arc;
 
 #[test]
@@ -219,6 +219,7 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
             epsilon: 1e-8,
             weight_decay: 0.1,
             varying: side.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
+            rounding: Default::default(),
         };
         side.kernels
             .adamw(&mut weight, None, gradient, &mut first, &mut second, &step);
@@ -313,6 +314,7 @@ fn a_step_with_gradients_that_are_not_finite_changes_nothing() {
                     .kernels
                     .step_values(&[&gradient], &factors, &side.device)
                     .varying,
+                rounding: Default::default(),
             };
             let kernels = &side.kernels;
             kernels.adamw(&mut weight, None, &gradient, &mut first, &mut second, &step);
@@ -381,6 +383,7 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
         epsilon: 1e-8,
         weight_decay: 0.1,
         varying: device.plain(vec![0.05, 0.1, 0.01, 0.5], &[4]),
+        rounding: Default::default(),
     };
     let decay = device.plain(vec![0.75], &[1]);
     let mut alone = fresh();
@@ -393,7 +396,7 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
     for ([weight, first, second, average], gradient) in together.iter_mut().zip(&gradients) {
         updated.push(Updated {
             weight,
-            copy: None,
+            beside: Beside::Nothing,
             gradient,
             first,
             second,

@@ -19,7 +19,7 @@ pub fn merge(
     let mut merged = Weights::zeros(base.clone(), device);
     for (index, spec) in layout.specs().iter().enumerate() {
         if spec.kind != ParamKind::Adapter {
-            merged.set(base.position(&spec.name)?, weights.values()[index].clone())?;
+            merged.set_host(base.position(&spec.name)?, weights.host(index))?;
         }
     }
     for (weight, adapter) in layout.adapters() {

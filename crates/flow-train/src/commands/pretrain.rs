@@ -93,6 +93,7 @@ fn settings(config: &Config) -> PretrainSettings {
             warmup_steps: pretrain.warmup as u64,
             schedule: RateSchedule::Constant,
             moments: FloatDType::F32,
+            seed: pretrain.seed,
         },
     }
 }

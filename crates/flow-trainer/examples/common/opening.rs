@@ -1,5 +1,6 @@
 //! Opening a device: who computes on it, what backward keeps there, and how much memory was taken.
 
+use burn::tensor::FloatDType;
 use flow_accel::{Accelerator, Meter, Target};
 use flow_accelerators::GraphCaptureAccelerator;
 use flow_attention::AttentionRegistry;
@@ -10,17 +11,18 @@ use flow_kernels::KernelRegistry;
 use std::error::Error;
 use std::sync::Arc;
 
-/// The device called `kind`, and who computes on it: on a GPU in bf16, with fused operations if `fused`.
+/// The device called `kind`, and who computes on it: on a GPU in bf16, attention by the backend of a name or the device's own, with
+/// fused operations if `fused`.
 ///
 /// # Errors
 /// If this build or this machine lacks it.
-pub fn open(kind: &str, fused: bool) -> Result<(ComputeDevice, Plan), Box<dyn Error>> {
+pub fn open(kind: &str, backend: Option<&str>, fused: bool) -> Result<(ComputeDevice, Plan), Box<dyn Error>> {
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
     flow_kernels::register(&mut kernels);
     flow_attention::register(&mut attention);
     let device = ComputeDevice::open(kind, 0)?;
     let (device, name) = match kind {
-        "cuda" => (device.computing_in(burn::tensor::FloatDType::BF16), "cuda-bf16"),
+        "cuda" => (device.computing_in(FloatDType::BF16), "cuda-bf16"),
         _ => (device, kind),
     };
     let kernels = kernels.get(name)?;
@@ -28,7 +30,23 @@ pub fn open(kind: &str, fused: bool) -> Result<(ComputeDevice, Plan), Box<dyn Er
         true => kernels.fused(Arc::new(|| ())).unwrap_or(kernels),
         false => kernels,
     };
-    Ok((device, Plan::new(attention.get(kind)?, kernels)))
+    Ok((
+        device,
+        Plan::new(attention.get(backend.unwrap_or(kind))?, kernels),
+    ))
+}
+
+/// `plan` with gradients of matrices stored as `dtype`.
+///
+/// # Errors
+/// If its kernels cannot.
+pub fn storing_gradients(plan: Plan, dtype: FloatDType) -> Result<Plan, Box<dyn Error>> {
+    if dtype == FloatDType::F32 {
+        return Ok(plan);
+    }
+    let kernels = plan.kernels.with_matrix_gradients(dtype);
+    let kernels = kernels.ok_or("these kernels store gradients in f32 alone")?;
+    Ok(Plan { kernels, ..plan })
 }
 
 /// `plan` under the policy of activation checkpointing called `name`.

@@ -8,7 +8,7 @@ const PERTURBATION: f32 = 0.02;
 
 /// Adds a little noise to every weight.
 pub fn perturb(weights: &mut Weights) -> Result<(), CoreError> {
-    for index in 0..weights.values().len() {
+    for index in 0..weights.stored().len() {
         let mut values = weights.host(index);
         let mut noise = vec![0.0; values.len()];
         Stream::new(0, Purpose::Weights)

@@ -9,11 +9,15 @@ pub struct Options {
     pub tiny: bool,
     pub store: StoredDtype,
     pub device: String,
+    /// None for the device's own.
+    pub attention: Option<String>,
     pub checkpoint: String,
     pub fused: bool,
     pub captured: bool,
     pub traced: bool,
     pub moments: FloatDType,
+    pub gradients: FloatDType,
+    pub weights: FloatDType,
     /// None for the one that steps are timed at.
     pub learning_rate: Option<f64>,
     pub layers: Option<usize>,
@@ -31,11 +35,14 @@ impl Options {
             tiny: false,
             store: StoredDtype::F32,
             device: "cpu".into(),
+            attention: None,
             checkpoint: "none".into(),
             fused: true,
             captured: false,
             traced: false,
             moments: FloatDType::F32,
+            gradients: FloatDType::F32,
+            weights: FloatDType::F32,
             learning_rate: None,
             layers: None,
             repeats: 5,
@@ -56,10 +63,12 @@ impl Options {
             match (&**name, &**value) {
                 ("--store", "f32") => options.store = StoredDtype::F32,
                 ("--store", "bf16") => options.store = StoredDtype::Bf16,
-                ("--moments", "f32") => options.moments = FloatDType::F32,
-                ("--moments", "bf16") => options.moments = FloatDType::BF16,
+                ("--moments", _) => options.moments = stored(value)?,
+                ("--gradients", _) => options.gradients = stored(value)?,
+                ("--weights", _) => options.weights = stored(value)?,
                 ("--learning-rate", _) => options.learning_rate = Some(value.parse()?),
                 ("--device", _) => options.device.clone_from(value),
+                ("--attention", _) => options.attention = Some(value.clone()),
                 ("--checkpoint", _) => options.checkpoint.clone_from(value),
                 ("--repeats", _) => options.repeats = value.parse::<usize>()?.max(1),
                 ("--layers", _) => options.layers = Some(value.parse()?),
@@ -68,9 +77,21 @@ impl Options {
             }
             arguments = rest;
         }
+        let narrow = options.weights == FloatDType::BF16 || options.gradients == FloatDType::BF16;
+        if narrow && options.device != "cuda" {
+            return Err("`--weights bf16` and `--gradients bf16` are for `--device cuda`".into());
+        }
         if options.traced && options.device != "cuda" {
             return Err("`--trace` lists the kernels of `--device cuda`".into());
         }
         Ok(options)
+    }
+}
+
+fn stored(value: &str) -> Result<FloatDType, Box<dyn Error>> {
+    match value {
+        "f32" => Ok(FloatDType::F32),
+        "bf16" => Ok(FloatDType::BF16),
+        _ => Err(format!("`{value}` is neither f32 nor bf16").into()),
     }
 }

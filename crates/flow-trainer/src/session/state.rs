@@ -8,11 +8,14 @@ use crate::observer::Observer;
 use crate::optimizer::{AdamW, Moments};
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::copy_again;
-use flow_core::{Kernels, ParamLayout, Plain, Weights, cpu};
+use flow_core::{Changing, Kernels, ParamLayout, Plain, Weights, cpu};
 use flow_report::{CheckpointReader, CheckpointWriter, MetricsPosition, RunDirectory};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Weights whose averages are formed at once: what is put together from halves for them is in memory meanwhile.
+const AT_ONCE: usize = 16;
 
 /// The weight sets of a run. All but the first are there only if something reads them.
 #[derive(Clone, Debug)]
@@ -73,18 +76,26 @@ impl PolicyWeights {
             };
             let decay = device.plain(vec![decay as f32], &[1]);
             let mut set = set.update();
-            let values = self.current.values().iter().zip(trained);
-            let (mut pairs, mut copies) = (Vec::new(), Vec::new());
-            for ((slow, copy), (value, _)) in set.each().zip(values).filter(|(_, (_, trained))| **trained) {
-                match copy {
-                    Some(copy) => copies.push((slow, copy, value)),
-                    None => pairs.push((slow, value)),
-                }
+            let slow: Vec<(usize, Changing<'_>)> = set.each().enumerate().collect();
+            let mut slow: Vec<_> = slow.into_iter().filter(|(index, _)| trained[*index]).collect();
+            // Some at a time: those stored in halves are put together on the way.
+            for some in slow.chunks_mut(AT_ONCE) {
+                let indices: Vec<usize> = some.iter().map(|(index, _)| *index).collect();
+                let values = self.current.values(&indices, kernels);
+                let pairs = some.iter_mut().zip(&values);
+                let pairs = pairs
+                    .map(|((_, slow), value)| (&mut *slow.value, value))
+                    .collect();
+                device.lasting(|| kernels.average_all(pairs, &decay));
             }
-            pairs.extend(copies.iter_mut().map(|(slow, _, value)| (&mut **slow, *value)));
-            device.lasting(|| kernels.average_all(pairs, &decay));
-            let copied = copies.into_iter();
-            device.lasting(|| copied.for_each(|(slow, copy, _)| copy_again(copy, slow)));
+            let copied = slow.into_iter();
+            device.lasting(|| {
+                copied.for_each(|(_, slow)| {
+                    if let Some(copy) = slow.copy {
+                        copy_again(copy, slow.value);
+                    }
+                });
+            });
         }
     }
 }
@@ -132,8 +143,8 @@ impl<A: Algorithm> Session<A> {
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);
         for (set, weights) in sets(&state.weights) {
-            for (spec, value) in layout.specs().iter().zip(weights.values()) {
-                writer.section(&format!("{set}/{}", spec.name), bytes_of(value))?;
+            for (index, spec) in layout.specs().iter().enumerate() {
+                writer.section(&format!("{set}/{}", spec.name), bytes(weights.host(index)))?;
             }
         }
         for (spec, moments) in layout.specs().iter().zip(state.optimizer.moments()) {
@@ -175,10 +186,11 @@ fn layout_of(layout: &ParamLayout) -> Vec<(String, Vec<usize>)> {
 }
 
 fn bytes_of(value: &Plain) -> Vec<u8> {
-    cpu::to_host(value)
-        .into_iter()
-        .flat_map(f32::to_le_bytes)
-        .collect()
+    bytes(cpu::to_host(value))
+}
+
+fn bytes(values: Vec<f32>) -> Vec<u8> {
+    values.into_iter().flat_map(f32::to_le_bytes).collect()
 }
 
 /// Puts the state of a checkpoint into `parts`.
@@ -266,10 +278,12 @@ pub(super) fn restore<A: Algorithm>(
             .collect();
         Ok(device.lasting(|| device.plain(values, shape)))
     };
+    let kernels = parts.sampler.kernels.clone();
     let fill = |set: &str, weights: &mut Weights| -> Result<(), TrainError> {
         for (index, spec) in layout.specs().iter().enumerate() {
             weights.set(index, read(format!("{set}/{}", spec.name), &spec.shape)?)?;
         }
+        weights.settle(&*kernels);
         Ok(())
     };
     let weights = &mut parts.state.weights;

@@ -92,5 +92,6 @@ pub fn settings(config: &Config) -> AdamWSettings {
             flow_config::MomentStorage::F32 => FloatDType::F32,
             flow_config::MomentStorage::Bf16 => FloatDType::BF16,
         },
+        seed: config.run.seed,
     }
 }

@@ -146,8 +146,8 @@ pub(super) fn training_steps<'a>(
         .map(|(spec, _)| spec.shape.iter().product::<usize>())
         .sum();
     let estimate = MemoryEstimate::new(layout, spec, trained, &Load::of(config));
-    // One of the two gradients is added up over the step; the other is the pass's own, and measured.
-    let reserved = estimate.moments + 0.5 * estimate.gradients + estimate.copies + estimate.trajectories;
+    // Gradients of a pass are measured.
+    let reserved = estimate.moments + estimate.sums + estimate.copies + estimate.trajectories;
     TrainingSteps {
         model,
         policy: Guided {

@@ -332,9 +332,11 @@ pub fn parts_of<A: Algorithm>(
         seed: config.run.seed,
     };
     let average = average(config)?;
+    // Averages are f32, in one piece.
+    let slow = || model.weights.whole(&*environment.plan.kernels);
     let weights = PolicyWeights {
-        average: average.as_ref().map(|_| model.weights.clone()),
-        old: (algorithm.sampling_weights() == SamplingWeights::Old).then(|| model.weights.clone()),
+        average: average.as_ref().map(|_| slow()),
+        old: (algorithm.sampling_weights() == SamplingWeights::Old).then(slow),
         reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
         current: model.weights,
     };

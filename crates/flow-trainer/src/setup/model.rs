@@ -3,7 +3,7 @@
 use super::Environment;
 use crate::error::TrainError;
 use flow_config::{Architecture, Conditioning, Config, Finetune, PositionEncoding};
-use flow_core::{FlowModel, ParamLayout, Weights, device::ComputeDevice};
+use flow_core::{FlowModel, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
 use flow_models::{ModelRegistry, Trained, add_lora, trained_mask};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -188,7 +188,13 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         }
         flow_models::load_into(&mut weights, &file)?;
     }
-    weights.freeze(&trained);
+    let storage = match config.optimizer.weights {
+        flow_config::WeightStorage::Bf16 => WeightStorage::Narrow,
+        // Halves cost a processor time, and it has no copies to save.
+        flow_config::WeightStorage::F32 if device.is_processor() => WeightStorage::Whole,
+        flow_config::WeightStorage::F32 => WeightStorage::Halves,
+    };
+    weights.store(&trained, storage, &*environment.plan.kernels);
     Ok(ModelParts {
         model,
         weights,

@@ -6,5 +6,6 @@ mod on_policy;
 mod optimizer;
 mod pretraining;
 mod resume;
+mod storage;
 mod support;
 mod text;

@@ -222,6 +222,14 @@ impl Kernels for Bent {
         self.0.adamw_all(weights, step);
     }
 
+    fn split(&self, value: &Plain) -> flow_core::Halves {
+        self.0.split(value)
+    }
+
+    fn join(&self, halves: &[flow_core::Halves]) -> Vec<Plain> {
+        self.0.join(halves)
+    }
+
     fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
         self.0.average_all(averages, decay);
     }

@@ -1,0 +1,87 @@
+//! How weights are stored, and values of weights that are being changed.
+
+use crate::tensors::{Plain, copy_again};
+
+/// How trained weights are stored where models compute in bf16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightStorage {
+    /// f32, and beside it a copy in bf16 that models see: 6 bytes a weight.
+    #[default]
+    Whole,
+    /// f32 in two halves of 16 bits, of which models see the upper one: 4 bytes, and no bit is lost ([`Halves`](crate::halves::Halves)).
+    Halves,
+    /// bf16: 2 bytes. A step rounds its result up or down at random, so that its expectation is what was computed.
+    Narrow,
+}
+
+/// One weight that is being changed.
+#[derive(Debug)]
+pub struct Changing<'a> {
+    /// The value, or the upper half of one.
+    pub value: &'a mut Plain,
+    /// The lower half, if there is one.
+    pub lower: Option<&'a mut Plain>,
+    /// The copy that models see, if there is one: it must be the value in its type afterwards.
+    pub copy: Option<&'a mut Plain>,
+}
+
+/// Values of weights that are being changed. See [`Weights::update`](super::Weights::update).
+#[derive(Debug)]
+pub struct WeightsUpdate<'a> {
+    values: &'a mut [Plain],
+    lowers: &'a mut [Option<Plain>],
+    copies: Option<&'a mut [Plain]>,
+}
+
+impl<'a> WeightsUpdate<'a> {
+    pub(super) fn new(
+        values: &'a mut [Plain],
+        lowers: &'a mut [Option<Plain>],
+        copies: Option<&'a mut [Plain]>,
+    ) -> Self {
+        Self {
+            values,
+            lowers,
+            copies,
+        }
+    }
+
+    /// Every weight in the layout's order.
+    pub fn each(&mut self) -> impl Iterator<Item = Changing<'_>> {
+        let copies = self.copies.as_deref_mut().into_iter().flatten().map(Some);
+        let copies = copies.chain(std::iter::repeat_with(|| None));
+        let halves = self.values.iter_mut().zip(self.lowers.iter_mut());
+        halves.zip(copies).map(|((value, lower), copy)| Changing {
+            value,
+            lower: lower.as_mut(),
+            copy,
+        })
+    }
+
+    /// Changes the value at `index`.
+    ///
+    /// # Panics
+    /// As [`change_with_copy`](Self::change_with_copy).
+    pub fn change(&mut self, index: usize, change: impl FnOnce(&mut Plain)) {
+        self.change_with_copy(index, |value, copy| {
+            change(value);
+            if let Some(copy) = copy {
+                copy_again(copy, value);
+            }
+        });
+    }
+
+    /// Changes the value at `index`, and the copy that models see, if there is one: it must be the value in its type
+    /// afterwards.
+    ///
+    /// # Panics
+    /// If the value is stored in halves.
+    pub fn change_with_copy(&mut self, index: usize, change: impl FnOnce(&mut Plain, Option<&mut Plain>)) {
+        assert!(
+            self.lowers[index].is_none(),
+            "a value in halves is changed by kernels that know them"
+        );
+        let copy = self.copies.as_mut().map(|copies| &mut copies[index]);
+        change(&mut self.values[index], copy);
+    }
+}

@@ -1,0 +1,37 @@
+//! Weights in 16 bits on the processor: halves of an f32, and rounding at random.
+
+use flow_core::cpu::{CpuTensor, from_vec};
+use flow_core::halves::{self, Halves};
+use flow_core::rng::{Purpose, Stream};
+use flow_core::{Plain, Rounding};
+
+/// The halves of an f32 tensor.
+pub(crate) fn split(value: &Plain) -> Halves {
+    let value = CpuTensor::read(value);
+    let pairs = value.values().iter().map(|value| halves::split(*value).into());
+    let (uppers, lowers): (Vec<u16>, Vec<u16>) = pairs.unzip();
+    Halves {
+        upper: halves::from_bits(uppers, value.shape()),
+        lower: halves::from_bits(lowers, value.shape()),
+    }
+}
+
+/// The f32 tensor of two halves.
+pub(crate) fn join(upper: &Plain, lower: &Plain) -> Plain {
+    let pairs = halves::bits(upper).into_iter().zip(halves::bits(lower));
+    let values = pairs.map(|(upper, lower)| halves::join([upper, lower])).collect();
+    from_vec(values, &flow_core::tensors::shape(upper))
+}
+
+/// An f32 tensor in bf16, each value rounded up with the probability that makes its expectation the value: the upper 16 bits
+/// of its bits and of a random number of 16 bits, added.
+pub(crate) fn rounded(value: &Plain, rounding: Rounding, stream: u32) -> Plain {
+    let value = CpuTensor::read(value);
+    let mut draws = Stream::new(rounding.seed, Purpose::Rounding).at(u64::from(stream), rounding.step);
+    let up_or_down = |value: &f32| {
+        let noise = draws.next_u32() >> 16;
+        (value.to_bits().wrapping_add(noise) >> 16) as u16
+    };
+    let bits = value.values().iter().map(up_or_down).collect();
+    halves::from_bits(bits, value.shape())
+}
