@@ -216,10 +216,8 @@ impl Weights {
             trained: trained.into(),
             storage: WeightStorage::Whole,
         });
-        self.convert(|index, value| {
-            let unlike = !trained[index] && value.dtype() != dtype.into();
-            unlike.then(|| (cast(value, dtype), None))
-        });
+        // Of what was in halves the lower one goes.
+        self.convert(|index, value| (!trained[index]).then(|| (cast(value, dtype), None)));
     }
 
     /// [`Freezes`](Self::freeze) weights that are not `trained`, and stores the others as `storage` says, on a device where models
@@ -229,6 +227,13 @@ impl Weights {
     /// # Panics
     /// As [`freeze`](Self::freeze).
     pub fn store(&mut self, trained: &[bool], storage: WeightStorage, kernels: &dyn Kernels) {
+        if self
+            .stored
+            .as_ref()
+            .is_some_and(|before| before.storage != storage)
+        {
+            *self = self.whole(kernels);
+        }
         self.freeze(trained);
         if self.device.compute_dtype() != Some(FloatDType::BF16) {
             return;

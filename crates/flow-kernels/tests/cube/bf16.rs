@@ -5,7 +5,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{FloatDType, Tensor};
 use flow_core::cpu::to_host;
 use flow_core::exec::Compute;
-use flow_core::kernels::NormChunks;
+use flow_core::kernels::{LinearWeights, NormChunks};
 use flow_core::tensors::cast;
 use flow_core::{Activation, AdamWStep, Kernels};
 use flow_kernels::CubeKernels;
@@ -96,6 +96,54 @@ fn in_bf16_everything_is_as_near_as_its_roundings_allow() {
         let index = side.device.int_tensor(vec![4, 0, 3, 2, 4, 1], [2, 3]);
         vec![side.kernels.embedding(&inputs[0], &index.into_dispatch())]
     });
+}
+
+#[test]
+fn a_gradient_of_a_matrix_in_bf16_is_the_f32_one_rounded_and_others_stay_f32() {
+    let [_, cube] = sides();
+    let wide: Arc<dyn Kernels> = Arc::new(CubeKernels::cuda_bf16());
+    let narrow = wide
+        .with_matrix_gradients(FloatDType::BF16)
+        .expect("it computes in bf16");
+    let of: [Input<'_>; 3] = [(&[3, 333, 128], true), (&[256, 128], true), (&[256], true)];
+    let [wide, narrow] = [wide, narrow].map(|kernels| {
+        let side = Side {
+            kernels,
+            device: cube.device.clone(),
+        };
+        run(&side, &of, &|side, inputs| {
+            vec![
+                side.kernels
+                    .linear(&Compute, &inputs[0], &biased(&inputs[1..]), Activation::None),
+            ]
+        })
+    });
+    // The output and the gradient of `x` come before the weight's.
+    let [matrix, bias] = [2, 3];
+    for (at, (wide, narrow)) in wide.iter().zip(&narrow).enumerate() {
+        if at == matrix {
+            let largest = wide
+                .iter()
+                .fold(0.0f32, |largest, value| largest.max(value.abs()));
+            for (wide, narrow) in wide.iter().zip(narrow) {
+                // Half a unit of bf16's last bit, and what another order of f32 sums would change.
+                assert!((wide - narrow).abs() <= wide.abs() / 256.0 + 1e-5 * largest);
+            }
+            let rounded = |value: &f32| half::bf16::from_f32(*value).to_f32() == *value;
+            assert!(narrow.iter().all(rounded) && !wide.iter().all(rounded));
+        } else {
+            assert_eq!(wide, narrow, "tensor {at}");
+        }
+    }
+    assert_eq!(wide.len(), bias + 1);
+}
+
+fn biased(weights: &[DispatchTensor]) -> LinearWeights {
+    LinearWeights {
+        weight: weights[0].clone(),
+        bias: Some(weights[1].clone()),
+        adapter: None,
+    }
 }
 
 #[test]

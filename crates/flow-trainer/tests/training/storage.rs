@@ -186,6 +186,23 @@ fn a_value_that_was_replaced_is_trained_in_f32_until_it_is_settled() {
 }
 
 #[test]
+fn storage_can_be_changed_and_what_is_frozen_later_is_what_models_saw() {
+    let mut run = Run::new(WeightStorage::Halves, 7);
+    run.steps(1..=2);
+    let (before, seen) = (run.weights.host(1), to_host(&run.seen()[1]));
+    run.weights.store(&trained(), WeightStorage::Whole, &run.kernels);
+    assert_eq!(run.weights.host(1), before);
+    assert_eq!(run.weights.stored()[1].dtype(), DType::F32);
+    run.weights.store(&trained(), WeightStorage::Halves, &run.kernels);
+    assert_eq!(run.weights.host(1), before);
+    assert_eq!(to_host(&run.seen()[1]), seen);
+    run.weights.freeze(&[false, false, true]);
+    assert_eq!(run.weights.host(1), seen, "the lower half is gone");
+    run.weights.store(&trained(), WeightStorage::Narrow, &run.kernels);
+    assert_eq!(run.weights.host(1), seen);
+}
+
+#[test]
 fn bf16_rounds_by_its_seed_alone_and_moves_by_less_than_it_can_store() {
     let steps = 200;
     let walk = |storage: WeightStorage, seed: u64| {
