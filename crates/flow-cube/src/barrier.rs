@@ -1,9 +1,10 @@
 //! Barriers: of shared memory (`mbarrier`, PTX ISA 9.7.13.15) and by number (`bar`, PTX ISA 9.7.13.1).
 //!
-//! Addresses are byte addresses of shared memory, as `cubecl_cpp::cuda::ptx::barrier_native_handle` gives.
+//! Addresses are byte addresses of shared memory, as [`first`] and [`at`] give.
 
 use crate::register::read;
 use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
 
 /// Waits until the phase of parity `parity` is complete. Spins in hardware.
 #[cube]
@@ -87,4 +88,23 @@ pub fn bulk_copy<T: CubePrimitive>(to: u32, from: *const T, #[comptime] bytes: u
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{barrier}];",
         to = mem_out(_) to, from = mem_in(_) from, barrier = mem_inout(_) barrier, options(explicit_mem),
     );
+}
+
+/// The address of barriers in shared memory, 8 bytes each; [`at`] gives those behind the first.
+#[cube]
+pub fn first(barriers: &[u64]) -> u32 {
+    generic_to_shared::<u64>(unsafe { barriers.as_ptr_unchecked() })
+}
+
+/// The address of a barrier behind the `first`.
+#[cube]
+pub fn at(first: u32, index: usize) -> u32 {
+    first + 8 * index as u32
+}
+
+/// Makes a barrier whose phases complete with one arrival. For one thread, before any other sees it.
+#[cube]
+pub fn init(barrier: u32) {
+    let barrier = read::<u32>(barrier);
+    gpu_asm!("mbarrier.init.shared::cta.b64 [{barrier}], 1;", barrier = in(_) barrier);
 }

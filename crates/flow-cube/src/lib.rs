@@ -21,6 +21,8 @@ pub mod queue;
 #[allow(missing_docs)]
 pub mod register;
 #[allow(missing_docs)]
+pub mod tma;
+#[allow(missing_docs)]
 pub mod wgmma;
 
 pub use element::Element;

@@ -11,10 +11,10 @@ use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at, turn_of};
 use crate::softmax::pack;
 use cubecl::ir::ElemType;
-use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{count_warp, named_sync, wait};
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+use flow_cube::barrier::{self, count_warp, named_sync, wait};
+use flow_cube::tma;
 use flow_cube::wgmma;
 
 /// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
@@ -62,8 +62,10 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let mut do_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let mut lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
     let mut delta_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
-    let kv_full: Shared<[Barrier]> = Shared::new_slice(1usize);
-    let full: Shared<[Barrier]> = Shared::new_slice(stages);
+    let kv_full: Shared<[u64]> = Shared::new_slice(1usize);
+    let kv_full = barrier::first(&kv_full);
+    let full: Shared<[u64]> = Shared::new_slice(stages);
+    let full = barrier::first(&full);
     let mut used: Shared<[u32]> = Shared::new_slice(stages);
 
     let (kv_head, place) = turn_of(shape);
@@ -75,19 +77,19 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let tile_count = per_head * group;
 
     if UNIT_POS == 0 {
-        kv_full[0].init_manual(1);
+        barrier::init(kv_full);
         #[unroll]
         for s in 0..stages {
-            full[s].init_manual(1);
+            barrier::init(barrier::at(full, s));
             used[s] = 0u32;
         }
-        sync_async_proxy_shared();
+        tma::fence();
     }
     sync_cube();
 
     if UNIT_POS == 0 {
         load_resident::<E>(
-            &kv_full[0],
+            kv_full,
             k,
             v,
             &mut k_tile,
@@ -104,7 +106,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
                 let head = kv_head * group + tile / per_head;
                 let row = tile_at(entries, begin + tile % per_head, shape) * comptime!(passing as u32);
                 next_tile::<E>(
-                    &full[s],
+                    barrier::at(full, s),
                     q,
                     d_o,
                     lse,
@@ -139,8 +141,8 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let do_at = wgmma::descriptor(do_base, comptime!((passing * 128) as u32), 1024u32);
     let column = (lane % 4) as usize;
 
-    wait(barrier_native_handle(&kv_full[0]), 0u32);
-    wait(barrier_native_handle(&full[0]), 0u32);
+    wait(kv_full, 0u32);
+    wait(full, 0u32);
 
     let pattern = pattern_at(entries, begin, warpgroup, shape);
     let bits = bits_of(patterns, pattern, thread, shape);
@@ -205,7 +207,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         next_pattern = pattern_at(entries, begin + place, warpgroup, shape);
         let bits = bits_of(patterns, pattern, thread, shape);
         let pairs = stage as usize * comptime!(passing / 2) + column;
-        wait(barrier_native_handle(&full[stage as usize]), phase);
+        wait(barrier::at(full, stage as usize), phase);
         let scores = wgmma::issue_from_zero::<NS>(k_at, q_now, comptime!(tiles.scores()));
         let mut gradients = scores;
         if comptime!(tiles.sums.keys()) {
@@ -221,7 +223,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         if users == last_warp && tile - 1 + comptime!(stages as u32) < tile_count {
             let row = upcoming * comptime!(passing as u32);
             next_tile::<E>(
-                &full[before as usize],
+                barrier::at(full, before as usize),
                 q,
                 d_o,
                 lse,
@@ -266,7 +268,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
         stage_gradient::<NG>(k_base, warpgroup, thread, sum, scale, tiles);
     }
-    sync_async_proxy_shared();
+    tma::fence();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
         let first = first_key + warpgroup * 64;

@@ -11,16 +11,16 @@ use crate::passing::{
 };
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
-use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{arrive_and_expect, count_warp, named_sync, wait};
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+use flow_cube::barrier::{self, arrive_and_expect, count_warp, named_sync, wait};
+use flow_cube::tma;
 use flow_cube::wgmma;
 
 /// Starts the copies of one passing tile.
 #[cube]
 fn next_tile<E: Numeric>(
-    full: &Barrier,
+    full: u32,
     k: &TensorMap<E, Tiled>,
     v: &TensorMap<E, Tiled>,
     k_2: &TensorMap<E, Tiled>,
@@ -36,10 +36,7 @@ fn next_tile<E: Numeric>(
 ) {
     let rows = comptime!(tiles.passing);
     let panels = comptime!(tiles.panels());
-    arrive_and_expect(
-        barrier_native_handle(full),
-        comptime!((2 * rows * 128 * panels) as u32),
-    );
+    arrive_and_expect(full, comptime!((2 * rows * 128 * panels) as u32));
     let at = stage * comptime!(rows * 64 * panels);
     let (_, row) = rows_of(tile, first_keys, 0u32.runtime(), rows, comptime!(tiles.two_parts));
     if comptime!(tiles.two_parts) {
@@ -113,8 +110,10 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let mut deltas: Shared<[f32]> = Shared::new_slice(resident);
-    let q_full: Shared<[Barrier]> = Shared::new_slice(1usize);
-    let full: Shared<[Barrier]> = Shared::new_slice(stages);
+    let q_full: Shared<[u64]> = Shared::new_slice(1usize);
+    let q_full = barrier::first(&q_full);
+    let full: Shared<[u64]> = Shared::new_slice(stages);
+    let full = barrier::first(&full);
     let mut used: Shared<[u32]> = Shared::new_slice(stages);
 
     let (head, place) = turn_of(shape);
@@ -129,23 +128,20 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let first_query = block * comptime!(resident as u32);
 
     if UNIT_POS == 0 {
-        q_full[0].init_manual(1);
+        barrier::init(q_full);
         #[unroll]
         for s in 0..stages {
-            full[s].init_manual(1);
+            barrier::init(barrier::at(full, s));
             used[s] = 0u32;
         }
-        sync_async_proxy_shared();
+        tma::fence();
     }
     sync_cube();
 
     if UNIT_POS == 0 {
-        arrive_and_expect(
-            barrier_native_handle(&q_full[0]),
-            comptime!((2 * resident * 128 * panels) as u32),
-        );
+        arrive_and_expect(q_full, comptime!((2 * resident * 128 * panels) as u32));
         copy_tile::<E>(
-            &q_full[0],
+            q_full,
             q,
             &mut q_tile,
             0usize,
@@ -156,7 +152,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
             panels,
         );
         copy_tile::<E>(
-            &q_full[0],
+            q_full,
             d_o,
             &mut do_tile,
             0usize,
@@ -171,7 +167,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
             if comptime!(s as u32) < tile_count {
                 let tile = tile_at(entries, begin + comptime!(s as u32), shape);
                 next_tile::<E>(
-                    &full[s],
+                    barrier::at(full, s),
                     k,
                     v,
                     k_2,
@@ -233,8 +229,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let tile = tile_at(entries, begin, shape);
     let pattern = pattern_at(entries, begin, warpgroup, shape);
     let bits = bits_of(patterns, pattern, thread, shape);
-    wait(barrier_native_handle(&q_full[0]), 0u32);
-    wait(barrier_native_handle(&full[0]), 0u32);
+    wait(q_full, 0u32);
+    wait(full, 0u32);
     let scores = wgmma::issue_from_zero::<NS>(q_at, k_at, comptime!(tiles.scores()));
     let gradients = wgmma::issue_from_zero::<NS>(do_at, v_at, comptime!(tiles.scores()));
     let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
@@ -276,7 +272,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
         let bits = bits_of(patterns, pattern, thread, shape);
         let k_now = k_at + u64::cast_from(stage * tile_units);
         let v_now = v_at + u64::cast_from(stage * tile_units);
-        wait(barrier_native_handle(&full[stage as usize]), phase);
+        wait(barrier::at(full, stage as usize), phase);
         let scores = wgmma::issue_from_zero::<NS>(q_at, k_now, comptime!(tiles.scores()));
         let gradients = wgmma::issue_from_zero::<NS>(do_at, v_now, comptime!(tiles.scores()));
         let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
@@ -285,7 +281,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
         if users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
             let to = before as usize;
             next_tile::<E>(
-                &full[to],
+                barrier::at(full, to),
                 k,
                 v,
                 k_2,
@@ -329,7 +325,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
         resident,
         element,
     );
-    sync_async_proxy_shared();
+    tma::fence();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
         store_rows::<E>(

@@ -3,15 +3,14 @@
 //! A tile is a row of panels, each of some rows of 64 channels, with the 128-byte swizzle. Rows and channels that the
 //! tensor does not have arrive as zeros, and are not written.
 
-use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::barrier_native_handle;
 use flow_cube::barrier::arrive_and_expect;
+use flow_cube::tma;
 
 /// Starts the copy of `panels` panels from row `row` on to `to[start..]`; its bytes count towards `barrier`.
 #[cube]
 pub(super) fn copy_tile<E: Numeric>(
-    barrier: &Barrier,
+    barrier: u32,
     map: &TensorMap<E, Tiled>,
     to: &mut [E],
     start: usize,
@@ -24,9 +23,10 @@ pub(super) fn copy_tile<E: Numeric>(
     #[unroll]
     for p in 0..panels {
         let at = start + comptime!(p * rows * 64);
-        barrier.tma_load_4d(
+        tma::load_4d::<E>(
             map,
-            &mut to[at..at + comptime!(rows * 64)],
+            &to[at..at + comptime!(rows * 64)],
+            barrier,
             batch as i32,
             head as i32,
             row as i32,
@@ -38,7 +38,7 @@ pub(super) fn copy_tile<E: Numeric>(
 /// As [`copy_tile`], with the arrival that completes the barrier's phase when the bytes are there.
 #[cube]
 pub(super) fn fill<E: Numeric>(
-    barrier: &Barrier,
+    barrier: u32,
     map: &TensorMap<E, Tiled>,
     to: &mut [E],
     start: usize,
@@ -48,10 +48,7 @@ pub(super) fn fill<E: Numeric>(
     #[comptime] rows: usize,
     #[comptime] panels: usize,
 ) {
-    arrive_and_expect(
-        barrier_native_handle(barrier),
-        comptime!((rows * 128 * panels) as u32),
-    );
+    arrive_and_expect(barrier, comptime!((rows * 128 * panels) as u32));
     copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels);
 }
 
@@ -71,7 +68,7 @@ pub(super) fn store_rows<E: Numeric>(
     #[unroll]
     for p in 0..panels {
         let start = (warpgroup * 4096 + comptime!((p * rows * 64) as u32)) as usize;
-        tma_store_4d(
+        tma::store_4d::<E>(
             &tile[start..start + 4096],
             map,
             batch as i32,
@@ -80,6 +77,6 @@ pub(super) fn store_rows<E: Numeric>(
             comptime!((p * 64) as i32).runtime(),
         );
     }
-    tma_group_commit();
-    tma_group_wait_read(0usize);
+    tma::commit();
+    tma::wait_read(0usize);
 }

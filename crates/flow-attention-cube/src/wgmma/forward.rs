@@ -7,17 +7,17 @@ use crate::passing::{
 };
 use crate::softmax::*;
 use cubecl::ir::ElemType;
-use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{count_warp, named_arrive, named_sync, wait};
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+use flow_cube::barrier::{self, count_warp, named_arrive, named_sync, wait};
 use flow_cube::register::exp2_approximate;
+use flow_cube::tma;
 use flow_cube::wgmma;
 
 /// Starts the copy of tile `tile` of keys, or of values.
 #[cube]
 fn fill_keys<E: Numeric>(
-    barrier: &Barrier,
+    barrier: u32,
     first: &TensorMap<E, Tiled>,
     second: &TensorMap<E, Tiled>,
     to: &mut [E],
@@ -86,9 +86,12 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let mut q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
     let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let q_full: Shared<[Barrier]> = Shared::new_slice(1usize);
-    let k_full: Shared<[Barrier]> = Shared::new_slice(stages);
-    let v_full: Shared<[Barrier]> = Shared::new_slice(stages);
+    let q_full: Shared<[u64]> = Shared::new_slice(1usize);
+    let q_full = barrier::first(&q_full);
+    let k_full: Shared<[u64]> = Shared::new_slice(stages);
+    let k_full = barrier::first(&k_full);
+    let v_full: Shared<[u64]> = Shared::new_slice(stages);
+    let v_full = barrier::first(&v_full);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(2 * stages));
 
     let (head, place) = turn_of(shape);
@@ -103,23 +106,23 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let first_query = block * comptime!(rows as u32);
 
     if UNIT_POS == 0 {
-        q_full[0].init_manual(1);
+        barrier::init(q_full);
         #[unroll]
         for s in 0..stages {
-            k_full[s].init_manual(1);
-            v_full[s].init_manual(1);
+            barrier::init(barrier::at(k_full, s));
+            barrier::init(barrier::at(v_full, s));
         }
         #[unroll]
         for s in 0..comptime!(2 * stages) {
             used[s] = 0u32;
         }
-        sync_async_proxy_shared();
+        tma::fence();
     }
     sync_cube();
 
     if UNIT_POS == 0 {
         fill::<E>(
-            &q_full[0],
+            q_full,
             q,
             &mut q_tile,
             0usize,
@@ -134,7 +137,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             if comptime!(s as u32) < tile_count {
                 let tile = tile_at(entries, begin + comptime!(s as u32), shape);
                 fill_keys::<E>(
-                    &k_full[s],
+                    barrier::at(k_full, s),
                     k,
                     k_2,
                     &mut k_tiles,
@@ -146,7 +149,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
                     tiles,
                 );
                 fill_keys::<E>(
-                    &v_full[s],
+                    barrier::at(v_full, s),
                     v,
                     v_2,
                     &mut v_tiles,
@@ -179,8 +182,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let tile = tile_at(entries, begin, shape);
     let pattern = pattern_at(entries, begin, warpgroup, shape);
     let bits = bits_of(patterns, pattern, thread, shape);
-    wait(barrier_native_handle(&q_full[0]), 0u32);
-    wait(barrier_native_handle(&k_full[0]), 0u32);
+    wait(q_full, 0u32);
+    wait(k_full, 0u32);
     let issued = wgmma::issue_from_zero::<NS>(q_at, k_at, comptime!(tiles.scores()));
     let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
     let k_users = count_warp(lane, used_base, last_warp);
@@ -189,7 +192,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         if next < tile_count {
             let tile = tile_at(entries, begin + next, shape);
             fill_keys::<E>(
-                &k_full[0],
+                k_full,
                 k,
                 k_2,
                 &mut k_tiles,
@@ -245,7 +248,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         let pattern = next_pattern;
         next_pattern = pattern_ahead(entries, begin, at + 1, tile_count, warpgroup, shape);
         let bits = bits_of(patterns, pattern, thread, shape);
-        wait(barrier_native_handle(&k_full[stage as usize]), phase);
+        wait(barrier::at(k_full, stage as usize), phase);
         if comptime!(tiles.ping_pong) {
             named_sync(4 + warpgroup, 256u32);
         }
@@ -254,7 +257,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
             k_at + u64::cast_from(stage * tile_units),
             comptime!(tiles.scores()),
         );
-        wait(barrier_native_handle(&v_full[v_stage as usize]), v_phase);
+        wait(barrier::at(v_full, v_stage as usize), v_phase);
         let added = wgmma::issue_registers::<NO, NP>(
             output,
             probabilities,
@@ -282,7 +285,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         if k_users == last_warp && at + comptime!(stages as u32) < tile_count {
             let to = stage as usize;
             fill_keys::<E>(
-                &k_full[to],
+                barrier::at(k_full, to),
                 k,
                 k_2,
                 &mut k_tiles,
@@ -307,7 +310,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         if v_users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
             let to = v_stage as usize;
             fill_keys::<E>(
-                &v_full[to],
+                barrier::at(v_full, to),
                 v,
                 v_2,
                 &mut v_tiles,
@@ -322,7 +325,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         next_v = next_k;
         probabilities = pack::<NS, NP>(scores, tile_keys, comptime!(tiles.factor));
     }
-    wait(barrier_native_handle(&v_full[stage as usize]), phase);
+    wait(barrier::at(v_full, stage as usize), phase);
     let added = wgmma::issue_registers::<NO, NP>(
         output,
         probabilities,
@@ -351,7 +354,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         rows,
         comptime!(tiles.factor),
     );
-    sync_async_proxy_shared();
+    tma::fence();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
         store_rows::<E>(

@@ -22,12 +22,11 @@ use super::keep_keys::{load_resident, next_half, stage_gradient};
 use crate::columns::{Pair, cut_rows, probabilities, score_gradients, stage_packed, swizzled};
 use crate::softmax::pack;
 use cubecl::ir::ElemType;
-use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{count_warp, named_sync, wait};
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+use flow_cube::barrier::{self, count_warp, named_sync, wait};
 use flow_cube::register::{lane_again, store_shared_16, unit_again};
-use flow_cube::{queue, wgmma};
+use flow_cube::{queue, tma, wgmma};
 
 /// Four values of a sum in memory.
 pub(super) type Four = Vector<f32, Const<4>>;
@@ -80,7 +79,7 @@ fn add_up(sums: &mut [Four], at: u32, from: u32, begin: bool, #[comptime] chunks
     } else {
         queue::bulk_add::<Four>(to, from, comptime!((chunks * 2048) as u32));
     }
-    tma_group_commit();
+    tma::commit();
 }
 
 /// Where passing tile `tile` is: sample, head, row, and the row of its statistics.
@@ -190,9 +189,12 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     // `lse` of the tiles of queries, then `delta` of those of the output's gradient: one address leads to both.
     let mut statistics: Shared<[Pair]> =
         Shared::new_aligned_slice(comptime!(passing / 2 * (QUERY_STAGES + GRADIENT_STAGES)), 16usize);
-    let kv_full: Shared<[Barrier]> = Shared::new_slice(1usize);
-    let q_full: Shared<[Barrier]> = Shared::new_slice(QUERY_STAGES);
-    let do_full: Shared<[Barrier]> = Shared::new_slice(GRADIENT_STAGES);
+    let kv_full: Shared<[u64]> = Shared::new_slice(1usize);
+    let kv_full = barrier::first(&kv_full);
+    let q_full: Shared<[u64]> = Shared::new_slice(QUERY_STAGES);
+    let q_full = barrier::first(&q_full);
+    let do_full: Shared<[u64]> = Shared::new_slice(GRADIENT_STAGES);
+    let do_full = barrier::first(&do_full);
     let mut used: Shared<[u32]> = Shared::new_slice(QUERY_STAGES);
     // Ticket, sample, first head of queries, turn, number of the first counter, and keys from the first one on: what single
     // threads want to know now and then takes no registers here.
@@ -201,17 +203,17 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     if UNIT_POS == 0 {
         let at = part as usize;
         given[0] = queue::take_ticket(unsafe { counters[at..at + 1].as_ptr_unchecked() });
-        kv_full[0].init_manual(1);
+        barrier::init(kv_full);
         #[unroll]
         for s in 0..QUERY_STAGES {
-            q_full[s].init_manual(1);
+            barrier::init(barrier::at(q_full, s));
             used[s] = 0u32;
         }
         #[unroll]
         for s in 0..GRADIENT_STAGES {
-            do_full[s].init_manual(1);
+            barrier::init(barrier::at(do_full, s));
         }
-        sync_async_proxy_shared();
+        tma::fence();
     }
     sync_cube();
 
@@ -237,7 +239,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
 
     if UNIT_POS == 0 {
         load_resident::<E>(
-            &kv_full[0],
+            kv_full,
             k,
             v,
             &mut k_tile,
@@ -254,7 +256,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
                 let (batch, head, row, statistic) =
                     passing_at(&given, tile, per_head, heads, lse_rows, passing);
                 next_half::<E>(
-                    &q_full[s],
+                    barrier::at(q_full, s),
                     q,
                     lse,
                     &mut q_tiles,
@@ -269,7 +271,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
                 );
                 if comptime!(s < GRADIENT_STAGES) {
                     next_half::<E>(
-                        &do_full[s],
+                        barrier::at(do_full, s),
                         d_o,
                         delta,
                         &mut do_tiles,
@@ -319,9 +321,9 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     let share = warpgroup * comptime!((chunks * 128) as u32);
 
     sync_cube();
-    wait(barrier_native_handle(&kv_full[0]), 0u32);
-    wait(barrier_native_handle(&q_full[0]), 0u32);
-    wait(barrier_native_handle(&do_full[0]), 0u32);
+    wait(kv_full, 0u32);
+    wait(q_full, 0u32);
+    wait(do_full, 0u32);
 
     // The first tile is peeled: sums that enter a loop as zeros make ptxas wait after each product.
     let scores = wgmma::issue_from_zero::<NS>(k_at, q_at, comptime!(tiles.scores()));
@@ -336,7 +338,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     // Of the tile of queries whose scores come next: its stage, and from the number of stages on the same with the other parity.
     let mut step = select(tile_count > 1, 1u32, 0u32);
     let stage = step;
-    wait(barrier_native_handle(&q_full[stage as usize]), 0u32);
+    wait(barrier::at(q_full, stage as usize), 0u32);
     wgmma::wait_for_reads(1usize);
     let scores = wgmma::issue_from_zero::<NS>(
         k_at,
@@ -348,13 +350,13 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     let weights = pack::<NS, NP>(ds, passing, element);
     let mut k_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, q_at, comptime!(tiles.weighted()));
     stage_packed::<NP>(ds_base + own_row_at(warp), weights, passing);
-    sync_async_proxy_shared();
+    tma::fence();
     named_sync(EXCHANGE, comptime!(tiles.threads()));
     if UNIT_POS == 0 && tile_count > comptime!(GRADIENT_STAGES as u32) {
         let ahead = comptime!(GRADIENT_STAGES as u32).runtime();
         let (batch, head, row, statistic) = passing_at(&given, ahead, per_head, heads, lse_rows, passing);
         next_half::<E>(
-            &do_full[0],
+            do_full,
             d_o,
             delta,
             &mut do_tiles,
@@ -389,10 +391,10 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         let q_now = q_at + u64::cast_from(stage_of(step) * tile_units);
         let do_stage = tile % 2;
         let do_now = do_at + u64::cast_from(do_stage * tile_units);
-        wait(barrier_native_handle(&do_full[do_stage as usize]), tile / 2 % 2);
+        wait(barrier::at(do_full, do_stage as usize), tile / 2 % 2);
         v_sum = wgmma::issue_registers::<NG, NP>(v_sum, p_weights, do_now, comptime!(tiles.weighted()));
         stage_part::<NQ>(part_base + unit_again() % 128 * 16, part, chunks);
-        sync_async_proxy_shared();
+        tma::fence();
         let gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
 
         // The scores of the next tile; in the last turn those of this one once more, which nothing reads.
@@ -401,7 +403,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
         }
         let stage = stage_of(step);
         wait(
-            barrier_native_handle(&q_full[stage as usize]),
+            barrier::at(q_full, stage as usize),
             step / comptime!(QUERY_STAGES as u32),
         );
         wgmma::wait_for_reads(1usize);
@@ -436,7 +438,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
             let ahead = tile - 1 + comptime!(QUERY_STAGES as u32);
             let (batch, head, row, statistic) = passing_at(&given, ahead, per_head, heads, lse_rows, passing);
             next_half::<E>(
-                &q_full[before as usize],
+                barrier::at(q_full, before as usize),
                 q,
                 lse,
                 &mut q_tiles,
@@ -462,17 +464,17 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
             weights,
             passing,
         );
-        sync_async_proxy_shared();
+        tma::fence();
         if unit_again().is_multiple_of(128) {
             // Before others write there in the next turn.
-            tma_group_wait_read(0usize);
+            tma::wait_read(0usize);
         }
         named_sync(EXCHANGE, comptime!(tiles.threads()));
         let ahead = tile + comptime!(GRADIENT_STAGES as u32);
         if unit_again() == 32 && ahead < tile_count {
             let (batch, head, row, statistic) = passing_at(&given, ahead, per_head, heads, lse_rows, passing);
             next_half::<E>(
-                &do_full[do_stage as usize],
+                barrier::at(do_full, do_stage as usize),
                 d_o,
                 delta,
                 &mut do_tiles,
@@ -514,7 +516,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     // Gradients take the places of keys and values, when the other warpgroup has read them, too.
     let sum_of_values = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
     let sum_of_keys = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
-    sync_async_proxy_shared();
+    tma::fence();
     sync_cube();
     if thread == 0 {
         if seen < tile_count {
@@ -532,7 +534,7 @@ pub fn joint<E: Numeric, NS: Size, NG: Size, NP: Size, NQ: Size>(
     }
     stage_gradient::<NG>(v_base, warpgroup, thread, sum_of_values, 1.0f32, tiles);
     stage_gradient::<NG>(k_base, warpgroup, thread, sum_of_keys, scale, tiles);
-    sync_async_proxy_shared();
+    tma::fence();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
         say_added(counters, &given, warpgroup, tile_count);

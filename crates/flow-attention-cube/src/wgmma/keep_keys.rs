@@ -4,15 +4,14 @@ use super::BackwardTiles;
 use super::copy::copy_tile;
 use crate::columns::Pair;
 use crate::softmax::stage_rows;
-use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
+use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::barrier::{arrive_and_expect, bulk_copy};
 
 /// Starts the copies of the keys and values that stay.
 #[cube]
 pub(super) fn load_resident<E: Numeric>(
-    full: &Barrier,
+    full: u32,
     k: &TensorMap<E, Tiled>,
     v: &TensorMap<E, Tiled>,
     k_tile: &mut [E],
@@ -24,10 +23,7 @@ pub(super) fn load_resident<E: Numeric>(
 ) {
     let resident = comptime!(tiles.resident());
     let panels = comptime!(tiles.panels());
-    arrive_and_expect(
-        barrier_native_handle(full),
-        comptime!((2 * resident * 128 * panels) as u32),
-    );
+    arrive_and_expect(full, comptime!((2 * resident * 128 * panels) as u32));
     let start = 0usize;
     copy_tile::<E>(
         full, k, k_tile, start, batch, kv_head, first_key, resident, panels,
@@ -41,7 +37,7 @@ pub(super) fn load_resident<E: Numeric>(
 /// `statistics_before`; bytes count towards `full`.
 #[cube]
 fn copy_passing<E: Numeric>(
-    full: &Barrier,
+    full: u32,
     x: &TensorMap<E, Tiled>,
     statistic: &[Pair],
     to: &mut [E],
@@ -66,7 +62,7 @@ fn copy_passing<E: Numeric>(
         at,
         unsafe { statistic[from..from + length].as_ptr_unchecked() },
         comptime!((rows * 4) as u32),
-        barrier_native_handle(full),
+        full,
     );
 }
 
@@ -74,7 +70,7 @@ fn copy_passing<E: Numeric>(
 /// which begins at `statistic_row` of all.
 #[cube]
 pub(super) fn next_half<E: Numeric>(
-    full: &Barrier,
+    full: u32,
     x: &TensorMap<E, Tiled>,
     statistic: &[Pair],
     to: &mut [E],
@@ -88,7 +84,7 @@ pub(super) fn next_half<E: Numeric>(
     #[comptime] tiles: BackwardTiles,
 ) {
     arrive_and_expect(
-        barrier_native_handle(full),
+        full,
         comptime!((tiles.passing * 128 * tiles.panels() + tiles.passing * 4) as u32),
     );
     copy_passing::<E>(
@@ -110,7 +106,7 @@ pub(super) fn next_half<E: Numeric>(
 /// Starts the copies of one passing tile.
 #[cube]
 pub(super) fn next_tile<E: Numeric>(
-    full: &Barrier,
+    full: u32,
     q: &TensorMap<E, Tiled>,
     d_o: &TensorMap<E, Tiled>,
     lse: &[Pair],
@@ -128,7 +124,7 @@ pub(super) fn next_tile<E: Numeric>(
     #[comptime] tiles: BackwardTiles,
 ) {
     arrive_and_expect(
-        barrier_native_handle(full),
+        full,
         comptime!((2 * tiles.passing * 128 * tiles.panels() + 2 * tiles.passing * 4) as u32),
     );
     let from = (batch * heads + head) * lse_rows + row;

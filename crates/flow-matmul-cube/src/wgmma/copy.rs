@@ -7,15 +7,14 @@
 use super::cursor::{A_ROW, B_ROW, STEP_AT};
 use super::tiles::Tiles;
 use crate::schedule::STEP;
-use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::barrier_native_handle;
 use flow_cube::barrier::arrive_and_expect;
+use flow_cube::tma;
 
 /// Starts the copy of one factor's tile, from row `row` and step `step` on.
 #[cube]
 fn copy_factor<E: Numeric>(
-    full: &Barrier,
+    full: u32,
     map: &TensorMap<E, Tiled>,
     to: &mut [E],
     start: usize,
@@ -30,17 +29,19 @@ fn copy_factor<E: Numeric>(
         for panel in 0..comptime!(rows / 64) {
             let at = start + comptime!(panel * 64 * STEP);
             let column = row + comptime!((panel * 64) as u32);
-            full.tma_load_2d(
+            tma::load_2d::<E>(
                 map,
-                &mut to[at..at + comptime!(64 * STEP)],
+                &to[at..at + comptime!(64 * STEP)],
+                full,
                 summand as i32,
                 column as i32,
             );
         }
     } else {
-        full.tma_load_2d(
+        tma::load_2d::<E>(
             map,
-            &mut to[start..start + comptime!(rows * STEP)],
+            &to[start..start + comptime!(rows * STEP)],
+            full,
             row as i32,
             summand as i32,
         );
@@ -50,7 +51,7 @@ fn copy_factor<E: Numeric>(
 /// Starts the copies of the cursor's step to stage `stage`. For one thread.
 #[cube]
 pub(super) fn fill<E: Numeric>(
-    full: &Barrier,
+    full: u32,
     a: &TensorMap<E, Tiled>,
     b: &TensorMap<E, Tiled>,
     a_2: &TensorMap<E, Tiled>,
@@ -66,7 +67,7 @@ pub(super) fn fill<E: Numeric>(
     let b_at = stage * comptime!(tiles.b_elements());
     let (rows, columns) = comptime!((tiles.rows(), tiles.columns));
     let step = cursor[STEP_AT];
-    arrive_and_expect(barrier_native_handle(full), comptime!(tiles.stage_bytes() as u32));
+    arrive_and_expect(full, comptime!(tiles.stage_bytes() as u32));
     if comptime!(tiles.low_rank) {
         if step < first_steps {
             copy_factor::<E>(

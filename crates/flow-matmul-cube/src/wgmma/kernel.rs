@@ -14,10 +14,10 @@ use super::finish::put_piece;
 use super::tiles::Tiles;
 use crate::finish::Finish;
 use cubecl::ir::ElemType;
-use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::{barrier_native_handle, generic_to_shared};
-use flow_cube::barrier::{arrive_and_expect, count_warp, named_arrive, named_sync, wait};
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+use flow_cube::barrier::{self, arrive_and_expect, count_warp, named_arrive, named_sync, wait};
+use flow_cube::tma;
 use flow_cube::wgmma;
 
 /// From a panel of 64 rows of a tile to the next, in bytes; of tiles that are one panel, 16 (PTX ISA: not used).
@@ -28,7 +28,7 @@ fn leading(transposed: bool) -> u32 {
 /// Starts bringing piece `number` (of `per_unit` for each 64 rows) of what the epilogue reads to its place. For one thread.
 #[cube]
 fn bring<O: Numeric>(
-    there: &Barrier,
+    there: u32,
     other: &TensorMap<O, Tiled>,
     places: &mut [O],
     start: usize,
@@ -38,10 +38,11 @@ fn bring<O: Numeric>(
     #[comptime] per_unit: usize,
     #[comptime] width: usize,
 ) {
-    arrive_and_expect(barrier_native_handle(there), 8192u32.runtime());
-    there.tma_load_2d(
+    arrive_and_expect(there, 8192u32.runtime());
+    tma::load_2d::<O>(
         other,
-        &mut places[start..start + comptime!(64 * width)],
+        &places[start..start + comptime!(64 * width)],
+        there,
         (row + comptime!((number / per_unit * 64) as u32)) as i32,
         (column + comptime!((number % per_unit * width) as u32)) as i32,
     );
@@ -89,21 +90,23 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
         Shared::new_aligned_slice(comptime!(tiles.b_elements() * stages), 1024usize);
     let mut places: Shared<[O]> =
         Shared::new_aligned_slice(comptime!(tiles.warpgroups * pieces * 64 * width), 1024usize);
-    let full: Shared<[Barrier]> = Shared::new_slice(stages);
-    let there: Shared<[Barrier]> = Shared::new_slice(comptime!(tiles.warpgroups * pieces));
+    let full: Shared<[u64]> = Shared::new_slice(stages);
+    let full = barrier::first(&full);
+    let there: Shared<[u64]> = Shared::new_slice(comptime!(tiles.warpgroups * pieces));
+    let there = barrier::first(&there);
     let mut used: Shared<[u32]> = Shared::new_slice(stages);
 
     if UNIT_POS == 0 {
         #[unroll]
         for s in 0..stages {
-            full[s].init_manual(1);
+            barrier::init(barrier::at(full, s));
             used[s] = 0u32;
         }
         #[unroll]
         for p in 0..comptime!(tiles.warpgroups * pieces) {
-            there[p].init_manual(1);
+            barrier::init(barrier::at(there, p));
         }
-        sync_async_proxy_shared();
+        tma::fence();
     }
     sync_cube();
 
@@ -118,7 +121,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     for s in 0..comptime!(stages as u32) {
         if UNIT_POS == 0 && cursor[ITEM] < last {
             fill::<E>(
-                &full[s as usize],
+                barrier::at(full, s as usize),
                 a,
                 b,
                 a_2,
@@ -193,12 +196,12 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
             let column = target.extract(1usize);
             if comptime!(finish.reads()) {
                 if thread == 0 {
-                    tma_group_wait_read(0usize);
+                    tma::wait_read(0usize);
                     #[unroll]
                     for p in 0..pieces {
                         let place = place_first + comptime!(p as u32);
                         bring::<O>(
-                            &there[place as usize],
+                            barrier::at(there, place as usize),
                             read,
                             &mut places,
                             place as usize * comptime!(64 * width),
@@ -217,7 +220,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 // all of its steps.
                 named_sync(4 + warpgroup, 256u32);
             }
-            wait(barrier_native_handle(&full[stage as usize]), phase);
+            wait(barrier::at(full, stage as usize), phase);
             let a_now = a_at + u64::cast_from(stage * a_stage);
             let b_now = b_at + u64::cast_from(stage * b_stage);
             // The first step is peeled: sums that enter a loop as zeros make ptxas wait after each product.
@@ -233,7 +236,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 phase ^= 1;
             }
             for _ in 1..steps {
-                wait(barrier_native_handle(&full[stage as usize]), phase);
+                wait(barrier::at(full, stage as usize), phase);
                 let a_now = a_at + u64::cast_from(stage * a_stage);
                 let b_now = b_at + u64::cast_from(stage * b_stage);
                 sums_0 = wgmma::issue::<N>(sums_0, a_now, b_now, comptime!(tiles.products()));
@@ -245,7 +248,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 let users = count_warp(lane, used_base + before * 4, last_reader);
                 if users == last_reader && cursor[ITEM] < last {
                     fill::<E>(
-                        &full[before as usize],
+                        barrier::at(full, before as usize),
                         a,
                         b,
                         a_2,
@@ -279,7 +282,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
             let users = count_warp(lane, used_base + before * 4, last_reader);
             if users == last_reader && cursor[ITEM] < last {
                 fill::<E>(
-                    &full[before as usize],
+                    barrier::at(full, before as usize),
                     a,
                     b,
                     a_2,
@@ -315,10 +318,10 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                     if comptime!(finish.reads()) {
                         let uses = comptime!((units * per_unit / pieces) as u32);
                         let turn = round * uses + comptime!((use_of / pieces) as u32);
-                        wait(barrier_native_handle(&there[place as usize]), turn % 2);
+                        wait(barrier::at(there, place as usize), turn % 2);
                     } else {
                         if thread == 0 {
-                            tma_group_wait_read(comptime!(pieces - 1));
+                            tma::wait_read(comptime!(pieces - 1));
                         }
                         named_sync(warpgroup + 1, 128u32);
                     }
@@ -355,22 +358,22 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                             sum_only,
                         );
                     }
-                    sync_async_proxy_shared();
+                    tma::fence();
                     named_sync(warpgroup + 1, 128u32);
                     if thread == 0 {
                         let start = place as usize * comptime!(64 * width);
                         let piece_column = column + comptime!((piece * width) as u32);
                         let tile = &places[start..start + comptime!(64 * width)];
                         if comptime!(sum_only) {
-                            tma_store_2d(tile, kept, unit_row as i32, piece_column as i32);
+                            tma::store_2d(tile, kept, unit_row as i32, piece_column as i32);
                         } else {
-                            tma_store_2d(tile, d, unit_row as i32, piece_column as i32);
+                            tma::store_2d(tile, d, unit_row as i32, piece_column as i32);
                         }
-                        tma_group_commit();
+                        tma::commit();
                         if comptime!(finish.reads() && use_of + pieces < units * per_unit) {
-                            tma_group_wait_read(0usize);
+                            tma::wait_read(0usize);
                             bring::<O>(
-                                &there[place as usize],
+                                barrier::at(there, place as usize),
                                 read,
                                 &mut places,
                                 start,
@@ -396,6 +399,6 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
         more = item < last;
     }
     if thread == 0 {
-        tma_group_wait_read(0usize);
+        tma::wait_read(0usize);
     }
 }
