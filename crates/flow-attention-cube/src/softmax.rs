@@ -3,9 +3,23 @@
 
 use cubecl::prelude::*;
 use flow_cube::register::{
-    exp2_approximate, log2_approximate, maximum, multiply_add, pack as pack_pair, store_shared,
+    exp2_approximate, log2_approximate, maximum, multiply_add, pack as pack_pair, store_shared, vector_of,
 };
 use flow_cube::wgmma::Factor;
+
+/// The first `used` lanes, and those of `before` behind them: accumulators are a power of two of registers, of which some may not be used.
+#[cube]
+fn with_rest<N: Size>(
+    mut first: Sequence<f32>,
+    before: Vector<f32, N>,
+    #[comptime] used: usize,
+) -> Vector<f32, N> {
+    #[unroll]
+    for i in used..N::value() {
+        first.push(before.extract(i));
+    }
+    vector_of(first)
+}
 
 /// Largest value of each of the two rows, over the four threads that share them and `before`.
 #[cube]
@@ -41,7 +55,7 @@ pub(crate) fn exponentiate<N: Size>(
     shift_1: f32,
     #[comptime] keys: usize,
 ) -> Vector<f32, N> {
-    let mut out = scores;
+    let mut out = Sequence::<f32>::new();
     #[unroll]
     for i in 0..comptime!(keys / 2) {
         let shift = if comptime!((i / 2) % 2 == 0) {
@@ -49,12 +63,9 @@ pub(crate) fn exponentiate<N: Size>(
         } else {
             shift_1
         };
-        out.insert(
-            i,
-            exp2_approximate(multiply_add(scores.extract(i), factor, -shift)),
-        );
+        out.push(exp2_approximate(multiply_add(scores.extract(i), factor, -shift)));
     }
-    out
+    with_rest::<N>(out, scores, comptime!(keys / 2))
 }
 
 /// Sum of this thread's part of a row.
@@ -80,13 +91,13 @@ pub(crate) fn scale_rows<N: Size>(
     by_1: f32,
     #[comptime] columns: usize,
 ) -> Vector<f32, N> {
-    let mut out = values;
+    let mut out = Sequence::<f32>::new();
     #[unroll]
     for i in 0..comptime!(columns / 2) {
         let by = if comptime!((i / 2) % 2 == 0) { by_0 } else { by_1 };
-        out.insert(i, values.extract(i) * by);
+        out.push(values.extract(i) * by);
     }
-    out
+    with_rest::<N>(out, values, comptime!(columns / 2))
 }
 
 /// The probabilities as the A operand of a product.
@@ -96,19 +107,20 @@ pub(crate) fn pack<N: Size, P: Size>(
     #[comptime] keys: usize,
     #[comptime] factor: Factor,
 ) -> Vector<u32, P> {
-    let mut out = Vector::<u32, P>::new(0u32);
+    let mut out = Sequence::<u32>::new();
     #[unroll]
     for i in 0..comptime!(keys / 4) {
-        out.insert(
-            i,
-            pack_pair(
-                probabilities.extract(comptime!(2 * i)),
-                probabilities.extract(comptime!(2 * i + 1)),
-                factor,
-            ),
-        );
+        out.push(pack_pair(
+            probabilities.extract(comptime!(2 * i)),
+            probabilities.extract(comptime!(2 * i + 1)),
+            factor,
+        ));
     }
-    out
+    #[unroll]
+    for _ in comptime!(keys / 4)..P::value() {
+        out.push(0u32.runtime());
+    }
+    vector_of(out)
 }
 
 /// Scores of the columns from `columns` on become minus infinity; `first` is this thread's first column.
@@ -119,13 +131,13 @@ pub(crate) fn cut<N: Size>(
     columns: u32,
     #[comptime] keys: usize,
 ) -> Vector<f32, N> {
-    let mut out = scores;
+    let mut out = Sequence::<f32>::new();
     #[unroll]
     for i in 0..comptime!(keys / 2) {
         let column = first + comptime!(((i / 4) * 8 + i % 2) as u32);
-        out.insert(i, select(column < columns, scores.extract(i), -f32::INFINITY));
+        out.push(select(column < columns, scores.extract(i), -f32::INFINITY));
     }
-    out
+    with_rest::<N>(out, scores, comptime!(keys / 2))
 }
 
 /// Writes both rows, times their factor, to a tile of panels of `rows` rows; `at` is the byte address of this thread's
@@ -175,7 +187,7 @@ pub(crate) fn score_gradients<N: Size>(
     delta_1: f32,
     #[comptime] columns: usize,
 ) -> Vector<f32, N> {
-    let mut out = gradients;
+    let mut out = Sequence::<f32>::new();
     #[unroll]
     for i in 0..comptime!(columns / 2) {
         let delta = if comptime!((i / 2) % 2 == 0) {
@@ -183,9 +195,9 @@ pub(crate) fn score_gradients<N: Size>(
         } else {
             delta_1
         };
-        out.insert(i, probabilities.extract(i) * (gradients.extract(i) - delta));
+        out.push(probabilities.extract(i) * (gradients.extract(i) - delta));
     }
-    out
+    with_rest::<N>(out, gradients, comptime!(columns / 2))
 }
 
 /// Log-sum-exp of a row; plus infinity where there is no row or no key, so that its probabilities read zero.

@@ -1,6 +1,7 @@
 //! Single values in registers: what CubeCL has no operation for.
 
 use crate::wgmma::Factor;
+use cubecl::ir::dialect::vector::CompositeConstructOp;
 use cubecl::prelude::*;
 
 /// Reads `value` into an immutable one.
@@ -183,4 +184,18 @@ pub fn lane_again() -> u32 {
     let out: u32;
     gpu_asm!("mov.u32 {}, %laneid;", out(_) out);
     out
+}
+
+/// A vector of these values, in their order: as many as it has lanes.
+///
+/// In one go: a lane that is set by itself makes CubeCL write the whole vector anew, and NVRTC read as many lanes for each.
+#[cube]
+pub fn vector_of<P: Scalar, N: Size>(values: Sequence<P>) -> Vector<P, N> {
+    intrinsic!(|scope| {
+        let mut lanes = Vec::new();
+        values.expand(scope, &mut |scope, value| lanes.push(value.read_value(scope)));
+        let of = <Vector<P, N> as CubePrimitive>::__expand_as_type(scope);
+        let vector = CompositeConstructOp::new(scope.ctx_mut(), of, lanes);
+        scope.register_with_result(&vector).into()
+    })
 }
