@@ -17,6 +17,11 @@ pub fn unavailable(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
     found
 }
 
+/// Whether it is a GPU that computes in bf16: what else is stored in 16 bits is there alone.
+pub(crate) fn is_bf16_gpu(config: &Config) -> bool {
+    config.device.kind == DeviceKind::Cuda && config.device.dtype == DType::Bf16
+}
+
 pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
     let mut found = Vec::new();
     let kind = config.device.kind.name();
@@ -41,7 +46,7 @@ pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
             .help("set `device.dtype = \"f32\"`"),
         );
     }
-    let narrow = config.device.kind == DeviceKind::Cuda && config.device.dtype == DType::Bf16;
+    let narrow = is_bf16_gpu(config);
     let optimizer = &config.optimizer;
     let asked = [
         (

@@ -16,10 +16,11 @@
 
 use crate::checkpoint_policy;
 use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
+use crate::features::is_bf16_gpu;
 use flow_checkpoint::Policy;
 use flow_config::{
-    AlgorithmConfig, Architecture, Config, DType, DeviceKind, Diagnostic, Dynamics, Finetune,
-    GradientStorage, KlConfig, KlKind, MomentStorage, Reference, TextConfig, WeightStorage, Window,
+    AlgorithmConfig, Architecture, Config, Diagnostic, Dynamics, Finetune, GradientStorage, KlConfig, KlKind,
+    MomentStorage, Reference, TextConfig, WeightStorage, Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
@@ -66,7 +67,7 @@ impl Stored {
     /// What a config asks for.
     pub fn of(config: &Config) -> Self {
         let optimizer = &config.optimizer;
-        let narrow = config.device.kind == DeviceKind::Cuda && config.device.dtype == DType::Bf16;
+        let narrow = is_bf16_gpu(config);
         let two_if = |two: bool| if two { 2 } else { 4 };
         Self {
             trained: two_if(narrow && optimizer.weights == WeightStorage::Bf16),

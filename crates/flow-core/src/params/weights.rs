@@ -102,7 +102,7 @@ impl Weights {
         &self.values
     }
 
-    /// The values at `indices`: as they are stored, or put together from their halves by `kernels`, in memory of their own.
+    /// The values at `indices`: as they are stored, or put together from their halves by `kernels`.
     pub fn values(&self, indices: &[usize], kernels: &dyn Kernels) -> Vec<Plain> {
         let halves = |index: &usize| {
             let lower = self.lowers[*index].clone()?;

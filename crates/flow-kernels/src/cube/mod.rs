@@ -28,7 +28,8 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Kernels of a CubeCL device. What passes between operations of a model is of one type, f32 or bf16; operands of the
-/// other are cast. Statistics, log-probabilities, losses, latents, gradients of weights (those of matrices unless asked for otherwise) and the optimizer's state are f32.
+/// other are cast. Statistics, log-probabilities, losses, latents, gradients of weights (those of matrices unless asked for
+/// otherwise) and the optimizer's state are f32.
 #[derive(Clone)]
 pub struct CubeKernels {
     /// Without fused operations, and with them.
@@ -309,14 +310,12 @@ impl Kernels for CubeKernels {
     }
 
     fn with_matrix_gradients(&self, dtype: FloatDType) -> Option<Arc<dyn Kernels>> {
-        let gradients = operand::element(dtype.into());
-        let narrow = gradients == self.element || gradients == Element::F32;
-        narrow.then(|| {
-            Arc::new(Self {
-                products: Products::storing(gradients),
-                ..self.clone()
-            }) as Arc<dyn Kernels>
-        })
+        let stored = [Element::F32, self.element];
+        let gradients = (stored.into_iter()).find(|element| operand::dtype(*element) == dtype.into())?;
+        Some(Arc::new(Self {
+            products: Products::storing(gradients),
+            ..self.clone()
+        }))
     }
 
     fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {

@@ -20,7 +20,7 @@ pub(super) fn done(operation: &str, result: Result<(), Refused>) {
     }
 }
 
-pub(super) fn element(dtype: DType) -> Element {
+fn element(dtype: DType) -> Element {
     match dtype {
         DType::F32 | DType::Flex32 => Element::F32,
         DType::F16 => Element::F16,

@@ -71,16 +71,15 @@ pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
             gradient: Operand::read(of.gradient),
             first: dense_mut(of.first, &moments),
             second: dense_mut(of.second, &moments),
-            beside: None,
-            stream: None,
+            beside: Held::Nothing,
         };
         match of.beside {
             Beside::Copy(copy) if copy.dtype() == DType::BF16 => {
-                prepared.beside = Some(dense_mut(copy, &[Element::Bf16]));
+                prepared.beside = Held::Copy(dense_mut(copy, &[Element::Bf16]));
             }
             Beside::Copy(copy) => copied_after.push((copy, of.weight)),
-            Beside::Lower(lower) => prepared.beside = Some(bits_mut(lower)),
-            Beside::Stream(stream) => prepared.stream = Some(stream),
+            Beside::Lower(lower) => prepared.beside = Held::Lower(bits_mut(lower)),
+            Beside::Stream(stream) => prepared.beside = Held::Stream(stream),
             Beside::Nothing => {}
         }
         all.push(prepared);
@@ -94,7 +93,7 @@ pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
             gradient,
             first: &one.first,
             second: &one.second,
-            beside: one.beside(),
+            beside: one.beside.given(),
             weight_decay: step.weight_decay,
         })
         .collect();
@@ -120,17 +119,24 @@ struct Prepared {
     gradient: Operand,
     first: Buffer,
     second: Buffer,
-    beside: Option<Buffer>,
-    stream: Option<u32>,
+    beside: Held,
 }
 
-impl Prepared {
-    fn beside(&self) -> Is<'_> {
-        match (&self.beside, self.stream, self.weight.element) {
-            (Some(lower), _, Element::Bf16) => Is::Lower(lower),
-            (Some(copy), ..) => Is::Copy(copy),
-            (None, Some(stream), _) => Is::Stream(stream),
-            (None, None, _) => Is::Nothing,
+/// What is beside a weight, held for the launch.
+enum Held {
+    Nothing,
+    Copy(Buffer),
+    Lower(Buffer),
+    Stream(u32),
+}
+
+impl Held {
+    fn given(&self) -> Is<'_> {
+        match self {
+            Self::Nothing => Is::Nothing,
+            Self::Copy(copy) => Is::Copy(copy),
+            Self::Lower(lower) => Is::Lower(lower),
+            Self::Stream(stream) => Is::Stream(*stream),
         }
     }
 }

@@ -76,8 +76,8 @@ impl PolicyWeights {
             };
             let decay = device.plain(vec![decay as f32], &[1]);
             let mut set = set.update();
-            let slow: Vec<(usize, Changing<'_>)> = set.each().enumerate().collect();
-            let mut slow: Vec<_> = slow.into_iter().filter(|(index, _)| trained[*index]).collect();
+            let slow = set.each().enumerate().filter(|(index, _)| trained[*index]);
+            let mut slow: Vec<(usize, Changing<'_>)> = slow.collect();
             // Some at a time: those stored in halves are put together on the way.
             for some in slow.chunks_mut(AT_ONCE) {
                 let indices: Vec<usize> = some.iter().map(|(index, _)| *index).collect();
