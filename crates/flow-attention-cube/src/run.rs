@@ -323,6 +323,10 @@ impl<K: Kernels> Prepared<K> {
         })
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// The call.
     pub fn call(&self) -> &Call {
         &self.call

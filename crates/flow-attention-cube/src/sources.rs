@@ -1,11 +1,12 @@
-//! CUDA sources of the kernels that the tables choose, without a GPU: for the compile gate and for reading.
+//! Kernels by themselves: as they are launched, for who compiles them before; and the CUDA sources of those that the tables
+//! choose, which need no GPU, for the compile gate and for reading.
 
 use crate::call::Call;
 use crate::mma::Mma;
 use crate::mma::backward_keys::mma_backward_keys::MmaBackwardKeys;
 use crate::mma::backward_queries::mma_backward_queries::MmaBackwardQueries;
 use crate::mma::forward::mma_forward::MmaForward;
-use crate::run::{Kernels, Offer, Selection};
+use crate::run::{Kernels, Offer, Prepared, Selection};
 use crate::wgmma::Wgmma;
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
@@ -16,21 +17,21 @@ use crate::wgmma::joint_ends::finish::Finish;
 use crate::{mma, wgmma};
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
-use flow_cube::offline::{self, CannotCompile, CudaSource};
+use flow_cube::offline::{self, CannotCompile, CudaSource, Properties};
 
-/// Kernels whose sources can be had.
+/// Kernels that can be had without a launch: the same as are launched.
 pub trait Sources: Kernels {
     /// The forward kernel.
-    fn define_forward(tiles: Self::Forward) -> KernelDefinition;
+    fn forward_kernel(on: &Properties, tiles: Self::Forward) -> Box<dyn CubeKernel>;
 
     /// The kernel for queries.
-    fn define_backward_queries(tiles: Self::Backward) -> KernelDefinition;
+    fn queries_kernel(on: &Properties, tiles: Self::Backward) -> Box<dyn CubeKernel>;
 
     /// The kernel for keys.
-    fn define_backward_keys(tiles: Self::Backward) -> KernelDefinition;
+    fn keys_kernel(on: &Properties, tiles: Self::Backward) -> Box<dyn CubeKernel>;
 
     /// The kernels of backward with all gradients at once, with their names: those of tiles that [`Kernels::joint`] gives.
-    fn define_joint(_tiles: Self::Backward) -> Vec<(&'static str, KernelDefinition)> {
+    fn joint_kernels(_on: &Properties, _tiles: Self::Backward) -> Vec<(&'static str, Box<dyn CubeKernel>)> {
         Vec::new()
     }
 }
@@ -55,35 +56,49 @@ pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Ve
         keys,
         joint: _,
     } = K::select(call, masked, offer);
+    let on = Properties::h100();
     let mut out = Vec::new();
-    let mut add = |kernel: &str, tiles: String, definition| -> Result<(), CannotCompile> {
-        // `ForwardTiles { head_dim: 64, keys: 64, … }` as `64_64_…`.
-        let fields = tiles.split_once('{').map_or("", |(_, fields)| fields);
-        let values = fields.split(',').filter_map(|field| field.split_once(':'));
-        let values: Vec<&str> = values.map(|(_, value)| value.trim_matches([' ', '}'])).collect();
-        let name = format!("{}_{kernel}_{}", K::NAME, values.join("_"));
-        out.push(Source {
-            name,
-            cuda: offline::cuda_source(definition)?,
-        });
-        Ok(())
-    };
-    add("forward", format!("{forward:?}"), K::define_forward(forward))?;
-    add(
-        "queries",
-        format!("{queries:?}"),
-        K::define_backward_queries(queries),
-    )?;
+    let mut add =
+        |kernel: &str, tiles: String, definition: Box<dyn CubeKernel>| -> Result<(), CannotCompile> {
+            // `ForwardTiles { head_dim: 64, keys: 64, … }` as `64_64_…`.
+            let fields = tiles.split_once('{').map_or("", |(_, fields)| fields);
+            let values = fields.split(',').filter_map(|field| field.split_once(':'));
+            let values: Vec<&str> = values.map(|(_, value)| value.trim_matches([' ', '}'])).collect();
+            let name = format!("{}_{kernel}_{}", K::NAME, values.join("_"));
+            out.push(Source {
+                name,
+                cuda: offline::cuda_source(definition.define())?,
+            });
+            Ok(())
+        };
+    add("forward", format!("{forward:?}"), K::forward_kernel(&on, forward))?;
+    add("queries", format!("{queries:?}"), K::queries_kernel(&on, queries))?;
     for tiles in keys {
-        add("keys", format!("{tiles:?}"), K::define_backward_keys(tiles))?;
+        add("keys", format!("{tiles:?}"), K::keys_kernel(&on, tiles))?;
     }
     // Whether or not the table chooses them.
     if let Some(tiles) = K::joint(call, masked) {
-        for (kernel, definition) in K::define_joint(tiles) {
+        for (kernel, definition) in K::joint_kernels(&on, tiles) {
             add(kernel, format!("{tiles:?}"), definition)?;
         }
     }
     Ok(out)
+}
+
+impl<K: Sources> Prepared<K> {
+    /// The kernels that forward and backward launch, for who compiles them before.
+    pub fn kernels(&self) -> Vec<Box<dyn CubeKernel>> {
+        let (on, chosen) = (Properties::of(self.client()), self.selection());
+        let mut out = vec![K::forward_kernel(&on, chosen.forward)];
+        match chosen.joint {
+            Some(tiles) => out.extend(K::joint_kernels(&on, tiles).into_iter().map(|(_, kernel)| kernel)),
+            None => {
+                out.push(K::queries_kernel(&on, chosen.queries));
+                out.extend(chosen.keys.iter().map(|tiles| K::keys_kernel(&on, *tiles)));
+            }
+        }
+        out
+    }
 }
 
 fn buffer() -> BufferCompilationArg {
@@ -98,11 +113,11 @@ fn tensor() -> TensorCompilationArg {
 }
 
 impl Sources for Mma {
-    fn define_forward(tiles: mma::ForwardTiles) -> KernelDefinition {
-        MmaForward::new(
+    fn forward_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Box<dyn CubeKernel> {
+        Box::new(MmaForward::new(
             offline::settings(tiles.threads() as u32),
-            offline::h100(),
-            offline::target(),
+            on.device.clone(),
+            on.target.clone(),
             tensor(),
             tensor(),
             tensor(),
@@ -122,15 +137,14 @@ impl Sources for Mma {
             (),
             tiles,
             tiles.vectors(),
-        )
-        .define()
+        ))
     }
 
-    fn define_backward_queries(tiles: mma::BackwardTiles) -> KernelDefinition {
-        MmaBackwardQueries::new(
+    fn queries_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
+        Box::new(MmaBackwardQueries::new(
             offline::settings(tiles.threads() as u32),
-            offline::h100(),
-            offline::target(),
+            on.device.clone(),
+            on.target.clone(),
             tensor(),
             tensor(),
             tensor(),
@@ -154,15 +168,14 @@ impl Sources for Mma {
             (),
             tiles,
             tiles.vectors(),
-        )
-        .define()
+        ))
     }
 
-    fn define_backward_keys(tiles: mma::BackwardTiles) -> KernelDefinition {
-        MmaBackwardKeys::new(
+    fn keys_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
+        Box::new(MmaBackwardKeys::new(
             offline::settings(tiles.threads() as u32),
-            offline::h100(),
-            offline::target(),
+            on.device.clone(),
+            on.target.clone(),
             tensor(),
             tensor(),
             tensor(),
@@ -183,17 +196,16 @@ impl Sources for Mma {
             (),
             tiles,
             tiles.vectors(),
-        )
-        .define()
+        ))
     }
 }
 
 impl Sources for Wgmma {
-    fn define_forward(tiles: wgmma::ForwardTiles) -> KernelDefinition {
-        Forward::new(
+    fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
+        Box::new(Forward::new(
             offline::settings(tiles.threads()),
-            offline::h100(),
-            offline::target(),
+            on.device.clone(),
+            on.target.clone(),
             (),
             (),
             (),
@@ -214,15 +226,14 @@ impl Sources for Wgmma {
             tiles,
             tiles.factor.element(),
             tiles.vectors(),
-        )
-        .define()
+        ))
     }
 
-    fn define_backward_queries(tiles: wgmma::BackwardTiles) -> KernelDefinition {
-        BackwardQueries::new(
+    fn queries_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
+        Box::new(BackwardQueries::new(
             offline::settings(tiles.threads()),
-            offline::h100(),
-            offline::target(),
+            on.device.clone(),
+            on.target.clone(),
             (),
             (),
             (),
@@ -254,15 +265,14 @@ impl Sources for Wgmma {
             tiles,
             tiles.factor.element(),
             tiles.vectors(),
-        )
-        .define()
+        ))
     }
 
-    fn define_backward_keys(tiles: wgmma::BackwardTiles) -> KernelDefinition {
-        BackwardKeys::new(
+    fn keys_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
+        Box::new(BackwardKeys::new(
             offline::settings(tiles.threads()),
-            offline::h100(),
-            offline::target(),
+            on.device.clone(),
+            on.target.clone(),
             (),
             (),
             (),
@@ -283,15 +293,17 @@ impl Sources for Wgmma {
             tiles,
             tiles.factor.element(),
             tiles.vectors(),
-        )
-        .define()
+        ))
     }
 
-    fn define_joint(tiles: wgmma::BackwardTiles) -> Vec<(&'static str, KernelDefinition)> {
+    fn joint_kernels(
+        on: &Properties,
+        tiles: wgmma::BackwardTiles,
+    ) -> Vec<(&'static str, Box<dyn CubeKernel>)> {
         let kernel = Joint::new(
             offline::settings(tiles.threads()),
-            offline::h100(),
-            offline::target(),
+            on.device.clone(),
+            on.target.clone(),
             (),
             (),
             (),
@@ -321,8 +333,8 @@ impl Sources for Wgmma {
         );
         let begin = Begin::new(
             offline::settings(256),
-            offline::h100(),
-            offline::target(),
+            on.device.clone(),
+            on.target.clone(),
             buffer(),
             buffer(),
             buffer(),
@@ -340,8 +352,8 @@ impl Sources for Wgmma {
         );
         let finish = Finish::new(
             offline::settings(256),
-            offline::h100(),
-            offline::target(),
+            on.device.clone(),
+            on.target.clone(),
             buffer(),
             buffer(),
             (),
@@ -354,9 +366,9 @@ impl Sources for Wgmma {
             tiles.factor,
         );
         vec![
-            ("joint", kernel.define()),
-            ("begin", begin.define()),
-            ("finish", finish.define()),
+            ("joint", Box::new(kernel)),
+            ("begin", Box::new(begin)),
+            ("finish", Box::new(finish)),
         ]
     }
 }

@@ -238,6 +238,11 @@ codes! {
         "The learning rate would never be reached.",
         "[pretrain]\nsteps = 10\nwarmup = 20",
         "[pretrain]\nsteps = 10\nwarmup = 2";
+    /// A learning rate that is 0 before the run's last iteration.
+    RULE_SCHEDULE_END = "rule::schedule-end",
+        "The schedule counts optimizer steps, of which an iteration may have several. From its end on nothing is learned any more.",
+        "[run]\nsteps = 100\n[optimizer]\nschedule = { kind = \"cosine\", steps = 50 }",
+        "[run]\nsteps = 100\n[optimizer]\nschedule = { kind = \"cosine\", steps = 100 }";
     /// Values that nothing reads, given the others.
     RULE_UNUSED = "rule::unused",
         "Somebody wrote them and expects an effect.",

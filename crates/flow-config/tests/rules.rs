@@ -125,6 +125,20 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             Error,
         ),
         (
+            "[run]\nsteps = 10\n[optimizer]\nschedule = { kind = \"cosine\", steps = 9 }",
+            "rule::schedule-end",
+            "optimizer.schedule.steps",
+            Warning,
+        ),
+        // Three batches of four images, each twice: six optimizer steps to an iteration.
+        (
+            "[run]\nsteps = 10\n[algorithm]\nkind = \"nft\"\ninner_epochs = 2\n[scheduler]\ndynamics = \"ode\"\n[sampling]\nprompts_per_step = 6\ngroup_size = 2\nmicro_batch = 4\n\
+             [optimizer]\ngradient_accumulation = 1\nschedule = { kind = \"linear\", steps = 59 }",
+            "rule::schedule-end",
+            "optimizer.schedule.steps",
+            Warning,
+        ),
+        (
             "[[rewards]]\nkind = \"shapes-rules\"",
             "rule::reward-data",
             "rewards.0.kind",
@@ -440,4 +454,22 @@ fn a_videos_latent_is_whole_patches_within_the_positions() {
     assert_eq!(sides("latent_width = 105"), ["model.wan.latent_width"]);
     assert_eq!(sides("latent_height = 2050"), ["model.wan.latent_height"]);
     assert_eq!(sides("latent_height = 2048"), Vec::<String>::new());
+}
+
+#[test]
+fn a_rate_that_falls_until_the_last_optimizer_step_is_no_fault() {
+    let run = |steps: usize, to: &str| {
+        found(&format!(
+            "[run]\nsteps = 10\n[sampling]\nprompts_per_step = 6\ngroup_size = 2\nmicro_batch = 4\n[optimizer]\n\
+             gradient_accumulation = 1\nschedule = {{ kind = \"cosine\", steps = {steps}{to} }}"
+        ))
+    };
+    let early = [(
+        "rule::schedule-end",
+        "optimizer.schedule.steps".to_owned(),
+        Severity::Warning,
+    )];
+    assert_eq!(run(30, ""), []);
+    assert_eq!(run(29, ""), early);
+    assert_eq!(run(29, ", to = 0.1"), []);
 }

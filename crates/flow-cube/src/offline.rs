@@ -70,6 +70,33 @@ pub fn target() -> Arc<TargetProperties> {
     Arc::new(TargetProperties::default())
 }
 
+/// What a kernel is defined for: two of them that have this and their arguments in common are the same kernel.
+#[derive(Clone, Debug)]
+pub struct Properties {
+    /// The device's.
+    pub device: Arc<DeviceProperties>,
+    /// The runtime's.
+    pub target: Arc<TargetProperties>,
+}
+
+impl Properties {
+    /// Of an H100 that is not there.
+    pub fn h100() -> Self {
+        Self {
+            device: h100(),
+            target: target(),
+        }
+    }
+
+    /// Of the device that `client` launches on.
+    pub fn of(client: &Client) -> Self {
+        Self {
+            device: client.properties_shared(),
+            target: client.target_properties_shared(),
+        }
+    }
+}
+
 /// Compiles a kernel definition to CUDA C++.
 ///
 /// # Errors

@@ -6,12 +6,15 @@ use crate::mma;
 use crate::parts::{THREADS, TOGETHER, add_parts};
 use crate::portable;
 use crate::schedule::{Cut, STEP, Schedule};
+use crate::sources;
 use crate::tensors::{Matrix, Operands};
 use crate::wgmma;
 use crate::wgmma::launch::Items;
 use cubecl::prelude::*;
 use cubecl_core::ir::features::Tma;
+use cubecl_runtime::kernel::CubeKernel;
 use cubecl_runtime::server::Handle;
+use flow_cube::offline::Properties;
 
 /// What a device offers, as far as selections depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -269,6 +272,25 @@ impl Prepared {
     /// What is launched.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// The kernels for tensor cores that a run launches, for who compiles them before. What is small is not among them.
+    pub fn kernels(&self) -> Vec<Box<dyn CubeKernel>> {
+        let (call, on) = (&self.call, Properties::of(&self.client));
+        match (&self.ready, self.plan) {
+            (Ready::Wgmma(launches), Plan::Wgmma { tiles, .. }) => launches
+                .iter()
+                .map(|launch| sources::wgmma(&on, call, tiles, launch.finish))
+                .collect(),
+            (Ready::Mma { .. }, Plan::Mma { tiles, .. }) => {
+                vec![sources::mma(
+                    &on,
+                    tiles,
+                    Finish::new(call, tiles.factor, tiles.in_parts),
+                )]
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Computes the product. Operands are checked first: see [`Operands::check`].

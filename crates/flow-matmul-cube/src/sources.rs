@@ -1,4 +1,5 @@
-//! CUDA sources of kernels, without a GPU: for the compile gate and for reading.
+//! Kernels by themselves: as they are launched, for who compiles them before; and their CUDA sources, which need no GPU, for the
+//! compile gate and for reading.
 
 use crate::Element;
 use crate::call::Matmul;
@@ -14,7 +15,7 @@ use crate::wgmma::kernel::matmul::Matmul as WgmmaKernel;
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
 use flow_cube::activation::Arithmetic;
-use flow_cube::offline::{self, CannotCompile, CudaSource};
+use flow_cube::offline::{self, CannotCompile, CudaSource, Properties};
 use half::{bf16, f16};
 
 /// A kernel's name and CUDA C++.
@@ -30,11 +31,17 @@ fn buffer() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
-fn wgmma(call: &Matmul, tiles: wgmma::Tiles, finish: Finish) -> KernelDefinition {
-    WgmmaKernel::new(
+/// The `wgmma` kernel, as [`wgmma::launch`] launches it.
+pub(crate) fn wgmma(
+    on: &Properties,
+    call: &Matmul,
+    tiles: wgmma::Tiles,
+    finish: Finish,
+) -> Box<dyn CubeKernel> {
+    Box::new(WgmmaKernel::new(
         offline::settings(tiles.threads()),
-        offline::h100(),
-        offline::target(),
+        on.device.clone(),
+        on.target.clone(),
         (),
         (),
         (),
@@ -56,15 +63,15 @@ fn wgmma(call: &Matmul, tiles: wgmma::Tiles, finish: Finish) -> KernelDefinition
         finish,
         [call.element.native(), finish.output.native()],
         tiles.vector(),
-    )
-    .define()
+    ))
 }
 
-fn mma(tiles: mma::Tiles, finish: Finish) -> KernelDefinition {
-    MmaMatmul::new(
+/// The `mma` kernel, as [`mma::launch`] launches it.
+pub(crate) fn mma(on: &Properties, tiles: mma::Tiles, finish: Finish) -> Box<dyn CubeKernel> {
+    Box::new(MmaMatmul::new(
         offline::settings(THREADS as u32),
-        offline::h100(),
-        offline::target(),
+        on.device.clone(),
+        on.target.clone(),
         buffer(),
         buffer(),
         buffer(),
@@ -92,15 +99,14 @@ fn mma(tiles: mma::Tiles, finish: Finish) -> KernelDefinition {
         tiles,
         finish,
         tiles.product().accumulator(),
-    )
-    .define()
+    ))
 }
 
-fn portable<F: Float, O: Float>(kind: Kind) -> KernelDefinition {
-    PortableMatmul::<F, O>::new(
+fn portable<F: Float, O: Float>(on: &Properties, kind: Kind) -> Box<dyn CubeKernel> {
+    Box::new(PortableMatmul::<F, O>::new(
         offline::settings(PORTABLE_THREADS as u32),
-        offline::h100(),
-        offline::target(),
+        on.device.clone(),
+        on.target.clone(),
         buffer(),
         buffer(),
         buffer(),
@@ -126,8 +132,7 @@ fn portable<F: Float, O: Float>(kind: Kind) -> KernelDefinition {
         (),
         (),
         kind,
-    )
-    .define()
+    ))
 }
 
 /// The kernel that `plan` launches for `call`.
@@ -135,14 +140,20 @@ fn portable<F: Float, O: Float>(kind: Kind) -> KernelDefinition {
 /// # Errors
 /// If CubeCL refuses it.
 pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
-    let (name, finish, low_rank, definition) = match *plan {
+    let on = Properties::h100();
+    let (name, finish, low_rank, kernel) = match *plan {
         Plan::Wgmma { tiles, cut } => {
             let finish = Finish::new(call, tiles.factor, cut.parts > 1);
-            (tiles.name(), finish, tiles.low_rank, wgmma(call, tiles, finish))
+            (
+                tiles.name(),
+                finish,
+                tiles.low_rank,
+                wgmma(&on, call, tiles, finish),
+            )
         }
         Plan::Mma { tiles, .. } => {
             let finish = Finish::new(call, tiles.factor, tiles.in_parts);
-            (tiles.name(), finish, tiles.low_rank, mma(tiles, finish))
+            (tiles.name(), finish, tiles.low_rank, mma(&on, tiles, finish))
         }
         Plan::Portable => {
             let kind = Kind {
@@ -156,10 +167,10 @@ pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
                 },
                 grouped: call.groups > 0,
             };
-            let definition = match call.element {
-                Element::F32 => portable::<f32, f32>(kind),
-                Element::F16 => portable::<f16, f16>(kind),
-                Element::Bf16 => portable::<bf16, bf16>(kind),
+            let kernel = match call.element {
+                Element::F32 => portable::<f32, f32>(&on, kind),
+                Element::F16 => portable::<f16, f16>(&on, kind),
+                Element::Bf16 => portable::<bf16, bf16>(&on, kind),
             };
             return Ok(Source {
                 name: format!(
@@ -168,7 +179,7 @@ pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
                     call.element.name(),
                     if kind.grouped { "_groups" } else { "" }
                 ),
-                cuda: offline::cuda_source(definition)?,
+                cuda: offline::cuda_source(kernel.define())?,
             });
         }
     };
@@ -183,6 +194,6 @@ pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
             if finish.bias { "_bias" } else { "" },
             if low_rank { "_low_rank" } else { "" }
         ),
-        cuda: offline::cuda_source(definition)?,
+        cuda: offline::cuda_source(kernel.define())?,
     })
 }

@@ -7,6 +7,7 @@ use burn::tensor::DType;
 use flow_attention_cube::call::Call;
 use flow_attention_cube::mma::Mma;
 use flow_attention_cube::run::{Kernels, Offer, Prepared};
+use flow_attention_cube::sources::Sources;
 use flow_attention_cube::tensors::{Heads, Part, lse_rows};
 use flow_attention_cube::wgmma::Wgmma;
 use flow_core::attention::Mask;
@@ -23,6 +24,8 @@ use std::sync::{Arc, Mutex};
 pub struct CubeAttention<K: Kernels> {
     /// Calls seen before, with their masks on the device.
     prepared: Mutex<Vec<Known<K>>>,
+    #[cfg(feature = "cuda")]
+    ahead: flow_ahead::Ahead,
 }
 
 struct Known<K: Kernels> {
@@ -42,6 +45,8 @@ impl<K: Kernels> Default for CubeAttention<K> {
     fn default() -> Self {
         Self {
             prepared: Mutex::new(Vec::new()),
+            #[cfg(feature = "cuda")]
+            ahead: flow_ahead::Ahead::default(),
         }
     }
 }
@@ -88,7 +93,7 @@ fn declined(error: flow_attention_cube::call::Declined) -> Declined {
     Declined::new(error.why)
 }
 
-impl<K: Kernels> CubeAttention<K> {
+impl<K: Sources> CubeAttention<K> {
     fn prepare(&self, client: &Client, problem: &AttentionCall) -> Result<Arc<Prepared<K>>, Declined> {
         let call = cube_call(problem)?;
         // A panic while the lock was held left the list whole: entries are pushed at once.
@@ -103,6 +108,9 @@ impl<K: Kernels> CubeAttention<K> {
             return Ok(entry.prepared.clone());
         }
         let prepared = Prepared::new(client, call, problem.scale, problem.mask.clone()).map_err(declined)?;
+        // Backward's, too: they are wanted once forward is queued, and by then they are ready.
+        #[cfg(feature = "cuda")]
+        self.ahead.compile(client, prepared.kernels());
         let prepared = Arc::new(prepared);
         known.push(Known {
             call,
@@ -169,7 +177,7 @@ fn backward<K: Kernels>(
         .collect()
 }
 
-impl<K: Kernels> AttentionBackend for CubeAttention<K> {
+impl<K: Sources> AttentionBackend for CubeAttention<K> {
     fn name(&self) -> &str {
         K::NAME
     }

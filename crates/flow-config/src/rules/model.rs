@@ -453,7 +453,50 @@ fn schedule(rules: &mut Rules<'_>) {
                 message,
             )
             .help("raise `optimizer.schedule.steps`, or lower `optimizer.warmup_steps`");
+        return;
     }
+    let Some(an_iteration) = optimizer_steps(rules) else {
+        return;
+    };
+    let (iterations, all) = (
+        rules.config.run.steps,
+        rules.config.run.steps.saturating_mul(an_iteration),
+    );
+    if falling.to == 0.0 && falling.steps < all {
+        let message = format!(
+            "the learning rate is 0 from optimizer step {} on, in iteration {} of {iterations}: an iteration has {an_iteration}",
+            falling.steps,
+            falling.steps / an_iteration + 1
+        );
+        rules
+            .warning(
+                codes::RULE_SCHEDULE_END,
+                &[
+                    "optimizer.schedule.steps",
+                    "run.steps",
+                    "optimizer.gradient_accumulation",
+                    "sampling.micro_batch",
+                ],
+                message,
+            )
+            .help(format!(
+                "set `optimizer.schedule.steps` to {all}, or `optimizer.schedule.to` above 0"
+            ));
+    }
+}
+
+/// Optimizer steps of an iteration; `None` if the numbers they follow from do not fit, which other rules report.
+fn optimizer_steps(rules: &Rules<'_>) -> Option<usize> {
+    let config = rules.config;
+    let images = (config.sampling.prompts_per_step).checked_mul(config.sampling.group_size)?;
+    let batches = images.checked_div(config.sampling.micro_batch)?;
+    let a_pass = match config.optimizer.gradient_accumulation {
+        0 => 1,
+        accumulated => batches / accumulated,
+    };
+    a_pass
+        .checked_mul(config.algorithm.inner_epochs())
+        .filter(|steps| *steps > 0)
 }
 
 fn pretrain(rules: &mut Rules<'_>) {

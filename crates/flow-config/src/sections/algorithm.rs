@@ -31,6 +31,15 @@ impl AlgorithmConfig {
         }
     }
 
+    /// Passes over the images of one rollout.
+    pub fn inner_epochs(&self) -> usize {
+        match self {
+            Self::Grpo(grpo) => grpo.inner_epochs,
+            Self::GrpoGuard(guard) => guard.inner_epochs,
+            Self::Nft(nft) => nft.inner_epochs,
+        }
+    }
+
     /// Whether the loss reads the rollout's log-probabilities.
     pub fn is_coupled(&self) -> bool {
         match self {

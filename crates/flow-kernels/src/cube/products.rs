@@ -16,6 +16,8 @@ type OnDevices = Vec<(CubeDevice, Arc<Prepared>)>;
 #[derive(Debug)]
 pub(super) struct Products {
     known: Mutex<HashMap<Matmul, OnDevices>>,
+    #[cfg(feature = "cuda")]
+    ahead: flow_ahead::Ahead,
     /// What gradients of a layer's matrix are stored as.
     pub gradients: Element,
 }
@@ -51,6 +53,8 @@ impl Products {
     pub fn storing(gradients: Element) -> Arc<Self> {
         Arc::new(Self {
             known: Mutex::default(),
+            #[cfg(feature = "cuda")]
+            ahead: flow_ahead::Ahead::default(),
             gradients,
         })
     }
@@ -80,6 +84,8 @@ impl Products {
             return Ok(prepared.clone());
         }
         let prepared = Arc::new(Prepared::for_operands(on.client(), call, like)?);
+        #[cfg(feature = "cuda")]
+        self.ahead.compile(on.client(), prepared.kernels());
         of_call.push((on.device().clone(), prepared.clone()));
         Ok(prepared)
     }
