@@ -37,7 +37,7 @@ const CUDA_LINT: [&str; 9] = [
 
 /// The kernels behind Burn, whole models with them, and what backward keeps of these, on Vulkan. A build of their own, so that
 /// no other test needs Burn's `wgpu` backend.
-const THROUGH_BURN: [&str; 14] = [
+const THROUGH_BURN: [&str; 15] = [
     "test",
     "--release",
     "--package",
@@ -46,6 +46,7 @@ const THROUGH_BURN: [&str; 14] = [
     "flow-checkpoint",
     "--features",
     "flow-kernels/lavapipe,flow-checkpoint/lavapipe",
+    "--lib",
     "--test",
     "cube",
     "--test",

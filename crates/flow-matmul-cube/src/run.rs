@@ -103,6 +103,33 @@ impl Plan {
         Ok(Self::Mma { tiles, cut })
     }
 
+    /// The kernels for tensor cores that `call` launches on `client`'s device, for who compiles them before. What is small is not
+    /// among them.
+    pub fn kernels(&self, client: &Client, call: &Matmul) -> Vec<Box<dyn CubeKernel>> {
+        let on = Properties::of(client);
+        match *self {
+            Self::Wgmma { tiles, cut } => {
+                let mut finishes: Vec<Finish> = schedules(call, cut)
+                    .iter()
+                    .map(|schedule| Finish::new(call, tiles.factor, schedule.in_parts()))
+                    .collect();
+                finishes.dedup();
+                let kernels = finishes.into_iter();
+                kernels
+                    .map(|finish| sources::wgmma(&on, call, tiles, finish))
+                    .collect()
+            }
+            Self::Mma { tiles, .. } => {
+                vec![sources::mma(
+                    &on,
+                    tiles,
+                    Finish::new(call, tiles.factor, tiles.in_parts),
+                )]
+            }
+            Self::Portable => Vec::new(),
+        }
+    }
+
     /// Backend, layout and tiles, for logs and manifests.
     pub fn name(&self) -> String {
         match self {
@@ -111,6 +138,12 @@ impl Plan {
             Self::Portable => "portable".into(),
         }
     }
+}
+
+/// Who computes what, a launch each.
+fn schedules(call: &Matmul, cut: Cut) -> Vec<Schedule> {
+    let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
+    Schedule::all([call.m, call.n], steps, cut)
 }
 
 fn in_parts(name: String, cut: &Cut) -> String {
@@ -224,7 +257,6 @@ impl Prepared {
             Plan::Wgmma { cut, .. } => {
                 let factor = wgmma::select::check(&call)?;
                 parts_fit(&call, &cut)?;
-                let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
                 let put = |words: &[u32]| client.create_from_slice(u32::as_bytes(words));
                 let launch = |schedule: Schedule| {
                     let (starts, words) = (schedule.starts(), schedule.words());
@@ -238,8 +270,7 @@ impl Prepared {
                         parts: Parts::new(client, &schedule),
                     }
                 };
-                let schedules = Schedule::all([call.m, call.n], steps, cut);
-                Ready::Wgmma(schedules.into_iter().map(launch).collect())
+                Ready::Wgmma(schedules(&call, cut).into_iter().map(launch).collect())
             }
             Plan::Mma { cut, .. } => {
                 mma::launch::check(&call)?;
@@ -274,23 +305,9 @@ impl Prepared {
         &self.plan
     }
 
-    /// The kernels for tensor cores that a run launches, for who compiles them before. What is small is not among them.
+    /// [`Plan::kernels`] of this call.
     pub fn kernels(&self) -> Vec<Box<dyn CubeKernel>> {
-        let (call, on) = (&self.call, Properties::of(&self.client));
-        match (&self.ready, self.plan) {
-            (Ready::Wgmma(launches), Plan::Wgmma { tiles, .. }) => launches
-                .iter()
-                .map(|launch| sources::wgmma(&on, call, tiles, launch.finish))
-                .collect(),
-            (Ready::Mma { .. }, Plan::Mma { tiles, .. }) => {
-                vec![sources::mma(
-                    &on,
-                    tiles,
-                    Finish::new(call, tiles.factor, tiles.in_parts),
-                )]
-            }
-            _ => Vec::new(),
-        }
+        self.plan.kernels(&self.client, &self.call)
     }
 
     /// Computes the product. Operands are checked first: see [`Operands::check`].

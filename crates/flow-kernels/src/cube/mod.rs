@@ -3,6 +3,8 @@
 mod adapter;
 mod elementwise;
 mod experts;
+#[cfg(any(feature = "cuda", all(test, feature = "lavapipe")))]
+mod foreseen;
 mod fused;
 mod lanes;
 mod latents;

@@ -15,7 +15,7 @@ type OnDevices = Vec<(CubeDevice, Arc<Prepared>)>;
 /// Products made ready, by what they are and by device.
 #[derive(Debug)]
 pub(super) struct Products {
-    known: Mutex<HashMap<Matmul, OnDevices>>,
+    pub(super) known: Mutex<HashMap<Matmul, OnDevices>>,
     #[cfg(feature = "cuda")]
     ahead: flow_ahead::Ahead,
     /// What gradients of a layer's matrix are stored as.
@@ -85,8 +85,21 @@ impl Products {
         }
         let prepared = Arc::new(Prepared::for_operands(on.client(), call, like)?);
         #[cfg(feature = "cuda")]
-        self.ahead.compile(on.client(), prepared.kernels());
+        self.compile_ahead(on.client(), &prepared);
         of_call.push((on.device().clone(), prepared.clone()));
         Ok(prepared)
+    }
+
+    /// Begins to compile what the call launches, and what its backward pass will. The host runs ahead of the device's thread by
+    /// some thirty launches only, less than a block has, so without this a layer's backward pass is not known in time.
+    #[cfg(feature = "cuda")]
+    fn compile_ahead(&self, client: &flow_core::cube::Client, prepared: &Prepared) {
+        self.ahead.compile(client, prepared.kernels());
+        let offer = Offer::of(client);
+        for call in super::foreseen::backward_of(prepared.call(), self.gradients) {
+            if let Ok(plan) = flow_matmul_cube::run::Plan::new(&call, offer) {
+                self.ahead.compile(client, plan.kernels(client, &call));
+            }
+        }
     }
 }
