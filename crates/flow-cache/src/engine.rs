@@ -2,9 +2,9 @@
 //! have to be, keeps what they showed, and forecasts the others.
 
 use crate::policy::{Change, Outcome, Policy};
-use crate::round::{LaneState, Round, Row, Snapshot, conditional, pool, pooled_outcomes};
+use crate::round::{Feature, LaneState, Round, Row, Snapshot, conditional, pool, pooled_outcomes};
 use crate::{LaneStore, Moment, Rules, StepOrder};
-use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::backend::DispatchTensor;
 use flow_core::kernels::{LaneSum, RowOf};
 use flow_core::{AttentionLayer, Exec, Lane, LaneKernels, LaneRow, Plain};
 use std::collections::HashMap;
@@ -225,8 +225,15 @@ impl<P: Policy> Engine<P> {
                 }]
             })
             .collect();
+        let together = round.is_in_step();
         for (at, output) in outputs.iter().enumerate() {
-            let features = kernels.features(output, base.map(|base| (&base[at], &*computed)));
+            let base = base.map(|base| (&base[at], &*computed));
+            let features: Vec<Feature> = if together {
+                Feature::rows(kernels.together(output, base), computed.len()).collect()
+            } else {
+                let apart = kernels.features(output, base);
+                apart.into_iter().map(Feature::alone).collect()
+            };
             for (snapshot, feature) in snapshots.iter_mut().zip(features) {
                 snapshot[0].features.push(feature);
             }
@@ -314,17 +321,17 @@ impl<P: Policy> Engine<P> {
             }
             let weights = self.policy.forecast(&row.state.policy).weights(now, &history);
             let source = LaneRow::Forecast(row.terms(&weights, 0));
-            let forecast = kernels.assemble(&feature.shape().to_vec(), None, None, &[source]);
+            let forecast = kernels.assemble(&feature.shape(1), None, None, &[source]);
             Some((feature, forecast))
         };
-        let forecasts: Vec<Option<(Plain, Plain)>> = rows.iter().zip(snapshots).map(forecast).collect();
+        let forecasts: Vec<Option<(Feature, Plain)>> = rows.iter().zip(snapshots).map(forecast).collect();
         let before: Vec<Option<&Plain>> = (rows.iter())
             .map(|row| row.state.output.as_ref().filter(|_| compares.outcomes))
             .collect();
         let outputs = before.iter().enumerate();
         let outputs = outputs.filter_map(|(index, before)| Some(((output, index), ((*before)?, 0))));
         let forecasted = forecasts.iter().flatten();
-        let forecasted = forecasted.map(|(feature, forecast)| ((feature, 0), (forecast, 0)));
+        let forecasted = forecasted.map(|(feature, forecast)| (feature.place(), (forecast, 0)));
         let pairs: Vec<(RowOf<'_>, RowOf<'_>)> = outputs.chain(forecasted).collect();
         let sums = match pairs.len() {
             0 => Vec::new(),

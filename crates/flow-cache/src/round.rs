@@ -4,8 +4,10 @@ use crate::Moment;
 use crate::engine::Place;
 use crate::policy::{Change, Outcome, Situation};
 use burn::backend::TensorMetadata;
+use flow_core::kernels::RowOf;
 use flow_core::{Lane, LaneKernels, LaneRow, Plain};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// What is kept of a lane at a place.
 #[derive(Clone, Debug, Default)]
@@ -23,11 +25,54 @@ pub(crate) struct LaneState<S> {
     pub history: VecDeque<Snapshot>,
 }
 
-/// Features of a computed step: what is added to the base, or whole outputs; `[1, …]`, one per output.
+/// Features of a computed step: what is added to the base, or whole outputs; one per output.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
     pub moment: Moment,
-    pub features: Vec<Plain>,
+    pub features: Vec<Feature>,
+}
+
+/// A row of a tensor that several lanes may share, which lives until the last of them has let go of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Feature {
+    tensor: Arc<Plain>,
+    row: usize,
+}
+
+impl Feature {
+    /// A tensor `[1, …]`.
+    pub fn alone(tensor: Plain) -> Self {
+        Self {
+            tensor: Arc::new(tensor),
+            row: 0,
+        }
+    }
+
+    /// The first `count` rows of a tensor.
+    pub fn rows(tensor: Plain, count: usize) -> impl Iterator<Item = Self> {
+        let tensor = Arc::new(tensor);
+        (0..count).map(move |row| Self {
+            tensor: tensor.clone(),
+            row,
+        })
+    }
+
+    /// Where it is.
+    pub fn place(&self) -> RowOf<'_> {
+        (&self.tensor, self.row)
+    }
+
+    /// The shape of a tensor of `rows` such rows.
+    pub fn shape(&self, rows: usize) -> Vec<usize> {
+        let shape = self.tensor.shape();
+        std::iter::once(rows)
+            .chain(shape.to_vec().into_iter().skip(1))
+            .collect()
+    }
+
+    fn shares(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.tensor, &other.tensor)
+    }
 }
 
 /// A row of a call, decided about.
@@ -70,9 +115,9 @@ impl<S> Row<S> {
     }
 
     /// The kept features of output `at`, with these weights.
-    pub fn terms(&self, weights: &[f64], at: usize) -> Vec<(f32, &Plain)> {
+    pub fn terms(&self, weights: &[f64], at: usize) -> Vec<(f32, RowOf<'_>)> {
         (weights.iter().zip(&self.state.history))
-            .map(|(weight, snapshot)| (*weight as f32, &snapshot.features[at]))
+            .map(|(weight, snapshot)| (*weight as f32, snapshot.features[at].place()))
             .collect()
     }
 }
@@ -83,6 +128,20 @@ impl<S> Round<S> {
         (0..self.rows.len())
             .filter(|row| !self.rows[*row].answered)
             .collect()
+    }
+
+    /// Whether all rows are computed, and were at the same steps before, with this batch: then what is kept of them is rows of one
+    /// tensor. Lanes that part later keep what they share until each has computed anew.
+    pub fn is_in_step(&self) -> bool {
+        let Some(first) = self.rows.first() else {
+            return false;
+        };
+        let shared =
+            |(a, b): (&Snapshot, &Snapshot)| (a.features.iter().zip(&b.features)).all(|(a, b)| a.shares(b));
+        self.rows.iter().all(|row| {
+            let (history, of_first) = (&row.state.history, &first.state.history);
+            !row.answered && history.len() == of_first.len() && history.iter().zip(of_first).all(shared)
+        })
     }
 
     /// Outputs of the computed rows and forecasts of the others, in one tensor each.
@@ -98,7 +157,7 @@ impl<S> Round<S> {
             .expect("assembled only if a row is answered");
         (features.iter().enumerate())
             .map(|(at, feature)| {
-                let shape = shape_of(&feature.shape().to_vec(), self.rows.len());
+                let shape = feature.shape(self.rows.len());
                 let base = base.map(|base| &base[at]);
                 kernels.assemble(&shape, outputs.get(at), base, &self.sources(at))
             })
@@ -118,11 +177,6 @@ impl<S> Round<S> {
             .map(|(row, place)| place.map_or_else(|| row.answer(at), LaneRow::Computed))
             .collect()
     }
-}
-
-/// `shape` with another batch.
-pub(crate) fn shape_of(shape: &[usize], rows: usize) -> Vec<usize> {
-    std::iter::once(rows).chain(shape[1..].iter().copied()).collect()
 }
 
 pub(crate) fn conditional(lane: Lane) -> Lane {

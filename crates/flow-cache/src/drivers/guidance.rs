@@ -3,7 +3,7 @@
 
 use super::velocity::blocks;
 use crate::engine::{Engine, OnCall, Place};
-use crate::round::{Row, Snapshot, conditional};
+use crate::round::{Feature, Row, Snapshot, conditional};
 use crate::{FasterGuidance, Policy, Rules};
 use burn::tensor::Tensor;
 use flow_core::kernels::RowOf;
@@ -65,7 +65,7 @@ impl VelocityDriver for GuidanceCache {
             let parts = partner.and_then(|_| parts.next()).into_iter().flatten();
             let part = |feature| Snapshot {
                 moment,
-                features: vec![feature],
+                features: vec![Feature::alone(feature)],
             };
             parts.map(part).collect()
         };

@@ -1,8 +1,9 @@
 //! How often a rollout waits for the device: never for a policy that decides by a plan, and for the others once to decide
-//! about all rows of a call and once to learn from those that were computed.
+//! about all rows of a call and once to learn from those that were computed. And how often rows are kept one by one: never, where
+//! all are computed at the same steps.
 
 use crate::isolation::{SAMPLES, STEPS, policies, sigma, start, toy};
-use crate::toy::lane;
+use crate::toy::{Run, lane};
 use burn::backend::DispatchTensor;
 use flow_cache::Rules;
 use flow_core::exec::Stash;
@@ -12,17 +13,20 @@ use flow_kernels::CpuKernels;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts what is read of sums that a device may still be computing.
+/// Counts what is read of sums that a device may still be computing, and tensors whose rows were taken apart.
 #[derive(Clone, Debug, Default)]
-struct Reads(Arc<AtomicUsize>);
+struct Counts {
+    reads: Arc<AtomicUsize>,
+    apart: Arc<AtomicUsize>,
+}
 
-impl Reads {
-    fn take(&self) -> usize {
-        self.0.swap(0, Ordering::Relaxed)
+impl Counts {
+    fn take(count: &AtomicUsize) -> usize {
+        count.swap(0, Ordering::Relaxed)
     }
 }
 
-impl LaneKernels for Reads {
+impl LaneKernels for Counts {
     fn assemble(
         &self,
         shape: &[usize],
@@ -34,13 +38,18 @@ impl LaneKernels for Reads {
     }
 
     fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain> {
+        self.apart.fetch_add(1, Ordering::Relaxed);
         HostLanes.features(outputs, base)
     }
 
+    fn together(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Plain {
+        HostLanes.together(outputs, base)
+    }
+
     fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums {
-        let (sums, reads) = (HostLanes.changes(pairs), self.clone());
+        let (sums, counts) = (HostLanes.changes(pairs), self.clone());
         LaneSums::deferred(move || {
-            reads.0.fetch_add(1, Ordering::Relaxed);
+            counts.reads.fetch_add(1, Ordering::Relaxed);
             sums.read()
         })
     }
@@ -54,7 +63,7 @@ impl LaneKernels for Reads {
 #[derive(Debug, Default)]
 struct Counted {
     kernels: CpuKernels,
-    reads: Reads,
+    counts: Counts,
 }
 
 impl Kernels for Counted {
@@ -63,7 +72,7 @@ impl Kernels for Counted {
     }
 
     fn lanes(&self) -> &dyn LaneKernels {
-        &self.reads
+        &self.counts
     }
 
     fn linear(
@@ -166,12 +175,28 @@ impl Kernels for Counted {
     }
 }
 
+/// The steps of a rollout, both branches of all samples in each call. `after` is told the number of each.
+fn rollout(run: &Run, mut after: impl FnMut(u32)) {
+    let model = toy();
+    for step in 0..STEPS {
+        let latent = |sample| -> Vec<f32> {
+            let start = start(sample).into_iter();
+            start.map(|x| x * sigma(step) as f32).collect()
+        };
+        let row = |conditional| (0..SAMPLES).map(move |sample| (lane(sample, conditional), latent(sample)));
+        let rows: Vec<_> = row(true).chain(row(false)).collect();
+        run.call(&model, step, sigma(step), false, &rows);
+        after(step);
+    }
+    assert!(run.skipped() > 0);
+}
+
 #[test]
 fn plans_never_wait_for_the_device_and_other_policies_once_per_question() {
     for (name, run) in policies(Rules::default()) {
-        let reads = Reads::default();
+        let counts = Counts::default();
         let run = run.with_kernels(Arc::new(Counted {
-            reads: reads.clone(),
+            counts: counts.clone(),
             ..Counted::default()
         }));
         let most = match name {
@@ -181,22 +206,31 @@ fn plans_never_wait_for_the_device_and_other_policies_once_per_question() {
             "easycache" | "auto" => 2,
             other => panic!("`{other}` is not known here"),
         };
-        let model = toy();
         let mut found = 0;
-        for step in 0..STEPS {
-            let latent = |sample| -> Vec<f32> {
-                let start = start(sample).into_iter();
-                start.map(|x| x * sigma(step) as f32).collect()
-            };
-            let row =
-                |conditional| (0..SAMPLES).map(move |sample| (lane(sample, conditional), latent(sample)));
-            let rows: Vec<_> = row(true).chain(row(false)).collect();
-            run.call(&model, step, sigma(step), false, &rows);
-            let of_step = reads.take();
+        rollout(&run, |step| {
+            let of_step = Counts::take(&counts.reads);
             assert!(of_step <= most, "{name}, step {step}: waited {of_step} times");
             found = found.max(of_step);
-        }
+        });
         assert_eq!(found, most, "{name}");
-        assert!(run.skipped() > 0, "{name}");
+    }
+}
+
+#[test]
+fn what_is_computed_at_the_same_steps_for_all_lanes_is_kept_in_one_tensor() {
+    for (name, run) in policies(Rules::default()) {
+        let counts = Counts::default();
+        let run = run.with_kernels(Arc::new(Counted {
+            counts: counts.clone(),
+            ..Counted::default()
+        }));
+        rollout(&run, |_| ());
+        let apart = Counts::take(&counts.apart);
+        if matches!(
+            name,
+            "step_mask" | "taylorseer" | "newton" | "pyramid" | "magcache"
+        ) {
+            assert_eq!(apart, 0, "{name}: rows were taken apart");
+        }
     }
 }

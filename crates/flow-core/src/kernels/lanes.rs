@@ -1,7 +1,7 @@
 //! Operations of a feature cache, each of which is one kernel: putting answers together, keeping features, comparing.
 //!
-//! A cache holds what it keeps by lane, as tensors `[1, …]`, one per lane, wherever they lie in memory; a call has rows
-//! `[B, …]`. So every operation here takes lists of rows. The rows that must be computed are gathered by
+//! A cache holds what it keeps by lane, as rows of tensors: of one `[B, …]` as long as all lanes of a call are kept at the same
+//! steps, else of `[1, …]`, one per lane, wherever they lie in memory. So every operation here takes lists of rows. The rows that must be computed are gathered by
 //! [`select_rows`](crate::tensors::select_rows).
 //!
 //! What a device must implement, and the bits it owes:
@@ -10,7 +10,7 @@
 //!   features times their weights: from the base on, in the order of the terms, and rounded once, when it is stored. Either
 //!   all products are rounded before they are added, as [`HostLanes`] does, or all are added with a fused multiply-add; so
 //!   the bits of a row do not depend on the batch.
-//! - [`LaneKernels::features`]: rows copied, or subtracted from, into tensors of their own.
+//! - [`LaneKernels::features`]: rows copied, or subtracted from, into tensors of their own; [`LaneKernels::together`]: into one.
 //! - [`LaneKernels::changes`]: three sums per pair of rows, in a fixed order that depends on the number of values alone. The
 //!   result stays on the device until [`LaneSums::read`]; that read is the only synchronisation of a decision, and policies
 //!   that decide by a plan never ask for it. Sums must be f64, or f32 with an error below 2^-18 of the sum, for instance by
@@ -31,9 +31,8 @@ use std::fmt::{self, Debug};
 pub enum LaneRow<'a> {
     /// The row of this number of what was computed.
     Computed(usize),
-    /// The row of the base with the number of this row, if there is a base, plus the features `[1, …]`, each times its
-    /// weight.
-    Forecast(Vec<(f32, &'a Plain)>),
+    /// The row of the base with the number of this row, if there is a base, plus the features, each times its weight.
+    Forecast(Vec<(f32, RowOf<'a>)>),
 }
 
 /// A row of a tensor whose first axis is the batch.
@@ -87,6 +86,9 @@ pub trait LaneKernels: Debug + Send + Sync {
     /// The rows of `outputs [B, …]` as tensors `[1, …]` of their own. With a base, row `i` less row `of[i]` of the base.
     fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain>;
 
+    /// As [`features`](Self::features), with the rows in one tensor `[B, …]`, which shares nothing with `outputs`.
+    fn together(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Plain;
+
     /// The sums of each pair of rows `a` and `b`.
     fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums;
 
@@ -110,6 +112,17 @@ fn one_row(shape: &[usize]) -> Vec<usize> {
     std::iter::once(1).chain(shape[1..].iter().copied()).collect()
 }
 
+/// A row of `outputs`, less that row of the base that belongs to it.
+fn feature<'a>(
+    outputs: &'a CpuTensor,
+    base: Option<&'a (CpuTensor, &[usize])>,
+    row: usize,
+) -> impl Iterator<Item = f32> + 'a {
+    let base = base.map(|(base, of)| row_of(base, of[row]));
+    let values = row_of(outputs, row).iter().enumerate();
+    values.map(move |(at, value)| base.map_or(*value, |base| value - base[at]))
+}
+
 impl LaneKernels for HostLanes {
     fn assemble(
         &self,
@@ -130,10 +143,10 @@ impl LaneKernels for HostLanes {
                 LaneRow::Forecast(terms) => {
                     let features: Vec<CpuTensor> = terms
                         .iter()
-                        .map(|(_, feature)| CpuTensor::read(feature))
+                        .map(|(_, (feature, _))| CpuTensor::read(feature))
                         .collect();
                     let terms: Vec<(f32, &[f32])> = (terms.iter().zip(&features))
-                        .map(|((weight, _), feature)| (*weight, feature.values()))
+                        .map(|((weight, (_, row)), feature)| (*weight, row_of(feature, *row)))
                         .collect();
                     combine(base.as_ref().map(|base| row_of(base, index)), &terms, out);
                 }
@@ -146,18 +159,17 @@ impl LaneKernels for HostLanes {
         let outputs = CpuTensor::read(outputs);
         let base = base.map(|(base, of)| (CpuTensor::read(base), of));
         let shape = one_row(outputs.shape());
-        let feature = |row: usize| {
-            let values = row_of(&outputs, row);
-            let values = match &base {
-                None => values.to_vec(),
-                Some((base, of)) => {
-                    let pairs = values.iter().zip(row_of(base, of[row]));
-                    pairs.map(|(value, base)| value - base).collect()
-                }
-            };
-            from_vec(values, &shape)
-        };
-        (0..outputs.shape()[0]).map(feature).collect()
+        (0..outputs.shape()[0])
+            .map(|row| from_vec(feature(&outputs, base.as_ref(), row).collect(), &shape))
+            .collect()
+    }
+
+    fn together(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Plain {
+        let outputs = CpuTensor::read(outputs);
+        let base = base.map(|(base, of)| (CpuTensor::read(base), of));
+        let rows = 0..outputs.shape()[0];
+        let values = rows.flat_map(|row| feature(&outputs, base.as_ref(), row));
+        from_vec(values.collect(), outputs.shape())
     }
 
     fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums {

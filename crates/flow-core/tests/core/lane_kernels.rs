@@ -21,9 +21,10 @@ fn row(tensor: &Plain, row: usize) -> Vec<f32> {
 #[test]
 fn rows_are_copied_or_summed_in_f32_from_the_base_on_in_the_order_of_the_terms() {
     let (computed, base) = (tensor(2, 1.0), tensor(4, 2.0));
-    let features = [tensor(1, 3.0), tensor(1, 4.0), tensor(1, 5.0)];
+    let features = [tensor(1, 3.0), tensor(3, 4.0), tensor(2, 5.0)];
     let weights = [1.7f32, -0.9, 0.2];
-    let terms = |count: usize| weights.into_iter().zip(&features).take(count).collect::<Vec<_>>();
+    let places = || features.iter().zip([0, 2, 1]);
+    let terms = |count: usize| weights.into_iter().zip(places()).take(count).collect::<Vec<_>>();
     let rows = [
         LaneRow::Computed(1),
         LaneRow::Forecast(terms(1)),
@@ -38,10 +39,12 @@ fn rows_are_copied_or_summed_in_f32_from_the_base_on_in_the_order_of_the_terms()
         for (at, count) in [(1, 1), (3, 3)] {
             let expected = (0..SHAPE[1] * SHAPE[2]).map(|i| {
                 let start = with_base.then(|| row(&base, at)[i]);
-                terms(count).into_iter().fold(start, |sum, (weight, feature)| {
-                    let term = weight * to_host(feature)[i];
-                    Some(sum.map_or(term, |sum| sum + term))
-                })
+                terms(count)
+                    .into_iter()
+                    .fold(start, |sum, (weight, (feature, of))| {
+                        let term = weight * row(feature, of)[i];
+                        Some(sum.map_or(term, |sum| sum + term))
+                    })
             });
             // The first rows suffice: the definition is slow.
             let expected: Vec<f32> = expected.take(40).flatten().collect();
@@ -63,6 +66,12 @@ fn features_are_rows_of_their_own_less_the_rows_of_the_base_that_they_belong_to(
             pairs.map(|(a, b)| a - b).collect::<Vec<f32>>()
         );
     }
+    let apart = |features: &[Plain]| features.iter().flat_map(to_host).collect::<Vec<f32>>();
+    assert_eq!(to_host(&HostLanes.together(&outputs, None)), apart(&plain));
+    assert_eq!(
+        to_host(&HostLanes.together(&outputs, Some((&base, &[2, 0])))),
+        apart(&less)
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The operations of a feature cache on Burn's tensors of a CubeCL device.
+//! The operations of a feature cache on Burn's tensors of a CubeCL device. Rows that lie one after another, of which the same is
+//! wanted, are one launch: a batch has hundreds of them, and a step of a small model takes less than their launches.
 
 use super::operand::{Operand, done};
 use flow_core::Plain;
@@ -52,6 +53,17 @@ fn one_row(shape: &[usize]) -> Vec<usize> {
     [&[1][..], &shape[1..]].concat()
 }
 
+/// Whether `row` is what `terms` are, `next` rows further on in the same tensors.
+fn follows(terms: &[(f32, RowOf<'_>)], row: &LaneRow<'_>, next: usize) -> bool {
+    let LaneRow::Forecast(others) = row else {
+        return false;
+    };
+    let same = |((weight, (tensor, row)), (of, (other, at))): (&(f32, RowOf<'_>), &(f32, RowOf<'_>))| {
+        weight.to_bits() == of.to_bits() && std::ptr::eq(*tensor, *other) && row + next == *at
+    };
+    terms.len() == others.len() && terms.iter().zip(others).all(same)
+}
+
 impl LaneKernels for CubeLanes {
     fn assemble(
         &self,
@@ -62,7 +74,7 @@ impl LaneKernels for CubeLanes {
     ) -> Plain {
         const NAME: &str = "assemble";
         let first = |row: &'_ LaneRow<'_>| match row {
-            LaneRow::Forecast(terms) => terms.first().map(|(_, feature)| Operand::read(feature)),
+            LaneRow::Forecast(terms) => terms.first().map(|(_, (feature, _))| Operand::read(feature)),
             LaneRow::Computed(_) => None,
         };
         let (computed, base) = (computed.map(Operand::read), base.map(Operand::read));
@@ -91,16 +103,25 @@ impl LaneKernels for CubeLanes {
                     index += count;
                 }
                 LaneRow::Forecast(terms) => {
-                    let features: Vec<(f32, Buffer)> = (terms.iter())
-                        .map(|(weight, feature)| (*weight, Operand::read_as(feature, element).buffer()))
+                    let count = 1
+                        + (1..)
+                            .take_while(|next| {
+                                rows.get(index + next)
+                                    .is_some_and(|row| follows(terms, row, *next))
+                            })
+                            .count();
+                    let features: Vec<(f32, Buffer, usize)> = (terms.iter())
+                        .map(|(weight, (feature, row))| {
+                            (*weight, Operand::read_as(feature, element).buffer(), *row)
+                        })
                         .collect();
                     let base = base.iter().map(|buffer| (1.0, Row { buffer, row: index }));
                     let features = features
                         .iter()
-                        .map(|(weight, buffer)| (*weight, Row { buffer, row: 0 }));
+                        .map(|(weight, buffer, row)| (*weight, Row { buffer, row: *row }));
                     let sources: Vec<(f32, Row<'_>)> = base.chain(features).collect();
-                    done(NAME, combine(&client, values, 1, &sources, place));
-                    index += 1;
+                    done(NAME, combine(&client, values, count, &sources, place));
+                    index += count;
                 }
             }
         }
@@ -132,6 +153,35 @@ impl LaneKernels for CubeLanes {
             feature.into_plain()
         };
         (0..shape[0]).map(feature).collect()
+    }
+
+    fn together(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Plain {
+        let outputs = Operand::read(outputs);
+        let base = base.map(|(base, of)| (Operand::read_as(base, outputs.element()).buffer(), of));
+        let (shape, buffer) = (outputs.shape(), outputs.buffer());
+        let features = outputs.room(&shape, outputs.element());
+        let (output, mut row) = (features.buffer(), 0);
+        while row < shape[0] {
+            let mut sources = vec![(1.0, Row { buffer: &buffer, row })];
+            let mut count = shape[0] - row;
+            if let Some((base, of)) = &base {
+                let first = Row {
+                    buffer: base,
+                    row: of[row],
+                };
+                sources.push((-1.0, first));
+                count = (row..shape[0])
+                    .take_while(|at| of[*at] == of[row] + at - row)
+                    .count();
+            }
+            let place = Row { buffer: &output, row };
+            done(
+                "features",
+                combine(outputs.client(), each(&shape), count, &sources, place),
+            );
+            row += count;
+        }
+        features.into_plain()
     }
 
     fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums {

@@ -14,7 +14,7 @@ use flow_cache::{
 };
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::kernels::{HostLanes, LaneRow};
+use flow_core::kernels::{HostLanes, LaneRow, RowOf};
 use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
@@ -97,7 +97,8 @@ fn rows_are_put_together_as_on_the_processor() {
             let features = [3, 4, 5].map(|salt| matrix(device, salt, [1, values], layout));
             let terms = |count: usize| {
                 let weights = [1.7f32, -0.9, 0.2];
-                LaneRow::Forecast(weights.into_iter().zip(&features).take(count).collect())
+                let places = features.iter().map(|feature| (feature, 0));
+                LaneRow::Forecast(weights.into_iter().zip(places).take(count).collect())
             };
             let rows = [
                 terms(1),
@@ -126,6 +127,50 @@ fn rows_are_put_together_as_on_the_processor() {
     }
 }
 
+/// Forecasts of so many terms with these weights, of a row of each tensor.
+fn forecasts<'a>(
+    plan: [([f32; 2], usize, usize); 6],
+    place: impl Fn(usize, usize) -> RowOf<'a>,
+) -> [LaneRow<'a>; 6] {
+    plan.map(|(weights, row, count)| {
+        let terms = (0..count).map(|at| (weights[at], place(at, row)));
+        LaneRow::Forecast(terms.collect())
+    })
+}
+
+/// Rows that follow one another in the same tensors, with the same weights, are computed at once; others are not.
+#[test]
+fn rows_of_shared_tensors_have_the_bits_of_rows_of_their_own() {
+    let (device, kernels) = cube();
+    let lanes = kernels.lanes();
+    for values in SIZES {
+        let shared = [3, 4].map(|salt| matrix(&device, salt, [6, values], Layout::Dense));
+        let alone = shared.each_ref().map(|tensor| lanes.features(tensor, None));
+        let base = matrix(&device, 2, [6, values], Layout::Dense);
+        // A run, a run with other weights, a row out of order, a row of one term.
+        let plan: [([f32; 2], usize, usize); 6] = [
+            ([1.7, -0.7], 1, 2),
+            ([1.7, -0.7], 2, 2),
+            ([1.5, -0.5], 3, 2),
+            ([1.5, -0.5], 4, 2),
+            ([1.5, -0.5], 0, 2),
+            ([1.5, -0.5], 1, 1),
+        ];
+        for base in [None, Some(&base)] {
+            let of = |rows: [LaneRow<'_>; 6]| to_host(&lanes.assemble(&[6, values], None, base, &rows));
+            let found = of(forecasts(plan, |at, row| (&shared[at], row)));
+            let expected = of(forecasts(plan, |at, row| (&alone[at][row], 0)));
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(
+                bits(&found),
+                bits(&expected),
+                "{values} values, base: {}",
+                base.is_some()
+            );
+        }
+    }
+}
+
 #[test]
 fn features_are_copies_or_differences_in_memory_of_their_own() {
     let (device, kernels) = cube();
@@ -136,13 +181,19 @@ fn features_are_copies_or_differences_in_memory_of_their_own() {
                     let outputs = matrix(device, 1, [2, values], layout);
                     let base = matrix(device, 2, [3, values], layout);
                     let base = based.then_some((&base, &[2, 0][..]));
-                    let features = lanes.features(&outputs, base);
+                    let mut features = lanes.features(&outputs, base);
+                    features.push(lanes.together(&outputs, base));
                     drop(outputs);
                     features.iter().map(to_host).collect()
                 };
                 let expected = features(&ComputeDevice::cpu(), &HostLanes);
                 let found = features(&device, kernels.lanes());
                 assert_eq!(found, expected, "{values} values, {layout:?}, base: {based}");
+                assert_eq!(
+                    found[..2].concat(),
+                    found[2],
+                    "{values} values, {layout:?}: in one tensor"
+                );
             }
         }
     }
