@@ -179,10 +179,7 @@ impl AdamW {
         trained: Vec<bool>,
         device: &ComputeDevice,
     ) -> Self {
-        let zeros = |shape: &[usize]| {
-            let zeros = device.plain(vec![0.0; shape.iter().product()], shape);
-            stored(zeros, settings.moments)
-        };
+        let zeros = |shape: &[usize]| stored(device.zeros(shape), settings.moments);
         let moments = layout.specs().iter().zip(&trained).map(|(spec, trained)| {
             trained.then(|| Moments {
                 first: zeros(&spec.shape),

@@ -127,6 +127,8 @@ impl Sampler {
             NoiseSource::Evaluation => (Purpose::Evaluation, Purpose::Evaluation),
         };
         let mut x = self.noise(initial, starts, 0, values);
+        // The noise of steps that have none: made once, on the device.
+        let mut still = None;
         let mut together = true;
         let mut records = Vec::new();
         for (index, step) in steps.iter().enumerate() {
@@ -153,7 +155,9 @@ impl Sampler {
             let noise = if step.is_stochastic() {
                 self.noise(added, samples, index as u32 + 1, values)
             } else {
-                self.device.plain(vec![0.0; batch * values], &[batch, values])
+                still
+                    .get_or_insert_with(|| self.device.zeros(&[batch, values]))
+                    .clone()
             };
             let coefficients = coefficient_rows(&self.device, step, batch);
             let done = self.kernels.sde_step(&x, &v, &noise, &coefficients);
