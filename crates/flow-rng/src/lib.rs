@@ -6,6 +6,8 @@
 //! Source of the generator and its constants: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
 //! SC 2011; checked against the known-answer vectors of Random123.
 
+mod normals;
+
 /// What a stream of numbers is for. Different purposes never share numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -162,9 +164,25 @@ impl Draws {
         radius * libm::cos(angle)
     }
 
-    /// Fills `out` with standard normal values rounded to f32.
+    /// Fills `out` with standard normal values rounded to f32: those of [`normal`](Self::normal), one after another.
+    ///
+    /// # Panics
+    /// If more than 2^34 numbers are drawn from one address.
     pub fn fill_normal(&mut self, out: &mut [f32]) {
-        for value in out {
+        // What a block was begun for is ended first.
+        let mut begun = 0;
+        while (self.spare.is_some() || self.used < 4) && begun < out.len() {
+            out[begun] = self.normal() as f32;
+            begun += 1;
+        }
+        let out = &mut out[begun..];
+        let (groups, rest) = out.split_at_mut(out.len() / normals::GROUP * normals::GROUP);
+        let next = u32::try_from(groups.len() / normals::GROUP * normals::BLOCKS).ok();
+        let next = next.and_then(|blocks| self.block.checked_add(blocks));
+        let next = next.expect("2^34 numbers drawn from one address");
+        normals::fill(self.key, self.address, self.block, groups);
+        self.block = next;
+        for value in rest {
             *value = self.normal() as f32;
         }
     }
@@ -185,14 +203,18 @@ impl Draws {
     }
 }
 
+/// What Philox multiplies by, and what its key grows by.
+const FACTORS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+
 /// Ten rounds of Philox on a 128-bit counter with a 64-bit key.
 pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for round in 0..10 {
         if round > 0 {
-            key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+            key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
         }
-        let left = u64::from(counter[0]) * 0xD251_1F53;
-        let right = u64::from(counter[2]) * 0xCD9E_8D57;
+        let left = u64::from(counter[0]) * FACTORS[0];
+        let right = u64::from(counter[2]) * FACTORS[1];
         counter = [
             (right >> 32) as u32 ^ counter[1] ^ key[0],
             right as u32,
