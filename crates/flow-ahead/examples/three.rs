@@ -43,7 +43,7 @@ fn main() {
     }
     let variants = [100, 200, 400];
     let ahead = Ahead::default();
-    ahead.compile(&client, variants.map(|times| kernel(&client, times)));
+    ahead.compile(&client, || variants.map(|times| kernel(&client, times)));
 
     let begun = Instant::now();
     let x = client.create_from_slice(f32::as_bytes(&[1.0; 32]));

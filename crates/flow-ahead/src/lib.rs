@@ -1,13 +1,15 @@
 //! CUDA kernels of CubeCL, compiled before they are launched, several at a time.
 //!
 //! CubeCL compiles a kernel where it is first launched, one after the other on the thread that owns the device; a step of a
-//! transformer has a hundred, of which thirty take most of the time. But launches are queued: the host has named
-//! all kernels of a forward and a backward pass while the device's thread compiles the first. So whoever is about to launch one
-//! hands it to [`Ahead::compile`] as well. There NVRTC compiles it on a thread of its own, and what comes out goes where CubeCL looks before it
-//! compiles: into its store on the disk ([`store`]). A kernel that the device's thread reaches first is compiled twice, to the same PTX.
+//! transformer has a hundred, of which thirty take most of the time. But launches are queued: the host names some thirty
+//! more while the device's thread compiles one, and may know of others, such as those of a backward pass. So whoever is
+//! about to launch one hands it to [`Ahead::compile`] as well. There NVRTC compiles it on a thread of its own, and what comes
+//! out goes where CubeCL looks before it compiles: into its store on the disk ([`store`]). A kernel that the device's thread
+//! reaches first is compiled twice.
 //!
-//! Nothing here changes what is computed: the sources, the compiler and its options are CubeCL's. Where that store is off (the option
-//! `cubecl.compilation.cache`), or the device is not NVIDIA's, nothing happens. What fails here is logged, and left to
+//! Nothing here changes what is computed: sources, compiler and options are CubeCL's. What is stored is the machine code that
+//! NVRTC's assembler made of its PTX, where CubeCL's own way leaves that to the driver's assembler. Where the store is off (the
+//! option `cubecl.compilation.cache`), or the device is not NVIDIA's, nothing happens. What fails here is logged, and left to
 //! CubeCL, which says why.
 
 mod nvrtc;
@@ -54,8 +56,12 @@ struct Shared {
 }
 
 impl Ahead {
-    /// Begins to compile those of `kernels` that are new here and not on the disk, and returns at once.
-    pub fn compile(&self, client: &Client, kernels: impl IntoIterator<Item = Box<dyn CubeKernel>>) {
+    /// Begins to compile those of `kernels` that are new here and not on the disk, and returns at once. They are asked for
+    /// only where something can be done.
+    pub fn compile<K>(&self, client: &Client, kernels: impl FnOnce() -> K)
+    where
+        K: IntoIterator<Item = Box<dyn CubeKernel>>,
+    {
         let Some(workers) = self.at_work.get_or_init(|| Workers::new(client)) else {
             return;
         };
@@ -63,7 +69,7 @@ impl Ahead {
         if architecture(client) != Some(workers.shared.architecture) {
             return;
         }
-        for kernel in kernels {
+        for kernel in kernels() {
             // A panic while the lock was held left the set whole: what is inserted is inserted at once.
             let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             if known.insert(kernel.id()) {
@@ -91,6 +97,8 @@ impl Workers {
         let threads = ThreadPoolBuilder::new()
             .num_threads(processors.saturating_sub(1).clamp(1, MOST_THREADS))
             .thread_name(|thread| format!("compile-{thread}"))
+            // Such as that there is no NVRTC. CubeCL meets the same at the launch, and there it is an error.
+            .panic_handler(|_| tracing::warn!("a kernel is not compiled ahead: its thread panicked"))
             .build();
         match threads {
             Ok(threads) => Some(Self {

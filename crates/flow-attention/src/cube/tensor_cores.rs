@@ -110,7 +110,7 @@ impl<K: Sources> CubeAttention<K> {
         let prepared = Prepared::new(client, call, problem.scale, problem.mask.clone()).map_err(declined)?;
         // Backward's, too: they are wanted once forward is queued, and by then they are ready.
         #[cfg(feature = "cuda")]
-        self.ahead.compile(client, prepared.kernels());
+        self.ahead.compile(client, || prepared.kernels());
         let prepared = Arc::new(prepared);
         known.push(Known {
             call,

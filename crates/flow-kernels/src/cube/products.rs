@@ -94,12 +94,14 @@ impl Products {
     /// some thirty launches only, less than a block has, so without this a layer's backward pass is not known in time.
     #[cfg(feature = "cuda")]
     fn compile_ahead(&self, client: &flow_core::cube::Client, prepared: &Prepared) {
-        self.ahead.compile(client, prepared.kernels());
-        let offer = Offer::of(client);
-        for call in super::foreseen::backward_of(prepared.call(), self.gradients) {
-            if let Ok(plan) = flow_matmul_cube::run::Plan::new(&call, offer) {
-                self.ahead.compile(client, plan.kernels(client, &call));
-            }
-        }
+        self.ahead.compile(client, || {
+            let offer = Offer::of(client);
+            let backward = super::foreseen::backward_of(prepared.call(), self.gradients);
+            let backward = backward.into_iter().filter_map(move |call| {
+                let plan = flow_matmul_cube::run::Plan::new(&call, offer).ok()?;
+                Some(plan.kernels(client, &call))
+            });
+            prepared.kernels().into_iter().chain(backward.flatten())
+        });
     }
 }
