@@ -52,6 +52,8 @@ struct Workers {
 struct Shared {
     /// Compute capability, 90 for 9.0.
     architecture: u32,
+    /// Options of the compiler.
+    headers: Vec<String>,
     store: KernelStore,
 }
 
@@ -91,7 +93,7 @@ impl Workers {
     fn new(client: &Client) -> Option<Self> {
         let architecture = architecture(client)?;
         let store = KernelStore::open(architecture)?;
-        nvrtc::headers()?;
+        let headers = nvrtc::headers()?;
         // One processor is the device's thread's.
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = ThreadPoolBuilder::new()
@@ -103,7 +105,11 @@ impl Workers {
         match threads {
             Ok(threads) => Some(Self {
                 threads,
-                shared: Arc::new(Shared { architecture, store }),
+                shared: Arc::new(Shared {
+                    architecture,
+                    headers,
+                    store,
+                }),
             }),
             Err(error) => {
                 tracing::warn!(%error, "kernels are not compiled ahead: no threads");
@@ -140,7 +146,7 @@ impl Shared {
         Ok(Entry {
             entrypoint_name: compiled.entrypoint_name,
             shared_mem_bytes: compiled.repr.map_or(0, |repr| repr.shared_memory_size),
-            ptx: nvrtc::machine_code(&compiled.source, self.architecture)?,
+            ptx: nvrtc::machine_code(&compiled.source, self.architecture, &self.headers)?,
             io: compiled.io,
         })
     }

@@ -1,14 +1,15 @@
 //! From CUDA C++ to machine code, with the options of CubeCL's CUDA runtime.
 //!
-//! For an architecture that exists (`sm_90a`, not `compute_90a`) NVRTC runs the assembler as well. CubeCL takes the PTX alone, and the driver assembles it
-//! again when it loads the module: 0.2 to 0.6 s for each of the larger kernels, which the driver does not need for machine code.
+//! For an architecture that exists (`sm_90a`, not `compute_90a`) NVRTC runs the assembler as well. CubeCL takes the PTX
+//! alone, and the driver assembles it again when it loads the module: 0.2 to 0.6 s for each of the larger kernels, which it
+//! does not need for machine code.
 
 use crate::NotCompiled;
 use cubecl_cuda::install;
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString, c_char};
 
-/// CUDA's headers, as an option of the compiler; `None` without a CUDA toolkit.
+/// CUDA's headers, as options of the compiler; `None` without a CUDA toolkit.
 pub(crate) fn headers() -> Option<Vec<String>> {
     install::cuda_path()?;
     let include = |path: std::path::PathBuf| format!("--include-path={}", path.display());
@@ -30,8 +31,12 @@ impl Drop for Program {
     }
 }
 
-/// Machine code of `source` (an ELF image) for a device of this compute capability (90 for 9.0).
-pub(crate) fn machine_code(source: &str, architecture: u32) -> Result<Vec<c_char>, NotCompiled> {
+/// Machine code of `source` (an ELF image) for a device of this compute capability (90 for 9.0), with the [`headers`].
+pub(crate) fn machine_code(
+    source: &str,
+    architecture: u32,
+    headers: &[String],
+) -> Result<Vec<c_char>, NotCompiled> {
     let failed = |what: &str, error: result::NvrtcError| NotCompiled(format!("NVRTC {what}: {error}"));
     let source = CString::new(source).map_err(|error| NotCompiled(error.to_string()))?;
     // From Hopper on there is what only this very architecture has, such as `wgmma`.
@@ -40,7 +45,7 @@ pub(crate) fn machine_code(source: &str, architecture: u32) -> Result<Vec<c_char
         format!("--gpu-architecture=sm_{architecture}{own}"),
         "-lineinfo".into(),
     ];
-    options.extend(headers().ok_or_else(|| NotCompiled("there is no CUDA toolkit".into()))?);
+    options.extend_from_slice(headers);
     let program =
         Program(result::create_program(&source, None).map_err(|error| failed("made no program", error))?);
     // SAFETY: the program was created above, and `source` lives longer.

@@ -1,7 +1,8 @@
-//! Kernels that are named before a call are those that it launches: else they would be compiled ahead for nothing. Needs a Vulkan
-//! driver, as the tests of the portable kernel do; nothing is run on it, for it could not run these kernels.
+//! Kernels that are named before a call are those that it launches: else they would be compiled ahead for nothing. Needs
+//! a Vulkan driver, as the tests of the portable kernel do; nothing is run on it, for it could not run these kernels.
 
-use cubecl::device::WgpuDeviceKind;
+mod vulkan;
+
 use cubecl_runtime::dry_run::DryRun;
 use cubecl_runtime::launched::LaunchedKernels;
 use flow_matmul_cube::Element;
@@ -19,17 +20,7 @@ const H100: Offer = Offer {
 
 #[test]
 fn kernels_named_before_a_call_are_those_it_launches() {
-    let kinds = [
-        WgpuDeviceKind::Cpu,
-        WgpuDeviceKind::DiscreteGpu(0),
-        WgpuDeviceKind::IntegratedGpu(0),
-    ];
-    let device = kinds
-        .into_iter()
-        .find_map(|kind| cubecl::Device::vulkan(kind).ok());
-    let client = device
-        .expect("this test needs a Vulkan driver, such as Mesa's for the processor")
-        .client();
+    let client = vulkan::client();
     let _nothing_runs = DryRun::new();
 
     let plain = |layout, size| Matmul::plain(layout, size, Element::Bf16);

@@ -1,12 +1,14 @@
 //! The portable kernel on Vulkan, on the catalogue. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
 
-use cubecl::device::WgpuDeviceKind;
+mod vulkan;
+
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
 use flow_matmul_cube::catalogue::{Both, Case, calls, wrong, wrong_groups, wrong_sums};
 use flow_matmul_cube::run::{Plan, Prepared};
 use flow_matmul_cube::tensors::Matrix;
+use vulkan::client;
 
 /// Sizes that blocks do not divide, and that they do.
 const SIZES: [[usize; 3]; 6] = [
@@ -17,24 +19,6 @@ const SIZES: [[usize; 3]; 6] = [
     [333, 78, 77],
     [130, 66, 1357],
 ];
-
-/// Mesa's driver for the processor, else the first GPU.
-fn client() -> Client {
-    let kinds = [
-        WgpuDeviceKind::Cpu,
-        WgpuDeviceKind::DiscreteGpu(0),
-        WgpuDeviceKind::IntegratedGpu(0),
-    ];
-    let found = kinds
-        .into_iter()
-        .find_map(|kind| cubecl::Device::vulkan(kind).ok());
-    found
-        .expect(
-            "this test needs a Vulkan driver and found none: install Mesa's for the processor (Debian: `apt-get install \
-             mesa-vulkan-drivers libvulkan1`, from bookworm-backports or newer), or point VK_DRIVER_FILES at lvp_icd.json",
-        )
-        .client()
-}
 
 fn check(client: &Client, layout: Layout, element: Element, sizes: &[[usize; 3]]) {
     let wrong: Vec<String> = calls(layout, element, sizes)

@@ -156,12 +156,9 @@ impl Draws {
         if let Some(z) = self.spare.take() {
             return z;
         }
-        // In (0, 1], so that the logarithm is finite.
-        let u = ((self.next_u32() as f64) + 1.0) / 4_294_967_296.0;
-        let angle = std::f64::consts::TAU * (self.next_u32() as f64) / 4_294_967_296.0;
-        let radius = libm::sqrt(-2.0 * libm::log(u));
-        self.spare = Some(radius * libm::sin(angle));
-        radius * libm::cos(angle)
+        let [cosine, sine] = normals::pair(self.next_u32(), self.next_u32());
+        self.spare = Some(sine);
+        cosine
     }
 
     /// Fills `out` with standard normal values rounded to f32: those of [`normal`](Self::normal), one after another.
@@ -203,24 +200,28 @@ impl Draws {
     }
 }
 
-/// What Philox multiplies by, and what its key grows by.
-const FACTORS: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
-const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
-
 /// Ten rounds of Philox on a 128-bit counter with a 64-bit key.
-pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    philox(counter.map(|word| [word]), key).map(|[word]| word)
+}
+
+/// Ten rounds on `N` counters side by side: word by word, so that the compiler makes vectors of them.
+#[inline(always)]
+fn philox<const N: usize>(mut counters: [[u32; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
     for round in 0..10 {
         if round > 0 {
-            key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+            key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
         }
-        let left = u64::from(counter[0]) * FACTORS[0];
-        let right = u64::from(counter[2]) * FACTORS[1];
-        counter = [
-            (right >> 32) as u32 ^ counter[1] ^ key[0],
-            right as u32,
-            (left >> 32) as u32 ^ counter[3] ^ key[1],
-            left as u32,
-        ];
+        let mut next = [[0; N]; 4];
+        for i in 0..N {
+            let left = u64::from(counters[0][i]) * 0xD251_1F53;
+            let right = u64::from(counters[2][i]) * 0xCD9E_8D57;
+            next[0][i] = (right >> 32) as u32 ^ counters[1][i] ^ key[0];
+            next[1][i] = right as u32;
+            next[2][i] = (left >> 32) as u32 ^ counters[3][i] ^ key[1];
+            next[3][i] = left as u32;
+        }
+        counters = next;
     }
-    counter
+    counters
 }

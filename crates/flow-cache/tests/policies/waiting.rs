@@ -175,6 +175,13 @@ impl Kernels for Counted {
     }
 }
 
+/// The run on counted kernels, and their counts.
+fn counted(run: Run) -> (Run, Counts) {
+    let kernels = Counted::default();
+    let counts = kernels.counts.clone();
+    (run.with_kernels(Arc::new(kernels)), counts)
+}
+
 /// The steps of a rollout, both branches of all samples in each call. `after` is told the number of each.
 fn rollout(run: &Run, mut after: impl FnMut(u32)) {
     let model = toy();
@@ -194,11 +201,7 @@ fn rollout(run: &Run, mut after: impl FnMut(u32)) {
 #[test]
 fn plans_never_wait_for_the_device_and_other_policies_once_per_question() {
     for (name, run) in policies(Rules::default()) {
-        let counts = Counts::default();
-        let run = run.with_kernels(Arc::new(Counted {
-            counts: counts.clone(),
-            ..Counted::default()
-        }));
+        let (run, counts) = counted(run);
         let most = match name {
             "step_mask" | "magcache" | "taylorseer" | "newton" | "pyramid" | "faster" => 0,
             // They compare before a step, and never look at what it gave.
@@ -219,11 +222,7 @@ fn plans_never_wait_for_the_device_and_other_policies_once_per_question() {
 #[test]
 fn what_is_computed_at_the_same_steps_for_all_lanes_is_kept_in_one_tensor() {
     for (name, run) in policies(Rules::default()) {
-        let counts = Counts::default();
-        let run = run.with_kernels(Arc::new(Counted {
-            counts: counts.clone(),
-            ..Counted::default()
-        }));
+        let (run, counts) = counted(run);
         rollout(&run, |_| ());
         let apart = Counts::take(&counts.apart);
         if matches!(

@@ -488,8 +488,7 @@ fn schedule(rules: &mut Rules<'_>) {
 /// Optimizer steps of an iteration; `None` if the numbers they follow from do not fit, which other rules report.
 fn optimizer_steps(rules: &Rules<'_>) -> Option<usize> {
     let config = rules.config;
-    let images = (config.sampling.prompts_per_step).checked_mul(config.sampling.group_size)?;
-    let batches = images.checked_div(config.sampling.micro_batch)?;
+    let batches = (config.sampling.micro_batch > 0).then(|| config.sampling.micro_batches())?;
     let a_pass = match config.optimizer.gradient_accumulation {
         0 => 1,
         accumulated => batches / accumulated,

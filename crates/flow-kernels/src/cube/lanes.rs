@@ -53,15 +53,28 @@ fn one_row(shape: &[usize]) -> Vec<usize> {
     [&[1][..], &shape[1..]].concat()
 }
 
-/// Whether `row` is what `terms` are, `next` rows further on in the same tensors.
-fn follows(terms: &[(f32, RowOf<'_>)], row: &LaneRow<'_>, next: usize) -> bool {
-    let LaneRow::Forecast(others) = row else {
-        return false;
-    };
-    let same = |((weight, (tensor, row)), (of, (other, at))): (&(f32, RowOf<'_>), &(f32, RowOf<'_>))| {
-        weight.to_bits() == of.to_bits() && std::ptr::eq(*tensor, *other) && row + next == *at
-    };
-    terms.len() == others.len() && terms.iter().zip(others).all(same)
+/// Whether `later` is what `row` is, `next` rows further on in the same tensors.
+fn follows(row: &LaneRow<'_>, later: &LaneRow<'_>, next: usize) -> bool {
+    match (row, later) {
+        (LaneRow::Computed(of), LaneRow::Computed(at)) => *at == of + next,
+        (LaneRow::Forecast(terms), LaneRow::Forecast(others)) => {
+            let same = |((weight, (tensor, row)), (of, (other, at))): (&Term<'_>, &Term<'_>)| {
+                weight.to_bits() == of.to_bits() && std::ptr::eq(*tensor, *other) && *at == row + next
+            };
+            terms.len() == others.len() && terms.iter().zip(others).all(same)
+        }
+        _ => false,
+    }
+}
+
+/// A weight, and the row that it is for.
+type Term<'a> = (f32, RowOf<'a>);
+
+/// A row of `outputs`, less that row of the base that belongs to it. Rounded once, so this is the difference.
+fn less<'a>(outputs: &'a Buffer, base: Option<&'a (Buffer, &[usize])>, row: usize) -> Vec<(f32, Row<'a>)> {
+    let output = (1.0, Row { buffer: outputs, row });
+    let base = base.map(|(buffer, of)| (-1.0, Row { buffer, row: of[row] }));
+    std::iter::once(output).chain(base).collect()
 }
 
 impl LaneKernels for CubeLanes {
@@ -90,26 +103,19 @@ impl LaneKernels for CubeLanes {
                 buffer: &buffer,
                 row: index,
             };
+            let same =
+                |next: &usize| (rows.get(index + next)).is_some_and(|row| follows(&rows[index], row, *next));
+            let count = 1 + (1..).take_while(same).count();
             match &rows[index] {
                 LaneRow::Computed(of) => {
-                    let follows = |next: &usize| matches!(rows.get(index + next), Some(LaneRow::Computed(row)) if *row == of + next);
-                    let count = 1 + (1..).take_while(follows).count();
                     let computed = computed.as_ref().expect("a row comes from what was computed");
                     let source = Row {
                         buffer: computed,
                         row: *of,
                     };
                     done(NAME, combine(&client, values, count, &[(1.0, source)], place));
-                    index += count;
                 }
                 LaneRow::Forecast(terms) => {
-                    let count = 1
-                        + (1..)
-                            .take_while(|next| {
-                                rows.get(index + next)
-                                    .is_some_and(|row| follows(terms, row, *next))
-                            })
-                            .count();
                     let features: Vec<(f32, Buffer, usize)> = (terms.iter())
                         .map(|(weight, (feature, row))| {
                             (*weight, Operand::read_as(feature, element).buffer(), *row)
@@ -121,9 +127,9 @@ impl LaneKernels for CubeLanes {
                         .map(|(weight, buffer, row)| (*weight, Row { buffer, row: *row }));
                     let sources: Vec<(f32, Row<'_>)> = base.chain(features).collect();
                     done(NAME, combine(&client, values, count, &sources, place));
-                    index += count;
                 }
             }
+            index += count;
         }
         output.into_plain()
     }
@@ -136,15 +142,7 @@ impl LaneKernels for CubeLanes {
         let feature = |row: usize| {
             let feature = outputs.room(&one, outputs.element());
             let output = feature.buffer();
-            let mut sources = vec![(1.0, Row { buffer: &buffer, row })];
-            if let Some((base, of)) = &base {
-                // Rounded once, so this is the difference.
-                let of = Row {
-                    buffer: base,
-                    row: of[row],
-                };
-                sources.push((-1.0, of));
-            }
+            let sources = less(&buffer, base.as_ref(), row);
             let place = Row {
                 buffer: &output,
                 row: 0,
@@ -162,18 +160,13 @@ impl LaneKernels for CubeLanes {
         let features = outputs.room(&shape, outputs.element());
         let (output, mut row) = (features.buffer(), 0);
         while row < shape[0] {
-            let mut sources = vec![(1.0, Row { buffer: &buffer, row })];
-            let mut count = shape[0] - row;
-            if let Some((base, of)) = &base {
-                let first = Row {
-                    buffer: base,
-                    row: of[row],
-                };
-                sources.push((-1.0, first));
-                count = (row..shape[0])
+            let sources = less(&buffer, base.as_ref(), row);
+            let count = match &base {
+                None => shape[0] - row,
+                Some((_, of)) => (row..shape[0])
                     .take_while(|at| of[*at] == of[row] + at - row)
-                    .count();
-            }
+                    .count(),
+            };
             let place = Row { buffer: &output, row };
             done(
                 "features",
