@@ -61,6 +61,14 @@ pub fn empty_like(like: &CubeTensor, shape: &[usize], dtype: DType) -> CubeTenso
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
+/// A tensor in f32 on `device`, one of CubeCL's, its values unspecified.
+pub fn empty(device: &crate::device::ComputeDevice, shape: &[usize]) -> Plain {
+    use burn::backend::{Dispatch, ops::FloatTensorOps};
+    let count = shape.iter().product();
+    let flat = Tensor::<1>::empty([count], (device.burn(), DType::F32));
+    Dispatch::float_reshape(flat.into_dispatch(), shape.into())
+}
+
 /// The tensor without gaps: itself, or a copy.
 pub fn contiguous(tensor: CubeTensor) -> CubeTensor {
     burn_cubecl::kernel::into_contiguous(tensor)

@@ -6,9 +6,11 @@
 
 mod frequencies;
 mod lanes;
+mod noise;
 
 pub use frequencies::{low_frequency_radius, split_frequencies};
 pub use lanes::{HostLanes, LaneKernels, LaneRow, LaneSum, LaneSums, RowOf, combine};
+pub use noise::Noise;
 
 use crate::device::ComputeDevice;
 use crate::exec::Stash;
@@ -362,6 +364,23 @@ pub trait Kernels: Debug + Send + Sync {
     /// One SDE step. `x`, `v`, `noise` are `[B, N]`; `coefficients [B, 5]` holds per row `a, b, c, k, offset` of
     /// `mean = a x + b v`, `x_next = mean + c noise`, `log_prob = mean over N of -(x_next - mean)² · k + offset`.
     fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs;
+
+    /// Standard normal values, [`Noise::drawn_by_host`] unless the device draws them itself: the same bits.
+    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
+        noise.drawn_by_host(device)
+    }
+
+    /// [`sde_step`](Self::sde_step) with this [`noise`](Self::noise), which need not be a tensor then.
+    fn sde_step_drawn(
+        &self,
+        x: &Plain,
+        v: &Plain,
+        noise: &Noise<'_>,
+        coefficients: &Plain,
+        device: &ComputeDevice,
+    ) -> SdeOutputs {
+        self.sde_step(x, v, &self.noise(noise, device), coefficients)
+    }
 
     /// `(log_prob [B], mean [B, N])` of a step taken before, differentiable in `v`; the arithmetic of
     /// [`sde_step`](Self::sde_step), bit for bit.

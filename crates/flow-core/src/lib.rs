@@ -37,7 +37,8 @@ pub use exec::{
 pub use experts::ExpertKernels;
 pub use halves::Halves;
 pub use kernels::{
-    Activation, AdamWStep, Beside, Kernels, LaneKernels, LaneRow, Rounding, StepFactors, StepValues, Updated,
+    Activation, AdamWStep, Beside, Kernels, LaneKernels, LaneRow, Noise, Rounding, StepFactors, StepValues,
+    Updated,
 };
 pub use model::{AttentionShape, Condition, FlowModel, LatentShape, ModelInput, ModelSpec, TextWidth};
 pub use names::UnknownName;

@@ -160,7 +160,11 @@ impl Compiler {
         read(&said)
     }
 
-    fn ptx(&self, arch: &str, source: &str) -> Result<String, String> {
+    /// The PTX that NVRTC makes of CUDA C++ for `arch`.
+    ///
+    /// # Errors
+    /// Its words.
+    pub fn ptx(&self, arch: &str, source: &str) -> Result<String, String> {
         let include = self.root.join("include");
         let options = [
             format!("--gpu-architecture={arch}"),

@@ -20,6 +20,8 @@ pub mod offline;
 pub mod queue;
 #[allow(missing_docs)]
 pub mod register;
+#[cfg(feature = "ptx-gate")]
+pub mod thread;
 #[allow(missing_docs)]
 pub mod tma;
 #[allow(missing_docs)]

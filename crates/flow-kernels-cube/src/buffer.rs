@@ -49,6 +49,14 @@ pub enum Refused {
         /// What it may be.
         allowed: String,
     },
+    /// The device has not what the call needs.
+    #[error("{asked}: the device lacks {needed}")]
+    Device {
+        /// What was asked for.
+        asked: &'static str,
+        /// What that needs.
+        needed: &'static str,
+    },
 }
 
 impl Buffer {

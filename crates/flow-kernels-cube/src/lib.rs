@@ -29,6 +29,8 @@ pub mod lanes;
 #[allow(missing_docs)]
 pub mod modulated_layer_norm;
 #[allow(missing_docs)]
+pub mod normals;
+#[allow(missing_docs)]
 pub mod optimizer;
 mod partials;
 mod philox;

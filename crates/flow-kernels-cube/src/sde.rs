@@ -8,6 +8,7 @@
 
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::normals::{Drawn, Words, normal_values};
 use cubecl::prelude::*;
 
 /// Coefficients per row.
@@ -45,7 +46,18 @@ pub(crate) fn block_sum(value: f32) -> f32 {
     sum
 }
 
-/// Mean, and if `take` the next value.
+/// Where the noise of a step is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Origin {
+    /// There is no step: its outcome is asked for.
+    None,
+    /// Memory.
+    Given,
+    /// The step draws it.
+    Drawn,
+}
+
+/// Mean, and the next value of a step with noise.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn sde_mean<V: Float, N: Size>(
     x: &[Vector<f32, N>],
@@ -54,9 +66,13 @@ pub(crate) fn sde_mean<V: Float, N: Size>(
     coefficients: &[f32],
     mean: &mut [Vector<f32, N>],
     x_next: &mut [Vector<f32, N>],
+    samples: &[u32],
     rows: usize,
     vectors: usize,
-    #[comptime] take: bool,
+    draw: u32,
+    key_low: u32,
+    key_high: u32,
+    #[comptime] source: Origin,
 ) {
     let at = ABSOLUTE_POS;
     if at < rows * vectors {
@@ -65,9 +81,13 @@ pub(crate) fn sde_mean<V: Float, N: Size>(
         let b = Vector::<f32, N>::new(coefficients[row * COEFFICIENTS + 1]);
         let value = fma(a, x[at], b * Vector::<f32, N>::cast_from(v[at]));
         mean[at] = value;
-        if comptime!(take) {
-            let c = Vector::<f32, N>::new(coefficients[row * COEFFICIENTS + 2]);
+        let c = Vector::<f32, N>::new(coefficients[row * COEFFICIENTS + 2]);
+        if comptime!(source == Origin::Given) {
             x_next[at] = fma(c, noise[at], value);
+        }
+        if comptime!(source == Origin::Drawn) {
+            let drawn = normal_values::<N>(samples, row, at % vectors, draw, key_low, key_high);
+            x_next[at] = fma(c, drawn, value);
         }
     }
 }
@@ -199,6 +219,16 @@ pub struct Step<'a> {
     pub coefficients: &'a Buffer,
 }
 
+/// The noise of a step.
+#[derive(Clone, Copy, Debug)]
+pub enum Noise<'a> {
+    /// `[B, N]`, f32.
+    Given(&'a Buffer),
+    /// Standard normal values that the step draws itself, a sample of each row: the same bits as if they were given. Where
+    /// [`drawn_by`](crate::normals::drawn_by) says that the device can.
+    Drawn(Drawn<'a>),
+}
+
 /// Results of a step: `mean [B, N]` and `log_prob [B]`, f32.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome<'a> {
@@ -230,26 +260,33 @@ impl Latents {
         &self,
         client: &Client,
         step: Step<'_>,
-        (other, name): (&Buffer, &'static str),
-        x_next: Option<&Buffer>,
+        noise: Option<Noise<'_>>,
+        x_next: &Buffer,
         outcome: Outcome<'_>,
     ) -> Result<(), Refused> {
         at_least_one("values", self.values)?;
         step.x.expect_of("x", self.length(), Element::F32)?;
         step.v.expect("v", self.length())?;
-        other.expect_of(name, self.length(), Element::F32)?;
         step.coefficients
             .expect_of("coefficients", self.rows * COEFFICIENTS, Element::F32)?;
+        x_next.expect_of("x_next", self.length(), Element::F32)?;
         outcome.mean.expect_of("mean", self.length(), Element::F32)?;
         outcome.log_prob.expect_of("log_prob", self.rows, Element::F32)?;
-        if let Some(x_next) = x_next {
-            x_next.expect_of("x_next", self.length(), Element::F32)?;
-        }
+        let (source, given, drawn) = match noise {
+            None => (Origin::None, None, None),
+            Some(Noise::Given(noise)) => {
+                noise.expect_of("noise", self.length(), Element::F32)?;
+                (Origin::Given, Some(noise), None)
+            }
+            Some(Noise::Drawn(drawn)) => (Origin::Drawn, None, Some(drawn.checked(client, self.rows)?)),
+        };
         if self.rows == 0 {
             return Ok(());
         }
         let width = self.width();
         let unused = Buffer::empty(client, width, Element::F32);
+        let words = drawn.as_ref().map_or(Words::default(), Drawn::words);
+        let taken = if noise.is_some() { x_next } else { &unused };
         // SAFETY: all lengths were checked.
         with_type!(step.v.element, V => unsafe {
             sde_mean::launch_unchecked::<V>(
@@ -260,19 +297,22 @@ impl Latents {
                 width,
                 step.x.argument(),
                 step.v.argument(),
-                other.argument(),
+                given.unwrap_or(step.x).argument(),
                 step.coefficients.argument(),
                 outcome.mean.argument(),
-                x_next.unwrap_or(&unused).argument(),
+                taken.argument(),
+                drawn.map_or_else(|| step.coefficients.argument(), |drawn| drawn.samples(client)),
                 self.rows,
                 self.values / width,
-                x_next.is_some(),
+                words.step,
+                words.key[0],
+                words.key[1],
+                source,
             );
         });
-        let taken = x_next.unwrap_or(other);
         self.mean_squares(
             client,
-            taken,
+            x_next,
             outcome.mean,
             Some(step.coefficients),
             outcome.log_prob,
@@ -324,7 +364,7 @@ impl Latents {
         }
     }
 
-    /// Takes a step: `x_next [B, N]` from `noise [B, N]`, both f32, and its outcome.
+    /// Takes a step: `x_next [B, N]`, f32, from noise, and its outcome.
     ///
     /// # Errors
     /// [`Refused`] if a tensor does not fit.
@@ -332,11 +372,11 @@ impl Latents {
         &self,
         client: &Client,
         step: Step<'_>,
-        noise: &Buffer,
+        noise: Noise<'_>,
         x_next: &Buffer,
         outcome: Outcome<'_>,
     ) -> Result<(), Refused> {
-        self.forward(client, step, (noise, "noise"), Some(x_next), outcome)
+        self.forward(client, step, Some(noise), x_next, outcome)
     }
 
     /// The outcome of a step that gave `x_next`: the bits of [`step`](Self::step).
@@ -350,7 +390,7 @@ impl Latents {
         x_next: &Buffer,
         outcome: Outcome<'_>,
     ) -> Result<(), Refused> {
-        self.forward(client, step, (x_next, "x_next"), None, outcome)
+        self.forward(client, step, None, x_next, outcome)
     }
 
     /// The gradient of the velocities, of any type, from those of `log_prob [B]` and of `mean [B, N]`, as far as they are

@@ -33,6 +33,7 @@ use crate::lanes::combine_rows::CombineRows;
 use crate::modulated_layer_norm::at_once;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
 use crate::modulated_layer_norm::norm_forward::NormForward;
+use crate::normals::draw_normals::DrawNormals;
 use crate::optimizer::squares::Squares;
 use crate::optimizer::step_values_kernel::StepValuesKernel;
 use crate::rms_norm::rms_backward::RmsBackward;
@@ -40,6 +41,7 @@ use crate::rms_norm::rms_forward::RmsForward;
 use crate::rms_norm::rms_weight::RmsWeight;
 use crate::rotary::rotary_kernel::RotaryKernel;
 use crate::rows::Rows;
+use crate::sde::Origin;
 use crate::sde::sde_mean::SdeMean;
 use crate::sde::squared_distance::SquaredDistance;
 use cubecl::prelude::*;
@@ -256,7 +258,11 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("gather_rows", define!(GatherRows::<F>, THREADS, [y w r x], [t k v], vector, true)),
             ("weight_slopes", define!(WeightSlopes::<F>, several.threads(), [y g r d], [s k], vector, several)),
             ("sum_groups", define!(SumGroups::<F>, THREADS, [x o s], [g], vector, columns)),
-            ("sde_mean", define!(SdeMean::<F>, THREADS, [x v n c m y], [r v], 4, true)),
+            ("sde_mean", define!(SdeMean::<F>, THREADS, [x v n c m y s], [r v t k l], 4, Origin::Given)),
+            ("sde_mean_drawn", define!(SdeMean::<F>, THREADS, [x v n c m y s], [r v t k l], 4, Origin::Drawn)),
+            ("draw_normals", define!(DrawNormals, THREADS, [s y], [r v t k l], 4)),
+            ("draw_normals_of_pairs", define!(DrawNormals, THREADS, [s y], [r v t k l], 2)),
+            ("draw_normals_of_one", define!(DrawNormals, THREADS, [s y], [r v t k l], 1)),
             ("squared_distance", define!(SquaredDistance::<F>, THREADS, [a b p], [r v], 4)),
             (
                 "combine_rows",

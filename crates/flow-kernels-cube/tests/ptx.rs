@@ -2,8 +2,10 @@
 //! CUDA 13.0, without a GPU. Nothing may spill. `cargo xtask ptx` fetches the compilers and runs this.
 
 use flow_cube::gate::{self, Compiler, Gated};
+use flow_cube::thread::{Kernel, Memory, Parameter, Place};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::sources::sources;
+use flow_rng::{Purpose, Stream, philox4x32_10};
 
 /// Heads of DiT, SD3.5 and Wan, their widths, and an inner one.
 const CHANNELS: [usize; 6] = [64, 72, 128, 1152, 1536, 4608];
@@ -39,4 +41,83 @@ fn no_kernel_spills_registers() {
         .collect();
     let wrong = gate::check(&compiler(), &gated);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Blocks of an address of which a pair's angle lies within some thousand steps of a multiple of pi/2, where more of pi is
+/// subtracted: one in 40,000.
+fn blocks_near_a_turn(stream: &Stream, sample: u64, step: u32) -> Vec<u32> {
+    let [a, b, c] = stream.address(sample, step);
+    let near = |word: u32| word.wrapping_add(1 << 13) % (1 << 30) < 1 << 14;
+    let is_near = |block: &u32| {
+        let words = philox4x32_10([*block, a, b, c], stream.key());
+        near(words[1]) || near(words[3])
+    };
+    (0..2_000_000).filter(is_near).collect()
+}
+
+#[test]
+fn what_the_compiler_makes_of_drawn_noise_has_the_bits_of_the_host() {
+    let compiler = compiler();
+    let (samples, step) = ([5u64, (1 << 40) + 9], 77);
+    let stream = Stream::new(0xFEDC_BA98_7654_3210, Purpose::SdeNoise);
+    let (addresses, values) = (1u64 << 40, 1u64 << 41);
+    let near = blocks_near_a_turn(&stream, samples[1], step);
+    assert!(near.len() > 20, "{near:?}");
+    let length = 4 * 2_000_000u32;
+    let mut host = vec![0.0f32; length as usize];
+    for (name, width) in [
+        ("draw_normals", 4),
+        ("draw_normals_of_pairs", 2),
+        ("draw_normals_of_one", 1),
+    ] {
+        let sources = sources(Element::F32, 64).expect("CubeCL compiles the kernels");
+        let source = sources
+            .iter()
+            .find(|source| source.name == format!("{name}_f32_64"));
+        let source = source.unwrap_or_else(|| panic!("no kernel {name}"));
+        let ptx = compiler
+            .ptx("sm_90a", &source.cuda.text)
+            .expect("NVRTC compiles it");
+        let kernel = Kernel::read(&ptx).expect("a kernel");
+        let mut memory = Memory::new();
+        for (row, sample) in (0u64..).zip(samples) {
+            let [_, low, high] = stream.address(sample, step);
+            memory.insert(addresses + 8 * row, low);
+            memory.insert(addresses + 8 * row + 4, high);
+        }
+        let [key_low, key_high] = stream.key();
+        let scalars = [
+            samples.len() as u32,
+            length / width,
+            stream.address(0, step)[0],
+            key_low,
+            key_high,
+        ];
+        let parameters = [
+            Parameter::Address(addresses),
+            Parameter::Address(values),
+            Parameter::Words(scalars.to_vec()),
+        ];
+        for (row, sample) in (0u32..).zip(samples) {
+            stream.at(sample, step).fill_normal(&mut host);
+            let blocks = (0..64).chain(near.iter().copied().filter(|_| row == 1));
+            for block in blocks {
+                for vector in block * 4 / width..(block + 1) * 4 / width {
+                    let at = row * (length / width) + vector;
+                    let place = Place {
+                        block: at / 256,
+                        thread: at % 256,
+                    };
+                    kernel
+                        .run(&parameters, place, &mut memory)
+                        .unwrap_or_else(|error| panic!("{error}"));
+                    for value in vector * width..(vector + 1) * width {
+                        let stored = memory.get(&(values + 4 * u64::from(row * length + value)));
+                        let expected = host[value as usize].to_bits();
+                        assert_eq!(stored, Some(&expected), "{name}, row {row}, value {value}");
+                    }
+                }
+            }
+        }
+    }
 }

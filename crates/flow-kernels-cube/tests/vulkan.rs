@@ -45,6 +45,12 @@ fn latents_hold_in_f32() {
 }
 
 #[test]
+fn noise_that_is_drawn_where_it_is_used_is_refused_without_f64() {
+    let verdict = check(&client(), Element::F32, "normals");
+    assert!(verdict.wrong.is_empty(), "{}", verdict.wrong.join("\n"));
+}
+
+#[test]
 fn updates_hold_in_f32() {
     holds("updates", Element::F32);
 }

@@ -81,15 +81,28 @@ impl Stream {
     /// # Panics
     /// If `step` is 2^24 or more.
     pub fn at(&self, sample: u64, step: u32) -> Draws {
-        assert!(step < 1 << 24, "a random number's step has 24 bits, got {step}");
         Draws {
             key: self.key,
-            address: [(self.purpose << 24) | step, sample as u32, (sample >> 32) as u32],
+            address: self.address(sample, step),
             block: 0,
             buffer: [0; 4],
             used: 4,
             spare: None,
         }
+    }
+
+    /// The key of [`philox4x32_10`] that these numbers are drawn with: for who draws them elsewhere.
+    pub fn key(&self) -> [u32; 2] {
+        self.key
+    }
+
+    /// The last three words of its counter at an address; the first is the number of the block of four words.
+    ///
+    /// # Panics
+    /// If `step` is 2^24 or more.
+    pub fn address(&self, sample: u64, step: u32) -> [u32; 3] {
+        assert!(step < 1 << 24, "a random number's step has 24 bits, got {step}");
+        [(self.purpose << 24) | step, sample as u32, (sample >> 32) as u32]
     }
 }
 

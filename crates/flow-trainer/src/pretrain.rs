@@ -13,12 +13,12 @@ use burn::tensor::{DType, Tensor};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    CallContext, Exec, FlowModel, ModelInput, Plain, Plan, RegionKind, Stage, Training, Weights, cpu,
+    CallContext, Exec, FlowModel, ModelInput, Noise, Plain, Plan, RegionKind, Stage, Training, Weights, cpu,
     tensors::plain,
 };
 use flow_data::Dataset;
 use flow_report::Stopwatch;
-use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -57,15 +57,15 @@ pub struct Pretrained {
 /// One batch of images and captions.
 struct Batch {
     data: Vec<f32>,
-    noise: Vec<f32>,
+    /// Where each row stands among all that are shown, which addresses its noise.
+    positions: Vec<u64>,
     sigmas: Vec<f32>,
     captions: Vec<Option<Vec<u32>>>,
 }
 
-/// An image with its noise and the caption it is shown with.
+/// An image and the caption it is shown with.
 struct Row {
     data: Vec<f32>,
-    noise: Vec<f32>,
     caption: Option<Vec<u32>>,
 }
 
@@ -94,26 +94,20 @@ fn batch(dataset: &dyn Dataset, settings: &PretrainSettings, step: u64) -> Resul
         let uniform = (row as f64 + times.uniform()) / count as f64;
         sigmas.push(sigmoid(standard_normal_quantile(uniform.clamp(1e-6, 1.0 - 1e-6))) as f32);
     }
-    let rows = places.into_par_iter().map(|(position, index)| {
+    let rows = places.par_iter().map(|&(position, index)| {
         let example = dataset.example(index)?;
         let dropped = stream(Purpose::Captions).at(position, 0).uniform() < settings.condition_dropout;
         let share = settings.label_noise as f32;
         let noisy = dataset.noisy_prompt(&example.prompt, share, settings.seed, position)?;
-        let mut noise = vec![0.0; example.image.pixels_chw.len()];
-        stream(Purpose::ForwardNoise)
-            .at(position, 0)
-            .fill_normal(&mut noise);
         Ok(Row {
             data: example.image.pixels_chw,
-            noise,
             caption: (!dropped).then_some(noisy.tokens),
         })
     });
     let rows: Vec<Row> = rows.collect::<Result<_, TrainError>>()?;
-    let values = |of: fn(&Row) -> &[f32]| rows.iter().flat_map(of).copied().collect();
     Ok(Batch {
-        data: values(|row| &row.data),
-        noise: values(|row| &row.noise),
+        data: rows.iter().flat_map(|row| &row.data).copied().collect(),
+        positions: places.into_iter().map(|(position, _)| position).collect(),
         sigmas,
         captions: rows.into_iter().map(|row| row.caption).collect(),
     })
@@ -146,13 +140,19 @@ impl Pretraining<'_> {
         trained: &Arc<[bool]>,
         batch: &Batch,
         rows: Range<usize>,
-        balance_weight: f64,
+        settings: &PretrainSettings,
     ) -> (Plain, Vec<Option<Plain>>) {
         let values = self.dataset.image_shape().len();
         let shape = [rows.len(), values];
         let elements = rows.start * values..rows.end * values;
-        let data: Tensor<2> = self.device.tensor(batch.data[elements.clone()].to_vec(), shape);
-        let noise: Tensor<2> = self.device.tensor(batch.noise[elements].to_vec(), shape);
+        let data: Tensor<2> = self.device.tensor(batch.data[elements].to_vec(), shape);
+        let noise = Noise {
+            stream: Stream::new(settings.seed, Purpose::ForwardNoise),
+            samples: &batch.positions[rows.clone()],
+            step: 0,
+            values,
+        };
+        let noise: Tensor<2> = Tensor::from_dispatch(self.plan.kernels.noise(&noise, self.device));
         let sigma: Tensor<1> = self
             .device
             .tensor(batch.sigmas[rows.clone()].to_vec(), [rows.len()]);
@@ -170,7 +170,7 @@ impl Pretraining<'_> {
             .mean_squared_distance(&v.into_dispatch(), &target);
         let mut loss = Tensor::<1>::from_dispatch(error_b).mean_dim(0);
         if let Some(balance_b) = balance_b {
-            loss = loss + balance_b.mean_dim(0) * balance_weight as f32;
+            loss = loss + balance_b.mean_dim(0) * settings.balance_weight as f32;
         }
         let value = plain(&loss.clone().into_dispatch());
         (value, pass.gradients(&loss))
@@ -245,7 +245,7 @@ pub fn pretrain(
             let units = device.concurrently(pieces, |index| {
                 let rows = settings.batch / pieces;
                 let rows = index * rows..(index + 1) * rows;
-                parts.unit(&weights, &trained, &current, rows, settings.balance_weight)
+                parts.unit(&weights, &trained, &current, rows, settings)
             });
             let mut accumulated = Accumulated::of(pieces);
             let mut values = Vec::with_capacity(pieces);

@@ -7,9 +7,7 @@ use crate::scheduler::StepCoefficients;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Kernels, Plain, Rollout, Stage, tensors::plain};
-use rayon::iter::{IndexedParallelIterator, ParallelIterator};
-use rayon::slice::ParallelSliceMut;
+use flow_core::{Kernels, Noise, Plain, Rollout, Stage, tensors::plain};
 use std::sync::Arc;
 
 /// One stochastic step of a micro-batch, as the loss will replay it.
@@ -152,15 +150,15 @@ impl Sampler {
                 latents,
             );
             let v = plain(&v.into_dispatch());
-            let noise = if step.is_stochastic() {
-                self.noise(added, samples, index as u32 + 1, values)
-            } else {
-                still
-                    .get_or_insert_with(|| self.device.zeros(&[batch, values]))
-                    .clone()
-            };
             let coefficients = coefficient_rows(&self.device, step, batch);
-            let done = self.kernels.sde_step(&x, &v, &noise, &coefficients);
+            let done = if step.is_stochastic() {
+                let noise = self.addressed(added, samples, index as u32 + 1, values);
+                self.kernels
+                    .sde_step_drawn(&x, &v, &noise, &coefficients, &self.device)
+            } else {
+                let noise = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
+                self.kernels.sde_step(&x, &v, noise, &coefficients)
+            };
             if step.log_prob.is_some() && site.stage == Stage::Rollout {
                 records.push(StepRecord {
                     step: *step,
@@ -184,13 +182,18 @@ impl Sampler {
         }
     }
 
-    /// Standard normal values, `[B, N]`, each row addressed by its sample and the step, and drawn on whichever thread of the
-    /// calling pool has time: on a GPU the others would look on, and the device would wait.
+    /// Standard normal values, `[B, N]`, each row addressed by its sample and the step.
     pub fn noise(&self, purpose: Purpose, samples: &[u64], step: u32, values: usize) -> Plain {
-        let stream = Stream::new(self.seed, purpose);
-        let mut noise = vec![0.0f32; samples.len() * values];
-        let rows = noise.par_chunks_exact_mut(values).zip(samples);
-        rows.for_each(|(row, sample)| stream.at(*sample, step).fill_normal(row));
-        self.device.plain(noise, &[samples.len(), values])
+        let noise = self.addressed(purpose, samples, step, values);
+        self.kernels.noise(&noise, &self.device)
+    }
+
+    fn addressed<'a>(&self, purpose: Purpose, samples: &'a [u64], step: u32, values: usize) -> Noise<'a> {
+        Noise {
+            stream: Stream::new(self.seed, purpose),
+            samples,
+            step,
+            values,
+        }
     }
 }

@@ -285,6 +285,21 @@ impl Kernels for MeteredKernels {
         self.inner.sde_step(x, v, noise, coefficients)
     }
 
+    fn noise(&self, noise: &flow_core::Noise<'_>, device: &flow_core::device::ComputeDevice) -> Plain {
+        self.inner.noise(noise, device)
+    }
+
+    fn sde_step_drawn(
+        &self,
+        x: &Plain,
+        v: &Plain,
+        noise: &flow_core::Noise<'_>,
+        coefficients: &Plain,
+        device: &flow_core::device::ComputeDevice,
+    ) -> SdeOutputs {
+        self.inner.sde_step_drawn(x, v, noise, coefficients, device)
+    }
+
     fn sde_log_prob(
         &self,
         x: &Plain,

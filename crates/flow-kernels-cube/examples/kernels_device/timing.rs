@@ -6,11 +6,13 @@ use flow_kernels_cube::adamw::{AdamW, Beside, Rounding, Updated};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::gated_residual::Gate;
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
+use flow_kernels_cube::normals::{Drawn, drawn_by};
 use flow_kernels_cube::optimizer::{accumulate, sums_of_squares};
 use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
 use flow_kernels_cube::rotary::Rotary;
-use flow_kernels_cube::sde::{Latents, Outcome, Step};
+use flow_kernels_cube::sde::{Latents, Noise, Outcome, Step};
 use flow_kernels_cube::{Buffer, Element, Refused};
+use flow_rng::{Purpose, Stream};
 use std::error::Error;
 use std::time::Instant;
 
@@ -287,8 +289,8 @@ fn latents(client: &Client) -> Result<(), Box<dyn Error>> {
     let v = sets::<1>(client, length, Element::Bf16);
     let coefficients = Buffer::upload(client, &vec![0.5; call.rows * 5], Element::F32);
     let log_prob = Buffer::empty(client, call.rows, Element::F32);
-    time(client, "SDE step", (5 * 4 + 2) * length, |set| {
-        let ([x, noise, x_next, mean], [v]) = (&of[set], &v[set]);
+    let step = |set: usize, noise: Noise<'_>| {
+        let ([x, _, x_next, mean], [v]) = (&of[set], &v[set]);
         let step = Step {
             x,
             v,
@@ -299,6 +301,27 @@ fn latents(client: &Client) -> Result<(), Box<dyn Error>> {
             log_prob: &log_prob,
         };
         call.step(client, step, noise, x_next, outcome)
+    };
+    time(client, "SDE step", (5 * 4 + 2) * length, |set| {
+        step(set, Noise::Given(&of[set][1]))
+    })?;
+    if !drawn_by(client) {
+        return Ok(());
+    }
+    let samples: Vec<u64> = (0..call.rows as u64).collect();
+    let drawn = Drawn {
+        stream: Stream::new(1, Purpose::SdeNoise),
+        samples: &samples,
+        step: 1,
+    };
+    time(
+        client,
+        "SDE step that draws its noise",
+        (4 * 4 + 2) * length,
+        |set| step(set, Noise::Drawn(drawn)),
+    )?;
+    time(client, "normal values", 4 * length, |set| {
+        drawn.draw(client, &of[set][1])
     })
 }
 

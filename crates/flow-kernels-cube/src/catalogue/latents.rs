@@ -2,7 +2,7 @@
 
 use super::checker::{Checker, Values};
 use crate::Element;
-use crate::sde::{Latents, Outcome, Step};
+use crate::sde::{Latents, Noise, Outcome, Step};
 use std::ops::Range;
 
 pub(super) fn check(checker: &mut Checker<'_>) {
@@ -40,7 +40,7 @@ fn steps(checker: &mut Checker<'_>, rows: usize, values: usize) {
             mean: &mean,
             log_prob: &log_prob,
         };
-        let done = call.step(&client, step, &noise, &x_next, outcome);
+        let done = call.step(&client, step, Noise::Given(&noise), &x_next, outcome);
         checker.accept(&name, done);
         let outcome = Outcome {
             mean: &mean_again,

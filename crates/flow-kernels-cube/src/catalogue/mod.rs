@@ -6,6 +6,7 @@ mod elementwise;
 mod experts;
 mod lanes;
 mod latents;
+mod normals;
 mod norms;
 pub mod reference;
 mod storage;
@@ -20,10 +21,11 @@ use cubecl::prelude::*;
 pub type Group = (&'static str, fn(&mut Checker<'_>));
 
 /// All groups.
-pub const GROUPS: [Group; 7] = [
+pub const GROUPS: [Group; 8] = [
     ("norms", norms::check),
     ("elementwise", elementwise::check),
     ("latents", latents::check),
+    ("normals", normals::check),
     ("updates", updates::check),
     ("storage", storage::check),
     ("experts", experts::check),

@@ -2,10 +2,12 @@
 
 use super::operand::{Operand, done};
 use burn::backend::DispatchTensor;
-use flow_core::kernels::SdeOutputs;
-use flow_core::{Plain, op};
+use flow_core::device::ComputeDevice;
+use flow_core::kernels::{Noise, SdeOutputs};
+use flow_core::{Plain, cube, op};
 use flow_kernels_cube::Element;
-use flow_kernels_cube::sde::{Latents, Outcome, Step};
+use flow_kernels_cube::normals::{self, Drawn};
+use flow_kernels_cube::sde::{self, Latents, Outcome, Step};
 use std::sync::Arc;
 
 fn wide(tensor: &Plain) -> Operand {
@@ -19,7 +21,44 @@ fn latents(x: &Operand) -> Latents {
 
 /// Takes a step.
 pub(super) fn step(x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-    let [x, noise, coefficients] = [x, noise, coefficients].map(wide);
+    step_with(x, v, sde::Noise::Given(&wide(noise).buffer()), coefficients)
+}
+
+/// Takes a step that draws its noise, where the device can.
+pub(super) fn step_drawn(
+    x: &Plain,
+    v: &Plain,
+    noise: &Noise<'_>,
+    coefficients: &Plain,
+    device: &ComputeDevice,
+) -> SdeOutputs {
+    match normals::drawn_by(Operand::read(x).client()) {
+        true => step_with(x, v, sde::Noise::Drawn(drawn(noise)), coefficients),
+        false => step(x, v, &noise.drawn_by_host(device), coefficients),
+    }
+}
+
+fn drawn<'a>(noise: &Noise<'a>) -> Drawn<'a> {
+    Drawn {
+        stream: noise.stream,
+        samples: noise.samples,
+        step: noise.step,
+    }
+}
+
+/// Draws noise on the device, where it can.
+pub(super) fn noise(noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
+    let room = cube::empty(device, &[noise.samples.len(), noise.values]);
+    let room = Operand::read(&room);
+    if !normals::drawn_by(room.client()) {
+        return noise.drawn_by_host(device);
+    }
+    done("noise", drawn(noise).draw(room.client(), &room.buffer()));
+    room.into_plain()
+}
+
+fn step_with(x: &Plain, v: &Plain, noise: sde::Noise<'_>, coefficients: &Plain) -> SdeOutputs {
+    let [x, coefficients] = [x, coefficients].map(wide);
     let v = Operand::read(v);
     let call = latents(&x);
     let (x_next, mean) = (x.room_alike(), x.room_alike());
@@ -33,7 +72,7 @@ pub(super) fn step(x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) ->
         mean: &mean.buffer(),
         log_prob: &log_prob.buffer(),
     };
-    let taken = call.step(x.client(), step, &noise.buffer(), &x_next.buffer(), outcome);
+    let taken = call.step(x.client(), step, noise, &x_next.buffer(), outcome);
     done("sde_step", taken);
     SdeOutputs {
         x_next: x_next.into_plain(),

@@ -21,7 +21,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::Stash;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
 use flow_core::{
-    Activation, AdamWStep, ExpertKernels, Halves, Kernels, LaneKernels, Plain, Recorder, StepFactors,
+    Activation, AdamWStep, ExpertKernels, Halves, Kernels, LaneKernels, Noise, Plain, Recorder, StepFactors,
     StepValues, Updated,
 };
 use flow_kernels_cube::Element;
@@ -270,6 +270,21 @@ impl Kernels for CubeKernels {
 
     fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
         latents::step(x, v, noise, coefficients)
+    }
+
+    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
+        latents::noise(noise, device)
+    }
+
+    fn sde_step_drawn(
+        &self,
+        x: &Plain,
+        v: &Plain,
+        noise: &Noise<'_>,
+        coefficients: &Plain,
+        device: &ComputeDevice,
+    ) -> SdeOutputs {
+        latents::step_drawn(x, v, noise, coefficients, device)
     }
 
     fn sde_log_prob(

@@ -1,14 +1,15 @@
 //! Every operation, results and gradients, against the CPU's.
 
 use crate::setting::cube;
-use crate::support::{Input, Keep, Side, compare, layer, run, sides, values};
+use crate::support::{Input, Keep, Side, compare, computing, inputs, layer, run, sides, values};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Compute;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
+use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
-use flow_core::{Activation, AdamWStep, Beside, Kernels, Plain, StepFactors, Updated};
+use flow_core::{Activation, AdamWStep, Beside, Kernels, Noise, Plain, StepFactors, Updated};
 use std::sync::Arc;
 
 #[test]
@@ -164,6 +165,42 @@ fn operations_made_of_others() {
             kernels.linear_gated_residual(&Compute, residual, inner, &weights.down, modulation, 2),
         ]
     });
+}
+
+#[test]
+fn noise_has_the_bits_of_the_host_and_a_step_may_draw_it_itself() {
+    let bits = |values: &Plain| to_host(values).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    for (values, batch) in [(333, 3), (4096, 2), (30_002, 5)] {
+        let samples: Vec<u64> = (0..batch).map(|row| (row << 33) + 7 * row).collect();
+        let noise = Noise {
+            stream: Stream::new(u64::MAX / 5, Purpose::SdeNoise),
+            samples: &samples,
+            step: 3,
+            values,
+        };
+        let host = noise.drawn_by_host(&ComputeDevice::cpu());
+        for Side { device, kernels } in computing() {
+            let drawn = kernels.noise(&noise, &device);
+            assert_eq!(bits(&drawn), bits(&host), "noise of {batch} x {values}");
+            let of: [Input<'_>; 3] = [
+                (&[samples.len(), values], false),
+                (&[samples.len(), values], false),
+                (&[samples.len(), 5], false),
+            ];
+            let side = Side { device, kernels };
+            let [x, v, coefficients]: [_; 3] = inputs(&side, &of).try_into().expect("three");
+            let Side { device, kernels } = side;
+            let given = kernels.sde_step(&x, &v, &drawn, &coefficients);
+            let by_itself = kernels.sde_step_drawn(&x, &v, &noise, &coefficients, &device);
+            for (given, by_itself) in [
+                (&given.x_next, &by_itself.x_next),
+                (&given.mean, &by_itself.mean),
+                (&given.log_prob, &by_itself.log_prob),
+            ] {
+                assert_eq!(bits(given), bits(by_itself), "a step of {batch} x {values}");
+            }
+        }
+    }
 }
 
 #[test]
