@@ -128,9 +128,11 @@ impl Shared {
         let begun = Instant::now();
         match self.entry(kernel) {
             Ok(entry) => {
-                let stored = self.store.put(&id, entry);
                 let seconds = begun.elapsed().as_secs_f64();
-                tracing::debug!(name, seconds, stored, "compiled ahead");
+                match self.store.put(&id, entry) {
+                    Ok(stored) => tracing::debug!(name, seconds, stored, "compiled ahead"),
+                    Err(error) => tracing::warn!(name, %error, "compiled ahead, and not kept"),
+                }
             }
             // CubeCL meets the same at the launch, and there it is an error.
             Err(error) => tracing::warn!(name, %error, "not compiled ahead"),

@@ -4,10 +4,10 @@
 //! 0.11.3, `src/compute/context.rs`. Should a later version have others, its runtime finds nothing and compiles as if nobody had;
 //! a test of this crate asks for another look when the version changes.
 
-use cubecl_environment::persistence::Store;
+use cubecl_environment::persistence::{Store, StoreError};
 use cubecl_runtime::id::KernelId;
 use cubecl_runtime::kernel::BufferIOAttr;
-use cubecl_server::compiler::{KernelCacheKey, build_id_hash, compilation_store, store_compiled};
+use cubecl_server::compiler::{KernelCacheKey, build_id_hash, compilation_store};
 use serde::{Deserialize, Serialize};
 use std::ffi::c_char;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -46,8 +46,15 @@ impl KernelStore {
     }
 
     /// Puts a kernel there, and says whether it is taken: another thread or process may have been first.
-    pub fn put(&self, id: &KernelId, entry: Entry) -> bool {
-        store_compiled(&mut self.lock(), key(id), entry)
+    ///
+    /// # Errors
+    /// Why the disk refused it. CubeCL, which meets the same, warns of it.
+    pub fn put(&self, id: &KernelId, entry: Entry) -> Result<bool, String> {
+        match self.lock().insert(key(id), entry) {
+            Ok(()) => Ok(true),
+            Err(StoreError::Backend { error, .. }) => Err(error),
+            Err(StoreError::DuplicatedKey { .. } | StoreError::KeyOutOfSync { .. }) => Ok(false),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Store<KernelCacheKey, Entry>> {
