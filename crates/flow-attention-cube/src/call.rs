@@ -30,6 +30,20 @@ pub struct Declined {
     pub why: String,
 }
 
+/// Refuses a factor on the scores with which the tensor cores' kernels would not find a row's largest score: they look for it
+/// before they multiply.
+///
+/// # Errors
+/// [`Declined`].
+pub fn check_scale(scale: f32) -> Result<(), Declined> {
+    if scale.is_finite() && scale > 0.0 {
+        return Ok(());
+    }
+    Err(Declined {
+        why: format!("the factor on the scores must be above 0 and finite, not {scale}"),
+    })
+}
+
 impl Call {
     /// Sizes, as masks want them.
     pub fn sizes(&self) -> Sizes {

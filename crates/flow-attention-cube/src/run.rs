@@ -1,6 +1,6 @@
 //! A call from beginning to end: forward, and backward from what forward kept.
 
-use crate::call::{Call, Declined};
+use crate::call::{Call, Declined, check_scale};
 use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -293,11 +293,7 @@ impl<K: Kernels> Prepared<K> {
     ) -> Result<Self, Declined> {
         call.check()?;
         K::check(client, &call)?;
-        if !(scale.is_finite() && scale > 0.0) {
-            return Err(Declined {
-                why: format!("the factor on the scores must be above 0 and finite, not {scale}"),
-            });
-        }
+        check_scale(scale)?;
         let selection = Selection {
             joint,
             ..K::select(&call, mask.is_some(), Offer::of(client))

@@ -5,7 +5,7 @@
 
 use crate::bits::Bits;
 use crate::kinds::{BlockSparse, Extent, Grid};
-use crate::mask::{Bound, Mask, Sizes};
+use crate::mask::{Bound, Mask, Sizes, reach};
 use std::ops::Range;
 
 /// How much of a rectangle is allowed.
@@ -101,7 +101,6 @@ fn interval(mask: &Mask, sizes: &Sizes, batch: usize, query: usize) -> Option<(u
         Mask::Full => Some((0, sizes.keys())),
         Mask::Causal => Some((0, at(diagonal + 1))),
         Mask::Window { before, after } => {
-            let reach = |distance: usize| i64::try_from(distance).unwrap_or(i64::MAX / 2).min(i64::MAX / 2);
             Some((at(diagonal - reach(*before)), at(diagonal + reach(*after) + 1)))
         }
         Mask::KeyPadding(padding) => Some((0, padding.keys(batch))),

@@ -165,7 +165,7 @@ impl Mask {
             Self::Causal => key as i64 <= diagonal,
             Self::Window { before, after } => {
                 let distance = key as i64 - diagonal;
-                distance >= -(*before as i64) && distance <= *after as i64
+                distance >= -reach(*before) && distance <= reach(*after)
             }
             Self::KeyPadding(padding) => key < padding.keys(batch),
             Self::Packed(packed) => packed.allows(query, key),
@@ -175,6 +175,11 @@ impl Mask {
             Self::And(masks) => masks.iter().all(|mask| mask.allows(sizes, batch, query, key)),
         }
     }
+}
+
+/// A window's side, as far as any position is: callers write `usize::MAX` for "everything".
+pub(crate) fn reach(distance: usize) -> i64 {
+    i64::try_from(distance).unwrap_or(i64::MAX).min(i64::MAX / 4)
 }
 
 /// A mask together with the sizes of the call it is for, checked.

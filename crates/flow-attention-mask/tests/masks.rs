@@ -19,10 +19,18 @@ fn mask(kind: usize, sizes: Sizes, seed: u64) -> Mask {
     match kind {
         0 => Mask::Full,
         1 => Mask::Causal,
-        2 => Mask::Window {
-            before: draw(keys + 3),
-            after: draw(keys / 2 + 1),
-        },
+        2 => {
+            // Now and then a side without end.
+            let mut side = |most: usize| match draw(6) {
+                0 => usize::MAX,
+                1 => usize::MAX / 2 + 1,
+                _ => draw(most),
+            };
+            Mask::Window {
+                before: side(keys + 3),
+                after: side(keys / 2 + 1),
+            }
+        }
         3 => Mask::key_padding((0..sizes.batch).map(|_| draw(keys + 1)).collect()).unwrap(),
         4 => {
             let count = 1 + draw(6);

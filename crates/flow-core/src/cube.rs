@@ -8,8 +8,27 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 pub use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use cubecl::MemoryUsage;
+use cubecl::ir::DeviceProperties;
 pub use cubecl::prelude::Client;
 pub use recording::CubeRecorder;
+use std::sync::Arc;
+
+/// Which device a client launches on: all clients of a device share what is known of it.
+#[derive(Clone, Debug)]
+pub struct LaunchesOn(Arc<DeviceProperties>);
+
+impl LaunchesOn {
+    /// The device of `client`.
+    pub fn of(client: &Client) -> Self {
+        Self(client.properties_shared())
+    }
+}
+
+impl PartialEq for LaunchesOn {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
 
 /// The device's tensor in `tensor`, if it is a plain float tensor of a CubeCL runtime.
 pub fn read(tensor: &Plain) -> Option<&CubeTensor> {
@@ -64,7 +83,7 @@ pub fn empty_like(like: &CubeTensor, shape: &[usize], dtype: DType) -> CubeTenso
 /// A tensor in f32 on `device`, one of CubeCL's, its values unspecified.
 pub fn empty(device: &crate::device::ComputeDevice, shape: &[usize]) -> Plain {
     use burn::backend::{Dispatch, ops::FloatTensorOps};
-    let count = shape.iter().product();
+    let count: usize = shape.iter().product();
     let flat = Tensor::<1>::empty([count], (device.burn(), DType::F32));
     Dispatch::float_reshape(flat.into_dispatch(), shape.into())
 }

@@ -25,6 +25,15 @@ pub fn available() -> &'static [&'static str] {
     }
 }
 
+/// Memory of the largest NVIDIA GPU here, whether a run may use it or not; none where there is none, or no library of the driver
+/// to ask.
+pub fn gpu_memory_bytes() -> Option<u64> {
+    #[cfg(feature = "cuda")]
+    return crate::driver_memory::DriverMemory::open()?.largest_device_bytes();
+    #[cfg(not(feature = "cuda"))]
+    None
+}
+
 impl ComputeDevice {
     /// Opens device number `index` of those called `kind`.
     ///

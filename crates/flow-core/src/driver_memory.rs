@@ -24,6 +24,15 @@ impl DriverMemory {
         Nvml::init().ok().map(|library| Self(Arc::new(library)))
     }
 
+    /// All that the GPU with the most memory has.
+    pub fn largest_device_bytes(&self) -> Option<u64> {
+        let library = &self.0;
+        let devices =
+            (0..library.device_count().ok()?).filter_map(|index| library.device_by_index(index).ok());
+        let sizes = devices.filter_map(|device| Some(device.memory_info().ok()?.total));
+        sizes.max()
+    }
+
     /// Bytes of this process on all GPUs; none where the driver does not tell processes apart (some containers).
     pub fn bytes(&self) -> Option<u64> {
         let library = &self.0;

@@ -1,8 +1,8 @@
 //! An f32 in two halves of 16 bits: a bf16 that models compute with, and what it lacks.
 //!
 //! The upper half is the nearest bf16, of two equally near ones the one farther from zero; the lower half holds the lower 16
-//! bits, which say whether the upper one was rounded away from zero. Together they are the f32, bit for bit, in 4 bytes,
-//! where an f32 with a copy in bf16 takes 6.
+//! bits, which say whether the upper one was rounded away from zero. Together they are the f32, bit for bit (of a NaN some NaN),
+//! in 4 bytes, where an f32 with a copy in bf16 takes 6.
 
 use crate::tensors::Plain;
 use burn::backend::{BackendTensor, DispatchTensorKind};
@@ -21,8 +21,17 @@ pub struct Halves {
 
 /// The halves of a value's bits.
 pub fn split(value: f32) -> [u16; 2] {
+    [rounded(value, 0x8000), value.to_bits() as u16]
+}
+
+/// The bits of a bf16: `value` rounded away from zero where what a bf16 lacks of it and `share` of 2^16 make a whole. Carried so
+/// far, the largest NaN would become minus zero: a NaN stays one, of the same sign.
+pub fn rounded(value: f32, share: u32) -> u16 {
     let bits = value.to_bits();
-    [(bits.wrapping_add(0x8000) >> 16) as u16, bits as u16]
+    match value.is_nan() {
+        true => (bits >> 16) as u16 | 0x40,
+        false => (bits.wrapping_add(share) >> 16) as u16,
+    }
 }
 
 /// The value of two halves.
@@ -59,7 +68,7 @@ pub fn from_bits(bits: Vec<u16>, shape: &[usize]) -> Plain {
 
 #[cfg(test)]
 mod tests {
-    use super::{join, split};
+    use super::{bf16, join, rounded, split};
 
     #[test]
     fn halves_join_to_the_value_they_were_made_of() {
@@ -85,6 +94,21 @@ mod tests {
             0xFF7F_8000,
         ] {
             assert_eq!(join(split(f32::from_bits(bits))).to_bits(), bits);
+        }
+    }
+
+    #[test]
+    fn a_nan_is_one_in_its_upper_half_and_together() {
+        // What NVIDIA's and x86's arithmetic gives, and the smallest and the largest.
+        for bits in [0x7FFF_FFFF, 0xFFC0_0000, 0x7F80_0001, 0xFFFF_FFFF, 0x7FBF_8000] {
+            let halves = split(f32::from_bits(bits));
+            assert!(bf16::from_bits(halves[0]).is_nan(), "{bits:08x}");
+            assert!(join(halves).is_nan(), "{bits:08x}");
+            let up = bf16::from_bits(rounded(f32::from_bits(bits), 0xFFFF));
+            assert!(
+                up.is_nan() && up.is_sign_negative() == (bits >> 31 == 1),
+                "{bits:08x}"
+            );
         }
     }
 

@@ -17,7 +17,7 @@ use crate::exec::Stash;
 use crate::experts::ExpertKernels;
 use crate::halves::Halves;
 use crate::recording::Recorder;
-use crate::tensors::Plain;
+use crate::tensors::{Plain, copy_again};
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, FloatDType};
 use std::fmt::Debug;
@@ -441,6 +441,14 @@ pub trait Kernels: Debug + Send + Sync {
             second,
         };
         self.adamw_all(vec![of], step);
+    }
+
+    /// Makes each copy the values of the tensor beside it, in the type that the copy has. A copy that nothing else holds stays
+    /// where it is on a device with recordings, which read it there.
+    fn copy_all(&self, copies: Vec<(&mut Plain, &Plain)>) {
+        for (copy, of) in copies {
+            copy_again(copy, of);
+        }
     }
 
     /// `average = decay · average + (1 - decay) · value` of each pair; `decay [1]` on the device.

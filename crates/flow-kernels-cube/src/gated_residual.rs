@@ -110,6 +110,7 @@ impl Gate {
 
     fn check(&self, branch: &Buffer, modulation: &Buffer) -> Result<Element, Refused> {
         at_least_one("channels", self.channels)?;
+        at_least_one("chunks", self.chunks)?;
         if self.gate >= self.chunks {
             return Err(Refused::Size {
                 name: "gate",

@@ -25,7 +25,16 @@ pub(crate) fn joined(upper: u16, lower: u16) -> f32 {
 /// The upper half of an f32's bits.
 #[cube]
 pub(crate) fn upper_of(bits: u32) -> u16 {
-    u16::cast_from((bits + 0x8000u32) >> 16u32)
+    rounded(bits, 0x8000u32)
+}
+
+/// The bf16 of an f32's bits, rounded up where what it lacks and `share` of 2^16 make a whole. Carried so far, the largest NaN
+/// would become minus zero: a NaN stays one, of the same sign.
+#[cube]
+pub(crate) fn rounded(bits: u32, share: u32) -> u16 {
+    let is_nan = (bits & 0x7FFF_FFFFu32) > 0x7F80_0000u32;
+    let upper = select(is_nan, (bits >> 16u32) | 0x40u32, (bits + share) >> 16u32);
+    u16::cast_from(upper)
 }
 
 /// The lower half of an f32's bits.

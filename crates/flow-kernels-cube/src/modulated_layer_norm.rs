@@ -238,6 +238,7 @@ impl ModulatedNorm {
 
     fn check(&self, x: &Buffer, modulation: &Buffer, statistics: &Buffer) -> Result<Element, Refused> {
         at_least_one("channels", self.channels)?;
+        at_least_one("chunks", self.chunks)?;
         let allowed = || format!("0 to {}", self.chunks - 1);
         for (name, found) in [("shift", self.shift), ("scale", self.scale)] {
             if found >= self.chunks {

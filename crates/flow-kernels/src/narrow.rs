@@ -30,7 +30,7 @@ pub(crate) fn rounded(value: &Plain, rounding: Rounding, stream: u32) -> Plain {
     let mut draws = Stream::new(rounding.seed, Purpose::Rounding).at(u64::from(stream), rounding.step);
     let up_or_down = |value: &f32| {
         let noise = draws.next_u32() >> 16;
-        (value.to_bits().wrapping_add(noise) >> 16) as u16
+        halves::rounded(*value, noise)
     };
     let bits = value.values().iter().map(up_or_down).collect();
     halves::from_bits(bits, value.shape())

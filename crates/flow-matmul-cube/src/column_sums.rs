@@ -3,7 +3,7 @@
 use crate::Element;
 use crate::call::{Declined, no};
 use crate::tensors::Matrix;
-use cubecl::ir::ElemType;
+use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 
@@ -16,7 +16,7 @@ const LANES: [usize; 2] = [4, 16];
 
 /// Adds up `per_block` rows from `CUBE_POS_Y * per_block` on. Each of `lanes` threads of a column takes every
 /// `lanes`-th row; then their sums are added up in order. `accumulate`: the result is added to what is there.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 pub fn sum_rows<F: Numeric, O: Numeric>(
     x: &[F],
     out: &mut [O],
@@ -95,6 +95,7 @@ pub fn column_sums(
                     client,
                     CubeCount::Static(x.columns.div_ceil(THREADS / LANES[pass]) as u32, blocks as u32, 1),
                     CubeDim::new_1d(THREADS as u32),
+                    AddressType::from_len(x.elements()),
                     BufferArg::from_raw_parts(x.handle.clone(), x.elements()),
                     BufferArg::from_raw_parts(out.0.clone(), out.1),
                     x.rows as u32,

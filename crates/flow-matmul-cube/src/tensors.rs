@@ -175,7 +175,8 @@ fn matrix(
         ));
     }
     let bytes = x.stride * element.bytes();
-    if aligned && !bytes.is_multiple_of(16) && x.rows > 1 {
+    // Of one row, too, where nothing lies between: which kernel a product gets must not depend on how many rows there are.
+    if aligned && !bytes.is_multiple_of(16) {
         return no(format!(
             "rows of `{name}` begin {bytes} bytes apart; tensor memory access want a multiple of 16"
         ));

@@ -73,7 +73,8 @@ pub fn joint(call: &Call, masked: bool) -> Option<BackwardTiles> {
 /// Measured on an H100: 0.93 of it at 31,200 queries, 0.955 at 16,384, the same at 12,480 and 4096, 1.09 at 2048
 /// (`docs/src/performance/attention-ladder.md`).
 fn joint_pays(call: &Call) -> bool {
-    let pairs = call.batch * call.heads * call.queries * call.keys.iter().sum::<usize>();
+    // Not the batch: a sample's gradients have the same bits in any.
+    let pairs = call.heads * call.queries * call.keys.iter().sum::<usize>();
     let visits = pairs / (128 * 64);
     call.queries >= 16_384 && call.keys[0] >= 16_384 && visits >= 400 * MULTIPROCESSORS
 }

@@ -4,6 +4,7 @@
 //! float type.
 
 mod portable;
+mod recent;
 mod tensor_cores;
 
 pub use portable::PortableAttention;

@@ -1,5 +1,6 @@
 //! Attention on any device of CubeCL's, in f32, f16 or bf16 with f32 sums.
 
+use super::recent::Recent;
 use super::{client, heads, read};
 use crate::node::through;
 use burn::backend::DispatchTensor;
@@ -8,26 +9,27 @@ use flow_attention_cube::Element;
 use flow_attention_cube::portable::{self, Call, KeyValues, PortableMask, Statistics, check_device};
 use flow_attention_cube::tensors::Heads;
 use flow_core::attention::{Mask, Sizes};
-use flow_core::cube::{Client, CubeTensor, empty_like, wrap};
+use flow_core::cube::{Client, CubeTensor, LaunchesOn, empty_like, wrap};
 use flow_core::exec::Stash;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
 };
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// The portable kernels: no tensor cores, any strides, heads of up to 256 channels.
 #[derive(Default)]
 pub struct PortableAttention {
-    /// Masks compiled before.
-    masks: Mutex<Vec<Known>>,
+    /// Masks compiled lately.
+    masks: Recent<Known, PortableMask>,
 }
 
+#[derive(Debug, PartialEq)]
 struct Known {
+    device: LaunchesOn,
     mask: Option<Arc<Mask>>,
     sizes: Sizes,
     head_dim: usize,
-    compiled: Arc<PortableMask>,
 }
 
 impl fmt::Debug for PortableAttention {
@@ -63,22 +65,16 @@ impl PortableAttention {
 
     fn mask(&self, client: &Client, call: &AttentionCall) -> Result<Arc<PortableMask>, Declined> {
         let (sizes, head_dim) = (call.sizes(), call.head_dim);
-        // A panic while the lock was held left the list whole: entries are pushed at once.
-        let mut masks = self.masks.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let same =
-            |known: &&Known| known.mask == call.mask && known.sizes == sizes && known.head_dim == head_dim;
-        if let Some(known) = masks.iter().find(same) {
-            return Ok(known.compiled.clone());
-        }
-        let mask = call.mask.as_deref().unwrap_or(&Mask::Full);
-        let compiled = Arc::new(PortableMask::new(client, mask, sizes, head_dim).map_err(declined)?);
-        masks.push(Known {
+        let known = Known {
+            device: LaunchesOn::of(client),
             mask: call.mask.clone(),
             sizes,
             head_dim,
-            compiled: compiled.clone(),
-        });
-        Ok(compiled)
+        };
+        self.masks.get_or_make(client, known, || {
+            let mask = call.mask.as_deref().unwrap_or(&Mask::Full);
+            PortableMask::new(client, mask, sizes, head_dim).map_err(declined)
+        })
     }
 }
 

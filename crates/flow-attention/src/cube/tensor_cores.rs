@@ -1,38 +1,40 @@
 //! Attention on NVIDIA's tensor cores, in bf16 or f16 with f32 sums.
 
+use super::recent::Recent;
 use super::{client, heads, read};
 use crate::node::through;
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
-use flow_attention_cube::call::Call;
+use flow_attention_cube::call::{Call, check_scale};
 use flow_attention_cube::mma::Mma;
 use flow_attention_cube::run::{Kernels, Offer, Prepared};
 use flow_attention_cube::sources::Sources;
 use flow_attention_cube::tensors::{Heads, Part, lse_rows};
 use flow_attention_cube::wgmma::Wgmma;
 use flow_core::attention::Mask;
-use flow_core::cube::{Client, CubeTensor, contiguous, empty_like, wrap};
+use flow_core::cube::{Client, CubeTensor, LaunchesOn, contiguous, empty_like, wrap};
 use flow_core::exec::Stash;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
 };
 use flow_cube::wgmma::Factor;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Attention of a CUDA device.
 pub struct CubeAttention<K: Kernels> {
-    /// Calls seen before, with their masks on the device.
-    prepared: Mutex<Vec<Known<K>>>,
+    /// Calls seen lately, with their masks on the device.
+    prepared: Recent<Known, Prepared<K>>,
     #[cfg(feature = "cuda")]
     ahead: flow_ahead::Ahead,
 }
 
-struct Known<K: Kernels> {
+#[derive(Debug, PartialEq)]
+struct Known {
+    device: LaunchesOn,
     call: Call,
     scale: f32,
     mask: Option<Arc<Mask>>,
-    prepared: Arc<Prepared<K>>,
 }
 
 /// On Hopper's asynchronous tensor cores (compute capability 9.0).
@@ -44,7 +46,7 @@ pub type MmaAttention = CubeAttention<Mma>;
 impl<K: Kernels> Default for CubeAttention<K> {
     fn default() -> Self {
         Self {
-            prepared: Mutex::new(Vec::new()),
+            prepared: Recent::default(),
             #[cfg(feature = "cuda")]
             ahead: flow_ahead::Ahead::default(),
         }
@@ -96,29 +98,20 @@ fn declined(error: flow_attention_cube::call::Declined) -> Declined {
 impl<K: Sources> CubeAttention<K> {
     fn prepare(&self, client: &Client, problem: &AttentionCall) -> Result<Arc<Prepared<K>>, Declined> {
         let call = cube_call(problem)?;
-        // A panic while the lock was held left the list whole: entries are pushed at once.
-        let mut known = self
-            .prepared
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        let same = |entry: &&Known<K>| {
-            entry.call == call && entry.scale == problem.scale && entry.mask == problem.mask
-        };
-        if let Some(entry) = known.iter().find(same) {
-            return Ok(entry.prepared.clone());
-        }
-        let prepared = Prepared::new(client, call, problem.scale, problem.mask.clone()).map_err(declined)?;
-        // Backward's, too: they are wanted once forward is queued, and by then they are ready.
-        #[cfg(feature = "cuda")]
-        self.ahead.compile(client, || prepared.kernels());
-        let prepared = Arc::new(prepared);
-        known.push(Known {
+        let known = Known {
+            device: LaunchesOn::of(client),
             call,
             scale: problem.scale,
             mask: problem.mask.clone(),
-            prepared: prepared.clone(),
-        });
-        Ok(prepared)
+        };
+        self.prepared.get_or_make(client, known, || {
+            let prepared =
+                Prepared::new(client, call, problem.scale, problem.mask.clone()).map_err(declined)?;
+            // Backward's, too: they are wanted once forward is queued, and by then they are ready.
+            #[cfg(feature = "cuda")]
+            self.ahead.compile(client, || prepared.kernels());
+            Ok(prepared)
+        })
     }
 }
 
@@ -192,6 +185,7 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
         let (client, problem) = (client(call)?, cube_call(call)?);
         problem.check().map_err(declined)?;
+        check_scale(call.scale).map_err(declined)?;
         K::check(client, &problem).map_err(declined)?;
         let selection = K::select(&problem, call.mask.is_some(), Offer::of(client));
         Ok(selection.name(K::NAME))

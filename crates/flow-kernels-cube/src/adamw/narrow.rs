@@ -1,7 +1,7 @@
 //! AdamW on weights that are bf16 where models see them: exact, with their lower halves beside them, or rounded at random.
 
 use super::{Rates, THREADS, stepped};
-use crate::halves::{joined, lower_of, upper_of};
+use crate::halves::{joined, lower_of, rounded, upper_of};
 use crate::philox::philox;
 use cubecl::prelude::*;
 
@@ -87,8 +87,7 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
                     let low = select(place == 0, drawn.extract(0usize), drawn.extract(1usize));
                     let high = select(place == 2, drawn.extract(2usize), drawn.extract(3usize));
                     let noise = select(place < 2, low, high) >> 16u32;
-                    let bits = u32::reinterpret(result.extract(lane));
-                    upper.insert(lane, u16::cast_from((bits + noise) >> 16u32));
+                    upper.insert(lane, rounded(u32::reinterpret(result.extract(lane)), noise));
                 }
             }
             uppers.index_mut(i)[at] = upper;

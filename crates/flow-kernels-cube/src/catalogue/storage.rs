@@ -17,6 +17,7 @@ pub(super) fn check(checker: &mut Checker<'_>) {
         return;
     }
     halves(checker);
+    not_a_number(checker);
     for moments in [Element::F32, Element::Bf16] {
         steps(checker, moments);
     }
@@ -42,6 +43,29 @@ fn values(length: usize) -> Vec<f64> {
         f64::from(f32::from_bits(bits))
     };
     (0..length).map(value).collect()
+}
+
+/// A NaN is one in both of its forms, the largest of its kind too, which is what NVIDIA's arithmetic gives.
+fn not_a_number(checker: &mut Checker<'_>) {
+    let client = checker.client().clone();
+    let values = [0x7FF8_0000_0000_0000, 0x7FFF_FFFF_FFFF_FFFF, u64::MAX].map(f64::from_bits);
+    let value = Buffer::upload(&client, &values, Element::F32);
+    let [upper, lower] = [(); 2].map(|()| checker.room(values.len(), Element::Bf16));
+    let back = Buffer::upload(&client, &[0.0; 3], Element::F32);
+    let halves = Halves {
+        upper: &upper,
+        lower: &lower,
+    };
+    let done = halves.split(&client, &value);
+    checker.accept("split of NaN", done);
+    let done = join(&client, &[(halves, &back)]);
+    checker.accept("join of NaN", done);
+    for (what, of) in [("upper half", &upper), ("halves together", &back)] {
+        let found = checker.download(of);
+        if !found.iter().all(|value| value.is_nan()) {
+            checker.fail(format!("{what} of NaN: {found:?}"));
+        }
+    }
 }
 
 /// The nearest bf16, of two equally near ones the one farther from zero.

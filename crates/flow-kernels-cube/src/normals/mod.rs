@@ -7,7 +7,7 @@ mod arithmetic;
 mod polar;
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width};
+use crate::buffer::{Buffer, Refused, address_type, grid, width};
 use crate::philox::philox;
 use cubecl::prelude::*;
 use flow_rng::Stream;
@@ -152,12 +152,11 @@ impl Drawn<'_> {
     pub fn draw(&self, client: &Client, values: &Buffer) -> Result<(), Refused> {
         let rows = self.samples.len();
         self.checked(client, rows)?;
-        if rows == 0 {
-            return values.expect_of("values", 0, Element::F32).map(|_| ());
-        }
-        let each = values.length / rows;
-        at_least_one("values", each)?;
+        let each = values.length.checked_div(rows).unwrap_or(0);
         values.expect_of("values", rows * each, Element::F32)?;
+        if each == 0 {
+            return Ok(());
+        }
         let (vector, words) = (width(each, Element::F32), self.words());
         // SAFETY: the length was checked.
         unsafe {

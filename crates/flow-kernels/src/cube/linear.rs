@@ -8,6 +8,7 @@ use crate::linear::has_trained_matrix;
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stash;
 use flow_core::kernels::LinearWeights;
+use flow_core::tensors::zeros_like;
 use flow_core::{Activation, Plain, op};
 use flow_kernels_cube::Element;
 use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
@@ -372,6 +373,10 @@ fn over_rows(left: &Operand, right: &Matrix, products: &Products, element: Eleme
         ..Matmul::plain(Layout::Tn, [m, n, rows], left.element())
     };
     let output = left.room(&[m, n], element);
+    if rows == 0 {
+        // No product has nothing to add up.
+        return Operand::read(&zeros_like(&output.into_plain()));
+    }
     products.run(left, call, &Operands::new(&matrix(left), right, &matrix(&output)));
     output
 }

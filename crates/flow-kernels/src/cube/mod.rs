@@ -335,6 +335,10 @@ impl Kernels for CubeKernels {
         }))
     }
 
+    fn copy_all(&self, copies: Vec<(&mut Plain, &Plain)>) {
+        optimizer::copy_all(copies);
+    }
+
     fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
         optimizer::average_all(averages, decay);
     }

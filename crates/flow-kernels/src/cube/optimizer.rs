@@ -4,9 +4,9 @@ use super::operand::{Operand, bits_mut, dense_mut, done, update};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use flow_core::rng::Purpose;
-use flow_core::tensors::copy_again;
 use flow_core::{AdamWStep, Beside, Halves, Plain, StepFactors, StepValues, Updated};
 use flow_kernels_cube::adamw::{AdamW, Beside as Is, Rounding as Drawn, Updated as Updating};
+use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::halves::{self, Halves as InHalves};
 use flow_kernels_cube::optimizer::{self, Factors};
 use flow_kernels_cube::{Buffer, Element};
@@ -108,8 +108,17 @@ pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
         },
     };
     done("adamw", step.update(varying.client(), &updated));
-    for (copy, weight) in copied_after {
-        copy_again(copy, weight);
+    let copied_after = copied_after.into_iter();
+    copy_all(copied_after.map(|(copy, weight)| (copy, &*weight)).collect());
+}
+
+/// Writes the values beside them to copies, in their types.
+pub(super) fn copy_all(copies: Vec<(&mut Plain, &Plain)>) {
+    for (copy, of) in copies {
+        let of = Operand::read(of);
+        // Whatever float type the copy has, it keeps.
+        let copy = dense_mut(copy, &[Element::F32, Element::F16, Element::Bf16]);
+        done("copy", cast(of.client(), &of.buffer(), &copy, 1.0, true));
     }
 }
 

@@ -3,12 +3,13 @@
 use crate::setting::cube;
 use crate::support::{Input, Keep, Side, compare, computing, inputs, layer, run, sides, values};
 use burn::backend::DispatchTensor;
+use burn::tensor::{DType, FloatDType};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Compute;
 use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
 use flow_core::rng::{Purpose, Stream};
-use flow_core::tensors::plain;
+use flow_core::tensors::{buffer, cast, plain};
 use flow_core::{Activation, AdamWStep, Beside, Kernels, Noise, Plain, StepFactors, Updated};
 use std::sync::Arc;
 
@@ -396,6 +397,33 @@ fn what_lasts_stands_apart_from_the_pools_that_steps_use() {
     drop(weights);
     assert_eq!(flow_core::cube::bytes_lasting(&device), before);
     assert_eq!(ComputeDevice::cpu().lasting(|| 3), 3);
+}
+
+#[test]
+fn a_copy_that_is_written_again_stays_where_recordings_read_it() {
+    for Side { device, kernels } in computing() {
+        let first = device.plain(values(1, &[7, 30]), &[7, 30]);
+        let second = device.plain(values(2, &[7, 30]), &[7, 30]);
+        for dtype in [FloatDType::F32, FloatDType::BF16] {
+            // A copy of its own, in a type that the device has.
+            if dtype == FloatDType::BF16 && kernels.activations() != DType::BF16 {
+                continue;
+            }
+            let mut copy = device.zeros(&[7, 30]);
+            copy = cast(&copy, dtype);
+            let place = buffer(&copy).identity;
+            for of in [&first, &second] {
+                kernels.copy_all(vec![(&mut copy, of)]);
+                assert_eq!(buffer(&copy).identity, place, "{dtype:?}: it moved");
+                assert_eq!(to_host(&copy), to_host(&cast(of, dtype)), "{dtype:?}");
+            }
+            // Who holds what was there keeps it.
+            let kept = copy.clone();
+            kernels.copy_all(vec![(&mut copy, &first)]);
+            assert_eq!(to_host(&kept), to_host(&cast(&second, dtype)), "{dtype:?}");
+            assert_eq!(to_host(&copy), to_host(&cast(&first, dtype)), "{dtype:?}");
+        }
+    }
 }
 
 #[test]

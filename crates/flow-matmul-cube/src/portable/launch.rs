@@ -78,8 +78,16 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
         _ => (1, absent(), [0; 2]),
     };
     let stride = |x: Option<&Matrix>| x.map_or(0, |x| x.stride);
-    let longest = [operands.a, operands.b, operands.d].map(|x| x.elements());
-    let address = AddressType::from_len(longest.into_iter().max().unwrap_or(1));
+    let read = [
+        Some(operands.a),
+        Some(operands.b),
+        Some(operands.d),
+        operands.other,
+        t,
+        u,
+    ];
+    let longest = read.into_iter().flatten().map(Matrix::elements).max();
+    let address = AddressType::from_len(longest.unwrap_or(1));
     let kind = Kind {
         layout: call.layout,
         low_rank: call.rank > 0,
