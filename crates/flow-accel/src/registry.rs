@@ -106,6 +106,8 @@ impl AcceleratorRegistry {
         if self.kinds.contains_key(&name) {
             return Err(AlreadyRegistered(name));
         }
+        // Who registers a name that ours once had means their own.
+        self.removed.remove(&name);
         let called = name.clone();
         let schema = schemars::schema_for!(P);
         let by_schema = schema.as_value().clone();

@@ -34,9 +34,12 @@ impl Accelerator for Fusion {
 
     fn apply(&self, _: Plan, _: &Target<'_>) -> Result<Plan, Refusal> {
         Err(Refusal::new(
-            "Burn compiles its fusion into its CubeCL backends only, and the devices of this build (cpu) run without \
-             one of them",
-            "Remove the entry; on the processor `fused_kernels` computes operations together",
+            format!(
+                "Burn compiles its fusion into its CubeCL backends only, where they are built with it, and this program's devices ({}) \
+                 run without it",
+                flow_core::device::available().join(", ")
+            ),
+            "Remove the entry; `fused_kernels` computes operations together, with the same bits",
         ))
     }
 }

@@ -66,7 +66,7 @@ pub fn register(
             "norms, linear layers and gated residuals computed together (lossless; `mode` is required)",
             |params: FusedKernelsParams| Ok(FusedKernelsAccelerator::new(params)),
         )?
-        .set_floor("the processor's own, which saves memory rather than time");
+        .set_floor("on the processor its own kernels, which save memory rather than time");
     registry
         .register(
             Fusion::NAME,
@@ -74,7 +74,7 @@ pub fn register(
             "Burn's own fusion of elementwise operations (lossy)",
             |_: FusionParams| Ok(Fusion),
         )?
-        .set_floor("refused, for Burn has it in its CubeCL backends only");
+        .set_floor("refused, for no device of these programs is built with it");
     registry
         .register(
             GraphCaptureAccelerator::NAME,

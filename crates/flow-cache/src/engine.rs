@@ -23,8 +23,8 @@ pub struct Tally {
     pub rows: u64,
     /// Rows that were answered.
     pub answered: u64,
-    /// At the last step: the relative error of the final latent that is predicted for each lane, by policies that predict
-    /// one.
+    /// At the last step, and where the steps of a window begin that are left alone: the relative error of the final latent that
+    /// is predicted of the answers so far, or since such steps, for each lane, by policies that predict one. A lane's add up.
     pub predicted: Vec<(Lane, f64)>,
 }
 
@@ -35,7 +35,7 @@ impl Tally {
     }
 }
 
-/// Called once per call of a place, in steps that are not left alone.
+/// Called once per call of a place, in steps that are not left alone; in others, without rows, if anything was predicted.
 pub type OnCall = Box<dyn Fn(&Tally) + Send + Sync>;
 
 /// What is answered for.
@@ -88,8 +88,31 @@ impl<P: Policy> Engine<P> {
     pub fn stands_aside(&self, exec: &Exec<'_>, place: &Place) -> bool {
         let call = exec.call();
         let outside = self.rules.outside_sde_window && call.stochastic;
+        let mut forgotten = Vec::new();
         if outside && let Some(store) = self.kept().get_mut(place) {
-            call.lanes.iter().for_each(|lane| store.forget(*lane));
+            let states = |lane: &Lane| {
+                store
+                    .forget(*lane)
+                    .into_iter()
+                    .map(|state| (*lane, state))
+                    .collect::<Vec<_>>()
+            };
+            forgotten = call.lanes.iter().flat_map(states).collect();
+        }
+        // What answers before the window were predicted to do is done, whatever comes after it.
+        let predicted = forgotten.into_iter().filter_map(|(lane, state)| {
+            let error = self.policy.predicted_error(&state.policy)?;
+            Some((lane, error))
+        });
+        let predicted: Vec<_> = predicted.collect();
+        if !predicted.is_empty() {
+            (self.on_call)(&Tally {
+                step: call.step,
+                blocks: 0..0,
+                rows: 0,
+                answered: 0,
+                predicted,
+            });
         }
         outside || call.lanes.is_empty()
     }
@@ -289,7 +312,10 @@ impl<P: Policy> Engine<P> {
             let mut policy = std::mem::take(&mut row.state.policy);
             self.policy
                 .computed(&row.situation(&place, moment), outcomes[index], &mut policy);
-            let depth = self.policy.forecast(&policy).depth();
+            let depth = match self.policy.keeps(&row.lane) {
+                true => self.policy.forecast(&policy).depth(),
+                false => 0,
+            };
             row.state.policy = policy;
             row.state.answered = 0;
             row.state.output = outputs.next();

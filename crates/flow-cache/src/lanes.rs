@@ -74,14 +74,15 @@ impl<T> LaneStore<T> {
         }
     }
 
-    /// Forgets everything of `lane`.
-    pub fn forget(&mut self, lane: Lane) {
+    /// Forgets everything of `lane`, and gives it back.
+    pub fn forget(&mut self, lane: Lane) -> Vec<T> {
         let places: Vec<usize> = (self.kept.range((lane, 0)..=(lane, usize::MAX)))
             .map(|((_, place), _)| *place)
             .collect();
-        for place in places {
-            self.kept.remove(&(lane, place));
-        }
+        let removed = places
+            .into_iter()
+            .filter_map(|place| self.kept.remove(&(lane, place)));
+        removed.map(|(_, value)| value).collect()
     }
 
     /// Number of values kept.

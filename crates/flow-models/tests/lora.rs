@@ -241,6 +241,36 @@ fn adapters_of_another_rank_or_scale_are_refused_and_change_nothing() {
 }
 
 #[test]
+fn adapters_that_are_scaled_otherwise_than_by_alpha_and_rank_are_refused_by_name() {
+    let (_, _, mut weights) = trained_adapters(3, 4.5);
+    let exported = tempfile::tempdir().unwrap();
+    export_adapters(&weights, exported.path(), StoredDtype::F32, &BTreeMap::new()).unwrap();
+    let bytes = std::fs::read(exported.path().join("adapter_model.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    // As `peft` writes it: the config is beside the tensors.
+    let peft = tempfile::tempdir().unwrap();
+    let file = peft.path().join("adapter_model.safetensors");
+    safetensors::serialize_to_file(tensors.tensors(), None, &file).unwrap();
+    let mut load = |key: &str, value: serde_json::Value| {
+        let mut config = serde_json::json!({ "r": 3, "lora_alpha": 4.5, "target_modules": ".*attn.*" });
+        config[key] = value;
+        std::fs::write(peft.path().join("adapter_config.json"), config.to_string()).unwrap();
+        load_adapters(&mut weights, peft.path())
+    };
+    load("use_rslora", false.into()).unwrap();
+    load("alpha_pattern", serde_json::json!({})).unwrap();
+    for (key, value) in [
+        ("use_rslora", true.into()),
+        ("use_dora", true.into()),
+        ("alpha_pattern", serde_json::json!({ "to_q": 8 })),
+        ("rank_pattern", serde_json::json!({ "to_q": 8 })),
+    ] {
+        let error = load(key, value).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{key}`")), "{error}");
+    }
+}
+
+#[test]
 fn a_base_checkpoint_leaves_the_adapters_as_they_are() {
     let (model, _, weights) = trained_adapters(3, 6.0);
     let device = ComputeDevice::cpu();

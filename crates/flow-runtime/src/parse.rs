@@ -215,7 +215,7 @@ fn unread(spec: &OptionSpec, context: &Context) -> Option<Finding> {
                 format!("nothing in this run reads `{path}` without the accelerator `{accelerator}`"),
             )
             .help(format!(
-                "Remove the option, or add `[[acceleration.shared]]` with `name = \"{accelerator}\"`."
+                "Remove the option. It is read by the accelerator `{accelerator}`; `flow-train list accelerators` says where that runs."
             )),
         );
     }

@@ -242,6 +242,10 @@ impl Into<'_> {
             for (lane, error) in &tally.predicted {
                 meter.predict(lane.sample, *error);
             }
+            // Of a step that is left alone there is no share.
+            if tally.rows == 0 {
+                return;
+            }
             let parts = std::iter::once(Part::Step(tally.step)).chain(tally.blocks.clone().map(Part::Block));
             parts.for_each(|part| meter.share(what, part, tally.answered, tally.rows));
         })

@@ -138,6 +138,12 @@ impl FeatureCacheParams {
                 Built::Pyramid(policy, params.rules())
             }
             Self::Faster(params) => {
+                if [params.attention_every, params.unconditional_every] == [1; 2] {
+                    return Err(Refusal::new(
+                        "attention and the unconditional branch are computed in every step, so nothing is ever predicted",
+                        "Set `params.attention_every`, for instance to 2",
+                    ));
+                }
                 let attention = FasterAttention {
                     every: params.attention_every,
                     timesteps: timesteps("attention_timesteps", params.attention_timesteps)?,
@@ -176,8 +182,15 @@ impl FeatureCacheParams {
             ),
             Self::DbCache(params) => format!(
                 "after `warmup_steps = {}` no step changed the first blocks by as little as `threshold = {}`; with few \
-                 steps neighbours are far apart. Lower `warmup_steps`, raise `threshold` {steps}",
-                params.warmup_steps, params.threshold
+                 steps neighbours are far apart.{} Lower `warmup_steps`, raise `threshold` {steps}",
+                params.warmup_steps,
+                params.threshold,
+                match &params.mask {
+                    Some(mask) => format!(
+                        " And `mask = \"{mask}\"` may leave no step: one of digits is for trajectories of as many steps."
+                    ),
+                    None => String::new(),
+                }
             ),
             Self::StepMask(params) => format!(
                 "`mask = \"{}\"` leaves no step out: one of digits is for trajectories of as many steps, and the \

@@ -6,11 +6,11 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_core::exec::{CallBody, DependsOn, Reusable, RowKey, RowsBody};
 use flow_core::tensors::{is_tracked, select, select_rows, stacked};
-use flow_core::{Exec, FlowModel, ModelInput, Plain, ReuseDriver};
+use flow_core::{Exec, FlowModel, ModelInput, Plain, ReuseDriver, Stage};
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
 use std::hash::Hash;
-use store::{Key, Place, Store, Take};
+use store::{Key, Period, Place, Store, Take};
 
 /// What was not computed again in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub type OnReused = Box<dyn Fn(Reused) + Send + Sync>;
 /// training pass. Lives as long as the run.
 ///
 /// A value is kept under the version of the weights, its place in the model, and the bytes of condition and noise level
-/// that it was computed from; it goes when these weights do, and one that depends on a noise level goes with the iteration.
+/// that it was computed from; it goes when these weights do, and everything goes with the iteration and with an evaluation.
 /// Beyond the limit in bytes nothing more is kept.
 ///
 /// Threads that need the same value at the same time wait for the one that computes it, so what is computed does not depend
@@ -131,7 +131,12 @@ impl ReuseDriver for ExactReuse {
             block: exec.site().map(|site| (site.stack.clone(), site.block)),
             name: part.name,
         };
-        self.store.enter(&place.version, exec.call().iteration);
+        let call = exec.call();
+        let period = Period {
+            iteration: call.iteration,
+            is_evaluation: call.stage == Stage::Evaluation,
+        };
+        self.store.enter(&place.version, period);
         let (first, like) = distinct(&read);
         let keys: Vec<Key> = (first.iter())
             .map(|row| Key {

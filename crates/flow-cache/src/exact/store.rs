@@ -22,6 +22,14 @@ pub(super) struct Key {
     pub read: RowKey,
 }
 
+/// Within which values are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Period {
+    pub iteration: u64,
+    /// An evaluation has the number of the iteration that follows it.
+    pub is_evaluation: bool,
+}
+
 #[derive(Debug)]
 enum Value {
     Underway,
@@ -32,7 +40,7 @@ enum Value {
 struct Kept {
     values: HashMap<Key, Value>,
     versions: Vec<WeightsVersion>,
-    iteration: u64,
+    period: Option<Period>,
     bytes: u64,
 }
 
@@ -83,22 +91,22 @@ impl Store {
         self.kept().bytes
     }
 
-    /// Lets go what no call can ask for again: values of weights that are no more and, in a new iteration, those of noise
-    /// levels, which a trainer may draw anew without end.
-    pub fn enter(&self, version: &WeightsVersion, iteration: u64) {
+    /// Lets go what no call can ask for again, values of weights that are no more; and everything in a new `period`, so that what
+    /// is found there does not depend on what the process did before it: a resumed run counts as one that was not stopped.
+    pub fn enter(&self, version: &WeightsVersion, period: Period) {
         let mut kept = self.kept();
-        let new_iteration = kept.iteration != iteration;
-        if !new_iteration && kept.versions.contains(version) {
+        let is_new = kept.period != Some(period);
+        if !is_new && kept.versions.contains(version) {
             return;
         }
-        kept.iteration = iteration;
+        kept.period = Some(period);
         kept.versions.retain(WeightsVersion::is_alive);
         if !kept.versions.contains(version) {
             kept.versions.push(version.clone());
         }
         let mut bytes = 0;
         kept.values.retain(|key, value| {
-            let stays = key.place.version.is_alive() && !(new_iteration && key.read.sigma.is_some());
+            let stays = !is_new && key.place.version.is_alive();
             if let (true, Value::Kept(value)) = (stays, value) {
                 bytes += bytes_of(value);
             }

@@ -17,7 +17,7 @@ use crate::drivers::LayerPolicy;
 use crate::policies::Timesteps;
 use crate::policy::{Policy, Situation};
 use crate::{Forecast, Outcome};
-use flow_core::{AttentionKind, AttentionLayer};
+use flow_core::{AttentionKind, AttentionLayer, Lane};
 
 /// The part of the policy `faster` for attention layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,6 +35,10 @@ impl Policy for FasterAttention {
 
     fn name(&self) -> &'static str {
         "faster"
+    }
+
+    fn keeps(&self, lane: &Lane) -> bool {
+        lane.conditional
     }
 
     fn answers(&self, now: &Situation<'_>, (): &mut ()) -> bool {

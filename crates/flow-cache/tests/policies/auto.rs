@@ -5,6 +5,7 @@ use crate::toy::{Run, Toy, lane};
 use flow_cache::{Auto, Rules, SignalChanges, VelocityCache, fit_polynomial};
 use flow_core::Plan;
 use proptest::prelude::*;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// Where the latent starts: so far away that its size hardly changes on the way.
@@ -25,6 +26,11 @@ fn rules() -> Rules {
 
 /// Final latent, blocks left out, and the predicted relative error.
 fn trajectory(model: &Toy, steps: u32, policy: Option<Auto>) -> (f32, u64, f64) {
+    around(model, steps, policy, 0..0)
+}
+
+/// As [`trajectory`], the steps of `window` stochastic and left alone. (No noise is added: what counts is who answers.)
+fn around(model: &Toy, steps: u32, policy: Option<Auto>, window: Range<u32>) -> (f32, u64, f64) {
     let predicted = Arc::new(Mutex::new(0.0));
     let skipped = Arc::new(Mutex::new(0));
     let (told, left_out) = (predicted.clone(), skipped.clone());
@@ -33,7 +39,10 @@ fn trajectory(model: &Toy, steps: u32, policy: Option<Auto>) -> (f32, u64, f64) 
         Some(policy) => Plan {
             velocities: Arc::new(VelocityCache::new(
                 policy,
-                rules(),
+                Rules {
+                    outside_sde_window: true,
+                    ..rules()
+                },
                 Box::new(move |tally| {
                     *left_out.lock().expect("no panic") += tally.skipped();
                     for (_, error) in &tally.predicted {
@@ -47,7 +56,13 @@ fn trajectory(model: &Toy, steps: u32, policy: Option<Auto>) -> (f32, u64, f64) 
     let mut x = START;
     for step in 0..steps {
         let sigma = |step: u32| 1.0 - f64::from(step) / f64::from(steps);
-        let v = run.call(model, step, sigma(step), false, &[(lane(1, true), vec![x])])[0][0];
+        let v = run.call(
+            model,
+            step,
+            sigma(step),
+            window.contains(&step),
+            &[(lane(1, true), vec![x])],
+        )[0][0];
         x += (sigma(step + 1) - sigma(step)) as f32 * v;
     }
     let both = (
@@ -102,6 +117,24 @@ fn a_larger_target_leaves_more_out_and_a_factor_from_an_audit_less() {
     assert!(
         (4.0 * error / predicted - 1.0).abs() < 0.1,
         "{error}, {predicted}"
+    );
+}
+
+#[test]
+fn what_was_predicted_before_a_window_of_stochastic_steps_counts_with_what_comes_after() {
+    let model = parabola(4.0);
+    let (exact, ..) = trajectory(&model, 40, None);
+    let (whole, ..) = around(&model, 40, auto(1e-3, 1.0), 20..40);
+    let (found, skipped, predicted) = around(&model, 40, auto(1e-3, 1.0), 20..24);
+    let error = |found: f32| f64::from((found - exact).abs() / exact.abs());
+    assert!(
+        skipped > 0 && error(whole) > 0.2 * error(found),
+        "answers on both sides"
+    );
+    assert!(
+        (error(found) - predicted).abs() <= 0.06 * predicted + 2e-6,
+        "{}, predicted {predicted}",
+        error(found)
     );
 }
 

@@ -343,6 +343,10 @@ impl Kernels for MeteredKernels {
         self.inner.join(halves)
     }
 
+    fn copy_all(&self, copies: Vec<(&mut Plain, &Plain)>) {
+        self.inner.copy_all(copies);
+    }
+
     fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
         self.inner.average_all(averages, decay);
     }

@@ -7,7 +7,7 @@ use super::stem;
 use crate::ModelError;
 use crate::weights::{Expected, StoredDtype, load_expected, replace, save_tensors};
 use flow_core::{ParamLayout, Weights};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,9 +30,46 @@ pub struct AdapterConfig {
     /// Scale times rank.
     #[serde(rename = "lora_alpha")]
     pub alpha: f32,
-    /// Adapted layers, in the form [`add_lora`](super::add_lora) takes.
-    #[serde(rename = "target_modules")]
+    /// Adapted layers, in the form [`add_lora`](super::add_lora) takes. `peft` has a pattern there, too.
+    #[serde(rename = "target_modules", deserialize_with = "one_or_several")]
     pub targets: Vec<String>,
+}
+
+/// What `peft` may ask for beside a rank and a scale, and adapters here have not: read without it, an adapter would be
+/// another one.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Beyond {
+    use_rslora: bool,
+    use_dora: bool,
+    rank_pattern: BTreeMap<String, serde_json::Value>,
+    alpha_pattern: BTreeMap<String, serde_json::Value>,
+}
+
+impl Beyond {
+    fn asked_for(&self) -> Option<&'static str> {
+        [
+            ("use_rslora", self.use_rslora),
+            ("use_dora", self.use_dora),
+            ("rank_pattern", !self.rank_pattern.is_empty()),
+            ("alpha_pattern", !self.alpha_pattern.is_empty()),
+        ]
+        .into_iter()
+        .find_map(|(name, is_asked)| is_asked.then_some(name))
+    }
+}
+
+fn one_or_several<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Targets {
+        One(String),
+        Several(Vec<String>),
+    }
+    Ok(match Targets::deserialize(from)? {
+        Targets::One(pattern) => vec![pattern],
+        Targets::Several(names) => names,
+    })
 }
 
 /// Writes the adapters of `weights` to `directory`, which is made if need be.
@@ -141,8 +178,16 @@ pub fn read_adapter_config(path: &Path) -> Result<AdapterConfig, ModelError> {
             (&beside, text)
         }
     };
-    let config: AdapterConfig = serde_json::from_str(&text)
-        .map_err(|error| format(from, format!("its adapter config cannot be read: {error}")))?;
+    let unreadable = |error| format(from, format!("its adapter config cannot be read: {error}"));
+    let config: AdapterConfig = serde_json::from_str(&text).map_err(unreadable)?;
+    let beyond: Beyond = serde_json::from_str(&text).map_err(unreadable)?;
+    if let Some(name) = beyond.asked_for() {
+        return Err(ModelError::Adapter(format!(
+            "`{}` was made with `{name}`, and adapters here have one rank and the scale `lora_alpha / r`; merge it with `peft` and load \
+             the merged weights",
+            from.display()
+        )));
+    }
     if config.rank == 0 || !config.alpha.is_finite() {
         return Err(format(
             from,
