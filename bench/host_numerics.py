@@ -161,5 +161,5 @@ def loss_times(config, seed, iteration, inner):
 
 
 def old_policy_decay(config, iteration):
-    """Share of the old sampling weights that survives an iteration."""
+    """Share of the old sampling weights that survives an iteration, counted from 1."""
     return min(max(iteration - config["flat"], 0) * config["rate"], config["hold"])

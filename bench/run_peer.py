@@ -244,7 +244,7 @@ class Peer:
         first = max(options["warmup_steps"], 1)
         if schedule["kind"] == "constant":
             return 1.0
-        progress = min(max(self.updates - first, 0) / max(schedule["steps"] - first, 1), 1.0)
+        progress = min(max(self.updates - first, 0) / max(schedule["steps"] + 1 - first, 1), 1.0)
         falling = 1.0 - progress if schedule["kind"] == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
         return schedule["to"] + (1.0 - schedule["to"]) * falling
 
@@ -253,7 +253,7 @@ class Peer:
         """Lets the old sampling weights follow."""
         if self.old is None:
             return
-        share = 1.0 - host_numerics.old_policy_decay(self.algorithm["old_policy"], iteration)
+        share = 1.0 - host_numerics.old_policy_decay(self.algorithm["old_policy"], iteration + 1)
         old, current = list(self.old.parameters()), list(self.model.parameters())
         torch._foreach_lerp_(old, current, share)
 

@@ -15,7 +15,7 @@ use crate::error::{ReportError, Result};
 use crate::grid::{ImageGrid, Picture};
 use crate::lock::{LOCK_FILE, RunLock};
 use crate::manifest::{Manifest, read_json, write_json};
-use crate::metrics::{Metrics, MetricsStart, MetricsWriter};
+use crate::metrics::{Metrics, MetricsPosition, MetricsStart, MetricsWriter};
 use crate::store::CheckpointStore;
 use crate::summary::RunSummary;
 use crate::tensorboard::EventWriter;
@@ -300,6 +300,43 @@ impl RunDirectory {
     /// As [`MetricsWriter::open`].
     pub fn metrics(&self, start: MetricsStart) -> Result<MetricsWriter> {
         MetricsWriter::open(&self.path.join("metrics.jsonl"), start)
+    }
+
+    /// Whether `metrics.jsonl` is the file that `position` was stored of, nothing being changed.
+    ///
+    /// # Errors
+    /// As [`MetricsWriter::check`].
+    pub fn check_metrics(&self, position: MetricsPosition) -> Result<()> {
+        MetricsWriter::check(&self.path.join("metrics.jsonl"), position)
+    }
+
+    /// Moves the pictures of later steps than `step` into `images/superseded/`: those of a future that a run which goes on from
+    /// `step` abandons.
+    ///
+    /// # Errors
+    /// If a file cannot be moved.
+    pub fn supersede_grids_after(&self, step: u64) -> Result<()> {
+        let images = self.path.join("images");
+        for path in crate::report::files(&images, "png")? {
+            if crate::report::grid_of(&path).is_none_or(|(_, found)| found <= step) {
+                continue;
+            }
+            let aside = images.join("superseded");
+            let state = "the picture is where it was";
+            let failed = |source| ReportError::write("(move aside) image grid", &path, state, source);
+            fs::create_dir_all(&aside).map_err(failed)?;
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let target = first_free(|number| match number {
+                1 => aside.join(&name),
+                _ => aside.join(format!("{number}-{name}")),
+            });
+            fs::rename(&path, &target).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Opens `timing.jsonl`, where wall-clock values go, to append to it.

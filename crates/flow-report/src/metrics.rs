@@ -211,16 +211,7 @@ impl MetricsWriter {
                 ..position_where(path, &bytes[..whole], |_, _| true)?
             },
             MetricsStart::At(position) => {
-                let found = position_where(path, &bytes[..whole], |end, _| end <= position.bytes)?;
-                if found.bytes != position.bytes || found.records != position.records {
-                    let problem = format!(
-                        "is not the file that the checkpoint was saved with: the checkpoint was saved after record {} \
-                         (byte {}), here is record {} at byte {}",
-                        position.records, position.bytes, found.records, found.bytes
-                    );
-                    let help = "put back the run's own metrics, or resume from another checkpoint";
-                    return Err(ReportError::invalid("metrics", path, problem, help));
-                }
+                found_at(path, &bytes[..whole], position)?;
                 position
             }
         };
@@ -248,6 +239,23 @@ impl MetricsWriter {
             position,
             notices,
         })
+    }
+
+    /// Whether the file at `path` is the one that `position` was stored of, nothing being changed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) under [`MetricsStart::At`].
+    pub fn check(path: &Path, position: MetricsPosition) -> Result<()> {
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(ReportError::read("metrics", path, error)),
+        };
+        let whole = bytes
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |last| last + 1);
+        found_at(path, &bytes[..whole], position)
     }
 
     /// What opening the file did: a torn line or later records cut.
@@ -315,6 +323,21 @@ fn torn_notice(path: &Path, bytes: usize) -> String {
         "cut the last line of `{}` ({bytes} bytes), which a killed process left unfinished",
         path.display()
     )
+}
+
+/// That whole records end at `position`.
+fn found_at(path: &Path, whole: &[u8], position: MetricsPosition) -> Result<()> {
+    let found = position_where(path, whole, |end, _| end <= position.bytes)?;
+    if found.bytes == position.bytes && found.records == position.records {
+        return Ok(());
+    }
+    let problem = format!(
+        "is not the file that the checkpoint was saved with: the checkpoint was saved after record {} (byte {}), here is \
+         record {} at byte {}",
+        position.records, position.bytes, found.records, found.bytes
+    );
+    let help = "put back the run's own metrics, or resume from another checkpoint";
+    Err(ReportError::invalid("metrics", path, problem, help))
 }
 
 /// The position after the longest run of records from the start for which `keep(end in bytes, step)` holds.

@@ -72,15 +72,9 @@ impl ReportData {
         }
         let mut grids = Vec::new();
         for path in files(&run.join("images"), "png")? {
-            let stem = path
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            let named = stem
-                .rsplit_once("-step-")
-                .and_then(|(kind, step)| Some((kind.to_owned(), step.parse().ok()?)));
-            let Some((kind, step)) = named else { continue };
+            let Some((kind, step)) = grid_of(&path) else {
+                continue;
+            };
             let png = fs::read(&path).map_err(|e| ReportError::read("image grid", &path, e))?;
             grids.push(GridFigure { kind, step, png });
         }
@@ -335,8 +329,15 @@ pub fn write_report(run: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Kind and step of the grid in a file called `KIND-step-NUMBER.png`.
+pub(crate) fn grid_of(path: &Path) -> Option<(String, u64)> {
+    let stem = path.file_stem()?.to_string_lossy();
+    let (kind, step) = stem.rsplit_once("-step-")?;
+    Some((kind.to_owned(), step.parse().ok()?))
+}
+
 /// The files of an extension in a directory, by name; none if there is no such directory.
-fn files(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+pub(crate) fn files(directory: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -15,16 +15,16 @@ pub enum RateSchedule {
     /// It stays.
     #[default]
     Constant,
-    /// Along a line to the share `to` of it, reached at step `steps`.
+    /// Along a line to the share `to` of it.
     Linear {
-        /// Step from which on it stays at the end.
+        /// The last step in which it falls.
         steps: u64,
         /// Share of the learning rate at the end.
         to: f64,
     },
     /// Along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts) to the share `to` of it.
     Cosine {
-        /// Step from which on it stays at the end.
+        /// The last step in which it falls.
         steps: u64,
         /// Share of the learning rate at the end.
         to: f64,
@@ -35,7 +35,8 @@ impl RateSchedule {
     /// The share of the learning rate at `step`, of which `first` is the first after the warm-up.
     fn share_at(self, step: u64, first: u64) -> f64 {
         let progress = |steps: u64| {
-            let (done, all) = (step.saturating_sub(first), steps.saturating_sub(first).max(1));
+            // The step after the last one is at the end, so that none of those that the schedule has is without a rate.
+            let (done, all) = (step.saturating_sub(first), (steps + 1).saturating_sub(first).max(1));
             (done as f64 / all as f64).min(1.0)
         };
         match self {

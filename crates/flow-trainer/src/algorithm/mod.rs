@@ -114,7 +114,7 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// The loss at one position.
     fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss;
 
-    /// Share of the old sampling weights that survives iteration `iteration`, if there are old weights.
+    /// Share of the old sampling weights that survives iteration `iteration`, counted from 1, if there are old weights.
     fn old_policy_decay(&self, _iteration: u64) -> Option<f64> {
         None
     }

@@ -219,11 +219,14 @@ impl<A: Algorithm> Session<A> {
                 interval.high.map(|high| high - interval.mean),
             ));
         }
-        let title = format!("held-out prompts after {step} iterations");
-        let grid = settings.grid(&evaluation, &title)?;
-        let picture = self.files.directory.write_grid("eval", step, &grid)?;
-        if let Some(events) = &mut self.files.events {
-            events.image("eval/images", step, &picture)?;
+        // Without rows there is no picture.
+        if settings.grid.0 > 0 {
+            let title = format!("held-out prompts after {step} iterations");
+            let grid = settings.grid(&evaluation, &title)?;
+            let picture = self.files.directory.write_grid("eval", step, &grid)?;
+            if let Some(events) = &mut self.files.events {
+                events.image("eval/images", step, &picture)?;
+            }
         }
         self.write(record)?;
         self.record_timing(&[("evaluation_s", watch.wall_s())])?;

@@ -150,13 +150,10 @@ impl<A: Algorithm> Session<A> {
 impl<A: Algorithm> super::Parts<A> {
     /// Lets the moving average and the old sampling weights follow the trained ones.
     fn follow(&mut self) -> Result<(), TrainError> {
-        let done = self.state.iteration + 1;
-        let average = self
-            .settings
-            .average
-            .as_ref()
-            .and_then(|plan| plan.decay_after(done));
-        let old = self.algorithm.old_policy_decay(self.state.iteration);
+        let iteration = self.state.iteration;
+        let average = self.settings.average.as_ref();
+        let average = average.and_then(|plan| plan.decay_after(iteration));
+        let old = self.algorithm.old_policy_decay(iteration + 1);
         let kernels = self.acceleration.training().kernels.clone();
         let (kernels, device) = (&*kernels, &self.sampler.device);
         let trained = self.state.optimizer.trained();

@@ -201,6 +201,8 @@ impl<A: Algorithm> Session<A> {
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let restored = state::restore(&mut parts, &directory, from, observer)?;
+        // Before anything of the run is changed: the checkpoint may be another run's.
+        directory.check_metrics(restored.metrics)?;
         let mut manifest = directory.read_manifest()?;
         let step = parts.state.iteration;
         let here = std::env::current_dir().unwrap_or_default();
@@ -216,6 +218,7 @@ impl<A: Algorithm> Session<A> {
         directory
             .checkpoints(parts.settings.checkpoints_kept)
             .supersede_after(step)?;
+        directory.supersede_grids_after(step)?;
         let files = Files::open(
             directory,
             MetricsStart::At(restored.metrics),

@@ -10,7 +10,7 @@ use crate::rollout::{NoiseSource, SampleRequest, Trajectories};
 use crate::scheduler::StepCoefficients;
 use flow_accel::Activity;
 use flow_config::InitialNoise;
-use flow_core::{Plan, Rollout, StackDriver, Stage, Weights, cpu};
+use flow_core::{CallModel, Plan, Rollout, StackDriver, Stage, Weights, cpu};
 use flow_data::{Image, ImageShape, Prompt};
 use flow_report::{Stopwatch, process_cpu_s};
 use flow_rewards::{Sample, Ticket};
@@ -122,12 +122,13 @@ impl<A: Algorithm> Parts<A> {
     }
 
     /// A rollout of this iteration in which `stacks` runs the blocks, one micro-batch after another, and nothing else is done:
-    /// for drivers that measure.
+    /// for drivers that measure: the model is called every time, not replayed from a recording without them.
     pub fn measure(&self, stacks: Arc<dyn StackDriver>, observer: &mut dyn Observer) {
         let steps = self.schedule.steps_for(self.state.iteration);
         let geometry = &self.settings.geometry;
         let plan = Plan {
             stacks,
+            velocities: Arc::new(CallModel),
             ..(**self.training_plan()).clone()
         };
         let rollout = Rollout::new(self.sampling_weights(), Arc::new(plan));

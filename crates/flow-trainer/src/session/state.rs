@@ -7,11 +7,11 @@ use crate::error::TrainError;
 use crate::observer::Observer;
 use crate::optimizer::{AdamW, Moments};
 use flow_core::device::ComputeDevice;
-use flow_core::tensors::copy_again;
-use flow_core::{Changing, Kernels, ParamLayout, Plain, Weights, cpu};
+use flow_core::{Changing, Kernels, ParamLayout, ParamSpec, Plain, Weights, cpu};
 use flow_report::{CheckpointReader, CheckpointWriter, MetricsPosition, RunDirectory};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::path::Path;
 
 /// Weights whose averages are formed at once: what is put together from halves for them is in memory meanwhile.
@@ -88,14 +88,9 @@ impl PolicyWeights {
                     .collect();
                 device.lasting(|| kernels.average_all(pairs, &decay));
             }
-            let copied = slow.into_iter();
-            device.lasting(|| {
-                copied.for_each(|(_, slow)| {
-                    if let Some(copy) = slow.copy {
-                        copy_again(copy, slow.value);
-                    }
-                });
-            });
+            let copies = slow.into_iter();
+            let copies = copies.filter_map(|(_, slow)| Some((slow.copy?, &*slow.value)));
+            device.lasting(|| kernels.copy_all(copies.collect()));
         }
     }
 }
@@ -142,15 +137,22 @@ impl<A: Algorithm> Session<A> {
         };
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);
+        // Each comes to the host when its turn to be written has come: all at once would be the whole state a second time.
         for (set, weights) in sets(&state.weights) {
             for (index, spec) in layout.specs().iter().enumerate() {
-                writer.section(&format!("{set}/{}", spec.name), bytes(weights.host(index)))?;
+                let name = format!("{set}/{}", spec.name);
+                writer.section_streamed(&name, bytes(spec), move |out| {
+                    write_values(out, &weights.host(index))
+                })?;
             }
         }
         for (spec, moments) in layout.specs().iter().zip(state.optimizer.moments()) {
-            if let Some(moments) = moments {
-                writer.section(&format!("first/{}", spec.name), bytes_of(&moments.first))?;
-                writer.section(&format!("second/{}", spec.name), bytes_of(&moments.second))?;
+            let Some(moments) = moments else { continue };
+            for (which, moment) in [("first", &moments.first), ("second", &moments.second)] {
+                let name = format!("{which}/{}", spec.name);
+                writer.section_streamed(&name, bytes(spec), move |out| {
+                    write_values(out, &cpu::to_host(moment))
+                })?;
             }
         }
         let store = self
@@ -185,12 +187,18 @@ fn layout_of(layout: &ParamLayout) -> Vec<(String, Vec<usize>)> {
         .collect()
 }
 
-fn bytes_of(value: &Plain) -> Vec<u8> {
-    bytes(cpu::to_host(value))
+/// Of a weight's values in f32.
+fn bytes(spec: &ParamSpec) -> u64 {
+    4 * spec.shape.iter().product::<usize>() as u64
 }
 
-fn bytes(values: Vec<f32>) -> Vec<u8> {
-    values.into_iter().flat_map(f32::to_le_bytes).collect()
+/// Some at a time, so that their bytes are not all there beside them.
+fn write_values(out: &mut dyn Write, values: &[f32]) -> io::Result<()> {
+    for some in values.chunks(1 << 14) {
+        let bytes: Vec<u8> = some.iter().copied().flat_map(f32::to_le_bytes).collect();
+        out.write_all(&bytes)?;
+    }
+    Ok(())
 }
 
 /// Puts the state of a checkpoint into `parts`.

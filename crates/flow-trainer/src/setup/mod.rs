@@ -26,7 +26,7 @@ use crate::text::EncodedText;
 use flow_accel::{Acceleration, AcceleratorRegistry};
 use flow_checkpoint::{Gauge, Policy as CheckpointPolicy};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit, TextConfig};
-use flow_core::{ModelSpec, Plan, RegionEngine, RegionKind, device::ComputeDevice};
+use flow_core::{CallModel, ModelSpec, Plan, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_models::ModelRegistry;
 use flow_rewards::RewardRegistry;
@@ -186,6 +186,12 @@ fn common_for(
     let spec = model.model.spec();
     let shape = dataset.image_shape();
     let latent = spec.latent;
+    if latent.frames != 1 {
+        return Err(TrainError::Setting(format!(
+            "the model makes {} frames, and images have one: there is no autoencoder for videos",
+            latent.frames
+        )));
+    }
     if (latent.channels, latent.height, latent.width) != (shape.channels, shape.height, shape.width) {
         return Err(TrainError::Setting(format!(
             "the model makes images of {}x{}x{}, data set `{}` has {}x{}x{} (channels, height, width)",
@@ -316,8 +322,13 @@ pub fn parts_of<A: Algorithm>(
         let passes = device.concurrency().min(units).max(1);
         let prompts = (&conditioner, &prompts[..]);
         let steps = checkpointing::training_steps(config, &model, prompts, passes, device);
+        // Called as it is: a recording of the first pass would be replayed in place of those that are measured.
+        let plan = Plan {
+            velocities: Arc::new(CallModel),
+            ..(**acceleration.training()).clone()
+        };
         let accelerated = Environment {
-            plan: acceleration.training().clone(),
+            plan: Arc::new(plan),
             ..environment.with_regions(acceleration.training().regions.clone())
         };
         let (regions, record) = checkpointing::planned(peak_gib, &steps, &accelerated)?;
@@ -349,8 +360,7 @@ pub fn parts_of<A: Algorithm>(
     let threads = rewards::threads();
     let trained_on = rewards(&config.rewards, environment, threads)?;
     let evaluated_by = rewards(config.effective_eval_rewards(), environment, threads)?;
-    let keep = NonZeroUsize::new(config.checkpoints.keep)
-        .ok_or_else(|| TrainError::Setting("`checkpoints.keep` must be at least 1".into()))?;
+    let keep = NonZeroUsize::new(config.checkpoints.keep).unwrap_or(NonZeroUsize::MAX);
     let settings = SessionSettings {
         seed: config.run.seed,
         iterations: config.run.steps as u64,

@@ -64,13 +64,13 @@ fn the_learning_rate_rises_falls_and_stays_at_its_end() {
         let optimizer = AdamW::new(settings, weights.layout(), trained, &ComputeDevice::cpu());
         (1..=8).map(|step| optimizer.learning_rate_at(step)).collect()
     };
-    let linear = RateSchedule::Linear { steps: 6, to: 0.5 };
+    let linear = RateSchedule::Linear { steps: 5, to: 0.5 };
     assert_eq!(rates(linear, 2), [4.0, 8.0, 7.0, 6.0, 5.0, 4.0, 4.0, 4.0]);
     assert_eq!(
         rates(RateSchedule::Constant, 2),
         [4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]
     );
-    let cosine = rates(RateSchedule::Cosine { steps: 5, to: 0.0 }, 0);
+    let cosine = rates(RateSchedule::Cosine { steps: 4, to: 0.0 }, 0);
     // 4 (1 + cos) of 0, 45, 90, 135 and 180 degrees.
     let half = 4.0 * std::f64::consts::FRAC_1_SQRT_2;
     for (rate, wanted) in cosine
