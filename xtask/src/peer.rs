@@ -37,6 +37,15 @@ pub fn python() -> Result<PathBuf> {
     Ok(python)
 }
 
+/// The Python that was asked for, or the one of [`python`]; `None` if no peer was asked for, by the word `none`.
+pub fn unless_none(asked: Option<&Path>) -> Result<Option<PathBuf>> {
+    match asked {
+        Some(none) if none == Path::new("none") => Ok(None),
+        Some(asked) => Ok(Some(asked.to_owned())),
+        None => python().map(Some),
+    }
+}
+
 /// Versions and threading of the installed PyTorch, for the record.
 pub fn version(python: &Path) -> Result<String> {
     let program = "import torch; print(torch.__version__)";
@@ -66,4 +75,16 @@ fn cache_folder() -> Result<PathBuf> {
     given
         .or_else(home)
         .context("neither XDG_CACHE_HOME nor HOME is set, so there is no place for the environment")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn none_is_no_peer_and_any_other_word_is_a_python() {
+        assert_eq!(unless_none(Some(Path::new("none"))).unwrap(), None);
+        let python = Path::new("venv/bin/python");
+        assert_eq!(unless_none(Some(python)).unwrap().as_deref(), Some(python));
+    }
 }

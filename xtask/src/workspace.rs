@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// Folders that hold results, not sources.
 const NOT_SOURCES: &[&str] = &[
@@ -16,6 +16,21 @@ const NOT_SOURCES: &[&str] = &[
     "fuzz/artifacts",
     "__pycache__",
 ];
+
+/// `path` without `..` and `.`, as text: the file need not exist.
+pub fn normal(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir if plain.file_name().is_some() => {
+                plain.pop();
+            }
+            Component::CurDir => {}
+            part => plain.push(part),
+        }
+    }
+    plain
+}
 
 /// The repository.
 #[derive(Clone, Debug)]
@@ -45,6 +60,14 @@ impl Workspace {
         Ok(Self {
             root: root.to_owned(),
         })
+    }
+
+    /// The repository in a folder.
+    #[cfg(test)]
+    pub fn at(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
     }
 
     /// The top folder.

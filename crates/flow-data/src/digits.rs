@@ -45,6 +45,8 @@ const PROMPT_LENGTH: usize = 2;
 const DIGIT_WORDS: [&str; 10] = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 ];
+/// Words that carry no content. An image has one digit, so `a` is no count as it is in scenes.
+const ARTICLES: [&str; 3] = ["a", "an", "the"];
 const NUMERALS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 
 /// The digits data set; see the module's description.
@@ -278,6 +280,9 @@ impl Dataset for Digits {
     fn parse_prompt(&self, text: &str) -> Result<Prompt, PromptError> {
         let (mut weight, mut digit) = (None, None);
         for word in parse::words(text) {
+            if ARTICLES.contains(&word.as_str()) {
+                continue;
+            }
             if let Some(value) = Weight::ALL.into_iter().find(|w| w.word() == word) {
                 parse::set_once(text, "the weight", &mut weight, value, &word)?;
             } else if let Some(value) = (0..10).find(|&d| NUMERALS[d] == word || DIGIT_WORDS[d] == word) {

@@ -147,6 +147,27 @@ fn a_prompt_may_be_written_in_any_case_and_order_and_with_number_words() {
 }
 
 #[test]
+fn an_article_in_a_prompt_does_not_matter() {
+    let digits = digits();
+    for (text, plain) in [
+        ("the bold 7", "bold 7"),
+        ("A thin three", "thin 3"),
+        ("an 8, medium", "medium 8"),
+    ] {
+        assert_eq!(
+            digits.parse_prompt(text).unwrap(),
+            digits.parse_prompt(plain).unwrap(),
+            "{text}"
+        );
+    }
+    let error = digits.parse_prompt("the").unwrap_err().to_string();
+    assert!(
+        error.contains("lacks a weight (thin, medium or bold) and a digit (0 to 9)"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_prompt_that_cannot_be_read_says_which_word_and_the_nearest_one() {
     let digits = digits();
     let message = |text: &str| digits.parse_prompt(text).unwrap_err().to_string();

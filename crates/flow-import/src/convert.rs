@@ -19,6 +19,14 @@ pub(crate) fn convert(conversion: Conversion, node: &Node) -> Result<Value, Stri
             yaml::Value::Scalar { raw, .. } => Ok(Value::from(raw.as_str())),
             _ => Err(not_a("a text", node)),
         },
+        Conversion::Path => match &node.value {
+            // Written as it is, it would make a folder called `~`.
+            yaml::Value::Scalar { raw, .. } if raw.starts_with('~') => {
+                Err("flow-train does not expand `~`: write the path out".into())
+            }
+            yaml::Value::Scalar { raw, .. } => Ok(Value::from(raw.as_str())),
+            _ => Err(not_a("a path", node)),
+        },
         Conversion::Range => match pair(node)? {
             Pair::One(one) => symmetric(node, &one),
             Pair::Two(lo, hi) => Ok(list([lo, hi])),

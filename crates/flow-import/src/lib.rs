@@ -4,8 +4,9 @@
 //! flow-train does anyway, or is kept as a comment in the TOML with its value and the reason; and there is a [`Note`] on
 //! each. Where a key is left out and the two programs have different defaults, Flow-Factory's is written.
 //!
-//! The TOML is checked by `flow_config` before it is returned. What flow-train would refuse or not read becomes a
-//! comment with its message, so the result is a valid config whatever the YAML said.
+//! The TOML is checked by `flow_config` before it is returned. What that refuses or would not read becomes a comment
+//! with its message, so `flow_config` accepts the result whatever the YAML said. What depends on accelerators, the
+//! model or the machine is for `flow-train check` to refuse.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -31,6 +31,8 @@ pub enum Conversion {
     Switch,
     /// A text, as it is.
     Text,
+    /// A path, as it is; `~`, which Flow-Factory expands and flow-train does not, has no counterpart.
+    Path,
     /// Two numbers, as they are; one number `c` means `[-c, c]`.
     Range,
     /// `[-c, c]` or `c` to `c`.
@@ -62,6 +64,8 @@ pub enum Join {
     Window,
     /// Batches, devices and accumulation.
     Geometry,
+    /// Settings of AdamW, which stand in `optimizers` or in `train`.
+    Optimizer,
     /// The KL term.
     Kl,
     /// The policy that samples, in NFT.

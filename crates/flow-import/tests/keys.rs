@@ -259,6 +259,34 @@ fn parameters_of_diffusers_cache_policies_get_the_names_that_feature_cache_has()
 }
 
 #[test]
+fn a_magcache_without_measured_ratios_is_a_comment_since_no_run_starts_with_it() {
+    for params in [
+        "policy: magcache",
+        "policy: magcache, threshold: 0.1",
+        "policy: magcache, mag_ratios: null",
+        "policy: magcache, mag_ratios: 0.9",
+        "policy: magcache, mag_ratios: []",
+        "policy: magcache, mag_ratios: [0.9, 0.0]",
+        "policy: magcache, mag_ratios: [0.9, .inf]",
+        "policy: magcache, mag_ratios: [0.9, high]",
+    ] {
+        let yaml = format!(
+            "train: {{trainer_type: nft}}\nacceleration: {{rollout: {{name: diffusers_cache, params: {{{params}}}}}}}"
+        );
+        assert!(config(&yaml).acceleration.rollout.is_empty(), "{params}");
+        let note = note(&yaml, "acceleration.rollout");
+        assert!(
+            note.outcome == Outcome::Kept && note.needs_attention,
+            "{params}: {note}"
+        );
+        assert!(
+            note.text.contains("`mag_ratios`") && note.text.contains("--policy magcache"),
+            "{note}"
+        );
+    }
+}
+
+#[test]
 fn parameters_and_extra_keys_of_accelerators_are_not_lost() {
     let yaml = "acceleration:\n  shared: {name: torch_compile, when: now, params: {compile_kwargs: {dynamic: false}}}\n  \
                 rollout: [5, {name: my_cache}]";
@@ -300,4 +328,109 @@ fn a_seed_at_the_top_counts_where_training_has_none() {
     let both = "seed: 3\ntrain: {seed: 4}";
     assert_eq!(config(both).run.seed, 4);
     assert_eq!(note(both, "seed").outcome, Outcome::Kept);
+}
+
+#[test]
+fn the_one_map_of_optimizers_is_converted_as_the_keys_of_train_are() {
+    let settings = "name: default, learning_rate: 3.0e-4, weight_decay: 0.01, betas: [0.9, 0.99], eps: 1.0e-7, \
+                    max_grad_norm: 0.5";
+    for yaml in [
+        format!("optimizers: [{{{settings}}}]"),
+        format!("optimizers: {{{settings}}}"),
+    ] {
+        let Imported { toml, notes } = imported(&yaml);
+        let optimizer = config(&yaml).optimizer;
+        assert_eq!(
+            (optimizer.learning_rate, optimizer.weight_decay),
+            (3e-4, 0.01),
+            "{toml}"
+        );
+        assert_eq!(
+            (optimizer.betas, optimizer.epsilon, optimizer.max_grad_norm),
+            ([0.9, 0.99], 1e-7, 0.5)
+        );
+        assert!(
+            !notes
+                .iter()
+                .any(|note| note.from.starts_with("optimizers") && note.needs_attention),
+            "{toml}"
+        );
+    }
+    let rate = note(
+        "optimizers:\n  - learning_rate: 3.0e-4\n",
+        "optimizers.0.learning_rate",
+    );
+    assert_eq!((rate.outcome, rate.line), (Outcome::Converted, Some(2)));
+    assert_eq!(rate.to, "optimizer.learning_rate");
+}
+
+#[test]
+fn what_the_one_map_of_optimizers_leaves_out_is_trains_or_flow_factorys_default() {
+    let yaml = "optimizers: [{eps: 1.0e-7, betas: null, amsgrad: true}]\ntrain: {adam_weight_decay: 0.2}";
+    let optimizer = config(yaml).optimizer;
+    assert_eq!((optimizer.epsilon, optimizer.weight_decay), (1e-7, 0.2));
+    assert_eq!((optimizer.learning_rate, optimizer.betas), (1e-5, [0.9, 0.999]));
+    assert_eq!(note(yaml, "optimizers.0.betas").outcome, Outcome::Default);
+    assert_eq!(note(yaml, "optimizers.0.amsgrad").outcome, Outcome::Kept);
+    let both = "optimizers: [{learning_rate: 3.0e-4}]\ntrain: {learning_rate: 1.0e-5}";
+    assert_eq!(config(both).optimizer.learning_rate, 3e-4);
+    assert_eq!(note(both, "train.learning_rate").outcome, Outcome::Kept);
+}
+
+#[test]
+fn several_optimizers_are_for_people_to_choose_from_and_nothing_is_added_for_them() {
+    for list in [
+        "[{learning_rate: 3.0e-4}, {learning_rate: 1.0e-3}]",
+        "adamw",
+        "[adamw]",
+    ] {
+        let yaml = format!("optimizers: {list}");
+        let kept = note(&yaml, "optimizers");
+        assert!(kept.outcome == Outcome::Kept && kept.needs_attention, "{kept}");
+        assert!(kept.text.contains("into [optimizer]"), "{kept}");
+        let Imported { toml, notes } = imported(&yaml);
+        let settings = [
+            "learning_rate",
+            "weight_decay",
+            "betas",
+            "epsilon",
+            "max_grad_norm",
+        ];
+        let written = |note: &Note| settings.iter().any(|key| note.to == format!("optimizer.{key}"));
+        assert!(!notes.iter().any(written), "{toml}");
+    }
+    for nothing in ["null", "[]", "[{}]", "{}"] {
+        let yaml = format!("optimizers: {nothing}");
+        assert_eq!(note(&yaml, "optimizers").outcome, Outcome::Default);
+        assert_eq!(config(&yaml).optimizer.learning_rate, 1e-5);
+    }
+}
+
+#[test]
+fn a_path_below_the_home_folder_is_a_comment_since_flow_train_would_make_a_folder_of_that_name() {
+    for path in ["~/ff", "'~'", "~alice/ff"] {
+        let yaml = format!("log: {{save_dir: {path}}}");
+        let note = note(&yaml, "log.save_dir");
+        assert!(note.outcome == Outcome::Kept && note.needs_attention, "{note}");
+        assert!(
+            note.text
+                .contains("flow-train does not expand `~`: write the path out"),
+            "{note}"
+        );
+        assert_eq!(config(&yaml).run.dir, flow_config::Config::default().run.dir);
+    }
+    let yaml = "model: {model_type: sd3, model_name_or_path: ~/sd3/transformer.safetensors}";
+    let weights = note(yaml, "model.model_name_or_path");
+    assert!(
+        weights.outcome == Outcome::Kept && weights.needs_attention,
+        "{weights}"
+    );
+    assert!(weights.text.contains("does not expand `~`"), "{weights}");
+    assert_eq!(config(yaml).model.weights, None);
+    let inside = config("log: {save_dir: runs/~old}\nmodel: {model_name_or_path: a~/b.safetensors}");
+    assert_eq!(inside.run.dir, std::path::Path::new("runs/~old"));
+    assert_eq!(
+        inside.model.weights.as_deref(),
+        Some(std::path::Path::new("a~/b.safetensors"))
+    );
 }

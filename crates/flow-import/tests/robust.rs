@@ -85,6 +85,9 @@ fn value() -> impl Strategy<Value = String> {
         "'#'",
         "\"a\\nb\\u0001\\x7f\"",
         "~",
+        "'~'",
+        "~/ff",
+        "~/a.safetensors",
         ".inf",
         "-.nan",
         "é",
@@ -162,6 +165,24 @@ fn entry() -> impl Strategy<Value = String> {
     })
 }
 
+/// A list of maps with the keys that `optimizers` has.
+fn optimizers() -> impl Strategy<Value = String> {
+    let keys = prop::sample::select(vec![
+        "name",
+        "learning_rate",
+        "weight_decay",
+        "betas",
+        "eps",
+        "max_grad_norm",
+        "a.b",
+    ]);
+    let map = prop::collection::btree_map(keys, value(), 0..4).prop_map(|pairs| {
+        let pairs = pairs.iter().map(|(key, value)| format!("'{key}': {value}"));
+        format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
+    });
+    prop::collection::vec(map, 0..3).prop_map(|maps| format!("[{}]", maps.join(", ")))
+}
+
 /// A document of some known keys and a few unknown ones, and the paths in it.
 fn document() -> impl Strategy<Value = (String, BTreeSet<String>)> {
     let known: Vec<&'static str> = rules().map(|rule| rule.from).collect();
@@ -173,6 +194,7 @@ fn document() -> impl Strategy<Value = (String, BTreeSet<String>)> {
     let value = prop_oneof![
         4 => value(),
         1 => entry(),
+        1 => optimizers(),
         1 => prop::collection::vec(entry(), 0..3).prop_map(|entries| format!("[{}]", entries.join(", "))),
     ];
     prop::collection::btree_map(key, value, 1..40).prop_map(|keys| {

@@ -7,6 +7,7 @@ use super::built::Built;
 use super::cases::range;
 use super::report::Report;
 use super::server::{Samples, Server, figure};
+use crate::peer;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -18,9 +19,9 @@ use std::process::Command;
 /// How to measure attention.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The Python whose PyTorch is the peer; `none` for no peer.
-    #[arg(long, default_value = "python3")]
-    peer: String,
+    /// The Python whose PyTorch is the peer, or `none` for no peer; without it one is made in the user's cache folder.
+    #[arg(long, alias = "peer")]
+    python: Option<PathBuf>,
     /// Our program, if it is built already (`crates/flow-attention-cube/examples/gpu_speed.rs`).
     #[arg(long)]
     program: Option<PathBuf>,
@@ -48,9 +49,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     }
     let program = Built::example("flow-attention-cube", "gpu_speed").or_given(workspace, &options.program)?;
     let mut ours = Server::start(Command::new(program))?;
-    let mut peer = match options.peer.as_str() {
-        "none" => None,
-        python => {
+    let mut peer = match peer::unless_none(options.python.as_deref())? {
+        None => None,
+        Some(python) => {
             let mut command = Command::new(python);
             command.arg(workspace.path("bench/attention_peer.py"));
             Some(Server::start(command)?)

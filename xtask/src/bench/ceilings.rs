@@ -1,6 +1,7 @@
 //! `cargo xtask bench ceilings`: what this GPU gives at most, through PyTorch: products of large matrices, and copies.
 
 use super::server::Server;
+use crate::peer;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -12,9 +13,9 @@ use std::process::Command;
 /// How to measure ceilings.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The Python with PyTorch.
-    #[arg(long, default_value = "python3")]
-    peer: PathBuf,
+    /// The Python with PyTorch; without it one is made in the user's cache folder.
+    #[arg(long, alias = "peer")]
+    python: Option<PathBuf>,
 }
 
 /// What a GPU gives at most, on the day and card of the run: cards differ by several percent.
@@ -63,6 +64,7 @@ pub(super) fn measure(workspace: &Workspace, python: &Path) -> Result<Ceilings> 
 
 /// Measures and prints.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
-    println!("{}", measure(workspace, &options.peer)?);
+    let python = options.python.clone().map_or_else(peer::python, Ok)?;
+    println!("{}", measure(workspace, &python)?);
     Ok(())
 }

@@ -4,6 +4,7 @@ use super::built::Built;
 use super::cases::range;
 use super::report::Report;
 use super::server::{Samples, Server, figure};
+use crate::peer;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -15,9 +16,9 @@ use std::process::Command;
 /// How to measure matrix products.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The Python whose PyTorch is the peer; `none` for no peer.
-    #[arg(long, default_value = "python3")]
-    peer: String,
+    /// The Python whose PyTorch is the peer, or `none` for no peer; without it one is made in the user's cache folder.
+    #[arg(long, alias = "peer")]
+    python: Option<PathBuf>,
     /// Our program, if it is built already (`crates/flow-matmul-cube/examples/matmul_device`).
     #[arg(long)]
     program: Option<PathBuf>,
@@ -45,9 +46,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut command = Command::new(program);
     command.arg("serve");
     let mut ours = Server::start(command)?;
-    let mut peer = match options.peer.as_str() {
-        "none" => None,
-        python => {
+    let mut peer = match peer::unless_none(options.python.as_deref())? {
+        None => None,
+        Some(python) => {
             let mut command = Command::new(python);
             command.arg(workspace.path("bench/matmul_peer.py"));
             Some(Server::start(command)?)

@@ -16,6 +16,8 @@ mod report;
 mod result;
 mod run;
 mod server;
+#[cfg(test)]
+mod tests;
 mod workloads;
 
 use crate::peer;

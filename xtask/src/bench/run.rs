@@ -1,8 +1,8 @@
 //! `cargo xtask bench run`: a whole run, ours and PyTorch's, from the same weights, with the same prompts, noise and
 //! hyper-parameters: reward against images and against seconds.
 //!
-//! With a config it pretrains, if the weights are not there, trains, and lets `bench/run_peer.py` do the same. Without one it
-//! draws curves of runs that were made before.
+//! With a config it pretrains, if the weights are not there and this makes them, trains, and lets `bench/run_peer.py` do the
+//! same. Without one it draws curves of runs that were made before.
 
 mod curve;
 #[cfg(test)]
@@ -11,10 +11,11 @@ mod tests;
 use super::job::{Asked, Job};
 use crate::peer;
 use crate::process::run as run_command;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, normal};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use curve::Curve;
+use flow_config::Config;
 use flow_report::LineChart;
 use serde_json::Value;
 use std::fs;
@@ -103,6 +104,41 @@ fn picture(curves: &[Curve], options: &Options) -> String {
     LineChart::row("Reward against images and against seconds", &charts)
 }
 
+/// What both start from.
+#[derive(Debug)]
+struct Weights {
+    file: PathBuf,
+    /// Whether the config has to make them first.
+    missing: bool,
+}
+
+impl Weights {
+    /// The file that a config names. If it is not there, its own `[pretrain]` must be what makes it: another one would take its
+    /// time and leave the run without weights.
+    fn of(path: &Path, config: &Config) -> Result<Self> {
+        let named = (config.model.weights.as_ref()).with_context(|| {
+            format!(
+                "{} names no `model.weights`, from which both programs would start: name a file, which the config's \
+                 `[pretrain]` makes if `pretrain.output` is the same",
+                path.display()
+            )
+        })?;
+        let base = flow_config::base_dir(path);
+        let (file, output) = (base.join(named), base.join(&config.pretrain.output));
+        let missing = !file.exists();
+        if missing && normal(&file) != normal(&output) {
+            bail!(
+                "there is no {}, the `model.weights` of {}, whose `pretrain.output` is another file, {}: make the weights first, \
+                 with `flow-train pretrain CONFIG` and the config whose `pretrain.output` they are",
+                normal(&file).display(),
+                path.display(),
+                normal(&output).display()
+            );
+        }
+        Ok(Self { file, missing })
+    }
+}
+
 /// A run that was made here.
 struct Made {
     run: PathBuf,
@@ -116,9 +152,11 @@ struct Made {
 impl Made {
     fn new(workspace: &Workspace, options: &Options, config: &str) -> Result<Self> {
         let job = Job::new(workspace, config, &options.asked)?;
-        let weights = (job.config.model.weights.as_ref()).context("the config names no `model.weights`")?;
-        let weights = flow_config::base_dir(&job.path).join(weights);
-        if !weights.exists() {
+        let Weights {
+            file: weights,
+            missing,
+        } = Weights::of(&job.path, &job.config)?;
+        if missing {
             run_command(&mut job.command("pretrain", &[]))?;
         }
         fs::create_dir_all(&options.to)?;

@@ -6,6 +6,7 @@
 
 use super::built::Built;
 use super::ceilings;
+use super::result::median;
 use super::server::figure;
 use crate::peer;
 use crate::process::{output, run as run_command};
@@ -144,10 +145,32 @@ impl Contender {
     }
 }
 
-/// GiB that a program took from the device: PyTorch's allocator keeps what it once took as our pools do.
-fn gib(found: &[Value]) -> f64 {
-    let taken = found[0]["reserved_gib"].as_f64();
-    taken.or(found[0]["peak_gib"].as_f64()).unwrap_or(f64::NAN)
+/// A contender over all rounds of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Summary {
+    median_ms: f64,
+    /// From the least to the largest over the rounds, so that the median of their medians lies between them.
+    p10_ms: f64,
+    p90_ms: f64,
+    /// Time of the host until everything was asked for.
+    enqueued_ms: f64,
+    /// What the program took from the device: PyTorch's allocator keeps what it once took as our pools do.
+    gib: f64,
+}
+
+impl Summary {
+    /// Of the lines that the rounds wrote; NaN for what none of them has.
+    fn of(rounds: &[Value]) -> Self {
+        let all = |key: &str| -> Vec<f64> { rounds.iter().filter_map(|line| line[key].as_f64()).collect() };
+        let gib = |line: &Value| line["reserved_gib"].as_f64().or(line["peak_gib"].as_f64());
+        Self {
+            median_ms: median(&all("median_ms")),
+            p10_ms: all("p10_ms").into_iter().fold(f64::NAN, f64::min),
+            p90_ms: all("p90_ms").into_iter().fold(f64::NAN, f64::max),
+            enqueued_ms: median(&all("enqueued_ms")),
+            gib: rounds.iter().filter_map(gib).fold(f64::NAN, f64::max),
+        }
+    }
 }
 
 /// Modes of the peer. Graphs are for what the host bounds.
@@ -347,43 +370,45 @@ impl Bench<'_> {
                     }
                 }
             }
-            let medians: Vec<f64> = found.iter().map(|found| median(found)).collect();
-            let of_peers = contenders.iter().zip(&medians);
+            let summaries: Vec<Summary> = found.iter().map(|rounds| Summary::of(rounds)).collect();
+            let of_peers = contenders.iter().zip(&summaries);
             let best = of_peers
                 .filter(|(contender, _)| contender.is_peer())
-                .map(|(_, median)| *median)
+                .map(|(_, summary)| summary.median_ms)
                 .fold(f64::INFINITY, f64::min);
             let (part, checkpoint) = row;
             let least = |of: Contender| {
-                let alike = contenders.iter().zip(&found);
+                let alike = contenders.iter().zip(&summaries);
                 let alike = alike.filter(|(peer, _)| {
                     peer.is_peer() && (part != "step" || peer.trains_in_f32() == of.trains_in_f32())
                 });
-                alike.map(|(_, found)| gib(found)).fold(f64::NAN, f64::min)
+                alike.map(|(_, summary)| summary.gib).fold(f64::NAN, f64::min)
             };
             // Ours says how many operations the work takes, whoever does it.
             let tflop = found[0][0]["tflop"].as_f64().unwrap_or(f64::NAN);
             // In no less time can the device do as many, if it did nothing else.
             let floor_ms = self.ceiling.map(|ceiling| tflop * 1e15 / ceiling);
-            for (index, (contender, median)) in contenders.iter().zip(medians).enumerate() {
-                let (found, trace) = (&found[index], &traces[index]);
-                let number = |key: &str| found[0][key].as_f64().unwrap_or(f64::NAN);
+            for ((contender, summary), trace) in contenders.iter().zip(&summaries).zip(&traces) {
+                let Summary {
+                    median_ms: median,
+                    p10_ms,
+                    p90_ms,
+                    enqueued_ms,
+                    gib,
+                } = *summary;
                 writeln!(
                     table,
-                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms ({:.2} to {:.2}) {:6.1} TFLOP/s {:>5} of the ceiling {:>5} \
-                     of the floor {:>8} ms of the host {:>6} launches of {:>8} ms {:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of the memory of the least peer that stores alike",
+                    "{name:16} {part:8} {checkpoint:10} {:20} {median:10.2} ms ({p10_ms:.2} to {p90_ms:.2}) {:6.1} TFLOP/s {:>5} of the ceiling {:>5} \
+                     of the floor {:>8} ms of the host {:>6} launches of {:>8} ms {gib:8.2} GiB {:6.2} of the best peer's speed, {:5.2} of the memory of the least peer that stores alike",
                     contender.name(),
-                    number("p10_ms"),
-                    number("p90_ms"),
                     tflop / median * 1e3,
                     figure(&json!(floor_ms.map(|floor| floor / median)), 2),
                     figure(&json!(floor_ms.map(|floor| median / floor)), 2),
-                    figure(&found[0]["enqueued_ms"], 2),
+                    figure(&json!(enqueued_ms), 2),
                     figure(&trace["launches"], 0),
                     figure(&trace["kernels_ms"], 2),
-                    gib(found),
                     best / median,
-                    gib(found) / least(*contender),
+                    gib / least(*contender),
                 )?;
                 for kernel in trace["kernels"].as_array().into_iter().flatten().take(KERNELS) {
                     writeln!(
@@ -404,13 +429,6 @@ impl Bench<'_> {
 fn threads() -> String {
     let threads = std::thread::available_parallelism();
     threads.map_or(1, usize::from).to_string()
-}
-
-/// The middle one of the rounds' medians.
-fn median(found: &[Value]) -> f64 {
-    let mut medians: Vec<f64> = found.iter().filter_map(|it| it["median_ms"].as_f64()).collect();
-    medians.sort_by(f64::total_cmp);
-    medians.get(medians.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Fails if what the contenders computed lies apart: before the first update, or after the last one that was timed. A model that
@@ -460,6 +478,35 @@ mod tests {
     fn a_contender_that_comes_apart_while_it_is_timed_stops_the_benchmark() {
         assert!(agree("dit", &[row(1.5, Some(1.5)), row(1.5, Some(2.5))]).is_err());
         assert!(agree("dit", &[row(1.5, Some(1.5)), row(1.5, None)]).is_err());
+    }
+
+    #[test]
+    fn the_interval_of_a_row_holds_the_median_of_all_its_rounds() {
+        let line = |median: f64, enqueued: f64, reserved: f64| {
+            json!({
+                "median_ms": median, "p10_ms": median - 1.0, "p90_ms": median + 1.0,
+                "enqueued_ms": enqueued, "reserved_gib": reserved, "peak_gib": 1.0,
+            })
+        };
+        let rounds = [line(10.0, 4.0, 2.0), line(20.0, 1.0, 3.0), line(40.0, 2.0, 2.5)];
+        let expected = Summary {
+            median_ms: 20.0,
+            p10_ms: 9.0,
+            p90_ms: 41.0,
+            enqueued_ms: 2.0,
+            gib: 3.0,
+        };
+        assert_eq!(Summary::of(&rounds), expected);
+        // Of an even number of rounds none is the middle one.
+        let two = Summary::of(&rounds[..2]);
+        assert_eq!((two.median_ms, two.enqueued_ms), (15.0, 2.5));
+    }
+
+    #[test]
+    fn what_no_round_measured_is_no_number() {
+        let summary = Summary::of(&[json!({ "median_ms": 2.0, "peak_gib": 0.5 })]);
+        assert_eq!((summary.median_ms, summary.gib), (2.0, 0.5));
+        assert!(summary.p10_ms.is_nan() && summary.p90_ms.is_nan() && summary.enqueued_ms.is_nan());
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! `cargo xtask golden`: the committed weights, and the documented runs, made again.
 
 mod runs;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 use crate::process::{cargo, run as run_command};
 use crate::workspace::Workspace;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to make again.
 #[derive(Debug, Args)]
@@ -44,7 +46,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     ))?;
     let program = program(workspace)?;
     if options.only != Some(Half::Runs) {
-        weights::run(workspace, &program, &options.jobs)?;
+        compare_weights(workspace, &program, options)?;
     }
     if options.only != Some(Half::Weights) {
         let default = [MAIN_JOB.to_owned()];
@@ -60,6 +62,26 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Makes the committed weights again. A job without any still has its runs.
+fn compare_weights(workspace: &Workspace, program: &Path, options: &Options) -> Result<()> {
+    if weights::run(workspace, program, &options.jobs)? > 0 {
+        return Ok(());
+    }
+    let of = match &options.jobs[..] {
+        [] => String::new(),
+        jobs => format!(" of {}", jobs.join(", ")),
+    };
+    let none = format!(
+        "no config{of} in `configs/` starts from weights in `{}/` that its own `[pretrain]` makes",
+        weights::COMMITTED
+    );
+    if options.only == Some(Half::Weights) {
+        bail!("{none}; name jobs that do, or leave the names out for all that do");
+    }
+    println!("{none}: no weights are compared");
+    Ok(())
+}
+
 fn program(workspace: &Workspace) -> Result<PathBuf> {
     Ok(workspace
         .release_folder()?
@@ -67,6 +89,6 @@ fn program(workspace: &Workspace) -> Result<PathBuf> {
 }
 
 /// `--set KEY="TEXT"` for a path.
-fn set_path(key: &str, path: &std::path::Path) -> String {
+fn set_path(key: &str, path: &Path) -> String {
     format!("{key}={}", toml::Value::from(path.to_string_lossy().into_owned()))
 }

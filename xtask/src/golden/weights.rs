@@ -2,7 +2,7 @@
 
 use super::set_path;
 use crate::process::run as run_command;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, normal};
 use anyhow::{Context, Result, bail};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Where committed weights lie.
-const COMMITTED: &str = "assets";
+pub(super) const COMMITTED: &str = "assets";
 
-/// Pretrains each weight file that a config in `configs/` starts from and that is committed, once.
-pub fn run(workspace: &Workspace, program: &Path, jobs: &[String]) -> Result<()> {
+/// Pretrains each weight file that a config in `configs/` starts from and that is committed, once; gives how many there are.
+pub fn run(workspace: &Workspace, program: &Path, jobs: &[String]) -> Result<usize> {
     let mut made: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
     let mut configs: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(workspace.path("configs"))? {
@@ -44,9 +44,7 @@ pub fn run(workspace: &Workspace, program: &Path, jobs: &[String]) -> Result<()>
             made.entry(output).or_insert(path);
         }
     }
-    if made.is_empty() {
-        bail!("no config in `configs/` starts from weights in `assets/` that its own `[pretrain]` makes");
-    }
+    let count = made.len();
     let mut differing = Vec::new();
     for (weights, config) in made {
         if !same(workspace, program, &config, &weights)? {
@@ -60,21 +58,7 @@ pub fn run(workspace: &Workspace, program: &Path, jobs: &[String]) -> Result<()>
             differing.join(", ")
         );
     }
-    Ok(())
-}
-
-/// `path` without `..`, as text: the file need not exist.
-fn normal(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
-    for part in path.components() {
-        match part {
-            std::path::Component::ParentDir if plain.file_name().is_some() => {
-                plain.pop();
-            }
-            part => plain.push(part),
-        }
-    }
-    plain
+    Ok(count)
 }
 
 fn same(workspace: &Workspace, program: &Path, config: &Path, committed: &Path) -> Result<bool> {

@@ -269,6 +269,17 @@ fn cache(draft: &mut Draft<'_>, entry: &Entry<'_>) {
             converted.push(*theirs);
         }
     }
+    if policy == "magcache"
+        && !params
+            .iter()
+            .any(|(key, value)| *key == "ratios" && measured(value))
+    {
+        let reason = "feature_cache's `magcache` does not start without `ratios` (diffusers' `mag_ratios`), a list of numbers \
+                      above 0 that are measured on the model: `flow-train calibrate CONFIG --policy magcache` measures them \
+                      and writes the entry";
+        draft.keep("acceleration", &entry.origin, reason);
+        return;
+    }
     if policy == "first_block" && entry.param("threshold").is_none() {
         params.push(("threshold", Value::from(0.05)));
     }
@@ -283,6 +294,16 @@ fn cache(draft: &mut Draft<'_>, entry: &Entry<'_>) {
     attention |= converted.len() < entry.params.len();
     let what = accelerator("feature_cache", table(params));
     push(draft, ROLLOUT, entry, what, lossy, attention);
+}
+
+/// Whether these are ratios that the policy takes. flow-config does not look into the parameters of accelerators, so
+/// that what the policy refuses would be found when the run starts.
+fn measured(ratios: &Value) -> bool {
+    let above_zero = |ratio: &Value| {
+        let ratio = convert::float(ratio);
+        ratio.is_finite() && ratio > 0.0
+    };
+    (ratios.as_array()).is_some_and(|ratios| !ratios.is_empty() && ratios.iter().all(above_zero))
 }
 
 /// A number, or a list of numbers.

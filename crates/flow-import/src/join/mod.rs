@@ -7,6 +7,7 @@ mod algorithm;
 mod ema;
 mod geometry;
 mod model;
+mod optimizer;
 mod path;
 mod rewards;
 
@@ -24,6 +25,7 @@ pub(crate) fn apply(join: Join, draft: &mut Draft<'_>) {
         Join::Algorithm => algorithm::kind(draft),
         Join::Window => path::window(draft),
         Join::Geometry => geometry::apply(draft),
+        Join::Optimizer => optimizer::apply(draft),
         Join::Kl => algorithm::kl(draft),
         Join::OldPolicy => algorithm::old_policy(draft),
         Join::Ema => ema::apply(draft),

@@ -3,8 +3,9 @@
 use toml_edit::Value;
 
 use super::{table, take_given, whole};
-use crate::convert::{list, not_a};
+use crate::convert::{convert, list, not_a};
 use crate::draft::{Draft, Item, Origin};
+use crate::rule::Conversion;
 
 /// Pixels of an image per pixel of SD3's latent, along a side.
 const SD3_AUTOENCODER: i64 = 8;
@@ -123,12 +124,11 @@ fn weights(draft: &mut Draft<'_>, is_sd3: bool) {
     };
     let written = item.node.text().unwrap_or_default();
     if written.ends_with(".safetensors") || written.ends_with(".index.json") {
-        draft.set_with_attention(
-            "model.weights",
-            written,
-            &[&item.origin],
-            "must hold the transformer; the path is relative to this file",
-        );
+        let text = "must hold the transformer; the path is relative to this file";
+        match convert(Conversion::Path, item.node) {
+            Ok(path) => draft.set_with_attention("model.weights", path, &[&item.origin], text),
+            Err(why) => draft.keep("model", &item.origin, format!("{why} (model.weights: {text})")),
+        }
         return;
     }
     let folder = if is_sd3 {

@@ -1,5 +1,6 @@
 //! The table: every key of Flow-Factory's config and what becomes of it. From Flow-Factory's argument classes
-//! (`hparams/*.py` at commit a0b2bc5) and its acceleration layer (pull request 196).
+//! (`hparams/*.py` at commit a0b2bc5), its acceleration layer (pull request 196), and for `optimizers` its examples
+//! (`examples/**/*.yaml` at commit 5f6cda1).
 
 mod run;
 mod train;

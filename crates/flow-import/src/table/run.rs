@@ -1,6 +1,6 @@
 //! Rules of everything but `train`.
 
-use crate::rule::Conversion::{Choice, Integer, Joint, Nothing, Number, Same, Text};
+use crate::rule::Conversion::{Choice, Integer, Joint, Nothing, Number, Path, Same, Text};
 use crate::rule::{Join, Rule};
 
 const ON_DEVICE: &str = "flow-train computes on one device, in one process";
@@ -31,9 +31,12 @@ pub(super) const TOP: &[Rule] = &[
          AVX512_BF16)",
     )
     .default("bf16"),
-    Rule::nothing(
+    Rule::new(
         "optimizers",
-        "flow-train has one optimizer, AdamW, in [optimizer]; write its settings there",
+        "optimizer",
+        Joint(Join::Optimizer),
+        "a list of one map: its `learning_rate`, `weight_decay`, `betas`, `eps` and `max_grad_norm` are \
+         taken before those of `train`; several maps have no counterpart, since flow-train has one optimizer",
     ),
     Rule::new(
         "seed",
@@ -247,7 +250,12 @@ pub(super) const LOG: &[Rule] = &[
         "`tensorboard` is flow-train's default, `none` turns it off, services have no counterpart; metrics.jsonl and \
          report.html are always written",
     ),
-    Rule::new("log.save_dir", "run.dir", Text, "directory that holds the runs"),
+    Rule::new(
+        "log.save_dir",
+        "run.dir",
+        Path,
+        "directory that holds the runs, without `~`",
+    ),
     Rule::new(
         "log.save_freq",
         "checkpoints.every",

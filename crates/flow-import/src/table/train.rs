@@ -102,35 +102,35 @@ pub(super) const COMMON: &[Rule] = &[
     Rule::new(
         "train.learning_rate",
         "optimizer.learning_rate",
-        Number,
+        Joint(Join::Optimizer),
         "learning rate of AdamW",
     )
     .default("1e-5"),
     Rule::new(
         "train.adam_weight_decay",
         "optimizer.weight_decay",
-        Number,
+        Joint(Join::Optimizer),
         "decoupled weight decay",
     )
     .default("1e-4"),
     Rule::new(
         "train.adam_betas",
         "optimizer.betas",
-        Range,
+        Joint(Join::Optimizer),
         "decays of the two moments",
     )
     .default("[0.9, 0.999]"),
     Rule::new(
         "train.adam_epsilon",
         "optimizer.epsilon",
-        Number,
+        Joint(Join::Optimizer),
         "epsilon of AdamW",
     )
     .default("1e-8"),
     Rule::new(
         "train.max_grad_norm",
         "optimizer.max_grad_norm",
-        Number,
+        Joint(Join::Optimizer),
         "gradients are scaled down to this norm",
     )
     .default("1.0"),

@@ -1,5 +1,6 @@
-//! Curves of runs: what is read of ours and of PyTorch's, and the table.
+//! Curves of runs: what is read of ours and of PyTorch's, and the table; and what both start from.
 
+use super::Weights;
 use super::curve::{Curve, Point, table};
 use flow_report::LineChart;
 use std::fs;
@@ -69,4 +70,46 @@ fn the_table_says_when_the_goal_was_reached_and_how_fast_iterations_are() {
         LineChart::row("both", &charts).matches("class=\"paper\"").count(),
         2
     );
+}
+
+/// A config in a folder of its own that starts from `../weights.safetensors`, and what is said of its weights.
+fn weights_of(folder: &std::path::Path, output: &str) -> anyhow::Result<Weights> {
+    let text = format!(
+        "config_version = 1\n[model]\nweights = \"../weights.safetensors\"\n[pretrain]\noutput = \"{output}\"\n"
+    );
+    let config = flow_config::parse_named("a.toml", &text, &[])
+        .expect("valid")
+        .config;
+    Weights::of(&folder.join("configs").join("a.toml"), &config)
+}
+
+#[test]
+fn weights_that_are_not_there_are_made_by_the_config_whose_pretraining_writes_them_only() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("configs")).unwrap();
+    for same in ["../weights.safetensors", ".././configs/../weights.safetensors"] {
+        assert!(weights_of(folder.path(), same).unwrap().missing, "{same}");
+    }
+    let error = weights_of(folder.path(), "../others.safetensors")
+        .unwrap_err()
+        .to_string();
+    for word in [
+        "weights.safetensors",
+        "others.safetensors",
+        "a.toml",
+        "`flow-train pretrain CONFIG`",
+    ] {
+        assert!(error.contains(word), "{word}: {error}");
+    }
+    // Weights that are there may come from anywhere.
+    fs::write(folder.path().join("weights.safetensors"), "").unwrap();
+    let found = weights_of(folder.path(), "../others.safetensors").unwrap();
+    assert!(!found.missing && found.file.exists());
+}
+
+#[test]
+fn a_config_without_weights_says_what_to_name() {
+    let config = flow_config::Config::default();
+    let error = Weights::of(std::path::Path::new("a.toml"), &config).unwrap_err();
+    assert!(error.to_string().contains("`model.weights`"), "{error}");
 }
