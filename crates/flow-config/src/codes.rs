@@ -148,9 +148,14 @@ codes! {
         "A classifier of digits says something of any image, and nothing that means anything of most.",
         "[[rewards]]\nkind = \"shapes-rules\"",
         "[[rewards]]\nkind = \"digit-classifier\"\nweights = \"built-in\"";
-    /// Two rewards of one list have the same name, so that their metrics would be mixed.
+    /// The picture of an evaluation would be larger than pictures may be.
+    RULE_GRID = "rule::grid",
+        "It is drawn at the first evaluation, where a run would end that could not draw it.",
+        "[evaluation]\nimages_per_prompt = 64\n[evaluation.grid]\ncolumns = 64\nscale = 64",
+        "[evaluation]\nimages_per_prompt = 64\n[evaluation.grid]\ncolumns = 64\nscale = 4";
+    /// Two rewards of one list have the same name, so that their metrics would be mixed, or one has the name of another metric.
     RULE_REWARD_NAME = "rule::reward-name",
-        "A reward's name is the name of its metric.",
+        "A reward's name is the name of its metric, `reward/NAME`, beside which stand `reward/std`, `reward/group_std` and `reward/zero_std_groups`.",
         "[[rewards]]\nkind = \"jpeg-compressibility\"\n[[rewards]]\nkind = \"jpeg-compressibility\"\nquality = 50",
         "[[rewards]]\nkind = \"jpeg-compressibility\"\n[[rewards]]\nkind = \"jpeg-compressibility\"\nname = \"coarse\"\nquality = 50";
     /// Training needs a reward.

@@ -197,9 +197,20 @@ fn zero_to_one(document: &mut DocumentMut, changes: &mut Vec<Change>) {
         && get(document, "algorithm.kl.kind").is_none()
     {
         set_first(document, "algorithm.kl", "kind", "mean");
+        changes.push(Change {
+            needs_attention: true,
+            ..added(
+                "algorithm.kl.kind",
+                "flow_grpo compares the means of a step, divided by twice the variance of its noise; here they are not divided, so \
+                 `algorithm.kl.beta` means another strength",
+            )
+        });
+    }
+    if get(document, "advantage.global_std").is_some() && get(document, "advantage.aggregation").is_none() {
+        set_first(document, "advantage", "aggregation", "sum");
         changes.push(added(
-            "algorithm.kl.kind",
-            "flow_grpo compares the means of a step",
+            "advantage.aggregation",
+            "flow_grpo adds up the rewards before it normalises them",
         ));
     }
     for table in OLD_TABLES {

@@ -66,7 +66,8 @@ rank = 4
         .filter(|one| one.needs_attention)
         .map(|one| one.from.as_str())
         .collect();
-    assert_eq!(left, ["train.timestep_fraction"]);
+    // What was added is the kind of the distance, which makes `beta` another strength.
+    assert_eq!(left, ["", "train.timestep_fraction"]);
 
     // What is left over is the user's to decide on; without it the config is valid and says the same as before.
     let text = text

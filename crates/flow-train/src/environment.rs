@@ -60,7 +60,7 @@ pub fn environment<'a>(
     base: &'a Path,
     registries: &'a Registries,
 ) -> Result<Environment<'a>, EnvironmentError> {
-    let found = flow_validate::unavailable(config, &crate::machine(None));
+    let found = flow_validate::unavailable(config, &crate::machine(config.device.kind, None));
     if flow_validate::errors(&found) {
         return Err(EnvironmentError::Unavailable(found));
     }

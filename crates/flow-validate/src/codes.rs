@@ -205,7 +205,7 @@ const OURS: &[Explanation] = &[
     Explanation {
         code: TOO_MUCH_MEMORY,
         rule: "An estimate of what the run keeps in memory at one time that is above the device's memory.",
-        why: "The run would be killed by the operating system, perhaps hours after its start. The estimate counts weights, gradients, moments, copies, trajectories and the activations of one micro-batch, and leaves out what libraries and data take, so the run needs more than it says.",
+        why: "The run would be killed by the operating system, perhaps hours after its start. The estimate counts weights, gradients, moments, copies, trajectories and the activations of one micro-batch, and leaves out what libraries and data take. All but the activations is surely needed: an error. Activations may be fewer, where operations share inputs or are fused: with them it is a warning.",
         wrong: "[model.dit]\nhidden = 65536\nlayers = 1024",
         right: "[model.dit]\nhidden = 64\nlayers = 6",
     },

@@ -11,8 +11,10 @@
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
 //! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once; of blocks that are computed again, their inputs, and all of the largest one; half of it on a GPU that computes in bf16 |
 //!
-//! Layers that see a sample rather than its tokens are told by their names: `norm` (modulations) and `time` (embedding of
-//! the noise level). What the libraries and the data set hold is left out, so that the sum is less than a run takes.
+//! The layout says which layers see a sample and which its tokens. What the libraries and the data set hold is left out, so all
+//! but the activations is less than a run takes: where that does not fit, nothing helps, and it is an error. Of activations
+//! this is an estimate only. Layers that read the same input keep it once, frozen ones keep none, and fused operations keep less,
+//! so that a run may fit where the sum does not: a warning.
 
 use crate::checkpoint_policy;
 use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
@@ -26,6 +28,8 @@ use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
 
 const BYTES: f64 = 4.0;
+/// The part that is a rough estimate.
+const ACTIVATIONS: &str = "activations of a micro-batch";
 
 /// What a run asks of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +171,7 @@ impl MemoryEstimate {
             ("optimizer moments", self.moments),
             ("copies of the trained weights", self.copies),
             ("trajectories", self.trajectories),
-            ("activations of a micro-batch", self.activations),
+            (ACTIVATIONS, self.activations),
         ]
     }
 
@@ -176,9 +180,14 @@ impl MemoryEstimate {
         self.weights + self.gradients + self.sums + self.moments + self.copies
     }
 
+    /// What is surely there at one time, in bytes: all but the activations.
+    pub fn certain(&self) -> f64 {
+        self.state() + self.trajectories
+    }
+
     /// All of it at one time, in bytes.
     pub fn total(&self) -> f64 {
-        self.state() + self.trajectories + self.activations
+        self.certain() + self.activations
     }
 }
 
@@ -191,6 +200,10 @@ fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, load: &Load) -> f
     } = *load;
     let (mut kept, mut blocks) = (0.0, BTreeMap::<(&str, usize), (f64, f64)>::new());
     for weight in layout.specs() {
+        // An adapter reads what its layer reads and adds to what that gives; its own values are few.
+        if weight.kind == ParamKind::Adapter {
+            continue;
+        }
         let Some([output, input_channels]) = features(weight) else {
             continue;
         };
@@ -256,13 +269,20 @@ pub(crate) fn check(config: &Config, estimate: &MemoryEstimate, available: u64) 
     if estimate.total() <= available {
         return None;
     }
+    let fits = estimate.certain() <= available;
     let parts = estimate.parts().into_iter().filter(|(_, bytes)| *bytes > 0.0);
+    // Those that the sum is of.
+    let parts = parts.filter(|(name, _)| fits || *name != ACTIVATIONS);
     let parts: Vec<String> = parts
         .map(|(name, bytes)| format!("{name} {}", gib(bytes)))
         .collect();
+    let (needs, needed) = match fits {
+        true => ("may need about", estimate.total()),
+        false => ("needs at least", estimate.certain()),
+    };
     let message = format!(
-        "the run needs at least {} of memory, and the device has {}: {}",
-        gib(estimate.total()),
+        "the run {needs} {} of memory, and the device has {}: {}",
+        gib(needed),
         gib(available),
         parts.join(", ")
     );
@@ -290,9 +310,14 @@ pub(crate) fn check(config: &Config, estimate: &MemoryEstimate, available: u64) 
             "choose a smaller model, fewer images per iteration, or a device with more memory".into(),
         ),
     };
-    let related = ["sampling.micro_batch"].into_iter().chain(dimensions);
+    // A smaller micro-batch takes fewer activations, and nothing else.
+    let related = fits.then_some("sampling.micro_batch").into_iter().chain(dimensions);
+    let diagnostic = match fits {
+        true => Diagnostic::warning,
+        false => Diagnostic::error,
+    };
     Some(
-        Diagnostic::error(TOO_MUCH_MEMORY, message)
+        diagnostic(TOO_MUCH_MEMORY, message)
             .path(first)
             .related(related.filter(|key| *key != first))
             .help(help),

@@ -337,8 +337,20 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     };
     let total = estimate.total() as u64;
     assert_eq!(ask(config, &with(total), &spec, &[]), []);
+    // With fewer activations it might fit; without any it must.
     let found = ask(config, &with(total - 1), &spec, &[]);
-    assert!(errors(&found) && found[0].code == "memory::too-much", "{found:?}");
+    assert!(
+        !errors(&found) && found[0].code == "memory::too-much",
+        "{found:?}"
+    );
+    let certain = (estimate.total() - estimate.activations) as u64;
+    assert!(!errors(&ask(config, &with(certain), &spec, &[])));
+    let refused = ask(config, &with(certain - 1), &spec, &[]);
+    assert!(
+        errors(&refused) && refused[0].code == "memory::too-much",
+        "{refused:?}"
+    );
+    assert!(refused[0].message.contains("needs at least"), "{refused:?}");
     for (name, bytes) in estimate.parts() {
         let part = format!("{name} {}", gib(bytes));
         assert!(found[0].message.contains(&part), "{part}: {}", found[0]);

@@ -156,4 +156,25 @@ fn evaluation(rules: &mut Rules<'_>) {
             )
             .help("lower the one, or raise the other");
     }
+    let grid = &config.evaluation.grid;
+    let cell = config.data.image_size().saturating_mul(grid.scale) + MARGIN;
+    for (key, count) in [
+        ("evaluation.grid.columns", columns.min(images)),
+        ("evaluation.grid.rows", grid.rows),
+    ] {
+        let side = count.saturating_mul(cell);
+        if side > LARGEST_GRID {
+            rules
+                .error(
+                    codes::RULE_GRID,
+                    &[key, "evaluation.grid.scale", "evaluation.grid"],
+                    format!("the picture of an evaluation would have a side of {side} pixels; the most is {LARGEST_GRID}"),
+                )
+                .help(format!("lower `evaluation.grid.scale`, or `{key}`"));
+        }
+    }
 }
+
+/// Pixels of a picture's longest side, and of the gap between two images (`flow-report`, which draws it).
+const LARGEST_GRID: usize = 1 << 15;
+const MARGIN: usize = 16;

@@ -28,11 +28,16 @@ pub(super) fn check(rules: &mut Rules<'_>) {
 
 fn run_and_device(rules: &mut Rules<'_>) {
     let name = &rules.config.run.name;
-    if name.contains(['/', '\\', '\0']) || matches!(name.as_str(), "." | "..") {
-        let message = format!("`run.name` is `{name}`, which cannot be the name of a directory");
+    // As `flow-report`, which makes the directory, has it: names that every file system takes, and no command for an option.
+    let refused = |letter: char| letter.is_control() || "/\\:*?\"<>|".contains(letter);
+    if name.starts_with(['.', '-']) || name.contains(refused) || name.len() > 200 {
+        let message = format!("`run.name` is `{name}`, which cannot be the name of a run's directory");
         rules
             .error(codes::RULE_RUN_NAME, &["run.name"], message)
-            .help("use a plain name here, and `run.dir` for where the run goes");
+            .help(
+                "use a name that begins with neither `.` nor `-` and has none of / \\ : * ? \" < > | in its at most 200 bytes; \
+                 `run.dir` says where the run goes",
+            );
     }
     let device = &rules.config.device;
     if device.kind == DeviceKind::Cpu && device.index != 0 {
@@ -318,7 +323,10 @@ fn data(rules: &mut Rules<'_>) {
 fn no_autoencoder(rules: &mut Rules<'_>, keys: &[&str], message: String) {
     rules
         .warning(codes::RULE_IMAGE_SHAPE, keys, message)
-        .help("there is no autoencoder; rewards that look at pictures will refuse such latents");
+        .help(
+            "there is no autoencoder, so neither `train` nor `pretrain` takes such latents; the shape is good for `check`, `plan` \
+             and benchmarks",
+        );
 }
 
 fn conditioning(rules: &mut Rules<'_>) {
@@ -388,6 +396,9 @@ fn text(rules: &mut Rules<'_>) {
     }
 }
 
+/// What stands beside the names of rewards in the keys of metrics.
+const RESERVED_NAMES: [&str; 3] = ["std", "group_std", "zero_std_groups"];
+
 fn rewards(rules: &mut Rules<'_>) {
     let config = rules.config;
     let lists = [
@@ -416,6 +427,23 @@ fn rewards(rules: &mut Rules<'_>) {
                     )
                     .help(format!(
                         "choose another reward, or set `data.kind = \"{wanted}\"`"
+                    ));
+            }
+            if reward.name().contains('/') || RESERVED_NAMES.contains(&reward.name()) {
+                let message = format!(
+                    "`{list}` has a reward called `{}`, whose metrics would have the keys of others: `reward/NAME` and `reward/NAME/std` \
+                     stand beside `reward/std`",
+                    reward.name()
+                );
+                rules
+                    .error(
+                        codes::RULE_REWARD_NAME,
+                        &[&format!("{entry}.name"), &format!("{entry}.kind"), list],
+                        message,
+                    )
+                    .help(format!(
+                        "give it a `name` without `/` that is none of {}",
+                        RESERVED_NAMES.map(|name| format!("`{name}`")).join(", ")
                     ));
             }
             if let Some(first) = seen.insert(reward.name(), index) {
@@ -464,7 +492,7 @@ fn schedule(rules: &mut Rules<'_>) {
     );
     if falling.to == 0.0 && falling.steps < all {
         let message = format!(
-            "the learning rate is 0 from optimizer step {} on, in iteration {} of {iterations}: an iteration has {an_iteration}",
+            "the learning rate is 0 after optimizer step {}, from iteration {} of {iterations} on: an iteration has {an_iteration}",
             falling.steps,
             falling.steps / an_iteration + 1
         );

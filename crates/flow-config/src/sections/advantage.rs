@@ -13,7 +13,7 @@ pub struct AdvantageConfig {
     /// does so in its last step; there this must be true.
     pub global_std: bool,
     /// Least standard deviation that is divided by (a floor, not an addend, as in Flow-Factory).
-    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0.0))]
+    #[schemars(range(min = 1e-30, max = 1e6))]
     pub std_floor: f64,
 }
 

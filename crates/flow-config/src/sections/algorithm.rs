@@ -167,10 +167,10 @@ pub enum Reference {
 #[serde(deny_unknown_fields, default)]
 pub struct NftConfig {
     /// Strength of the implicit guidance, b: `v+ = b v + (1 - b) v_old`, `v- = (1 + b) v_old - b v`.
-    #[schemars(range(max = 1000.0), extend("exclusiveMinimum" = 0.0))]
+    #[schemars(range(min = 1e-6, max = 1000.0))]
     pub beta: f64,
     /// Advantages are clamped to plus or minus this, then mapped to a weight between 0 and 1.
-    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0.0))]
+    #[schemars(range(min = 1e-6, max = 1e6))]
     pub advantage_clip: f64,
     /// How advantages become weights.
     pub advantage_mode: AdvantageMode,
@@ -221,7 +221,7 @@ pub enum AdvantageMode {
 }
 
 /// `[algorithm.old_policy]`: after each iteration `old <- d old + (1 - d) current`, with
-/// `d = clamp((iteration - flat) * rate, 0, hold)`. The official code's types are 0: (0, 0, 0), 1: (0, 0.001, 0.5),
+/// `d = clamp((iteration - flat) * rate, 0, hold)`, iterations counted from 1. The official code's types are 0: (0, 0, 0), 1: (0, 0.001, 0.5),
 /// 2: (75, 0.0075, 0.999).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]

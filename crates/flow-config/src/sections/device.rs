@@ -41,8 +41,8 @@ impl DeviceKind {
     }
 }
 
-/// What linear layers round the operands of their matrix products to. Sums, everything between the layers, statistics,
-/// losses and optimizer state are f32 in each.
+/// What linear layers round the operands of their matrix products to; on a GPU also what passes between operations. Sums,
+/// statistics, losses and optimizer state are f32 in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DType {

@@ -26,7 +26,7 @@ impl Default for EmaConfig {
     }
 }
 
-/// `[ema.schedule]`: the decay `d` at iteration `t`, chosen by `kind` (Flow-Factory's schedules).
+/// `[ema.schedule]`: the decay `d` after iteration `t`, counted from 0, chosen by `kind` (Flow-Factory's schedules).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
 pub enum EmaSchedule {

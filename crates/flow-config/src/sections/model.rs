@@ -29,7 +29,7 @@ pub struct ModelConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Architecture {
-    /// Diffusion transformer with adaLN-zero (Peebles and Xie 2023, arXiv 2212.09748).
+    /// Diffusion transformer with adaLN-zero (Peebles and Xie 2022, arXiv 2212.09748).
     #[default]
     Dit,
     /// Multimodal DiT of Stable Diffusion 3 (Esser et al. 2024, arXiv 2403.03206), in the layout of diffusers'

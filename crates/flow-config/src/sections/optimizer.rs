@@ -66,7 +66,8 @@ pub struct ConstantRate {}
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FallingRate {
-    /// The optimizer step, counted from the first of the run, from which on the rate is at its end; above `warmup_steps`.
+    /// The last optimizer step in which it falls, counted from the first of the run: all later ones have the rate of its end. Above
+    /// `warmup_steps`.
     #[schemars(range(min = 2, max = 100_000_000))]
     pub steps: usize,
     /// The end, as a share of `learning_rate`.
@@ -86,7 +87,7 @@ pub struct OptimizerConfig {
     #[schemars(inner(range(min = 0.0, max = 0.999_999)))]
     pub betas: [f64; 2],
     /// Added to the root of the second moment.
-    #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0.0))]
+    #[schemars(range(min = 1e-30, max = 1.0))]
     pub epsilon: f64,
     /// Decoupled weight decay, multiplied by the learning rate.
     #[schemars(range(min = 0.0, max = 10.0))]

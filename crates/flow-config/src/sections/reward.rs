@@ -15,7 +15,7 @@ pub enum RewardConfig {
     ShapesRules(ShapesRulesReward),
     /// How small the image is as JPEG: minus its size in kilobytes (1 kB = 1000 bytes), as in flow_grpo.
     JpegCompressibility(JpegReward),
-    /// How near the image is to one colour: minus the mean squared difference, values in 0 to 1.
+    /// How near the image's mean colour is to one colour: minus their distance in sRGB, each channel from 0 to 1.
     TargetColour(TargetColourReward),
 }
 
@@ -62,6 +62,7 @@ pub struct DigitClassifierReward {
     pub name: Option<String>,
     /// Weight in the sum of rewards; may be negative.
     #[serde(default = "one")]
+    #[schemars(range(min = -1e30, max = 1e30))]
     pub weight: f64,
     /// The classifier's weights: `built-in`, `judge` (a second one, for evaluation), or a safetensors file relative to
     /// the config file.
@@ -90,6 +91,7 @@ pub struct ShapesRulesReward {
     #[schemars(length(min = 1, max = 100))]
     pub name: Option<String>,
     /// Weight in the sum of rewards; may be negative.
+    #[schemars(range(min = -1e30, max = 1e30))]
     pub weight: f64,
     /// How the rules add up.
     pub mode: RulesMode,
@@ -124,6 +126,7 @@ pub struct JpegReward {
     #[schemars(length(min = 1, max = 100))]
     pub name: Option<String>,
     /// Weight in the sum of rewards; negative rewards images that compress badly.
+    #[schemars(range(min = -1e30, max = 1e30))]
     pub weight: f64,
     /// JPEG quality.
     #[schemars(range(min = 1, max = 100))]
@@ -150,8 +153,9 @@ pub struct TargetColourReward {
     pub name: Option<String>,
     /// Weight in the sum of rewards; may be negative.
     #[serde(default = "one")]
+    #[schemars(range(min = -1e30, max = 1e30))]
     pub weight: f64,
-    /// The colour: red, green, blue, each 0 to 1. Images of one channel are compared with the mean of the three.
+    /// The colour: red, green, blue, each 0 to 1. A grey image counts as three equal channels.
     #[schemars(inner(range(min = 0.0, max = 1.0)))]
     pub rgb: [f64; 3],
 }

@@ -46,7 +46,7 @@ pub enum OnExists {
     Error,
     /// Go on from the latest checkpoint in it.
     Resume,
-    /// Remove it and start anew.
+    /// Move it aside to `NAME.replaced-1` and start anew; nothing is deleted.
     Overwrite,
     /// Write to the next free name: `name-2`, `name-3` and so on.
     New,

@@ -42,7 +42,7 @@ impl Default for WordsText {
 }
 
 /// `kind = "file"`: a safetensors file in f32, bf16 or f16 with `prompt_embeds` `[prompts, tokens, channels]` in the order of
-/// `flow-train list data`, `negative_prompt_embeds` `[1, tokens, channels]`, and for `mmdit` `pooled_prompt_embeds`
+/// `flow-train list prompts`, `negative_prompt_embeds` `[1, tokens, channels]`, and for `mmdit` `pooled_prompt_embeds`
 /// `[prompts, channels]` and `negative_pooled_prompt_embeds` `[1, channels]`: the names of diffusers' pipelines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -18,6 +18,15 @@ const DEGREE: usize = 4;
 
 /// Measures, and writes the entry of `[acceleration]` or prints it.
 pub fn run(arguments: &CalibrateArguments, quiet: bool) -> Result<(), Failure> {
+    // Before the work, and not after it.
+    if let Some(path) = &arguments.out
+        && path.symlink_metadata().is_ok()
+    {
+        return Err(Failure::Input(format!(
+            "{} is there already; choose another name for `--out`",
+            path.display()
+        )));
+    }
     let loaded = Loaded::read(&arguments.config, Use::Looking)?;
     let config = loaded.config();
     let values = loaded.compute(config, |environment| {
@@ -59,7 +68,8 @@ pub fn run(arguments: &CalibrateArguments, quiet: bool) -> Result<(), Failure> {
     match &arguments.out {
         None => terminal::print(&text),
         Some(path) => {
-            std::fs::write(path, &text).or_failed()?;
+            flow_report::atomic_write(path, "measured values", |out| out.write_all(text.as_bytes()))
+                .or_failed()?;
             terminal::line(&format!(
                 "wrote {}; put it at the end of a config of this model",
                 path.display()

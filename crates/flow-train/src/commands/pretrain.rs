@@ -26,7 +26,7 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     let output = under(&loaded.base, &config.pretrain.output);
     parent(&output)?;
     let interrupt = Interrupt::listen()?;
-    let (loss, steps) = loaded.compute(&config, |environment| {
+    let (loss, steps, output) = loaded.compute(&config, |environment| {
         let common = setup::common(&config, environment).or_bad_input()?;
         let settings = settings(&config);
         // Fewer lines than steps, and at least some.
@@ -43,8 +43,14 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
         drop(observer);
         let steps = trained.losses.len();
         let metadata = metadata(&config, steps, trained.final_loss);
+        // What a few steps gave does not take the place of weights that are there.
+        let is_partial = steps < config.pretrain.steps && output.exists();
+        let output = match is_partial {
+            true => output.with_extension("partial.safetensors"),
+            false => output.clone(),
+        };
         flow_models::save(&trained.weights, &output, StoredDtype::F32, &metadata).or_failed()?;
-        Ok((trained.final_loss, steps))
+        Ok((trained.final_loss, steps, output))
     })?;
     let mut text = format!("loss       {loss:.6} (mean of the last hundredth of {steps} steps)\n");
     text.push_str(&format!("time       {}\n", human_duration(watch.wall_s())));
@@ -52,8 +58,12 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     if steps < config.pretrain.steps {
         terminal::print(&text)?;
         terminal::note(&format!(
-            "interrupted after {steps} of {} steps: the weights are the average so far. Pretraining begins anew next time",
-            config.pretrain.steps
+            "interrupted after {steps} of {} steps: the weights are the average so far{}. Pretraining begins anew next time",
+            config.pretrain.steps,
+            match under(&loaded.base, &config.pretrain.output) {
+                kept if kept != output => format!(", and {} is as it was", kept.display()),
+                _ => String::new(),
+            }
         ));
         return Err(Failure::Interrupted);
     }

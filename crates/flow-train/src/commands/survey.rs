@@ -103,7 +103,7 @@ fn found(
         model: outline.as_ref().map(capabilities),
         sigmas: &sigmas,
         trainer: &Trainer::of(&config),
-        machine: &flow_train::machine(memory_gib),
+        machine: &flow_train::machine(config.device.kind, memory_gib),
         // An estimate from wrong numbers would be wrong.
         training: wanted == Use::Training && !wrong,
     };

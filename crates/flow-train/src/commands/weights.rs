@@ -18,7 +18,6 @@ use std::sync::Arc;
 pub fn export(
     weights: &PolicyWeights,
     base: &Arc<ParamLayout>,
-    device: &ComputeDevice,
     folder: &Path,
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<PathBuf>, Failure> {
@@ -35,7 +34,8 @@ pub fn export(
             let adapter = folder.join(format!("{prefix}adapter"));
             flow_models::export_adapters(weights, &adapter, StoredDtype::F32, metadata).or_failed()?;
             let merged = folder.join(format!("{prefix}merged.safetensors"));
-            let values = flow_models::merge(weights, base, device).or_failed()?;
+            // On the host, where it is computed: the device need not hold another model.
+            let values = flow_models::merge(weights, base, &ComputeDevice::cpu()).or_failed()?;
             flow_models::save(&values, &merged, StoredDtype::F32, metadata).or_failed()?;
             written.extend([adapter, merged]);
         } else {

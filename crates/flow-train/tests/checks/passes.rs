@@ -207,7 +207,7 @@ fn passes(resolved: &Resolved, registries: &Registries) -> bool {
         }),
         sigmas: &setup::step_sigmas(config, outline.model.spec().tokens),
         trainer: &Trainer::of(config),
-        machine: &flow_train::machine(Some(64.0)),
+        machine: &flow_train::machine(config.device.kind, Some(64.0)),
         training: true,
     });
     !errors(&found)

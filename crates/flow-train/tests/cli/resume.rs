@@ -149,6 +149,18 @@ fn ctrl_c_in_pretraining_leaves_the_weights_of_the_steps_that_were_taken() {
 
 #[cfg(unix)]
 #[test]
+fn ctrl_c_in_pretraining_does_not_replace_weights_that_are_there() {
+    let place = Place::new();
+    let whole = place.bytes("tiny.safetensors");
+    let arguments = ["pretrain", "tiny.toml", "--set", "pretrain.steps=100000"];
+    let seen = interrupted(&place, &arguments, "step 2000/100000");
+    contains(&seen, &["tiny.safetensors is as it was"]);
+    assert!(place.bytes("tiny.safetensors") == whole);
+    assert!(place.path("tiny.partial.safetensors").exists());
+}
+
+#[cfg(unix)]
+#[test]
 fn ctrl_c_saves_exits_with_130_and_says_how_to_go_on() {
     let place = Place::new();
     // No checkpoint is due: the one that is resumed from is the interrupt's.
@@ -225,6 +237,87 @@ fn a_checkpoint_can_be_chosen_and_a_missing_one_is_an_error() {
         ],
     );
     contains(&error, &["step-000009.ckpt", "--resume latest"]);
+}
+
+#[test]
+fn a_checkpoint_of_another_run_changes_nothing_of_this_one() {
+    let place = Place::new();
+    place.succeed(&["train", "tiny.toml", "--quiet"]);
+    place.succeed(&[
+        "train",
+        "tiny.toml",
+        "--quiet",
+        "--set",
+        "run.name=other",
+        "--set",
+        "run.seed=6",
+    ]);
+    let files = || {
+        let names = place.files();
+        let of_run = names.into_iter().filter(|name| name.starts_with("runs/tiny/"));
+        let of_run = of_run.filter(|name| !name.ends_with("run.lock"));
+        of_run.map(|name| (place.bytes(&name), name)).collect::<Vec<_>>()
+    };
+    let before = files();
+    let other = "runs/other/checkpoints/step-000001.ckpt";
+    let error = place.fail(2, &["train", "tiny.toml", "--resume", other]);
+    contains(&error, &["metrics.jsonl", "another checkpoint"]);
+    let names = |files: &[(Vec<u8>, String)]| files.iter().map(|(_, name)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&files()), names(&before));
+    assert!(files() == before, "a file was changed");
+}
+
+#[test]
+fn pictures_of_an_abandoned_future_are_moved_aside_and_not_reported() {
+    let place = Place::new();
+    place.succeed(&["train", "tiny.toml", "--quiet", "--set", "run.steps=3"]);
+    let first = "runs/tiny/checkpoints/step-000001.ckpt";
+    place.succeed(&[
+        "train",
+        "tiny.toml",
+        "--quiet",
+        "--set",
+        "run.steps=2",
+        "--resume",
+        first,
+    ]);
+    let images: Vec<String> = place
+        .files()
+        .into_iter()
+        .filter(|name| name.ends_with(".png"))
+        .collect();
+    let image = |name: &str| format!("runs/tiny/images/{name}.png");
+    let kept: Vec<String> = (0..3)
+        .map(|step| image(&format!("eval-step-{step:06}")))
+        .collect();
+    let aside: Vec<String> = (2..4)
+        .map(|step| image(&format!("superseded/eval-step-{step:06}")))
+        .collect();
+    assert_eq!(images, [kept, aside].concat());
+    assert!(!place.text("runs/tiny/report.html").contains("step 3"));
+}
+
+#[test]
+fn a_resumed_run_with_exact_reuse_counts_as_one_that_was_not_stopped() {
+    for algorithm in [
+        "algorithm.kind=grpo",
+        "algorithm.kl={ kind = \"mean\", beta = 0.1, reference = \"snapshot\" }",
+    ] {
+        let place = Place::new();
+        let set = [
+            "--set",
+            algorithm,
+            "--set",
+            "sampling.initial_noise=per_group",
+            "--set",
+            "acceleration={ shared = [{ name = \"exact_reuse\" }] }",
+        ];
+        let whole = reference(&place, &set);
+        let arguments = [["train", "tiny.toml", "--quiet"].as_slice(), &set].concat();
+        place.succeed(&[&arguments[..], &["--set", "run.steps=1"]].concat());
+        place.succeed(&[&arguments[..], &["--resume", "latest"]].concat());
+        assert_same(&place, "runs", &whole, algorithm);
+    }
 }
 
 #[test]

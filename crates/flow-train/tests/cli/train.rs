@@ -251,3 +251,70 @@ fn adapters_and_the_weights_they_are_merged_into_score_the_same() {
     );
     contains(&error, &["holds adapters", "model.finetune"]);
 }
+
+#[test]
+fn an_evaluation_without_rows_draws_no_picture_and_keeping_none_keeps_every_checkpoint() {
+    let place = Place::new();
+    let set = [
+        "--set",
+        "evaluation.grid.rows=0",
+        "--set",
+        "checkpoints.keep=0",
+        "--set",
+        "run.steps=4",
+    ];
+    place.succeed(&[["train", "tiny.toml", "--quiet"].as_slice(), &set].concat());
+    let files = place.files();
+    assert!(!files.iter().any(|name| name.ends_with(".png")), "{files:?}");
+    let checkpoints = files.iter().filter(|name| name.ends_with(".ckpt")).count();
+    assert_eq!(checkpoints, 5, "the start and four iterations: {files:?}");
+}
+
+#[test]
+fn an_average_that_follows_every_other_iteration_ends_with_the_weights_of_the_last() {
+    let place = Place::new();
+    let schedule =
+        "ema={ enabled = true, update_every = 2, schedule = { kind = \"constant\", decay = 0.0 } }";
+    place.succeed(&[
+        "train",
+        "tiny.toml",
+        "--quiet",
+        "--set",
+        schedule,
+        "--set",
+        "run.steps=2",
+    ]);
+    let [last, average] = ["final", "average"].map(|name| {
+        let bytes = place.bytes(&format!("runs/tiny/weights/{name}.safetensors"));
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let mut values: Vec<_> = tensors
+            .iter()
+            .map(|(name, view)| (name.to_owned(), view.data().to_vec()))
+            .collect();
+        values.sort();
+        values
+    });
+    assert!(
+        last == average,
+        "a decay of 0 copies the weights, after the second iteration, too"
+    );
+}
+
+#[test]
+fn measured_values_are_not_written_over_a_file_that_is_there() {
+    let place = Place::new();
+    let before = place.text("tiny.toml");
+    let error = place.fail(
+        2,
+        &[
+            "calibrate",
+            "tiny.toml",
+            "--policy",
+            "magcache",
+            "--out",
+            "tiny.toml",
+        ],
+    );
+    contains(&error, &["tiny.toml is there already"]);
+    assert_eq!(place.text("tiny.toml"), before);
+}

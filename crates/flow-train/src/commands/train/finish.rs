@@ -20,13 +20,7 @@ pub fn run<A: Algorithm>(
     let directory = session.directory();
     let state = session.state();
     let metadata = open::metadata(config, &directory.name(), state.iteration);
-    let files = weights::export(
-        &state.weights,
-        base,
-        session.device(),
-        &directory.weights(),
-        &metadata,
-    )?;
+    let files = weights::export(&state.weights, base, &directory.weights(), &metadata)?;
     let summary = directory.read_summary().or_failed()?.unwrap_or_default();
     let mut text = outcome(&summary);
     for file in files {
