@@ -1,4 +1,4 @@
-//! Layer norm scaled and shifted per sample: adaLN (Peebles and Xie 2023, arXiv:2212.09748); and by a weight and a bias.
+//! Layer norm scaled and shifted per sample: adaLN (Peebles and Xie 2022, arXiv:2212.09748); and by a weight and a bias.
 
 // Conditions of kernels that are known when they are compiled stay apart from those that are not.
 #![allow(clippy::collapsible_if)]

@@ -1,4 +1,4 @@
-//! A residual connection whose branch is gated per sample: adaLN-zero (Peebles and Xie 2023, arXiv:2212.09748).
+//! A residual connection whose branch is gated per sample: adaLN-zero (Peebles and Xie 2022, arXiv:2212.09748).
 
 use crate::host::{math::vectorised, threads};
 use burn::backend::DispatchTensor;

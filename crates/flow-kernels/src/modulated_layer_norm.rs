@@ -1,4 +1,4 @@
-//! Layer norm without weights, scaled and shifted per sample: adaLN (Peebles and Xie 2023, arXiv:2212.09748).
+//! Layer norm without weights, scaled and shifted per sample: adaLN (Peebles and Xie 2022, arXiv:2212.09748).
 
 use crate::host::{
     math::vectorised,

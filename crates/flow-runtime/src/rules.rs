@@ -209,9 +209,9 @@ pub(crate) const APPEND_WITHOUT_FILE: Rule = Rule {
 pub const CONTEXT_RULES: &[Rule] = &[Rule {
     code: "runtime::capture-variable-shapes",
     severity: Severity::Warning,
-    message: "the accelerator `graph_capture` replays steps of one shape, and the shapes of this run vary, so it \
-              captures again for each",
-    help: "Make the shapes constant, or remove the accelerator.",
+    message: "the accelerator `graph_capture` replays calls of one batch size, and those of this run vary (the last one of an \
+              evaluation is smaller), so it records each of them, which takes time and memory",
+    help: "Make `evaluation.prompts` times `evaluation.images_per_prompt` a multiple of `sampling.micro_batch`.",
     summary: "graph capture with variable shapes",
     holds: |facts, _| facts.context.variable_shapes && facts.context.has_accelerator("graph_capture"),
 }];

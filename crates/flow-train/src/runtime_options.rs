@@ -27,7 +27,7 @@ pub fn runtime_options(config: &Config, base: &Path) -> Result<RuntimeOptions, E
         device: config.device.kind,
         features: FEATURES.iter().copied().collect(),
         accelerators: entries.map(|entry| entry.name.clone()).collect(),
-        variable_shapes: false,
+        variable_shapes: config.has_ragged_batches(),
         base: base.to_owned(),
     };
     Ok(flow_runtime::parse(&config.runtime.options, &context)?)

@@ -121,17 +121,6 @@ pub enum AdvantageError {
         /// The group.
         group: u64,
     },
-    /// A clip range that would drop advantages of one sign.
-    #[error(
-        "advantage clip range [{low}, {high}] must have a negative lower and a positive upper bound, both finite; \
-         [-5, 5] is usual"
-    )]
-    Clip {
-        /// Lower bound.
-        low: f32,
-        /// Upper bound.
-        high: f32,
-    },
     /// A floor that does not keep a division safe.
     #[error(
         "the floor under standard deviations is {floor}; it must be finite and at least {LEAST_FLOOR:e}; 1e-6 is usual"
@@ -359,61 +348,5 @@ fn reward_metrics(name: &str, values: &[f64], members: &[Vec<usize>], floor: f64
         group_std_min: group_stds.iter().copied().fold(f64::INFINITY, f64::min),
         group_mean_std: moments(&group_means).1,
         zero_std_ratio: silent as f64 / members.len() as f64,
-    }
-}
-
-/// The range that losses clamp advantages to.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct AdvantageClip {
-    low: f32,
-    high: f32,
-}
-
-impl Default for AdvantageClip {
-    fn default() -> Self {
-        Self { low: -5.0, high: 5.0 }
-    }
-}
-
-impl AdvantageClip {
-    /// The range `[low, high]`.
-    ///
-    /// # Errors
-    /// If the bounds are not finite numbers on the two sides of 0.
-    pub fn new(low: f32, high: f32) -> Result<Self, AdvantageError> {
-        if low.is_finite() && high.is_finite() && low < 0.0 && high > 0.0 {
-            Ok(Self { low, high })
-        } else {
-            Err(AdvantageError::Clip { low, high })
-        }
-    }
-
-    /// The range from `-limit` to `limit`, as configs give it. Rounded to f32.
-    ///
-    /// # Errors
-    /// As [`AdvantageClip::new`].
-    pub fn symmetric(limit: f64) -> Result<Self, AdvantageError> {
-        Self::new(-limit as f32, limit as f32)
-    }
-
-    /// The advantage, brought into the range.
-    pub fn clamp(&self, advantage: f32) -> f32 {
-        advantage.clamp(self.low, self.high)
-    }
-
-    /// The lower bound.
-    pub fn low(&self) -> f32 {
-        self.low
-    }
-
-    /// The upper bound, DiffusionNFT's `adv_clip_max`.
-    pub fn high(&self) -> f32 {
-        self.high
-    }
-
-    /// DiffusionNFT's optimality probability, `clamp(A / high / 2 + 1 / 2, 0, 1)` of the clamped advantage.
-    /// Source: Zheng et al. 2025 (arXiv 2509.16117); Flow-Factory `trainers/nft.py:389`.
-    pub fn optimality(&self, advantage: f32) -> f32 {
-        (self.clamp(advantage) / self.high / 2.0 + 0.5).clamp(0.0, 1.0)
     }
 }

@@ -1,4 +1,4 @@
-//! Exponential moving averages of weights: decay schedules and the update of one slice.
+//! Exponential moving averages of weights: decay schedules, and when they are applied.
 //!
 //! Source of the schedules: Flow-Factory `ema/ema_utils.py`; `power` is the warm-up of diffusers' `EMAModel` and timm;
 //! `piecewise_linear` is DiffusionNFT's decay of the old policy (`scripts/train_nft_sd3.py`, lines 169 to 188).
@@ -283,31 +283,4 @@ impl EmaPlan {
     pub fn decay_after(&self, step: u64) -> Option<f64> {
         (step % self.interval == self.interval - 1).then(|| self.schedule.decay_at(step))
     }
-}
-
-/// `average = average + (1 - decay) * (weights - average)`, element by element, in f32 without fused operations, so
-/// that every platform gets the same bits.
-///
-/// An average that equals the weights stays so exactly; a decay of 1 changes nothing and 0 copies the weights, both
-/// exactly. `1 - decay` is rounded to f32 once.
-///
-/// # Errors
-/// A message, if the slices differ in length.
-pub fn update_average(average: &mut [f32], weights: &[f32], decay: f64) -> Result<(), String> {
-    if average.len() != weights.len() {
-        return Err(format!(
-            "an average of {} values cannot follow {} weights",
-            average.len(),
-            weights.len()
-        ));
-    }
-    let share = (1.0 - decay) as f32;
-    if share == 1.0 {
-        average.copy_from_slice(weights);
-    } else if share != 0.0 {
-        for (average, weight) in average.iter_mut().zip(weights) {
-            *average += share * (weight - *average);
-        }
-    }
-    Ok(())
 }

@@ -205,12 +205,6 @@ impl Geometry {
         self.accumulated
     }
 
-    /// Backward passes whose gradients make one update, when each micro-batch is trained at `trained_steps` steps.
-    /// Losses are divided by it.
-    pub fn backward_passes_per_update(&self, trained_steps: usize) -> usize {
-        self.accumulated * trained_steps
-    }
-
     /// The samples of each micro-batch, in order.
     pub fn micro_batch_samples(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let size = self.micro_batch;

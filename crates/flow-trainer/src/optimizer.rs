@@ -36,7 +36,10 @@ impl RateSchedule {
     fn share_at(self, step: u64, first: u64) -> f64 {
         let progress = |steps: u64| {
             // The step after the last one is at the end, so that none of those that the schedule has is without a rate.
-            let (done, all) = (step.saturating_sub(first), (steps + 1).saturating_sub(first).max(1));
+            let (done, all) = (
+                step.saturating_sub(first),
+                (steps + 1).saturating_sub(first).max(1),
+            );
             (done as f64 / all as f64).min(1.0)
         };
         match self {

@@ -178,7 +178,7 @@ pub(crate) fn runtime(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
         },
         features: machine.runtime_features.clone(),
         accelerators: entries.map(|entry| entry.name.clone()).collect(),
-        variable_shapes: false,
+        variable_shapes: config.has_ragged_batches(),
         base: Path::new("").to_owned(),
     };
     let findings = match flow_runtime::parse(&config.runtime.options, &context) {

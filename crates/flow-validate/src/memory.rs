@@ -311,7 +311,10 @@ pub(crate) fn check(config: &Config, estimate: &MemoryEstimate, available: u64) 
         ),
     };
     // A smaller micro-batch takes fewer activations, and nothing else.
-    let related = fits.then_some("sampling.micro_batch").into_iter().chain(dimensions);
+    let related = fits
+        .then_some("sampling.micro_batch")
+        .into_iter()
+        .chain(dimensions);
     let diagnostic = match fits {
         true => Diagnostic::warning,
         false => Diagnostic::error,

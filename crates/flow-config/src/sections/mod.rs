@@ -158,6 +158,16 @@ impl Config {
         self.eval_rewards.as_deref().unwrap_or(&self.rewards)
     }
 
+    /// Whether the model is called with batches of several sizes: the last one of an evaluation may be smaller. (Where a data set
+    /// holds fewer prompts back than `evaluation.prompts`, it may not be.)
+    pub fn has_ragged_batches(&self) -> bool {
+        let images = self
+            .evaluation
+            .prompts
+            .saturating_mul(self.evaluation.images_per_prompt);
+        self.evaluation.every > 0 && !images.is_multiple_of(self.sampling.micro_batch.max(1))
+    }
+
     /// Number of denoising steps of evaluation.
     pub fn eval_steps(&self) -> usize {
         self.evaluation.steps.unwrap_or(self.scheduler.steps)

@@ -132,9 +132,18 @@ impl DitConfig {
                 format!("gives {head_dim} channels a head; rotary positions need a multiple of 4")
             })?,
         }
-        check.that((1..=1 << 20).contains(&self.mlp_width()), "mlp_ratio", || {
-            format!("is {}; it must be above 0 and at most 64", self.mlp_ratio)
-        })?;
+        let inner = self.mlp_width();
+        check.that(
+            self.moe.is_some() || (1..=1 << 20).contains(&inner),
+            "mlp_ratio",
+            || {
+                format!(
+                    "is {}, which gives {inner} inner channels; there must be 1 to {}",
+                    self.mlp_ratio,
+                    1 << 20
+                )
+            },
+        )?;
         if let Some(moe) = &self.moe {
             moe.check(&check)?;
         }

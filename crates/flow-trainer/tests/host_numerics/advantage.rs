@@ -1,8 +1,7 @@
 //! Advantages against a plain f64 restatement, and what a user relies on when groups or rewards are awkward.
 
 use flow_trainer::advantage::{
-    AdvantageClip, AdvantageError, AdvantageOptions, Advantages, Aggregation, RewardColumn,
-    compute_advantages,
+    AdvantageError, AdvantageOptions, Advantages, Aggregation, RewardColumn, compute_advantages,
 };
 use proptest::prelude::*;
 
@@ -147,15 +146,6 @@ proptest! {
                 prop_assert!((forward - backward).abs() <= 1e-6 * (1.0 + forward.abs()));
             }
         }
-    }
-
-    #[test]
-    fn the_clamp_never_leaves_its_range_and_optimality_is_a_probability(
-        advantage in -1e9..1e9_f32, low in -10.0..-0.1_f32, high in 0.1..10.0_f32,
-    ) {
-        let clip = AdvantageClip::new(low, high).unwrap();
-        prop_assert!((low..=high).contains(&clip.clamp(advantage)));
-        prop_assert!((0.0..=1.0).contains(&clip.optimality(advantage)));
     }
 }
 
@@ -398,38 +388,6 @@ fn rewards_at_the_limits_of_f32_still_have_finite_advantages() {
             result.values.iter().any(|value| value.abs() > 0.5),
             "{:?}",
             result.values
-        );
-    }
-}
-
-#[test]
-fn the_default_clip_is_five_either_way_and_lopsided_ranges_are_refused() {
-    let clip = AdvantageClip::default();
-    assert_eq!(
-        (clip.clamp(7.5), clip.clamp(-7.5), clip.clamp(1.25)),
-        (5.0, -5.0, 1.25)
-    );
-    assert_eq!(
-        (
-            clip.optimality(0.0),
-            clip.optimality(5.0),
-            clip.optimality(-9.0),
-            clip.optimality(2.5)
-        ),
-        (0.5, 1.0, 0.0, 0.75)
-    );
-    for (low, high) in [
-        (0.0, 5.0),
-        (-5.0, 0.0),
-        (5.0, -5.0),
-        (f32::NAN, 1.0),
-        (-1.0, f32::INFINITY),
-    ] {
-        assert!(
-            AdvantageClip::new(low, high)
-                .unwrap_err()
-                .to_string()
-                .contains("[-5, 5] is usual")
         );
     }
 }

@@ -1,7 +1,7 @@
 //! From the sections of a config to the options of this crate.
 
 use flow_config as config;
-use flow_trainer::advantage::{AdvantageClip, AdvantageOptions};
+use flow_trainer::advantage::AdvantageOptions;
 use flow_trainer::ema::EmaSchedule;
 use flow_trainer::geometry::Geometry;
 use flow_trainer::scheduler::{Dynamics, Schedule, ScheduleOptions, SigmaGrid, SigmaShift};
@@ -23,10 +23,6 @@ fn the_default_sections_make_the_default_options() {
     assert_eq!(
         AdvantageOptions::from(&config::AdvantageConfig::default()),
         AdvantageOptions::default()
-    );
-    assert_eq!(
-        AdvantageClip::symmetric(config::GrpoConfig::default().advantage_clip),
-        Ok(AdvantageClip::default())
     );
     let nft = config::NftConfig::default();
     assert_eq!(EmaSchedule::from(&nft.old_policy), EmaSchedule::NFT_RAMP_TO_HALF);

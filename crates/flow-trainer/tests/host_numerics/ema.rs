@@ -1,6 +1,6 @@
 //! Decay schedules and the update of an average.
 
-use flow_trainer::ema::{EmaPlan, EmaSchedule, update_average};
+use flow_trainer::ema::{EmaPlan, EmaSchedule};
 use proptest::prelude::*;
 
 fn schedules() -> Vec<EmaSchedule> {
@@ -148,50 +148,7 @@ fn a_plan_updates_after_every_interval() {
     assert_eq!(plan.decay_after(7), Some(schedule.decay_at(7)));
 }
 
-#[test]
-fn slices_of_different_lengths_are_refused_and_left_alone() {
-    let mut average = [1.0, 2.0];
-    assert!(
-        update_average(&mut average, &[0.0; 3], 0.5)
-            .unwrap_err()
-            .to_string()
-            .contains("2 values")
-    );
-    assert_eq!(average, [1.0, 2.0]);
-}
-
 proptest! {
-    #[test]
-    fn an_update_is_the_weighted_mean_to_f32_rounding(
-        pairs in prop::collection::vec((-100.0..100.0_f32, -100.0..100.0_f32), 0..33), decay in 0.0..=1.0_f64,
-    ) {
-        let before: Vec<f32> = pairs.iter().map(|pair| pair.0).collect();
-        let weights: Vec<f32> = pairs.iter().map(|pair| pair.1).collect();
-        let mut after = before.clone();
-        update_average(&mut after, &weights, decay).unwrap();
-        for i in 0..after.len() {
-            let (old, new) = (f64::from(before[i]), f64::from(weights[i]));
-            let expected = decay * old + (1.0 - decay) * new;
-            // The share, the difference, the product and the sum are each rounded once.
-            let tolerance = 2.0_f64.powi(-24) * (3.0 * (old - new).abs() + expected.abs()) * 1.01;
-            prop_assert!((f64::from(after[i]) - expected).abs() <= tolerance);
-        }
-    }
-
-    #[test]
-    fn the_ends_of_the_range_and_a_settled_average_are_exact(
-        old in -1e6..1e6_f32, new in -1e6..1e6_f32, decay in 0.0..=1.0_f64,
-    ) {
-        let update = |old: f32, new: f32, decay: f64| {
-            let mut average = [old];
-            update_average(&mut average, &[new], decay).unwrap();
-            average[0]
-        };
-        prop_assert_eq!(update(old, new, 0.0), new);
-        prop_assert_eq!(update(old, new, 1.0), old);
-        prop_assert_eq!(update(new, new, decay), new);
-    }
-
     #[test]
     fn a_valid_schedule_never_leaves_zero_to_one(
         decay in 0.0..=1.0_f64, initial in 0.0..=1.0_f64, a in 1_u64..50, b in 1_u64..50, step in any::<u64>(),

@@ -25,10 +25,7 @@ fn a_geometry_that_divides_is_taken_as_it_is() {
         ),
         (24, 3, 1)
     );
-    assert_eq!(
-        (geometry.updates(), geometry.backward_passes_per_update(2)),
-        (3, 2)
-    );
+    assert_eq!(geometry.updates(), 3);
     let whole = Geometry::new(request(6, 4, 8, 0)).unwrap();
     assert_eq!((whole.updates(), whole.micro_batches_per_update()), (1, 3));
     assert!(whole.update_micro_batches().eq(std::iter::once(0..3)));

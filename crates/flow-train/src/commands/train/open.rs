@@ -3,6 +3,7 @@
 use crate::arguments::{Existing, TrainArguments};
 use crate::commands::Loaded;
 use crate::failure::{Failure, OrFailure};
+use crate::terminal;
 use flow_accel::Acceleration;
 use flow_config::{Config, DeviceKind};
 use flow_report::{Manifest, MetricsPosition, MetricsStart, OnExists, Opened, RunDirectory};
@@ -70,11 +71,13 @@ fn resumed(directory: RunDirectory, from: Option<PathBuf>) -> Result<Start, Fail
     if from.is_some() || (has_iteration && !fresh) {
         return Ok(Start::Resume(directory, from));
     }
-    drop(
-        directory
-            .metrics(MetricsStart::At(MetricsPosition::default()))
-            .or_failed()?,
-    );
+    let metrics = directory.metrics(MetricsStart::At(MetricsPosition::default()));
+    for notice in metrics.or_failed()?.notices() {
+        terminal::note(notice);
+    }
+    if !fresh {
+        terminal::note("the run has no checkpoint of an iteration to go on from and begins again");
+    }
     Ok(Start::Fresh(directory))
 }
 
