@@ -60,6 +60,47 @@ fn stepped<N: Size>(
     (weight * Vector::new(rates.keep) - change, m, v)
 }
 
+/// Which vector of which weight a thread works on. Weights are passed by twice, to read and to write, and what is computed
+/// between stands in the kernel once: compiled for each of sixteen weights it took three times as long.
+#[derive(CubeType)]
+struct Place {
+    /// The first block that is beyond the weights looked at.
+    begin: usize,
+    /// The weight; a number that none has if the thread has nothing to do.
+    weight: u32,
+    /// Its vector.
+    at: usize,
+    /// Its decay.
+    decay: f32,
+}
+
+#[cube]
+impl Place {
+    fn nowhere(decays: &Sequence<f32>) -> Self {
+        Place {
+            begin: 0usize.runtime(),
+            weight: u32::MAX.runtime(),
+            at: 0usize.runtime(),
+            decay: *decays.index(0usize),
+        }
+    }
+
+    /// Looks at weight `i`, of so many vectors, which follows those looked at before.
+    fn look(&mut self, vectors: usize, #[comptime] i: u32) {
+        let end = self.begin + vectors.div_ceil(comptime!(THREADS));
+        let at = (CUBE_POS - self.begin) * comptime!(THREADS) + UNIT_POS as usize;
+        if CUBE_POS >= self.begin && CUBE_POS < end && at < vectors {
+            self.weight = i.runtime();
+            self.at = at;
+        }
+        self.begin = end;
+    }
+
+    fn is_of(&self, #[comptime] i: u32) -> bool {
+        self.weight == i
+    }
+}
+
 /// One step. Each block works on one weight: the first blocks on the first, and so on. `copies` is empty unless `copied`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
@@ -76,18 +117,30 @@ pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
     epsilon: f32,
     #[comptime] copied: bool,
 ) {
-    let mut begin = 0usize.runtime();
+    let mut place = Place::nowhere(decays);
+    let mut weight = Vector::<f32, N>::empty();
+    let mut gradient = Vector::<f32, N>::empty();
+    let mut first = Vector::<f32, N>::empty();
+    let mut second = Vector::<f32, N>::empty();
     #[unroll]
     for i in 0..weights.len() {
-        let length = *vectors.index(i);
-        let end = begin + length.div_ceil(comptime!(THREADS));
-        let at = (CUBE_POS - begin) * comptime!(THREADS) + UNIT_POS as usize;
-        if CUBE_POS >= begin && CUBE_POS < end && at < length && varying[3] >= 0.0f32 {
-            let rates = Rates::new(varying, *decays.index(i), beta1, beta2, epsilon);
-            let gradient = Vector::<f32, N>::cast_from(gradients.index(i)[at]);
-            let m = Vector::<f32, N>::cast_from(firsts.index(i)[at]);
-            let v = Vector::<f32, N>::cast_from(seconds.index(i)[at]);
-            let (result, m, v) = stepped::<N>(weights.index(i)[at], gradient, m, v, &rates);
+        place.look(*vectors.index(i), i as u32);
+        if place.is_of(i as u32) {
+            let at = place.at;
+            place.decay = *decays.index(i);
+            weight = weights.index(i)[at];
+            gradient = Vector::cast_from(gradients.index(i)[at]);
+            first = Vector::cast_from(firsts.index(i)[at]);
+            second = Vector::cast_from(seconds.index(i)[at]);
+        }
+    }
+    let is_taken = varying[3] >= 0.0f32;
+    let rates = Rates::new(varying, place.decay, beta1, beta2, epsilon);
+    let (result, m, v) = stepped::<N>(weight, gradient, first, second, &rates);
+    #[unroll]
+    for i in 0..weights.len() {
+        if place.is_of(i as u32) && is_taken {
+            let at = place.at;
             firsts.index_mut(i)[at] = Vector::cast_from(m);
             seconds.index_mut(i)[at] = Vector::cast_from(v);
             weights.index_mut(i)[at] = result;
@@ -95,7 +148,6 @@ pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
                 copies.index_mut(i)[at] = Vector::cast_from(result);
             }
         }
-        begin = end;
     }
 }
 

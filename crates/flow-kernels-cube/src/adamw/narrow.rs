@@ -1,6 +1,6 @@
 //! AdamW on weights that are bf16 where models see them: exact, with their lower halves beside them, or rounded at random.
 
-use super::{Rates, THREADS, stepped};
+use super::{Place, Rates, stepped};
 use crate::halves::{joined, lower_of, rounded, upper_of};
 use crate::philox::philox;
 use cubecl::prelude::*;
@@ -28,70 +28,76 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     step: u32,
     #[comptime] halves: bool,
 ) {
-    let mut begin = 0usize.runtime();
+    let mut place = Place::nowhere(decays);
+    let mut upper = Vector::<u16, N>::empty();
+    let mut lower = Vector::<u16, N>::empty();
+    let mut gradient = Vector::<f32, N>::empty();
+    let mut first = Vector::<f32, N>::empty();
+    let mut second = Vector::<f32, N>::empty();
+    let mut stream = 0u32.runtime();
     #[unroll]
     for i in 0..uppers.len() {
-        let length = *vectors.index(i);
-        let end = begin + length.div_ceil(comptime!(THREADS));
-        let at = (CUBE_POS - begin) * comptime!(THREADS) + UNIT_POS as usize;
-        if CUBE_POS >= begin && CUBE_POS < end && at < length && varying[3] >= 0.0f32 {
-            let rates = Rates::new(varying, *decays.index(i), beta1, beta2, epsilon);
-            let upper = uppers.index(i)[at];
-            let mut weight = Vector::<f32, N>::empty();
+        place.look(*vectors.index(i), i as u32);
+        if place.is_of(i as u32) {
+            let at = place.at;
+            place.decay = *decays.index(i);
+            stream = *streams.index(i);
+            upper = uppers.index(i)[at];
             if comptime!(halves) {
-                let lower = lowers.index(i)[at];
-                #[unroll]
-                for lane in 0..N::value() {
-                    weight.insert(lane, joined(upper.extract(lane), lower.extract(lane)));
-                }
-            } else {
-                #[unroll]
-                for lane in 0..N::value() {
-                    weight.insert(
-                        lane,
-                        f32::reinterpret(u32::cast_from(upper.extract(lane)) << 16u32),
-                    );
-                }
+                lower = lowers.index(i)[at];
             }
-            let gradient = Vector::<f32, N>::cast_from(gradients.index(i)[at]);
-            let m = Vector::<f32, N>::cast_from(firsts.index(i)[at]);
-            let v = Vector::<f32, N>::cast_from(seconds.index(i)[at]);
-            let (result, m, v) = stepped::<N>(weight, gradient, m, v, &rates);
+            gradient = Vector::cast_from(gradients.index(i)[at]);
+            first = Vector::cast_from(firsts.index(i)[at]);
+            second = Vector::cast_from(seconds.index(i)[at]);
+        }
+    }
+    let mut weight = Vector::<f32, N>::empty();
+    #[unroll]
+    for lane in 0..N::value() {
+        if comptime!(halves) {
+            weight.insert(lane, joined(upper.extract(lane), lower.extract(lane)));
+        } else {
+            weight.insert(
+                lane,
+                f32::reinterpret(u32::cast_from(upper.extract(lane)) << 16u32),
+            );
+        }
+    }
+    let is_taken = varying[3] >= 0.0f32;
+    let rates = Rates::new(varying, place.decay, beta1, beta2, epsilon);
+    let (result, m, v) = stepped::<N>(weight, gradient, first, second, &rates);
+    let mut new_upper = Vector::<u16, N>::empty();
+    let mut new_lower = Vector::<u16, N>::empty();
+    if comptime!(halves) {
+        #[unroll]
+        for lane in 0..N::value() {
+            let bits = u32::reinterpret(result.extract(lane));
+            new_upper.insert(lane, upper_of(bits));
+            new_lower.insert(lane, lower_of(bits));
+        }
+    } else {
+        // A vector lies within one block of four numbers: its width divides four.
+        let from = place.at * N::value();
+        let drawn = philox((from / 4) as u32, step, stream, 0u32, key_low, key_high);
+        #[unroll]
+        for lane in 0..N::value() {
+            let number = from % 4 + lane;
+            let low = select(number == 0, drawn.extract(0usize), drawn.extract(1usize));
+            let high = select(number == 2, drawn.extract(2usize), drawn.extract(3usize));
+            let noise = select(number < 2, low, high) >> 16u32;
+            new_upper.insert(lane, rounded(u32::reinterpret(result.extract(lane)), noise));
+        }
+    }
+    #[unroll]
+    for i in 0..uppers.len() {
+        if place.is_of(i as u32) && is_taken {
+            let at = place.at;
             firsts.index_mut(i)[at] = Vector::cast_from(m);
             seconds.index_mut(i)[at] = Vector::cast_from(v);
-            let mut upper = Vector::<u16, N>::empty();
+            uppers.index_mut(i)[at] = new_upper;
             if comptime!(halves) {
-                let mut lower = Vector::<u16, N>::empty();
-                #[unroll]
-                for lane in 0..N::value() {
-                    let bits = u32::reinterpret(result.extract(lane));
-                    upper.insert(lane, upper_of(bits));
-                    lower.insert(lane, lower_of(bits));
-                }
-                lowers.index_mut(i)[at] = lower;
-            } else {
-                // A vector lies within one block of four numbers: its width divides four.
-                let first = at * N::value();
-                let drawn = philox(
-                    (first / 4) as u32,
-                    step,
-                    *streams.index(i),
-                    0u32,
-                    key_low,
-                    key_high,
-                );
-                let from = first % 4;
-                #[unroll]
-                for lane in 0..N::value() {
-                    let place = from + lane;
-                    let low = select(place == 0, drawn.extract(0usize), drawn.extract(1usize));
-                    let high = select(place == 2, drawn.extract(2usize), drawn.extract(3usize));
-                    let noise = select(place < 2, low, high) >> 16u32;
-                    upper.insert(lane, rounded(u32::reinterpret(result.extract(lane)), noise));
-                }
+                lowers.index_mut(i)[at] = new_lower;
             }
-            uppers.index_mut(i)[at] = upper;
         }
-        begin = end;
     }
 }
