@@ -312,10 +312,7 @@ impl<P: Policy> Engine<P> {
             let mut policy = std::mem::take(&mut row.state.policy);
             self.policy
                 .computed(&row.situation(&place, moment), outcomes[index], &mut policy);
-            let depth = match self.policy.keeps(&row.lane) {
-                true => self.policy.forecast(&policy).depth(),
-                false => 0,
-            };
+            let depth = self.policy.forecast(&policy).depth();
             row.state.policy = policy;
             row.state.answered = 0;
             row.state.output = outputs.next();

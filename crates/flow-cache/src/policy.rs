@@ -23,11 +23,6 @@ pub trait Policy: Debug + Send + Sync + 'static {
         Compares::default()
     }
 
-    /// Whether features of `lane` are kept. Of a lane that is never answered they would take memory for nothing.
-    fn keeps(&self, _lane: &Lane) -> bool {
-        true
-    }
-
     /// Whether a lane with features in store is answered now.
     fn answers(&self, now: &Situation<'_>, state: &mut Self::State) -> bool;
 

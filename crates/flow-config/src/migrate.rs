@@ -206,7 +206,7 @@ fn zero_to_one(document: &mut DocumentMut, changes: &mut Vec<Change>) {
             )
         });
     }
-    if get(document, "advantage.global_std").is_some() && get(document, "advantage.aggregation").is_none() {
+    if algorithm && get(document, "advantage.aggregation").is_none() {
         set_first(document, "advantage", "aggregation", "sum");
         changes.push(added(
             "advantage.aggregation",

@@ -31,6 +31,28 @@ fn each_rule_is_reported_at_the_key_to_mend() {
     let cases: &[(&str, &str, &str, Severity)] = &[
         ("[run]\nname = \"../x\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \"..\"", "rule::run-name", "run.name", Error),
+        ("[run]\nname = \".a\"", "rule::run-name", "run.name", Error),
+        ("[run]\nname = \"-a\"", "rule::run-name", "run.name", Error),
+        ("[run]\nname = \"a:b\"", "rule::run-name", "run.name", Error),
+        ("[run]\nname = \"a\\tb\"", "rule::run-name", "run.name", Error),
+        (
+            "[evaluation]\nprompts = 100\n[evaluation.grid]\nrows = 100\nscale = 64",
+            "rule::grid",
+            "evaluation.grid.rows",
+            Error,
+        ),
+        (
+            "[[rewards]]\nkind = \"jpeg-compressibility\"\nname = \"group_std\"",
+            "rule::reward-name",
+            "rewards.0.name",
+            Error,
+        ),
+        (
+            "[[rewards]]\nkind = \"jpeg-compressibility\"\nname = \"a\"\n[[rewards]]\nkind = \"jpeg-compressibility\"\nname = \"a/std\"",
+            "rule::reward-name",
+            "rewards.1.name",
+            Error,
+        ),
         ("[device]\nindex = 1", "rule::device-index", "device.index", Error),
         (
             "[model.dit]\nhidden = 98\nheads = 7",

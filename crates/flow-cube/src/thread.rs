@@ -74,7 +74,8 @@ impl Kernel {
                 of.labels.insert(label.into(), of.instructions.len());
                 continue;
             }
-            // A block in braces within a line declares registers of its own: their names are unique in what is run here.
+            // A block in braces within a line declares registers of its own, which the next such block may declare again. Nothing
+            // outside of it reads them.
             let line = match line.starts_with("{ ") {
                 true => line.trim_start_matches("{ ").trim_end_matches('}'),
                 false => line,
@@ -183,7 +184,7 @@ impl<'a> Thread<'a> {
                 let word = memory.get(&at).ok_or("memory that was not written")?;
                 self.registers.insert(to, u64::from(*word));
             }
-            (store, [to, from]) if store.starts_with("st.global.") => {
+            ("st.global.f32" | "st.global.u32" | "st.global.v2.f32" | "st.global.v4.f32", [to, from]) => {
                 let at = self.address(to)?;
                 for (number, register) in list(from).into_iter().enumerate() {
                     memory.insert(at + 4 * number as u64, self.value(register)? as u32);
@@ -204,8 +205,8 @@ impl<'a> Thread<'a> {
                 let value = self.value(low)? & 0xFFFF_FFFF | self.value(high)? << 32;
                 self.registers.insert(to, value);
             }
-            (load, [to, from]) if load.starts_with("ld.param.") => {
-                let value = self.parameter(from)?;
+            (load @ ("ld.param.u32" | "ld.param.u64"), [to, from]) => {
+                let value = self.parameter(from, load.ends_with("u64"))?;
                 self.registers.insert(to, value);
             }
             (name, [to, from @ ..]) => {
@@ -255,16 +256,16 @@ impl<'a> Thread<'a> {
         Ok(self.value(base)? + offset)
     }
 
-    fn parameter(&self, operand: &str) -> Result<u64, String> {
+    fn parameter(&self, operand: &str, is_wide: bool) -> Result<u64, String> {
         let at = self.address(operand)?;
-        match self.parameters.get((at >> PARAMETER) as usize) {
-            Some(Parameter::Address(address)) => Ok(*address),
-            Some(Parameter::Words(words)) => {
+        match (self.parameters.get((at >> PARAMETER) as usize), is_wide) {
+            (Some(Parameter::Address(address)), true) => Ok(*address),
+            (Some(Parameter::Words(words)), false) => {
                 let word = words.get((at & ((1 << PARAMETER) - 1)) as usize / 4);
                 word.map(|word| u64::from(*word))
                     .ok_or_else(|| "beyond its parameter".into())
             }
-            None => Err("no such parameter".into()),
+            _ => Err("no such parameter of this width".into()),
         }
     }
 }

@@ -367,7 +367,10 @@ impl Latents {
     /// Takes a step: `x_next [B, N]`, f32, from noise, and its outcome.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refused`] if a tensor does not fit, or where the device cannot draw.
+    ///
+    /// # Panics
+    /// If the step of noise that is drawn is 2^24 or more.
     pub fn step(
         &self,
         client: &Client,

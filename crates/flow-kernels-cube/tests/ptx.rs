@@ -43,16 +43,21 @@ fn no_kernel_spills_registers() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Blocks of an address of which a pair's angle lies within some thousand steps of a multiple of pi/2, where more of pi is
-/// subtracted: one in 40,000.
-fn blocks_near_a_turn(stream: &Stream, sample: u64, step: u32) -> Vec<u32> {
+/// Blocks of an address of which a pair's angle is so near a multiple of pi/2 that more of pi is subtracted: the upper word is
+/// that of the multiple, and half of the angle's bits are lost. One in some hundred thousand.
+fn blocks_near_a_turn(stream: &Stream, sample: u64, step: u32, blocks: u32) -> Vec<u32> {
     let [a, b, c] = stream.address(sample, step);
-    let near = |word: u32| word.wrapping_add(1 << 13) % (1 << 30) < 1 << 14;
+    let near = |word: u32| {
+        let angle = std::f64::consts::TAU * f64::from(word) / 4_294_967_296.0;
+        let turns = (angle / std::f64::consts::FRAC_PI_2).round();
+        let rest = (angle - turns * std::f64::consts::FRAC_PI_2).abs();
+        turns > 0.0 && rest * 65_536.0 < angle / 2.0
+    };
     let is_near = |block: &u32| {
         let words = philox4x32_10([*block, a, b, c], stream.key());
         near(words[1]) || near(words[3])
     };
-    (0..2_000_000).filter(is_near).collect()
+    (0..blocks).filter(is_near).collect()
 }
 
 #[test]
@@ -61,9 +66,10 @@ fn what_the_compiler_makes_of_drawn_noise_has_the_bits_of_the_host() {
     let (samples, step) = ([5u64, (1 << 40) + 9], 77);
     let stream = Stream::new(0xFEDC_BA98_7654_3210, Purpose::SdeNoise);
     let (addresses, values) = (1u64 << 40, 1u64 << 41);
-    let near = blocks_near_a_turn(&stream, samples[1], step);
+    let blocks = 2_000_000;
+    let near = blocks_near_a_turn(&stream, samples[1], step, blocks);
     assert!(near.len() > 20, "{near:?}");
-    let length = 4 * 2_000_000u32;
+    let length = 4 * blocks;
     let mut host = vec![0.0f32; length as usize];
     for (name, width) in [
         ("draw_normals", 4),

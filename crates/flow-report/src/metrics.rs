@@ -186,10 +186,7 @@ impl MetricsWriter {
             .map_err(|e| ReportError::write("metrics", path, "nothing was changed", e))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(reading)?;
-        let whole = bytes
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .map_or(0, |last| last + 1);
+        let whole = whole_lines(&bytes);
         let mut notices = Vec::new();
         if whole < bytes.len() {
             notices.push(torn_notice(path, bytes.len() - whole));
@@ -251,11 +248,7 @@ impl MetricsWriter {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(ReportError::read("metrics", path, error)),
         };
-        let whole = bytes
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .map_or(0, |last| last + 1);
-        found_at(path, &bytes[..whole], position)
+        found_at(path, &bytes[..whole_lines(&bytes)], position)
     }
 
     /// What opening the file did: a torn line or later records cut.
@@ -323,6 +316,12 @@ fn torn_notice(path: &Path, bytes: usize) -> String {
         "cut the last line of `{}` ({bytes} bytes), which a killed process left unfinished",
         path.display()
     )
+}
+
+/// Bytes up to the end of the last line that has one.
+fn whole_lines(bytes: &[u8]) -> usize {
+    let last = bytes.iter().rposition(|byte| *byte == b'\n');
+    last.map_or(0, |last| last + 1)
 }
 
 /// That whole records end at `position`.

@@ -160,7 +160,7 @@ impl EmaSchedule {
         }
     }
 
-    /// The decay of update `step`, from 0. In `[0, 1]` for parameters that pass [`EmaSchedule::validate`].
+    /// The decay of update `step`, from 0 for averages, from 1 for DiffusionNFT's old policy, as in the sources. In `[0, 1]` for parameters that pass [`EmaSchedule::validate`].
     pub fn decay_at(&self, step: u64) -> f64 {
         let line = |from: f64, to: f64, progress: f64| from + (to - from) * progress;
         let half_wave = |progress: f64| (1.0 - libm::cos(PI * progress)) / 2.0;

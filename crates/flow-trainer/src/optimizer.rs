@@ -17,14 +17,14 @@ pub enum RateSchedule {
     Constant,
     /// Along a line to the share `to` of it.
     Linear {
-        /// The last step in which it falls.
+        /// The last step before it is at its end.
         steps: u64,
         /// Share of the learning rate at the end.
         to: f64,
     },
     /// Along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts) to the share `to` of it.
     Cosine {
-        /// The last step in which it falls.
+        /// The last step before it is at its end.
         steps: u64,
         /// Share of the learning rate at the end.
         to: f64,

@@ -205,7 +205,7 @@ const OURS: &[Explanation] = &[
     Explanation {
         code: TOO_MUCH_MEMORY,
         rule: "An estimate of what the run keeps in memory at one time that is above the device's memory.",
-        why: "The run would be killed by the operating system, perhaps hours after its start. The estimate counts weights, gradients, moments, copies, trajectories and the activations of one micro-batch, and leaves out what libraries and data take. All but the activations is surely needed: an error. Activations may be fewer, where operations share inputs or are fused: with them it is a warning.",
+        why: "The run would be killed by the operating system, perhaps hours after its start. The estimate counts weights, gradients, moments, copies, trajectories and the activations of one micro-batch, and leaves out what libraries and data take. What is surely needed, without the activations, is an error. With them it is a warning: operations that share inputs or are fused keep fewer.",
         wrong: "[model.dit]\nhidden = 65536\nlayers = 1024",
         right: "[model.dit]\nhidden = 64\nlayers = 6",
     },
@@ -407,9 +407,9 @@ const OURS: &[Explanation] = &[
     },
     Explanation {
         code: "runtime::capture-variable-shapes",
-        rule: "A warning: the accelerator `graph_capture` in a run whose shapes vary.",
-        why: "It captures again for each shape.",
-        wrong: "[[acceleration.shared]]\nname = \"graph_capture\"",
-        right: "[acceleration]\nshared = []",
+        rule: "A warning: the accelerator `graph_capture` in a run whose batches vary in size: the last one of an evaluation is smaller.",
+        why: "It records each size by itself, which takes time and memory.",
+        wrong: "[[acceleration.shared]]\nname = \"graph_capture\"\n[sampling]\nmicro_batch = 32\n[evaluation]\nprompts = 10\nimages_per_prompt = 4",
+        right: "[[acceleration.shared]]\nname = \"graph_capture\"\n[sampling]\nmicro_batch = 32\n[evaluation]\nprompts = 8\nimages_per_prompt = 4",
     },
 ];

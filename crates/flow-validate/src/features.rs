@@ -165,7 +165,7 @@ pub fn checkpoint_policy(config: &Config) -> Policy {
 }
 
 /// `[runtime.options]`: each must exist, have the right type, and have something that reads it.
-pub(crate) fn runtime(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
+pub(crate) fn runtime(config: &Config, machine: &Machine, training: bool) -> Vec<Diagnostic> {
     let entries = config
         .acceleration
         .shared
@@ -178,7 +178,7 @@ pub(crate) fn runtime(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
         },
         features: machine.runtime_features.clone(),
         accelerators: entries.map(|entry| entry.name.clone()).collect(),
-        variable_shapes: config.has_ragged_batches(),
+        variable_shapes: training && config.has_ragged_batches(),
         base: Path::new("").to_owned(),
     };
     let findings = match flow_runtime::parse(&config.runtime.options, &context) {

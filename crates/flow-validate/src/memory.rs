@@ -11,9 +11,10 @@
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
 //! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once; of blocks that are computed again, their inputs, and all of the largest one; half of it on a GPU that computes in bf16 |
 //!
-//! The layout says which layers see a sample and which its tokens. What the libraries and the data set hold is left out, so all
-//! but the activations is less than a run takes: where that does not fit, nothing helps, and it is an error. Of activations
-//! this is an estimate only. Layers that read the same input keep it once, frozen ones keep none, and fused operations keep less,
+//! The layout says which layers see a sample and which its tokens. What the libraries and the data set hold is left out. What is
+//! surely there ([`MemoryEstimate::certain`]) is less: one set of gradients, which may be its own sum, and `2 S + 1` latents of a
+//! trajectory, where each step begins at what the one before gave. Where that does not fit, nothing helps, and it is an error. Of
+//! activations this is an estimate only. Layers that read the same input keep it once, frozen ones keep none, and fused operations keep less,
 //! so that a run may fit where the sum does not: a warning.
 
 use crate::checkpoint_policy;
@@ -28,8 +29,6 @@ use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
 
 const BYTES: f64 = 4.0;
-/// The part that is a rough estimate.
-const ACTIVATIONS: &str = "activations of a micro-batch";
 
 /// What a run asks of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +139,8 @@ pub struct MemoryEstimate {
     pub copies: f64,
     /// What a rollout keeps for the loss.
     pub trajectories: f64,
+    /// Of that, what steps that follow one another do not share.
+    pub unshared_trajectories: f64,
     /// What a micro-batch keeps for its backward pass.
     pub activations: f64,
 }
@@ -152,13 +153,15 @@ impl MemoryEstimate {
         let per_row = activations_per_row(layout, spec, load);
         let bytes = |one: usize, values: f64| one as f64 * values;
         let stored = load.stored;
+        let latents = |of_one: usize| BYTES * latent * load.images as f64 * of_one as f64;
         Self {
             weights: bytes(stored.trained, trained) + bytes(stored.frozen, all - trained),
             gradients: bytes(stored.gradient, trained),
             sums: BYTES * trained,
             moments: bytes(stored.moment, 2.0 * trained),
             copies: bytes(stored.copy, trained) * load.copies as f64,
-            trajectories: BYTES * latent * load.images as f64 * (3 * load.records + 1) as f64,
+            trajectories: latents(3 * load.records + 1),
+            unshared_trajectories: latents(2 * load.records + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
         }
     }
@@ -171,7 +174,7 @@ impl MemoryEstimate {
             ("optimizer moments", self.moments),
             ("copies of the trained weights", self.copies),
             ("trajectories", self.trajectories),
-            (ACTIVATIONS, self.activations),
+            ("activations of a micro-batch", self.activations),
         ]
     }
 
@@ -180,14 +183,24 @@ impl MemoryEstimate {
         self.weights + self.gradients + self.sums + self.moments + self.copies
     }
 
-    /// What is surely there at one time, in bytes: all but the activations.
+    /// What is surely there at one time, in bytes: no activations, and nothing twice that may be there once.
     pub fn certain(&self) -> f64 {
-        self.state() + self.trajectories
+        self.least().total()
+    }
+
+    /// The parts of [`certain`](Self::certain).
+    fn least(self) -> Self {
+        Self {
+            sums: 0.0,
+            trajectories: self.unshared_trajectories,
+            activations: 0.0,
+            ..self
+        }
     }
 
     /// All of it at one time, in bytes.
     pub fn total(&self) -> f64 {
-        self.certain() + self.activations
+        self.state() + self.trajectories + self.activations
     }
 }
 
@@ -270,9 +283,11 @@ pub(crate) fn check(config: &Config, estimate: &MemoryEstimate, available: u64) 
         return None;
     }
     let fits = estimate.certain() <= available;
-    let parts = estimate.parts().into_iter().filter(|(_, bytes)| *bytes > 0.0);
-    // Those that the sum is of.
-    let parts = parts.filter(|(name, _)| fits || *name != ACTIVATIONS);
+    let parts = match fits {
+        true => estimate.parts(),
+        false => estimate.least().parts(),
+    };
+    let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0.0);
     let parts: Vec<String> = parts
         .map(|(name, bytes)| format!("{name} {}", gib(bytes)))
         .collect();

@@ -69,7 +69,7 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
     } = *question;
     let mut found = features::device(config, machine);
     found.extend(features::checkpointing(config, machine, model.as_ref()));
-    found.extend(features::runtime(config, machine));
+    found.extend(features::runtime(config, machine, question.training));
     if let (Some(plan), Some(model)) = (plan, model) {
         found.extend(resolve(config, accelerators, plan, model.spec, trainer).0);
     }

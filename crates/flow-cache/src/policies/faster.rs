@@ -17,7 +17,7 @@ use crate::drivers::LayerPolicy;
 use crate::policies::Timesteps;
 use crate::policy::{Policy, Situation};
 use crate::{Forecast, Outcome};
-use flow_core::{AttentionKind, AttentionLayer, Lane};
+use flow_core::{AttentionKind, AttentionLayer};
 
 /// The part of the policy `faster` for attention layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,10 +35,6 @@ impl Policy for FasterAttention {
 
     fn name(&self) -> &'static str {
         "faster"
-    }
-
-    fn keeps(&self, lane: &Lane) -> bool {
-        lane.conditional
     }
 
     fn answers(&self, now: &Situation<'_>, (): &mut ()) -> bool {

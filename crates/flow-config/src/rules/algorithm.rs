@@ -157,12 +157,19 @@ fn evaluation(rules: &mut Rules<'_>) {
             .help("lower the one, or raise the other");
     }
     let grid = &config.evaluation.grid;
-    let cell = config.data.image_size().saturating_mul(grid.scale) + MARGIN;
-    for (key, count) in [
-        ("evaluation.grid.columns", columns.min(images)),
-        ("evaluation.grid.rows", grid.rows),
+    if config.evaluation.every == 0 || grid.rows == 0 {
+        return;
+    }
+    let image = config.data.image_size().saturating_mul(grid.scale);
+    for (key, count, margin) in [
+        ("evaluation.grid.columns", columns.min(images), MARGIN),
+        (
+            "evaluation.grid.rows",
+            grid.rows.min(config.evaluation.prompts),
+            CAPTION,
+        ),
     ] {
-        let side = count.saturating_mul(cell);
+        let side = count.saturating_mul(image + margin);
         if side > LARGEST_GRID {
             rules
                 .error(
@@ -175,6 +182,8 @@ fn evaluation(rules: &mut Rules<'_>) {
     }
 }
 
-/// Pixels of a picture's longest side, and of the gap between two images (`flow-report`, which draws it).
+/// Pixels of a picture's longest side, about those between two images, and those of a row's caption and scores (`flow-report`,
+/// which draws it).
 const LARGEST_GRID: usize = 1 << 15;
 const MARGIN: usize = 16;
+const CAPTION: usize = 80;

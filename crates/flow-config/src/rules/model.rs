@@ -35,7 +35,7 @@ fn run_and_device(rules: &mut Rules<'_>) {
         rules
             .error(codes::RULE_RUN_NAME, &["run.name"], message)
             .help(
-                "use a name that begins with neither `.` nor `-` and has none of / \\ : * ? \" < > | in its at most 200 bytes; \
+                "use a name that begins with neither `.` nor `-` and has no control character and none of / \\ : * ? \" < > | in its at most 200 bytes; \
                  `run.dir` says where the run goes",
             );
     }
@@ -398,6 +398,8 @@ fn text(rules: &mut Rules<'_>) {
 
 /// What stands beside the names of rewards in the keys of metrics.
 const RESERVED_NAMES: [&str; 3] = ["std", "group_std", "zero_std_groups"];
+/// What follows a reward's name in the keys of its own metrics.
+const PARTS: [&str; 3] = ["/std", "/low", "/high"];
 
 fn rewards(rules: &mut Rules<'_>) {
     let config = rules.config;
@@ -429,10 +431,13 @@ fn rewards(rules: &mut Rules<'_>) {
                         "choose another reward, or set `data.kind = \"{wanted}\"`"
                     ));
             }
-            if reward.name().contains('/') || RESERVED_NAMES.contains(&reward.name()) {
+            let of_another = PARTS.iter().any(|part| {
+                let other = reward.name().strip_suffix(part);
+                other.is_some_and(|other| rewards.iter().any(|reward| reward.name() == other))
+            });
+            if of_another || RESERVED_NAMES.contains(&reward.name()) {
                 let message = format!(
-                    "`{list}` has a reward called `{}`, whose metrics would have the keys of others: `reward/NAME` and `reward/NAME/std` \
-                     stand beside `reward/std`",
+                    "`{list}` has a reward called `{0}`, and `reward/{0}` is the key of another metric",
                     reward.name()
                 );
                 rules
@@ -441,10 +446,7 @@ fn rewards(rules: &mut Rules<'_>) {
                         &[&format!("{entry}.name"), &format!("{entry}.kind"), list],
                         message,
                     )
-                    .help(format!(
-                        "give it a `name` without `/` that is none of {}",
-                        RESERVED_NAMES.map(|name| format!("`{name}`")).join(", ")
-                    ));
+                    .help("give it another `name`");
             }
             if let Some(first) = seen.insert(reward.name(), index) {
                 let message = format!(
@@ -492,8 +494,8 @@ fn schedule(rules: &mut Rules<'_>) {
     );
     if falling.to == 0.0 && falling.steps < all {
         let message = format!(
-            "the learning rate is 0 after optimizer step {}, from iteration {} of {iterations} on: an iteration has {an_iteration}",
-            falling.steps,
+            "the learning rate is 0 from optimizer step {} on, in iteration {} of {iterations}: an iteration has {an_iteration}",
+            falling.steps + 1,
             falling.steps / an_iteration + 1
         );
         rules

@@ -66,8 +66,7 @@ pub struct ConstantRate {}
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FallingRate {
-    /// The last optimizer step in which it falls, counted from the first of the run: all later ones have the rate of its end. Above
-    /// `warmup_steps`.
+    /// The last optimizer step before the rate is at its end, counted from the first of the run; above `warmup_steps`.
     #[schemars(range(min = 2, max = 100_000_000))]
     pub steps: usize,
     /// The end, as a share of `learning_rate`.

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
-    /// Name of the run; also the name of its directory below `dir`. No path separators.
+    /// Name of the run; also the name of its directory below `dir`, so none of / \ : * ? " < > | and no control character in it, and
+    /// neither `.` nor `-` first.
     #[schemars(length(min = 1, max = 200))]
     pub name: String,
     /// Seed of every random stream of the run: prompts, initial noise, SDE noise, shuffles. TOML integers end

@@ -4,7 +4,7 @@
 //! matter, so noise is the same whether a kernel draws it, the host does, or a step draws it while it is taken.
 
 mod arithmetic;
-mod polar;
+mod box_muller;
 
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, grid, width};
@@ -63,8 +63,8 @@ pub(crate) fn normal_values<N: Size>(
     );
     let mut values = Vector::<f32, N>::empty();
     if comptime!(width == 4) {
-        let (a, b) = polar::pair(words.extract(0usize), words.extract(1usize));
-        let (c, d) = polar::pair(words.extract(2usize), words.extract(3usize));
+        let (a, b) = box_muller::pair(words.extract(0usize), words.extract(1usize));
+        let (c, d) = box_muller::pair(words.extract(2usize), words.extract(3usize));
         values.insert(0usize, a);
         values.insert(1usize, b);
         values.insert(2usize, c);
@@ -72,7 +72,7 @@ pub(crate) fn normal_values<N: Size>(
     } else {
         // A vector of two or one lies within a pair.
         let second = first % 4 >= 2;
-        let (a, b) = polar::pair(
+        let (a, b) = box_muller::pair(
             select(second, words.extract(2usize), words.extract(0usize)),
             select(second, words.extract(3usize), words.extract(1usize)),
         );

@@ -91,8 +91,9 @@ impl WithAlgorithm for Train<'_> {
         let start = open::directory(self.arguments, config)?;
         let checkpoint_plan = parts.checkpoint_plan.clone();
         let mut session = match start {
-            Start::Fresh(directory) => {
+            Start::Fresh(directory, notices) => {
                 self.tell(&mut *observer, directory.notices());
+                self.tell(&mut *observer, &notices);
                 observer.notice(&format!("run: {}", directory.path().display()));
                 let manifest = open::manifest(&directory, self.loaded, environment, &parts.acceleration)?;
                 Session::start(parts, directory, &manifest).or_failed()?

@@ -10,7 +10,9 @@ use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest};
 use flow_core::{Plan, Rollout, Stage, Weights};
 use flow_data::{Image, Prompt};
-use flow_report::{ImageGrid, Interval, IntervalMethod, MetricRecord, Stopwatch, Tile, mean_interval};
+use flow_report::{
+    ImageGrid, Interval, IntervalMethod, MetricRecord, ReportError, Stopwatch, Tile, mean_interval,
+};
 use flow_rewards::{RewardWorkers, Sample};
 use std::sync::{Arc, Mutex};
 
@@ -175,7 +177,7 @@ impl EvaluationSettings {
                         None => tile,
                     })
                 });
-            let tiles: Vec<Tile> = tiles.collect::<Result<_, flow_report::ReportError>>()?;
+            let tiles: Vec<Tile> = tiles.collect::<Result<_, ReportError>>()?;
             grid.row(prompt.text.clone(), tiles);
         }
         Ok(grid)
@@ -223,9 +225,15 @@ impl<A: Algorithm> Session<A> {
         if settings.grid.0 > 0 {
             let title = format!("held-out prompts after {step} iterations");
             let grid = settings.grid(&evaluation, &title)?;
-            let picture = self.files.directory.write_grid("eval", step, &grid)?;
-            if let Some(events) = &mut self.files.events {
-                events.image("eval/images", step, &picture)?;
+            match self.files.directory.write_grid("eval", step, &grid) {
+                Ok(picture) => {
+                    if let Some(events) = &mut self.files.events {
+                        events.image("eval/images", step, &picture)?;
+                    }
+                }
+                // Too large, with its captions. A run is worth more than a picture of it.
+                Err(error @ ReportError::Tile { .. }) => observer.notice(&format!("no picture: {error}")),
+                Err(error) => return Err(error.into()),
             }
         }
         self.write(record)?;

@@ -191,7 +191,7 @@ impl<A: Algorithm> Session<A> {
     /// Goes on with the newest usable checkpoint of `directory`, or with the one at `from`.
     ///
     /// # Errors
-    /// If there is none, or it belongs to another model or algorithm.
+    /// If there is none, or it belongs to another model, algorithm or run: then nothing was changed.
     pub fn resume(
         mut parts: Parts<A>,
         directory: RunDirectory,

@@ -3,7 +3,6 @@
 use crate::arguments::{Existing, TrainArguments};
 use crate::commands::Loaded;
 use crate::failure::{Failure, OrFailure};
-use crate::terminal;
 use flow_accel::Acceleration;
 use flow_config::{Config, DeviceKind};
 use flow_report::{Manifest, MetricsPosition, MetricsStart, OnExists, Opened, RunDirectory};
@@ -15,8 +14,8 @@ use std::path::PathBuf;
 
 /// How a run begins.
 pub enum Start {
-    /// From its first iteration.
-    Fresh(RunDirectory),
+    /// From its first iteration; and what is to be said of it.
+    Fresh(RunDirectory, Vec<String>),
     /// From its newest checkpoint, or from the one given.
     Resume(RunDirectory, Option<PathBuf>),
 }
@@ -43,7 +42,7 @@ pub fn directory(arguments: &TrainArguments, config: &Config) -> Result<Start, F
     let directory = RunDirectory::open(root, name, policy).or_bad_input()?;
     match directory.opened() {
         Opened::Resumed => resumed(directory, None),
-        Opened::Created | Opened::Replaced { .. } => Ok(Start::Fresh(directory)),
+        Opened::Created | Opened::Replaced { .. } => Ok(Start::Fresh(directory, Vec::new())),
     }
 }
 
@@ -72,13 +71,12 @@ fn resumed(directory: RunDirectory, from: Option<PathBuf>) -> Result<Start, Fail
         return Ok(Start::Resume(directory, from));
     }
     let metrics = directory.metrics(MetricsStart::At(MetricsPosition::default()));
-    for notice in metrics.or_failed()?.notices() {
-        terminal::note(notice);
-    }
+    let mut notices = metrics.or_failed()?.notices().to_vec();
     if !fresh {
-        terminal::note("the run has no checkpoint of an iteration to go on from and begins again");
+        directory.supersede_grids_after(0).or_failed()?;
+        notices.push("the run has no checkpoint of an iteration to go on from and begins again".into());
     }
-    Ok(Start::Fresh(directory))
+    Ok(Start::Fresh(directory, notices))
 }
 
 /// What the run is, for `run.json`.
