@@ -215,7 +215,8 @@ fn unread(spec: &OptionSpec, context: &Context) -> Option<Finding> {
                 format!("nothing in this run reads `{path}` without the accelerator `{accelerator}`"),
             )
             .help(format!(
-                "Remove the option. It is read by the accelerator `{accelerator}`; `flow-train list accelerators` says where that runs."
+                "Remove the option, or add `[[acceleration.shared]]` with `name = \"{accelerator}\"` where a device has it (`flow-train list \
+                 accelerators`)."
             )),
         );
     }
