@@ -88,23 +88,17 @@ impl<P: Policy> Engine<P> {
     pub fn stands_aside(&self, exec: &Exec<'_>, place: &Place) -> bool {
         let call = exec.call();
         let outside = self.rules.outside_sde_window && call.stochastic;
-        let mut forgotten = Vec::new();
-        if outside && let Some(store) = self.kept().get_mut(place) {
-            let states = |lane: &Lane| {
-                store
-                    .forget(*lane)
-                    .into_iter()
-                    .map(|state| (*lane, state))
-                    .collect::<Vec<_>>()
-            };
-            forgotten = call.lanes.iter().flat_map(states).collect();
-        }
         // What answers before the window were predicted to do is done, whatever comes after it.
-        let predicted = forgotten.into_iter().filter_map(|(lane, state)| {
-            let error = self.policy.predicted_error(&state.policy)?;
-            Some((lane, error))
-        });
-        let predicted: Vec<_> = predicted.collect();
+        let mut predicted = Vec::new();
+        if outside && let Some(store) = self.kept().get_mut(place) {
+            for lane in call.lanes.iter() {
+                let states = store.forget(*lane);
+                let errors = states
+                    .iter()
+                    .filter_map(|state| self.policy.predicted_error(&state.policy));
+                predicted.extend(errors.map(|error| (*lane, error)));
+            }
+        }
         if !predicted.is_empty() {
             (self.on_call)(&Tally {
                 step: call.step,

@@ -157,7 +157,7 @@ impl Warp {
 }
 
 /// Operands, separated by commas outside of braces.
-fn split(operands: &str) -> Vec<&str> {
+pub(crate) fn split(operands: &str) -> Vec<&str> {
     let mut depth = 0;
     let cut = |c: char| {
         depth += i32::from(c == '{') - i32::from(c == '}');
@@ -166,8 +166,8 @@ fn split(operands: &str) -> Vec<&str> {
     operands.split(cut).map(str::trim).collect()
 }
 
-/// Registers in braces.
-fn list(operand: &str) -> Vec<&str> {
+/// Registers in braces, or the one.
+pub(crate) fn list(operand: &str) -> Vec<&str> {
     operand
         .trim_matches(['{', '}'])
         .split(',')

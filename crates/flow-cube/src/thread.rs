@@ -3,17 +3,8 @@
 //! PTX with integers, f64 and rounding to f32, by the definitions of the PTX ISA (9.7.1 to 9.7.9); every one of these gives the
 //! same bits on the GPU. Kernels whose threads depend on one another, and arithmetic in f32, are not for this.
 
+use crate::emulator::{CannotExecute, list, split};
 use std::collections::HashMap;
-
-/// What cannot be executed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{instruction}`: {why}")]
-pub struct CannotExecute {
-    /// The line.
-    pub instruction: String,
-    /// For a person.
-    pub why: String,
-}
 
 /// A kernel's parameters, in order.
 #[derive(Clone, Debug)]
@@ -134,18 +125,10 @@ impl Instruction {
             None => (None, text),
         };
         let (name, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
-        let mut depth = 0;
-        let cut = |c: char| {
-            depth += i32::from(c == '{') - i32::from(c == '}');
-            c == ',' && depth == 0
-        };
         Self {
             only_if,
             name: name.into(),
-            operands: operands
-                .split(cut)
-                .map(|operand| operand.trim().to_owned())
-                .collect(),
+            operands: split(operands).into_iter().map(str::to_owned).collect(),
             text: text.into(),
         }
     }
@@ -328,10 +311,4 @@ fn computed(name: &str, from: &[u64]) -> Option<u64> {
         _ => return None,
     };
     Some(value)
-}
-
-/// Registers in braces, or the one.
-fn list(operand: &str) -> Vec<&str> {
-    let registers = operand.trim_matches(['{', '}']).split(',');
-    registers.map(str::trim).collect()
 }

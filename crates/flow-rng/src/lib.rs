@@ -6,6 +6,7 @@
 //! Source of the generator and its constants: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
 //! SC 2011; checked against the known-answer vectors of Random123.
 
+pub mod msun;
 mod normals;
 
 /// What a stream of numbers is for. Different purposes never share numbers.

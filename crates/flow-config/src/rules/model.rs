@@ -431,6 +431,10 @@ fn rewards(rules: &mut Rules<'_>) {
                         "choose another reward, or set `data.kind = \"{wanted}\"`"
                     ));
             }
+            let refuse_name = |rules: &mut Rules<'_>, message: String, help: &str| {
+                let keys = [&*format!("{entry}.name"), &*format!("{entry}.kind"), list];
+                rules.error(codes::RULE_REWARD_NAME, &keys, message).help(help);
+            };
             let of_another = PARTS.iter().any(|part| {
                 let other = reward.name().strip_suffix(part);
                 other.is_some_and(|other| rewards.iter().any(|reward| reward.name() == other))
@@ -440,26 +444,14 @@ fn rewards(rules: &mut Rules<'_>) {
                     "`{list}` has a reward called `{0}`, and `reward/{0}` is the key of another metric",
                     reward.name()
                 );
-                rules
-                    .error(
-                        codes::RULE_REWARD_NAME,
-                        &[&format!("{entry}.name"), &format!("{entry}.kind"), list],
-                        message,
-                    )
-                    .help("give it another `name`");
+                refuse_name(rules, message, "give it another `name`");
             }
             if let Some(first) = seen.insert(reward.name(), index) {
                 let message = format!(
                     "`{list}` has two rewards called `{}`: entries {first} and {index}",
                     reward.name()
                 );
-                rules
-                    .error(
-                        codes::RULE_REWARD_NAME,
-                        &[&format!("{entry}.name"), &format!("{entry}.kind"), list],
-                        message,
-                    )
-                    .help("give one of them another `name`");
+                refuse_name(rules, message, "give one of them another `name`");
             }
         }
     }

@@ -32,7 +32,7 @@ pub(super) fn step_drawn(
     coefficients: &Plain,
     device: &ComputeDevice,
 ) -> SdeOutputs {
-    match normals::drawn_by(Operand::read(x).client()) {
+    match cube::read(x).is_some_and(|x| normals::drawn_by(&x.client)) {
         true => step_with(x, v, sde::Noise::Drawn(drawn(noise)), coefficients),
         false => step(x, v, &noise.drawn_by_host(device), coefficients),
     }
