@@ -33,7 +33,7 @@ impl Rates {
         let rate = varying[0];
         Rates {
             scale: varying[3],
-            keep: 1.0f32 - rate * decay,
+            keep: fma(-rate, decay, 1.0f32),
             step_size: rate / varying[1],
             root: varying[2].sqrt(),
             beta1,
@@ -44,6 +44,9 @@ impl Rates {
 }
 
 /// Weight and moments after one step, in the order of roundings of PyTorch 2's `torch/optim/adamw.py`, `_single_tensor_adamw`.
+///
+/// Where two products are added, a compiler fuses the one or the other, and not the same one in each kernel that this is part of. Each
+/// fused operation is named here, so that none is left to choose and a weight's result has the same bits in every launch.
 #[cube]
 fn stepped<N: Size>(
     weight: Vector<f32, N>,
@@ -52,12 +55,18 @@ fn stepped<N: Size>(
     second: Vector<f32, N>,
     rates: &Rates,
 ) -> (Vector<f32, N>, Vector<f32, N>, Vector<f32, N>) {
-    let slope = gradient * Vector::new(rates.scale);
-    let m = first + Vector::new(1.0f32 - rates.beta1) * (slope - first);
-    let v = second * Vector::new(rates.beta2) + Vector::new(1.0f32 - rates.beta2) * slope * slope;
+    let scale = Vector::new(rates.scale);
+    let slope = gradient * scale;
+    let ahead = fma(gradient, scale, -first);
+    let m = fma(Vector::new(1.0f32 - rates.beta1), ahead, first);
+    let v = fma(
+        Vector::new(1.0f32 - rates.beta2) * slope,
+        slope,
+        second * Vector::new(rates.beta2),
+    );
     let change =
         Vector::new(rates.step_size) * m / (v.sqrt() / Vector::new(rates.root) + Vector::new(rates.epsilon));
-    (weight * Vector::new(rates.keep) - change, m, v)
+    (fma(weight, Vector::new(rates.keep), -change), m, v)
 }
 
 /// Which vector of which weight a thread works on. Weights are passed by twice, to read and to write, and what is computed

@@ -132,9 +132,9 @@ pub(crate) fn average_kernel<F: Float, N: Size>(
         let end = begin + length.div_ceil(comptime!(THREADS));
         let at = (CUBE_POS - begin) * comptime!(THREADS) + UNIT_POS as usize;
         if CUBE_POS >= begin && CUBE_POS < end && at < length {
-            let kept = Vector::<f32, N>::new(keep) * averages.index(i)[at];
             let added = Vector::new(1.0f32 - keep) * Vector::<f32, N>::cast_from(values.index(i)[at]);
-            averages.index_mut(i)[at] = kept + added;
+            // Named, for a compiler that chooses which of two products to fuse does not choose the same one for each weight.
+            averages.index_mut(i)[at] = fma(Vector::new(keep), averages.index(i)[at], added);
         }
         begin = end;
     }

@@ -156,10 +156,7 @@ fn a_setting_brings_what_it_needs_and_a_refusal_is_told_in_one_line() {
 
 #[test]
 fn every_setting_that_is_tried_unasked_is_an_option_that_there_is() {
-    let text = fs::read_to_string(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../crates/flow-runtime/OPTIONS.md"
-    ));
+    let text = fs::read_to_string("../crates/flow-runtime/OPTIONS.md");
     let text = text.expect("the list of options");
     for (option, value) in ON_A_GPU.iter().chain(&ON_A_PROCESSOR) {
         let row = text
