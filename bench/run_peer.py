@@ -77,6 +77,10 @@ class Peer:
         is_old = self.algorithm["kind"] == "nft"
         self.old = copy.deepcopy(self.model).requires_grad_(False) if is_old else None
         self.old_network = self.compiled(self.old) if is_old else None
+        # What `kl_beta` pulls towards: the weights as they are now.
+        is_pulled = is_old and self.algorithm["kl_beta"] > 0.0
+        self.reference = copy.deepcopy(self.model).requires_grad_(False) if is_pulled else None
+        self.reference_network = self.compiled(self.reference) if is_pulled else None
         options = config["optimizer"]
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -102,7 +106,7 @@ class Peer:
             "rewards": ([reward["kind"] for reward in config["rewards"]], ["shapes-rules"]),
             "average": (config["ema"]["enabled"], False),
             "pull": (config["algorithm"].get("kl", {}).get("kind", "none"), "none"),
-            "pull of NFT": (config["algorithm"].get("kl_beta", 0.0), 0.0),
+            "reference of NFT": (config["algorithm"].get("reference", "snapshot"), "snapshot"),
             "advantage mode": (config["algorithm"].get("advantage_mode", "all"), "all"),
         }
         for what, (found, wanted) in allowed.items():
@@ -208,7 +212,12 @@ class Peer:
         clip = self.algorithm["advantage_clip"]
         rho = (advantages / (2.0 * clip) + 0.5).clamp(0.0, 1.0)
         positive, negative = error(b * v + (1.0 - b) * v_old), error((1.0 + b) * v_old - b * v)
-        return (rho * positive + (1.0 - rho) * negative).mean() * (clip / b)
+        loss = (rho * positive + (1.0 - rho) * negative).mean() * (clip / b)
+        if self.reference is None:
+            return loss
+        with torch.no_grad():
+            v_reference = self.velocity(self.reference_network, x, sigma, batch["tokens"])
+        return loss + self.algorithm["kl_beta"] * (v - v_reference).square().mean()
 
     def update(self, batches, advantages, iteration):
         """Every pass over the rollout; mean loss and the last gradient norm."""
