@@ -21,6 +21,7 @@ mod metrics;
 mod probe;
 mod report;
 mod report_summary;
+mod setback;
 mod statistics;
 mod store;
 mod summary;
@@ -45,6 +46,7 @@ pub use probe::{
     resident_bytes, rfc3339,
 };
 pub use report::{GridFigure, ReportData, write_report};
+pub use setback::Setback;
 pub use statistics::{
     Interval, IntervalMethod, PairedDifference, StatisticsError, mean_interval, paired_difference,
     student_t_quantile_95,

@@ -477,7 +477,7 @@ impl Metrics {
         keys
     }
 
-    fn of_kind(&self, kind: &str) -> impl Iterator<Item = &Record> {
+    pub(crate) fn of_kind(&self, kind: &str) -> impl Iterator<Item = &Record> {
         self.records.iter().filter(move |record| record.kind == kind)
     }
 }

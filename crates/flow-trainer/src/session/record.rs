@@ -10,7 +10,7 @@ use crate::observer::Observer;
 use flow_accel::{Activity, Paradigm};
 use flow_report::{
     Audit, BYTES_PER_GIB, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus,
-    RunSummary, Saved, Series, mean_interval, paired_difference, peak_resident_gib,
+    RunSummary, Saved, Series, Setback, mean_interval, paired_difference, peak_resident_gib,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -277,6 +277,10 @@ impl<A: Algorithm> Session<A> {
             notes.push(format!("no comparison of evaluations: {error}"));
             Vec::new()
         });
+        match self.setbacks(&metrics) {
+            Ok(found) => notes.extend(found),
+            Err(error) => notes.push(format!("no comparison with the best evaluation: {error}")),
+        }
         let summary = RunSummary {
             status,
             steps: self.parts.state.iteration,
@@ -337,6 +341,29 @@ impl<A: Algorithm> Session<A> {
             .into_iter()
             .flatten()
             .collect())
+    }
+
+    /// Rewards that had been clearly better than they are, in a sentence, if there are any.
+    fn setbacks(&self, metrics: &Metrics) -> Result<Option<String>, TrainError> {
+        let mut found = Vec::new();
+        for reward in &self.parts.evaluation_rewards.1 {
+            let name = &reward.name;
+            if let Some(fall) = Setback::of(metrics, name)? {
+                found.push(format!(
+                    "`{name}` from {:.4} after iteration {} ({})",
+                    fall.best_mean,
+                    fall.best_step,
+                    fall.difference.interval.text(4)
+                ));
+            }
+        }
+        Ok((!found.is_empty()).then(|| {
+            format!(
+                "rewards fell: {}. Weights of then are there if `[checkpoints]` kept them. What helps: a lower rate, a pull towards the \
+                 reference, and for NFT sampling weights that follow more slowly",
+                found.join(", ")
+            )
+        }))
     }
 
     fn charts(&self, metrics: &Metrics) -> Vec<(String, LineChart)> {

@@ -2,6 +2,7 @@
 
 use crate::support::{RunTo, Visit, config, environment, registries, with_parts};
 use flow_core::device::ComputeDevice;
+use flow_report::RunDirectory;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::session::Parts;
@@ -62,4 +63,36 @@ fn a_model_that_does_not_fit_the_data_is_an_error_that_gives_the_setting() {
         panic!("9 words are too few")
     };
     assert!(error.to_string().contains("vocabulary = 15"), "{error}");
+}
+
+#[test]
+fn a_run_whose_rewards_fell_says_so_at_its_end() {
+    let registries = registries();
+    let environment = environment(&registries);
+    let notes = |measured: &str| {
+        let config = config(&[
+            "rewards=[{ kind = \"target-colour\", rgb = [1.0, 1.0, 1.0] }]",
+            &format!("eval_rewards=[{{ kind = \"target-colour\", rgb = {measured} }}]"),
+            "optimizer.learning_rate=1e-2",
+            "evaluation.every=1",
+            "evaluation.prompts=8",
+        ]);
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let run = RunTo {
+            root: root.path(),
+            resume: false,
+            until: 4,
+        };
+        with_parts(&config, &environment, run).unwrap_or_else(|error| panic!("{error}"));
+        let directory = RunDirectory::resume(root.path(), "run").expect("the run is there");
+        let summary = directory.read_summary().expect("readable").expect("written");
+        summary.notes.join("\n")
+    };
+    // Trained towards white, measured by how black images are, and by how white.
+    let (black, white) = (notes("[0.0, 0.0, 0.0]"), notes("[1.0, 1.0, 1.0]"));
+    assert!(
+        black.starts_with("rewards fell: `target-colour` from -"),
+        "{black}"
+    );
+    assert_eq!(white, "");
 }
