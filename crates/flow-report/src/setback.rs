@@ -52,7 +52,7 @@ impl Setback {
         let difference = paired_difference(&best.1, last_values, IntervalMethod::StudentT)?;
         let lost = -difference.interval.mean;
         let is_clear = difference.excludes_zero() && lost >= LEAST_SHARE * (best_mean - first_mean);
-        Ok((lost > 0.0 && is_clear).then(|| Self {
+        Ok((lost > 0.0 && is_clear).then_some(Self {
             best_step: best.0.step,
             best_mean,
             last_step: last.step,

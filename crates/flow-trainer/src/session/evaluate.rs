@@ -239,6 +239,6 @@ impl<A: Algorithm> Session<A> {
         self.write(record)?;
         self.record_timing(&[("evaluation_s", watch.wall_s())])?;
         observer.evaluation(step, &seen);
-        Ok(())
+        self.tell_of_falls(observer)
     }
 }

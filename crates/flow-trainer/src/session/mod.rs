@@ -4,6 +4,7 @@
 
 mod drift;
 mod evaluate;
+mod falls;
 mod iterate;
 mod record;
 mod rollouts;
@@ -157,6 +158,8 @@ pub struct Session<A> {
     resumed: bool,
     /// Accelerators of which a person has been told that they did nothing.
     named_idle: BTreeSet<String>,
+    /// Rewards of which a person has been told that they fell.
+    named_falls: BTreeSet<String>,
     /// Kinds of attention call that the manifest names.
     named_attention: usize,
 }
@@ -184,6 +187,7 @@ impl<A: Algorithm> Session<A> {
             tally: record::Tally::default(),
             resumed: false,
             named_idle: BTreeSet::new(),
+            named_falls: BTreeSet::new(),
             named_attention: 0,
         })
     }
@@ -231,6 +235,7 @@ impl<A: Algorithm> Session<A> {
             tally: restored.tally,
             resumed: true,
             named_idle: BTreeSet::new(),
+            named_falls: BTreeSet::new(),
             named_attention: 0,
         };
         for notice in session.files.metrics.notices().to_vec() {

@@ -1,5 +1,6 @@
 //! What a run writes down: metrics, timing, curves, summary, report.
 
+use super::falls::in_words;
 use super::update::UpdateOutcome;
 use super::{AuditMode, Drift, Session, TrainState};
 use crate::advantage::AdvantageMetrics;
@@ -10,7 +11,7 @@ use crate::observer::Observer;
 use flow_accel::{Activity, Paradigm};
 use flow_report::{
     Audit, BYTES_PER_GIB, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus,
-    RunSummary, Saved, Series, Setback, mean_interval, paired_difference, peak_resident_gib,
+    RunSummary, Saved, Series, mean_interval, paired_difference, peak_resident_gib,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -277,8 +278,8 @@ impl<A: Algorithm> Session<A> {
             notes.push(format!("no comparison of evaluations: {error}"));
             Vec::new()
         });
-        match self.setbacks(&metrics) {
-            Ok(found) => notes.extend(found),
+        match self.falls(&metrics) {
+            Ok(falls) => notes.extend(in_words(&falls)),
             Err(error) => notes.push(format!("no comparison with the best evaluation: {error}")),
         }
         let summary = RunSummary {
@@ -341,29 +342,6 @@ impl<A: Algorithm> Session<A> {
             .into_iter()
             .flatten()
             .collect())
-    }
-
-    /// Rewards that had been clearly better than they are, in a sentence, if there are any.
-    fn setbacks(&self, metrics: &Metrics) -> Result<Option<String>, TrainError> {
-        let mut found = Vec::new();
-        for reward in &self.parts.evaluation_rewards.1 {
-            let name = &reward.name;
-            if let Some(fall) = Setback::of(metrics, name)? {
-                found.push(format!(
-                    "`{name}` from {:.4} after iteration {} ({})",
-                    fall.best_mean,
-                    fall.best_step,
-                    fall.difference.interval.text(4)
-                ));
-            }
-        }
-        Ok((!found.is_empty()).then(|| {
-            format!(
-                "rewards fell: {}. Weights of then are there if `[checkpoints]` kept them. What helps: a lower rate, a pull towards the \
-                 reference, and for NFT sampling weights that follow more slowly",
-                found.join(", ")
-            )
-        }))
     }
 
     fn charts(&self, metrics: &Metrics) -> Vec<(String, LineChart)> {

@@ -9,6 +9,7 @@ use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_rewards::RewardRegistry;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
+use flow_trainer::observer::Observer;
 use flow_trainer::session::{Parts, Session};
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
 use std::path::Path;
@@ -160,9 +161,19 @@ pub struct RunTo<'a> {
 impl Visit for RunTo<'_> {
     type Output = Result<Left, TrainError>;
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
+        self.observed(parts, &mut flow_trainer::observer::Silent)
+    }
+}
+
+impl RunTo<'_> {
+    /// The run, told to `observer`.
+    pub fn observed<A: Algorithm + 'static>(
+        &self,
+        mut parts: Parts<A>,
+        observer: &mut dyn Observer,
+    ) -> Result<Left, TrainError> {
         parts.settings.iterations = self.until;
-        let observer = &mut flow_trainer::observer::Silent;
         let mut session = if self.resume {
             let directory = RunDirectory::resume(self.root, "run")?;
             Session::resume(parts, directory, None, vec![], &serde_json::Value::Null, observer)?
