@@ -27,16 +27,18 @@ pub struct Setback {
 impl Setback {
     /// Of the evaluations in `metrics` whose values by prompt stand under `prompts/REWARD`: the best one, if the last one is clearly
     /// below it. Clearly: the 95 % interval of the difference by prompt excludes 0, and at least a third of what had been gained since the
-    /// first evaluation is lost.
+    /// first evaluation is lost. Evaluations of another number of prompts than the last one's (a resumed run may have another) do not count.
     ///
     /// # Errors
-    /// Evaluations of different prompts, or values that are not finite.
+    /// Values that are not finite.
     pub fn of(metrics: &Metrics, reward: &str) -> Result<Option<Self>, StatisticsError> {
         let key = format!("prompts/{reward}");
         let evaluations = metrics.of_kind("eval");
-        let evaluations: Vec<(&Record, Vec<f64>)> = evaluations
+        let mut evaluations: Vec<(&Record, Vec<f64>)> = evaluations
             .filter_map(|record| Some((record, record.numbers(&key)?)))
             .collect();
+        let prompts = evaluations.last().map(|(_, values)| values.len());
+        evaluations.retain(|(_, values)| Some(values.len()) == prompts);
         let (Some((_, first)), Some((last, last_values))) = (evaluations.first(), evaluations.last()) else {
             return Ok(None);
         };

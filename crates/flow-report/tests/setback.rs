@@ -2,8 +2,17 @@
 
 use flow_report::{MetricRecord, Metrics, MetricsStart, MetricsWriter, Setback, StatisticsError};
 
-/// Evaluations of five prompts, by step, as a run writes and reads them.
-fn metrics(evaluations: &[(u64, [f64; 5])]) -> Metrics {
+/// Evaluations of some prompts, by step, as a run writes and reads them.
+fn metrics<const PROMPTS: usize>(evaluations: &[(u64, [f64; PROMPTS])]) -> Metrics {
+    let evaluations: Vec<_> = evaluations
+        .iter()
+        .map(|(step, values)| (*step, &values[..]))
+        .collect();
+    of_any(&evaluations)
+}
+
+/// Evaluations of any number of prompts.
+fn of_any(evaluations: &[(u64, &[f64])]) -> Metrics {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("metrics.jsonl");
     let mut writer = MetricsWriter::open(&path, MetricsStart::Fresh).unwrap();
@@ -49,7 +58,7 @@ fn a_run_that_wavers_or_rises_or_was_not_evaluated_has_none() {
     // Lower by more than that, but not for every prompt, so that the interval includes 0.
     let mixed = [0.95, 0.30, 1.0, 1.0, 0.40];
     for evaluations in [
-        vec![],
+        Vec::new(),
         vec![(0, BEST)],
         vec![(0, BEFORE), (10, BEST)],
         vec![(0, BEFORE), (10, BEST), (20, near)],
@@ -64,6 +73,15 @@ fn a_run_that_wavers_or_rises_or_was_not_evaluated_has_none() {
     }
     let falls = metrics(&[(0, BEST), (10, BEFORE)]);
     assert_eq!(Setback::of(&falls, "another reward"), Ok(None));
+}
+
+#[test]
+fn evaluations_of_another_number_of_prompts_are_not_compared() {
+    let falls: [(u64, &[f64]); 2] = [(0, &BEST), (10, &BEFORE[..4])];
+    assert_eq!(Setback::of(&of_any(&falls), "rules"), Ok(None));
+    let falls: [(u64, &[f64]); 3] = [(0, &BEST[..4]), (10, &BEST), (20, &BEFORE)];
+    let found = Setback::of(&of_any(&falls), "rules").unwrap();
+    assert_eq!(found.map(|found| found.best_step), Some(10));
 }
 
 #[test]

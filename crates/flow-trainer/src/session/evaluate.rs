@@ -239,6 +239,7 @@ impl<A: Algorithm> Session<A> {
         self.write(record)?;
         self.record_timing(&[("evaluation_s", watch.wall_s())])?;
         observer.evaluation(step, &seen);
-        self.tell_of_falls(observer)
+        self.tell_of_falls(observer);
+        Ok(())
     }
 }

@@ -23,9 +23,12 @@ impl<A: Algorithm> Session<A> {
             .map_err(Into::into)
     }
 
-    /// After an evaluation: a notice of what fell, once for each fall.
-    pub(super) fn tell_of_falls(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let mut falls = self.falls(&self.files.directory.read_metrics()?)?;
+    /// After an evaluation: a notice of what fell, once for each fall. What cannot be read or compared stops no run: the summary says so.
+    pub(super) fn tell_of_falls(&mut self, observer: &mut dyn Observer) {
+        let metrics = self.files.directory.read_metrics().map_err(TrainError::from);
+        let Ok(mut falls) = metrics.and_then(|metrics| self.falls(&metrics)) else {
+            return;
+        };
         let fallen: BTreeSet<String> = falls.iter().map(|(name, _)| name.clone()).collect();
         falls.retain(|(name, _)| !self.named_falls.contains(name));
         // What recovered may fall again.
@@ -33,7 +36,6 @@ impl<A: Algorithm> Session<A> {
         if let Some(text) = in_words(&falls) {
             observer.notice(&text);
         }
-        Ok(())
     }
 }
 
