@@ -75,12 +75,10 @@ class Peer:
         if mode != "eager":
             self.normals = functools.partial(philox.normals, draw=torch.compile(philox.from_blocks, dynamic=False))
         is_old = self.algorithm["kind"] == "nft"
-        self.old = copy.deepcopy(self.model).requires_grad_(False) if is_old else None
-        self.old_network = self.compiled(self.old) if is_old else None
+        self.old, self.old_network = self.frozen_copy() if is_old else (None, None)
         # What `kl_beta` pulls towards: the weights as they are now.
         is_pulled = is_old and self.algorithm["kl_beta"] > 0.0
-        self.reference = copy.deepcopy(self.model).requires_grad_(False) if is_pulled else None
-        self.reference_network = self.compiled(self.reference) if is_pulled else None
+        self.reference_network = self.frozen_copy()[1] if is_pulled else None
         options = config["optimizer"]
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -119,6 +117,11 @@ class Peer:
         if self.mode == "eager":
             return model
         return torch.compile(model, dynamic=False, mode="reduce-overhead" if self.mode == "graphs" else None)
+
+    def frozen_copy(self):
+        """The weights as they are now, and the network that computes with them."""
+        model = copy.deepcopy(self.model).requires_grad_(False)
+        return model, self.compiled(model)
 
     def velocity(self, network, x, sigma, tokens):
         """In f32, whatever the model computes in."""
@@ -213,7 +216,7 @@ class Peer:
         rho = (advantages / (2.0 * clip) + 0.5).clamp(0.0, 1.0)
         positive, negative = error(b * v + (1.0 - b) * v_old), error((1.0 + b) * v_old - b * v)
         loss = (rho * positive + (1.0 - rho) * negative).mean() * (clip / b)
-        if self.reference is None:
+        if self.reference_network is None:
             return loss
         with torch.no_grad():
             v_reference = self.velocity(self.reference_network, x, sigma, batch["tokens"])

@@ -477,7 +477,8 @@ impl Metrics {
         keys
     }
 
-    pub(crate) fn of_kind(&self, kind: &str) -> impl Iterator<Item = &Record> {
+    /// The records of `kind`, in order.
+    pub fn of_kind(&self, kind: &str) -> impl Iterator<Item = &Record> {
         self.records.iter().filter(move |record| record.kind == kind)
     }
 }

@@ -42,19 +42,20 @@ impl Setback {
         let (Some((_, first)), Some((last, last_values))) = (evaluations.first(), evaluations.last()) else {
             return Ok(None);
         };
-        let mean = |values: &[f64]| Ok(mean_interval(values, IntervalMethod::StudentT)?.mean);
-        let first_mean = mean(first)?;
+        let mean_of = |values: &[f64]| Ok(mean_interval(values, IntervalMethod::StudentT)?.mean);
+        let first_mean = mean_of(first)?;
         let (mut best, mut best_mean) = (&evaluations[0], first_mean);
         for evaluation in &evaluations[1..] {
-            let mean = mean(&evaluation.1)?;
+            let mean = mean_of(&evaluation.1)?;
             if mean > best_mean {
                 (best, best_mean) = (evaluation, mean);
             }
         }
+        // No mean is above the best one: a difference that is not 0 is a loss.
         let difference = paired_difference(&best.1, last_values, IntervalMethod::StudentT)?;
         let lost = -difference.interval.mean;
         let is_clear = difference.excludes_zero() && lost >= LEAST_SHARE * (best_mean - first_mean);
-        Ok((lost > 0.0 && is_clear).then_some(Self {
+        Ok(is_clear.then_some(Self {
             best_step: best.0.step,
             best_mean,
             last_step: last.step,

@@ -2,9 +2,8 @@
 
 use super::Session;
 use crate::algorithm::Algorithm;
-use crate::error::TrainError;
 use crate::observer::Observer;
-use flow_report::{Metrics, Setback};
+use flow_report::{Metrics, Setback, StatisticsError};
 use std::collections::BTreeSet;
 
 /// A reward, and what was lost of it.
@@ -12,21 +11,20 @@ type Fall = (String, Setback);
 
 impl<A: Algorithm> Session<A> {
     /// Rewards that had been clearly better in an earlier evaluation than in the last one.
-    pub(super) fn falls(&self, metrics: &Metrics) -> Result<Vec<Fall>, TrainError> {
+    pub(super) fn falls(&self, metrics: &Metrics) -> Result<Vec<Fall>, StatisticsError> {
         let rewards = self.parts.evaluation_rewards.1.iter();
         rewards
             .filter_map(|reward| {
                 let setback = Setback::of(metrics, &reward.name).transpose()?;
                 Some(setback.map(|setback| (reward.name.clone(), setback)))
             })
-            .collect::<Result<_, _>>()
-            .map_err(Into::into)
+            .collect()
     }
 
     /// After an evaluation: a notice of what fell, once for each fall. What cannot be read or compared stops no run: the summary says so.
     pub(super) fn tell_of_falls(&mut self, observer: &mut dyn Observer) {
-        let metrics = self.files.directory.read_metrics().map_err(TrainError::from);
-        let Ok(mut falls) = metrics.and_then(|metrics| self.falls(&metrics)) else {
+        let metrics = self.files.directory.read_metrics().ok();
+        let Some(mut falls) = metrics.and_then(|metrics| self.falls(&metrics).ok()) else {
             return;
         };
         let fallen: BTreeSet<String> = falls.iter().map(|(name, _)| name.clone()).collect();

@@ -309,11 +309,7 @@ impl<A: Algorithm> Session<A> {
     }
 
     fn reward_changes(&self, metrics: &Metrics) -> Result<Vec<RewardChange>, TrainError> {
-        let records: Vec<_> = metrics
-            .records
-            .iter()
-            .filter(|record| record.kind == "eval")
-            .collect();
+        let records: Vec<_> = metrics.of_kind("eval").collect();
         let (Some(first), Some(last)) = (records.first(), records.last()) else {
             return Ok(Vec::new());
         };
