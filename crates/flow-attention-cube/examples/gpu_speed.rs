@@ -95,20 +95,33 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Random values, bell-shaped enough.
-fn tensor(client: &Client, shape: [usize; 4], seed: u64) -> Heads {
-    let mut state = 0x9E37_79B9_7F4A_7C15 ^ (seed + 1).wrapping_mul(0xD134_2543_DE82_EF95);
+/// Values between pieces of the pool, so that no two tensors are the same.
+const APART: usize = 4099;
+
+/// Random values, bell-shaped enough, for tensors to be pieces of: as many as the largest has, and some.
+fn pool(cases: &[Case]) -> Vec<bf16> {
+    let rows = |call: &Call| call.queries.max(call.keys[0]).max(call.keys[1]);
+    let most = cases
+        .iter()
+        .map(|Case { call, .. }| call.batch * call.heads * rows(call) * call.head_dim)
+        .max();
+    let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut next = || {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        ((state >> 40) as f32 / (1u64 << 24) as f32) * 2.0 - 1.0
+        let part = |shift: u32| ((state >> shift) & 0x1F_FFFF) as f32 / (1u64 << 20) as f32 - 1.0;
+        part(0) + part(21) + part(42)
     };
-    let count = shape.iter().product();
-    let values: Vec<bf16> = (0..count)
-        .map(|_| bf16::from_f32(next() + next() + next()))
-        .collect();
-    Heads::contiguous(client.create_from_slice(bf16::as_bytes(&values)), shape)
+    (0..most.unwrap_or(0) + 16 * APART)
+        .map(|_| bf16::from_f32(next()))
+        .collect()
+}
+
+/// The tensor that begins at a place of its own.
+fn tensor(client: &Client, pool: &[bf16], shape: [usize; 4], place: usize) -> Heads {
+    let values = &pool[place * APART..][..shape.iter().product()];
+    Heads::contiguous(client.create_from_slice(bf16::as_bytes(values)), shape)
 }
 
 /// Seconds of one call, `repeats` times.
@@ -142,7 +155,7 @@ fn replayed(
         .collect()
 }
 
-fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
+fn time(client: &Client, pool: &[bf16], case: Case, repeats: usize) -> Result<String, String> {
     let Case { name, call, mask } = case;
     let scale = 1.0 / (call.head_dim as f32).sqrt();
     let counts = match &mask {
@@ -169,24 +182,24 @@ fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
             call.head_dim,
         ]
     };
-    let [q, d_o, o, dq] = [1, 2, 3, 4].map(|seed| tensor(client, rows(call.queries, false), seed));
+    let [q, d_o, o, dq] = [1, 2, 3, 4].map(|place| tensor(client, pool, rows(call.queries, false), place));
     let parts: Vec<[Heads; 4]> = call
         .keys
         .into_iter()
         .filter(|n| *n > 0)
-        .map(|n| [5, 6, 7, 8].map(|seed| tensor(client, rows(n, true), seed)))
+        .map(|n| [5, 6, 7, 8].map(|place| tensor(client, pool, rows(n, true), place)))
         .collect();
     let keys: Vec<Part<'_>> = parts.iter().map(|[k, v, ..]| Part { k, v }).collect();
     let gradients: Vec<[&Heads; 2]> = parts.iter().map(|[.., dk, dv]| [dk, dv]).collect();
     let lse = client.empty(prepared.statistics() * 4);
-    let scratch = client.empty(prepared.scratch_bytes());
+    let delta = client.empty(prepared.statistics() * 4);
     let flops = 4.0
         * (call.batch * call.heads * call.head_dim * call.queries) as f64
         * (call.keys[0] + call.keys[1]) as f64
         * pairs;
     let forward = replayed(client, flops, repeats, || prepared.forward(&q, &keys, &o, &lse))?;
     let backward = replayed(client, 2.5 * flops, repeats, || {
-        prepared.backward([&q, &o, &d_o], &keys, &lse, &scratch, &dq, &gradients)
+        prepared.backward([&q, &o, &d_o], &keys, &lse, &delta, &dq, &gradients)
     })?;
     let tiles_of = prepared.selection();
     let kernel = format!(
@@ -199,14 +212,11 @@ fn time(client: &Client, case: Case, repeats: usize) -> Result<String, String> {
             ""
         }
     );
-    let backward_kernel = match tiles_of.joint {
-        Some(joint) => format!("wgmma joint {}x{}", joint.resident(), joint.passing),
-        None => format!(
-            "wgmma {}x{}",
-            tiles_of.queries.resident(),
-            tiles_of.queries.passing
-        ),
-    };
+    let backward_kernel = format!(
+        "wgmma {}x{}",
+        tiles_of.queries.resident(),
+        tiles_of.queries.passing
+    );
     Ok(format!(
         r#"{{"name":"{name}","kernel":"{kernel}","backward_kernel":"{backward_kernel}","batch":{},"heads":{},"queries":{},"keys":{},"head_dim":{},"causal":{causal},"masked":{masked},"parts":{},"pairs":{pairs},"tiles":{tiles},"flops":{flops},"forward":{forward:?},"backward":{backward:?}}}"#,
         call.batch,
@@ -222,6 +232,7 @@ fn main() {
     let client = cubecl::Device::cuda(0)
         .expect("an NVIDIA GPU and its driver")
         .client();
+    let pool = pool(&cases());
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("a line of text");
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -229,7 +240,7 @@ fn main() {
             ["about"] => Ok(format!(r#"{{"cases":{}}}"#, cases().len())),
             ["time", index, repeats] => match (index.parse::<usize>(), repeats.parse()) {
                 (Ok(index), Ok(repeats)) if index < cases().len() => {
-                    time(&client, cases().swap_remove(index), repeats)
+                    time(&client, &pool, cases().swap_remove(index), repeats)
                 }
                 _ => Err(format!("`{line}`: there are {} cases", cases().len())),
             },

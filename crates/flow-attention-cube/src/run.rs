@@ -26,22 +26,12 @@ pub struct Selection<F, B> {
     pub queries: B,
     /// Gradients of keys and values: one launch, or one for each. All cut the same way.
     pub keys: Vec<B>,
-    /// All gradients at once, instead of the two kinds above.
-    pub joint: Option<B>,
 }
 
 impl<F: Cut, B: Cut> Selection<F, B> {
-    /// The tiles in words, for logs and manifests: rows that stay by rows that pass, forward / queries / keys, or forward /
-    /// joint.
+    /// The tiles in words, for logs and manifests: rows that stay by rows that pass, forward / queries / keys.
     pub fn name(&self, kernels: &str) -> String {
         let tile = |units: usize, columns: usize| format!("{}x{columns}", 64 * units);
-        if let Some(joint) = &self.joint {
-            return format!(
-                "{kernels} {} / joint {}",
-                tile(self.forward.units(), self.forward.columns()),
-                tile(joint.units(), joint.columns())
-            );
-        }
         let keys: Vec<String> = self
             .keys
             .iter()
@@ -152,16 +142,6 @@ pub trait Kernels: Send + Sync + 'static {
     /// The table. `masked`: whether the call has a mask.
     fn select(call: &Call, masked: bool, offer: Offer) -> Selection<Self::Forward, Self::Backward>;
 
-    /// Tiles of a kernel for all gradients at once, if there is one that serves the call; the table says whether it pays.
-    fn joint(_call: &Call, _masked: bool) -> Option<Self::Backward> {
-        None
-    }
-
-    /// Bytes of scratch that backward wants.
-    fn scratch_bytes(call: &Call, _joint: Option<Self::Backward>) -> usize {
-        delta_bytes(call)
-    }
-
     /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where
     /// there is no row or no key.
     #[allow(clippy::too_many_arguments)]
@@ -195,25 +175,6 @@ pub trait Kernels: Send + Sync + 'static {
         list: &TileList,
         tiles: Self::Backward,
     );
-
-    /// Launches the kernels for all gradients at once, with tiles that [`joint`](Self::joint) gave. The operands' `delta` is
-    /// scratch of [`scratch_bytes`](Self::scratch_bytes).
-    fn backward_joint(
-        _client: &Client,
-        _call: &Call,
-        _of: Backward<'_>,
-        _parts: &[Part<'_>],
-        _dq: &Heads,
-        _gradients: &[[&Heads; 2]],
-        _tiles: Self::Backward,
-    ) {
-        unreachable!("{} has no joint kernel", Self::NAME)
-    }
-}
-
-/// Bytes of `delta [B, H, lse_rows]`.
-pub(crate) fn delta_bytes(call: &Call) -> usize {
-    4 * call.batch * call.heads * lse_rows(call.queries)
 }
 
 /// A call made ready: its tiles, and its mask on the device. Making one compiles the mask, so it is kept and used again
@@ -275,29 +236,9 @@ impl<K: Kernels> Prepared<K> {
     /// [`Declined`] if the kernels do not serve the call, or the mask does not fit it.
     pub fn new(client: &Client, call: Call, scale: f32, mask: Option<Arc<Mask>>) -> Result<Self, Declined> {
         call.check()?;
-        let joint = K::select(&call, mask.is_some(), Offer::of(client)).joint;
-        Self::with_joint(client, call, scale, mask, joint)
-    }
-
-    /// As [`new`](Self::new), with or without the kernel for all gradients at once ([`Kernels::joint`]) whatever the table
-    /// says: for measuring.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn with_joint(
-        client: &Client,
-        call: Call,
-        scale: f32,
-        mask: Option<Arc<Mask>>,
-        joint: Option<K::Backward>,
-    ) -> Result<Self, Declined> {
-        call.check()?;
         K::check(client, &call)?;
         check_scale(scale)?;
-        let selection = Selection {
-            joint,
-            ..K::select(&call, mask.is_some(), Offer::of(client))
-        };
+        let selection = K::select(&call, mask.is_some(), Offer::of(client));
         let forward = match &mask {
             Some(mask) => {
                 let tiles = selection.forward_list(mask, call.sizes());
@@ -333,14 +274,9 @@ impl<K: Kernels> Prepared<K> {
         &self.selection
     }
 
-    /// Values in `lse`: `[B, H, lse_rows]`.
+    /// Values in `lse`, and in `delta`: `[B, H, lse_rows]`.
     pub fn statistics(&self) -> usize {
         self.call.batch * self.call.heads * lse_rows(self.call.queries)
-    }
-
-    /// Bytes of scratch that [`backward`](Self::backward) wants.
-    pub fn scratch_bytes(&self) -> usize {
-        K::scratch_bytes(&self.call, self.selection.joint)
     }
 
     /// Writes `o [B, H, S, D]` and `lse [B, H, lse_rows]`.
@@ -357,13 +293,13 @@ impl<K: Kernels> Prepared<K> {
         );
     }
 
-    /// Writes `dq`, and `dk` and `dv` for each part; `scratch` has [`scratch_bytes`](Self::scratch_bytes) bytes.
+    /// Writes `dq`, `delta [B, H, lse_rows]` in f32, and `dk` and `dv` for each part.
     pub fn backward(
         &self,
         [q, o, d_o]: [&Heads; 3],
         parts: &[Part<'_>],
         lse: &Handle,
-        scratch: &Handle,
+        delta: &Handle,
         dq: &Heads,
         d_parts: &[[&Heads; 2]],
     ) {
@@ -372,13 +308,9 @@ impl<K: Kernels> Prepared<K> {
             o,
             d_o,
             lse,
-            delta: scratch,
+            delta,
             scale: self.scale,
         };
-        if let Some(tiles) = self.selection.joint {
-            K::backward_joint(&self.client, &self.call, of, parts, dq, d_parts, tiles);
-            return;
-        }
         let lists = self.backward.get_or_init(|| self.backward_lists());
         K::backward_queries(
             &self.client,

@@ -3,7 +3,8 @@
 
 use cubecl::prelude::*;
 use flow_cube::register::{
-    exp2_approximate, log2_approximate, maximum, multiply_add, pack as pack_pair, store_shared, vector_of,
+    exp2_approximate, load_shared, log2_approximate, maximum, multiply_add, pack as pack_pair, store_shared,
+    vector_of,
 };
 use flow_cube::wgmma::Factor;
 
@@ -176,6 +177,33 @@ pub(crate) fn stage_rows<N: Size>(
             ),
         );
     }
+}
+
+/// This thread's share of a tile's first `steps` times 16 channels, as the A operand of a product; `at`, `row` and `rows` as in
+/// [`stage_rows`].
+#[cube]
+pub(crate) fn take_rows<A: Size>(
+    at: u32,
+    row: u32,
+    lane: u32,
+    #[comptime] steps: usize,
+    #[comptime] rows: usize,
+) -> Vector<u32, A> {
+    let base = at + (lane % 4) * 4;
+    let swizzle = (row % 8) * 16;
+    let mut out = Sequence::<u32>::new();
+    #[unroll]
+    for j in 0..comptime!(2 * steps) {
+        let from = base + comptime!((j / 8 * rows * 128) as u32) + (swizzle ^ comptime!((j % 8 * 16) as u32));
+        out.push(load_shared(from));
+        out.push(load_shared(from + 1024));
+    }
+    // The vector's size is a power of two.
+    #[unroll]
+    for _ in comptime!(4 * steps)..A::value() {
+        out.push(0u32.runtime());
+    }
+    vector_of(out)
 }
 
 /// `probability · (gradient - delta)`, row by row.

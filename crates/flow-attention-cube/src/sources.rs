@@ -11,9 +11,6 @@ use crate::wgmma::Wgmma;
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
 use crate::wgmma::forward::forward::Forward;
-use crate::wgmma::joint::joint::Joint;
-use crate::wgmma::joint_ends::begin::Begin;
-use crate::wgmma::joint_ends::finish::Finish;
 use crate::{mma, wgmma};
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
@@ -29,11 +26,6 @@ pub trait Sources: Kernels {
 
     /// The kernel for keys.
     fn keys_kernel(on: &Properties, tiles: Self::Backward) -> Box<dyn CubeKernel>;
-
-    /// The kernels of backward with all gradients at once, with their names: those of tiles that [`Kernels::joint`] gives.
-    fn joint_kernels(_on: &Properties, _tiles: Self::Backward) -> Vec<(&'static str, Box<dyn CubeKernel>)> {
-        Vec::new()
-    }
 }
 
 /// A kernel's name and CUDA C++.
@@ -54,16 +46,16 @@ pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Ve
         forward,
         queries,
         keys,
-        joint: _,
     } = K::select(call, masked, offer);
     let on = Properties::h100();
     let mut out = Vec::new();
     let mut add =
         |kernel: &str, tiles: String, definition: Box<dyn CubeKernel>| -> Result<(), CannotCompile> {
-            // `ForwardTiles { head_dim: 64, keys: 64, … }` as `64_64_…`.
+            // `ForwardTiles { head_dim: 64, kept: [4, 3], … }` as `64_4_3_…`.
             let fields = tiles.split_once('{').map_or("", |(_, fields)| fields);
-            let values = fields.split(',').filter_map(|field| field.split_once(':'));
-            let values: Vec<&str> = values.map(|(_, value)| value.trim_matches([' ', '}'])).collect();
+            let words = fields.split_whitespace().filter(|word| !word.ends_with(':'));
+            let values = words.map(|word| word.trim_matches(|c: char| !c.is_alphanumeric()));
+            let values: Vec<&str> = values.filter(|value| !value.is_empty()).collect();
             let name = format!("{}_{kernel}_{}", K::NAME, values.join("_"));
             out.push(Source {
                 name,
@@ -76,12 +68,6 @@ pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Ve
     for tiles in keys {
         add("keys", format!("{tiles:?}"), K::keys_kernel(&on, tiles))?;
     }
-    // Whether or not the table chooses them.
-    if let Some(tiles) = K::joint(call, masked) {
-        for (kernel, definition) in K::joint_kernels(&on, tiles) {
-            add(kernel, format!("{tiles:?}"), definition)?;
-        }
-    }
     Ok(out)
 }
 
@@ -89,14 +75,11 @@ impl<K: Sources> Prepared<K> {
     /// The kernels that forward and backward launch, for who compiles them before.
     pub fn kernels(&self) -> Vec<Box<dyn CubeKernel>> {
         let (on, chosen) = (Properties::of(self.client()), self.selection());
-        let mut out = vec![K::forward_kernel(&on, chosen.forward)];
-        match chosen.joint {
-            Some(tiles) => out.extend(K::joint_kernels(&on, tiles).into_iter().map(|(_, kernel)| kernel)),
-            None => {
-                out.push(K::queries_kernel(&on, chosen.queries));
-                out.extend(chosen.keys.iter().map(|tiles| K::keys_kernel(&on, *tiles)));
-            }
-        }
+        let mut out = vec![
+            K::forward_kernel(&on, chosen.forward),
+            K::queries_kernel(&on, chosen.queries),
+        ];
+        out.extend(chosen.keys.iter().map(|tiles| K::keys_kernel(&on, *tiles)));
         out
     }
 }
@@ -294,81 +277,5 @@ impl Sources for Wgmma {
             tiles.factor.element(),
             tiles.vectors(),
         ))
-    }
-
-    fn joint_kernels(
-        on: &Properties,
-        tiles: wgmma::BackwardTiles,
-    ) -> Vec<(&'static str, Box<dyn CubeKernel>)> {
-        let kernel = Joint::new(
-            offline::settings(tiles.threads()),
-            on.device.clone(),
-            on.target.clone(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            tiles,
-            tiles.factor.element(),
-            tiles.joint_vectors(),
-        );
-        let begin = Begin::new(
-            offline::settings(256),
-            on.device.clone(),
-            on.target.clone(),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            tiles.head_dim,
-            tiles.factor,
-        );
-        let finish = Finish::new(
-            offline::settings(256),
-            on.device.clone(),
-            on.target.clone(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            tiles.head_dim,
-            tiles.factor,
-        );
-        vec![
-            ("joint", Box::new(kernel)),
-            ("begin", Box::new(begin)),
-            ("finish", Box::new(finish)),
-        ]
     }
 }

@@ -65,7 +65,7 @@ fn budget(name: &str) -> usize {
         // Two blocks of 256 threads.
         ["mma", "forward", "40" | "64"] => 128,
         // Three blocks of 128 threads.
-        ["wgmma", "forward", "40" | "64"] => 168,
+        ["wgmma", "forward" | "queries", "40" | "64"] => 168,
         _ => 255,
     }
 }

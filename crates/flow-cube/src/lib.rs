@@ -17,8 +17,6 @@ pub mod gate;
 pub mod mma;
 pub mod offline;
 #[allow(missing_docs)]
-pub mod queue;
-#[allow(missing_docs)]
 pub mod register;
 #[cfg(feature = "ptx-gate")]
 pub mod thread;

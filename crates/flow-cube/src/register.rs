@@ -119,29 +119,6 @@ pub fn store_shared(address: u32, value: u32) {
     gpu_asm!("st.shared.b32 [{address}], {value};", address = in(_) address, value = in(_) value);
 }
 
-/// Stores 16 bytes at a byte address of shared memory and `offset`, a multiple of 16.
-#[cube]
-pub fn store_shared_16(address: u32, #[comptime] offset: u32, a: f32, b: f32, c: f32, d: f32) {
-    let address = read::<u32>(address);
-    let a = read::<f32>(a);
-    let b = read::<f32>(b);
-    let c = read::<f32>(c);
-    let d = read::<f32>(d);
-    gpu_asm!(
-        "st.shared.v4.f32 [{address}+{offset}], {{{a}, {b}, {c}, {d}}};",
-        address = in(_) address, a = in(_) a, b = in(_) b, c = in(_) c, d = in(_) d,
-    );
-}
-
-/// Loads an f32 at a byte address of shared memory.
-#[cube]
-pub fn load_shared_f32(address: u32) -> f32 {
-    let address = read::<u32>(address);
-    let out: f32;
-    gpu_asm!("ld.shared.f32 {}, [{}];", out(_) out, in(_) address);
-    out
-}
-
 /// Loads 16 bytes at a byte address of shared memory, a multiple of 16.
 #[cube]
 pub fn load_shared_16(address: u32) -> Vector<u32, Const<4>> {
@@ -166,23 +143,6 @@ pub fn reciprocal_approximate(x: f32) -> f32 {
     let x = read::<f32>(x);
     let out: f32;
     gpu_asm!("rcp.approx.ftz.f32 {}, {};", out(_) out, in(_) x, options(pure, nomem));
-    out
-}
-
-/// This thread's place in its block, for a block of one dimension; read again at each use, so that what is computed of it needs no
-/// register in between (a compiler keeps what it can compute once).
-#[cube]
-pub fn unit_again() -> u32 {
-    let out: u32;
-    gpu_asm!("mov.u32 {}, %tid.x;", out(_) out);
-    out
-}
-
-/// This thread's place in its warp, read again at each use as [`unit_again`].
-#[cube]
-pub fn lane_again() -> u32 {
-    let out: u32;
-    gpu_asm!("mov.u32 {}, %laneid;", out(_) out);
     out
 }
 

@@ -11,6 +11,7 @@
 use crate::register::read;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
+use std::ops::Range;
 
 /// Type of the factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,8 +59,9 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Text of the instructions. `zero`: the first one starts from zero; `a_registers`: number of A's first register.
-    fn text(&self, zero: bool, a_registers: Option<usize>) -> String {
+    /// Text of the instructions. `zero`: the first one starts from zero. The first steps have A in `a_registers`, four each;
+    /// the others in shared memory.
+    fn text(&self, zero: bool, a_registers: Range<usize>) -> String {
         let result = (0..self.n / 2)
             .map(|i| format!("%{i}"))
             .collect::<Vec<_>>()
@@ -71,21 +73,21 @@ impl Steps {
         for (k, offset) in self.b.iter().enumerate() {
             let keep = if zero && k == 0 { "from_zero" } else { "add_up" };
             text += &format!("add.s64 b_at, b_from, {offset};\n");
-            match a_registers {
-                Some(first) => {
-                    let a = (0..4)
-                        .map(|i| format!("%{}", first + 4 * k + i))
-                        .collect::<Vec<_>>()
-                        .join(", ");
-                    text += &format!("{instruction} {{{result}}}, {{{a}}}, b_at, {keep}, 1, 1, {tb};\n");
-                }
-                None => {
-                    text += &format!("add.s64 a_at, a_from, {};\n", self.a[k]);
-                    text += &format!("{instruction} {{{result}}}, a_at, b_at, {keep}, 1, 1, {ta}, {tb};\n");
-                }
+            let a = a_registers.start + 4 * k;
+            if a < a_registers.end {
+                let a = (a..a + 4).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+                text += &format!("{instruction} {{{result}}}, {{{a}}}, b_at, {keep}, 1, 1, {tb};\n");
+            } else {
+                text += &format!("add.s64 a_at, a_from, {};\n", self.a[k]);
+                text += &format!("{instruction} {{{result}}}, a_at, b_at, {keep}, 1, 1, {ta}, {tb};\n");
             }
         }
         text
+    }
+
+    /// The registers from `first` on that hold A for `steps` steps.
+    fn registers(first: usize, steps: usize) -> Range<usize> {
+        first..first + 4 * steps
     }
 
     /// Copies of the accumulator's input registers to its output registers; ptxas makes them one.
@@ -116,7 +118,7 @@ pub fn descriptor(address: u32, #[comptime] leading: u32, #[comptime] stride: u3
 /// Issues `A Bᵀ` from zero, both in shared memory, as a group of its own.
 #[cube]
 pub fn issue_from_zero<N: Size>(a: u64, b: u64, #[comptime] steps: Steps) -> Vector<f32, N> {
-    let body = comptime!(steps.text(true, None));
+    let body = comptime!(steps.text(true, 0..0));
     let a = read::<u64>(a);
     let b = read::<u64>(b);
     let out: Vector<f32, N>;
@@ -146,7 +148,7 @@ pub fn issue<N: Size>(
     #[comptime] steps: Steps,
 ) -> Vector<f32, N> {
     let moves = comptime!(steps.moves());
-    let body = comptime!(steps.text(false, None));
+    let body = comptime!(steps.text(false, 0..0));
     let accumulator = read::<Vector<f32, N>>(accumulator);
     let a = read::<u64>(a);
     let b = read::<u64>(b);
@@ -177,7 +179,7 @@ pub fn issue_registers<N: Size, A: Size>(
     #[comptime] steps: Steps,
 ) -> Vector<f32, N> {
     let moves = comptime!(steps.moves());
-    let body = comptime!(steps.text(false, Some(2 * steps.padded)));
+    let body = comptime!(steps.text(false, Steps::registers(2 * steps.padded, steps.b.len())));
     let accumulator = read::<Vector<f32, N>>(accumulator);
     let a = read::<Vector<u32, A>>(a);
     let b = read::<u64>(b);
@@ -205,7 +207,7 @@ pub fn issue_registers_from_zero<N: Size, A: Size>(
     b: u64,
     #[comptime] steps: Steps,
 ) -> Vector<f32, N> {
-    let body = comptime!(steps.text(true, Some(steps.padded)));
+    let body = comptime!(steps.text(true, Steps::registers(steps.padded, steps.b.len())));
     let a = read::<Vector<u32, A>>(a);
     let b = read::<u64>(b);
     let out: Vector<f32, N>;
@@ -221,6 +223,37 @@ pub fn issue_registers_from_zero<N: Size, A: Size>(
         "wgmma.commit_group.sync.aligned;",
         "}}",
         d = out(_) out, a = in(_) a, b = in(_) b,
+    );
+    out
+}
+
+/// As [`issue_from_zero`], with A's first `kept` steps in `registers`, four each, and the others in shared memory.
+#[cube]
+pub fn issue_kept_from_zero<N: Size, A: Size>(
+    registers: Vector<u32, A>,
+    a: u64,
+    b: u64,
+    #[comptime] steps: Steps,
+    #[comptime] kept: usize,
+) -> Vector<f32, N> {
+    let body = comptime!(steps.text(true, Steps::registers(steps.padded, kept)));
+    let registers = read::<Vector<u32, A>>(registers);
+    let a = read::<u64>(a);
+    let b = read::<u64>(b);
+    let out: Vector<f32, N>;
+    gpu_asm!(
+        "{{ // {d} {registers}",
+        ".reg .pred add_up, from_zero;",
+        ".reg .b64 a_at, b_at, a_from, b_from;",
+        "setp.ne.b32 add_up, 1, 0;",
+        "setp.ne.b32 from_zero, 0, 0;",
+        "mov.b64 a_from, {a};",
+        "mov.b64 b_from, {b};",
+        "wgmma.fence.sync.aligned;",
+        "{body}",
+        "wgmma.commit_group.sync.aligned;",
+        "}}",
+        d = out(_) out, registers = in(_) registers, a = in(_) a, b = in(_) b,
     );
     out
 }

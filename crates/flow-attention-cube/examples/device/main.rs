@@ -23,8 +23,6 @@ struct Case {
     mask: Option<Mask>,
     strided: bool,
     scale: f32,
-    /// With the kernel for all gradients at once, whatever the table says.
-    joint: bool,
 }
 
 fn check<K: Kernels>(client: &Client, case: Case) -> bool {
@@ -33,7 +31,6 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
         mask,
         strided,
         scale,
-        joint,
     } = case;
     let mut s = Setup {
         client: client.clone(),
@@ -43,7 +40,7 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
     };
     let mask = mask.map(Arc::new);
     let name = format!(
-        "B{} H{}/{} {}x{}+{} D{} {:?}{}{} {}",
+        "B{} H{}/{} {}x{}+{} D{} {:?}{} {}",
         call.batch,
         call.heads,
         call.kv_heads,
@@ -53,18 +50,12 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
         call.head_dim,
         call.factor,
         if strided { " strided" } else { "" },
-        if joint { " joint" } else { "" },
         mask.as_ref().map_or("full".into(), |m| format!("{m:?}")
             .chars()
             .take(40)
             .collect::<String>()),
     );
-    let prepared = if joint {
-        Prepared::<K>::with_joint(client, call, scale, mask.clone(), K::joint(&call, false))
-    } else {
-        Prepared::<K>::new(client, call, scale, mask.clone())
-    };
-    let prepared = match prepared {
+    let prepared = match Prepared::<K>::new(client, call, scale, mask.clone()) {
         Ok(prepared) => prepared,
         Err(error) => {
             println!("  {name}: declined: {error}");
@@ -85,7 +76,7 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
         .map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true))))
         .collect();
     let lse = s.floats(prepared.statistics());
-    let scratch = s.floats(prepared.scratch_bytes() / 4);
+    let delta = s.floats(prepared.statistics());
     let part_refs: Vec<Part<'_>> = parts
         .iter()
         .map(|[k, v]| Part {
@@ -100,7 +91,7 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
             [&q.device, &o, &d_o.device],
             &part_refs,
             &lse,
-            &scratch,
+            &delta,
             &dq,
             &grad_refs,
         );
@@ -172,7 +163,6 @@ fn plain(call: Call) -> Case {
         mask: None,
         strided: false,
         scale: 1.0 / (call.head_dim as f32).sqrt(),
-        joint: false,
     }
 }
 
@@ -325,13 +315,13 @@ fn time<K: Kernels>(client: &Client, call: Call, mask: Option<Mask>, label: &str
         .map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true))))
         .collect();
     let lse = s.floats(prepared.statistics());
-    let scratch = s.floats(prepared.scratch_bytes() / 4);
+    let delta = s.floats(prepared.statistics());
     let part_refs: Vec<Part<'_>> = parts.iter().map(|[k, v]| Part { k, v }).collect();
     let grad_refs: Vec<[&Heads; 2]> = d_parts.iter().map(|[k, v]| [k, v]).collect();
     let flops = 4.0 * (call.batch * call.heads * call.head_dim) as f64 * dense * share;
     let forward = median(client, flops, || prepared.forward(&q, &part_refs, &o, &lse));
     let backward = median(client, 2.5 * flops, || {
-        prepared.backward([&q, &o, &d_o], &part_refs, &lse, &scratch, &dq, &grad_refs)
+        prepared.backward([&q, &o, &d_o], &part_refs, &lse, &delta, &dq, &grad_refs)
     });
     println!(
         "  B{} H{} S{}x{} D{} {label}: {:.1} % of pairs, {:.1} % of tiles; forward {:.3} ms {:.0} TFLOP/s, backward {:.3} ms {:.0} TFLOP/s",
@@ -355,12 +345,7 @@ fn group<K: Kernels>(i: usize) -> bool {
     let client = cubecl::Device::cuda(0).expect("a device").client();
     if let Some(d) = DIMENSIONS.get(i) {
         let start = Instant::now();
-        let mut all = cases(*d);
-        // Calls that a kernel for all gradients at once serves go through it, too.
-        let joint = cases(*d)
-            .into_iter()
-            .filter(|case| case.mask.is_none() && K::joint(&case.call, false).is_some());
-        all.extend(joint.map(|case| Case { joint: true, ..case }));
+        let all = cases(*d);
         let count = all.len();
         let good = all
             .into_iter()

@@ -81,6 +81,5 @@ pub(super) fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
             .iter()
             .map(|sums| backward(keys, *sums, Side::Keys))
             .collect(),
-        joint: None,
     }
 }

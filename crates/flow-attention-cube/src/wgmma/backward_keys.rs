@@ -5,22 +5,144 @@
 //! product wants them in. A row of the sum over queries is added up in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::store_rows;
-use super::keep_keys::{load_resident, next_tile, stage_gradient};
+use super::copy::{copy_tile, issue, keep, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at, turn_of};
-use crate::softmax::pack;
+use crate::softmax::{pack, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::barrier::{self, count_warp, named_sync, wait};
+use flow_cube::barrier::{self, arrive_and_expect, bulk_copy, count_warp, named_sync, wait};
 use flow_cube::tma;
 use flow_cube::wgmma;
+
+/// Starts the copies of the keys and values that stay.
+#[cube]
+fn load_resident<E: Numeric>(
+    full: u32,
+    k: &TensorMap<E, Tiled>,
+    v: &TensorMap<E, Tiled>,
+    k_tile: &mut [E],
+    v_tile: &mut [E],
+    batch: u32,
+    kv_head: u32,
+    first_key: u32,
+    #[comptime] tiles: BackwardTiles,
+) {
+    let resident = comptime!(tiles.resident());
+    let panels = comptime!(tiles.panels());
+    arrive_and_expect(full, comptime!((2 * resident * 128 * panels) as u32));
+    let start = 0usize;
+    copy_tile::<E>(
+        full, k, k_tile, start, batch, kv_head, first_key, resident, panels,
+    );
+    copy_tile::<E>(
+        full, v, v_tile, start, batch, kv_head, first_key, resident, panels,
+    );
+}
+
+/// Starts the copies of one operand's rows of a passing tile, and of the statistic of these rows; bytes count towards `full`.
+#[cube]
+fn copy_passing<E: Numeric>(
+    full: u32,
+    x: &TensorMap<E, Tiled>,
+    statistic: &[Pair],
+    to: &mut [E],
+    statistic_to: &mut [Pair],
+    stage: usize,
+    batch: u32,
+    head: u32,
+    row: u32,
+    statistic_row: u32,
+    #[comptime] tiles: BackwardTiles,
+) {
+    let rows = comptime!(tiles.passing);
+    let panels = comptime!(tiles.panels());
+    let at = stage * comptime!(rows * 64 * panels);
+    copy_tile::<E>(full, x, to, at, batch, head, row, rows, panels);
+    let from = (statistic_row / 2) as usize;
+    let at = stage * comptime!(rows / 2);
+    let length = comptime!(rows / 2);
+    let at = generic_to_shared::<Pair>(unsafe { statistic_to[at..at + length].as_ptr_unchecked() });
+    bulk_copy::<Pair>(
+        at,
+        unsafe { statistic[from..from + length].as_ptr_unchecked() },
+        comptime!((rows * 4) as u32),
+        full,
+    );
+}
+
+/// Starts the copies of one passing tile.
+#[cube]
+fn next_tile<E: Numeric>(
+    full: u32,
+    q: &TensorMap<E, Tiled>,
+    d_o: &TensorMap<E, Tiled>,
+    lse: &[Pair],
+    delta: &[Pair],
+    q_tiles: &mut [E],
+    do_tiles: &mut [E],
+    lse_tiles: &mut [Pair],
+    delta_tiles: &mut [Pair],
+    stage: usize,
+    batch: u32,
+    heads: u32,
+    head: u32,
+    row: u32,
+    lse_rows: u32,
+    #[comptime] tiles: BackwardTiles,
+) {
+    arrive_and_expect(
+        full,
+        comptime!((2 * tiles.passing * 128 * tiles.panels() + 2 * tiles.passing * 4) as u32),
+    );
+    let from = (batch * heads + head) * lse_rows + row;
+    copy_passing::<E>(
+        full, q, lse, q_tiles, lse_tiles, stage, batch, head, row, from, tiles,
+    );
+    copy_passing::<E>(
+        full,
+        d_o,
+        delta,
+        do_tiles,
+        delta_tiles,
+        stage,
+        batch,
+        head,
+        row,
+        from,
+        tiles,
+    );
+}
+
+/// Writes a warpgroup's gradient, times `by`, where its keys or values were: to the tile at the byte address `base`.
+#[cube]
+fn stage_gradient<N: Size>(
+    base: u32,
+    warpgroup: u32,
+    thread: u32,
+    sum: Vector<f32, N>,
+    by: f32,
+    #[comptime] tiles: BackwardTiles,
+) {
+    let row = (thread / 32) * 16 + thread % 32 / 4;
+    stage_rows::<N>(
+        base + (warpgroup * 64 + row) * 128,
+        row,
+        thread % 32,
+        sum,
+        by,
+        by,
+        comptime!(tiles.head_dim),
+        comptime!(tiles.resident()),
+        comptime!(tiles.factor),
+    );
+}
 
 /// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
 /// list is of passing queries, its rows are keys; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
-pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
+pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Size>(
     q: &TensorMap<E, Tiled>,
     k: &TensorMap<E, Tiled>,
     v: &TensorMap<E, Tiled>,
@@ -40,7 +162,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     scale: f32,
     #[comptime] tiles: BackwardTiles,
     #[define(E)] _element: ElemType,
-    #[define(NS, NG, NP)] _vectors: [usize; 3],
+    #[define(NS, NG, NP, NA, NB)] _vectors: [usize; 5],
 ) {
     let panels = comptime!(tiles.panels());
     let resident = comptime!(tiles.resident());
@@ -142,15 +264,29 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let column = (lane % 4) as usize;
 
     wait(kv_full, 0u32);
+    let k_kept = keep::<NA>(k_base, warpgroup, thread, comptime!(tiles.kept[0]), resident);
+    let v_kept = keep::<NB>(v_base, warpgroup, thread, comptime!(tiles.kept[1]), resident);
     wait(full, 0u32);
 
     let pattern = pattern_at(entries, begin, warpgroup, shape);
     let bits = bits_of(patterns, pattern, thread, shape);
     // The first tile is peeled: sums that enter a loop as zeros make ptxas wait after each product.
-    let scores = wgmma::issue_from_zero::<NS>(k_at, q_at, comptime!(tiles.scores()));
+    let scores = issue::<NS, NA>(
+        k_kept,
+        k_at,
+        q_at,
+        comptime!(tiles.scores()),
+        comptime!(tiles.kept[0]),
+    );
     let mut gradients = scores;
     if comptime!(tiles.sums.keys()) {
-        gradients = wgmma::issue_from_zero::<NS>(v_at, do_at, comptime!(tiles.scores()));
+        gradients = issue::<NS, NB>(
+            v_kept,
+            v_at,
+            do_at,
+            comptime!(tiles.scores()),
+            comptime!(tiles.kept[1]),
+        );
     }
     let scores = wgmma::wait::<NS>(
         scores,
@@ -208,10 +344,22 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size>(
         let bits = bits_of(patterns, pattern, thread, shape);
         let pairs = stage as usize * comptime!(passing / 2) + column;
         wait(barrier::at(full, stage as usize), phase);
-        let scores = wgmma::issue_from_zero::<NS>(k_at, q_now, comptime!(tiles.scores()));
+        let scores = issue::<NS, NA>(
+            k_kept,
+            k_at,
+            q_now,
+            comptime!(tiles.scores()),
+            comptime!(tiles.kept[0]),
+        );
         let mut gradients = scores;
         if comptime!(tiles.sums.keys()) {
-            gradients = wgmma::issue_from_zero::<NS>(v_at, do_now, comptime!(tiles.scores()));
+            gradients = issue::<NS, NB>(
+                v_kept,
+                v_at,
+                do_now,
+                comptime!(tiles.scores()),
+                comptime!(tiles.kept[1]),
+            );
         }
         let scores = wgmma::wait::<NS>(
             scores,

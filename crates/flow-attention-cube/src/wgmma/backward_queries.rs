@@ -4,7 +4,7 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, store_rows};
+use super::copy::{copy_tile, issue, keep, store_rows};
 use crate::delta::row_product;
 use crate::passing::{
     ListShape, bits_of, hide, list_of, pattern_ahead, pattern_at, rows_of, tile_ahead, tile_at, turn_of,
@@ -57,7 +57,7 @@ fn next_tile<E: Numeric>(
 /// buffers of `o` and `d_o` in units of eight values, as their strides are. Keys, values and the mask as in
 /// [`forward`](super::forward::forward).
 #[cube(launch_unchecked)]
-pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
+pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Size>(
     q: &TensorMap<E, Tiled>,
     k: &TensorMap<E, Tiled>,
     v: &TensorMap<E, Tiled>,
@@ -88,7 +88,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     scale: f32,
     #[comptime] tiles: BackwardTiles,
     #[define(E)] _element: ElemType,
-    #[define(NS, NG, NP)] _vectors: [usize; 3],
+    #[define(NS, NG, NP, NA, NB)] _vectors: [usize; 5],
 ) {
     let panels = comptime!(tiles.panels());
     let resident = comptime!(tiles.resident());
@@ -230,9 +230,23 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
     let pattern = pattern_at(entries, begin, warpgroup, shape);
     let bits = bits_of(patterns, pattern, thread, shape);
     wait(q_full, 0u32);
+    let q_kept = keep::<NA>(q_base, warpgroup, thread, comptime!(tiles.kept[0]), resident);
+    let do_kept = keep::<NB>(do_base, warpgroup, thread, comptime!(tiles.kept[1]), resident);
     wait(full, 0u32);
-    let scores = wgmma::issue_from_zero::<NS>(q_at, k_at, comptime!(tiles.scores()));
-    let gradients = wgmma::issue_from_zero::<NS>(do_at, v_at, comptime!(tiles.scores()));
+    let scores = issue::<NS, NA>(
+        q_kept,
+        q_at,
+        k_at,
+        comptime!(tiles.scores()),
+        comptime!(tiles.kept[0]),
+    );
+    let gradients = issue::<NS, NB>(
+        do_kept,
+        do_at,
+        v_at,
+        comptime!(tiles.scores()),
+        comptime!(tiles.kept[1]),
+    );
     let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
     scores = hide::<NS>(scores, pattern, bits, shape);
     let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
@@ -273,8 +287,20 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size>(
         let k_now = k_at + u64::cast_from(stage * tile_units);
         let v_now = v_at + u64::cast_from(stage * tile_units);
         wait(barrier::at(full, stage as usize), phase);
-        let scores = wgmma::issue_from_zero::<NS>(q_at, k_now, comptime!(tiles.scores()));
-        let gradients = wgmma::issue_from_zero::<NS>(do_at, v_now, comptime!(tiles.scores()));
+        let scores = issue::<NS, NA>(
+            q_kept,
+            q_at,
+            k_now,
+            comptime!(tiles.scores()),
+            comptime!(tiles.kept[0]),
+        );
+        let gradients = issue::<NS, NB>(
+            do_kept,
+            do_at,
+            v_now,
+            comptime!(tiles.scores()),
+            comptime!(tiles.kept[1]),
+        );
         let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
         // The sum over the tile before is done, too.
         let users = count_warp(lane, used_base + before * 4, last_warp);

@@ -3,9 +3,11 @@
 //! A tile is a row of panels, each of some rows of 64 channels, with the 128-byte swizzle. Rows and channels that the
 //! tensor does not have arrive as zeros, and are not written.
 
+use crate::softmax::take_rows;
 use cubecl::prelude::*;
 use flow_cube::barrier::arrive_and_expect;
 use flow_cube::tma;
+use flow_cube::wgmma::{self, Steps};
 
 /// Starts the copy of `panels` panels from row `row` on to `to[start..]`; its bytes count towards `barrier`.
 #[cube]
@@ -79,4 +81,38 @@ pub(super) fn store_rows<E: Numeric>(
     }
     tma::commit();
     tma::wait_read(0usize);
+}
+
+/// The first `kept` times 16 channels of a warpgroup's rows in a resident tile, for [`issue`]: a product that reads them from
+/// registers leaves shared memory to the rows that pass. `base` is the tile's byte address, `rows` are its rows.
+#[cube]
+pub(super) fn keep<A: Size>(
+    base: u32,
+    warpgroup: u32,
+    thread: u32,
+    #[comptime] kept: usize,
+    #[comptime] rows: usize,
+) -> Vector<u32, A> {
+    if comptime!(kept > 0) {
+        let row = (thread / 32) * 16 + (thread % 32) / 4;
+        take_rows::<A>(base + (warpgroup * 64 + row) * 128, row, thread % 32, kept, rows)
+    } else {
+        Vector::new(0u32)
+    }
+}
+
+/// Issues the product of resident rows, of which `kept` steps are in `registers`, with passing rows, from zero.
+#[cube]
+pub(super) fn issue<N: Size, A: Size>(
+    registers: Vector<u32, A>,
+    resident: u64,
+    passing: u64,
+    #[comptime] steps: Steps,
+    #[comptime] kept: usize,
+) -> Vector<f32, N> {
+    if comptime!(kept > 0) {
+        wgmma::issue_kept_from_zero::<N, A>(registers, resident, passing, steps, kept)
+    } else {
+        wgmma::issue_from_zero::<N>(resident, passing, steps)
+    }
 }

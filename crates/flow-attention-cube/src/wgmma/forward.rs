@@ -1,7 +1,7 @@
 //! The forward kernel.
 
 use super::ForwardTiles;
-use super::copy::{fill, store_rows};
+use super::copy::{fill, issue, keep, store_rows};
 use crate::passing::{
     ListShape, bits_of, hide, list_of, pattern_ahead, pattern_at, rows_of, tile_ahead, tile_at, turn_of,
 };
@@ -47,7 +47,7 @@ fn fill_keys<E: Numeric>(
 /// queries of a head. Keys and values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`.
 /// `offsets`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
-pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
+pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
     q: &TensorMap<E, Tiled>,
     k: &TensorMap<E, Tiled>,
     v: &TensorMap<E, Tiled>,
@@ -67,7 +67,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     factor: f32,
     #[comptime] tiles: ForwardTiles,
     #[define(E)] _element: ElemType,
-    #[define(NS, NO, NP)] _vectors: [usize; 3],
+    #[define(NS, NO, NP, NQ)] _vectors: [usize; 4],
 ) {
     let panels = comptime!(tiles.panels());
     let rows = comptime!(tiles.queries());
@@ -183,8 +183,15 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
     let pattern = pattern_at(entries, begin, warpgroup, shape);
     let bits = bits_of(patterns, pattern, thread, shape);
     wait(q_full, 0u32);
+    let kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
     wait(k_full, 0u32);
-    let issued = wgmma::issue_from_zero::<NS>(q_at, k_at, comptime!(tiles.scores()));
+    let issued = issue::<NS, NQ>(
+        kept,
+        q_at,
+        k_at,
+        comptime!(tiles.scores()),
+        comptime!(tiles.queries_kept),
+    );
     let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
     let k_users = count_warp(lane, used_base, last_warp);
     if k_users == last_warp {
@@ -252,10 +259,12 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
         if comptime!(tiles.ping_pong) {
             named_sync(4 + warpgroup, 256u32);
         }
-        let issued = wgmma::issue_from_zero::<NS>(
+        let issued = issue::<NS, NQ>(
+            kept,
             q_at,
             k_at + u64::cast_from(stage * tile_units),
             comptime!(tiles.scores()),
+            comptime!(tiles.queries_kept),
         );
         wait(barrier::at(v_full, v_stage as usize), v_phase);
         let added = wgmma::issue_registers::<NO, NP>(
@@ -342,9 +351,9 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size>(
 
     // The output takes the place of this warpgroup's queries.
     let row = (thread / 32) * 16 + lane / 4;
-    let at = q_base + (warpgroup * 64 + row) * 128;
+    let own_rows = q_base + (warpgroup * 64 + row) * 128;
     stage_rows::<NO>(
-        at,
+        own_rows,
         row,
         lane,
         output,

@@ -11,7 +11,7 @@ use cubecl_runtime::server::Handle;
 use flow_cube::wgmma::Factor;
 
 /// For copies of `rows` rows of 64 channels.
-pub(super) fn map(x: &Heads, rows: usize, factor: Factor) -> TensorMapArg<Tiled> {
+fn map(x: &Heads, rows: usize, factor: Factor) -> TensorMapArg<Tiled> {
     let tensor = unsafe {
         TensorArg::from_raw_parts(
             x.handle.clone(),

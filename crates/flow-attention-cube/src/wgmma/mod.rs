@@ -4,11 +4,7 @@ pub mod backward_keys;
 pub mod backward_queries;
 mod copy;
 pub mod forward;
-pub mod joint;
-pub mod joint_ends;
-mod keep_keys;
 pub mod launch;
-mod launch_joint;
 pub mod select;
 mod tiles;
 
@@ -69,17 +65,6 @@ impl Kernels for Wgmma {
         select::select(call, masked)
     }
 
-    fn joint(call: &Call, masked: bool) -> Option<BackwardTiles> {
-        select::joint(call, masked)
-    }
-
-    fn scratch_bytes(call: &Call, joint: Option<BackwardTiles>) -> usize {
-        match joint {
-            Some(tiles) => launch_joint::scratch_bytes(call, &tiles),
-            None => crate::run::delta_bytes(call),
-        }
-    }
-
     fn forward(
         client: &Client,
         q: &Heads,
@@ -113,17 +98,5 @@ impl Kernels for Wgmma {
         tiles: BackwardTiles,
     ) {
         launch::launch_backward_keys(client, of, part, gradients, list, tiles);
-    }
-
-    fn backward_joint(
-        client: &Client,
-        call: &Call,
-        of: Backward<'_>,
-        parts: &[Part<'_>],
-        dq: &Heads,
-        gradients: &[[&Heads; 2]],
-        tiles: BackwardTiles,
-    ) {
-        launch_joint::launch_joint(client, call, of, parts, dq, gradients, tiles);
     }
 }

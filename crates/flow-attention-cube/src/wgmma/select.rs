@@ -1,6 +1,5 @@
 //! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`docs/src/performance/attention-ladder.md`).
 
-use super::launch_joint::MULTIPROCESSORS;
 use super::{BackwardTiles, ForwardTiles, Sums};
 pub use crate::call::{Call, Declined};
 
@@ -18,23 +17,35 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         65..=128 => (128, 2, 2, false),
         _ => (80, 2, 1, false),
     };
-    let backward = |warpgroups, stages, sums| BackwardTiles {
+    // Resident rows that stay in registers, in steps of 16 channels: what adds no spill and takes no block from a multiprocessor.
+    let steps = |kept: usize| kept.min(head_dim.div_ceil(16));
+    let queries_kept = match head_dim {
+        ..=64 => steps(2),
+        65..=128 if !ping_pong => steps(8),
+        _ => 0,
+    };
+    // (of the kernel for queries: queries, outputs' gradients; of that for keys: keys, values)
+    let (beside_queries, beside_keys) = match head_dim {
+        ..=64 => ([4, 3], [4, 4]),
+        65..=128 => ([8, 8], [0, 0]),
+        _ => ([0, 0], [0, 0]),
+    };
+    // (warpgroups, stages, launches of the kernel for keys)
+    let (backward_warpgroups, backward_stages, launches) = match head_dim {
+        ..=64 => (1, 2, &[Sums::Both][..]),
+        65..=128 => (2, 3, &[Sums::Both][..]),
+        _ => (1, 2, &[Sums::Values, Sums::Keys][..]),
+    };
+    let backward = |sums, kept: [usize; 2]| BackwardTiles {
         head_dim,
         passing: 64,
-        warpgroups,
-        stages,
+        warpgroups: backward_warpgroups,
+        stages: backward_stages,
         factor,
         sums,
         masked,
         two_parts,
-    };
-    let (queries, keys_tiles) = match head_dim {
-        ..=64 => (backward(1, 2, Sums::Both), vec![backward(1, 2, Sums::Both)]),
-        65..=128 => (backward(2, 3, Sums::Both), vec![backward(2, 3, Sums::Both)]),
-        _ => (
-            backward(1, 2, Sums::Both),
-            vec![backward(1, 2, Sums::Values), backward(1, 2, Sums::Keys)],
-        ),
+        kept: kept.map(steps),
     };
     Selection {
         forward: ForwardTiles {
@@ -43,38 +54,14 @@ pub fn select(call: &Call, masked: bool) -> Selection {
             warpgroups,
             stages,
             ping_pong,
+            queries_kept,
             factor,
             masked,
             two_parts,
         },
-        queries,
-        keys: keys_tiles,
-        joint: joint(call, masked).filter(|_| joint_pays(call)),
+        queries: backward(Sums::Both, beside_queries),
+        keys: (launches.iter())
+            .map(|sums| backward(*sums, beside_keys))
+            .collect(),
     }
-}
-
-/// Tiles of the joint kernel for a call that it serves.
-pub fn joint(call: &Call, masked: bool) -> Option<BackwardTiles> {
-    (call.head_dim == 128 && !masked).then_some(BackwardTiles {
-        head_dim: call.head_dim,
-        passing: 64,
-        warpgroups: 2,
-        // The joint kernel has stages of its own.
-        stages: 2,
-        factor: call.factor,
-        sums: Sums::Both,
-        masked,
-        // A launch for each part, with the same kernel.
-        two_parts: false,
-    })
-}
-
-/// Whether the joint kernel takes less time than the two kernels: where blocks wait for one another a small part of the time.
-/// Measured on an H100: 0.93 of it at 31,200 queries, 0.955 at 16,384, the same at 12,480 and 4096, 1.09 at 2048
-/// (`docs/src/performance/attention-ladder.md`).
-fn joint_pays(call: &Call) -> bool {
-    // Not the batch: a sample's gradients have the same bits in any.
-    let pairs = call.heads * call.queries * call.keys.iter().sum::<usize>();
-    let visits = pairs / (128 * 64);
-    call.queries >= 16_384 && call.keys[0] >= 16_384 && visits >= 400 * MULTIPROCESSORS
 }

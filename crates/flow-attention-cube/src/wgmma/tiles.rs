@@ -16,6 +16,9 @@ pub struct ForwardTiles {
     pub stages: usize,
     /// Whether two warpgroups take turns at the tensor cores.
     pub ping_pong: bool,
+    /// Steps of 16 channels of its queries that a warpgroup keeps in registers, and does not read from shared memory for each
+    /// tile.
+    pub queries_kept: usize,
     /// Element type.
     pub factor: Factor,
     /// Whether a list says which tiles of keys are visited, and what of them is seen.
@@ -25,9 +28,10 @@ pub struct ForwardTiles {
 }
 
 impl ForwardTiles {
-    /// Sizes of the vectors in registers: scores, output, probabilities.
-    pub fn vectors(&self) -> [usize; 3] {
-        [self.score_vector(), self.output_vector(), self.score_vector() / 2]
+    /// Sizes of the vectors in registers: scores, output, probabilities, queries.
+    pub fn vectors(&self) -> [usize; 4] {
+        let [scores, output] = [self.score_vector(), self.output_vector()];
+        [scores, output, scores / 2, kept_vector(self.queries_kept)]
     }
 
     /// Panels of 64 channels.
@@ -91,15 +95,21 @@ pub struct BackwardTiles {
     pub masked: bool,
     /// Whether keys and values are in two parts.
     pub two_parts: bool,
+    /// Steps of 16 channels of its resident rows that a warpgroup keeps in registers: of queries and of outputs' gradients, or of
+    /// keys and of values.
+    pub kept: [usize; 2],
 }
 
 impl BackwardTiles {
-    /// Sizes of the vectors in registers: scores, gradients of the resident rows, probabilities.
-    pub fn vectors(&self) -> [usize; 3] {
+    /// Sizes of the vectors in registers: scores, gradients of the resident rows, probabilities, kept rows of both kinds.
+    pub fn vectors(&self) -> [usize; 5] {
+        let [first, second] = self.kept.map(kept_vector);
         [
             self.score_vector(),
             self.gradient_vector(),
             self.score_vector() / 2,
+            first,
+            second,
         ]
     }
 
@@ -133,33 +143,15 @@ impl BackwardTiles {
         over_channels(self.head_dim, self.resident(), self.passing, self.factor)
     }
 
-    /// Sizes of the vectors of the joint kernel: as [`vectors`](Self::vectors), and a warpgroup's share of the gradient of
-    /// the passing rows.
-    pub fn joint_vectors(&self) -> [usize; 4] {
-        let [scores, gradients, probabilities] = self.vectors();
-        [scores, gradients, probabilities, self.across().padded]
-    }
-
-    /// Gradient of the passing rows, of which each warpgroup makes its share of the channels: the gradients of scores, whose
-    /// rows are the resident ones, times the resident rows.
-    pub fn across(&self) -> Steps {
-        let n = self.head_dim / self.warpgroups;
-        let walk: Vec<usize> = (0..self.resident() / 16).map(|k| k * 128).collect();
-        Steps {
-            n,
-            padded: (n / 2).next_power_of_two(),
-            a: walk.clone(),
-            b: walk,
-            a_transposed: true,
-            b_transposed: true,
-            factor: self.factor,
-        }
-    }
-
     /// Passing rows, summed up with weights.
     pub fn weighted(&self) -> Steps {
         over_rows(self.head_dim, self.passing, self.factor)
     }
+}
+
+/// Registers of the vector that holds `steps` steps of resident rows.
+fn kept_vector(steps: usize) -> usize {
+    (4 * steps).next_power_of_two()
 }
 
 /// `A Bᵀ` over channels: A has panels of `a_rows` rows, B of `b_rows`.

@@ -141,7 +141,7 @@ fn backward<K: Kernels>(
 ) -> Vec<Option<Plain>> {
     let [output, lse] = [0, 1].map(|i| read(&saved[i]));
     let gradient = operand(gradient);
-    let scratch = empty_like(&lse, &[prepared.scratch_bytes() / 4], DType::F32);
+    let delta = empty_like(&lse, &[prepared.statistics()], DType::F32);
     let gradients: Vec<CubeTensor> = operands
         .iter()
         .map(|tensor| empty_like(tensor, &tensor.meta.shape.to_vec(), tensor.dtype))
@@ -160,7 +160,7 @@ fn backward<K: Kernels>(
         [&views[0], &heads(&output), &heads(&gradient)],
         &parts,
         &lse.handle,
-        &scratch.handle,
+        &delta.handle,
         &outputs[0],
         &of_parts,
     );
