@@ -4,7 +4,7 @@
 use crate::policy::{Change, Outcome, Policy};
 use crate::round::{Feature, LaneState, Round, Row, Snapshot, conditional, pool, pooled_outcomes};
 use crate::{LaneStore, Moment, Rules, StepOrder};
-use burn::backend::DispatchTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use flow_core::kernels::{LaneSum, RowOf};
 use flow_core::{AttentionLayer, Exec, Lane, LaneKernels, LaneRow, Plain};
 use std::collections::HashMap;
@@ -233,26 +233,32 @@ impl<P: Policy> Engine<P> {
         base: Option<&[Plain]>,
     ) {
         let computed = round.computed();
-        let mut snapshots: Vec<Vec<Snapshot>> = computed
-            .iter()
-            .map(|_| {
-                vec![Snapshot {
-                    moment: round.moment,
-                    features: Vec::with_capacity(outputs.len()),
-                }]
-            })
+        let keeps = |lane: &Lane| self.policy.keeps(lane);
+        // Of the computed rows those that are kept, and where they are in the batch.
+        let kept: Vec<usize> = (0..computed.len())
+            .filter(|at| keeps(&round.rows[computed[*at]].lane))
             .collect();
-        let together = round.is_in_step();
-        for (at, output) in outputs.iter().enumerate() {
-            let base = base.map(|base| (&base[at], &*computed));
+        let of_batch: Vec<usize> = kept.iter().map(|at| computed[*at]).collect();
+        let mut snapshots: Vec<Vec<Snapshot>> = computed.iter().map(|_| Vec::new()).collect();
+        for at in &kept {
+            snapshots[*at].push(Snapshot {
+                moment: round.moment,
+                features: Vec::with_capacity(outputs.len()),
+            });
+        }
+        let together = round.is_in_step(keeps);
+        for (at, output) in outputs.iter().enumerate().filter(|_| !kept.is_empty()) {
+            let base = base.map(|base| (&base[at], &*of_batch));
+            let some = (kept.len() < computed.len()).then(|| rows_of(kernels, output, &kept));
+            let output = some.as_ref().unwrap_or(output);
             let features: Vec<Feature> = if together {
-                Feature::rows(kernels.together(output, base), computed.len()).collect()
+                Feature::rows(kernels.together(output, base), kept.len()).collect()
             } else {
                 let apart = kernels.features(output, base);
                 apart.into_iter().map(Feature::alone).collect()
             };
-            for (snapshot, feature) in snapshots.iter_mut().zip(features) {
-                snapshot[0].features.push(feature);
+            for (at, feature) in kept.iter().zip(features) {
+                snapshots[*at][0].features.push(feature);
             }
         }
         self.keep(kernels, round, snapshots, &outputs[0]);
@@ -423,4 +429,12 @@ impl<P: Policy> Engine<P> {
         self.close(exec, round, blocks);
         all
     }
+}
+
+/// These rows of `output`, in a tensor of their own.
+fn rows_of(kernels: &dyn LaneKernels, output: &Plain, rows: &[usize]) -> Plain {
+    let mut shape = output.shape().to_vec();
+    shape[0] = rows.len();
+    let rows: Vec<LaneRow<'_>> = rows.iter().map(|row| LaneRow::Computed(*row)).collect();
+    kernels.assemble(&shape, Some(output), None, &rows)
 }

@@ -26,6 +26,12 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// Whether a lane with features in store is answered now.
     fn answers(&self, now: &Situation<'_>, state: &mut Self::State) -> bool;
 
+    /// Whether what a lane shows when it is computed is kept. Not for lanes that are never answered: a feature has the size of what
+    /// it answers for.
+    fn keeps(&self, _lane: &Lane) -> bool {
+        true
+    }
+
     /// Called after a lane was computed. `outcome` is there if the policy compares outcomes and the lane was computed
     /// before.
     fn computed(&self, _now: &Situation<'_>, _outcome: Option<Outcome>, _state: &mut Self::State) {}

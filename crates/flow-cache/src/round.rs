@@ -130,15 +130,16 @@ impl<S> Round<S> {
             .collect()
     }
 
-    /// Whether all rows are computed, and were at the same steps before, with this batch: then what is kept of them is rows of one
-    /// tensor. Lanes that part later keep what they share until each has computed anew.
-    pub fn is_in_step(&self) -> bool {
-        let Some(first) = self.rows.first() else {
+    /// Whether all rows of which something is kept are computed, and were at the same steps before, with this batch: then what is
+    /// kept of them is rows of one tensor. Lanes that part later keep what they share until each has computed anew.
+    pub fn is_in_step(&self, kept: impl Fn(&Lane) -> bool) -> bool {
+        let mut rows = self.rows.iter().filter(|row| kept(&row.lane)).peekable();
+        let Some(first) = rows.peek().copied() else {
             return false;
         };
         let shared =
             |(a, b): (&Snapshot, &Snapshot)| (a.features.iter().zip(&b.features)).all(|(a, b)| a.shares(b));
-        self.rows.iter().all(|row| {
+        rows.all(|row| {
             let (history, of_first) = (&row.state.history, &first.state.history);
             !row.answered && history.len() == of_first.len() && history.iter().zip(of_first).all(shared)
         })

@@ -17,7 +17,7 @@ use crate::drivers::LayerPolicy;
 use crate::policies::Timesteps;
 use crate::policy::{Policy, Situation};
 use crate::{Forecast, Outcome};
-use flow_core::{AttentionKind, AttentionLayer};
+use flow_core::{AttentionKind, AttentionLayer, Lane};
 
 /// The part of the policy `faster` for attention layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +42,10 @@ impl Policy for FasterAttention {
             && !now.has_partner
             && self.timesteps.contain(&now.moment)
             && !now.moment.step.is_multiple_of(self.every)
+    }
+
+    fn keeps(&self, lane: &Lane) -> bool {
+        lane.conditional
     }
 
     fn forecast(&self, (): &()) -> Forecast {

@@ -4,7 +4,7 @@
 
 use crate::isolation::{SAMPLES, STEPS, policies, sigma, start, toy};
 use crate::toy::{Run, lane};
-use burn::backend::DispatchTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use flow_cache::Rules;
 use flow_core::exec::Stash;
 use flow_core::kernels::{HostLanes, LaneRow, LaneSums, LinearWeights, RowOf, SdeOutputs};
@@ -13,16 +13,22 @@ use flow_kernels::CpuKernels;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts what is read of sums that a device may still be computing, and tensors whose rows were taken apart.
+/// Counts what is read of sums that a device may still be computing, tensors whose rows were taken apart, and the rows that were
+/// kept of each, at most.
 #[derive(Clone, Debug, Default)]
 struct Counts {
     reads: Arc<AtomicUsize>,
     apart: Arc<AtomicUsize>,
+    kept_rows: Arc<AtomicUsize>,
 }
 
 impl Counts {
     fn take(count: &AtomicUsize) -> usize {
         count.swap(0, Ordering::Relaxed)
+    }
+
+    fn keep(&self, outputs: &Plain) {
+        self.kept_rows.fetch_max(outputs.shape()[0], Ordering::Relaxed);
     }
 }
 
@@ -39,10 +45,12 @@ impl LaneKernels for Counts {
 
     fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain> {
         self.apart.fetch_add(1, Ordering::Relaxed);
+        self.keep(outputs);
         HostLanes.features(outputs, base)
     }
 
     fn together(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Plain {
+        self.keep(outputs);
         HostLanes.together(outputs, base)
     }
 
@@ -227,9 +235,24 @@ fn what_is_computed_at_the_same_steps_for_all_lanes_is_kept_in_one_tensor() {
         let apart = Counts::take(&counts.apart);
         if matches!(
             name,
-            "step_mask" | "taylorseer" | "newton" | "pyramid" | "magcache"
+            "step_mask" | "taylorseer" | "newton" | "pyramid" | "magcache" | "faster"
         ) {
             assert_eq!(apart, 0, "{name}: rows were taken apart");
         }
+    }
+}
+
+#[test]
+fn nothing_is_kept_of_lanes_that_are_never_answered() {
+    for (name, run) in policies(Rules::default()) {
+        let (run, counts) = counted(run);
+        rollout(&run, |_| ());
+        let samples = SAMPLES as usize;
+        let rows = match name {
+            // Attention is extrapolated in the conditional branch alone.
+            "faster" => samples,
+            _ => 2 * samples,
+        };
+        assert_eq!(Counts::take(&counts.kept_rows), rows, "{name}");
     }
 }
