@@ -179,6 +179,9 @@ fn cases(d: usize) -> Vec<Case> {
         (1, 2, 2, 1357, [77, 0]),
         (1, 2, 2, 333, [333, 77]),
         (2, 4, 1, 200, [13, 250]),
+        // Long rows have tiles of their own.
+        (1, 1, 1, 130, [4097, 0]),
+        (1, 2, 1, 4097, [130, 0]),
     ] {
         out.push(plain(call(b, h, kv, q, k, d)));
     }
