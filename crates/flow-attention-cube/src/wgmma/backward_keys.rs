@@ -320,13 +320,6 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let mut ahead_place = comptime!(stages as u32 - 1).runtime() % per_head;
     let mut ahead_head = kv_head * group + comptime!(stages as u32 - 1).runtime() / per_head;
     for tile in 1..tile_count {
-        ahead_place += 1;
-        if ahead_place == per_head {
-            ahead_place = 0;
-            ahead_head += 1;
-        }
-        // Read long before it is asked for, so that no copy waits for the list.
-        let upcoming = tile_at(entries, begin + ahead_place, shape);
         let before = stage;
         stage += 1;
         if stage == comptime!(stages as u32) {
@@ -335,13 +328,6 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         }
         let q_now = q_at + u64::cast_from(stage * tile_units);
         let do_now = do_at + u64::cast_from(stage * tile_units);
-        let pattern = next_pattern;
-        place += 1;
-        if place == per_head {
-            place = 0;
-        }
-        next_pattern = pattern_at(entries, begin + place, warpgroup, shape);
-        let bits = bits_of(patterns, pattern, thread, shape);
         let pairs = stage as usize * comptime!(passing / 2) + column;
         wait(barrier::at(full, stage as usize), phase);
         let scores = issue::<NS, NA>(
@@ -361,6 +347,20 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                 comptime!(tiles.kept[1]),
             );
         }
+        ahead_place += 1;
+        if ahead_place == per_head {
+            ahead_place = 0;
+            ahead_head += 1;
+        }
+        // Read while products run, and long before it is asked for: neither a product nor a copy waits for the list.
+        let upcoming = tile_at(entries, begin + ahead_place, shape);
+        let pattern = next_pattern;
+        place += 1;
+        if place == per_head {
+            place = 0;
+        }
+        next_pattern = pattern_at(entries, begin + place, warpgroup, shape);
+        let bits = bits_of(patterns, pattern, thread, shape);
         let scores = wgmma::wait::<NS>(
             scores,
             comptime!(tiles.scores()),

@@ -266,24 +266,12 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let mut phase = 0u32;
     let mut next_pattern = pattern_ahead(entries, begin, 1u32.runtime(), tile_count, warpgroup, shape);
     for at in 1..tile_count {
-        // Read long before it is asked for, so that no copy waits for the list.
-        let upcoming = tile_ahead(
-            entries,
-            begin,
-            at - 1 + comptime!(stages as u32),
-            tile_count,
-            shape,
-        );
         let before = stage;
         stage += 1;
         if stage == comptime!(stages as u32) {
             stage = 0;
             phase ^= 1;
         }
-        let tile = tile_at(entries, begin + at, shape);
-        let pattern = next_pattern;
-        next_pattern = pattern_ahead(entries, begin, at + 1, tile_count, warpgroup, shape);
-        let bits = bits_of(patterns, pattern, thread, shape);
         let k_now = k_at + u64::cast_from(stage * tile_units);
         let v_now = v_at + u64::cast_from(stage * tile_units);
         wait(barrier::at(full, stage as usize), phase);
@@ -301,6 +289,18 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             comptime!(tiles.scores()),
             comptime!(tiles.kept[1]),
         );
+        // Read while products run, and long before it is asked for: neither a product nor a copy waits for the list.
+        let upcoming = tile_ahead(
+            entries,
+            begin,
+            at - 1 + comptime!(stages as u32),
+            tile_count,
+            shape,
+        );
+        let tile = tile_at(entries, begin + at, shape);
+        let pattern = next_pattern;
+        next_pattern = pattern_ahead(entries, begin, at + 1, tile_count, warpgroup, shape);
+        let bits = bits_of(patterns, pattern, thread, shape);
         let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
         // The sum over the tile before is done, too.
         let users = count_warp(lane, used_base + before * 4, last_warp);
