@@ -27,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for (masked, keys) in [
             (false, [4096, 0]),
             (true, [4096, 0]),
+            (false, [512, 0]),
             (false, [4096, 77]),
             (true, [4096, 77]),
         ] {

@@ -92,6 +92,7 @@ fn cases() -> Vec<Case> {
         128,
         Mask::video(grid, near).ok(),
     ));
+    cases.push(of("video and text", 1, 12, [31_200, 512, 0], 128, None));
     cases
 }
 
@@ -192,7 +193,7 @@ fn time(client: &Client, pool: &[bf16], case: Case, repeats: usize) -> Result<St
     let keys: Vec<Part<'_>> = parts.iter().map(|[k, v, ..]| Part { k, v }).collect();
     let gradients: Vec<[&Heads; 2]> = parts.iter().map(|[.., dk, dv]| [dk, dv]).collect();
     let lse = client.empty(prepared.statistics() * 4);
-    let delta = client.empty(prepared.statistics() * 4);
+    let delta = client.empty(prepared.scratch() * 4);
     let flops = 4.0
         * (call.batch * call.heads * call.head_dim * call.queries) as f64
         * (call.keys[0] + call.keys[1]) as f64

@@ -139,6 +139,11 @@ pub trait Kernels: Send + Sync + 'static {
     /// [`Declined`] with what it lacks.
     fn check(client: &Client, call: &Call) -> Result<(), Declined>;
 
+    /// Values in f32 that the kernel for keys leaves in memory for one that adds them up.
+    fn sums_of_pieces(_call: &Call, _tiles: &Self::Backward) -> usize {
+        0
+    }
+
     /// The table. `masked`: whether the call has a mask.
     fn select(call: &Call, masked: bool, offer: Offer) -> Selection<Self::Forward, Self::Backward>;
 
@@ -274,9 +279,15 @@ impl<K: Kernels> Prepared<K> {
         &self.selection
     }
 
-    /// Values in `lse`, and in `delta`: `[B, H, lse_rows]`.
+    /// Values in `lse [B, H, lse_rows]`.
     pub fn statistics(&self) -> usize {
         self.call.batch * self.call.heads * lse_rows(self.call.queries)
+    }
+
+    /// Values in `delta`, the scratch of backward, in f32: `[B, H, lse_rows]`, then what kernels leave for those that follow.
+    pub fn scratch(&self) -> usize {
+        let sums = |tiles| K::sums_of_pieces(&self.call, tiles);
+        self.statistics() + self.selection.keys.iter().map(sums).max().unwrap_or(0)
     }
 
     /// Writes `o [B, H, S, D]` and `lse [B, H, lse_rows]`.
@@ -293,7 +304,8 @@ impl<K: Kernels> Prepared<K> {
         );
     }
 
-    /// Writes `dq`, `delta [B, H, lse_rows]` in f32, and `dk` and `dv` for each part.
+    /// Writes `dq`, and `dk` and `dv` for each part. `delta` is for the sums over channels of `d_o ∘ o`, and has
+    /// [`scratch`](Self::scratch) values.
     pub fn backward(
         &self,
         [q, o, d_o]: [&Heads; 3],

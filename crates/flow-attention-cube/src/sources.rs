@@ -8,6 +8,7 @@ use crate::mma::backward_queries::mma_backward_queries::MmaBackwardQueries;
 use crate::mma::forward::mma_forward::MmaForward;
 use crate::run::{Kernels, Offer, Prepared, Selection};
 use crate::wgmma::Wgmma;
+use crate::wgmma::add_up::{THREADS, add_up::AddUp};
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
 use crate::wgmma::forward::forward::Forward;
@@ -26,6 +27,11 @@ pub trait Sources: Kernels {
 
     /// The kernel for keys.
     fn keys_kernel(on: &Properties, tiles: Self::Backward) -> Box<dyn CubeKernel>;
+
+    /// The kernel that adds up what the kernel for keys leaves in pieces, if it does.
+    fn add_up_kernel(_on: &Properties, _tiles: Self::Backward) -> Option<Box<dyn CubeKernel>> {
+        None
+    }
 }
 
 /// A kernel's name and CUDA C++.
@@ -67,6 +73,9 @@ pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Ve
     add("queries", format!("{queries:?}"), K::queries_kernel(&on, queries))?;
     for tiles in keys {
         add("keys", format!("{tiles:?}"), K::keys_kernel(&on, tiles))?;
+        if let Some(kernel) = K::add_up_kernel(&on, tiles) {
+            add("add_up", format!("{tiles:?}"), kernel)?;
+        }
     }
     Ok(out)
 }
@@ -79,7 +88,10 @@ impl<K: Sources> Prepared<K> {
             K::forward_kernel(&on, chosen.forward),
             K::queries_kernel(&on, chosen.queries),
         ];
-        out.extend(chosen.keys.iter().map(|tiles| K::keys_kernel(&on, *tiles)));
+        for tiles in &chosen.keys {
+            out.push(K::keys_kernel(&on, *tiles));
+            out.extend(K::add_up_kernel(&on, *tiles));
+        }
         out
     }
 }
@@ -267,6 +279,7 @@ impl Sources for Wgmma {
             buffer(),
             buffer(),
             buffer(),
+            buffer(),
             (),
             (),
             (),
@@ -277,5 +290,27 @@ impl Sources for Wgmma {
             tiles.factor.element(),
             tiles.vectors(),
         ))
+    }
+
+    fn add_up_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Option<Box<dyn CubeKernel>> {
+        (tiles.pieces > 1).then(|| {
+            let kernel: Box<dyn CubeKernel> = Box::new(AddUp::new(
+                offline::settings(THREADS as u32),
+                on.device.clone(),
+                on.target.clone(),
+                buffer(),
+                buffer(),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                tiles.pieces,
+                tiles.head_dim,
+                tiles.factor,
+            ));
+            kernel
+        })
     }
 }

@@ -104,8 +104,8 @@ pub struct Backward<'a> {
     pub d_o: &'a Heads,
     /// Log-sum-exp of forward, `[B, H, lse_rows]`.
     pub lse: &'a Handle,
-    /// Scratch, of which the first is for sums over channels of `d_o ∘ o`, `[B, H, lse_rows]`; the kernel for queries writes
-    /// them.
+    /// Scratch in f32: sums over channels of `d_o ∘ o`, `[B, H, lse_rows]`, which the kernel for queries writes; then sums of the
+    /// kernel for keys, if it takes queries in pieces.
     pub delta: &'a Handle,
     /// Factor on the scores.
     pub scale: f32,

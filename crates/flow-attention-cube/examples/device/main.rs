@@ -76,7 +76,7 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
         .map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true))))
         .collect();
     let lse = s.floats(prepared.statistics());
-    let delta = s.floats(prepared.statistics());
+    let delta = s.floats(prepared.scratch());
     let part_refs: Vec<Part<'_>> = parts
         .iter()
         .map(|[k, v]| Part {
@@ -182,6 +182,9 @@ fn cases(d: usize) -> Vec<Case> {
         // Long rows have tiles of their own.
         (1, 1, 1, 130, [4097, 0]),
         (1, 2, 1, 4097, [130, 0]),
+        // Few keys of many queries: sums from pieces.
+        (1, 2, 2, 8300, [512, 0]),
+        (2, 4, 2, 4200, [77, 0]),
     ] {
         out.push(plain(call(b, h, kv, q, k, d)));
     }
@@ -318,7 +321,7 @@ fn time<K: Kernels>(client: &Client, call: Call, mask: Option<Mask>, label: &str
         .map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true))))
         .collect();
     let lse = s.floats(prepared.statistics());
-    let delta = s.floats(prepared.statistics());
+    let delta = s.floats(prepared.scratch());
     let part_refs: Vec<Part<'_>> = parts.iter().map(|[k, v]| Part { k, v }).collect();
     let grad_refs: Vec<[&Heads; 2]> = d_parts.iter().map(|[k, v]| [k, v]).collect();
     let flops = 4.0 * (call.batch * call.heads * call.head_dim) as f64 * dense * share;

@@ -139,8 +139,34 @@ fn stage_gradient<N: Size>(
     );
 }
 
+/// Writes a thread's share of a sum, two rows of it from `row` on, to `sums` in pairs of channels.
+#[cube]
+fn write_sum<N: Size>(
+    sums: &mut [Pair],
+    row: u32,
+    lane: u32,
+    sum: Vector<f32, N>,
+    #[comptime] head_dim: usize,
+) {
+    let pairs = comptime!((head_dim / 2) as u32);
+    #[unroll]
+    for half in 0..2usize {
+        let at = (row + comptime!((8 * half) as u32)) * pairs + lane % 4;
+        #[unroll]
+        for j in 0..comptime!(head_dim / 8) {
+            let mut pair = Pair::new(0.0f32);
+            pair.insert(0usize, sum.extract(comptime!(4 * j + 2 * half)));
+            pair.insert(1usize, sum.extract(comptime!(4 * j + 2 * half + 1)));
+            sums[(at + comptime!((4 * j) as u32)) as usize] = pair;
+        }
+    }
+}
+
 /// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
 /// list is of passing queries, its rows are keys; see [`passing`](crate::passing).
+///
+/// With `tiles.pieces` above one a block takes a piece of the queries, and leaves its sums in `sums`: of values, then of keys,
+/// each `[B, H, pieces, rows, D]`, with whole blocks of rows. [`add_up`](super::add_up) makes gradients of them.
 #[cube(launch_unchecked)]
 pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Size>(
     q: &TensorMap<E, Tiled>,
@@ -149,6 +175,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     d_o: &TensorMap<E, Tiled>,
     dk: &mut TensorMap<E, Tiled>,
     dv: &mut TensorMap<E, Tiled>,
+    sums: &mut [Vector<f32, Const<2>>],
     lse: &[Vector<f32, Const<2>>],
     delta: &[Vector<f32, Const<2>>],
     offsets: &[u32],
@@ -190,13 +217,29 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let full = barrier::first(&full);
     let mut used: Shared<[u32]> = Shared::new_slice(stages);
 
+    let pieces = comptime!(tiles.pieces as u32);
     let (kv_head, place) = turn_of(shape);
+    let mut key_place = place;
+    let mut piece = 0u32;
+    if comptime!(tiles.pieces > 1) {
+        // Blocks that start together share queries.
+        piece = place / (CUBE_COUNT_X / pieces);
+        key_place = place % (CUBE_COUNT_X / pieces);
+    }
     let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
     let all = (queries + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
-    let (block, begin, per_head) = list_of(offsets, batch * list_stride, place, all, shape);
+    let (block, begin, per_head) = list_of(offsets, batch * list_stride, key_place, all, shape);
     let first_key = block * comptime!(resident as u32);
-    let tile_count = per_head * group;
+    // Of the list, once for each head of the group.
+    let mut tile_count = per_head * group;
+    let mut first_tile = 0u32;
+    if comptime!(tiles.pieces > 1) {
+        let each = (tile_count + comptime!(tiles.pieces as u32 - 1)) / pieces;
+        first_tile = piece * each;
+        let left = tile_count - first_tile;
+        tile_count = select(left < each, left, each);
+    }
 
     if UNIT_POS == 0 {
         barrier::init(kv_full);
@@ -223,8 +266,8 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         );
         #[unroll]
         for s in 0..stages {
-            let tile = comptime!(s as u32).runtime();
-            if tile < tile_count {
+            if comptime!(s as u32) < tile_count {
+                let tile = first_tile + comptime!(s as u32);
                 let head = kv_head * group + tile / per_head;
                 let row = tile_at(entries, begin + tile % per_head, shape) * comptime!(passing as u32);
                 next_tile::<E>(
@@ -315,10 +358,10 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let mut stage = 0u32;
     let mut phase = 0u32;
     // Where in the list the next tile is, and the one whose copy starts in this turn, with its head.
-    let mut place = 1u32 % per_head;
+    let mut place = (first_tile + 1) % per_head;
     let mut next_pattern = pattern_at(entries, begin + place, warpgroup, shape);
-    let mut ahead_place = comptime!(stages as u32 - 1).runtime() % per_head;
-    let mut ahead_head = kv_head * group + comptime!(stages as u32 - 1).runtime() / per_head;
+    let mut ahead_place = (first_tile + comptime!(stages as u32 - 1)) % per_head;
+    let mut ahead_head = kv_head * group + (first_tile + comptime!(stages as u32 - 1)) / per_head;
     for tile in 1..tile_count {
         let before = stage;
         stage += 1;
@@ -407,24 +450,39 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         }
     }
 
-    // Gradients take the places of this warpgroup's keys and values.
-    if comptime!(tiles.sums.values()) {
-        let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
-        stage_gradient::<NG>(v_base, warpgroup, thread, sum, 1.0f32, tiles);
-    }
-    if comptime!(tiles.sums.keys()) {
-        let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
-        stage_gradient::<NG>(k_base, warpgroup, thread, sum, scale, tiles);
-    }
-    tma::fence();
-    named_sync(warpgroup + 1, 128u32);
-    if thread == 0 {
-        let first = first_key + warpgroup * 64;
+    if comptime!(tiles.pieces > 1) {
+        let rows = CUBE_COUNT_X / pieces * comptime!(resident as u32);
+        let of_block = ((batch * CUBE_COUNT_Y + kv_head) * pieces + piece) * rows + first_key;
+        let row = of_block + warpgroup * 64 + (thread / 32) * 16 + lane / 4;
         if comptime!(tiles.sums.values()) {
-            store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first, resident, panels);
+            let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
+            write_sum::<NG>(sums, row, lane, sum, comptime!(tiles.head_dim));
         }
         if comptime!(tiles.sums.keys()) {
-            store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, first, resident, panels);
+            let of_keys = CUBE_COUNT_Z * CUBE_COUNT_Y * pieces * rows;
+            let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
+            write_sum::<NG>(sums, of_keys + row, lane, sum, comptime!(tiles.head_dim));
+        }
+    } else {
+        // Gradients take the places of this warpgroup's keys and values.
+        if comptime!(tiles.sums.values()) {
+            let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
+            stage_gradient::<NG>(v_base, warpgroup, thread, sum, 1.0f32, tiles);
+        }
+        if comptime!(tiles.sums.keys()) {
+            let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
+            stage_gradient::<NG>(k_base, warpgroup, thread, sum, scale, tiles);
+        }
+        tma::fence();
+        named_sync(warpgroup + 1, 128u32);
+        if thread == 0 {
+            let first = first_key + warpgroup * 64;
+            if comptime!(tiles.sums.values()) {
+                store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first, resident, panels);
+            }
+            if comptime!(tiles.sums.keys()) {
+                store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, first, resident, panels);
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! From tensors on the device to launches.
 
+use super::add_up::{THREADS, add_up};
 use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
 use super::forward::forward;
@@ -141,7 +142,8 @@ pub fn launch_backward_queries(
     }
 }
 
-/// Launches the kernel for one part of the keys: `dk` and `dv`. Its list has keys as rows, queries pass.
+/// Launches the kernel for one part of the keys: `dk` and `dv`. Its list has keys as rows, queries pass. If it takes queries in
+/// pieces, their sums are behind the statistics in `of.delta`, and kernels that add them up follow.
 pub fn launch_backward_keys(
     client: &Client,
     of: Backward<'_>,
@@ -156,14 +158,13 @@ pub fn launch_backward_keys(
     let length = batch * heads * lse_rows;
     let map = |x: &Heads, rows| map(x, rows, tiles.factor);
     let [offsets, entries, patterns] = list.arguments();
+    let key_blocks = keys.div_ceil(tiles.resident());
+    let sums = tiles.sums_of_pieces(batch * kv_heads, keys);
+    let sums_at = of.delta.clone().offset_start(4 * length as u64);
     unsafe {
         backward_keys::launch_unchecked(
             client,
-            CubeCount::Static(
-                keys.div_ceil(tiles.resident()) as u32,
-                kv_heads as u32,
-                batch as u32,
-            ),
+            CubeCount::Static((key_blocks * tiles.pieces) as u32, kv_heads as u32, batch as u32),
             CubeDim::new_1d(tiles.threads()),
             map(of.q, tiles.passing),
             map(part.k, tiles.resident()),
@@ -171,6 +172,11 @@ pub fn launch_backward_keys(
             map(of.d_o, tiles.passing),
             map(dk, 64),
             map(dv, 64),
+            match sums {
+                // Not written.
+                0 => BufferArg::from_raw_parts(of.delta.clone(), length / 2),
+                sums => BufferArg::from_raw_parts(sums_at.clone(), sums / 2),
+            },
             BufferArg::from_raw_parts(of.lse.clone(), length / 2),
             BufferArg::from_raw_parts(of.delta.clone(), length / 2),
             offsets,
@@ -185,6 +191,41 @@ pub fn launch_backward_keys(
             tiles,
             tiles.factor.element(),
             tiles.vectors(),
+        );
+    }
+    if sums == 0 {
+        return;
+    }
+    let half = (sums / 2 * 4) as u64;
+    if tiles.sums.values() {
+        launch_add_up(client, sums_at.clone(), dv, 1.0, tiles);
+    }
+    if tiles.sums.keys() {
+        launch_add_up(client, sums_at.offset_start(half), dk, of.scale, tiles);
+    }
+}
+
+/// Launches the kernel that makes a gradient, times `scale`, of the sums that begin at `sums`.
+fn launch_add_up(client: &Client, sums: Handle, gradient: &Heads, scale: f32, tiles: BackwardTiles) {
+    let [batch, heads, keys, _] = gradient.shape;
+    let eights = |axis: usize| (gradient.strides[axis] / 8) as u32;
+    let blocks = (keys * tiles.head_dim / 8).div_ceil(THREADS);
+    unsafe {
+        add_up::launch_unchecked(
+            client,
+            CubeCount::Static(blocks as u32, heads as u32, batch as u32),
+            CubeDim::new_1d(THREADS as u32),
+            BufferArg::from_raw_parts(sums, tiles.sums_of_pieces(batch * heads, keys) / 4),
+            BufferArg::from_raw_parts(gradient.handle.clone(), gradient.elements() / 8),
+            eights(0),
+            eights(1),
+            eights(2),
+            keys.next_multiple_of(tiles.resident()) as u32,
+            keys as u32,
+            scale,
+            tiles.pieces,
+            tiles.head_dim,
+            tiles.factor,
         );
     }
 }

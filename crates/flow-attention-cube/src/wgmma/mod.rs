@@ -1,5 +1,6 @@
 //! Attention on Hopper's asynchronous tensor cores.
 
+pub mod add_up;
 pub mod backward_keys;
 pub mod backward_queries;
 mod copy;
@@ -59,6 +60,10 @@ impl Kernels for Wgmma {
             });
         }
         Ok(())
+    }
+
+    fn sums_of_pieces(call: &Call, tiles: &BackwardTiles) -> usize {
+        tiles.sums_of_pieces(call.batch * call.kv_heads, call.keys[0])
     }
 
     fn select(call: &Call, masked: bool, _: Offer) -> select::Selection {

@@ -46,7 +46,9 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         masked,
         two_parts,
         kept: kept.map(steps),
+        pieces: 1,
     };
+    let pieces = pieces(call, masked, 64 * backward_warpgroups, 64);
     Selection {
         forward: ForwardTiles {
             head_dim,
@@ -61,7 +63,77 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         },
         queries: backward(Sums::Both, beside_queries),
         keys: (launches.iter())
-            .map(|sums| backward(*sums, beside_keys))
+            .map(|sums| BackwardTiles {
+                pieces,
+                ..backward(*sums, beside_keys)
+            })
             .collect(),
+    }
+}
+
+/// Pieces of the queries for the kernel for keys. Where keys are few, as in attention to a text, their blocks are fewer than the
+/// multiprocessors of an H100, each with all queries to go through. Not by the batch: what else is in it changes no bit.
+fn pieces(call: &Call, masked: bool, resident: usize, passing: usize) -> usize {
+    const MULTIPROCESSORS: usize = 132;
+    /// Rounds of blocks, so that the last one, which is not full, costs little.
+    const ROUNDS: usize = 4;
+    /// Tiles that a piece has at least, so that its sums are worth writing.
+    const LEAST: usize = 16;
+    let keys = call.keys[0];
+    let blocks = call.kv_heads * keys.div_ceil(resident);
+    if masked || call.keys[1] > 0 || blocks >= MULTIPROCESSORS {
+        return 1;
+    }
+    let group = call.heads / call.kv_heads;
+    let tiles = call.queries.div_ceil(passing) * group;
+    // All sums, two for each value of keys and in f32, take no more memory than the queries.
+    let fit = call.queries * group / (4 * keys);
+    let wanted = (ROUNDS * MULTIPROCESSORS).div_ceil(blocks);
+    let pieces = wanted.min(tiles / LEAST).min(fit).max(1);
+    // No piece is empty.
+    tiles.div_ceil(tiles.div_ceil(pieces))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flow_cube::wgmma::Factor;
+    use proptest::prelude::*;
+
+    fn call(batch: usize, [heads, kv_heads]: [usize; 2], queries: usize, keys: usize) -> Call {
+        Call {
+            batch,
+            heads,
+            kv_heads,
+            queries,
+            keys: [keys, 0],
+            head_dim: 128,
+            factor: Factor::Bf16,
+        }
+    }
+
+    #[test]
+    fn attention_to_a_text_goes_backward_in_pieces_and_attention_among_tokens_does_not() {
+        assert_eq!(select(&call(1, [12, 12], 31_200, 512), false).keys[0].pieces, 11);
+        for [queries, keys] in [[31_200, 31_200], [4096, 4096], [256, 256], [512, 31_200]] {
+            assert_eq!(select(&call(1, [12, 12], queries, keys), false).keys[0].pieces, 1);
+        }
+        assert_eq!(select(&call(1, [12, 12], 31_200, 512), true).keys[0].pieces, 1);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_depend_on_the_batch_and_none_is_empty(
+            batch in 1usize..64, kv_heads in 1usize..32, group in 1usize..4, queries in 1usize..40_000, keys in 1usize..5000,
+        ) {
+            let of = |batch| select(&call(batch, [kv_heads * group, kv_heads], queries, keys), false).keys[0];
+            let tiles = of(batch);
+            prop_assert_eq!(tiles, of(1));
+            let passing = queries.div_ceil(tiles.passing) * group;
+            let each = passing.div_ceil(tiles.pieces);
+            prop_assert!((tiles.pieces - 1) * each < passing);
+            let sums = 4 * tiles.sums_of_pieces(kv_heads, keys.next_multiple_of(tiles.resident()));
+            prop_assert!(tiles.pieces == 1 || sums <= 2 * kv_heads * group * queries * 128 * keys.next_multiple_of(128) / keys);
+        }
     }
 }

@@ -98,6 +98,9 @@ pub struct BackwardTiles {
     /// Steps of 16 channels of its resident rows that a warpgroup keeps in registers: of queries and of outputs' gradients, or of
     /// keys and of values.
     pub kept: [usize; 2],
+    /// Pieces that the kernel for keys takes the passing queries in, a block for each. Their sums go to memory, and are added up by
+    /// a kernel of their own. That for queries does not read it.
+    pub pieces: usize,
 }
 
 impl BackwardTiles {
@@ -136,6 +139,14 @@ impl BackwardTiles {
     /// Registers of the vector that holds a gradient of the resident rows.
     pub fn gradient_vector(&self) -> usize {
         (self.head_dim / 2).next_power_of_two()
+    }
+
+    /// Sums that the pieces of `heads` heads, of `keys` keys each, leave in memory: of values, then of keys.
+    pub fn sums_of_pieces(&self, heads: usize, keys: usize) -> usize {
+        match self.pieces {
+            1 => 0,
+            pieces => 2 * heads * pieces * keys.next_multiple_of(self.resident()) * self.head_dim,
+        }
     }
 
     /// Resident rows times passing rows, summed over channels.

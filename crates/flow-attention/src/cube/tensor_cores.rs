@@ -141,7 +141,7 @@ fn backward<K: Kernels>(
 ) -> Vec<Option<Plain>> {
     let [output, lse] = [0, 1].map(|i| read(&saved[i]));
     let gradient = operand(gradient);
-    let delta = empty_like(&lse, &[prepared.statistics()], DType::F32);
+    let delta = empty_like(&lse, &[prepared.scratch()], DType::F32);
     let gradients: Vec<CubeTensor> = operands
         .iter()
         .map(|tensor| empty_like(tensor, &tensor.meta.shape.to_vec(), tensor.dtype))
