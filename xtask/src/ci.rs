@@ -1,6 +1,7 @@
 //! `cargo xtask ci`: everything that must hold on a clean checkout.
 
 use crate::process::{cargo, run as run_command, step};
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use crate::{docs, ptx, schema, test, tidy};
 use anyhow::{Result, bail};
@@ -118,7 +119,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     }
     step("main job", || main_job(workspace, options.iterations))?;
     if options.no_clippy {
-        println!("\n=== clippy: left out, as asked");
+        say!("\n=== clippy: left out, as asked");
     } else {
         let lint = ["clippy", "--release", "--workspace", "--all-targets"];
         let arguments = [&lint[..], vulkan, &["--", "-D", "warnings"]].concat();
@@ -153,7 +154,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         true => String::new(),
         false => format!(" but what was left out: {}", left_out.join(", ")),
     };
-    println!("\neverything holds{but}, {:.0} s", start.elapsed().as_secs_f64());
+    say!("\neverything holds{but}, {:.0} s", start.elapsed().as_secs_f64());
     Ok(())
 }
 
@@ -182,7 +183,7 @@ fn main_job(workspace: &Workspace, iterations: usize) -> Result<()> {
         expect_content(&run.join(file))?;
     }
     let metrics = fs::read_to_string(run.join("metrics.jsonl"))?;
-    println!("the run left {} records and a report", metrics.lines().count());
+    say!("the run left {} records and a report", metrics.lines().count());
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! `cargo xtask dist`: the release binary, stripped, with what it needs, as one archive.
 
 use crate::process::{self, cargo, run as run_command};
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -59,7 +60,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     ]);
     run_command(tar.arg(&archive).arg("-C").arg(&output).arg(&name))?;
     let size = fs::metadata(&archive)?.len();
-    println!("{}: {:.1} MB", archive.display(), size as f64 / 1e6);
+    say!("{}: {:.1} MB", archive.display(), size as f64 / 1e6);
     Ok(())
 }
 

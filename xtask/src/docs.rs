@@ -1,6 +1,7 @@
 //! `cargo xtask docs`: the book's chapters exist, links lead somewhere, and mdBook builds it where installed.
 
 use crate::process;
+use crate::terminal::say;
 use crate::text::{anchors, includes, links};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
@@ -15,9 +16,9 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     check(workspace)?;
     if process::exists("mdbook") {
         process::run(Command::new("mdbook").arg("build").arg(workspace.path("docs")))?;
-        println!("the book is in docs/book");
+        say!("the book is in docs/book");
     } else {
-        println!(
+        say!(
             "mdbook is not installed, so the book was checked and not built; `cargo install mdbook` brings it"
         );
     }
@@ -74,7 +75,7 @@ pub fn check(workspace: &Workspace) -> Result<()> {
             problems.join("\n  ")
         );
     }
-    println!("{} pages, {} chapters, {seen} links", pages.len(), chapters.len());
+    say!("{} pages, {} chapters, {seen} links", pages.len(), chapters.len());
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The Python environment of the peer that speed is compared with.
 
 use crate::process::{output, run as run_command};
+use crate::terminal::say;
 use anyhow::{Context, Result, bail};
 use std::env;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ pub fn python() -> Result<PathBuf> {
     if imports(&python) {
         return Ok(python);
     }
-    println!(
+    say!(
         "making a Python environment with PyTorch in {} (about 6 GB)",
         folder.display()
     );

@@ -1,5 +1,6 @@
 //! Running other programs, with words about what failed.
 
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
@@ -31,7 +32,7 @@ pub fn words(command: &Command) -> String {
 /// Runs a command to its end; what it prints is seen.
 pub fn run(command: &mut Command) -> Result<()> {
     let words = words(command);
-    println!("$ {words}");
+    say!("$ {words}");
     let status = command
         .status()
         .with_context(|| format!("cannot start `{words}`"))?;
@@ -70,10 +71,10 @@ pub fn exists(program: &str) -> bool {
 
 /// Does one step of a longer task, naming it and its wall time.
 pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    println!("\n=== {name}");
+    say!("\n=== {name}");
     let start = Instant::now();
     let result = work();
     let outcome = if result.is_ok() { "ok" } else { "FAILED" };
-    println!("=== {name}: {outcome}, {:.1} s", start.elapsed().as_secs_f64());
+    say!("=== {name}: {outcome}, {:.1} s", start.elapsed().as_secs_f64());
     result.with_context(|| format!("step `{name}`"))
 }

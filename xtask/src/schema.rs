@@ -1,6 +1,7 @@
 //! `cargo xtask schema`: the JSON schema of the config, as editors read it.
 
 use crate::process;
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -32,7 +33,7 @@ pub fn check(workspace: &Workspace) -> Result<()> {
         fs::read_to_string(&path).with_context(|| format!("cannot read {FILE}; run `cargo xtask schema`"))?;
     let wanted = generated(workspace)?;
     let Some((number, (found, wanted))) = differing_line(&found, &wanted) else {
-        println!("{FILE} is up to date");
+        say!("{FILE} is up to date");
         return Ok(());
     };
     bail!(
@@ -49,7 +50,7 @@ fn generated(workspace: &Workspace) -> Result<String> {
 fn write(workspace: &Workspace) -> Result<()> {
     let path = workspace.path(FILE);
     fs::write(&path, generated(workspace)?).with_context(|| format!("cannot write {FILE}"))?;
-    println!("wrote {FILE}");
+    say!("wrote {FILE}");
     Ok(())
 }
 

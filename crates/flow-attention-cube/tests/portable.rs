@@ -1,28 +1,13 @@
 //! The portable kernels on Vulkan, on the catalogue. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
 
-use cubecl::device::WgpuDeviceKind;
 use cubecl::prelude::*;
 use flow_attention_cube::Element;
 use flow_attention_cube::catalogue::{Buffers, Case, Data, MaskKind, Operand, Results, cases, reference};
 use flow_attention_cube::portable::{Call, Declined, PortableMask, backward, forward};
 use flow_attention_mask::{Mask, Sizes};
 
-/// Mesa's driver for the processor, else the first GPU.
 fn client() -> Client {
-    let kinds = [
-        WgpuDeviceKind::Cpu,
-        WgpuDeviceKind::DiscreteGpu(0),
-        WgpuDeviceKind::IntegratedGpu(0),
-    ];
-    let found = kinds
-        .into_iter()
-        .find_map(|kind| cubecl::Device::vulkan(kind).ok());
-    found
-        .expect(
-            "this test needs a Vulkan driver and found none: install Mesa's for the processor (Debian: `apt-get install \
-             mesa-vulkan-drivers libvulkan1`, from bookworm-backports or newer), or point VK_DRIVER_FILES at lvp_icd.json",
-        )
-        .client()
+    flow_cube::vulkan::client().unwrap_or_else(|none| panic!("{none}"))
 }
 
 /// A forward and a backward pass; their results, and the bytes of these.

@@ -22,6 +22,8 @@ pub mod register;
 pub mod thread;
 #[allow(missing_docs)]
 pub mod tma;
+#[cfg(feature = "vulkan")]
+pub mod vulkan;
 #[allow(missing_docs)]
 pub mod wgmma;
 

@@ -1,8 +1,6 @@
 //! Kernels that are named before a call are those that it launches: else they would be compiled ahead for nothing. Needs
 //! a Vulkan driver, as the tests of the portable kernel do; nothing is run on it, for it could not run these kernels.
 
-mod vulkan;
-
 use cubecl_runtime::dry_run::DryRun;
 use cubecl_runtime::launched::LaunchedKernels;
 use flow_matmul_cube::Element;
@@ -20,7 +18,7 @@ const H100: Offer = Offer {
 
 #[test]
 fn kernels_named_before_a_call_are_those_it_launches() {
-    let client = vulkan::client();
+    let client = flow_cube::vulkan::client().unwrap_or_else(|none| panic!("{none}"));
     let _nothing_runs = DryRun::new();
 
     let plain = |layout, size| Matmul::plain(layout, size, Element::Bf16);

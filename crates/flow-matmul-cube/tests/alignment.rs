@@ -1,14 +1,12 @@
 //! Which operands the tensor cores' kernels take. Needs a Vulkan driver for buffers; nothing is computed.
 
-mod vulkan;
-
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Layout, Matmul};
 use flow_matmul_cube::tensors::{Matrix, Operands};
 
 #[test]
 fn what_a_product_runs_on_does_not_depend_on_whether_it_has_one_row() {
-    let client = vulkan::client();
+    let client = flow_cube::vulkan::client().unwrap_or_else(|none| panic!("{none}"));
     let mut taken = [0; 2];
     for (layout, columns) in [
         (Layout::Nt, 4),

@@ -1,14 +1,15 @@
 //! The portable kernel on Vulkan, on the catalogue. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
 
-mod vulkan;
-
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
 use flow_matmul_cube::catalogue::{Both, Case, calls, wrong, wrong_groups, wrong_sums};
 use flow_matmul_cube::run::{Plan, Prepared};
 use flow_matmul_cube::tensors::Matrix;
-use vulkan::client;
+
+fn client() -> Client {
+    flow_cube::vulkan::client().unwrap_or_else(|none| panic!("{none}"))
+}
 
 /// Sizes that blocks do not divide, and that they do.
 const SIZES: [[usize; 3]; 6] = [

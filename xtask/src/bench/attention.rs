@@ -8,6 +8,7 @@ use super::cases::range;
 use super::report::Report;
 use super::server::{Samples, Server, figure};
 use crate::peer;
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -112,11 +113,11 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             if let Some(ceiling) = ceiling {
                 row["share_of_ceiling"] = json!(flops * factor / samples[0][part].at(0.5) / ceiling);
             }
-            println!("{}", line(&row));
+            say!("{}", line(&row));
             report.add(row)?;
         }
     }
-    println!("\n{}\nwrote {}", report.text(), report.place());
+    say!("\n{}\nwrote {}", report.text(), report.place());
     Ok(())
 }
 

@@ -9,6 +9,7 @@ mod curve;
 use super::built::Built;
 use super::{date, processor};
 use crate::process::output;
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -177,7 +178,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                     value: (*value).into(),
                     found,
                 };
-                println!("{name}: {}", row.line()?);
+                say!("{name}: {}", row.line()?);
                 rows.push(row);
             }
         }
@@ -305,6 +306,6 @@ fn write(to: &Path, document: &Value) -> Result<()> {
         to.join(format!("{stem}.json")),
         serde_json::to_string_pretty(document)? + "\n",
     )?;
-    println!("wrote {}/{stem}.md, .json and pictures", to.display());
+    say!("wrote {}/{stem}.md, .json and pictures", to.display());
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use super::server::Server;
 use crate::peer;
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -65,6 +66,6 @@ pub(super) fn measure(workspace: &Workspace, python: &Path) -> Result<Ceilings> 
 /// Measures and prints.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let python = options.python.clone().map_or_else(peer::python, Ok)?;
-    println!("{}", measure(workspace, &python)?);
+    say!("{}", measure(workspace, &python)?);
     Ok(())
 }

@@ -7,6 +7,7 @@ use super::built::Built;
 use super::server::Server;
 use super::{date, processor};
 use crate::peer;
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use beside::Peer;
@@ -158,7 +159,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     if let Some(peer) = &peer {
         report.push_str(&peer.report(&rows));
     }
-    println!("{report}");
+    say!("{report}");
     let folder = workspace.path(&options.to.to_string_lossy());
     fs::create_dir_all(&folder)?;
     let beside = peer.as_ref().map(|peer| peer.json(&rows));
@@ -167,7 +168,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     fs::write(folder.join(format!("{stem}.json")), document + "\n")?;
     fs::write(folder.join(format!("{stem}.md")), report)?;
     fs::write(folder.join(format!("{stem}.svg")), chart(&rows).svg())?;
-    println!("wrote {stem}.md, .json and .svg to {}", options.to.display());
+    say!("wrote {stem}.md, .json and .svg to {}", options.to.display());
     Ok(())
 }
 

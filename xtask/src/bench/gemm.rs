@@ -5,6 +5,7 @@ use super::cases::range;
 use super::report::Report;
 use super::server::{Samples, Server, figure};
 use crate::peer;
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -92,10 +93,10 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         if let Some(ceiling) = ceiling {
             row["share_of_ceiling"] = json!(flops / us.at(0.5) / ceiling);
         }
-        println!("{}", line(&row));
+        say!("{}", line(&row));
         report.add(row)?;
     }
-    println!("\n{}\nwrote {}", report.text(), report.place());
+    say!("\n{}\nwrote {}", report.text(), report.place());
     Ok(())
 }
 

@@ -22,6 +22,7 @@ mod workloads;
 
 use crate::peer;
 use crate::process::{output, run as run_command};
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use built::Built;
@@ -145,7 +146,7 @@ fn cpu(workspace: &Workspace, options: &CpuOptions) -> Result<()> {
         "torch": peer::version(&python)?,
     });
     let report = result::report(&about, &outcomes);
-    println!("\n{report}");
+    say!("\n{report}");
     if options.dry_run {
         return Ok(());
     }
@@ -156,7 +157,7 @@ fn cpu(workspace: &Workspace, options: &CpuOptions) -> Result<()> {
     let document = serde_json::to_string_pretty(&json!({ "about": about, "jobs": jobs }))?;
     fs::write(folder.join(format!("{stem}.json")), document + "\n")?;
     fs::write(folder.join(format!("{stem}.md")), report)?;
-    println!("wrote bench/results/{stem}.md and .json");
+    say!("wrote bench/results/{stem}.md and .json");
     Ok(())
 }
 
@@ -167,7 +168,7 @@ fn measure(
     python: &Path,
     config: &str,
 ) -> Result<Outcome> {
-    println!("\n{config}");
+    say!("\n{config}");
     let folder = tempfile::tempdir()?;
     let path = workspace.path(config);
     let exported = folder.path();
@@ -175,7 +176,7 @@ fn measure(
     let script = workspace.path("bench/peer.py");
     let checked = output(Command::new(python).arg(&script).arg("check").arg(exported))?;
     let agreement: Value = serde_json::from_str(&checked).context("the peer's check wrote no JSON")?;
-    println!("both compute the same: {}", agreement["relative_l2"]);
+    say!("both compute the same: {}", agreement["relative_l2"]);
     let job: Value = serde_json::from_str(&fs::read_to_string(exported.join("job.json"))?)?;
 
     let mut contenders = vec![Contender::new("flow-train")];
@@ -204,7 +205,7 @@ fn measure(
             };
             let (found, others) = undisturbed(options.attempts, command)?;
             contenders[index].add(&found, others)?;
-            println!(
+            say!(
                 "round {} of {}: {}",
                 round + 1,
                 options.rounds,
@@ -234,7 +235,7 @@ fn undisturbed(attempts: u64, command: impl Fn() -> Command) -> Result<(Value, f
             let found = serde_json::from_str(&text).context("a measurement wrote no JSON")?;
             return Ok((found, others));
         }
-        println!(
+        say!(
             "  others used {:.0} % of the processor; once more",
             100.0 * others
         );

@@ -11,6 +11,7 @@ mod tests;
 
 use super::job::{Asked, Job};
 use crate::process::words;
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -147,12 +148,12 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         for turn in 0..settings.len() {
             let index = (turn + round) % settings.len();
             let measured = sweep.measure(&settings[index], *seed)?;
-            println!("seed {seed}, {}: {measured}", settings[index].name());
+            say!("seed {seed}, {}: {measured}", settings[index].name());
             outcomes[index].add(measured);
         }
     }
     let text = table(&outcomes);
-    println!("\n{text}");
+    say!("\n{text}");
     if let Some(stem) = &options.to {
         let about = json!({
             "config": options.config, "set": options.asked.set, "seeds": options.seeds, "iterations": options.iterations,

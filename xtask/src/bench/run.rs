@@ -11,6 +11,7 @@ mod tests;
 use super::job::{Asked, Job};
 use crate::peer;
 use crate::process::run as run_command;
+use crate::terminal::say;
 use crate::workspace::{Workspace, normal};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -83,10 +84,10 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     fs::create_dir_all(&options.to)?;
     let stem = options.to.join(options.name.as_ref().unwrap_or(&name));
     let table = curve::table(&curves, options.goal);
-    println!("{table}");
+    say!("{table}");
     fs::write(stem.with_extension("md"), &table)?;
     fs::write(stem.with_extension("svg"), picture(&curves, options))?;
-    println!("wrote {0}.md and {0}.svg", stem.display());
+    say!("wrote {0}.md and {0}.svg", stem.display());
     Ok(())
 }
 

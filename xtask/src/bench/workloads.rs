@@ -10,6 +10,7 @@ use super::result::median;
 use super::server::figure;
 use crate::peer;
 use crate::process::{output, run as run_command};
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -219,14 +220,14 @@ pub fn run(workspace: &Workspace, options: &Options, which: Which) -> Result<()>
     };
     if device == "cuda" {
         let found = ceilings::measure(workspace, &bench.python)?;
-        println!("{found}");
+        say!("{found}");
         bench.ceiling = Some(found.matmul);
     }
     let mut table = String::new();
     for name in names {
         bench.time(name, device, &mut table, &mut lines)?;
     }
-    println!("\n{table}");
+    say!("\n{table}");
     if let Some(path) = &options.to {
         fs::write(path, lines).with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -274,7 +275,7 @@ impl Bench<'_> {
         let mut command = Command::new(&self.python);
         let checked = output(command.arg(&self.script).arg("check").arg(folder.path()))?;
         let agreement: Value = serde_json::from_str(&checked).context("the peer's check wrote no JSON")?;
-        println!("{name}: both compute the same: {}", agreement["relative_l2"]);
+        say!("{name}: both compute the same: {}", agreement["relative_l2"]);
         Ok(agreement)
     }
 
@@ -351,7 +352,7 @@ impl Bench<'_> {
                     let mut command = self.contender(contenders[index], folder.path(), name, row, device);
                     let text = output(&mut command)?;
                     let line = text.lines().last().context("a measurement wrote nothing")?;
-                    println!("{line}");
+                    say!("{line}");
                     writeln!(lines, "{line}")?;
                     found[index].push(serde_json::from_str(line).context("a measurement wrote no JSON")?);
                 }
@@ -366,7 +367,7 @@ impl Bench<'_> {
                             writeln!(lines, "{found}")?;
                             *trace = found;
                         }
-                        Err(why) => println!("{}: its kernels are not known: {why:#}", contender.name()),
+                        Err(why) => say!("{}: its kernels are not known: {why:#}", contender.name()),
                     }
                 }
             }

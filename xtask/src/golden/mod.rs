@@ -6,6 +6,7 @@ mod tests;
 mod weights;
 
 use crate::process::{cargo, run as run_command};
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -78,7 +79,7 @@ fn compare_weights(workspace: &Workspace, program: &Path, options: &Options) -> 
     if options.only == Some(Half::Weights) {
         bail!("{none}; name jobs that do, or leave the names out for all that do");
     }
-    println!("{none}: no weights are compared");
+    say!("{none}: no weights are compared");
     Ok(())
 }
 

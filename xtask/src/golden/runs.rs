@@ -2,6 +2,7 @@
 
 use super::set_path;
 use crate::process::run as run_command;
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use flow_report::{Audit, Interval, IntervalMethod, RewardChange, RunStatus, RunSummary, mean_interval};
@@ -64,9 +65,9 @@ pub fn run(
     }
     let gains = gains(&runs)?;
     let page = page(workspace, job, &runs, &gains)?;
-    println!("\n{page}");
+    say!("\n{page}");
     if !overrides.is_empty() {
-        println!("nothing was written, since values were overridden");
+        say!("nothing was written, since values were overridden");
         return Ok(());
     }
     let target = workspace.path("docs/src/golden");
@@ -74,7 +75,7 @@ pub fn run(
     fs::write(target.join(format!("{job}.md")), page)?;
     let document = serde_json::to_string_pretty(&record(job, &runs, &gains))?;
     fs::write(target.join(format!("{job}.json")), document + "\n")?;
-    println!("wrote docs/src/golden/{job}.md and .json; list the page in docs/src/SUMMARY.md if it is new");
+    say!("wrote docs/src/golden/{job}.md and .json; list the page in docs/src/SUMMARY.md if it is new");
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use super::set_path;
 use crate::process::run as run_command;
+use crate::terminal::say;
 use crate::workspace::{Workspace, normal};
 use anyhow::{Context, Result, bail};
 use safetensors::SafeTensors;
@@ -74,15 +75,15 @@ fn same(workspace: &Workspace, program: &Path, config: &Path, committed: &Path) 
     let old = fs::read(committed).with_context(|| format!("cannot read {name}"))?;
     let new = fs::read(&again).context("`flow-train pretrain` wrote no weights")?;
     if old == new {
-        println!("{name}: the same {} bytes", old.len());
+        say!("{name}: the same {} bytes", old.len());
         return Ok(true);
     }
     let far = distance(&old, &new).with_context(|| format!("cannot compare {name}"))?;
     if far == 0.0 {
-        println!("{name}: the same values; what the file notes about its making differs");
+        say!("{name}: the same values; what the file notes about its making differs");
         return Ok(true);
     }
-    println!("{name}: relative L2 distance {far:.3e}");
+    say!("{name}: relative L2 distance {far:.3e}");
     Ok(false)
 }
 

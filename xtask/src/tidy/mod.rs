@@ -4,6 +4,7 @@ mod graph;
 mod layout;
 mod sources;
 
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -38,6 +39,6 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     if !found.is_empty() {
         bail!("{} rules are broken:\n  {}", found.len(), found.join("\n  "));
     }
-    println!("{} files, {} crates: tidy", files.len(), members.len());
+    say!("{} files, {} crates: tidy", files.len(), members.len());
     Ok(())
 }
