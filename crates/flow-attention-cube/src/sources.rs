@@ -96,221 +96,101 @@ impl<K: Sources> Prepared<K> {
     }
 }
 
-fn buffer() -> BufferCompilationArg {
+// What a kernel is compiled for, by kind of argument. Nothing of a tensor map or a scalar is compiled in.
+fn buffer(_name: &str) -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
-fn tensor() -> TensorCompilationArg {
+fn tensor(name: &str) -> TensorCompilationArg {
     TensorCompilationArg {
         meta: TensorMetaCompilationArg { len: (), rank: () },
-        buffer: buffer(),
+        buffer: buffer(name),
     }
+}
+
+fn tensor_map(_name: &str) {}
+
+fn scalar(_name: &str) {}
+
+/// A kernel for a device: its arguments by kind and name, in their order, then what is compiled in.
+macro_rules! kernel {
+    ($kernel:ident, $on:expr, $threads:expr; $($kind:ident($($name:ident)*))*; $($known:expr),*) => {
+        Box::new($kernel::new(
+            offline::settings($threads),
+            $on.device.clone(),
+            $on.target.clone(),
+            $($($kind(stringify!($name)),)*)*
+            $($known),*
+        ))
+    };
 }
 
 impl Sources for Mma {
     fn forward_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Box<dyn CubeKernel> {
-        Box::new(MmaForward::new(
-            offline::settings(tiles.threads() as u32),
-            on.device.clone(),
-            on.target.clone(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            tiles,
-            tiles.vectors(),
-        ))
+        kernel!(MmaForward, on, tiles.threads() as u32;
+            tensor(q k v k_2 v_2 o)
+            buffer(lse offsets entries patterns)
+            scalar(list_stride queries lse_rows first_keys second_keys group factor);
+            tiles, tiles.vectors()
+        )
     }
 
     fn queries_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
-        Box::new(MmaBackwardQueries::new(
-            offline::settings(tiles.threads() as u32),
-            on.device.clone(),
-            on.target.clone(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            tiles,
-            tiles.vectors(),
-        ))
+        kernel!(MmaBackwardQueries, on, tiles.threads() as u32;
+            tensor(q k v k_2 v_2 o d_o dq)
+            buffer(lse delta offsets entries patterns)
+            scalar(list_stride queries lse_rows first_keys second_keys group factor scale);
+            tiles, tiles.vectors()
+        )
     }
 
     fn keys_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
-        Box::new(MmaBackwardKeys::new(
-            offline::settings(tiles.threads() as u32),
-            on.device.clone(),
-            on.target.clone(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            tiles,
-            tiles.vectors(),
-        ))
+        kernel!(MmaBackwardKeys, on, tiles.threads() as u32;
+            tensor(q k v d_o dk dv)
+            buffer(lse delta offsets entries patterns)
+            scalar(list_stride queries keys lse_rows group factor scale);
+            tiles, tiles.vectors()
+        )
     }
 }
 
 impl Sources for Wgmma {
     fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
-        Box::new(Forward::new(
-            offline::settings(tiles.threads()),
-            on.device.clone(),
-            on.target.clone(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            tiles,
-            tiles.factor.element(),
-            tiles.vectors(),
-        ))
+        kernel!(Forward, on, tiles.threads();
+            tensor_map(q k v k_2 v_2 o)
+            buffer(lse offsets entries patterns)
+            scalar(list_stride queries lse_rows first_keys second_keys group factor);
+            tiles, tiles.factor.element(), tiles.vectors()
+        )
     }
 
     fn queries_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
-        Box::new(BackwardQueries::new(
-            offline::settings(tiles.threads()),
-            on.device.clone(),
-            on.target.clone(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            tiles,
-            tiles.factor.element(),
-            tiles.vectors(),
-        ))
+        kernel!(BackwardQueries, on, tiles.threads();
+            tensor_map(q k v k_2 v_2 d_o dq)
+            buffer(o_rows do_rows)
+            scalar(o_batch o_head o_row do_batch do_head do_row)
+            buffer(lse delta offsets entries patterns)
+            scalar(list_stride queries lse_rows first_keys second_keys group factor scale);
+            tiles, tiles.factor.element(), tiles.vectors()
+        )
     }
 
     fn keys_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
-        Box::new(BackwardKeys::new(
-            offline::settings(tiles.threads()),
-            on.device.clone(),
-            on.target.clone(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            tiles,
-            tiles.factor.element(),
-            tiles.vectors(),
-        ))
+        kernel!(BackwardKeys, on, tiles.threads();
+            tensor_map(q k v d_o dk dv)
+            buffer(sums lse delta offsets entries patterns)
+            scalar(list_stride queries lse_rows group factor scale);
+            tiles, tiles.factor.element(), tiles.vectors()
+        )
     }
 
     fn add_up_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Option<Box<dyn CubeKernel>> {
-        (tiles.pieces > 1).then(|| {
-            let kernel: Box<dyn CubeKernel> = Box::new(AddUp::new(
-                offline::settings(THREADS as u32),
-                on.device.clone(),
-                on.target.clone(),
-                buffer(),
-                buffer(),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                tiles.pieces,
-                tiles.head_dim,
-                tiles.factor,
-            ));
-            kernel
+        (tiles.pieces > 1).then(|| -> Box<dyn CubeKernel> {
+            kernel!(AddUp, on, THREADS as u32;
+                buffer(sums gradient)
+                scalar(batch_stride head_stride row_stride rows keys scale);
+                tiles.pieces, tiles.head_dim, tiles.factor
+            )
         })
     }
 }
