@@ -48,7 +48,6 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         kept: kept.map(steps),
         pieces: 1,
     };
-    let pieces = pieces(call, masked, 64 * backward_warpgroups, 64);
     Selection {
         forward: ForwardTiles {
             head_dim,
@@ -63,35 +62,35 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         },
         queries: backward(Sums::Both, beside_queries),
         keys: (launches.iter())
-            .map(|sums| BackwardTiles {
-                pieces,
-                ..backward(*sums, beside_keys)
-            })
+            .map(|sums| in_pieces(call, backward(*sums, beside_keys)))
             .collect(),
     }
 }
 
-/// Pieces of the queries for the kernel for keys. Where keys are few, as in attention to a text, their blocks are fewer than the
+/// The kernel for keys, with queries in pieces where keys are few, as in attention to a text: their blocks are fewer than the
 /// multiprocessors of an H100, each with all queries to go through. Not by the batch: what else is in it changes no bit.
-fn pieces(call: &Call, masked: bool, resident: usize, passing: usize) -> usize {
+fn in_pieces(call: &Call, tiles: BackwardTiles) -> BackwardTiles {
     const MULTIPROCESSORS: usize = 132;
     /// Rounds of blocks, so that the last one, which is not full, costs little.
     const ROUNDS: usize = 4;
     /// Tiles that a piece has at least, so that its sums are worth writing.
     const LEAST: usize = 16;
     let keys = call.keys[0];
-    let blocks = call.kv_heads * keys.div_ceil(resident);
-    if masked || call.keys[1] > 0 || blocks >= MULTIPROCESSORS {
-        return 1;
+    let blocks = call.kv_heads * keys.div_ceil(tiles.resident());
+    if tiles.masked || tiles.two_parts || blocks >= MULTIPROCESSORS {
+        return tiles;
     }
     let group = call.heads / call.kv_heads;
-    let tiles = call.queries.div_ceil(passing) * group;
+    let passing = call.queries.div_ceil(tiles.passing) * group;
     // All sums, two for each value of keys and in f32, take no more memory than the queries.
     let fit = call.queries * group / (4 * keys);
     let wanted = (ROUNDS * MULTIPROCESSORS).div_ceil(blocks);
-    let pieces = wanted.min(tiles / LEAST).min(fit).max(1);
-    // No piece is empty.
-    tiles.div_ceil(tiles.div_ceil(pieces))
+    let pieces = wanted.min(passing / LEAST).min(fit).max(1);
+    BackwardTiles {
+        // No piece is empty.
+        pieces: passing.div_ceil(passing.div_ceil(pieces)),
+        ..tiles
+    }
 }
 
 #[cfg(test)]
