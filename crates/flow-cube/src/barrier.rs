@@ -2,6 +2,7 @@
 //!
 //! Addresses are byte addresses of shared memory, as [`first`] and [`at`] give.
 
+use crate::caller::Caller;
 use crate::register::read;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -26,16 +27,28 @@ pub fn wait(barrier: u32, parity: u32) {
 
 /// Arrives, and adds `bytes` to what copies must bring before the phase completes.
 #[cube]
-pub fn arrive_and_expect(barrier: u32, bytes: u32) {
+pub fn arrive_and_expect(barrier: u32, bytes: u32, #[comptime] caller: Caller) {
     let barrier = read::<u32>(barrier);
     let bytes = read::<u32>(bytes);
-    gpu_asm!(
-        "{{",
-        ".reg .b64 token;",
-        "mbarrier.arrive.expect_tx.shared::cta.b64 token, [{barrier}], {bytes};",
-        "}}",
-        barrier = in(_) barrier, bytes = in(_) bytes,
-    );
+    if comptime!(caller == Caller::Warp) {
+        gpu_asm!(
+            "{{",
+            ".reg .b64 token;",
+            ".reg .pred one;",
+            "elect.sync _|one, 0xffffffff;",
+            "@one mbarrier.arrive.expect_tx.shared::cta.b64 token, [{barrier}], {bytes};",
+            "}}",
+            barrier = in(_) barrier, bytes = in(_) bytes,
+        );
+    } else {
+        gpu_asm!(
+            "{{",
+            ".reg .b64 token;",
+            "mbarrier.arrive.expect_tx.shared::cta.b64 token, [{barrier}], {bytes};",
+            "}}",
+            barrier = in(_) barrier, bytes = in(_) bytes,
+        );
+    }
 }
 
 /// Waits until `threads` threads (a multiple of 32) came to barrier `number` (1 to 15), with this one.
@@ -78,16 +91,76 @@ pub fn count_warp(lane: u32, counter: u32, #[comptime] last: u32) -> u32 {
     before
 }
 
+/// Words of shared memory of a counter for [`count_warp_by_lanes`].
+pub const COUNTER_WORDS: usize = 32;
+
+/// [`count_warp`] without a branch: every lane counts, in a word of its own, and all but the first count up to 0. For kernels
+/// that have something to calculate beside it, since ptxas moves no instruction across a branch: in forward attention the
+/// exponentials, eight cycles each, stood on one side of the count, and what could have gone between them on the other.
+///
+/// `counter` is the byte address of [`COUNTER_WORDS`] words, as [`counter_at`] gives.
+#[cube]
+pub fn count_warp_by_lanes(lane: u32, counter: u32, #[comptime] last: u32) -> u32 {
+    let word = counter + lane * 4;
+    let word = read::<u32>(word);
+    let up_to = select(lane == 0, comptime!(last).runtime(), 0u32);
+    let before: u32;
+    gpu_asm!(
+        "atom.relaxed.cta.shared::cta.inc.u32 {}, [{}], {};", out(_) before, in(_) word, in(_) up_to
+    );
+    before
+}
+
+/// Whether this warp is the one that came last: `before` is what its count gave. For all threads of the warp.
+#[cube]
+pub fn came_last(before: u32, #[comptime] last: u32) -> bool {
+    plane_any(before == last)
+}
+
+/// The byte address of counter `index` of those that begin at `first`.
+#[cube]
+pub fn counter_at(first: u32, index: u32) -> u32 {
+    first + index * comptime!(4 * COUNTER_WORDS as u32)
+}
+
+/// Sets `counters` counters of [`COUNTER_WORDS`] words to 0. For all threads of a block, before they meet.
+#[cube]
+pub fn reset_counters(words: &mut [u32], #[comptime] counters: usize) {
+    if UNIT_POS < comptime!(COUNTER_WORDS as u32) {
+        #[unroll]
+        for i in 0..counters {
+            words[comptime!(i * COUNTER_WORDS) + UNIT_POS as usize] = 0u32;
+        }
+    }
+}
+
 /// Starts the copy of `bytes` bytes (a multiple of 16, both ends aligned to 16) from global memory to a byte address of
 /// shared memory; they count towards `barrier`.
 #[cube]
-pub fn bulk_copy<T: CubePrimitive>(to: u32, from: *const T, #[comptime] bytes: u32, barrier: u32) {
+pub fn bulk_copy<T: CubePrimitive>(
+    to: u32,
+    from: *const T,
+    #[comptime] bytes: u32,
+    barrier: u32,
+    #[comptime] caller: Caller,
+) {
     let to = read::<u32>(to);
     let barrier = read::<u32>(barrier);
-    gpu_asm!(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{barrier}];",
-        to = mem_out(_) to, from = mem_in(_) from, barrier = mem_inout(_) barrier, options(explicit_mem),
-    );
+    if comptime!(caller == Caller::Warp) {
+        gpu_asm!(
+            "{{",
+            ".reg .pred one;",
+            "elect.sync _|one, 0xffffffff;",
+            "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{barrier}];",
+            "}}",
+            to = mem_out(_) to, from = mem_in(_) from, barrier = mem_inout(_) barrier, options(explicit_mem),
+        );
+    } else {
+        gpu_asm!(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{barrier}];",
+            to = mem_out(_) to, from = mem_in(_) from, barrier = mem_inout(_) barrier, options(explicit_mem),
+        );
+    }
 }
 
 /// The address of barriers in shared memory, 8 bytes each; [`at`] gives those behind the first.

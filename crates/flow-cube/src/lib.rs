@@ -7,6 +7,7 @@
 pub mod activation;
 #[allow(missing_docs)]
 pub mod barrier;
+pub mod caller;
 #[allow(missing_docs)]
 pub mod copy;
 pub mod element;
@@ -27,4 +28,5 @@ pub mod vulkan;
 #[allow(missing_docs)]
 pub mod wgmma;
 
+pub use caller::Caller;
 pub use element::Element;

@@ -3,21 +3,40 @@
 //! By inline PTX. CubeCL's own operations of the same name reach the same instructions through libcu++, whose headers NVRTC would
 //! read for each kernel anew: a second of compilation, of the one to three that a kernel takes.
 
+use crate::caller::Caller;
 use crate::register::read;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
 
 /// Starts the copy of a tile from row `row` and column `column` on; its bytes count towards `barrier`.
 #[cube]
-pub fn load_2d<E: Numeric>(map: &TensorMap<E, Tiled>, to: &[E], barrier: u32, row: i32, column: i32) {
+pub fn load_2d<E: Numeric>(
+    map: &TensorMap<E, Tiled>,
+    to: &[E],
+    barrier: u32,
+    row: i32,
+    column: i32,
+    #[comptime] caller: Caller,
+) {
     let to = generic_to_shared::<E>(unsafe { to.as_ptr_unchecked() });
     let map = tensor_map_address(map);
     let barrier = read::<u32>(barrier);
     let (row, column) = (read::<i32>(row), read::<i32>(column));
-    gpu_asm!(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{to}], [{map}, {{{column}, {row}}}], [{barrier}];",
-        to = in(_) to, map = in(_) map, barrier = in(_) barrier, row = in(_) row, column = in(_) column,
-    );
+    if comptime!(caller == Caller::Warp) {
+        gpu_asm!(
+            "{{",
+            ".reg .pred one;",
+            "elect.sync _|one, 0xffffffff;",
+            "@one cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{to}], [{map}, {{{column}, {row}}}], [{barrier}];",
+            "}}",
+            to = in(_) to, map = in(_) map, barrier = in(_) barrier, row = in(_) row, column = in(_) column,
+        );
+    } else {
+        gpu_asm!(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{to}], [{map}, {{{column}, {row}}}], [{barrier}];",
+            to = in(_) to, map = in(_) map, barrier = in(_) barrier, row = in(_) row, column = in(_) column,
+        );
+    }
 }
 
 /// As [`load_2d`], of a tensor with four axes.
@@ -30,17 +49,30 @@ pub fn load_4d<E: Numeric>(
     head: i32,
     row: i32,
     channel: i32,
+    #[comptime] caller: Caller,
 ) {
     let to = generic_to_shared::<E>(unsafe { to.as_ptr_unchecked() });
     let map = tensor_map_address(map);
     let barrier = read::<u32>(barrier);
     let (batch, head) = (read::<i32>(batch), read::<i32>(head));
     let (row, channel) = (read::<i32>(row), read::<i32>(channel));
-    gpu_asm!(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{to}], [{map}, {{{channel}, {row}, {head}, {batch}}}], [{barrier}];",
-        to = in(_) to, map = in(_) map, barrier = in(_) barrier,
-        batch = in(_) batch, head = in(_) head, row = in(_) row, channel = in(_) channel,
-    );
+    if comptime!(caller == Caller::Warp) {
+        gpu_asm!(
+            "{{",
+            ".reg .pred one;",
+            "elect.sync _|one, 0xffffffff;",
+            "@one cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{to}], [{map}, {{{channel}, {row}, {head}, {batch}}}], [{barrier}];",
+            "}}",
+            to = in(_) to, map = in(_) map, barrier = in(_) barrier,
+            batch = in(_) batch, head = in(_) head, row = in(_) row, channel = in(_) channel,
+        );
+    } else {
+        gpu_asm!(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{to}], [{map}, {{{channel}, {row}, {head}, {batch}}}], [{barrier}];",
+            to = in(_) to, map = in(_) map, barrier = in(_) barrier,
+            batch = in(_) batch, head = in(_) head, row = in(_) row, channel = in(_) channel,
+        );
+    }
 }
 
 /// Starts writing a tile to row `row` and column `column`, in the group that [`commit`] closes.

@@ -12,7 +12,12 @@ use crate::softmax::{pack, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::barrier::{self, arrive_and_expect, bulk_copy, count_warp, named_sync, wait};
+use flow_cube::Caller;
+use flow_cube::barrier::{
+    self, COUNTER_WORDS, arrive_and_expect, bulk_copy, came_last, count_warp, count_warp_by_lanes,
+    counter_at, named_sync, reset_counters, wait,
+};
+use flow_cube::register::read;
 use flow_cube::tma;
 use flow_cube::wgmma;
 
@@ -31,13 +36,35 @@ fn load_resident<E: Numeric>(
 ) {
     let resident = comptime!(tiles.resident());
     let panels = comptime!(tiles.panels());
-    arrive_and_expect(full, comptime!((2 * resident * 128 * panels) as u32));
+    arrive_and_expect(
+        full,
+        comptime!((2 * resident * 128 * panels) as u32),
+        Caller::Thread,
+    );
     let start = 0usize;
     copy_tile::<E>(
-        full, k, k_tile, start, batch, kv_head, first_key, resident, panels,
+        full,
+        k,
+        k_tile,
+        start,
+        batch,
+        kv_head,
+        first_key,
+        resident,
+        panels,
+        Caller::Thread,
     );
     copy_tile::<E>(
-        full, v, v_tile, start, batch, kv_head, first_key, resident, panels,
+        full,
+        v,
+        v_tile,
+        start,
+        batch,
+        kv_head,
+        first_key,
+        resident,
+        panels,
+        Caller::Thread,
     );
 }
 
@@ -55,11 +82,12 @@ fn copy_passing<E: Numeric>(
     row: u32,
     statistic_row: u32,
     #[comptime] tiles: BackwardTiles,
+    #[comptime] caller: Caller,
 ) {
     let rows = comptime!(tiles.passing);
     let panels = comptime!(tiles.panels());
     let at = stage * comptime!(rows * 64 * panels);
-    copy_tile::<E>(full, x, to, at, batch, head, row, rows, panels);
+    copy_tile::<E>(full, x, to, at, batch, head, row, rows, panels, caller);
     let from = (statistic_row / 2) as usize;
     let at = stage * comptime!(rows / 2);
     let length = comptime!(rows / 2);
@@ -69,6 +97,7 @@ fn copy_passing<E: Numeric>(
         unsafe { statistic[from..from + length].as_ptr_unchecked() },
         comptime!((rows * 4) as u32),
         full,
+        caller,
     );
 }
 
@@ -91,14 +120,16 @@ fn next_tile<E: Numeric>(
     row: u32,
     lse_rows: u32,
     #[comptime] tiles: BackwardTiles,
+    #[comptime] caller: Caller,
 ) {
     arrive_and_expect(
         full,
         comptime!((2 * tiles.passing * 128 * tiles.panels() + 2 * tiles.passing * 4) as u32),
+        caller,
     );
     let from = (batch * heads + head) * lse_rows + row;
     copy_passing::<E>(
-        full, q, lse, q_tiles, lse_tiles, stage, batch, head, row, from, tiles,
+        full, q, lse, q_tiles, lse_tiles, stage, batch, head, row, from, tiles, caller,
     );
     copy_passing::<E>(
         full,
@@ -112,6 +143,7 @@ fn next_tile<E: Numeric>(
         row,
         from,
         tiles,
+        caller,
     );
 }
 
@@ -215,7 +247,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let kv_full = barrier::first(&kv_full);
     let full: Shared<[u64]> = Shared::new_slice(stages);
     let full = barrier::first(&full);
-    let mut used: Shared<[u32]> = Shared::new_slice(stages);
+    let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
     let pieces = comptime!(tiles.pieces as u32);
     let (kv_head, place) = turn_of(shape);
@@ -246,10 +278,10 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         #[unroll]
         for s in 0..stages {
             barrier::init(barrier::at(full, s));
-            used[s] = 0u32;
         }
         tma::fence();
     }
+    reset_counters(&mut used, stages);
     sync_cube();
 
     if UNIT_POS == 0 {
@@ -287,6 +319,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                     row,
                     lse_rows,
                     tiles,
+                    Caller::Thread,
                 );
             }
         }
@@ -362,6 +395,10 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let mut next_pattern = pattern_at(entries, begin + place, warpgroup, shape);
     let mut ahead_place = (first_tile + comptime!(stages as u32 - 1)) % per_head;
     let mut ahead_head = kv_head * group + (first_tile + comptime!(stages as u32 - 1)) / per_head;
+    let late = comptime!(tiles.late);
+    // Of the stage that the tile before last was in: what its count gave, and which tile it gets.
+    let mut freed_by = 0u32.runtime();
+    let mut freed_for = 0u32.runtime();
     for tile in 1..tile_count {
         let before = stage;
         stage += 1;
@@ -390,6 +427,36 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                 comptime!(tiles.kept[1]),
             );
         }
+        if comptime!(late)
+            && came_last(freed_by, last_warp)
+            && tile - 2 + comptime!(stages as u32) < tile_count
+        {
+            let freed = select(stage < 2, stage + comptime!(stages as u32 - 2), stage - 2) as usize;
+            let row = if comptime!(tiles.masked) {
+                freed_for
+            } else {
+                ahead_place
+            } * comptime!(passing as u32);
+            next_tile::<E>(
+                barrier::at(full, freed),
+                q,
+                d_o,
+                lse,
+                delta,
+                &mut q_tiles,
+                &mut do_tiles,
+                &mut lse_tiles,
+                &mut delta_tiles,
+                freed,
+                batch,
+                heads,
+                ahead_head,
+                row,
+                lse_rows,
+                tiles,
+                Caller::Warp,
+            );
+        }
         ahead_place += 1;
         if ahead_place == per_head {
             ahead_place = 0;
@@ -410,8 +477,12 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             comptime!(tiles.sums.keys() as usize),
         );
         // All products of the tile before are done, too.
-        let users = count_warp(lane, used_base + before * 4, last_warp);
-        if users == last_warp && tile - 1 + comptime!(stages as u32) < tile_count {
+        let users = if comptime!(late) {
+            count_warp_by_lanes(lane, counter_at(used_base, before), last_warp)
+        } else {
+            count_warp(lane, counter_at(used_base, before), last_warp)
+        };
+        if comptime!(!late) && users == last_warp && tile - 1 + comptime!(stages as u32) < tile_count {
             let row = upcoming * comptime!(passing as u32);
             next_tile::<E>(
                 barrier::at(full, before as usize),
@@ -430,8 +501,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                 row,
                 lse_rows,
                 tiles,
+                Caller::Thread,
             );
         }
+        freed_by = read::<u32>(users);
+        freed_for = read::<u32>(upcoming);
         let scores = hide::<NS>(scores, pattern, bits, shape);
         let p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
         if comptime!(tiles.sums.values()) {

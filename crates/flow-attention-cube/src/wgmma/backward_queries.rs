@@ -13,7 +13,12 @@ use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::barrier::{self, arrive_and_expect, count_warp, named_sync, wait};
+use flow_cube::Caller;
+use flow_cube::barrier::{
+    self, COUNTER_WORDS, arrive_and_expect, came_last, count_warp, count_warp_by_lanes, counter_at,
+    named_sync, reset_counters, wait,
+};
+use flow_cube::register::read;
 use flow_cube::tma;
 use flow_cube::wgmma;
 
@@ -33,23 +38,24 @@ fn next_tile<E: Numeric>(
     tile: u32,
     first_keys: u32,
     #[comptime] tiles: BackwardTiles,
+    #[comptime] caller: Caller,
 ) {
     let rows = comptime!(tiles.passing);
     let panels = comptime!(tiles.panels());
-    arrive_and_expect(full, comptime!((2 * rows * 128 * panels) as u32));
+    arrive_and_expect(full, comptime!((2 * rows * 128 * panels) as u32), caller);
     let at = stage * comptime!(rows * 64 * panels);
     let (_, row) = rows_of(tile, first_keys, 0u32.runtime(), rows, comptime!(tiles.two_parts));
     if comptime!(tiles.two_parts) {
         if tile * comptime!(tiles.passing as u32) < first_keys {
-            copy_tile::<E>(full, k, k_tiles, at, batch, head, row, rows, panels);
-            copy_tile::<E>(full, v, v_tiles, at, batch, head, row, rows, panels);
+            copy_tile::<E>(full, k, k_tiles, at, batch, head, row, rows, panels, caller);
+            copy_tile::<E>(full, v, v_tiles, at, batch, head, row, rows, panels, caller);
         } else {
-            copy_tile::<E>(full, k_2, k_tiles, at, batch, head, row, rows, panels);
-            copy_tile::<E>(full, v_2, v_tiles, at, batch, head, row, rows, panels);
+            copy_tile::<E>(full, k_2, k_tiles, at, batch, head, row, rows, panels, caller);
+            copy_tile::<E>(full, v_2, v_tiles, at, batch, head, row, rows, panels, caller);
         }
     } else {
-        copy_tile::<E>(full, k, k_tiles, at, batch, head, row, rows, panels);
-        copy_tile::<E>(full, v, v_tiles, at, batch, head, row, rows, panels);
+        copy_tile::<E>(full, k, k_tiles, at, batch, head, row, rows, panels, caller);
+        copy_tile::<E>(full, v, v_tiles, at, batch, head, row, rows, panels, caller);
     }
 }
 
@@ -114,7 +120,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let q_full = barrier::first(&q_full);
     let full: Shared<[u64]> = Shared::new_slice(stages);
     let full = barrier::first(&full);
-    let mut used: Shared<[u32]> = Shared::new_slice(stages);
+    let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
     let (head, place) = turn_of(shape);
     let batch = CUBE_POS_Z;
@@ -132,14 +138,18 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         #[unroll]
         for s in 0..stages {
             barrier::init(barrier::at(full, s));
-            used[s] = 0u32;
         }
         tma::fence();
     }
+    reset_counters(&mut used, stages);
     sync_cube();
 
     if UNIT_POS == 0 {
-        arrive_and_expect(q_full, comptime!((2 * resident * 128 * panels) as u32));
+        arrive_and_expect(
+            q_full,
+            comptime!((2 * resident * 128 * panels) as u32),
+            Caller::Thread,
+        );
         copy_tile::<E>(
             q_full,
             q,
@@ -150,6 +160,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             first_query,
             resident,
             panels,
+            Caller::Thread,
         );
         copy_tile::<E>(
             q_full,
@@ -161,6 +172,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             first_query,
             resident,
             panels,
+            Caller::Thread,
         );
         #[unroll]
         for s in 0..stages {
@@ -180,6 +192,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
                     tile,
                     first_keys,
                     tiles,
+                    Caller::Thread,
                 );
             }
         }
@@ -265,6 +278,10 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let mut stage = 0u32;
     let mut phase = 0u32;
     let mut next_pattern = pattern_ahead(entries, begin, 1u32.runtime(), tile_count, warpgroup, shape);
+    let late = comptime!(tiles.late);
+    // Of the stage that the tile before last was in: what its count gave, and which tile it gets.
+    let mut freed_by = 0u32.runtime();
+    let mut freed_for = 0u32.runtime();
     for at in 1..tile_count {
         let before = stage;
         stage += 1;
@@ -289,6 +306,31 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             comptime!(tiles.scores()),
             comptime!(tiles.kept[1]),
         );
+        if comptime!(late) && came_last(freed_by, last_warp) && at - 2 + comptime!(stages as u32) < tile_count
+        {
+            let to = select(stage < 2, stage + comptime!(stages as u32 - 2), stage - 2) as usize;
+            let tile = if comptime!(tiles.masked) {
+                freed_for
+            } else {
+                at - 2 + comptime!(stages as u32)
+            };
+            next_tile::<E>(
+                barrier::at(full, to),
+                k,
+                v,
+                k_2,
+                v_2,
+                &mut k_tiles,
+                &mut v_tiles,
+                to,
+                batch,
+                kv_head,
+                tile,
+                first_keys,
+                tiles,
+                Caller::Warp,
+            );
+        }
         // Read while products run, and long before it is asked for: neither a product nor a copy waits for the list.
         let upcoming = tile_ahead(
             entries,
@@ -303,8 +345,12 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         let bits = bits_of(patterns, pattern, thread, shape);
         let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
         // The sum over the tile before is done, too.
-        let users = count_warp(lane, used_base + before * 4, last_warp);
-        if users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
+        let users = if comptime!(late) {
+            count_warp_by_lanes(lane, counter_at(used_base, before), last_warp)
+        } else {
+            count_warp(lane, counter_at(used_base, before), last_warp)
+        };
+        if comptime!(!late) && users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
             let to = before as usize;
             next_tile::<E>(
                 barrier::at(full, to),
@@ -320,8 +366,11 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
                 upcoming,
                 first_keys,
                 tiles,
+                Caller::Thread,
             );
         }
+        freed_by = read::<u32>(users);
+        freed_for = read::<u32>(upcoming);
         scores = hide::<NS>(scores, pattern, bits, shape);
         let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
         if comptime!(!tiles.masked) && exist < per_tile {

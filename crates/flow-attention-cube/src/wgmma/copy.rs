@@ -5,6 +5,7 @@
 
 use crate::softmax::take_rows;
 use cubecl::prelude::*;
+use flow_cube::Caller;
 use flow_cube::barrier::arrive_and_expect;
 use flow_cube::tma;
 use flow_cube::wgmma::{self, Steps};
@@ -21,6 +22,7 @@ pub(super) fn copy_tile<E: Numeric>(
     row: u32,
     #[comptime] rows: usize,
     #[comptime] panels: usize,
+    #[comptime] caller: Caller,
 ) {
     #[unroll]
     for p in 0..panels {
@@ -33,6 +35,7 @@ pub(super) fn copy_tile<E: Numeric>(
             head as i32,
             row as i32,
             comptime!((p * 64) as i32).runtime(),
+            caller,
         );
     }
 }
@@ -49,9 +52,10 @@ pub(super) fn fill<E: Numeric>(
     row: u32,
     #[comptime] rows: usize,
     #[comptime] panels: usize,
+    #[comptime] caller: Caller,
 ) {
-    arrive_and_expect(barrier, comptime!((rows * 128 * panels) as u32));
-    copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels);
+    arrive_and_expect(barrier, comptime!((rows * 128 * panels) as u32), caller);
+    copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels, caller);
 }
 
 /// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows, and waits until they were read.

@@ -9,8 +9,12 @@ use crate::softmax::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::barrier::{self, count_warp, named_arrive, named_sync, wait};
-use flow_cube::register::exp2_approximate;
+use flow_cube::Caller;
+use flow_cube::barrier::{
+    self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, named_arrive, named_sync,
+    reset_counters, wait,
+};
+use flow_cube::register::{exp2_approximate, read};
 use flow_cube::tma;
 use flow_cube::wgmma;
 
@@ -27,6 +31,7 @@ fn fill_keys<E: Numeric>(
     tile: u32,
     first_keys: u32,
     #[comptime] tiles: ForwardTiles,
+    #[comptime] caller: Caller,
 ) {
     let panels = comptime!(tiles.panels());
     let rows = comptime!(tiles.keys);
@@ -34,12 +39,12 @@ fn fill_keys<E: Numeric>(
     let (_, row) = rows_of(tile, first_keys, 0u32.runtime(), rows, comptime!(tiles.two_parts));
     if comptime!(tiles.two_parts) {
         if tile * comptime!(tiles.keys as u32) < first_keys {
-            fill::<E>(barrier, first, to, at, batch, head, row, rows, panels);
+            fill::<E>(barrier, first, to, at, batch, head, row, rows, panels, caller);
         } else {
-            fill::<E>(barrier, second, to, at, batch, head, row, rows, panels);
+            fill::<E>(barrier, second, to, at, batch, head, row, rows, panels, caller);
         }
     } else {
-        fill::<E>(barrier, first, to, at, batch, head, row, rows, panels);
+        fill::<E>(barrier, first, to, at, batch, head, row, rows, panels, caller);
     }
 }
 
@@ -92,7 +97,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
     let k_full = barrier::first(&k_full);
     let v_full: Shared<[u64]> = Shared::new_slice(stages);
     let v_full = barrier::first(&v_full);
-    let mut used: Shared<[u32]> = Shared::new_slice(comptime!(2 * stages));
+    let mut used: Shared<[u32]> = Shared::new_slice(comptime!(2 * stages * COUNTER_WORDS));
 
     let (head, place) = turn_of(shape);
     let batch = CUBE_POS_Z;
@@ -112,12 +117,9 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
             barrier::init(barrier::at(k_full, s));
             barrier::init(barrier::at(v_full, s));
         }
-        #[unroll]
-        for s in 0..comptime!(2 * stages) {
-            used[s] = 0u32;
-        }
         tma::fence();
     }
+    reset_counters(&mut used, comptime!(2 * stages));
     sync_cube();
 
     if UNIT_POS == 0 {
@@ -131,6 +133,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
             first_query,
             rows,
             panels,
+            Caller::Thread,
         );
         #[unroll]
         for s in 0..stages {
@@ -147,6 +150,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                     tile,
                     first_keys,
                     tiles,
+                    Caller::Thread,
                 );
                 fill_keys::<E>(
                     barrier::at(v_full, s),
@@ -159,6 +163,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                     tile,
                     first_keys,
                     tiles,
+                    Caller::Thread,
                 );
             }
         }
@@ -193,8 +198,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
         comptime!(tiles.queries_kept),
     );
     let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
-    let k_users = count_warp(lane, used_base, last_warp);
-    if k_users == last_warp {
+    let k_users = count_warp_by_lanes(lane, used_base, last_warp);
+    if came_last(k_users, last_warp) {
         let next = comptime!(stages as u32).runtime();
         if next < tile_count {
             let tile = tile_at(entries, begin + next, shape);
@@ -209,6 +214,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                 tile,
                 first_keys,
                 tiles,
+                Caller::Warp,
             );
         }
     }
@@ -242,6 +248,11 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
         shape,
     );
     let mut next_pattern = pattern_ahead(entries, begin, 1u32.runtime(), tile_count, warpgroup, shape);
+    // Of the values that were used last: what their count gave, their stage, and which tile it gets. The copy starts behind the
+    // products of the next tile. Where the count is, its branch would part the exponentials from what goes between them.
+    let mut freed_by = 0u32.runtime();
+    let mut freed = 0u32.runtime();
+    let mut freed_for = 0u32.runtime();
     for at in 1..tile_count {
         let next_k = tile_ahead(entries, begin, at + comptime!(stages as u32), tile_count, shape);
         let v_stage = stage;
@@ -276,8 +287,27 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
         if comptime!(tiles.ping_pong) {
             named_arrive(5 - warpgroup, 256u32);
         }
+        if comptime!(stages > 1)
+            && came_last(freed_by, last_warp)
+            && at - 2 + comptime!(stages as u32) < tile_count
+        {
+            let to = freed as usize;
+            fill_keys::<E>(
+                barrier::at(v_full, to),
+                v,
+                v_2,
+                &mut v_tiles,
+                to,
+                batch,
+                kv_head,
+                freed_for,
+                first_keys,
+                tiles,
+                Caller::Warp,
+            );
+        }
         let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
-        let k_users = count_warp(lane, used_base + stage * 4, last_warp);
+        let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
         scores = hide::<NS>(scores, pattern, bits, shape);
         let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
         if comptime!(!tiles.masked) && exist < per_tile {
@@ -291,7 +321,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
         let keep_1 = exp2_approximate(max_1 * factor - shift_1);
         max_0 = new_0;
         max_1 = new_1;
-        if k_users == last_warp && at + comptime!(stages as u32) < tile_count {
+        if came_last(k_users, last_warp) && at + comptime!(stages as u32) < tile_count {
             let to = stage as usize;
             fill_keys::<E>(
                 barrier::at(k_full, to),
@@ -304,19 +334,26 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                 next_k,
                 first_keys,
                 tiles,
+                Caller::Warp,
             );
         }
         let scores = exponentiate::<NS>(scores, factor, shift_0, shift_1, tile_keys);
         sum_0 = sum_0 * keep_0 + row_sum::<NS>(scores, 0usize, tile_keys);
         sum_1 = sum_1 * keep_1 + row_sum::<NS>(scores, 1usize, tile_keys);
         let added = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
-        let v_users = count_warp(
+        let v_users = count_warp_by_lanes(
             lane,
-            used_base + (v_stage + comptime!(stages as u32)) * 4,
+            counter_at(used_base, v_stage + comptime!(stages as u32)),
             last_warp,
         );
         output = scale_rows::<NO>(added, keep_0, keep_1, comptime!(tiles.head_dim));
-        if v_users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
+        freed_by = read::<u32>(v_users);
+        freed = read::<u32>(v_stage);
+        freed_for = read::<u32>(next_v);
+        if comptime!(stages == 1)
+            && came_last(v_users, last_warp)
+            && at - 1 + comptime!(stages as u32) < tile_count
+        {
             let to = v_stage as usize;
             fill_keys::<E>(
                 barrier::at(v_full, to),
@@ -329,6 +366,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                 next_v,
                 first_keys,
                 tiles,
+                Caller::Warp,
             );
         }
         next_v = next_k;

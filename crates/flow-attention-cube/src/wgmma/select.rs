@@ -26,13 +26,15 @@ pub fn select(call: &Call, masked: bool) -> Selection {
     };
     // (of the kernel for queries: queries, outputs' gradients; of that for keys: keys, values)
     let (beside_queries, beside_keys) = match head_dim {
+        // With a third stage four steps of the queries would cost a block, but not where a list says what is seen.
+        ..=64 if !masked => ([2, 3], [4, 4]),
         ..=64 => ([4, 3], [4, 4]),
         65..=128 => ([8, 8], [0, 0]),
         _ => ([0, 0], [0, 0]),
     };
     // (warpgroups, stages, launches of the kernel for keys)
     let (backward_warpgroups, backward_stages, launches) = match head_dim {
-        ..=64 => (1, 2, &[Sums::Both][..]),
+        ..=64 => (1, 3, &[Sums::Both][..]),
         65..=128 => (2, 3, &[Sums::Both][..]),
         _ => (1, 2, &[Sums::Values, Sums::Keys][..]),
     };
@@ -41,6 +43,7 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         passing: 64,
         warpgroups: backward_warpgroups,
         stages: backward_stages,
+        late: head_dim <= 64,
         factor,
         sums,
         masked,

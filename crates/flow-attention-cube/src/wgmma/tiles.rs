@@ -87,6 +87,10 @@ pub struct BackwardTiles {
     pub warpgroups: usize,
     /// Passing tiles that shared memory holds.
     pub stages: usize,
+    /// Whether a stage is filled again a tile later than it could be, by a warp that would wait for products otherwise: what a
+    /// warp does at another time, the other three of its warpgroup wait for. Wants three stages, and a tile that leaves the copy
+    /// time: with 128 channels, where tiles are as high and twice as wide, it costs a tenth.
+    pub late: bool,
     /// Element type.
     pub factor: Factor,
     /// What the kernel for keys sums up; that for queries does not read it.

@@ -8,6 +8,7 @@ use super::cursor::{A_ROW, B_ROW, STEP_AT};
 use super::tiles::Tiles;
 use crate::schedule::STEP;
 use cubecl::prelude::*;
+use flow_cube::Caller;
 use flow_cube::barrier::arrive_and_expect;
 use flow_cube::tma;
 
@@ -22,6 +23,7 @@ fn copy_factor<E: Numeric>(
     step: u32,
     #[comptime] rows: usize,
     #[comptime] transposed: bool,
+    #[comptime] caller: Caller,
 ) {
     let summand = step * comptime!(STEP as u32);
     if comptime!(transposed) {
@@ -35,6 +37,7 @@ fn copy_factor<E: Numeric>(
                 full,
                 summand as i32,
                 column as i32,
+                caller,
             );
         }
     } else {
@@ -44,6 +47,7 @@ fn copy_factor<E: Numeric>(
             full,
             row as i32,
             summand as i32,
+            caller,
         );
     }
 }
@@ -62,12 +66,13 @@ pub(super) fn fill<E: Numeric>(
     cursor: &Array<u32>,
     first_steps: u32,
     #[comptime] tiles: Tiles,
+    #[comptime] caller: Caller,
 ) {
     let a_at = stage * comptime!(tiles.a_elements());
     let b_at = stage * comptime!(tiles.b_elements());
     let (rows, columns) = comptime!((tiles.rows(), tiles.columns));
     let step = cursor[STEP_AT];
-    arrive_and_expect(full, comptime!(tiles.stage_bytes() as u32));
+    arrive_and_expect(full, comptime!(tiles.stage_bytes() as u32), caller);
     if comptime!(tiles.low_rank) {
         if step < first_steps {
             copy_factor::<E>(
@@ -79,6 +84,7 @@ pub(super) fn fill<E: Numeric>(
                 step,
                 rows,
                 comptime!(tiles.a_transposed()),
+                caller,
             );
             copy_factor::<E>(
                 full,
@@ -89,6 +95,7 @@ pub(super) fn fill<E: Numeric>(
                 step,
                 columns,
                 comptime!(tiles.b_transposed()),
+                caller,
             );
         } else {
             let step = step - first_steps;
@@ -101,6 +108,7 @@ pub(super) fn fill<E: Numeric>(
                 step,
                 rows,
                 comptime!(tiles.a_transposed()),
+                caller,
             );
             copy_factor::<E>(
                 full,
@@ -111,6 +119,7 @@ pub(super) fn fill<E: Numeric>(
                 step,
                 columns,
                 comptime!(tiles.b_transposed()),
+                caller,
             );
         }
     } else {
@@ -123,6 +132,7 @@ pub(super) fn fill<E: Numeric>(
             step,
             rows,
             comptime!(tiles.a_transposed()),
+            caller,
         );
         copy_factor::<E>(
             full,
@@ -133,6 +143,7 @@ pub(super) fn fill<E: Numeric>(
             step,
             columns,
             comptime!(tiles.b_transposed()),
+            caller,
         );
     }
 }

@@ -16,7 +16,8 @@ use crate::finish::Finish;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::barrier::{self, arrive_and_expect, count_warp, named_arrive, named_sync, wait};
+use flow_cube::Caller;
+use flow_cube::barrier::{self, arrive_and_expect, came_last, count_warp, named_arrive, named_sync, wait};
 use flow_cube::tma;
 use flow_cube::wgmma;
 
@@ -38,13 +39,14 @@ fn bring<O: Numeric>(
     #[comptime] per_unit: usize,
     #[comptime] width: usize,
 ) {
-    arrive_and_expect(there, 8192u32.runtime());
+    arrive_and_expect(there, 8192u32.runtime(), Caller::Thread);
     tma::load_2d::<O>(
         other,
         &places[start..start + comptime!(64 * width)],
         there,
         (row + comptime!((number / per_unit * 64) as u32)) as i32,
         (column + comptime!((number % per_unit * width) as u32)) as i32,
+        Caller::Thread,
     );
 }
 
@@ -132,6 +134,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 &cursor,
                 first_steps,
                 tiles,
+                Caller::Thread,
             );
         }
         advance(&mut cursor, items, last, 1u32);
@@ -246,7 +249,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 // Of the step before, all was read.
                 wgmma::wait_for_reads(units);
                 let users = count_warp(lane, used_base + before * 4, last_reader);
-                if users == last_reader && cursor[ITEM] < last {
+                if came_last(users, last_reader) && cursor[ITEM] < last {
                     fill::<E>(
                         barrier::at(full, before as usize),
                         a,
@@ -259,6 +262,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                         &cursor,
                         first_steps,
                         tiles,
+                        Caller::Warp,
                     );
                 }
                 advance(&mut cursor, items, last, 1u32);
@@ -280,7 +284,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 sums_last = wgmma::wait::<N>(sums_1, comptime!(tiles.products()), 0usize);
             }
             let users = count_warp(lane, used_base + before * 4, last_reader);
-            if users == last_reader && cursor[ITEM] < last {
+            if came_last(users, last_reader) && cursor[ITEM] < last {
                 fill::<E>(
                     barrier::at(full, before as usize),
                     a,
@@ -293,6 +297,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                     &cursor,
                     first_steps,
                     tiles,
+                    Caller::Warp,
                 );
             }
             advance(&mut cursor, items, last, 1u32);
