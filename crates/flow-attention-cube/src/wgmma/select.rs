@@ -27,7 +27,7 @@ pub fn select(call: &Call, masked: bool) -> Selection {
     // (of the kernel for queries: queries, outputs' gradients; of that for keys: keys, values)
     let (beside_queries, beside_keys) = match head_dim {
         // With a third stage four steps of the queries would cost a block, but not where a list says what is seen.
-        ..=64 if !masked => ([2, 3], [4, 4]),
+        ..=64 if !masked => ([2, if two_parts { 2 } else { 3 }], [4, 4]),
         ..=64 => ([4, 3], [4, 4]),
         65..=128 => ([8, 8], [0, 0]),
         _ => ([0, 0], [0, 0]),
