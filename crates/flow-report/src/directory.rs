@@ -321,20 +321,7 @@ impl RunDirectory {
             if crate::report::grid_of(&path).is_none_or(|(_, found)| found <= step) {
                 continue;
             }
-            let aside = images.join("superseded");
-            let state = "the picture is where it was";
-            let failed = |source| ReportError::write("(move aside) image grid", &path, state, source);
-            fs::create_dir_all(&aside).map_err(failed)?;
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            let target = first_free(|number| match number {
-                1 => aside.join(&name),
-                _ => aside.join(format!("{number}-{name}")),
-            });
-            fs::rename(&path, &target).map_err(failed)?;
+            supersede(&path, "image grid", |from, to| fs::rename(from, to))?;
         }
         Ok(())
     }
@@ -458,6 +445,25 @@ fn create(path: &Path) -> Result<bool> {
             error,
         )),
     }
+}
+
+/// Moves the `what` at `path` into the folder `superseded` beside it, where it gets a name that no other has, and returns its new path.
+pub(crate) fn supersede(
+    path: &Path,
+    what: &str,
+    rename: impl FnOnce(&Path, &Path) -> std::io::Result<()>,
+) -> Result<PathBuf> {
+    let state = format!("the {what} is where it was");
+    let failed = |source| ReportError::write(&format!("(move aside) {what}"), path, &state, source);
+    let aside = path.with_file_name("superseded");
+    fs::create_dir_all(&aside).map_err(failed)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let target = first_free(|number| match number {
+        1 => aside.join(&*name),
+        _ => aside.join(format!("{number}-{name}")),
+    });
+    rename(path, &target).map_err(failed)?;
+    Ok(target)
 }
 
 /// The first of the paths for 1, 2, 3, … that is not taken.

@@ -150,27 +150,8 @@ impl CheckpointStore {
     pub fn supersede_after(&self, step: u64) -> Result<Vec<PathBuf>> {
         let mut moved = Vec::new();
         for (_, path) in self.list()?.into_iter().filter(|(found, _)| *found > step) {
-            let aside = self.directory.join("superseded");
-            let failed = |source| {
-                ReportError::write(
-                    "(move aside) checkpoint",
-                    &path,
-                    "the checkpoint is where it was",
-                    source,
-                )
-            };
-            fs::create_dir_all(&aside).map_err(failed)?;
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            let target = crate::directory::first_free(|number| match number {
-                1 => aside.join(&name),
-                _ => aside.join(format!("{name}.{number}")),
-            });
-            self.storage.rename(&path, &target).map_err(failed)?;
-            moved.push(target);
+            let rename = |from: &Path, to: &Path| self.storage.rename(from, to);
+            moved.push(crate::directory::supersede(&path, "checkpoint", rename)?);
         }
         Ok(moved)
     }
