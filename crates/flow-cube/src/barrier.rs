@@ -111,7 +111,8 @@ pub fn count_warp_by_lanes(lane: u32, counter: u32, #[comptime] last: u32) -> u3
     before
 }
 
-/// Whether this warp is the one that came last: `before` is what its count gave. For all threads of the warp.
+/// Whether this warp is the one that came last: `before` is what its count gave. For all threads of the warp, together: after
+/// `wgmma::wait` or what issues a product, which want them so, too.
 #[cube]
 pub fn came_last(before: u32, #[comptime] last: u32) -> bool {
     plane_any(before == last)

@@ -350,6 +350,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
         freed_by = read::<u32>(v_users);
         freed = read::<u32>(v_stage);
         freed_for = read::<u32>(next_v);
+        // With one stage the next product waits for this copy.
         if comptime!(stages == 1)
             && came_last(v_users, last_warp)
             && at - 1 + comptime!(stages as u32) < tile_count
