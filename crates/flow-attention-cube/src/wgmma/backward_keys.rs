@@ -5,7 +5,7 @@
 //! product wants them in. A row of the sum over queries is added up in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, store_rows};
+use super::copy::{copy_tile, issue, keep, load_resident, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at, turn_of};
 use crate::softmax::{pack, stage_rows};
@@ -20,53 +20,6 @@ use flow_cube::barrier::{
 use flow_cube::register::read;
 use flow_cube::tma;
 use flow_cube::wgmma;
-
-/// Starts the copies of the keys and values that stay.
-#[cube]
-fn load_resident<E: Numeric>(
-    full: u32,
-    k: &TensorMap<E, Tiled>,
-    v: &TensorMap<E, Tiled>,
-    k_tile: &mut [E],
-    v_tile: &mut [E],
-    batch: u32,
-    kv_head: u32,
-    first_key: u32,
-    #[comptime] tiles: BackwardTiles,
-) {
-    let resident = comptime!(tiles.resident());
-    let panels = comptime!(tiles.panels());
-    arrive_and_expect(
-        full,
-        comptime!((2 * resident * 128 * panels) as u32),
-        Caller::Thread,
-    );
-    let start = 0usize;
-    copy_tile::<E>(
-        full,
-        k,
-        k_tile,
-        start,
-        batch,
-        kv_head,
-        first_key,
-        resident,
-        panels,
-        Caller::Thread,
-    );
-    copy_tile::<E>(
-        full,
-        v,
-        v_tile,
-        start,
-        batch,
-        kv_head,
-        first_key,
-        resident,
-        panels,
-        Caller::Thread,
-    );
-}
 
 /// Starts the copies of one operand's rows of a passing tile, and of the statistic of these rows; bytes count towards `full`.
 #[cube]

@@ -4,7 +4,7 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, store_rows};
+use super::copy::{copy_tile, issue, keep, load_resident, store_rows};
 use crate::delta::row_product;
 use crate::passing::{
     ListShape, bits_of, hide, list_of, pattern_ahead, pattern_at, rows_of, tile_ahead, tile_at, turn_of,
@@ -145,34 +145,16 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     sync_cube();
 
     if UNIT_POS == 0 {
-        arrive_and_expect(
-            q_full,
-            comptime!((2 * resident * 128 * panels) as u32),
-            Caller::Thread,
-        );
-        copy_tile::<E>(
+        load_resident::<E>(
             q_full,
             q,
-            &mut q_tile,
-            0usize,
-            batch,
-            head,
-            first_query,
-            resident,
-            panels,
-            Caller::Thread,
-        );
-        copy_tile::<E>(
-            q_full,
             d_o,
+            &mut q_tile,
             &mut do_tile,
-            0usize,
             batch,
             head,
             first_query,
-            resident,
-            panels,
-            Caller::Thread,
+            tiles,
         );
         #[unroll]
         for s in 0..stages {

@@ -3,6 +3,7 @@
 //! A tile is a row of panels, each of some rows of 64 channels, with the 128-byte swizzle. Rows and channels that the
 //! tensor does not have arrive as zeros, and are not written.
 
+use super::BackwardTiles;
 use crate::softmax::take_rows;
 use cubecl::prelude::*;
 use flow_cube::Caller;
@@ -56,6 +57,41 @@ pub(super) fn fill<E: Numeric>(
 ) {
     arrive_and_expect(barrier, comptime!((rows * 128 * panels) as u32), caller);
     copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels, caller);
+}
+
+/// Starts the copies of a backward kernel's resident rows, of both operands, from row `row` on; their bytes complete the barrier's
+/// phase. For one thread.
+#[cube]
+pub(super) fn load_resident<E: Numeric>(
+    barrier: u32,
+    first: &TensorMap<E, Tiled>,
+    second: &TensorMap<E, Tiled>,
+    first_tile: &mut [E],
+    second_tile: &mut [E],
+    batch: u32,
+    head: u32,
+    row: u32,
+    #[comptime] tiles: BackwardTiles,
+) {
+    let (rows, panels) = comptime!((tiles.resident(), tiles.panels()));
+    let caller = comptime!(Caller::Thread);
+    let start = 0usize;
+    arrive_and_expect(barrier, comptime!((2 * rows * 128 * panels) as u32), caller);
+    copy_tile::<E>(
+        barrier, first, first_tile, start, batch, head, row, rows, panels, caller,
+    );
+    copy_tile::<E>(
+        barrier,
+        second,
+        second_tile,
+        start,
+        batch,
+        head,
+        row,
+        rows,
+        panels,
+        caller,
+    );
 }
 
 /// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows, and waits until they were read.
