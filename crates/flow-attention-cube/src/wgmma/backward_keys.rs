@@ -5,7 +5,7 @@
 //! product wants them in. A row of the sum over queries is added up in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, store_rows};
+use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at, turn_of};
 use crate::softmax::{pack, stage_rows};
@@ -384,7 +384,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             && came_last(freed_by, last_warp)
             && tile - 2 + comptime!(stages as u32) < tile_count
         {
-            let freed = select(stage < 2, stage + comptime!(stages as u32 - 2), stage - 2) as usize;
+            let freed = stage_before_last(stage, stages) as usize;
             let row = if comptime!(tiles.masked) {
                 freed_for
             } else {

@@ -4,7 +4,7 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, store_rows};
+use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
 use crate::delta::row_product;
 use crate::passing::{
     ListShape, bits_of, hide, list_of, pattern_ahead, pattern_at, rows_of, tile_ahead, tile_at, turn_of,
@@ -290,7 +290,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         );
         if comptime!(late) && came_last(freed_by, last_warp) && at - 2 + comptime!(stages as u32) < tile_count
         {
-            let to = select(stage < 2, stage + comptime!(stages as u32 - 2), stage - 2) as usize;
+            let to = stage_before_last(stage, stages) as usize;
             let tile = if comptime!(tiles.masked) {
                 freed_for
             } else {

@@ -94,6 +94,12 @@ pub(super) fn load_resident<E: Numeric>(
     );
 }
 
+/// The stage, of `stages`, at least two, that the tile before last is in when this one is in `stage`.
+#[cube]
+pub(super) fn stage_before_last(stage: u32, #[comptime] stages: usize) -> u32 {
+    select(stage < 2, stage + comptime!(stages as u32 - 2), stage - 2)
+}
+
 /// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows, and waits until they were read.
 /// For one thread, after the stores were made visible to the accelerator.
 #[cube]
