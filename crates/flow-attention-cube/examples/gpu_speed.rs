@@ -4,6 +4,7 @@
 //! around replays of a captured graph, so that the host has no share in them.
 
 use cubecl::prelude::*;
+use cubecl_runtime::server::Handle;
 use flow_attention_cube::call::Call;
 use flow_attention_cube::run::{Kernels, Offer, Prepared};
 use flow_attention_cube::tensors::{Heads, Part};
@@ -96,11 +97,13 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Values between pieces of the pool, so that no two tensors are the same.
-const APART: usize = 4099;
+/// Values between pieces of the pool, so that no two tensors are the same. A multiple of 8: copies want addresses to be multiples of
+/// 16 bytes.
+const APART: usize = 4104;
 
-/// Random values, bell-shaped enough, for tensors to be pieces of: as many as the largest has, and some.
-fn pool(cases: &[Case]) -> Vec<bf16> {
+/// Random values on the device, bell-shaped enough, for tensors to be pieces of: as many as the largest has, and some. Made once:
+/// a case would take the host a second otherwise.
+fn pool(client: &Client, cases: &[Case]) -> Handle {
     let rows = |call: &Call| call.queries.max(call.keys[0]).max(call.keys[1]);
     let most = cases
         .iter()
@@ -114,15 +117,22 @@ fn pool(cases: &[Case]) -> Vec<bf16> {
         let part = |shift: u32| ((state >> shift) & 0x1F_FFFF) as f32 / (1u64 << 20) as f32 - 1.0;
         part(0) + part(21) + part(42)
     };
-    (0..most.unwrap_or(0) + 16 * APART)
+    let values: Vec<bf16> = (0..most.unwrap_or(0) + 16 * APART)
         .map(|_| bf16::from_f32(next()))
-        .collect()
+        .collect();
+    client.create_from_slice(bf16::as_bytes(&values))
 }
 
-/// The tensor that begins at a place of its own.
-fn tensor(client: &Client, pool: &[bf16], shape: [usize; 4], place: usize) -> Heads {
-    let values = &pool[place * APART..][..shape.iter().product()];
-    Heads::contiguous(client.create_from_slice(bf16::as_bytes(values)), shape)
+/// The tensor that begins at a place of its own in the pool.
+fn tensor(pool: &Handle, shape: [usize; 4], place: usize) -> Heads {
+    let start = place * APART * size_of::<bf16>();
+    Heads::contiguous(pool.clone().offset_start(start as u64), shape)
+}
+
+/// A tensor that is written.
+fn result(client: &Client, shape: [usize; 4]) -> Heads {
+    let bytes = shape.iter().product::<usize>() * size_of::<bf16>();
+    Heads::contiguous(client.empty(bytes), shape)
 }
 
 /// Seconds of one call, `repeats` times.
@@ -156,7 +166,7 @@ fn replayed(
         .collect()
 }
 
-fn time(client: &Client, pool: &[bf16], case: Case, repeats: usize) -> Result<String, String> {
+fn time(client: &Client, pool: &Handle, case: Case, repeats: usize) -> Result<String, String> {
     let Case { name, call, mask } = case;
     let scale = 1.0 / (call.head_dim as f32).sqrt();
     let counts = match &mask {
@@ -183,12 +193,17 @@ fn time(client: &Client, pool: &[bf16], case: Case, repeats: usize) -> Result<St
             call.head_dim,
         ]
     };
-    let [q, d_o, o, dq] = [1, 2, 3, 4].map(|place| tensor(client, pool, rows(call.queries, false), place));
+    let [q, d_o] = [1, 2].map(|place| tensor(pool, rows(call.queries, false), place));
+    let [o, dq] = [(); 2].map(|()| result(client, rows(call.queries, false)));
     let parts: Vec<[Heads; 4]> = call
         .keys
         .into_iter()
         .filter(|n| *n > 0)
-        .map(|n| [5, 6, 7, 8].map(|place| tensor(client, pool, rows(n, true), place)))
+        .map(|n| {
+            let [k, v] = [3, 4].map(|place| tensor(pool, rows(n, true), place));
+            let [dk, dv] = [(); 2].map(|()| result(client, rows(n, true)));
+            [k, v, dk, dv]
+        })
         .collect();
     let keys: Vec<Part<'_>> = parts.iter().map(|[k, v, ..]| Part { k, v }).collect();
     let gradients: Vec<[&Heads; 2]> = parts.iter().map(|[.., dk, dv]| [dk, dv]).collect();
@@ -233,7 +248,7 @@ fn main() {
     let client = cubecl::Device::cuda(0)
         .expect("an NVIDIA GPU and its driver")
         .client();
-    let pool = pool(&cases());
+    let pool = pool(&client, &cases());
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("a line of text");
         let words: Vec<&str> = line.split_whitespace().collect();
