@@ -66,7 +66,8 @@ pub struct MaskTiles {
     /// Row blocks, or 0 if all batch entries have the same mask.
     pub mask_batch_stride: u32,
     /// For each listed tile `1 + units_per_block` words: its index, and for each unit of the block [`ALL`], [`NONE`] or
-    /// [`FIRST_PATTERN`] plus the number of a pattern. Indices ascend. Every block has at least one entry.
+    /// [`FIRST_PATTERN`] plus the number of a pattern. Indices ascend ([`whole_first`](Self::whole_first) aside). Every block has at least
+    /// one entry.
     pub entries: Vec<u32>,
     /// Bit `i` of thread `t` of pattern `p` is in word `(p * 128 + t) * pattern_words + i / 32`. One blank pattern if
     /// there is none.
@@ -85,6 +86,23 @@ pub struct MaskTiles {
     pub tiling: Tiling,
     /// How much work is left.
     pub counts: Counts,
+}
+
+impl MaskTiles {
+    /// The same with the first tile that a whole block sees, where there is one, at the front of the block's list: for kernels that judge by
+    /// the first tile how large scores are. Indices ascend behind it.
+    #[must_use]
+    pub fn whole_first(mut self) -> Self {
+        let words = 1 + self.tiling.units_per_block;
+        for ends in self.offsets.windows(2) {
+            let list = &mut self.entries[ends[0] as usize * words..ends[1] as usize * words];
+            let whole = |entry: &[u32]| entry[1..].iter().all(|pattern| *pattern == ALL);
+            if let Some(at) = list.chunks(words).position(whole) {
+                list[..(at + 1) * words].rotate_right(words);
+            }
+        }
+        self
+    }
 }
 
 /// Ranges of `step` tokens that cover `range`.

@@ -188,6 +188,22 @@ proptest! {
             }
         }
         prop_assert_eq!(tiles.counts.allowed_pairs, pairs);
+
+        // With a whole tile first it is the same list in another order.
+        let reordered = tiles.clone().whole_first();
+        let words = 1 + units;
+        for ends in tiles.offsets.windows(2) {
+            let list = |of: &MaskTiles| -> Vec<Vec<u32>> {
+                let entries = &of.entries[ends[0] as usize * words..ends[1] as usize * words];
+                entries.chunks(words).map(<[u32]>::to_vec).collect()
+            };
+            let whole = |entry: &Vec<u32>| entry[1..].iter().all(|pattern| *pattern == ALL);
+            let (before, mut after) = (list(&tiles), list(&reordered));
+            prop_assert_eq!(before.iter().any(whole), whole(&after[0]));
+            prop_assert!(after[1..].is_sorted());
+            after.sort_unstable();
+            prop_assert_eq!(after, before);
+        }
         prop_assert_eq!(tiles.counts.dense_pairs, (tiles.mask_batches * queries * keys) as u64);
         for segment in 0..2 {
             let tiling = Tiling { side: Side::Keys { segment }, units_per_block: units, columns };
