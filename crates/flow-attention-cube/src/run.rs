@@ -250,7 +250,7 @@ impl<K: Kernels> Prepared<K> {
                 let tiles = tiles.map_err(|error| Declined {
                     why: error.to_string(),
                 })?;
-                upload(client, &tiles)
+                upload(client, &tiles.whole_first())
             }
             None => TileList::none(client),
         };

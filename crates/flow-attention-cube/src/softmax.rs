@@ -228,9 +228,10 @@ pub(crate) fn score_gradients<N: Size>(
     with_rest::<N>(out, gradients, comptime!(columns / 2))
 }
 
-/// Log-sum-exp of a row; plus infinity where there is no row or no key, so that its probabilities read zero.
+/// Log-sum-exp of a row whose weights were divided by `2^shift`; plus infinity where there is no row or no key, so that its
+/// probabilities read zero.
 #[cube]
-pub(crate) fn log_sum(max: f32, sum: f32, factor: f32, exists: bool) -> f32 {
-    let value = (max * factor + log2_approximate(sum)) * std::f32::consts::LN_2;
+pub(crate) fn log_sum(shift: f32, sum: f32, exists: bool) -> f32 {
+    let value = (shift + log2_approximate(sum)) * std::f32::consts::LN_2;
     select(exists && sum > 0.0f32, value, f32::INFINITY)
 }

@@ -182,3 +182,11 @@ pub fn init(barrier: u32) {
     let barrier = read::<u32>(barrier);
     gpu_asm!("mbarrier.init.shared::cta.b64 [{barrier}], 1;", barrier = in(_) barrier);
 }
+
+/// Makes a barrier anew that copies have completed and nobody waits at. For one thread, before any other sees it.
+#[cube]
+pub fn renew(barrier: u32) {
+    let used = read::<u32>(barrier);
+    gpu_asm!("mbarrier.inval.shared::cta.b64 [{used}];", used = in(_) used);
+    init(barrier);
+}

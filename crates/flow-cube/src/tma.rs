@@ -120,6 +120,12 @@ pub fn wait_read(#[comptime] pending: usize) {
     gpu_asm!("cp.async.bulk.wait_group.read {pending};");
 }
 
+/// Waits until this thread's stores have been written.
+#[cube]
+pub fn wait_all() {
+    gpu_asm!("cp.async.bulk.wait_group 0;");
+}
+
 /// Makes what this thread wrote to shared memory, barriers included, visible to the accelerator.
 #[cube]
 pub fn fence() {

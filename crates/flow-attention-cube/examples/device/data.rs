@@ -58,12 +58,18 @@ impl Setup {
             + at / channels / rows / heads * s[0]
     }
 
-    pub fn tensor(&mut self, shape: [usize; 4], scale: f32) -> Both {
+    pub fn tensor(&mut self, shape: [usize; 4]) -> Both {
+        self.tensor_with(shape, |_| 1.0)
+    }
+
+    /// Each row times what `by` says of its number.
+    pub fn tensor_with(&mut self, shape: [usize; 4], by: impl Fn(usize) -> f32) -> Both {
         let count = shape.iter().product();
         let mut values = Vec::with_capacity(count);
         let mut words = vec![0u16; count];
         for at in 0..count {
-            let x = (self.random.next() + self.random.next() + self.random.next()) * scale;
+            let x =
+                (self.random.next() + self.random.next() + self.random.next()) * by(at / shape[3] % shape[2]);
             let (word, value) = match self.call.factor {
                 Factor::Bf16 => (bf16::from_f32(x).to_bits(), bf16::from_f32(x).to_f64()),
                 Factor::F16 => (f16::from_f32(x).to_bits(), f16::from_f32(x).to_f64()),

@@ -221,8 +221,8 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
         let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
         let query = first_query + row;
         if query < lse_rows {
-            lse[(at + query) as usize] = log_sum(max_0, sum_0, factor, query < queries);
-            lse[(at + query + 8) as usize] = log_sum(max_1, sum_1, factor, query + 8 < queries);
+            lse[(at + query) as usize] = log_sum(max_0 * factor, sum_0, query < queries);
+            lse[(at + query + 8) as usize] = log_sum(max_1 * factor, sum_1, query + 8 < queries);
         }
     }
 

@@ -1,11 +1,13 @@
 //! The forward kernel.
 
 use super::ForwardTiles;
-use super::copy::{fill, issue, keep, store_rows};
+use super::copy::{fill, issue, keep, stage_before_last, store_rows};
+use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
+use super::output::{stage_output, write_log_sums};
 use crate::passing::{
     ListShape, bits_of, hide, list_of, pattern_ahead, pattern_at, rows_of, tile_ahead, tile_at, turn_of,
 };
-use crate::softmax::*;
+use crate::softmax::cut;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -14,7 +16,7 @@ use flow_cube::barrier::{
     self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, named_arrive, named_sync,
     reset_counters, wait,
 };
-use flow_cube::register::{exp2_approximate, read};
+use flow_cube::register::read;
 use flow_cube::tma;
 use flow_cube::wgmma;
 
@@ -98,6 +100,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
     let v_full: Shared<[u64]> = Shared::new_slice(stages);
     let v_full = barrier::first(&v_full);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(2 * stages * COUNTER_WORDS));
+    let mut any_lost: Shared<[u32]> = Shared::new_slice(1usize);
+    let lost: Shared<[u32]> = Shared::new_slice(comptime!(tiles.threads() as usize));
 
     let (head, place) = turn_of(shape);
     let batch = CUBE_POS_Z;
@@ -117,312 +121,293 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
             barrier::init(barrier::at(k_full, s));
             barrier::init(barrier::at(v_full, s));
         }
+        any_lost[0] = 0u32;
         tma::fence();
     }
     reset_counters(&mut used, comptime!(2 * stages));
     sync_cube();
 
-    if UNIT_POS == 0 {
-        fill::<E>(
-            q_full,
-            q,
-            &mut q_tile,
-            0usize,
-            batch,
-            head,
-            first_query,
-            rows,
-            panels,
-            Caller::Thread,
-        );
-        #[unroll]
-        for s in 0..stages {
-            if comptime!(s as u32) < tile_count {
-                let tile = tile_at(entries, begin + comptime!(s as u32), shape);
-                fill_keys::<E>(
-                    barrier::at(k_full, s),
-                    k,
-                    k_2,
-                    &mut k_tiles,
-                    s,
-                    batch,
-                    kv_head,
-                    tile,
-                    first_keys,
-                    tiles,
-                    Caller::Thread,
-                );
-                fill_keys::<E>(
-                    barrier::at(v_full, s),
-                    v,
-                    v_2,
-                    &mut v_tiles,
-                    s,
-                    batch,
-                    kv_head,
-                    tile,
-                    first_keys,
-                    tiles,
-                    Caller::Thread,
-                );
-            }
-        }
-    }
-
     let warpgroup = UNIT_POS / 128;
     let thread = UNIT_POS % 128;
     let lane = thread % 32;
+    // For the warp that starts the first copies; a vote, so that the compiler takes it for the same in all of its threads.
+    let first_warp = plane_any(UNIT_POS < 32);
     let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
     let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
     let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
+    let lost_base = generic_to_shared::<u32>(unsafe { lost.as_ptr_unchecked() });
     let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
     let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);
 
+    let mut softmax = OnlineSoftmax::new(lost_base + UNIT_POS * 4);
+    // The first turn is the first warpgroup's. Once, since every turn announces the next, the last one, too.
     if comptime!(tiles.ping_pong) && warpgroup == 1 {
         named_arrive(4u32, 256u32);
     }
-
-    let tile = tile_at(entries, begin, shape);
-    let pattern = pattern_at(entries, begin, warpgroup, shape);
-    let bits = bits_of(patterns, pattern, thread, shape);
-    wait(q_full, 0u32);
-    let kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
-    wait(k_full, 0u32);
-    let issued = issue::<NS, NQ>(
-        kept,
-        q_at,
-        k_at,
-        comptime!(tiles.scores()),
-        comptime!(tiles.queries_kept),
-    );
-    let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
-    let k_users = count_warp_by_lanes(lane, used_base, last_warp);
-    if came_last(k_users, last_warp) {
-        let next = comptime!(stages as u32).runtime();
-        if next < tile_count {
-            let tile = tile_at(entries, begin + next, shape);
-            fill_keys::<E>(
-                k_full,
-                k,
-                k_2,
-                &mut k_tiles,
+    let mut again = true.runtime();
+    while again {
+        if first_warp {
+            fill::<E>(
+                q_full,
+                q,
+                &mut q_tile,
                 0usize,
                 batch,
-                kv_head,
-                tile,
-                first_keys,
-                tiles,
+                head,
+                first_query,
+                rows,
+                panels,
                 Caller::Warp,
             );
+            #[unroll]
+            for s in 0..stages {
+                if comptime!(s as u32) < tile_count {
+                    let tile = tile_at(entries, begin + comptime!(s as u32), shape);
+                    fill_keys::<E>(
+                        barrier::at(k_full, s),
+                        k,
+                        k_2,
+                        &mut k_tiles,
+                        s,
+                        batch,
+                        kv_head,
+                        tile,
+                        first_keys,
+                        tiles,
+                        Caller::Warp,
+                    );
+                    fill_keys::<E>(
+                        barrier::at(v_full, s),
+                        v,
+                        v_2,
+                        &mut v_tiles,
+                        s,
+                        batch,
+                        kv_head,
+                        tile,
+                        first_keys,
+                        tiles,
+                        Caller::Warp,
+                    );
+                }
+            }
         }
-    }
-    scores = hide::<NS>(scores, pattern, bits, shape);
-    let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
-    if comptime!(!tiles.masked) && exist < per_tile {
-        scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
-    }
-    let mut max_0 = row_maximum::<NS>(scores, -f32::INFINITY, 0usize, tile_keys);
-    let mut max_1 = row_maximum::<NS>(scores, -f32::INFINITY, 1usize, tile_keys);
-    scores = exponentiate::<NS>(
-        scores,
-        factor,
-        shift_of(max_0, factor),
-        shift_of(max_1, factor),
-        tile_keys,
-    );
-    let mut sum_0 = row_sum::<NS>(scores, 0usize, tile_keys);
-    let mut sum_1 = row_sum::<NS>(scores, 1usize, tile_keys);
-    let mut probabilities = pack::<NS, NP>(scores, tile_keys, comptime!(tiles.factor));
-    let mut output = Vector::<f32, NO>::new(0.0f32);
-
-    let mut stage = 0u32;
-    let mut phase = 0u32;
-    // Tiles to come are read long before they are asked for, so that no copy waits for the list.
-    let mut next_v = tile_ahead(
-        entries,
-        begin,
-        comptime!(stages as u32).runtime(),
-        tile_count,
-        shape,
-    );
-    let mut next_pattern = pattern_ahead(entries, begin, 1u32.runtime(), tile_count, warpgroup, shape);
-    // Of the values that were used last: what their count gave, their stage, and which tile it gets. The copy starts behind the
-    // products of the next tile. Where the count is, its branch would part the exponentials from what goes between them.
-    let mut freed_by = 0u32.runtime();
-    let mut freed = 0u32.runtime();
-    let mut freed_for = 0u32.runtime();
-    for at in 1..tile_count {
-        let next_k = tile_ahead(entries, begin, at + comptime!(stages as u32), tile_count, shape);
-        let v_stage = stage;
-        let v_phase = phase;
-        stage += 1;
-        if stage == comptime!(stages as u32) {
-            stage = 0;
-            phase ^= 1;
-        }
-        let tile = tile_at(entries, begin + at, shape);
-        let pattern = next_pattern;
-        next_pattern = pattern_ahead(entries, begin, at + 1, tile_count, warpgroup, shape);
+        let tile = tile_at(entries, begin, shape);
+        let pattern = pattern_at(entries, begin, warpgroup, shape);
         let bits = bits_of(patterns, pattern, thread, shape);
-        wait(barrier::at(k_full, stage as usize), phase);
-        if comptime!(tiles.ping_pong) {
-            named_sync(4 + warpgroup, 256u32);
-        }
+        wait(q_full, 0u32);
+        let kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
+        wait(k_full, 0u32);
         let issued = issue::<NS, NQ>(
             kept,
             q_at,
-            k_at + u64::cast_from(stage * tile_units),
+            k_at,
             comptime!(tiles.scores()),
             comptime!(tiles.queries_kept),
         );
-        wait(barrier::at(v_full, v_stage as usize), v_phase);
-        let added = wgmma::issue_registers::<NO, NP>(
-            output,
-            probabilities,
-            v_at + u64::cast_from(v_stage * tile_units),
-            comptime!(tiles.values()),
-        );
-        if comptime!(tiles.ping_pong) {
-            named_arrive(5 - warpgroup, 256u32);
+        let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
+        let k_users = count_warp_by_lanes(lane, used_base, last_warp);
+        if came_last(k_users, last_warp) {
+            let next = comptime!(stages as u32).runtime();
+            if next < tile_count {
+                let tile = tile_at(entries, begin + next, shape);
+                fill_keys::<E>(
+                    k_full,
+                    k,
+                    k_2,
+                    &mut k_tiles,
+                    0usize,
+                    batch,
+                    kv_head,
+                    tile,
+                    first_keys,
+                    tiles,
+                    Caller::Warp,
+                );
+            }
         }
-        if comptime!(stages > 1)
-            && came_last(freed_by, last_warp)
-            && at - 2 + comptime!(stages as u32) < tile_count
-        {
-            let to = freed as usize;
-            fill_keys::<E>(
-                barrier::at(v_full, to),
-                v,
-                v_2,
-                &mut v_tiles,
-                to,
-                batch,
-                kv_head,
-                freed_for,
-                first_keys,
-                tiles,
-                Caller::Warp,
-            );
-        }
-        let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
-        let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
         scores = hide::<NS>(scores, pattern, bits, shape);
         let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
         if comptime!(!tiles.masked) && exist < per_tile {
             scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
         }
-        let new_0 = row_maximum::<NS>(scores, max_0, 0usize, tile_keys);
-        let new_1 = row_maximum::<NS>(scores, max_1, 1usize, tile_keys);
-        let shift_0 = shift_of(new_0, factor);
-        let shift_1 = shift_of(new_1, factor);
-        let keep_0 = exp2_approximate(max_0 * factor - shift_0);
-        let keep_1 = exp2_approximate(max_1 * factor - shift_1);
-        max_0 = new_0;
-        max_1 = new_1;
-        if came_last(k_users, last_warp) && at + comptime!(stages as u32) < tile_count {
-            let to = stage as usize;
-            fill_keys::<E>(
-                barrier::at(k_full, to),
-                k,
-                k_2,
-                &mut k_tiles,
-                to,
-                batch,
-                kv_head,
-                next_k,
-                first_keys,
-                tiles,
-                Caller::Warp,
-            );
-        }
-        let scores = exponentiate::<NS>(scores, factor, shift_0, shift_1, tile_keys);
-        sum_0 = sum_0 * keep_0 + row_sum::<NS>(scores, 0usize, tile_keys);
-        sum_1 = sum_1 * keep_1 + row_sum::<NS>(scores, 1usize, tile_keys);
-        let added = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
-        let v_users = count_warp_by_lanes(
-            lane,
-            counter_at(used_base, v_stage + comptime!(stages as u32)),
-            last_warp,
-        );
-        output = scale_rows::<NO>(added, keep_0, keep_1, comptime!(tiles.head_dim));
-        freed_by = read::<u32>(v_users);
-        freed = read::<u32>(v_stage);
-        freed_for = read::<u32>(next_v);
-        // With one stage the next product waits for this copy.
-        if comptime!(stages == 1)
-            && came_last(v_users, last_warp)
-            && at - 1 + comptime!(stages as u32) < tile_count
-        {
-            let to = v_stage as usize;
-            fill_keys::<E>(
-                barrier::at(v_full, to),
-                v,
-                v_2,
-                &mut v_tiles,
-                to,
-                batch,
-                kv_head,
-                next_v,
-                first_keys,
-                tiles,
-                Caller::Warp,
-            );
-        }
-        next_v = next_k;
-        probabilities = pack::<NS, NP>(scores, tile_keys, comptime!(tiles.factor));
-    }
-    wait(barrier::at(v_full, stage as usize), phase);
-    let added = wgmma::issue_registers::<NO, NP>(
-        output,
-        probabilities,
-        v_at + u64::cast_from(stage * tile_units),
-        comptime!(tiles.values()),
-    );
-    sum_0 += plane_shuffle_xor(sum_0, 1);
-    sum_0 += plane_shuffle_xor(sum_0, 2);
-    sum_1 += plane_shuffle_xor(sum_1, 1);
-    sum_1 += plane_shuffle_xor(sum_1, 2);
-    let by_0 = select(sum_0 > 0.0f32, 1.0f32 / sum_0, 0.0f32);
-    let by_1 = select(sum_1 > 0.0f32, 1.0f32 / sum_1, 0.0f32);
-    let output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+        let mut probabilities = weigh_first::<NS, NP>(&mut softmax, scores, factor, tiles);
+        let mut output = Vector::<f32, NO>::new(0.0f32);
 
-    // The output takes the place of this warpgroup's queries.
-    let row = (thread / 32) * 16 + lane / 4;
-    let own_rows = q_base + (warpgroup * 64 + row) * 128;
-    stage_rows::<NO>(
-        own_rows,
-        row,
-        lane,
-        output,
-        by_0,
-        by_1,
-        comptime!(tiles.head_dim),
-        rows,
-        comptime!(tiles.factor),
-    );
-    tma::fence();
-    named_sync(warpgroup + 1, 128u32);
-    if thread == 0 {
-        store_rows::<E>(
-            &q_tile,
-            o,
-            warpgroup,
-            batch,
-            head,
-            first_query + warpgroup * 64,
-            rows,
-            panels,
+        let mut stage = 0u32;
+        let mut phase = 0u32;
+        // Tiles to come are read long before they are asked for, so that no copy waits for the list.
+        let mut next_v = tile_ahead(
+            entries,
+            begin,
+            comptime!(stages as u32).runtime(),
+            tile_count,
+            shape,
         );
-    }
-    // After the fence above, which would wait for it.
-    if lane.is_multiple_of(4) {
+        let mut next_pattern = pattern_ahead(entries, begin, 1u32.runtime(), tile_count, warpgroup, shape);
+        // Of the values that were used last: what their count gave, and which tile their stage gets. The copy starts behind the
+        // products of the next tile. Where the count is, its branch would part the exponentials from what goes between them.
+        let mut freed_by = 0u32.runtime();
+        let mut freed_for = 0u32.runtime();
+        for at in 1..tile_count {
+            let next_k = tile_ahead(entries, begin, at + comptime!(stages as u32), tile_count, shape);
+            let v_stage = stage;
+            let v_phase = phase;
+            stage += 1;
+            if stage == comptime!(stages as u32) {
+                stage = 0;
+                phase ^= 1;
+            }
+            let tile = tile_at(entries, begin + at, shape);
+            let pattern = next_pattern;
+            next_pattern = pattern_ahead(entries, begin, at + 1, tile_count, warpgroup, shape);
+            let bits = bits_of(patterns, pattern, thread, shape);
+            wait(barrier::at(k_full, stage as usize), phase);
+            if comptime!(tiles.ping_pong) {
+                named_sync(4 + warpgroup, 256u32);
+            }
+            let issued = issue::<NS, NQ>(
+                kept,
+                q_at,
+                k_at + u64::cast_from(stage * tile_units),
+                comptime!(tiles.scores()),
+                comptime!(tiles.queries_kept),
+            );
+            wait(barrier::at(v_full, v_stage as usize), v_phase);
+            let added = wgmma::issue_registers::<NO, NP>(
+                output,
+                probabilities,
+                v_at + u64::cast_from(v_stage * tile_units),
+                comptime!(tiles.values()),
+            );
+            if comptime!(tiles.ping_pong) {
+                named_arrive(5 - warpgroup, 256u32);
+            }
+            if comptime!(stages > 1)
+                && came_last(freed_by, last_warp)
+                && at - 2 + comptime!(stages as u32) < tile_count
+            {
+                let to = stage_before_last(stage, stages) as usize;
+                fill_keys::<E>(
+                    barrier::at(v_full, to),
+                    v,
+                    v_2,
+                    &mut v_tiles,
+                    to,
+                    batch,
+                    kv_head,
+                    freed_for,
+                    first_keys,
+                    tiles,
+                    Caller::Warp,
+                );
+            }
+            let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
+            let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
+            scores = hide::<NS>(scores, pattern, bits, shape);
+            let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
+            if comptime!(!tiles.masked) && exist < per_tile {
+                scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
+            }
+            if came_last(k_users, last_warp) && at + comptime!(stages as u32) < tile_count {
+                let to = stage as usize;
+                fill_keys::<E>(
+                    barrier::at(k_full, to),
+                    k,
+                    k_2,
+                    &mut k_tiles,
+                    to,
+                    batch,
+                    kv_head,
+                    next_k,
+                    first_keys,
+                    tiles,
+                    Caller::Warp,
+                );
+            }
+            output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+            let v_users = count_warp_by_lanes(
+                lane,
+                counter_at(used_base, v_stage + comptime!(stages as u32)),
+                last_warp,
+            );
+            let (weights, scaled, lost) = weigh::<NS, NP, NO>(&mut softmax, scores, output, factor, tiles);
+            probabilities = weights;
+            output = scaled;
+            if lost {
+                any_lost[0] = 1u32;
+            }
+            freed_by = read::<u32>(v_users);
+            freed_for = read::<u32>(next_v);
+            // With one stage the next product waits for this copy.
+            if comptime!(stages == 1)
+                && came_last(v_users, last_warp)
+                && at - 1 + comptime!(stages as u32) < tile_count
+            {
+                let to = v_stage as usize;
+                fill_keys::<E>(
+                    barrier::at(v_full, to),
+                    v,
+                    v_2,
+                    &mut v_tiles,
+                    to,
+                    batch,
+                    kv_head,
+                    next_v,
+                    first_keys,
+                    tiles,
+                    Caller::Warp,
+                );
+            }
+            next_v = next_k;
+        }
+        wait(barrier::at(v_full, stage as usize), phase);
+        let added = wgmma::issue_registers::<NO, NP>(
+            output,
+            probabilities,
+            v_at + u64::cast_from(stage * tile_units),
+            comptime!(tiles.values()),
+        );
+        let sums = Totals::of(&softmax);
+        let output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+
+        // The output takes the place of this warpgroup's queries.
+        stage_output::<NO>(q_base, warpgroup, thread, output, &sums, tiles);
+        if thread == 0 {
+            store_rows::<E>(
+                &q_tile,
+                o,
+                warpgroup,
+                batch,
+                head,
+                first_query + warpgroup * 64,
+                rows,
+                panels,
+            );
+        }
         let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
-        let query = first_query + warpgroup * 64 + row;
-        if query < lse_rows {
-            lse[(at + query) as usize] = log_sum(max_0, sum_0, factor, query < queries);
-            lse[(at + query + 8) as usize] = log_sum(max_1, sum_1, factor, query + 8 < queries);
+        write_log_sums(lse, at, lse_rows, first_query, queries, warpgroup, thread, &sums);
+
+        // Once more if a row was lost; none is lost twice.
+        sync_cube();
+        again = any_lost[0] != 0;
+        if again {
+            // What was written is written over.
+            tma::wait_all();
+            sync_cube();
+            if UNIT_POS == 0 {
+                any_lost[0] = 0u32;
+                barrier::renew(q_full);
+                #[unroll]
+                for s in 0..stages {
+                    barrier::renew(barrier::at(k_full, s));
+                    barrier::renew(barrier::at(v_full, s));
+                }
+                tma::fence();
+            }
+            sync_cube();
         }
     }
 }

@@ -6,6 +6,8 @@ pub mod backward_queries;
 mod copy;
 pub mod forward;
 pub mod launch;
+mod online_softmax;
+mod output;
 pub mod select;
 mod tiles;
 

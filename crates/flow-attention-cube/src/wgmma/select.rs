@@ -14,14 +14,14 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         ..=64 => (128, 1, 2, false),
         // Tiles of masks are narrow, so that fewer are visited in part.
         65..=128 if call.keys[0] >= 4096 && !masked => (176, 2, 2, true),
-        65..=128 => (128, 2, 2, false),
+        65..=128 => (128, 2, 2, true),
         _ => (80, 2, 1, false),
     };
     // Resident rows that stay in registers, in steps of 16 channels: what adds no spill and takes no block from a multiprocessor.
     let steps = |kept: usize| kept.min(head_dim.div_ceil(16));
     let queries_kept = match head_dim {
-        ..=64 => steps(2),
-        65..=128 if !ping_pong => steps(8),
+        ..=64 => steps(if masked { 1 } else { 2 }),
+        65..=128 if keys == 128 => steps(8),
         _ => 0,
     };
     // (of the kernel for queries: queries, outputs' gradients; of that for keys: keys, values)

@@ -1,0 +1,61 @@
+//! What becomes of a block's sums: the output, and the log-sum-exp of each row.
+
+use super::ForwardTiles;
+use super::online_softmax::Totals;
+use crate::softmax::{log_sum, stage_rows};
+use cubecl::prelude::*;
+use flow_cube::barrier::named_sync;
+use flow_cube::tma;
+
+/// Writes a warpgroup's output to its rows of the tile at the byte address `base`, for [`store_rows`](super::copy::store_rows). For
+/// all of its threads, which meet.
+#[cube]
+pub(super) fn stage_output<N: Size>(
+    base: u32,
+    warpgroup: u32,
+    thread: u32,
+    sums: Vector<f32, N>,
+    of: &Totals,
+    #[comptime] tiles: ForwardTiles,
+) {
+    let by_0 = select(of.sum_0 > 0.0f32, 1.0f32 / of.sum_0, 0.0f32);
+    let by_1 = select(of.sum_1 > 0.0f32, 1.0f32 / of.sum_1, 0.0f32);
+    let lane = thread % 32;
+    let row = (thread / 32) * 16 + lane / 4;
+    stage_rows::<N>(
+        base + (warpgroup * 64 + row) * 128,
+        row,
+        lane,
+        sums,
+        by_0,
+        by_1,
+        comptime!(tiles.head_dim),
+        comptime!(tiles.queries()),
+        comptime!(tiles.factor),
+    );
+    tma::fence();
+    named_sync(warpgroup + 1, 128u32);
+}
+
+/// Writes the log-sum-exp of a thread's two rows to those of the head that begins at `at`. After the fence of [`stage_output`], which would
+/// wait for it.
+#[cube]
+pub(super) fn write_log_sums(
+    lse: &mut [f32],
+    at: u32,
+    lse_rows: u32,
+    first_query: u32,
+    queries: u32,
+    warpgroup: u32,
+    thread: u32,
+    of: &Totals,
+) {
+    let lane = thread % 32;
+    if lane.is_multiple_of(4) {
+        let query = first_query + warpgroup * 64 + (thread / 32) * 16 + lane / 4;
+        if query < lse_rows {
+            lse[(at + query) as usize] = log_sum(of.shift_0, of.sum_0, query < queries);
+            lse[(at + query + 8) as usize] = log_sum(of.shift_1, of.sum_1, query + 8 < queries);
+        }
+    }
+}
