@@ -41,7 +41,7 @@ pub(super) fn copy_tile<E: Numeric>(
     }
 }
 
-/// As [`copy_tile`], with the arrival that completes the barrier's phase when the bytes are there.
+/// As [`copy_tile`], with the arrival that completes the barrier's phase when the bytes are there. For a whole warp.
 #[cube]
 pub(super) fn fill<E: Numeric>(
     barrier: u32,
@@ -53,8 +53,8 @@ pub(super) fn fill<E: Numeric>(
     row: u32,
     #[comptime] rows: usize,
     #[comptime] panels: usize,
-    #[comptime] caller: Caller,
 ) {
+    let caller = comptime!(Caller::Warp);
     arrive_and_expect(barrier, comptime!((rows * 128 * panels) as u32), caller);
     copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels, caller);
 }

@@ -1,4 +1,5 @@
-//! The forward kernel.
+//! The forward kernel. While a tile's scores are multiplied, so are the values of the tile before; then come its weights
+//! ([`online_softmax`](super::online_softmax)).
 
 use super::ForwardTiles;
 use super::copy::{fill, issue, keep, stage_before_last, store_rows};
@@ -11,7 +12,6 @@ use crate::softmax::cut;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::Caller;
 use flow_cube::barrier::{
     self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, named_arrive, named_sync,
     reset_counters, wait,
@@ -20,7 +20,7 @@ use flow_cube::register::read;
 use flow_cube::tma;
 use flow_cube::wgmma;
 
-/// Starts the copy of tile `tile` of keys, or of values.
+/// Starts the copy of tile `tile` of keys, or of values. For a whole warp.
 #[cube]
 fn fill_keys<E: Numeric>(
     barrier: u32,
@@ -33,7 +33,6 @@ fn fill_keys<E: Numeric>(
     tile: u32,
     first_keys: u32,
     #[comptime] tiles: ForwardTiles,
-    #[comptime] caller: Caller,
 ) {
     let panels = comptime!(tiles.panels());
     let rows = comptime!(tiles.keys);
@@ -41,12 +40,12 @@ fn fill_keys<E: Numeric>(
     let (_, row) = rows_of(tile, first_keys, 0u32.runtime(), rows, comptime!(tiles.two_parts));
     if comptime!(tiles.two_parts) {
         if tile * comptime!(tiles.keys as u32) < first_keys {
-            fill::<E>(barrier, first, to, at, batch, head, row, rows, panels, caller);
+            fill::<E>(barrier, first, to, at, batch, head, row, rows, panels);
         } else {
-            fill::<E>(barrier, second, to, at, batch, head, row, rows, panels, caller);
+            fill::<E>(barrier, second, to, at, batch, head, row, rows, panels);
         }
     } else {
-        fill::<E>(barrier, first, to, at, batch, head, row, rows, panels, caller);
+        fill::<E>(barrier, first, to, at, batch, head, row, rows, panels);
     }
 }
 
@@ -159,7 +158,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                 first_query,
                 rows,
                 panels,
-                Caller::Warp,
             );
             #[unroll]
             for s in 0..stages {
@@ -176,7 +174,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                         tile,
                         first_keys,
                         tiles,
-                        Caller::Warp,
                     );
                     fill_keys::<E>(
                         barrier::at(v_full, s),
@@ -189,7 +186,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                         tile,
                         first_keys,
                         tiles,
-                        Caller::Warp,
                     );
                 }
             }
@@ -224,7 +220,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                     tile,
                     first_keys,
                     tiles,
-                    Caller::Warp,
                 );
             }
         }
@@ -301,7 +296,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                     freed_for,
                     first_keys,
                     tiles,
-                    Caller::Warp,
                 );
             }
             let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
@@ -324,7 +318,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                     next_k,
                     first_keys,
                     tiles,
-                    Caller::Warp,
                 );
             }
             output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
@@ -358,7 +351,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                     next_v,
                     first_keys,
                     tiles,
-                    Caller::Warp,
                 );
             }
             next_v = next_k;
