@@ -128,6 +128,9 @@ impl Offer {
 pub trait Kernels: Send + Sync + 'static {
     /// For logs and manifests.
     const NAME: &'static str;
+    /// Whether the forward kernel judges by the first tile of a list how large scores are, so that it should be one that a whole
+    /// block sees.
+    const BY_FIRST_TILE: bool = false;
     /// Tiles of the forward kernel.
     type Forward: Cut;
     /// Tiles of the backward kernels.
@@ -250,7 +253,10 @@ impl<K: Kernels> Prepared<K> {
                 let tiles = tiles.map_err(|error| Declined {
                     why: error.to_string(),
                 })?;
-                upload(client, &tiles.whole_first())
+                match K::BY_FIRST_TILE {
+                    true => upload(client, &tiles.whole_first()),
+                    false => upload(client, &tiles),
+                }
             }
             None => TileList::none(client),
         };

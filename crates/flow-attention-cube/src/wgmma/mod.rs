@@ -48,6 +48,7 @@ impl Cut for BackwardTiles {
 
 impl Kernels for Wgmma {
     const NAME: &'static str = "wgmma";
+    const BY_FIRST_TILE: bool = true;
     type Forward = ForwardTiles;
     type Backward = BackwardTiles;
 
