@@ -51,13 +51,30 @@ pub struct Member {
 
 impl Workspace {
     /// Finds the repository: Cargo says at run time in which folder xtask's manifest is. What it was at build time
-    /// may be another checkout that shares the target folder.
+    /// may be another checkout that shares the target folder. Without Cargo, as on a GPU machine that has no Rust, it is the one
+    /// that this is started in.
     pub fn find() -> Result<Self> {
-        let manifest = std::env::var_os("CARGO_MANIFEST_DIR").context("start this as `cargo xtask`")?;
-        let root = Path::new(&manifest)
-            .parent()
-            .context("xtask has no parent folder")?;
-        Ok(Self {
+        if let Some(manifest) = std::env::var_os("CARGO_MANIFEST_DIR") {
+            let root = Path::new(&manifest)
+                .parent()
+                .context("xtask has no parent folder")?;
+            return Ok(Self {
+                root: root.to_owned(),
+            });
+        }
+        let here = std::env::current_dir().context("cannot tell the current folder")?;
+        Self::around(&here).with_context(|| {
+            let here = here.display();
+            format!("`{here}` is in no checkout of flow-train; start this in one, or as `cargo xtask`")
+        })
+    }
+
+    /// The repository that a folder is in.
+    fn around(folder: &Path) -> Option<Self> {
+        let root = folder
+            .ancestors()
+            .find(|folder| folder.join("xtask").join("Cargo.toml").is_file())?;
+        Some(Self {
             root: root.to_owned(),
         })
     }
@@ -160,5 +177,22 @@ impl Workspace {
         }
         members.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(members)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_cargo_the_repository_is_the_one_around_the_folder() {
+        let place = tempfile::tempdir().unwrap();
+        let inner = place.path().join("docs").join("src");
+        fs::create_dir_all(&inner).unwrap();
+        assert!(Workspace::around(&inner).is_none());
+        fs::create_dir(place.path().join("xtask")).unwrap();
+        fs::write(place.path().join("xtask").join("Cargo.toml"), "").unwrap();
+        assert_eq!(Workspace::around(&inner).unwrap().root(), place.path());
+        assert_eq!(Workspace::around(place.path()).unwrap().root(), place.path());
     }
 }
