@@ -80,22 +80,6 @@ pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Ve
     Ok(out)
 }
 
-impl<K: Sources> Prepared<K> {
-    /// The kernels that forward and backward launch, for who compiles them before.
-    pub fn kernels(&self) -> Vec<Box<dyn CubeKernel>> {
-        let (on, chosen) = (Properties::of(self.client()), self.selection());
-        let mut out = vec![
-            K::forward_kernel(&on, chosen.forward),
-            K::queries_kernel(&on, chosen.queries),
-        ];
-        for tiles in &chosen.keys {
-            out.push(K::keys_kernel(&on, *tiles));
-            out.extend(K::add_up_kernel(&on, *tiles));
-        }
-        out
-    }
-}
-
 // What a kernel is compiled for, by kind of argument. Nothing of a tensor map or a scalar is compiled in.
 fn buffer(_name: &str) -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
@@ -123,6 +107,39 @@ macro_rules! kernel {
             $($known),*
         ))
     };
+}
+
+/// The softmax of `tiles`, alone: see [`alone`](wgmma::alone).
+///
+/// # Errors
+/// If CubeCL refuses it.
+#[cfg(feature = "ptx-gate")]
+pub fn softmax_alone(tiles: wgmma::ForwardTiles) -> Result<CudaSource, CannotCompile> {
+    use crate::wgmma::alone::softmax_alone::SoftmaxAlone;
+    let on = Properties::h100();
+    let [scores, output, probabilities, _] = tiles.vectors();
+    let kernel: Box<dyn CubeKernel> = kernel!(SoftmaxAlone, on, 32;
+        buffer(scores results)
+        scalar(tile_count factor);
+        tiles, [scores, probabilities, output]
+    );
+    offline::cuda_source(kernel.define())
+}
+
+impl<K: Sources> Prepared<K> {
+    /// The kernels that forward and backward launch, for who compiles them before.
+    pub fn kernels(&self) -> Vec<Box<dyn CubeKernel>> {
+        let (on, chosen) = (Properties::of(self.client()), self.selection());
+        let mut out = vec![
+            K::forward_kernel(&on, chosen.forward),
+            K::queries_kernel(&on, chosen.queries),
+        ];
+        for tiles in &chosen.keys {
+            out.push(K::keys_kernel(&on, *tiles));
+            out.extend(K::add_up_kernel(&on, *tiles));
+        }
+        out
+    }
 }
 
 impl Sources for Mma {

@@ -12,6 +12,9 @@ use flow_cube::gate::{self, Compiler, Gated};
 use flow_cube::wgmma::Factor;
 use std::collections::BTreeMap;
 
+#[path = "ptx/softmax.rs"]
+mod softmax;
+
 const HEAD_DIMS: [usize; 7] = [40, 64, 72, 96, 128, 192, 256];
 
 /// Shared memory of a block, in bytes: compute capability 8.6 and 8.9, 8.0, 9.0 (CUDA programming guide, table of technical

@@ -5,6 +5,8 @@
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
 pub mod activation;
+#[cfg(feature = "ptx-gate")]
+mod arithmetic;
 #[allow(missing_docs)]
 pub mod barrier;
 pub mod caller;
@@ -25,6 +27,8 @@ pub mod thread;
 pub mod tma;
 #[cfg(feature = "vulkan")]
 pub mod vulkan;
+#[cfg(feature = "ptx-gate")]
+mod warp;
 #[allow(missing_docs)]
 pub mod wgmma;
 

@@ -1,8 +1,10 @@
 //! One thread of a kernel on the host: what the compiler made of a kernel, executed without a GPU.
 //!
-//! PTX with integers, f64 and rounding to f32, by the definitions of the PTX ISA (9.7.1 to 9.7.9); every one of these gives the
-//! same bits on the GPU. Kernels whose threads depend on one another, and arithmetic in f32, are not for this.
+//! PTX with integers, f64 and f32, by the definitions of the PTX ISA (9.7.1 to 9.7.9). What is not approximate gives the same bits on
+//! the GPU; `ex2`, `lg2` and `rcp` are rounded correctly here, and nearly there. Threads that speak to one another: see
+//! [`Kernel::run_warp`].
 
+use crate::arithmetic::computed;
 use crate::emulator::{CannotExecute, list, split};
 use std::collections::HashMap;
 
@@ -29,26 +31,28 @@ pub type Memory = HashMap<u64, u32>;
 
 /// A line of a kernel.
 #[derive(Clone, Debug)]
-struct Instruction {
+pub(crate) struct Instruction {
     /// Register, and whether it must be set.
     only_if: Option<(String, bool)>,
-    name: String,
-    operands: Vec<String>,
-    text: String,
+    pub name: String,
+    pub operands: Vec<String>,
+    pub text: String,
 }
 
 /// A kernel's instructions.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     parameters: Vec<String>,
-    instructions: Vec<Instruction>,
+    /// What shared memory is called; it begins at 0.
+    shared: Option<String>,
+    pub(crate) instructions: Vec<Instruction>,
     labels: HashMap<String, usize>,
 }
 
 impl Kernel {
     /// The one kernel of a PTX module. `None` if there is none.
     pub fn read(ptx: &str) -> Option<Self> {
-        let (_, kernel) = ptx.split_once(".entry")?;
+        let (module, kernel) = ptx.split_once(".entry")?;
         let (head, body) = kernel.split_once('{')?;
         let parameters = head.split(".param").skip(1).filter_map(|parameter| {
             let name = parameter.split([',', ')', '[']).next()?;
@@ -56,6 +60,10 @@ impl Kernel {
         });
         let mut of = Self {
             parameters: parameters.collect(),
+            shared: module.lines().find_map(|line| {
+                let name = line.split_once(".shared")?.1.split(['[', ';']).next()?;
+                Some(name.split_whitespace().last()?.to_owned())
+            }),
             instructions: Vec::new(),
             labels: HashMap::new(),
         };
@@ -90,25 +98,14 @@ impl Kernel {
         place: Place,
         memory: &mut Memory,
     ) -> Result<(), CannotExecute> {
-        let mut thread = Thread {
-            kernel: self,
-            parameters,
-            place,
-            registers: HashMap::new(),
+        let mut thread = Thread::new(self, parameters, place);
+        let mut memory = Memories {
+            global: memory,
+            shared: &mut Memory::new(),
         };
         let mut next = 0;
         while let Some(instruction) = self.instructions.get(next) {
-            next += 1;
-            let went = thread.step(instruction, memory);
-            let went = went.map_err(|why| CannotExecute {
-                instruction: instruction.text.clone(),
-                why,
-            })?;
-            match went {
-                Then::Next => {}
-                Then::To(at) => next = at,
-                Then::Return => break,
-            }
+            next = thread.run(instruction, next, &mut memory)?;
         }
         Ok(())
     }
@@ -134,6 +131,12 @@ impl Instruction {
     }
 }
 
+/// What a thread sees.
+pub(crate) struct Memories<'m> {
+    pub global: &'m mut Memory,
+    pub shared: &'m mut Memory,
+}
+
 /// Where a thread goes on.
 enum Then {
     Next,
@@ -141,18 +144,51 @@ enum Then {
     Return,
 }
 
-struct Thread<'a> {
+pub(crate) struct Thread<'a> {
     kernel: &'a Kernel,
     parameters: &'a [Parameter],
     place: Place,
-    registers: HashMap<&'a str, u64>,
+    pub registers: HashMap<&'a str, u64>,
 }
 
 impl<'a> Thread<'a> {
-    fn step(&mut self, instruction: &'a Instruction, memory: &mut Memory) -> Result<Then, String> {
-        if let Some((register, wanted)) = &instruction.only_if
-            && (self.value(register)? != 0) != *wanted
-        {
+    pub fn new(kernel: &'a Kernel, parameters: &'a [Parameter], place: Place) -> Self {
+        Self {
+            kernel,
+            parameters,
+            place,
+            registers: HashMap::new(),
+        }
+    }
+
+    /// Executes the instruction at `at`; where the thread goes on, behind the last one if it is over.
+    pub fn run(
+        &mut self,
+        instruction: &'a Instruction,
+        at: usize,
+        memory: &mut Memories<'_>,
+    ) -> Result<usize, CannotExecute> {
+        match self.step(instruction, memory) {
+            Ok(Then::Next) => Ok(at + 1),
+            Ok(Then::To(next)) => Ok(next),
+            Ok(Then::Return) => Ok(usize::MAX),
+            Err(why) => Err(CannotExecute {
+                instruction: instruction.text.clone(),
+                why,
+            }),
+        }
+    }
+
+    /// Whether the thread executes the instruction at all.
+    pub fn takes(&self, instruction: &Instruction) -> Result<bool, String> {
+        match &instruction.only_if {
+            Some((register, wanted)) => Ok((self.value(register)? != 0) == *wanted),
+            None => Ok(true),
+        }
+    }
+
+    fn step(&mut self, instruction: &'a Instruction, memory: &mut Memories<'_>) -> Result<Then, String> {
+        if !self.takes(instruction)? {
             return Ok(Then::Next);
         }
         let operands: Vec<&'a str> = instruction.operands.iter().map(String::as_str).collect();
@@ -162,24 +198,38 @@ impl<'a> Thread<'a> {
                 let at = self.kernel.labels.get(*label);
                 return at.map(|at| Then::To(*at)).ok_or_else(|| "no such label".into());
             }
-            ("ld.global.nc.u32" | "ld.global.u32", [to, from]) => {
+            (
+                name @ ("ld.global.nc.u32" | "ld.global.u32" | "ld.global.nc.f32" | "ld.shared.b32"),
+                [to, from],
+            ) => {
                 let at = self.address(from)?;
+                let memory = match name.contains("shared") {
+                    true => &*memory.shared,
+                    false => &*memory.global,
+                };
                 let word = memory.get(&at).ok_or("memory that was not written")?;
                 self.registers.insert(to, u64::from(*word));
+            }
+            ("st.shared.b32", [to, from]) => {
+                let at = self.address(to)?;
+                memory.shared.insert(at, self.value(from)? as u32);
             }
             ("st.global.f32" | "st.global.u32" | "st.global.v2.f32" | "st.global.v4.f32", [to, from]) => {
                 let at = self.address(to)?;
                 for (number, register) in list(from).into_iter().enumerate() {
-                    memory.insert(at + 4 * number as u64, self.value(register)? as u32);
+                    memory
+                        .global
+                        .insert(at + 4 * number as u64, self.value(register)? as u32);
                 }
             }
-            ("mov.b64", [to, from]) if to.starts_with('{') => {
+            (name @ ("mov.b64" | "mov.b32"), [to, from]) if to.starts_with('{') => {
                 let [low, high] = list(to)[..] else {
                     return Err("two halves".into());
                 };
                 let value = self.value(from)?;
-                self.registers.insert(low, value & 0xFFFF_FFFF);
-                self.registers.insert(high, value >> 32);
+                let bits = if name == "mov.b64" { 32 } else { 16 };
+                self.registers.insert(low, value & ((1 << bits) - 1));
+                self.registers.insert(high, value >> bits);
             }
             ("mov.b64", [to, from]) if from.starts_with('{') => {
                 let [low, high] = list(from)[..] else {
@@ -188,7 +238,7 @@ impl<'a> Thread<'a> {
                 let value = self.value(low)? & 0xFFFF_FFFF | self.value(high)? << 32;
                 self.registers.insert(to, value);
             }
-            (load @ ("ld.param.u32" | "ld.param.u64"), [to, from]) => {
+            (load @ ("ld.param.u32" | "ld.param.f32" | "ld.param.u64"), [to, from]) => {
                 let value = self.parameter(from, load.ends_with("u64"))?;
                 self.registers.insert(to, value);
             }
@@ -205,8 +255,8 @@ impl<'a> Thread<'a> {
         Ok(Then::Next)
     }
 
-    /// A register, a constant, or where a parameter is.
-    fn value(&self, name: &str) -> Result<u64, String> {
+    /// A register, a constant, or where a parameter or shared memory is.
+    pub fn value(&self, name: &str) -> Result<u64, String> {
         if let Some(value) = self.registers.get(name) {
             return Ok(*value);
         }
@@ -214,6 +264,7 @@ impl<'a> Thread<'a> {
             return Ok((number as u64) << PARAMETER);
         }
         let known = match name {
+            _ if self.kernel.shared.as_deref() == Some(name) => Some(0),
             "%tid.x" => Some(u64::from(self.place.thread)),
             "%ctaid.x" => Some(u64::from(self.place.block)),
             "%ctaid.y" | "%ctaid.z" => Some(0),
@@ -255,60 +306,3 @@ impl<'a> Thread<'a> {
 
 /// Bits of an offset within a parameter.
 const PARAMETER: u32 = 32;
-
-/// What an instruction without other effects makes of its operands.
-fn computed(name: &str, from: &[u64]) -> Option<u64> {
-    let word = |at: usize| from[at] as u32;
-    let wide = |at: usize| f64::from_bits(from[at]);
-    let value = match (name, from.len()) {
-        ("mov.u32" | "mov.u64" | "mov.b32" | "mov.b64" | "mov.f64" | "cvta.to.global.u64", 1) => from[0],
-        ("add.s32", 2) => word(0).wrapping_add(word(1)).into(),
-        ("sub.s32", 2) => word(0).wrapping_sub(word(1)).into(),
-        ("add.s64", 2) => from[0].wrapping_add(from[1]),
-        ("mul.lo.s32", 2) => word(0).wrapping_mul(word(1)).into(),
-        ("mad.lo.s32", 3) => word(0).wrapping_mul(word(1)).wrapping_add(word(2)).into(),
-        ("mul.hi.u32", 2) => (u64::from(word(0)) * u64::from(word(1))) >> 32,
-        ("mul.wide.u32", 2) => u64::from(word(0)) * u64::from(word(1)),
-        ("div.u32", 2) => word(0).checked_div(word(1))?.into(),
-        ("rem.u32", 2) => word(0).checked_rem(word(1))?.into(),
-        ("and.b32", 2) => (word(0) & word(1)).into(),
-        ("or.b32", 2) => (word(0) | word(1)).into(),
-        ("xor.b32", 2) => (word(0) ^ word(1)).into(),
-        ("and.pred", 2) => from[0] & from[1],
-        ("or.pred", 2) => from[0] | from[1],
-        ("shl.b32", 2) => word(0).checked_shl(word(1)).unwrap_or(0).into(),
-        ("shr.u32", 2) => word(0).checked_shr(word(1)).unwrap_or(0).into(),
-        ("selp.b32" | "selp.u32" | "selp.s32" | "selp.f64" | "selp.f32" | "selp.b64", 3) => match from[2] {
-            0 => from[1],
-            _ => from[0],
-        },
-        ("add.rn.f64", 2) => (wide(0) + wide(1)).to_bits(),
-        ("sub.rn.f64", 2) => (wide(0) - wide(1)).to_bits(),
-        ("mul.rn.f64", 2) => (wide(0) * wide(1)).to_bits(),
-        ("div.rn.f64", 2) => (wide(0) / wide(1)).to_bits(),
-        ("sqrt.rn.f64", 1) => wide(0).sqrt().to_bits(),
-        ("fma.rn.f64", 3) => wide(0).mul_add(wide(1), wide(2)).to_bits(),
-        ("cvt.rn.f64.u32", 1) => f64::from(word(0)).to_bits(),
-        ("cvt.rn.f32.f64", 1) => (wide(0) as f32).to_bits().into(),
-        (compare, 2) => {
-            let (compare, of) = compare.strip_prefix("setp.")?.split_once('.')?;
-            let order = match of {
-                "u32" | "b32" => word(0).cmp(&word(1)),
-                "s32" => (word(0) as i32).cmp(&(word(1) as i32)),
-                _ => return None,
-            };
-            let holds = match compare {
-                "eq" => order.is_eq(),
-                "ne" => order.is_ne(),
-                "lt" => order.is_lt(),
-                "le" => order.is_le(),
-                "gt" => order.is_gt(),
-                "ge" => order.is_ge(),
-                _ => return None,
-            };
-            holds.into()
-        }
-        _ => return None,
-    };
-    Some(value)
-}

@@ -1,6 +1,8 @@
 //! Attention on Hopper's asynchronous tensor cores.
 
 pub mod add_up;
+#[cfg(feature = "ptx-gate")]
+pub mod alone;
 pub mod backward_keys;
 pub mod backward_queries;
 mod copy;
