@@ -111,6 +111,8 @@ pub(crate) fn deal(tiles: &MaskTiles, call: &Call, multiprocessors: usize) -> De
         shares.extend([item_at, own.len(), record_at, count].map(|n| n as u32));
     }
     shares.extend(of_items);
+    // And an item that kernels read without need.
+    shares.extend([0; 4]);
     records.extend([0; 4 * BEHIND]);
     Dealt {
         blocks,

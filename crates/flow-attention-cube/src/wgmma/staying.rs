@@ -3,7 +3,8 @@
 //! Where a mask leaves a block few tiles, what it does besides them counts: it starts, reads its list, waits for its first tiles, and
 //! at its end for its output to be read from shared memory; and with 128 channels nothing else runs on its multiprocessor
 //! meanwhile. Here the tiles of all its items (128 queries of a head each) are one row to it, so that the first tiles of an item, and its
-//! queries, are on their way while the item before ends, and the output leaves while the next one runs.
+//! queries, are on their way while the item before ends, its first scores are multiplied together with the last values of that, and the
+//! output leaves while the next one runs.
 //!
 //! See [`deal`](crate::deal) for the list, and [`online_softmax`](super::online_softmax) for rows that are lost.
 
@@ -75,6 +76,51 @@ fn fill_queries<E: Numeric>(
     let heads = item.extract(1usize);
     let (batch, head) = (heads >> 16u32, heads & 0xFFFFu32);
     fill::<E>(barrier, q, to, 0usize, batch, head, row, rows, panels);
+}
+
+/// Writes a warpgroup's share of an item's output, once that of the item before was read, and its log-sum-exp. For all of its threads,
+/// which meet.
+#[cube]
+fn finish<E: Numeric, NO: Size>(
+    softmax: &OnlineSoftmax,
+    sums: Vector<f32, NO>,
+    item: Four,
+    o_tile: &[E],
+    o_base: u32,
+    o: &mut TensorMap<E, Tiled>,
+    lse: &mut [f32],
+    head_count: u32,
+    queries: u32,
+    lse_rows: u32,
+    warpgroup: u32,
+    thread: u32,
+    #[comptime] tiles: ForwardTiles,
+) {
+    let (rows, panels) = comptime!((tiles.queries(), tiles.panels()));
+    let first_query = item.extract(0usize);
+    let heads = item.extract(1usize);
+    let (batch, head) = (heads >> 16u32, heads & 0xFFFFu32);
+    let totals = Totals::of(softmax);
+    if thread == 0 {
+        tma::wait_read(0usize);
+    }
+    named_sync(warpgroup + 1, 128u32);
+    stage_output::<NO>(o_base, warpgroup, thread, sums, &totals, tiles);
+    if thread == 0 {
+        let query = first_query + warpgroup * 64;
+        start_storing::<E>(o_tile, o, warpgroup, batch, head, query, rows, panels);
+    }
+    let at = (batch * head_count + head) * lse_rows;
+    write_log_sums(
+        lse,
+        at,
+        lse_rows,
+        first_query,
+        queries,
+        warpgroup,
+        thread,
+        &totals,
+    );
 }
 
 /// As [`forward`](super::forward::forward), for a mask. `shares` has for each block where its items and its records begin and how many
@@ -165,6 +211,7 @@ pub fn staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
     let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);
 
+    let queries_counter = counter_at(used_base, comptime!(2 * STAGES as u32).runtime());
     let mut softmax = OnlineSoftmax::new(lost_base + UNIT_POS * 4);
     // The first turn is the first warpgroup's. Once, since every turn announces the next, the last one, too.
     if comptime!(tiles.ping_pong) && warpgroup == 1 {
@@ -210,34 +257,72 @@ pub fn staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
         // What the count of the values that were used last gave. Their copy starts behind the products of the next tile, see
         // `forward`.
         let mut freed_by = 0u32.runtime();
-        while item < item_end {
-            let header = shares[(first_item + item) as usize];
-            let first_query = header.extract(0usize);
-            let place = header.extract(1usize);
-            let end = record + header.extract(2usize);
+        // The item that is looked at, and the next one, read an item ahead; behind the last item there is one that nobody needs.
+        let mut header = shares[(first_item + item) as usize];
+        let mut next_header = shares[(first_item + item + 1) as usize];
+        let mut end = record + header.extract(2usize);
 
+        let pattern = pattern_of(next, warpgroup);
+        stage ^= 1;
+        phase ^= 1 - stage;
+        let bits = bits_of(patterns, pattern, thread, shape);
+        wait(q_full, q_phase);
+        q_phase ^= 1;
+        let mut kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
+        let q_users = count_warp_by_lanes(lane, queries_counter, last_warp);
+        if came_last(q_users, last_warp) && item + 1 < item_end {
+            fill_queries::<E>(q_full, q, &mut q_tile, next_header, tiles);
+        }
+        wait(barrier::at(k_full, stage as usize), phase);
+        let issued = issue::<NS, NQ>(
+            kept,
+            q_at,
+            k_at + u64::cast_from(stage * tile_units),
+            comptime!(tiles.scores()),
+            comptime!(tiles.queries_kept),
+        );
+        // Behind the products, which would wait for it.
+        next = later;
+        later = records[(first_record + record + 2) as usize];
+        let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
+        let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
+        scores = hide::<NS>(scores, pattern, bits, shape);
+        if came_last(k_users, last_warp) && record + 2 < record_end {
+            let (row, heads) = (later.extract(0usize), later.extract(1usize));
+            fill_tile::<E>(k_full, k, k_2, &mut k_tiles, stage, row, heads, tiles);
+        }
+        if time < 2 {
+            softmax.forget();
+        }
+        let mut probabilities = weigh_first::<NS, NP>(&mut softmax, scores, factor, tiles);
+        let mut output = Vector::<f32, NO>::new(0.0f32);
+        record += 1;
+
+        while record < record_end {
+            // Of an item's first tile the scores are multiplied while the last values of the item before are.
+            let begins = record == end;
+            let v_stage = stage;
+            let v_phase = phase;
+            let row = next.extract(0usize);
+            let heads = next.extract(1usize);
             let pattern = pattern_of(next, warpgroup);
             stage ^= 1;
             phase ^= 1 - stage;
             let bits = bits_of(patterns, pattern, thread, shape);
-            wait(q_full, q_phase);
-            q_phase ^= 1;
-            let kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
-            let q_users = count_warp_by_lanes(
-                lane,
-                counter_at(used_base, comptime!(2 * STAGES as u32).runtime()),
-                last_warp,
-            );
-            if came_last(q_users, last_warp) && item + 1 < item_end {
-                fill_queries::<E>(
-                    q_full,
-                    q,
-                    &mut q_tile,
-                    shares[(first_item + item + 1) as usize],
-                    tiles,
-                );
+            if begins {
+                wait(q_full, q_phase);
+                q_phase ^= 1;
+                kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
+                let q_users = count_warp_by_lanes(lane, queries_counter, last_warp);
+                if came_last(q_users, last_warp) && item + 2 < item_end {
+                    let after = shares[(first_item + item + 2) as usize];
+                    fill_queries::<E>(q_full, q, &mut q_tile, after, tiles);
+                }
             }
             wait(barrier::at(k_full, stage as usize), phase);
+            if comptime!(tiles.ping_pong) {
+                named_sync(4 + warpgroup, 256u32);
+            }
             let issued = issue::<NS, NQ>(
                 kept,
                 q_at,
@@ -245,87 +330,49 @@ pub fn staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                 comptime!(tiles.scores()),
                 comptime!(tiles.queries_kept),
             );
-            // Behind the products, which would wait for it.
+            wait(barrier::at(v_full, v_stage as usize), v_phase);
+            let added = wgmma::issue_registers::<NO, NP>(
+                output,
+                probabilities,
+                v_at + u64::cast_from(v_stage * tile_units),
+                comptime!(tiles.values()),
+            );
+            if comptime!(tiles.ping_pong) {
+                named_arrive(5 - warpgroup, 256u32);
+            }
+            if came_last(freed_by, last_warp) {
+                fill_tile::<E>(v_full, v, v_2, &mut v_tiles, stage, row, heads, tiles);
+            }
             next = later;
             later = records[(first_record + record + 2) as usize];
-            let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
+            let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
             let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
             scores = hide::<NS>(scores, pattern, bits, shape);
             if came_last(k_users, last_warp) && record + 2 < record_end {
-                fill_tile::<E>(
-                    k_full,
-                    k,
-                    k_2,
-                    &mut k_tiles,
-                    stage,
-                    later.extract(0usize),
-                    later.extract(1usize),
-                    tiles,
-                );
+                let (row, heads) = (later.extract(0usize), later.extract(1usize));
+                fill_tile::<E>(k_full, k, k_2, &mut k_tiles, stage, row, heads, tiles);
             }
-            if time < 2 {
-                softmax.forget();
-            }
-            let mut probabilities = weigh_first::<NS, NP>(&mut softmax, scores, factor, tiles);
-            let mut output = Vector::<f32, NO>::new(0.0f32);
-            record += 1;
-
-            while record < end {
-                let v_stage = stage;
-                let v_phase = phase;
-                let row = next.extract(0usize);
-                let heads = next.extract(1usize);
-                let pattern = pattern_of(next, warpgroup);
-                stage ^= 1;
-                phase ^= 1 - stage;
-                let bits = bits_of(patterns, pattern, thread, shape);
-                wait(barrier::at(k_full, stage as usize), phase);
-                if comptime!(tiles.ping_pong) {
-                    named_sync(4 + warpgroup, 256u32);
-                }
-                let issued = issue::<NS, NQ>(
-                    kept,
-                    q_at,
-                    k_at + u64::cast_from(stage * tile_units),
-                    comptime!(tiles.scores()),
-                    comptime!(tiles.queries_kept),
+            output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+            let v_users = count_warp_by_lanes(
+                lane,
+                counter_at(used_base, v_stage + comptime!(STAGES as u32)),
+                last_warp,
+            );
+            if begins {
+                finish::<E, NO>(
+                    &softmax, output, header, &o_tile, o_base, o, lse, head_count, queries, lse_rows,
+                    warpgroup, thread, tiles,
                 );
-                wait(barrier::at(v_full, v_stage as usize), v_phase);
-                let added = wgmma::issue_registers::<NO, NP>(
-                    output,
-                    probabilities,
-                    v_at + u64::cast_from(v_stage * tile_units),
-                    comptime!(tiles.values()),
-                );
-                if comptime!(tiles.ping_pong) {
-                    named_arrive(5 - warpgroup, 256u32);
+                item += 1;
+                header = next_header;
+                next_header = shares[(first_item + item + 1) as usize];
+                end = record + header.extract(2usize);
+                if time < 2 {
+                    softmax.forget();
                 }
-                if came_last(freed_by, last_warp) {
-                    fill_tile::<E>(v_full, v, v_2, &mut v_tiles, stage, row, heads, tiles);
-                }
-                next = later;
-                later = records[(first_record + record + 2) as usize];
-                let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
-                let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
-                scores = hide::<NS>(scores, pattern, bits, shape);
-                if came_last(k_users, last_warp) && record + 2 < record_end {
-                    fill_tile::<E>(
-                        k_full,
-                        k,
-                        k_2,
-                        &mut k_tiles,
-                        stage,
-                        later.extract(0usize),
-                        later.extract(1usize),
-                        tiles,
-                    );
-                }
-                output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
-                let v_users = count_warp_by_lanes(
-                    lane,
-                    counter_at(used_base, v_stage + comptime!(STAGES as u32)),
-                    last_warp,
-                );
+                probabilities = weigh_first::<NS, NP>(&mut softmax, scores, factor, tiles);
+                output = Vector::<f32, NO>::new(0.0f32);
+            } else {
                 let (weights, scaled, lost) =
                     weigh::<NS, NP, NO>(&mut softmax, scores, output, factor, tiles);
                 probabilities = weights;
@@ -334,54 +381,29 @@ pub fn staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size>(
                     lost_items[item as usize] = 1u32;
                     lost_items[comptime!(MOST_ITEMS)] = 1u32;
                 }
-                freed_by = read::<u32>(v_users);
-                record += 1;
             }
-            wait(barrier::at(v_full, stage as usize), phase);
-            let added = wgmma::issue_registers::<NO, NP>(
-                output,
-                probabilities,
-                v_at + u64::cast_from(stage * tile_units),
-                comptime!(tiles.values()),
-            );
-            // As in a turn: the tile after this one, of the next item, if its values are not there yet.
-            if came_last(freed_by, last_warp) && record < record_end {
-                fill_tile::<E>(
-                    v_full,
-                    v,
-                    v_2,
-                    &mut v_tiles,
-                    stage ^ 1,
-                    next.extract(0usize),
-                    next.extract(1usize),
-                    tiles,
-                );
-            }
-            let sums = Totals::of(&softmax);
-            let output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
-            let v_users = count_warp_by_lanes(
-                lane,
-                counter_at(used_base, stage + comptime!(STAGES as u32)),
-                last_warp,
-            );
             freed_by = read::<u32>(v_users);
-
-            // Once the output of the item before was read.
-            if thread == 0 {
-                tma::wait_read(0usize);
-            }
-            named_sync(warpgroup + 1, 128u32);
-            stage_output::<NO>(o_base, warpgroup, thread, output, &sums, tiles);
-            let batch = place >> 16u32;
-            let head = place & 0xFFFFu32;
-            if thread == 0 {
-                let query = first_query + warpgroup * 64;
-                start_storing::<E>(&o_tile, o, warpgroup, batch, head, query, rows, panels);
-            }
-            let at = (batch * head_count + head) * lse_rows;
-            write_log_sums(lse, at, lse_rows, first_query, queries, warpgroup, thread, &sums);
-            item += 1;
+            record += 1;
         }
+        wait(barrier::at(v_full, stage as usize), phase);
+        let added = wgmma::issue_registers::<NO, NP>(
+            output,
+            probabilities,
+            v_at + u64::cast_from(stage * tile_units),
+            comptime!(tiles.values()),
+        );
+        let output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+        // Not to be filled again, but counted, so that the count begins anew.
+        count_warp_by_lanes(
+            lane,
+            counter_at(used_base, stage + comptime!(STAGES as u32)),
+            last_warp,
+        );
+        finish::<E, NO>(
+            &softmax, output, header, &o_tile, o_base, o, lse, head_count, queries, lse_rows, warpgroup,
+            thread, tiles,
+        );
+        item += 1;
 
         // Items with lost rows once more, which is seldom. What was written is written over.
         tma::wait_all();
