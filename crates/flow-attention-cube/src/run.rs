@@ -150,11 +150,6 @@ pub trait Kernels: Send + Sync + 'static {
     /// The table. `masked`: whether the call has a mask.
     fn select(call: &Call, masked: bool, offer: Offer) -> Selection<Self::Forward, Self::Backward>;
 
-    /// A mask for the forward kernel, on the device.
-    fn forward_list(client: &Client, _call: &Call, mask: &MaskTiles, _tiles: &Self::Forward) -> TileList {
-        upload(client, mask)
-    }
-
     /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where
     /// there is no row or no key.
     #[allow(clippy::too_many_arguments)]
@@ -219,7 +214,7 @@ struct BackwardLists {
 }
 
 /// The list on the device, blocks in the order in which they start: those with most tiles first.
-pub(crate) fn upload(client: &Client, tiles: &MaskTiles) -> TileList {
+fn upload(client: &Client, tiles: &MaskTiles) -> TileList {
     let mut places = Vec::with_capacity(3 * tiles.mask_batches * tiles.row_blocks);
     for batch in 0..tiles.mask_batches {
         let list = |block: usize| {
@@ -258,11 +253,10 @@ impl<K: Kernels> Prepared<K> {
                 let tiles = tiles.map_err(|error| Declined {
                     why: error.to_string(),
                 })?;
-                let tiles = match K::BY_FIRST_TILE {
-                    true => tiles.whole_first(),
-                    false => tiles,
-                };
-                K::forward_list(client, &call, &tiles, &selection.forward)
+                match K::BY_FIRST_TILE {
+                    true => upload(client, &tiles.whole_first()),
+                    false => upload(client, &tiles),
+                }
             }
             None => TileList::none(client),
         };

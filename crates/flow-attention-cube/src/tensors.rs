@@ -82,14 +82,6 @@ impl TileList {
         Self::new(client, &[], &[], &[], 0)
     }
 
-    /// The words of the list in fours: what [`arguments`](Self::arguments) gives for kernels that read them so.
-    pub(crate) fn arguments_in_fours(&self) -> [BufferArg; 3] {
-        let of = |(handle, length): &(Handle, usize), width| unsafe {
-            BufferArg::from_raw_parts(handle.clone(), length / width)
-        };
-        [of(&self.offsets, 4), of(&self.entries, 4), of(&self.patterns, 1)]
-    }
-
     pub(crate) fn arguments(&self) -> [BufferArg; 3] {
         [&self.offsets, &self.entries, &self.patterns]
             .map(|(handle, length)| unsafe { BufferArg::from_raw_parts(handle.clone(), *length) })

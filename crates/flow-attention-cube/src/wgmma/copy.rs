@@ -100,26 +100,10 @@ pub(super) fn stage_before_last(stage: u32, #[comptime] stages: usize) -> u32 {
     select(stage < 2, stage + comptime!(stages as u32 - 2), stage - 2)
 }
 
-/// As [`start_storing`], and waits until the rows were read.
+/// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows, and waits until they were read.
+/// For one thread, after the stores were made visible to the accelerator.
 #[cube]
 pub(super) fn store_rows<E: Numeric>(
-    tile: &[E],
-    map: &mut TensorMap<E, Tiled>,
-    warpgroup: u32,
-    batch: u32,
-    head: u32,
-    row: u32,
-    #[comptime] rows: usize,
-    #[comptime] panels: usize,
-) {
-    start_storing::<E>(tile, map, warpgroup, batch, head, row, rows, panels);
-    tma::wait_read(0usize);
-}
-
-/// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows. For one thread, after the stores were made visible
-/// to the accelerator; it waits until the rows were read (`tma::wait_read`) before they are written again, and before the block ends.
-#[cube]
-pub(super) fn start_storing<E: Numeric>(
     tile: &[E],
     map: &mut TensorMap<E, Tiled>,
     warpgroup: u32,
@@ -142,6 +126,7 @@ pub(super) fn start_storing<E: Numeric>(
         );
     }
     tma::commit();
+    tma::wait_read(0usize);
 }
 
 /// The first `kept` times 16 channels of a warpgroup's rows in a resident tile, for [`issue`]: a product that reads them from
