@@ -55,12 +55,8 @@ impl Workspace {
     /// that this is started in.
     pub fn find() -> Result<Self> {
         if let Some(manifest) = std::env::var_os("CARGO_MANIFEST_DIR") {
-            let root = Path::new(&manifest)
-                .parent()
-                .context("xtask has no parent folder")?;
-            return Ok(Self {
-                root: root.to_owned(),
-            });
+            let root = Path::new(&manifest).parent();
+            return root.map(Self::at).context("xtask has no parent folder");
         }
         let here = std::env::current_dir().context("cannot tell the current folder")?;
         Self::around(&here).with_context(|| {
@@ -71,16 +67,13 @@ impl Workspace {
 
     /// The repository that a folder is in.
     fn around(folder: &Path) -> Option<Self> {
-        let root = folder
+        folder
             .ancestors()
-            .find(|folder| folder.join("xtask").join("Cargo.toml").is_file())?;
-        Some(Self {
-            root: root.to_owned(),
-        })
+            .find(|folder| folder.join("xtask").join("Cargo.toml").is_file())
+            .map(Self::at)
     }
 
     /// The repository in a folder.
-    #[cfg(test)]
     pub fn at(root: &Path) -> Self {
         Self {
             root: root.to_owned(),

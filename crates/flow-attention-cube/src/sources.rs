@@ -80,6 +80,22 @@ pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Ve
     Ok(out)
 }
 
+impl<K: Sources> Prepared<K> {
+    /// The kernels that forward and backward launch, for who compiles them before.
+    pub fn kernels(&self) -> Vec<Box<dyn CubeKernel>> {
+        let (on, chosen) = (Properties::of(self.client()), self.selection());
+        let mut out = vec![
+            K::forward_kernel(&on, chosen.forward),
+            K::queries_kernel(&on, chosen.queries),
+        ];
+        for tiles in &chosen.keys {
+            out.push(K::keys_kernel(&on, *tiles));
+            out.extend(K::add_up_kernel(&on, *tiles));
+        }
+        out
+    }
+}
+
 // What a kernel is compiled for, by kind of argument. Nothing of a tensor map or a scalar is compiled in.
 fn buffer(_name: &str) -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
@@ -124,22 +140,6 @@ pub fn softmax_alone(tiles: wgmma::ForwardTiles) -> Result<CudaSource, CannotCom
         tiles, [scores, probabilities, output]
     );
     offline::cuda_source(kernel.define())
-}
-
-impl<K: Sources> Prepared<K> {
-    /// The kernels that forward and backward launch, for who compiles them before.
-    pub fn kernels(&self) -> Vec<Box<dyn CubeKernel>> {
-        let (on, chosen) = (Properties::of(self.client()), self.selection());
-        let mut out = vec![
-            K::forward_kernel(&on, chosen.forward),
-            K::queries_kernel(&on, chosen.queries),
-        ];
-        for tiles in &chosen.keys {
-            out.push(K::keys_kernel(&on, *tiles));
-            out.extend(K::add_up_kernel(&on, *tiles));
-        }
-        out
-    }
 }
 
 impl Sources for Mma {

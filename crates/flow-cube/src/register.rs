@@ -21,16 +21,6 @@ pub fn exp2_approximate(x: f32) -> f32 {
     out
 }
 
-/// The smaller of two, one instruction; a NaN loses.
-#[cube]
-pub fn minimum(a: f32, b: f32) -> f32 {
-    let a = read::<f32>(a);
-    let b = read::<f32>(b);
-    let out: f32;
-    gpu_asm!("min.f32 {}, {}, {};", out(_) out, in(_) a, in(_) b, options(pure, nomem));
-    out
-}
-
 /// `log2(x)`, absolute error below 2^-22 outside of [0.5, 2] relative (PTX `lg2.approx.ftz.f32`).
 #[cube]
 pub fn log2_approximate(x: f32) -> f32 {
@@ -47,6 +37,16 @@ pub fn maximum(a: f32, b: f32) -> f32 {
     let b = read::<f32>(b);
     let out: f32;
     gpu_asm!("max.f32 {}, {}, {};", out(_) out, in(_) a, in(_) b, options(pure, nomem));
+    out
+}
+
+/// The smaller of two, one instruction; a NaN loses.
+#[cube]
+pub fn minimum(a: f32, b: f32) -> f32 {
+    let a = read::<f32>(a);
+    let b = read::<f32>(b);
+    let out: f32;
+    gpu_asm!("min.f32 {}, {}, {};", out(_) out, in(_) a, in(_) b, options(pure, nomem));
     out
 }
 
