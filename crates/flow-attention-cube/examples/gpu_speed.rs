@@ -97,18 +97,27 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Values between pieces of the pool, so that no two tensors are the same. A multiple of 64: rows of tiles are 128 bytes, and one that
-/// lies across two lines of the cache takes both (forward at D64 had 0.6 of its speed).
-const APART: usize = 4160;
+/// Tensors that a call reads: queries and their output's gradient, then keys and values of up to two parts.
+const TENSORS: usize = 6;
 
-/// Random values on the device, bell-shaped enough, for tensors to be pieces of: as many as the largest has, and some. Made once:
-/// a case would take the host a second otherwise.
-fn pool(client: &Client, cases: &[Case]) -> Handle {
+/// Random values on the device, bell-shaped enough.
+///
+/// Made once, as a case would take the host a second otherwise.
+struct Pool {
+    values: Handle,
+    /// Of the largest tensor; a multiple of 64: rows of tiles are 128 bytes, and one that lies across two lines of the cache takes both
+    /// (forward at D64 had 0.6 of its speed).
+    apart: usize,
+}
+
+/// Room for each tensor of the largest case, none of which overlap: what the cache holds of one would serve another.
+fn pool(client: &Client, cases: &[Case]) -> Pool {
     let rows = |call: &Call| call.queries.max(call.keys[0]).max(call.keys[1]);
     let most = cases
         .iter()
         .map(|Case { call, .. }| call.batch * call.heads * rows(call) * call.head_dim)
         .max();
+    let apart = most.unwrap_or(0).next_multiple_of(64);
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut next = || {
         state ^= state << 13;
@@ -117,16 +126,17 @@ fn pool(client: &Client, cases: &[Case]) -> Handle {
         let part = |shift: u32| ((state >> shift) & 0x1F_FFFF) as f32 / (1u64 << 20) as f32 - 1.0;
         part(0) + part(21) + part(42)
     };
-    let values: Vec<bf16> = (0..most.unwrap_or(0) + 16 * APART)
-        .map(|_| bf16::from_f32(next()))
-        .collect();
-    client.create_from_slice(bf16::as_bytes(&values))
+    let values: Vec<bf16> = (0..TENSORS * apart).map(|_| bf16::from_f32(next())).collect();
+    Pool {
+        values: client.create_from_slice(bf16::as_bytes(&values)),
+        apart,
+    }
 }
 
-/// The tensor that begins at a place of its own in the pool.
-fn tensor(pool: &Handle, shape: [usize; 4], place: usize) -> Heads {
-    let start = place * APART * size_of::<bf16>();
-    Heads::contiguous(pool.clone().offset_start(start as u64), shape)
+/// The tensor at one of `TENSORS` places in the pool.
+fn tensor(pool: &Pool, shape: [usize; 4], place: usize) -> Heads {
+    let start = place * pool.apart * size_of::<bf16>();
+    Heads::contiguous(pool.values.clone().offset_start(start as u64), shape)
 }
 
 /// A tensor that is written.
@@ -166,7 +176,7 @@ fn replayed(
         .collect()
 }
 
-fn time(client: &Client, pool: &Handle, case: Case, repeats: usize) -> Result<String, String> {
+fn time(client: &Client, pool: &Pool, case: Case, repeats: usize) -> Result<String, String> {
     let Case { name, call, mask } = case;
     let scale = 1.0 / (call.head_dim as f32).sqrt();
     let counts = match &mask {
@@ -193,14 +203,17 @@ fn time(client: &Client, pool: &Handle, case: Case, repeats: usize) -> Result<St
             call.head_dim,
         ]
     };
-    let [q, d_o] = [1, 2].map(|place| tensor(pool, rows(call.queries, false), place));
+    let [q, d_o] = [0, 1].map(|place| tensor(pool, rows(call.queries, false), place));
     let [o, dq] = [(); 2].map(|()| result(client, rows(call.queries, false)));
     let parts: Vec<[Heads; 4]> = call
         .keys
         .into_iter()
-        .filter(|n| *n > 0)
-        .map(|n| {
-            let [k, v] = [3, 4].map(|place| tensor(pool, rows(n, true), place));
+        .enumerate()
+        .filter(|(_, n)| *n > 0)
+        .map(|(part, n)| {
+            let [k, v] = [2, 3]
+                .map(|place| 2 * part + place)
+                .map(|place| tensor(pool, rows(n, true), place));
             let [dk, dv] = [(); 2].map(|()| result(client, rows(n, true)));
             [k, v, dk, dv]
         })

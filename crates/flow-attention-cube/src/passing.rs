@@ -1,17 +1,32 @@
 //! Which tiles pass a block, and what of them it sees.
 //!
 //! Without a mask all tiles pass, in order: those of the first part of keys, then those of the second. With a mask a
-//! list (`flow_attention_mask::MaskTiles`) names them. An entry of the list is the tile, then for each 64 rows of the
-//! block a pattern: 0 sees all, 1 nothing, `p` from 2 on the bits of pattern `p - 2`, one for each register of each
-//! thread.
+//! list (`flow_attention_mask::MaskTiles`) names them. The list has for each tile and each 64 rows of the block an entry: the tile, and
+//! a pattern: 0 sees all, 1 nothing, `p` from 2 on the bits of pattern `p - 2`, one for each register of each thread.
 
 use cubecl::prelude::*;
+use flow_cube::register::spread_sign;
+
+/// The pattern that sees all.
+pub(crate) const ALL: u32 = 0;
 
 /// The pattern that sees nothing.
 pub(crate) const NONE: u32 = 1;
 
+/// Entries of as many tiles stand behind the last list, so that kernels read ahead without a look at where their list ends.
+pub(crate) const BEHIND: usize = 4;
+
+/// A block of rows, where its list begins, how many tiles that has, and the first of them.
+pub(crate) type Place = Vector<u32, Const<4>>;
+
+/// A tile, and what 64 rows see of it.
+pub(crate) type Entry = Vector<u32, Const<2>>;
+
 /// Bits of a pattern for one thread, at most 128.
 pub(crate) type Bits = Vector<u32, Const<4>>;
+
+/// A word of the patterns.
+pub(crate) type Word = Vector<u32, Const<1>>;
 
 /// What a list needs besides its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,11 +40,6 @@ pub(crate) struct ListShape {
 }
 
 impl ListShape {
-    /// Words of an entry.
-    pub(crate) fn entry_words(self) -> usize {
-        1 + self.units
-    }
-
     /// Words of a pattern for a thread.
     pub(crate) fn pattern_words(self) -> usize {
         (self.columns / 2).div_ceil(32)
@@ -61,97 +71,85 @@ pub(crate) fn turn_of(#[comptime] shape: ListShape) -> (u32, u32) {
     }
 }
 
-/// Which block of rows is at `place`, and start and length of its list; without a list `place` itself, 0 and `all`.
-///
-/// `offsets` holds for each place the block, then where its list begins and how long it is. Long lists come first.
+/// Which block of rows is at `place`, start and length of its list, and the list's first tile; without a list `place` itself, 0, `all`,
+/// and 0. `places` begin with those of the sample. Long lists come first.
 #[cube]
 pub(crate) fn list_of(
-    offsets: &[u32],
+    places: &[Place],
     batch_start: u32,
     place: u32,
     all: u32,
     #[comptime] shape: ListShape,
-) -> (u32, u32, u32) {
+) -> (u32, u32, u32, u32) {
     if comptime!(shape.masked) {
-        let at = ((batch_start + place) * 3) as usize;
-        (offsets[at], offsets[at + 1], offsets[at + 2])
+        let of = places[(batch_start + place) as usize];
+        (
+            of.extract(0usize),
+            of.extract(1usize),
+            of.extract(2usize),
+            of.extract(3usize),
+        )
     } else {
-        (place, 0u32.runtime(), all)
+        (place, 0u32.runtime(), all, 0u32.runtime())
     }
 }
 
-/// The tile that passes at position `at` of the list.
+/// The tile that passes at position `at` of the lists, and what unit `unit` sees of it.
+///
+/// Up to [`BEHIND`] positions behind the end of a list may be asked for. What is there is no tile of the list.
 #[cube]
-pub(crate) fn tile_at(entries: &[u32], at: u32, #[comptime] shape: ListShape) -> u32 {
+pub(crate) fn entry_at(entries: &[Entry], at: u32, unit: u32, #[comptime] shape: ListShape) -> (u32, u32) {
     if comptime!(shape.masked) {
-        entries[(at * comptime!(shape.entry_words() as u32)) as usize]
+        let entry = entries[(at * comptime!(shape.units as u32) + unit) as usize];
+        (entry.extract(0usize), entry.extract(1usize))
     } else {
-        at
+        (at, ALL.runtime())
     }
 }
 
-/// The tile at position `place` of a list of `count` tiles that begins at `begin`; the last one if there is none.
+/// The tile that passes at position `at`.
 #[cube]
-pub(crate) fn tile_ahead(
-    entries: &[u32],
-    begin: u32,
-    place: u32,
-    count: u32,
-    #[comptime] shape: ListShape,
-) -> u32 {
-    if comptime!(shape.masked) {
-        let place = select(place < count, place, count - 1);
-        tile_at(entries, begin + place, shape)
-    } else {
-        place
-    }
+pub(crate) fn tile_at(entries: &[Entry], at: u32, #[comptime] shape: ListShape) -> u32 {
+    let (tile, _) = entry_at(entries, at, 0u32.runtime(), shape);
+    tile
 }
 
 /// The pattern of unit `unit` at position `at`.
 #[cube]
-pub(crate) fn pattern_at(entries: &[u32], at: u32, unit: u32, #[comptime] shape: ListShape) -> u32 {
-    if comptime!(shape.masked) {
-        entries[(at * comptime!(shape.entry_words() as u32) + 1 + unit) as usize]
-    } else {
-        0u32.runtime()
-    }
+pub(crate) fn pattern_at(entries: &[Entry], at: u32, unit: u32, #[comptime] shape: ListShape) -> u32 {
+    let (_, pattern) = entry_at(entries, at, unit, shape);
+    pattern
 }
 
-/// The pattern of unit `unit` at position `place` of a list of `count` tiles that begins at `begin`; the last one if there
-/// is none. Read a tile ahead, so that no product waits for the list.
+/// The bits of `pattern` for thread `thread` of its warpgroup. `W` words of a thread's part are read at once, and make it up.
 #[cube]
-pub(crate) fn pattern_ahead(
-    entries: &[u32],
-    begin: u32,
-    place: u32,
-    count: u32,
-    unit: u32,
+pub(crate) fn bits_of<W: Size>(
+    patterns: &[Vector<u32, W>],
+    pattern: u32,
+    thread: u32,
     #[comptime] shape: ListShape,
-) -> u32 {
-    if comptime!(shape.masked) {
-        let place = select(place < count, place, count - 1);
-        pattern_at(entries, begin + place, unit, shape)
-    } else {
-        0u32.runtime()
-    }
-}
-
-/// The bits of `pattern` for thread `thread` of its warpgroup.
-#[cube]
-pub(crate) fn bits_of(patterns: &[u32], pattern: u32, thread: u32, #[comptime] shape: ListShape) -> Bits {
+) -> Bits {
     let mut bits = Bits::new(0u32);
     if comptime!(shape.masked) && pattern >= 2 {
-        let words = comptime!(shape.pattern_words() as u32);
-        let at = ((pattern - 2) * 128 + thread) * words;
+        let width = W::value();
+        let reads = comptime!(shape.pattern_words() / width);
+        let at = (pattern * 128 + thread) * comptime!(reads as u32) - comptime!((256 * reads) as u32);
         #[unroll]
-        for w in 0..comptime!(shape.pattern_words()) {
-            bits.insert(w, patterns[(at + comptime!(w as u32)) as usize]);
+        for r in 0..reads {
+            let words = patterns[(at + comptime!(r as u32)) as usize];
+            #[unroll]
+            for w in 0..width {
+                bits.insert(comptime!(r * width + w), words.extract(w));
+            }
         }
     }
     bits
 }
 
 /// Scores that are not seen become minus infinity.
+///
+/// A bit becomes a word of ones by its copies, and chooses by logic. By comparisons it takes fewer instructions, but they wait for one
+/// another's predicates, of which there are seven: 574 cycles for 128 columns, where these take half.
 #[cube]
 pub(crate) fn hide<N: Size>(
     scores: Vector<f32, N>,
@@ -162,9 +160,22 @@ pub(crate) fn hide<N: Size>(
     let mut out = scores;
     if comptime!(shape.masked) && pattern != 0 {
         #[unroll]
-        for i in 0..comptime!(shape.columns / 2) {
-            let bit = bits.extract(comptime!(i / 32)) & comptime!(1u32 << (i % 32));
-            out.insert(i, select(bit != 0, scores.extract(i), -f32::INFINITY));
+        for word in 0..comptime!(shape.pattern_words()) {
+            #[unroll]
+            for bit in 0..8 {
+                // The bits `bit` of all four bytes become the highest of their byte.
+                let raised = bits.extract(word) << comptime!(7 - bit as u32);
+                #[unroll]
+                for byte in 0..4 {
+                    let i = comptime!(32 * word + 8 * byte + bit);
+                    if comptime!(i < shape.columns / 2) {
+                        let seen = spread_sign(raised, byte);
+                        let score = u32::reinterpret(scores.extract(i));
+                        let hidden = comptime!(f32::NEG_INFINITY.to_bits());
+                        out.insert(i, f32::reinterpret((score & seen) | (!seen & hidden)));
+                    }
+                }
+            }
         }
     }
     out

@@ -1,6 +1,7 @@
 //! A call from beginning to end: forward, and backward from what forward kept.
 
 use crate::call::{Call, Declined, check_scale};
+use crate::passing::BEHIND;
 use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -215,7 +216,8 @@ struct BackwardLists {
 
 /// The list on the device, blocks in the order in which they start: those with most tiles first.
 fn upload(client: &Client, tiles: &MaskTiles) -> TileList {
-    let mut places = Vec::with_capacity(3 * tiles.mask_batches * tiles.row_blocks);
+    let units = tiles.tiling.units_per_block;
+    let mut places = Vec::with_capacity(4 * tiles.mask_batches * tiles.row_blocks);
     for batch in 0..tiles.mask_batches {
         let list = |block: usize| {
             let at = batch * tiles.row_blocks + block;
@@ -225,13 +227,21 @@ fn upload(client: &Client, tiles: &MaskTiles) -> TileList {
         order.sort_by_key(|block| std::cmp::Reverse(list(*block).1));
         for block in order {
             let (begin, length) = list(block);
-            places.extend([block as u32, begin, length]);
+            let first = tiles.entries[begin as usize * (1 + units)];
+            places.extend([block as u32, begin, length, first]);
         }
     }
+    let mut entries = Vec::with_capacity(2 * tiles.entries.len());
+    for entry in tiles.entries.chunks(1 + units) {
+        for pattern in &entry[1..] {
+            entries.extend([entry[0], *pattern]);
+        }
+    }
+    entries.resize(entries.len() + 2 * units * BEHIND, 0);
     TileList::new(
         client,
         &places,
-        &tiles.entries,
+        &entries,
         &tiles.patterns,
         tiles.mask_batch_stride,
     )

@@ -133,7 +133,7 @@ macro_rules! kernel {
 pub fn softmax_alone(tiles: wgmma::ForwardTiles) -> Result<CudaSource, CannotCompile> {
     use crate::wgmma::alone::softmax_alone::SoftmaxAlone;
     let on = Properties::h100();
-    let [scores, output, probabilities, _] = tiles.vectors();
+    let [scores, output, probabilities, ..] = tiles.vectors();
     let kernel: Box<dyn CubeKernel> = kernel!(SoftmaxAlone, on, 32;
         buffer(scores results)
         scalar(tile_count factor);
@@ -146,7 +146,7 @@ impl Sources for Mma {
     fn forward_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaForward, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o)
-            buffer(lse offsets entries patterns)
+            buffer(lse places entries patterns)
             scalar(list_stride queries lse_rows first_keys second_keys group factor);
             tiles, tiles.vectors()
         )
@@ -155,7 +155,7 @@ impl Sources for Mma {
     fn queries_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaBackwardQueries, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o d_o dq)
-            buffer(lse delta offsets entries patterns)
+            buffer(lse delta places entries patterns)
             scalar(list_stride queries lse_rows first_keys second_keys group factor scale);
             tiles, tiles.vectors()
         )
@@ -164,7 +164,7 @@ impl Sources for Mma {
     fn keys_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaBackwardKeys, on, tiles.threads() as u32;
             tensor(q k v d_o dk dv)
-            buffer(lse delta offsets entries patterns)
+            buffer(lse delta places entries patterns)
             scalar(list_stride queries keys lse_rows group factor scale);
             tiles, tiles.vectors()
         )
@@ -175,7 +175,7 @@ impl Sources for Wgmma {
     fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
         kernel!(Forward, on, tiles.threads();
             tensor_map(q k v k_2 v_2 o)
-            buffer(lse offsets entries patterns)
+            buffer(lse places entries patterns)
             scalar(list_stride queries lse_rows first_keys second_keys group factor);
             tiles, tiles.factor.element(), tiles.vectors()
         )
@@ -186,7 +186,7 @@ impl Sources for Wgmma {
             tensor_map(q k v k_2 v_2 d_o dq)
             buffer(o_rows do_rows)
             scalar(o_batch o_head o_row do_batch do_head do_row)
-            buffer(lse delta offsets entries patterns)
+            buffer(lse delta places entries patterns)
             scalar(list_stride queries lse_rows first_keys second_keys group factor scale);
             tiles, tiles.factor.element(), tiles.vectors()
         )
@@ -195,7 +195,7 @@ impl Sources for Wgmma {
     fn keys_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(BackwardKeys, on, tiles.threads();
             tensor_map(q k v d_o dk dv)
-            buffer(sums lse delta offsets entries patterns)
+            buffer(sums lse delta places entries patterns)
             scalar(list_stride queries lse_rows group factor scale);
             tiles, tiles.factor.element(), tiles.vectors()
         )

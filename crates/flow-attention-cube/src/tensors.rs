@@ -1,5 +1,6 @@
 //! Tensors, masks and statistics on the device, as the kernels for tensor cores take them.
 
+use crate::passing::BEHIND;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 
@@ -49,28 +50,35 @@ pub struct Part<'a> {
 /// A mask on the device: which tiles pass each block, and what of them is seen.
 #[derive(Clone, Debug)]
 pub struct TileList {
-    offsets: (Handle, usize),
+    places: (Handle, usize),
     entries: (Handle, usize),
     patterns: (Handle, usize),
     pub(crate) batch_stride: u32,
 }
 
 impl TileList {
-    /// Uploads a list. `offsets` holds for each place of the grid the block of rows, where its entries begin, and how many
-    /// there are; `batch_stride` is the number of places, or 0 if all samples have the same list.
+    /// Tiles behind the last list of which entries can be read.
+    pub const BEHIND: usize = BEHIND;
+
+    /// Uploads a list.
+    ///
+    /// `places` holds four words for each place of the grid: the block of rows, where its entries begin, how many tiles there are,
+    /// and the first of them. `entries` holds for each tile, and in it for each 64 rows of a block, two words: the tile and the number
+    /// of a pattern, and those of [`BEHIND`](Self::BEHIND) tiles behind the last list, which kernels read and do not use. `batch_stride` is
+    /// the number of places of a sample, or 0 if all samples have the same list.
     pub fn new(
         client: &Client,
-        offsets: &[u32],
+        places: &[u32],
         entries: &[u32],
         patterns: &[u32],
         batch_stride: u32,
     ) -> Self {
         let put = |words: &[u32]| {
-            let words = if words.is_empty() { &[0] } else { words };
+            let words = if words.is_empty() { &[0; 4] } else { words };
             (client.create_from_slice(u32::as_bytes(words)), words.len())
         };
         Self {
-            offsets: put(offsets),
+            places: put(places),
             entries: put(entries),
             patterns: put(patterns),
             batch_stride,
@@ -82,9 +90,12 @@ impl TileList {
         Self::new(client, &[], &[], &[], 0)
     }
 
+    /// Places, entries and patterns.
     pub(crate) fn arguments(&self) -> [BufferArg; 3] {
-        [&self.offsets, &self.entries, &self.patterns]
-            .map(|(handle, length)| unsafe { BufferArg::from_raw_parts(handle.clone(), *length) })
+        let of = |(handle, length): &(Handle, usize), width| unsafe {
+            BufferArg::from_raw_parts(handle.clone(), length / width)
+        };
+        [of(&self.places, 4), of(&self.entries, 2), of(&self.patterns, 1)]
     }
 }
 

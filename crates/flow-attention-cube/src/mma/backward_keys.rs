@@ -7,7 +7,7 @@
 use super::BackwardTiles;
 use super::copy::{copy_tile, further, rows_of_head, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
-use crate::passing::{ListShape, NONE, bits_of, hide, list_of, pattern_at, tile_at};
+use crate::passing::{Entry, ListShape, NONE, Place, Word, bits_of, hide, list_of, pattern_at, tile_at};
 use crate::softmax::{pack, stage_rows};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -53,9 +53,9 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     dv: &mut Tensor<Vector<u32, Const<4>>>,
     lse: &[Vector<f32, Const<2>>],
     delta: &[Vector<f32, Const<2>>],
-    offsets: &[u32],
-    entries: &[u32],
-    patterns: &[u32],
+    places: &[Place],
+    entries: &[Entry],
+    patterns: &[Word],
     list_stride: u32,
     queries: u32,
     keys: u32,
@@ -98,7 +98,7 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
     let all = queries.div_ceil(per_tile);
-    let (block, begin, per_head) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
+    let (block, begin, per_head, _) = list_of(places, batch * list_stride, CUBE_POS_X, all, shape);
     let first_key = block * comptime!(resident as u32);
     let tile_count = per_head * group;
 
@@ -174,7 +174,7 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     for at in 0..tile_count {
         let entry = begin + at % per_head;
         let pattern = pattern_at(entries, entry, unit, shape);
-        let bits = bits_of(patterns, pattern, thread, shape);
+        let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
         wait(comptime!(stages - 2));
         sync_cube();
         let next = at + comptime!(stages as u32 - 1);

@@ -6,7 +6,9 @@
 use super::BackwardTiles;
 use super::copy::{copy_passing, copy_tile, rows_of_head, store_rows};
 use crate::delta::row_product;
-use crate::passing::{ListShape, NONE, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
+use crate::passing::{
+    Entry, ListShape, NONE, Place, Word, bits_of, hide, list_of, pattern_at, rows_of, tile_at,
+};
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -27,9 +29,9 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     dq: &mut Tensor<Vector<u32, Const<4>>>,
     lse: &[f32],
     delta: &mut [f32],
-    offsets: &[u32],
-    entries: &[u32],
-    patterns: &[u32],
+    places: &[Place],
+    entries: &[Entry],
+    patterns: &[Word],
     list_stride: u32,
     queries: u32,
     lse_rows: u32,
@@ -74,7 +76,7 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
+    let (block, begin, tile_count, _) = list_of(places, batch * list_stride, CUBE_POS_X, all, shape);
     let first_query = block * comptime!(resident as u32);
 
     let of_k = rows_of_head(k, batch, kv_head);
@@ -181,7 +183,7 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     for at in 0..tile_count {
         let tile = tile_at(entries, begin + at, shape);
         let pattern = pattern_at(entries, begin + at, unit, shape);
-        let bits = bits_of(patterns, pattern, thread, shape);
+        let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
         wait(comptime!(stages - 2));
         sync_cube();
         let next = at + comptime!(stages as u32 - 1);

@@ -2,7 +2,9 @@
 
 use super::ForwardTiles;
 use super::copy::{copy_passing, copy_tile, rows_of_head, store_rows};
-use crate::passing::{ListShape, NONE, bits_of, hide, list_of, pattern_at, rows_of, tile_at};
+use crate::passing::{
+    Entry, ListShape, NONE, Place, Word, bits_of, hide, list_of, pattern_at, rows_of, tile_at,
+};
 use crate::softmax::*;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -13,7 +15,7 @@ use flow_cube::register::exp2_approximate;
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Tensors are `[B, H, S, D / 8]` of eight values each, of any strides but the last, which is 1. Keys and
 /// values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`. `factor` is the scale times log2 e.
-/// `offsets`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
+/// `places`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
 pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     q: &Tensor<Vector<u32, Const<4>>>,
@@ -23,9 +25,9 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     v_2: &Tensor<Vector<u32, Const<4>>>,
     o: &mut Tensor<Vector<u32, Const<4>>>,
     lse: &mut [f32],
-    offsets: &[u32],
-    entries: &[u32],
-    patterns: &[u32],
+    places: &[Place],
+    entries: &[Entry],
+    patterns: &[Word],
     list_stride: u32,
     queries: u32,
     lse_rows: u32,
@@ -66,7 +68,7 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let (block, begin, tile_count) = list_of(offsets, batch * list_stride, CUBE_POS_X, all, shape);
+    let (block, begin, tile_count, _) = list_of(places, batch * list_stride, CUBE_POS_X, all, shape);
     let first_query = block * comptime!(rows as u32);
 
     let of_k = rows_of_head(k, batch, kv_head);
@@ -138,7 +140,7 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     for at in 0..tile_count {
         let tile = tile_at(entries, begin + at, shape);
         let pattern = pattern_at(entries, begin + at, unit, shape);
-        let bits = bits_of(patterns, pattern, thread, shape);
+        let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
         // This thread's part of the tile is here, then everyone's; and everyone is done with the tile before.
         wait(comptime!(stages - 2));
         sync_cube();

@@ -48,7 +48,6 @@ pub fn softmax_alone<S: Size, P: Size, O: Size>(
     let mut sums = Vector::<f32, O>::new(0.0f32);
     let mut again = true.runtime();
     while again {
-        again = false.runtime();
         sums = Vector::<f32, O>::new(0.0f32);
         for at in 0..tile_count {
             let mut own = Vector::<f32, S>::new(0.0f32);
@@ -61,11 +60,11 @@ pub fn softmax_alone<S: Size, P: Size, O: Size>(
                 let weights = weigh_first::<S, P>(&mut softmax, own, factor, tiles);
                 sums = add_values::<P, O>(sums, weights, tiles);
             } else {
-                let (weights, scaled, lost) = weigh::<S, P, O>(&mut softmax, own, sums, factor, tiles);
-                again = again || plane_any(lost);
+                let (weights, scaled) = weigh::<S, P, O>(&mut softmax, own, sums, factor, tiles);
                 sums = add_values::<P, O>(scaled, weights, tiles);
             }
         }
+        again = plane_any(softmax.lost);
     }
     let totals = Totals::of(&softmax);
     let to = UNIT_POS as usize * RESULTS;

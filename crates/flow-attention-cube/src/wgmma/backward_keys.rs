@@ -7,7 +7,7 @@
 use super::BackwardTiles;
 use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
-use crate::passing::{ListShape, bits_of, hide, list_of, pattern_at, tile_at, turn_of};
+use crate::passing::{Entry, ListShape, Place, Word, bits_of, hide, list_of, pattern_at, tile_at, turn_of};
 use crate::softmax::{pack, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -163,9 +163,9 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     sums: &mut [Vector<f32, Const<2>>],
     lse: &[Vector<f32, Const<2>>],
     delta: &[Vector<f32, Const<2>>],
-    offsets: &[u32],
-    entries: &[u32],
-    patterns: &[u32],
+    places: &[Place],
+    entries: &[Entry],
+    patterns: &[Word],
     list_stride: u32,
     queries: u32,
     lse_rows: u32,
@@ -214,7 +214,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
     let all = (queries + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
-    let (block, begin, per_head) = list_of(offsets, batch * list_stride, key_place, all, shape);
+    let (block, begin, per_head, _) = list_of(places, batch * list_stride, key_place, all, shape);
     let first_key = block * comptime!(resident as u32);
     // Of the list, once for each head of the group.
     let mut tile_count = per_head * group;
@@ -298,7 +298,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     wait(full, 0u32);
 
     let pattern = pattern_at(entries, begin, warpgroup, shape);
-    let bits = bits_of(patterns, pattern, thread, shape);
+    let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
     // The first tile is peeled: sums that enter a loop as zeros make ptxas wait after each product.
     let scores = issue::<NS, NA>(
         k_kept,
@@ -423,7 +423,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             place = 0;
         }
         next_pattern = pattern_at(entries, begin + place, warpgroup, shape);
-        let bits = bits_of(patterns, pattern, thread, shape);
+        let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
         let scores = wgmma::wait::<NS>(
             scores,
             comptime!(tiles.scores()),

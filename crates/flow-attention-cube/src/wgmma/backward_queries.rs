@@ -7,7 +7,7 @@ use super::BackwardTiles;
 use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
 use crate::delta::row_product;
 use crate::passing::{
-    ListShape, bits_of, hide, list_of, pattern_ahead, pattern_at, rows_of, tile_ahead, tile_at, turn_of,
+    Entry, ListShape, Place, Word, bits_of, hide, list_of, pattern_at, rows_of, tile_at, turn_of,
 };
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
@@ -81,9 +81,9 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     do_row: u32,
     lse: &[f32],
     delta: &mut [f32],
-    offsets: &[u32],
-    entries: &[u32],
-    patterns: &[u32],
+    places: &[Place],
+    entries: &[Entry],
+    patterns: &[Word],
     list_stride: u32,
     queries: u32,
     lse_rows: u32,
@@ -130,7 +130,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let (block, begin, tile_count) = list_of(offsets, batch * list_stride, place, all, shape);
+    let (block, begin, tile_count, first_tile) = list_of(places, batch * list_stride, place, all, shape);
     let first_query = block * comptime!(resident as u32);
 
     if UNIT_POS == 0 {
@@ -159,7 +159,11 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         #[unroll]
         for s in 0..stages {
             if comptime!(s as u32) < tile_count {
-                let tile = tile_at(entries, begin + comptime!(s as u32), shape);
+                let tile = if comptime!(s == 0) {
+                    first_tile
+                } else {
+                    tile_at(entries, begin + comptime!(s as u32), shape)
+                };
                 next_tile::<E>(
                     barrier::at(full, s),
                     k,
@@ -221,9 +225,9 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let k_at = wgmma::descriptor(k_base, comptime!((passing * 128) as u32), 1024u32);
     let v_at = wgmma::descriptor(v_base, comptime!((passing * 128) as u32), 1024u32);
 
-    let tile = tile_at(entries, begin, shape);
+    let tile = first_tile;
     let pattern = pattern_at(entries, begin, warpgroup, shape);
-    let bits = bits_of(patterns, pattern, thread, shape);
+    let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
     wait(q_full, 0u32);
     let q_kept = keep::<NA>(q_base, warpgroup, thread, comptime!(tiles.kept[0]), resident);
     let do_kept = keep::<NB>(do_base, warpgroup, thread, comptime!(tiles.kept[1]), resident);
@@ -259,7 +263,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
 
     let mut stage = 0u32;
     let mut phase = 0u32;
-    let mut next_pattern = pattern_ahead(entries, begin, 1u32.runtime(), tile_count, warpgroup, shape);
+    let mut next_pattern = pattern_at(entries, begin + 1, warpgroup, shape);
     let late = comptime!(tiles.late);
     // Of the stage that the tile before last was in: what its count gave, and which tile it gets.
     let mut freed_by = 0u32.runtime();
@@ -314,17 +318,11 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             );
         }
         // Read while products run, and long before it is asked for: neither a product nor a copy waits for the list.
-        let upcoming = tile_ahead(
-            entries,
-            begin,
-            at - 1 + comptime!(stages as u32),
-            tile_count,
-            shape,
-        );
+        let upcoming = tile_at(entries, begin + at - 1 + comptime!(stages as u32), shape);
         let tile = tile_at(entries, begin + at, shape);
         let pattern = next_pattern;
-        next_pattern = pattern_ahead(entries, begin, at + 1, tile_count, warpgroup, shape);
-        let bits = bits_of(patterns, pattern, thread, shape);
+        next_pattern = pattern_at(entries, begin + at + 1, warpgroup, shape);
+        let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
         let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
         // The sum over the tile before is done, too.
         let users = if comptime!(late) {

@@ -45,6 +45,8 @@ pub(super) struct OnlineSoftmax {
     limit_1: f32,
     /// Whether a row of this warp looks at the next tile before it is weighed: one that saw no key so far, or one that was lost.
     pub look: bool,
+    /// Whether a row of this thread was lost since the first tile.
+    pub lost: bool,
     /// Byte address of this thread's word in shared memory: which of its rows were lost, [`LOST_0`] and [`LOST_1`]. Not in registers,
     /// since it is seldom asked for.
     lost_at: u32,
@@ -63,6 +65,7 @@ impl OnlineSoftmax {
             limit_0: LIMIT.runtime(),
             limit_1: LIMIT.runtime(),
             look: true.runtime(),
+            lost: false.runtime(),
             lost_at,
         }
     }
@@ -71,6 +74,7 @@ impl OnlineSoftmax {
     pub fn begin<N: Size>(&mut self, scores: Vector<f32, N>, factor: f32, #[comptime] keys: usize) {
         self.shift_0 = UNSEEN.runtime();
         self.shift_1 = UNSEEN.runtime();
+        self.lost = false.runtime();
         self.raise::<N>(scores, factor, keys);
     }
 
@@ -106,15 +110,14 @@ impl OnlineSoftmax {
     }
 
     /// Scales the rows whose weights are too large in one of their four threads, as `large_0` and `large_1` say, so that the largest
-    /// weight is 1: by what its weights, their parts and the sums over values are to be scaled, and whether a row of this thread is
-    /// lost. For all threads of a warp.
+    /// weight is 1: by what its weights, their parts and the sums over values are to be scaled. For all threads of a warp.
     pub fn reduce<N: Size>(
         &mut self,
         weights: Vector<f32, N>,
         large_0: bool,
         large_1: bool,
         #[comptime] keys: usize,
-    ) -> (f32, f32, bool) {
+    ) -> (f32, f32) {
         let (powers_0, by_0, lost_0) = reduction::<N>(weights, large_0, 0usize, keys);
         let (powers_1, by_1, lost_1) = reduction::<N>(weights, large_1, 1usize, keys);
         self.shift_0 += powers_0;
@@ -123,12 +126,12 @@ impl OnlineSoftmax {
         self.sum_1 *= by_1;
         self.limit_0 *= by_0;
         self.limit_1 *= by_1;
-        let lost = lost_0 || lost_1;
-        if lost {
+        if lost_0 || lost_1 {
+            self.lost = true.runtime();
             let now = select(lost_0, LOST_0, 0u32) | select(lost_1, LOST_1, 0u32);
             store_shared(self.lost_at, load_shared(self.lost_at) | now);
         }
-        (by_0, by_1, lost)
+        (by_0, by_1)
     }
 
     /// Adds a tile's parts.
@@ -213,8 +216,7 @@ pub(super) fn weigh_first<S: Size, P: Size>(
     pack::<S, P>(weights, keys, comptime!(tiles.factor))
 }
 
-/// The probabilities of another tile, as the A operand of a product; the sums over values, to the same scale; and whether a row
-/// of this thread was lost.
+/// The probabilities of another tile, as the A operand of a product, and the sums over values, to the same scale.
 #[cube]
 pub(super) fn weigh<S: Size, P: Size, O: Size>(
     softmax: &mut OnlineSoftmax,
@@ -222,7 +224,7 @@ pub(super) fn weigh<S: Size, P: Size, O: Size>(
     sums: Vector<f32, O>,
     factor: f32,
     #[comptime] tiles: ForwardTiles,
-) -> (Vector<u32, P>, Vector<f32, O>, bool) {
+) -> (Vector<u32, P>, Vector<f32, O>) {
     let keys = comptime!(tiles.keys);
     let mut sums = sums;
     if softmax.look {
@@ -234,20 +236,18 @@ pub(super) fn weigh<S: Size, P: Size, O: Size>(
     let mut part_0 = row_sum::<S>(weights, 0usize, keys);
     let mut part_1 = row_sum::<S>(weights, 1usize, keys);
     let mut packed = pack::<S, P>(weights, keys, comptime!(tiles.factor));
-    let mut lost = false.runtime();
     let large_0 = part_0 > limit_0;
     let large_1 = part_1 > limit_1;
     if plane_any(large_0 || large_1) {
-        let (by_0, by_1, is_lost) = softmax.reduce::<S>(weights, large_0, large_1, keys);
+        let (by_0, by_1) = softmax.reduce::<S>(weights, large_0, large_1, keys);
         part_0 *= by_0;
         part_1 *= by_1;
         let weights = scale_rows::<S>(weights, by_0, by_1, keys);
         packed = pack::<S, P>(weights, keys, comptime!(tiles.factor));
         sums = scale_rows::<O>(sums, by_0, by_1, comptime!(tiles.head_dim));
-        lost = is_lost;
     }
     softmax.add(part_0, part_1);
-    (packed, sums, lost)
+    (packed, sums)
 }
 
 /// What both rows of a thread came to.

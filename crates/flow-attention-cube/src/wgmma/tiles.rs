@@ -28,10 +28,14 @@ pub struct ForwardTiles {
 }
 
 impl ForwardTiles {
-    /// Sizes of the vectors in registers: scores, output, probabilities, queries.
-    pub fn vectors(&self) -> [usize; 4] {
+    /// Sizes of the vectors in registers: scores, output, probabilities, queries, and what is read at once of a mask's pattern.
+    pub fn vectors(&self) -> [usize; 5] {
         let [scores, output] = [self.score_vector(), self.output_vector()];
-        [scores, output, scores / 2, kept_vector(self.queries_kept)]
+        let queries = kept_vector(self.queries_kept);
+        // Words of a thread: 1, 2 or 4 at once, where they are as many times that.
+        let words = (self.keys / 2).div_ceil(32);
+        let at_once = 1 << words.trailing_zeros().min(2);
+        [scores, output, scores / 2, queries, at_once]
     }
 
     /// Panels of 64 channels.
