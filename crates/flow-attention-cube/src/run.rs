@@ -1,7 +1,7 @@
 //! A call from beginning to end: forward, and backward from what forward kept.
 
 use crate::call::{Call, Declined, check_scale};
-use crate::passing::{BEHIND, heads_together};
+use crate::passing::BEHIND;
 use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -214,8 +214,8 @@ struct BackwardLists {
     keys: Vec<TileList>,
 }
 
-/// The list on the device for `call`, blocks in the order in which they start: those with most tiles first.
-fn upload(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
+/// The list on the device, blocks in the order in which they start: those with most tiles first.
+fn upload(client: &Client, tiles: &MaskTiles) -> TileList {
     let units = tiles.tiling.units_per_block;
     let mut places = Vec::with_capacity(4 * tiles.mask_batches * tiles.row_blocks);
     for batch in 0..tiles.mask_batches {
@@ -238,19 +238,12 @@ fn upload(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
         }
     }
     entries.resize(entries.len() + 2 * units * BEHIND, 0);
-    let group = call.heads / call.kv_heads;
-    // Of two tensors.
-    let passing_values = match tiles.tiling.side {
-        Side::Queries => 2 * (call.keys[0] + call.keys[1]) * call.head_dim / group,
-        Side::Keys { .. } => 2 * group * call.queries * call.head_dim,
-    };
     TileList::new(
         client,
         &places,
         &entries,
         &tiles.patterns,
         tiles.mask_batch_stride,
-        heads_together(passing_values * size_of::<half::bf16>()),
     )
 }
 
@@ -271,8 +264,8 @@ impl<K: Kernels> Prepared<K> {
                     why: error.to_string(),
                 })?;
                 match K::BY_FIRST_TILE {
-                    true => upload(client, &call, &tiles.whole_first()),
-                    false => upload(client, &call, &tiles),
+                    true => upload(client, &tiles.whole_first()),
+                    false => upload(client, &tiles),
                 }
             }
             None => TileList::none(client),
@@ -375,14 +368,12 @@ impl<K: Kernels> Prepared<K> {
         BackwardLists {
             queries: upload(
                 &self.client,
-                &self.call,
                 &self.selection.queries_list(mask, sizes).expect(fits),
             ),
             keys: (0..segments)
                 .map(|s| {
                     upload(
                         &self.client,
-                        &self.call,
                         &self.selection.keys_list(mask, sizes, s).expect(fits),
                     )
                 })

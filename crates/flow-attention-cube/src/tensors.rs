@@ -54,7 +54,6 @@ pub struct TileList {
     entries: (Handle, usize),
     patterns: (Handle, usize),
     pub(crate) batch_stride: u32,
-    pub(crate) heads_together: u32,
 }
 
 impl TileList {
@@ -66,15 +65,13 @@ impl TileList {
     /// `places` holds four words for each place of the grid: the block of rows, where its entries begin, how many tiles there are,
     /// and the first of them. `entries` holds for each tile, and in it for each 64 rows of a block, two words: the tile and the number
     /// of a pattern, and those of [`BEHIND`](Self::BEHIND) tiles behind the last list, which kernels read and do not use. `batch_stride` is
-    /// the number of places of a sample, or 0 if all samples have the same list; blocks of `heads_together` heads,
-    /// at least one, take turns.
+    /// the number of places of a sample, or 0 if all samples have the same list.
     pub fn new(
         client: &Client,
         places: &[u32],
         entries: &[u32],
         patterns: &[u32],
         batch_stride: u32,
-        heads_together: u32,
     ) -> Self {
         let put = |words: &[u32]| {
             let words = if words.is_empty() { &[0; 4] } else { words };
@@ -85,13 +82,12 @@ impl TileList {
             entries: put(entries),
             patterns: put(patterns),
             batch_stride,
-            heads_together,
         }
     }
 
     /// What kernels without a mask get.
     pub fn none(client: &Client) -> Self {
-        Self::new(client, &[], &[], &[], 0, 1)
+        Self::new(client, &[], &[], &[], 0)
     }
 
     /// Places, entries and patterns.
