@@ -9,6 +9,9 @@ mod delta;
 #[allow(missing_docs)]
 pub mod mma;
 pub mod passing;
+#[cfg(feature = "ptx-gate")]
+#[allow(missing_docs)]
+pub mod passing_alone;
 #[allow(missing_docs)]
 pub mod portable;
 pub mod run;

@@ -1,7 +1,6 @@
 //! A call from beginning to end: forward, and backward from what forward kept.
 
 use crate::call::{Call, Declined, check_scale};
-use crate::passing::BEHIND;
 use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -214,39 +213,6 @@ struct BackwardLists {
     keys: Vec<TileList>,
 }
 
-/// The list on the device, blocks in the order in which they start: those with most tiles first.
-fn upload(client: &Client, tiles: &MaskTiles) -> TileList {
-    let units = tiles.tiling.units_per_block;
-    let mut places = Vec::with_capacity(4 * tiles.mask_batches * tiles.row_blocks);
-    for batch in 0..tiles.mask_batches {
-        let list = |block: usize| {
-            let at = batch * tiles.row_blocks + block;
-            (tiles.offsets[at], tiles.offsets[at + 1] - tiles.offsets[at])
-        };
-        let mut order: Vec<usize> = (0..tiles.row_blocks).collect();
-        order.sort_by_key(|block| std::cmp::Reverse(list(*block).1));
-        for block in order {
-            let (begin, length) = list(block);
-            let first = tiles.entries[begin as usize * (1 + units)];
-            places.extend([block as u32, begin, length, first]);
-        }
-    }
-    let mut entries = Vec::with_capacity(2 * tiles.entries.len());
-    for entry in tiles.entries.chunks(1 + units) {
-        for pattern in &entry[1..] {
-            entries.extend([entry[0], *pattern]);
-        }
-    }
-    entries.resize(entries.len() + 2 * units * BEHIND, 0);
-    TileList::new(
-        client,
-        &places,
-        &entries,
-        &tiles.patterns,
-        tiles.mask_batch_stride,
-    )
-}
-
 impl<K: Kernels> Prepared<K> {
     /// Chooses tiles and compiles the mask.
     ///
@@ -264,8 +230,8 @@ impl<K: Kernels> Prepared<K> {
                     why: error.to_string(),
                 })?;
                 match K::BY_FIRST_TILE {
-                    true => upload(client, &tiles.whole_first()),
-                    false => upload(client, &tiles),
+                    true => TileList::new(client, &tiles.whole_first()),
+                    false => TileList::new(client, &tiles),
                 }
             }
             None => TileList::none(client),
@@ -366,13 +332,13 @@ impl<K: Kernels> Prepared<K> {
         let sizes = self.call.sizes();
         let fits = "a mask that fits forward fits backward";
         BackwardLists {
-            queries: upload(
+            queries: TileList::new(
                 &self.client,
                 &self.selection.queries_list(mask, sizes).expect(fits),
             ),
             keys: (0..segments)
                 .map(|s| {
-                    upload(
+                    TileList::new(
                         &self.client,
                         &self.selection.keys_list(mask, sizes, s).expect(fits),
                     )

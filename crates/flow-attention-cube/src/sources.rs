@@ -142,6 +142,24 @@ pub fn softmax_alone(tiles: wgmma::ForwardTiles) -> Result<CudaSource, CannotCom
     offline::cuda_source(kernel.define())
 }
 
+/// What a unit sees of the tiles of a mask's list, alone: see [`passing_alone`](crate::passing_alone).
+///
+/// # Errors
+/// If CubeCL refuses it.
+#[cfg(feature = "ptx-gate")]
+pub fn passing_alone(units: usize, columns: usize) -> Result<CudaSource, CannotCompile> {
+    use crate::passing_alone::passing_alone::PassingAlone;
+    use crate::passing_alone::words_at_once;
+    let on = Properties::h100();
+    let registers = (columns / 2).next_power_of_two();
+    let kernel: Box<dyn CubeKernel> = kernel!(PassingAlone, on, 128;
+        buffer(places entries patterns tiles results)
+        scalar(stride unit);
+        units, columns, [registers, words_at_once(columns)]
+    );
+    offline::cuda_source(kernel.define())
+}
+
 impl Sources for Mma {
     fn forward_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaForward, on, tiles.threads() as u32;

@@ -3,6 +3,7 @@
 use crate::passing::BEHIND;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
+use flow_attention_mask::MaskTiles;
 
 /// A tensor `[B, H, S, D]` on the device, with its strides in elements; the last one is 1, the others multiples of 8.
 #[derive(Clone, Debug)]
@@ -57,37 +58,64 @@ pub struct TileList {
 }
 
 impl TileList {
-    /// Tiles behind the last list of which entries can be read.
-    pub const BEHIND: usize = BEHIND;
+    /// Uploads what a mask was compiled to.
+    pub fn new(client: &Client, tiles: &MaskTiles) -> Self {
+        let [places, entries] = Self::words(tiles);
+        Self::upload(
+            client,
+            [&places, &entries, &tiles.patterns],
+            tiles.mask_batch_stride,
+        )
+    }
 
-    /// Uploads a list.
+    /// Places, and entries.
     ///
-    /// `places` holds four words for each place of the grid: the block of rows, where its entries begin, how many tiles there are,
-    /// and the first of them. `entries` holds for each tile, and in it for each 64 rows of a block, two words: the tile and the number
-    /// of a pattern, and those of [`BEHIND`](Self::BEHIND) tiles behind the last list, which kernels read and do not use. `batch_stride` is
-    /// the number of places of a sample, or 0 if all samples have the same list.
-    pub fn new(
-        client: &Client,
-        places: &[u32],
-        entries: &[u32],
-        patterns: &[u32],
-        batch_stride: u32,
-    ) -> Self {
-        let put = |words: &[u32]| {
+    /// A place has four words: the block of rows, where its entries begin, how many tiles there are, and the first of them. Places are in the
+    /// order in which blocks start, those with most tiles first. For each tile there is an entry of two words for each 64 rows of a block: the
+    /// tile, and the number of a pattern. Behind the last list are entries that kernels read ahead and do not use.
+    pub fn words(tiles: &MaskTiles) -> [Vec<u32>; 2] {
+        let units = tiles.tiling.units_per_block;
+        let mut places = Vec::with_capacity(4 * tiles.mask_batches * tiles.row_blocks);
+        for batch in 0..tiles.mask_batches {
+            let list = |block: usize| {
+                let at = batch * tiles.row_blocks + block;
+                (tiles.offsets[at], tiles.offsets[at + 1] - tiles.offsets[at])
+            };
+            let mut order: Vec<usize> = (0..tiles.row_blocks).collect();
+            order.sort_by_key(|block| std::cmp::Reverse(list(*block).1));
+            for block in order {
+                let (begin, length) = list(block);
+                let first = tiles.entries[begin as usize * (1 + units)];
+                places.extend([block as u32, begin, length, first]);
+            }
+        }
+        let tile_count = tiles.entries.len() / (1 + units);
+        let mut entries = Vec::with_capacity(2 * units * (tile_count + BEHIND));
+        for entry in tiles.entries.chunks(1 + units) {
+            for pattern in &entry[1..] {
+                entries.extend([entry[0], *pattern]);
+            }
+        }
+        entries.resize(entries.len() + 2 * units * BEHIND, 0);
+        [places, entries]
+    }
+
+    fn upload(client: &Client, words: [&[u32]; 3], batch_stride: u32) -> Self {
+        let [places, entries, patterns] = words.map(|words| {
             let words = if words.is_empty() { &[0; 4] } else { words };
             (client.create_from_slice(u32::as_bytes(words)), words.len())
-        };
+        });
         Self {
-            places: put(places),
-            entries: put(entries),
-            patterns: put(patterns),
+            places,
+            entries,
+            patterns,
             batch_stride,
         }
     }
 
     /// What kernels without a mask get.
     pub fn none(client: &Client) -> Self {
-        Self::new(client, &[], &[], &[], 0)
+        Self::upload(client, [&[]; 3], 0)
     }
 
     /// Places, entries and patterns.

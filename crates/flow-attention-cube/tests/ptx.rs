@@ -12,6 +12,8 @@ use flow_cube::gate::{self, Compiler, Gated};
 use flow_cube::wgmma::Factor;
 use std::collections::BTreeMap;
 
+#[path = "ptx/passing.rs"]
+mod passing;
 #[path = "ptx/softmax.rs"]
 mod softmax;
 

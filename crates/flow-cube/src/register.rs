@@ -65,7 +65,7 @@ pub fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
 #[cube]
 pub fn spread_sign(word: u32, #[comptime] byte: usize) -> u32 {
     let word = read::<u32>(word);
-    let selector = comptime!(0x8888 | 0x1111 * byte as u32).runtime();
+    let selector = comptime!(0x8888 + 0x1111 * byte as u32).runtime();
     let out: u32;
     gpu_asm!("prmt.b32 {}, {}, 0, {};", out(_) out, in(_) word, in(_) selector, options(pure, nomem));
     out

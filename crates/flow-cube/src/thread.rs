@@ -210,6 +210,14 @@ impl<'a> Thread<'a> {
                 let word = memory.get(&at).ok_or("memory that was not written")?;
                 self.registers.insert(to, u64::from(*word));
             }
+            ("ld.global.nc.v2.u32" | "ld.global.nc.v4.u32", [to, from]) => {
+                let at = self.address(from)?;
+                for (number, register) in list(to).into_iter().enumerate() {
+                    let word = memory.global.get(&(at + 4 * number as u64));
+                    let word = word.ok_or("memory that was not written")?;
+                    self.registers.insert(register, u64::from(*word));
+                }
+            }
             ("st.shared.b32", [to, from]) => {
                 let at = self.address(to)?;
                 memory.shared.insert(at, self.value(from)? as u32);

@@ -169,8 +169,9 @@ fn table(about: &Value, rows: &[Value]) -> String {
         text += &line(row);
         text.push('\n');
     }
-    text += "\n## Masks: time against work\n\n`pairs` and `tiles` are the shares of a full mask that are left; `time` is the share of the full case's time.\n\n";
-    text += "| case | part | pairs | tiles | time |\n|---|---|---|---|---|\n";
+    text += "\n## Masks: time against work\n\n`pairs` and `tiles` are the shares of a full mask that are left; `time` is the share of the full case's time by \
+             medians, and `over tiles` what that is of the tiles' share, by medians and by the 10th percentile.\n\n";
+    text += "| case | part | pairs | tiles | time | over tiles | by the 10th percentile |\n|---|---|---|---|---|---|---|\n";
     for row in rows
         .iter()
         .filter(|row| row["pairs"].as_f64().is_some_and(|pairs| pairs < 1.0))
@@ -184,17 +185,56 @@ fn table(about: &Value, rows: &[Value]) -> String {
         else {
             continue;
         };
-        let share = row["ours"]["median_ms"]
-            .as_f64()
-            .zip(full["ours"]["median_ms"].as_f64());
+        let share = |of: &str| {
+            let [part, all] = [row, full].map(|row| row["ours"][of].as_f64());
+            part.zip(all).map(|(part, all)| part / all)
+        };
+        let over_tiles = |of| {
+            let over = share(of).zip(row["tiles"].as_f64());
+            over.map_or("–".into(), |(time, tiles)| format!("{:.2}", time / tiles))
+        };
         let _ = writeln!(
             text,
-            "| {case} | {} | {} | {} | {} |",
+            "| {case} | {} | {} | {} | {} | {} | {} |",
             row["what"].as_str().unwrap_or_default(),
             figure(&row["pairs"], 3),
             figure(&row["tiles"], 3),
-            share.map_or("–".into(), |(part, all)| format!("{:.3}", part / all)),
+            share("median_ms").map_or("–".into(), |share| format!("{share:.3}")),
+            over_tiles("median_ms"),
+            over_tiles("p10_ms"),
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::table;
+    use serde_json::{Value, json};
+
+    fn row(case: &str, tiles: f64, median_ms: f64, p10_ms: f64) -> Value {
+        json!({
+            "case": case, "what": "forward", "kernel": "wgmma 64x128", "pairs": tiles, "tiles": tiles,
+            "ours": {"median_ms": median_ms, "p10_ms": p10_ms, "p90_ms": median_ms, "tflops": 1.0},
+        })
+    }
+
+    #[test]
+    fn masks_are_measured_by_the_full_case_of_their_own_shape() {
+        let text = table(
+            &json!({}),
+            &[
+                row("B2 H16 S8192 D64 full", 1.0, 2.0, 1.6),
+                row("B2 H16 S8192 D128 full", 1.0, 4.0, 4.0),
+                row("B2 H16 S8192 D64 causal", 0.5, 1.1, 1.0),
+                row("B2 H16 S4096 D64 causal", 0.5, 1.1, 1.0),
+            ],
+        );
+        let masks = text.split("## Masks").nth(1).unwrap();
+        assert!(
+            masks.contains("| B2 H16 S8192 D64 causal | forward | 0.500 | 0.500 | 0.550 | 1.10 | 1.25 |"),
+            "{text}"
+        );
+        assert!(!masks.contains("S4096"), "it has no full case: {text}");
+    }
 }

@@ -1,0 +1,48 @@
+//! A mask's list, alone: what a unit of 64 rows sees of the tiles that pass it, written to memory. For tests, which execute it without a GPU.
+
+use crate::passing::{Entry, ListShape, Place, bits_of, entry_at, hide, list_of};
+use cubecl::prelude::*;
+
+/// How many words of a thread's part of a pattern are read at once, for tiles of `columns` columns: all of them.
+pub fn words_at_once(columns: usize) -> usize {
+    (columns / 2).div_ceil(32)
+}
+
+/// For the block at the place of this one, its number, then its tiles as they pass, to `tiles` from `CUBE_POS_X` times
+/// `stride` on, closed by the length of its list; and what each thread of unit `unit` of `units` holds of each tile, to `results`: 1 where it
+/// sees, minus infinity where it does not.
+#[cube(launch_unchecked)]
+pub fn passing_alone<N: Size, W: Size>(
+    places: &[Place],
+    entries: &[Entry],
+    patterns: &[Vector<u32, W>],
+    tiles: &mut [u32],
+    results: &mut [f32],
+    stride: u32,
+    unit: u32,
+    #[comptime] units: usize,
+    #[comptime] columns: usize,
+    #[define(N, W)] _vectors: [usize; 2],
+) {
+    let shape = comptime!(ListShape {
+        masked: true,
+        units,
+        columns
+    });
+    let (block, begin, count, first) = list_of(places, 0u32.runtime(), CUBE_POS_X, 0u32.runtime(), shape);
+    let at = CUBE_POS_X * stride;
+    tiles[at as usize] = block;
+    tiles[(at + 1) as usize] = first;
+    tiles[(at + 2) as usize] = count;
+    for place in 0..count {
+        let (tile, pattern) = entry_at(entries, begin + place, unit, shape);
+        tiles[(at + 3 + place) as usize] = tile;
+        let bits = bits_of::<W>(patterns, pattern, UNIT_POS, shape);
+        let seen = hide::<N>(Vector::new(1.0f32), pattern, bits, shape);
+        let to = ((at + place) * 128 + UNIT_POS) * comptime!((columns / 2) as u32);
+        #[unroll]
+        for i in 0..comptime!(columns / 2) {
+            results[(to + comptime!(i as u32)) as usize] = seen.extract(i);
+        }
+    }
+}
