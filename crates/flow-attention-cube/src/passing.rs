@@ -46,39 +46,29 @@ impl ListShape {
     }
 }
 
+/// Heads whose blocks start together when there is a list.
+const HEADS_TOGETHER: u32 = 8;
+
 /// The head of this block, and its place in the order of the list. For a grid of (places, heads, samples), whose blocks
 /// start in that order.
 ///
-/// With a list the places of `heads_together` heads take turns ([`heads_together`]). (The kernels on `mma.sync` go head by head: the
+/// With a list the places of [`HEADS_TOGETHER`] heads take turns, so that the device's last blocks are short ones of many
+/// heads. Head by head it would end on the long ones of the last head: that cost packed sequences 5 to 10 % of their time.
+/// All heads at once would not find their keys in the cache of the device. (The kernels on `mma.sync` go head by head: the
 /// divisions made one of them spill.)
 #[cube]
-pub(crate) fn turn_of(heads_together: u32, #[comptime] shape: ListShape) -> (u32, u32) {
+pub(crate) fn turn_of(#[comptime] shape: ListShape) -> (u32, u32) {
     if comptime!(shape.masked) {
         let at = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
-        let places = CUBE_COUNT_X * heads_together;
-        let first_head = at / places * heads_together;
+        let places = CUBE_COUNT_X * HEADS_TOGETHER;
+        let first_head = at / places * HEADS_TOGETHER;
         let rest = at % places;
         let left = CUBE_COUNT_Y - first_head;
-        let heads = select(left < heads_together, left, heads_together);
+        let heads = select(left < HEADS_TOGETHER, left, HEADS_TOGETHER.runtime());
         (first_head + rest % heads, rest / heads)
     } else {
         (CUBE_POS_Y, CUBE_POS_X)
     }
-}
-
-/// Heads whose blocks take turns where there is a list, so that the device's last blocks are short ones of many heads: a power of two.
-///
-/// Head by head the grid would end on the long blocks of the last one, which costs packed sequences 5 to 10 % of their time. But what
-/// passes the blocks of all these heads, `bytes` of each, should find room in the cache of the device: a model of an H100's that is right
-/// to 5 % about what `ncu` counts (28 MB, least recently used) reads 2.6 times as much of 8192 rows of 128 channels with eight heads as with
-/// two, whose grid ends no later.
-pub(crate) fn heads_together(bytes: usize) -> u32 {
-    /// What may pass.
-    const ROOM: usize = 16 << 20;
-    const MOST: usize = 8;
-    const LEAST: usize = 2;
-    let fit = (ROOM / bytes.max(1)).clamp(LEAST, MOST);
-    1 << fit.ilog2()
 }
 
 /// Which block of rows is at `place`, start and length of its list, and the list's first tile; without a list `place` itself, 0, `all`,
@@ -213,22 +203,5 @@ pub(crate) fn rows_of(
         }
     } else {
         (first - row, row)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::heads_together;
-
-    #[test]
-    fn heads_that_take_turns_find_room_in_the_cache_and_two_always_do() {
-        let of = |rows: usize, channels: usize| heads_together(2 * rows * channels * 2);
-        assert_eq!(of(8192, 128), 4);
-        assert_eq!(of(8192, 64), 8);
-        assert_eq!(of(10_000, 128), 2);
-        assert_eq!(of(31_200, 128), 2);
-        assert_eq!(of(1_000_000, 256), 2);
-        assert_eq!(of(1, 8), 8);
-        assert_eq!(heads_together(0), 8);
     }
 }

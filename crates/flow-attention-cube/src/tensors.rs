@@ -1,10 +1,9 @@
 //! Tensors, masks and statistics on the device, as the kernels for tensor cores take them.
 
-use crate::call::Call;
-use crate::passing::{BEHIND, heads_together};
+use crate::passing::BEHIND;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
-use flow_attention_mask::{MaskTiles, Side};
+use flow_attention_mask::MaskTiles;
 
 /// A tensor `[B, H, S, D]` on the device, with its strides in elements; the last one is 1, the others multiples of 8.
 #[derive(Clone, Debug)]
@@ -56,24 +55,16 @@ pub struct TileList {
     entries: (Handle, usize),
     patterns: (Handle, usize),
     pub(crate) batch_stride: u32,
-    pub(crate) heads_together: u32,
 }
 
 impl TileList {
-    /// Uploads what a mask was compiled to for `call`.
-    pub fn new(client: &Client, call: &Call, tiles: &MaskTiles) -> Self {
+    /// Uploads what a mask was compiled to.
+    pub fn new(client: &Client, tiles: &MaskTiles) -> Self {
         let [places, entries] = Self::words(tiles);
-        let group = call.heads / call.kv_heads;
-        // Of two tensors.
-        let passing_values = match tiles.tiling.side {
-            Side::Queries => 2 * (call.keys[0] + call.keys[1]) * call.head_dim / group,
-            Side::Keys { .. } => 2 * group * call.queries * call.head_dim,
-        };
         Self::upload(
             client,
             [&places, &entries, &tiles.patterns],
             tiles.mask_batch_stride,
-            heads_together(passing_values * size_of::<half::bf16>()),
         )
     }
 
@@ -109,7 +100,7 @@ impl TileList {
         [places, entries]
     }
 
-    fn upload(client: &Client, words: [&[u32]; 3], batch_stride: u32, heads_together: u32) -> Self {
+    fn upload(client: &Client, words: [&[u32]; 3], batch_stride: u32) -> Self {
         let [places, entries, patterns] = words.map(|words| {
             let words = if words.is_empty() { &[0; 4] } else { words };
             (client.create_from_slice(u32::as_bytes(words)), words.len())
@@ -119,13 +110,12 @@ impl TileList {
             entries,
             patterns,
             batch_stride,
-            heads_together,
         }
     }
 
     /// What kernels without a mask get.
     pub fn none(client: &Client) -> Self {
-        Self::upload(client, [&[]; 3], 0, 1)
+        Self::upload(client, [&[]; 3], 0)
     }
 
     /// Places, entries and patterns.

@@ -167,7 +167,6 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     entries: &[Entry],
     patterns: &[Word],
     list_stride: u32,
-    heads_together: u32,
     queries: u32,
     lse_rows: u32,
     group: u32,
@@ -204,7 +203,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
     let pieces = comptime!(tiles.pieces as u32);
-    let (kv_head, place) = turn_of(heads_together, shape);
+    let (kv_head, place) = turn_of(shape);
     let mut key_place = place;
     let mut piece = 0u32;
     if comptime!(tiles.pieces > 1) {

@@ -85,7 +85,6 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     entries: &[Entry],
     patterns: &[Word],
     list_stride: u32,
-    heads_together: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -123,7 +122,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let full = barrier::first(&full);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
-    let (head, place) = turn_of(heads_together, shape);
+    let (head, place) = turn_of(shape);
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let per_tile = comptime!(passing as u32);

@@ -51,7 +51,7 @@ fn fill_keys<E: Numeric>(
 
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Keys and values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`.
-/// `places`, `entries`, `patterns`, `list_stride` and `heads_together` are of the mask; see [`passing`](crate::passing).
+/// `places`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
 pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     q: &TensorMap<E, Tiled>,
@@ -65,7 +65,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     entries: &[Entry],
     patterns: &[Vector<u32, NW>],
     list_stride: u32,
-    heads_together: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -103,7 +102,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let mut any_lost: Shared<[u32]> = Shared::new_slice(1usize);
     let lost: Shared<[u32]> = Shared::new_slice(comptime!(tiles.threads() as usize));
 
-    let (head, place) = turn_of(heads_together, shape);
+    let (head, place) = turn_of(shape);
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let per_tile = comptime!(tiles.keys as u32);
