@@ -5,7 +5,6 @@
 //! a pattern: 0 sees all, 1 nothing, `p` from 2 on the bits of pattern `p - 2`, one for each register of each thread.
 
 use cubecl::prelude::*;
-use flow_cube::register::spread_sign;
 
 /// The pattern that sees all.
 pub(crate) const ALL: u32 = 0;
@@ -27,6 +26,11 @@ pub(crate) type Bits = Vector<u32, Const<4>>;
 
 /// A word of the patterns.
 pub(crate) type Word = Vector<u32, Const<1>>;
+
+/// How many words of a thread's part of a pattern are read at once, for tiles of `columns` columns: as many as make it up evenly.
+pub(crate) fn words_at_once(columns: usize) -> usize {
+    1 << (columns / 2).div_ceil(32).trailing_zeros().min(2)
+}
 
 /// What a list needs besides its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -147,9 +151,6 @@ pub(crate) fn bits_of<W: Size>(
 }
 
 /// Scores that are not seen become minus infinity.
-///
-/// A bit becomes a word of ones by its copies, and chooses by logic. By comparisons it takes fewer instructions, but they wait for one
-/// another's predicates, of which there are seven: 574 cycles for 128 columns, where these take half.
 #[cube]
 pub(crate) fn hide<N: Size>(
     scores: Vector<f32, N>,
@@ -160,22 +161,9 @@ pub(crate) fn hide<N: Size>(
     let mut out = scores;
     if comptime!(shape.masked) && pattern != 0 {
         #[unroll]
-        for word in 0..comptime!(shape.pattern_words()) {
-            #[unroll]
-            for bit in 0..8 {
-                // The bits `bit` of all four bytes become the highest of their byte.
-                let raised = bits.extract(word) << comptime!(7 - bit as u32);
-                #[unroll]
-                for byte in 0..4 {
-                    let i = comptime!(32 * word + 8 * byte + bit);
-                    if comptime!(i < shape.columns / 2) {
-                        let seen = spread_sign(raised, byte);
-                        let score = u32::reinterpret(scores.extract(i));
-                        let hidden = comptime!(f32::NEG_INFINITY.to_bits());
-                        out.insert(i, f32::reinterpret((score & seen) | (!seen & hidden)));
-                    }
-                }
-            }
+        for i in 0..comptime!(shape.columns / 2) {
+            let bit = bits.extract(comptime!(i / 32)) & comptime!(1u32 << (i % 32));
+            out.insert(i, select(bit != 0, scores.extract(i), -f32::INFINITY));
         }
     }
     out

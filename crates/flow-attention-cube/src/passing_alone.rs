@@ -3,11 +3,6 @@
 use crate::passing::{Entry, ListShape, Place, bits_of, entry_at, hide, list_of};
 use cubecl::prelude::*;
 
-/// How many words of a thread's part of a pattern are read at once, for tiles of `columns` columns: all of them.
-pub fn words_at_once(columns: usize) -> usize {
-    (columns / 2).div_ceil(32)
-}
-
 /// For the block at the place of this one, its number, then its tiles as they pass, to `tiles` from `CUBE_POS_X` times
 /// `stride` on, closed by the length of its list; and what each thread of unit `unit` of `units` holds of each tile, to `results`: 1 where it
 /// sees, minus infinity where it does not.

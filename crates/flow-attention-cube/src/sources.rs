@@ -148,8 +148,8 @@ pub fn softmax_alone(tiles: wgmma::ForwardTiles) -> Result<CudaSource, CannotCom
 /// If CubeCL refuses it.
 #[cfg(feature = "ptx-gate")]
 pub fn passing_alone(units: usize, columns: usize) -> Result<CudaSource, CannotCompile> {
+    use crate::passing::words_at_once;
     use crate::passing_alone::passing_alone::PassingAlone;
-    use crate::passing_alone::words_at_once;
     let on = Properties::h100();
     let registers = (columns / 2).next_power_of_two();
     let kernel: Box<dyn CubeKernel> = kernel!(PassingAlone, on, 128;

@@ -9,24 +9,6 @@ fn flushed(value: f64) -> f32 {
     if value.is_subnormal() { 0.0 } else { value }
 }
 
-/// Four bytes of two words, one for each of the selector's four lowest nibbles: the byte's number, or eight more for copies of its sign.
-fn permuted(words: [u32; 2], selector: u32) -> u32 {
-    let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
-    u32::from_le_bytes([0, 4, 8, 12].map(|shift| {
-        let nibble = (selector >> shift & 0xF) as usize;
-        match (bytes[nibble & 7], nibble & 8 != 0) {
-            (byte, false) => byte,
-            (byte, true) => {
-                if byte & 0x80 == 0 {
-                    0
-                } else {
-                    0xFF
-                }
-            }
-        }
-    }))
-}
-
 /// What an instruction without other effects makes of its operands.
 pub(crate) fn computed(name: &str, from: &[u64]) -> Option<u64> {
     let word = |at: usize| from[at] as u32;
@@ -40,6 +22,7 @@ pub(crate) fn computed(name: &str, from: &[u64]) -> Option<u64> {
             1,
         ) => from[0],
         ("cvt.u32.u64", 1) => word(0).into(),
+        ("cvt.u16.u32", 1) => (word(0) as u16).into(),
         // All lanes of a warp are together wherever they ask.
         ("activemask.b32", 0) => u32::MAX.into(),
         ("add.s32", 2) => word(0).wrapping_add(word(1)).into(),
@@ -54,8 +37,6 @@ pub(crate) fn computed(name: &str, from: &[u64]) -> Option<u64> {
         ("and.b16" | "and.b32", 2) => (word(0) & word(1)).into(),
         ("or.b32", 2) => (word(0) | word(1)).into(),
         ("xor.b32", 2) => (word(0) ^ word(1)).into(),
-        ("not.b32", 1) => (!word(0)).into(),
-        ("prmt.b32", 3) => permuted([word(0), word(1)], word(2)).into(),
         ("not.pred", 1) => from[0] ^ 1,
         ("and.pred", 2) => from[0] & from[1],
         ("or.pred", 2) => from[0] | from[1],
@@ -118,19 +99,4 @@ pub(crate) fn computed(name: &str, from: &[u64]) -> Option<u64> {
         _ => return None,
     };
     Some(value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::computed;
-
-    #[test]
-    fn bytes_are_permuted_and_signs_copied_as_the_isa_says() {
-        let permuted = |selector: u64| computed("prmt.b32", &[0x8070_6050, 0x0403_0281, selector]);
-        assert_eq!(permuted(0x3210), Some(0x8070_6050));
-        assert_eq!(permuted(0x7650), Some(0x0403_0250));
-        assert_eq!(permuted(0xBBBB), Some(0xFFFF_FFFF));
-        assert_eq!(permuted(0xAAAA), Some(0));
-        assert_eq!(permuted(0x0C0C), Some(0x50FF_50FF));
-    }
 }

@@ -61,16 +61,6 @@ pub fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
     out
 }
 
-/// All ones if the highest bit of byte `byte` of `word` is set, zero otherwise (PTX `prmt.b32`, which copies a sign).
-#[cube]
-pub fn spread_sign(word: u32, #[comptime] byte: usize) -> u32 {
-    let word = read::<u32>(word);
-    let selector = comptime!(0x8888 + 0x1111 * byte as u32).runtime();
-    let out: u32;
-    gpu_asm!("prmt.b32 {}, {}, 0, {};", out(_) out, in(_) word, in(_) selector, options(pure, nomem));
-    out
-}
-
 /// Two f32 as bf16, round to nearest even, `low` in the low half.
 #[cube]
 pub fn pack_bf16(low: f32, high: f32) -> u32 {

@@ -1,5 +1,6 @@
 //! Sizes of tiles, and how products walk through them.
 
+use crate::passing::words_at_once;
 pub use crate::run::Sums;
 use flow_cube::wgmma::{Factor, Steps};
 
@@ -32,10 +33,7 @@ impl ForwardTiles {
     pub fn vectors(&self) -> [usize; 5] {
         let [scores, output] = [self.score_vector(), self.output_vector()];
         let queries = kept_vector(self.queries_kept);
-        // Words of a thread: 1, 2 or 4 at once, where they are as many times that.
-        let words = (self.keys / 2).div_ceil(32);
-        let at_once = 1 << words.trailing_zeros().min(2);
-        [scores, output, scores / 2, queries, at_once]
+        [scores, output, scores / 2, queries, words_at_once(self.keys)]
     }
 
     /// Panels of 64 channels.

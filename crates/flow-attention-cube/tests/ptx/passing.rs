@@ -113,7 +113,7 @@ fn what_a_block_sees_of_the_tiles_on_its_list_is_what_the_mask_allows() {
         Mask::block_sparse(30, 31, blocks).expect("a mask"),
     ];
     for mask in &masks {
-        for (units, columns) in [(2, 128), (1, 64), (2, 80)] {
+        for (units, columns) in [(2, 128), (1, 64), (2, 80), (1, 176)] {
             check(mask, [200, 270], units, columns);
         }
     }
