@@ -1,7 +1,8 @@
 //! Our side of `cargo xtask bench attention`: serves one request a line on standard input, answers with one line of JSON.
 //!
-//! Requests: `about`, or `time INDEX REPEATS` with an index of [`cases`]. Times are seconds of one call, from events
-//! around replays of a captured graph, so that the host has no share in them.
+//! Requests: `about`, `time INDEX REPEATS` with an index of [`cases`], or `launch INDEX TIMES`. Times are seconds of one call, from events
+//! around replays of a captured graph, so that the host has no share in them. What is launched is for a profiler: forward as often, then
+//! backward, and nothing else.
 
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -176,7 +177,17 @@ fn replayed(
         .collect()
 }
 
-fn time(client: &Client, pool: &Pool, case: Case, repeats: usize) -> Result<String, String> {
+/// What a request asks for.
+#[derive(Clone, Copy)]
+enum Wanted {
+    /// As many measurements.
+    Times(usize),
+    /// As many calls.
+    Launches(usize),
+}
+
+/// Serves a request; the answer describes the case.
+fn serve(client: &Client, pool: &Pool, case: Case, wanted: Wanted) -> Result<String, String> {
     let Case { name, call, mask } = case;
     let scale = 1.0 / (call.head_dim as f32).sqrt();
     let counts = match &mask {
@@ -226,10 +237,20 @@ fn time(client: &Client, pool: &Pool, case: Case, repeats: usize) -> Result<Stri
         * (call.batch * call.heads * call.head_dim * call.queries) as f64
         * (call.keys[0] + call.keys[1]) as f64
         * pairs;
-    let forward = replayed(client, flops, repeats, || prepared.forward(&q, &keys, &o, &lse))?;
-    let backward = replayed(client, 2.5 * flops, repeats, || {
-        prepared.backward([&q, &o, &d_o], &keys, &lse, &delta, &dq, &gradients)
-    })?;
+    let forward = || prepared.forward(&q, &keys, &o, &lse);
+    let backward = || prepared.backward([&q, &o, &d_o], &keys, &lse, &delta, &dq, &gradients);
+    let [forward, backward] = match wanted {
+        Wanted::Times(repeats) => [
+            replayed(client, flops, repeats, forward)?,
+            replayed(client, 2.5 * flops, repeats, backward)?,
+        ],
+        Wanted::Launches(times) => {
+            (0..times).for_each(|_| forward());
+            (0..times).for_each(|_| backward());
+            cubecl::future::block_on(client.sync()).map_err(|error| format!("{error:?}"))?;
+            [vec![], vec![]]
+        }
+    };
     let tiles_of = prepared.selection();
     let kernel = format!(
         "wgmma {}x{}{}",
@@ -267,13 +288,19 @@ fn main() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let answer = match words[..] {
             ["about"] => Ok(format!(r#"{{"cases":{}}}"#, cases().len())),
-            ["time", index, repeats] => match (index.parse::<usize>(), repeats.parse()) {
-                (Ok(index), Ok(repeats)) if index < cases().len() => {
-                    time(&client, &pool, cases().swap_remove(index), repeats)
+            [what @ ("time" | "launch"), index, often] => match (index.parse::<usize>(), often.parse()) {
+                (Ok(index), Ok(often)) if index < cases().len() => {
+                    let wanted = match what {
+                        "time" => Wanted::Times(often),
+                        _ => Wanted::Launches(often),
+                    };
+                    serve(&client, &pool, cases().swap_remove(index), wanted)
                 }
                 _ => Err(format!("`{line}`: there are {} cases", cases().len())),
             },
-            _ => Err(format!("`{line}` is neither `about` nor `time INDEX REPEATS`")),
+            _ => Err(format!(
+                "`{line}` is none of `about`, `time INDEX REPEATS` and `launch INDEX TIMES`"
+            )),
         };
         match answer {
             Ok(answer) => println!("{answer}"),

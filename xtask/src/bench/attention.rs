@@ -121,7 +121,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn label(case: &Value) -> String {
+pub(super) fn label(case: &Value) -> String {
     format!(
         "B{} H{} S{} D{} {}",
         case["batch"],

@@ -7,6 +7,7 @@ mod cache;
 mod cases;
 mod ceilings;
 mod checkpoint;
+mod cycles;
 mod gemm;
 mod iterations;
 mod job;
@@ -47,6 +48,8 @@ enum Target {
     Cpu(CpuOptions),
     /// Attention, forward and backward, on an NVIDIA GPU.
     Attention(attention::Options),
+    /// Cycles of attention's kernels, as `ncu` counts them: the same from launch to launch, where times are not.
+    Cycles(cycles::Options),
     /// Matrix products with and without epilogues, on an NVIDIA GPU.
     Gemm(gemm::Options),
     /// A training step under every policy of activation checkpointing.
@@ -101,6 +104,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     match &options.target {
         Target::Cpu(options) => cpu(workspace, options),
         Target::Attention(options) => attention::run(workspace, options),
+        Target::Cycles(options) => cycles::run(workspace, options),
         Target::Gemm(options) => gemm::run(workspace, options),
         Target::Checkpoint(options) => checkpoint::run(workspace, options),
         Target::Cache(options) => cache::run(workspace, options),

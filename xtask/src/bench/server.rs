@@ -6,10 +6,11 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// A program that answers lines.
+/// A program that answers lines. What a profiler that it runs in says between them, lines that begin with `==`, is passed over.
 pub(super) struct Server {
     child: Child,
-    input: ChildStdin,
+    /// Until it is to end.
+    input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
@@ -20,23 +21,44 @@ impl Server {
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {command:?}"))?;
-        let input = child.stdin.take().context("no standard input")?;
+        let input = Some(child.stdin.take().context("no standard input")?);
         let output = BufReader::new(child.stdout.take().context("no standard output")?);
         Ok(Self { child, input, output })
     }
 
     pub(super) fn ask(&mut self, question: &str) -> Result<Value> {
-        writeln!(self.input, "{question}")?;
-        self.input.flush()?;
+        let input = self.input.as_mut().context("the program is to end")?;
+        writeln!(input, "{question}")?;
+        input.flush()?;
         let mut line = String::new();
-        if self.output.read_line(&mut line)? == 0 {
-            bail!("the program ended at `{question}` ({})", self.child.wait()?);
+        loop {
+            line.clear();
+            if self.output.read_line(&mut line)? == 0 {
+                bail!("the program ended at `{question}` ({})", self.child.wait()?);
+            }
+            if !line.starts_with("==") {
+                break;
+            }
         }
         let answer: Value =
             serde_json::from_str(&line).with_context(|| format!("`{question}` gave `{line}`"))?;
         match answer.get("error") {
             Some(error) => bail!("`{question}`: {error}"),
             None => Ok(answer),
+        }
+    }
+
+    /// Lets it end, and waits.
+    ///
+    /// # Errors
+    /// If it ends by an error.
+    pub(super) fn finish(mut self) -> Result<()> {
+        drop(self.input.take());
+        // What it says in the end would fill the pipe otherwise.
+        std::io::copy(&mut self.output, &mut std::io::sink())?;
+        match self.child.wait()? {
+            status if status.success() => Ok(()),
+            status => bail!("the program ended by {status}"),
         }
     }
 }
