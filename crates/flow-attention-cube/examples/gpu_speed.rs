@@ -106,7 +106,7 @@ const TENSORS: usize = 6;
 /// Made once, as a case would take the host a second otherwise.
 struct Pool {
     values: Handle,
-    /// Of the largest tensor; a multiple of 64: rows of tiles are 128 bytes, and one that lies across two lines of the cache takes both
+    /// From one tensor to the next, as much as the largest has; a multiple of 64: rows of tiles are 128 bytes, and one that lies across two lines of the cache takes both
     /// (forward at D64 had 0.6 of its speed).
     apart: usize,
 }

@@ -5,12 +5,8 @@
 //! a pattern: 0 sees all, 1 nothing, `p` from 2 on the bits of pattern `p - 2`, one for each register of each thread.
 
 use cubecl::prelude::*;
-
-/// The pattern that sees all.
-pub(crate) const ALL: u32 = 0;
-
-/// The pattern that sees nothing.
-pub(crate) const NONE: u32 = 1;
+pub(crate) use flow_attention_mask::NONE;
+use flow_attention_mask::{ALL, FIRST_PATTERN, pattern_words};
 
 /// Entries of as many tiles stand behind the last list, so that kernels read ahead without a look at where their list ends.
 pub(crate) const BEHIND: usize = 4;
@@ -29,7 +25,7 @@ pub(crate) type Word = Vector<u32, Const<1>>;
 
 /// How many words of a thread's part of a pattern are read at once, for tiles of `columns` columns: as many as make it up evenly.
 pub(crate) fn words_at_once(columns: usize) -> usize {
-    1 << (columns / 2).div_ceil(32).trailing_zeros().min(2)
+    1 << pattern_words(columns).trailing_zeros().min(2)
 }
 
 /// What a list needs besides its entries.
@@ -46,7 +42,7 @@ pub(crate) struct ListShape {
 impl ListShape {
     /// Words of a pattern for a thread.
     pub(crate) fn pattern_words(self) -> usize {
-        (self.columns / 2).div_ceil(32)
+        pattern_words(self.columns)
     }
 }
 
@@ -118,6 +114,22 @@ pub(crate) fn tile_at(entries: &[Entry], at: u32, #[comptime] shape: ListShape) 
     tile
 }
 
+/// The tile at position `number` of the list that begins at `begin`, of which `first` is the first.
+#[cube]
+pub(crate) fn early_tile(
+    entries: &[Entry],
+    begin: u32,
+    first: u32,
+    #[comptime] number: usize,
+    #[comptime] shape: ListShape,
+) -> u32 {
+    if comptime!(number == 0) {
+        first
+    } else {
+        tile_at(entries, begin + comptime!(number as u32), shape)
+    }
+}
+
 /// The pattern of unit `unit` at position `at`.
 #[cube]
 pub(crate) fn pattern_at(entries: &[Entry], at: u32, unit: u32, #[comptime] shape: ListShape) -> u32 {
@@ -134,10 +146,11 @@ pub(crate) fn bits_of<W: Size>(
     #[comptime] shape: ListShape,
 ) -> Bits {
     let mut bits = Bits::new(0u32);
-    if comptime!(shape.masked) && pattern >= 2 {
+    if comptime!(shape.masked) && pattern >= FIRST_PATTERN {
         let width = W::value();
         let reads = comptime!(shape.pattern_words() / width);
-        let at = (pattern * 128 + thread) * comptime!(reads as u32) - comptime!((256 * reads) as u32);
+        let at = (pattern * 128 + thread) * comptime!(reads as u32)
+            - comptime!(128 * FIRST_PATTERN * reads as u32);
         #[unroll]
         for r in 0..reads {
             let words = patterns[(at + comptime!(r as u32)) as usize];
@@ -159,7 +172,7 @@ pub(crate) fn hide<N: Size>(
     #[comptime] shape: ListShape,
 ) -> Vector<f32, N> {
     let mut out = scores;
-    if comptime!(shape.masked) && pattern != 0 {
+    if comptime!(shape.masked) && pattern != ALL {
         #[unroll]
         for i in 0..comptime!(shape.columns / 2) {
             let bit = bits.extract(comptime!(i / 32)) & comptime!(1u32 << (i % 32));

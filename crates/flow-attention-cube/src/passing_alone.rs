@@ -3,9 +3,9 @@
 use crate::passing::{Entry, ListShape, Place, bits_of, entry_at, hide, list_of};
 use cubecl::prelude::*;
 
-/// For the block at the place of this one, its number, then its tiles as they pass, to `tiles` from `CUBE_POS_X` times
-/// `stride` on, closed by the length of its list; and what each thread of unit `unit` of `units` holds of each tile, to `results`: 1 where it
-/// sees, minus infinity where it does not.
+/// Writes what the block at the place of this one has: to `tiles`, from `CUBE_POS_X` times `stride` on, its number, its list's first tile, how many
+/// there are, and the tiles as they pass; to `results` what each thread of unit `unit` of `units` holds of each tile, 1 where it sees and minus
+/// infinity where it does not.
 #[cube(launch_unchecked)]
 pub fn passing_alone<N: Size, W: Size>(
     places: &[Place],

@@ -199,7 +199,12 @@ impl<'a> Thread<'a> {
                 return at.map(|at| Then::To(*at)).ok_or_else(|| "no such label".into());
             }
             (
-                name @ ("ld.global.nc.u32" | "ld.global.u32" | "ld.global.nc.f32" | "ld.shared.b32"),
+                name @ ("ld.global.nc.u32"
+                | "ld.global.u32"
+                | "ld.global.nc.f32"
+                | "ld.global.nc.v2.u32"
+                | "ld.global.nc.v4.u32"
+                | "ld.shared.b32"),
                 [to, from],
             ) => {
                 let at = self.address(from)?;
@@ -207,13 +212,8 @@ impl<'a> Thread<'a> {
                     true => &*memory.shared,
                     false => &*memory.global,
                 };
-                let word = memory.get(&at).ok_or("memory that was not written")?;
-                self.registers.insert(to, u64::from(*word));
-            }
-            ("ld.global.nc.v2.u32" | "ld.global.nc.v4.u32", [to, from]) => {
-                let at = self.address(from)?;
                 for (number, register) in list(to).into_iter().enumerate() {
-                    let word = memory.global.get(&(at + 4 * number as u64));
+                    let word = memory.get(&(at + 4 * number as u64));
                     let word = word.ok_or("memory that was not written")?;
                     self.registers.insert(register, u64::from(*word));
                 }

@@ -92,9 +92,9 @@ struct Launch {
 
 /// The launches of `ncu --page raw --csv`: names of columns, units, then a line for each launch. Every field is in quotes.
 fn launches(csv: &str) -> Result<Vec<Launch>> {
-    let mut lines = csv.lines().filter(|line| line.starts_with('"')).map(|line| {
-        let inner = line.trim().trim_start_matches('"').trim_end_matches('"');
-        inner.split("\",\"").collect::<Vec<_>>()
+    let mut lines = csv.lines().filter_map(|line| {
+        let inner = line.trim().strip_prefix('"')?.strip_suffix('"')?;
+        Some(inner.split("\",\"").collect::<Vec<_>>())
     });
     let columns = lines.next().context("ncu counted nothing")?;
     let at = |name: &str| {

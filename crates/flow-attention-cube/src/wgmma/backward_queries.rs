@@ -7,7 +7,7 @@ use super::BackwardTiles;
 use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
 use crate::delta::row_product;
 use crate::passing::{
-    Entry, ListShape, Place, Word, bits_of, hide, list_of, pattern_at, rows_of, tile_at, turn_of,
+    Entry, ListShape, Place, Word, bits_of, early_tile, hide, list_of, pattern_at, rows_of, tile_at, turn_of,
 };
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
@@ -159,11 +159,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         #[unroll]
         for s in 0..stages {
             if comptime!(s as u32) < tile_count {
-                let tile = if comptime!(s == 0) {
-                    first_tile
-                } else {
-                    tile_at(entries, begin + comptime!(s as u32), shape)
-                };
+                let tile = early_tile(entries, begin, first_tile, s, shape);
                 next_tile::<E>(
                     barrier::at(full, s),
                     k,
@@ -225,7 +221,6 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let k_at = wgmma::descriptor(k_base, comptime!((passing * 128) as u32), 1024u32);
     let v_at = wgmma::descriptor(v_base, comptime!((passing * 128) as u32), 1024u32);
 
-    let tile = first_tile;
     let pattern = pattern_at(entries, begin, warpgroup, shape);
     let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
     wait(q_full, 0u32);
@@ -248,7 +243,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     );
     let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
     scores = hide::<NS>(scores, pattern, bits, shape);
-    let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
+    let (exist, _) = rows_of(first_tile, first_keys, second_keys, passing, two_parts);
     if comptime!(!tiles.masked) && exist < per_tile {
         scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
     }
@@ -319,7 +314,6 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         }
         // Read while products run, and long before it is asked for: neither a product nor a copy waits for the list.
         let upcoming = tile_at(entries, begin + at - 1 + comptime!(stages as u32), shape);
-        let tile = tile_at(entries, begin + at, shape);
         let pattern = next_pattern;
         next_pattern = pattern_at(entries, begin + at + 1, warpgroup, shape);
         let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
@@ -352,7 +346,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         freed_by = read::<u32>(users);
         freed_for = read::<u32>(upcoming);
         scores = hide::<NS>(scores, pattern, bits, shape);
-        let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
+        let (exist, _) = rows_of(at, first_keys, second_keys, passing, two_parts);
         if comptime!(!tiles.masked) && exist < per_tile {
             scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
         }

@@ -6,7 +6,8 @@ use super::copy::{fill, issue, keep, stage_before_last, store_rows};
 use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
 use super::output::{stage_output, write_log_sums};
 use crate::passing::{
-    Entry, ListShape, Place, bits_of, entry_at, hide, list_of, pattern_at, rows_of, tile_at, turn_of,
+    Entry, ListShape, Place, bits_of, early_tile, entry_at, hide, list_of, pattern_at, rows_of, tile_at,
+    turn_of,
 };
 use crate::softmax::cut;
 use cubecl::ir::ElemType;
@@ -162,11 +163,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             #[unroll]
             for s in 0..stages {
                 if comptime!(s as u32) < tile_count {
-                    let tile = if comptime!(s == 0) {
-                        first_tile
-                    } else {
-                        tile_at(entries, begin + comptime!(s as u32), shape)
-                    };
+                    let tile = early_tile(entries, begin, first_tile, s, shape);
                     fill_keys::<E>(
                         barrier::at(k_full, s),
                         k,
@@ -194,7 +191,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 }
             }
         }
-        let tile = read::<u32>(first_tile);
         let pattern = pattern_at(entries, begin, warpgroup, shape);
         let bits = bits_of::<NW>(patterns, pattern, thread, shape);
         wait(q_full, 0u32);
@@ -228,7 +224,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             }
         }
         scores = hide::<NS>(scores, pattern, bits, shape);
-        let (exist, _) = rows_of(tile, first_keys, second_keys, tile_keys, two_parts);
+        let (exist, _) = rows_of(first_tile, first_keys, second_keys, tile_keys, two_parts);
         if comptime!(!tiles.masked) && exist < per_tile {
             scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
         }
