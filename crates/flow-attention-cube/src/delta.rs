@@ -21,32 +21,49 @@ fn dot(a: Eight, b: Eight, before: f32, #[comptime] element: Factor) -> f32 {
     sum
 }
 
-/// The sum of one row, by two threads that are neighbours; both get it. `o_from` and `do_from`: where the row begins, in
-/// units of eight values. 0 if there is no such row.
+/// A thread's share of a row of outputs and of their gradients: every other eight values, since two threads that are neighbours have a row.
+#[derive(CubeType)]
+pub(crate) struct RowShare {
+    o: Sequence<Eight>,
+    d_o: Sequence<Eight>,
+}
+
+/// Reads a thread's share of a row. `o_from` and `do_from`: where the row begins, in units of eight values. Zeros if there is no such row.
 #[cube]
-pub(crate) fn row_product(
+pub(crate) fn read_row(
     o: &[Eight],
     d_o: &[Eight],
     o_from: u32,
     do_from: u32,
     exists: bool,
     #[comptime] head_dim: usize,
-    #[comptime] element: Factor,
-) -> f32 {
-    let mut sum = 0.0f32;
-    if exists {
-        #[unroll]
-        for i in 0..comptime!((head_dim / 8).div_ceil(2)) {
-            let of = comptime!(2 * i as u32) + UNIT_POS % 2;
-            if of < comptime!((head_dim / 8) as u32) {
-                sum = dot(
-                    o[(o_from + of) as usize],
-                    d_o[(do_from + of) as usize],
-                    sum,
-                    element,
-                );
-            }
+) -> RowShare {
+    let mut share = RowShare {
+        o: Sequence::new(),
+        d_o: Sequence::new(),
+    };
+    #[unroll]
+    for i in 0..comptime!((head_dim / 8).div_ceil(2)) {
+        let of = comptime!(2 * i as u32) + UNIT_POS % 2;
+        let mut x = Eight::new(0u32);
+        let mut y = Eight::new(0u32);
+        if exists && of < comptime!((head_dim / 8) as u32) {
+            x = o[(o_from + of) as usize];
+            y = d_o[(do_from + of) as usize];
         }
+        share.o.push(x);
+        share.d_o.push(y);
+    }
+    share
+}
+
+/// The row's sum; both of its threads get it.
+#[cube]
+pub(crate) fn row_product(row: &RowShare, #[comptime] head_dim: usize, #[comptime] element: Factor) -> f32 {
+    let mut sum = 0.0f32;
+    #[unroll]
+    for i in 0..comptime!((head_dim / 8).div_ceil(2)) {
+        sum = dot(*row.o.index(i), *row.d_o.index(i), sum, element);
     }
     sum + plane_shuffle_xor(sum, 1)
 }

@@ -46,29 +46,83 @@ impl ListShape {
     }
 }
 
-/// Heads whose blocks start together when there is a list.
-const HEADS_TOGETHER: u32 = 8;
+/// In which order a grid goes through the places of a list, and through heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Order {
+    /// Heads whose places take turns.
+    pub heads_together: u32,
+    /// Places at the end of the list that come last of all heads.
+    pub late_places: u32,
+}
 
 /// The head of this block, and its place in the order of the list. For a grid of (places, heads, samples), whose blocks
 /// start in that order.
 ///
-/// With a list the places of [`HEADS_TOGETHER`] heads take turns, so that the device's last blocks are short ones of many
-/// heads. Head by head it would end on the long ones of the last head: that cost packed sequences 5 to 10 % of their time.
-/// All heads at once would not find their keys in the cache of the device. (The kernels on `mma.sync` go head by head: the
-/// divisions made one of them spill.)
+/// With a list the places of `heads_together` heads take turns, but the last `late_places` of them come when all heads are done with the
+/// others; see [`Order`]. (The kernels on `mma.sync` go head by head: the divisions made one of them spill.)
 #[cube]
-pub(crate) fn turn_of(#[comptime] shape: ListShape) -> (u32, u32) {
+pub(crate) fn turn_of(heads_together: u32, late_places: u32, #[comptime] shape: ListShape) -> (u32, u32) {
     if comptime!(shape.masked) {
         let at = CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X;
-        let places = CUBE_COUNT_X * HEADS_TOGETHER;
-        let first_head = at / places * HEADS_TOGETHER;
+        let early_places = CUBE_COUNT_X - late_places;
+        let early = early_places * CUBE_COUNT_Y;
+        let late = at >= early;
+        let together = select(late, CUBE_COUNT_Y, heads_together);
+        let at = select(late, at - early, at);
+        let places = select(late, late_places, early_places) * together;
+        let first_head = at / places * together;
         let rest = at % places;
         let left = CUBE_COUNT_Y - first_head;
-        let heads = select(left < HEADS_TOGETHER, left, HEADS_TOGETHER.runtime());
-        (first_head + rest % heads, rest / heads)
+        let heads = select(left < together, left, together);
+        let place = rest / heads;
+        (
+            first_head + rest % heads,
+            select(late, early_places + place, place),
+        )
     } else {
         (CUBE_POS_Y, CUBE_POS_X)
     }
+}
+
+impl Order {
+    /// Head by head.
+    pub(crate) const BY_HEAD: Self = Self {
+        heads_together: 1,
+        late_places: 0,
+    };
+
+    /// For lists of `lengths` tiles in the order of their places, one slice for each sample, where `bytes` pass the blocks of a head.
+    ///
+    /// Two things decide how long a grid takes. What passes the blocks that run at a time should find room in the cache of the device, so
+    /// few heads take turns. And the device's last blocks should be short ones, which those of many heads are: head by head the grid ends on
+    /// the long blocks of the last head, which costs packed sequences 5 to 10 % of their time. So the short places of all heads come last, if
+    /// there are some. `bench/attention_cache.py` models both: it is right to 5 % about what `ncu` counts of an H100's memory.
+    pub(crate) fn of<'a>(lengths: impl Iterator<Item = &'a [u32]>, bytes: usize) -> Self {
+        /// What may pass.
+        const ROOM: usize = 8 << 20;
+        const MOST: usize = 8;
+        const LEAST: usize = 2;
+        let fit = (ROOM / bytes.max(1)).clamp(LEAST, MOST);
+        Self {
+            heads_together: 1 << fit.ilog2(),
+            late_places: lengths.map(late_places).min().unwrap_or(0) as u32,
+        }
+    }
+}
+
+/// How many of a sample's places come late: the last ones with at most half the tiles of the first, which together have at most a
+/// sixteenth of all tiles. Not all of them.
+fn late_places(lengths: &[u32]) -> usize {
+    let all: u64 = lengths.iter().map(|length| u64::from(*length)).sum();
+    let longest = lengths.first().copied().unwrap_or(0);
+    let mut tiles = 0;
+    (lengths.iter().rev())
+        .take_while(|length| {
+            tiles += u64::from(**length);
+            2 * **length <= longest && 16 * tiles <= all
+        })
+        .count()
+        .min(lengths.len().saturating_sub(1))
 }
 
 /// Which block of rows is at `place`, start and length of its list, and the list's first tile; without a list `place` itself, 0, `all`,
@@ -204,5 +258,41 @@ pub(crate) fn rows_of(
         }
     } else {
         (first - row, row)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Order;
+
+    fn order(lengths: &[&[u32]], rows: usize, channels: usize) -> Order {
+        Order::of(lengths.iter().copied(), 2 * rows * channels * 2)
+    }
+
+    #[test]
+    fn heads_that_take_turns_find_room_in_the_cache_and_two_always_do() {
+        let together = |rows, channels| order(&[&[4, 4]], rows, channels).heads_together;
+        assert_eq!(together(8192, 128), 2);
+        assert_eq!(together(8192, 64), 4);
+        assert_eq!(together(4096, 64), 8);
+        assert_eq!(together(1_000_000, 256), 2);
+        assert_eq!(together(0, 64), 8);
+    }
+
+    #[test]
+    fn short_lists_come_late_where_there_are_some_and_they_are_little_of_the_work() {
+        let late = |lengths: &[&[u32]]| order(lengths, 8192, 128).late_places;
+        assert_eq!(late(&[&[100; 40]]), 0);
+        let causal: Vec<u32> = (1..=64).rev().collect();
+        // 1 + 2 + … + 15 of 2080.
+        assert_eq!(late(&[&causal]), 15);
+        assert_eq!(late(&[&[100, 100, 100, 50, 50, 10, 10]]), 2);
+        assert_eq!(
+            late(&[&[100, 100, 100, 100, 10, 10], &[100, 100, 100, 100, 100, 10]]),
+            1
+        );
+        assert_eq!(late(&[&[100]]), 0);
+        assert_eq!(late(&[&[0, 0, 0]]), 2);
+        assert_eq!(late(&[]), 0);
     }
 }

@@ -230,8 +230,8 @@ impl<K: Kernels> Prepared<K> {
                     why: error.to_string(),
                 })?;
                 match K::BY_FIRST_TILE {
-                    true => TileList::new(client, &tiles.whole_first()),
-                    false => TileList::new(client, &tiles),
+                    true => TileList::new(client, &call, &tiles.whole_first()),
+                    false => TileList::new(client, &call, &tiles),
                 }
             }
             None => TileList::none(client),
@@ -334,12 +334,14 @@ impl<K: Kernels> Prepared<K> {
         BackwardLists {
             queries: TileList::new(
                 &self.client,
+                &self.call,
                 &self.selection.queries_list(mask, sizes).expect(fits),
             ),
             keys: (0..segments)
                 .map(|s| {
                     TileList::new(
                         &self.client,
+                        &self.call,
                         &self.selection.keys_list(mask, sizes, s).expect(fits),
                     )
                 })

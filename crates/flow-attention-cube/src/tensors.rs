@@ -1,9 +1,10 @@
 //! Tensors, masks and statistics on the device, as the kernels for tensor cores take them.
 
-use crate::passing::BEHIND;
+use crate::call::Call;
+use crate::passing::{BEHIND, Order};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
-use flow_attention_mask::MaskTiles;
+use flow_attention_mask::{MaskTiles, Side};
 
 /// A tensor `[B, H, S, D]` on the device, with its strides in elements; the last one is 1, the others multiples of 8.
 #[derive(Clone, Debug)]
@@ -55,16 +56,28 @@ pub struct TileList {
     entries: (Handle, usize),
     patterns: (Handle, usize),
     pub(crate) batch_stride: u32,
+    pub(crate) order: Order,
 }
 
 impl TileList {
-    /// Uploads what a mask was compiled to.
-    pub fn new(client: &Client, tiles: &MaskTiles) -> Self {
+    /// Uploads what a mask was compiled to for `call`.
+    pub fn new(client: &Client, call: &Call, tiles: &MaskTiles) -> Self {
         let [places, entries] = Self::words(tiles);
+        let group = call.heads / call.kv_heads;
+        // Of two tensors.
+        let passing_values = match tiles.tiling.side {
+            Side::Queries => 2 * (call.keys[0] + call.keys[1]) * call.head_dim / group,
+            Side::Keys { .. } => 2 * group * call.queries * call.head_dim,
+        };
+        let lengths: Vec<u32> = places.chunks(4).map(|place| place[2]).collect();
         Self::upload(
             client,
             [&places, &entries, &tiles.patterns],
             tiles.mask_batch_stride,
+            Order::of(
+                lengths.chunks(tiles.row_blocks.max(1)),
+                passing_values * size_of::<half::bf16>(),
+            ),
         )
     }
 
@@ -100,7 +113,7 @@ impl TileList {
         [places, entries]
     }
 
-    fn upload(client: &Client, words: [&[u32]; 3], batch_stride: u32) -> Self {
+    fn upload(client: &Client, words: [&[u32]; 3], batch_stride: u32, order: Order) -> Self {
         let [places, entries, patterns] = words.map(|words| {
             let words = if words.is_empty() { &[0; 4] } else { words };
             (client.create_from_slice(u32::as_bytes(words)), words.len())
@@ -110,12 +123,13 @@ impl TileList {
             entries,
             patterns,
             batch_stride,
+            order,
         }
     }
 
     /// What kernels without a mask get.
     pub fn none(client: &Client) -> Self {
-        Self::upload(client, [&[]; 3], 0)
+        Self::upload(client, [&[]; 3], 0, Order::BY_HEAD)
     }
 
     /// Places, entries and patterns.

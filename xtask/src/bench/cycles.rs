@@ -37,11 +37,14 @@ pub struct Options {
     to: Option<PathBuf>,
 }
 
-/// Cycles in which a multiprocessor had work, on average over the multiprocessors.
-const CYCLES: &str = "sm__cycles_active.avg";
+/// Cycles from a kernel's begin to its end: those in which most multiprocessors have no work any more count as well.
+const CYCLES: &str = "sm__cycles_elapsed.max";
 
 /// In how many of all cycles tensor cores were busy, in percent.
 const TENSOR_CORES: &str = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed";
+
+/// Bytes that came from the GPU's memory, not from its cache, which `ncu` empties before each launch.
+const READ: &str = "dram__bytes_read.sum";
 
 /// Runs the cases in the profiler and prints what it counted.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
@@ -54,7 +57,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut command = Command::new(&options.ncu);
     // The clock is the machine's, which is not ours to set.
     command.args(["--clock-control", "none", "--metrics"]);
-    command.arg(format!("{CYCLES},{TENSOR_CORES}"));
+    command.arg(format!("{CYCLES},{TENSOR_CORES},{READ}"));
     command.arg("-o").arg(&counted).arg(program);
     let mut ours = Server::start(command).context(
         "the counts are those of NVIDIA's Nsight Compute, which CUDA's toolkit has; --ncu says where it is",
@@ -69,9 +72,11 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     import
         .arg("--import")
         .arg(&counted)
-        .args(["--page", "raw", "--csv"]);
+        .args(["--page", "raw", "--csv", "--print-units", "base"]);
     let rows = by_case(&cases, &launches(&output(&mut import)?)?)?;
-    say!("| case | kernel | cycles, thousands | spread | tensor cores busy |\n|---|---|---|---|---|");
+    say!(
+        "| case | kernel | cycles, thousands | spread | tensor cores busy | from memory, MB |\n|---|---|---|---|---|---|"
+    );
     for row in &rows {
         say!("{}", row.line());
     }
@@ -88,6 +93,7 @@ struct Launch {
     kernel: String,
     cycles: f64,
     tensor_cores: f64,
+    read_bytes: f64,
 }
 
 /// The launches of `ncu --page raw --csv`: names of columns, units, then a line for each launch. Every field is in quotes.
@@ -101,7 +107,8 @@ fn launches(csv: &str) -> Result<Vec<Launch>> {
         let at = columns.iter().position(|column| *column == name);
         at.with_context(|| format!("ncu gives no `{name}`"))
     };
-    let [kernel, cycles, tensor_cores] = [at("Kernel Name")?, at(CYCLES)?, at(TENSOR_CORES)?];
+    let [kernel, cycles, tensor_cores, read] =
+        [at("Kernel Name")?, at(CYCLES)?, at(TENSOR_CORES)?, at(READ)?];
     lines
         .skip(1)
         .map(|line| {
@@ -114,6 +121,7 @@ fn launches(csv: &str) -> Result<Vec<Launch>> {
                 kernel: line.get(kernel).context("ncu left a line short")?.to_string(),
                 cycles: number(cycles)?,
                 tensor_cores: number(tensor_cores)?,
+                read_bytes: number(read)?,
             })
         })
         .collect()
@@ -140,15 +148,15 @@ impl Row {
     }
 
     fn line(&self) -> String {
-        let Launch {
-            cycles, tensor_cores, ..
-        } = self.median();
+        let median = self.median();
         format!(
-            "| {} | {} | {:.1} | {:.1} % | {tensor_cores:.0} % |",
+            "| {} | {} | {:.1} | {:.1} % | {:.0} % | {:.0} |",
             self.case,
             self.kernel,
-            cycles / 1e3,
-            100.0 * self.spread()
+            median.cycles / 1e3,
+            100.0 * self.spread(),
+            median.tensor_cores,
+            median.read_bytes / 1e6,
         )
     }
 
@@ -156,7 +164,7 @@ impl Row {
         let median = self.median();
         json!({
             "case": self.case, "kernel": self.kernel, "cycles": median.cycles, "spread": self.spread(),
-            "tensor_cores_percent": median.tensor_cores, "launches": self.launches.len(),
+            "tensor_cores_percent": median.tensor_cores, "read_bytes": median.read_bytes, "launches": self.launches.len(),
         })
     }
 }
@@ -207,13 +215,13 @@ mod tests {
 
     /// Columns and lines as `ncu` 2025.3 wrote them, of which some columns are left out.
     const CSV: &str = r#"==PROF== Disconnected
-"ID","Kernel Name","Grid Size","sm__cycles_active.avg","sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
-"","","","cycle","%"
-"0","forward_e_bf16_ns_64","(32, 16, 2)","620,167.31","80.7"
-"1","forward_e_bf16_ns_64","(32, 16, 2)","619,365.00","80.8"
-"2","backward_queries_e_bf16","(32, 16, 2)","1,000,000.00","60.0"
-"3","backward_keys_e_bf16","(32, 16, 2)","2,000,000.00","61.5"
-"4","forward_e_bf16_ns_64","(64, 16, 2)","2304582","85.7"
+"ID","Kernel Name","Grid Size","dram__bytes_read.sum","sm__cycles_elapsed.max","sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+"","","","byte","cycle","%"
+"0","forward_e_bf16_ns_64","(32, 16, 2)","201,000,000","620,167.31","80.7"
+"1","forward_e_bf16_ns_64","(32, 16, 2)","202,000,000","619,365.00","80.8"
+"2","backward_queries_e_bf16","(32, 16, 2)","302,400,000","1,000,000.00","60.0"
+"3","backward_keys_e_bf16","(32, 16, 2)","303000000","2,000,000.00","61.5"
+"4","forward_e_bf16_ns_64","(64, 16, 2)","404000000","2304582","85.7"
 "#;
 
     #[test]
@@ -224,6 +232,7 @@ mod tests {
             kernel: "forward_e_bf16_ns_64".into(),
             cycles: 2_304_582.0,
             tensor_cores: 85.7,
+            read_bytes: 404e6,
         };
         assert_eq!(launches[4], last);
         let cases = ["S4096", "S8192"].map(String::from);
@@ -232,10 +241,10 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "| S4096 | forward_e_bf16_ns_64 | 620.2 | 0.1 % | 81 % |",
-                "| S4096 | backward_queries_e_bf16 | 1000.0 | 0.0 % | 60 % |",
-                "| S4096 | backward_keys_e_bf16 | 2000.0 | 0.0 % | 62 % |",
-                "| S8192 | forward_e_bf16_ns_64 | 2304.6 | 0.0 % | 86 % |",
+                "| S4096 | forward_e_bf16_ns_64 | 620.2 | 0.1 % | 81 % | 201 |",
+                "| S4096 | backward_queries_e_bf16 | 1000.0 | 0.0 % | 60 % | 302 |",
+                "| S4096 | backward_keys_e_bf16 | 2000.0 | 0.0 % | 62 % | 303 |",
+                "| S8192 | forward_e_bf16_ns_64 | 2304.6 | 0.0 % | 86 % | 404 |",
             ]
         );
     }

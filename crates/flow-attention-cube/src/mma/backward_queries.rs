@@ -5,7 +5,7 @@
 
 use super::BackwardTiles;
 use super::copy::{copy_passing, copy_tile, rows_of_head, store_rows};
-use crate::delta::row_product;
+use crate::delta::{read_row, row_product};
 use crate::passing::{
     Entry, ListShape, NONE, Place, Word, bits_of, hide, list_of, pattern_at, rows_of, tile_at,
 };
@@ -147,15 +147,15 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let o_from = batch as usize * o.stride(0) + head as usize * o.stride(1) + query as usize * o.stride(2);
     let do_from =
         batch as usize * d_o.stride(0) + head as usize * d_o.stride(1) + query as usize * d_o.stride(2);
-    let sum = row_product(
+    let row = read_row(
         o.as_slice(),
         d_o.as_slice(),
         o_from as u32,
         do_from as u32,
         query < queries,
         head_dim,
-        element,
     );
+    let sum = row_product(&row, head_dim, element);
     if UNIT_POS.is_multiple_of(2) {
         deltas[of_row as usize] = sum;
         delta[(lse_at + query) as usize] = sum;

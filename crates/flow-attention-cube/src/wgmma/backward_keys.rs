@@ -5,7 +5,7 @@
 //! product wants them in. A row of the sum over queries is added up in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
+use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{Entry, ListShape, Place, Word, bits_of, hide, list_of, pattern_at, tile_at, turn_of};
 use crate::softmax::{pack, stage_rows};
@@ -167,6 +167,8 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     entries: &[Entry],
     patterns: &[Word],
     list_stride: u32,
+    heads_together: u32,
+    late_places: u32,
     queries: u32,
     lse_rows: u32,
     group: u32,
@@ -203,7 +205,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
     let pieces = comptime!(tiles.pieces as u32);
-    let (kv_head, place) = turn_of(shape);
+    let (kv_head, place) = turn_of(heads_together, late_places, shape);
     let mut key_place = place;
     let mut piece = 0u32;
     if comptime!(tiles.pieces > 1) {
@@ -237,7 +239,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     reset_counters(&mut used, stages);
     sync_cube();
 
-    if UNIT_POS == 0 {
+    if starts(true, 0usize) {
         load_resident::<E>(
             kv_full,
             k,
@@ -249,32 +251,32 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             first_key,
             tiles,
         );
-        #[unroll]
-        for s in 0..stages {
-            if comptime!(s as u32) < tile_count {
-                let tile = first_tile + comptime!(s as u32);
-                let head = kv_head * group + tile / per_head;
-                let row = tile_at(entries, begin + tile % per_head, shape) * comptime!(passing as u32);
-                next_tile::<E>(
-                    barrier::at(full, s),
-                    q,
-                    d_o,
-                    lse,
-                    delta,
-                    &mut q_tiles,
-                    &mut do_tiles,
-                    &mut lse_tiles,
-                    &mut delta_tiles,
-                    s,
-                    batch,
-                    heads,
-                    head,
-                    row,
-                    lse_rows,
-                    tiles,
-                    Caller::Thread,
-                );
-            }
+    }
+    #[unroll]
+    for s in 0..stages {
+        if starts(comptime!(s as u32) < tile_count, s + 1) {
+            let tile = first_tile + comptime!(s as u32);
+            let head = kv_head * group + tile / per_head;
+            let row = tile_at(entries, begin + tile % per_head, shape) * comptime!(passing as u32);
+            next_tile::<E>(
+                barrier::at(full, s),
+                q,
+                d_o,
+                lse,
+                delta,
+                &mut q_tiles,
+                &mut do_tiles,
+                &mut lse_tiles,
+                &mut delta_tiles,
+                s,
+                batch,
+                heads,
+                head,
+                row,
+                lse_rows,
+                tiles,
+                Caller::Warp,
+            );
         }
     }
 
@@ -491,25 +493,32 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             write_sum::<NG>(sums, of_keys + row, lane, sum, comptime!(tiles.head_dim));
         }
     } else {
-        // Gradients take the places of this warpgroup's keys and values.
+        // Gradients take the places of this warpgroup's keys and values. Those of values are on their way while the last product runs.
+        let first = first_key + warpgroup * 64;
         if comptime!(tiles.sums.values()) {
-            let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
+            let sum = wgmma::wait::<NG>(
+                v_sum,
+                comptime!(tiles.weighted()),
+                comptime!(tiles.sums.keys() as usize),
+            );
             stage_gradient::<NG>(v_base, warpgroup, thread, sum, 1.0f32, tiles);
+            tma::fence();
+            named_sync(warpgroup + 1, 128u32);
+            if thread == 0 {
+                store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first, resident, panels);
+            }
         }
         if comptime!(tiles.sums.keys()) {
             let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
             stage_gradient::<NG>(k_base, warpgroup, thread, sum, scale, tiles);
-        }
-        tma::fence();
-        named_sync(warpgroup + 1, 128u32);
-        if thread == 0 {
-            let first = first_key + warpgroup * 64;
-            if comptime!(tiles.sums.values()) {
-                store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first, resident, panels);
-            }
-            if comptime!(tiles.sums.keys()) {
+            tma::fence();
+            named_sync(warpgroup + 1, 128u32);
+            if thread == 0 {
                 store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, first, resident, panels);
             }
+        }
+        if thread == 0 {
+            tma::wait_read(0usize);
         }
     }
 }

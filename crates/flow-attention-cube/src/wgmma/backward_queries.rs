@@ -4,8 +4,8 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
-use crate::delta::row_product;
+use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows};
+use crate::delta::{read_row, row_product};
 use crate::passing::{
     Entry, ListShape, Place, Word, bits_of, early_tile, hide, list_of, pattern_at, rows_of, tile_at, turn_of,
 };
@@ -16,7 +16,7 @@ use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::Caller;
 use flow_cube::barrier::{
     self, COUNTER_WORDS, arrive_and_expect, came_last, count_warp, count_warp_by_lanes, counter_at,
-    named_sync, reset_counters, wait,
+    named_arrive, named_sync, reset_counters, wait,
 };
 use flow_cube::register::read;
 use flow_cube::tma;
@@ -85,6 +85,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     entries: &[Entry],
     patterns: &[Word],
     list_stride: u32,
+    heads_together: u32,
+    late_places: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -115,14 +117,13 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let mut do_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
     let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut deltas: Shared<[f32]> = Shared::new_slice(resident);
     let q_full: Shared<[u64]> = Shared::new_slice(1usize);
     let q_full = barrier::first(&q_full);
     let full: Shared<[u64]> = Shared::new_slice(stages);
     let full = barrier::first(&full);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
-    let (head, place) = turn_of(shape);
+    let (head, place) = turn_of(heads_together, late_places, shape);
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let per_tile = comptime!(passing as u32);
@@ -132,6 +133,17 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     }
     let (block, begin, tile_count, first_tile) = list_of(places, batch * list_stride, place, all, shape);
     let first_query = block * comptime!(resident as u32);
+
+    // Two threads a row. What they read is on its way before the copies are, and is asked for behind the first products.
+    let of_row = first_query + UNIT_POS / 2;
+    let row_share = read_row(
+        o_rows,
+        do_rows,
+        batch * o_batch + head * o_head + of_row * o_row,
+        batch * do_batch + head * do_head + of_row * do_row,
+        of_row < queries,
+        comptime!(tiles.head_dim),
+    );
 
     if UNIT_POS == 0 {
         barrier::init(q_full);
@@ -144,7 +156,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     reset_counters(&mut used, stages);
     sync_cube();
 
-    if UNIT_POS == 0 {
+    if starts(true, 0usize) {
         load_resident::<E>(
             q_full,
             q,
@@ -156,58 +168,36 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             first_query,
             tiles,
         );
-        #[unroll]
-        for s in 0..stages {
-            if comptime!(s as u32) < tile_count {
-                let tile = early_tile(entries, begin, first_tile, s, shape);
-                next_tile::<E>(
-                    barrier::at(full, s),
-                    k,
-                    v,
-                    k_2,
-                    v_2,
-                    &mut k_tiles,
-                    &mut v_tiles,
-                    s,
-                    batch,
-                    kv_head,
-                    tile,
-                    first_keys,
-                    tiles,
-                    Caller::Thread,
-                );
-            }
+    }
+    #[unroll]
+    for s in 0..stages {
+        if starts(comptime!(s as u32) < tile_count, s + 1) {
+            let tile = early_tile(entries, begin, first_tile, s, shape);
+            next_tile::<E>(
+                barrier::at(full, s),
+                k,
+                v,
+                k_2,
+                v_2,
+                &mut k_tiles,
+                &mut v_tiles,
+                s,
+                batch,
+                kv_head,
+                tile,
+                first_keys,
+                tiles,
+                Caller::Warp,
+            );
         }
     }
 
-    // Two threads a row.
-    let of_row = UNIT_POS / 2;
-    let query = first_query + of_row;
     let lse_at = (batch * (CUBE_COUNT_Y) + head) * lse_rows;
-    let o_from = batch * o_batch + head * o_head + query * o_row;
-    let do_from = batch * do_batch + head * do_head + query * do_row;
-    let sum = row_product(
-        o_rows,
-        do_rows,
-        o_from,
-        do_from,
-        query < queries,
-        comptime!(tiles.head_dim),
-        element,
-    );
-    if UNIT_POS.is_multiple_of(2) {
-        deltas[of_row as usize] = sum;
-        delta[(lse_at + query) as usize] = sum;
-    }
-    sync_cube();
-
     let warpgroup = UNIT_POS / 128;
     let thread = UNIT_POS % 128;
     let lane = thread % 32;
     let row = (thread / 32) * 16 + lane / 4;
     let of_tile = warpgroup * 64 + row;
-    let delta_0 = deltas[of_tile as usize];
-    let delta_1 = deltas[(of_tile + 8) as usize];
     let shift_0 = lse[(lse_at + first_query + of_tile) as usize] * std::f32::consts::LOG2_E;
     let shift_1 = lse[(lse_at + first_query + of_tile + 8) as usize] * std::f32::consts::LOG2_E;
 
@@ -241,6 +231,13 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         comptime!(tiles.scores()),
         comptime!(tiles.kept[1]),
     );
+    let sum = row_product(&row_share, comptime!(tiles.head_dim), element);
+    if UNIT_POS.is_multiple_of(2) {
+        delta[(lse_at + of_row) as usize] = sum;
+    }
+    // A warp has the rows whose sums it wants, in other lanes.
+    let delta_0 = plane_shuffle(sum, lane / 4 * 2);
+    let delta_1 = plane_shuffle(sum, lane / 4 * 2 + 16);
     let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
     scores = hide::<NS>(scores, pattern, bits, shape);
     let (exist, _) = rows_of(first_tile, first_keys, second_keys, passing, two_parts);
@@ -263,6 +260,9 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     // Of the stage that the tile before last was in: what its count gave, and which tile it gets.
     let mut freed_by = 0u32.runtime();
     let mut freed_for = 0u32.runtime();
+    if comptime!(tiles.turns) && warpgroup == 1 {
+        named_arrive(4u32, 256u32);
+    }
     for at in 1..tile_count {
         let before = stage;
         stage += 1;
@@ -273,6 +273,9 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         let k_now = k_at + u64::cast_from(stage * tile_units);
         let v_now = v_at + u64::cast_from(stage * tile_units);
         wait(barrier::at(full, stage as usize), phase);
+        if comptime!(tiles.turns) {
+            named_sync(4 + warpgroup, 256u32);
+        }
         let scores = issue::<NS, NA>(
             q_kept,
             q_at,
@@ -287,6 +290,9 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             comptime!(tiles.scores()),
             comptime!(tiles.kept[1]),
         );
+        if comptime!(tiles.turns) {
+            named_arrive(5 - warpgroup, 256u32);
+        }
         if comptime!(late) && came_last(freed_by, last_warp) && at - 2 + comptime!(stages as u32) < tile_count
         {
             let to = stage_before_last(stage, stages) as usize;
@@ -387,5 +393,6 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             resident,
             panels,
         );
+        tma::wait_read(0usize);
     }
 }

@@ -59,8 +59,16 @@ pub(super) fn fill<E: Numeric>(
     copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels, caller);
 }
 
+/// Whether this warp starts the first copies number `share`, if there are any: the first four warps of a block divide them. One warp alone
+/// would take a thousand cycles, and with a list wait for each of its tiles in turn. A vote, so that the compiler takes it for the same in all
+/// of a warp's threads.
+#[cube]
+pub(super) fn starts(any: bool, #[comptime] share: usize) -> bool {
+    plane_any(any && UNIT_POS / 32 == comptime!(share as u32 % 4))
+}
+
 /// Starts the copies of a backward kernel's resident rows, of both operands, from row `row` on; their bytes complete the barrier's
-/// phase. For one thread.
+/// phase. For a whole warp.
 #[cube]
 pub(super) fn load_resident<E: Numeric>(
     barrier: u32,
@@ -74,7 +82,7 @@ pub(super) fn load_resident<E: Numeric>(
     #[comptime] tiles: BackwardTiles,
 ) {
     let (rows, panels) = comptime!((tiles.resident(), tiles.panels()));
-    let caller = comptime!(Caller::Thread);
+    let caller = comptime!(Caller::Warp);
     let start = 0usize;
     arrive_and_expect(barrier, comptime!((2 * rows * 128 * panels) as u32), caller);
     copy_tile::<E>(
@@ -100,8 +108,8 @@ pub(super) fn stage_before_last(stage: u32, #[comptime] stages: usize) -> u32 {
     select(stage < 2, stage + comptime!(stages as u32 - 2), stage - 2)
 }
 
-/// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows, and waits until they were read.
-/// For one thread, after the stores were made visible to the accelerator.
+/// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows. For one thread, after the stores were made visible to the
+/// accelerator; before it ends it waits until they were read ([`tma::wait_read`]).
 #[cube]
 pub(super) fn store_rows<E: Numeric>(
     tile: &[E],
@@ -126,7 +134,6 @@ pub(super) fn store_rows<E: Numeric>(
         );
     }
     tma::commit();
-    tma::wait_read(0usize);
 }
 
 /// The first `kept` times 16 channels of a warpgroup's rows in a resident tile, for [`issue`]: a product that reads them from

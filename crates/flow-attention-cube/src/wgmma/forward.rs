@@ -2,7 +2,7 @@
 //! ([`online_softmax`](super::online_softmax)).
 
 use super::ForwardTiles;
-use super::copy::{fill, issue, keep, stage_before_last, store_rows};
+use super::copy::{fill, issue, keep, stage_before_last, starts, store_rows};
 use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
 use super::output::{stage_output, write_log_sums};
 use crate::passing::{
@@ -52,7 +52,7 @@ fn fill_keys<E: Numeric>(
 
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Keys and values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`.
-/// `places`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
+/// `places`, `entries`, `patterns`, `list_stride`, `heads_together` and `late_places` are of the mask; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
 pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     q: &TensorMap<E, Tiled>,
@@ -66,6 +66,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     entries: &[Entry],
     patterns: &[Vector<u32, NW>],
     list_stride: u32,
+    heads_together: u32,
+    late_places: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -103,7 +105,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let mut any_lost: Shared<[u32]> = Shared::new_slice(1usize);
     let lost: Shared<[u32]> = Shared::new_slice(comptime!(tiles.threads() as usize));
 
-    let (head, place) = turn_of(shape);
+    let (head, place) = turn_of(heads_together, late_places, shape);
     let batch = CUBE_POS_Z;
     let kv_head = head / group;
     let per_tile = comptime!(tiles.keys as u32);
@@ -130,8 +132,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let warpgroup = UNIT_POS / 128;
     let thread = UNIT_POS % 128;
     let lane = thread % 32;
-    // For the warp that starts the first copies; a vote, so that the compiler takes it for the same in all of its threads.
-    let first_warp = plane_any(UNIT_POS < 32);
     let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
     let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
     let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
@@ -148,7 +148,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     }
     let mut again = true.runtime();
     while again {
-        if first_warp {
+        if starts(true, 0usize) {
             fill::<E>(
                 q_full,
                 q,
@@ -160,35 +160,39 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 rows,
                 panels,
             );
-            #[unroll]
-            for s in 0..stages {
-                if comptime!(s as u32) < tile_count {
-                    let tile = early_tile(entries, begin, first_tile, s, shape);
-                    fill_keys::<E>(
-                        barrier::at(k_full, s),
-                        k,
-                        k_2,
-                        &mut k_tiles,
-                        s,
-                        batch,
-                        kv_head,
-                        tile,
-                        first_keys,
-                        tiles,
-                    );
-                    fill_keys::<E>(
-                        barrier::at(v_full, s),
-                        v,
-                        v_2,
-                        &mut v_tiles,
-                        s,
-                        batch,
-                        kv_head,
-                        tile,
-                        first_keys,
-                        tiles,
-                    );
-                }
+        }
+        #[unroll]
+        for s in 0..stages {
+            let any = comptime!(s as u32) < tile_count;
+            if starts(any, comptime!(2 * s + 1)) {
+                let tile = early_tile(entries, begin, first_tile, s, shape);
+                fill_keys::<E>(
+                    barrier::at(k_full, s),
+                    k,
+                    k_2,
+                    &mut k_tiles,
+                    s,
+                    batch,
+                    kv_head,
+                    tile,
+                    first_keys,
+                    tiles,
+                );
+            }
+            if starts(any, comptime!(2 * s + 2)) {
+                let tile = early_tile(entries, begin, first_tile, s, shape);
+                fill_keys::<E>(
+                    barrier::at(v_full, s),
+                    v,
+                    v_2,
+                    &mut v_tiles,
+                    s,
+                    batch,
+                    kv_head,
+                    tile,
+                    first_keys,
+                    tiles,
+                );
             }
         }
         let pattern = pattern_at(entries, begin, warpgroup, shape);
@@ -384,6 +388,9 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
         let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
         write_log_sums(lse, at, lse_rows, first_query, queries, warpgroup, thread, &sums);
 
+        if thread == 0 {
+            tma::wait_read(0usize);
+        }
         // Once more if a row was lost; none is lost twice.
         if softmax.lost {
             any_lost[0] = 1u32;

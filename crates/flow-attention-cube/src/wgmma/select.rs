@@ -28,7 +28,7 @@ pub fn select(call: &Call, masked: bool) -> Selection {
     let (beside_queries, beside_keys) = match head_dim {
         // With a third stage four steps of the queries would cost a block, but not where a list says what is seen.
         ..=64 if !masked => ([2, if two_parts { 2 } else { 3 }], [4, 4]),
-        ..=64 => ([4, 3], [4, 4]),
+        ..=64 => ([3, 3], [4, 4]),
         65..=128 => ([8, 8], [0, 0]),
         _ => ([0, 0], [0, 0]),
     };
@@ -50,6 +50,7 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         two_parts,
         kept: kept.map(steps),
         pieces: 1,
+        turns: false,
     };
     Selection {
         forward: ForwardTiles {
@@ -63,7 +64,10 @@ pub fn select(call: &Call, masked: bool) -> Selection {
             masked,
             two_parts,
         },
-        queries: backward(Sums::Both, beside_queries),
+        queries: BackwardTiles {
+            turns: masked && backward_warpgroups == 2,
+            ..backward(Sums::Both, beside_queries)
+        },
         keys: (launches.iter())
             .map(|sums| in_pieces(call, backward(*sums, beside_keys)))
             .collect(),

@@ -107,6 +107,8 @@ pub struct BackwardTiles {
     /// Pieces that the kernel for keys takes the passing queries in, a block for each. Their sums go to memory, and are added up by
     /// a kernel of their own. That for queries does not read it.
     pub pieces: usize,
+    /// Whether two warpgroups take turns at the tensor cores, in the kernel for queries; that for keys does not read it.
+    pub turns: bool,
 }
 
 impl BackwardTiles {
