@@ -1,73 +1,146 @@
-"""LRU of L2 for attention blocks: bytes from DRAM and makespan, for heads that take turns."""
-import sys, heapq
+"""In which order should blocks of attention start? A model of an H100, for `crates/flow-attention-cube/src/order.rs`.
+
+    attention_cache.py [--cache-mb 28]
+
+prints, for S 8192 with 2 samples of 16 heads, what blocks read from memory and how much longer their grid takes than its work, for orders
+in which 1 to 8 heads take turns and for the shares of the work that come late, of all heads.
+
+The cache is fully associative and evicts what was used longest ago. With 28 MB it gives what `ncu` counted on 2026-11-25 to 5 %: forward,
+D128, eight heads taking turns, packed 295 MB (302 counted), window 243 (248), causal 365 (354); without a mask 201 (202). A tile takes one
+step, a block some besides, whether its tiles come from the cache or not: so the two numbers are not times, but what times hang on.
+"""
+
+import argparse
+import heapq
 from collections import OrderedDict
-S=8192; B,H=2,16
-ends=[0,1000,3000,3500,6000,8192]
-def seq(i):
-    for a,b in zip(ends,ends[1:]):
-        if a<=i<b: return a,b
-def rng(mask,lo,hi):  # columns seen by rows lo..hi (symmetric masks except causal)
-    if mask=='packed': return seq(lo)[0], seq(hi-1)[1]
-    if mask=='window': return max(0,lo-1024), min(S,hi+1024)
-    if mask=='full': return 0,S
-def tiles(mask,rows,cols,r,transposed):
-    lo,hi=r*rows,(r+1)*rows
-    if mask=='blocks':
-        out=[]
-        for c in range(S//cols):
-            q,k=(lo//128,c*cols//128) if not transposed else (c*cols//128,lo//128)
-            if (q*64+k)*7919%10<3: out.append(c)
-        return out
-    if mask=='causal':
-        return list(range(0,-(-hi//cols))) if not transposed else list(range(lo//cols,S//cols))
-    a,b=rng(mask,lo,hi); return list(range(a//cols,-(-b//cols)))
-def run(mask,kernel,D,together,slots,cap):
-    rows,cols={'fwd':(128 if D==128 else 64,128),'keys':(128 if D==128 else 64,64),'queries':(128 if D==128 else 64,64)}[kernel]
-    tr=kernel=='keys'
-    lists=[tiles(mask,rows,cols,r,tr) for r in range(S//rows)]
-    order=sorted(range(S//rows),key=lambda r:-len(lists[r])) if mask!='full' else list(range(S//rows))
-    seqn=[]
-    for b in range(B):
-        for h0 in range(0,H,together):
-            for r in order:
-                for h in range(h0,min(H,h0+together)): seqn.append((b,h,r))
-    lru=OrderedDict(); used=0; dram=0; width=D*2
-    def touch(key,size):
-        nonlocal used,dram
-        if key in lru: lru.move_to_end(key); return
-        dram+=size; lru[key]=size; used+=size
-        while used>cap: _,s=lru.popitem(last=False); used-=s
-    it=iter(seqn); t=0; active=[]
-    BES=4 if cols==128 else 6
-    heap=[(0.0,i,None,0) for i in range(slots)]
-    heapq.heapify(heap); end=0
-    resident={'fwd':1,'keys':2,'queries':3}[kernel]
+from dataclasses import dataclass
+
+ROWS, BATCH, HEADS = 8192, 2, 16
+SEQUENCES = [0, 1000, 3000, 3500, 6000, 8192]
+WINDOW = 1024
+MULTIPROCESSORS = 132
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Rows that stay and rows that pass; operands that stay, and that are written; blocks on a multiprocessor; steps of a block besides."""
+
+    name: str
+    rows: int
+    columns: int
+    stay: int
+    written: int
+    blocks: int
+    steps: int
+
+
+def kernels(head_dim):
+    rows = 64 if head_dim == 64 else 128
+    each = (3, 2, 3) if head_dim == 64 else (1, 1, 1)
+    return [
+        Kernel("forward", rows, 128, 1, 1, each[0], 4),
+        Kernel("keys", rows, 64, 2, 2, each[1], 6),
+        Kernel("queries", rows, 64, 3, 1, each[2], 6),
+    ]
+
+
+def passing(mask, kernel, block):
+    """Numbers of the tiles that pass a block."""
+    first, behind = block * kernel.rows, (block + 1) * kernel.rows
+    columns = kernel.columns
+    if mask == "blocks":
+        return [
+            tile
+            for tile in range(ROWS // columns)
+            for rows, keys in [(first // 128, tile * columns // 128)]
+            for query, key in [(keys, rows) if kernel.name == "keys" else (rows, keys)]
+            if (query * 64 + key) * 7919 % 10 < 3
+        ]
+    if mask == "causal":
+        ends = (first, ROWS) if kernel.name == "keys" else (0, behind)
+    elif mask == "window":
+        ends = (max(0, first - WINDOW), min(ROWS, behind + 1 + WINDOW))
+    else:
+        of = [(a, b) for a, b in zip(SEQUENCES, SEQUENCES[1:]) if a < behind and first < b]
+        ends = (of[0][0], of[-1][1])
+    return list(range(ends[0] // columns, -(-ends[1] // columns)))
+
+
+def order(lists, together, late_share):
+    """Blocks of (sample, head, rows), as `GridHeads::order` has them; `late_share` of the tiles come late."""
+    blocks = sorted(range(len(lists)), key=lambda block: -len(lists[block]))
+    late, tiles = [], 0
+    for block in reversed(blocks):
+        tiles += len(lists[block])
+        if tiles > late_share * sum(map(len, lists)):
+            break
+        late.insert(0, block)
+    early = blocks[: len(blocks) - len(late)]
+    for sample in range(BATCH):
+        for first in range(0, HEADS, together):
+            for block in early:
+                yield from ((sample, head, block) for head in range(first, min(HEADS, first + together)))
+        for block in late:
+            yield from ((sample, head, block) for head in range(HEADS))
+
+
+class Cache:
+    def __init__(self, room):
+        self.room, self.used, self.read, self.held = room, 0, 0, OrderedDict()
+
+    def touch(self, what, size, from_memory=True):
+        if what in self.held:
+            self.held.move_to_end(what)
+            return
+        self.read += size if from_memory else 0
+        self.held[what] = size
+        self.used += size
+        while self.used > self.room:
+            self.used -= self.held.popitem(last=False)[1]
+
+
+def run(mask, kernel, head_dim, together, late_share, room):
+    """Megabytes from memory, and the grid's steps over those of its work."""
+    lists = [passing(mask, kernel, block) for block in range(ROWS // kernel.rows)]
+    row_bytes, slots = 2 * head_dim, MULTIPROCESSORS * kernel.blocks
+    cache, turns, end = Cache(room), order(lists, together, late_share), 0.0
+    heap = [(0.0, slot, None, 0) for slot in range(slots)]
     while heap:
-        time,i,blk,at=heapq.heappop(heap)
-        if blk is None:
-            blk=next(it,None)
-            if blk is None: end=max(end,time); continue
-            b,h,r=blk
-            for x in range(resident): touch(('r',x,b,h,r) ,rows*width)
-            heapq.heappush(heap,(time+BES/2,i,blk,0)); continue
-        b,h,r=blk; L=lists[r]
-        if at<len(L):
-            c=L[at]; touch(('k',b,h,c),cols*width); touch(('v',b,h,c),cols*width)
-            heapq.heappush(heap,(time+1,i,blk,at+1))
+        time, slot, block, at = heapq.heappop(heap)
+        if block is None:
+            block = next(turns, None)
+            if block is None:
+                end = max(end, time)
+                continue
+            for operand in range(kernel.stay):
+                cache.touch(("stays", operand, block), kernel.rows * row_bytes)
+            heapq.heappush(heap, (time + kernel.steps / 2, slot, block, 0))
+            continue
+        sample, head, rows = block
+        if at < len(lists[rows]):
+            for operand in range(2):
+                cache.touch((operand, sample, head, lists[rows][at]), kernel.columns * row_bytes)
+            heapq.heappush(heap, (time + 1, slot, block, at + 1))
         else:
-            out={'fwd':1,'keys':2,'queries':1}[kernel]
-            for x in range(out): touch(('o',x,b,h,r),rows*width)  # written, takes room
-            heapq.heappush(heap,(time+BES/2,i,None,0))
-    work=sum(len(lists[r])+BES for r in range(S//rows))*B*H/slots
-    wr={'fwd':1,'keys':2,'queries':1}[kernel]*B*H*S*width
-    return (dram-wr)/1e6, end/work
-cap=float(sys.argv[1])*1e6
-print('calibration (measured MB): packed 302 window 248 causal 354 full 202')
-for m in ('packed','window','causal'): print(m,'fwd D128 h8',['%.0f MB, makespan %.3f'%run(m,'fwd',128,8,132,cap)])
-print('full fwd',run('full','fwd',128,1,132,cap)); 
-if len(sys.argv)>2:
-    import itertools
-    for D,slots in ((128,{'fwd':132,'keys':132,'queries':132}),(64,{'fwd':396,'keys':264,'queries':396})):
-        for kernel in ('fwd','keys','queries'):
-            for m in ('packed','window','causal','blocks'):
-                print(D,kernel,m,'  '.join('h%d: %.0f MB %.3f'%((h,)+run(m,kernel,D,h,slots[kernel],cap)) for h in (1,2,4,8)), 'full: %.0f MB'%run('full',kernel,D,1,slots[kernel],cap)[0],flush=True)
+            for operand in range(kernel.written):
+                cache.touch(("written", operand, block), kernel.rows * row_bytes, from_memory=False)
+            heapq.heappush(heap, (time + kernel.steps / 2, slot, None, 0))
+    work = sum(len(tiles) + kernel.steps for tiles in lists) * BATCH * HEADS / slots
+    return cache.read / 1e6, end / work
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--cache-mb", type=float, default=28.0)
+    room = options.parse_args().cache_mb * 1e6
+    for head_dim in (128, 64):
+        for kernel in kernels(head_dim):
+            for mask in ("packed", "window", "causal", "blocks"):
+                print(f"D{head_dim} {kernel.name} {mask}")
+                for together in (1, 2, 4, 8):
+                    found = [run(mask, kernel, head_dim, together, late, room) for late in (0, 1 / 16, 1 / 8, 1 / 4)]
+                    print(f"  {together} heads  " + "  ".join(f"{read:4.0f} MB {long:.3f}" for read, long in found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

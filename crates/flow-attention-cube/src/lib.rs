@@ -8,6 +8,7 @@ mod delta;
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
 pub mod mma;
+pub mod order;
 pub mod passing;
 #[cfg(feature = "ptx-gate")]
 #[allow(missing_docs)]

@@ -1,6 +1,6 @@
 //! A mask's list, alone: what a unit of 64 rows sees of the tiles that pass it, written to memory. For tests, which execute it without a GPU.
 
-use crate::passing::{Entry, ListShape, Place, bits_of, entry_at, hide, list_of};
+use crate::passing::{Entry, ListShape, TurnHalf, bits_of, early_tile, entry_at, hide, turn_at};
 use cubecl::prelude::*;
 
 /// Writes what the block at the place of this one has: to `tiles`, from `CUBE_POS_X` times `stride` on, its number, its list's first tile, how many
@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 /// infinity where it does not.
 #[cube(launch_unchecked)]
 pub fn passing_alone<N: Size, W: Size>(
-    places: &[Place],
+    turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Vector<u32, W>],
     tiles: &mut [u32],
@@ -24,10 +24,11 @@ pub fn passing_alone<N: Size, W: Size>(
         units,
         columns
     });
-    let (block, begin, count, first) = list_of(places, 0u32.runtime(), CUBE_POS_X, 0u32.runtime(), shape);
+    let turn = turn_at(turns, CUBE_POS_X);
+    let (begin, count) = (turn.begin, turn.tiles);
     let at = CUBE_POS_X * stride;
-    tiles[at as usize] = block;
-    tiles[(at + 1) as usize] = first;
+    tiles[at as usize] = turn.block;
+    tiles[(at + 1) as usize] = early_tile(turn.early, 0usize, shape);
     tiles[(at + 2) as usize] = count;
     for place in 0..count {
         let (tile, pattern) = entry_at(entries, begin + place, unit, shape);

@@ -1,6 +1,7 @@
 //! A call from beginning to end: forward, and backward from what forward kept.
 
 use crate::call::{Call, Declined, check_scale};
+use crate::order::GridHeads;
 use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -131,6 +132,8 @@ pub trait Kernels: Send + Sync + 'static {
     /// Whether the forward kernel judges by the first tile of a list how large scores are, so that it should be one that a whole
     /// block sees.
     const BY_FIRST_TILE: bool = false;
+    /// Whether blocks of several heads take turns, as the list says; the kernels go head by head otherwise.
+    const HEADS_TAKE_TURNS: bool = false;
     /// Tiles of the forward kernel.
     type Forward: Cut;
     /// Tiles of the backward kernels.
@@ -230,8 +233,8 @@ impl<K: Kernels> Prepared<K> {
                     why: error.to_string(),
                 })?;
                 match K::BY_FIRST_TILE {
-                    true => TileList::new(client, &call, &tiles.whole_first()),
-                    false => TileList::new(client, &call, &tiles),
+                    true => uploaded::<K>(client, &call, &tiles.whole_first()),
+                    false => uploaded::<K>(client, &call, &tiles),
                 }
             }
             None => TileList::none(client),
@@ -332,14 +335,14 @@ impl<K: Kernels> Prepared<K> {
         let sizes = self.call.sizes();
         let fits = "a mask that fits forward fits backward";
         BackwardLists {
-            queries: TileList::new(
+            queries: uploaded::<K>(
                 &self.client,
                 &self.call,
                 &self.selection.queries_list(mask, sizes).expect(fits),
             ),
             keys: (0..segments)
                 .map(|s| {
-                    TileList::new(
+                    uploaded::<K>(
                         &self.client,
                         &self.call,
                         &self.selection.keys_list(mask, sizes, s).expect(fits),
@@ -348,4 +351,22 @@ impl<K: Kernels> Prepared<K> {
                 .collect(),
         }
     }
+}
+
+/// The list of a mask for the kernels of `call`.
+fn uploaded<K: Kernels>(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
+    let group = call.heads / call.kv_heads;
+    // (heads, values of two tensors that pass the blocks of one)
+    let (heads, values) = match tiles.tiling.side {
+        Side::Queries => (
+            call.heads,
+            2 * (call.keys[0] + call.keys[1]) * call.head_dim / group,
+        ),
+        Side::Keys { .. } => (call.kv_heads, 2 * group * call.queries * call.head_dim),
+    };
+    let heads = GridHeads {
+        heads: if K::HEADS_TAKE_TURNS { heads } else { 1 },
+        passing_bytes: values * size_of::<half::bf16>(),
+    };
+    TileList::new(client, tiles, heads)
 }

@@ -153,7 +153,7 @@ pub fn passing_alone(units: usize, columns: usize) -> Result<CudaSource, CannotC
     let on = Properties::h100();
     let registers = (columns / 2).next_power_of_two();
     let kernel: Box<dyn CubeKernel> = kernel!(PassingAlone, on, 128;
-        buffer(places entries patterns tiles results)
+        buffer(turns entries patterns tiles results)
         scalar(stride unit);
         units, columns, [registers, words_at_once(columns)]
     );
@@ -164,7 +164,7 @@ impl Sources for Mma {
     fn forward_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaForward, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o)
-            buffer(lse places entries patterns)
+            buffer(lse turns entries patterns)
             scalar(list_stride queries lse_rows first_keys second_keys group factor);
             tiles, tiles.vectors()
         )
@@ -173,7 +173,7 @@ impl Sources for Mma {
     fn queries_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaBackwardQueries, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o d_o dq)
-            buffer(lse delta places entries patterns)
+            buffer(lse delta turns entries patterns)
             scalar(list_stride queries lse_rows first_keys second_keys group factor scale);
             tiles, tiles.vectors()
         )
@@ -182,7 +182,7 @@ impl Sources for Mma {
     fn keys_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaBackwardKeys, on, tiles.threads() as u32;
             tensor(q k v d_o dk dv)
-            buffer(lse delta places entries patterns)
+            buffer(lse delta turns entries patterns)
             scalar(list_stride queries keys lse_rows group factor scale);
             tiles, tiles.vectors()
         )
@@ -193,8 +193,8 @@ impl Sources for Wgmma {
     fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
         kernel!(Forward, on, tiles.threads();
             tensor_map(q k v k_2 v_2 o)
-            buffer(lse places entries patterns)
-            scalar(list_stride heads_together late_places queries lse_rows first_keys second_keys group factor);
+            buffer(lse turns entries patterns)
+            scalar(list_stride queries lse_rows first_keys second_keys group factor);
             tiles, tiles.factor.element(), tiles.vectors()
         )
     }
@@ -204,8 +204,8 @@ impl Sources for Wgmma {
             tensor_map(q k v k_2 v_2 d_o dq)
             buffer(o_rows do_rows)
             scalar(o_batch o_head o_row do_batch do_head do_row)
-            buffer(lse delta places entries patterns)
-            scalar(list_stride heads_together late_places queries lse_rows first_keys second_keys group factor scale);
+            buffer(lse delta turns entries patterns)
+            scalar(list_stride queries lse_rows first_keys second_keys group factor scale);
             tiles, tiles.factor.element(), tiles.vectors()
         )
     }
@@ -213,8 +213,8 @@ impl Sources for Wgmma {
     fn keys_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(BackwardKeys, on, tiles.threads();
             tensor_map(q k v d_o dk dv)
-            buffer(sums lse delta places entries patterns)
-            scalar(list_stride heads_together late_places queries lse_rows group factor scale);
+            buffer(sums lse delta turns entries patterns)
+            scalar(list_stride queries lse_rows group factor scale);
             tiles, tiles.factor.element(), tiles.vectors()
         )
     }

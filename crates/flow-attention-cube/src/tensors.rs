@@ -1,10 +1,10 @@
 //! Tensors, masks and statistics on the device, as the kernels for tensor cores take them.
 
-use crate::call::Call;
-use crate::passing::{BEHIND, Order};
+use crate::order::{GridHeads, HeadBlock};
+use crate::passing::{BEHIND, EARLY};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
-use flow_attention_mask::{MaskTiles, Side};
+use flow_attention_mask::MaskTiles;
 
 /// A tensor `[B, H, S, D]` on the device, with its strides in elements; the last one is 1, the others multiples of 8.
 #[derive(Clone, Debug)]
@@ -49,57 +49,44 @@ pub struct Part<'a> {
     pub v: &'a Heads,
 }
 
-/// A mask on the device: which tiles pass each block, and what of them is seen.
+/// A mask on the device: what each block has to do, which tiles pass it, and what of them is seen.
 #[derive(Clone, Debug)]
 pub struct TileList {
-    places: (Handle, usize),
+    turns: (Handle, usize),
     entries: (Handle, usize),
     patterns: (Handle, usize),
     pub(crate) batch_stride: u32,
-    pub(crate) order: Order,
 }
 
 impl TileList {
-    /// Uploads what a mask was compiled to for `call`.
-    pub fn new(client: &Client, call: &Call, tiles: &MaskTiles) -> Self {
-        let [places, entries] = Self::words(tiles);
-        let group = call.heads / call.kv_heads;
-        // Of two tensors.
-        let passing_values = match tiles.tiling.side {
-            Side::Queries => 2 * (call.keys[0] + call.keys[1]) * call.head_dim / group,
-            Side::Keys { .. } => 2 * group * call.queries * call.head_dim,
-        };
-        let lengths: Vec<u32> = places.chunks(4).map(|place| place[2]).collect();
+    /// Uploads what a mask was compiled to, for a grid with `heads`.
+    pub fn new(client: &Client, tiles: &MaskTiles, heads: GridHeads) -> Self {
+        let [turns, entries] = Self::words(tiles, heads);
         Self::upload(
             client,
-            [&places, &entries, &tiles.patterns],
-            tiles.mask_batch_stride,
-            Order::of(
-                lengths.chunks(tiles.row_blocks.max(1)),
-                passing_values * size_of::<half::bf16>(),
-            ),
+            [&turns, &entries, &tiles.patterns],
+            tiles.mask_batch_stride * heads.heads as u32,
         )
     }
 
-    /// Places, and entries.
+    /// Turns, and entries.
     ///
-    /// A place has four words: the block of rows, where its entries begin, how many tiles there are, and the first of them. Places are in the
-    /// order in which blocks start, those with most tiles first. For each tile there is an entry of two words for each 64 rows of a block: the
-    /// tile, and the number of a pattern. Behind the last list are entries that kernels read ahead and do not use.
-    pub fn words(tiles: &MaskTiles) -> [Vec<u32>; 2] {
+    /// A turn has eight words: the head, the block of rows, where its entries begin, how many tiles there are, and the first of these. Turns are
+    /// in the order in which blocks start ([`GridHeads`]). For each tile there is an entry of two words for each 64 rows of a block: the tile,
+    /// and the number of a pattern. Behind the last list are entries that kernels read ahead and do not use.
+    pub fn words(tiles: &MaskTiles, heads: GridHeads) -> [Vec<u32>; 2] {
         let units = tiles.tiling.units_per_block;
-        let mut places = Vec::with_capacity(4 * tiles.mask_batches * tiles.row_blocks);
-        for batch in 0..tiles.mask_batches {
-            let list = |block: usize| {
-                let at = batch * tiles.row_blocks + block;
-                (tiles.offsets[at], tiles.offsets[at + 1] - tiles.offsets[at])
-            };
-            let mut order: Vec<usize> = (0..tiles.row_blocks).collect();
-            order.sort_by_key(|block| std::cmp::Reverse(list(*block).1));
-            for block in order {
-                let (begin, length) = list(block);
-                let first = tiles.entries[begin as usize * (1 + units)];
-                places.extend([block as u32, begin, length, first]);
+        let mut turns = Vec::with_capacity(8 * tiles.mask_batches * heads.heads * tiles.row_blocks);
+        for sample in 0..tiles.mask_batches {
+            for HeadBlock { head, block } in heads.order(tiles, sample) {
+                let at = sample * tiles.row_blocks + block;
+                let [begin, end] = [at, at + 1].map(|at| tiles.offsets[at]);
+                turns.extend([head as u32, block as u32, begin, end - begin]);
+                let tile = |number: u32| tiles.entries[number as usize * (1 + units)];
+                turns.extend((0..EARLY as u32).map(|early| match end - begin {
+                    0 => 0,
+                    length => tile(begin + early % length),
+                }));
             }
         }
         let tile_count = tiles.entries.len() / (1 + units);
@@ -110,34 +97,33 @@ impl TileList {
             }
         }
         entries.resize(entries.len() + 2 * units * BEHIND, 0);
-        [places, entries]
+        [turns, entries]
     }
 
-    fn upload(client: &Client, words: [&[u32]; 3], batch_stride: u32, order: Order) -> Self {
-        let [places, entries, patterns] = words.map(|words| {
-            let words = if words.is_empty() { &[0; 4] } else { words };
+    fn upload(client: &Client, words: [&[u32]; 3], batch_stride: u32) -> Self {
+        let [turns, entries, patterns] = words.map(|words| {
+            let words = if words.is_empty() { &[0; 8] } else { words };
             (client.create_from_slice(u32::as_bytes(words)), words.len())
         });
         Self {
-            places,
+            turns,
             entries,
             patterns,
             batch_stride,
-            order,
         }
     }
 
     /// What kernels without a mask get.
     pub fn none(client: &Client) -> Self {
-        Self::upload(client, [&[]; 3], 0, Order::BY_HEAD)
+        Self::upload(client, [&[]; 3], 0)
     }
 
-    /// Places, entries and patterns.
+    /// Turns, entries and patterns.
     pub(crate) fn arguments(&self) -> [BufferArg; 3] {
         let of = |(handle, length): &(Handle, usize), width| unsafe {
             BufferArg::from_raw_parts(handle.clone(), length / width)
         };
-        [of(&self.places, 4), of(&self.entries, 2), of(&self.patterns, 1)]
+        [of(&self.turns, 4), of(&self.entries, 2), of(&self.patterns, 1)]
     }
 }
 

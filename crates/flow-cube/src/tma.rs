@@ -75,6 +75,23 @@ pub fn load_4d<E: Numeric>(
     }
 }
 
+/// Brings a tile of a tensor with four axes to the cache of the device, where a [`load_4d`] soon finds it. For a whole warp, of which the
+/// hardware elects a thread.
+#[cube]
+pub fn prefetch_4d<E: Numeric>(map: &TensorMap<E, Tiled>, batch: i32, head: i32, row: i32, channel: i32) {
+    let map = tensor_map_address(map);
+    let (batch, head) = (read::<i32>(batch), read::<i32>(head));
+    let (row, channel) = (read::<i32>(row), read::<i32>(channel));
+    gpu_asm!(
+        "{{",
+        ".reg .pred one;",
+        "elect.sync _|one, 0xffffffff;",
+        "@one cp.async.bulk.prefetch.tensor.4d.L2.global.tile [{map}, {{{channel}, {row}, {head}, {batch}}}];",
+        "}}",
+        map = in(_) map, batch = in(_) batch, head = in(_) head, row = in(_) row, channel = in(_) channel,
+    );
+}
+
 /// Starts writing a tile to row `row` and column `column`, in the group that [`commit`] closes.
 #[cube]
 pub fn store_2d<E: Numeric>(from: &[E], map: &mut TensorMap<E, Tiled>, row: i32, column: i32) {

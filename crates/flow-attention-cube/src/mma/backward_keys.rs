@@ -7,7 +7,7 @@
 use super::BackwardTiles;
 use super::copy::{copy_tile, further, rows_of_head, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
-use crate::passing::{Entry, ListShape, NONE, Place, Word, bits_of, hide, list_of, pattern_at, tile_at};
+use crate::passing::{Entry, ListShape, NONE, TurnHalf, Word, bits_of, hide, pattern_at, tile_at, turn_of};
 use crate::softmax::{pack, stage_rows};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -53,7 +53,7 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     dv: &mut Tensor<Vector<u32, Const<4>>>,
     lse: &[Vector<f32, Const<2>>],
     delta: &[Vector<f32, Const<2>>],
-    places: &[Place],
+    turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
     list_stride: u32,
@@ -98,7 +98,8 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
     let all = queries.div_ceil(per_tile);
-    let (block, begin, per_head, _) = list_of(places, batch * list_stride, CUBE_POS_X, all, shape);
+    let turn = turn_of(turns, batch * list_stride + CUBE_POS_X, all, shape);
+    let (block, begin, per_head) = (turn.block, turn.begin, turn.tiles);
     let first_key = block * comptime!(resident as u32);
     let tile_count = per_head * group;
 

@@ -7,7 +7,7 @@ use super::BackwardTiles;
 use super::copy::{copy_passing, copy_tile, rows_of_head, store_rows};
 use crate::delta::{read_row, row_product};
 use crate::passing::{
-    Entry, ListShape, NONE, Place, Word, bits_of, hide, list_of, pattern_at, rows_of, tile_at,
+    Entry, ListShape, NONE, TurnHalf, Word, bits_of, hide, pattern_at, rows_of, tile_at, turn_of,
 };
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::prelude::*;
@@ -29,7 +29,7 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     dq: &mut Tensor<Vector<u32, Const<4>>>,
     lse: &[f32],
     delta: &mut [f32],
-    places: &[Place],
+    turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
     list_stride: u32,
@@ -76,7 +76,8 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let (block, begin, tile_count, _) = list_of(places, batch * list_stride, CUBE_POS_X, all, shape);
+    let turn = turn_of(turns, batch * list_stride + CUBE_POS_X, all, shape);
+    let (block, begin, tile_count) = (turn.block, turn.begin, turn.tiles);
     let first_query = block * comptime!(resident as u32);
 
     let of_k = rows_of_head(k, batch, kv_head);

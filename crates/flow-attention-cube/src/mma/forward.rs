@@ -3,7 +3,7 @@
 use super::ForwardTiles;
 use super::copy::{copy_passing, copy_tile, rows_of_head, store_rows};
 use crate::passing::{
-    Entry, ListShape, NONE, Place, Word, bits_of, hide, list_of, pattern_at, rows_of, tile_at,
+    Entry, ListShape, NONE, TurnHalf, Word, bits_of, hide, pattern_at, rows_of, tile_at, turn_of,
 };
 use crate::softmax::*;
 use cubecl::prelude::*;
@@ -15,7 +15,7 @@ use flow_cube::register::exp2_approximate;
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Tensors are `[B, H, S, D / 8]` of eight values each, of any strides but the last, which is 1. Keys and
 /// values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`. `factor` is the scale times log2 e.
-/// `places`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
+/// `turns`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
 pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     q: &Tensor<Vector<u32, Const<4>>>,
@@ -25,7 +25,7 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     v_2: &Tensor<Vector<u32, Const<4>>>,
     o: &mut Tensor<Vector<u32, Const<4>>>,
     lse: &mut [f32],
-    places: &[Place],
+    turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
     list_stride: u32,
@@ -68,7 +68,8 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let (block, begin, tile_count, _) = list_of(places, batch * list_stride, CUBE_POS_X, all, shape);
+    let turn = turn_of(turns, batch * list_stride + CUBE_POS_X, all, shape);
+    let (block, begin, tile_count) = (turn.block, turn.begin, turn.tiles);
     let first_query = block * comptime!(rows as u32);
 
     let of_k = rows_of_head(k, batch, kv_head);

@@ -35,7 +35,7 @@ pub(super) fn launch_forward(
     let [_, kv_heads, first_keys, _] = parts[0].k.shape;
     let second = parts.last().expect("a part of keys");
     let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
-    let [places, entries, patterns] = list.arguments();
+    let [turns, entries, patterns] = list.arguments();
     unsafe {
         mma_forward::launch_unchecked(
             client,
@@ -52,7 +52,7 @@ pub(super) fn launch_forward(
             eights(second.v),
             eights(o),
             BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-            places,
+            turns,
             entries,
             patterns,
             list.batch_stride,
@@ -82,7 +82,7 @@ pub(super) fn launch_backward_queries(
     let second = parts.last().expect("a part of keys");
     let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
     let length = batch * heads * lse_rows(queries);
-    let [places, entries, patterns] = list.arguments();
+    let [turns, entries, patterns] = list.arguments();
     unsafe {
         mma_backward_queries::launch_unchecked(
             client,
@@ -102,7 +102,7 @@ pub(super) fn launch_backward_queries(
             eights(dq),
             BufferArg::from_raw_parts(of.lse.clone(), length),
             BufferArg::from_raw_parts(of.delta.clone(), length),
-            places,
+            turns,
             entries,
             patterns,
             list.batch_stride,
@@ -131,7 +131,7 @@ pub(super) fn launch_backward_keys(
     let [batch, heads, queries, _] = of.q.shape;
     let [_, kv_heads, keys, _] = part.k.shape;
     let length = batch * heads * lse_rows(queries);
-    let [places, entries, patterns] = list.arguments();
+    let [turns, entries, patterns] = list.arguments();
     unsafe {
         mma_backward_keys::launch_unchecked(
             client,
@@ -149,7 +149,7 @@ pub(super) fn launch_backward_keys(
             eights(dv),
             BufferArg::from_raw_parts(of.lse.clone(), length / 2),
             BufferArg::from_raw_parts(of.delta.clone(), length / 2),
-            places,
+            turns,
             entries,
             patterns,
             list.batch_stride,

@@ -5,9 +5,11 @@
 //! product wants them in. A row of the sum over queries is added up in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows};
+use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
-use crate::passing::{Entry, ListShape, Place, Word, bits_of, hide, list_of, pattern_at, tile_at, turn_of};
+use crate::passing::{
+    Entry, ListShape, TurnHalf, Word, bits_of, block_number, early_tile, hide, pattern_at, tile_at, turn_of,
+};
 use crate::softmax::{pack, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -163,12 +165,10 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     sums: &mut [Vector<f32, Const<2>>],
     lse: &[Vector<f32, Const<2>>],
     delta: &[Vector<f32, Const<2>>],
-    places: &[Place],
+    turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
     list_stride: u32,
-    heads_together: u32,
-    late_places: u32,
     queries: u32,
     lse_rows: u32,
     group: u32,
@@ -205,18 +205,18 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
     let pieces = comptime!(tiles.pieces as u32);
-    let (kv_head, place) = turn_of(heads_together, late_places, shape);
-    let mut key_place = place;
-    let mut piece = 0u32;
-    if comptime!(tiles.pieces > 1) {
-        // Blocks that start together share queries.
-        piece = place / (CUBE_COUNT_X / pieces);
-        key_place = place % (CUBE_COUNT_X / pieces);
-    }
     let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
     let all = (queries + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
-    let (block, begin, per_head, _) = list_of(places, batch * list_stride, key_place, all, shape);
+    let turn = turn_of(turns, batch * list_stride + block_number(), all, shape);
+    let (kv_head, begin, per_head) = (turn.head, turn.begin, turn.tiles);
+    let mut block = turn.block;
+    let mut piece = 0u32;
+    if comptime!(tiles.pieces > 1) {
+        // Blocks that start together share queries.
+        piece = block / (CUBE_COUNT_X / pieces);
+        block %= CUBE_COUNT_X / pieces;
+    }
     let first_key = block * comptime!(resident as u32);
     // Of the list, once for each head of the group.
     let mut tile_count = per_head * group;
@@ -239,7 +239,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     reset_counters(&mut used, stages);
     sync_cube();
 
-    if starts(true, 0usize) {
+    let warpgroup = UNIT_POS / 128;
+    let thread = UNIT_POS % 128;
+    let lane = thread % 32;
+    // A vote, so that the compiler takes it for the same in all threads of the warp.
+    if plane_any(UNIT_POS < 32) {
         load_resident::<E>(
             kv_full,
             k,
@@ -251,38 +255,40 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             first_key,
             tiles,
         );
-    }
-    #[unroll]
-    for s in 0..stages {
-        if starts(comptime!(s as u32) < tile_count, s + 1) {
+        #[unroll]
+        for s in 0..stages {
             let tile = first_tile + comptime!(s as u32);
-            let head = kv_head * group + tile / per_head;
-            let row = tile_at(entries, begin + tile % per_head, shape) * comptime!(passing as u32);
-            next_tile::<E>(
-                barrier::at(full, s),
-                q,
-                d_o,
-                lse,
-                delta,
-                &mut q_tiles,
-                &mut do_tiles,
-                &mut lse_tiles,
-                &mut delta_tiles,
-                s,
-                batch,
-                heads,
-                head,
-                row,
-                lse_rows,
-                tiles,
-                Caller::Warp,
-            );
+            // The list begins again with each head.
+            let passes = if comptime!(tiles.masked) {
+                early_tile(turn.early, s, shape)
+            } else {
+                tile % per_head
+            };
+            let row = passes * comptime!(passing as u32);
+            if comptime!(s as u32) < tile_count {
+                next_tile::<E>(
+                    barrier::at(full, s),
+                    q,
+                    d_o,
+                    lse,
+                    delta,
+                    &mut q_tiles,
+                    &mut do_tiles,
+                    &mut lse_tiles,
+                    &mut delta_tiles,
+                    s,
+                    batch,
+                    heads,
+                    kv_head * group + tile / per_head,
+                    row,
+                    lse_rows,
+                    tiles,
+                    Caller::Warp,
+                );
+            }
         }
     }
 
-    let warpgroup = UNIT_POS / 128;
-    let thread = UNIT_POS % 128;
-    let lane = thread % 32;
     let k_base = generic_to_shared::<E>(unsafe { k_tile.as_ptr_unchecked() });
     let v_base = generic_to_shared::<E>(unsafe { v_tile.as_ptr_unchecked() });
     let q_base = generic_to_shared::<E>(unsafe { q_tiles.as_ptr_unchecked() });
@@ -493,31 +499,25 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             write_sum::<NG>(sums, of_keys + row, lane, sum, comptime!(tiles.head_dim));
         }
     } else {
-        // Gradients take the places of this warpgroup's keys and values. Those of values are on their way while the last product runs.
-        let first = first_key + warpgroup * 64;
+        // Gradients take the places of this warpgroup's keys and values.
         if comptime!(tiles.sums.values()) {
-            let sum = wgmma::wait::<NG>(
-                v_sum,
-                comptime!(tiles.weighted()),
-                comptime!(tiles.sums.keys() as usize),
-            );
+            let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
             stage_gradient::<NG>(v_base, warpgroup, thread, sum, 1.0f32, tiles);
-            tma::fence();
-            named_sync(warpgroup + 1, 128u32);
-            if thread == 0 {
-                store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first, resident, panels);
-            }
         }
         if comptime!(tiles.sums.keys()) {
             let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
             stage_gradient::<NG>(k_base, warpgroup, thread, sum, scale, tiles);
-            tma::fence();
-            named_sync(warpgroup + 1, 128u32);
-            if thread == 0 {
+        }
+        tma::fence();
+        named_sync(warpgroup + 1, 128u32);
+        if thread == 0 {
+            let first = first_key + warpgroup * 64;
+            if comptime!(tiles.sums.values()) {
+                store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first, resident, panels);
+            }
+            if comptime!(tiles.sums.keys()) {
                 store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, first, resident, panels);
             }
-        }
-        if thread == 0 {
             tma::wait_read(0usize);
         }
     }

@@ -4,10 +4,11 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows};
+use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
 use crate::delta::{read_row, row_product};
 use crate::passing::{
-    Entry, ListShape, Place, Word, bits_of, early_tile, hide, list_of, pattern_at, rows_of, tile_at, turn_of,
+    Entry, ListShape, TurnHalf, Word, bits_of, block_number, early_tile, hide, pattern_at, rows_of, tile_at,
+    turn_of,
 };
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
@@ -81,12 +82,10 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     do_row: u32,
     lse: &[f32],
     delta: &mut [f32],
-    places: &[Place],
+    turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
     list_stride: u32,
-    heads_together: u32,
-    late_places: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -123,15 +122,15 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let full = barrier::first(&full);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
-    let (head, place) = turn_of(heads_together, late_places, shape);
     let batch = CUBE_POS_Z;
-    let kv_head = head / group;
     let per_tile = comptime!(passing as u32);
     let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let (block, begin, tile_count, first_tile) = list_of(places, batch * list_stride, place, all, shape);
+    let turn = turn_of(turns, batch * list_stride + block_number(), all, shape);
+    let (head, block, begin, tile_count) = (turn.head, turn.block, turn.begin, turn.tiles);
+    let kv_head = head / group;
     let first_query = block * comptime!(resident as u32);
 
     // Two threads a row. What they read is on its way before the copies are, and is asked for behind the first products.
@@ -156,7 +155,11 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     reset_counters(&mut used, stages);
     sync_cube();
 
-    if starts(true, 0usize) {
+    let warpgroup = UNIT_POS / 128;
+    let thread = UNIT_POS % 128;
+    let lane = thread % 32;
+    // A vote, so that the compiler takes it for the same in all threads of the warp.
+    if plane_any(UNIT_POS < 32) {
         load_resident::<E>(
             q_full,
             q,
@@ -168,34 +171,31 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             first_query,
             tiles,
         );
-    }
-    #[unroll]
-    for s in 0..stages {
-        if starts(comptime!(s as u32) < tile_count, s + 1) {
-            let tile = early_tile(entries, begin, first_tile, s, shape);
-            next_tile::<E>(
-                barrier::at(full, s),
-                k,
-                v,
-                k_2,
-                v_2,
-                &mut k_tiles,
-                &mut v_tiles,
-                s,
-                batch,
-                kv_head,
-                tile,
-                first_keys,
-                tiles,
-                Caller::Warp,
-            );
+        #[unroll]
+        for s in 0..stages {
+            let tile = early_tile(turn.early, s, shape);
+            if comptime!(s as u32) < tile_count {
+                next_tile::<E>(
+                    barrier::at(full, s),
+                    k,
+                    v,
+                    k_2,
+                    v_2,
+                    &mut k_tiles,
+                    &mut v_tiles,
+                    s,
+                    batch,
+                    kv_head,
+                    tile,
+                    first_keys,
+                    tiles,
+                    Caller::Warp,
+                );
+            }
         }
     }
 
     let lse_at = (batch * (CUBE_COUNT_Y) + head) * lse_rows;
-    let warpgroup = UNIT_POS / 128;
-    let thread = UNIT_POS % 128;
-    let lane = thread % 32;
     let row = (thread / 32) * 16 + lane / 4;
     let of_tile = warpgroup * 64 + row;
     let shift_0 = lse[(lse_at + first_query + of_tile) as usize] * std::f32::consts::LOG2_E;
@@ -213,6 +213,12 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
 
     let pattern = pattern_at(entries, begin, warpgroup, shape);
     let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
+    // Where one warpgroup has the multiprocessor to itself, what stands between its products delays them.
+    let sum_early = comptime!(tiles.head_dim > 128);
+    let mut sum = 0.0f32;
+    if comptime!(sum_early) {
+        sum = row_product(&row_share, comptime!(tiles.head_dim), element);
+    }
     wait(q_full, 0u32);
     let q_kept = keep::<NA>(q_base, warpgroup, thread, comptime!(tiles.kept[0]), resident);
     let do_kept = keep::<NB>(do_base, warpgroup, thread, comptime!(tiles.kept[1]), resident);
@@ -231,7 +237,9 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         comptime!(tiles.scores()),
         comptime!(tiles.kept[1]),
     );
-    let sum = row_product(&row_share, comptime!(tiles.head_dim), element);
+    if comptime!(!sum_early) {
+        sum = row_product(&row_share, comptime!(tiles.head_dim), element);
+    }
     if UNIT_POS.is_multiple_of(2) {
         delta[(lse_at + of_row) as usize] = sum;
     }
@@ -240,7 +248,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let delta_1 = plane_shuffle(sum, lane / 4 * 2 + 16);
     let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
     scores = hide::<NS>(scores, pattern, bits, shape);
-    let (exist, _) = rows_of(first_tile, first_keys, second_keys, passing, two_parts);
+    let (exist, _) = rows_of(0u32.runtime(), first_keys, second_keys, passing, two_parts);
     if comptime!(!tiles.masked) && exist < per_tile {
         scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
     }

@@ -59,12 +59,25 @@ pub(super) fn fill<E: Numeric>(
     copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels, caller);
 }
 
-/// Whether this warp starts the first copies number `share`, if there are any: the first four warps of a block divide them. One warp alone
-/// would take a thousand cycles, and with a list wait for each of its tiles in turn. A vote, so that the compiler takes it for the same in all
-/// of a warp's threads.
+/// Brings rows of a tensor to the cache of the device, as many as the map's tiles have. For a whole warp.
 #[cube]
-pub(super) fn starts(any: bool, #[comptime] share: usize) -> bool {
-    plane_any(any && UNIT_POS / 32 == comptime!(share as u32 % 4))
+pub(super) fn prefetch_tile<E: Numeric>(
+    map: &TensorMap<E, Tiled>,
+    batch: u32,
+    head: u32,
+    row: u32,
+    #[comptime] panels: usize,
+) {
+    #[unroll]
+    for p in 0..panels {
+        tma::prefetch_4d::<E>(
+            map,
+            batch as i32,
+            head as i32,
+            row as i32,
+            comptime!((p * 64) as i32).runtime(),
+        );
+    }
 }
 
 /// Starts the copies of a backward kernel's resident rows, of both operands, from row `row` on; their bytes complete the barrier's

@@ -2,12 +2,12 @@
 //! ([`online_softmax`](super::online_softmax)).
 
 use super::ForwardTiles;
-use super::copy::{fill, issue, keep, stage_before_last, starts, store_rows};
+use super::copy::{fill, issue, keep, prefetch_tile, stage_before_last, store_rows};
 use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
 use super::output::{stage_output, write_log_sums};
 use crate::passing::{
-    Entry, ListShape, Place, bits_of, early_tile, entry_at, hide, list_of, pattern_at, rows_of, tile_at,
-    turn_of,
+    Entry, ListShape, TurnHalf, bits_of, block_number, early_tile, entry_at, hide, pattern_at, rows_of,
+    tile_at, turn_at, turn_of,
 };
 use crate::softmax::cut;
 use cubecl::ir::ElemType;
@@ -52,7 +52,7 @@ fn fill_keys<E: Numeric>(
 
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Keys and values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`.
-/// `places`, `entries`, `patterns`, `list_stride`, `heads_together` and `late_places` are of the mask; see [`passing`](crate::passing).
+/// `turns`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
 pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     q: &TensorMap<E, Tiled>,
@@ -62,12 +62,10 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     v_2: &TensorMap<E, Tiled>,
     o: &mut TensorMap<E, Tiled>,
     lse: &mut [f32],
-    places: &[Place],
+    turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Vector<u32, NW>],
     list_stride: u32,
-    heads_together: u32,
-    late_places: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -105,15 +103,15 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let mut any_lost: Shared<[u32]> = Shared::new_slice(1usize);
     let lost: Shared<[u32]> = Shared::new_slice(comptime!(tiles.threads() as usize));
 
-    let (head, place) = turn_of(heads_together, late_places, shape);
     let batch = CUBE_POS_Z;
-    let kv_head = head / group;
     let per_tile = comptime!(tiles.keys as u32);
     let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let (block, begin, tile_count, first_tile) = list_of(places, batch * list_stride, place, all, shape);
+    let turn = turn_of(turns, batch * list_stride + block_number(), all, shape);
+    let (head, block, begin, tile_count) = (turn.head, turn.block, turn.begin, turn.tiles);
+    let kv_head = head / group;
     let first_query = block * comptime!(rows as u32);
 
     if UNIT_POS == 0 {
@@ -132,6 +130,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let warpgroup = UNIT_POS / 128;
     let thread = UNIT_POS % 128;
     let lane = thread % 32;
+    // For the warp that starts the first copies; a vote, so that the compiler takes it for the same in all of its threads.
+    let first_warp = plane_any(UNIT_POS < 32);
     let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
     let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
     let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
@@ -148,7 +148,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     }
     let mut again = true.runtime();
     while again {
-        if starts(true, 0usize) {
+        if first_warp {
             fill::<E>(
                 q_full,
                 q,
@@ -160,39 +160,44 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 rows,
                 panels,
             );
-        }
-        #[unroll]
-        for s in 0..stages {
-            let any = comptime!(s as u32) < tile_count;
-            if starts(any, comptime!(2 * s + 1)) {
-                let tile = early_tile(entries, begin, first_tile, s, shape);
-                fill_keys::<E>(
-                    barrier::at(k_full, s),
-                    k,
-                    k_2,
-                    &mut k_tiles,
-                    s,
-                    batch,
-                    kv_head,
-                    tile,
-                    first_keys,
-                    tiles,
-                );
+            #[unroll]
+            for s in 0..stages {
+                let tile = early_tile(turn.early, s, shape);
+                if comptime!(s as u32) < tile_count {
+                    fill_keys::<E>(
+                        barrier::at(k_full, s),
+                        k,
+                        k_2,
+                        &mut k_tiles,
+                        s,
+                        batch,
+                        kv_head,
+                        tile,
+                        first_keys,
+                        tiles,
+                    );
+                    fill_keys::<E>(
+                        barrier::at(v_full, s),
+                        v,
+                        v_2,
+                        &mut v_tiles,
+                        s,
+                        batch,
+                        kv_head,
+                        tile,
+                        first_keys,
+                        tiles,
+                    );
+                }
             }
-            if starts(any, comptime!(2 * s + 2)) {
-                let tile = early_tile(entries, begin, first_tile, s, shape);
-                fill_keys::<E>(
-                    barrier::at(v_full, s),
-                    v,
-                    v_2,
-                    &mut v_tiles,
-                    s,
-                    batch,
-                    kv_head,
-                    tile,
-                    first_keys,
-                    tiles,
-                );
+        }
+        // While its first tiles are on their way, this block has the queries of the block behind it brought to the cache: blocks of masks are
+        // short. Of others the cache would lose them again, and the backward kernels' blocks are too long as well.
+        if comptime!(tiles.masked) && plane_any(UNIT_POS / 32 == last_warp) {
+            let behind = block_number() + comptime!(tiles.blocks_at_a_time());
+            if behind < CUBE_COUNT_X * CUBE_COUNT_Y {
+                let next = turn_at(turns, batch * list_stride + behind);
+                prefetch_tile::<E>(q, batch, next.head, next.block * comptime!(rows as u32), panels);
             }
         }
         let pattern = pattern_at(entries, begin, warpgroup, shape);
@@ -228,7 +233,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             }
         }
         scores = hide::<NS>(scores, pattern, bits, shape);
-        let (exist, _) = rows_of(first_tile, first_keys, second_keys, tile_keys, two_parts);
+        let (exist, _) = rows_of(0u32.runtime(), first_keys, second_keys, tile_keys, two_parts);
         if comptime!(!tiles.masked) && exist < per_tile {
             scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
         }

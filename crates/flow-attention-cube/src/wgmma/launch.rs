@@ -50,7 +50,7 @@ pub fn launch_forward(
     let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
     let blocks = queries.div_ceil(tiles.queries());
     let map = |x: &Heads, rows| map(x, rows, tiles.factor);
-    let [places, entries, patterns] = list.arguments();
+    let [turns, entries, patterns] = list.arguments();
     unsafe {
         forward::launch_unchecked(
             client,
@@ -63,12 +63,10 @@ pub fn launch_forward(
             map(second.v, tiles.keys),
             map(o, 64),
             BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-            places,
+            turns,
             entries,
             patterns,
             list.batch_stride,
-            list.order.heads_together,
-            list.order.late_places,
             queries as u32,
             lse_rows(queries) as u32,
             first_keys as u32,
@@ -99,7 +97,7 @@ pub fn launch_backward_queries(
     let length = batch * heads * lse_rows;
     let eights = |x: &Heads, axis: usize| (x.strides[axis] / 8) as u32;
     let map = |x: &Heads, rows| map(x, rows, tiles.factor);
-    let [places, entries, patterns] = list.arguments();
+    let [turns, entries, patterns] = list.arguments();
     unsafe {
         backward_queries::launch_unchecked(
             client,
@@ -126,12 +124,10 @@ pub fn launch_backward_queries(
             eights(of.d_o, 2),
             BufferArg::from_raw_parts(of.lse.clone(), length),
             BufferArg::from_raw_parts(of.delta.clone(), length),
-            places,
+            turns,
             entries,
             patterns,
             list.batch_stride,
-            list.order.heads_together,
-            list.order.late_places,
             queries as u32,
             lse_rows as u32,
             first_keys as u32,
@@ -161,7 +157,7 @@ pub fn launch_backward_keys(
     let lse_rows = lse_rows(queries);
     let length = batch * heads * lse_rows;
     let map = |x: &Heads, rows| map(x, rows, tiles.factor);
-    let [places, entries, patterns] = list.arguments();
+    let [turns, entries, patterns] = list.arguments();
     let key_blocks = keys.div_ceil(tiles.resident());
     let sums = tiles.sums_of_pieces(batch * kv_heads, keys);
     let sums_at = of.delta.clone().offset_start(4 * length as u64);
@@ -183,12 +179,10 @@ pub fn launch_backward_keys(
             },
             BufferArg::from_raw_parts(of.lse.clone(), length / 2),
             BufferArg::from_raw_parts(of.delta.clone(), length / 2),
-            places,
+            turns,
             entries,
             patterns,
             list.batch_stride,
-            list.order.heads_together,
-            list.order.late_places,
             queries as u32,
             lse_rows as u32,
             (heads / kv_heads) as u32,

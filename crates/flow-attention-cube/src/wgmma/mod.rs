@@ -51,6 +51,7 @@ impl Cut for BackwardTiles {
 impl Kernels for Wgmma {
     const NAME: &'static str = "wgmma";
     const BY_FIRST_TILE: bool = true;
+    const HEADS_TAKE_TURNS: bool = true;
     type Forward = ForwardTiles;
     type Backward = BackwardTiles;
 

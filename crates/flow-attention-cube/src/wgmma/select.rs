@@ -20,7 +20,7 @@ pub fn select(call: &Call, masked: bool) -> Selection {
     // Resident rows that stay in registers, in steps of 16 channels: what adds no spill and takes no block from a multiprocessor.
     let steps = |kept: usize| kept.min(head_dim.div_ceil(16));
     let queries_kept = match head_dim {
-        ..=64 => steps(if masked { 1 } else { 2 }),
+        ..=64 => steps(2),
         65..=128 if keys == 128 => steps(8),
         _ => 0,
     };
@@ -65,6 +65,7 @@ pub fn select(call: &Call, masked: bool) -> Selection {
             two_parts,
         },
         queries: BackwardTiles {
+            // Where lists are, the two fall into step otherwise; without, they do not, and turns cost 5 %.
             turns: masked && backward_warpgroups == 2,
             ..backward(Sums::Both, beside_queries)
         },

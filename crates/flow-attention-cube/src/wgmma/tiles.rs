@@ -51,6 +51,12 @@ impl ForwardTiles {
         128 * self.warpgroups as u32
     }
 
+    /// Blocks that an H100 runs at a time: of 132 multiprocessors with 3 or 1 each. Elsewhere only what is brought to the cache ahead of its
+    /// time comes at another.
+    pub fn blocks_at_a_time(&self) -> u32 {
+        132 * if self.head_dim <= 64 { 3 } else { 1 }
+    }
+
     /// Registers of the vector that holds the scores.
     pub fn score_vector(&self) -> usize {
         (self.keys / 2).next_power_of_two()

@@ -1,10 +1,17 @@
 //! Lists of masks, without a GPU: what NVRTC makes of reading and hiding, executed on the host, against the masks' predicates.
 
 use super::compiler;
+use flow_attention_cube::order::GridHeads;
 use flow_attention_cube::sources::passing_alone;
 use flow_attention_cube::tensors::TileList;
 use flow_attention_mask::{Mask, MaskTiles, Side, Sizes, Tiling, element};
 use flow_cube::thread::{Kernel, Memory, Parameter, Place};
+
+/// Blocks of one head, in order.
+const ONE_HEAD: GridHeads = GridHeads {
+    heads: 1,
+    passing_bytes: 0,
+};
 
 /// Samples that masks are made for.
 const BATCH: usize = 2;
@@ -25,12 +32,11 @@ fn check(mask: &Mask, [queries, keys]: [usize; 2], units: usize, columns: usize)
     let ptx = compiler().ptx("sm_90a", &source.text).expect("NVRTC compiles it");
     let kernel = Kernel::read(&ptx).expect("a kernel");
 
-    let [from_places, from_entries, from_patterns, to_tiles, to_results] =
-        [1u64, 2, 3, 4, 5].map(|n| n << 40);
+    let [from_turns, from_entries, from_patterns, to_tiles, to_results] = [1u64, 2, 3, 4, 5].map(|n| n << 40);
     let mut memory = Memory::new();
-    let [places, entries] = TileList::words(&tiles);
+    let [turns, entries] = TileList::words(&tiles, ONE_HEAD);
     for (from, words) in [
-        (from_places, &places),
+        (from_turns, &turns),
         (from_entries, &entries),
         (from_patterns, &tiles.patterns),
     ] {
@@ -43,7 +49,7 @@ fn check(mask: &Mask, [queries, keys]: [usize; 2], units: usize, columns: usize)
     for unit in 0..units {
         for place in 0..tiles.row_blocks {
             let parameters = [
-                Parameter::Address(from_places),
+                Parameter::Address(from_turns),
                 Parameter::Address(from_entries),
                 Parameter::Address(from_patterns),
                 Parameter::Address(to_tiles),
