@@ -4,7 +4,7 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
+use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows};
 use crate::delta::{read_row, row_product};
 use crate::passing::{
     Entry, ListShape, TurnHalf, Word, bits_of, block_number, early_tile, hide, pattern_at, rows_of, tile_at,
@@ -158,23 +158,62 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let warpgroup = UNIT_POS / 128;
     let thread = UNIT_POS % 128;
     let lane = thread % 32;
-    // A vote, so that the compiler takes it for the same in all threads of the warp.
-    if plane_any(UNIT_POS < 32) {
-        load_resident::<E>(
-            q_full,
-            q,
-            d_o,
-            &mut q_tile,
-            &mut do_tile,
-            batch,
-            head,
-            first_query,
-            tiles,
-        );
+    // With a list one warp starts the first copies, in order. Without, four divide them: the tiles of blocks that run side by side are the same,
+    // and ptxas orders the loop below so that long calls take 1 to 3 % less. Votes, so that it takes them for the same in a warp's threads.
+    if comptime!(tiles.masked) {
+        if plane_any(UNIT_POS < 32) {
+            load_resident::<E>(
+                q_full,
+                q,
+                d_o,
+                &mut q_tile,
+                &mut do_tile,
+                batch,
+                head,
+                first_query,
+                tiles,
+            );
+            #[unroll]
+            for s in 0..stages {
+                let tile = early_tile(turn.early, s, shape);
+                if comptime!(s as u32) < tile_count {
+                    next_tile::<E>(
+                        barrier::at(full, s),
+                        k,
+                        v,
+                        k_2,
+                        v_2,
+                        &mut k_tiles,
+                        &mut v_tiles,
+                        s,
+                        batch,
+                        kv_head,
+                        tile,
+                        first_keys,
+                        tiles,
+                        Caller::Warp,
+                    );
+                }
+            }
+        }
+    } else {
+        if starts(true, 0usize) {
+            load_resident::<E>(
+                q_full,
+                q,
+                d_o,
+                &mut q_tile,
+                &mut do_tile,
+                batch,
+                head,
+                first_query,
+                tiles,
+            );
+        }
         #[unroll]
         for s in 0..stages {
-            let tile = early_tile(turn.early, s, shape);
-            if comptime!(s as u32) < tile_count {
+            if starts(comptime!(s as u32) < tile_count, s + 1) {
+                let tile = comptime!(s as u32).runtime();
                 next_tile::<E>(
                     barrier::at(full, s),
                     k,

@@ -80,6 +80,12 @@ pub(super) fn prefetch_tile<E: Numeric>(
     }
 }
 
+/// Whether this warp starts the first copies number `share`, if there are `any`: four warps divide them.
+#[cube]
+pub(super) fn starts(any: bool, #[comptime] share: usize) -> bool {
+    plane_any(any && UNIT_POS / 32 == comptime!((share % 4) as u32))
+}
+
 /// Starts the copies of a backward kernel's resident rows, of both operands, from row `row` on; their bytes complete the barrier's
 /// phase. For a whole warp.
 #[cube]
