@@ -153,17 +153,6 @@ pub trait Kernels: Send + Sync + 'static {
     /// The table. `masked`: whether the call has a mask.
     fn select(call: &Call, masked: bool, offer: Offer) -> Selection<Self::Forward, Self::Backward>;
 
-    /// A mask for the forward kernel, on the device.
-    fn forward_list(
-        client: &Client,
-        _call: &Call,
-        mask: &MaskTiles,
-        _tiles: &Self::Forward,
-        heads: GridHeads,
-    ) -> TileList {
-        TileList::new(client, mask, heads)
-    }
-
     /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where
     /// there is no row or no key.
     #[allow(clippy::too_many_arguments)]
@@ -243,12 +232,10 @@ impl<K: Kernels> Prepared<K> {
                 let tiles = tiles.map_err(|error| Declined {
                     why: error.to_string(),
                 })?;
-                let tiles = match K::BY_FIRST_TILE {
-                    true => tiles.whole_first(),
-                    false => tiles,
-                };
-                let heads = grid_heads::<K>(&call, &tiles);
-                K::forward_list(client, &call, &tiles, &selection.forward, heads)
+                match K::BY_FIRST_TILE {
+                    true => uploaded::<K>(client, &call, &tiles.whole_first()),
+                    false => uploaded::<K>(client, &call, &tiles),
+                }
             }
             None => TileList::none(client),
         };
@@ -366,8 +353,8 @@ impl<K: Kernels> Prepared<K> {
     }
 }
 
-/// The heads of a grid of `call`'s kernels.
-fn grid_heads<K: Kernels>(call: &Call, tiles: &MaskTiles) -> GridHeads {
+/// The list of a mask for the kernels of `call`.
+fn uploaded<K: Kernels>(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
     let group = call.heads / call.kv_heads;
     // (heads, values of two tensors that pass the blocks of one)
     let (heads, values) = match tiles.tiling.side {
@@ -377,13 +364,9 @@ fn grid_heads<K: Kernels>(call: &Call, tiles: &MaskTiles) -> GridHeads {
         ),
         Side::Keys { .. } => (call.kv_heads, 2 * group * call.queries * call.head_dim),
     };
-    GridHeads {
+    let heads = GridHeads {
         heads: if K::HEADS_TAKE_TURNS { heads } else { 1 },
         passing_bytes: values * size_of::<half::bf16>(),
-    }
-}
-
-/// The list of a mask for a backward kernel of `call`.
-fn uploaded<K: Kernels>(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
-    TileList::new(client, tiles, grid_heads::<K>(call, tiles))
+    };
+    TileList::new(client, tiles, heads)
 }

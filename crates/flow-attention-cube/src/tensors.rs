@@ -100,19 +100,6 @@ impl TileList {
         [turns, entries]
     }
 
-    /// Uploads words of another kind of list.
-    pub(crate) fn of_words(client: &Client, words: [&[u32]; 3], batch_stride: u32) -> Self {
-        Self::upload(client, words, batch_stride)
-    }
-
-    /// The words of such a list in fours.
-    pub(crate) fn arguments_in_fours(&self) -> [BufferArg; 3] {
-        let of = |(handle, length): &(Handle, usize), width| unsafe {
-            BufferArg::from_raw_parts(handle.clone(), length / width)
-        };
-        [of(&self.turns, 4), of(&self.entries, 4), of(&self.patterns, 1)]
-    }
-
     fn upload(client: &Client, words: [&[u32]; 3], batch_stride: u32) -> Self {
         let [turns, entries, patterns] = words.map(|words| {
             let words = if words.is_empty() { &[0; 8] } else { words };

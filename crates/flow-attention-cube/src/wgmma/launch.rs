@@ -4,7 +4,6 @@ use super::add_up::{THREADS, add_up};
 use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
 use super::forward::forward;
-use super::staying::staying;
 use super::{BackwardTiles, ForwardTiles};
 pub use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
@@ -51,34 +50,6 @@ pub fn launch_forward(
     let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
     let blocks = queries.div_ceil(tiles.queries());
     let map = |x: &Heads, rows| map(x, rows, tiles.factor);
-    if tiles.stays {
-        let [shares, records, patterns] = list.arguments_in_fours();
-        unsafe {
-            staying::launch_unchecked(
-                client,
-                CubeCount::Static(list.batch_stride, 1, 1),
-                CubeDim::new_1d(tiles.threads()),
-                map(q, tiles.queries()),
-                map(parts[0].k, tiles.keys),
-                map(parts[0].v, tiles.keys),
-                map(second.k, tiles.keys),
-                map(second.v, tiles.keys),
-                map(o, 64),
-                BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-                shares,
-                records,
-                patterns,
-                heads as u32,
-                queries as u32,
-                lse_rows(queries) as u32,
-                scale * std::f32::consts::LOG2_E,
-                tiles,
-                tiles.factor.element(),
-                tiles.vectors(),
-            );
-        }
-        return;
-    }
     let [turns, entries, patterns] = list.arguments();
     unsafe {
         forward::launch_unchecked(

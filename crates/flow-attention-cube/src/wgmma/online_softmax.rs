@@ -70,11 +70,6 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Before other rows: none of them was lost so far.
-    pub fn forget(&self) {
-        store_shared(self.lost_at, 0u32.runtime());
-    }
-
     /// For the first tile, or the first once more: its scores say what weights are divided by.
     pub fn begin<N: Size>(&mut self, scores: Vector<f32, N>, factor: f32, #[comptime] keys: usize) {
         self.shift_0 = UNSEEN.runtime();

@@ -62,8 +62,6 @@ pub fn select(call: &Call, masked: bool) -> Selection {
             queries_kept,
             factor,
             masked,
-            // Where one block fills a multiprocessor.
-            stays: masked && (65..=128).contains(&head_dim),
             two_parts,
         },
         queries: BackwardTiles {

@@ -24,9 +24,6 @@ pub struct ForwardTiles {
     pub factor: Factor,
     /// Whether a list says which tiles of keys are visited, and what of them is seen.
     pub masked: bool,
-    /// Whether blocks stay and go through items that they are dealt. Wants a mask, two stages, and all steps of the queries in
-    /// registers, so that those of the next item may come meanwhile.
-    pub stays: bool,
     /// Whether keys and values are in two parts.
     pub two_parts: bool,
 }
