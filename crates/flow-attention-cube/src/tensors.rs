@@ -149,3 +149,41 @@ pub struct Backward<'a> {
     /// Factor on the scores.
     pub scale: f32,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::TileList;
+    use crate::order::GridHeads;
+    use crate::passing::{BEHIND, EARLY};
+    use flow_attention_mask::{Mask, MaskTiles, Side, Sizes, Tiling};
+
+    #[test]
+    fn a_turn_names_its_list_and_the_first_tiles_of_it_again_and_again() {
+        let mask = Mask::packed(vec![0, 10, 700, 1000], vec![0, 10, 700, 1000]).expect("a mask");
+        let tiling = Tiling {
+            side: Side::Queries,
+            units_per_block: 2,
+            columns: 64,
+        };
+        let tiles = MaskTiles::new(&mask, Sizes::new(1, 1000, 1000), tiling).expect("a mask that fits");
+        let heads = GridHeads {
+            heads: 3,
+            passing_bytes: 1,
+        };
+        let [turns, entries] = TileList::words(&tiles, heads);
+        assert_eq!(turns.len(), 8 * 3 * tiles.row_blocks);
+        let tile = |entry: u32| entries[4 * entry as usize];
+        for turn in turns.chunks(8) {
+            let [_, block, begin, length] = [0, 1, 2, 3].map(|at| turn[at]);
+            assert_eq!(begin, tiles.offsets[block as usize]);
+            assert_eq!(begin + length, tiles.offsets[block as usize + 1]);
+            assert!(turn[0] < 3 && length > 0);
+            for early in 0..EARLY as u32 {
+                assert_eq!(turn[4 + early as usize], tile(begin + early % length));
+            }
+        }
+        // Kernels read that far behind the last list.
+        let last = tiles.offsets[tiles.row_blocks] as usize;
+        assert_eq!(entries.len(), 4 * (last + BEHIND));
+    }
+}
