@@ -1,7 +1,7 @@
 //! `cargo xtask bench cycles`: what NVIDIA's `ncu` counts of attention's kernels.
 //!
 //! A GPU at its limit of power changes its clock, so that times of one and the same kernel differ by 5 to 10 %. Cycles are the same to
-//! 0.1 % from launch to launch: a step of a kernel's ladder is decided by these, and reported in times.
+//! 1 % from launch to launch, mostly to 0.3 %: a step of a kernel's ladder is decided by these, and reported in times.
 
 use super::attention::label;
 use super::built::Built;

@@ -25,7 +25,7 @@ pub enum MaskKind {
     Causal,
     /// 40 keys before the diagonal, 7 after.
     Window,
-    /// TurnHalf of the keys for the last batch entry, all for the first.
+    /// Half of the keys for the last batch entry, all for the first.
     KeyPadding,
     /// Five sequences, one of them empty, and padding.
     Packed,

@@ -5,6 +5,7 @@
 
 use super::BackwardTiles;
 use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows};
+use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
 use crate::delta::{read_row, row_product};
 use crate::passing::{
     Entry, ListShape, TurnHalf, Word, bits_of, block_number, early_tile, hide, pattern_at, rows_of, tile_at,
@@ -17,7 +18,7 @@ use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::Caller;
 use flow_cube::barrier::{
     self, COUNTER_WORDS, arrive_and_expect, came_last, count_warp, count_warp_by_lanes, counter_at,
-    named_arrive, named_sync, reset_counters, wait,
+    named_sync, reset_counters, wait,
 };
 use flow_cube::register::read;
 use flow_cube::tma;
@@ -160,44 +161,14 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let lane = thread % 32;
     // With a list one warp starts the first copies, in order. Without, four divide them: the tiles of blocks that run side by side are the same,
     // and ptxas orders the loop below so that long calls take 1 to 3 % less. Votes, so that it takes them for the same in a warp's threads.
-    if comptime!(tiles.masked) {
-        if plane_any(UNIT_POS < 32) {
-            load_resident::<E>(
-                q_full,
-                q,
-                d_o,
-                &mut q_tile,
-                &mut do_tile,
-                batch,
-                head,
-                first_query,
-                tiles,
-            );
-            #[unroll]
-            for s in 0..stages {
-                let tile = early_tile(turn.early, s, shape);
-                if comptime!(s as u32) < tile_count {
-                    next_tile::<E>(
-                        barrier::at(full, s),
-                        k,
-                        v,
-                        k_2,
-                        v_2,
-                        &mut k_tiles,
-                        &mut v_tiles,
-                        s,
-                        batch,
-                        kv_head,
-                        tile,
-                        first_keys,
-                        tiles,
-                        Caller::Warp,
-                    );
-                }
-            }
-        }
+    let divided = comptime!(!tiles.masked);
+    let takes_part = if divided {
+        true.runtime()
     } else {
-        if starts(true, 0usize) {
+        plane_any(UNIT_POS < 32)
+    };
+    if takes_part {
+        if starts(true.runtime(), 0usize, divided) {
             load_resident::<E>(
                 q_full,
                 q,
@@ -212,8 +183,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         }
         #[unroll]
         for s in 0..stages {
-            if starts(comptime!(s as u32) < tile_count, s + 1) {
-                let tile = comptime!(s as u32).runtime();
+            let tile = early_tile(turn.early, s, shape);
+            if starts(comptime!(s as u32) < tile_count, s + 1, divided) {
                 next_tile::<E>(
                     barrier::at(full, s),
                     k,
@@ -307,8 +278,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     // Of the stage that the tile before last was in: what its count gave, and which tile it gets.
     let mut freed_by = 0u32.runtime();
     let mut freed_for = 0u32.runtime();
-    if comptime!(tiles.turns) && warpgroup == 1 {
-        named_arrive(4u32, 256u32);
+    if comptime!(tiles.ping_pong) {
+        give_first_turn(warpgroup);
     }
     for at in 1..tile_count {
         let before = stage;
@@ -320,8 +291,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         let k_now = k_at + u64::cast_from(stage * tile_units);
         let v_now = v_at + u64::cast_from(stage * tile_units);
         wait(barrier::at(full, stage as usize), phase);
-        if comptime!(tiles.turns) {
-            named_sync(4 + warpgroup, 256u32);
+        if comptime!(tiles.ping_pong) {
+            wait_for_turn(warpgroup);
         }
         let scores = issue::<NS, NA>(
             q_kept,
@@ -337,8 +308,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             comptime!(tiles.scores()),
             comptime!(tiles.kept[1]),
         );
-        if comptime!(tiles.turns) {
-            named_arrive(5 - warpgroup, 256u32);
+        if comptime!(tiles.ping_pong) {
+            end_turn(warpgroup);
         }
         if comptime!(late) && came_last(freed_by, last_warp) && at - 2 + comptime!(stages as u32) < tile_count
         {

@@ -80,10 +80,15 @@ pub(super) fn prefetch_tile<E: Numeric>(
     }
 }
 
-/// Whether this warp starts the first copies number `share`, if there are `any`: four warps divide them.
+/// Whether this warp starts the first copies number `share`, if there are `any`. If they are `divided`, four warps take a share each; else the
+/// one that asks takes all.
 #[cube]
-pub(super) fn starts(any: bool, #[comptime] share: usize) -> bool {
-    plane_any(any && UNIT_POS / 32 == comptime!((share % 4) as u32))
+pub(super) fn starts(any: bool, #[comptime] share: usize, #[comptime] divided: bool) -> bool {
+    if divided {
+        plane_any(any && UNIT_POS / 32 == comptime!((share % 4) as u32))
+    } else {
+        any
+    }
 }
 
 /// Starts the copies of a backward kernel's resident rows, of both operands, from row `row` on; their bytes complete the barrier's

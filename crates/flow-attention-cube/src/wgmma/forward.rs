@@ -5,6 +5,7 @@ use super::ForwardTiles;
 use super::copy::{fill, issue, keep, prefetch_tile, stage_before_last, store_rows};
 use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
 use super::output::{stage_output, write_log_sums};
+use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
 use crate::passing::{
     Entry, ListShape, TurnHalf, bits_of, block_number, early_tile, entry_at, hide, pattern_at, rows_of,
     tile_at, turn_at, turn_of,
@@ -14,8 +15,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::barrier::{
-    self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, named_arrive, named_sync,
-    reset_counters, wait,
+    self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, reset_counters, wait,
 };
 use flow_cube::register::read;
 use flow_cube::tma;
@@ -142,9 +142,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);
 
     let mut softmax = OnlineSoftmax::new(lost_base + UNIT_POS * 4);
-    // The first turn is the first warpgroup's. Once, since every turn announces the next, the last one, too.
-    if comptime!(tiles.ping_pong) && warpgroup == 1 {
-        named_arrive(4u32, 256u32);
+    if comptime!(tiles.ping_pong) {
+        give_first_turn(warpgroup);
     }
     let mut again = true.runtime();
     while again {
@@ -269,7 +268,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             let bits = bits_of::<NW>(patterns, pattern, thread, shape);
             wait(barrier::at(k_full, stage as usize), phase);
             if comptime!(tiles.ping_pong) {
-                named_sync(4 + warpgroup, 256u32);
+                wait_for_turn(warpgroup);
             }
             let issued = issue::<NS, NQ>(
                 kept,
@@ -289,7 +288,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             // issued at once ends late for both (causal 1.6 %, blocks 1.3 %, packed sequences 0.5 % of the cycles; without a mask it costs 3 %).
             let turn_ends_late = comptime!(tiles.masked);
             if comptime!(tiles.ping_pong && !turn_ends_late) {
-                named_arrive(5 - warpgroup, 256u32);
+                end_turn(warpgroup);
             }
             if comptime!(stages > 1)
                 && came_last(freed_by, last_warp)
@@ -333,7 +332,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             }
             output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
             if comptime!(tiles.ping_pong && turn_ends_late) {
-                named_arrive(5 - warpgroup, 256u32);
+                end_turn(warpgroup);
             }
             let v_users = count_warp_by_lanes(
                 lane,

@@ -10,6 +10,7 @@ pub mod forward;
 pub mod launch;
 mod online_softmax;
 mod output;
+mod ping_pong;
 pub mod select;
 mod tiles;
 

@@ -1,5 +1,6 @@
 //! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`docs/src/performance/attention-ladder.md`).
 
+use super::tiles::MULTIPROCESSORS;
 use super::{BackwardTiles, ForwardTiles, Sums};
 pub use crate::call::{Call, Declined};
 
@@ -50,7 +51,7 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         two_parts,
         kept: kept.map(steps),
         pieces: 1,
-        turns: false,
+        ping_pong: false,
     };
     Selection {
         forward: ForwardTiles {
@@ -66,7 +67,7 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         },
         queries: BackwardTiles {
             // Where lists are, the two fall into step otherwise; without, they do not, and turns cost 5 %.
-            turns: masked && backward_warpgroups == 2,
+            ping_pong: masked && backward_warpgroups == 2,
             ..backward(Sums::Both, beside_queries)
         },
         keys: (launches.iter())
@@ -78,21 +79,21 @@ pub fn select(call: &Call, masked: bool) -> Selection {
 /// The kernel for keys, with queries in pieces where keys are few, as in attention to a text: their blocks are fewer than the
 /// multiprocessors of an H100, each with all queries to go through. Not by the batch: what else is in it changes no bit.
 fn in_pieces(call: &Call, tiles: BackwardTiles) -> BackwardTiles {
-    const MULTIPROCESSORS: usize = 132;
     /// Rounds of blocks, so that the last one, which is not full, costs little.
     const ROUNDS: usize = 4;
     /// Tiles that a piece has at least, so that its sums are worth writing.
     const LEAST: usize = 16;
+    let multiprocessors = MULTIPROCESSORS as usize;
     let keys = call.keys[0];
     let blocks = call.kv_heads * keys.div_ceil(tiles.resident());
-    if tiles.masked || tiles.two_parts || blocks >= MULTIPROCESSORS {
+    if tiles.masked || tiles.two_parts || blocks >= multiprocessors {
         return tiles;
     }
     let group = call.heads / call.kv_heads;
     let passing = call.queries.div_ceil(tiles.passing) * group;
     // All sums, two for each value of keys and in f32, take no more memory than the queries.
     let fit = call.queries * group / (4 * keys);
-    let wanted = (ROUNDS * MULTIPROCESSORS).div_ceil(blocks);
+    let wanted = (ROUNDS * multiprocessors).div_ceil(blocks);
     let pieces = wanted.min(passing / LEAST).min(fit).max(1);
     BackwardTiles {
         // No piece is empty.

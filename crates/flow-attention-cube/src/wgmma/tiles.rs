@@ -4,6 +4,9 @@ use crate::passing::words_at_once;
 pub use crate::run::Sums;
 use flow_cube::wgmma::{Factor, Steps};
 
+/// Multiprocessors of an H100.
+pub(super) const MULTIPROCESSORS: u32 = 132;
+
 /// How the forward kernel cuts its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForwardTiles {
@@ -51,10 +54,10 @@ impl ForwardTiles {
         128 * self.warpgroups as u32
     }
 
-    /// Blocks that an H100 runs at a time: of 132 multiprocessors with 3 or 1 each. Elsewhere only what is brought to the cache ahead of its
+    /// Blocks that an H100 runs at a time: 3 or 1 on a multiprocessor. Elsewhere only what is brought to the cache ahead of its
     /// time comes at another.
     pub fn blocks_at_a_time(&self) -> u32 {
-        132 * if self.head_dim <= 64 { 3 } else { 1 }
+        MULTIPROCESSORS * if self.head_dim <= 64 { 3 } else { 1 }
     }
 
     /// Registers of the vector that holds the scores.
@@ -114,7 +117,7 @@ pub struct BackwardTiles {
     /// a kernel of their own. That for queries does not read it.
     pub pieces: usize,
     /// Whether two warpgroups take turns at the tensor cores, in the kernel for queries; that for keys does not read it.
-    pub turns: bool,
+    pub ping_pong: bool,
 }
 
 impl BackwardTiles {
