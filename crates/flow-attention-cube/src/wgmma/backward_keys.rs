@@ -5,7 +5,9 @@
 //! product wants them in. A row of the sum over queries is added up in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
+use super::copy::{
+    copy_tile, issue, keep, load_resident, stage_before_last, store_rows, warpgroup_and_thread,
+};
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{
     Entry, ListShape, TurnHalf, Word, bits_of, block_number, early_tile, hide, pattern_at, tile_at, turn_of,
@@ -239,8 +241,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     reset_counters(&mut used, stages);
     sync_cube();
 
-    let warpgroup = UNIT_POS / 128;
-    let thread = UNIT_POS % 128;
+    let (warpgroup, thread) = warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.uniform));
     let lane = thread % 32;
     // A vote, so that the compiler takes it for the same in all threads of the warp.
     if plane_any(UNIT_POS < 32) {

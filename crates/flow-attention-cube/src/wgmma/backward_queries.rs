@@ -4,7 +4,9 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows};
+use super::copy::{
+    copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows, warpgroup_and_thread,
+};
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
 use crate::delta::{read_row, row_product};
 use crate::passing::{
@@ -156,8 +158,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     reset_counters(&mut used, stages);
     sync_cube();
 
-    let warpgroup = UNIT_POS / 128;
-    let thread = UNIT_POS % 128;
+    let (warpgroup, thread) = warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.uniform));
     let lane = thread % 32;
     // With a list one warp starts the first copies, in order. Without, four divide them: the tiles of blocks that run side by side are the same,
     // and ptxas orders the loop below so that long calls take 1 to 3 % less. Votes, so that it takes them for the same in a warp's threads.
