@@ -110,9 +110,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
         all += second_keys.div_ceil(per_tile);
     }
     let turn = turn_of(turns, batch * list_stride + block_number(), all, shape);
-    let (head, block, begin, tile_count) = (turn.head, turn.block, turn.begin, turn.tiles);
-    let kv_head = head / group;
-    let first_query = block * comptime!(rows as u32);
 
     if UNIT_POS == 0 {
         barrier::init(q_full);
@@ -126,6 +123,9 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     }
     reset_counters(&mut used, comptime!(2 * stages));
     sync_cube();
+    let (head, block, begin, tile_count) = (turn.head, turn.block, turn.begin, turn.tiles);
+    let kv_head = head / group;
+    let first_query = block * comptime!(rows as u32);
 
     // Where descriptors of queries are needed in each tile. Elsewhere it costs masks of 128 channels 2 %.
     let (warpgroup, thread) =
