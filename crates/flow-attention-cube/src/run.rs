@@ -1,7 +1,7 @@
 //! A call from beginning to end: forward, and backward from what forward kept.
 
 use crate::call::{Call, Declined, check_scale};
-use crate::order::GridHeads;
+use crate::order::Grid;
 use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -132,8 +132,6 @@ pub trait Kernels: Send + Sync + 'static {
     /// Whether the forward kernel judges by the first tile of a list how large scores are, so that it should be one that a whole
     /// block sees.
     const BY_FIRST_TILE: bool = false;
-    /// Whether blocks of several heads take turns, as the list says; the kernels go head by head otherwise.
-    const HEADS_TAKE_TURNS: bool = false;
     /// Tiles of the forward kernel.
     type Forward: Cut;
     /// Tiles of the backward kernels.
@@ -233,8 +231,8 @@ impl<K: Kernels> Prepared<K> {
                     why: error.to_string(),
                 })?;
                 match K::BY_FIRST_TILE {
-                    true => uploaded::<K>(client, &call, &tiles.whole_first()),
-                    false => uploaded::<K>(client, &call, &tiles),
+                    true => uploaded(client, &call, &tiles.whole_first()),
+                    false => uploaded(client, &call, &tiles),
                 }
             }
             None => TileList::none(client),
@@ -335,14 +333,14 @@ impl<K: Kernels> Prepared<K> {
         let sizes = self.call.sizes();
         let fits = "a mask that fits forward fits backward";
         BackwardLists {
-            queries: uploaded::<K>(
+            queries: uploaded(
                 &self.client,
                 &self.call,
                 &self.selection.queries_list(mask, sizes).expect(fits),
             ),
             keys: (0..segments)
                 .map(|s| {
-                    uploaded::<K>(
+                    uploaded(
                         &self.client,
                         &self.call,
                         &self.selection.keys_list(mask, sizes, s).expect(fits),
@@ -354,7 +352,7 @@ impl<K: Kernels> Prepared<K> {
 }
 
 /// The list of a mask for the kernels of `call`.
-fn uploaded<K: Kernels>(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
+fn uploaded(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
     let group = call.heads / call.kv_heads;
     // (heads, values of two tensors that pass the blocks of one)
     let (heads, values) = match tiles.tiling.side {
@@ -364,9 +362,10 @@ fn uploaded<K: Kernels>(client: &Client, call: &Call, tiles: &MaskTiles) -> Tile
         ),
         Side::Keys { .. } => (call.kv_heads, 2 * group * call.queries * call.head_dim),
     };
-    let heads = GridHeads {
-        heads: if K::HEADS_TAKE_TURNS { heads } else { 1 },
+    let grid = Grid {
+        samples: call.batch,
+        heads,
         passing_bytes: values * size_of::<half::bf16>(),
     };
-    TileList::new(client, tiles, heads)
+    TileList::new(client, tiles, grid)
 }

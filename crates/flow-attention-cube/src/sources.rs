@@ -165,7 +165,7 @@ impl Sources for Mma {
         kernel!(MmaForward, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o)
             buffer(lse turns entries patterns)
-            scalar(list_stride queries lse_rows first_keys second_keys group factor);
+            scalar(queries lse_rows first_keys second_keys group factor);
             tiles, tiles.vectors()
         )
     }
@@ -174,7 +174,7 @@ impl Sources for Mma {
         kernel!(MmaBackwardQueries, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o d_o dq)
             buffer(lse delta turns entries patterns)
-            scalar(list_stride queries lse_rows first_keys second_keys group factor scale);
+            scalar(queries lse_rows first_keys second_keys group factor scale);
             tiles, tiles.vectors()
         )
     }
@@ -183,7 +183,7 @@ impl Sources for Mma {
         kernel!(MmaBackwardKeys, on, tiles.threads() as u32;
             tensor(q k v d_o dk dv)
             buffer(lse delta turns entries patterns)
-            scalar(list_stride queries keys lse_rows group factor scale);
+            scalar(queries keys lse_rows group factor scale);
             tiles, tiles.vectors()
         )
     }
@@ -194,7 +194,7 @@ impl Sources for Wgmma {
         kernel!(Forward, on, tiles.threads();
             tensor_map(q k v k_2 v_2 o)
             buffer(lse turns entries patterns)
-            scalar(list_stride queries lse_rows first_keys second_keys group factor);
+            scalar(queries lse_rows first_keys second_keys group factor);
             tiles, tiles.factor.element(), tiles.vectors()
         )
     }
@@ -205,7 +205,7 @@ impl Sources for Wgmma {
             buffer(o_rows do_rows)
             scalar(o_batch o_head o_row do_batch do_head do_row)
             buffer(lse delta turns entries patterns)
-            scalar(list_stride queries lse_rows first_keys second_keys group factor scale);
+            scalar(queries lse_rows first_keys second_keys group factor scale);
             tiles, tiles.factor.element(), tiles.vectors()
         )
     }
@@ -214,7 +214,7 @@ impl Sources for Wgmma {
         kernel!(BackwardKeys, on, tiles.threads();
             tensor_map(q k v d_o dk dv)
             buffer(sums lse delta turns entries patterns)
-            scalar(list_stride queries lse_rows group factor scale);
+            scalar(queries lse_rows group factor scale);
             tiles, tiles.factor.element(), tiles.vectors()
         )
     }

@@ -10,7 +10,7 @@ use super::copy::{
 };
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{
-    Entry, ListShape, TurnHalf, Word, bits_of, block_number, early_tile, hide, pattern_at, tile_at, turn_of,
+    Entry, ListShape, TurnHalf, Word, bits_of, early_tile, hide, pattern_at, tile_at, turn_of,
 };
 use crate::softmax::{pack, stage_rows};
 use cubecl::ir::ElemType;
@@ -170,7 +170,6 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
-    list_stride: u32,
     queries: u32,
     lse_rows: u32,
     group: u32,
@@ -207,11 +206,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
     let pieces = comptime!(tiles.pieces as u32);
-    let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
     let all = (queries + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
-    let turn = turn_of(turns, batch * list_stride + block_number(), all, shape);
-    let (kv_head, begin, per_head) = (turn.head, turn.begin, turn.tiles);
+    let turn = turn_of(turns, all, shape);
+    let (batch, kv_head) = (turn.sample, turn.head);
+    let (begin, per_head) = (turn.begin, turn.tiles);
     let mut block = turn.block;
     let mut piece = 0u32;
     if comptime!(tiles.pieces > 1) {

@@ -10,8 +10,7 @@ use super::copy::{
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
 use crate::delta::{read_row, row_product};
 use crate::passing::{
-    Entry, ListShape, TurnHalf, Word, bits_of, block_number, early_tile, hide, pattern_at, rows_of, tile_at,
-    turn_of,
+    Entry, ListShape, TurnHalf, Word, bits_of, early_tile, hide, pattern_at, rows_of, tile_at, turn_of,
 };
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
@@ -88,7 +87,6 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
-    list_stride: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -125,14 +123,14 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let full = barrier::first(&full);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
-    let batch = CUBE_POS_Z;
     let per_tile = comptime!(passing as u32);
     let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let turn = turn_of(turns, batch * list_stride + block_number(), all, shape);
-    let (head, block, begin, tile_count) = (turn.head, turn.block, turn.begin, turn.tiles);
+    let turn = turn_of(turns, all, shape);
+    let (batch, head, block) = (turn.sample, turn.head, turn.block);
+    let (begin, tile_count) = (turn.begin, turn.tiles);
     let kv_head = head / group;
     let first_query = block * comptime!(resident as u32);
 

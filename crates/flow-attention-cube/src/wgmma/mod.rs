@@ -52,7 +52,6 @@ impl Cut for BackwardTiles {
 impl Kernels for Wgmma {
     const NAME: &'static str = "wgmma";
     const BY_FIRST_TILE: bool = true;
-    const HEADS_TAKE_TURNS: bool = true;
     type Forward = ForwardTiles;
     type Backward = BackwardTiles;
 
