@@ -1,0 +1,453 @@
+//! The forward kernel whose blocks stay: one for each multiprocessor, which goes through a list of tiles that the host has dealt it.
+//!
+//! Where a mask leaves a block few tiles, what it does besides them counts: it starts, reads its list, waits for its first tiles, and
+//! at its end for its output to be read from shared memory; and with 128 channels nothing else runs on its multiprocessor
+//! meanwhile. Here the tiles of all its items (128 queries of a head each) are one row to it, so that the first tiles of an item, and its
+//! queries, are on their way while the item before ends, its first scores are multiplied together with the last values of that, and the
+//! output leaves while the next one runs.
+//!
+//! See [`deal`](crate::deal) for the list, and [`online_softmax`](super::online_softmax) for rows that are lost.
+
+use super::ForwardTiles;
+use super::copy::{place, fill, issue, keep, store_rows};
+use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
+use super::output::{inverse, show_output, stage_scaled, write_log_sums};
+use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
+use crate::deal::{MOST_ITEMS, SECOND_PART};
+use crate::passing::{ListShape, bits_of, hide};
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+use flow_cube::barrier::{
+    self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, named_sync, reset_counters,
+    wait,
+};
+use flow_cube::register::read;
+use flow_cube::Caller;
+use flow_cube::tma;
+use flow_cube::wgmma;
+
+/// A record of the list.
+type Four = Vector<u32, Const<4>>;
+
+/// Stages of keys, and of values.
+const STAGES: usize = 2;
+
+/// Starts the copy of a tile of keys, or of values: `row` and `heads` are of its record.
+#[cube]
+fn fill_tile<E: Numeric>(
+    barrier: u32,
+    first: &TensorMap<E, Tiled>,
+    second: &TensorMap<E, Tiled>,
+    to: &mut [E],
+    stage: u32,
+    row: u32,
+    heads: u32,
+    #[comptime] tiles: ForwardTiles,
+) {
+    let panels = comptime!(tiles.panels());
+    let rows = comptime!(tiles.keys);
+    let at = stage as usize * comptime!(tiles.keys * 64 * tiles.panels());
+    let (batch, head) = (heads >> 16u32, heads & 0xFFFFu32);
+    let barrier = barrier::at(barrier, stage as usize);
+    let from = row & comptime!(!SECOND_PART);
+    if comptime!(tiles.two_parts) && row != from {
+        fill::<E>(barrier, second, to, at, batch, head, from, rows, panels);
+    } else {
+        fill::<E>(barrier, first, to, at, batch, head, from, rows, panels);
+    }
+}
+
+/// What a warpgroup sees of the tile of record `at`.
+#[cube]
+fn pattern_at(words: &[u32], at: u32, warpgroup: u32) -> u32 {
+    words[(4 * at + 2 + warpgroup) as usize]
+}
+
+/// Starts the copy of the tile of record `at`. The record is read here: the pattern that stands beside it was read two tiles before, so it is in the cache
+/// of the multiprocessor.
+#[cube]
+fn fill_record<E: Numeric>(
+    barrier: u32,
+    first: &TensorMap<E, Tiled>,
+    second: &TensorMap<E, Tiled>,
+    to: &mut [E],
+    stage: u32,
+    records: &[Four],
+    at: u32,
+    #[comptime] tiles: ForwardTiles,
+) {
+    let record = records[at as usize];
+    fill_tile::<E>(barrier, first, second, to, stage, record.extract(0usize), record.extract(1usize), tiles);
+}
+
+/// Starts the copy of an item's queries.
+#[cube]
+fn fill_queries<E: Numeric>(
+    barrier: u32,
+    q: &TensorMap<E, Tiled>,
+    to: &mut [E],
+    item: Four,
+    #[comptime] tiles: ForwardTiles,
+) {
+    let (rows, panels) = comptime!((tiles.queries(), tiles.panels()));
+    let row = item.extract(0usize);
+    let heads = item.extract(1usize);
+    let (batch, head) = (heads >> 16u32, heads & 0xFFFFu32);
+    fill::<E>(barrier, q, to, 0usize, batch, head, row, rows, panels);
+}
+
+/// Has the accelerator write a warpgroup's staged output to the rows of its item. For all of its threads, which meet.
+#[cube]
+fn leave<E: Numeric>(
+    o_tile: &[E],
+    o: &mut TensorMap<E, Tiled>,
+    shares: &[Four],
+    at: u32,
+    warpgroup: u32,
+    thread: u32,
+    #[comptime] tiles: ForwardTiles,
+) {
+    show_output(warpgroup);
+    if plane_any(thread < 32) {
+        let item = shares[at as usize];
+        let (rows, panels) = comptime!((tiles.queries(), tiles.panels()));
+        let query = item.extract(0usize) + warpgroup * 64;
+        let heads = item.extract(1usize);
+        let (batch, head) = (heads >> 16u32, heads & 0xFFFFu32);
+        store_rows::<E>(o_tile, o, warpgroup, batch, head, query, rows, panels, comptime!(Caller::Warp));
+    }
+}
+
+/// As [`forward`](super::forward::forward), for a mask. `shares` has for each block where its items and its records begin and how many
+/// there are, then the items.
+#[cube(launch_unchecked)]
+pub fn forward_alone<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
+    q: &TensorMap<E, Tiled>,
+    k: &TensorMap<E, Tiled>,
+    v: &TensorMap<E, Tiled>,
+    k_2: &TensorMap<E, Tiled>,
+    v_2: &TensorMap<E, Tiled>,
+    o: &mut TensorMap<E, Tiled>,
+    lse: &mut [f32],
+    shares: &[Vector<u32, Const<4>>],
+    records: &[Vector<u32, Const<4>>],
+    record_words: &[u32],
+    patterns: &[Vector<u32, NW>],
+    head_count: u32,
+    queries: u32,
+    lse_rows: u32,
+    factor: f32,
+    #[comptime] tiles: ForwardTiles,
+    #[define(E)] _element: ElemType,
+    #[define(NS, NO, NP, NQ, NW)] _vectors: [usize; 5],
+) {
+    let panels = comptime!(tiles.panels());
+    let rows = comptime!(tiles.queries());
+    let last_warp = comptime!(4 * tiles.warpgroups as u32 - 1);
+    let tile_elements = comptime!(tiles.keys * 64 * tiles.panels());
+    let tile_units = comptime!((tiles.keys * 8 * tiles.panels()) as u32);
+    let shape = comptime!(ListShape {
+        masked: true,
+        units: tiles.warpgroups,
+        columns: tiles.keys
+    });
+
+    let mut q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
+    let o_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
+    let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * STAGES), 1024usize);
+    let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * STAGES), 1024usize);
+    let q_full: Shared<[u64]> = Shared::new_slice(1usize);
+    let q_full = barrier::first(&q_full);
+    let k_full: Shared<[u64]> = Shared::new_slice(comptime!(STAGES));
+    let k_full = barrier::first(&k_full);
+    let v_full: Shared<[u64]> = Shared::new_slice(comptime!(STAGES));
+    let v_full = barrier::first(&v_full);
+    // Of keys, of values, of queries.
+    let mut used: Shared<[u32]> = Shared::new_slice(comptime!((2 * STAGES + 1) * COUNTER_WORDS));
+    // Whether an item has a lost row; behind the last one, whether any has.
+    let mut lost_items: Shared<[u32]> = Shared::new_slice(comptime!(MOST_ITEMS + 1));
+    let lost: Shared<[u32]> = Shared::new_slice(comptime!(tiles.threads() as usize));
+
+    let share = shares[CUBE_POS_X as usize];
+    let first_item = share.extract(0usize);
+    let items = share.extract(1usize);
+    let first_record = share.extract(2usize);
+
+    if UNIT_POS == 0 {
+        barrier::init(q_full);
+        #[unroll]
+        for s in 0..STAGES {
+            barrier::init(barrier::at(k_full, s));
+            barrier::init(barrier::at(v_full, s));
+        }
+        tma::fence();
+    }
+    #[unroll]
+    for i in 0..comptime!(MOST_ITEMS / tiles.threads() as usize) {
+        lost_items[comptime!(i * tiles.threads() as usize) + UNIT_POS as usize] = 0u32;
+    }
+    if UNIT_POS == 0 {
+        lost_items[comptime!(MOST_ITEMS)] = 0u32;
+    }
+    reset_counters(&mut used, comptime!(2 * STAGES + 1));
+    sync_cube();
+
+    let (warpgroup, thread) = place(comptime!(tiles.warpgroups), true);
+    let lane = thread % 32;
+    // For the warp that starts the first copies; a vote, so that the compiler takes it for the same in all of its threads.
+    let first_warp = plane_any(UNIT_POS < 32);
+    let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
+    let o_base = generic_to_shared::<E>(unsafe { o_tile.as_ptr_unchecked() });
+    let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
+    let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
+    let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
+    let lost_base = generic_to_shared::<u32>(unsafe { lost.as_ptr_unchecked() });
+    let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
+    let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
+    let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);
+
+    let queries_counter = counter_at(used_base, comptime!(2 * STAGES as u32).runtime());
+    let mut softmax = OnlineSoftmax::new(lost_base + UNIT_POS * 4);
+    if comptime!(tiles.ping_pong) {
+        give_first_turn(warpgroup);
+    }
+    // Stages go around from the first tile of the block to its last; these are of the tile that is looked at.
+    let mut stage = 1u32;
+    let mut phase = 1u32;
+    let mut q_phase = 0u32;
+    // What is gone through: all items; then, if rows were lost, each of their items twice, to find the rows and with care for them.
+    let mut time = 0u32;
+    let mut item = 0u32;
+    let mut record = 0u32;
+    let mut item_end = read::<u32>(items);
+    let mut record_end = share.extract(3usize);
+    let mut more = item < item_end;
+    while more {
+        let start = read::<u32>(item);
+        let start_record = read::<u32>(record);
+        let header = shares[(first_item + item) as usize];
+        if first_warp {
+            fill_queries::<E>(q_full, q, &mut q_tile, header, tiles);
+            #[unroll]
+            for s in 0..STAGES {
+                if record + comptime!(s as u32) < record_end {
+                    let of = records[(first_record + record + comptime!(s as u32)) as usize];
+                    let (row, heads) = (of.extract(0usize), of.extract(1usize));
+                    let to = stage ^ comptime!(1 - s as u32);
+                    fill_tile::<E>(k_full, k, k_2, &mut k_tiles, to, row, heads, tiles);
+                    fill_tile::<E>(v_full, v, v_2, &mut v_tiles, to, row, heads, tiles);
+                }
+            }
+        }
+        // Records are read two tiles ahead, so that no copy and no product waits for them; behind the last there are two that nobody
+        // needs.
+        let pattern = pattern_at(record_words, first_record + record, warpgroup);
+        let mut next_pattern = pattern_at(record_words, first_record + record + 1, warpgroup);
+        // What the count of the values that were used last gave. Their copy starts behind the products of the next tile, see
+        // `forward`.
+        let mut freed_by = 0u32.runtime();
+        // Of the item before: its output is in shared memory, but not on its way.
+        let mut leaves = false.runtime();
+        let mut end = record + header.extract(2usize);
+
+        stage ^= 1;
+        phase ^= 1 - stage;
+        let bits = bits_of::<NW>(patterns, pattern, thread, shape);
+        wait(q_full, q_phase);
+        q_phase ^= 1;
+        let mut kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
+        let q_users = count_warp_by_lanes(lane, queries_counter, last_warp);
+        if came_last(q_users, last_warp) && item + 1 < item_end {
+            fill_queries::<E>(q_full, q, &mut q_tile, shares[(first_item + item + 1) as usize], tiles);
+        }
+        wait(barrier::at(k_full, stage as usize), phase);
+        let issued = issue::<NS, NQ>(
+            kept,
+            q_at,
+            k_at + u64::cast_from(stage * tile_units),
+            comptime!(tiles.scores()),
+            comptime!(tiles.queries_kept),
+        );
+        let mut later_pattern = pattern_at(record_words, first_record + record + 2, warpgroup);
+        let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
+        let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
+        scores = hide::<NS>(scores, pattern, bits, shape);
+        if came_last(k_users, last_warp) && record + 2 < record_end {
+            fill_record::<E>(k_full, k, k_2, &mut k_tiles, stage, records, first_record + record + 2, tiles);
+        }
+        if time < 2 {
+            softmax.forget();
+        }
+        let mut probabilities = weigh_first::<NS, NP>(&mut softmax, scores, factor, tiles);
+        let mut output = Vector::<f32, NO>::new(0.0f32);
+        record += 1;
+
+        while record < record_end {
+            // Of an item's first tile the scores are multiplied while the last values of the item before are.
+            let begins = record == end;
+            let v_stage = stage;
+            let v_phase = phase;
+            let pattern = next_pattern;
+            next_pattern = later_pattern;
+            later_pattern = pattern_at(record_words, first_record + record + 2, warpgroup);
+            stage ^= 1;
+            phase ^= 1 - stage;
+            let bits = bits_of::<NW>(patterns, pattern, thread, shape);
+            let mut q_users = 0u32.runtime();
+            if begins {
+                wait(q_full, q_phase);
+                q_phase ^= 1;
+                kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
+                q_users = count_warp_by_lanes(lane, queries_counter, last_warp);
+                let totals = Totals::of(&softmax);
+                let by = inverse(&totals);
+                // The sums are not needed any more; their place is.
+                softmax.sum_0 = by.0;
+                softmax.sum_1 = by.1;
+                let own = shares[(first_item + item) as usize];
+                let of = own.extract(1usize);
+                let at = ((of >> 16u32) * head_count + (of & 0xFFFFu32)) * lse_rows;
+                write_log_sums(lse, at, lse_rows, own.extract(0usize), queries, warpgroup, thread, &totals);
+                // The output before has left shared memory; that of an item with a single tile has not been on its way.
+                if leaves {
+                    leave::<E>(&o_tile, o, shares, first_item + item - 1, warpgroup, thread, tiles);
+                    leaves = false.runtime();
+                }
+                tma::wait_read(0usize);
+                named_sync(warpgroup + 1, 128u32);
+            }
+            wait(barrier::at(k_full, stage as usize), phase);
+            if comptime!(tiles.ping_pong) {
+                wait_for_turn(warpgroup);
+            }
+            let issued = issue::<NS, NQ>(
+                kept,
+                q_at,
+                k_at + u64::cast_from(stage * tile_units),
+                comptime!(tiles.scores()),
+                comptime!(tiles.queries_kept),
+            );
+            wait(barrier::at(v_full, v_stage as usize), v_phase);
+            let added = wgmma::issue_registers::<NO, NP>(
+                output,
+                probabilities,
+                v_at + u64::cast_from(v_stage * tile_units),
+                comptime!(tiles.values()),
+            );
+            if came_last(freed_by, last_warp) {
+                fill_record::<E>(v_full, v, v_2, &mut v_tiles, stage, records, first_record + record, tiles);
+            }
+            // Beside products: what is left to do of the item before.
+            if leaves {
+                leave::<E>(&o_tile, o, shares, first_item + item - 1, warpgroup, thread, tiles);
+                leaves = false.runtime();
+            }
+            if begins {
+                if came_last(q_users, last_warp) && item + 2 < item_end {
+                    fill_queries::<E>(q_full, q, &mut q_tile, shares[(first_item + item + 2) as usize], tiles);
+                }
+            }
+            let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
+            let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
+            scores = hide::<NS>(scores, pattern, bits, shape);
+            if came_last(k_users, last_warp) && record + 2 < record_end {
+                fill_record::<E>(k_full, k, k_2, &mut k_tiles, stage, records, first_record + record + 2, tiles);
+            }
+            output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+            if comptime!(tiles.ping_pong) {
+                end_turn(warpgroup);
+            }
+            let v_users = count_warp_by_lanes(
+                lane,
+                counter_at(used_base, v_stage + comptime!(STAGES as u32)),
+                last_warp,
+            );
+            if begins {
+                if plane_any(softmax.lost) {
+                    lost_items[item as usize] = 1u32;
+                    lost_items[comptime!(MOST_ITEMS)] = 1u32;
+                }
+                stage_scaled::<NO>(o_base, warpgroup, thread, output, (softmax.sum_0, softmax.sum_1), tiles);
+                leaves = true.runtime();
+                item += 1;
+                end = record + shares[(first_item + item) as usize].extract(2usize);
+                if time < 2 {
+                    softmax.forget();
+                }
+                softmax.renew();
+                output = Vector::<f32, NO>::new(0.0f32);
+            }
+            let (weights, scaled) = weigh::<NS, NP, NO>(&mut softmax, scores, output, factor, tiles);
+            probabilities = weights;
+            output = scaled;
+            if begins {
+                softmax.settle();
+            }
+            freed_by = read::<u32>(v_users);
+            record += 1;
+        }
+        wait(barrier::at(v_full, stage as usize), phase);
+        let added = wgmma::issue_registers::<NO, NP>(
+            output,
+            probabilities,
+            v_at + u64::cast_from(stage * tile_units),
+            comptime!(tiles.values()),
+        );
+        if leaves {
+            leave::<E>(&o_tile, o, shares, first_item + item - 1, warpgroup, thread, tiles);
+        }
+        if plane_any(softmax.lost) {
+            lost_items[item as usize] = 1u32;
+            lost_items[comptime!(MOST_ITEMS)] = 1u32;
+        }
+        let totals = Totals::of(&softmax);
+        let by = inverse(&totals);
+        let own = shares[(first_item + item) as usize];
+        let of = own.extract(1usize);
+        let at = ((of >> 16u32) * head_count + (of & 0xFFFFu32)) * lse_rows;
+        write_log_sums(lse, at, lse_rows, own.extract(0usize), queries, warpgroup, thread, &totals);
+        tma::wait_read(0usize);
+        named_sync(warpgroup + 1, 128u32);
+        let output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+        // Not to be filled again, but counted, so that the count begins anew.
+        count_warp_by_lanes(
+            lane,
+            counter_at(used_base, stage + comptime!(STAGES as u32)),
+            last_warp,
+        );
+        stage_scaled::<NO>(o_base, warpgroup, thread, output, by, tiles);
+        leave::<E>(&o_tile, o, shares, first_item + item, warpgroup, thread, tiles);
+        item += 1;
+
+        // Items with lost rows once more, which is seldom. What was written is written over.
+        tma::wait_all();
+        sync_cube();
+        // Votes, so that the compiler takes what follows from them for the same in all threads, and keeps it in uniform registers.
+        more = plane_any(lost_items[comptime!(MOST_ITEMS)] != 0);
+        if more {
+            if time == 1 {
+                time = 2u32.runtime();
+                item = start;
+                record = start_record;
+            } else {
+                // The first item that was lost; or the next one, whose record follows.
+                if time == 0 {
+                    item = 0u32.runtime();
+                    record = 0u32.runtime();
+                }
+                while item < items && plane_any(lost_items[item as usize] == 0) {
+                    record += shares[(first_item + item) as usize].extract(2usize);
+                    item += 1;
+                }
+                time = 1u32.runtime();
+                more = item < items;
+            }
+            if more {
+                item_end = item + 1;
+                record_end = record + shares[(first_item + item) as usize].extract(2usize);
+            }
+            sync_cube();
+        }
+    }
+}
