@@ -1,19 +1,23 @@
 //! In which order the blocks of a grid start that have lists.
 
 use flow_attention_mask::MaskTiles;
+use std::cmp::Reverse;
 
-/// The heads of a grid.
+/// A grid of blocks that have lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GridHeads {
-    /// How many there are; 1 for kernels that see to their heads themselves.
+pub struct Grid {
+    /// Samples of the batch, at most 65,535.
+    pub samples: usize,
+    /// Heads of a sample, at most 65,535.
     pub heads: usize,
-    /// What passes the blocks of one of them, in bytes.
+    /// What passes the blocks of a head, in bytes.
     pub passing_bytes: usize,
 }
 
 /// A block of rows of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HeadBlock {
+pub(crate) struct GridBlock {
+    pub sample: usize,
     pub head: usize,
     pub block: usize,
 }
@@ -27,34 +31,31 @@ const LEAST_TOGETHER: usize = 2;
 /// What may pass the blocks that run at a time, in bytes.
 const ROOM: usize = 8 << 20;
 
-impl GridHeads {
-    /// Blocks of sample `sample` in the order in which they start.
+impl Grid {
+    /// Its blocks in the order in which they start, sample by sample.
     ///
     /// Two things decide how long a grid takes. What passes the blocks that run at a time should find room in the cache of the device, so
     /// few heads take turns. And the device's last blocks should be short ones, which those of many heads are: head by head the grid ends on
     /// the long blocks of the last head, which costs packed sequences 5 to 10 % of their time. So blocks with long lists come first, and
     /// those with short ones of all heads come last, if there are some. `bench/attention_cache.py` models both: it is right to 5 % about
     /// what `ncu` counts of an H100's memory.
-    pub(crate) fn order(self, tiles: &MaskTiles, sample: usize) -> Vec<HeadBlock> {
-        let mut blocks: Vec<(usize, u32)> = (0..tiles.row_blocks)
-            .map(|block| {
-                let at = sample * tiles.row_blocks + block;
-                (block, tiles.offsets[at + 1] - tiles.offsets[at])
-            })
-            .collect();
-        blocks.sort_by_key(|(_, length)| std::cmp::Reverse(*length));
-        let lengths: Vec<u32> = blocks.iter().map(|(_, length)| *length).collect();
-        let (early, late) = blocks.split_at(blocks.len() - self.late_blocks(&lengths));
-        let heads: Vec<usize> = (0..self.heads).collect();
-        let of = |heads: &[usize], blocks: &[(usize, u32)]| -> Vec<HeadBlock> {
-            let of_block =
-                |&(block, _): &(usize, u32)| heads.iter().map(move |&head| HeadBlock { head, block });
-            blocks.iter().flat_map(of_block).collect()
-        };
-        let mut order: Vec<HeadBlock> = (heads.chunks(self.together()))
-            .flat_map(|heads| of(heads, early))
-            .collect();
-        order.extend(of(&heads, late));
+    pub(crate) fn order(self, tiles: &MaskTiles) -> Vec<GridBlock> {
+        let all_heads: Vec<usize> = (0..self.heads).collect();
+        let mut order = Vec::with_capacity(self.samples * self.heads * tiles.row_blocks);
+        for sample in 0..self.samples {
+            let mut blocks: Vec<(usize, u32)> = (0..tiles.row_blocks)
+                .map(|block| (block, tiles.list(sample, block).len() as u32))
+                .collect();
+            blocks.sort_by_key(|(_, length)| Reverse(*length));
+            let lengths: Vec<u32> = blocks.iter().map(|(_, length)| *length).collect();
+            let (early, late) = blocks.split_at(blocks.len() - self.late_blocks(&lengths));
+            let in_turns = all_heads.chunks(self.together()).map(|heads| (heads, early));
+            for (heads, blocks) in in_turns.chain([(&all_heads[..], late)]) {
+                for &(block, _) in blocks {
+                    order.extend(heads.iter().map(|&head| GridBlock { sample, head, block }));
+                }
+            }
+        }
         order
     }
 
@@ -83,7 +84,7 @@ impl GridHeads {
 
 #[cfg(test)]
 mod tests {
-    use super::{GridHeads, HeadBlock};
+    use super::{Grid, GridBlock};
     use flow_attention_mask::{Mask, MaskTiles, Side, Sizes, Tiling};
     use proptest::prelude::*;
 
@@ -91,7 +92,8 @@ mod tests {
     fn heads_that_take_turns_find_room_in_the_cache_and_two_always_do() {
         let together = |rows: usize, channels: usize| {
             let passing_bytes = 2 * rows * channels * 2;
-            GridHeads {
+            Grid {
+                samples: 1,
                 heads: 16,
                 passing_bytes,
             }
@@ -107,7 +109,8 @@ mod tests {
     #[test]
     fn short_lists_come_late_where_there_are_some_and_they_are_little_of_the_work() {
         let late = |passing_bytes, lengths: &[u32]| {
-            GridHeads {
+            Grid {
+                samples: 1,
                 heads: 16,
                 passing_bytes,
             }
@@ -127,45 +130,56 @@ mod tests {
     }
 
     #[test]
-    fn heads_take_turns_with_long_blocks_first_and_short_blocks_of_all_heads_end_the_grid() {
+    fn heads_take_turns_with_long_blocks_first_and_short_blocks_of_all_heads_end_a_sample() {
         let mask = Mask::packed(vec![0, 64, 1024], vec![0, 64, 1024]).expect("a mask");
         let tiling = Tiling {
             side: Side::Queries,
             units_per_block: 1,
             columns: 64,
         };
-        let tiles = MaskTiles::new(&mask, Sizes::new(1, 1024, 1024), tiling).expect("a mask that fits");
-        let order = GridHeads {
+        let tiles = MaskTiles::new(&mask, Sizes::new(2, 1024, 1024), tiling).expect("a mask that fits");
+        let order = Grid {
+            samples: 2,
             heads: 5,
             passing_bytes: 4 << 20,
         }
-        .order(&tiles, 0);
-        let heads: Vec<usize> = order.iter().map(|of| of.head).collect();
-        assert_eq!(heads[..4], [0, 1, 0, 1]);
-        assert_eq!(heads[60..75], [4; 15]);
-        let short = |head| HeadBlock { head, block: 0 };
-        assert_eq!(order[75..], [0, 1, 2, 3, 4].map(short));
+        .order(&tiles);
+        assert_eq!(order.len(), 160);
+        for (sample, order) in order.chunks(80).enumerate() {
+            assert!(order.iter().all(|of| of.sample == sample));
+            let heads: Vec<usize> = order.iter().map(|of| of.head).collect();
+            assert_eq!(heads[..4], [0, 1, 0, 1]);
+            assert_eq!(heads[60..75], [4; 15]);
+            let short = |head| GridBlock {
+                sample,
+                head,
+                block: 0,
+            };
+            assert_eq!(order[75..], [0, 1, 2, 3, 4].map(short));
+        }
     }
 
     proptest! {
         #[test]
-        fn every_block_of_every_head_has_one_turn(
-            heads in 1usize..20, rows in 1usize..900, cut in 0usize..900, passing_bytes in 0usize..20_000_000,
+        fn every_block_of_every_head_and_sample_has_one_turn(
+            samples in 1usize..4, heads in 1usize..20, rows in 1usize..900, cut in 0usize..900, passing_bytes in 0usize..20_000_000,
+            differing in proptest::bool::ANY,
         ) {
             let cut = cut.min(rows);
-            let mask = Mask::packed(vec![0, cut, rows], vec![0, cut, rows]).expect("a mask");
+            let mask = match differing {
+                true => Mask::key_padding((0..samples).map(|sample| rows * (sample + 1) / samples).collect()).expect("a mask"),
+                false => Mask::packed(vec![0, cut, rows], vec![0, cut, rows]).expect("a mask"),
+            };
             let tiling = Tiling { side: Side::Queries, units_per_block: 1, columns: 64 };
-            let tiles = MaskTiles::new(&mask, Sizes::new(2, rows, rows), tiling).expect("a mask that fits");
-            for sample in 0..tiles.mask_batches {
-                let order = GridHeads { heads, passing_bytes }.order(&tiles, sample);
-                let mut seen = vec![false; heads * tiles.row_blocks];
-                for HeadBlock { head, block } in order {
-                    let seen = &mut seen[head * tiles.row_blocks + block];
-                    prop_assert!(!*seen);
-                    *seen = true;
-                }
-                prop_assert!(seen.into_iter().all(|seen| seen));
+            let tiles = MaskTiles::new(&mask, Sizes::new(samples, rows, rows), tiling).expect("a mask that fits");
+            let order = Grid { samples, heads, passing_bytes }.order(&tiles);
+            let mut seen = vec![false; samples * heads * tiles.row_blocks];
+            for GridBlock { sample, head, block } in order {
+                let seen = &mut seen[(sample * heads + head) * tiles.row_blocks + block];
+                prop_assert!(!*seen);
+                *seen = true;
             }
+            prop_assert!(seen.into_iter().all(|seen| seen));
         }
     }
 }

@@ -52,6 +52,8 @@ impl ListShape {
 /// What a block has to do.
 #[derive(CubeType)]
 pub(crate) struct Turn {
+    /// Sample of the batch.
+    pub sample: u32,
     /// Head; of keys, where keys stay.
     pub head: u32,
     /// Which block of rows stays.
@@ -69,7 +71,8 @@ pub(crate) struct Turn {
 pub(crate) fn turn_at(turns: &[TurnHalf], at: u32) -> Turn {
     let of = turns[(2 * at) as usize];
     Turn {
-        head: of.extract(0usize),
+        sample: of.extract(0usize) >> 16u32,
+        head: of.extract(0usize) & 0xFFFFu32,
         block: of.extract(1usize),
         begin: of.extract(2usize),
         tiles: of.extract(3usize),
@@ -77,19 +80,20 @@ pub(crate) fn turn_at(turns: &[TurnHalf], at: u32) -> Turn {
     }
 }
 
-/// The number of this block in the order in which those of a sample start, of a grid of (blocks, heads, samples).
+/// The number of this block in the order in which those of a grid start, of (blocks, heads, samples).
 #[cube]
 pub(crate) fn block_number() -> u32 {
-    CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X
+    (CUBE_POS_Z * CUBE_COUNT_Y + CUBE_POS_Y) * CUBE_COUNT_X + CUBE_POS_X
 }
 
-/// Number `at` of the turns; without a list the block and the head of this one's position in the grid, which all `all` tiles pass.
+/// This block's turn; without a list the block, the head and the sample of its position in the grid, which all `all` tiles pass.
 #[cube]
-pub(crate) fn turn_of(turns: &[TurnHalf], at: u32, all: u32, #[comptime] shape: ListShape) -> Turn {
+pub(crate) fn turn_of(turns: &[TurnHalf], all: u32, #[comptime] shape: ListShape) -> Turn {
     if comptime!(shape.masked) {
-        turn_at(turns, at)
+        turn_at(turns, block_number())
     } else {
         Turn {
+            sample: CUBE_POS_Z,
             head: CUBE_POS_Y,
             block: CUBE_POS_X,
             begin: 0u32.runtime(),

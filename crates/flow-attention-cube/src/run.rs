@@ -1,7 +1,7 @@
 //! A call from beginning to end: forward, and backward from what forward kept.
 
 use crate::call::{Call, Declined, check_scale};
-use crate::order::GridHeads;
+use crate::order::Grid;
 use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -132,8 +132,6 @@ pub trait Kernels: Send + Sync + 'static {
     /// Whether the forward kernel judges by the first tile of a list how large scores are, so that it should be one that a whole
     /// block sees.
     const BY_FIRST_TILE: bool = false;
-    /// Whether blocks of several heads take turns, as the list says; the kernels go head by head otherwise.
-    const HEADS_TAKE_TURNS: bool = false;
     /// Tiles of the forward kernel.
     type Forward: Cut;
     /// Tiles of the backward kernels.
@@ -152,17 +150,6 @@ pub trait Kernels: Send + Sync + 'static {
 
     /// The table. `masked`: whether the call has a mask.
     fn select(call: &Call, masked: bool, offer: Offer) -> Selection<Self::Forward, Self::Backward>;
-
-    /// A mask for the forward kernel, on the device.
-    fn forward_list(
-        client: &Client,
-        _call: &Call,
-        mask: &MaskTiles,
-        _tiles: &Self::Forward,
-        heads: GridHeads,
-    ) -> TileList {
-        TileList::new(client, mask, heads)
-    }
 
     /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where
     /// there is no row or no key.
@@ -243,12 +230,10 @@ impl<K: Kernels> Prepared<K> {
                 let tiles = tiles.map_err(|error| Declined {
                     why: error.to_string(),
                 })?;
-                let tiles = match K::BY_FIRST_TILE {
-                    true => tiles.whole_first(),
-                    false => tiles,
-                };
-                let heads = grid_heads::<K>(&call, &tiles);
-                K::forward_list(client, &call, &tiles, &selection.forward, heads)
+                match K::BY_FIRST_TILE {
+                    true => uploaded(client, &call, &tiles.whole_first()),
+                    false => uploaded(client, &call, &tiles),
+                }
             }
             None => TileList::none(client),
         };
@@ -348,14 +333,14 @@ impl<K: Kernels> Prepared<K> {
         let sizes = self.call.sizes();
         let fits = "a mask that fits forward fits backward";
         BackwardLists {
-            queries: uploaded::<K>(
+            queries: uploaded(
                 &self.client,
                 &self.call,
                 &self.selection.queries_list(mask, sizes).expect(fits),
             ),
             keys: (0..segments)
                 .map(|s| {
-                    uploaded::<K>(
+                    uploaded(
                         &self.client,
                         &self.call,
                         &self.selection.keys_list(mask, sizes, s).expect(fits),
@@ -366,8 +351,8 @@ impl<K: Kernels> Prepared<K> {
     }
 }
 
-/// The heads of a grid of `call`'s kernels.
-fn grid_heads<K: Kernels>(call: &Call, tiles: &MaskTiles) -> GridHeads {
+/// The list of a mask for the kernels of `call`.
+fn uploaded(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
     let group = call.heads / call.kv_heads;
     // (heads, values of two tensors that pass the blocks of one)
     let (heads, values) = match tiles.tiling.side {
@@ -377,13 +362,10 @@ fn grid_heads<K: Kernels>(call: &Call, tiles: &MaskTiles) -> GridHeads {
         ),
         Side::Keys { .. } => (call.kv_heads, 2 * group * call.queries * call.head_dim),
     };
-    GridHeads {
-        heads: if K::HEADS_TAKE_TURNS { heads } else { 1 },
+    let grid = Grid {
+        samples: call.batch,
+        heads,
         passing_bytes: values * size_of::<half::bf16>(),
-    }
-}
-
-/// The list of a mask for a backward kernel of `call`.
-fn uploaded<K: Kernels>(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
-    TileList::new(client, tiles, grid_heads::<K>(call, tiles))
+    };
+    TileList::new(client, tiles, grid)
 }

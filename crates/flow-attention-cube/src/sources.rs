@@ -12,8 +12,6 @@ use crate::wgmma::add_up::{THREADS, add_up::AddUp};
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
 use crate::wgmma::forward::forward::Forward;
-use crate::wgmma::items_alone::forward_alone::ForwardAlone;
-use crate::wgmma::staying::forward_staying::ForwardStaying;
 use crate::{mma, wgmma};
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
@@ -167,7 +165,7 @@ impl Sources for Mma {
         kernel!(MmaForward, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o)
             buffer(lse turns entries patterns)
-            scalar(list_stride queries lse_rows first_keys second_keys group factor);
+            scalar(queries lse_rows first_keys second_keys group factor);
             tiles, tiles.vectors()
         )
     }
@@ -176,7 +174,7 @@ impl Sources for Mma {
         kernel!(MmaBackwardQueries, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o d_o dq)
             buffer(lse delta turns entries patterns)
-            scalar(list_stride queries lse_rows first_keys second_keys group factor scale);
+            scalar(queries lse_rows first_keys second_keys group factor scale);
             tiles, tiles.vectors()
         )
     }
@@ -185,7 +183,7 @@ impl Sources for Mma {
         kernel!(MmaBackwardKeys, on, tiles.threads() as u32;
             tensor(q k v d_o dk dv)
             buffer(lse delta turns entries patterns)
-            scalar(list_stride queries keys lse_rows group factor scale);
+            scalar(queries keys lse_rows group factor scale);
             tiles, tiles.vectors()
         )
     }
@@ -193,26 +191,10 @@ impl Sources for Mma {
 
 impl Sources for Wgmma {
     fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
-        if tiles.stays == 2 {
-            return kernel!(ForwardAlone, on, tiles.threads();
-                tensor_map(q k v k_2 v_2 o)
-                buffer(lse shares records record_words patterns)
-                scalar(head_count queries lse_rows factor);
-                tiles, tiles.factor.element(), tiles.vectors()
-            );
-        }
-        if tiles.stays == 1 {
-            return kernel!(ForwardStaying, on, tiles.threads();
-                tensor_map(q k v k_2 v_2 o)
-                buffer(lse shares records patterns)
-                scalar(head_count queries lse_rows factor);
-                tiles, tiles.factor.element(), tiles.vectors()
-            );
-        }
         kernel!(Forward, on, tiles.threads();
             tensor_map(q k v k_2 v_2 o)
             buffer(lse turns entries patterns)
-            scalar(list_stride queries lse_rows first_keys second_keys group factor);
+            scalar(queries lse_rows first_keys second_keys group factor);
             tiles, tiles.factor.element(), tiles.vectors()
         )
     }
@@ -223,7 +205,7 @@ impl Sources for Wgmma {
             buffer(o_rows do_rows)
             scalar(o_batch o_head o_row do_batch do_head do_row)
             buffer(lse delta turns entries patterns)
-            scalar(list_stride queries lse_rows first_keys second_keys group factor scale);
+            scalar(queries lse_rows first_keys second_keys group factor scale);
             tiles, tiles.factor.element(), tiles.vectors()
         )
     }
@@ -232,7 +214,7 @@ impl Sources for Wgmma {
         kernel!(BackwardKeys, on, tiles.threads();
             tensor_map(q k v d_o dk dv)
             buffer(sums lse delta turns entries patterns)
-            scalar(list_stride queries lse_rows group factor scale);
+            scalar(queries lse_rows group factor scale);
             tiles, tiles.factor.element(), tiles.vectors()
         )
     }

@@ -1,6 +1,6 @@
 //! Tensors, masks and statistics on the device, as the kernels for tensor cores take them.
 
-use crate::order::{GridHeads, HeadBlock};
+use crate::order::{Grid, GridBlock};
 use crate::passing::{BEHIND, EARLY};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -55,39 +55,32 @@ pub struct TileList {
     turns: (Handle, usize),
     entries: (Handle, usize),
     patterns: (Handle, usize),
-    pub(crate) batch_stride: u32,
 }
 
 impl TileList {
-    /// Uploads what a mask was compiled to, for a grid with `heads`.
-    pub fn new(client: &Client, tiles: &MaskTiles, heads: GridHeads) -> Self {
-        let [turns, entries] = Self::words(tiles, heads);
-        Self::upload(
-            client,
-            [&turns, &entries, &tiles.patterns],
-            tiles.mask_batch_stride * heads.heads as u32,
-        )
+    /// Uploads what a mask was compiled to, for `grid`.
+    pub fn new(client: &Client, tiles: &MaskTiles, grid: Grid) -> Self {
+        let [turns, entries] = Self::words(tiles, grid);
+        Self::upload(client, [&turns, &entries, &tiles.patterns])
     }
 
     /// Turns, and entries.
     ///
-    /// A turn has eight words: the head, the block of rows, where its entries begin, how many tiles there are, and the first of these. Turns are
-    /// in the order in which blocks start ([`GridHeads`]). For each tile there is an entry of two words for each 64 rows of a block: the tile,
+    /// A turn has eight words: the head and, in the upper half, the sample, the block of rows, where its entries begin, how many tiles there are, and the first of these. Turns are
+    /// in the order in which blocks start ([`Grid`]). For each tile there is an entry of two words for each 64 rows of a block: the tile,
     /// and the number of a pattern. Behind the last list are entries that kernels read ahead and do not use.
-    pub fn words(tiles: &MaskTiles, heads: GridHeads) -> [Vec<u32>; 2] {
+    pub fn words(tiles: &MaskTiles, grid: Grid) -> [Vec<u32>; 2] {
         let units = tiles.tiling.units_per_block;
-        let mut turns = Vec::with_capacity(8 * tiles.mask_batches * heads.heads * tiles.row_blocks);
-        for sample in 0..tiles.mask_batches {
-            for HeadBlock { head, block } in heads.order(tiles, sample) {
-                let at = sample * tiles.row_blocks + block;
-                let [begin, end] = [at, at + 1].map(|at| tiles.offsets[at]);
-                turns.extend([head as u32, block as u32, begin, end - begin]);
-                let tile = |number: u32| tiles.entries[number as usize * (1 + units)];
-                turns.extend((0..EARLY as u32).map(|early| match end - begin {
-                    0 => 0,
-                    length => tile(begin + early % length),
-                }));
-            }
+        let mut turns = Vec::with_capacity(8 * grid.samples * grid.heads * tiles.row_blocks);
+        for GridBlock { sample, head, block } in grid.order(tiles) {
+            let list = tiles.list(sample, block);
+            let numbers = [sample << 16 | head, block, list.start, list.len()];
+            turns.extend(numbers.map(|number| number as u32));
+            let tile = |number: usize| tiles.entries[number * (1 + units)];
+            turns.extend((0..EARLY).map(|early| match list.len() {
+                0 => 0,
+                length => tile(list.start + early % length),
+            }));
         }
         let tile_count = tiles.entries.len() / (1 + units);
         let mut entries = Vec::with_capacity(2 * units * (tile_count + BEHIND));
@@ -100,20 +93,7 @@ impl TileList {
         [turns, entries]
     }
 
-    /// Uploads words of another kind of list.
-    pub(crate) fn of_words(client: &Client, words: [&[u32]; 3], batch_stride: u32) -> Self {
-        Self::upload(client, words, batch_stride)
-    }
-
-    /// The words of such a list in fours.
-    pub(crate) fn arguments_in_fours(&self) -> [BufferArg; 4] {
-        let of = |(handle, length): &(Handle, usize), width| unsafe {
-            BufferArg::from_raw_parts(handle.clone(), length / width)
-        };
-        [of(&self.turns, 4), of(&self.entries, 4), of(&self.entries, 1), of(&self.patterns, 1)]
-    }
-
-    fn upload(client: &Client, words: [&[u32]; 3], batch_stride: u32) -> Self {
+    fn upload(client: &Client, words: [&[u32]; 3]) -> Self {
         let [turns, entries, patterns] = words.map(|words| {
             let words = if words.is_empty() { &[0; 8] } else { words };
             (client.create_from_slice(u32::as_bytes(words)), words.len())
@@ -122,13 +102,12 @@ impl TileList {
             turns,
             entries,
             patterns,
-            batch_stride,
         }
     }
 
     /// What kernels without a mask get.
     pub fn none(client: &Client) -> Self {
-        Self::upload(client, [&[]; 3], 0)
+        Self::upload(client, [&[]; 3])
     }
 
     /// Turns, entries and patterns.
@@ -166,7 +145,7 @@ pub struct Backward<'a> {
 #[cfg(test)]
 mod tests {
     use super::TileList;
-    use crate::order::GridHeads;
+    use crate::order::Grid;
     use crate::passing::{BEHIND, EARLY};
     use flow_attention_mask::{Mask, MaskTiles, Side, Sizes, Tiling};
 
@@ -178,19 +157,20 @@ mod tests {
             units_per_block: 2,
             columns: 64,
         };
-        let tiles = MaskTiles::new(&mask, Sizes::new(1, 1000, 1000), tiling).expect("a mask that fits");
-        let heads = GridHeads {
+        let tiles = MaskTiles::new(&mask, Sizes::new(2, 1000, 1000), tiling).expect("a mask that fits");
+        let grid = Grid {
+            samples: 2,
             heads: 3,
             passing_bytes: 1,
         };
-        let [turns, entries] = TileList::words(&tiles, heads);
-        assert_eq!(turns.len(), 8 * 3 * tiles.row_blocks);
+        let [turns, entries] = TileList::words(&tiles, grid);
+        assert_eq!(turns.len(), 8 * 2 * 3 * tiles.row_blocks);
         let tile = |entry: u32| entries[4 * entry as usize];
         for turn in turns.chunks(8) {
             let [_, block, begin, length] = [0, 1, 2, 3].map(|at| turn[at]);
             assert_eq!(begin, tiles.offsets[block as usize]);
             assert_eq!(begin + length, tiles.offsets[block as usize + 1]);
-            assert!(turn[0] < 3 && length > 0);
+            assert!(turn[0] >> 16 < 2 && turn[0] & 0xFFFF < 3 && length > 0);
             for early in 0..EARLY as u32 {
                 assert_eq!(turn[4 + early as usize], tile(begin + early % length));
             }

@@ -42,13 +42,13 @@ fn add<K: Sources>(
             if masked != two_parts && !(whole && [64, 128].contains(&head_dim)) {
                 continue;
             }
-            for keys in [1024, 8192] {
+            for [queries, keys] in [[4096, 1024], [4096, 8192], [1024, 8192]] {
                 let keys = [keys, if two_parts { 333 } else { 0 }];
                 let call = Call {
                     batch: 1,
                     heads: 8,
                     kv_heads: 4,
-                    queries: 4096,
+                    queries,
                     keys,
                     head_dim,
                     factor,

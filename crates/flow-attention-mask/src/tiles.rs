@@ -89,6 +89,16 @@ pub struct MaskTiles {
 }
 
 impl MaskTiles {
+    /// The entries of row block `block` of batch entry `batch`.
+    ///
+    /// # Panics
+    /// If there is no such block or batch entry.
+    #[must_use]
+    pub fn list(&self, batch: usize, block: usize) -> Range<usize> {
+        let at = batch * self.mask_batch_stride as usize + block;
+        self.offsets[at] as usize..self.offsets[at + 1] as usize
+    }
+
     /// The same with the first tile that a whole block sees, where there is one, at the front of the block's list: for kernels that judge by
     /// the first tile how large scores are. Indices ascend behind it.
     #[must_use]

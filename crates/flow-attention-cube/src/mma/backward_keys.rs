@@ -56,7 +56,6 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
-    list_stride: u32,
     queries: u32,
     keys: u32,
     lse_rows: u32,
@@ -94,12 +93,11 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     let lse_base = generic_to_shared::<Pair>(unsafe { lse_tiles.as_ptr_unchecked() });
     let delta_base = generic_to_shared::<Pair>(unsafe { delta_tiles.as_ptr_unchecked() });
 
-    let kv_head = CUBE_POS_Y;
-    let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
     let all = queries.div_ceil(per_tile);
-    let turn = turn_of(turns, batch * list_stride + CUBE_POS_X, all, shape);
-    let (block, begin, per_head) = (turn.block, turn.begin, turn.tiles);
+    let turn = turn_of(turns, all, shape);
+    let (batch, kv_head, block) = (turn.sample, turn.head, turn.block);
+    let (begin, per_head) = (turn.begin, turn.tiles);
     let first_key = block * comptime!(resident as u32);
     let tile_count = per_head * group;
 

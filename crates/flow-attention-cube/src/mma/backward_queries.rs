@@ -32,7 +32,6 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
-    list_stride: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -68,16 +67,15 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let k_base = generic_to_shared::<u32>(unsafe { k_tiles.as_ptr_unchecked() });
     let v_base = generic_to_shared::<u32>(unsafe { v_tiles.as_ptr_unchecked() });
 
-    let head = CUBE_POS_Y;
-    let batch = CUBE_POS_Z;
-    let kv_head = head / group;
     let per_tile = comptime!(tiles.passing as u32);
     let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let turn = turn_of(turns, batch * list_stride + CUBE_POS_X, all, shape);
-    let (block, begin, tile_count) = (turn.block, turn.begin, turn.tiles);
+    let turn = turn_of(turns, all, shape);
+    let (batch, head, block) = (turn.sample, turn.head, turn.block);
+    let (begin, tile_count) = (turn.begin, turn.tiles);
+    let kv_head = head / group;
     let first_query = block * comptime!(resident as u32);
 
     let of_k = rows_of_head(k, batch, kv_head);

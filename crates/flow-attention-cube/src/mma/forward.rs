@@ -15,7 +15,7 @@ use flow_cube::register::exp2_approximate;
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Tensors are `[B, H, S, D / 8]` of eight values each, of any strides but the last, which is 1. Keys and
 /// values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`. `factor` is the scale times log2 e.
-/// `turns`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
+/// `turns`, `entries` and `patterns` are of the mask; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
 pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     q: &Tensor<Vector<u32, Const<4>>>,
@@ -28,7 +28,6 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
-    list_stride: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -60,16 +59,15 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     let k_base = generic_to_shared::<u32>(unsafe { k_tiles.as_ptr_unchecked() });
     let v_base = generic_to_shared::<u32>(unsafe { v_tiles.as_ptr_unchecked() });
 
-    let head = CUBE_POS_Y;
-    let batch = CUBE_POS_Z;
-    let kv_head = head / group;
     let per_tile = comptime!(tiles.keys as u32);
     let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let turn = turn_of(turns, batch * list_stride + CUBE_POS_X, all, shape);
-    let (block, begin, tile_count) = (turn.block, turn.begin, turn.tiles);
+    let turn = turn_of(turns, all, shape);
+    let (batch, head, block) = (turn.sample, turn.head, turn.block);
+    let (begin, tile_count) = (turn.begin, turn.tiles);
+    let kv_head = head / group;
     let first_query = block * comptime!(rows as u32);
 
     let of_k = rows_of_head(k, batch, kv_head);

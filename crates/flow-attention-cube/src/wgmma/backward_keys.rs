@@ -5,10 +5,12 @@
 //! product wants them in. A row of the sum over queries is added up in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{place, copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
+use super::copy::{
+    copy_tile, issue, keep, load_resident, stage_before_last, store_rows, warpgroup_and_thread,
+};
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{
-    Entry, ListShape, TurnHalf, Word, bits_of, block_number, early_tile, hide, pattern_at, tile_at, turn_of,
+    Entry, ListShape, TurnHalf, Word, bits_of, early_tile, hide, pattern_at, tile_at, turn_of,
 };
 use crate::softmax::{pack, stage_rows};
 use cubecl::ir::ElemType;
@@ -168,7 +170,6 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
-    list_stride: u32,
     queries: u32,
     lse_rows: u32,
     group: u32,
@@ -205,11 +206,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
     let pieces = comptime!(tiles.pieces as u32);
-    let batch = CUBE_POS_Z;
     let heads = CUBE_COUNT_Y * group;
     let all = (queries + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
-    let turn = turn_of(turns, batch * list_stride + block_number(), all, shape);
-    let (kv_head, begin, per_head) = (turn.head, turn.begin, turn.tiles);
+    let turn = turn_of(turns, all, shape);
+    let (batch, kv_head) = (turn.sample, turn.head);
+    let (begin, per_head) = (turn.begin, turn.tiles);
     let mut block = turn.block;
     let mut piece = 0u32;
     if comptime!(tiles.pieces > 1) {
@@ -239,7 +240,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     reset_counters(&mut used, stages);
     sync_cube();
 
-    let (warpgroup, thread) = place(comptime!(tiles.warpgroups), comptime!(std::env::var("FLOW_UK").map_or(true, |x| x == "1")));
+    let (warpgroup, thread) = warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.uniform));
     let lane = thread % 32;
     // A vote, so that the compiler takes it for the same in all threads of the warp.
     if plane_any(UNIT_POS < 32) {
@@ -306,10 +307,6 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
 
     let pattern = pattern_at(entries, begin, warpgroup, shape);
     let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
-    let offset = comptime!(tiles.warpgroups == 2 && std::env::var("FLOW_OFFSET").map_or(false, |x| x == "1"));
-    if comptime!(offset) && warpgroup == 1 {
-        flow_cube::barrier::named_sync(6u32.runtime(), 256u32);
-    }
     // The first tile is peeled: sums that enter a loop as zeros make ptxas wait after each product.
     let scores = issue::<NS, NA>(
         k_kept,
@@ -333,9 +330,6 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         comptime!(tiles.scores()),
         comptime!(tiles.sums.keys() as usize),
     );
-    if comptime!(offset) && warpgroup == 0 {
-        flow_cube::barrier::named_arrive(6u32.runtime(), 256u32);
-    }
     let scores = hide::<NS>(scores, pattern, bits, shape);
     let p = probabilities::<NS>(scores, &lse_tiles, column, factor, passing);
     let mut v_sum = Vector::<f32, NG>::new(0.0f32);
@@ -519,10 +513,10 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         if thread == 0 {
             let first = first_key + warpgroup * 64;
             if comptime!(tiles.sums.values()) {
-                store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first, resident, panels, comptime!(Caller::Thread),);
+                store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first, resident, panels);
             }
             if comptime!(tiles.sums.keys()) {
-                store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, first, resident, panels, comptime!(Caller::Thread),);
+                store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, first, resident, panels);
             }
             tma::wait_read(0usize);
         }

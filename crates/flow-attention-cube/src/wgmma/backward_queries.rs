@@ -4,12 +4,13 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{place, copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows};
+use super::copy::{
+    copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows, warpgroup_and_thread,
+};
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
 use crate::delta::{read_row, row_product};
 use crate::passing::{
-    Entry, ListShape, TurnHalf, Word, bits_of, block_number, early_tile, hide, pattern_at, rows_of, tile_at,
-    turn_of,
+    Entry, ListShape, TurnHalf, Word, bits_of, early_tile, hide, pattern_at, rows_of, tile_at, turn_of,
 };
 use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
@@ -86,7 +87,6 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Word],
-    list_stride: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -123,14 +123,14 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let full = barrier::first(&full);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
-    let batch = CUBE_POS_Z;
     let per_tile = comptime!(passing as u32);
     let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let turn = turn_of(turns, batch * list_stride + block_number(), all, shape);
-    let (head, block, begin, tile_count) = (turn.head, turn.block, turn.begin, turn.tiles);
+    let turn = turn_of(turns, all, shape);
+    let (batch, head, block) = (turn.sample, turn.head, turn.block);
+    let (begin, tile_count) = (turn.begin, turn.tiles);
     let kv_head = head / group;
     let first_query = block * comptime!(resident as u32);
 
@@ -156,7 +156,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     reset_counters(&mut used, stages);
     sync_cube();
 
-    let (warpgroup, thread) = place(comptime!(tiles.warpgroups), comptime!(std::env::var("FLOW_UQ").map_or(true, |x| x == "1")));
+    let (warpgroup, thread) = warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.uniform));
     let lane = thread % 32;
     // With a list one warp starts the first copies, in order. Without, four divide them: the tiles of blocks that run side by side are the same,
     // and ptxas orders the loop below so that long calls take 1 to 3 % less. Votes, so that it takes them for the same in a warp's threads.
@@ -408,7 +408,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             head,
             first_query + warpgroup * 64,
             resident,
-            panels, comptime!(Caller::Thread),);
+            panels,
+        );
         tma::wait_read(0usize);
     }
 }

@@ -126,16 +126,18 @@ pub(super) fn load_resident<E: Numeric>(
     );
 }
 
-/// This thread's warpgroup, of `warpgroups`, and its number in it. A single one has a number that the compiler knows, and what is computed with that
-/// for the same in all threads.
+/// This thread's warpgroup, of `warpgroups`, and its number in it.
+///
+/// A single warpgroup's number is known. With more of them, a warpgroup's number is the same in all threads of a warp, which the compiler sees if it
+/// is `uniform`: then what is computed with it, as descriptors of resident rows are, takes uniform registers and none of a product's time.
 #[cube]
-pub(super) fn place(#[comptime] warpgroups: usize, #[comptime] uniform: bool) -> (u32, u32) {
+pub(super) fn warpgroup_and_thread(#[comptime] warpgroups: usize, #[comptime] uniform: bool) -> (u32, u32) {
     if comptime!(warpgroups == 1) {
         (0u32.runtime(), UNIT_POS)
-    } else if comptime!(!uniform) {
-        (UNIT_POS / 128, UNIT_POS % 128)
-    } else {
+    } else if comptime!(uniform) {
         (plane_shuffle(UNIT_POS / 128, 0), UNIT_POS % 128)
+    } else {
+        (UNIT_POS / 128, UNIT_POS % 128)
     }
 }
 
@@ -157,7 +159,6 @@ pub(super) fn store_rows<E: Numeric>(
     row: u32,
     #[comptime] rows: usize,
     #[comptime] panels: usize,
-    #[comptime] caller: Caller,
 ) {
     #[unroll]
     for p in 0..panels {
@@ -169,7 +170,6 @@ pub(super) fn store_rows<E: Numeric>(
             head as i32,
             row as i32,
             comptime!((p * 64) as i32).runtime(),
-            caller,
         );
     }
     tma::commit();

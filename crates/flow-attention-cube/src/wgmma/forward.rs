@@ -2,7 +2,7 @@
 //! ([`online_softmax`](super::online_softmax)).
 
 use super::ForwardTiles;
-use super::copy::{place, fill, issue, keep, prefetch_tile, stage_before_last, store_rows};
+use super::copy::{fill, issue, keep, prefetch_tile, stage_before_last, store_rows, warpgroup_and_thread};
 use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
 use super::output::{stage_output, write_log_sums};
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
@@ -18,7 +18,6 @@ use flow_cube::barrier::{
     self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, reset_counters, wait,
 };
 use flow_cube::register::read;
-use flow_cube::Caller;
 use flow_cube::tma;
 use flow_cube::wgmma;
 
@@ -53,7 +52,7 @@ fn fill_keys<E: Numeric>(
 
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Keys and values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`.
-/// `turns`, `entries`, `patterns` and `list_stride` are of the mask; see [`passing`](crate::passing).
+/// `turns`, `entries` and `patterns` are of the mask; see [`passing`](crate::passing).
 #[cube(launch_unchecked)]
 pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     q: &TensorMap<E, Tiled>,
@@ -66,7 +65,6 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     turns: &[TurnHalf],
     entries: &[Entry],
     patterns: &[Vector<u32, NW>],
-    list_stride: u32,
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
@@ -104,16 +102,12 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let mut any_lost: Shared<[u32]> = Shared::new_slice(1usize);
     let lost: Shared<[u32]> = Shared::new_slice(comptime!(tiles.threads() as usize));
 
-    let batch = CUBE_POS_Z;
     let per_tile = comptime!(tiles.keys as u32);
     let mut all = first_keys.div_ceil(per_tile);
     if comptime!(tiles.two_parts) {
         all += second_keys.div_ceil(per_tile);
     }
-    let turn = turn_of(turns, batch * list_stride + block_number(), all, shape);
-    let (head, block, begin, tile_count) = (turn.head, turn.block, turn.begin, turn.tiles);
-    let kv_head = head / group;
-    let first_query = block * comptime!(rows as u32);
+    let turn = turn_of(turns, all, shape);
 
     if UNIT_POS == 0 {
         barrier::init(q_full);
@@ -127,8 +121,14 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     }
     reset_counters(&mut used, comptime!(2 * stages));
     sync_cube();
+    let (batch, head, block) = (turn.sample, turn.head, turn.block);
+    let (begin, tile_count) = (turn.begin, turn.tiles);
+    let kv_head = head / group;
+    let first_query = block * comptime!(rows as u32);
 
-    let (warpgroup, thread) = place(comptime!(tiles.warpgroups), comptime!(tiles.queries_kept == 0));
+    // Where descriptors of queries are needed in each tile. Elsewhere it costs masks of 128 channels 2 %.
+    let (warpgroup, thread) =
+        warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.queries_kept == 0));
     let lane = thread % 32;
     // For the warp that starts the first copies; a vote, so that the compiler takes it for the same in all of its threads.
     let first_warp = plane_any(UNIT_POS < 32);
@@ -194,9 +194,10 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
         // short. Of others the cache would lose them again, and the backward kernels' blocks are too long as well.
         if comptime!(tiles.masked) && plane_any(UNIT_POS / 32 == last_warp) {
             let behind = block_number() + comptime!(tiles.blocks_at_a_time());
-            if behind < CUBE_COUNT_X * CUBE_COUNT_Y {
-                let next = turn_at(turns, batch * list_stride + behind);
-                prefetch_tile::<E>(q, batch, next.head, next.block * comptime!(rows as u32), panels);
+            if behind < CUBE_COUNT_X * CUBE_COUNT_Y * CUBE_COUNT_Z {
+                let next = turn_at(turns, behind);
+                let row = next.block * comptime!(rows as u32);
+                prefetch_tile::<E>(q, next.sample, next.head, row, panels);
             }
         }
         let pattern = pattern_at(entries, begin, warpgroup, shape);
@@ -386,7 +387,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 head,
                 first_query + warpgroup * 64,
                 rows,
-                panels, comptime!(Caller::Thread),);
+                panels,
+            );
         }
         let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
         write_log_sums(lse, at, lse_rows, first_query, queries, warpgroup, thread, &sums);

@@ -4,8 +4,6 @@ use super::add_up::{THREADS, add_up};
 use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
 use super::forward::forward;
-use super::items_alone::forward_alone;
-use super::staying::forward_staying;
 use super::{BackwardTiles, ForwardTiles};
 pub use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
@@ -52,63 +50,6 @@ pub fn launch_forward(
     let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
     let blocks = queries.div_ceil(tiles.queries());
     let map = |x: &Heads, rows| map(x, rows, tiles.factor);
-    if tiles.stays == 1 {
-        let [shares, records, _, patterns] = list.arguments_in_fours();
-        unsafe {
-            forward_staying::launch_unchecked(
-                client,
-                CubeCount::Static(list.batch_stride, 1, 1),
-                CubeDim::new_1d(tiles.threads()),
-                map(q, tiles.queries()),
-                map(parts[0].k, tiles.keys),
-                map(parts[0].v, tiles.keys),
-                map(second.k, tiles.keys),
-                map(second.v, tiles.keys),
-                map(o, 64),
-                BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-                shares,
-                records,
-                patterns,
-                heads as u32,
-                queries as u32,
-                lse_rows(queries) as u32,
-                scale * std::f32::consts::LOG2_E,
-                tiles,
-                tiles.factor.element(),
-                tiles.vectors(),
-            );
-        }
-        return;
-    }
-    if tiles.stays == 2 {
-        let [shares, records, words, patterns] = list.arguments_in_fours();
-        unsafe {
-            forward_alone::launch_unchecked(
-                client,
-                CubeCount::Static(list.batch_stride, 1, 1),
-                CubeDim::new_1d(tiles.threads()),
-                map(q, tiles.queries()),
-                map(parts[0].k, tiles.keys),
-                map(parts[0].v, tiles.keys),
-                map(second.k, tiles.keys),
-                map(second.v, tiles.keys),
-                map(o, 64),
-                BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-                shares,
-                records,
-                words,
-                patterns,
-                heads as u32,
-                queries as u32,
-                lse_rows(queries) as u32,
-                scale * std::f32::consts::LOG2_E,
-                tiles,
-                tiles.factor.element(),
-                tiles.vectors(),
-            );
-        }
-        return;
-    }
     let [turns, entries, patterns] = list.arguments();
     unsafe {
         forward::launch_unchecked(
@@ -125,7 +66,6 @@ pub fn launch_forward(
             turns,
             entries,
             patterns,
-            list.batch_stride,
             queries as u32,
             lse_rows(queries) as u32,
             first_keys as u32,
@@ -186,7 +126,6 @@ pub fn launch_backward_queries(
             turns,
             entries,
             patterns,
-            list.batch_stride,
             queries as u32,
             lse_rows as u32,
             first_keys as u32,
@@ -241,7 +180,6 @@ pub fn launch_backward_keys(
             turns,
             entries,
             patterns,
-            list.batch_stride,
             queries as u32,
             lse_rows as u32,
             (heads / kv_heads) as u32,

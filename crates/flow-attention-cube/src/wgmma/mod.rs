@@ -12,19 +12,14 @@ mod online_softmax;
 mod output;
 mod ping_pong;
 pub mod select;
-pub mod items_alone;
-pub mod staying;
 mod tiles;
 
 use crate::call::{Call, Declined};
-use crate::deal::deal;
-use crate::order::GridHeads;
 use crate::run::{Cut, Kernels, Offer};
 use crate::tensors::{Backward, Heads, Part, TileList};
 use cubecl::ir::features::Tma;
 use cubecl::prelude::Client;
 use cubecl_runtime::server::Handle;
-use flow_attention_mask::MaskTiles;
 pub use tiles::{BackwardTiles, ForwardTiles, Sums};
 
 /// The kernels of this module.
@@ -57,7 +52,6 @@ impl Cut for BackwardTiles {
 impl Kernels for Wgmma {
     const NAME: &'static str = "wgmma";
     const BY_FIRST_TILE: bool = true;
-    const HEADS_TAKE_TURNS: bool = true;
     type Forward = ForwardTiles;
     type Backward = BackwardTiles;
 
@@ -80,25 +74,6 @@ impl Kernels for Wgmma {
 
     fn select(call: &Call, masked: bool, _: Offer) -> select::Selection {
         select::select(call, masked)
-    }
-
-    fn forward_list(
-        client: &Client,
-        call: &Call,
-        mask: &MaskTiles,
-        tiles: &ForwardTiles,
-        heads: GridHeads,
-    ) -> TileList {
-        if tiles.stays == 0 {
-            return TileList::new(client, mask, heads);
-        }
-        let multiprocessors = client.properties().hardware.num_streaming_multiprocessors;
-        let dealt = deal(mask, call, heads, multiprocessors.unwrap_or(1) as usize * if tiles.warpgroups == 1 { 3 } else { 1 });
-        TileList::of_words(
-            client,
-            [&dealt.shares, &dealt.records, &mask.patterns],
-            dealt.blocks as u32,
-        )
     }
 
     fn forward(

@@ -70,29 +70,6 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Before other rows: none of them was lost so far.
-    pub fn forget(&self) {
-        store_shared(self.lost_at, 0u32.runtime());
-    }
-
-    /// Before the first tile of other rows, which is then weighed as others are ([`weigh`]): no row has seen a key.
-    pub fn renew(&mut self) {
-        self.shift_0 = UNSEEN.runtime();
-        self.shift_1 = UNSEEN.runtime();
-        self.sum_0 = 0.0f32.runtime();
-        self.sum_1 = 0.0f32.runtime();
-        self.limit_0 = LIMIT.runtime();
-        self.limit_1 = LIMIT.runtime();
-        self.look = true.runtime();
-        self.lost = false.runtime();
-    }
-
-    /// After that tile: the limits of the next one, which others ask for a tile ahead.
-    pub fn settle(&mut self) {
-        self.limit_0 = limit(self.sum_0);
-        self.limit_1 = limit(self.sum_1);
-    }
-
     /// For the first tile, or the first once more: its scores say what weights are divided by.
     pub fn begin<N: Size>(&mut self, scores: Vector<f32, N>, factor: f32, #[comptime] keys: usize) {
         self.shift_0 = UNSEEN.runtime();

@@ -21,9 +21,8 @@ pub fn select(call: &Call, masked: bool) -> Selection {
     // Resident rows that stay in registers, in steps of 16 channels: what adds no spill and takes no block from a multiprocessor.
     let steps = |kept: usize| kept.min(head_dim.div_ceil(16));
     let queries_kept = match head_dim {
-        ..=64 if masked => steps(std::env::var("FLOW_KEPT").map_or(2, |x| x.parse().unwrap())),
         ..=64 => steps(2),
-        65..=128 if keys == 128 => steps(std::env::var("FLOW_KEPT128").map_or(8, |x| x.parse().unwrap())),
+        65..=128 if keys == 128 => steps(8),
         _ => 0,
     };
     // (of the kernel for queries: queries, outputs' gradients; of that for keys: keys, values)
@@ -45,7 +44,7 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         passing: 64,
         warpgroups: backward_warpgroups,
         stages: backward_stages,
-        late: head_dim <= 64 || (head_dim <= 128 && std::env::var("FLOW_LATE").map_or(false, |x| x == "1")),
+        late: head_dim <= 64,
         factor,
         sums,
         masked,
@@ -53,6 +52,8 @@ pub fn select(call: &Call, masked: bool) -> Selection {
         kept: kept.map(steps),
         pieces: 1,
         ping_pong: false,
+        // The two warpgroups of the kernel for keys fall into step by it if many queries pass: 16,384 cost 6 %, 512 gain 3 %.
+        uniform: call.queries <= 2048,
     };
     Selection {
         forward: ForwardTiles {
@@ -64,26 +65,18 @@ pub fn select(call: &Call, masked: bool) -> Selection {
             queries_kept,
             factor,
             masked,
-            // Where one block fills a multiprocessor.
-            stays: if masked && head_dim <= 128 { stays(head_dim) } else { 0 },
             two_parts,
         },
         queries: BackwardTiles {
             // Where lists are, the two fall into step otherwise; without, they do not, and turns cost 5 %.
             ping_pong: masked && backward_warpgroups == 2,
+            uniform: true,
             ..backward(Sums::Both, beside_queries)
         },
         keys: (launches.iter())
             .map(|sums| in_pieces(call, backward(*sums, beside_keys)))
             .collect(),
     }
-}
-
-/// Experiment.
-fn stays(head_dim: usize) -> u8 {
-    let of = std::env::var("FLOW_STAYS").unwrap_or_else(|_| "0,0".into());
-    let at = usize::from(head_dim > 64);
-    of.split(',').nth(at).and_then(|x| x.parse().ok()).unwrap_or(0)
 }
 
 /// The kernel for keys, with queries in pieces where keys are few, as in attention to a text: their blocks are fewer than the

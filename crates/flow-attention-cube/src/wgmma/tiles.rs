@@ -27,9 +27,6 @@ pub struct ForwardTiles {
     pub factor: Factor,
     /// Whether a list says which tiles of keys are visited, and what of them is seen.
     pub masked: bool,
-    /// Whether blocks stay and go through items that they are dealt. Wants a mask, two stages, and all steps of the queries in
-    /// registers, so that those of the next item may come meanwhile.
-    pub stays: u8,
     /// Whether keys and values are in two parts.
     pub two_parts: bool,
 }
@@ -121,6 +118,8 @@ pub struct BackwardTiles {
     pub pieces: usize,
     /// Whether two warpgroups take turns at the tensor cores, in the kernel for queries; that for keys does not read it.
     pub ping_pong: bool,
+    /// Whether the compiler sees that a warpgroup's number is the same in all threads of a warp ([`warpgroup_and_thread`](super::copy::warpgroup_and_thread)).
+    pub uniform: bool,
 }
 
 impl BackwardTiles {

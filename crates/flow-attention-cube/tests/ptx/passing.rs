@@ -1,14 +1,15 @@
 //! Lists of masks, without a GPU: what NVRTC makes of reading and hiding, executed on the host, against the masks' predicates.
 
 use super::compiler;
-use flow_attention_cube::order::GridHeads;
+use flow_attention_cube::order::Grid;
 use flow_attention_cube::sources::passing_alone;
 use flow_attention_cube::tensors::TileList;
 use flow_attention_mask::{Mask, MaskTiles, Side, Sizes, Tiling, element};
 use flow_cube::thread::{Kernel, Memory, Parameter, Place};
 
 /// Blocks of one head, in order.
-const ONE_HEAD: GridHeads = GridHeads {
+const ONE_HEAD: Grid = Grid {
+    samples: 1,
     heads: 1,
     passing_bytes: 0,
 };
