@@ -66,9 +66,9 @@ impl TileList {
 
     /// Turns, and entries.
     ///
-    /// A turn has eight words: the head and, in the upper half, the sample, the block of rows, where its entries begin, how many tiles there are, and the first of these. Turns are
-    /// in the order in which blocks start ([`Grid`]). For each tile there is an entry of two words for each 64 rows of a block: the tile,
-    /// and the number of a pattern. Behind the last list are entries that kernels read ahead and do not use.
+    /// A turn has eight words: the head and, in the upper half, the sample; the block of rows; where its entries begin, how many tiles there are, and
+    /// the first of these. Turns are in the order in which blocks start ([`Grid`]). For each tile there is an entry of two words for each
+    /// 64 rows of a block: the tile, and the number of a pattern. Behind the last list are entries that kernels read ahead and do not use.
     pub fn words(tiles: &MaskTiles, grid: Grid) -> [Vec<u32>; 2] {
         let units = tiles.tiling.units_per_block;
         let mut turns = Vec::with_capacity(8 * grid.samples * grid.heads * tiles.row_blocks);

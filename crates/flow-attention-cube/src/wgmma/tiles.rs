@@ -118,7 +118,8 @@ pub struct BackwardTiles {
     pub pieces: usize,
     /// Whether two warpgroups take turns at the tensor cores, in the kernel for queries; that for keys does not read it.
     pub ping_pong: bool,
-    /// Whether the compiler sees that a warpgroup's number is the same in all threads of a warp ([`warpgroup_and_thread`](super::copy::warpgroup_and_thread)).
+    /// Whether the compiler sees that a warpgroup's number is the same in all threads of a warp, and keeps what follows from it out of their
+    /// registers.
     pub uniform: bool,
 }
 
