@@ -5,6 +5,7 @@
 
 use super::built::Built;
 use super::cases::range;
+use super::masks::{self, Full};
 use super::report::Report;
 use super::server::{Samples, Server, figure};
 use crate::peer;
@@ -16,6 +17,7 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// How to measure attention.
 #[derive(Debug, Args)]
@@ -32,7 +34,7 @@ pub struct Options {
     /// Measurements within a round.
     #[arg(long, default_value_t = 7)]
     repeats: usize,
-    /// Cases by number, as `16-21`; all without. The full case that masks are compared with comes before them.
+    /// Cases by number, as `16-21`; all without. Masks are compared with the full case before them.
     #[arg(long)]
     cases: Option<String>,
     /// Where the results go.
@@ -40,8 +42,12 @@ pub struct Options {
     to: PathBuf,
 }
 
+/// How long kernels run before the first measurement.
+const WARM_UP: Duration = Duration::from_secs(4);
+
 const PEERS: [&str; 2] = ["cudnn", "flash"];
-const PARTS: [(&str, f64); 2] = [("forward", 1.0), ("backward", 2.5)];
+/// What is measured of a case, and its work in forwards.
+pub(super) const PARTS: [(&str, f64); 2] = [("forward", 1.0), ("backward", 2.5)];
 
 /// Measures, prints the table and writes it with the figures.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
@@ -70,7 +76,14 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let ceiling = &ceiling["flops"];
     let mut report = Report::new(workspace, &options.to, "attention", [&about, ceiling], table)?;
     let ceiling = ceiling.as_f64();
-    for index in range(options.cases.as_deref(), count)? {
+    let cases = range(options.cases.as_deref(), count)?;
+    // A GPU that had nothing to do is cold, and has its highest clock.
+    let start = Instant::now();
+    while start.elapsed() < WARM_UP {
+        ours.ask(&format!("time {} 1", cases.start))?;
+    }
+    let mut full = Full::default();
+    for index in cases {
         let mut case = Value::Null;
         let mut samples: Vec<Vec<Samples>> = (0..=PEERS.len())
             .map(|_| vec![Samples::default(), Samples::default()])
@@ -97,6 +110,8 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                 }
             }
         }
+        full.see(index, &case);
+        let of_full = full.shares(&mut ours, index, &case)?;
         let flops = case["flops"].as_f64().context("no flops")?;
         for (part, (name, factor)) in PARTS.iter().enumerate() {
             let mut row = json!({
@@ -109,6 +124,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                     row[*name] = found.json(flops * factor);
                     row[format!("ratio_to_{name}")] = json!(found.at(0.5) / samples[0][part].at(0.5));
                 }
+            }
+            if let Some(shares) = &of_full {
+                row["of_full"] = masks::json(&shares[part]);
             }
             if let Some(ceiling) = ceiling {
                 row["share_of_ceiling"] = json!(flops * factor / samples[0][part].at(0.5) / ceiling);
@@ -169,72 +187,6 @@ fn table(about: &Value, rows: &[Value]) -> String {
         text += &line(row);
         text.push('\n');
     }
-    text += "\n## Masks: time against work\n\n`pairs` and `tiles` are the shares of a full mask that are left; `time` is the share of the full case's time by \
-             medians, and `over tiles` what that is of the tiles' share, by medians and by the 10th percentile.\n\n";
-    text += "| case | part | pairs | tiles | time | over tiles | by the 10th percentile |\n|---|---|---|---|---|---|---|\n";
-    for row in rows
-        .iter()
-        .filter(|row| row["pairs"].as_f64().is_some_and(|pairs| pairs < 1.0))
-    {
-        let case = row["case"].as_str().unwrap_or_default();
-        let shape: Vec<&str> = case.split(' ').take(4).collect();
-        let full = format!("{} full", shape.join(" "));
-        let Some(full) = rows
-            .iter()
-            .find(|other| other["case"] == json!(full) && other["what"] == row["what"])
-        else {
-            continue;
-        };
-        let share = |of: &str| {
-            let [part, all] = [row, full].map(|row| row["ours"][of].as_f64());
-            part.zip(all).map(|(part, all)| part / all)
-        };
-        let over_tiles = |of| {
-            let over = share(of).zip(row["tiles"].as_f64());
-            over.map_or("–".into(), |(time, tiles)| format!("{:.2}", time / tiles))
-        };
-        let _ = writeln!(
-            text,
-            "| {case} | {} | {} | {} | {} | {} | {} |",
-            row["what"].as_str().unwrap_or_default(),
-            figure(&row["pairs"], 3),
-            figure(&row["tiles"], 3),
-            share("median_ms").map_or("–".into(), |share| format!("{share:.3}")),
-            over_tiles("median_ms"),
-            over_tiles("p10_ms"),
-        );
-    }
+    text += &masks::table(rows);
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::table;
-    use serde_json::{Value, json};
-
-    fn row(case: &str, tiles: f64, median_ms: f64, p10_ms: f64) -> Value {
-        json!({
-            "case": case, "what": "forward", "kernel": "wgmma 64x128", "pairs": tiles, "tiles": tiles,
-            "ours": {"median_ms": median_ms, "p10_ms": p10_ms, "p90_ms": median_ms, "tflops": 1.0},
-        })
-    }
-
-    #[test]
-    fn masks_are_measured_by_the_full_case_of_their_own_shape() {
-        let text = table(
-            &json!({}),
-            &[
-                row("B2 H16 S8192 D64 full", 1.0, 2.0, 1.6),
-                row("B2 H16 S8192 D128 full", 1.0, 4.0, 4.0),
-                row("B2 H16 S8192 D64 causal", 0.5, 1.1, 1.0),
-                row("B2 H16 S4096 D64 causal", 0.5, 1.1, 1.0),
-            ],
-        );
-        let masks = text.split("## Masks").nth(1).unwrap();
-        assert!(
-            masks.contains("| B2 H16 S8192 D64 causal | forward | 0.500 | 0.500 | 0.550 | 1.10 | 1.25 |"),
-            "{text}"
-        );
-        assert!(!masks.contains("S4096"), "it has no full case: {text}");
-    }
 }

@@ -11,6 +11,7 @@ mod cycles;
 mod gemm;
 mod iterations;
 mod job;
+mod masks;
 mod options;
 mod quiet;
 mod report;
