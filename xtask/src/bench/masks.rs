@@ -39,7 +39,9 @@ impl Full {
     /// # Errors
     /// If `ours` cannot measure one of them.
     pub(super) fn shares(&self, ours: &mut Server, index: u64, case: &Value) -> Result<Option<Vec<Samples>>> {
-        let Some(full) = self.of(case) else { return Ok(None) };
+        let Some(full) = self.of(case) else {
+            return Ok(None);
+        };
         let mut medians = |index: u64| -> Result<Vec<f64>> {
             let answer = ours.ask(&format!("time {index} {REPEATS}"))?;
             let median = |(part, _): &(&str, f64)| {
@@ -126,9 +128,7 @@ mod tests {
 
     #[test]
     fn the_table_has_ratios_of_times_over_what_is_left_of_the_tiles() {
-        let row = |what: &str, of_full: Value| {
-            json!({"case": "B2 H16 S8192 D64 causal", "what": what, "pairs": 0.5, "tiles": 0.5, "of_full": of_full})
-        };
+        let row = |what: &str, of_full: Value| json!({"case": "B2 H16 S8192 D64 causal", "what": what, "pairs": 0.5, "tiles": 0.5, "of_full": of_full});
         let shares = Samples(vec![0.5, 0.55, 0.625]);
         let text = table(&[row("forward", json(&shares)), row("backward", Value::Null)]);
         assert!(
