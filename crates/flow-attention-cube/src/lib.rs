@@ -4,6 +4,7 @@
 pub mod call;
 pub mod catalogue;
 mod columns;
+mod deal;
 mod delta;
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]

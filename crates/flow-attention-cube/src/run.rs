@@ -134,6 +134,8 @@ pub trait Kernels: Send + Sync + 'static {
     const BY_FIRST_TILE: bool = false;
     /// Tiles of the forward kernel.
     type Forward: Cut;
+    /// A mask on the device, for the forward kernel.
+    type ForwardList: Debug + Send + Sync;
     /// Tiles of the backward kernels.
     type Backward: Cut;
 
@@ -151,6 +153,14 @@ pub trait Kernels: Send + Sync + 'static {
     /// The table. `masked`: whether the call has a mask.
     fn select(call: &Call, masked: bool, offer: Offer) -> Selection<Self::Forward, Self::Backward>;
 
+    /// Uploads the tiles of a mask for the forward kernel, whose blocks would be those of `grid`; or what it gets without one.
+    fn forward_list(
+        client: &Client,
+        call: &Call,
+        mask: Option<(&MaskTiles, Grid)>,
+        tiles: &Self::Forward,
+    ) -> Self::ForwardList;
+
     /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where
     /// there is no row or no key.
     #[allow(clippy::too_many_arguments)]
@@ -160,7 +170,7 @@ pub trait Kernels: Send + Sync + 'static {
         parts: &[Part<'_>],
         o: &Heads,
         lse: &Handle,
-        list: &TileList,
+        list: &Self::ForwardList,
         scale: f32,
         tiles: Self::Forward,
     );
@@ -194,7 +204,7 @@ pub struct Prepared<K: Kernels> {
     selection: Selection<K::Forward, K::Backward>,
     client: Client,
     mask: Option<Arc<Mask>>,
-    forward: TileList,
+    forward: K::ForwardList,
     backward: OnceLock<BackwardLists>,
 }
 
@@ -230,12 +240,15 @@ impl<K: Kernels> Prepared<K> {
                 let tiles = tiles.map_err(|error| Declined {
                     why: error.to_string(),
                 })?;
-                match K::BY_FIRST_TILE {
-                    true => uploaded(client, &call, &tiles.whole_first()),
-                    false => uploaded(client, &call, &tiles),
-                }
+                let tiles = if K::BY_FIRST_TILE {
+                    tiles.whole_first()
+                } else {
+                    tiles
+                };
+                let mask = Some((&tiles, grid(&call, &tiles)));
+                K::forward_list(client, &call, mask, &selection.forward)
             }
-            None => TileList::none(client),
+            None => K::forward_list(client, &call, None, &selection.forward),
         };
         Ok(Self {
             call,
@@ -325,9 +338,10 @@ impl<K: Kernels> Prepared<K> {
     fn backward_lists(&self) -> BackwardLists {
         let segments = 1 + usize::from(self.call.keys[1] > 0);
         let Some(mask) = &self.mask else {
+            let none = TileList::none(&self.client);
             return BackwardLists {
-                queries: self.forward.clone(),
-                keys: vec![self.forward.clone(); segments],
+                queries: none.clone(),
+                keys: vec![none; segments],
             };
         };
         let sizes = self.call.sizes();
@@ -351,8 +365,13 @@ impl<K: Kernels> Prepared<K> {
     }
 }
 
-/// The list of a mask for the kernels of `call`.
+/// The list of a mask for a backward kernel of `call`.
 fn uploaded(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
+    TileList::new(client, tiles, grid(call, tiles))
+}
+
+/// The grid of a kernel of `call` whose blocks have the lists of `tiles`.
+fn grid(call: &Call, tiles: &MaskTiles) -> Grid {
     let group = call.heads / call.kv_heads;
     // (heads, values of two tensors that pass the blocks of one)
     let (heads, values) = match tiles.tiling.side {
@@ -362,10 +381,9 @@ fn uploaded(client: &Client, call: &Call, tiles: &MaskTiles) -> TileList {
         ),
         Side::Keys { .. } => (call.kv_heads, 2 * group * call.queries * call.head_dim),
     };
-    let grid = Grid {
+    Grid {
         samples: call.batch,
         heads,
         passing_bytes: values * size_of::<half::bf16>(),
-    };
-    TileList::new(client, tiles, grid)
+    }
 }

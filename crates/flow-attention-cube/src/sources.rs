@@ -12,6 +12,7 @@ use crate::wgmma::add_up::{THREADS, add_up::AddUp};
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
 use crate::wgmma::forward::forward::Forward;
+use crate::wgmma::staying::forward_staying::ForwardStaying;
 use crate::{mma, wgmma};
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
@@ -191,6 +192,14 @@ impl Sources for Mma {
 
 impl Sources for Wgmma {
     fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
+        if tiles.stays {
+            return kernel!(ForwardStaying, on, tiles.threads();
+                tensor_map(q k v k_2 v_2 o)
+                buffer(lse shares records record_words patterns)
+                scalar(head_count queries lse_rows factor);
+                tiles, tiles.factor.element(), tiles.vectors()
+            );
+        }
         kernel!(Forward, on, tiles.threads();
             tensor_map(q k v k_2 v_2 o)
             buffer(lse turns entries patterns)

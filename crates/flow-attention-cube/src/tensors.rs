@@ -94,10 +94,7 @@ impl TileList {
     }
 
     fn upload(client: &Client, words: [&[u32]; 3]) -> Self {
-        let [turns, entries, patterns] = words.map(|words| {
-            let words = if words.is_empty() { &[0; 8] } else { words };
-            (client.create_from_slice(u32::as_bytes(words)), words.len())
-        });
+        let [turns, entries, patterns] = words.map(|words| uploaded_words(client, words));
         Self {
             turns,
             entries,
@@ -117,6 +114,12 @@ impl TileList {
         };
         [of(&self.turns, 4), of(&self.entries, 2), of(&self.patterns, 1)]
     }
+}
+
+/// Words on the device, and how many there are: some, for a kernel that reads none.
+pub(crate) fn uploaded_words(client: &Client, words: &[u32]) -> (Handle, usize) {
+    let words = if words.is_empty() { &[0; 8] } else { words };
+    (client.create_from_slice(u32::as_bytes(words)), words.len())
 }
 
 /// Rows of `lse` and of `delta` for a head of `queries` queries.

@@ -104,7 +104,7 @@ pub fn store_2d<E: Numeric>(from: &[E], map: &mut TensorMap<E, Tiled>, row: i32,
     );
 }
 
-/// As [`store_2d`], to a tensor with four axes.
+/// As [`store_2d`], to a tensor with four axes. If a warp calls it, the store is of the thread that it elects, which is always the same.
 #[cube]
 pub fn store_4d<E: Numeric>(
     from: &[E],
@@ -113,16 +113,29 @@ pub fn store_4d<E: Numeric>(
     head: i32,
     row: i32,
     channel: i32,
+    #[comptime] caller: Caller,
 ) {
     let from = generic_to_shared::<E>(unsafe { from.as_ptr_unchecked() });
     let map = tensor_map_address::<E, Tiled>(&*map);
     let (batch, head) = (read::<i32>(batch), read::<i32>(head));
     let (row, channel) = (read::<i32>(row), read::<i32>(channel));
-    gpu_asm!(
-        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [{map}, {{{channel}, {row}, {head}, {batch}}}], [{from}];",
-        from = in(_) from, map = in(_) map,
-        batch = in(_) batch, head = in(_) head, row = in(_) row, channel = in(_) channel,
-    );
+    if comptime!(caller == Caller::Warp) {
+        gpu_asm!(
+            "{{",
+            ".reg .pred one;",
+            "elect.sync _|one, 0xffffffff;",
+            "@one cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [{map}, {{{channel}, {row}, {head}, {batch}}}], [{from}];",
+            "}}",
+            from = in(_) from, map = in(_) map,
+            batch = in(_) batch, head = in(_) head, row = in(_) row, channel = in(_) channel,
+        );
+    } else {
+        gpu_asm!(
+            "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [{map}, {{{channel}, {row}, {head}, {batch}}}], [{from}];",
+            from = in(_) from, map = in(_) map,
+            batch = in(_) batch, head = in(_) head, row = in(_) row, channel = in(_) channel,
+        );
+    }
 }
 
 /// Closes the group of this thread's stores so far.

@@ -9,11 +9,13 @@ mod select;
 mod tiles;
 
 use crate::call::{Call, Declined};
+use crate::order::Grid;
 use crate::run::{Cut, Kernels, Offer};
 use crate::tensors::{Backward, Heads, Part, TileList};
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
+use flow_attention_mask::MaskTiles;
 pub use select::Selection;
 pub use tiles::{BackwardTiles, ForwardTiles};
 
@@ -50,6 +52,7 @@ impl Cut for BackwardTiles {
 impl Kernels for Mma {
     const NAME: &'static str = "mma";
     type Forward = ForwardTiles;
+    type ForwardList = TileList;
     type Backward = BackwardTiles;
 
     fn check(client: &Client, call: &Call) -> Result<(), Declined> {
@@ -82,6 +85,18 @@ impl Kernels for Mma {
 
     fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
         select::select(call, masked, offer)
+    }
+
+    fn forward_list(
+        client: &Client,
+        _: &Call,
+        mask: Option<(&MaskTiles, Grid)>,
+        _: &ForwardTiles,
+    ) -> TileList {
+        match mask {
+            None => TileList::none(client),
+            Some((mask, grid)) => TileList::new(client, mask, grid),
+        }
     }
 
     fn forward(

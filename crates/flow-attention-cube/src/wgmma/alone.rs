@@ -60,7 +60,7 @@ pub fn softmax_alone<S: Size, P: Size, O: Size>(
                 let weights = weigh_first::<S, P>(&mut softmax, own, factor, tiles);
                 sums = add_values::<P, O>(sums, weights, tiles);
             } else {
-                let (weights, scaled) = weigh::<S, P, O>(&mut softmax, own, sums, factor, tiles);
+                let (weights, scaled) = weigh::<S, P, O>(&mut softmax, own, sums, false, factor, tiles);
                 sums = add_values::<P, O>(scaled, weights, tiles);
             }
         }

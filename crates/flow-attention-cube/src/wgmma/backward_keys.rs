@@ -513,10 +513,30 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         if thread == 0 {
             let first = first_key + warpgroup * 64;
             if comptime!(tiles.sums.values()) {
-                store_rows::<E>(&v_tile, dv, warpgroup, batch, kv_head, first, resident, panels);
+                store_rows::<E>(
+                    &v_tile,
+                    dv,
+                    warpgroup,
+                    batch,
+                    kv_head,
+                    first,
+                    resident,
+                    panels,
+                    Caller::Thread,
+                );
             }
             if comptime!(tiles.sums.keys()) {
-                store_rows::<E>(&k_tile, dk, warpgroup, batch, kv_head, first, resident, panels);
+                store_rows::<E>(
+                    &k_tile,
+                    dk,
+                    warpgroup,
+                    batch,
+                    kv_head,
+                    first,
+                    resident,
+                    panels,
+                    Caller::Thread,
+                );
             }
             tma::wait_read(0usize);
         }

@@ -409,6 +409,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             first_query + warpgroup * 64,
             resident,
             panels,
+            Caller::Thread,
         );
         tma::wait_read(0usize);
     }

@@ -147,7 +147,7 @@ pub(super) fn stage_before_last(stage: u32, #[comptime] stages: usize) -> u32 {
     select(stage < 2, stage + comptime!(stages as u32 - 2), stage - 2)
 }
 
-/// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows. For one thread, after the stores were made visible to the
+/// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows. For one thread or a warp, after the stores were made visible to the
 /// accelerator; before it ends it waits until they were read ([`tma::wait_read`]).
 #[cube]
 pub(super) fn store_rows<E: Numeric>(
@@ -159,6 +159,7 @@ pub(super) fn store_rows<E: Numeric>(
     row: u32,
     #[comptime] rows: usize,
     #[comptime] panels: usize,
+    #[comptime] caller: Caller,
 ) {
     #[unroll]
     for p in 0..panels {
@@ -170,6 +171,7 @@ pub(super) fn store_rows<E: Numeric>(
             head as i32,
             row as i32,
             comptime!((p * 64) as i32).runtime(),
+            caller,
         );
     }
     tma::commit();

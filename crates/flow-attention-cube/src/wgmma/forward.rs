@@ -14,6 +14,7 @@ use crate::softmax::cut;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
+use flow_cube::Caller;
 use flow_cube::barrier::{
     self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, reset_counters, wait,
 };
@@ -285,10 +286,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 v_at + u64::cast_from(v_stage * tile_units),
                 comptime!(tiles.values()),
             );
-            // Where lists are short the other warpgroup begins once this one's products are done, not merely issued: what both have
-            // issued at once ends late for both (causal 1.6 %, blocks 1.3 %, packed sequences 0.5 % of the cycles; without a mask it costs 3 %).
-            let turn_ends_late = comptime!(tiles.masked);
-            if comptime!(tiles.ping_pong && !turn_ends_late) {
+            if comptime!(tiles.ping_pong) {
                 end_turn(warpgroup);
             }
             if comptime!(stages > 1)
@@ -332,15 +330,12 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 );
             }
             output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
-            if comptime!(tiles.ping_pong && turn_ends_late) {
-                end_turn(warpgroup);
-            }
             let v_users = count_warp_by_lanes(
                 lane,
                 counter_at(used_base, v_stage + comptime!(stages as u32)),
                 last_warp,
             );
-            let (weights, scaled) = weigh::<NS, NP, NO>(&mut softmax, scores, output, factor, tiles);
+            let (weights, scaled) = weigh::<NS, NP, NO>(&mut softmax, scores, output, false, factor, tiles);
             probabilities = weights;
             output = scaled;
             freed_by = read::<u32>(v_users);
@@ -388,6 +383,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 first_query + warpgroup * 64,
                 rows,
                 panels,
+                Caller::Thread,
             );
         }
         let at = (batch * CUBE_COUNT_Y + head) * lse_rows;

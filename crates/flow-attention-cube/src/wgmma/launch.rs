@@ -4,7 +4,8 @@ use super::add_up::{THREADS, add_up};
 use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
 use super::forward::forward;
-use super::{BackwardTiles, ForwardTiles};
+use super::staying::forward_staying;
+use super::{BackwardTiles, ForwardList, ForwardTiles};
 pub use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
 use cubecl::prelude::*;
 use cubecl::zspace::{Shape, Strides, shape};
@@ -40,7 +41,7 @@ pub fn launch_forward(
     parts: &[Part<'_>],
     o: &Heads,
     lse: &Handle,
-    list: &TileList,
+    list: &ForwardList,
     scale: f32,
     tiles: ForwardTiles,
 ) {
@@ -50,6 +51,38 @@ pub fn launch_forward(
     let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
     let blocks = queries.div_ceil(tiles.queries());
     let map = |x: &Heads, rows| map(x, rows, tiles.factor);
+    let list = match list {
+        ForwardList::InTurn(list) => list,
+        ForwardList::Dealt(list) => {
+            let [shares, records, record_words, patterns] = list.arguments();
+            unsafe {
+                forward_staying::launch_unchecked(
+                    client,
+                    CubeCount::Static(list.blocks(), 1, 1),
+                    CubeDim::new_1d(tiles.threads()),
+                    map(q, tiles.queries()),
+                    map(parts[0].k, tiles.keys),
+                    map(parts[0].v, tiles.keys),
+                    map(second.k, tiles.keys),
+                    map(second.v, tiles.keys),
+                    map(o, 64),
+                    BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
+                    shares,
+                    records,
+                    record_words,
+                    patterns,
+                    heads as u32,
+                    queries as u32,
+                    lse_rows(queries) as u32,
+                    scale * std::f32::consts::LOG2_E,
+                    tiles,
+                    tiles.factor.element(),
+                    tiles.vectors(),
+                );
+            }
+            return;
+        }
+    };
     let [turns, entries, patterns] = list.arguments();
     unsafe {
         forward::launch_unchecked(

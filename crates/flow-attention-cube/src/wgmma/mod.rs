@@ -11,15 +11,20 @@ pub mod launch;
 mod online_softmax;
 mod output;
 mod ping_pong;
+mod records;
 pub mod select;
+pub mod staying;
 mod tiles;
 
 use crate::call::{Call, Declined};
+use crate::deal::DealtList;
+use crate::order::Grid;
 use crate::run::{Cut, Kernels, Offer};
 use crate::tensors::{Backward, Heads, Part, TileList};
 use cubecl::ir::features::Tma;
 use cubecl::prelude::Client;
 use cubecl_runtime::server::Handle;
+use flow_attention_mask::MaskTiles;
 pub use tiles::{BackwardTiles, ForwardTiles, Sums};
 
 /// The kernels of this module.
@@ -28,6 +33,15 @@ pub struct Wgmma;
 
 /// A call made ready for these kernels.
 pub type Prepared = crate::run::Prepared<Wgmma>;
+
+/// A mask on the device, for one of the forward kernels.
+#[derive(Clone, Debug)]
+pub enum ForwardList {
+    /// For blocks that start in turn, or without a mask.
+    InTurn(TileList),
+    /// For blocks that stay.
+    Dealt(DealtList),
+}
 
 impl Cut for ForwardTiles {
     fn units(&self) -> usize {
@@ -53,6 +67,7 @@ impl Kernels for Wgmma {
     const NAME: &'static str = "wgmma";
     const BY_FIRST_TILE: bool = true;
     type Forward = ForwardTiles;
+    type ForwardList = ForwardList;
     type Backward = BackwardTiles;
 
     fn check(client: &Client, _: &Call) -> Result<(), Declined> {
@@ -76,13 +91,26 @@ impl Kernels for Wgmma {
         select::select(call, masked)
     }
 
+    fn forward_list(
+        client: &Client,
+        call: &Call,
+        mask: Option<(&MaskTiles, Grid)>,
+        tiles: &ForwardTiles,
+    ) -> ForwardList {
+        match mask {
+            None => ForwardList::InTurn(TileList::none(client)),
+            Some((mask, grid)) if tiles.stays => ForwardList::Dealt(DealtList::new(client, mask, call, grid)),
+            Some((mask, grid)) => ForwardList::InTurn(TileList::new(client, mask, grid)),
+        }
+    }
+
     fn forward(
         client: &Client,
         q: &Heads,
         parts: &[Part<'_>],
         o: &Heads,
         lse: &Handle,
-        list: &TileList,
+        list: &ForwardList,
         scale: f32,
         tiles: ForwardTiles,
     ) {

@@ -70,6 +70,29 @@ impl OnlineSoftmax {
         }
     }
 
+    /// Before other rows: none of them was lost so far.
+    pub fn forget(&self) {
+        store_shared(self.lost_at, 0u32.runtime());
+    }
+
+    /// Before the first tile of other rows, if that is weighed as others are ([`weigh`]): no row has seen a key.
+    pub fn renew(&mut self) {
+        self.shift_0 = UNSEEN.runtime();
+        self.shift_1 = UNSEEN.runtime();
+        self.sum_0 = 0.0f32.runtime();
+        self.sum_1 = 0.0f32.runtime();
+        self.limit_0 = LIMIT.runtime();
+        self.limit_1 = LIMIT.runtime();
+        self.look = true.runtime();
+        self.lost = false.runtime();
+    }
+
+    /// After that tile: the limits of the next one, which others ask for a tile ahead.
+    pub fn settle(&mut self) {
+        self.limit_0 = limit(self.sum_0);
+        self.limit_1 = limit(self.sum_1);
+    }
+
     /// For the first tile, or the first once more: its scores say what weights are divided by.
     pub fn begin<N: Size>(&mut self, scores: Vector<f32, N>, factor: f32, #[comptime] keys: usize) {
         self.shift_0 = UNSEEN.runtime();
@@ -216,12 +239,14 @@ pub(super) fn weigh_first<S: Size, P: Size>(
     pack::<S, P>(weights, keys, comptime!(tiles.factor))
 }
 
-/// The probabilities of another tile, as the A operand of a product, and the sums over values, to the same scale.
+/// The probabilities of another tile, as the A operand of a product, and the sums over values, to the same scale. If the rows `began` with this
+/// tile ([`OnlineSoftmax::renew`]), the sums are those of the rows before, and stay as they are.
 #[cube]
 pub(super) fn weigh<S: Size, P: Size, O: Size>(
     softmax: &mut OnlineSoftmax,
     scores: Vector<f32, S>,
     sums: Vector<f32, O>,
+    began: bool,
     factor: f32,
     #[comptime] tiles: ForwardTiles,
 ) -> (Vector<u32, P>, Vector<f32, O>) {
@@ -229,6 +254,8 @@ pub(super) fn weigh<S: Size, P: Size, O: Size>(
     let mut sums = sums;
     if softmax.look {
         let (by_0, by_1) = softmax.raise::<S>(scores, factor, keys);
+        let by_0 = select(began, 1.0f32, by_0);
+        let by_1 = select(began, 1.0f32, by_1);
         sums = scale_rows::<O>(sums, by_0, by_1, comptime!(tiles.head_dim));
     }
     let (limit_0, limit_1) = softmax.limits();

@@ -18,8 +18,28 @@ pub(super) fn stage_output<N: Size>(
     of: &Totals,
     #[comptime] tiles: ForwardTiles,
 ) {
+    stage_scaled::<N>(base, warpgroup, thread, sums, inverse(of), tiles);
+    show_output(warpgroup);
+}
+
+/// What sums over values are multiplied by, for both rows of a thread.
+#[cube]
+pub(super) fn inverse(of: &Totals) -> (f32, f32) {
     let by_0 = select(of.sum_0 > 0.0f32, 1.0f32 / of.sum_0, 0.0f32);
     let by_1 = select(of.sum_1 > 0.0f32, 1.0f32 / of.sum_1, 0.0f32);
+    (by_0, by_1)
+}
+
+/// The first half of [`stage_output`]: what this thread has.
+#[cube]
+pub(super) fn stage_scaled<N: Size>(
+    base: u32,
+    warpgroup: u32,
+    thread: u32,
+    sums: Vector<f32, N>,
+    by: (f32, f32),
+    #[comptime] tiles: ForwardTiles,
+) {
     let lane = thread % 32;
     let row = (thread / 32) * 16 + lane / 4;
     stage_rows::<N>(
@@ -27,12 +47,17 @@ pub(super) fn stage_output<N: Size>(
         row,
         lane,
         sums,
-        by_0,
-        by_1,
+        by.0,
+        by.1,
         comptime!(tiles.head_dim),
         comptime!(tiles.queries()),
         comptime!(tiles.factor),
     );
+}
+
+/// The second half: the accelerator sees what all have staged.
+#[cube]
+pub(super) fn show_output(warpgroup: u32) {
     tma::fence();
     named_sync(warpgroup + 1, 128u32);
 }

@@ -65,6 +65,8 @@ pub fn select(call: &Call, masked: bool) -> Selection {
             queries_kept,
             factor,
             masked,
+            // Where one block fills a multiprocessor, what it does besides its tiles has none beside it. With 64 channels three do.
+            stays: masked && ping_pong && queries_kept == head_dim.div_ceil(16),
             two_parts,
         },
         queries: BackwardTiles {

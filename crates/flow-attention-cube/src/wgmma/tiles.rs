@@ -27,6 +27,9 @@ pub struct ForwardTiles {
     pub factor: Factor,
     /// Whether a list says which tiles of keys are visited, and what of them is seen.
     pub masked: bool,
+    /// Whether blocks stay and go through items that they are dealt, or start once for each. Wants a mask, two warpgroups that take turns, two
+    /// stages, and all steps of the queries in registers, so that those of the next item may come meanwhile.
+    pub stays: bool,
     /// Whether keys and values are in two parts.
     pub two_parts: bool,
 }
@@ -72,7 +75,13 @@ impl ForwardTiles {
 
     /// Shared memory of a block, in bytes, without barriers.
     pub fn shared_bytes(&self) -> usize {
-        2 * 64 * self.panels() * (self.queries() + 2 * self.keys * self.stages)
+        // The output takes the place of the queries where no others come meanwhile.
+        let resident = if self.stays {
+            2 * self.queries()
+        } else {
+            self.queries()
+        };
+        2 * 64 * self.panels() * (resident + 2 * self.keys * self.stages)
     }
 
     /// `Q Kᵀ`.

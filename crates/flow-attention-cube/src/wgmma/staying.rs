@@ -1,0 +1,437 @@
+//! The forward kernel for masks whose blocks stay: one for each multiprocessor, which goes through a list of tiles that the host has dealt it.
+//!
+//! Where a mask leaves a block few tiles, what it does besides them counts: it starts, reads its list, waits for its first tiles, and
+//! at its end for its output to be read from shared memory; and with 128 channels nothing else runs on its multiprocessor
+//! meanwhile. Here the tiles of all its items (128 queries of a head each) are one row to it, so that the first tiles of an item, and its
+//! queries, are on their way while the item before ends, its first scores are multiplied together with the last values of that, and the
+//! output leaves before the next turn.
+//!
+//! All turns are one loop with nothing else in it. What an item's boundary takes stands outside, around the turn in which the items overlap: in the
+//! loop it would be jumped over in every turn, and what is jumped to waits for instructions (`docs/src/performance/attention-ladder.md`, steps 62
+//! to 67).
+//!
+//! See [`deal`](crate::deal) for the lists, and [`online_softmax`](super::online_softmax) for rows that are lost.
+
+use super::ForwardTiles;
+use super::copy::{issue, keep, store_rows, warpgroup_and_thread};
+use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
+use super::output::{inverse, show_output, stage_scaled, write_log_sums};
+use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
+use super::records::{Four, Item, fill_queries, fill_record, item_at, pattern_of};
+use crate::deal::MOST_ITEMS;
+use crate::passing::{ListShape, bits_of, hide};
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+use flow_cube::Caller;
+use flow_cube::barrier::{
+    self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, named_sync, reset_counters, wait,
+};
+use flow_cube::register::{load_shared, read, store_shared};
+use flow_cube::tma;
+use flow_cube::wgmma;
+
+/// Stages of keys, and of values.
+const STAGES: usize = 2;
+
+/// Has the accelerator write a warpgroup's staged output to the rows of its item. For all of its threads, which meet.
+#[cube]
+fn leave<E: Numeric>(
+    o_tile: &[E],
+    o: &mut TensorMap<E, Tiled>,
+    item: &Item,
+    warpgroup: u32,
+    thread: u32,
+    #[comptime] tiles: ForwardTiles,
+) {
+    show_output(warpgroup);
+    if plane_any(thread < 32) {
+        store_rows::<E>(
+            o_tile,
+            o,
+            warpgroup,
+            item.batch,
+            item.head,
+            item.first_query + warpgroup * 64,
+            comptime!(tiles.queries()),
+            comptime!(tiles.panels()),
+            Caller::Warp,
+        );
+    }
+}
+
+/// As [`forward`](super::forward::forward), for a mask. `shares` has for each block where its items and its records begin and how many
+/// there are, then the items; `record_words` are the records once more, word by word. See [`deal`](crate::deal). Queries have `head_count` heads.
+#[cube(launch_unchecked)]
+pub fn forward_staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
+    q: &TensorMap<E, Tiled>,
+    k: &TensorMap<E, Tiled>,
+    v: &TensorMap<E, Tiled>,
+    k_2: &TensorMap<E, Tiled>,
+    v_2: &TensorMap<E, Tiled>,
+    o: &mut TensorMap<E, Tiled>,
+    lse: &mut [f32],
+    shares: &[Four],
+    records: &[Four],
+    record_words: &[u32],
+    patterns: &[Vector<u32, NW>],
+    head_count: u32,
+    queries: u32,
+    lse_rows: u32,
+    factor: f32,
+    #[comptime] tiles: ForwardTiles,
+    #[define(E)] _element: ElemType,
+    #[define(NS, NO, NP, NQ, NW)] _vectors: [usize; 5],
+) {
+    let panels = comptime!(tiles.panels());
+    let rows = comptime!(tiles.queries());
+    let last_warp = comptime!(4 * tiles.warpgroups as u32 - 1);
+    let tile_elements = comptime!(tiles.keys * 64 * tiles.panels());
+    let tile_units = comptime!((tiles.keys * 8 * tiles.panels()) as u32);
+    let shape = comptime!(ListShape {
+        masked: true,
+        units: tiles.warpgroups,
+        columns: tiles.keys
+    });
+
+    let mut q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
+    let o_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
+    let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * STAGES), 1024usize);
+    let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * STAGES), 1024usize);
+    let q_full: Shared<[u64]> = Shared::new_slice(1usize);
+    let q_full = barrier::first(&q_full);
+    let k_full: Shared<[u64]> = Shared::new_slice(comptime!(STAGES));
+    let k_full = barrier::first(&k_full);
+    let v_full: Shared<[u64]> = Shared::new_slice(comptime!(STAGES));
+    let v_full = barrier::first(&v_full);
+    // Of keys, of values, of queries.
+    let mut used: Shared<[u32]> = Shared::new_slice(comptime!((2 * STAGES + 1) * COUNTER_WORDS));
+    // Whether an item has a lost row; behind the last one, whether any has.
+    let mut lost_items: Shared<[u32]> = Shared::new_slice(comptime!(MOST_ITEMS + 1));
+    let lost: Shared<[u32]> = Shared::new_slice(comptime!(tiles.threads() as usize));
+    // What a thread's two rows of the output before are multiplied by.
+    let inverses: Shared<[u32]> = Shared::new_slice(comptime!(2 * tiles.threads() as usize));
+
+    let share = shares[CUBE_POS_X as usize];
+    let first_item = share.extract(0usize);
+    let items = share.extract(1usize);
+    let first_record = share.extract(2usize);
+
+    if UNIT_POS == 0 {
+        barrier::init(q_full);
+        #[unroll]
+        for s in 0..STAGES {
+            barrier::init(barrier::at(k_full, s));
+            barrier::init(barrier::at(v_full, s));
+        }
+        tma::fence();
+    }
+    #[unroll]
+    for i in 0..comptime!(MOST_ITEMS / tiles.threads() as usize) {
+        lost_items[comptime!(i * tiles.threads() as usize) + UNIT_POS as usize] = 0u32;
+    }
+    if UNIT_POS == 0 {
+        lost_items[comptime!(MOST_ITEMS)] = 0u32;
+    }
+    reset_counters(&mut used, comptime!(2 * STAGES + 1));
+    sync_cube();
+
+    let (warpgroup, thread) = warpgroup_and_thread(comptime!(tiles.warpgroups), true);
+    let lane = thread % 32;
+    // For the warp that starts the first copies; a vote, so that the compiler takes it for the same in all of its threads.
+    let first_warp = plane_any(UNIT_POS < 32);
+    let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
+    let o_base = generic_to_shared::<E>(unsafe { o_tile.as_ptr_unchecked() });
+    let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
+    let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
+    let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
+    let lost_base = generic_to_shared::<u32>(unsafe { lost.as_ptr_unchecked() });
+    let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
+    let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
+    let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);
+
+    let by_at = generic_to_shared::<u32>(unsafe { inverses.as_ptr_unchecked() }) + UNIT_POS * 8;
+    let queries_counter = counter_at(used_base, comptime!(2 * STAGES as u32).runtime());
+    let mut softmax = OnlineSoftmax::new(lost_base + UNIT_POS * 4);
+    if comptime!(tiles.ping_pong) {
+        give_first_turn(warpgroup);
+    }
+    // Stages go around from the first tile of the block to its last; these are of the tile that is looked at.
+    let mut stage = 1u32;
+    let mut phase = 1u32;
+    let mut q_phase = 0u32;
+    // What is gone through: all items; then, if rows were lost, each of their items twice, to find the rows and with care for them.
+    let mut time = 0u32;
+    let mut item = 0u32;
+    let mut record = 0u32;
+    let mut item_end = read::<u32>(items);
+    let mut record_end = share.extract(3usize);
+    let mut more = item < item_end;
+    while more {
+        let start = read::<u32>(item);
+        let start_record = read::<u32>(record);
+        let first = item_at(shares, first_item + item);
+        if first_warp {
+            fill_queries::<E>(q_full, q, &mut q_tile, &first, tiles);
+            #[unroll]
+            for s in 0..STAGES {
+                let at = record + comptime!(s as u32);
+                if at < record_end {
+                    let to = stage ^ comptime!(1 - s as u32);
+                    let at = first_record + at;
+                    fill_record::<E>(k_full, k, k_2, &mut k_tiles, to, records, at, tiles);
+                    fill_record::<E>(v_full, v, v_2, &mut v_tiles, to, records, at, tiles);
+                }
+            }
+        }
+        // Records are read two tiles ahead, so that no copy and no product waits for them; behind the last there are two that nobody
+        // needs.
+        let pattern = pattern_of(record_words, first_record + record, warpgroup);
+        let mut next_pattern = pattern_of(record_words, first_record + record + 1, warpgroup);
+        // What the count of the values that were used last gave. Their copy starts behind the products of the next tile, see
+        // `forward`.
+        let mut freed_by = 0u32.runtime();
+        // The first record of the item, and that behind its last.
+        let mut begin = read::<u32>(record);
+        let mut end = record + first.records;
+
+        stage ^= 1;
+        phase ^= 1 - stage;
+        let bits = bits_of::<NW>(patterns, pattern, thread, shape);
+        wait(q_full, q_phase);
+        q_phase ^= 1;
+        let mut kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
+        let q_users = count_warp_by_lanes(lane, queries_counter, last_warp);
+        if came_last(q_users, last_warp) && item + 1 < item_end {
+            let behind = item_at(shares, first_item + item + 1);
+            fill_queries::<E>(q_full, q, &mut q_tile, &behind, tiles);
+        }
+        wait(barrier::at(k_full, stage as usize), phase);
+        let issued = issue::<NS, NQ>(
+            kept,
+            q_at,
+            k_at + u64::cast_from(stage * tile_units),
+            comptime!(tiles.scores()),
+            comptime!(tiles.queries_kept),
+        );
+        let mut later_pattern = pattern_of(record_words, first_record + record + 2, warpgroup);
+        let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
+        let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
+        scores = hide::<NS>(scores, pattern, bits, shape);
+        if came_last(k_users, last_warp) && record + 2 < record_end {
+            fill_record::<E>(
+                k_full,
+                k,
+                k_2,
+                &mut k_tiles,
+                stage,
+                records,
+                first_record + record + 2,
+                tiles,
+            );
+        }
+        if time < 2 {
+            softmax.forget();
+        }
+        let mut probabilities = weigh_first::<NS, NP>(&mut softmax, scores, factor, tiles);
+        let mut output = Vector::<f32, NO>::new(0.0f32);
+        record += 1;
+        let mut running = record < record_end;
+        while running {
+            if record == end {
+                if plane_any(softmax.lost) {
+                    lost_items[item as usize] = 1u32;
+                    lost_items[comptime!(MOST_ITEMS)] = 1u32;
+                }
+                let totals = Totals::of(&softmax);
+                let by = inverse(&totals);
+                store_shared(by_at, u32::reinterpret(by.0));
+                store_shared(by_at + 4, u32::reinterpret(by.1));
+                let own = item_at(shares, first_item + item);
+                let at = (own.batch * head_count + own.head) * lse_rows;
+                write_log_sums(
+                    lse,
+                    at,
+                    lse_rows,
+                    own.first_query,
+                    queries,
+                    warpgroup,
+                    thread,
+                    &totals,
+                );
+                if time < 2 {
+                    softmax.forget();
+                }
+                softmax.renew();
+                item += 1;
+                begin = read::<u32>(record);
+                end = record + item_at(shares, first_item + item).records;
+                wait(q_full, q_phase);
+                q_phase ^= 1;
+                kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
+                let q_users = count_warp_by_lanes(lane, queries_counter, last_warp);
+                if came_last(q_users, last_warp) && item + 1 < item_end {
+                    let behind = item_at(shares, first_item + item + 1);
+                    fill_queries::<E>(q_full, q, &mut q_tile, &behind, tiles);
+                }
+                // The output before has left shared memory.
+                tma::wait_read(0usize);
+                named_sync(warpgroup + 1, 128u32);
+            }
+            // Turns of an item, but for its first one, which is a round of its own: what an item's boundary takes stands outside, so that nothing of it is in a turn's way.
+            let mut in_item = true.runtime();
+            let mut began = false.runtime();
+            while in_item {
+                let v_stage = stage;
+                let v_phase = phase;
+                let pattern = next_pattern;
+                next_pattern = later_pattern;
+                later_pattern = pattern_of(record_words, first_record + record + 2, warpgroup);
+                stage ^= 1;
+                phase ^= 1 - stage;
+                let bits = bits_of::<NW>(patterns, pattern, thread, shape);
+                wait(barrier::at(k_full, stage as usize), phase);
+                if comptime!(tiles.ping_pong) {
+                    wait_for_turn(warpgroup);
+                }
+                let issued = issue::<NS, NQ>(
+                    kept,
+                    q_at,
+                    k_at + u64::cast_from(stage * tile_units),
+                    comptime!(tiles.scores()),
+                    comptime!(tiles.queries_kept),
+                );
+                wait(barrier::at(v_full, v_stage as usize), v_phase);
+                let added = wgmma::issue_registers::<NO, NP>(
+                    output,
+                    probabilities,
+                    v_at + u64::cast_from(v_stage * tile_units),
+                    comptime!(tiles.values()),
+                );
+                if came_last(freed_by, last_warp) {
+                    fill_record::<E>(
+                        v_full,
+                        v,
+                        v_2,
+                        &mut v_tiles,
+                        stage,
+                        records,
+                        first_record + record,
+                        tiles,
+                    );
+                }
+                let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
+                let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
+                scores = hide::<NS>(scores, pattern, bits, shape);
+                if came_last(k_users, last_warp) && record + 2 < record_end {
+                    fill_record::<E>(
+                        k_full,
+                        k,
+                        k_2,
+                        &mut k_tiles,
+                        stage,
+                        records,
+                        first_record + record + 2,
+                        tiles,
+                    );
+                }
+                output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+                if comptime!(tiles.ping_pong) {
+                    end_turn(warpgroup);
+                }
+                let v_users = count_warp_by_lanes(
+                    lane,
+                    counter_at(used_base, v_stage + comptime!(STAGES as u32)),
+                    last_warp,
+                );
+                let (weights, scaled) =
+                    weigh::<NS, NP, NO>(&mut softmax, scores, output, record == begin, factor, tiles);
+                probabilities = weights;
+                output = scaled;
+                freed_by = read::<u32>(v_users);
+                began = record == begin;
+                record += 1;
+                in_item = !began && record != end;
+            }
+            if began {
+                let by = (
+                    f32::reinterpret(load_shared(by_at)),
+                    f32::reinterpret(load_shared(by_at + 4)),
+                );
+                stage_scaled::<NO>(o_base, warpgroup, thread, output, by, tiles);
+                let before = item_at(shares, first_item + item - 1);
+                leave::<E>(&o_tile, o, &before, warpgroup, thread, tiles);
+                output = Vector::<f32, NO>::new(0.0f32);
+                softmax.settle();
+            }
+            running = record < record_end;
+        }
+        wait(barrier::at(v_full, stage as usize), phase);
+        let added = wgmma::issue_registers::<NO, NP>(
+            output,
+            probabilities,
+            v_at + u64::cast_from(stage * tile_units),
+            comptime!(tiles.values()),
+        );
+        if plane_any(softmax.lost) {
+            lost_items[item as usize] = 1u32;
+            lost_items[comptime!(MOST_ITEMS)] = 1u32;
+        }
+        let totals = Totals::of(&softmax);
+        let by = inverse(&totals);
+        let own = item_at(shares, first_item + item);
+        let at = (own.batch * head_count + own.head) * lse_rows;
+        write_log_sums(
+            lse,
+            at,
+            lse_rows,
+            own.first_query,
+            queries,
+            warpgroup,
+            thread,
+            &totals,
+        );
+        tma::wait_read(0usize);
+        named_sync(warpgroup + 1, 128u32);
+        let output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
+        // Not to be filled again, but counted, so that the count begins anew.
+        count_warp_by_lanes(
+            lane,
+            counter_at(used_base, stage + comptime!(STAGES as u32)),
+            last_warp,
+        );
+        stage_scaled::<NO>(o_base, warpgroup, thread, output, by, tiles);
+        leave::<E>(&o_tile, o, &own, warpgroup, thread, tiles);
+        item += 1;
+
+        // Items with lost rows once more, which is seldom. What was written is written over.
+        tma::wait_all();
+        sync_cube();
+        // Votes, so that the compiler takes what follows from them for the same in all threads, and keeps it in uniform registers.
+        more = plane_any(lost_items[comptime!(MOST_ITEMS)] != 0);
+        if more {
+            if time == 1 {
+                time = 2u32.runtime();
+                item = start;
+                record = start_record;
+            } else {
+                // The first item that was lost; or the next one, whose record follows.
+                if time == 0 {
+                    item = 0u32.runtime();
+                    record = 0u32.runtime();
+                }
+                while item < items && plane_any(lost_items[item as usize] == 0) {
+                    record += item_at(shares, first_item + item).records;
+                    item += 1;
+                }
+                time = 1u32.runtime();
+                more = item < items;
+            }
+            if more {
+                item_end = item + 1;
+                record_end = record + item_at(shares, first_item + item).records;
+            }
+            sync_cube();
+        }
+    }
+}
