@@ -256,10 +256,10 @@ fn serve(client: &Client, pool: &Pool, case: Case, wanted: Wanted) -> Result<Str
         "wgmma {}x{}{}",
         tiles_of.forward.queries(),
         tiles_of.forward.keys,
-        if tiles_of.forward.ping_pong {
-            " in turns"
-        } else {
-            ""
+        match (tiles_of.forward.ping_pong, tiles_of.forward.stays) {
+            (_, true) => " in turns, blocks stay",
+            (true, false) => " in turns",
+            (false, false) => "",
         }
     );
     let backward_kernel = format!(

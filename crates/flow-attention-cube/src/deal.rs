@@ -48,8 +48,9 @@ impl Dealt {
     /// Deals the tiles that `tiles` lists for `call`, of at most two units of queries a block, to blocks for as many multiprocessors.
     ///
     /// In the order in which blocks start that do not stay ([`Grid`]), each to the block that has least, as a device would do it if a tile took as
-    /// long as another; and a block goes through its items in that order. So blocks that run beside one another read the same keys, and short items
-    /// end the grid.
+    /// long as another; and a block goes through its items in that order. So blocks that run beside one another read the same keys. Then blocks swap
+    /// items until they have the same, as far as that goes: the last one to end is what the others wait for. An item that was swapped takes the other's
+    /// place. (In the grid's order, packed sequences read 265 MB instead of 288, and take 0.4 % longer.)
     pub fn new(tiles: &MaskTiles, call: &Call, grid: Grid, multiprocessors: usize) -> Self {
         let units = tiles.tiling.units_per_block;
         assert!(units <= 2, "records have room for two units");
@@ -63,25 +64,16 @@ impl Dealt {
             let seen_in_part = entries(of).filter(in_part).count();
             TILE * tiles.list(of.sample, of.block).len() as u64 + IN_PART * seen_in_part as u64 + BESIDES
         };
-        let mut hands = vec![Vec::new(); blocks];
-        let mut least: BinaryHeap<Reverse<(u64, usize)>> =
-            (0..blocks).map(|block| Reverse((0, block))).collect();
-        for item in &items {
-            let Some(Reverse((load, block))) = least.pop() else {
-                unreachable!("blocks have room for twice as many items");
-            };
-            hands[block].push(item);
-            if hands[block].len() < MOST_ITEMS {
-                least.push(Reverse((load + cost(item), block)));
-            }
-        }
+        let costs: Vec<u64> = items.iter().map(cost).collect();
+        let mut hands = in_order(&costs, blocks);
+        even_out(&mut hands, &costs);
         let (mut shares, mut of_items, mut records) = (Vec::new(), Vec::new(), Vec::new());
         let group = call.heads / call.kv_heads;
         let columns = tiles.tiling.columns;
         let first_tiles = call.keys[0].div_ceil(columns);
         for hand in &hands {
             let [item_at, record_at] = [blocks + of_items.len() / 4, records.len() / 4];
-            for item in hand {
+            for item in hand.iter().map(|item| &items[*item]) {
                 let [q_head, k_head] = [item.head, item.head / group].map(|head| head | item.sample << 16);
                 for entry in entries(item) {
                     let tile = entry[0] as usize;
@@ -105,6 +97,56 @@ impl Dealt {
             shares,
             records,
         }
+    }
+}
+
+/// Items in order, each to the block that has least.
+fn in_order(costs: &[u64], blocks: usize) -> Vec<Vec<usize>> {
+    let mut hands = vec![Vec::new(); blocks];
+    let mut least: BinaryHeap<Reverse<(u64, usize)>> = (0..blocks).map(|block| Reverse((0, block))).collect();
+    for (item, cost) in costs.iter().enumerate() {
+        let Some(Reverse((load, block))) = least.pop() else {
+            unreachable!("blocks have room for twice as many items");
+        };
+        hands[block].push(item);
+        if hands[block].len() < MOST_ITEMS {
+            least.push(Reverse((load + cost, block)));
+        }
+    }
+    hands
+}
+
+/// Has the block with most and that with least swap two items, which bring them closest to one another, and of such items those at the nearest places; as
+/// long as that helps.
+fn even_out(hands: &mut [Vec<usize>], costs: &[u64]) {
+    let mut loads: Vec<u64> = (hands.iter())
+        .map(|hand| hand.iter().map(|item| costs[*item]).sum())
+        .collect();
+    // Each swap brings two closer; so many are enough, and bound what the host does.
+    for _ in 0..4 * hands.len() {
+        let most = (0..hands.len()).max_by_key(|block| loads[*block]);
+        let least = (0..hands.len()).min_by_key(|block| loads[*block]);
+        let Some((most, least)) = most.zip(least) else {
+            return;
+        };
+        let gap = loads[most] - loads[least];
+        let mut best: Option<((u64, usize), usize, usize, u64)> = None;
+        for (at, item) in hands[most].iter().enumerate() {
+            for (other_at, other) in hands[least].iter().enumerate() {
+                let moved = costs[*item].saturating_sub(costs[*other]);
+                let rank = (gap.abs_diff(2 * moved), at.abs_diff(other_at));
+                if 0 < moved && moved < gap && best.is_none_or(|(found, ..)| rank < found) {
+                    best = Some((rank, at, other_at, moved));
+                }
+            }
+        }
+        let Some((_, at, other_at, moved)) = best else {
+            return;
+        };
+        let item = hands[most][at];
+        hands[most][at] = std::mem::replace(&mut hands[least][other_at], item);
+        loads[most] -= moved;
+        loads[least] += moved;
     }
 }
 
@@ -160,7 +202,7 @@ impl DealtList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flow_attention_mask::{Mask, Side, Sizes, Tiling};
+    use flow_attention_mask::{Mask, Side, Tiling};
     use flow_cube::wgmma::Factor;
     use proptest::prelude::*;
     use std::collections::HashMap;
@@ -196,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_a_causal_mask_have_work_that_differs_by_less_than_the_shortest_items() {
+    fn blocks_of_a_causal_mask_have_work_that_differs_by_a_tile_or_two() {
         let call = call(2, 16, 8192);
         let (_, dealt) = dealt(&Mask::Causal, &call, 132);
         assert_eq!(dealt.blocks, 132);
@@ -204,7 +246,7 @@ mod tests {
             .map(|share| share[3] + share[1])
             .collect();
         let [least, most] = [loads.iter().min(), loads.iter().max()].map(|load| *load.expect("132"));
-        assert!(most - least <= 4, "{least} to {most} tiles");
+        assert!(most - least <= 2, "{least} to {most} tiles");
     }
 
     #[test]
@@ -226,7 +268,7 @@ mod tests {
         fn every_item_is_dealt_once_with_its_tiles_and_no_block_has_too_many(
             batch in 1usize..3, heads in 1usize..5, rows in 1usize..3000, multiprocessors in 1usize..40, causal: bool,
         ) {
-            let mask = if causal { Mask::Causal } else { Mask::Window { left: Some(200), right: Some(90) } };
+            let mask = if causal { Mask::Causal } else { Mask::Window { before: 200, after: 90 } };
             let call = call(batch, 2 * heads, rows);
             let (tiles, dealt) = dealt(&mask, &call, multiprocessors);
             let row = |at: u32| &dealt.shares[4 * at as usize..4 * at as usize + 4];

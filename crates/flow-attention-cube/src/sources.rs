@@ -137,7 +137,7 @@ pub fn softmax_alone(tiles: wgmma::ForwardTiles) -> Result<CudaSource, CannotCom
     let [scores, output, probabilities, ..] = tiles.vectors();
     let kernel: Box<dyn CubeKernel> = kernel!(SoftmaxAlone, on, 32;
         buffer(scores results)
-        scalar(tile_count factor);
+        scalar(tile_count before factor);
         tiles, [scores, probabilities, output]
     );
     offline::cuda_source(kernel.define())

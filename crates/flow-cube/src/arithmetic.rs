@@ -37,6 +37,8 @@ pub(crate) fn computed(name: &str, from: &[u64]) -> Option<u64> {
         ("and.b16" | "and.b32", 2) => (word(0) & word(1)).into(),
         ("or.b32", 2) => (word(0) | word(1)).into(),
         ("xor.b32", 2) => (word(0) ^ word(1)).into(),
+        // A predicate that is true is written as -1.
+        ("mov.pred", 1) => u64::from(from[0] != 0),
         ("not.pred", 1) => from[0] ^ 1,
         ("and.pred", 2) => from[0] & from[1],
         ("or.pred", 2) => from[0] | from[1],

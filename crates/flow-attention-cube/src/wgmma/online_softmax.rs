@@ -296,9 +296,10 @@ impl Totals {
         sum_0 += plane_shuffle_xor(sum_0, 2);
         sum_1 += plane_shuffle_xor(sum_1, 1);
         sum_1 += plane_shuffle_xor(sum_1, 2);
+        // Copies: the rows' places may be other rows' before these are written.
         Totals {
-            shift_0: softmax.shift_0,
-            shift_1: softmax.shift_1,
+            shift_0: read::<f32>(softmax.shift_0),
+            shift_1: read::<f32>(softmax.shift_1),
             sum_0,
             sum_1,
         }

@@ -238,7 +238,9 @@ pub fn forward_staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: S
         record += 1;
         let mut running = record < record_end;
         while running {
+            // Between two items: what the rows came to, and the queries of the next. The last values are still to be multiplied.
             if record == end {
+                // A vote: under a branch that threads may take differently nothing that follows would be in uniform registers.
                 if plane_any(softmax.lost) {
                     lost_items[item as usize] = 1u32;
                     lost_items[comptime!(MOST_ITEMS)] = 1u32;
@@ -278,7 +280,7 @@ pub fn forward_staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: S
                 tma::wait_read(0usize);
                 named_sync(warpgroup + 1, 128u32);
             }
-            // Turns of an item, but for its first one, which is a round of its own: what an item's boundary takes stands outside, so that nothing of it is in a turn's way.
+            // All turns but the block's first. The loop ends before an item's first turn and behind it.
             let mut in_item = true.runtime();
             let mut began = false.runtime();
             while in_item {
@@ -353,6 +355,7 @@ pub fn forward_staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: S
                 record += 1;
                 in_item = !began && record != end;
             }
+            // They were, beside the first scores of this item: the output of the item before leaves.
             if began {
                 let by = (
                     f32::reinterpret(load_shared(by_at)),

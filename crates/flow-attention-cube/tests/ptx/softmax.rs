@@ -62,10 +62,17 @@ impl Softmax {
 
     /// Executes it.
     fn run(&self, scores: &Scores) -> Vec<Row> {
+        let [rows, _] = self.run_behind(&Vec::new(), scores);
+        rows
+    }
+
+    /// Executes it for some rows behind others, if these have scores. What both came to.
+    fn run_behind(&self, before: &Scores, scores: &Scores) -> [Vec<Row>; 2] {
+        let tiles = [scores.len(), before.len()].map(|keys| (keys / KEYS) as u32);
+        let scores: Scores = before.iter().chain(scores).copied().collect();
         let (from, to) = (1u64 << 40, 1u64 << 41);
-        let tiles = scores.len() / KEYS;
         let mut memory = Memory::new();
-        for tile in 0..tiles {
+        for tile in 0..scores.len() / KEYS {
             for lane in 0..32 {
                 for i in 0..KEYS / 2 {
                     let row = lane / 4 + 8 * (i / 2 % 2);
@@ -76,7 +83,7 @@ impl Softmax {
             }
         }
         // Scalars by type, in eights of bytes.
-        let scalars = vec![FACTOR.to_bits(), 0, tiles as u32, 0];
+        let scalars = vec![FACTOR.to_bits(), 0, tiles[0], tiles[1]];
         let parameters = [
             Parameter::Address(from),
             Parameter::Address(to),
@@ -86,9 +93,12 @@ impl Softmax {
             .run_warp(&parameters, 0, &mut memory)
             .unwrap_or_else(|error| panic!("{error}"));
         let left = |lane: usize, at: usize| memory[&(to + 4 * (lane * RESULTS + at) as u64)];
-        (0..ROWS)
-            .map(|row| {
-                let lanes = row % 8 * 4..row % 8 * 4 + 4;
+        [0, 32].map(|first_lane| {
+            if first_lane > 0 && before.is_empty() {
+                return Vec::new();
+            }
+            let of_row = |row: usize| {
+                let lanes = first_lane + row % 8 * 4..first_lane + row % 8 * 4 + 4;
                 let first = row / 8 * 4;
                 let value = |lane, at| f64::from(f32::from_bits(left(lane, first + at)));
                 let sum = value(lanes.start, 1);
@@ -98,8 +108,9 @@ impl Softmax {
                     outputs: [over_lanes(2), over_lanes(3)],
                     bits: [0, 1, 2, 3].map(|at| left(lanes.start, first + at)),
                 }
-            })
-            .collect()
+            };
+            (0..ROWS).map(of_row).collect()
+        })
     }
 
     /// Executes it and compares with f64, row by row.
@@ -206,6 +217,33 @@ fn a_row_that_is_lost_and_done_again_changes_no_bit_of_the_others() {
     let loud = softmax.check("loud", &of(500.0));
     for (row, (quiet, loud)) in quiet.iter().zip(&loud).enumerate() {
         assert_eq!(row % 5 == 2, quiet.bits != loud.bits, "row {row}");
+    }
+}
+
+#[test]
+fn rows_have_the_same_bits_behind_others_and_leave_the_bits_of_these() {
+    let softmax = Softmax::of(Factor::Bf16);
+    let mild = scores(3, |noise, _, row| 4.0 * noise + row as f32);
+    let low = scores(2, |noise, _, row| 5.0 * noise - 1000.0 * row as f32);
+    let late = scores(4, |noise, key, row| match key < 9 * row {
+        true => f32::NEG_INFINITY,
+        false => 2.0 * noise - 40.0,
+    });
+    let rising = scores(4, |noise, key, row| noise + (key * row) as f32 / 20.0);
+    let one_tile = scores(1, |noise, _, _| 3.0 * noise);
+    let hidden = scores(2, |noise, _, row| match row % 3 {
+        0 => f32::NEG_INFINITY,
+        _ => noise,
+    });
+    let lost = scores(3, |noise, key, row| noise + (40 * row * (key / KEYS)) as f32);
+    let bits = |rows: &[Row]| -> Vec<[u32; 4]> { rows.iter().map(|row| row.bits).collect() };
+    for before in [&mild, &low, &late, &rising, &one_tile, &hidden] {
+        let alone = bits(&softmax.run(before));
+        for own in [&mild, &low, &late, &rising, &one_tile, &hidden, &lost] {
+            let [rows, others] = softmax.run_behind(before, own);
+            assert_eq!(bits(&rows), bits(&softmax.run(own)));
+            assert_eq!(bits(&others), alone);
+        }
     }
 }
 
