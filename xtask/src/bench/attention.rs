@@ -126,7 +126,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                 }
             }
             if let Some(shares) = &of_full {
-                row["of_full"] = masks::json(&shares[part]);
+                row["of_full"] = masks::in_row(&shares[part]);
             }
             if let Some(ceiling) = ceiling {
                 row["share_of_ceiling"] = json!(flops * factor / samples[0][part].at(0.5) / ceiling);

@@ -71,7 +71,7 @@ fn shape(case: &Value) -> Value {
 }
 
 /// Shares of the full case's time as a row keeps them.
-pub(super) fn json(shares: &Samples) -> Value {
+pub(super) fn in_row(shares: &Samples) -> Value {
     json!({"median": shares.at(0.5), "p10": shares.at(0.1), "p90": shares.at(0.9), "turns": shares.0.len()})
 }
 
@@ -105,7 +105,7 @@ pub(super) fn table(rows: &[Value]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Full, json, table};
+    use super::{Full, in_row, table};
     use crate::bench::server::Samples;
     use serde_json::{Value, json};
 
@@ -130,7 +130,7 @@ mod tests {
     fn the_table_has_ratios_of_times_over_what_is_left_of_the_tiles() {
         let row = |what: &str, of_full: Value| json!({"case": "B2 H16 S8192 D64 causal", "what": what, "pairs": 0.5, "tiles": 0.5, "of_full": of_full});
         let shares = Samples(vec![0.5, 0.55, 0.625]);
-        let text = table(&[row("forward", json(&shares)), row("backward", Value::Null)]);
+        let text = table(&[row("forward", in_row(&shares)), row("backward", Value::Null)]);
         assert!(
             text.contains("| B2 H16 S8192 D64 causal | forward | 0.500 | 0.500 | 0.550 | 1.10 (1.00–1.25) |"),
             "{text}"
