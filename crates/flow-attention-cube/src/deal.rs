@@ -283,7 +283,7 @@ mod tests {
                     prop_assert_eq!(list.len(), count as usize);
                     for entry in tiles.entries[3 * list.start..3 * list.end].chunks(3) {
                         let of = &dealt.records[4 * record as usize..4 * record as usize + 4];
-                        let k_head = (head & 0xFFFF) / 2 | head >> 16 << 16;
+                        let k_head = ((head & 0xFFFF) / 2) | (head & 0xFFFF_0000);
                         prop_assert_eq!(of, [entry[0] * 128, k_head, entry[1], entry[2]]);
                         record += 1;
                     }
