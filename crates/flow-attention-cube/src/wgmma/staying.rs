@@ -60,6 +60,33 @@ fn leave<E: Numeric>(
     }
 }
 
+/// Notes that an item has a lost row, if it has. For all threads of a warp.
+#[cube]
+fn note_lost(softmax: &OnlineSoftmax, lost_items: &mut [u32], item: u32) {
+    // A vote: under a branch that threads may take differently nothing that follows would be in uniform registers.
+    if plane_any(softmax.lost) {
+        lost_items[item as usize] = 1u32;
+        lost_items[comptime!(MOST_ITEMS)] = 1u32;
+    }
+}
+
+/// Writes the log-sum-exp of a thread's two rows of an item.
+#[cube]
+fn write_item_sums(
+    lse: &mut [f32],
+    lse_rows: u32,
+    head_count: u32,
+    queries: u32,
+    item: &Item,
+    warpgroup: u32,
+    thread: u32,
+    totals: &Totals,
+) {
+    let at = (item.batch * head_count + item.head) * lse_rows;
+    let first_query = item.first_query;
+    write_log_sums(lse, at, lse_rows, first_query, queries, warpgroup, thread, totals);
+}
+
 /// As [`forward`](super::forward::forward), for a mask. `shares` has for each block where its items and its records begin and how many
 /// there are, then the items; `record_words` are the records once more, word by word. See [`deal`](crate::deal). Queries have `head_count` heads.
 #[cube(launch_unchecked)]
@@ -153,9 +180,7 @@ pub fn forward_staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: S
     let by_at = generic_to_shared::<u32>(unsafe { inverses.as_ptr_unchecked() }) + UNIT_POS * 8;
     let queries_counter = counter_at(used_base, comptime!(2 * STAGES as u32).runtime());
     let mut softmax = OnlineSoftmax::new(lost_base + UNIT_POS * 4);
-    if comptime!(tiles.ping_pong) {
-        give_first_turn(warpgroup);
-    }
+    give_first_turn(warpgroup);
     // Stages go around from the first tile of the block to its last; these are of the tile that is looked at.
     let mut stage = 1u32;
     let mut phase = 1u32;
@@ -240,26 +265,14 @@ pub fn forward_staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: S
         while running {
             // Between two items: what the rows came to, and the queries of the next. The last values are still to be multiplied.
             if record == end {
-                // A vote: under a branch that threads may take differently nothing that follows would be in uniform registers.
-                if plane_any(softmax.lost) {
-                    lost_items[item as usize] = 1u32;
-                    lost_items[comptime!(MOST_ITEMS)] = 1u32;
-                }
+                note_lost(&softmax, &mut lost_items, item);
                 let totals = Totals::of(&softmax);
                 let by = inverse(&totals);
                 store_shared(by_at, u32::reinterpret(by.0));
                 store_shared(by_at + 4, u32::reinterpret(by.1));
                 let own = item_at(shares, first_item + item);
-                let at = (own.batch * head_count + own.head) * lse_rows;
-                write_log_sums(
-                    lse,
-                    at,
-                    lse_rows,
-                    own.first_query,
-                    queries,
-                    warpgroup,
-                    thread,
-                    &totals,
+                write_item_sums(
+                    lse, lse_rows, head_count, queries, &own, warpgroup, thread, &totals,
                 );
                 if time < 2 {
                     softmax.forget();
@@ -293,9 +306,7 @@ pub fn forward_staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: S
                 phase ^= 1 - stage;
                 let bits = bits_of::<NW>(patterns, pattern, thread, shape);
                 wait(barrier::at(k_full, stage as usize), phase);
-                if comptime!(tiles.ping_pong) {
-                    wait_for_turn(warpgroup);
-                }
+                wait_for_turn(warpgroup);
                 let issued = issue::<NS, NQ>(
                     kept,
                     q_at,
@@ -338,9 +349,7 @@ pub fn forward_staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: S
                     );
                 }
                 output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
-                if comptime!(tiles.ping_pong) {
-                    end_turn(warpgroup);
-                }
+                end_turn(warpgroup);
                 let v_users = count_warp_by_lanes(
                     lane,
                     counter_at(used_base, v_stage + comptime!(STAGES as u32)),
@@ -376,23 +385,12 @@ pub fn forward_staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: S
             v_at + u64::cast_from(stage * tile_units),
             comptime!(tiles.values()),
         );
-        if plane_any(softmax.lost) {
-            lost_items[item as usize] = 1u32;
-            lost_items[comptime!(MOST_ITEMS)] = 1u32;
-        }
+        note_lost(&softmax, &mut lost_items, item);
         let totals = Totals::of(&softmax);
         let by = inverse(&totals);
         let own = item_at(shares, first_item + item);
-        let at = (own.batch * head_count + own.head) * lse_rows;
-        write_log_sums(
-            lse,
-            at,
-            lse_rows,
-            own.first_query,
-            queries,
-            warpgroup,
-            thread,
-            &totals,
+        write_item_sums(
+            lse, lse_rows, head_count, queries, &own, warpgroup, thread, &totals,
         );
         tma::wait_read(0usize);
         named_sync(warpgroup + 1, 128u32);
