@@ -8,7 +8,7 @@ use super::BackwardTiles;
 use super::copy::{copy_tile, further, rows_of_head, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{Entry, ListShape, NONE, TurnHalf, Word, bits_of, hide, pattern_at, tile_at, turn_of};
-use crate::softmax::{pack, stage_rows};
+use crate::softmax::pack;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::copy::{commit, copy_16, wait};
@@ -241,54 +241,39 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     }
 
     // Gradients take the places of this warp's keys and values.
-    let row = warp_row + lane / 4;
     let first = first_key + warp_row;
     if comptime!(tiles.sums.values()) {
-        stage_rows::<NG>(
-            v_base + row * 128,
-            row,
-            lane,
-            v_sum,
-            1.0f32,
-            1.0f32,
-            head_dim,
-            resident,
-            element,
-        );
-        store_rows(
+        store_rows::<NG>(
             dv,
             batch,
             kv_head,
             first,
             keys,
+            v_sum,
+            1.0f32,
+            1.0f32,
             v_base + warp_row * 128,
             lane,
             resident,
             head_dim,
+            element,
         );
     }
     if comptime!(tiles.sums.keys()) {
-        stage_rows::<NG>(
-            k_base + row * 128,
-            row,
-            lane,
-            k_sum,
-            scale,
-            scale,
-            head_dim,
-            resident,
-            element,
-        );
-        store_rows(
+        store_rows::<NG>(
             dk,
             batch,
             kv_head,
             first,
             keys,
+            k_sum,
+            scale,
+            scale,
             k_base + warp_row * 128,
             lane,
             resident,
             head_dim,
+            element,
         );
     }
 }

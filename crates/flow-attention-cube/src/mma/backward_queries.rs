@@ -9,7 +9,7 @@ use crate::delta::{read_row, row_product};
 use crate::passing::{
     Entry, ListShape, NONE, TurnHalf, Word, bits_of, hide, pattern_at, rows_of, tile_at, turn_of,
 };
-use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
+use crate::softmax::{cut, exponentiate, pack, score_gradients};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::copy::{commit, wait};
@@ -243,26 +243,19 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     }
 
     // The gradient takes the place of this warp's queries.
-    stage_rows::<NG>(
-        q_base + row * 128,
-        row,
-        lane,
-        q_sum,
-        scale,
-        scale,
-        head_dim,
-        resident,
-        element,
-    );
-    store_rows(
+    store_rows::<NG>(
         dq,
         batch,
         head,
         first_query + warp_row,
         queries,
+        q_sum,
+        scale,
+        scale,
         q_base + warp_row * 128,
         lane,
         resident,
         head_dim,
+        element,
     );
 }

@@ -5,9 +5,11 @@
 
 use crate::delta::Eight;
 use crate::passing::rows_of;
+use crate::softmax::stage_rows;
 use cubecl::prelude::*;
 use flow_cube::copy::copy_16;
 use flow_cube::register::load_shared_16;
+use flow_cube::wgmma::Factor;
 
 /// Chunks of panel `panel` that a head has.
 fn chunks(head_dim: usize, panel: usize) -> u32 {
@@ -110,19 +112,24 @@ pub(super) fn copy_passing(
     }
 }
 
-/// Writes a warp's 16 rows from a tile, whose panels have `rows` rows, to the rows from `row` on of a tensor with `exist`
-/// rows. `from`: byte address of the first of the 16. After the warp's own stores, without a barrier before.
+/// Writes a warp's 16 rows, times the factors of this thread's two, to the rows from `row` on of a tensor with `exist` rows.
+/// They take the place of 16 rows of a tile that this warp alone has read; `place` is the byte address of the first, and
+/// the tile's panels have `rows` rows.
 #[cube]
-pub(super) fn store_rows(
+pub(super) fn store_rows<N: Size>(
     target: &mut Tensor<Eight>,
     batch: u32,
     head: u32,
     row: u32,
     exist: u32,
-    from: u32,
+    values: Vector<f32, N>,
+    by_0: f32,
+    by_1: f32,
+    place: u32,
     lane: u32,
     #[comptime] rows: usize,
     #[comptime] head_dim: usize,
+    #[comptime] factor: Factor,
 ) {
     let chunk = lane % 8;
     let first = lane / 8;
@@ -131,6 +138,20 @@ pub(super) fn store_rows(
         + head as usize * target.stride(1)
         + row as usize * stride
         + chunk as usize;
+    // Products read the rows that were here: all lanes are done with them, then all have written.
+    sync_plane();
+    let own = lane / 4;
+    stage_rows::<N>(
+        place + own * 128,
+        own,
+        lane,
+        values,
+        by_0,
+        by_1,
+        head_dim,
+        rows,
+        factor,
+    );
     sync_plane();
     #[unroll]
     for panel in 0..comptime!(head_dim.div_ceil(64)) {
@@ -139,7 +160,7 @@ pub(super) fn store_rows(
             for i in 0..4usize {
                 let below = first + comptime!(4 * i as u32);
                 if row + below < exist {
-                    let at = from
+                    let at = place
                         + comptime!((panel * rows * 128) as u32)
                         + below * 128
                         + (chunk ^ (below % 8)) * 16;

@@ -228,26 +228,19 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     }
 
     // The output takes the place of this warp's queries.
-    stage_rows::<NO>(
-        q_base + row * 128,
-        row,
-        lane,
-        output,
-        by_0,
-        by_1,
-        head_dim,
-        rows,
-        comptime!(tiles.factor),
-    );
-    store_rows(
+    store_rows::<NO>(
         o,
         batch,
         head,
         first_query + warp_row,
         queries,
+        output,
+        by_0,
+        by_1,
         q_base + warp_row * 128,
         lane,
         rows,
         head_dim,
+        comptime!(tiles.factor),
     );
 }
