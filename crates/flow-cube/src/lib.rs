@@ -30,6 +30,8 @@ pub mod vulkan;
 #[cfg(feature = "ptx-gate")]
 mod warp;
 #[allow(missing_docs)]
+pub mod warpgroup;
+#[allow(missing_docs)]
 pub mod wgmma;
 
 pub use caller::Caller;

@@ -5,9 +5,7 @@
 //! product wants them in. A row of the sum over queries is added up in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{
-    copy_tile, issue, keep, load_resident, stage_before_last, store_rows, warpgroup_and_thread,
-};
+use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
 use crate::columns::{Pair, probabilities, score_gradients};
 use crate::passing::{
     Entry, ListShape, TurnHalf, Word, bits_of, early_tile, hide, pattern_at, tile_at, turn_of,
@@ -23,6 +21,7 @@ use flow_cube::barrier::{
 };
 use flow_cube::register::read;
 use flow_cube::tma;
+use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
 
 /// Starts the copies of one operand's rows of a passing tile, and of the statistic of these rows; bytes count towards `full`.

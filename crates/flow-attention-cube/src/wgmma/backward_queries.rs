@@ -4,9 +4,7 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{
-    copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows, warpgroup_and_thread,
-};
+use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows};
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
 use crate::delta::{read_row, row_product};
 use crate::passing::{
@@ -23,6 +21,7 @@ use flow_cube::barrier::{
 };
 use flow_cube::register::read;
 use flow_cube::tma;
+use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
 
 /// Starts the copies of one passing tile.

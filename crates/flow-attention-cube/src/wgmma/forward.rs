@@ -2,7 +2,7 @@
 //! are multiplied, so are the values of the tile before; then come its weights ([`online_softmax`](super::online_softmax)).
 
 use super::ForwardTiles;
-use super::copy::{fill, issue, keep, prefetch_tile, stage_before_last, store_rows, warpgroup_and_thread};
+use super::copy::{fill, issue, keep, prefetch_tile, stage_before_last, store_rows};
 use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
 use super::output::{stage_output, write_log_sums};
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
@@ -20,6 +20,7 @@ use flow_cube::barrier::{
 };
 use flow_cube::register::read;
 use flow_cube::tma;
+use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
 
 /// Starts the copy of tile `tile` of keys, or of values. For a whole warp.

@@ -13,7 +13,7 @@
 //! See [`deal`](crate::deal) for the lists, and [`online_softmax`](super::online_softmax) for rows that are lost.
 
 use super::ForwardTiles;
-use super::copy::{issue, keep, store_rows, warpgroup_and_thread};
+use super::copy::{issue, keep, store_rows};
 use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
 use super::output::{inverse, show_output, stage_scaled, write_log_sums};
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
@@ -29,6 +29,7 @@ use flow_cube::barrier::{
 };
 use flow_cube::register::{load_shared, read, store_shared};
 use flow_cube::tma;
+use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
 
 /// Stages of keys, and of values.

@@ -19,6 +19,7 @@ use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::Caller;
 use flow_cube::barrier::{self, arrive_and_expect, came_last, count_warp, named_arrive, named_sync, wait};
 use flow_cube::tma;
+use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
 
 /// From a panel of 64 rows of a tile to the next, in bytes; of tiles that are one panel, 16 (PTX ISA: not used).
@@ -140,8 +141,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
         advance(&mut cursor, items, last, 1u32);
     }
 
-    let warpgroup = UNIT_POS / 128;
-    let thread = UNIT_POS % 128;
+    let (warpgroup, thread) = warpgroup_and_thread(comptime!(tiles.warpgroups), true);
     let lane = thread % 32;
     let row_in_unit = (thread / 32) * 16 + lane / 4;
     let a_base = generic_to_shared::<E>(unsafe { a_tiles.as_ptr_unchecked() });
