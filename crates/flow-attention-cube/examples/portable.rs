@@ -46,7 +46,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some("bf16") => Element::Bf16,
         Some(other) => return Err(format!("element type `{other}`: allowed are f32, f16 and bf16").into()),
     };
-    let most: Option<usize> = arguments.get(2).map(|n| n.parse()).transpose()?;
+    let most: Option<usize> = match arguments.get(2).map(|word| (word, word.parse())) {
+        None => None,
+        Some((_, Ok(tokens))) => Some(tokens),
+        Some((word, Err(why))) => return Err(format!("`{word}` is no number of tokens: {why}").into()),
+    };
     let client = device.client();
     let (mut right, mut all) = (0, cases(element));
     all.retain(|case| case.queries.max(case.sizes().keys()) <= most.unwrap_or(usize::MAX));
@@ -66,13 +70,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         let ((results, first), (_, second)) = (pass()?, pass()?);
         let judgement = reference(case, &data)?.judge(case, &results);
-        let holds = judgement.holds() && first == second;
+        let same = first == second;
+        let holds = judgement.holds() && same;
         right += usize::from(holds);
         let word = if holds { "ok" } else { "WRONG" };
-        println!(
-            "{word}, twice the same {}: {case:?}: {judgement}",
-            first == second
-        );
+        println!("{word}, twice the same {same}: {case:?}: {judgement}");
     }
     println!(
         "{} {}: {right} of {} cases hold",
