@@ -4,6 +4,7 @@ A port of `crates/flow-rng`: the same uniform bits, and the same normal values u
 and sine, which rounding to f32 nearly always hides. `run_peer.py check` compares both.
 """
 
+import functools
 import math
 
 import torch
@@ -105,5 +106,10 @@ def normals(seed, purpose, samples, step, values, draw=from_blocks):
     for instance `from_blocks` compiled."""
     if values % 4:
         raise SystemExit(f"latents have {values} values; the peer draws multiples of 4")
-    constants = torch.tensor([*MULTIPLIERS, (PURPOSES[purpose] << 24) | step], device=samples.device)
-    return draw(values // 4, words_of(seed), samples, constants)
+    return draw(values // 4, words_of(seed), samples, constants_of(purpose, step, samples.device))
+
+
+@functools.cache
+def constants_of(purpose, step, device):
+    """Made once, since a CUDA graph that is being recorded takes nothing from the host."""
+    return torch.tensor([*MULTIPLIERS, (PURPOSES[purpose] << 24) | step], device=device)

@@ -6,11 +6,14 @@ and hyper-parameters, measured on the same held-out prompts.
     run_peer.py train RUN --weights FILE [--to LINES]   train as the config in RUN says, and print a line of JSON per
                                                         iteration (`kind` "train") and per evaluation ("eval")
       --device cpu|cuda  --dtype f32|bf16  --threads N
-      --mode eager|compile|graphs     as written; `torch.compile` of model and noise; also replayed as CUDA graphs
+      --mode eager|compile|graphs     as written; `torch.compile` of model and noise; and every step of a rollout, every loss
+                                      with its backward pass and the optimizer's step recorded as CUDA graphs and replayed
+      --tuned                         `torch.compile` with `max-autotune-no-cudagraphs`, which tries kernels for products
+      --attention cudnn|default       the kernel of attention on a GPU: cuDNN's by name, or PyTorch's own choice
       --steps N                       iterations, if not the config's
 
 RUN is the `run.json` that `flow-train train` wrote. In bf16 the weights, gradients and moments stay f32 and the model runs
-under autocast. `seconds` count from when the weights are on the device: compiling, evaluations and everything else included,
+under autocast; models that only sample have their linear layers in bf16, so that nothing is rounded anew at each call. `seconds` count from when the weights are on the device: compiling, evaluations and everything else included,
 but an evaluation does not count into its own line. Legend: B samples of a micro-batch, N values of one latent.
 """
 
@@ -34,7 +37,9 @@ import host_numerics
 import philox
 import scenes
 from models import Dit
+from replay import Replays
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Agreement asked for. Pixels and advantages: relative L2 of f32 results that are sums in another order. Normal values: the
 # share that may differ, all by one unit in the last place. Rewards: the share of images that may stand on a threshold.
@@ -47,9 +52,10 @@ MODES = ("eager", "compile", "graphs")
 class Peer:
     """Everything that a run is made of, from the config in `run.json`."""
 
-    def __init__(self, run, weights, device, dtype, mode):
+    def __init__(self, run, weights, device, dtype, mode, tuned=False):
         self.config = config = json.loads(Path(run).read_text())["config"]
         self.device, self.dtype, self.mode = device, dtype, mode
+        self.compiling = "max-autotune-no-cudagraphs" if tuned else None
         self.refuse_what_is_missing()
         self.seed, self.sampling = config["run"]["seed"], config["sampling"]
         self.algorithm = config["algorithm"]
@@ -74,20 +80,27 @@ class Peer:
         self.network, self.normals = self.compiled(self.model), philox.normals
         if mode != "eager":
             self.normals = functools.partial(philox.normals, draw=torch.compile(philox.from_blocks, dynamic=False))
+        self.sampler = Sampler(self, self.model)
         is_old = self.algorithm["kind"] == "nft"
-        self.old, self.old_network = self.frozen_copy() if is_old else (None, None)
+        self.old = self.frozen_copy() if is_old else None
         # What `kl_beta` pulls towards: the weights as they are now.
         is_pulled = is_old and self.algorithm["kl_beta"] > 0.0
-        self.reference_network = self.frozen_copy()[1] if is_pulled else None
+        self.reference = self.frozen_copy() if is_pulled else None
         options = config["optimizer"]
+        self.parameters = list(self.model.parameters())
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.replays = Replays([parameter.grad for parameter in self.parameters]) if mode == "graphs" else None
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=options["learning_rate"],
+            self.parameters,
+            lr=torch.tensor(options["learning_rate"], device=device),
             betas=tuple(options["betas"]),
             eps=options["epsilon"],
             weight_decay=0.0,
             fused=True,
+            capturable=mode == "graphs",
         )
+        self.clipped_step = None
         self.updates = 0
 
     def refuse_what_is_missing(self):
@@ -114,45 +127,51 @@ class Peer:
             host_numerics.refuse(f"algorithm `{config['algorithm']['kind']}`")
 
     def compiled(self, model):
-        if self.mode == "eager":
-            return model
-        return torch.compile(model, dynamic=False, mode="reduce-overhead" if self.mode == "graphs" else None)
+        return model if self.mode == "eager" else torch.compile(model, dynamic=False, mode=self.compiling)
 
     def frozen_copy(self):
-        """The weights as they are now, and the network that computes with them."""
+        """The weights as they are now, and what samples with them."""
         model = copy.deepcopy(self.model).requires_grad_(False)
-        return model, self.compiled(model)
+        return Sampler(self, model)
 
     def velocity(self, network, x, sigma, tokens):
-        """In f32, whatever the model computes in."""
-        sigma = torch.full((x.shape[0],), sigma, device=self.device)
+        """In f32, whatever the model computes in. `sigma`: a number, or a tensor of one."""
+        sigma = torch.full((x.shape[0],), sigma, device=self.device) if isinstance(sigma, float) else sigma.expand(x.shape[0])
         is_bf16 = self.dtype == "bf16"
         autocast = torch.autocast(self.device, torch.bfloat16) if is_bf16 else contextlib.nullcontext()
-        if self.mode == "graphs":
-            torch.compiler.cudagraph_mark_step_begin()
         with autocast:
-            v = network(x, sigma, tokens)
-        # A graph writes its next result to the same place.
-        return v.float().clone() if self.mode == "graphs" else v.float()
+            return network(x, sigma, tokens).float()
+
+    def replayed(self, key, function, *inputs):
+        return function(*inputs) if self.replays is None else self.replays(key, function, *inputs)
 
     def tokens(self, prompts):
         return torch.tensor([prompt.tokens for prompt in prompts], device=self.device)
 
     @torch.no_grad()
-    def sample(self, network, ids, prompts, steps, purposes, seed):
+    def sample(self, sampler, ids, prompts, steps, purposes, seed):
         """Final latents and stochastic steps; `purposes` are those of the first latents and of added noise."""
         ids = torch.tensor(ids, device=self.device)
         tokens = self.tokens(prompts)
         x, records = self.normals(seed, purposes[0], ids, 0, self.values), []
         for step in steps:
-            mean = step.mean_x * x + step.mean_v * self.velocity(network, x, step.sigma, tokens)
-            if step.noise == 0.0:
-                x = mean
-                continue
-            x_next = mean + step.noise * self.normals(seed, purposes[1], ids, step.index + 1, self.values)
-            records.append((step, x, x_next, log_probability(step, x_next, mean)))
+            # Everything that a graph has for good.
+            key = ("sample", id(sampler), step, purposes, seed, x.shape[0])
+            take = functools.partial(self.sampler_step, sampler.network, step, purposes[1], seed)
+            x_next, log_p = self.replayed(key, take, x, ids, tokens)
+            if step.noise != 0.0:
+                records.append((step, x, x_next, log_p))
             x = x_next
         return {"ids": ids, "tokens": tokens, "records": records, "clean": x}
+
+    @torch.no_grad()
+    def sampler_step(self, network, step, purpose, seed, x, ids, tokens):
+        """The next latents, and their log-probability where the step is stochastic."""
+        mean = step.mean_x * x + step.mean_v * self.velocity(network, x, step.sigma, tokens)
+        if step.noise == 0.0:
+            return mean, mean.new_zeros(())
+        x_next = mean + step.noise * self.normals(seed, purpose, ids, step.index + 1, self.values)
+        return x_next, log_probability(step, x_next, mean)
 
     def roll_out(self, iteration):
         """Micro-batches and prompts of an iteration."""
@@ -160,14 +179,14 @@ class Peer:
         drawn = [self.prompts[index] for index in self.order.draw(iteration) for _ in range(group)]
         first = iteration * self.samples
         steps = self.schedule.steps(iteration)
-        # A compiled network has a length only where its module has, so it is not asked for its truth.
-        network = self.network if self.old_network is None else self.old_network
+        sampler = self.sampler if self.old is None else self.old
+        sampler.follow()
         purposes = ("initial_noise", "sde_noise")
         batches = []
         for start in range(0, self.samples, size):
             ids = list(range(first + start, first + start + size))
             prompts = drawn[start : start + size]
-            batches.append(self.sample(network, ids, prompts, steps, purposes, self.seed))
+            batches.append(self.sample(sampler, ids, prompts, steps, purposes, self.seed))
         return batches, drawn
 
     def rewards(self, clean, prompts):
@@ -187,25 +206,40 @@ class Peer:
         times = host_numerics.loss_times(self.algorithm["train_timesteps"], self.seed, iteration, inner)
         return [(sigma, inner * len(times) + draw) for draw, sigma in enumerate(times)]
 
-    def loss(self, batch, advantages, position):
+    def backward(self, batch, advantages, position, share):
+        """Adds `share` of the gradients of a loss to those that are there; the loss."""
         bound = self.algorithm["advantage_clip"]
-        loss = self.grpo_loss if self.algorithm["kind"] == "grpo" else self.nft_loss
-        return loss(batch, advantages.clamp(-bound, bound), position)
+        advantages = advantages.clamp(-bound, bound)
+        if self.algorithm["kind"] == "grpo":
+            step, x, x_next, old = batch["records"][position]
+            key, inputs = ("grpo", step, share), (x, x_next, old, batch["tokens"], advantages)
+            loss = functools.partial(self.grpo_loss, step)
+        else:
+            sigma, draw = position
+            sigma = torch.tensor(sigma, device=self.device)
+            key, inputs = ("nft", draw, share), (batch["clean"], batch["ids"], batch["tokens"], advantages, sigma)
+            loss = functools.partial(self.nft_loss, draw)
 
-    def grpo_loss(self, batch, advantages, position):
-        step, x, x_next, old = batch["records"][position]
-        mean = step.mean_x * x + step.mean_v * self.velocity(self.network, x, step.sigma, batch["tokens"])
+        def with_gradients(*inputs):
+            found = loss(*inputs)
+            (found * share).backward()
+            return found.detach()
+
+        return self.replayed(key, with_gradients, *inputs)
+
+    def grpo_loss(self, step, x, x_next, old, tokens, advantages):
+        mean = step.mean_x * x + step.mean_v * self.velocity(self.network, x, step.sigma, tokens)
         ratio = torch.exp(log_probability(step, x_next, mean) - old)
         low, high = self.algorithm["clip_range"]
         return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 + low, 1 + high)).mean()
 
-    def nft_loss(self, batch, advantages, position):
-        (sigma, draw), clean, b = position, batch["clean"], self.algorithm["beta"]
-        noise = self.normals(self.seed, "forward_noise", batch["ids"], draw, self.values)
+    def nft_loss(self, draw, clean, ids, tokens, advantages, sigma):
+        b = self.algorithm["beta"]
+        noise = self.normals(self.seed, "forward_noise", ids, draw, self.values)
         x = (1.0 - sigma) * clean + sigma * noise
         with torch.no_grad():
-            v_old = self.velocity(self.old_network, x, sigma, batch["tokens"])
-        v = self.velocity(self.network, x, sigma, batch["tokens"])
+            v_old = self.velocity(self.old.network, x, sigma, tokens)
+        v = self.velocity(self.network, x, sigma, tokens)
 
         def error(velocity):
             difference = x - sigma * velocity - clean
@@ -216,10 +250,10 @@ class Peer:
         rho = (advantages / (2.0 * clip) + 0.5).clamp(0.0, 1.0)
         positive, negative = error(b * v + (1.0 - b) * v_old), error((1.0 + b) * v_old - b * v)
         loss = (rho * positive + (1.0 - rho) * negative).mean() * (clip / b)
-        if self.reference_network is None:
+        if self.reference is None:
             return loss
         with torch.no_grad():
-            v_reference = self.velocity(self.reference_network, x, sigma, batch["tokens"])
+            v_reference = self.velocity(self.reference.network, x, sigma, tokens)
         return loss + self.algorithm["kl_beta"] * (v - v_reference).square().mean()
 
     def update(self, batches, advantages, iteration):
@@ -228,26 +262,40 @@ class Peer:
         together = self.config["optimizer"]["gradient_accumulation"] or len(batches)
         for inner in range(self.algorithm["inner_epochs"]):
             positions = self.positions(iteration, inner)
+            share = 1.0 / (together * len(positions))
             for first in range(0, len(batches), together):
-                self.model.zero_grad(set_to_none=True)
                 for index in range(first, first + together):
                     of_batch = advantages[index * size : (index + 1) * size]
                     for position in positions:
-                        loss = self.loss(batches[index], of_batch, position)
-                        (loss / (together * len(positions))).backward()
-                        losses.append(loss.detach())
+                        losses.append(self.backward(batches[index], of_batch, position, share))
                 norm = self.optimizer_step()
         return torch.stack(losses).mean().item(), norm.item()
 
     def optimizer_step(self):
+        """Clips, steps and clears the gradients; their norm."""
         options = self.config["optimizer"]
         self.updates += 1
         rise = min(self.updates / options["warmup_steps"], 1.0) if options["warmup_steps"] else 1.0
         for group in self.optimizer.param_groups:
-            group["lr"] = options["learning_rate"] * rise * self.rate_share(options)
-        most = options["max_grad_norm"] or float("inf")
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), most)
+            group["lr"].fill_(options["learning_rate"] * rise * self.rate_share(options))
+        if self.replays is None or self.updates == 1:
+            # The first step makes the moments, which a graph needs the places of.
+            return self.clip_and_step()
+        if self.clipped_step is None:
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                norm = self.clip_and_step()
+            self.clipped_step = graph, norm
+        graph, norm = self.clipped_step
+        graph.replay()
+        return norm.clone()
+
+    def clip_and_step(self):
+        most = self.config["optimizer"]["max_grad_norm"] or float("inf")
+        norm = nn.utils.clip_grad_norm_(self.parameters, most)
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
         return norm
 
     def rate_share(self, options):
@@ -266,26 +314,44 @@ class Peer:
         if self.old is None:
             return
         share = 1.0 - host_numerics.old_policy_decay(self.algorithm["old_policy"], iteration + 1)
-        old, current = list(self.old.parameters()), list(self.model.parameters())
-        torch._foreach_lerp_(old, current, share)
+        torch._foreach_lerp_(list(self.old.model.parameters()), self.parameters, share)
 
     def evaluate(self):
         """Mean of each evaluation reward over held-out prompts, with fixed noise and deterministic steps."""
         settings = self.config["evaluation"]
         steps = settings["steps"] or self.config["scheduler"]["steps"]
-        sigmas = host_numerics.sigma_grid(steps, self.config["scheduler"]["shift"])
+        steps = host_numerics.euler_steps(host_numerics.sigma_grid(steps, self.config["scheduler"]["shift"]))
         prompts = [prompt for prompt in self.held_out for _ in range(settings["images_per_prompt"])]
         size, found = self.sampling["micro_batch"], []
+        self.sampler.follow()
         for first in range(0, len(prompts), size):
             part = prompts[first : first + size]
             ids = list(range(first, first + len(part)))
-            steps = host_numerics.euler_steps(sigmas)
             purposes = ("evaluation", "evaluation")
-            done = self.sample(self.network, ids, part, steps, purposes, settings["seed"])
+            done = self.sample(self.sampler, ids, part, steps, purposes, settings["seed"])
             found.append(self.rewards(done["clean"], part))
         mean = lambda mode: torch.cat([rewards[mode] for rewards in found]).double().mean().item()
         named = self.config["eval_rewards"] or self.config["rewards"]
         return {reward["name"]: mean(reward.get("mode", "mean")) for reward in named}
+
+
+class Sampler:
+    """What samples with the weights of `model`: itself, or in bf16 a copy whose linear layers are rounded once."""
+
+    def __init__(self, peer, model):
+        self.model = self.sampled = model
+        if peer.dtype == "bf16":
+            self.sampled = copy.deepcopy(model).requires_grad_(False)
+            for layer in self.sampled.modules():
+                if isinstance(layer, nn.Linear):
+                    layer.to(torch.bfloat16)
+        self.network = peer.network if self.sampled is peer.model else peer.compiled(self.sampled)
+
+    @torch.no_grad()
+    def follow(self):
+        """Takes the weights as they are."""
+        if self.sampled is not self.model:
+            torch._foreach_copy_(list(self.sampled.parameters()), list(self.model.parameters()))
 
 
 def log_probability(step, x_next, mean):
@@ -296,10 +362,12 @@ def train(options):
     torch.set_num_threads(options.threads)
     # Products of f32 operands, where there are any, as tensor cores do them: what one would do in PyTorch.
     torch.set_float32_matmul_precision("high" if options.dtype == "bf16" else "highest")
-    peer = Peer(options.run, options.weights, options.device, options.dtype, options.mode)
+    peer = Peer(options.run, options.weights, options.device, options.dtype, options.mode, options.tuned)
     config, wait = peer.config, torch.cuda.synchronize if options.device == "cuda" else lambda: None
     with contextlib.ExitStack() as files:
         to = files.enter_context(open(options.to, "w")) if options.to else None
+        if options.device == "cuda" and options.attention == "cudnn":
+            files.enter_context(sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
 
         def say(line):
             text = json.dumps(line)
@@ -309,6 +377,7 @@ def train(options):
 
         name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
         about = {"program": f"torch {torch.__version__}", "mode": options.mode, "device": name, "dtype": options.dtype}
+        about |= {"tuned": options.tuned, "attention": options.attention}
         say({"kind": "about", "algorithm": config["algorithm"]["kind"]} | about)
         wait()
         start = time.perf_counter()
@@ -395,6 +464,8 @@ def main():
     trained.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     trained.add_argument("--dtype", choices=("f32", "bf16"), default="f32")
     trained.add_argument("--mode", choices=MODES, default="eager")
+    trained.add_argument("--tuned", action="store_true")
+    trained.add_argument("--attention", choices=("cudnn", "default"), default="cudnn")
     trained.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if options.command == "check":

@@ -3,8 +3,11 @@
 
     step_peer.py check FOLDER            compare with what `workload_speed export NAME FOLDER --tiny` wrote, in f32 on the CPU
     step_peer.py time FOLDER PART [...]  print a line of JSON; PART is forward, step or rollout
-      --mode eager|cudnn|compile|graphs  eager with PyTorch's own choice of attention; eager with cuDNN's; `torch.compile` of
-                                         each block with cuDNN's; of the whole model, replayed as CUDA graphs
+      --mode eager|cudnn|compile|tuned|graphs|tuned-graphs
+                                         eager with PyTorch's own choice of attention; eager with cuDNN's; `torch.compile` with
+                                         cuDNN's, of the whole model where it is small and of each block else; the same with
+                                         `max-autotune-no-cudagraphs`; either with the whole part, its backward pass and the
+                                         optimizer included, recorded as one CUDA graph and replayed
       --checkpoint none|full|attn_only   what backward keeps of a block: what it needs; its inputs; and attention's output
       --device cpu|cuda  --dtype f32|bf16  --repeats N
       --trained-in f32|bf16              precision of trained parameters, their gradients and moments, if not that of --dtype:
@@ -42,6 +45,7 @@ except ImportError as error:
     raise SystemExit(f"{error}; this program needs torch and safetensors (pip install torch numpy safetensors)")
 
 from models import ARCHITECTURES, add_adapters, place
+from replay import recorded
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -49,7 +53,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 # Agreement asked for: relative L2 of f32 results that are sums in another order.
 TOLERANCE = 1e-5
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-MODES = ("eager", "cudnn", "compile", "graphs")
+MODES = ("eager", "cudnn", "compile", "tuned", "graphs", "tuned-graphs")
+# How each mode compiles.
+COMPILED = {"compile": None, "graphs": None, "tuned": "max-autotune-no-cudagraphs", "tuned-graphs": "max-autotune-no-cudagraphs"}
+REPLAYED = ("graphs", "tuned-graphs")
+# Blocks up to which a whole model is compiled at once; what compiling takes grows with it.
+WHOLE = 12
 ATTENTION = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_flash_attention",
@@ -88,7 +97,9 @@ class Checkpointed(nn.Module):
 
 
 class Work:
-    def __init__(self, folder, device="cpu", dtype=torch.float32, mode="eager", policy="none", trained_in=None):
+    def __init__(
+        self, folder, device="cpu", dtype=torch.float32, mode="eager", policy="none", trained_in=None, outside=False
+    ):
         self.folder = Path(folder)
         about = self.about = json.loads((self.folder / "workload.json").read_text())
         self.device, self.dtype, self.mode = device, dtype, mode
@@ -113,6 +124,7 @@ class Work:
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.blocks = list(getattr(model, model.stack))
+        self.is_whole, self.checkpoints_outside = len(self.blocks) <= WHOLE, outside
         self.arranged = {}
         self.arrange(mode, policy)
 
@@ -132,13 +144,19 @@ class Work:
         self.mode, model = mode, self.model
         if (mode, policy) not in self.arranged:
             blocks = self.blocks
-            if policy != "none":
-                blocks = [Checkpointed(block, policy == "attn_only") for block in blocks]
-            if mode == "compile":
-                blocks = [torch.compile(block) for block in blocks]
+            checkpointed = lambda block: Checkpointed(block, policy == "attn_only")
+            # A policy that looks at single operations has to stand inside of what is compiled.
+            is_outside = self.checkpoints_outside and policy == "full"
+            if policy != "none" and not is_outside:
+                blocks = [checkpointed(block) for block in blocks]
+            if mode in COMPILED and not self.is_whole:
+                blocks = [torch.compile(block, mode=COMPILED[mode]) for block in blocks]
+            if policy != "none" and is_outside:
+                blocks = [checkpointed(block) for block in blocks]
             self.arranged[mode, policy] = nn.ModuleList(blocks)
         setattr(model, model.stack, self.arranged[mode, policy])
-        self.network = torch.compile(model, mode="reduce-overhead") if mode == "graphs" else model
+        compiles_whole = mode in COMPILED and self.is_whole
+        self.network = torch.compile(model, mode=COMPILED[mode]) if compiles_whole else model
 
     def make_tables(self, model):
         """Buffers that no file holds, on the CPU in f32."""
@@ -172,8 +190,6 @@ class Work:
         return sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
 
     def call(self, x, sigma, condition):
-        if self.mode == "graphs":
-            torch.compiler.cudagraph_mark_step_begin()
         with self.precision():
             return self.network(x, sigma, *condition).float()
 
@@ -242,7 +258,8 @@ class Work:
     def update(self):
         if self.optimizer is None:
             options = dict(lr=self.learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-            self.optimizer = torch.optim.AdamW(self.trained, fused=True, **options)
+            capturable = self.mode in REPLAYED
+            self.optimizer = torch.optim.AdamW(self.trained, fused=True, capturable=capturable, **options)
         self.optimizer.step()
 
     def leave_out(self):
@@ -312,7 +329,7 @@ def time_part(options):
     is_cuda = options.device == "cuda"
     if options.trace and not is_cuda:
         raise SystemExit("`--trace` lists the kernels of a CUDA device")
-    if options.mode in ("cudnn", "graphs") and not is_cuda:
+    if options.mode in ("cudnn", *REPLAYED) and not is_cuda:
         raise SystemExit(f"mode `{options.mode}` is for CUDA devices")
     if is_cuda and not torch.cuda.is_available():
         raise SystemExit("PyTorch finds no CUDA device")
@@ -322,8 +339,18 @@ def time_part(options):
         torch.use_deterministic_algorithms(True)
     trained_in = options.trained_in or options.dtype
     work = Work(
-        options.folder, options.device, DTYPES[options.dtype], options.mode, options.checkpoint, DTYPES[trained_in]
+        options.folder,
+        options.device,
+        DTYPES[options.dtype],
+        options.mode,
+        options.checkpoint,
+        DTYPES[trained_in],
+        options.checkpoint_outside,
     )
+    if options.no_split_reductions:
+        import torch._inductor.config as inductor
+
+        inductor.split_reductions = False
     # Small, so that each run is of much the same data: a GPU's clock depends on what its data draw.
     work.learning_rate = work.about["timed_learning_rate"] if options.learning_rate is None else options.learning_rate
     part = {"forward": work.forward, "rollout": work.roll_out, "step": work.step}[options.part]
@@ -335,6 +362,17 @@ def time_part(options):
     if options.part == "step":
         work.loss()
         left_out = work.leave_out()
+    if options.mode in REPLAYED:
+        if left_out:
+            raise SystemExit(f"gradients of {left_out[:5]} are not finite, and a recorded step leaves none out")
+        # Gradients of the calls before would stay beside those of the graph.
+        for parameter in work.trained:
+            parameter.grad = None
+        graph, result = recorded(part)
+
+        def part():
+            graph.replay()
+            return result
 
     def timed():
         start = time.perf_counter()
@@ -365,6 +403,8 @@ def time_part(options):
         "dtype": options.dtype,
         "trained_in": trained_in,
         "deterministic": options.deterministic,
+        "checkpoint_outside": options.checkpoint_outside,
+        "split_reductions": not options.no_split_reductions,
     }
     if options.trace:
         print(json.dumps(about | traced(part, wait)))
@@ -463,6 +503,8 @@ def main():
     timed.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
     timed.add_argument("--trained-in", choices=tuple(DTYPES))
     timed.add_argument("--deterministic", action="store_true")
+    timed.add_argument("--checkpoint-outside", action="store_true", help="checkpoints compiled blocks; without it, what is checkpointed is compiled")
+    timed.add_argument("--no-split-reductions", action="store_true", help="compiled reductions in one pass")
     timed.add_argument("--learning-rate", type=float, help="of the updates; the folder's timed_learning_rate if none is given")
     timed.add_argument("--trace", action="store_true", help="instead of times: every kernel of one run")
     timed.add_argument("--repeats", type=int, default=9)

@@ -39,9 +39,12 @@ pub struct Options {
     /// The reward that is asked for.
     #[arg(long, default_value_t = 0.9)]
     goal: f64,
-    /// How PyTorch runs: `eager`, `compile` or `graphs`.
-    #[arg(long, default_value = "compile")]
-    mode: String,
+    /// How PyTorch runs: `eager`, `compile` or `graphs`; without it, `graphs` on a GPU and `compile` on the processor.
+    #[arg(long)]
+    mode: Option<String>,
+    /// Lets PyTorch try kernels of products (`max-autotune-no-cudagraphs`), which takes minutes.
+    #[arg(long)]
+    tuned: bool,
     /// The Python whose PyTorch is the peer; without it one is made in the user's cache folder.
     #[arg(long)]
     python: Option<PathBuf>,
@@ -191,6 +194,7 @@ impl Made {
     fn peer(&self, workspace: &Workspace, options: &Options) -> Result<PathBuf> {
         let python = options.python.clone().map_or_else(peer::python, Ok)?;
         let lines = self.run.with_extension("peer.jsonl");
+        let best = if self.device == "cuda" { "graphs" } else { "compile" };
         let mut command = Command::new(python);
         command.arg(workspace.path("bench/run_peer.py")).arg("train");
         command
@@ -203,8 +207,11 @@ impl Made {
             "--dtype",
             &self.dtype,
             "--mode",
-            &options.mode,
+            options.mode.as_deref().unwrap_or(best),
         ]);
+        if options.tuned {
+            command.arg("--tuned");
+        }
         run_command(command.arg("--to").arg(&lines))?;
         Ok(lines)
     }

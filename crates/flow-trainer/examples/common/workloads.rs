@@ -94,9 +94,9 @@ pub fn workload(name: &str, tiny: bool) -> Result<Workload, String> {
         // 77 and 29 frames of 480 x 832 pixels: 31,200 and 12,480 tokens.
         "wan-1.3b" => wan(name, 20, tiny),
         "wan-1.3b-short" => wan(name, 8, tiny),
-        // DiT-XL/2 of Peebles and Xie 2022 with 18 heads of 64 channels, and its latents of 256 and 512 pixels.
-        "dit-xl-256" => dit(name, (1152, 28, 18), (64, 32), tiny),
-        "dit-xl-1024" => dit(name, (1152, 28, 18), (16, 64), tiny),
+        // DiT-XL/2 of Peebles and Xie 2022, 16 heads of 72 channels, and its latents of 256 and 512 pixels.
+        "dit-xl-256" => dit(name, (1152, 28, 16), (64, 32), tiny),
+        "dit-xl-1024" => dit(name, (1152, 28, 16), (16, 64), tiny),
         "dit-s" => dit(name, (384, 12, 6), (8, 32), tiny),
         _ => sd35(name, tiny),
     })
