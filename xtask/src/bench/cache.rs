@@ -32,7 +32,7 @@ pub struct Options {
     #[arg(long)]
     from: Option<PathBuf>,
     /// Where the results go.
-    #[arg(long, default_value = "docs/src/performance")]
+    #[arg(long, default_value = "bench/results")]
     to: PathBuf,
 }
 

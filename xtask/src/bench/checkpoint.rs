@@ -48,7 +48,7 @@ pub struct Options {
     #[arg(long, default_value_t = 2)]
     threads: usize,
     /// Where the results go.
-    #[arg(long, default_value = "docs/src/performance")]
+    #[arg(long, default_value = "bench/results")]
     to: PathBuf,
 }
 

@@ -33,7 +33,7 @@ pub struct Options {
     #[arg(long)]
     cases: Option<String>,
     /// Where the results go.
-    #[arg(long, default_value = "docs/src/performance")]
+    #[arg(long, default_value = "bench/results")]
     to: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`docs/src/performance/attention-ladder.md`).
+//! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`bench/results/attention-ladder.md`).
 
 use super::tiles::MULTIPROCESSORS;
 use super::{BackwardTiles, ForwardTiles, Sums};

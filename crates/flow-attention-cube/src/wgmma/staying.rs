@@ -7,7 +7,7 @@
 //! output leaves before the next turn.
 //!
 //! All turns are one loop with nothing else in it. What an item's boundary takes stands outside, around the turn in which the items overlap: in the
-//! loop it would be jumped over in every turn, and what is jumped to waits for instructions (`docs/src/performance/attention-ladder.md`, steps 62
+//! loop it would be jumped over in every turn, and what is jumped to waits for instructions (`bench/results/attention-ladder.md`, steps 62
 //! to 68).
 //!
 //! See [`deal`](crate::deal) for the lists, and [`online_softmax`](super::online_softmax) for rows that are lost.

@@ -1,4 +1,4 @@
-//! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`docs/src/performance/matmul-ladder.md`).
+//! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`bench/results/matmul-ladder.md`).
 
 use super::Tiles;
 use crate::call::{Declined, Epilogue, Layout, Matmul, no};
