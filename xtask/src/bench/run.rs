@@ -194,7 +194,11 @@ impl Made {
     fn peer(&self, workspace: &Workspace, options: &Options) -> Result<PathBuf> {
         let python = options.python.clone().map_or_else(peer::python, Ok)?;
         let lines = self.run.with_extension("peer.jsonl");
-        let best = if self.device == "cuda" { "graphs" } else { "compile" };
+        let best = if self.device == "cuda" {
+            "graphs"
+        } else {
+            "compile"
+        };
         let mut command = Command::new(python);
         command.arg(workspace.path("bench/run_peer.py")).arg("train");
         command

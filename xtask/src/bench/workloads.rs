@@ -118,7 +118,11 @@ impl Contender {
         };
         let modes = modes(workload, device);
         let peers = modes.iter().copied().map(Self::Peer);
-        let mixed = modes.iter().copied().filter(|_| part == "step").map(Self::MixedPeer);
+        let mixed = modes
+            .iter()
+            .copied()
+            .filter(|_| part == "step")
+            .map(Self::MixedPeer);
         ours.iter().copied().chain(peers).chain(mixed).collect()
     }
 
@@ -381,9 +385,7 @@ impl Bench<'_> {
                 let alike = alike.filter(|(peer, _)| {
                     peer.is_peer() && (part != "step" || peer.trains_in_f32() == of.trains_in_f32())
                 });
-                alike
-                    .map(|(_, summary)| figure(summary))
-                    .fold(f64::NAN, f64::min)
+                alike.map(|(_, summary)| figure(summary)).fold(f64::NAN, f64::min)
             };
             // Ours says how many operations the work takes, whoever does it.
             let tflop = found[0][0]["tflop"].as_f64().unwrap_or(f64::NAN);
