@@ -1,35 +1,8 @@
-//! The config parser and the migrations: any text gives a config or a report, never a panic, and what is reported can
-//! be rendered. A config that was accepted survives being written out and read again.
+//! The config parser and the migrations, fed by libFuzzer; `checks/config.rs` says what must hold.
 
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
+#[path = "../checks/config.rs"]
+mod checks;
 
-fuzz_target!(|bytes: &[u8]| {
-    let Ok(text) = std::str::from_utf8(bytes) else {
-        return;
-    };
-    match flow_config::parse_str(text) {
-        Ok(resolved) => {
-            resolved.render();
-            resolved.check_training().render();
-        }
-        Err(report) => {
-            assert!(!report.render().is_empty(), "a refusal says why");
-        }
-    }
-    if let Ok((migrated, _)) = flow_config::migrate(text)
-        && flow_config::parse_str(text).is_ok()
-    {
-        assert!(
-            flow_config::parse_str(&migrated).is_ok(),
-            "a migration keeps a good config good"
-        );
-    }
-    // The first line as an override of the rest.
-    if let Some((first, rest)) = text.split_once('\n')
-        && let Err(report) = flow_config::parse_named("fuzz.toml", rest, &[first.to_owned()])
-    {
-        report.render();
-    }
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| checks::check(bytes));

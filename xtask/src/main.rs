@@ -12,6 +12,7 @@ mod peer;
 mod process;
 mod ptx;
 mod schema;
+mod skips;
 mod terminal;
 mod test;
 mod text;

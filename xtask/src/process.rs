@@ -1,11 +1,12 @@
 //! Running other programs, with words about what failed.
 
+use crate::skips::Skips;
 use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 /// Cargo in the top folder. It is the one that runs this task, so toolchain and target folder are the same.
 pub fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
@@ -42,6 +43,38 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Builds and runs tests to their end; what is printed is seen, and what tests say that they left out is noted. Gives what the
+/// compiler says of each crate that it warned of.
+pub fn run_tests(command: &mut Command, skips: &mut Skips) -> Result<Vec<String>> {
+    let words = words(command);
+    say!("$ {words}");
+    let mut running = command
+        // Marks of colour would stand before the words that are looked for.
+        .env("CARGO_TERM_COLOR", "never")
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start `{words}`"))?;
+    let mut warnings = Vec::new();
+    if let Some(errors) = running.stderr.take() {
+        let mut errors = BufReader::new(errors);
+        let mut line = Vec::new();
+        while errors.read_until(b'\n', &mut line)? > 0 {
+            let text = String::from_utf8_lossy(&line);
+            eprint!("{text}");
+            skips.hear(&text);
+            if text.starts_with("warning: `") && text.contains("` (") {
+                warnings.push(text.trim_end().to_owned());
+            }
+            line.clear();
+        }
+    }
+    let status = running.wait()?;
+    if !status.success() {
+        bail!("`{words}` failed: {status}");
+    }
+    Ok(warnings)
+}
+
 /// Runs a command and gives what it wrote to standard output; its errors are seen.
 pub fn output(command: &mut Command) -> Result<String> {
     let words = words(command);
@@ -67,14 +100,4 @@ pub fn exists(program: &str) -> bool {
         .stderr(Stdio::null())
         .status();
     quiet.is_ok_and(|status| status.success())
-}
-
-/// Does one step of a longer task, naming it and its wall time.
-pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    say!("\n=== {name}");
-    let start = Instant::now();
-    let result = work();
-    let outcome = if result.is_ok() { "ok" } else { "FAILED" };
-    say!("=== {name}: {outcome}, {:.1} s", start.elapsed().as_secs_f64());
-    result.with_context(|| format!("step `{name}`"))
 }

@@ -48,9 +48,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     };
     // All of the workspace's features as CI's other tests have them, so that CubeCL is compiled once.
     let gates = GATED.map(|(package, _)| format!("{package}/ptx-gate"));
-    let features = [&crate::ci::LAVAPIPE[..], &gates.each_ref().map(String::as_str)]
-        .concat()
-        .join(",");
+    let features = format!("{},{}", crate::ci::LAVAPIPE, gates.join(","));
     let mut arguments = vec!["test", "--release", "--workspace", "--features", &features];
     for (_, test) in GATED {
         if !arguments.contains(&test) {

@@ -1,5 +1,8 @@
 //! What is said of a wrong config: place, code, help, nearest name, all at once.
 
+#[path = "../../../fuzz/checks/config.rs"]
+mod fuzz_config;
+
 use flow_config::{Diagnostic, Report, Severity, codes, parse_named};
 
 fn report(text: &str, overrides: &[&str]) -> Report {
@@ -431,4 +434,28 @@ fn diagnostics_serialise_for_machines() {
     assert_eq!(json["diagnostics"][0]["code"], "out-of-range");
     assert_eq!(json["diagnostics"][0]["span"]["start"], 33);
     assert_eq!(json["diagnostics"][0]["severity"], "error");
+}
+
+/// What the fuzz target checks of any bytes holds for its seeds, however short they are cut and wherever a byte is another.
+#[test]
+fn the_seeds_of_the_fuzz_target_hold_whole_cut_and_changed() {
+    let seeds = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/seeds/config"));
+    let seeds: Vec<_> = seeds
+        .expect("the seeds")
+        .map(|entry| entry.expect("a seed").path())
+        .collect();
+    assert!(seeds.len() >= 4, "{seeds:?}");
+    for seed in seeds {
+        let whole = std::fs::read(&seed).expect("a seed");
+        fuzz_config::check(&whole);
+        // 61 and 67 are prime, so that no regular text is met at the same places always.
+        for at in (0..whole.len()).step_by(whole.len().div_ceil(61)) {
+            fuzz_config::check(&whole[..at]);
+        }
+        for (number, at) in (0..whole.len()).step_by(whole.len().div_ceil(67)).enumerate() {
+            let mut changed = whole.clone();
+            changed[at] = [b'"', b'[', 0, b'=', b'9', b'\n', 0xff][number % 7];
+            fuzz_config::check(&changed);
+        }
+    }
 }

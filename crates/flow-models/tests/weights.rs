@@ -2,6 +2,9 @@
 
 mod common;
 
+#[path = "../../../fuzz/checks/safetensors.rs"]
+mod fuzz_safetensors;
+
 use common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::{FlowModel, Weights};
@@ -328,6 +331,33 @@ proptest! {
                 let count: usize = tensor.shape.iter().product();
                 prop_assert!(tensor.to_f32().is_none_or(|values| values.len() == count));
             }
+        }
+    }
+}
+
+/// What the fuzz target checks of any bytes holds for its seeds, however short they are cut and wherever a byte is another.
+#[test]
+fn the_seeds_of_the_fuzz_target_hold_whole_cut_and_changed() {
+    let seeds = std::fs::read_dir(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../fuzz/seeds/safetensors"
+    ));
+    let seeds: Vec<_> = seeds
+        .expect("the seeds")
+        .map(|entry| entry.expect("a seed").path())
+        .collect();
+    assert!(seeds.len() >= 4, "{seeds:?}");
+    for seed in seeds {
+        let whole = std::fs::read(&seed).expect("a seed");
+        fuzz_safetensors::check(&whole);
+        // 61 and 67 are prime, so that no regular text is met at the same places always.
+        for at in (0..whole.len()).step_by(whole.len().div_ceil(61)) {
+            fuzz_safetensors::check(&whole[..at]);
+        }
+        for (number, at) in (0..whole.len()).step_by(whole.len().div_ceil(67)).enumerate() {
+            let mut changed = whole.clone();
+            changed[at] = [b'"', b'[', 0, b'=', b'9', b'\n', 0xff][number % 7];
+            fuzz_safetensors::check(&changed);
         }
     }
 }

@@ -6,8 +6,9 @@ use anyhow::Result;
 use std::fs;
 use std::path::Path;
 
-/// Members without users, which need neither README nor example. `cubecl-llvm` stands in for a published crate.
-const INTERNAL: &[&str] = &["cubecl-llvm", "workspace-hack", "xtask"];
+/// Members without users, which need neither README nor example. `cubecl-llvm` stands in for a published crate;
+/// `test-support` is for tests alone.
+const INTERNAL: &[&str] = &["cubecl-llvm", "test-support", "workspace-hack", "xtask"];
 
 /// Fewest lines of a README that says what the crate owns and shows an example.
 const README_LINES: usize = 5;

@@ -53,6 +53,31 @@ keep = 3
 html_report = false
 "#;
 
+/// The model of the base config, to be replaced by another.
+pub const DIT: &str = r#"[model.dit]
+hidden = 16
+layers = 2
+heads = 2
+conditioning = { kind = "tokens", vocabulary = 15, max_tokens = 2 }
+"#;
+
+/// As many patches and blocks as [`DIT`]; the first block attends twice.
+pub const MMDIT: &str = r#"[model]
+architecture = "mmdit"
+[model.mmdit]
+sample_size = 8
+in_channels = 1
+out_channels = 1
+num_layers = 2
+attention_head_dim = 8
+num_attention_heads = 2
+joint_attention_dim = 12
+caption_projection_dim = 16
+pooled_projection_dim = 10
+pos_embed_max_size = 6
+dual_attention_layers = [0]
+"#;
+
 /// The base config with some values set, each `key=value`.
 pub fn config(overrides: &[&str]) -> Config {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
@@ -62,8 +87,8 @@ pub fn config(overrides: &[&str]) -> Config {
 }
 
 pub struct Registries {
-    models: ModelRegistry,
-    rewards: RewardRegistry,
+    pub models: ModelRegistry,
+    pub rewards: RewardRegistry,
     pub accelerators: AcceleratorRegistry,
 }
 
@@ -95,7 +120,6 @@ pub fn environment_with(registries: &Registries, kernels: Arc<dyn Kernels>) -> E
 
 /// Random weights: a fresh DiT predicts 0 everywhere, which would hide most mistakes.
 pub fn scramble(weights: &mut Weights, seed: u64) {
-    let device = ComputeDevice::cpu();
     let layout = weights.layout().clone();
     for (index, spec) in layout.specs().iter().enumerate() {
         if spec.kind == flow_core::ParamKind::Buffer {
@@ -106,9 +130,7 @@ pub fn scramble(weights: &mut Weights, seed: u64) {
         values
             .iter_mut()
             .for_each(|value| *value += 0.2 * draws.normal() as f32);
-        weights
-            .set(index, device.plain(values, &spec.shape))
-            .expect("the same shape");
+        weights.set_host(index, values).expect("as many values");
     }
 }
 

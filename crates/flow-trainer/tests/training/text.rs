@@ -1,6 +1,6 @@
 //! Models that read encoded text are trained like those that read tokens, whatever encodes the prompts.
 
-use crate::support::{BASE, RunTo, environment, registries, with_parts};
+use crate::support::{BASE, DIT, MMDIT, RunTo, environment, registries, with_parts};
 use burn::tensor::Tensor;
 use flow_config::Config;
 use flow_core::model::TextWidth;
@@ -13,29 +13,6 @@ use flow_trainer::text::EncodedText;
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-
-const DIT: &str = r#"[model.dit]
-hidden = 16
-layers = 2
-heads = 2
-conditioning = { kind = "tokens", vocabulary = 15, max_tokens = 2 }
-"#;
-
-const MMDIT: &str = r#"[model]
-architecture = "mmdit"
-[model.mmdit]
-sample_size = 8
-in_channels = 1
-out_channels = 1
-num_layers = 2
-attention_head_dim = 8
-num_attention_heads = 2
-joint_attention_dim = 12
-caption_projection_dim = 16
-pooled_projection_dim = 10
-pos_embed_max_size = 6
-dual_attention_layers = [0]
-"#;
 
 const WAN: &str = r#"[model]
 architecture = "wan"
