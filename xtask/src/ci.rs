@@ -1,6 +1,7 @@
 //! `cargo xtask ci`: everything that must hold on a clean checkout.
 
 mod main_job;
+mod python;
 mod steps;
 
 use crate::process::{cargo, run as run_command};
@@ -102,6 +103,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     steps.step("links of the documentation", |_| docs::check(workspace))?;
     steps.step("schema of the config", |_| schema::check(workspace))?;
     steps.cargo("format", workspace, &[&["fmt", "--all", "--", "--check"]])?;
+    steps.step("programs in Python", |skips| python::run(workspace, skips))?;
     tests(workspace, options, &mut steps)?;
     steps.step("main job", |_| main_job::run(workspace, options.iterations))?;
     lints(workspace, options, &mut steps)?;
