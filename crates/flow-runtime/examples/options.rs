@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! cargo run --release -p flow-runtime --example options
-//! cargo run --release -p flow-runtime --example options -- cubecl.autotune.level=full cubecl.streaming.max_streams=0
+//! cargo run --release -p flow-runtime --example options -- cubecl.streaming.policy=single cubecl.streaming.max_streams=0
 //! ```
 
 use flow_runtime::{Context, DeviceKind, Feature, markdown, parse};
@@ -24,15 +24,7 @@ fn main() {
         .collect();
     let context = Context {
         device: DeviceKind::Cuda,
-        features: [
-            Feature::Cubecl,
-            Feature::Cuda,
-            Feature::Fusion,
-            Feature::Autotune,
-            Feature::Persistence,
-        ]
-        .into(),
-        accelerators: ["fusion".to_owned()].into(),
+        features: [Feature::Cubecl, Feature::Cuda, Feature::Persistence].into(),
         ..Context::default()
     };
     match parse(&options, &context) {

@@ -17,13 +17,16 @@ pub struct Applied {
     pub value: Json,
     /// The value that the runtime would have taken; `null` for none.
     pub default: Json,
-    /// Where the value is from, for instance `train.toml:12:1`, or [`Applied::DEFAULT`].
+    /// Where the value is from, for instance `train.toml:12:1`; [`Applied::DEFAULT`] or [`Applied::FOUND`].
     pub source: String,
 }
 
 impl Applied {
     /// The source of an option that nobody gave.
     pub const DEFAULT: &'static str = "default";
+    /// The source of a value that a runtime had before: from the program, a `burn.toml` or `cubecl.toml`, or an environment
+    /// variable of its own.
+    pub const FOUND: &'static str = "in force before flow-train began";
 }
 
 /// Why options are not in force.
@@ -68,16 +71,17 @@ pub enum ApplyError {
     Overlay(#[from] OverlayError),
 }
 
-/// Hands the options to the runtimes, and reads every value back. Without options nothing is set and nothing is read.
+/// Hands the options to the runtimes, and reads every value back.
 ///
-/// A runtime that is given options takes its own defaults for all the rest: no `burn.toml`, no `cubecl.toml` and no
-/// environment variable of Burn's or CubeCL's counts for it any more. A runtime without options is left alone.
+/// Both runtimes take their own defaults for all that is not given: no `burn.toml`, no `cubecl.toml` and no environment
+/// variable of Burn's or CubeCL's counts, whether or not an option is given.
 ///
 /// Call it before the first device is opened, and once: the runtimes keep their first configuration until the process
-/// ends, so nothing can be taken back, and tests need a process of their own.
+/// ends, so nothing can be taken back, and tests need a process of their own. A runtime that has a configuration already and
+/// is given no option keeps it; the record then has the values that it has, with [`Applied::FOUND`].
 ///
-/// `source` says where an option's value is from; the answer goes into the record. Of a runtime that is given options the
-/// record has every option that something reads, the others with [`Applied::DEFAULT`].
+/// `source` says where an option's value is from; the answer goes into the record, which has every option that something
+/// reads, those that nobody gave with [`Applied::DEFAULT`].
 ///
 /// # Errors
 /// [`ApplyError`]. Both runtimes and all files are looked at before the first change, so after
@@ -102,15 +106,13 @@ pub fn apply(options: &RuntimeOptions, source: impl Fn(&str) -> String) -> Resul
             source: error,
         })?;
     }
-    let mut applied = Vec::new();
-    if let Some(stage) = burn {
-        applied.extend(stage.commit(options, &source)?);
-    }
+    let applied = burn.commit(options, &source)?;
     #[cfg(feature = "cubecl")]
-    if let Some(stage) = cubecl {
-        applied.extend(stage.commit(options, &source)?);
+    let applied = {
+        let of_cubecl = cubecl.commit(options, &source)?;
         effects(options)?;
-    }
+        [applied, of_cubecl].concat()
+    };
     Ok(applied)
 }
 
@@ -123,24 +125,23 @@ fn writable_file(path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// One runtime's configuration on its way.
+/// One runtime's configuration on its way; none if it has one that is to stay.
 struct Stage<C> {
     runtime: Runtime,
-    config: C,
+    config: Option<C>,
 }
 
 impl<C: RuntimeConfig + Serialize + DeserializeOwned> Stage<C> {
-    /// Looks whether it is early enough; `None` if there is nothing to set.
-    fn prepare(options: &RuntimeOptions, runtime: Runtime) -> Result<Option<Self>, ApplyError> {
-        if !options.iter().any(|(spec, _)| spec.runtime() == runtime) {
-            return Ok(None);
-        }
+    /// Looks whether it is early enough.
+    fn prepare(options: &RuntimeOptions, runtime: Runtime) -> Result<Self, ApplyError> {
+        let is_given = options.iter().any(|(spec, _)| spec.runtime() == runtime);
         // Looks without `get`, which would initialise what it looks at.
-        if C::storage().lock().is_some() {
+        let is_set = C::storage().lock().is_some();
+        if is_set && is_given {
             return Err(too_late(options, runtime));
         }
-        let config = overlay(options, runtime)?;
-        Ok(Some(Self { runtime, config }))
+        let config = (!is_set).then(|| overlay(options, runtime)).transpose()?;
+        Ok(Self { runtime, config })
     }
 
     /// Sets, reads back, compares.
@@ -150,7 +151,11 @@ impl<C: RuntimeConfig + Serialize + DeserializeOwned> Stage<C> {
         source: &impl Fn(&str) -> String,
     ) -> Result<Vec<Applied>, ApplyError> {
         let Self { runtime, config } = self;
-        if !C::try_set(config) {
+        let not_given = match &config {
+            Some(_) => Applied::DEFAULT,
+            None => Applied::FOUND,
+        };
+        if config.is_some_and(|config| !C::try_set(config)) {
             return Err(too_late(options, runtime));
         }
         let json = |config: &C| {
@@ -177,7 +182,7 @@ impl<C: RuntimeConfig + Serialize + DeserializeOwned> Stage<C> {
                 source: if given(spec) {
                     source(spec.path)
                 } else {
-                    Applied::DEFAULT.to_owned()
+                    not_given.to_owned()
                 },
             });
         Ok(records.collect())

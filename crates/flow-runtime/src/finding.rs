@@ -20,8 +20,8 @@ pub mod codes {
     pub const BAD_TEXT: &str = "runtime::bad-text";
     /// The build has not what reads the option.
     pub const MISSING_FEATURE: &str = "runtime::missing-feature";
-    /// The accelerator that reads the option is not in use.
-    pub const MISSING_ACCELERATOR: &str = "runtime::missing-accelerator";
+    /// An entry of a runtime's configuration that no build of flow-train reads.
+    pub const NEVER_READ: &str = "runtime::never-read";
     /// The run's device does not read the option.
     pub const WRONG_DEVICE: &str = "runtime::wrong-device";
 }

@@ -10,8 +10,8 @@ pub fn markdown() -> String {
         "# Runtime options\n\n\
          Options of the Burn and CubeCL runtimes for `[runtime.options]` of a config. Names are one key, in quotation \
          marks:\n\n\
-         ```toml\n[runtime.options]\n\"cubecl.autotune.level\" = \"full\"\n```\n\n\
-         An option is an error if the build lacks what reads it: the features and the accelerator named here.\n\n\
+         ```toml\n[runtime.options]\n\"cubecl.streaming.policy\" = \"single\"\n```\n\n\
+         An option is an error if nothing in the build reads it: it needs flow-train built with the feature named here.\n\n\
          | option | values | default | read by | devices | conflicts | cost | what it does |\n\
          |---|---|---|---|---|---|---|---|\n",
     );
@@ -23,7 +23,7 @@ pub fn markdown() -> String {
         writeln!(text, "- {}: {}", rule.severity, rule.summary).expect("writing to a string succeeds");
     }
     text.push_str(
-        "\nWhat the runtimes have and flow-train does not offer:\n\n| entry | why not |\n|---|---|\n",
+        "\nWhat the runtimes have and no build of flow-train reads; naming it is an error:\n\n| entry, with all below it | why not |\n|---|---|\n",
     );
     for entry in EXCLUDED {
         writeln!(text, "| `{}` | {} |", entry.path, entry.why).expect("writing to a string succeeds");
@@ -32,18 +32,7 @@ pub fn markdown() -> String {
 }
 
 fn row(text: &mut String, spec: &OptionSpec) -> std::fmt::Result {
-    let mut readers: Vec<String> = spec
-        .features
-        .iter()
-        .map(|feature| format!("feature `{}`", feature.name()))
-        .collect();
-    readers.extend(
-        spec.accelerator
-            .map(|accelerator| format!("accelerator `{accelerator}`")),
-    );
-    if readers.is_empty() {
-        readers.push("every build".into());
-    }
+    let readers = (spec.build()).map_or("every build".into(), |build| format!("builds with `{build}`"));
     let devices: Vec<&str> = spec.devices.iter().map(|device| device_name(*device)).collect();
     let conflicts: Vec<&str> = spec.conflicts.iter().map(|rule| rule.summary).collect();
     writeln!(
@@ -52,7 +41,7 @@ fn row(text: &mut String, spec: &OptionSpec) -> std::fmt::Result {
         spec.path,
         spec.kind.describe(),
         spec.default,
-        readers.join(", "),
+        readers,
         devices.join(", "),
         conflicts.join("; "),
         spec.cost,

@@ -3,7 +3,8 @@
 use crate::spec::quoted;
 use crate::value::nearest;
 use crate::{
-    CONTEXT_RULES, Facts, Feature, Finding, OPTIONS, OptionSpec, OptionsError, Rule, Value, codes, find,
+    CONTEXT_RULES, EXCLUDED, Excluded, Facts, Feature, Finding, OPTIONS, OptionSpec, OptionsError, Rule,
+    Value, codes, find,
 };
 use flow_config::{DeviceKind, Severity};
 use serde_json::Value as Json;
@@ -32,7 +33,7 @@ impl Context {
         let here = match feature {
             Feature::Cubecl => cfg!(feature = "cubecl"),
             Feature::Persistence => cfg!(feature = "persistence"),
-            Feature::Cuda | Feature::Fusion | Feature::Autotune => true,
+            Feature::Cuda => true,
         };
         here && self.features.contains(&feature)
     }
@@ -163,6 +164,10 @@ fn unknown(key: &str, json: &Json) -> Finding {
         )
         .help(format!("Write: {}.", meant.join("; ")));
     }
+    if let Some((path, entry)) = never_read(key, json) {
+        let message = format!("no build of flow-train reads `{path}`: {}", entry.why);
+        return Finding::new(Severity::Error, codes::NEVER_READ, key, message).help("Remove it.");
+    }
     let mut allowed: Vec<String> = OPTIONS.iter().map(|spec| spec.path.to_owned()).collect();
     allowed.sort();
     Finding {
@@ -188,37 +193,33 @@ fn flatten(prefix: &str, json: &Json) -> Vec<(&'static str, Json)> {
         .collect()
 }
 
-/// Why nothing would read the option in this run. One reason: the first of build, accelerator, device.
+/// The first entry of a runtime's configuration that a key, or a table of tables, names and that is not offered.
+fn never_read(key: &str, json: &Json) -> Option<(String, &'static Excluded)> {
+    let covers = |entry: &&Excluded| {
+        let below = key.strip_prefix(entry.path);
+        below.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    if let Some(entry) = EXCLUDED.iter().find(covers) {
+        return Some((key.escape_debug().to_string(), entry));
+    }
+    let below = json.as_object().into_iter().flatten();
+    below
+        .filter_map(|(name, json)| never_read(&format!("{key}.{name}"), json))
+        .next()
+}
+
+/// Why nothing would read the option in this run. One reason: the first of build and device.
 fn unread(spec: &OptionSpec, context: &Context) -> Option<Finding> {
     let OptionSpec { path, .. } = spec;
     let error = |code, message| Finding::new(Severity::Error, code, path, message);
     let missing = |feature: &&Feature| !context.has_feature(**feature);
-    let missing: Vec<&str> = spec.features.iter().filter(missing).map(|f| f.name()).collect();
-    if !missing.is_empty() {
-        return Some(
-            error(
-                codes::MISSING_FEATURE,
-                format!(
-                    "nothing in this build reads `{path}`: it lacks {}",
-                    quoted(&missing)
-                ),
-            )
-            .help("Remove the option, or build with these features."),
-        );
-    }
-    if let Some(accelerator) = spec.accelerator
-        && !context.has_accelerator(accelerator)
+    if spec.features.iter().any(|feature| missing(&feature))
+        && let Some(build) = spec.build()
     {
-        return Some(
-            error(
-                codes::MISSING_ACCELERATOR,
-                format!("nothing in this run reads `{path}` without the accelerator `{accelerator}`"),
-            )
-            .help(format!(
-                "Remove the option, or add `[[acceleration.shared]]` with `name = \"{accelerator}\"` where a device has it (`flow-train list \
-                 accelerators`)."
-            )),
-        );
+        let message = format!("nothing in this build reads `{path}`: builds with the feature `{build}` do");
+        return Some(error(codes::MISSING_FEATURE, message).help(format!(
+            "Remove the option, or build with `cargo build --release --features {build}`."
+        )));
     }
     if !spec.devices.contains(&context.device) {
         let devices: Vec<&str> = spec.devices.iter().map(|device| device_name(*device)).collect();

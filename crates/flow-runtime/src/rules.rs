@@ -59,13 +59,6 @@ impl Facts<'_> {
         }
     }
 
-    fn integer(&self, path: &str) -> Option<u64> {
-        match self.values.get(path) {
-            Some(value) => value.to_json().as_u64(),
-            None => find(path)?.default.to_json().as_u64(),
-        }
-    }
-
     /// Whether the logger of this option has somewhere to write to.
     fn has_sink(&self, logger: &str) -> bool {
         let given = |sink: &str| self.given(&format!("{logger}.{sink}"));
@@ -77,49 +70,10 @@ impl Facts<'_> {
     }
 }
 
-/// `cubecl.autotune.logger` of `cubecl.autotune.logger.file`.
+/// `cubecl.memory.logger` of `cubecl.memory.logger.file`.
 fn logger_of(path: &str) -> &str {
     path.rsplit_once('.').map_or(path, |(logger, _)| logger)
 }
-
-const BENCH: &str = "cubecl.autotune.bench";
-
-/// `BenchConfig::samples` would silently raise the maximum.
-pub(crate) const MIN_ABOVE_MAX: Rule = Rule {
-    code: "runtime::min-above-max",
-    severity: Severity::Error,
-    message: "`{option}` = {value} makes `cubecl.autotune.bench.min_samples` larger than \
-              `cubecl.autotune.bench.max_samples`",
-    help: "Set both (the defaults are 3 and 10), the minimum not above the maximum.",
-    summary: "error if min_samples > max_samples",
-    holds: |facts, path| {
-        let end = |end: &str| format!("{BENCH}.{end}");
-        let above = facts.integer(&end("min_samples")) > facts.integer(&end("max_samples"));
-        // Found once: at the minimum if that was given.
-        above && (path.ends_with("min_samples") || !facts.given(&end("min_samples")))
-    },
-};
-
-/// `BenchConfig`: the fixed pass reads `max_samples` only.
-pub(crate) const FIXED_BENCHMARK: Rule = Rule {
-    code: "runtime::fixed-benchmark",
-    severity: Severity::Warning,
-    message: "`{option}` does nothing with `cubecl.autotune.bench.adaptive = false`: every candidate gets \
-              `max_samples` samples",
-    help: "Remove one of the two.",
-    summary: "warning with adaptive = false, which does not read it",
-    holds: |facts, _| facts.is("cubecl.autotune.bench.adaptive", false),
-};
-
-/// The option is read only where a short circuit is tried.
-pub(crate) const SHORT_CIRCUIT_OFF: Rule = Rule {
-    code: "runtime::short-circuit-off",
-    severity: Severity::Warning,
-    message: "`{option}` does nothing with `cubecl.autotune.disable_short_circuit = true`",
-    help: "Remove one of the two.",
-    summary: "warning with disable_short_circuit = true, which does not read it",
-    holds: |facts, _| facts.is("cubecl.autotune.disable_short_circuit", true),
-};
 
 /// `StreamPolicy::PerTask` without CubeCL's feature `tokio`, which no build of ours has.
 pub(crate) const PER_TASK_STREAMS: Rule = Rule {
@@ -160,16 +114,6 @@ pub(crate) const NO_RECORDS: Rule = Rule {
     help: "Remove one of the two.",
     summary: "warning with level = \"off\", which keeps no sessions",
     holds: |facts, _| facts.is_word("cubecl.environment.records.level", "off"),
-};
-
-/// The explorer then runs every segment unfused.
-pub(crate) const NO_FUSION: Rule = Rule {
-    code: "runtime::no-fusion",
-    severity: Severity::Warning,
-    message: "`{option}` = {value} leaves every operation unfused, so the accelerator `fusion` does nothing",
-    help: "Remove the accelerator, or allow explorations.",
-    summary: "warning for 0, which fuses nothing",
-    holds: |facts, path| facts.integer(path) == Some(0),
 };
 
 /// A level says how much, a sink says where to; the default is nowhere.

@@ -26,7 +26,6 @@ fn property(spec: &OptionSpec) -> Json {
     let mut schema = match spec.kind {
         Kind::Bool => json!({ "type": "boolean" }),
         Kind::Integer { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
-        Kind::Number { min, max } => json!({ "type": "number", "minimum": min, "maximum": max }),
         Kind::Choice(words) => json!({ "type": "string", "enum": words }),
         Kind::Name => json!({ "type": "string", "minLength": 1, "maxLength": 100 }),
         Kind::File => path,

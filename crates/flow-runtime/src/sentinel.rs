@@ -110,9 +110,6 @@ fn fits(spec: &OptionSpec, default: &Json) -> bool {
         (Kind::Integer { min, max }, default) => {
             default.as_u64().is_some_and(|value| (min..=max).contains(&value))
         }
-        (Kind::Number { min, max }, default) => {
-            default.is_f64() && default.as_f64().is_some_and(|value| (min..=max).contains(&value))
-        }
         (Kind::Choice(words) | Kind::Place(words), default) => {
             default.as_str().is_some_and(|word| words.contains(&word))
         }

@@ -8,7 +8,7 @@ use std::fmt;
 /// One option: a row of [`OPTIONS`].
 #[derive(Clone, Copy, Debug)]
 pub struct OptionSpec {
-    /// Dotted path: the runtime, then the path in its configuration, for instance `cubecl.autotune.level`.
+    /// Dotted path: the runtime, then the path in its configuration, for instance `cubecl.streaming.policy`.
     pub path: &'static str,
     /// Type and allowed values.
     pub kind: Kind,
@@ -16,8 +16,6 @@ pub struct OptionSpec {
     pub default: DefaultValue,
     /// Features of the build without which nothing reads the option; all of them are needed.
     pub features: &'static [Feature],
-    /// Name of the accelerator without which nothing reads it.
-    pub accelerator: Option<&'static str>,
     /// Devices whose runtime reads it.
     pub devices: &'static [DeviceKind],
     /// Rules on this option together with others, or with what the run does.
@@ -37,7 +35,7 @@ impl OptionSpec {
         }
     }
 
-    /// The path inside the runtime's configuration, for instance `autotune.level`.
+    /// The path inside the runtime's configuration, for instance `streaming.policy`.
     pub fn inner_path(&self) -> &'static str {
         self.path.split_once('.').map_or(self.path, |(_, inner)| inner)
     }
@@ -80,21 +78,14 @@ pub enum Feature {
     Persistence,
     /// Burn's device for NVIDIA GPUs.
     Cuda,
-    /// Burn's `fusion`.
-    Fusion,
-    /// Burn's `autotune`.
-    Autotune,
 }
 
 impl Feature {
-    /// Name of the cargo feature.
-    pub const fn name(self) -> &'static str {
+    /// The feature of flow-train's build that brings it.
+    pub const fn of_build(self) -> &'static str {
         match self {
-            Self::Cubecl => "cubecl",
-            Self::Persistence => "persistence",
-            Self::Cuda => "cuda",
-            Self::Fusion => "fusion",
-            Self::Autotune => "autotune",
+            Self::Cubecl | Self::Cuda => "cuda",
+            Self::Persistence => "kernel-cache",
         }
     }
 }
@@ -110,13 +101,6 @@ pub enum Kind {
         min: u64,
         /// Largest.
         max: u64,
-    },
-    /// A finite number.
-    Number {
-        /// Smallest.
-        min: f64,
-        /// Largest.
-        max: f64,
     },
     /// One of these words.
     Choice(&'static [&'static str]),
@@ -134,7 +118,6 @@ impl Kind {
         match self {
             Self::Bool => "true or false".into(),
             Self::Integer { min, max } => format!("integer from {min} to {max}"),
-            Self::Number { min, max } => format!("number from {min} to {max}"),
             Self::Choice(words) => quoted(words),
             Self::Name => "name of 1 to 100 letters, digits, `.`, `_`, `-`, not only dots".into(),
             Self::File => "path of a file, 1 to 4096 characters".into(),
@@ -158,8 +141,6 @@ pub enum DefaultValue {
     Bool(bool),
     /// A whole number.
     Integer(u64),
-    /// A number.
-    Number(f64),
     /// A word.
     Word(&'static str),
 }
@@ -171,7 +152,6 @@ impl DefaultValue {
             Self::Unset => Json::Null,
             Self::Bool(value) => value.into(),
             Self::Integer(value) => value.into(),
-            Self::Number(value) => value.into(),
             Self::Word(value) => value.into(),
         }
     }
@@ -183,6 +163,20 @@ impl fmt::Display for DefaultValue {
             Self::Unset => formatter.write_str("none"),
             other => other.to_json().fmt(formatter),
         }
+    }
+}
+
+impl OptionSpec {
+    /// The feature of flow-train's build with which something reads the option; none if every build does.
+    pub fn build(&self) -> Option<&'static str> {
+        // `kernel-cache` brings `cuda`.
+        let stored = self.features.contains(&Feature::Persistence);
+        let wanted = if stored {
+            Some(&Feature::Persistence)
+        } else {
+            self.features.first()
+        };
+        wanted.map(|feature| feature.of_build())
     }
 }
 

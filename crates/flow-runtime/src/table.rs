@@ -1,12 +1,12 @@
 //! The table of options. Parser, schema, documentation, application and tests all read it and nothing else.
 //!
-//! Facts are from the sources of `cubecl-runtime` 0.11.3 (`src/config`), `cubecl-server` 0.11.3, `cubecl-cuda` 0.11.3,
-//! `burn-std` 0.22.1 (`src/config`) and `burn-fusion` 0.22.1; `tests/sentinels.rs` compares paths, types, choices and
+//! Facts are from the sources of `cubecl-runtime` 0.11.3 (`src/config`), `cubecl-server` 0.11.3, `cubecl-cuda` 0.11.3
+//! and `burn-std` 0.22.1 (`src/config`); `tests/sentinels.rs` compares paths, types, choices and
 //! defaults with the crates that are linked.
 
 use crate::rules::{
-    APPEND_WITHOUT_FILE, ENFORCED_MEMORY, FIXED_BENCHMARK, LOGGER_WITHOUT_SINK, MIN_ABOVE_MAX, NO_FUSION,
-    NO_RECORDS, PER_TASK_STREAMS, SHORT_CIRCUIT_OFF, SINGLE_STREAM, SINK_WITHOUT_LEVEL,
+    APPEND_WITHOUT_FILE, ENFORCED_MEMORY, LOGGER_WITHOUT_SINK, NO_RECORDS, PER_TASK_STREAMS, SINGLE_STREAM,
+    SINK_WITHOUT_LEVEL,
 };
 use crate::{DefaultValue, Feature, Kind, OptionSpec, Rule};
 use flow_config::DeviceKind;
@@ -23,27 +23,24 @@ pub struct Excluded {
     pub why: &'static str,
 }
 
-/// What the runtimes have and we do not offer. A test demands that each entry is either here or in [`OPTIONS`].
+/// What the runtimes have and no build of flow-train reads, so that it is not offered. A test demands that each entry is either here or in [`OPTIONS`].
 pub const EXCLUDED: &[Excluded] = &[
     Excluded {
-        path: "burn.fusion.max_graph_size",
-        why: "read by Burn's router for remote devices only, which flow-train does not use",
-    },
-    Excluded {
-        path: "burn.fusion.growth_patience",
-        why: "read by Burn's router for remote devices only, which flow-train does not use",
+        path: "burn.fusion",
+        why: "Burn's fusion is in no build of flow-train, whose kernels are fused by hand (`fused_kernels`)",
     },
     Excluded {
         path: "burn.remote",
         why: "flow-train does not use remote devices",
     },
     Excluded {
-        path: "cubecl.autotune.decisions.log",
-        why: "a sink of the `log` crate alone does not turn the records on (`AutotuneConfig::decisions_enabled`)",
+        path: "cubecl.autotune",
+        why: "CubeCL's tuning is in no build of flow-train, whose kernels are chosen by tables: a choice by timing gives \
+              other bits from run to run",
     },
     Excluded {
-        path: "cubecl.autotune.decisions.level",
-        why: "it has no values",
+        path: "cubecl.throughput",
+        why: "the measured peaks of a device are for tuning, which is in no build of flow-train",
     },
     Excluded {
         path: "cubecl.compilation.f16_evaluation",
@@ -54,10 +51,8 @@ pub const EXCLUDED: &[Excluded] = &[
 const CUDA: &[DeviceKind] = &[DeviceKind::Cuda];
 const ANY: &[DeviceKind] = &[DeviceKind::Cpu, DeviceKind::Cuda];
 const CUBECL: &[Feature] = &[Feature::Cubecl];
-const TUNING: &[Feature] = &[Feature::Cubecl, Feature::Autotune];
 const STORED: &[Feature] = &[Feature::Cubecl, Feature::Persistence];
 const NVIDIA: &[Feature] = &[Feature::Cubecl, Feature::Cuda];
-const FUSED: &[Feature] = &[Feature::Fusion];
 
 /// A row of CubeCL's that suits CUDA devices, to be completed.
 const fn cubecl(
@@ -71,7 +66,6 @@ const fn cubecl(
         kind,
         default,
         features,
-        accelerator: None,
         devices: CUDA,
         conflicts: &[],
         cost: "",
@@ -79,141 +73,7 @@ const fn cubecl(
     }
 }
 
-const TUNING_OPTIONS: &[OptionSpec] = &[
-    OptionSpec {
-        cost: "`extensive` and `full` measure more candidates, so the first steps take longer; `minimal` may settle \
-               for a slower kernel",
-        doc: "How close to the device's peak a kernel must come for tuning to stop: 0.6, 0.8 and 0.95 of it for \
-              `minimal`, `balanced` and `extensive`; `full` measures every candidate.",
-        ..cubecl(
-            "cubecl.autotune.level",
-            Kind::Choice(&["minimal", "balanced", "extensive", "full"]),
-            DefaultValue::Word("balanced"),
-            TUNING,
-        )
-    },
-    OptionSpec {
-        cost: "every process tunes anew",
-        doc: "Keep results of tuning in memory only, not on disk.",
-        ..cubecl(
-            "cubecl.autotune.disable_cache",
-            Kind::Bool,
-            DefaultValue::Bool(false),
-            &[Feature::Cubecl, Feature::Autotune, Feature::Persistence],
-        )
-    },
-    OptionSpec {
-        cost: "longer tuning",
-        doc: "Measure all candidates to the end even when one comes close enough to the device's peak.",
-        ..cubecl(
-            "cubecl.autotune.disable_short_circuit",
-            Kind::Bool,
-            DefaultValue::Bool(false),
-            TUNING,
-        )
-    },
-    OptionSpec {
-        cost: "`false` measures slow candidates as often as fast ones",
-        doc: "Drop slow candidates while measuring (`true`), or measure each `max_samples` times.",
-        ..cubecl(
-            "cubecl.autotune.bench.adaptive",
-            Kind::Bool,
-            DefaultValue::Bool(true),
-            TUNING,
-        )
-    },
-    OptionSpec {
-        conflicts: &[&MIN_ABOVE_MAX],
-        cost: "more samples take longer and are less noisy",
-        doc: "Most measurements of a candidate.",
-        ..cubecl(
-            "cubecl.autotune.bench.max_samples",
-            Kind::Integer { min: 1, max: 1000 },
-            DefaultValue::Integer(10),
-            TUNING,
-        )
-    },
-    OptionSpec {
-        conflicts: &[&MIN_ABOVE_MAX, &FIXED_BENCHMARK],
-        cost: "more samples take longer and are less noisy",
-        doc: "Measurements of each candidate before any is dropped.",
-        ..cubecl(
-            "cubecl.autotune.bench.min_samples",
-            Kind::Integer { min: 1, max: 1000 },
-            DefaultValue::Integer(3),
-            TUNING,
-        )
-    },
-    OptionSpec {
-        conflicts: &[&SHORT_CIRCUIT_OFF, &FIXED_BENCHMARK],
-        cost: "more samples take longer and are less noisy",
-        doc: "Measurements below the time limit that stop the tuning.",
-        ..cubecl(
-            "cubecl.autotune.bench.short_circuit_samples",
-            Kind::Integer { min: 1, max: 1000 },
-            DefaultValue::Integer(2),
-            TUNING,
-        )
-    },
-    OptionSpec {
-        conflicts: &[&FIXED_BENCHMARK],
-        cost: "larger values measure slow candidates longer",
-        doc: "A candidate this many times slower than the best is dropped.",
-        ..cubecl(
-            "cubecl.autotune.bench.speed_factor",
-            Kind::Number {
-                min: 1.0,
-                max: 1000.0,
-            },
-            DefaultValue::Number(1.5),
-            TUNING,
-        )
-    },
-    sink(
-        "cubecl.autotune.decisions.file",
-        Kind::File,
-        DefaultValue::Unset,
-        TUNING,
-        &[],
-        DECISIONS,
-    ),
-    sink(
-        "cubecl.autotune.decisions.append",
-        Kind::Bool,
-        DefaultValue::Bool(true),
-        TUNING,
-        &[&APPEND_WITHOUT_FILE],
-        APPEND,
-    ),
-    sink(
-        "cubecl.autotune.decisions.stdout",
-        Kind::Bool,
-        DefaultValue::Bool(false),
-        TUNING,
-        &[],
-        STDOUT,
-    ),
-    sink(
-        "cubecl.autotune.decisions.stderr",
-        Kind::Bool,
-        DefaultValue::Bool(false),
-        TUNING,
-        &[],
-        STDERR,
-    ),
-    OptionSpec {
-        cost: "measures the device's peak again in every process",
-        doc: "Do not keep the measured peaks that tuning compares kernels with.",
-        ..cubecl(
-            "cubecl.throughput.disable_cache",
-            Kind::Bool,
-            DefaultValue::Bool(false),
-            TUNING,
-        )
-    },
-];
-
-const OTHER_OPTIONS: &[OptionSpec] = &[
+const SINGLE_OPTIONS: &[OptionSpec] = &[
     OptionSpec {
         cost: "disk space; saves compilation in later processes",
         doc: "Keep compiled kernels in the environment's store.",
@@ -334,36 +194,9 @@ const OTHER_OPTIONS: &[OptionSpec] = &[
             STORED,
         )
     },
-    OptionSpec {
-        accelerator: Some("fusion"),
-        cost: "larger values search longer, and fewer of the kernels found are used again",
-        doc: "Independent blocks of operations that the search for fused kernels follows at once.",
-        ..cubecl(
-            "burn.fusion.beam_search.max_blocks",
-            Kind::Integer { min: 1, max: 1000 },
-            DefaultValue::Integer(5),
-            FUSED,
-        )
-    },
-    OptionSpec {
-        accelerator: Some("fusion"),
-        conflicts: &[&NO_FUSION],
-        cost: "beyond the limit new sequences of operations run unfused",
-        doc: "Most searches per stream; without it, no limit. Sequences that were fused before stay fused.",
-        ..cubecl(
-            "burn.fusion.beam_search.max_explorations",
-            Kind::Integer {
-                min: 0,
-                max: u32::MAX as u64,
-            },
-            DefaultValue::Unset,
-            FUSED,
-        )
-    },
 ];
 
 const FILE: &str = "Write the log to this file.";
-const DECISIONS: &str = "Write every decision of the tuner to this file, one JSON object per line.";
 const APPEND: &str =
     "Add to the file (`true`) or replace it. Loggers of one file share the choice of the first.";
 const STDOUT: &str = "Write the log to standard output.";
@@ -389,7 +222,7 @@ const fn sink(
 
 /// The six rows of a logger. `$default` is its level if nothing is said.
 macro_rules! logger {
-    ($prefix:literal, $features:expr, $accelerator:expr, $devices:expr, $levels:expr, $default:literal, $doc:literal) => {{
+    ($prefix:literal, $features:expr, $devices:expr, $levels:expr, $default:literal, $doc:literal) => {{
         const ROWS: [OptionSpec; 6] = [
             sink(
                 concat!($prefix, ".level"),
@@ -444,7 +277,6 @@ macro_rules! logger {
             let mut rows = ROWS;
             let mut row = 0;
             while row < rows.len() {
-                rows[row].accelerator = $accelerator;
                 rows[row].devices = $devices;
                 row += 1;
             }
@@ -453,20 +285,10 @@ macro_rules! logger {
     }};
 }
 
-const LOGGERS: [[OptionSpec; 6]; 7] = [
-    logger!(
-        "cubecl.autotune.logger",
-        TUNING,
-        None,
-        CUDA,
-        &["disabled", "minimal", "full"],
-        "minimal",
-        "How much is logged of tuning."
-    ),
+const LOGGERS: [[OptionSpec; 6]; 5] = [
     logger!(
         "cubecl.compilation.logger",
         CUBECL,
-        None,
         CUDA,
         &["disabled", "basic", "full"],
         "disabled",
@@ -475,7 +297,6 @@ const LOGGERS: [[OptionSpec; 6]; 7] = [
     logger!(
         "cubecl.streaming.logger",
         CUBECL,
-        None,
         CUDA,
         &["disabled", "basic", "full"],
         "disabled",
@@ -484,7 +305,6 @@ const LOGGERS: [[OptionSpec; 6]; 7] = [
     logger!(
         "cubecl.memory.logger",
         CUBECL,
-        None,
         CUDA,
         &["disabled", "basic", "full"],
         "disabled",
@@ -493,7 +313,6 @@ const LOGGERS: [[OptionSpec; 6]; 7] = [
     logger!(
         "cubecl.profiling.logger",
         CUBECL,
-        None,
         CUDA,
         &["disabled", "minimal", "basic", "medium", "full"],
         "disabled",
@@ -501,18 +320,8 @@ const LOGGERS: [[OptionSpec; 6]; 7] = [
          one another."
     ),
     logger!(
-        "burn.fusion.logger",
-        FUSED,
-        Some("fusion"),
-        CUDA,
-        &["disabled", "basic", "medium", "full"],
-        "disabled",
-        "How much is logged of fusion."
-    ),
-    logger!(
         "burn.autodiff.logger",
         &[],
-        None,
         ANY,
         &["disabled", "basic", "medium", "full"],
         "disabled",
@@ -521,19 +330,14 @@ const LOGGERS: [[OptionSpec; 6]; 7] = [
     ),
 ];
 
-const ROWS: usize = TUNING_OPTIONS.len() + OTHER_OPTIONS.len() + 6 * LOGGERS.len();
+const ROWS: usize = SINGLE_OPTIONS.len() + 6 * LOGGERS.len();
 
 static TABLE: [OptionSpec; ROWS] = {
-    let mut table = [TUNING_OPTIONS[0]; ROWS];
+    let mut table = [SINGLE_OPTIONS[0]; ROWS];
     let mut at = 0;
     let mut row = 0;
-    while row < TUNING_OPTIONS.len() {
-        table[at] = TUNING_OPTIONS[row];
-        (at, row) = (at + 1, row + 1);
-    }
-    row = 0;
-    while row < OTHER_OPTIONS.len() {
-        table[at] = OTHER_OPTIONS[row];
+    while row < SINGLE_OPTIONS.len() {
+        table[at] = SINGLE_OPTIONS[row];
         (at, row) = (at + 1, row + 1);
     }
     row = 0;

@@ -17,8 +17,6 @@ pub enum Value {
     Bool(bool),
     /// Of [`Kind::Integer`].
     Integer(u64),
-    /// Of [`Kind::Number`].
-    Number(f64),
     /// Of [`Kind::Choice`], and of [`Kind::Place`] if it is a word.
     Word(&'static str),
     /// Of [`Kind::Name`].
@@ -35,7 +33,6 @@ impl Value {
         match self {
             Self::Bool(value) => (*value).into(),
             Self::Integer(value) => (*value).into(),
-            Self::Number(value) => (*value).into(),
             Self::Word(value) => (*value).into(),
             Self::Name(value) => value.as_str().into(),
             Self::File(path) => text(path),
@@ -86,13 +83,6 @@ impl Kind {
                 None => Err(Unfit::new(
                     codes::WRONG_TYPE,
                     format!("{number} is not a whole number"),
-                )),
-            },
-            (Self::Number { min, max }, Json::Number(number)) => match number.as_f64() {
-                Some(value) if (*min..=*max).contains(&value) => Ok(Value::Number(value)),
-                _ => Err(Unfit::new(
-                    codes::OUT_OF_RANGE,
-                    format!("{number} is out of range"),
                 )),
             },
             (Self::Choice(words), Json::String(word)) => choose(words, word),

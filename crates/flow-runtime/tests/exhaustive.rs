@@ -16,7 +16,7 @@ use cubecl_runtime::config::memory::{CudaAllocator, CudaMemoryConfig, MemoryConf
 use cubecl_runtime::config::profiling::ProfilingConfig;
 use cubecl_runtime::config::streaming::{StreamPriority, StreamingConfig};
 use cubecl_runtime::config::throughput::ThroughputConfig;
-use flow_runtime::{OPTIONS, Runtime};
+use flow_runtime::{EXCLUDED, OPTIONS, Runtime};
 
 /// A logger's fields are the same everywhere. Gives the names of the sinks.
 fn logger<L: LogLevel>(logger: LoggerConfig<L>) -> [&'static str; 5] {
@@ -31,8 +31,10 @@ fn logger<L: LogLevel>(logger: LoggerConfig<L>) -> [&'static str; 5] {
     ["file", "append", "stdout", "stderr", "log"]
 }
 
+/// Whether the table offers it, or says that no build reads it.
 fn has(path: &str) -> bool {
-    OPTIONS.iter().any(|spec| spec.path == path)
+    let excluded = EXCLUDED.iter().any(|entry| path.starts_with(entry.path));
+    excluded || OPTIONS.iter().any(|spec| spec.path == path)
 }
 
 #[test]

@@ -4,11 +4,12 @@ mod common;
 
 use common::{Written, everything, usable, valid_options, written};
 use flow_runtime::{
-    CONTEXT_RULES, Context, DeviceKind, Finding, OPTIONS, RuntimeOptions, Severity, Value, burn_config,
-    codes, cubecl_config, parse,
+    CONTEXT_RULES, Context, DeviceKind, EXCLUDED, Finding, OPTIONS, RuntimeOptions, Severity, Value,
+    burn_config, codes, cubecl_config, parse,
 };
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 fn findings(options: &Written, context: &Context) -> Vec<Finding> {
@@ -36,7 +37,7 @@ fn text<const N: usize>(entries: [(&str, Json); N], context: &Context) -> String
 #[test]
 fn an_unknown_option_names_the_nearest_and_all_sorted() {
     let error = parse(
-        &written([("cubecl.autotune.levle", json!("full"))]),
+        &written([("cubecl.streaming.polcy", json!("single"))]),
         &everything(),
     )
     .expect_err("a typo");
@@ -44,16 +45,19 @@ fn an_unknown_option_names_the_nearest_and_all_sorted() {
         panic!("{error}");
     };
     assert_eq!(finding.code, codes::UNKNOWN_OPTION);
-    assert_eq!(finding.nearest.as_deref(), Some("cubecl.autotune.level"));
+    assert_eq!(finding.nearest.as_deref(), Some("cubecl.streaming.policy"));
     assert_eq!(finding.allowed.len(), OPTIONS.len());
     assert!(finding.allowed.is_sorted());
     let text = error.to_string();
     assert!(
-        text.contains("there is no option `cubecl.autotune.levle`"),
+        text.contains("there is no option `cubecl.streaming.polcy`"),
         "{text}"
     );
-    assert!(text.contains("The nearest is `cubecl.autotune.level`"), "{text}");
-    assert!(text.contains("burn.fusion.beam_search.max_blocks, "), "{text}");
+    assert!(
+        text.contains("The nearest is `cubecl.streaming.policy`"),
+        "{text}"
+    );
+    assert!(text.contains("burn.autodiff.logger.level, "), "{text}");
 }
 
 #[test]
@@ -72,17 +76,19 @@ fn the_list_of_options_stands_once_below_several_unknown_ones() {
 #[test]
 fn everything_that_is_wrong_is_said_at_once_errors_first() {
     let found = found([
-        ("burn.fusion.beam_search.max_blocks", json!(0)),
-        ("cubecl.autotune.bench.speed_factor", json!("fast")),
-        ("cubecl.autotune.level", json!("ful")),
-        ("cubecl.autotune.mode", json!(1)),
+        ("cubecl.autotune.level", json!("full")),
+        ("cubecl.compilation.check_mode", json!("validat")),
+        ("cubecl.memory.logger.stderr", json!("fast")),
+        ("cubecl.streaming.max_streams", json!(0)),
+        ("cubecl.streaming.mode", json!(1)),
         ("cubecl.streaming.policy", json!("per-task")),
     ]);
     let expected = [
-        (codes::OUT_OF_RANGE, "burn.fusion.beam_search.max_blocks"),
-        (codes::WRONG_TYPE, "cubecl.autotune.bench.speed_factor"),
-        (codes::UNKNOWN_CHOICE, "cubecl.autotune.level"),
-        (codes::UNKNOWN_OPTION, "cubecl.autotune.mode"),
+        (codes::NEVER_READ, "cubecl.autotune.level"),
+        (codes::UNKNOWN_CHOICE, "cubecl.compilation.check_mode"),
+        (codes::WRONG_TYPE, "cubecl.memory.logger.stderr"),
+        (codes::OUT_OF_RANGE, "cubecl.streaming.max_streams"),
+        (codes::UNKNOWN_OPTION, "cubecl.streaming.mode"),
         ("runtime::per-task-streams", "cubecl.streaming.policy"),
     ];
     assert_eq!(found, expected.map(|(code, option)| (code, option.to_owned())));
@@ -92,19 +98,19 @@ fn everything_that_is_wrong_is_said_at_once_errors_first() {
 fn a_wrong_value_names_what_is_allowed_and_the_nearest_word() {
     let cases = [
         (
-            "cubecl.autotune.level",
-            json!("ful"),
-            "\"minimal\", \"balanced\", \"extensive\", \"full\"",
-            "`full`",
+            "cubecl.compilation.check_mode",
+            json!("validat"),
+            "\"enforce\", \"validate\", \"auto\"",
+            "`validate`",
         ),
         (
-            "cubecl.autotune.level",
+            "cubecl.compilation.check_mode",
             json!(3),
-            "\"minimal\", \"balanced\", \"extensive\", \"full\"",
+            "\"enforce\", \"validate\", \"auto\"",
             "3 does not fit",
         ),
         (
-            "cubecl.autotune.disable_cache",
+            "cubecl.memory.logger.stdout",
             json!("yes"),
             "true or false",
             "the string \"yes\"",
@@ -134,19 +140,13 @@ fn a_wrong_value_names_what_is_allowed_and_the_nearest_word() {
             "2.5 is not a whole number",
         ),
         (
-            "cubecl.autotune.bench.speed_factor",
-            json!(0.5),
-            "number from 1 to 1000",
-            "0.5 is out of range",
-        ),
-        (
-            "cubecl.autotune.logger.file",
+            "cubecl.memory.logger.file",
             json!(""),
             "path of a file",
             "0 characters",
         ),
         (
-            "cubecl.autotune.logger.file",
+            "cubecl.memory.logger.file",
             json!("a\0b"),
             "path of a file",
             "null character",
@@ -177,15 +177,15 @@ fn a_wrong_value_names_what_is_allowed_and_the_nearest_word() {
             "no other",
         ),
         (
-            "cubecl.autotune.level",
+            "cubecl.compilation.check_mode",
             Json::Null,
-            "\"minimal\"",
+            "\"enforce\"",
             "null does not fit",
         ),
         (
-            "cubecl.autotune.level",
+            "cubecl.compilation.check_mode",
             json!(["full"]),
-            "\"minimal\"",
+            "\"enforce\"",
             "an array does not fit",
         ),
     ];
@@ -204,14 +204,17 @@ fn a_wrong_value_names_what_is_allowed_and_the_nearest_word() {
 fn a_table_of_tables_shows_the_line_to_write() {
     let options = written([(
         "cubecl",
-        json!({ "autotune": { "level": "full", "bench": { "max_samples": 5 } } }),
+        json!({ "streaming": { "policy": "single" }, "memory": { "logger": { "level": "full" } } }),
     )]);
     let error = parse(&options, &everything()).expect_err("a table");
     let text = error.to_string();
     assert_eq!(error.findings[0].code, codes::NESTED_TABLE);
-    assert!(text.contains("\"cubecl.autotune.level\" = \"full\""), "{text}");
     assert!(
-        text.contains("\"cubecl.autotune.bench.max_samples\" = 5"),
+        text.contains("\"cubecl.streaming.policy\" = \"single\""),
+        "{text}"
+    );
+    assert!(
+        text.contains("\"cubecl.memory.logger.level\" = \"full\""),
         "{text}"
     );
 }
@@ -228,7 +231,10 @@ fn an_option_that_nothing_in_the_build_reads_is_an_error_that_names_the_features
         ..everything()
     };
     let text = text([("cubecl.memory.cuda.allocator", json!("async"))], &bare);
-    assert!(text.contains("lacks \"cubecl\", \"cuda\""), "{text}");
+    assert!(
+        text.contains("builds with the feature `cuda` do") && text.contains("--features cuda"),
+        "{text}"
+    );
     for spec in OPTIONS.iter().filter(|spec| !spec.features.is_empty()) {
         let options = written([(spec.path, common::samples(spec)[0].clone())]);
         let findings = findings(&options, &bare);
@@ -243,15 +249,32 @@ fn an_option_that_nothing_in_the_build_reads_is_an_error_that_names_the_features
 }
 
 #[test]
-fn options_of_an_accelerator_need_it_whatever_the_spelling_of_its_name() {
-    let mut context = everything();
-    context.accelerators.clear();
-    let entry = || [("burn.fusion.beam_search.max_blocks", json!(3))];
-    let text = text(entry(), &context);
-    assert!(text.contains("without the accelerator `fusion`"), "{text}");
-    assert!(text.contains("name = \"fusion\""), "{text}");
-    context.accelerators.insert("Fusion".into());
-    assert!(parse(&written(entry()), &context).is_ok());
+fn every_entry_that_no_build_reads_is_refused_with_the_reason_however_it_is_written() {
+    for entry in EXCLUDED {
+        for key in [entry.path.to_owned(), format!("{}.below", entry.path)] {
+            let error = text([(&*key, json!(true))], &everything());
+            assert!(
+                error.contains(&format!("no build of flow-train reads `{key}`")) && error.contains(entry.why),
+                "{error}"
+            );
+        }
+    }
+    let nested = json!({ "autotune": { "bench": { "max_samples": 5 } } });
+    assert_eq!(found([("cubecl", nested)])[0].0, codes::NEVER_READ);
+    assert_eq!(
+        found([("cubecl.autotuned", json!(1))])[0].0,
+        codes::UNKNOWN_OPTION
+    );
+}
+
+#[test]
+fn the_build_that_an_option_needs_is_one_that_flow_train_has() {
+    let builds: BTreeSet<Option<&str>> = OPTIONS.iter().map(|spec| spec.build()).collect();
+    assert_eq!(builds, [None, Some("cuda"), Some("kernel-cache")].into());
+    let manifest = std::fs::read_to_string("../flow-train/Cargo.toml").expect("the facade's manifest");
+    for build in builds.into_iter().flatten() {
+        assert!(manifest.contains(&format!("\n{build} = [")), "{build}");
+    }
 }
 
 #[test]
@@ -260,7 +283,7 @@ fn an_option_of_another_device_is_an_error_and_one_of_any_device_is_not() {
         device: DeviceKind::Cpu,
         ..everything()
     };
-    let text = text([("cubecl.autotune.level", json!("full"))], &context);
+    let text = text([("cubecl.compilation.check_mode", json!("full"))], &context);
     assert!(
         text.contains("on the device \"cpu\"; it is for \"cuda\""),
         "{text}"
@@ -289,8 +312,6 @@ fn a_build_that_claims_caches_on_disk_and_has_none_is_not_believed() {
 
 #[test]
 fn pairs_that_contradict_one_another_or_do_nothing_are_found() {
-    const MIN: &str = "cubecl.autotune.bench.min_samples";
-    const MAX: &str = "cubecl.autotune.bench.max_samples";
     let only = |found: Vec<(&'static str, String)>, code: &str, option: &str| {
         assert_eq!(
             found,
@@ -298,31 +319,6 @@ fn pairs_that_contradict_one_another_or_do_nothing_are_found() {
         );
         assert_eq!(found[0].0, code);
     };
-    only(found([(MIN, json!(11))]), "runtime::min-above-max", MIN);
-    only(found([(MAX, json!(2))]), "runtime::min-above-max", MAX);
-    only(
-        found([(MIN, json!(6)), (MAX, json!(5))]),
-        "runtime::min-above-max",
-        MIN,
-    );
-    assert_eq!(found([(MIN, json!(5)), (MAX, json!(5))]), []);
-
-    const ADAPTIVE: &str = "cubecl.autotune.bench.adaptive";
-    only(
-        found([(ADAPTIVE, json!(false)), (MIN, json!(2))]),
-        "runtime::fixed-benchmark",
-        MIN,
-    );
-    assert_eq!(found([(ADAPTIVE, json!(false)), (MAX, json!(20))]), []);
-
-    const SHORT: &str = "cubecl.autotune.bench.short_circuit_samples";
-    let off = ("cubecl.autotune.disable_short_circuit", json!(true));
-    only(
-        found([off, (SHORT, json!(3))]),
-        "runtime::short-circuit-off",
-        SHORT,
-    );
-
     const STREAMS: &str = "cubecl.streaming.max_streams";
     let single = ("cubecl.streaming.policy", json!("single"));
     only(
@@ -330,10 +326,6 @@ fn pairs_that_contradict_one_another_or_do_nothing_are_found() {
         "runtime::single-stream",
         STREAMS,
     );
-
-    const EXPLORE: &str = "burn.fusion.beam_search.max_explorations";
-    only(found([(EXPLORE, json!(0))]), "runtime::no-fusion", EXPLORE);
-    assert_eq!(found([(EXPLORE, json!(1))]), []);
 }
 
 #[test]
@@ -376,8 +368,6 @@ fn loggers_that_write_nothing_or_nowhere_are_found() {
         found([(&append, json!(true))]),
         [("runtime::append-without-file", append.clone())]
     );
-    // This one has a level by default.
-    assert_eq!(found([("cubecl.autotune.logger.stderr", json!(true))]), []);
 }
 
 #[test]
@@ -429,19 +419,15 @@ fn relative_paths_start_from_the_base_and_absolute_ones_do_not() {
 }
 
 #[test]
-fn whole_floats_are_integers_and_integers_are_numbers_as_in_the_schema() {
+fn whole_floats_are_integers_as_in_the_schema() {
     let options = written([
-        ("cubecl.autotune.bench.max_samples", json!(8.0)),
-        ("cubecl.autotune.bench.speed_factor", json!(2)),
+        ("cubecl.streaming.max_streams", json!(8.0)),
+        ("cubecl.streaming.priority", json!("low")),
     ]);
     let options = parse(&options, &everything()).expect("valid options");
     assert_eq!(
-        options.get("cubecl.autotune.bench.max_samples"),
+        options.get("cubecl.streaming.max_streams"),
         Some(&Value::Integer(8))
-    );
-    assert_eq!(
-        options.get("cubecl.autotune.bench.speed_factor"),
-        Some(&Value::Number(2.0))
     );
 }
 

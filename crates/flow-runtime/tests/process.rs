@@ -7,8 +7,10 @@ use burn_std::config::BurnConfig;
 use common::{everything, usable, written};
 use cubecl_environment::stream::{self, StreamPolicy};
 use cubecl_runtime::config::autotune::AutotuneLevel;
+use cubecl_runtime::config::compilation::BoundsCheckMode;
+use cubecl_runtime::config::streaming::StreamPriority;
 use cubecl_runtime::config::{CubeClRuntimeConfig, RuntimeConfig};
-use flow_runtime::{Applied, ApplyError, Context, Runtime, RuntimeOptions, apply, parse};
+use flow_runtime::{Applied, ApplyError, Context, RuntimeOptions, apply, parse};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use serde_json::{Value as Json, json};
@@ -21,12 +23,22 @@ const CASE: &str = "--case";
 type Case = (&'static str, fn());
 
 const CASES: &[Case] = &[
-    ("without_options_nothing_is_set_and_nothing_is_read", nothing),
+    (
+        "without_options_the_defaults_are_set_and_recorded_whatever_lies_about",
+        nothing,
+    ),
     (
         "options_are_in_force_and_recorded_with_default_and_source",
         in_force,
     ),
-    ("an_option_of_one_runtime_leaves_the_other_alone", one_runtime),
+    (
+        "an_option_of_one_runtime_leaves_the_defaults_to_the_other",
+        one_runtime,
+    ),
+    (
+        "a_runtime_that_was_read_before_and_is_given_nothing_is_recorded_as_found",
+        found_before,
+    ),
     (
         "after_cubecl_was_read_its_options_are_too_late_and_burn_is_untouched",
         cubecl_too_late,
@@ -91,12 +103,19 @@ fn main() {
     }
 }
 
+/// Cases with files and environment variables of the runtimes about.
+const STRAY: [&str; 3] = [
+    "options_win_over_files_and_environment_variables",
+    "without_options_the_defaults_are_set_and_recorded_whatever_lies_about",
+    "a_runtime_that_was_read_before_and_is_given_nothing_is_recorded_as_found",
+];
+
 /// Runs a case in a process of its own, in an empty folder; its output if it fails.
 fn run(name: &str, seed: usize) -> Option<String> {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     command.args([CASE, name, &seed.to_string()]).current_dir(&folder);
-    if name == "options_win_over_files_and_environment_variables" {
+    if STRAY.contains(&name) {
         command.env("CUBECL_AUTOTUNE_LEVEL", "minimal");
         command.env("BURN_FUSION_MAX_EXPLORATIONS", "1");
         for (file, text) in [
@@ -121,15 +140,10 @@ fn options<const N: usize>(entries: [(&str, Json); N]) -> RuntimeOptions {
 fn applied(options: &RuntimeOptions) -> Result<Vec<Applied>, ApplyError> {
     let mut records = apply(options, |key| format!("train.toml, {key}"))?;
     let paths: Vec<String> = records.iter().map(|record| record.key.clone()).collect();
-    let runtimes: Vec<Runtime> = options.iter().map(|(spec, _)| spec.runtime()).collect();
-    let read = options.read().filter(|spec| runtimes.contains(&spec.runtime()));
-    let mut expected: Vec<&str> = read.map(|spec| spec.path).collect();
+    let mut expected: Vec<&str> = options.read().map(|spec| spec.path).collect();
     // Burn's, then CubeCL's, each sorted by path.
     expected.sort();
-    assert_eq!(
-        paths, expected,
-        "every option of these runtimes that something reads"
-    );
+    assert_eq!(paths, expected, "every option that something reads");
     records.retain(|record| {
         let is_default = record.source == Applied::DEFAULT;
         assert!(!is_default || record.value == record.default, "{record:?}");
@@ -143,17 +157,34 @@ fn is_set<C: RuntimeConfig>() -> bool {
 }
 
 fn nothing() {
-    assert_eq!(applied(&RuntimeOptions::default()).expect("nothing to do"), []);
-    let empty = parse(&written([]), &Context::default()).expect("no options");
-    assert_eq!(applied(&empty).expect("nothing to do"), []);
-    assert!(!is_set::<BurnConfig>() && !is_set::<CubeClRuntimeConfig>());
+    let empty = parse(&written([]), &everything()).expect("no options");
+    assert_eq!(applied(&empty).expect("it is early enough"), []);
+    assert_eq!(CubeClRuntimeConfig::get().streaming.max_streams, 128);
+    assert_eq!(BurnConfig::get().fusion().beam_search.max_blocks, 5);
+}
+
+fn found_before() {
+    assert_eq!(CubeClRuntimeConfig::get().streaming.max_streams, 3);
+    let empty = parse(&written([]), &everything()).expect("no options");
+    let records = apply(&empty, |_| unreachable!("nothing is given")).expect("nothing is too late");
+    let of = |key: &str| {
+        records
+            .iter()
+            .find(|record| record.key == key)
+            .expect("it is read")
+    };
+    let streams = of("cubecl.streaming.max_streams");
+    assert_eq!((&streams.value, &streams.default), (&json!(3), &json!(128)));
+    assert_eq!(streams.source, Applied::FOUND);
+    assert_eq!(of("burn.autodiff.logger.level").source, Applied::DEFAULT);
 }
 
 fn in_force() {
     let options = options([
-        ("burn.fusion.beam_search.max_explorations", json!(0)),
-        ("cubecl.autotune.bench.speed_factor", json!(2)),
-        ("cubecl.autotune.level", json!("full")),
+        ("burn.autodiff.logger.append", json!(false)),
+        ("burn.autodiff.logger.file", json!("autodiff.log")),
+        ("burn.autodiff.logger.level", json!("basic")),
+        ("cubecl.compilation.check_mode", json!("validate")),
         ("cubecl.memory.logger.level", json!("basic")),
         ("cubecl.memory.logger.file", json!("memory.log")),
         ("cubecl.streaming.max_streams", json!(254)),
@@ -169,9 +200,10 @@ fn in_force() {
     assert_eq!(
         records,
         [
-            record("burn.fusion.beam_search.max_explorations", json!(0), Json::Null),
-            record("cubecl.autotune.bench.speed_factor", json!(2.0), json!(1.5)),
-            record("cubecl.autotune.level", json!("full"), json!("balanced")),
+            record("burn.autodiff.logger.append", json!(false), json!(true)),
+            record("burn.autodiff.logger.file", json!("autodiff.log"), Json::Null),
+            record("burn.autodiff.logger.level", json!("basic"), json!("disabled")),
+            record("cubecl.compilation.check_mode", json!("validate"), json!("auto")),
             record("cubecl.memory.logger.file", json!("memory.log"), Json::Null),
             record("cubecl.memory.logger.level", json!("basic"), json!("disabled")),
             record("cubecl.streaming.max_streams", json!(254), json!(128)),
@@ -179,26 +211,28 @@ fn in_force() {
         ]
     );
     let cubecl = CubeClRuntimeConfig::get();
-    assert!(matches!(cubecl.autotune.level, AutotuneLevel::Full));
+    assert!(matches!(cubecl.compilation.check_mode, BoundsCheckMode::Validate));
     assert_eq!(cubecl.streaming.max_streams, 254);
     assert_eq!(cubecl.autotune.bench.max_samples, 10);
     assert_eq!(stream::policy(), StreamPolicy::Single);
     // What Burn's backends read, cached by thread.
     let burn = burn_std::config::config();
-    assert_eq!(burn.fusion().beam_search.max_explorations, Some(0));
     assert_eq!(burn.fusion().beam_search.max_blocks, 5);
+    assert!(!burn.autodiff().logger.append);
 }
 
 fn one_runtime() {
-    applied(&options([("cubecl.throughput.disable_cache", json!(true))])).expect("it is early enough");
-    assert!(is_set::<CubeClRuntimeConfig>() && !is_set::<BurnConfig>());
+    applied(&options([("cubecl.streaming.max_streams", json!(7))])).expect("it is early enough");
+    assert!(is_set::<CubeClRuntimeConfig>() && is_set::<BurnConfig>());
 }
 
 /// One option of each runtime.
 fn both() -> RuntimeOptions {
     options([
-        ("burn.fusion.beam_search.max_blocks", json!(7)),
-        ("cubecl.autotune.disable_short_circuit", json!(true)),
+        ("burn.autodiff.logger.append", json!(false)),
+        ("burn.autodiff.logger.file", json!("autodiff.log")),
+        ("burn.autodiff.logger.level", json!("basic")),
+        ("cubecl.streaming.priority", json!("low")),
     ])
 }
 
@@ -209,11 +243,8 @@ fn cubecl_too_late() {
         error.contains("CubeCL runtime was initialised before options could be applied"),
         "{error}"
     );
-    assert!(
-        error.contains("`cubecl.autotune.disable_short_circuit`"),
-        "{error}"
-    );
-    assert!(!error.contains("max_blocks"), "{error}");
+    assert!(error.contains("`cubecl.streaming.priority`"), "{error}");
+    assert!(!error.contains("autodiff"), "{error}");
     assert!(!is_set::<BurnConfig>());
 }
 
@@ -222,7 +253,7 @@ fn burn_too_late() {
     let error = applied(&both()).expect_err("Burn was read");
     assert!(matches!(error, ApplyError::TooLate { .. }));
     assert!(
-        error.to_string().contains("`burn.fusion.beam_search.max_blocks`"),
+        error.to_string().contains("`burn.autodiff.logger.append`"),
         "{error}"
     );
     assert!(!is_set::<CubeClRuntimeConfig>());
@@ -249,23 +280,26 @@ fn policy_of_the_program() {
 fn ambient() {
     applied(&both()).expect("it is early enough");
     let cubecl = CubeClRuntimeConfig::get();
-    assert!(cubecl.autotune.disable_short_circuit);
+    assert!(matches!(cubecl.streaming.priority, StreamPriority::Low));
     assert!(matches!(cubecl.autotune.level, AutotuneLevel::Balanced));
     assert_eq!(cubecl.streaming.max_streams, 128);
     let burn = BurnConfig::get();
-    assert_eq!(burn.fusion().beam_search.max_blocks, 7);
+    assert!(!burn.autodiff().logger.append);
+    assert_eq!(burn.fusion().beam_search.max_blocks, 5);
     assert_eq!(burn.fusion().beam_search.max_explorations, None);
 }
 
 fn unwritable() {
     std::fs::write("taken", "a file").expect("writing the file");
     let options = options([
-        ("burn.fusion.beam_search.max_blocks", json!(7)),
-        ("cubecl.autotune.decisions.file", json!("taken/decisions.jsonl")),
+        ("burn.autodiff.logger.level", json!("basic")),
+        ("burn.autodiff.logger.stderr", json!(true)),
+        ("cubecl.memory.logger.file", json!("taken/memory.log")),
+        ("cubecl.memory.logger.level", json!("basic")),
     ]);
     let error = applied(&options).expect_err("a file is no folder");
-    assert!(matches!(&error, ApplyError::Unwritable { key, .. } if key == "cubecl.autotune.decisions.file"));
-    assert!(error.to_string().contains("decisions.jsonl"), "{error}");
+    assert!(matches!(&error, ApplyError::Unwritable { key, .. } if key == "cubecl.memory.logger.file"));
+    assert!(error.to_string().contains("memory.log"), "{error}");
     assert!(!is_set::<BurnConfig>() && !is_set::<CubeClRuntimeConfig>());
 }
 

@@ -50,11 +50,10 @@ fn the_cache_of_kernels_exists_exactly_with_the_feature_that_reads_it() {
 }
 
 const REAL: OptionSpec = OptionSpec {
-    path: "cubecl.autotune.bench.max_samples",
+    path: "cubecl.streaming.max_streams",
     kind: Kind::Integer { min: 1, max: 1000 },
-    default: DefaultValue::Integer(10),
+    default: DefaultValue::Integer(128),
     features: &[],
-    accelerator: None,
     devices: &[],
     conflicts: &[],
     cost: "",
@@ -73,7 +72,7 @@ fn the_sentinel_catches_a_fake_key_a_fake_type_and_a_fake_default() {
     assert_eq!(judge(REAL), []);
     let path = || REAL.path.to_owned();
     let fake = OptionSpec {
-        path: "cubecl.autotune.bench.most_samples",
+        path: "cubecl.streaming.most_streams",
         ..REAL
     };
     assert_eq!(
@@ -92,7 +91,7 @@ fn the_sentinel_catches_a_fake_key_a_fake_type_and_a_fake_default() {
         [Drift::OtherType {
             path: path(),
             expected: "true or false".into(),
-            found: "10".into()
+            found: "128".into()
         }]
     );
     let optional = OptionSpec {
@@ -101,15 +100,15 @@ fn the_sentinel_catches_a_fake_key_a_fake_type_and_a_fake_default() {
     };
     assert!(matches!(&judge(optional)[..], [Drift::OtherDefault { .. }]));
     let other = OptionSpec {
-        default: DefaultValue::Integer(11),
+        default: DefaultValue::Integer(129),
         ..REAL
     };
     assert_eq!(
         judge(other),
         [Drift::OtherDefault {
             path: path(),
-            table: "11".into(),
-            runtime: "10".into()
+            table: "129".into(),
+            runtime: "128".into()
         }]
     );
 }
@@ -119,25 +118,25 @@ fn the_sentinel_catches_what_the_table_left_out_and_what_is_excluded_in_vain() {
     let rows = || {
         OPTIONS
             .iter()
-            .filter(|spec| spec.path != "burn.fusion.beam_search.max_blocks")
+            .filter(|spec| spec.path != "burn.autodiff.logger.append")
     };
     let found = drift(rows(), EXCLUDED, Runtime::Burn, &defaults(Runtime::Burn));
     assert_eq!(
         found,
         [Drift::Unlisted {
-            path: "burn.fusion.beam_search.max_blocks".into()
+            path: "burn.autodiff.logger.append".into()
         }]
     );
     let mut excluded = EXCLUDED.to_vec();
     excluded.push(Excluded {
-        path: "burn.fusion.beam",
+        path: "burn.autodiff.log",
         why: "",
     });
     let found = drift(OPTIONS, &excluded, Runtime::Burn, &defaults(Runtime::Burn));
     assert_eq!(
         found,
         [Drift::ExcludedInVain {
-            path: "burn.fusion.beam".into()
+            path: "burn.autodiff.log".into()
         }]
     );
 }

@@ -146,12 +146,19 @@ pub fn worker_pool(config: &Config) -> Result<rayon::ThreadPool, EnvironmentErro
 /// Version of Burn that the workspace pins; a test compares it with the workspace's manifest.
 const BURN_VERSION: &str = "0.22.1";
 
+/// Version of CubeCL that the workspace pins; likewise.
+const CUBECL_VERSION: &str = "0.11.3";
+
 /// Versions for the run manifest and `doctor`. CubeCL is in GPU builds only.
 pub fn versions() -> BTreeMap<String, String> {
+    let cubecl = match cfg!(feature = "cuda") {
+        true => CUBECL_VERSION,
+        false => "not in this build",
+    };
     let pairs = [
         ("flow-train", env!("CARGO_PKG_VERSION")),
         ("burn", BURN_VERSION),
-        ("cubecl", "none"),
+        ("cubecl", cubecl),
     ];
     pairs
         .map(|(name, version)| (name.to_owned(), version.to_owned()))

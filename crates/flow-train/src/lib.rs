@@ -11,7 +11,7 @@ mod schema;
 pub use environment::{EnvironmentError, base_plan, environment, versions, worker_pool};
 pub use machine::machine;
 pub use registries::{NameTaken, Registries};
-pub use runtime_options::{apply_runtime_options, runtime_options};
+pub use runtime_options::{apply_no_runtime_options, apply_runtime_options, runtime_options};
 pub use schema::{schema, schema_text};
 
 pub use flow_accel as accel;

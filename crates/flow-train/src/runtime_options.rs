@@ -6,7 +6,7 @@ use flow_runtime::{Applied, Context, Feature, RuntimeOptions};
 use std::path::Path;
 
 /// What is compiled into this build besides what every build has: CubeCL with the feature `cuda`, its caches on disk with
-/// `kernel-cache`, but never Burn's fusion.
+/// `kernel-cache`.
 pub(crate) const FEATURES: &[Feature] = if cfg!(feature = "kernel-cache") {
     &[Feature::Cubecl, Feature::Cuda, Feature::Persistence]
 } else if cfg!(feature = "cuda") {
@@ -34,7 +34,7 @@ pub fn runtime_options(config: &Config, base: &Path) -> Result<RuntimeOptions, E
 }
 
 /// Makes the options of a config effective, and reads each value back. Call it before the first device is opened, and once
-/// per process; without options it does nothing.
+/// per process. What no option says is the runtimes' own default: files and environment variables of theirs do not count.
 ///
 /// # Errors
 /// As [`runtime_options`], and [`EnvironmentError::Apply`] if a runtime has its configuration already, or has another
@@ -47,4 +47,13 @@ pub fn apply_runtime_options(resolved: &Resolved, base: &Path) -> Result<Vec<App
         source.unwrap_or(&Source::Default).to_string()
     };
     Ok(flow_runtime::apply(&options, source)?)
+}
+
+/// Makes the runtimes' own defaults effective, for what opens a device and computes nothing by a config's options.
+///
+/// # Errors
+/// As [`apply_runtime_options`].
+pub fn apply_no_runtime_options() -> Result<(), EnvironmentError> {
+    flow_runtime::apply(&RuntimeOptions::default(), |_| String::new())?;
+    Ok(())
 }

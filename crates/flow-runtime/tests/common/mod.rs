@@ -14,15 +14,7 @@ pub type Written = BTreeMap<String, Json>;
 pub fn everything() -> Context {
     Context {
         device: DeviceKind::Cuda,
-        features: [
-            Feature::Cubecl,
-            Feature::Persistence,
-            Feature::Cuda,
-            Feature::Fusion,
-            Feature::Autotune,
-        ]
-        .into(),
-        accelerators: ["fusion".to_owned()].into(),
+        features: [Feature::Cubecl, Feature::Persistence, Feature::Cuda].into(),
         ..Context::default()
     }
 }
@@ -46,7 +38,6 @@ pub fn samples(spec: &OptionSpec) -> Vec<Json> {
     match spec.kind {
         Kind::Bool => vec![json!(false), json!(true)],
         Kind::Integer { min, max } => vec![json!(min), json!(min + 1), json!(max)],
-        Kind::Number { min, max } => vec![json!(min), json!(1.75), json!(max)],
         Kind::Choice(choices) => words(choices),
         Kind::Name => vec![json!("h100"), json!("A.b_c-9")],
         Kind::File => vec![json!("logs/run.log"), json!("größe.log")],
@@ -62,7 +53,6 @@ pub fn samples(spec: &OptionSpec) -> Vec<Json> {
 pub fn valid(spec: &OptionSpec) -> BoxedStrategy<Json> {
     match spec.kind {
         Kind::Integer { min, max } => (min..=max).prop_map(|value| json!(value)).boxed(),
-        Kind::Number { min, max } => (min..=max).prop_map(|value| json!(value)).boxed(),
         Kind::Name => "[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}"
             .prop_map(|name| json!(name))
             .boxed(),
@@ -80,18 +70,8 @@ pub fn valid_options(specs: Vec<&'static OptionSpec>) -> impl Strategy<Value = W
     let paths: Vec<&str> = specs.iter().map(|spec| spec.path).collect();
     entries.prop_map(move |values| {
         let given = paths.iter().zip(values);
-        let mut options: Written = given
+        given
             .filter_map(|(path, value)| Some(((*path).to_owned(), value?)))
-            .collect();
-        let (min, max) = (
-            "cubecl.autotune.bench.min_samples",
-            "cubecl.autotune.bench.max_samples",
-        );
-        let of = |path: &str, default| options.get(path).and_then(Json::as_u64).unwrap_or(default);
-        if of(min, 3) > of(max, 10) {
-            options.remove(min);
-            options.remove(max);
-        }
-        options
+            .collect()
     })
 }
