@@ -159,7 +159,7 @@ fn replayed(
     client.start_capture().map_err(|e| say(&e))?;
     (0..CALLS).for_each(|_| launch());
     let graph = client.stop_capture().map_err(|e| say(&e))?;
-    // The buffers of the captured launches live until the caller returns.
+    // SAFETY: the buffers of the captured launches live until the caller returns.
     let replay = || unsafe { graph.replay() }.map_err(|e| say(&e));
     replay()?;
     cubecl::future::block_on(client.sync()).map_err(|e| say(&e))?;

@@ -187,6 +187,7 @@ impl DealtList {
 
     /// Shares, records, the records once more word by word, and patterns.
     pub(crate) fn arguments(&self) -> [BufferArg; 4] {
+        // SAFETY: each buffer is as long as it was uploaded, in words.
         let of = |(handle, length): &(Handle, usize), width| unsafe {
             BufferArg::from_raw_parts(handle.clone(), length / width)
         };

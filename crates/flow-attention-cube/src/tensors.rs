@@ -109,6 +109,7 @@ impl TileList {
 
     /// Turns, entries and patterns.
     pub(crate) fn arguments(&self) -> [BufferArg; 3] {
+        // SAFETY: each buffer is as long as it was uploaded, in words.
         let of = |(handle, length): &(Handle, usize), width| unsafe {
             BufferArg::from_raw_parts(handle.clone(), length / width)
         };

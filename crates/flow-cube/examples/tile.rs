@@ -37,11 +37,15 @@ fn tile(a: &[bf16], b: &[bf16], out: &mut [f32]) {
     sync_async_proxy_shared();
     sync_cube();
     let a_at = wgmma::descriptor(
+        // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+        // written there stays within it.
         generic_to_shared::<bf16>(unsafe { a_tile.as_ptr_unchecked() }),
         16u32,
         1024u32,
     );
     let b_at = wgmma::descriptor(
+        // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+        // written there stays within it.
         generic_to_shared::<bf16>(unsafe { b_tile.as_ptr_unchecked() }),
         16u32,
         1024u32,

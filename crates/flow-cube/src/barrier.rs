@@ -167,6 +167,7 @@ pub fn bulk_copy<T: CubePrimitive>(
 /// The address of barriers in shared memory, 8 bytes each; [`at`] gives those behind the first.
 #[cube]
 pub fn first(barriers: &[u64]) -> u32 {
+    // SAFETY: only the address is taken, of barriers in shared memory.
     generic_to_shared::<u64>(unsafe { barriers.as_ptr_unchecked() })
 }
 

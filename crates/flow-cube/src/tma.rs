@@ -18,6 +18,7 @@ pub fn load_2d<E: Numeric>(
     column: i32,
     #[comptime] caller: Caller,
 ) {
+    // SAFETY: only the address is taken, of memory that holds a tile, as the caller sees to.
     let to = generic_to_shared::<E>(unsafe { to.as_ptr_unchecked() });
     let map = tensor_map_address(map);
     let barrier = read::<u32>(barrier);
@@ -51,6 +52,7 @@ pub fn load_4d<E: Numeric>(
     channel: i32,
     #[comptime] caller: Caller,
 ) {
+    // SAFETY: only the address is taken, of memory that holds a tile, as the caller sees to.
     let to = generic_to_shared::<E>(unsafe { to.as_ptr_unchecked() });
     let map = tensor_map_address(map);
     let barrier = read::<u32>(barrier);
@@ -95,6 +97,7 @@ pub fn prefetch_4d<E: Numeric>(map: &TensorMap<E, Tiled>, batch: i32, head: i32,
 /// Starts writing a tile to row `row` and column `column`, in the group that [`commit`] closes.
 #[cube]
 pub fn store_2d<E: Numeric>(from: &[E], map: &mut TensorMap<E, Tiled>, row: i32, column: i32) {
+    // SAFETY: only the address is taken, of memory that holds a tile, as the caller sees to.
     let from = generic_to_shared::<E>(unsafe { from.as_ptr_unchecked() });
     let map = tensor_map_address::<E, Tiled>(&*map);
     let (row, column) = (read::<i32>(row), read::<i32>(column));
@@ -115,6 +118,7 @@ pub fn store_4d<E: Numeric>(
     channel: i32,
     #[comptime] caller: Caller,
 ) {
+    // SAFETY: only the address is taken, of memory that holds a tile, as the caller sees to.
     let from = generic_to_shared::<E>(unsafe { from.as_ptr_unchecked() });
     let map = tensor_map_address::<E, Tiled>(&*map);
     let (batch, head) = (read::<i32>(batch), read::<i32>(head));

@@ -180,6 +180,7 @@ fn tiles_of_sums_are_added_up_where_the_table_says() {
     let sums: Vec<f32> = (0..5 * tile).map(|i| (i % 1013) as f32).collect();
     let table: [u32; 8] = [128, 0, 0, 2, 0, 64, 2, 3];
     let d = client.create_from_slice(f32::as_bytes(&vec![-1.0; m * stride]));
+    // SAFETY: the buffers hold the sums, the table and the result that the sizes say.
     unsafe {
         flow_matmul_cube::parts::add_parts::launch_unchecked(
             &client,

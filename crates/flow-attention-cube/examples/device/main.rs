@@ -358,6 +358,8 @@ fn median(client: &Client, work: f64, mut launch: impl FnMut()) -> f64 {
     client.start_capture().expect("capture starts");
     (0..count).for_each(|_| launch());
     let graph = client.stop_capture().expect("capture ends");
+    // SAFETY: the buffers of the captured launches live until the caller returns, who launches nothing
+    // beside.
     let replay = || unsafe { graph.replay() }.expect("the graph runs");
     replay();
     let _ = cubecl::future::block_on(client.sync());

@@ -29,11 +29,15 @@ fn copy_statistics(
         let at = (from + UNIT_POS * 2) as usize;
         copy_16::<Pair>(
             lse_to + UNIT_POS * 16,
+            // SAFETY: rows of statistics are padded to a multiple of 128 (`lse_rows`), and a tile of queries
+            // begins within them.
             unsafe { lse[at..at + 2].as_ptr_unchecked() },
             16u32.runtime(),
         );
         copy_16::<Pair>(
             delta_to + UNIT_POS * 16,
+            // SAFETY: rows of statistics are padded to a multiple of 128 (`lse_rows`), and a tile of queries
+            // begins within them.
             unsafe { delta[at..at + 2].as_ptr_unchecked() },
             16u32.runtime(),
         );
@@ -86,11 +90,18 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     let do_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(passing * words * stages), 1024usize);
     let lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
     let delta_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
     let k_base = generic_to_shared::<u32>(unsafe { k_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let v_base = generic_to_shared::<u32>(unsafe { v_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let q_base = generic_to_shared::<u32>(unsafe { q_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let do_base = generic_to_shared::<u32>(unsafe { do_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let lse_base = generic_to_shared::<Pair>(unsafe { lse_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let delta_base = generic_to_shared::<Pair>(unsafe { delta_tiles.as_ptr_unchecked() });
 
     let heads = CUBE_COUNT_Y * group;

@@ -62,9 +62,14 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let k_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(passing * words * stages), 1024usize);
     let v_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(passing * words * stages), 1024usize);
     let mut deltas: Shared<[f32]> = Shared::new_slice(resident);
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
     let q_base = generic_to_shared::<u32>(unsafe { q_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let do_base = generic_to_shared::<u32>(unsafe { do_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let k_base = generic_to_shared::<u32>(unsafe { k_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let v_base = generic_to_shared::<u32>(unsafe { v_tiles.as_ptr_unchecked() });
 
     let per_tile = comptime!(tiles.passing as u32);

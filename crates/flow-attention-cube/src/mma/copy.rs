@@ -76,6 +76,8 @@ pub(super) fn copy_tile(
                 let at = select(inside, from + of.stride * below + comptime!(8 * panel), 0usize);
                 copy_16::<Eight>(
                     lane_to + comptime!((panel * rows * 128 + below * 128) as u32),
+                    // SAFETY: rows and channels that do not exist are read at 0, no byte of them; the others
+                    // are within the tensor.
                     unsafe { source.as_slice()[at..at + 1].as_ptr_unchecked() },
                     select(inside, 16u32, 0u32),
                 );

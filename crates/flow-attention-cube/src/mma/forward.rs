@@ -55,8 +55,12 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
         Shared::new_aligned_slice(comptime!(keys * 32 * tiles.panels() * stages), 1024usize);
     let v_tiles: Shared<[u32]> =
         Shared::new_aligned_slice(comptime!(keys * 32 * tiles.panels() * stages), 1024usize);
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
     let q_base = generic_to_shared::<u32>(unsafe { q_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let k_base = generic_to_shared::<u32>(unsafe { k_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let v_base = generic_to_shared::<u32>(unsafe { v_tiles.as_ptr_unchecked() });
 
     let per_tile = comptime!(tiles.keys as u32);

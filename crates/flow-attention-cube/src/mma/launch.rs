@@ -36,6 +36,7 @@ pub(super) fn launch_forward(
     let second = parts.last().expect("a part of keys");
     let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
     let [turns, entries, patterns] = list.arguments();
+    // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_forward::launch_unchecked(
             client,
@@ -82,6 +83,7 @@ pub(super) fn launch_backward_queries(
     let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
     let length = batch * heads * lse_rows(queries);
     let [turns, entries, patterns] = list.arguments();
+    // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_backward_queries::launch_unchecked(
             client,
@@ -130,6 +132,7 @@ pub(super) fn launch_backward_keys(
     let [_, kv_heads, keys, _] = part.k.shape;
     let length = batch * heads * lse_rows(queries);
     let [turns, entries, patterns] = list.arguments();
+    // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_backward_keys::launch_unchecked(
             client,

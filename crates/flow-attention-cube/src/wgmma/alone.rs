@@ -73,6 +73,8 @@ pub fn softmax_alone<S: Size, P: Size, O: Size>(
     #[define(S, P, O)] _vectors: [usize; 3],
 ) {
     let lost: Shared<[u32]> = Shared::new_slice(32usize);
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
     let lost_base = generic_to_shared::<u32>(unsafe { lost.as_ptr_unchecked() });
     let mut softmax = OnlineSoftmax::new(lost_base + UNIT_POS * 4);
     let mut sums = Vector::<f32, O>::new(0.0f32);

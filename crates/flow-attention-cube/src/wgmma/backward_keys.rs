@@ -47,9 +47,12 @@ fn copy_passing<E: Numeric>(
     let from = (statistic_row / 2) as usize;
     let at = stage * comptime!(rows / 2);
     let length = comptime!(rows / 2);
+    // SAFETY: a stage has room for the statistics of a passing tile.
     let at = generic_to_shared::<Pair>(unsafe { statistic_to[at..at + length].as_ptr_unchecked() });
     bulk_copy::<Pair>(
         at,
+        // SAFETY: rows of statistics are padded to a multiple of 128 (`lse_rows`), of which a passing tile is
+        // a part.
         unsafe { statistic[from..from + length].as_ptr_unchecked() },
         comptime!((rows * 4) as u32),
         full,
@@ -288,10 +291,16 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         }
     }
 
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
     let k_base = generic_to_shared::<E>(unsafe { k_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let v_base = generic_to_shared::<E>(unsafe { v_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let q_base = generic_to_shared::<E>(unsafe { q_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let do_base = generic_to_shared::<E>(unsafe { do_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
     let k_at = wgmma::descriptor(k_base + warpgroup * 8192, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base + warpgroup * 8192, 16u32, 1024u32);

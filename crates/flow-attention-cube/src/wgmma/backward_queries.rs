@@ -209,10 +209,16 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let shift_0 = lse[(lse_at + first_query + of_tile) as usize] * std::f32::consts::LOG2_E;
     let shift_1 = lse[(lse_at + first_query + of_tile + 8) as usize] * std::f32::consts::LOG2_E;
 
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
     let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let do_base = generic_to_shared::<E>(unsafe { do_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
     let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
     let do_at = wgmma::descriptor(do_base + warpgroup * 8192, 16u32, 1024u32);

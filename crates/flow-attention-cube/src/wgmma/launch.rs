@@ -14,6 +14,7 @@ use flow_cube::wgmma::Factor;
 
 /// For copies of `rows` rows of 64 channels.
 fn map(x: &Heads, rows: usize, factor: Factor) -> TensorMapArg<Tiled> {
+    // SAFETY: shape and strides are those of the tensor, as `Heads` has them.
     let tensor = unsafe {
         TensorArg::from_raw_parts(
             x.handle.clone(),
@@ -55,6 +56,7 @@ pub fn launch_forward(
         ForwardList::InTurn(list) => list,
         ForwardList::Dealt(list) => {
             let [shares, records, record_words, patterns] = list.arguments();
+            // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
             unsafe {
                 forward_staying::launch_unchecked(
                     client,
@@ -84,6 +86,7 @@ pub fn launch_forward(
         }
     };
     let [turns, entries, patterns] = list.arguments();
+    // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         forward::launch_unchecked(
             client,
@@ -130,6 +133,7 @@ pub fn launch_backward_queries(
     let eights = |x: &Heads, axis: usize| (x.strides[axis] / 8) as u32;
     let map = |x: &Heads, rows| map(x, rows, tiles.factor);
     let [turns, entries, patterns] = list.arguments();
+    // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         backward_queries::launch_unchecked(
             client,
@@ -192,6 +196,7 @@ pub fn launch_backward_keys(
     let key_blocks = keys.div_ceil(tiles.resident());
     let sums = tiles.sums_of_pieces(batch * kv_heads, keys);
     let sums_at = of.delta.clone().offset_start(4 * length as u64);
+    // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         backward_keys::launch_unchecked(
             client,
@@ -240,6 +245,7 @@ fn launch_add_up(client: &Client, sums: Handle, gradient: &Heads, scale: f32, ti
     let [batch, heads, keys, _] = gradient.shape;
     let eights = |axis: usize| (gradient.strides[axis] / 8) as u32;
     let blocks = (keys * tiles.head_dim / 8).div_ceil(THREADS);
+    // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         add_up::launch_unchecked(
             client,

@@ -168,16 +168,25 @@ pub fn forward_staying<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: S
     let lane = thread % 32;
     // For the warp that starts the first copies; a vote, so that the compiler takes it for the same in all of its threads.
     let first_warp = plane_any(UNIT_POS < 32);
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
     let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let o_base = generic_to_shared::<E>(unsafe { o_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
     let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
+    // SAFETY: as above.
     let lost_base = generic_to_shared::<u32>(unsafe { lost.as_ptr_unchecked() });
     let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
     let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);
 
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
     let by_at = generic_to_shared::<u32>(unsafe { inverses.as_ptr_unchecked() }) + UNIT_POS * 8;
     let queries_counter = counter_at(used_base, comptime!(2 * STAGES as u32).runtime());
     let mut softmax = OnlineSoftmax::new(lost_base + UNIT_POS * 4);

@@ -222,7 +222,6 @@ mod avx512 {
     fn pack_left(a: Matrix<'_>, rows: Range<usize>, pairs: usize, packed: &mut [u32]) {
         let (row_stride, column_stride) = a.strides();
         let depth = a.columns();
-        // SAFETY, here and below: what is read lies within the matrix, whose constructor checked its extent.
         let at = |row: usize, column: usize| {
             a.pointer()
                 .wrapping_add(row * row_stride + column * column_stride)
@@ -230,6 +229,7 @@ mod avx512 {
         if column_stride == 1 {
             for (row, packed) in rows.zip(packed.chunks_exact_mut(pairs.max(1))) {
                 for (index, packed) in packed.chunks_mut(16).enumerate() {
+                    // SAFETY: what is read lies within the matrix, whose constructor checked its extent.
                     let values = unsafe { pairs_along(at(row, 32 * index), depth - 32 * index) };
                     // SAFETY: masked lanes are not written.
                     unsafe {
@@ -244,6 +244,7 @@ mod avx512 {
                 let packed = &mut packed[(start - rows.start) * pairs..][..count * pairs];
                 for pair in 0..pairs {
                     let below = (2 * pair + 1 < depth).then(|| at(start, 2 * pair + 1));
+                    // SAFETY: what is read lies within the matrix, whose constructor checked its extent.
                     let values = unsafe { pairs_across(at(start, 2 * pair), below, count) };
                     scatter(values, count, &mut packed[pair..], pairs);
                 }
@@ -256,7 +257,6 @@ mod avx512 {
     fn pack_right(b: Matrix<'_>, pairs: usize) -> Vec<u32> {
         let (depth, columns) = (b.rows(), b.columns());
         let (row_stride, column_stride) = b.strides();
-        // SAFETY, here and below: what is read lies within the matrix, whose constructor checked its extent.
         let at = |row: usize, column: usize| {
             b.pointer()
                 .wrapping_add(row * row_stride + column * column_stride)
@@ -270,6 +270,7 @@ mod avx512 {
                     for (half, packed) in packed.chunks_exact_mut(16).enumerate() {
                         let (column, count) = (start + 16 * half, count.saturating_sub(16 * half).min(16));
                         let below = (2 * pair + 1 < depth).then(|| at(2 * pair + 1, column));
+                        // SAFETY: what is read lies within the matrix, whose constructor checked its extent.
                         let values = unsafe { pairs_across(at(2 * pair, column), below, count) };
                         // SAFETY: there are 16 values.
                         unsafe { _mm512_storeu_si512(packed.as_mut_ptr().cast(), values) };
@@ -279,6 +280,7 @@ mod avx512 {
                 // The columns of a transposed matrix are contiguous.
                 for column in 0..count {
                     for first in (0..pairs).step_by(16) {
+                        // SAFETY: what is read lies within the matrix, whose constructor checked its extent.
                         let values = unsafe { pairs_along(at(2 * first, start + column), depth - 2 * first) };
                         scatter(
                             values,

@@ -217,7 +217,7 @@ fn replayed(
     client.start_capture().map_err(|e| say(&e))?;
     launch()?;
     let graph = client.stop_capture().map_err(|e| say(&e))?;
-    // The buffers of the captured launches live until the caller returns.
+    // SAFETY: the buffers of the captured launches live until the caller returns.
     let replay = || unsafe { graph.replay() }.map_err(|e| say(&e));
     let rounds = ((0.02 / (flops / 500e12)) as usize / SETS).clamp(2, 60);
     let start = Instant::now();

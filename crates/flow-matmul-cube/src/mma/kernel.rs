@@ -52,6 +52,7 @@ fn copy_tile(
         );
         copy_16::<Eight>(
             lane_to,
+            // SAFETY: what is outside of the matrix is read at 0, no byte of it; the rest is within its rows.
             unsafe { source[at..at + 1].as_ptr_unchecked() },
             count * 2,
         );
@@ -100,6 +101,8 @@ pub fn mma_matmul<N: Size>(
     let b_transposed = comptime!(tiles.layout != Layout::Nt);
     let stage_memory: Shared<[u32]> =
         Shared::new_aligned_slice(comptime!(tiles.shared_bytes() / 4), 1024usize);
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
     let base = generic_to_shared::<u32>(unsafe { stage_memory.as_ptr_unchecked() });
 
     // Neighbouring blocks share rows and columns in the L2 cache: `group` rows of tiles at a time.

@@ -144,9 +144,14 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     let (warpgroup, thread) = warpgroup_and_thread(comptime!(tiles.warpgroups), true);
     let lane = thread % 32;
     let row_in_unit = (thread / 32) * 16 + lane / 4;
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
     let a_base = generic_to_shared::<E>(unsafe { a_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let b_base = generic_to_shared::<E>(unsafe { b_tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
     let places_base = generic_to_shared::<O>(unsafe { places.as_ptr_unchecked() });
+    // SAFETY: as above.
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
     let unit_first = if comptime!(tiles.in_turns) {
         0u32.runtime()
