@@ -69,8 +69,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         regions: vec![RegionKind::Attention],
         ..ModelSpec::default()
     };
-    match registry.acceleration(base.clone(), [("attention-swap", &known)], [], &model) {
-        Ok(found) => println!("{found}\ntraining runs with {}", found.training().describe()),
+    match registry.arrangement(base.clone(), [("attention-swap", &known)], [], &model) {
+        Ok(found) => println!("{found}\ntraining runs with {}", found.describe_training()),
         Err(errors) => {
             return Err(errors
                 .into_iter()
@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let wrong = params("cpuu");
     for error in registry
-        .acceleration(
+        .arrangement(
             base,
             [("attention-swap", &wrong), ("atention-swap", &known)],
             [],

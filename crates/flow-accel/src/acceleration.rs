@@ -1,7 +1,9 @@
 //! Accelerators in force: the plan of training, and a plan for each rollout.
 
-use crate::{AccelerationError, Accelerator, Engagement, Engagements, Meter, Part, Safety, Slot, Target};
-use flow_core::{ModelSpec, Plan, Rollout, Weights};
+use crate::{
+    AccelerationError, Accelerator, Engagement, Engagements, Meter, Part, Safety, Shortfall, Slot, Target,
+};
+use flow_core::{AttentionBackend, Kernels, ModelSpec, Plan, Rollout, Weights};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -35,24 +37,37 @@ pub struct Activity {
     pub predicted: BTreeMap<u64, f64>,
     /// If nothing was: why that may be.
     pub why_idle: Option<String>,
+    /// What it was in force for and did not do, with how often.
+    pub shortfalls: BTreeMap<Shortfall, u64>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct InForce {
     accelerator: Arc<dyn Accelerator>,
     applied: Applied,
     meter: Meter,
 }
 
-/// The accelerators of a run.
-#[derive(Clone, Debug)]
-pub struct Acceleration {
+/// The accelerators of a run, in order but not yet at work: they know no weights. [`set_up`](Self::set_up) makes the
+/// [`Acceleration`] of them that has plans to compute by, so nothing is computed by an accelerator that was not set up:
+///
+/// ```compile_fail,E0599
+/// fn training_plan(arrangement: &flow_accel::Arrangement) {
+///     arrangement.training();
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Arrangement {
     training: Arc<Plan>,
     in_force: Vec<InForce>,
     model: ModelSpec,
 }
 
-impl Acceleration {
+/// The accelerators of a run, at work.
+#[derive(Debug)]
+pub struct Acceleration(Arrangement);
+
+impl Arrangement {
     /// Applies the accelerators of both slots to `base`, each slot in the order of its list. Those of the rollout are
     /// tried out once.
     ///
@@ -65,7 +80,7 @@ impl Acceleration {
         model: &ModelSpec,
     ) -> Result<Self, Vec<AccelerationError>> {
         let mut errors = crate::arrangement::check(shared, rollout);
-        let mut in_force = Vec::new();
+        let mut in_force: Vec<InForce> = Vec::new();
         let mut apply = |slot: Slot, plan: Plan, accelerator: &Arc<dyn Accelerator>| {
             let name = accelerator.name().to_owned();
             let applied = |each: &InForce| each.applied.slot == slot && each.applied.name == name;
@@ -74,7 +89,13 @@ impl Acceleration {
                 return plan;
             }
             let (safety, meter) = (accelerator.safety(&plan), Meter::default());
-            match accelerator.apply(plan.clone(), &Target { model, meter: &meter }) {
+            let below: Vec<Meter> = in_force.iter().map(|each| each.meter.clone()).collect();
+            let target = Target {
+                model,
+                meter: &meter,
+                below: &below,
+            };
+            match accelerator.apply(plan.clone(), &target) {
                 Ok(plan) => {
                     in_force.push(InForce {
                         accelerator: accelerator.clone(),
@@ -101,9 +122,9 @@ impl Acceleration {
         })
     }
 
-    /// The plan of losses and evaluations: the shared accelerators.
-    pub fn training(&self) -> &Arc<Plan> {
-        &self.training
+    /// Kernels of training, by which noise is drawn and sampler steps are taken.
+    pub fn kernels(&self) -> &Arc<dyn Kernels> {
+        &self.training.kernels
     }
 
     /// What is in force, in the order of application.
@@ -116,11 +137,30 @@ impl Acceleration {
         self.applied().all(|each| each.safety.is_exact_on_policy())
     }
 
-    /// Sets every accelerator up, in order. Called once, when the weights are those the run starts with.
+    /// What computes attention in rollout and training, to be asked whether it serves the model's calls.
+    pub fn attention(&self) -> &dyn AttentionBackend {
+        &*self.training.attention
+    }
+
+    /// The plan of losses and evaluations in words, for logs and the run manifest.
+    pub fn describe_training(&self) -> String {
+        self.training.describe()
+    }
+
+    /// Puts back what [`learned`](Acceleration::learned) gave. Names that are not in force are passed over.
+    pub fn restore(&self, learned: &BTreeMap<String, Vec<u64>>) {
+        for each in &self.in_force {
+            if let Some(learned) = learned.get(&each.applied.name) {
+                each.accelerator.restore(learned);
+            }
+        }
+    }
+
+    /// Sets every accelerator up, in order, with the weights that the run starts with.
     ///
     /// # Errors
     /// The first refusal.
-    pub fn set_up(&self, weights: &Weights) -> Result<(), AccelerationError> {
+    pub fn set_up(self, weights: &Weights) -> Result<Acceleration, AccelerationError> {
         for each in &self.in_force {
             let refused = |refusal| AccelerationError::Refused {
                 name: each.applied.name.clone(),
@@ -128,7 +168,24 @@ impl Acceleration {
             };
             each.accelerator.set_up(weights).map_err(refused)?;
         }
-        Ok(())
+        Ok(Acceleration(self))
+    }
+}
+
+impl Acceleration {
+    /// The plan of losses and evaluations: the shared accelerators.
+    pub fn training(&self) -> &Arc<Plan> {
+        &self.0.training
+    }
+
+    /// What is in force, in the order of application.
+    pub fn applied(&self) -> impl Iterator<Item = &Applied> {
+        self.0.applied()
+    }
+
+    /// Whether the importance ratio of a coupled trainer is exactly 1 before the first update.
+    pub fn is_exact_on_policy(&self) -> bool {
+        self.0.is_exact_on_policy()
     }
 
     /// Opens a rollout with `weights`: the shared accelerators, and those of the rollout with state of their own.
@@ -136,14 +193,22 @@ impl Acceleration {
     /// # Errors
     /// The first refusal.
     pub fn rollout<'w>(&self, weights: &'w Weights) -> Result<RolloutScope<'w>, AccelerationError> {
+        let Arrangement {
+            training,
+            in_force,
+            model,
+        } = &self.0;
         let mut layers = Vec::new();
-        for each in &self.in_force {
+        for (at, each) in in_force.iter().enumerate() {
             if each.applied.slot == Slot::Rollout {
-                let below: &Arc<Plan> = layers.last().unwrap_or(&self.training);
-                let (model, meter) = (&self.model, &each.meter);
-                let applied = each
-                    .accelerator
-                    .apply((**below).clone(), &Target { model, meter });
+                let plan: &Arc<Plan> = layers.last().unwrap_or(training);
+                let below: Vec<Meter> = in_force[..at].iter().map(|each| each.meter.clone()).collect();
+                let target = Target {
+                    model,
+                    meter: &each.meter,
+                    below: &below,
+                };
+                let applied = each.accelerator.apply((**plan).clone(), &target);
                 let plan = applied.map_err(|refusal| AccelerationError::Refused {
                     name: each.applied.name.clone(),
                     refusal,
@@ -151,7 +216,7 @@ impl Acceleration {
                 layers.push(Arc::new(plan));
             }
         }
-        let plan = layers.last().unwrap_or(&self.training).clone();
+        let plan = layers.last().unwrap_or(training).clone();
         Ok(RolloutScope {
             rollout: Rollout::new(weights, plan),
             _layers: Layers(layers),
@@ -159,16 +224,9 @@ impl Acceleration {
     }
 
     /// What each accelerator did since this was last asked, in the order of application.
-    ///
-    /// A replayed call does again what it was recorded with, and asks nobody: so an accelerator that has done something before
-    /// is not idle while recordings are replayed.
     pub fn take_activity(&self) -> Vec<Activity> {
-        let counted: Vec<Engagements> = self.in_force.iter().map(|each| each.meter.take()).collect();
-        let is_replayed = counted
-            .iter()
-            .any(|engagements| engagements.of(Engagement::GraphReplayed) > 0);
-        let of = |(each, engagements): (&InForce, Engagements)| {
-            let is_idle = engagements.is_idle() && !(is_replayed && each.meter.has_engaged());
+        let of = |each: &InForce| {
+            let engagements = each.meter.take();
             Activity {
                 slot: each.applied.slot,
                 name: each.applied.name.clone(),
@@ -176,17 +234,18 @@ impl Acceleration {
                 shares: each.meter.take_shares(),
                 kept_bytes: each.meter.take_kept_bytes(),
                 predicted: each.meter.take_predicted(),
-                why_idle: is_idle.then(|| each.accelerator.why_idle()),
+                why_idle: engagements.is_idle().then(|| each.accelerator.why_idle()),
+                shortfalls: each.meter.take_shortfalls(),
             }
         };
-        self.in_force.iter().zip(counted).map(of).collect()
+        self.0.in_force.iter().map(of).collect()
     }
 }
 
 impl Acceleration {
     /// The largest share of samples that an accelerator wants to be taken once more without it.
     pub fn audit_share(&self) -> f64 {
-        let shares = self.in_force.iter().map(|each| each.accelerator.audit_share());
+        let shares = self.0.in_force.iter().map(|each| each.accelerator.audit_share());
         shares.fold(0.0, f64::max)
     }
 
@@ -194,7 +253,7 @@ impl Acceleration {
     /// were taken once more. Gives predicted and found errors of the first that had predicted any.
     pub fn audited(&self, activity: &[Activity], found: &BTreeMap<u64, f64>) -> Vec<(f64, f64)> {
         let mut first = Vec::new();
-        for (each, did) in self.in_force.iter().zip(activity) {
+        for (each, did) in self.0.in_force.iter().zip(activity) {
             let both = |(sample, predicted): (&u64, &f64)| Some((*predicted, *found.get(sample)?));
             let pairs: Vec<(f64, f64)> = did.predicted.iter().filter_map(both).collect();
             if !pairs.is_empty() {
@@ -210,21 +269,12 @@ impl Acceleration {
     /// What accelerators have learned, by name: part of a checkpoint.
     pub fn learned(&self) -> BTreeMap<String, Vec<u64>> {
         let learned = |each: &InForce| (each.applied.name.clone(), each.accelerator.learned());
-        let all = self.in_force.iter().map(learned);
+        let all = self.0.in_force.iter().map(learned);
         all.filter(|(_, learned)| !learned.is_empty()).collect()
-    }
-
-    /// Puts back what [`learned`](Self::learned) gave. Names that are not in force are passed over.
-    pub fn restore(&self, learned: &BTreeMap<String, Vec<u64>>) {
-        for each in &self.in_force {
-            if let Some(learned) = learned.get(&each.applied.name) {
-                each.accelerator.restore(learned);
-            }
-        }
     }
 }
 
-impl fmt::Display for Acceleration {
+impl fmt::Display for Arrangement {
     /// What is in force, in words, for logs and the run manifest.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for slot in Slot::ALL {
@@ -241,6 +291,13 @@ impl fmt::Display for Acceleration {
             write!(f, "{slot}: {words}{end}")?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Acceleration {
+    /// As of the [`Arrangement`].
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

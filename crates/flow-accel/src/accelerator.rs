@@ -64,7 +64,7 @@ pub trait Accelerator: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Takes back what [`learned`](Self::learned) gave.
+    /// Takes back what [`learned`](Self::learned) gave, before it is set up.
     fn restore(&self, _learned: &[u64]) {}
 
     /// Why nothing may have been counted in a whole iteration, and what to change; without a full stop.
@@ -80,6 +80,9 @@ pub struct Target<'a> {
     pub model: &'a ModelSpec,
     /// Where the accelerator counts what it does.
     pub meter: &'a Meter,
+    /// Where those count that were applied to the plan before it. Who answers in their place with what they did once
+    /// counts it for them ([`Meter::count_again`]), so that they are not taken for idle.
+    pub below: &'a [Meter],
 }
 
 /// Why an accelerator will not be in force, and how to mend it.

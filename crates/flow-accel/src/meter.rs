@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Something that an accelerator did.
@@ -69,6 +69,16 @@ impl fmt::Display for Part {
     }
 }
 
+/// Something that an accelerator was in force for and did not do, so that the run is slower than its config says. Results
+/// are the same.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Shortfall {
+    /// Name in metrics, for instance `calls_not_recorded`.
+    pub name: &'static str,
+    /// What happened, why, and what to change; without a full stop.
+    pub why: String,
+}
+
 /// Rows answered and rows asked for.
 type Shares = BTreeMap<(Engagement, Part), (u64, u64)>;
 
@@ -76,22 +86,45 @@ type Shares = BTreeMap<(Engagement, Part), (u64, u64)>;
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     counts: Arc<[AtomicU64; Engagement::ALL.len()]>,
-    has_engaged: Arc<AtomicBool>,
     shares: Arc<Mutex<Shares>>,
     kept_bytes: Arc<AtomicU64>,
     predicted: Arc<Mutex<BTreeMap<u64, f64>>>,
+    shortfalls: Arc<Mutex<BTreeMap<Shortfall, u64>>>,
 }
 
 impl Meter {
     /// `times` more of `what`.
     pub fn count(&self, what: Engagement, times: u64) {
         self.counts[what as usize].fetch_add(times, Ordering::Relaxed);
-        self.has_engaged.store(true, Ordering::Relaxed);
     }
 
-    /// Whether anything was ever counted, taken or not.
-    pub fn has_engaged(&self) -> bool {
-        self.has_engaged.load(Ordering::Relaxed)
+    /// What was counted since it was last taken, which it is not by this.
+    pub fn counted(&self) -> Engagements {
+        Engagements(Engagement::ALL.map(|what| self.counts[what as usize].load(Ordering::Relaxed)))
+    }
+
+    /// Counts once more what happened between `before` and `after`, two readings of [`counted`](Self::counted): a recorded
+    /// call asks nobody when it is replayed, and does again what it was recorded with.
+    pub fn count_again(&self, before: Engagements, after: Engagements) {
+        for what in Engagement::ALL {
+            self.count(what, after.of(what).saturating_sub(before.of(what)));
+        }
+    }
+
+    /// The accelerator was in force and did not do its part, once more; `why` is for a person, of the first time.
+    pub fn falls_short(&self, name: &'static str, why: impl Into<String>) {
+        let mut shortfalls = self.shortfalls.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, times)) = shortfalls.iter_mut().find(|(known, _)| known.name == name) {
+            *times += 1;
+        } else {
+            let why = why.into();
+            shortfalls.insert(Shortfall { name, why }, 1);
+        }
+    }
+
+    /// What the accelerator did not do since this was last taken, with how often.
+    pub fn take_shortfalls(&self) -> BTreeMap<Shortfall, u64> {
+        std::mem::take(&mut *self.shortfalls.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// What was counted since it was last taken.

@@ -1,7 +1,7 @@
 //! The accelerators that a config can name.
 
 use crate::params::{self, Params};
-use crate::{Acceleration, AccelerationError, Accelerator, AcceleratorStage, Refusal};
+use crate::{AccelerationError, Accelerator, AcceleratorStage, Arrangement, Refusal};
 use flow_config::Diagnostic;
 use flow_core::{ModelSpec, Plan, UnknownName};
 use schemars::{JsonSchema, Schema};
@@ -199,17 +199,17 @@ impl AcceleratorRegistry {
         (kind.build)(params)
     }
 
-    /// The entries of both slots in force over `base`, each entry a name with its parameters.
+    /// The entries of both slots over `base`, each entry a name with its parameters.
     ///
     /// # Errors
-    /// All errors of [`build`](Self::build); if there are none, all errors of [`Acceleration::new`].
-    pub fn acceleration<'a>(
+    /// All errors of [`build`](Self::build); if there are none, all errors of [`Arrangement::new`].
+    pub fn arrangement<'a>(
         &self,
         base: Plan,
         shared: impl IntoIterator<Item = (&'a str, &'a Params)>,
         rollout: impl IntoIterator<Item = (&'a str, &'a Params)>,
         model: &ModelSpec,
-    ) -> Result<Acceleration, Vec<AccelerationError>> {
+    ) -> Result<Arrangement, Vec<AccelerationError>> {
         let mut errors = Vec::new();
         let mut build =
             |(name, params): (&str, &Params)| self.build(name, params).map_err(|e| errors.push(e)).ok();
@@ -218,6 +218,6 @@ impl AcceleratorRegistry {
         if !errors.is_empty() {
             return Err(errors);
         }
-        Acceleration::new(base, &shared, &rollout, model)
+        Arrangement::new(base, &shared, &rollout, model)
     }
 }

@@ -1,8 +1,9 @@
 //! The registry, the slots and the plans that come out of them.
 
 use flow_accel::{
-    Acceleration, Accelerator, AcceleratorRegistry, AcceleratorStage, AlreadyRegistered, Applied, Engagement,
-    Paradigm, Params, Refusal, Safety, Slot, StepScope, Target,
+    Acceleration, Accelerator, AcceleratorRegistry, AcceleratorStage, AlreadyRegistered, Applied,
+    Arrangement, Engagement, Engagements, Meter, Paradigm, Params, Refusal, Safety, Shortfall, Slot,
+    StepScope, Target,
 };
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
@@ -79,6 +80,8 @@ struct Label {
     stage: AcceleratorStage,
     params: LabelParams,
     gone: Gone,
+    /// What those below had counted when this was applied for the first time, if it was.
+    recorded: Mutex<Option<Vec<Engagements>>>,
 }
 
 impl Accelerator for Label {
@@ -86,7 +89,7 @@ impl Accelerator for Label {
         match self.stage {
             AcceleratorStage::Both if self.params.label.starts_with("second") => "second",
             AcceleratorStage::Both => "label",
-            AcceleratorStage::Rollout if self.params.label == "next" => "next-label",
+            AcceleratorStage::Rollout if self.params.label.starts_with("next") => "next-label",
             AcceleratorStage::Rollout => "rollout-label",
         }
     }
@@ -124,8 +127,17 @@ impl Accelerator for Label {
             "replay" => Engagement::GraphReplayed,
             _ => Engagement::CallAnswered,
         };
-        if !self.params.label.ends_with("idle") {
+        let mut recorded = self.recorded.lock().expect("no panic");
+        let once = self.params.label.ends_with("once") && recorded.is_some();
+        if !self.params.label.ends_with("idle") && !once {
             target.meter.count(did, self.params.label.len() as u64);
+        }
+        match &*recorded {
+            Some(recorded) if did == Engagement::GraphReplayed => {
+                let below = target.below.iter().zip(recorded);
+                below.for_each(|(meter, counted)| meter.count_again(Engagements::default(), *counted));
+            }
+            _ => *recorded = Some(target.below.iter().map(|meter| meter.counted()).collect()),
         }
         if self.params.label == "refuse" {
             return Err(Refusal::new(
@@ -183,7 +195,13 @@ fn direct(stage: AcceleratorStage, text: &str, gone: &Gone) -> Arc<dyn Accelerat
             lossy: None,
         },
         gone: gone.clone(),
+        recorded: Mutex::default(),
     })
+}
+
+/// Set up with one weight.
+fn at_work(arrangement: Arrangement) -> Acceleration {
+    arrangement.set_up(&weights()).expect("nothing refuses it")
 }
 
 fn registry() -> AcceleratorRegistry {
@@ -197,6 +215,7 @@ fn registry() -> AcceleratorRegistry {
                 stage,
                 params,
                 gone: Gone::default(),
+                recorded: Mutex::default(),
             })
         }
     };
@@ -232,7 +251,7 @@ fn lossy(text: &str) -> Params {
 
 #[test]
 fn without_entries_a_rollout_has_the_very_plan_of_training() {
-    let acceleration = registry().acceleration(base(), [], [], &model()).unwrap();
+    let acceleration = at_work(registry().arrangement(base(), [], [], &model()).unwrap());
     let weights = weights();
     let scope = acceleration.rollout(&weights).unwrap();
     assert!(Arc::ptr_eq(scope.plan(), acceleration.training()));
@@ -245,13 +264,14 @@ fn without_entries_a_rollout_has_the_very_plan_of_training() {
 fn shared_entries_are_in_both_plans_in_list_order_and_rollout_entries_in_one() {
     let (a, b, c) = (label("a"), label("second"), label("c"));
     let acceleration = registry()
-        .acceleration(
+        .arrangement(
             base(),
             [("label", &a), ("LABEL", &b)],
             [("rollout-label", &c)],
             &model(),
         )
         .unwrap();
+    let acceleration = at_work(acceleration);
     let weights = weights();
     let scope = acceleration.rollout(&weights).unwrap();
     assert_eq!(acceleration.training().regions.name(), "second(a(keep-all))");
@@ -281,7 +301,7 @@ fn the_promise_is_that_of_the_least_safe_entry() {
     ]);
     let of = |rollout: &Params| {
         registry()
-            .acceleration(
+            .arrangement(
                 base(),
                 [("label", &exact)],
                 [("rollout-label", rollout)],
@@ -311,7 +331,7 @@ fn the_promise_is_that_of_the_least_safe_entry() {
 fn every_rollout_has_state_of_its_own_that_goes_with_it_last_entry_first() {
     let gone = Gone::default();
     let rollout = ["first", "next"].map(|name| direct(AcceleratorStage::Rollout, name, &gone));
-    let acceleration = Acceleration::new(base(), &[], &rollout, &model()).unwrap();
+    let acceleration = at_work(Arrangement::new(base(), &[], &rollout, &model()).unwrap());
     let taken = || std::mem::take(&mut *gone.lock().expect("no panic"));
     taken();
     let weights = weights();
@@ -329,7 +349,7 @@ fn a_panic_within_a_rollout_leaves_no_state() {
     let gone = Gone::default();
     let shared = [direct(AcceleratorStage::Both, "shared", &gone)];
     let rollout = [direct(AcceleratorStage::Rollout, "inner", &gone)];
-    let acceleration = Acceleration::new(base(), &shared, &rollout, &model()).unwrap();
+    let acceleration = at_work(Arrangement::new(base(), &shared, &rollout, &model()).unwrap());
     gone.lock().expect("no panic").clear();
     let weights = weights();
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -352,7 +372,7 @@ fn a_panic_within_a_rollout_leaves_no_state() {
 fn accelerators_are_set_up_once_in_list_order_with_the_weights() {
     let gone = Gone::default();
     let shared = ["a", "second"].map(|name| direct(AcceleratorStage::Both, name, &gone));
-    let acceleration = Acceleration::new(base(), &shared, &[], &model()).unwrap();
+    let acceleration = Arrangement::new(base(), &shared, &[], &model()).unwrap();
     assert!(
         gone.lock().expect("no panic").is_empty(),
         "not before the weights are there"
@@ -368,13 +388,14 @@ fn accelerators_are_set_up_once_in_list_order_with_the_weights() {
 fn what_was_done_is_counted_per_accelerator_and_an_idle_one_says_why() {
     let (one, two) = (label("abc"), label("second"));
     let acceleration = registry()
-        .acceleration(
+        .arrangement(
             base(),
             [("label", &one), ("label", &two)],
             [("rollout-label", &one)],
             &model(),
         )
         .unwrap();
+    let acceleration = at_work(acceleration);
     let counted = |acceleration: &Acceleration| -> Vec<(String, u64, bool)> {
         (acceleration.take_activity().into_iter())
             .map(|each| {
@@ -406,19 +427,39 @@ fn what_was_done_is_counted_per_accelerator_and_an_idle_one_says_why() {
 }
 
 #[test]
-fn what_did_something_before_is_not_idle_while_recordings_are_replayed() {
-    let (recorded, never, replays) = (label("abc"), label("second idle"), label("replay"));
-    let shared = [("label", &recorded), ("label", &never)];
-    let acceleration = registry().acceleration(base(), shared, [("rollout-label", &replays)], &model());
-    let acceleration = acceleration.unwrap();
+fn what_a_replay_does_again_is_counted_again_and_what_stopped_is_idle_beside_it() {
+    let gone = Gone::default();
+    let shared = ["abc", "second idle"].map(|text| direct(AcceleratorStage::Both, text, &gone));
+    let rollout = ["replay", "next once"].map(|text| direct(AcceleratorStage::Rollout, text, &gone));
+    let acceleration = at_work(Arrangement::new(base(), &shared, &rollout, &model()).unwrap());
     let idle = || {
         let activity = acceleration.take_activity().into_iter();
         activity.map(|each| each.why_idle.is_some())
     };
-    assert!(idle().eq([false, true, false]));
+    assert!(idle().eq([false, true, false, false]));
     acceleration.rollout(&weights()).unwrap();
-    assert!(idle().eq([false, true, false]), "the last replays the first");
-    assert!(idle().eq([true; 3]), "nothing was replayed");
+    assert!(
+        idle().eq([false, true, false, true]),
+        "the first does in a replay what it did; the last stands above and has stopped"
+    );
+    assert!(idle().eq([true; 4]), "nothing was replayed");
+}
+
+#[test]
+fn what_an_accelerator_did_not_do_is_told_once_with_its_number() {
+    let acceleration = at_work(Arrangement::new(base(), &[], &[], &model()).unwrap());
+    assert!(acceleration.take_activity().is_empty());
+    let meter = Meter::default();
+    for time in 1..=3 {
+        meter.falls_short("calls_not_recorded", format!("the memory is full, {time}"));
+    }
+    let shortfalls: Vec<(Shortfall, u64)> = meter.take_shortfalls().into_iter().collect();
+    let first = Shortfall {
+        name: "calls_not_recorded",
+        why: "the memory is full, 1".into(),
+    };
+    assert_eq!(shortfalls, [(first, 3)]);
+    assert!(meter.take_shortfalls().is_empty(), "taken is taken");
 }
 
 #[test]
@@ -483,7 +524,7 @@ fn every_entry_that_cannot_be_in_force_is_reported_at_once() {
     let (good, refused) = (label("a"), label("refuse"));
     let shared = [("rollout-label", &good), ("label", &refused), ("label", &good)];
     let errors = registry()
-        .acceleration(base(), shared, [("label", &good)], &model())
+        .arrangement(base(), shared, [("label", &good)], &model())
         .unwrap_err();
     let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -498,7 +539,7 @@ fn every_entry_that_cannot_be_in_force_is_reported_at_once() {
         ]
     );
     let unknown = registry()
-        .acceleration(base(), [("x", &good)], [("y", &good)], &model())
+        .arrangement(base(), [("x", &good)], [("y", &good)], &model())
         .unwrap_err();
     assert_eq!(unknown.len(), 2);
 }
@@ -508,7 +549,7 @@ fn order_and_conflicts_that_accelerators_declare_are_kept() {
     let (early, alone, second) = (label("early"), label("alone"), label("second"));
     let of = |entries: [&Params; 2]| {
         let entries = entries.map(|params| ("label", params));
-        registry().acceleration(base(), entries, [], &model())
+        registry().arrangement(base(), entries, [], &model())
     };
     assert!(of([&second, &early]).is_ok());
     let order = of([&early, &second]).unwrap_err();
@@ -534,6 +575,7 @@ fn a_name_is_registered_once_whatever_its_case() {
             stage: AcceleratorStage::Both,
             params,
             gone: Gone::default(),
+            recorded: Mutex::default(),
         })
     };
     let again = registry.register("LABEL", AcceleratorStage::Both, "", build);
@@ -558,6 +600,7 @@ fn a_kind_knows_its_stage_and_floor_and_another_stage_of_what_it_builds_is_refus
             stage: AcceleratorStage::Both,
             params,
             gone: Gone::default(),
+            recorded: Mutex::default(),
         })
     };
     let kind = registry.register("odd", AcceleratorStage::Rollout, "", build);

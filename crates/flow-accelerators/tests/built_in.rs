@@ -2,7 +2,7 @@
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
-use flow_accel::{Acceleration, AcceleratorRegistry, Engagement, Params, Safety};
+use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement, Engagement, Params, Safety};
 use flow_accelerators::AttentionBackendAccelerator;
 use flow_attention::{AttentionRegistry, CpuAttention, ReferenceAttention};
 use flow_core::device::ComputeDevice;
@@ -24,6 +24,12 @@ fn registry() -> AcceleratorRegistry {
     registry
 }
 
+/// Set up; no accelerator of ours looks at the weights.
+fn at_work(arrangement: Arrangement) -> Acceleration {
+    let weights = Weights::init(Arc::default(), 0, &ComputeDevice::cpu());
+    arrangement.set_up(&weights).expect("nothing refuses it")
+}
+
 fn model(regions: &[RegionKind]) -> ModelSpec {
     ModelSpec {
         architecture: "little".into(),
@@ -41,7 +47,8 @@ fn backend(name: &str) -> Params {
 fn shared(entries: &[(&str, &Params)], model: &ModelSpec) -> Result<Acceleration, String> {
     let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     registry()
-        .acceleration(base, entries.iter().copied(), [], model)
+        .arrangement(base, entries.iter().copied(), [], model)
+        .map(at_work)
         .map_err(|errors| errors.iter().map(|error| format!("{error}\n")).collect())
 }
 
@@ -197,7 +204,7 @@ fn fused_kernels_without_a_place_or_without_effect_are_refused() {
         .expect("not fused yet");
     let base = Plan::new(Arc::new(CpuAttention), kernels);
     let entries = [("fused_kernels", &params)];
-    let again = registry().acceleration(base, entries, [], &model(&[]));
+    let again = registry().arrangement(base, entries, [], &model(&[]));
     let text = again.expect_err("they are fused")[0].to_string();
     assert!(text.contains("`cpu-fused` have no fused form"), "{text}");
 
@@ -245,7 +252,8 @@ fn a_feature_cache_is_new_in_every_rollout_and_says_by_its_scope_what_is_exact()
     let of = |params: serde_json::Value, model: &ModelSpec| {
         let params: Params = serde_json::from_value(params).expect("an object");
         registry()
-            .acceleration(base.clone(), [], [("feature_cache", &params)], model)
+            .arrangement(base.clone(), [], [("feature_cache", &params)], model)
+            .map(at_work)
             .map_err(|errors| errors[0].to_string())
     };
     let deep = model(&[RegionKind::Attention]);

@@ -17,7 +17,7 @@ use flow_kernels::CpuKernels;
 use serde_json::json;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use support::{condition, noise, noisy, registry};
+use support::{at_work, condition, noise, noisy, registry};
 
 const STEPS: u32 = 4;
 /// The first random step; up to its velocity members of a group are the same.
@@ -26,7 +26,8 @@ const PARTING: u32 = 2;
 fn with(kernels: CpuKernels, params: &Params, model: &dyn FlowModel) -> Acceleration {
     let base = Plan::new(Arc::new(CpuAttention), Arc::new(kernels));
     registry()
-        .acceleration(base, [("exact_reuse", params)], [], model.spec())
+        .arrangement(base, [("exact_reuse", params)], [], model.spec())
+        .map(at_work)
         .unwrap_or_else(|errors| panic!("{}", errors[0]))
 }
 
@@ -105,7 +106,10 @@ fn done(acceleration: &Acceleration) -> Engagements {
 #[test]
 fn every_bit_is_that_of_computing_everything_whatever_group_batch_model_and_precision() {
     let mut kernels = vec![CpuKernels::default()];
-    kernels.extend(CpuKernels::bf16());
+    match CpuKernels::bf16() {
+        Ok(narrow) => kernels.push(narrow),
+        Err(why) => test_support::skipped(why),
+    }
     for architecture in ["dit", "mmdit", "wan"] {
         let (model, weights) = noisy(architecture);
         for kernels in &kernels {
@@ -400,7 +404,7 @@ fn kernels_that_do_not_promise_independent_rows_are_refused_and_so_is_a_second_e
     let (model, _) = noisy("dit");
     let none = Params::new();
     let of = |plan: Plan, entries: &[(&str, &Params)]| {
-        let result = registry().acceleration(plan, entries.iter().copied(), [], model.spec());
+        let result = registry().arrangement(plan, entries.iter().copied(), [], model.spec());
         result.map(|_| ()).map_err(|errors| errors[0].to_string())
     };
     let mixing = Plan::new(Arc::new(Mixing), Arc::new(CpuKernels::default()));

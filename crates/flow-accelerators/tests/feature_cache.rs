@@ -15,7 +15,7 @@ use flow_kernels::CpuKernels;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use support::{condition, noise, noisy, registry};
+use support::{at_work, condition, noise, noisy, registry};
 
 const STEPS: u32 = 28;
 const SAMPLES: u64 = 3;
@@ -25,7 +25,8 @@ fn in_force(params: &Value, model: &ModelSpec) -> Result<Acceleration, String> {
     let params: Params = serde_json::from_value(params.clone()).expect("an object");
     let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     registry()
-        .acceleration(base, [], [("feature_cache", &params)], model)
+        .arrangement(base, [], [("feature_cache", &params)], model)
+        .map(at_work)
         .map_err(|errors| errors[0].to_string())
 }
 
@@ -167,7 +168,8 @@ fn every_policy_answers_with_the_same_bits_beside_fused_kernels() {
             let found = [vec![], vec![("fused_kernels", &fused)]].map(|shared| {
                 let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
                 let acceleration = registry()
-                    .acceleration(base, shared, [("feature_cache", &entry)], model.spec())
+                    .arrangement(base, shared, [("feature_cache", &entry)], model.spec())
+                    .map(at_work)
                     .expect("both fit");
                 let scope = acceleration.rollout(&weights).expect("it opens");
                 sample(scope.rollout(), &*model)
@@ -368,7 +370,8 @@ fn a_cache_of_whole_calls_asks_what_stands_below_it_for_whole_batches_and_gives_
                 None => plain,
             };
             let acceleration = registry()
-                .acceleration(base, [], [("feature_cache", &read)], model.spec())
+                .arrangement(base, [], [("feature_cache", &read)], model.spec())
+                .map(at_work)
                 .expect("they go together");
             let scope = acceleration.rollout(&weights).expect("in force");
             let latents = sample(scope.rollout(), &*model);
@@ -407,7 +410,7 @@ fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
     let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let twice = [("feature_cache", &params), ("feature_cache", &params)];
     let errors = registry()
-        .acceleration(base, [], twice, &model(3))
+        .arrangement(base, [], twice, &model(3))
         .expect_err("twice");
     let text: String = errors.iter().map(|error| format!("{error}\n")).collect();
     assert_eq!(
@@ -420,7 +423,7 @@ fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
         velocities: Arc::new(Others),
         ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
     };
-    let driven = registry().acceleration(base, [], [("feature_cache", &params)], &model(3));
+    let driven = registry().arrangement(base, [], [("feature_cache", &params)], &model(3));
     let text = driven.expect_err("the place is taken")[0].to_string();
     assert!(text.contains("`others` drives the velocities"), "{text}");
 
@@ -433,7 +436,7 @@ fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
         let whole = ["auto", "easycache"].iter().any(|name| params["policy"] == *name)
             || params["target"] == "velocity";
         let read: Params = serde_json::from_value(params.clone()).expect("an object");
-        let above = registry().acceleration(base(), [], [("feature_cache", &read)], &model(3));
+        let above = registry().arrangement(base(), [], [("feature_cache", &read)], &model(3));
         match above {
             Ok(_) => assert!(whole, "{params}"),
             Err(errors) => {

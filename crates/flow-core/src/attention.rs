@@ -7,6 +7,7 @@
 //! Legend of shapes: `B` samples, `S` query tokens, `T` key tokens, `H` heads, `H_kv` heads of keys and values, `D`
 //! channels of a head.
 
+use crate::device::ComputeDevice;
 use crate::exec::Stash;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
@@ -71,6 +72,14 @@ impl fmt::Debug for Place {
 }
 
 impl Place {
+    /// Where tensors of `device` are.
+    pub fn on(device: &ComputeDevice) -> Self {
+        if device.is_processor() {
+            return Self::Host;
+        }
+        Self::of(&device.zeros(&[1]))
+    }
+
     fn of(tensor: &DispatchTensor) -> Self {
         #[cfg(feature = "cube")]
         if let Some(tensor) = crate::cube::read(&crate::tensors::plain(tensor)) {

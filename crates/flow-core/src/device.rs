@@ -34,6 +34,18 @@ pub fn gpu_memory_bytes() -> Option<u64> {
     None
 }
 
+/// Name and compute capability (major, minor) of NVIDIA GPU number `index`; none where there is none, or no library of the
+/// driver to ask.
+pub fn gpu_compute_capability(index: usize) -> Option<(String, (u32, u32))> {
+    #[cfg(feature = "cuda")]
+    return crate::driver_memory::DriverMemory::open()?.compute_capability(index);
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = index;
+        None
+    }
+}
+
 impl ComputeDevice {
     /// Opens device number `index` of those called `kind`.
     ///

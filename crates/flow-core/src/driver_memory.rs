@@ -33,6 +33,17 @@ impl DriverMemory {
         sizes.max()
     }
 
+    /// Name and compute capability of GPU number `index`.
+    pub fn compute_capability(&self, index: usize) -> Option<(String, (u32, u32))> {
+        let device = self.0.device_by_index(u32::try_from(index).ok()?).ok()?;
+        let capability = device.cuda_compute_capability().ok()?;
+        let (major, minor) = (
+            capability.major.try_into().ok()?,
+            capability.minor.try_into().ok()?,
+        );
+        Some((device.name().ok()?, (major, minor)))
+    }
+
     /// Bytes of this process on all GPUs; none where the driver does not tell processes apart (some containers).
     pub fn bytes(&self) -> Option<u64> {
         let library = &self.0;

@@ -216,6 +216,11 @@ pub trait Kernels: Debug + Send + Sync {
         false
     }
 
+    /// The kernels that matrix products got so far, by sizes, sorted, for logs and manifests; empty where there is one for all.
+    fn products(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The operations of a feature cache. Those of the processor, unless these kernels have others: kernels of another device
     /// must.
     fn lanes(&self) -> &dyn LaneKernels {

@@ -21,6 +21,7 @@ pub mod names;
 pub mod op;
 pub mod params;
 pub mod recording;
+pub mod stopped;
 pub mod tensors;
 
 pub use flow_rng as rng;
@@ -47,4 +48,5 @@ pub use params::{
     Weights, WeightsUpdate, WeightsVersion,
 };
 pub use recording::{NotRecorded, Recorded, Recorder};
+pub use stopped::Stopped;
 pub use tensors::{Plain, Tensors};

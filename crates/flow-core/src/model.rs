@@ -135,6 +135,8 @@ pub struct AttentionShape {
     pub keys: &'static [Rows],
     /// Channels of all heads together.
     pub width: usize,
+    /// Heads, a divisor of the width.
+    pub heads: usize,
 }
 
 /// Encoded text that a model reads.

@@ -17,7 +17,7 @@ pub trait Recorder: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`NotRecorded`] with the device's reason. Whatever `compute` returned holds nothing of use then, and the device may
-    /// refuse to read what it was given, weights among it: the run is over.
+    /// refuse to read what it was given, weights among it; [`is_readable`](Self::is_readable) says whether it does.
     fn record(
         &self,
         inputs: &[Plain],
@@ -30,6 +30,10 @@ pub trait Recorder: Debug + Send + Sync {
 
     /// Whether anything but one owner holds the memory of `tensor`.
     fn is_held(&self, tensor: &Plain) -> bool;
+
+    /// Whether the device still gives the values of all of `tensors`, everything asked of it being done. After a recording
+    /// that failed, what it read may be lost.
+    fn is_readable(&self, tensors: &[Plain]) -> bool;
 
     /// Gives memory that nothing uses back to the device.
     fn release(&self, like: &Plain);

@@ -27,8 +27,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let params = Params::from([("every".into(), 3.into())]);
     let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let acceleration = registry
-        .acceleration(base, [], [("step_reuse", &params)], model.spec())
-        .map_err(|errors| errors[0].clone())?;
+        .arrangement(base, [], [("step_reuse", &params)], model.spec())
+        .map_err(|errors| errors[0].clone())?
+        .set_up(&weights)?;
     println!("{acceleration}");
 
     let scope = acceleration.rollout(&weights)?;

@@ -77,14 +77,14 @@ pub enum Audit {
     /// No result yet.
     #[default]
     Pending,
-    /// max|ratio − 1| was exactly 0 on every element.
+    /// max|ratio − 1| was exactly 0 on every element, and log-probability and mean were the bits of the rollout.
     Exact {
         /// Rollouts audited.
         rollouts: u64,
         /// Elements (samples × steps) compared.
         elements: u64,
     },
-    /// Some ratio was not 1.
+    /// Some ratio was not 1, or its log-probability or mean had other bits than in the rollout.
     Deviated {
         /// Rollouts audited.
         rollouts: u64,

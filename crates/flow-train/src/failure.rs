@@ -1,6 +1,7 @@
 //! How a command fails: a message for a person and an exit code.
 
 use crate::terminal;
+use flow_core::Stopped;
 use std::error::Error;
 use std::process::ExitCode;
 
@@ -13,6 +14,8 @@ pub enum Failure {
     Said,
     /// The run failed. Exit code 1.
     Run(String),
+    /// A panic: a defect of the program, or memory that ran out. Exit code 101, as Rust has it.
+    Defect(String),
     /// The user stopped the run, its state is saved. Exit code 130, as shells have it for SIGINT.
     Interrupted,
 }
@@ -29,8 +32,23 @@ impl Failure {
                 terminal::error(message);
                 ExitCode::from(1)
             }
+            Self::Defect(message) => {
+                terminal::error(&format!(
+                    "{message}. This is a defect of flow-train, or memory ran out; please report it with the lines above"
+                ));
+                ExitCode::from(101)
+            }
             Self::Said => ExitCode::from(2),
             Self::Interrupted => ExitCode::from(130),
+        }
+    }
+}
+
+impl From<Stopped> for Failure {
+    fn from(stopped: Stopped) -> Self {
+        match stopped.is_defect() {
+            true => Self::Defect(stopped.to_string()),
+            false => Self::Run(stopped.to_string()),
         }
     }
 }

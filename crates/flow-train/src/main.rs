@@ -10,6 +10,7 @@ mod progress;
 mod terminal;
 
 use clap::Parser;
+use flow_core::stopped;
 use flow_train::checkpoint::CountingAllocator;
 use std::process::ExitCode;
 
@@ -27,7 +28,8 @@ fn main() -> ExitCode {
         }
     };
     logging::start(arguments.log);
-    match commands::run(arguments) {
+    let outcome = stopped::caught(|| commands::run(arguments)).unwrap_or_else(|why| Err(why.into()));
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

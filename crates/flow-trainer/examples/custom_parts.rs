@@ -135,7 +135,7 @@ impl Algorithm for RewardWeighted {
         let loss = (Tensor::<1>::from_dispatch(error_b) * weight_b).mean_dim(0);
         UnitLoss {
             loss,
-            ratio: None,
+            replayed: None,
             terms: Vec::new(),
         }
     }

@@ -10,11 +10,9 @@ use std::path::PathBuf;
 pub enum TrainError {
     /// The loss does not see the policy that sampled.
     #[error(
-        "the on-policy audit failed in iteration {iteration}: sample {sample} at step {step} has importance ratio \
-         {ratio:.9} instead of exactly 1 (max |ratio - 1| = {size:.3e}). The plan is `{plan}`, which promises to be \
-         lossless, so this is a defect of a kernel or of the plan; please report it. To train nevertheless, set \
-         `audit.on_policy = \"warn\"`",
-        sample = deviation.sample, step = deviation.step, ratio = deviation.ratio, size = deviation.size()
+        "the on-policy audit failed in iteration {iteration}: {deviation}; the ratio must be exactly 1, and the rest the \
+         same bits. The plan is `{plan}`, which promises to be lossless, so this is a defect of a kernel or of the plan; \
+         please report it. To train nevertheless, set `audit.on_policy = \"warn\"`"
     )]
     OffPolicy {
         /// Iteration, from 1.
@@ -43,6 +41,9 @@ pub enum TrainError {
     /// Accelerators that cannot be in force.
     #[error("`[acceleration]` cannot be put in force:{}", .0.iter().map(|finding| format!("\n  {finding}")).collect::<String>())]
     Acceleration(Vec<flow_validate::Diagnostic>),
+    /// A model whose attention the device does not compute.
+    #[error("{0}")]
+    NoKernel(Box<flow_validate::Diagnostic>),
     /// A policy of activation checkpointing that the model cannot follow.
     #[error("`[checkpointing]` cannot be followed: {0}")]
     Checkpointing(#[from] flow_checkpoint::PolicyError),
@@ -65,6 +66,22 @@ pub enum TrainError {
         /// Why that may be, without a full stop.
         why: String,
     },
+    /// An accelerator that did less than it is in force for.
+    #[error(
+        "the accelerator `{name}` did not do all it is in force for in iteration {iteration}: {why}. Or set \
+         `acceleration.strict = false` to make this a warning"
+    )]
+    AcceleratorFellShort {
+        /// The accelerator.
+        name: String,
+        /// Iteration, from 1.
+        iteration: u64,
+        /// What happened and what to change, without a full stop.
+        why: String,
+    },
+    /// A computation that stopped from within.
+    #[error(transparent)]
+    Stopped(#[from] flow_core::Stopped),
     /// The file of weights is not there.
     #[error("there are no weights at `{}`, which `model.weights` names. {help}", file.display())]
     NoWeights {

@@ -1,6 +1,8 @@
 //! What a config asks for that only some builds, machines or models have.
 
-use crate::codes::{CHECKPOINTING_IGNORED, NEEDS_BF16_GPU, NO_BF16, NO_CHECKPOINTING, NO_DEVICE, NO_REGION};
+use crate::codes::{
+    CHECKPOINTING_IGNORED, MANY_THREADS, NEEDS_BF16_GPU, NO_BF16, NO_CHECKPOINTING, NO_DEVICE, NO_REGION,
+};
 use crate::{Capabilities, Machine};
 use flow_checkpoint::{Policy, PolicyError};
 use flow_config::{
@@ -44,6 +46,17 @@ pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
             )
             .path("device.dtype")
             .help("set `device.dtype = \"f32\"`"),
+        );
+    }
+    let threads = config.device.threads;
+    if let Some(processors) = machine.processors.filter(|processors| threads > 4 * processors) {
+        let message = format!(
+            "`device.threads = {threads}` is many times what this machine has: {processors} processors"
+        );
+        found.push(
+            Diagnostic::warning(MANY_THREADS, message)
+                .path("device.threads")
+                .help("set `device.threads = 0`, which takes one for each; results do not depend on their number"),
         );
     }
     let narrow = is_bf16_gpu(config);
@@ -203,13 +216,11 @@ pub(crate) fn runtime(config: &Config, machine: &Machine, training: bool) -> Vec
         if !help.is_empty() {
             diagnostic = diagnostic.help(help.join("\n"));
         }
-        use flow_runtime::codes::{
-            MISSING_ACCELERATOR, MISSING_FEATURE, NESTED_TABLE, UNKNOWN_OPTION, WRONG_DEVICE,
-        };
+        use flow_runtime::codes::{MISSING_FEATURE, NESTED_TABLE, NEVER_READ, UNKNOWN_OPTION, WRONG_DEVICE};
         if [
-            MISSING_ACCELERATOR,
             MISSING_FEATURE,
             NESTED_TABLE,
+            NEVER_READ,
             UNKNOWN_OPTION,
             WRONG_DEVICE,
         ]

@@ -5,6 +5,8 @@
 mod check;
 pub mod codes;
 mod features;
+mod gpu;
+pub mod kernels;
 mod markdown;
 mod memory;
 mod operations;
@@ -17,6 +19,7 @@ pub use check::{Entry, Trainer, check};
 pub use codes::{Explanation, all_codes, explain};
 pub use features::{checkpoint_policy, unavailable};
 pub use flow_config::{Diagnostic, Severity};
+pub use gpu::Gpu;
 pub use markdown::markdown;
 pub use memory::{Load, MemoryEstimate, Stored, features, gib};
 pub use operations::Operations;

@@ -5,9 +5,7 @@ use crate::codes::{
     BAD_PARAMETERS, CONFLICT, DUPLICATE, NOTHING_OUTSIDE_WINDOW, ORDER, REFUSED, REMOVED, UNKNOWN, UNUSABLE,
 };
 use crate::{Entry, Trainer, check, errors};
-use flow_accel::{
-    Acceleration, AccelerationError, Accelerator, AcceleratorRegistry, Safety, Slot, StepScope,
-};
+use flow_accel::{AccelerationError, Accelerator, AcceleratorRegistry, Arrangement, Safety, Slot, StepScope};
 use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity};
 use flow_core::{ModelSpec, Plan};
 use std::sync::Arc;
@@ -34,7 +32,7 @@ pub fn resolve(
     base: &Plan,
     model: &ModelSpec,
     trainer: &Trainer,
-) -> (Vec<Diagnostic>, Option<Acceleration>) {
+) -> (Vec<Diagnostic>, Option<Arrangement>) {
     let mut found = Found::new();
     let mut placed = Vec::new();
     let listed = &config.acceleration;
@@ -71,7 +69,7 @@ pub fn resolve(
         let here = placed.iter().filter(|each| each.slot == slot);
         here.map(|each| each.accelerator.clone()).collect()
     };
-    let built = Acceleration::new(
+    let built = Arrangement::new(
         base.clone(),
         &of_slot(Slot::Shared),
         &of_slot(Slot::Rollout),

@@ -1,7 +1,7 @@
 //! The whole of a config at once.
 
-use crate::{Load, MemoryEstimate};
-use crate::{Trainer, features, memory, resolve, timesteps};
+use crate::{Gpu, Load, MemoryEstimate};
+use crate::{Trainer, features, kernels, memory, resolve, timesteps};
 use flow_accel::AcceleratorRegistry;
 use flow_config::{Config, Diagnostic, Severity};
 use flow_core::{ModelSpec, ParamLayout, Plan};
@@ -16,8 +16,12 @@ pub struct Machine {
     pub bf16: Result<(), String>,
     /// Policies of activation checkpointing that the build has, "none" among them.
     pub checkpointing: Vec<&'static str>,
+    /// The GPU that the config's device is, if it is one and known; otherwise nothing is said of what it lacks.
+    pub gpu: Option<Gpu>,
     /// Features of the build that options of Burn and CubeCL need.
     pub runtime_features: BTreeSet<flow_runtime::Feature>,
+    /// Processors that threads may run on at a time, if they are known.
+    pub processors: Option<usize>,
     /// Memory of the device in bytes, if it is known; otherwise nothing is said of memory.
     pub memory_bytes: Option<u64>,
 }
@@ -70,6 +74,7 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
     let mut found = features::device(config, machine);
     found.extend(features::checkpointing(config, machine, model.as_ref()));
     found.extend(features::runtime(config, machine, question.training));
+    found.extend(kernels::check(config, machine, model.as_ref()));
     if let (Some(plan), Some(model)) = (plan, model) {
         found.extend(resolve(config, accelerators, plan, model.spec, trainer).0);
     }

@@ -70,7 +70,9 @@ fn machine() -> Machine {
         devices: vec!["cpu"],
         bf16: Err("this processor has no such instruction".into()),
         checkpointing: vec!["none", "full", "regions", "budget"],
+        gpu: None,
         runtime_features: BTreeSet::new(),
+        processors: Some(2),
         memory_bytes: Some(1 << 30),
     }
 }
@@ -134,7 +136,11 @@ fn each_rule_finds_what_it_is_for_and_nothing_else() {
         ("[device]\nkind = \"cpu\"", vec![]),
         (
             "[device]\nkind = \"cuda\"",
-            error("device::unavailable", "device.kind"),
+            [
+                error("device::unavailable", "device.kind"),
+                vec![("device::slow-kernels", "device.dtype", Severity::Warning)],
+            ]
+            .concat(),
         ),
         (
             "[device]\ndtype = \"bf16\"",
@@ -155,6 +161,11 @@ fn each_rule_finds_what_it_is_for_and_nothing_else() {
             "[checkpointing]\npolicy = \"regions\"\nsave = [\"mlp\", \"mpl\"]",
             error("checkpointing::no-region", "checkpointing.save.1"),
         ),
+        ("[device]\nthreads = 8", vec![]),
+        (
+            "[device]\nthreads = 9",
+            vec![("device::many-threads", "device.threads", Severity::Warning)],
+        ),
         (
             "[checkpointing]\npolicy = \"regions\"\nsave = [\"[\"]",
             error("checkpointing::no-region", "checkpointing.save.0"),
@@ -166,10 +177,7 @@ fn each_rule_finds_what_it_is_for_and_nothing_else() {
         ),
         (
             "[runtime.options]\n\"cubecl.autotune.level\" = \"full\"",
-            error(
-                "runtime::missing-feature",
-                "runtime.options.\"cubecl.autotune.level\"",
-            ),
+            error("runtime::never-read", "runtime.options.\"cubecl.autotune.level\""),
         ),
         (&format!("{small}{outside}"), warned.to_vec()),
         (
@@ -483,7 +491,7 @@ fn the_words_of_a_finding_are_those_of_the_error() {
     config.acceleration.rollout = vec![entry("rival"), entry("rival"), entry("nobody")];
     let build = |name: &str| registry.build(name, &Default::default());
     let placed = |name: &str| build(name).expect("registered");
-    let mut errors = flow_accel::Acceleration::new(
+    let mut errors = flow_accel::Arrangement::new(
         plan.clone(),
         &[placed("outside")],
         &[placed("rival"), placed("rival")],
@@ -520,6 +528,7 @@ fn a_forward_pass_is_the_products_of_each_weight_with_the_rows_that_it_sees() {
             queries: &[Rows::Tokens],
             keys: &[Rows::Tokens, Rows::Text],
             width: 8,
+            heads: 2,
         }],
         ..ModelSpec::default()
     };
@@ -538,4 +547,54 @@ fn a_forward_pass_is_the_products_of_each_weight_with_the_rows_that_it_sees() {
     assert_eq!(operations.forward(), trained + frozen + attention);
     // The gradient of a frozen weight is nobody's.
     assert_eq!(operations.backward(), 2.0 * trained + frozen + 2.0 * attention);
+}
+
+#[test]
+fn the_examples_of_runtime_options_are_true() {
+    use flow_runtime::{Context, DeviceKind, Feature, OptionsError, parse};
+    let everything = Context {
+        device: DeviceKind::Cuda,
+        features: [Feature::Cubecl, Feature::Cuda, Feature::Persistence].into(),
+        ..Context::default()
+    };
+    let found = |example: &str, context: &Context| -> BTreeSet<&'static str> {
+        let config = parse_str(&format!("config_version = 1\n{example}\n"))
+            .unwrap_or_else(|report| panic!("{report}\n{example}"))
+            .config;
+        let entries = config.acceleration.shared.iter().map(|entry| entry.name.clone());
+        let context = Context {
+            device: match example.contains("kind = \"cpu\"") {
+                true => DeviceKind::Cpu,
+                false => DeviceKind::Cuda,
+            },
+            accelerators: entries.collect(),
+            variable_shapes: config.has_ragged_batches(),
+            ..context.clone()
+        };
+        let findings = match parse(&config.runtime.options, &context) {
+            Ok(options) => options.warnings().to_vec(),
+            Err(OptionsError { findings }) => findings,
+        };
+        findings.into_iter().map(|finding| finding.code).collect()
+    };
+    let of_options = flow_validate::all_codes().filter(|known| known.code.starts_with("runtime::"));
+    for known in of_options {
+        let mut context = everything.clone();
+        if known.code == "runtime::missing-feature" {
+            context.features.clear();
+        }
+        if known.code == "runtime::wrong-device" && !context.has_feature(Feature::Cubecl) {
+            test_support::skipped(format!("the example of {}: this build has no CubeCL", known.code));
+            continue;
+        }
+        // That one wants a run whose shapes vary, which its tests have.
+        if known.code == "runtime::enforced-memory-variable-shapes" {
+            continue;
+        }
+        let [wrong, right] = [known.wrong, known.right];
+        assert!(found(wrong, &context).contains(known.code), "{known}");
+        if !right.starts_with('$') {
+            assert!(!found(right, &context).contains(known.code), "{known}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Tensor};
+use flow_accel::{Engagements, Meter};
 use flow_core::params::Standing;
 use flow_core::tensors::shape;
 use flow_core::{Condition, FlowModel, ModelInput, Plain, Recorded};
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
 /// Recordings that are kept at a time. Each holds the memory of what it computes.
-const MOST: usize = 8;
+pub(super) const MOST: usize = 8;
 
 /// Which of its parts an input has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,13 +76,38 @@ impl Key {
     }
 }
 
-/// A recorded call.
+/// What accelerators counted while a call was recorded: their meters, with the counts before and after. A replay does the
+/// same again.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Counted(Vec<(Meter, Engagements, Engagements)>);
+
+impl Counted {
+    pub fn new(meters: &[Meter], before: Vec<Engagements>, after: Vec<Engagements>) -> Self {
+        let counts = before.into_iter().zip(after);
+        Self(
+            (meters.iter().cloned().zip(counts))
+                .map(|(meter, (before, after))| (meter, before, after))
+                .collect(),
+        )
+    }
+
+    /// Counts it once more.
+    pub fn again(&self) {
+        for (meter, before, after) in &self.0 {
+            meter.count_again(*before, *after);
+        }
+    }
+}
+
+/// A call that was seen before.
 #[derive(Debug)]
 pub(super) enum Call {
-    /// The velocity.
-    Plain(Box<dyn Recorded>),
-    /// The velocity, and its gradients.
+    /// The velocity, recorded.
+    Plain(Box<dyn Recorded>, Counted),
+    /// The velocity, and its gradients, recorded.
     Differentiated(Pair),
+    /// The device did not record it, for this reason: it is computed each time.
+    NotRecorded(String),
 }
 
 /// A forward and a backward pass. Backward reads what the last replay of forward left, so forward must not be replayed
@@ -92,6 +118,8 @@ pub(super) struct Pair {
     pub backward: Arc<Mutex<Box<dyn Recorded>>>,
     /// The weights that backward gives gradients of.
     pub positions: Vec<usize>,
+    /// Of the forward pass and of the backward pass.
+    pub counted: [Counted; 2],
     under_way: Arc<AtomicBool>,
 }
 
@@ -106,11 +134,17 @@ impl Drop for UnderWay {
 }
 
 impl Pair {
-    pub fn new(forward: Box<dyn Recorded>, backward: Box<dyn Recorded>, positions: Vec<usize>) -> Self {
+    pub fn new(
+        forward: Box<dyn Recorded>,
+        backward: Box<dyn Recorded>,
+        positions: Vec<usize>,
+        counted: [Counted; 2],
+    ) -> Self {
         Self {
             forward,
             backward: Arc::new(Mutex::new(backward)),
             positions,
+            counted,
             under_way: Arc::default(),
         }
     }
@@ -127,18 +161,20 @@ impl Pair {
 pub(super) struct Calls(Vec<(Key, Call)>);
 
 impl Calls {
-    /// The call with `key`, made by `record` if there is none yet.
-    pub fn of(&mut self, key: Key, record: impl FnOnce() -> Call) -> &mut Call {
+    /// The call with `key`, made by `record` if there is none yet; and whether another's recording was dropped for it.
+    pub fn of(&mut self, key: Key, record: impl FnOnce() -> Call) -> (&mut Call, bool) {
+        let mut made_room = false;
         let call = match self.0.iter().position(|(known, _)| *known == key) {
             Some(at) => self.0.remove(at).1,
             None => {
                 if self.0.len() == MOST {
-                    self.0.remove(0);
+                    let (_, dropped) = self.0.remove(0);
+                    made_room = !matches!(dropped, Call::NotRecorded(_));
                 }
                 record()
             }
         };
         self.0.push((key, call));
-        &mut self.0.last_mut().expect("one was pushed").1
+        (&mut self.0.last_mut().expect("one was pushed").1, made_room)
     }
 }

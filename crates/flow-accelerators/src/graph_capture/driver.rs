@@ -3,14 +3,19 @@
 //! A call without gradients is one recording. One with gradients is two: forward, whose results stay in the recording's
 //! memory, and backward from the gradient of the velocity. The second is one node of the graph, with the trained weights as
 //! leaves, so whatever a loss does with the velocity is none of its business.
+//!
+//! A call that the device does not record (its memory is full, say) is computed as without recordings, to the same bits; it
+//! is counted and named. So is a recording that makes room for another.
 
-use super::calls::{Call, Calls, Form, Key, Pair, join, split};
+use super::calls::{Call, Calls, Counted, Form, Key, MOST, Pair, join, split};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
-use flow_accel::{Engagement, Meter};
+use flow_accel::{Engagement, Engagements, Meter};
 use flow_core::op::{self, Backward};
 use flow_core::tensors::{is_tracked, plain, zeros_like};
-use flow_core::{Exec, FlowModel, ModelInput, NotRecorded, ParamView, Plain, Recorder, VelocityDriver};
+use flow_core::{
+    Exec, FlowModel, ModelInput, NotRecorded, ParamView, Plain, Recorder, Stopped, VelocityDriver,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Records what another driver computes, and replays it.
@@ -19,6 +24,8 @@ pub(super) struct Replaying {
     inner: Arc<dyn VelocityDriver>,
     recorder: Arc<dyn Recorder>,
     meter: Meter,
+    /// Where those count whose work is recorded.
+    recorded: Vec<Meter>,
     calls: Mutex<Calls>,
 }
 
@@ -56,15 +63,39 @@ impl VelocityDriver for Replaying {
             inputs: &inputs,
         };
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let velocity = match calls.of(key, || of.record()) {
-            Call::Plain(recorded) => {
-                let outputs = recorded
-                    .replay(&inputs)
-                    .unwrap_or_else(|why| refused(model, &why));
-                Some(self.recorder.copied(&outputs[0]))
-            }
+        let (call, made_room) = calls.of(key, || of.record());
+        if made_room {
+            self.meter.falls_short(
+                "recordings_dropped",
+                format!(
+                    "calls of the model come in more than {MOST} kinds (sizes of batch, sets of weights), and no more recordings \
+                     than that are kept, so some are made again and again; let `sampling.micro_batch` divide the samples of \
+                     rollout and evaluation, or remove the entry"
+                ),
+            );
+        }
+        let replayed = match call {
+            Call::Plain(recorded, counted) => recorded.replay(&inputs).map(|outputs| {
+                let velocity = self.recorder.copied(&outputs[0]);
+                counted.again();
+                Some(velocity)
+            }),
             Call::Differentiated(pair) => self.differentiated(exec, model, pair, &inputs),
+            Call::NotRecorded(_) => Ok(None),
         };
+        let velocity = replayed.unwrap_or_else(|why| {
+            *call = of.without_recording(why);
+            None
+        });
+        if let Call::NotRecorded(why) = call {
+            self.meter.falls_short(
+                "calls_not_recorded",
+                format!(
+                    "a call of the model is computed without a recording: {why}; the results are the same bits, but slower. \
+                     Lower `sampling.micro_batch` if the memory is short, or remove the entry"
+                ),
+            );
+        }
         drop(calls);
         let Some(velocity) = velocity else {
             return self.inner.run(exec, model, input);
@@ -75,13 +106,33 @@ impl VelocityDriver for Replaying {
 }
 
 impl Replaying {
-    pub fn new(inner: Arc<dyn VelocityDriver>, recorder: Arc<dyn Recorder>, meter: Meter) -> Self {
+    pub fn new(
+        inner: Arc<dyn VelocityDriver>,
+        recorder: Arc<dyn Recorder>,
+        meter: Meter,
+        recorded: Vec<Meter>,
+    ) -> Self {
         Self {
             inner,
             recorder,
             meter,
+            recorded,
             calls: Mutex::default(),
         }
+    }
+
+    /// Runs `compute`, which is being recorded, and notes what others count meanwhile.
+    fn counting<T>(&self, counted: &mut Counted, compute: impl FnOnce() -> T) -> T {
+        let read = || {
+            self.recorded
+                .iter()
+                .map(Meter::counted)
+                .collect::<Vec<Engagements>>()
+        };
+        let before = read();
+        let computed = compute();
+        *counted = Counted::new(&self.recorded, before, read());
+        computed
     }
 
     /// The velocity as a node above the weights; none if the pair is in the middle of another pass, or if someone holds the
@@ -92,8 +143,10 @@ impl Replaying {
         model: &dyn FlowModel,
         pair: &mut Pair,
         inputs: &[Plain],
-    ) -> Option<DispatchTensor> {
-        let pass = pair.begin()?;
+    ) -> Result<Option<DispatchTensor>, NotRecorded> {
+        let Some(pass) = pair.begin() else {
+            return Ok(None);
+        };
         {
             let backward = pair.backward.lock().unwrap_or_else(PoisonError::into_inner);
             if backward
@@ -101,16 +154,15 @@ impl Replaying {
                 .iter()
                 .any(|gradient| self.recorder.is_held(gradient))
             {
-                return None;
+                return Ok(None);
             }
         }
-        let outputs = pair
-            .forward
-            .replay(inputs)
-            .unwrap_or_else(|why| refused(model, &why));
+        let outputs = pair.forward.replay(inputs)?;
         let velocity = self.recorder.copied(&outputs[0]);
+        pair.counted[0].again();
         let leaves = exec.params().leaves_of(&pair.positions);
         let backward = pair.backward.clone();
+        let counted = pair.counted[1].clone();
         let (meter, name) = (self.meter.clone(), model.spec().architecture.clone());
         let pass = Mutex::new(Some(pass));
         let gradients: Backward = Arc::new(move |incoming| {
@@ -122,15 +174,18 @@ impl Replaying {
             };
             let mut backward = backward.lock().unwrap_or_else(PoisonError::into_inner);
             let seed = incoming.gradient().clone();
-            let outputs = backward
-                .replay(&[seed])
-                .unwrap_or_else(|why| refused_of(&name, &why));
+            // Its forward pass was a replay, so there is nothing to differentiate but the recording.
+            let outputs = backward.replay(&[seed]).unwrap_or_else(|why| {
+                let (model, why) = (name.clone(), why.0);
+                Stopped::RecordingLost { model, why }.stop()
+            });
+            counted.again();
             meter.count(Engagement::GraphReplayed, 1);
             // Not copied: they are as large as the weights. Who holds them when the next pass begins keeps it from replaying.
             outputs.iter().cloned().map(Some).collect()
         });
         let outputs = op::bind_with_leaves("recorded call", &[], &leaves, vec![velocity], gradients);
-        outputs.into_iter().next()
+        Ok(outputs.into_iter().next())
     }
 }
 
@@ -139,19 +194,33 @@ impl ToRecord<'_> {
         let recorded = if self.exec.params().is_training() {
             self.pair().map(Call::Differentiated)
         } else {
-            self.plain().map(Call::Plain)
+            self.plain()
         };
         self.driver.recorder.release(&self.inputs[0]);
-        recorded.unwrap_or_else(|why| refused(self.model, &why))
+        recorded.unwrap_or_else(|why| self.without_recording(why))
     }
 
-    fn plain(&self) -> Result<Box<dyn flow_core::Recorded>, NotRecorded> {
+    /// What becomes of a call that the device did not record or replay, if what it was given is still there; else this stops.
+    fn without_recording(&self, NotRecorded(why): NotRecorded) -> Call {
+        let weights = self.exec.params().values().iter();
+        let given: Vec<Plain> = self.inputs.iter().chain(weights).cloned().collect();
+        if !self.driver.recorder.is_readable(&given) {
+            let model = self.model.spec().architecture.clone();
+            Stopped::RecordingLost { model, why }.stop();
+        }
+        Call::NotRecorded(why)
+    }
+
+    fn plain(&self) -> Result<Call, NotRecorded> {
         let velocity = |views: &[Plain]| plain(&self.velocity(self.exec, views));
-        self.driver
-            .recorder
-            .record(self.inputs, &mut |views| drop(velocity(views)), &mut |views| {
-                vec![velocity(views)]
-            })
+        let mut counted = Counted::default();
+        let recorded =
+            self.driver
+                .recorder
+                .record(self.inputs, &mut |views| drop(velocity(views)), &mut |views| {
+                    self.driver.counting(&mut counted, || vec![velocity(views)])
+                })?;
+        Ok(Call::Plain(recorded, counted))
     }
 
     fn velocity(&self, exec: &Exec<'_>, inputs: &[Plain]) -> DispatchTensor {
@@ -169,6 +238,8 @@ impl ToRecord<'_> {
     fn pair(&self) -> Result<Pair, NotRecorded> {
         let recorder = &self.driver.recorder;
         let mut kept = None;
+        let mut counted = [Counted::default(), Counted::default()];
+        let [of_forward, of_backward] = &mut counted;
         let forward = recorder.record(
             self.inputs,
             &mut |views| {
@@ -176,7 +247,7 @@ impl ToRecord<'_> {
                 op::free_abandoned(&views[0]);
             },
             &mut |views| {
-                let (velocity, params) = self.forward(views);
+                let (velocity, params) = (self.driver).counting(of_forward, || self.forward(views));
                 let values = plain(&velocity);
                 kept = Some((velocity, params));
                 vec![values]
@@ -200,23 +271,14 @@ impl ToRecord<'_> {
             },
             &mut |seeds| {
                 let velocity = graph.take().expect("what is recorded is computed once");
-                let found = differentiate(velocity, &params, &seeds[0]);
+                let found =
+                    (self.driver).counting(of_backward, || differentiate(velocity, &params, &seeds[0]));
                 let found = found.into_iter().enumerate();
                 let (at, gradients) = found.filter_map(|(at, gradient)| Some((at, gradient?))).unzip();
                 positions = at;
                 gradients
             },
         )?;
-        Ok(Pair::new(forward, backward, positions))
+        Ok(Pair::new(forward, backward, positions, counted))
     }
-}
-
-fn refused(model: &dyn FlowModel, why: &NotRecorded) -> ! {
-    refused_of(&model.spec().architecture, why)
-}
-
-fn refused_of(model: &str, why: &NotRecorded) -> ! {
-    panic!(
-        "`graph_capture` cannot record or replay a call of the model `{model}`: {why}. Remove it from `acceleration`"
-    )
 }

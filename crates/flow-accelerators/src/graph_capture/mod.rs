@@ -76,7 +76,8 @@ impl Accelerator for GraphCaptureAccelerator {
                 "Set `device.kind = \"cuda\"`, or remove the entry",
             ));
         };
-        let velocities = Replaying::new(plan.velocities.clone(), recorder, target.meter.clone());
+        let (meter, recorded) = (target.meter.clone(), target.below.to_vec());
+        let velocities = Replaying::new(plan.velocities.clone(), recorder, meter, recorded);
         Ok(Plan {
             velocities: Arc::new(velocities),
             ..plan

@@ -1,6 +1,6 @@
 //! Models whose weights are all noise, and conditions for them.
 
-use flow_accel::AcceleratorRegistry;
+use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
 use flow_attention::AttentionRegistry;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
@@ -16,6 +16,12 @@ pub fn registry() -> AcceleratorRegistry {
     let mut registry = AcceleratorRegistry::default();
     flow_accelerators::register(&mut registry, &backends).expect("different names");
     registry
+}
+
+/// Set up; no accelerator of ours looks at the weights.
+pub fn at_work(arrangement: Arrangement) -> Acceleration {
+    let weights = Weights::init(Arc::default(), 0, &ComputeDevice::cpu());
+    arrangement.set_up(&weights).expect("nothing refuses it")
 }
 
 /// A model whose weights are all noise, and the settings it was built from.

@@ -106,6 +106,10 @@ impl Kernels for MeteredKernels {
         self.inner.is_row_independent()
     }
 
+    fn products(&self) -> Vec<String> {
+        self.inner.products()
+    }
+
     fn lanes(&self) -> &dyn LaneKernels {
         self.inner.lanes()
     }

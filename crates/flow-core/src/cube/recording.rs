@@ -168,6 +168,22 @@ impl Recorder for CubeRecorder {
         super::read(tensor).is_none_or(|tensor| !tensor.can_mut())
     }
 
+    fn is_readable(&self, tensors: &[Plain]) -> bool {
+        let Some(client) = tensors.first().and_then(|first| client(first).ok()) else {
+            return true;
+        };
+        let floats = tensors
+            .iter()
+            .filter_map(super::read)
+            .map(|tensor| &tensor.handle);
+        let ints = tensors
+            .iter()
+            .filter_map(super::read_ints)
+            .map(|tensor| &tensor.handle);
+        let done = cubecl::future::block_on(client.sync_buffers(floats.chain(ints)));
+        done.is_ok()
+    }
+
     fn release(&self, like: &Plain) {
         // Memory that is not given back now is given back later.
         let _ = client(like).map(|client| client.memory_cleanup());

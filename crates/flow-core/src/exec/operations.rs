@@ -6,6 +6,7 @@ use super::Exec;
 use crate::attention::{AttentionCall, AttentionSpec, KeyValue};
 use crate::kernels::{Activation, FeedForwardWeights, LinearWeights, NormChunks};
 use crate::params::Handle;
+use crate::stopped::Stopped;
 use crate::tensors::plain;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
@@ -290,7 +291,8 @@ impl Exec<'_> {
     /// the first, with the scale and the mask of `spec`; see [`attention`](crate::attention).
     ///
     /// # Panics
-    /// If the operands do not fit each other, or the plan's backend does not serve them: a session asks before it begins.
+    /// With [`Stopped::AttentionDeclined`] if the operands do not fit each other, or the plan's backend does not serve them.
+    /// `flow-train check` and every command ask the backend for the model's shapes before they begin.
     pub fn attention_with<const PARTS: usize>(
         &self,
         q_bshd: Tensor<4>,
@@ -308,7 +310,11 @@ impl Exec<'_> {
         });
         match attended {
             Ok(attended) => Tensor::from_dispatch(attended.output),
-            Err(declined) => panic!("attention `{}`: {declined}", backend.name()),
+            Err(declined) => Stopped::AttentionDeclined {
+                backend: backend.name().to_owned(),
+                why: declined.why,
+            }
+            .stop(),
         }
     }
 }

@@ -133,6 +133,11 @@ impl ParamView {
         }
     }
 
+    /// The values it shows, plain, in the order of the layout.
+    pub fn values(&self) -> &[Plain] {
+        &self.values
+    }
+
     /// The weight behind `handle`.
     pub fn get<const D: usize>(&self, handle: Handle<D>) -> Tensor<D> {
         Tensor::from_dispatch(self.dispatch(handle.0))

@@ -111,6 +111,10 @@ impl Kernels for CubeKernels {
         true
     }
 
+    fn products(&self) -> Vec<String> {
+        self.products.names()
+    }
+
     fn lanes(&self) -> &dyn LaneKernels {
         &lanes::CubeLanes
     }

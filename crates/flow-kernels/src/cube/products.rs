@@ -6,7 +6,7 @@ use flow_kernels_cube::Element;
 use flow_matmul_cube::call::{Declined, Matmul};
 use flow_matmul_cube::run::{Offer, Prepared};
 use flow_matmul_cube::tensors::{Matrix, Operands};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One product made ready on each device that asked for it.
@@ -73,6 +73,23 @@ impl Products {
         if let Err(declined) = computed {
             panic!("operation `linear`, {call:?}: {declined}");
         }
+    }
+
+    /// The kernel of each kind of product that was asked for: columns, summands and layout, whatever the number of rows. Sorted.
+    pub fn names(&self) -> Vec<String> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_call = |(call, on_devices): (&Matmul, &OnDevices)| {
+            let (n, k, layout, element) = (call.n, call.k, call.layout, call.element);
+            let kernels = on_devices.iter().map(move |(_, prepared)| {
+                format!(
+                    "{n} columns of {k} summands, {layout:?}, {element:?}: {}",
+                    prepared.plan().name()
+                )
+            });
+            kernels.collect::<Vec<_>>()
+        };
+        let all: BTreeSet<String> = known.iter().flat_map(of_call).collect();
+        all.into_iter().collect()
     }
 
     /// Rows of a call begin where its columns and type say, so the first operands stand for all.

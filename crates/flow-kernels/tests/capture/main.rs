@@ -63,6 +63,7 @@ impl Run {
         let target = Target {
             model: model.spec(),
             meter: &meter,
+            below: &[],
         };
         let plan = if captured {
             let applied = GraphCaptureAccelerator.apply(plan, &target);

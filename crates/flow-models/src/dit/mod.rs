@@ -155,6 +155,7 @@ impl Dit {
                 queries: &[Rows::Tokens],
                 keys: &[Rows::Tokens],
                 width: hidden,
+                heads: config.heads,
             }],
         };
         Ok(Self {

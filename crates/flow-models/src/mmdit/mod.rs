@@ -129,12 +129,14 @@ impl Mmdit {
                     queries: &[Rows::Tokens, Rows::Text],
                     keys: &[Rows::Tokens, Rows::Text],
                     width: hidden,
+                    heads: config.num_attention_heads,
                 },
                 AttentionShape {
                     layers: config.dual_attention_layers.len(),
                     queries: &[Rows::Tokens],
                     keys: &[Rows::Tokens],
                     width: hidden,
+                    heads: config.num_attention_heads,
                 },
             ],
         };

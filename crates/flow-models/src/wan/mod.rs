@@ -104,6 +104,7 @@ impl Wan {
                     queries: &[Rows::Tokens],
                     keys,
                     width: hidden,
+                    heads: config.num_attention_heads,
                 })
                 .into(),
         };

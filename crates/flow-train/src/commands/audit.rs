@@ -1,4 +1,5 @@
-//! `audit`: is the importance ratio exactly 1, whatever computes?
+//! `audit`: does the loss see the policy that sampled, whatever computes: is the importance ratio exactly 1, and are
+//! log-probability and mean the rollout's to the bit?
 //!
 //! For every combination of attention backend, fused kernels, captured graphs, exact reuse, policy of activation
 //! checkpointing, algorithm, guidance, trained weights and precision: one rollout, and every loss once, without an optimizer
@@ -221,6 +222,10 @@ pub fn run(arguments: &ConfigArguments, only: &[String], quiet: bool) -> Result<
             let exact = audit.worst().is_none() && audit.checked() > 0;
             failed += usize::from(!exact);
             table.row(combination, &audit)?;
+            if let Some(worst) = audit.worst() {
+                let (other, checked) = (audit.other_bits(), audit.compared());
+                terminal::line(&format!("  {worst}; {other} of {checked} have other bits"))?;
+            }
         }
         Ok(failed)
     })?;
@@ -232,7 +237,10 @@ pub fn run(arguments: &ConfigArguments, only: &[String], quiet: bool) -> Result<
             combinations.len()
         )));
     }
-    terminal::line(&format!("all {} combinations are exact", combinations.len()))
+    terminal::line(&format!(
+        "all {} combinations are exact: every ratio is 1, and log-probabilities and means are the rollout's to the bit",
+        combinations.len()
+    ))
 }
 
 /// Everything lossless that the config's model and device can be computed by.
@@ -372,7 +380,7 @@ impl WithAlgorithm for Run<'_> {
     type Output = Result<OnPolicyAudit, TrainError>;
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
-        let parts = setup::parts_of(self.config, self.environment, self.model, algorithm)?;
+        let parts = setup::parts_of(self.config, self.environment, self.model, algorithm)?.set_up()?;
         let mut observer = progress::observer(1, 1, self.quiet, Interrupt::default());
         parts.audit(&mut *observer)
     }

@@ -92,7 +92,7 @@ impl WithAlgorithm for Measuring<'_> {
         // What is to be measured for is not in force yet.
         let mut config = self.config.clone();
         config.acceleration.rollout.clear();
-        let parts = setup::parts(&config, self.environment, algorithm)?;
+        let parts = setup::parts(&config, self.environment, algorithm)?.set_up()?;
         let mut observer = progress::observer(1, 1, self.quiet, Interrupt::default());
         Ok(match self.policy {
             MeasuredPolicy::Magcache => {

@@ -54,7 +54,7 @@ impl WithAlgorithm for Comparing<'_> {
     type Output = Result<Vec<DriftRun>, TrainError>;
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
-        let mut parts = setup::parts(self.config, self.environment, algorithm)?;
+        let mut parts = setup::parts(self.config, self.environment, algorithm)?.set_up()?;
         let mut observer = progress::observer(self.rollouts, self.rollouts, self.quiet, Interrupt::default());
         (0..self.rollouts)
             .map(|iteration| parts.drift(iteration, &mut *observer))

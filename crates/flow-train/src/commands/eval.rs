@@ -15,6 +15,7 @@ pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
     let text = loaded.compute(&config, |environment| {
         let mut common = setup::common(&config, environment).or_bad_input()?;
         weights::load_adapter(&mut common.model.weights, adapter.as_deref())?;
+        let common = common.set_up().or_bad_input()?;
         let rewards = setup::rewards(config.effective_eval_rewards(), environment, 1).or_bad_input()?;
         let mut observer = progress::observer(1, 1, quiet, Interrupt::default());
         let settings = &common.evaluation;

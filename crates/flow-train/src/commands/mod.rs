@@ -118,12 +118,14 @@ impl Loaded {
         self.options.get().map_or(&[], Vec::as_slice)
     }
 
-    /// As [`compute`](Self::compute), but the options of the runtimes are checked only: for commands that run no model.
+    /// As [`compute`](Self::compute), but the options of the runtimes are checked only, and none are in force: for commands that
+    /// run no model.
     fn inspect<T: Send>(
         &self,
         config: &Config,
         task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
     ) -> Result<T, Failure> {
+        flow_train::apply_no_runtime_options().or_bad_input()?;
         let pool = flow_train::worker_pool(config).or_bad_input()?;
         pool.install(|| task(&self.environment(config)?))
     }

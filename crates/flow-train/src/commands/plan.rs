@@ -160,7 +160,7 @@ pub fn text<A: Algorithm>(
                 rayon::current_num_threads()
             ),
         ),
-        ("plan", parts.training_plan().describe()),
+        ("plan", parts.acceleration.describe_training()),
         ("accelerators", parts.acceleration.to_string()),
         (
             "geometry",

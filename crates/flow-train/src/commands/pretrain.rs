@@ -27,7 +27,9 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
     parent(&output)?;
     let interrupt = Interrupt::listen()?;
     let (loss, steps, output) = loaded.compute(&config, |environment| {
-        let common = setup::common(&config, environment).or_bad_input()?;
+        let common = setup::common(&config, environment)
+            .and_then(|common| common.set_up())
+            .or_bad_input()?;
         let settings = settings(&config);
         // Fewer lines than steps, and at least some.
         let every = (settings.steps / 50).max(1);

@@ -9,6 +9,7 @@ use flow_validate::codes;
 pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
     let (code, path) = match error {
         TrainError::Acceleration(found) => return found.clone(),
+        TrainError::NoKernel(found) => return vec![(**found).clone()],
         TrainError::NoWeights { .. } => (codes::NO_WEIGHTS, "model.weights"),
         TrainError::Model(ModelError::Adapter(_)) => (codes::ADAPTERS, "lora.targets"),
         TrainError::Model(

@@ -4,6 +4,7 @@ use super::{Loaded, survey::Use, weights};
 use crate::arguments::SampleArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
+use flow_accel::Acceleration;
 use flow_core::{Rollout, Stage, cpu};
 use flow_data::{Image, Prompt};
 use flow_report::{ImageGrid, Tile};
@@ -23,6 +24,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
         if let Some(seed) = arguments.seed {
             common.evaluation.sampler.seed = seed;
         }
+        let common = common.set_up().or_bad_input()?;
         let prompts: Vec<Prompt> = arguments
             .prompt
             .iter()
@@ -88,7 +90,11 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
 }
 
 /// One image per prompt.
-fn generate(common: &Common, wanted: &[Prompt], micro_batch: usize) -> Result<Vec<Image>, Failure> {
+fn generate(
+    common: &Common<Acceleration>,
+    wanted: &[Prompt],
+    micro_batch: usize,
+) -> Result<Vec<Image>, Failure> {
     let evaluation = &common.evaluation;
     let steps = evaluation.schedule.ode_steps();
     let rollout = Rollout::new(&common.model.weights, common.acceleration.training().clone());

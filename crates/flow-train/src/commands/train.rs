@@ -9,10 +9,10 @@ use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_report::RunStatus;
-use flow_trainer::Session;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::{Session, TrainError};
 use open::Start;
 
 /// Trains.
@@ -128,7 +128,11 @@ impl WithAlgorithm for Train<'_> {
         drop(observer);
         let status = outcome.map_err(|error| {
             let place = session.directory().path().display();
-            Failure::Run(format!("{error}\n  what was written is in {place}"))
+            let text = format!("{error}\n  what was written is in {place}");
+            match error {
+                TrainError::Stopped(stopped) if stopped.is_defect() => Failure::Defect(text),
+                _ => Failure::Run(text),
+            }
         })?;
         match status {
             RunStatus::Interrupted { step } => {

@@ -25,6 +25,25 @@ fn entry() -> impl Strategy<Value = String> {
         ", scope = \"outside_sde_window\"",
         ", scope = \"none\"",
     ]);
+    // Every policy of a cache, with what each needs and now and then with what is another's.
+    let policy = one_of(&[
+        "policy = \"auto\", target_error = 0.05",
+        "policy = \"db_cache\", threshold = 0.5, front_blocks = 1, back_blocks = 1",
+        "policy = \"step_mask\"",
+        "policy = \"taylorseer\"",
+        "policy = \"taylorseer\", target = \"velocity\", order = 2",
+        "policy = \"magcache\", ratios = [1.0, 0.99, 0.98, 0.97]",
+        "policy = \"teacache\", coefficients = [1.0, 0.0]",
+        "policy = \"teacache\", coefficients = [1.0, 0.0], signal = \"conditioning\"",
+        "policy = \"easycache\", threshold = 0.15",
+        "policy = \"pyramid\"",
+        "policy = \"faster\"",
+        "policy = \"faster\", ratios = [1.0]",
+    ]);
+    let scoped = one_of(&["", ", scope = \"outside_sde_window\""]);
+    let any_cache = (policy, scoped).prop_map(|(policy, scope)| {
+        format!("{{ name = \"feature_cache\", params = {{ {policy}{scope} }} }}")
+    });
     let cache = (scope, select(&[0.0, 0.05, 0.05, 0.3, 9.0, 30.0][..]), 0u32..4).prop_map(|(scope, threshold, warmup)| {
         format!(
             "{{ name = \"feature_cache\", params = {{ policy = \"first_block\", threshold = {threshold}, warmup_steps = \
@@ -34,14 +53,21 @@ fn entry() -> impl Strategy<Value = String> {
     let attention = one_of(&["reference", "reference", "cpu", "flash"]).prop_map(|backend| {
         format!("{{ name = \"attention_backend\", params = {{ backend = \"{backend}\" }} }}")
     });
+    let lossless = one_of(&[
+        "{ name = \"exact_reuse\" }",
+        "{ name = \"exact_reuse\", params = { limit_mib = 1 } }",
+        "{ name = \"fused_kernels\", params = { mode = \"regional\" } }",
+        "{ name = \"fused_kernels\", params = { mode = \"full\" } }",
+    ]);
     let other = one_of(&[
+        "{ name = \"fusion\" }",
         "{ name = \"graph_capture\" }",
         "{ name = \"feature_cache\" }",
         "{ name = \"cache_dit\" }",
         "{ name = \"ring\" }",
         "{ name = \"attention_backend\", params = { backned = 1 } }",
     ]);
-    prop_oneof![4 => cache, 4 => attention, 1 => other]
+    prop_oneof![2 => cache, 3 => any_cache, 3 => lossless, 3 => attention, 1 => other]
 }
 
 /// One of the texts that fit, or now and then one that may not.
@@ -131,8 +157,80 @@ fn geometry() -> impl Strategy<Value = String> {
     })
 }
 
-/// A tiny model, with or without adapters.
+/// A tiny model of any architecture, with or without adapters.
 fn model() -> impl Strategy<Value = String> {
+    prop_oneof![2 => dit(), 1 => with_experts(), 1 => encoded(MMDIT), 1 => encoded(WAN)]
+}
+
+/// A DiT with experts.
+fn with_experts() -> impl Strategy<Value = String> {
+    let moe = mostly(
+        &[
+            "experts = 4, top_k = 2, inner = 12, shared = 8",
+            "experts = 2, top_k = 1, inner = 6, shared = 0",
+        ],
+        &["experts = 2, top_k = 3, inner = 6, shared = 0"],
+    );
+    (moe, one_of(&["full", "lora"])).prop_map(|(moe, finetune)| {
+        format!(
+            "[model]\nfinetune = \"{finetune}\"\n[model.dit]\nhidden = 16\nheads = 2\nlayers = 2\nmoe = {{ {moe} }}\n[lora]\n\
+             rank = 2\ntargets = [\"*.attn.*\"]\n"
+        )
+    })
+}
+
+/// A model that reads encoded text.
+fn encoded(model: &'static str) -> impl Strategy<Value = String> {
+    let odd = mostly(&[""], &["num_layers = 1\n", "in_channels = 4\n"]);
+    (
+        odd,
+        one_of(&["full", "lora"]),
+        mostly(&["[\"*\"]"], &["[\"nothing\"]"]),
+    )
+        .prop_map(move |(odd, finetune, targets)| {
+            let key = odd.split(' ').next().unwrap_or_default();
+            let kept = model
+                .lines()
+                .filter(|line| key.is_empty() || !line.starts_with(key));
+            let kept: Vec<&str> = kept.collect();
+            let kept = kept.join("\n").replace("FINETUNE", &finetune);
+            format!("{kept}\n{odd}[lora]\nrank = 2\ntargets = {targets}\n")
+        })
+}
+
+const MMDIT: &str = "[model]
+architecture = \"mmdit\"
+finetune = \"FINETUNE\"
+[model.mmdit]
+sample_size = 8
+in_channels = 1
+out_channels = 1
+num_layers = 2
+attention_head_dim = 8
+num_attention_heads = 2
+joint_attention_dim = 12
+caption_projection_dim = 16
+pooled_projection_dim = 10
+pos_embed_max_size = 6
+dual_attention_layers = [0]";
+
+const WAN: &str = "[model]
+architecture = \"wan\"
+finetune = \"FINETUNE\"
+[model.wan]
+latent_frames = 1
+latent_height = 8
+latent_width = 8
+in_channels = 1
+num_layers = 2
+attention_head_dim = 12
+num_attention_heads = 2
+ffn_dim = 40
+text_dim = 12
+freq_dim = 16";
+
+/// A tiny DiT.
+fn dit() -> impl Strategy<Value = String> {
     let shape = mostly(
         &[
             "hidden = 8\nheads = 1",
@@ -166,10 +264,20 @@ fn config() -> impl Strategy<Value = String> {
     let slots =
         prop_oneof![1 => slots, 1 => (prop::collection::vec(entry(), 0..2), Just(Vec::new()), any::<bool>())];
     let others = (
-        mostly(&["none", "full"], &["attn-only", "every-nth-linear"]),
+        mostly(
+            &[
+                "\"none\"",
+                "\"full\"",
+                "\"attn-only\"",
+                "\"block-skip\"",
+                "\"regions\"\nsave = [\"attention\"]",
+                "\"every-nth-linear\"",
+            ],
+            &["\"regions\"\nsave = [\"atention\"]"],
+        ),
         mostly(
             &[""],
-            &["\"cubecl.autotune.level\" = \"full\"", "\"burn.what\" = 1"],
+            &["\"cubecl.streaming.policy\" = \"single\"", "\"burn.what\" = 1"],
         ),
         mostly(
             &["[ema]\nenabled = true", "[ema]\nenabled = false"],
@@ -180,7 +288,7 @@ fn config() -> impl Strategy<Value = String> {
         |((shared, rollout, strict), algorithm, scheduler, geometry, model, (policy, options, average))| {
             format!(
                 "config_version = 1\n{model}[[rewards]]\nkind = \"jpeg-compressibility\"\n{scheduler}{geometry}{algorithm}\
-                 {average}\n[checkpointing]\npolicy = \"{policy}\"\n[runtime.options]\n{options}\n[acceleration]\n\
+                 {average}\n[checkpointing]\npolicy = {policy}\n[runtime.options]\n{options}\n[acceleration]\n\
                  strict = {strict}\nshared = [{}]\nrollout = [{}]\n",
                 shared.join(", "),
                 rollout.join(", ")
@@ -222,8 +330,7 @@ impl WithAlgorithm for Build<'_> {
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
         let parts: Parts<A> = setup::parts(&self.0.config, self.1, algorithm)?;
         let weights = &parts.state.weights.current;
-        parts.acceleration.set_up(weights)?;
-        drop(parts.acceleration.rollout(weights)?);
+        drop(parts.acceleration.set_up(weights)?.rollout(weights)?);
         for iteration in 0..3 {
             parts.schedule.steps_for(iteration);
         }
@@ -232,7 +339,7 @@ impl WithAlgorithm for Build<'_> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn what_the_validator_passes_can_be_built_and_rolled_out(text in config()) {
@@ -256,13 +363,27 @@ fn the_drawn_configs_are_neither_all_wrong_nor_all_right() {
     use proptest::test_runner::TestRunner;
     let registries = Registries::built_in().expect("names are unique");
     let mut runner = TestRunner::deterministic();
-    let (mut right, mut wrong) = (0, 0);
+    let (mut right, mut wrong, mut seen) = (0, 0, String::new());
     for _ in 0..400 {
         let text = config().new_tree(&mut runner).expect("drawn").current();
         match parse_named("a.toml", &text, &[]) {
-            Ok(resolved) if passes(&resolved, &registries) => right += 1,
+            Ok(resolved) if passes(&resolved, &registries) => {
+                right += 1;
+                seen.push_str(&text);
+            }
             _ => wrong += 1,
         }
     }
     assert!(right >= 40 && wrong >= 100, "{right} right, {wrong} wrong");
+    for part in [
+        "mmdit",
+        "wan",
+        "moe =",
+        "exact_reuse",
+        "fused_kernels",
+        "taylorseer",
+        "block-skip",
+    ] {
+        assert!(seen.contains(part), "no config with `{part}` is right");
+    }
 }

@@ -158,9 +158,25 @@ fn options_of_the_runtime_are_in_force_and_in_the_manifest_with_their_source() {
     );
 
     let without = Place::new();
+    std::fs::write(
+        without.path("burn.toml"),
+        "[autodiff.logger]\nlevel = \"full\"\nfile = \"stray.log\"\n",
+    )
+    .expect("written");
     without.succeed(&["train", "tiny.toml"]);
+    assert!(
+        !without.path("stray.log").exists(),
+        "a `burn.toml` that lies about counts for nothing"
+    );
     let manifest: Value = serde_json::from_str(&without.text("runs/tiny/run.json")).expect("JSON");
-    assert_eq!(manifest["device"]["runtime_options"], Value::Array(vec![]));
+    let options = manifest["device"]["runtime_options"].as_array().expect("a list");
+    assert_eq!(options.len(), 6, "{options:#?}");
+    for option in options {
+        assert_eq!(
+            (&option["value"], &option["source"]),
+            (&option["default"], &"default".into())
+        );
+    }
 }
 
 #[test]

@@ -81,14 +81,14 @@ fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
             "did you mean `attention`?",
         ),
         (
-            "runtime.options={ \"cubecl.autotune.levle\" = \"full\" }",
-            "cubecl.autotune.levle",
-            "cubecl.autotune.level",
+            "runtime.options={ \"cubecl.streaming.polcy\" = \"single\" }",
+            "cubecl.streaming.polcy",
+            "cubecl.streaming.policy",
         ),
         (
             "runtime.options={ \"cubecl.autotune.level\" = \"full\" }",
-            "cubecl.autotune.level",
-            "cubecl",
+            "runtime::never-read",
+            "no build of flow-train reads `cubecl.autotune.level`",
         ),
     ];
     for (set, name, available) in cases {

@@ -84,7 +84,7 @@ fn the_manifest_says_where_every_value_is_from() {
     );
     assert_eq!(manifest["config"]["run"]["seed"], 9);
     assert_eq!(manifest["device"]["backend"], "burn-flex");
-    assert_eq!(manifest["versions"]["cubecl"], "none");
+    assert_eq!(manifest["versions"]["cubecl"], flow_train::versions()["cubecl"]);
     assert_eq!(manifest["command"][1], "train");
 }
 
@@ -95,6 +95,7 @@ fn bf16_trains_on_policy_where_the_processor_has_it_and_is_refused_elsewhere() {
     if let Err(problem) = flow_kernels::CpuKernels::bf16() {
         let error = place.fail(2, &arguments);
         contains(&error, &["device.dtype", &problem.to_string()]);
+        test_support::skipped(problem);
         return;
     }
     place.succeed(&arguments);
@@ -115,15 +116,22 @@ fn bf16_trains_on_policy_where_the_processor_has_it_and_is_refused_elsewhere() {
     );
 }
 
-/// The manifest's version of Burn is the one that the workspace pins.
+/// The manifest's versions of Burn and CubeCL are those that the workspace pins.
 #[test]
-fn the_manifest_names_the_version_of_burn_that_is_built() {
+fn the_manifest_names_the_versions_that_are_built() {
     let workspace = std::fs::read_to_string("../../Cargo.toml").unwrap();
     let workspace: toml::Table = workspace.parse().unwrap();
-    let pinned = workspace["workspace"]["dependencies"]["burn"]["version"]
-        .as_str()
-        .unwrap();
-    assert_eq!(format!("={}", flow_train::versions()["burn"]), pinned);
+    let pinned = |name: &str| {
+        workspace["workspace"]["dependencies"][name]["version"]
+            .as_str()
+            .unwrap()
+    };
+    let versions = flow_train::versions();
+    assert_eq!(format!("={}", versions["burn"]), pinned("burn"));
+    match cfg!(feature = "cuda") {
+        true => assert_eq!(format!("={}", versions["cubecl"]), pinned("cubecl")),
+        false => assert_eq!(versions["cubecl"], "not in this build"),
+    }
 }
 
 #[test]

@@ -78,6 +78,7 @@ pub fn captured(plan: Plan, spec: &ModelSpec) -> Result<Plan, Box<dyn Error>> {
     let target = Target {
         model: spec,
         meter: &Meter::default(),
+        below: &[],
     };
     Ok(GraphCaptureAccelerator.apply(plan, &target)?)
 }

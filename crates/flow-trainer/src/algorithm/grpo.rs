@@ -5,9 +5,11 @@
 //! `beta · mean((v - v_ref)²)` or `beta · mean((mu - mu_ref)²)`.
 
 use super::{Algorithm, LossContext, Position, ReferenceWeights, UnitLoss, mean_over_rows};
+use crate::audit::{Distribution, ReplayedStep};
 use crate::policy::CallSite;
 use crate::rollout::{StepRecord, coefficient_rows};
 use crate::scheduler::Schedule;
+use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
 use flow_core::tensors::plain;
@@ -166,7 +168,14 @@ pub(super) fn finish(
     kl: Option<Kl>,
 ) -> UnitLoss {
     let (policy_b, decided_b) = clipped_loss(ratio_b.clone(), context.advantages.clone(), clip_range);
-    let ratio = plain(&ratio_b.into_dispatch());
+    let values = |tensor: DispatchTensor| plain(&tensor);
+    let replayed_step = ReplayedStep {
+        ratio: values(ratio_b.into_dispatch()),
+        distribution: Some(Distribution {
+            log_prob: values(replayed.log_prob_b.clone().into_dispatch()),
+            mean: values(replayed.mean_bn.clone().into_dispatch()),
+        }),
+    };
     let mut terms = vec![("clip_fraction", decided_b.into_dispatch())];
     let mut loss = mean_over_rows(policy_b) * weight;
     terms.push(("policy_loss", plain(&loss.clone().into_dispatch())));
@@ -177,7 +186,7 @@ pub(super) fn finish(
     }
     UnitLoss {
         loss,
-        ratio: Some(ratio),
+        replayed: Some(replayed_step),
         terms,
     }
 }

@@ -11,6 +11,7 @@ pub use grpo::{Grpo, Kl, KlTarget};
 pub use guard::GrpoGuard;
 pub use nft::{AdvantageMode, Nft};
 
+use crate::audit::ReplayedStep;
 use crate::policy::{CallSite, Policy};
 use crate::rollout::Trajectories;
 use crate::scheduler::Schedule;
@@ -81,8 +82,9 @@ pub struct LossContext<'a, 'w> {
 pub struct UnitLoss {
     /// Mean over the micro-batch, `[1]`.
     pub loss: Tensor<1>,
-    /// Importance ratio per row, `[B]`, if the algorithm is coupled.
-    pub ratio: Option<Plain>,
+    /// What it computed again of the recorded step, if the algorithm is coupled: the on-policy audit compares it with the
+    /// rollout.
+    pub replayed: Option<ReplayedStep>,
     /// Other terms by name; their means are logged.
     pub terms: Vec<(&'static str, Plain)>,
 }

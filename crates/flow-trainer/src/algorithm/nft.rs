@@ -164,7 +164,7 @@ impl Algorithm for Nft {
         }
         UnitLoss {
             loss,
-            ratio: None,
+            replayed: None,
             terms,
         }
     }

@@ -7,6 +7,7 @@ use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::rollout::Trajectories;
+use flow_accel::Acceleration;
 use flow_core::cpu;
 use flow_report::{IntervalMethod, PairedDifference, paired_difference};
 use flow_rewards::Ticket;
@@ -215,7 +216,7 @@ pub struct DriftRun {
     pub blocks: u64,
 }
 
-impl<A: Algorithm> Parts<A> {
+impl<A: Algorithm> Parts<A, Acceleration> {
     /// Groups to sample twice in this iteration.
     pub(super) fn drift_groups(&self) -> usize {
         let (settings, iteration) = (&self.settings, self.state.iteration);

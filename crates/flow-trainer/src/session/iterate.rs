@@ -5,7 +5,7 @@ use crate::advantage::{RewardColumn, compute_advantages};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
-use flow_accel::Activity;
+use flow_accel::{Acceleration, Activity};
 use flow_report::Stopwatch;
 use std::collections::BTreeSet;
 
@@ -13,8 +13,9 @@ impl<A: Algorithm> Session<A> {
     /// Runs the next iteration and writes its metrics.
     pub(super) fn iterate(&mut self, observer: &mut dyn Observer) -> Result<IterationSummary, TrainError> {
         let mut watch = Stopwatch::start();
-        // What an evaluation did before does not count.
-        self.parts.acceleration.take_activity();
+        // What an evaluation did before does not count; what it did not do is named.
+        let before = self.parts.acceleration.take_activity();
+        self.name_shortfalls(&before, observer)?;
         let rolled = self.parts.roll_out(observer)?;
         let rollout_s = watch.lap_s();
         let rollout_gib = self
@@ -51,7 +52,7 @@ impl<A: Algorithm> Session<A> {
         let images = rolled.groups.len();
         self.parts.follow()?;
         let activity = self.activity(observer)?;
-        self.name_attention()?;
+        self.name_kernels()?;
         let predicted = match &drift {
             Some(drift) => (self.parts.acceleration).audited(&activity, &drift.latent_l1_by_sample),
             None => Vec::new(),
@@ -95,6 +96,7 @@ impl<A: Algorithm> Session<A> {
     /// What the accelerators did in this iteration. One that did nothing is named once, or stops a strict run.
     fn activity(&mut self, observer: &mut dyn Observer) -> Result<Vec<Activity>, TrainError> {
         let activity = self.parts.acceleration.take_activity();
+        self.name_shortfalls(&activity, observer)?;
         for idle in &activity {
             let Some(why) = &idle.why_idle else { continue };
             let iteration = self.parts.state.iteration + 1;
@@ -114,40 +116,69 @@ impl<A: Algorithm> Session<A> {
         }
         Ok(activity)
     }
+
+    /// Names what accelerators were in force for and did not do, once each, or stops a strict run.
+    fn name_shortfalls(
+        &mut self,
+        activity: &[Activity],
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        for each in activity {
+            for shortfall in each.shortfalls.keys() {
+                let iteration = self.parts.state.iteration + 1;
+                let (name, why) = (each.name.clone(), shortfall.why.clone());
+                if self.parts.settings.strict {
+                    return Err(TrainError::AcceleratorFellShort { name, iteration, why });
+                }
+                if self.named_shortfalls.insert((name, shortfall.name)) {
+                    let name = &each.name;
+                    observer.notice(&format!(
+                        "the accelerator `{name}` did not do all it is in force for in iteration {iteration}: {why}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl<A: Algorithm> Session<A> {
-    /// Names the kernels that attention calls of a new kind got, in the log and in the manifest.
-    fn name_attention(&mut self) -> Result<(), TrainError> {
-        let log = &self.parts.acceleration.training().attention_log;
-        let found = log.since(self.named_attention);
-        if found.is_empty() {
+    /// Names the kernels that attention calls and matrix products of a new kind got, in the log and in the manifest.
+    fn name_kernels(&mut self) -> Result<(), TrainError> {
+        let plan = self.parts.acceleration.training();
+        let attention = plan.attention_log.since(self.named_attention);
+        self.named_attention += attention.len();
+        let attention: Vec<String> = attention.iter().map(ToString::to_string).collect();
+        let products = plan.kernels.products();
+        let products: Vec<String> = (products.into_iter())
+            .filter(|product| self.named_products.insert(product.clone()))
+            .collect();
+        if attention.is_empty() && products.is_empty() {
             return Ok(());
         }
-        found
-            .iter()
-            .for_each(|each| tracing::info!("attention of {each}"));
-        self.named_attention += found.len();
         let mut manifest = self.files.directory.read_manifest()?;
-        let named = manifest
-            .device
-            .get("attention")
-            .and_then(|named| named.as_array().cloned());
-        let mut all: BTreeSet<String> = found.iter().map(ToString::to_string).collect();
-        all.extend(
-            named
-                .into_iter()
-                .flatten()
-                .filter_map(|name| name.as_str().map(str::to_owned)),
-        );
-        // Calls run on several threads, so the order of the first ones is no one's.
-        let all: Vec<String> = all.into_iter().collect();
-        manifest.device.insert("attention".into(), all.into());
+        for (key, found) in [("attention", attention), ("products", products)] {
+            found.iter().for_each(|each| tracing::info!("{key}: {each}"));
+            let named = manifest
+                .device
+                .get(key)
+                .and_then(|named| named.as_array().cloned());
+            let named = named.into_iter().flatten();
+            // Calls run on several threads, so the order of the first ones is no one's.
+            let mut all: BTreeSet<String> = named
+                .filter_map(|name| name.as_str().map(str::to_owned))
+                .collect();
+            all.extend(found);
+            if !all.is_empty() {
+                let all: Vec<String> = all.into_iter().collect();
+                manifest.device.insert(key.into(), all.into());
+            }
+        }
         Ok(self.files.directory.write_manifest(&manifest)?)
     }
 }
 
-impl<A: Algorithm> super::Parts<A> {
+impl<A: Algorithm> super::Parts<A, Acceleration> {
     /// Lets the moving average and the old sampling weights follow the trained ones.
     fn follow(&mut self) -> Result<(), TrainError> {
         let iteration = self.state.iteration;

@@ -24,10 +24,10 @@ use crate::geometry::{Geometry, PromptSampler};
 use crate::observer::Observer;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
-use flow_accel::Acceleration;
+use flow_accel::{Acceleration, Arrangement};
 use flow_checkpoint::planner::PlanRecord;
 use flow_config::InitialNoise;
-use flow_core::{Plan, device::ComputeDevice};
+use flow_core::{Plan, device::ComputeDevice, stopped};
 use flow_data::{Dataset, Prompt};
 use flow_report::{EventWriter, Manifest, MetricsStart, MetricsWriter, RunDirectory, RunStatus, Stopwatch};
 use flow_rewards::RewardWorkers;
@@ -109,14 +109,15 @@ pub struct SessionSettings {
     pub html_report: bool,
 }
 
-/// Everything a run is made of.
-pub struct Parts<A> {
+/// Everything a run is made of. It computes once its accelerators are set up with the weights it begins from: `S` is then an
+/// [`Acceleration`].
+pub struct Parts<A, S = Arrangement> {
     /// Numbers and switches.
     pub settings: SessionSettings,
     /// The algorithm.
     pub algorithm: A,
     /// The accelerators, and with them the plans of rollouts and losses.
-    pub acceleration: Acceleration,
+    pub acceleration: S,
     /// What a person should know before the run starts.
     pub notices: Vec<String>,
     /// How a budget of activation checkpointing is spent, if there is one.
@@ -144,6 +145,33 @@ pub struct Parts<A> {
 }
 
 impl<A> Parts<A> {
+    /// Sets the accelerators up with the weights there are: no weight may change before they compute.
+    ///
+    /// # Errors
+    /// If an accelerator cannot work with these weights.
+    pub fn set_up(self) -> Result<Parts<A, Acceleration>, TrainError> {
+        let acceleration = self.acceleration.set_up(&self.state.weights.current)?;
+        Ok(Parts {
+            acceleration,
+            settings: self.settings,
+            algorithm: self.algorithm,
+            notices: self.notices,
+            checkpoint_plan: self.checkpoint_plan,
+            sampler: self.sampler,
+            schedule: self.schedule,
+            conditioner: self.conditioner,
+            prompts: self.prompts,
+            prompt_sampler: self.prompt_sampler,
+            dataset: self.dataset,
+            rewards: self.rewards,
+            evaluation_rewards: self.evaluation_rewards,
+            evaluation: self.evaluation,
+            state: self.state,
+        })
+    }
+}
+
+impl<A> Parts<A, Acceleration> {
     /// The plan of losses and evaluations.
     pub fn training_plan(&self) -> &Arc<Plan> {
         self.acceleration.training()
@@ -152,16 +180,20 @@ impl<A> Parts<A> {
 
 /// A run under way.
 pub struct Session<A> {
-    parts: Parts<A>,
+    parts: Parts<A, Acceleration>,
     files: Files,
     tally: record::Tally,
     resumed: bool,
     /// Accelerators of which a person has been told that they did nothing.
     named_idle: BTreeSet<String>,
+    /// Accelerators, and what a person has been told that they did not do.
+    named_shortfalls: BTreeSet<(String, &'static str)>,
     /// Rewards of which a person has been told that they fell.
     named_falls: BTreeSet<String>,
     /// Kinds of attention call that the manifest names.
     named_attention: usize,
+    /// Matrix products that the manifest names.
+    named_products: BTreeSet<String>,
 }
 
 /// The files that a run appends to.
@@ -179,6 +211,7 @@ impl<A: Algorithm> Session<A> {
     /// # Errors
     /// If a file cannot be written.
     pub fn start(parts: Parts<A>, directory: RunDirectory, manifest: &Manifest) -> Result<Self, TrainError> {
+        let parts = parts.set_up()?;
         directory.write_manifest(manifest)?;
         let files = Files::open(directory, MetricsStart::Fresh, None, &parts.settings)?;
         Ok(Self {
@@ -187,8 +220,10 @@ impl<A: Algorithm> Session<A> {
             tally: record::Tally::default(),
             resumed: false,
             named_idle: BTreeSet::new(),
+            named_shortfalls: BTreeSet::new(),
             named_falls: BTreeSet::new(),
             named_attention: 0,
+            named_products: BTreeSet::new(),
         })
     }
 
@@ -207,6 +242,7 @@ impl<A: Algorithm> Session<A> {
         let restored = state::restore(&mut parts, &directory, from, observer)?;
         // Before anything of the run is changed: the checkpoint may be another run's.
         directory.check_metrics(restored.metrics)?;
+        let parts = parts.set_up()?;
         let mut manifest = directory.read_manifest()?;
         let step = parts.state.iteration;
         let here = std::env::current_dir().unwrap_or_default();
@@ -235,8 +271,10 @@ impl<A: Algorithm> Session<A> {
             tally: restored.tally,
             resumed: true,
             named_idle: BTreeSet::new(),
+            named_shortfalls: BTreeSet::new(),
             named_falls: BTreeSet::new(),
             named_attention: 0,
+            named_products: BTreeSet::new(),
         };
         for notice in session.files.metrics.notices().to_vec() {
             observer.notice(&notice);
@@ -265,7 +303,7 @@ impl<A: Algorithm> Session<A> {
     /// # Errors
     /// Whatever stops the run; what was written before stays.
     pub fn run(&mut self, observer: &mut dyn Observer) -> Result<RunStatus, TrainError> {
-        let outcome = self.iterations(observer);
+        let outcome = stopped::caught(|| self.iterations(observer)).unwrap_or_else(|why| Err(why.into()));
         let status = match &outcome {
             Ok(status) => status.clone(),
             Err(error) => RunStatus::Failed {
@@ -280,10 +318,6 @@ impl<A: Algorithm> Session<A> {
         for notice in &self.parts.notices {
             observer.notice(notice);
         }
-        // Weights, average and reference are what the run goes on from.
-        self.parts
-            .acceleration
-            .set_up(&self.parts.state.weights.current)?;
         // A checkpoint of the start holds the first evaluation already.
         if !self.resumed && self.parts.state.iteration == 0 && self.parts.evaluation.every > 0 {
             self.evaluate(observer)?;

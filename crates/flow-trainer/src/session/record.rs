@@ -39,14 +39,12 @@ impl Tally {
         let Some(audit) = audit else { return };
         self.audited_rollouts += 1;
         self.audited_ratios += audit.checked();
+        // Other bits behind a ratio of 1 are a deviation, too.
         if let Some(worst) = audit.worst()
-            && f64::from(worst.size()) > self.largest_deviation
+            && (self.deviation_place.is_empty() || f64::from(worst.size()) > self.largest_deviation)
         {
             self.largest_deviation = f64::from(worst.size());
-            self.deviation_place = format!(
-                "iteration {}, sample {}, step {}",
-                state.iteration, worst.sample, worst.step
-            );
+            self.deviation_place = format!("iteration {}, {worst}", state.iteration);
         }
     }
 
@@ -87,7 +85,7 @@ impl Tally {
         if rollouts == 0 {
             return Audit::Pending;
         }
-        if self.largest_deviation == 0.0 {
+        if self.deviation_place.is_empty() {
             return Audit::Exact { rollouts, elements };
         }
         let (largest, place) = (self.largest_deviation, self.deviation_place.clone());
@@ -184,7 +182,9 @@ impl<A: Algorithm> Session<A> {
             record = record.with(name, mean.value());
         }
         if let Some(audit) = &outcome.audit {
-            record = record.with("on_policy/max_ratio_deviation", f64::from(audit.max_deviation()));
+            record = record
+                .with("on_policy/max_ratio_deviation", f64::from(audit.max_deviation()))
+                .with("on_policy/other_bits", audit.other_bits() as f64);
         }
         for each in activity {
             for (what, count) in each.engagements.counted() {
@@ -192,6 +192,10 @@ impl<A: Algorithm> Session<A> {
                     &format!("acceleration/{}/{}", each.name, what.name()),
                     count as f64,
                 );
+            }
+            for (shortfall, times) in &each.shortfalls {
+                let key = format!("acceleration/{}/{}", each.name, shortfall.name);
+                record = record.with(&key, *times as f64);
             }
             if each.kept_bytes > 0 {
                 let kept_mib = each.kept_bytes as f64 / f64::from(1 << 20);

@@ -8,7 +8,7 @@ use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest, Trajectories};
 use crate::scheduler::StepCoefficients;
-use flow_accel::Activity;
+use flow_accel::{Acceleration, Activity};
 use flow_config::InitialNoise;
 use flow_core::{CallModel, Plan, Rollout, StackDriver, Stage, Weights, cpu};
 use flow_data::{Image, ImageShape, Prompt};
@@ -38,7 +38,7 @@ pub(super) struct RolloutOutcome {
     pub cpu_s: Option<(f64, f64)>,
 }
 
-impl<A: Algorithm> Parts<A> {
+impl<A: Algorithm> Parts<A, Acceleration> {
     pub(super) fn site(&self, stage: Stage) -> CallSite {
         let steps = self.schedule.grid().steps() as u32;
         CallSite {

@@ -2,13 +2,13 @@
 
 use super::{AuditMode, Parts};
 use crate::algorithm::{Algorithm, LossContext, Position, ReferenceWeights, SamplingWeights};
-use crate::audit::OnPolicyAudit;
+use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::optimizer::{Accumulated, StepReport};
 use crate::policy::CallSite;
 use crate::rollout::Trajectories;
-use flow_accel::Paradigm;
+use flow_accel::{Acceleration, Paradigm};
 use flow_core::rng::Purpose;
 use flow_core::{Plain, Rollout, Stage, Training, cpu};
 use std::collections::BTreeMap;
@@ -51,7 +51,7 @@ impl Mean {
 struct Unit {
     loss: f32,
     loss_values: Plain,
-    ratio: Option<Plain>,
+    replayed: Option<ReplayedStep>,
     terms: Vec<(&'static str, Plain)>,
     gradients: Vec<Option<Plain>>,
 }
@@ -63,7 +63,7 @@ fn units(micro_batches: Range<usize>, positions: &[Position]) -> Vec<(usize, Pos
         .collect()
 }
 
-impl<A: Algorithm> Parts<A> {
+impl<A: Algorithm> Parts<A, Acceleration> {
     /// Every inner pass over the rollout; `advantages` has one value per sample, in order.
     pub(super) fn update(
         &mut self,
@@ -88,9 +88,9 @@ impl<A: Algorithm> Parts<A> {
                 let mut accumulated = Accumulated::of(units.len());
                 self.for_each_unit(&units, batches, advantages, |batch, position, unit| {
                     if outcome.steps.is_empty()
-                        && let (Some(audit), Some(ratio)) = (outcome.audit.as_mut(), &unit.ratio)
+                        && let (Some(audit), Some(replayed)) = (outcome.audit.as_mut(), &unit.replayed)
                     {
-                        audit.check(self.position_site(batch, position), &batch.samples, ratio);
+                        self.check_unit(audit, batch, position, replayed);
                     }
                     outcome.loss.add(&unit.loss_values);
                     for (name, values) in &unit.terms {
@@ -132,8 +132,8 @@ impl<A: Algorithm> Parts<A> {
             .collect();
         let mut audit = OnPolicyAudit::default();
         self.for_each_unit(&units, &rolled.batches, &advantages, |batch, position, unit| {
-            if let Some(ratio) = &unit.ratio {
-                audit.check(self.position_site(batch, position), &batch.samples, ratio);
+            if let Some(replayed) = &unit.replayed {
+                self.check_unit(&mut audit, batch, position, replayed);
             }
             observer.advance(1);
         })?;
@@ -213,10 +213,29 @@ impl<A: Algorithm> Parts<A> {
         Ok(Unit {
             loss: cpu::to_host(&loss_values)[0],
             loss_values,
-            ratio: unit.ratio,
+            replayed: unit.replayed,
             terms: unit.terms,
             gradients,
         })
+    }
+
+    /// Compares what a loss computed again with what the rollout recorded.
+    fn check_unit(
+        &self,
+        audit: &mut OnPolicyAudit,
+        batch: &Trajectories,
+        position: Position,
+        replayed: &ReplayedStep,
+    ) {
+        let recorded = match position {
+            Position::Recorded(index) => batch.records.get(index).map(|record| Distribution {
+                log_prob: record.log_prob.clone(),
+                mean: record.mean.clone(),
+            }),
+            Position::Time { .. } => None,
+        };
+        let site = self.position_site(batch, position);
+        audit.check(site, &batch.samples, replayed, recorded.as_ref());
     }
 
     fn position_site(&self, batch: &Trajectories, position: Position) -> CallSite {
@@ -253,7 +272,7 @@ impl<A: Algorithm> Parts<A> {
         })
     }
 
-    /// Stops or warns if a ratio is not exactly 1.
+    /// Stops or warns if a ratio is not exactly 1, or a log-probability or mean not the rollout's to the bit.
     fn judge(&self, audit: &OnPolicyAudit, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let Some(deviation) = audit.worst() else {
             return Ok(());
@@ -268,10 +287,7 @@ impl<A: Algorithm> Parts<A> {
             });
         }
         observer.notice(&format!(
-            "iteration {iteration}: max |ratio - 1| before the first optimizer step is {:.3e} (sample {}, step {})",
-            deviation.size(),
-            deviation.sample,
-            deviation.step
+            "iteration {iteration}: before the first optimizer step {deviation}, the largest deviation from the rollout"
         ));
         Ok(())
     }

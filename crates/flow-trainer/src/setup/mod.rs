@@ -7,6 +7,7 @@ mod checkpointing;
 mod model;
 mod rewards;
 mod schedule;
+mod served;
 
 pub use algorithm::settings as optimizer_settings;
 pub use checkpointing::{TrainingSteps, regions};
@@ -23,7 +24,7 @@ use crate::policy::Policy;
 use crate::rollout::Sampler;
 use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
 use crate::text::EncodedText;
-use flow_accel::{Acceleration, AcceleratorRegistry};
+use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
 use flow_checkpoint::{Gauge, Policy as CheckpointPolicy};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit, TextConfig};
 use flow_core::{CallModel, ModelSpec, Plan, RegionEngine, RegionKind, device::ComputeDevice};
@@ -123,8 +124,8 @@ pub fn evaluation_prompts(dataset: &dyn Dataset, wanted: usize) -> Vec<Prompt> {
         .collect()
 }
 
-/// Model, data and conditioner, as sampling and evaluation need them too.
-pub struct Common {
+/// Model, data and conditioner, as sampling and evaluation need them too. `S` is an [`Acceleration`] once it is set up.
+pub struct Common<S = Arrangement> {
     /// The data set.
     pub dataset: Arc<dyn Dataset>,
     /// Model and weights.
@@ -134,9 +135,27 @@ pub struct Common {
     /// The sampler of evaluation.
     pub evaluation: EvaluationSettings,
     /// The accelerators of the config.
-    pub acceleration: Acceleration,
+    pub acceleration: S,
     /// What is worth knowing about them.
     pub notices: Vec<String>,
+}
+
+impl Common {
+    /// Sets the accelerators up with the weights there are, which are those that are computed with.
+    ///
+    /// # Errors
+    /// If an accelerator cannot work with these weights.
+    pub fn set_up(self) -> Result<Common<Acceleration>, TrainError> {
+        let acceleration = self.acceleration.set_up(&self.model.weights)?;
+        Ok(Common {
+            acceleration,
+            dataset: self.dataset,
+            model: self.model,
+            conditioner: self.conditioner,
+            evaluation: self.evaluation,
+            notices: self.notices,
+        })
+    }
 }
 
 /// The accelerators of a config, for a model and a trainer, and what is worth knowing about them.
@@ -148,7 +167,7 @@ pub fn acceleration(
     environment: &Environment<'_>,
     model: &ModelSpec,
     trainer: &Trainer,
-) -> Result<(Acceleration, Vec<String>), TrainError> {
+) -> Result<(Arrangement, Vec<String>), TrainError> {
     let (findings, acceleration) = resolve(
         config,
         environment.accelerators,
@@ -218,12 +237,14 @@ fn common_for(
     let conditioner = conditioner(config, environment, &*dataset, spec, guided)?;
     let environment = &environment.with_regions(checkpointing::regions(config, spec)?);
     let (acceleration, notices) = acceleration(config, environment, spec, trainer)?;
+    let text_tokens = conditioner.text_tokens();
+    served::check(config, &acceleration, spec, &environment.device, text_tokens)?;
     let sampler = Sampler {
         policy: Policy {
             model: model.model.clone(),
             guidance_scale: config.eval_guidance_scale() as f32,
         },
-        kernels: acceleration.training().kernels.clone(),
+        kernels: acceleration.kernels().clone(),
         device: environment.device.clone(),
         seed: config.evaluation.seed,
     };
@@ -322,14 +343,16 @@ pub fn parts_of<A: Algorithm>(
         let passes = device.concurrency().min(units).max(1);
         let prompts = (&conditioner, &prompts[..]);
         let steps = checkpointing::training_steps(config, &model, prompts, passes, device);
+        // The steps that are measured have accelerators of their own.
+        let measured = acceleration.set_up(&model.weights)?;
         // Called as it is: a recording of the first pass would be replayed in place of those that are measured.
         let plan = Plan {
             velocities: Arc::new(CallModel),
-            ..(**acceleration.training()).clone()
+            ..(**measured.training()).clone()
         };
         let accelerated = Environment {
             plan: Arc::new(plan),
-            ..environment.with_regions(acceleration.training().regions.clone())
+            ..environment.with_regions(measured.training().regions.clone())
         };
         let (regions, record) = checkpointing::planned(peak_gib, &steps, &accelerated)?;
         let planned = environment.with_regions(regions);
@@ -338,7 +361,7 @@ pub fn parts_of<A: Algorithm>(
     }
     let sampler = Sampler {
         policy,
-        kernels: acceleration.training().kernels.clone(),
+        kernels: acceleration.kernels().clone(),
         device: device.clone(),
         seed: config.run.seed,
     };

@@ -2,6 +2,7 @@
 
 use crate::support::{Visit, config, environment, registries, with_parts};
 use burn::tensor::Tensor;
+use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
 use flow_core::{Plain, Rollout, Stage, Training, cpu};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position, UnitLoss};
@@ -25,7 +26,7 @@ fn host(values: &Plain) -> Vec<f64> {
 
 /// Rolls out four samples, then takes the loss after the weights have moved, so that ratios are not 1.
 fn loss_at<A: Algorithm>(
-    parts: &mut Parts<A>,
+    parts: &mut Parts<A, Acceleration>,
     position: Position,
 ) -> (UnitLoss, Trajectories, Vec<f64>, Vec<f64>) {
     let samples = [10, 11, 12, 13];
@@ -115,7 +116,8 @@ struct CheckClipped {
 impl Visit for CheckClipped {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) {
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
+        let mut parts = parts.set_up().expect("no accelerator refuses");
         let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
         let record = &batch.records[1];
         let step = record.step;
@@ -161,7 +163,7 @@ impl Visit for CheckClipped {
             (loss - expected).abs() < 2e-4 * expected.abs().max(1.0),
             "{loss} and {expected}"
         );
-        let found_ratios = host(&found.ratio.expect("a coupled algorithm has ratios"));
+        let found_ratios = host(&found.replayed.expect("a coupled algorithm has ratios").ratio);
         for (found, expected) in found_ratios.iter().zip(&ratios) {
             assert!((found / expected - 1.0).abs() < 2e-4, "{found} and {expected}");
         }
@@ -205,7 +207,8 @@ struct CheckNft;
 impl Visit for CheckNft {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) {
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
+        let mut parts = parts.set_up().expect("no accelerator refuses");
         let sigma = 0.6;
         let (found, batch, v, v_old) = loss_at(&mut parts, Position::Time { sigma, draw: 3 });
         let noise = parts
@@ -237,7 +240,7 @@ impl Visit for CheckNft {
         let expected = mean(per_row.into_iter()) + 0.02 * kl;
         let loss = host(&found.loss.into_dispatch_plain())[0];
         assert!((loss / expected - 1.0).abs() < 2e-5, "{loss} and {expected}");
-        assert!(found.ratio.is_none());
+        assert!(found.replayed.is_none());
     }
 }
 

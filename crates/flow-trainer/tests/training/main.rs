@@ -1,5 +1,6 @@
 //! Losses, optimizer, audit, resume and guards of the training loop, on a model small enough to run in moments.
 
+mod accelerators;
 mod guards;
 mod losses;
 mod on_policy;

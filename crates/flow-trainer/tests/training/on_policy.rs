@@ -79,7 +79,7 @@ fn ratios_of_a_model_with_experts_are_one_with_guidance_too() {
 #[test]
 fn experts_on_kernels_that_have_none_are_refused_before_anything_runs() {
     let registries = registries();
-    let environment = environment_with(&registries, Arc::new(Bent(CpuKernels::default())));
+    let environment = environment_with(&registries, bent(Bend::Products));
     let error = setup::common(&config(&EXPERTS), &environment)
         .err()
         .expect("it is refused");
@@ -100,7 +100,7 @@ fn a_decoupled_algorithm_has_no_ratio_to_audit() {
 #[test]
 fn a_kernel_that_differs_in_training_by_one_part_in_a_million_stops_the_run() {
     let registries = registries();
-    let environment = environment_with(&registries, Arc::new(Bent(CpuKernels::default())));
+    let environment = environment_with(&registries, bent(Bend::Products));
     let root = tempfile::tempdir().expect("a temporary directory");
     let run = |overrides: &[&str], name: &str| {
         let root = root.path().join(name);
@@ -139,9 +139,65 @@ fn a_kernel_that_differs_in_training_by_one_part_in_a_million_stops_the_run() {
     assert!(deviations(&off.metrics).is_empty());
 }
 
-/// The CPU kernels, but the linear layers of training are off by one part in a million.
+#[test]
+fn other_bits_of_log_probability_or_mean_stop_the_run_also_where_every_ratio_is_one() {
+    let registries = registries();
+    let root = tempfile::tempdir().expect("a temporary directory");
+    for (bend, name) in [(Bend::LogProb, "log-prob"), (Bend::Mean, "mean")] {
+        let environment = environment_with(&registries, bent(bend));
+        let run = |overrides: &[&str], name: &str| {
+            let root = root.path().join(name);
+            let run = RunTo {
+                root: &root,
+                resume: false,
+                until: 1,
+            };
+            with_parts(&config(overrides), &environment, run)
+        };
+        let error = run(&[], name).expect_err("the audit must stop it");
+        let TrainError::OffPolicy { deviation, .. } = &error else {
+            panic!("{name}: {error}")
+        };
+        let [log_prob, mean] = [deviation.log_prob, deviation.mean];
+        match bend {
+            Bend::Mean => assert!(deviation.size() == 0.0 && mean.is_some() && log_prob.is_none()),
+            _ => {
+                let found = log_prob.expect("its bits were changed");
+                let units = found.rollout.to_bits().abs_diff(found.loss.to_bits());
+                assert!((1..=2).contains(&units) && mean.is_none(), "{found}");
+            }
+        }
+        assert!(error.to_string().contains("in the rollout and"), "{error}");
+        let warned = run(&["audit.on_policy=\"warn\""], &format!("{name}-warned"));
+        let metrics = warned.expect("a warning lets it go on").metrics;
+        assert!(!metrics.contains("\"on_policy/other_bits\":0.0"), "{metrics}");
+    }
+}
+
+/// What of the kernels is off.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Bend {
+    /// The linear layers of training, by one part in a million.
+    Products,
+    /// The log-probability that a loss computes again, by a unit in the last place or two.
+    LogProb,
+    /// The mean that a loss computes again, likewise.
+    Mean,
+}
+
+fn bent(bend: Bend) -> Arc<dyn Kernels> {
+    Arc::new(Bent(CpuKernels::default(), bend))
+}
+
+/// The CPU kernels, but for the bend.
 #[derive(Debug)]
-struct Bent(CpuKernels);
+struct Bent(CpuKernels, Bend);
+
+/// Times `factor`.
+fn times(tensor: Tracked, factor: f32) -> Tracked {
+    use burn::backend::{Dispatch, ops::FloatTensorOps};
+    Dispatch::float_mul_scalar(tensor, factor.into())
+}
 
 impl Kernels for Bent {
     fn name(&self) -> &str {
@@ -156,10 +212,7 @@ impl Kernels for Bent {
     ) -> Tracked {
         let y = self.0.linear(stash, x, weights, activation);
         match y.kind {
-            burn::backend::DispatchTensorKind::Autodiff(_) => {
-                use burn::backend::{Dispatch, ops::FloatTensorOps};
-                Dispatch::float_mul_scalar(y, 1.000_001f32.into())
-            }
+            burn::backend::DispatchTensorKind::Autodiff(_) if self.1 == Bend::Products => times(y, 1.000_001),
             _ => y,
         }
     }
@@ -198,7 +251,12 @@ impl Kernels for Bent {
         x_next: &Plain,
         coefficients: &Plain,
     ) -> (Tracked, Tracked) {
-        self.0.sde_log_prob(x, v, x_next, coefficients)
+        let (log_prob, mean) = self.0.sde_log_prob(x, v, x_next, coefficients);
+        match self.1 {
+            Bend::Products => (log_prob, mean),
+            Bend::LogProb => (times(log_prob, 1.0 + f32::EPSILON), mean),
+            Bend::Mean => (log_prob, times(mean, 1.0 + f32::EPSILON)),
+        }
     }
     fn mean_squared_distance(&self, a: &Tracked, b: &Plain) -> Tracked {
         self.0.mean_squared_distance(a, b)

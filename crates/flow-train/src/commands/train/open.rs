@@ -3,7 +3,7 @@
 use crate::arguments::{Existing, TrainArguments};
 use crate::commands::Loaded;
 use crate::failure::{Failure, OrFailure};
-use flow_accel::Acceleration;
+use flow_accel::Arrangement;
 use flow_config::{Config, DeviceKind};
 use flow_report::{Manifest, MetricsPosition, MetricsStart, OnExists, Opened, RunDirectory};
 use flow_trainer::setup::Environment;
@@ -84,7 +84,7 @@ pub fn manifest(
     directory: &RunDirectory,
     loaded: &Loaded,
     environment: &Environment<'_>,
-    acceleration: &Acceleration,
+    acceleration: &Arrangement,
 ) -> Result<Manifest, Failure> {
     let resolved = &loaded.resolved;
     let config = serde_json::to_value(&resolved.config).or_failed()?;
@@ -102,7 +102,7 @@ pub fn manifest(
     Ok(manifest)
 }
 
-fn device(config: &Config, environment: &Environment<'_>, acceleration: &Acceleration) -> Map<String, Value> {
+fn device(config: &Config, environment: &Environment<'_>, acceleration: &Arrangement) -> Map<String, Value> {
     let backend = match config.device.kind {
         DeviceKind::Cpu => "burn-flex",
         DeviceKind::Cuda => "burn-cuda",
@@ -112,7 +112,7 @@ fn device(config: &Config, environment: &Environment<'_>, acceleration: &Acceler
         ("backend", json!(backend)),
         ("dtype", json!(config.device.dtype.name())),
         ("threads", json!(rayon::current_num_threads())),
-        ("training_plan", json!(acceleration.training().describe())),
+        ("training_plan", json!(acceleration.describe_training())),
         ("acceleration", json!(acceleration.to_string())),
         ("exact_on_policy", json!(acceleration.is_exact_on_policy())),
     ];

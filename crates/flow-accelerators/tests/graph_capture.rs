@@ -1,0 +1,324 @@
+//! `graph_capture` on a device that refuses to record, that keeps few recordings, and that loses what it was given.
+
+mod support;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use flow_accel::{Acceleration, Params};
+use flow_attention::CpuAttention;
+use flow_core::cpu::to_host;
+use flow_core::device::ComputeDevice;
+use flow_core::exec::Stash;
+use flow_core::kernels::{LinearWeights, OnFused, SdeOutputs};
+use flow_core::{
+    Activation, AdamWStep, CallContext, FlowModel, Halves, Kernels, Lane, ModelInput, NotRecorded, Plain,
+    Plan, Recorded, Recorder, Rollout, Stage, StepFactors, StepValues, Stopped, Training, Updated, Weights,
+    stopped,
+};
+use flow_kernels::CpuKernels;
+use serde_json::json;
+use std::sync::Arc;
+use support::{at_work, condition, noise, noisy, registry};
+
+/// What a device does when it is asked to record.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Manner {
+    /// Replays give what was computed when it recorded.
+    Records,
+    /// It has no memory left.
+    Full,
+    /// It has no memory left, and what it was given is gone.
+    Broken,
+}
+
+impl Recorder for Manner {
+    fn record(
+        &self,
+        inputs: &[Plain],
+        warm_up: &mut dyn FnMut(&[Plain]),
+        compute: &mut dyn FnMut(&[Plain]) -> Vec<Plain>,
+    ) -> Result<Box<dyn Recorded>, NotRecorded> {
+        warm_up(inputs);
+        match self {
+            Self::Records => Ok(Box::new(Recording(compute(inputs)))),
+            Self::Full | Self::Broken => Err(NotRecorded("the device has no memory left".into())),
+        }
+    }
+
+    fn copied(&self, tensor: &Plain) -> Plain {
+        tensor.clone()
+    }
+
+    fn is_held(&self, _: &Plain) -> bool {
+        false
+    }
+
+    fn is_readable(&self, tensors: &[Plain]) -> bool {
+        assert!(tensors.len() > 2, "inputs and weights are asked for");
+        *self != Self::Broken
+    }
+
+    fn release(&self, _: &Plain) {}
+}
+
+#[derive(Debug)]
+struct Recording(Vec<Plain>);
+
+impl Recorded for Recording {
+    fn replay(&mut self, _: &[Plain]) -> Result<&[Plain], NotRecorded> {
+        Ok(&self.0)
+    }
+
+    fn outputs(&self) -> &[Plain] {
+        &self.0
+    }
+}
+
+fn captured(manner: Manner, model: &dyn FlowModel) -> Acceleration {
+    let base = Plan::new(
+        Arc::new(CpuAttention),
+        Arc::new(RecordingKernels {
+            kernels: Arc::new(CpuKernels::default()),
+            manner,
+        }),
+    );
+    let fused: Params = serde_json::from_value(json!({ "mode": "full" })).expect("an object");
+    let none = Params::new();
+    registry()
+        .arrangement(
+            base,
+            [("fused_kernels", &fused), ("graph_capture", &none)],
+            [],
+            model.spec(),
+        )
+        .map(at_work)
+        .unwrap_or_else(|errors| panic!("{}", errors[0]))
+}
+
+fn input(model: &dyn FlowModel, batch: usize) -> ModelInput {
+    let device = ComputeDevice::cpu();
+    let values = model.spec().latent.values();
+    let lanes: Vec<Lane> = (0..batch as u64)
+        .map(|sample| Lane {
+            sample,
+            conditional: true,
+        })
+        .collect();
+    ModelInput {
+        x: device.tensor(noise(batch * values, 5), [batch, values]),
+        sigma: device.tensor(vec![0.5; batch], [batch]),
+        condition: condition(model, &lanes),
+    }
+}
+
+fn velocity(plan: &Arc<Plan>, weights: &Weights, model: &dyn FlowModel, batch: usize) -> Vec<f32> {
+    let rollout = Rollout::new(weights, plan.clone());
+    let exec = rollout.exec(CallContext::single(Stage::Rollout));
+    to_host(&exec.velocity(model, input(model, batch)).into_dispatch())
+}
+
+fn gradients(plan: &Arc<Plan>, weights: &Weights, model: &dyn FlowModel) -> Vec<Option<Vec<f32>>> {
+    let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
+    let pass = Training::new(weights, plan.clone(), trained);
+    let velocity = pass
+        .exec(CallContext::single(Stage::Training))
+        .velocity(model, input(model, 2));
+    let loss: Tensor<1> = (velocity.clone() * velocity).sum();
+    let gradients = pass.gradients(&loss);
+    gradients.iter().map(|each| each.as_ref().map(to_host)).collect()
+}
+
+#[test]
+fn a_call_that_the_device_does_not_record_is_computed_to_the_same_bits_counted_and_named() {
+    let (model, weights) = noisy("dit");
+    let plain = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+    let full = captured(Manner::Full, &*model);
+    for _ in 0..3 {
+        assert_eq!(
+            velocity(full.training(), &weights, &*model, 2),
+            velocity(&plain, &weights, &*model, 2)
+        );
+        assert_eq!(
+            gradients(full.training(), &weights, &*model),
+            gradients(&plain, &weights, &*model)
+        );
+    }
+    let activity = full.take_activity();
+    let [_, capture] = &activity[..] else {
+        panic!("two are in force")
+    };
+    let shortfalls: Vec<_> = capture.shortfalls.iter().collect();
+    let [(shortfall, times)] = shortfalls[..] else {
+        panic!("{shortfalls:?}")
+    };
+    assert_eq!((shortfall.name, *times), ("calls_not_recorded", 6));
+    assert!(
+        shortfall.why.contains("the device has no memory left") && shortfall.why.contains("micro_batch"),
+        "{}",
+        shortfall.why
+    );
+    assert!(capture.why_idle.is_some(), "nothing was replayed");
+}
+
+#[test]
+fn a_device_that_lost_what_it_was_given_stops_with_the_reason() {
+    let (model, weights) = noisy("dit");
+    let broken = captured(Manner::Broken, &*model);
+    let why = stopped::caught(|| velocity(broken.training(), &weights, &*model, 2)).expect_err("it is lost");
+    assert!(matches!(why, Stopped::RecordingLost { .. }) && !why.is_defect());
+    let text = why.to_string();
+    assert!(
+        text.contains("no memory left") && text.contains("graph_capture"),
+        "{text}"
+    );
+}
+
+#[test]
+fn recordings_beyond_the_number_that_is_kept_are_named_and_replays_count_what_they_do_again() {
+    let (model, weights) = noisy("dit");
+    let records = captured(Manner::Records, &*model);
+    for _ in 0..2 {
+        for batch in 1..=8 {
+            velocity(records.training(), &weights, &*model, batch);
+        }
+    }
+    let activity = records.take_activity();
+    assert!(
+        activity.iter().all(|each| each.shortfalls.is_empty()),
+        "eight fit"
+    );
+    // Recorded after one warm-up each, then replayed twice: the recorded run itself is the first replay.
+    let counted = |activity: &[flow_accel::Activity]| -> Vec<u64> {
+        let numbers = activity
+            .iter()
+            .map(|each| each.engagements.counted().map(|(_, times)| times).sum());
+        numbers.collect()
+    };
+    let [fused, replayed] = counted(&activity)[..] else {
+        panic!("two are in force")
+    };
+    assert_eq!(replayed, 16);
+    velocity(records.training(), &weights, &*model, 8);
+    let [once, 1] = counted(&records.take_activity())[..] else {
+        panic!("one replay")
+    };
+    assert!(once > 0, "the fused kernels are in the recording");
+    assert_eq!(
+        fused,
+        8 * (2 + 2) * once,
+        "warm-up, recording, and two replays of each"
+    );
+
+    velocity(records.training(), &weights, &*model, 9);
+    let activity = records.take_activity();
+    let names: Vec<&str> = activity[1].shortfalls.keys().map(|each| each.name).collect();
+    assert_eq!(names, ["recordings_dropped"]);
+}
+
+/// The processor's kernels, with a recorder.
+#[derive(Clone, Debug)]
+struct RecordingKernels {
+    kernels: Arc<dyn Kernels>,
+    manner: Manner,
+}
+
+impl Kernels for RecordingKernels {
+    fn name(&self) -> &str {
+        "recording"
+    }
+    fn recorder(&self) -> Option<Arc<dyn Recorder>> {
+        Some(Arc::new(self.manner))
+    }
+    fn fused(&self, on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
+        let kernels = self.kernels.fused(on_fused)?;
+        let manner = self.manner;
+        Some(Arc::new(Self { kernels, manner }))
+    }
+    fn linear(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        self.kernels.linear(stash, x, weights, activation)
+    }
+    fn linear_gated_residual(
+        &self,
+        stash: &dyn Stash,
+        residual: &DispatchTensor,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+        modulation: &DispatchTensor,
+        gate: usize,
+    ) -> DispatchTensor {
+        (self.kernels).linear_gated_residual(stash, residual, x, weights, modulation, gate)
+    }
+    fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {
+        self.kernels.activation(x, activation)
+    }
+    fn modulated_layer_norm(
+        &self,
+        x: &DispatchTensor,
+        modulation: &DispatchTensor,
+        shift: usize,
+        scale: usize,
+        epsilon: f32,
+    ) -> DispatchTensor {
+        (self.kernels).modulated_layer_norm(x, modulation, shift, scale, epsilon)
+    }
+    fn gated_residual(
+        &self,
+        residual: &DispatchTensor,
+        branch: &DispatchTensor,
+        modulation: &DispatchTensor,
+        gate: usize,
+    ) -> DispatchTensor {
+        self.kernels.gated_residual(residual, branch, modulation, gate)
+    }
+    fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
+        self.kernels.rms_norm(x, weight, epsilon)
+    }
+    fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
+        self.kernels.rotary(x, cos, sin)
+    }
+    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
+        self.kernels.embedding(table, index)
+    }
+    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
+        self.kernels.sde_step(x, v, noise, coefficients)
+    }
+    fn sde_log_prob(
+        &self,
+        x: &Plain,
+        v: &DispatchTensor,
+        x_next: &Plain,
+        coefficients: &Plain,
+    ) -> (DispatchTensor, DispatchTensor) {
+        self.kernels.sde_log_prob(x, v, x_next, coefficients)
+    }
+    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
+        self.kernels.mean_squared_distance(a, b)
+    }
+    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
+        self.kernels.sums_of_squares(tensors)
+    }
+    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues {
+        self.kernels.step_values(gradients, factors, device)
+    }
+    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
+        self.kernels.accumulate(accumulated, gradient);
+    }
+    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
+        self.kernels.adamw_all(weights, step);
+    }
+    fn split(&self, value: &Plain) -> Halves {
+        self.kernels.split(value)
+    }
+    fn join(&self, halves: &[Halves]) -> Vec<Plain> {
+        self.kernels.join(halves)
+    }
+    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+        self.kernels.average_all(averages, decay);
+    }
+}
