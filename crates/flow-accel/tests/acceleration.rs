@@ -377,7 +377,7 @@ fn accelerators_are_set_up_once_in_list_order_with_the_weights() {
         gone.lock().expect("no panic").is_empty(),
         "not before the weights are there"
     );
-    acceleration.set_up(&weights()).unwrap();
+    let _at_work = acceleration.set_up(&weights()).unwrap();
     assert_eq!(
         *gone.lock().expect("no panic"),
         ["a set up with 1", "second set up with 1"]
