@@ -83,7 +83,7 @@ impl AccelerationError {
     pub fn message(&self) -> String {
         match self {
             Self::Unknown { asked, .. } => format!("there is no accelerator `{asked}`"),
-            Self::Removed { asked, why, .. } => format!("there is no accelerator `{asked}` any more: {why}"),
+            Self::Removed { asked, why, .. } => format!("there is no accelerator `{asked}`: {why}"),
             Self::Params { name, message } => format!("parameters of the accelerator `{name}`: {message}"),
             Self::Refused { name, refusal } => {
                 format!("the accelerator `{name}` cannot be used: {}", refusal.why)

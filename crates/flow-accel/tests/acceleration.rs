@@ -478,7 +478,7 @@ fn a_removed_name_says_what_to_write_instead() {
         .to_string();
     assert_eq!(
         error,
-        "there is no accelerator `old-LABEL` any more: labels have a `kind` now. Write `{ name = \"label\" }`"
+        "there is no accelerator `old-LABEL`: labels have a `kind` now. Write `{ name = \"label\" }`"
     );
     assert!(registry.remove("label", "", "").is_err(), "it is there");
 }

@@ -305,7 +305,7 @@ fn names_known_from_elsewhere_say_what_to_write() {
             .build(name, &Params::new())
             .expect_err("it is not ours")
             .to_string();
-        assert!(text.contains("any more"), "{text}");
+        assert!(text.contains("there is no accelerator"), "{text}");
         assert!(
             text.contains("fused_kernels") || text.contains("feature_cache"),
             "{text}"

@@ -6,8 +6,9 @@
 use serde_json::Value as Json;
 
 use crate::codes;
-use crate::diagnostic::Diagnostic;
-use crate::phrase::{brief, elsewhere_help, join, range_phrase, section_phrase, type_phrase};
+use crate::diagnostic::{Diagnostic, Layer, SourceText};
+use crate::number::toml_number;
+use crate::phrase::{brief, elsewhere_help, join, range_phrase, section_phrase, shortened, type_phrase};
 use crate::removed;
 use crate::schema::{SCHEMA, SECTIONS_OF_KEY, allowed_texts, resolve, tag_of};
 use crate::suggest::nearest;
@@ -21,10 +22,11 @@ pub(crate) struct Findings {
     pub(crate) bad: Vec<Vec<Segment>>,
 }
 
-/// Checks a whole document.
-pub(crate) fn check(document: &Node) -> Findings {
+/// Checks a whole document, whose values stand in these texts.
+pub(crate) fn check(document: &Node, texts: &[SourceText]) -> Findings {
     let mut checker = Checker {
         root: &SCHEMA,
+        texts,
         path: Vec::new(),
         findings: Findings::default(),
     };
@@ -36,6 +38,7 @@ pub(crate) fn check(document: &Node) -> Findings {
 pub(crate) fn check_below(value: &Node, schema: &Json, path: Vec<Segment>) -> Vec<Diagnostic> {
     let mut checker = Checker {
         root: schema,
+        texts: &[],
         path,
         findings: Findings::default(),
     };
@@ -46,6 +49,8 @@ pub(crate) fn check_below(value: &Node, schema: &Json, path: Vec<Segment>) -> Ve
 struct Checker<'s> {
     /// The schema that references are resolved in.
     root: &'s Json,
+    /// The texts that values were written in.
+    texts: &'s [SourceText],
     path: Vec<Segment>,
     findings: Findings,
 }
@@ -87,6 +92,31 @@ impl<'s> Checker<'s> {
         problems.push(diagnostic);
         let last = problems.len() - 1;
         &mut problems[last]
+    }
+
+    /// A value as it was written, shortened: `1e5` and not 100000.
+    fn written(&self, node: &Node) -> String {
+        let text = node.origin.and_then(|origin| self.texts.get(origin));
+        let as_written = text.and_then(|source| source.text.get(node.span.clone()));
+        match (&node.value, as_written) {
+            (Value::Integer(_) | Value::Float(_) | Value::Bool(_) | Value::Datetime(_), Some(text))
+                if !text.is_empty() =>
+            {
+                shortened(text)
+            }
+            _ => brief(node),
+        }
+    }
+
+    /// How a value is written where this one was given: in a file as it is, on a command line with the key.
+    fn in_place(&self, node: &Node, value: &str) -> String {
+        let text = node.origin.and_then(|origin| self.texts.get(origin));
+        match text {
+            Some(source) if source.layer == Layer::Override => {
+                format!("--set '{}={value}'", dotted(&self.path))
+            }
+            _ => value.to_owned(),
+        }
     }
 
     /// The current path in messages.
@@ -142,26 +172,39 @@ impl<'s> Checker<'s> {
     fn wrong_type(&mut self, node: &Node, wanted: &str) {
         let written = match &node.value {
             Value::Table(_) | Value::Array(_) => node.value.type_name().to_owned(),
-            _ => format!("`{}`, {}", brief(node), node.value.type_name()),
+            _ => format!("`{}`, {}", self.written(node), node.value.type_name()),
         };
         let message = format!("{} must be {wanted}, but is {written}", self.name());
-        let quoted = match &node.value {
-            Value::String(text) if wanted.contains("number") || wanted.contains("integer") => {
-                text.parse::<f64>().is_ok().then(|| text.clone())
-            }
+        let of_numbers = wanted.contains("number") || wanted.contains("integer");
+        let help = match &node.value {
+            Value::String(text) if of_numbers => toml_number(text).map(|number| {
+                if number == text.trim() {
+                    format!("write it without quotes: {}", self.in_place(node, &number))
+                } else {
+                    format!("TOML writes this number {}", self.in_place(node, &number))
+                }
+            }),
             Value::String(text) if wanted == "true or false" => {
-                (text == "true" || text == "false").then(|| text.clone())
+                let switch = match text.trim().to_ascii_lowercase().as_str() {
+                    "true" | "yes" | "on" | "y" => Some("true"),
+                    "false" | "no" | "off" | "n" => Some("false"),
+                    _ => None,
+                };
+                switch.map(|switch| match switch == text {
+                    true => format!("write it without quotes: {}", self.in_place(node, switch)),
+                    false => format!("write {}", self.in_place(node, switch)),
+                })
+            }
+            Value::Integer(_) | Value::Float(_) | Value::Bool(_) | Value::Datetime(_)
+                if wanted.starts_with("a text") =>
+            {
+                let text = format!("\"{}\"", self.written(node));
+                Some(format!("write it in quotes: {}", self.in_place(node, &text)))
             }
             _ => None,
         };
-        let help = match (&node.value, quoted) {
-            (_, Some(text)) => Some(format!("write it without quotes: {text}")),
-            (Value::Integer(_) | Value::Float(_) | Value::Bool(_), None) if wanted.starts_with("a text") => {
-                Some(format!("write it in quotes: \"{}\"", brief(node)))
-            }
-            _ => Some(format!("write {wanted} in its place{}", self.see())),
-        };
-        self.bad_value(node, codes::WRONG_TYPE, message).help = help;
+        let help = help.unwrap_or_else(|| format!("write {wanted} in its place{}", self.see()));
+        self.bad_value(node, codes::WRONG_TYPE, message).help = Some(help);
     }
 
     fn tagged(&mut self, node: &Node, schema: &Json, tag: &str) {
@@ -272,9 +315,11 @@ impl<'s> Checker<'s> {
     ) {
         if let Some(instead) = removed::instead(&self.path, value) {
             self.findings.bad.push(self.path.clone());
-            let message = format!("{} is no key any more: {}", self.name(), instead.why);
-            self.problem(value, value.key_span.clone(), codes::REMOVED_KEY, message)
-                .help = Some(instead.help);
+            // A key that was never here is no key that was removed.
+            let message = format!("{} is no key here: {}", self.name(), instead.why);
+            let diagnostic = self.problem(value, value.key_span.clone(), codes::REMOVED_KEY, message);
+            diagnostic.at_key = true;
+            diagnostic.help = Some(instead.help);
             return;
         }
         // What other sections have is known of the config alone.
@@ -363,7 +408,7 @@ impl<'s> Checker<'s> {
         let message = format!(
             "{} is `{}`, but must be a finite number",
             self.name(),
-            brief(node)
+            self.written(node)
         );
         self.bad_value(node, codes::OUT_OF_RANGE, message);
     }
@@ -479,7 +524,7 @@ impl<'s> Checker<'s> {
             let message = format!(
                 "{} is {}, but must be {}",
                 self.name(),
-                brief(node),
+                self.written(node),
                 range_phrase(schema)
             );
             self.bad_value(node, codes::OUT_OF_RANGE, message).allowed = vec![range_phrase(schema)];
@@ -490,7 +535,7 @@ impl<'s> Checker<'s> {
             let message = format!(
                 "{} is {}, but must be a multiple of {factor}",
                 self.name(),
-                brief(node)
+                self.written(node)
             );
             let factor = i128::from(factor);
             let below = exact - exact.rem_euclid(factor);

@@ -78,9 +78,9 @@ codes! {
         "A misspelt key that is passed over leaves its default in force, and the run is not the one that was meant.",
         "[optimizer]\nlearning_rte = 1e-4",
         "[optimizer]\nlearning_rate = 1e-4";
-    /// A key that people know from elsewhere or from earlier versions, and that has become something else here.
+    /// A key that people know from elsewhere or from earlier versions, and that is something else here, or nothing.
     REMOVED_KEY = "removed-key",
-        "Such a key gets the text to write instead, with the value filled in, and not only the nearest name.",
+        "Such a key gets what to write instead, with the value filled in where it means something, and not only the nearest name.",
         "[model]\nattn_backend = \"reference\"",
         "[[acceleration.shared]]\nname = \"attention_backend\"\nparams = { backend = \"reference\" }";
     /// A key that must be there is not.
@@ -119,6 +119,11 @@ codes! {
         "A run writes below `run.dir` and nowhere else.",
         "[run]\nname = \"a/b\"",
         "[run]\nname = \"b\"\ndir = \"runs/a\"";
+    /// A path begins with `~`, which is a shell's word for the home folder and a plain character of a name to everybody else.
+    RULE_HOME = "rule::home",
+        "Taken as it stands, `~/runs` is a folder called `~` in the working directory, and the run is not where it is looked for.",
+        "[run]\ndir = \"~/runs\"",
+        "[run]\ndir = \"/home/me/runs\"";
     /// `device.index` is for machines with several GPUs; there is one CPU device.
     RULE_DEVICE_INDEX = "rule::device-index",
         "An index that nothing reads would look as if it had chosen something.",

@@ -1,9 +1,12 @@
 //! What is wrong with a config: diagnostics with a place in the text, and their rendering as plain text.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
 use serde::Serialize;
+
+use crate::printable::{printable, same_length};
 
 /// How much a diagnostic matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -182,6 +185,9 @@ impl Diagnostic {
     }
 }
 
+/// Diagnostics that are shown at once.
+const MOST_SHOWN: usize = 25;
+
 /// Every diagnostic of a config, with the texts they point into. As an error it holds at least one
 /// [`Severity::Error`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, thiserror::Error)]
@@ -213,8 +219,26 @@ impl fmt::Display for Diagnostic {
 
 impl Report {
     /// Sorts, removes duplicates, and fills in file, line and column.
-    pub(crate) fn new(mut diagnostics: Vec<Diagnostic>, sources: Vec<SourceText>) -> Self {
+    ///
+    /// Texts of users come out such that a terminal shows them and does not obey them.
+    pub(crate) fn new(mut diagnostics: Vec<Diagnostic>, mut sources: Vec<SourceText>) -> Self {
+        for source in &mut sources {
+            source.text = same_length(std::mem::take(&mut source.text));
+            source.name = printable(&source.name).into_owned();
+        }
         for diagnostic in &mut diagnostics {
+            let texts = [
+                Some(&mut diagnostic.message),
+                diagnostic.help.as_mut(),
+                Some(&mut diagnostic.path),
+            ];
+            for text in texts.into_iter().flatten().chain(&mut diagnostic.allowed) {
+                let shown = match printable(text) {
+                    Cow::Owned(shown) => shown,
+                    Cow::Borrowed(_) => continue,
+                };
+                *text = shown;
+            }
             let Some(source) = diagnostic.source.and_then(|index| sources.get(index)) else {
                 continue;
             };
@@ -252,12 +276,33 @@ impl Report {
         diagnostic.source.and_then(|index| self.sources.get(index))
     }
 
-    /// All diagnostics as plain text, with the line concerned and a caret below the place, and a count at the end.
+    /// The diagnostics that people are shown, and how many are left out: errors come first, and nobody reads hundreds of
+    /// what is mostly one mistake.
+    pub fn shown(&self) -> (&[Diagnostic], usize) {
+        let shown = self.diagnostics.len().min(MOST_SHOWN);
+        (&self.diagnostics[..shown], self.diagnostics.len() - shown)
+    }
+
+    /// What is said of those that [`Report::shown`] leaves out; nothing if there are none.
+    pub fn left_out(&self) -> Option<String> {
+        match self.shown().1 {
+            0 => None,
+            left => Some(format!(
+                "and {left} more, which `flow-train check CONFIG --format json` lists; mend these first"
+            )),
+        }
+    }
+
+    /// The diagnostics as plain text, with the line concerned and a caret below the place, and a count at the end. Of
+    /// many the first are shown, and the others counted.
     pub fn render(&self) -> String {
         let mut text = String::new();
-        for diagnostic in &self.diagnostics {
+        for diagnostic in self.shown().0 {
             text.push_str(&self.render_one(diagnostic));
             text.push('\n');
+        }
+        if let Some(left) = self.left_out() {
+            text.push_str(&format!("{left}\n\n"));
         }
         let count = |severity| self.diagnostics.iter().filter(|d| d.severity == severity).count();
         let plural =

@@ -149,6 +149,26 @@ pub fn find_key(name: &str) -> Vec<String> {
         .collect()
 }
 
+/// The keys that may have the value `value`, such as `algorithm.kind` of "grpo", each with what the value means there.
+pub fn find_value(value: &str) -> Vec<(String, String)> {
+    let of_key = |path: String| {
+        let allowed = explain(&path)?.allowed;
+        let (_, docs) = allowed.into_iter().find(|(name, _)| name == value)?;
+        Some((path, docs))
+    };
+    all_keys().into_iter().filter_map(of_key).collect()
+}
+
+/// Every name that [`explain`], [`find_key`] and [`find_value`] know: keys without their sections, and values given by
+/// name.
+pub fn names() -> Vec<String> {
+    let mut names: std::collections::BTreeSet<String> = SECTIONS_OF_KEY.keys().cloned().collect();
+    for docs in all_keys().iter().filter_map(|path| explain(path)) {
+        names.extend(docs.allowed.into_iter().map(|(name, _)| name));
+    }
+    names.into_iter().collect()
+}
+
 /// The dotted paths of every key there is.
 pub fn all_keys() -> Vec<String> {
     let mut keys: Vec<String> = SECTIONS_OF_KEY.keys().flat_map(|name| find_key(name)).collect();

@@ -17,6 +17,7 @@
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+mod anchor;
 mod check;
 pub mod codes;
 mod diagnostic;
@@ -24,10 +25,12 @@ mod explain;
 mod load;
 mod locate;
 mod migrate;
+mod number;
 mod overrides;
 mod params;
 mod phrase;
 mod presets;
+mod printable;
 mod removed;
 mod rules;
 mod schema;
@@ -36,13 +39,14 @@ mod suggest;
 mod tree;
 
 pub use diagnostic::{Diagnostic, Layer, Report, Severity, SourceText};
-pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key};
+pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key, find_value, names};
 pub use load::{
     Inspection, Resolved, Source, base_dir, inspect, inspect_named, load, parse_named, parse_str,
 };
 pub use migrate::{Change, migrate};
 pub use params::check_params;
 pub use presets::{Preset, presets};
+pub use printable::printable;
 pub use schema::{schema, tidy as tidy_schema};
 pub use sections::*;
 pub use suggest::nearest;

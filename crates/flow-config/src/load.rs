@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::Value as Json;
 
+use crate::anchor;
 use crate::check::{self, Findings};
 use crate::codes;
 use crate::diagnostic::{Diagnostic, Layer, Report, Severity, SourceText, line_and_column};
@@ -145,6 +146,9 @@ impl Resolved {
 /// Reads and checks a config file. `overrides` are of the form `a.b=value`; they win over the file, which wins over its
 /// preset, which wins over the defaults. Environment variables play no part.
 ///
+/// Relative paths start from where they were written: one in the file from the file's folder ([`base_dir`]), one in an
+/// override from the working directory. `run.dir` of the file is given with that folder, paths of overrides as absolute ones.
+///
 /// # Errors
 /// Everything that is wrong, at once; see [`codes`] for what can be.
 pub fn load(path: impl AsRef<Path>, overrides: &[String]) -> Result<Resolved, Report> {
@@ -168,7 +172,13 @@ pub fn inspect(path: impl AsRef<Path>, overrides: &[String]) -> Inspection {
         Err(error) => return unreadable(error.to_string(), "check the path, and that the file may be read"),
     };
     match String::from_utf8(bytes) {
-        Ok(text) => inspect_named(&name, &text, overrides),
+        Ok(text) => {
+            let mut inspection = inspect_named(&name, &text, overrides);
+            if let Some(resolved) = &mut inspection.partial {
+                anchor::anchor(resolved, &base_dir(path));
+            }
+            inspection
+        }
         Err(error) => {
             let at = error.utf8_error().valid_up_to();
             unreadable(format!("byte {at} is not UTF-8"), "save the file as UTF-8")
@@ -269,7 +279,7 @@ impl Loader {
         let schema = View::root(&SCHEMA);
 
         // The file by itself, as an editor would check it.
-        let findings = check::check(&file);
+        let findings = check::check(&file, &self.sources);
         self.take(&findings, broken, None);
         let mut bad = findings.bad;
 
@@ -285,7 +295,7 @@ impl Loader {
         tree::merge(&mut document, given, &schema);
         overrides::apply(&mut document, parsed, &schema, &mut self.problems);
 
-        let findings = check::check(&document);
+        let findings = check::check(&document, &self.sources);
         self.take(&findings, broken, Some(0));
         bad.extend(findings.bad);
         if broken {
@@ -502,7 +512,8 @@ fn sources(
         .collect()
 }
 
-/// The directory that relative paths of a config are relative to: the file's.
+/// The directory that relative paths in a config file start from: the file's. Paths given by an override, and `run.dir`,
+/// are anchored by [`load`] and [`inspect`] already.
 pub fn base_dir(config_path: impl AsRef<Path>) -> PathBuf {
     match config_path.as_ref().parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),

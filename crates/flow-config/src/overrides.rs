@@ -33,7 +33,10 @@ pub(crate) fn parse(text: &str, source: usize, problems: &mut Vec<Diagnostic>) -
         problems.push(bad(format!("the override `{text}` has no `=`"), 0..text.len()));
         return None;
     };
-    let (key, value) = (&text[..equals], &text[equals + 1..]);
+    // Blanks around a value are the shell's or a slip, and mean nothing.
+    let value = text[equals + 1..].trim_start();
+    let (key, begins) = (&text[..equals], text.len() - value.len());
+    let value = value.trim_end();
     let Some(names) = key_path(key) else {
         problems.push(bad(format!("`{key}` is not a key"), 0..equals));
         return None;
@@ -49,15 +52,14 @@ pub(crate) fn parse(text: &str, source: usize, problems: &mut Vec<Diagnostic>) -
         problems.push(bad(message, equals + 1..text.len()));
         return None;
     } else {
-        let value = Value::String(value.trim().to_owned());
         Node {
-            value,
+            value: Value::String(value.to_owned()),
             origin: Some(source),
-            span: 0..text.len() - equals - 1,
+            span: 0..value.len(),
             key_span: 0..equals,
         }
     };
-    shift_spans(&mut node, equals + 1);
+    shift_spans(&mut node, begins);
     node.key_span = 0..equals;
     Some(Override {
         path: names.into_iter().map(Segment::Key).collect(),

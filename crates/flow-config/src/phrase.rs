@@ -98,7 +98,7 @@ pub(crate) fn plain_number(json: &Json) -> String {
     }
 }
 
-/// A value as it was written, shortened.
+/// A value as it was read, shortened.
 pub(crate) fn brief(node: &Node) -> String {
     let text = match &node.value {
         Value::String(text) => text.clone(),
@@ -109,8 +109,13 @@ pub(crate) fn brief(node: &Node) -> String {
         Value::Table(_) => "{…}".into(),
         Value::Array(_) => "[…]".into(),
     };
+    shortened(&text)
+}
+
+/// A text, or its first 59 characters.
+pub(crate) fn shortened(text: &str) -> String {
     if text.chars().count() <= 60 {
-        text
+        text.to_owned()
     } else {
         text.chars().take(59).chain(['…']).collect()
     }

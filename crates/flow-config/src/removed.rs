@@ -1,12 +1,31 @@
-//! Keys that people know from elsewhere and that have become something else here: what to write instead.
+//! Keys that people know from elsewhere and that are something else here, or nothing: what to write instead.
 
 use crate::tree::{Node, Segment, Value};
 
-/// What became of a key, and how to mend a config that has it.
+/// What stands in the place of a key, and how to mend a config that has it.
 pub(crate) struct Instead {
     pub(crate) why: &'static str,
     pub(crate) help: String,
 }
+
+/// Keys of services that other trainers report to.
+const SERVICES: [&str; 12] = [
+    "wandb",
+    "use_wandb",
+    "wandb_project",
+    "wandb_entity",
+    "report_to",
+    "swanlab",
+    "mlflow",
+    "comet",
+    "comet_ml",
+    "neptune",
+    "clearml",
+    "logging_backend",
+];
+
+/// Attention by name that builds of flow-train have, whatever the device (`flow-train list attention`).
+const BACKENDS: [&str; 5] = ["reference", "cpu", "portable", "mma", "wgmma"];
 
 /// What to write instead of the key at `path`, with the value that was written; nothing if it is no such key.
 pub(crate) fn instead(path: &[Segment], value: &Node) -> Option<Instead> {
@@ -14,6 +33,12 @@ pub(crate) fn instead(path: &[Segment], value: &Node) -> Option<Instead> {
         [Segment::Key(model), Segment::Key(key)] if model == "model" && key == "attn_backend" => {
             Some(attention_backend(value))
         }
+        [.., Segment::Key(key)] if SERVICES.contains(&key.to_ascii_lowercase().as_str()) => Some(Instead {
+            why: "flow-train speaks to no service",
+            help: "remove it: TensorBoard events (`logging.tensorboard`), metrics.jsonl and report.html are written into the \
+                   run's folder"
+                .to_owned(),
+        }),
         _ => None,
     }
 }
@@ -27,17 +52,15 @@ fn attention_backend(value: &Node) -> Instead {
             "remove it: without an accelerator the device's own attention computes, as with \"native\""
                 .to_owned()
         }
-        written => {
-            let backend = match written {
-                Value::String(backend) => backend.as_str(),
-                _ => "reference",
-            };
-            format!(
-                "remove it, and write at the end of the file:\n\n[[acceleration.shared]]\nname = \
-                 \"attention_backend\"\nparams = {{ backend = {backend:?} }}\n\n`flow-train list attention` shows the \
-                 backends of this build"
-            )
-        }
+        Value::String(backend) if BACKENDS.contains(&backend.as_str()) => format!(
+            "remove it, and write at the end of the file:\n\n[[acceleration.shared]]\nname = \
+             \"attention_backend\"\nparams = {{ backend = {backend:?} }}\n\n`flow-train list attention` shows the \
+             backends of this build"
+        ),
+        _ => "remove it: without an accelerator the fastest attention of the device computes, on an NVIDIA GPU a kernel of \
+              FlashAttention's kind. `flow-train list attention` shows the backends of this build, and the accelerator \
+              `attention_backend` chooses one of them"
+            .to_owned(),
     };
     Instead { why, help }
 }

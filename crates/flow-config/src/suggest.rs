@@ -42,6 +42,10 @@ const ALIASES: &[(&str, &str)] = &[
     ("fp32", "f32"),
     ("bfloat16", "bf16"),
     ("gpu", "cuda"),
+    ("pretrained_model_name_or_path", "weights"),
+    ("model_name_or_path", "weights"),
+    ("checkpoint_path", "weights"),
+    ("ckpt", "weights"),
 ];
 
 /// The candidate nearest to what was written, if any is near enough to be worth naming.

@@ -176,20 +176,63 @@ pub(crate) fn whole(float: f64) -> Option<i128> {
 /// Parses TOML. What cannot be parsed is reported, and the rest is kept.
 pub(crate) fn parse(text: &str, source: usize, problems: &mut Vec<Diagnostic>) -> Node {
     let (table, errors) = DeTable::parse_recoverable(text);
-    problems.extend(errors.iter().map(|error| syntax_error(error, source, text.len())));
+    problems.extend(errors.iter().map(|error| syntax_error(error, source, text)));
     let span = table.span();
     from_table(table.get_ref(), source, span.clone(), span, problems)
 }
 
 /// A syntax error of the TOML parser as a diagnostic.
-fn syntax_error(error: &toml::de::Error, source: usize, end: usize) -> Diagnostic {
+fn syntax_error(error: &toml::de::Error, source: usize, text: &str) -> Diagnostic {
+    let span = error.span().unwrap_or(text.len()..text.len());
+    if let Some((value, at, help)) = bare_value(text, span.start) {
+        return Diagnostic::error(codes::SYNTAX, format!("this is not TOML: `{value}` is no value"))
+            .at(source, at)
+            .help(help);
+    }
     let message = format!(
         "this is not TOML: {}",
         error.message().lines().collect::<Vec<_>>().join("; ")
     );
     Diagnostic::error(codes::SYNTAX, message)
-        .at(source, error.span().unwrap_or(end..end))
+        .at(source, span)
         .help(syntax_help(error.message()))
+}
+
+/// The value of the line of an error, if it is a word or a number as other languages have them, with its place and what
+/// TOML writes.
+fn bare_value(text: &str, at: usize) -> Option<(&str, Range<usize>, String)> {
+    let before = text.get(..at)?;
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let line = text[start..].lines().next()?;
+    let (key, value) = line.split_once('=')?;
+    // An error in the key is another matter.
+    if at < start + key.len() || key.trim().is_empty() || key.contains(['"', '\'', '#', '{', '[']) {
+        return None;
+    }
+    let value = value.split('#').next()?.trim();
+    let word = |c: char| c.is_alphanumeric() || "_-+./~\\:@".contains(c);
+    if value.is_empty() || !value.chars().all(word) || value.len() > 200 {
+        return None;
+    }
+    let offset = start + key.len() + 1 + line[key.len() + 1..].find(value)?;
+    let help = match value.to_ascii_lowercase().as_str() {
+        "yes" | "on" | "true" => "TOML writes true".to_owned(),
+        "no" | "off" | "false" => "TOML writes false".to_owned(),
+        "none" | "null" | "nil" | "~" => {
+            "TOML has no such value: leave the key out, and its default is in force".to_owned()
+        }
+        _ => match crate::number::toml_number(value) {
+            Some(number) if number != value => format!("TOML writes this number {number}"),
+            Some(_) => return None,
+            None if value.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-'))
+                && value.parse::<f64>().is_ok() =>
+            {
+                return None;
+            }
+            None => format!("a text stands in quotes: \"{}\"", value.replace('\\', "\\\\")),
+        },
+    };
+    Some((value, offset..offset + value.len(), help))
 }
 
 /// What TOML wants where its parser gave up.
@@ -259,8 +302,11 @@ pub(crate) fn from_value(
         DeValue::Float(float) => match float.as_str().parse() {
             Ok(value) => Value::Float(value),
             Err(_) => {
-                let message = format!("`{float}` is not a number");
-                problems.push(Diagnostic::error(codes::SYNTAX, message).at(source, span.clone()));
+                // An empty one is what is left of what the parser could not read, and has said so.
+                if !float.as_str().is_empty() {
+                    let message = format!("`{float}` is not a number");
+                    problems.push(Diagnostic::error(codes::SYNTAX, message).at(source, span.clone()));
+                }
                 Value::Float(0.0)
             }
         },

@@ -73,7 +73,7 @@ pub fn render(report: &Report, colour: bool) -> String {
         .with_width(110)
         .with_context_lines(1);
     let mut text = String::new();
-    for diagnostic in &report.diagnostics {
+    for diagnostic in report.shown().0 {
         let source = report
             .source_of(diagnostic)
             .map(|source| NamedSource::new(source.name.clone(), source.text.clone()).with_language("TOML"));
@@ -85,6 +85,9 @@ pub fn render(report: &Report, colour: bool) -> String {
             text.truncate(before);
             text.push_str(&report.render_one(diagnostic));
         }
+    }
+    if let Some(left) = report.left_out() {
+        text.push_str(&format!("\n{left}\n"));
     }
     // Lines of the file that are empty, and those of a help, come with their indentation.
     let mut text: String = text

@@ -10,6 +10,7 @@ mod progress;
 mod terminal;
 
 use clap::Parser;
+use failure::Failure;
 use flow_core::stopped;
 use flow_train::checkpoint::CountingAllocator;
 use std::process::ExitCode;
@@ -18,7 +19,27 @@ use std::process::ExitCode;
 #[global_allocator]
 static MEMORY: CountingAllocator = CountingAllocator::new();
 
+/// A path of the command line that begins with `~`. A shell expands it in a word of its own, not behind `=` and not in
+/// quotes; taken as it stands it would be a folder of that name.
+fn unexpanded_home() -> Option<String> {
+    let words = std::env::args_os().skip(1);
+    let mut words = words.map(|word| word.to_string_lossy().into_owned());
+    words.find(|word| {
+        let value = match word.split_once('=') {
+            Some((option, value)) if option.starts_with("--") => value,
+            _ => word.as_str(),
+        };
+        value == "~" || value.starts_with("~/")
+    })
+}
+
 fn main() -> ExitCode {
+    if let Some(word) = unexpanded_home() {
+        return Failure::Input(format!(
+            "`~` is not expanded in `{word}`: write the path out, or $HOME; a folder that is called so is `./~`"
+        ))
+        .report();
+    }
     let arguments = match arguments::Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {

@@ -33,7 +33,8 @@ pub fn error(text: &str) {
     };
     match text.strip_prefix(RENDERED) {
         Some(rendered) => note(rendered.trim_end()),
-        None => note(&format!("{mark} {text}")),
+        // Texts of users stand in it, which a terminal is to show and not to obey.
+        None => note(&format!("{mark} {}", flow_config::printable(text))),
     }
 }
 

@@ -14,6 +14,7 @@ const WAN_POSITIONS: usize = 1024;
 
 pub(super) fn check(rules: &mut Rules<'_>) {
     run_and_device(rules);
+    home(rules);
     match rules.config.model.architecture {
         Architecture::Dit => dit(rules),
         Architecture::Mmdit => mmdit(rules),
@@ -24,6 +25,24 @@ pub(super) fn check(rules: &mut Rules<'_>) {
     rewards(rules);
     schedule(rules);
     pretrain(rules);
+}
+
+/// A shell expands `~` in words of its own, not in a config and not behind `=`.
+fn home(rules: &mut Rules<'_>) {
+    for (key, path) in crate::anchor::paths(rules.config) {
+        let text = path.to_string_lossy();
+        if !text.starts_with('~') {
+            continue;
+        }
+        let message = format!("`{key}` is `{text}`, and `~` is not expanded");
+        let help = match text.strip_prefix("~/") {
+            Some(below) => format!(
+                "write the path out, such as \"/home/me/{below}\"; on a command line --set {key}=\"$HOME/{below}\""
+            ),
+            None => format!("write the path out; a file that is called so is \"./{text}\""),
+        };
+        rules.error(codes::RULE_HOME, &[&key], message).help(help);
+    }
 }
 
 fn run_and_device(rules: &mut Rules<'_>) {

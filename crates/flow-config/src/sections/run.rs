@@ -17,7 +17,8 @@ pub struct RunConfig {
     /// at 2^63 - 1.
     #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
     pub seed: u64,
-    /// Directory that holds the run directories, relative to the working directory.
+    /// Directory that holds the run directories. A path in a config file starts from the file's folder, one given by `--set`
+    /// from the working directory, and so does the default.
     pub dir: PathBuf,
     /// Number of RL iterations (rollout, rewards, update); Flow-Factory calls them epochs.
     #[schemars(range(min = 1, max = 100_000_000))]

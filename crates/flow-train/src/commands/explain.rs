@@ -3,6 +3,7 @@
 
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
+use flow_config::FieldDoc;
 use flow_train::Registries;
 
 /// Prints the documentation of `key`, of every key of that name, or of an accelerator or its parameter (`name.parameter`); or
@@ -30,13 +31,62 @@ pub fn run(key: &str) -> Result<(), Failure> {
     {
         return terminal::print(&docs.to_string());
     }
+    let values = values(&registries, key);
+    if !values.is_empty() {
+        return terminal::print(&values);
+    }
     let keys = flow_config::all_keys();
+    let names = flow_config::names();
+    let params: Vec<String> = params(&registries)
+        .into_iter()
+        .flat_map(|(name, docs)| {
+            let allowed = docs.allowed.into_iter().map(|(value, _)| value);
+            [name, docs.path].into_iter().chain(allowed).collect::<Vec<_>>()
+        })
+        .collect();
     let codes = flow_validate::all_codes().map(|known| known.code);
-    let kinds = registries.accelerators.kinds().map(|kind| kind.name());
-    let nearest = flow_data::suggest::nearest(key, keys.iter().map(String::as_str).chain(codes).chain(kinds));
-    let hint = match nearest {
+    let known = [&names, &keys, &params]
+        .into_iter()
+        .flatten()
+        .map(String::as_str)
+        .chain(codes);
+    let hint = match flow_config::nearest(key, known) {
         Some(nearest) => format!("did you mean `{nearest}`?"),
         None => "`flow-train schema` prints all keys, `flow-train list codes` all codes".into(),
     };
-    Err(Failure::Input(format!("there is no key or code `{key}`; {hint}")))
+    Err(Failure::Input(format!(
+        "there is no key, value or code `{key}`; {hint}"
+    )))
+}
+
+/// The accelerators and their parameters, each parameter under the accelerator's name.
+fn params(registries: &Registries) -> Vec<(String, FieldDoc)> {
+    let kinds = registries.accelerators.kinds();
+    let of_kind = |kind: &flow_accel::AcceleratorKind| {
+        let (name, schema) = (kind.name().to_owned(), kind.schema());
+        let docs = flow_config::explain_params(&name, schema.as_value(), &name);
+        let keys = docs.map(|docs| docs.keys).unwrap_or_default();
+        let each = keys.into_iter().filter_map(|(key, _)| {
+            flow_config::explain_params(&name, schema.as_value(), &format!("{name}.{key}"))
+        });
+        each.map(|docs| (name.clone(), docs)).collect::<Vec<_>>()
+    };
+    kinds.flat_map(of_kind).collect()
+}
+
+/// What is chosen by the name `value`, of the config's keys and of accelerators' parameters.
+fn values(registries: &Registries, value: &str) -> String {
+    let in_config = flow_config::find_value(value);
+    let in_params = params(registries).into_iter().filter_map(|(_, docs)| {
+        let (_, meaning) = docs.allowed.into_iter().find(|(name, _)| name == value)?;
+        Some((docs.path, meaning))
+    });
+    let mut text = String::new();
+    for (key, meaning) in in_config.into_iter().chain(in_params) {
+        let section = key.rsplit_once('.').map_or(key.as_str(), |(section, _)| section);
+        text.push_str(&format!(
+            "{key} = \"{value}\"\n    {meaning}\n  more:    flow-train explain {section}\n"
+        ));
+    }
+    text
 }
