@@ -43,11 +43,13 @@ pub(crate) fn toml_number(text: &str) -> Option<String> {
 /// Whether TOML reads a number.
 fn is_number(text: &str) -> bool {
     let (value, errors) = DeValue::parse_recoverable(text);
-    let number = matches!(value.get_ref(), DeValue::Integer(_) | DeValue::Float(_));
-    number
-        && errors.is_empty()
-        && text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-'))
-        && text.contains(|c: char| c.is_ascii_digit())
+    let finite = |digits: &str| digits.replace('_', "").parse::<f64>().is_ok_and(f64::is_finite);
+    let number = match value.get_ref() {
+        DeValue::Integer(_) => true,
+        DeValue::Float(float) => finite(float.as_str()),
+        _ => false,
+    };
+    number && errors.is_empty() && text.contains(|c: char| c.is_ascii_digit())
 }
 
 #[cfg(test)]

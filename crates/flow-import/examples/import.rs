@@ -1,6 +1,8 @@
 //! Converts a Flow-Factory config: `cargo run --release -p flow-import --example import -- FILE`. The TOML goes to
-//! standard output, the notes to standard error. Without a file it converts a small text.
+//! standard output, the verdict and the notes to standard error. Without a file it converts a small text; a folder gives
+//! the verdict of every YAML below it, in a table.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const TEXT: &str = "\
@@ -10,27 +12,53 @@ rewards: {name: text, reward_model: ocr}
 ";
 
 fn main() -> ExitCode {
-    let text = match std::env::args().nth(1) {
-        None => TEXT.to_owned(),
-        Some(file) => match std::fs::read_to_string(&file) {
-            Ok(text) => text,
+    let given = std::env::args_os().nth(1).map(PathBuf::from);
+    if let Some(folder) = given.as_ref().filter(|path| path.is_dir()) {
+        let mut files = Vec::new();
+        yamls(folder, &mut files);
+        files.sort();
+        for file in files {
+            let name = file.strip_prefix(folder).unwrap_or(&file).display();
+            match std::fs::read(&file) {
+                Ok(bytes) => match flow_import::import_bytes(&bytes) {
+                    Ok(imported) => println!("{name}\t{}", imported.verdict),
+                    Err(error) => println!("{name}\trefused: {error}"),
+                },
+                Err(error) => println!("{name}\tunreadable: {error}"),
+            }
+        }
+        return ExitCode::SUCCESS;
+    }
+    let bytes = match given {
+        None => TEXT.as_bytes().to_vec(),
+        Some(file) => match std::fs::read(&file) {
+            Ok(bytes) => bytes,
             Err(error) => {
-                eprintln!("{file} cannot be read: {error}");
+                eprintln!("{} cannot be read: {error}", file.display());
                 return ExitCode::FAILURE;
             }
         },
     };
-    match flow_import::import(&text) {
+    match flow_import::import_bytes(&bytes) {
         Ok(imported) => {
-            for note in &imported.notes {
-                eprintln!("{}{note}", if note.needs_attention { "! " } else { "  " });
-            }
+            eprint!("{}", imported.summary());
             print!("{}", imported.toml);
             ExitCode::SUCCESS
         }
         Err(error) => {
             eprintln!("{error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+fn yamls(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            yamls(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "yaml") {
+            files.push(path);
         }
     }
 }

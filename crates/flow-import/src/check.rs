@@ -16,6 +16,17 @@ pub(crate) fn finish(draft: &mut Draft<'_>) -> String {
         let demotable = |diagnostic: &&Diagnostic| {
             diagnostic.severity == Severity::Error || diagnostic.code == flow_config::codes::RULE_UNUSED
         };
+        // What the verdict says that flow-train does not have is refused, and stays.
+        let asked = |diagnostic: &&Diagnostic| {
+            draft
+                .entries
+                .iter()
+                .any(|entry| entry.asked && entry.to == diagnostic.path)
+        };
+        let diagnostics: Vec<Diagnostic> = diagnostics
+            .into_iter()
+            .filter(|diagnostic| !asked(&diagnostic))
+            .collect();
         let found = diagnostics
             .iter()
             .filter(demotable)

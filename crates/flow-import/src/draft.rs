@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use flow_config::{AlgorithmConfig, Config, GrpoConfig, GrpoGuardConfig, NftConfig};
 use toml_edit::Value;
 
-use crate::note::{Note, Outcome};
+use crate::note::{Note, Outcome, Rank};
 use crate::table::SECTIONS;
 use crate::yaml::{Node, Place, quote_if_needed};
 
@@ -44,7 +44,11 @@ pub(crate) struct Entry {
     /// Empty if it is Flow-Factory's default.
     pub origins: Vec<Origin>,
     pub text: String,
-    pub attention: bool,
+    pub rank: Rank,
+    /// Whether the text stands above it as a comment.
+    pub explained: bool,
+    /// It is what the YAML asks for and flow-train does not have: flow-config refuses it, and it stays.
+    pub asked: bool,
     /// One `[[to]]` of several, its value being an inline table.
     pub in_list: bool,
 }
@@ -56,6 +60,7 @@ pub(crate) struct Kept {
     pub section: String,
     pub origin: Origin,
     pub reason: String,
+    pub rank: Rank,
 }
 
 /// The config as it is being made.
@@ -69,6 +74,10 @@ pub(crate) struct Draft<'y> {
     pub kind: &'static str,
     /// Whether flow-train has the trainer, so that Flow-Factory's defaults for it mean something.
     pub trainer_exists: bool,
+    /// What flow-train does not have and nothing like it can be trained without, such as "no model FLUX.1".
+    pub because: Vec<String>,
+    /// What must be there before it can be trained.
+    pub needs: Vec<String>,
     /// flow-train's defaults.
     defaults: serde_json::Value,
 }
@@ -104,6 +113,8 @@ impl<'y> Draft<'y> {
             notes: Vec::new(),
             kind: "grpo",
             trainer_exists: true,
+            because: Vec::new(),
+            needs: Vec::new(),
             defaults: serde_json::Value::Null,
         };
         draft.set_kind("grpo", true);
@@ -147,19 +158,48 @@ impl<'y> Draft<'y> {
     /// Writes a value that comes from `origins`, or from Flow-Factory's defaults if there are none. If it is
     /// flow-train's default, it is noted and not written.
     pub fn set(&mut self, to: &str, value: impl Into<Value>, origins: &[&Origin], text: &str) {
-        self.put(to, value.into(), origins, text, false);
+        self.put(to, value.into(), origins, text, Rank::Detail, false);
+    }
+
+    /// As `set`, with the text as a comment above it.
+    pub fn set_explained(&mut self, to: &str, value: impl Into<Value>, origins: &[&Origin], text: &str) {
+        self.put(to, value.into(), origins, text, Rank::Detail, true);
     }
 
     /// As `set`, for what somebody has to look at.
     pub fn set_with_attention(&mut self, to: &str, value: impl Into<Value>, origins: &[&Origin], text: &str) {
-        self.put(to, value.into(), origins, text, true);
+        self.put(to, value.into(), origins, text, Rank::Result, true);
     }
 
-    fn put(&mut self, to: &str, value: Value, origins: &[&Origin], text: &str, attention: bool) {
+    /// Writes what the YAML asks for and flow-train does not have: the config is refused where it stands, so that nothing
+    /// else is trained in its place. `because` goes to the verdict.
+    pub fn ask(&mut self, to: &str, value: impl Into<Value>, origins: &[&Origin], because: &str, text: &str) {
+        self.because.push(because.to_owned());
+        self.entries.push(Entry {
+            to: to.to_owned(),
+            value: value.into(),
+            origins: origins.iter().map(|origin| (*origin).clone()).collect(),
+            text: format!("flow-train has {because}{text}"),
+            rank: Rank::Verdict,
+            explained: true,
+            asked: true,
+            in_list: false,
+        });
+    }
+
+    /// Says what must be there before anything is trained, once.
+    pub fn need(&mut self, what: impl Into<String>) {
+        let what = what.into();
+        if !self.needs.contains(&what) {
+            self.needs.push(what);
+        }
+    }
+
+    fn put(&mut self, to: &str, value: Value, origins: &[&Origin], text: &str, rank: Rank, explained: bool) {
         let pointer = format!("/{}", to.replace('.', "/"));
         // `algorithm.kind` is written in any case, since every other key of that table needs it.
         let is_default = to != "algorithm.kind"
-            && !attention
+            && rank == Rank::Detail
             && self
                 .defaults
                 .pointer(&pointer)
@@ -175,7 +215,9 @@ impl<'y> Draft<'y> {
             value,
             origins: origins.iter().map(|origin| (*origin).clone()).collect(),
             text: text.to_owned(),
-            attention,
+            rank,
+            explained,
+            asked: false,
             in_list: false,
         });
     }
@@ -194,7 +236,9 @@ impl<'y> Draft<'y> {
             value: Value::InlineTable(table),
             origins: vec![origin.clone()],
             text,
-            attention,
+            rank: if attention { Rank::Result } else { Rank::Detail },
+            explained: attention,
+            asked: false,
             in_list: true,
         });
     }
@@ -206,13 +250,18 @@ impl<'y> Draft<'y> {
         self.notes.push(note);
     }
 
-    /// Keeps a key as a comment in a section.
+    /// Keeps a key as a comment in a section: what is trained differs, or may.
     pub fn keep(&mut self, section: &str, origin: &Origin, reason: impl Into<String>) {
-        let reason = reason.into();
+        self.keep_as(Rank::Result, section, origin, reason);
+    }
+
+    /// Keeps a key as a comment in a section.
+    pub fn keep_as(&mut self, rank: Rank, section: &str, origin: &Origin, reason: impl Into<String>) {
         self.kept.push(Kept {
             section: section.to_owned(),
             origin: origin.clone(),
-            reason,
+            reason: reason.into(),
+            rank,
         });
     }
 
@@ -220,6 +269,7 @@ impl<'y> Draft<'y> {
     pub fn remark(&mut self, to: &str, text: impl Into<String>) {
         self.notes.push(Note {
             outcome: Outcome::Remark,
+            rank: Rank::Result,
             from: String::new(),
             line: None,
             column: None,
@@ -227,7 +277,6 @@ impl<'y> Draft<'y> {
             to: to.to_owned(),
             written: String::new(),
             text: text.into(),
-            needs_attention: true,
         });
     }
 
@@ -248,7 +297,7 @@ impl<'y> Draft<'y> {
             let note = |mut note: Note| {
                 note.to.clone_from(&entry.to);
                 note.written.clone_from(&written);
-                note.needs_attention = entry.attention;
+                note.rank = entry.rank;
                 note
             };
             for origin in &entry.origins {
@@ -270,7 +319,7 @@ impl<'y> Draft<'y> {
         }
         for kept in &self.kept {
             let mut note = from_origin(Outcome::Kept, &kept.origin, &kept.reason);
-            note.needs_attention = true;
+            note.rank = kept.rank;
             notes.push(note);
         }
         notes.sort_by_key(|note| (note.line.unwrap_or(usize::MAX), note.column));
@@ -281,6 +330,7 @@ impl<'y> Draft<'y> {
 fn from_origin(outcome: Outcome, origin: &Origin, text: &str) -> Note {
     Note {
         outcome,
+        rank: Rank::Detail,
         from: origin.from.clone(),
         line: Some(origin.place.line),
         column: Some(origin.place.column),
@@ -288,7 +338,6 @@ fn from_origin(outcome: Outcome, origin: &Origin, text: &str) -> Note {
         to: String::new(),
         written: String::new(),
         text: text.to_owned(),
-        needs_attention: false,
     }
 }
 

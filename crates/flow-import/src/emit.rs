@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use toml_edit::Value;
 
 use crate::draft::{Draft, Entry, Kept};
-use crate::note::Outcome;
+use crate::note::{Outcome, Rank};
+use crate::verdict::Verdict;
 
 /// Width of a line of comment.
 const WIDTH: usize = 110;
@@ -71,12 +72,14 @@ pub(crate) fn emit(draft: &Draft<'_>) -> String {
 
 fn head(draft: &Draft<'_>) -> String {
     let mut text = String::from("# Converted from a config of Flow-Factory.\n");
+    let verdict = Verdict::of(&draft.because, &draft.needs);
+    comment(&mut text, &format!("Verdict: {verdict}."));
     let remarks: Vec<_> = draft
         .notes
         .iter()
         .filter(|note| note.outcome == Outcome::Remark)
         .collect();
-    let attention = draft.entries.iter().filter(|entry| entry.attention).count() + remarks.len();
+    let attention = draft.entries.iter().filter(|entry| is_marked(entry)).count() + remarks.len();
     let kept = draft.kept.len();
     if kept + attention > 0 {
         let line = format!(
@@ -89,6 +92,30 @@ fn head(draft: &Draft<'_>) -> String {
     }
     text.push_str("config_version = 1\n");
     text
+}
+
+fn is_marked(entry: &Entry) -> bool {
+    entry.rank != Rank::Detail
+}
+
+/// The text above an entry, if it has one.
+fn explanation(text: &mut String, entry: &Entry) {
+    let mark = match entry.rank {
+        _ if entry.asked => "Not in flow-train: ",
+        Rank::Detail => "",
+        Rank::Verdict | Rank::Result => "Attention: ",
+    };
+    if entry.explained {
+        let mut words = entry.text.chars();
+        let first = words.next().map(|first| match mark {
+            "" => first.to_uppercase().to_string(),
+            _ => first.to_string(),
+        });
+        comment(
+            text,
+            &format!("{mark}{}{}.", first.unwrap_or_default(), words.as_str()),
+        );
+    }
 }
 
 fn top(path: &str) -> &str {
@@ -105,9 +132,7 @@ fn write_table(text: &mut String, table: &str, entries: &[&Entry]) {
         text.push_str(&format!("\n[{table}]\n"));
     }
     for entry in single {
-        if entry.attention {
-            comment(text, &format!("Attention: {}.", entry.text));
-        }
+        explanation(text, entry);
         let key = entry.to.rsplit('.').next().unwrap_or(&entry.to);
         let value = &entry.value;
         let behind = if entry.origins.is_empty() {
@@ -119,9 +144,7 @@ fn write_table(text: &mut String, table: &str, entries: &[&Entry]) {
     }
     for entry in in_list {
         text.push('\n');
-        if entry.attention {
-            comment(text, &format!("Attention: {}.", entry.text));
-        }
+        explanation(text, entry);
         text.push_str(&format!("[[{table}]]\n"));
         for (key, value) in entry
             .value

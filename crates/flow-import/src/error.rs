@@ -28,6 +28,15 @@ pub enum ImportError {
         /// What is there instead.
         found: String,
     },
+    /// The text is no config of Flow-Factory.
+    #[error(
+        "this is no config of Flow-Factory: {looks}. Nothing was converted; a config of Flow-Factory has sections such as \
+         `model:` with `model_type`, `train:` with `trainer_type` and `scheduler:` with `dynamics_type`"
+    )]
+    NotFlowFactory {
+        /// What it looks like, such as "it looks like a config of axolotl (`base_model`, `sequence_len`)".
+        looks: String,
+    },
     /// A map has a key twice. PyYAML takes the last one without a word, so one of the two is not what was meant.
     #[error(
         "line {line}, column {column}: `{key}` is there already, in line {first_line}; remove one of the two"

@@ -4,9 +4,13 @@
 //! flow-train does anyway, or is kept as a comment in the TOML with its value and the reason; and there is a [`Note`] on
 //! each. Where a key is left out and the two programs have different defaults, Flow-Factory's is written.
 //!
+//! The [`Verdict`] says in a line whether the config can be trained here. A model or a trainer that flow-train does not
+//! have stands in the TOML as it was asked for, and nothing in its place. What is no config of Flow-Factory is refused by
+//! name of what it looks like.
+//!
 //! The TOML is checked by `flow_config` before it is returned. What that refuses or would not read becomes a comment
-//! with its message, so `flow_config` accepts the result whatever the YAML said. What depends on accelerators, the
-//! model or the machine is for `flow-train check` to refuse.
+//! with its message, so `flow_config` accepts the result whatever the YAML said, but for the model or the trainer that
+//! the verdict names. What depends on accelerators, the model or the machine is for `flow-train check` to refuse.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -17,24 +21,30 @@ mod convert;
 mod draft;
 mod emit;
 mod error;
+mod foreign;
 mod join;
 mod note;
 mod rule;
 mod scalar;
+mod summary;
 mod table;
+mod verdict;
 mod yaml;
 
 pub use error::ImportError;
-pub use note::{Note, Outcome};
+pub use note::{Note, Outcome, Rank};
 pub use rule::{Conversion, Join, Rule};
 pub use table::{mapping, rules};
+pub use verdict::Verdict;
 
 use draft::{Draft, Item};
 
 /// A converted config.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Imported {
-    /// The TOML, valid and formatted.
+    /// Whether it can be trained here.
+    pub verdict: Verdict,
+    /// The TOML, formatted; valid unless the verdict is [`Verdict::Cannot`].
     pub toml: String,
     /// What became of each key, in the order of the YAML; then what was added.
     pub notes: Vec<Note>,
@@ -43,23 +53,26 @@ pub struct Imported {
 /// Converts the text of a Flow-Factory config.
 ///
 /// # Errors
-/// [`ImportError`] if the text is not YAML, if its top level is not a map, if a map has a key twice, or if it holds what
-/// no config needs (several documents, Python objects, more than 64 levels, more than 20,000 values). A key that cannot
-/// be converted is no error.
+/// [`ImportError`] if the text is not YAML, if it is no config of Flow-Factory, if a map has a key twice, or if it holds
+/// what no config needs (several documents, Python objects, more than 64 levels, more than 20,000 values). A key that
+/// cannot be converted is no error.
 pub fn import(text: &str) -> Result<Imported, ImportError> {
-    let root = yaml::parse(text)?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let root = yaml::parse(text).map_err(|error| foreign::instead_of(text, error))?;
     if root.map().is_none() {
         let found = match &root.value {
             yaml::Value::List(_) => "a list".to_owned(),
             _ if root.is_null() => "empty".to_owned(),
-            _ => format!("the value {}", shortened(&root.flow())),
+            _ => format!("the value {}", shortened(&root.flow(), 40)),
         };
-        return Err(ImportError::NotAMap {
+        let error = ImportError::NotAMap {
             line: root.place.line,
             column: root.place.column,
             found,
-        });
+        };
+        return Err(foreign::instead_of(text, error));
     }
+    foreign::refuse(text, &root)?;
     let mut draft = Draft::new(&root);
     join::choose_algorithm(&mut draft);
     let mut joined = Vec::new();
@@ -78,34 +91,52 @@ pub fn import(text: &str) -> Result<Imported, ImportError> {
     }
     let toml = check::finish(&mut draft);
     Ok(Imported {
+        verdict: Verdict::of(&draft.because, &draft.needs),
         toml,
         notes: draft.all_notes(),
     })
 }
 
-fn shortened(text: &str) -> String {
-    if text.chars().count() <= 40 {
+/// As [`import`], of the bytes of a file.
+///
+/// # Errors
+/// As [`import`]; and if the bytes are no UTF-8.
+pub fn import_bytes(bytes: &[u8]) -> Result<Imported, ImportError> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => import(text),
+        Err(_) => Err(ImportError::NotFlowFactory {
+            looks: "it is no text (UTF-8) at all".into(),
+        }),
+    }
+}
+
+fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
         return text.to_owned();
     }
-    text.chars().take(40).chain(['…']).collect()
+    text.chars().take(most).chain(['…']).collect()
 }
 
 /// Applies the rule of a key that stands for itself.
 fn apply(rule: &Rule, draft: &mut Draft<'_>) {
     let item = draft.take(rule.from);
-    let exists = rule.kinds.is_empty() || rule.kinds.contains(&draft.kind);
     let section = draft::section_of(rule.to);
+    let of_trainer = section == "algorithm" && !draft.trainer_exists;
+    let exists = !of_trainer && (rule.kinds.is_empty() || rule.kinds.contains(&draft.kind));
     match item {
-        Some(item) if !exists => {
-            let reason = format!(
-                "`algorithm.kind = \"{}\"` has no such key ({})",
-                draft.kind, rule.doc
-            );
-            draft.keep(section, &item.origin, reason);
-        }
         Some(Item { origin, node }) if node.is_null() && !is_kept(rule, node) => {
             draft.same(&origin, rule.to, "null is as if it were left out");
             add_default(rule, draft, exists);
+        }
+        Some(item) if of_trainer => {
+            draft.keep_as(Rank::Detail, section, &item.origin, join::NO_TRAINER);
+        }
+        Some(item) if !exists => {
+            let reason = format!(
+                "`algorithm.kind = \"{}\"` has no such key, nor has Flow-Factory's trainer ({})",
+                draft.kind, rule.doc
+            );
+            draft.keep_as(Rank::Detail, section, &item.origin, reason);
         }
         Some(item) => convert_item(rule, draft, &item),
         None => add_default(rule, draft, exists),
@@ -115,8 +146,8 @@ fn apply(rule: &Rule, draft: &mut Draft<'_>) {
 /// Whether null is a value of its own.
 fn is_kept(rule: &Rule, node: &yaml::Node) -> bool {
     match rule.conversion {
-        Conversion::Nothing | Conversion::Limit => true,
-        Conversion::Same(words) => !convert::is_one_of(node, words),
+        Conversion::Limit => true,
+        Conversion::Same(words) => convert::is_one_of(node, words),
         _ => false,
     }
 }
@@ -124,11 +155,11 @@ fn is_kept(rule: &Rule, node: &yaml::Node) -> bool {
 fn convert_item(rule: &Rule, draft: &mut Draft<'_>, item: &Item<'_>) {
     let section = draft::section_of(rule.to);
     match rule.conversion {
-        Conversion::Nothing => draft.keep(section, &item.origin, rule.doc),
+        Conversion::Nothing => draft.keep_as(rule.rank(), section, &item.origin, rule.doc),
         Conversion::Same(words) if convert::is_one_of(item.node, words) => {
             draft.same(&item.origin, rule.to, rule.doc)
         }
-        Conversion::Same(_) => draft.keep(section, &item.origin, rule.doc),
+        Conversion::Same(_) => draft.keep_as(rule.rank(), section, &item.origin, rule.doc),
         Conversion::Limit if item.node.is_null() => draft.keep(section, &item.origin, rule.doc),
         conversion => match convert::convert(conversion, item.node) {
             Ok(value) => draft.set(rule.to, value, &[&item.origin], rule.doc),
@@ -162,7 +193,7 @@ fn add_default(rule: &Rule, draft: &mut Draft<'_>, exists: bool) {
     }
 }
 
-/// A key that no rule converted: one of a group whose other keys make it pointless, or one that nobody knows.
+/// A key that no rule converted: one of a group whose other keys make it pointless, or one that the table does not have.
 fn left_over(draft: &mut Draft<'_>, Item { origin, node }: &Item<'_>) {
     if table::SECTIONS.contains(&origin.from.as_str()) {
         if node.is_null() {
@@ -172,18 +203,22 @@ fn left_over(draft: &mut Draft<'_>, Item { origin, node }: &Item<'_>) {
         }
         return;
     }
-    if let Some(rule) = table::rule(&origin.from) {
-        draft.keep(draft::section_of(rule.to), origin, rule.doc);
+    if node.is_null() {
+        draft.same(origin, "", "null is as if it were left out");
         return;
     }
+    if let Some(rule) = table::rule(&origin.from) {
+        draft.keep_as(rule.rank(), draft::section_of(rule.to), origin, rule.doc);
+        return;
+    }
+    let mut reason = table::unknown(&origin.from).to_owned();
     let score = |rule: &Rule| strsim::jaro_winkler(rule.from, &origin.from);
     let nearest = rules()
         .map(|rule| (score(rule), rule.from))
-        .filter(|(score, _)| *score > 0.9)
+        .filter(|(score, _)| *score > 0.93)
         .max_by(|a, b| a.0.total_cmp(&b.0));
-    let reason = match nearest {
-        Some((_, nearest)) => format!("Flow-Factory has no such key; the nearest is `{nearest}`"),
-        None => "Flow-Factory has no such key".to_owned(),
-    };
+    if let Some((_, nearest)) = nearest {
+        reason.push_str(&format!(". The nearest key that it has is `{nearest}`"));
+    }
     draft.keep("", origin, reason);
 }

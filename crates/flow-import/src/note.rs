@@ -20,11 +20,25 @@ pub enum Outcome {
     Remark,
 }
 
+/// What a note means for what is trained; the weightiest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rank {
+    /// It is in the verdict: without it nothing is trained, or nothing like it.
+    Verdict,
+    /// What is trained differs from what Flow-Factory trains, or may: somebody has to look at it.
+    Result,
+    /// It changes nothing about what is trained: how Flow-Factory spreads work, caches and logs; or it was converted.
+    Detail,
+}
+
 /// What became of one key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Note {
     /// What became of it.
     pub outcome: Outcome,
+    /// What it means for what is trained.
+    pub rank: Rank,
     /// Dotted path in the YAML; entries of lists have their index as a segment. Empty if nobody wrote it.
     pub from: String,
     /// Line in the YAML, from 1; `None` if nobody wrote it.
@@ -39,8 +53,13 @@ pub struct Note {
     pub written: String,
     /// What was done and why.
     pub text: String,
+}
+
+impl Note {
     /// Whether somebody has to look at it.
-    pub needs_attention: bool,
+    pub fn needs_attention(&self) -> bool {
+        self.rank != Rank::Detail
+    }
 }
 
 impl fmt::Display for Note {

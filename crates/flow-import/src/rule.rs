@@ -1,5 +1,7 @@
 //! What a rule of the table is: a key of Flow-Factory, the key or keys of flow-train it becomes, and how.
 
+use crate::note::Rank;
+
 /// One row of the table that drives the conversion.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
@@ -16,6 +18,8 @@ pub struct Rule {
     pub default: Option<&'static str>,
     /// What becomes of the key, or why nothing does.
     pub doc: &'static str,
+    /// Whether what is trained may differ where the key has no counterpart; not so for what spreads work, caches or logs.
+    pub matters: bool,
 }
 
 /// How a value is converted.
@@ -58,6 +62,10 @@ pub enum Join {
     Model,
     /// What adapters are put on.
     LoraTargets,
+    /// Prompts and data.
+    Prompts,
+    /// How rewards become advantages.
+    Advantage,
     /// The algorithm.
     Algorithm,
     /// Which steps are random.
@@ -72,7 +80,7 @@ pub enum Join {
     OldPolicy,
     /// The moving average.
     Ema,
-    /// Steps and guidance of evaluation, whose defaults depend on those of training.
+    /// Size, steps and guidance of evaluation, whose defaults depend on those of training.
     Evaluation,
     /// The seed of the run.
     Seed,
@@ -99,12 +107,29 @@ impl Rule {
             kinds: &[],
             default: None,
             doc,
+            matters: true,
         }
     }
 
     /// A key without a counterpart.
     pub(crate) const fn nothing(from: &'static str, doc: &'static str) -> Self {
         Self::new(from, "", Conversion::Nothing, doc)
+    }
+
+    /// A key without a counterpart that changes nothing about what is trained.
+    pub(crate) const fn detail(from: &'static str, doc: &'static str) -> Self {
+        Self::nothing(from, doc).no_matter()
+    }
+
+    /// Without a counterpart it changes nothing about what is trained.
+    pub(crate) const fn no_matter(mut self) -> Self {
+        self.matters = false;
+        self
+    }
+
+    /// What the key means where it has no counterpart.
+    pub(crate) fn rank(&self) -> Rank {
+        if self.matters { Rank::Result } else { Rank::Detail }
     }
 
     /// With Flow-Factory's default.

@@ -157,6 +157,13 @@ fn read_path(path: &str, base: &Path) -> Result<PathBuf, Unfit> {
     if path.contains('\0') {
         return Err(Unfit::new(codes::BAD_TEXT, "the path has a null character"));
     }
+    // As for every path of a config.
+    if path.starts_with('~') {
+        return Err(Unfit::new(
+            codes::BAD_TEXT,
+            "`~` is not expanded: write the path out",
+        ));
+    }
     let path = base.join(path);
     match path.to_str() {
         Some(_) => Ok(path),

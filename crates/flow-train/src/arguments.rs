@@ -93,6 +93,9 @@ pub enum Command {
         /// Write the TOML to this file; without it, it is printed
         #[arg(long, value_name = "FILE.toml")]
         out: Option<PathBuf>,
+        /// Say what became of each key, and not only of those that change the result
+        #[arg(long)]
+        all_notes: bool,
     },
     /// Print a completion script
     Completions {

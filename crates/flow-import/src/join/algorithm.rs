@@ -2,56 +2,28 @@
 
 use toml_edit::Value;
 
+use super::ema::Schedule;
 use super::{number, table, take_given};
 use crate::convert;
 use crate::draft::Draft;
+use crate::note::Rank;
+use crate::rule::Conversion;
 use crate::scalar::Scalar;
 
-/// Flow-Factory's trainers that flow-train does not have, each with the nearest that it has, and why.
-const NEAREST: &[(&str, &str, &str)] = &[
-    (
-        "dppo",
-        "grpo",
-        "it masks by divergence where GRPO clips the ratio",
-    ),
-    (
-        "awm",
-        "nft",
-        "both train on clean images at drawn times, without log-probabilities of the rollout",
-    ),
-    (
-        "dpo",
-        "nft",
-        "both train on clean images at drawn times; DPO compares the best and the worst of a group",
-    ),
-    (
-        "dgpo",
-        "nft",
-        "both train on clean images at drawn times; DGPO weighs whole groups",
-    ),
-    (
-        "crd",
-        "nft",
-        "both train on clean images at drawn times, against an old policy",
-    ),
-    (
-        "tdm-r1",
-        "nft",
-        "it is decoupled, and NFT is the only such algorithm here",
-    ),
-    (
-        "sft",
-        "nft",
-        "it learns from a data set without rewards; `flow-train pretrain` may be what you want",
-    ),
-    (
-        "offline-dpo",
-        "nft",
-        "it learns from a data set without rollouts, which flow-train does not",
-    ),
-    ("diffusion-opd", "nft", "flow-train does not distil"),
-    ("dmd2", "nft", "flow-train does not distil"),
-    ("tdm", "nft", "flow-train does not distil"),
+/// Flow-Factory's trainers that flow-train does not have, and whether they train on trajectories' log-probabilities, as
+/// `grpo` does, rather than on clean images at drawn times, as `nft` does.
+const OTHERS: [(&str, bool); 11] = [
+    ("dppo", true),
+    ("awm", false),
+    ("dpo", false),
+    ("dgpo", false),
+    ("crd", false),
+    ("tdm-r1", false),
+    ("sft", false),
+    ("offline-dpo", false),
+    ("diffusion-opd", false),
+    ("dmd2", false),
+    ("tdm", false),
 ];
 
 fn name(written: &str) -> String {
@@ -70,11 +42,11 @@ pub(crate) fn choose(draft: &mut Draft<'_>) {
     let kind = ["grpo", "grpo-guard", "nft"]
         .into_iter()
         .find(|kind| *kind == written);
-    let nearest = NEAREST.iter().find(|(theirs, ..)| *theirs == written);
-    match (kind, nearest) {
+    let other = OTHERS.iter().find(|(theirs, _)| *theirs == written);
+    match (kind, other) {
         (Some(kind), _) => draft.set_kind(kind, true),
-        (None, Some((_, nearest, _))) => draft.set_kind(nearest, false),
-        (None, None) => draft.set_kind("grpo", false),
+        (None, Some((_, false))) => draft.set_kind("nft", false),
+        (None, _) => draft.set_kind("grpo", false),
     }
 }
 
@@ -94,17 +66,32 @@ pub(super) fn kind(draft: &mut Draft<'_>) {
         }
         return;
     }
-    let written = item.as_ref().map(|item| item.node.flow()).unwrap_or_default();
-    let why = NEAREST
-        .iter()
-        .find(|(theirs, ..)| *theirs == name(&written))
-        .map(|(_, _, why)| *why);
-    let text = format!(
-        "flow-train has no trainer {written}; the nearest is {kind}, and only the keys that they share are converted: {}",
-        why.unwrap_or("it is none of Flow-Factory's own, so flow-train's default is written")
-    );
-    draft.set_with_attention("algorithm.kind", kind, &origins, &text);
+    // What was asked for stands in the TOML: nothing else is trained in its place.
+    let Some(item) = &item else { return };
+    let because = format!("no trainer {}", item.node.flow());
+    let asked = match item.node.text() {
+        Some(text) => text.to_owned(),
+        None => item.node.flow(),
+    };
+    let text = ". What only this trainer reads stands below as comments";
+    draft.ask("algorithm.kind", asked, &origins, &because, text);
 }
+
+/// Keeps the keys of a trainer that flow-train does not have.
+fn without_trainer<const N: usize>(draft: &mut Draft<'_>, keys: [&str; N]) -> bool {
+    if draft.trainer_exists {
+        return false;
+    }
+    for from in keys {
+        if let Some(item) = take_given(draft, from) {
+            draft.keep_as(Rank::Detail, "algorithm", &item.origin, NO_TRAINER);
+        }
+    }
+    true
+}
+
+/// Why a key of `train` that belongs to the algorithm is not converted.
+pub(crate) const NO_TRAINER: &str = "a key of a trainer that is not here";
 
 fn uses_lora(draft: &Draft<'_>) -> bool {
     let item = draft.peek("model.finetune_type");
@@ -116,6 +103,9 @@ fn uses_lora(draft: &Draft<'_>) -> bool {
 }
 
 pub(super) fn kl(draft: &mut Draft<'_>) {
+    if without_trainer(draft, ["train.kl_beta", "train.kl_type"]) {
+        return;
+    }
     let beta = take_given(draft, "train.kl_beta");
     let kind = take_given(draft, "train.kl_type");
     let factor = match &beta {
@@ -199,64 +189,99 @@ const REFERENCE: &str =
     "as in Flow-Factory the reference is the base below the adapters, or a snapshot without them";
 
 pub(super) fn old_policy(draft: &mut Draft<'_>) {
-    if draft.kind != "nft" {
-        if let Some(item) = draft.take("train.off_policy") {
-            let reason = format!(
-                "`algorithm.kind = \"{}\"` samples with the policy that it trains",
-                draft.kind
-            );
-            draft.keep("algorithm", &item.origin, reason);
-        }
+    if without_trainer(draft, ["train.off_policy"]) {
         return;
     }
     let item = take_given(draft, "train.off_policy");
-    let origins: Vec<_> = item.iter().map(|item| &item.origin).collect();
-    let schedule = |flat: i64, rate: f64, hold: Value| {
-        table([("flat", flat.into()), ("rate", rate.into()), ("hold", hold)])
-    };
-    match item.as_ref().map(|item| item.node.scalar()) {
-        None | Some(Some(Scalar::Boolean(false))) if draft.trainer_exists || item.is_some() => {
-            draft.set(
-                "algorithm.old_policy",
-                schedule(0, 0.0, Value::from(0.0)),
-                &origins,
-                "off_policy: false, the policy that is trained also samples",
-            );
-        }
-        None => {}
-        Some(Some(Scalar::Boolean(true))) => {
-            let is = |from: &str, word: &str| {
-                draft
-                    .peek(from)
-                    .is_some_and(|item| convert::is_one_of(item.node, &[word]))
-            };
-            let exact =
-                is("train.ema_decay_schedule", "piecewise_linear") && is("train.ema_update_interval", "1");
-            let decay = draft
-                .peek("train.ema_decay")
-                .and_then(|item| convert::number(item.node).ok());
-            if exact {
-                draft.set(
-                    "algorithm.old_policy",
-                    schedule(0, 0.001, decay.unwrap_or_else(|| Value::from(0.995))),
-                    &origins,
-                    "the average of Flow-Factory's schedule `piecewise_linear`",
-                );
-                return;
-            }
-            for origin in origins {
-                draft.keep(
-                    "algorithm",
-                    origin,
-                    "in Flow-Factory the moving average samples, with its schedule and interval; in flow-train the old \
-                     policy has a schedule of its own, and its default is left: see algorithm.old_policy",
-                );
-            }
-        }
+    let off_policy = match item.as_ref().map(|item| item.node.scalar()) {
+        None => false,
+        Some(Some(Scalar::Boolean(off_policy))) => *off_policy,
         Some(_) => {
-            for origin in origins {
-                draft.keep("algorithm", origin, "off_policy is true or false");
+            if let Some(item) = &item {
+                draft.keep("algorithm", &item.origin, "off_policy is true or false");
             }
+            return;
         }
+    };
+    let origins: Vec<_> = item.iter().map(|item| &item.origin).collect();
+    if draft.kind != "nft" {
+        for origin in origins {
+            let reason = format!(
+                "`algorithm.kind = \"{}\"` samples with the policy that it trains, in Flow-Factory too",
+                draft.kind
+            );
+            draft.keep_as(Rank::Detail, "algorithm", origin, reason);
+        }
+        return;
+    }
+    if !off_policy {
+        let on_policy = table([
+            ("flat", 0.into()),
+            ("rate", Value::from(0.0)),
+            ("hold", Value::from(0.0)),
+        ]);
+        let text = "off_policy: false, the policy that is trained also samples";
+        draft.set("algorithm.old_policy", on_policy, &origins, text);
+        return;
+    }
+    let plan = Schedule::of(draft);
+    if let Some((policy, text)) = plan.old_policy() {
+        if plan.every == 1 || !plan.exists() {
+            draft.set_explained("algorithm.old_policy", policy, &origins, &text);
+        } else {
+            let text = format!(
+                "{text}. In Flow-Factory it follows every {} iterations, here every iteration",
+                plan.every
+            );
+            draft.set_with_attention("algorithm.old_policy", policy, &origins, &text);
+        }
+        return;
+    }
+    let reason = format!(
+        "in Flow-Factory the moving average samples, here with the schedule `{}`; flow-train's old policy rises linearly. Its \
+         default is in force: see algorithm.old_policy",
+        plan.kind
+    );
+    for origin in origins {
+        draft.keep("algorithm", origin, reason.clone());
+    }
+}
+
+/// `gdpo` normalises over all images whatever `global_std` says, in Flow-Factory as here.
+pub(super) fn advantage(draft: &mut Draft<'_>) {
+    const TO: &str = "advantage.global_std";
+    let aggregation = take_given(draft, "train.advantage_aggregation");
+    let global_std = take_given(draft, "train.global_std");
+    let words = Conversion::Choice(&[("sum", "sum"), ("gdpo", "gdpo")]);
+    let chosen = aggregation
+        .as_ref()
+        .map(|item| convert::convert(words, item.node));
+    match (&aggregation, &chosen) {
+        (Some(item), Some(Ok(value))) => {
+            let text = "how several rewards become one advantage";
+            draft.set("advantage.aggregation", value.clone(), &[&item.origin], text);
+        }
+        (Some(item), Some(Err(why))) => draft.keep("advantage", &item.origin, why.clone()),
+        _ => draft.set(
+            "advantage.aggregation",
+            "gdpo",
+            &[],
+            "train.advantage_aggregation",
+        ),
+    }
+    let sum = matches!(&chosen, Some(Ok(value)) if value.as_str() == Some("sum"));
+    match &global_std {
+        Some(item) if !sum => {
+            let text = "`gdpo` divides by the standard deviation over all images in any case";
+            draft.same(&item.origin, TO, text);
+        }
+        Some(item) => match convert::convert(Conversion::Switch, item.node) {
+            Ok(value) => {
+                let text = "divide by the standard deviation over all images";
+                draft.set(TO, value, &[&item.origin], text);
+            }
+            Err(why) => draft.keep("advantage", &item.origin, why),
+        },
+        None => draft.set(TO, true, &[], "train.global_std"),
     }
 }

@@ -50,6 +50,9 @@ fn count<'y>(draft: &mut Draft<'y>, from: &str, section: &str, default: i64) -> 
 }
 
 pub(super) fn apply(draft: &mut Draft<'_>) {
+    let text = "Flow-Factory computes on GPUs";
+    draft.set("device.kind", "cuda", &[], text);
+    let sampler = Sampler::of(draft);
     let group = group(draft);
     let prompts = count(draft, "train.unique_sample_num_per_epoch", "sampling", 8);
     let batch = count(draft, "train.per_device_batch_size", "sampling", 1);
@@ -57,7 +60,8 @@ pub(super) fn apply(draft: &mut Draft<'_>) {
     let images = prompts.number * group;
 
     let origins: Vec<&Origin> = prompts.origin().into_iter().collect();
-    if images % (devices.number * batch.number) == 0 {
+    let theirs = sampler.prompts(draft, prompts.number, group, batch.number, devices.number);
+    if theirs == prompts.number {
         draft.set(
             "sampling.prompts_per_step",
             prompts.number,
@@ -67,13 +71,68 @@ pub(super) fn apply(draft: &mut Draft<'_>) {
     } else {
         let text = format!(
             "{} prompts * {group} images cannot be spread evenly over {} devices in batches of {}, so Flow-Factory \
-             would raise the number of prompts; flow-train need not",
+             raises the number of prompts to {theirs}; flow-train need not",
             prompts.number, devices.number, batch.number
         );
         draft.set_with_attention("sampling.prompts_per_step", prompts.number, &origins, &text);
     }
     let micro = micro_batch(draft, images, &batch, &devices);
     accumulation(draft, images / micro, batch.number == micro, &devices);
+}
+
+/// How Flow-Factory spreads groups over devices (`hparams/args.py` at commit a0b2bc5).
+#[derive(Clone, Copy, PartialEq)]
+enum Sampler {
+    Auto,
+    /// Whole groups on one device.
+    Contiguous,
+    /// A group anywhere.
+    Repeat,
+}
+
+impl Sampler {
+    fn of(draft: &Draft<'_>) -> Self {
+        let item = draft.peek("data.sampler_type");
+        let is = |word: &str| item.is_some_and(|item| convert::is_one_of(item.node, &[word]));
+        if is("group_contiguous") {
+            Self::Contiguous
+        } else if is("distributed_k_repeat") || is("group_distributed") {
+            Self::Repeat
+        } else {
+            Self::Auto
+        }
+    }
+
+    /// The prompts of an iteration, which Flow-Factory raises until batches, devices and optimizer steps come out even.
+    fn prompts(self, draft: &Draft<'_>, prompts: i64, group: i64, batch: i64, devices: i64) -> i64 {
+        let at_once = devices * batch;
+        let whole_groups = prompts % devices == 0;
+        let tiled = (prompts / devices * group) % batch == 0;
+        let contiguous = match self {
+            Self::Contiguous => true,
+            Self::Repeat => false,
+            Self::Auto => whole_groups || !tiled,
+        };
+        let peek = |from: &str| {
+            draft
+                .peek(from)
+                .and_then(whole)
+                .filter(|n| (1..=MOST).contains(n))
+        };
+        let mut step = at_once / gcd(group, at_once);
+        if peek("train.gradient_accumulation_steps").is_none() {
+            step = step.saturating_mul(peek("train.gradient_step_per_epoch").unwrap_or(2));
+        }
+        if contiguous {
+            step = (step / gcd(step, devices)).saturating_mul(devices);
+        }
+        // Four factors of 65,536 are more than 63 bits hold.
+        prompts.saturating_add(step - 1) / step * step
+    }
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 fn group(draft: &mut Draft<'_>) -> i64 {

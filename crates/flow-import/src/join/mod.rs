@@ -5,13 +5,14 @@
 mod acceleration;
 mod algorithm;
 mod ema;
+mod family;
 mod geometry;
 mod model;
 mod optimizer;
 mod path;
 mod rewards;
 
-pub(crate) use algorithm::choose as choose_algorithm;
+pub(crate) use algorithm::{NO_TRAINER, choose as choose_algorithm};
 
 use crate::draft::{Draft, Item};
 use crate::rule::Join;
@@ -22,6 +23,8 @@ pub(crate) fn apply(join: Join, draft: &mut Draft<'_>) {
     match join {
         Join::Model => model::model(draft),
         Join::LoraTargets => model::lora_targets(draft),
+        Join::Prompts => rewards::prompts(draft),
+        Join::Advantage => algorithm::advantage(draft),
         Join::Algorithm => algorithm::kind(draft),
         Join::Window => path::window(draft),
         Join::Geometry => geometry::apply(draft),

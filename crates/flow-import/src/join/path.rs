@@ -5,6 +5,7 @@ use toml_edit::Value;
 use super::{table, take_given, whole};
 use crate::convert::{self, is_one_of, list};
 use crate::draft::{Draft, Item, Origin};
+use crate::note::Rank;
 use crate::rule::Conversion;
 
 /// Denoising steps of a rollout, as the YAML has them.
@@ -24,11 +25,8 @@ pub(super) fn window(draft: &mut Draft<'_>) {
         .is_some_and(|item| is_one_of(item.node, &["ODE"]));
     if ode {
         for item in [&number, &from, &seed].into_iter().flatten() {
-            draft.keep(
-                "scheduler",
-                &item.origin,
-                "ODE has no random steps, so this is not read",
-            );
+            let reason = "ODE has no random steps, so this is not read";
+            draft.keep_as(Rank::Detail, "scheduler", &item.origin, reason);
         }
         return;
     }
@@ -89,11 +87,8 @@ pub(super) fn window(draft: &mut Draft<'_>) {
         return;
     }
     if let Some(item) = &seed {
-        draft.keep(
-            "scheduler",
-            &item.origin,
-            "every step of the window is random, so nothing is drawn",
-        );
+        let reason = "every step of the window is random, so nothing is drawn";
+        draft.keep_as(Rank::Detail, "scheduler", &item.origin, reason);
     }
     let (pairs, text) = match steps {
         Some(steps) => (
@@ -113,7 +108,37 @@ pub(super) fn window(draft: &mut Draft<'_>) {
     }
 }
 
+/// Evaluation takes the size of training.
+fn size_of_evaluation(draft: &mut Draft<'_>) {
+    for (from, of_training) in [
+        ("eval.resolution", "train.resolution"),
+        ("eval.height", "train.height"),
+        ("eval.width", "train.width"),
+        ("eval.num_frames", "train.num_frames"),
+    ] {
+        let Some(item) = take_given(draft, from) else {
+            continue;
+        };
+        let of_training = draft.peek(of_training).map(|item| item.node.flow());
+        match of_training {
+            Some(size) if size == item.origin.value => {
+                draft.same(&item.origin, "", "evaluation takes the size of training");
+            }
+            Some(size) => {
+                let reason = format!("evaluation takes the size of training, {size}");
+                draft.keep("evaluation", &item.origin, reason);
+            }
+            None => draft.keep(
+                "evaluation",
+                &item.origin,
+                "evaluation takes the size of training",
+            ),
+        }
+    }
+}
+
 pub(super) fn evaluation(draft: &mut Draft<'_>) {
+    size_of_evaluation(draft);
     let training = draft
         .peek("train.guidance_scale")
         .and_then(|item| convert::convert(Conversion::Guidance, item.node).ok())
@@ -150,11 +175,8 @@ pub(super) fn seed(draft: &mut Draft<'_>) {
     let of_training = take_given(draft, "train.seed");
     let at_top = take_given(draft, "seed");
     if let (Some(_), Some(item)) = (&of_training, &at_top) {
-        draft.keep(
-            "run",
-            &item.origin,
-            "Flow-Factory reads `train.seed`, which is there too",
-        );
+        let reason = "Flow-Factory reads `train.seed`, which is there too";
+        draft.keep_as(Rank::Detail, "run", &item.origin, reason);
     }
     let Some(item) = of_training.or(at_top) else {
         draft.set("run.seed", 42, &[], "train.seed");
@@ -187,6 +209,6 @@ pub(super) fn logging(draft: &mut Draft<'_>) {
     } else {
         let reason =
             "flow-train speaks to no service; it writes TensorBoard events, metrics.jsonl and report.html";
-        draft.keep("logging", &item.origin, reason);
+        draft.keep_as(Rank::Detail, "logging", &item.origin, reason);
     }
 }

@@ -5,6 +5,7 @@ use toml_edit::{InlineTable, Value};
 use super::take_given;
 use crate::convert;
 use crate::draft::{Draft, Item, Origin, quoted};
+use crate::note::Rank;
 use crate::yaml::Node;
 
 /// The part of flow-train that is nearest to a reward model of Flow-Factory.
@@ -19,19 +20,32 @@ fn nearest(model: &str) -> &'static str {
     }
 }
 
+/// Flow-Factory always reads prompts from a folder.
+pub(super) fn prompts(draft: &mut Draft<'_>) {
+    draft.need("prompts of one's own");
+    for from in ["data.dataset_dir", "data.datasets"] {
+        if let Some(item) = take_given(draft, from) {
+            let reason = "flow-train brings its own data sets and prompts, and reads none from a folder";
+            draft.keep_as(Rank::Verdict, "data", &item.origin, reason);
+        }
+    }
+}
+
 pub(super) fn apply(draft: &mut Draft<'_>) {
+    let mut given = false;
     for list in ["rewards", "eval_rewards"] {
         let Some(item) = take_given(draft, list) else {
             continue;
         };
-        let before = draft.entries.len();
+        given |= list == "rewards" && item.node.list().is_none_or(|nodes| !nodes.is_empty());
         rewards(draft, list, &item.origin, item.node);
-        if list == "rewards" && draft.entries.len() == before {
-            draft.remark(
-                "rewards",
-                "no reward was converted, and training needs one: add a [[rewards]] table",
-            );
-        }
+    }
+    if !given {
+        draft.need("a reward");
+        draft.remark(
+            "rewards",
+            "there is no reward, and training needs one: add a [[rewards]] table",
+        );
     }
 }
 
@@ -75,6 +89,9 @@ fn children<'y>(origin: &Origin, node: &'y Node) -> Vec<Item<'y>> {
 fn reward(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &Node) {
     let Some(model) = node.get("reward_model").and_then(Node::text) else {
         draft.keep(list, origin, "a reward is a map with a `reward_model`");
+        if list == "rewards" {
+            draft.need("a reward");
+        }
         return;
     };
     let name = model
@@ -84,11 +101,15 @@ fn reward(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &Nod
         .to_lowercase()
         .replace('_', "");
     if !matches!(name.as_str(), "jpegcompressibility" | "jpegcompressibilityreward") {
-        draft.keep(
-            list,
-            origin,
-            format!("flow-train has no such reward; {}", nearest(model)),
-        );
+        // What is trained hangs on rewards; evaluation goes without.
+        let rank = if list == "rewards" {
+            draft.need(format!("the reward {}", crate::yaml::quote_if_needed(model)));
+            Rank::Verdict
+        } else {
+            Rank::Result
+        };
+        let reason = format!("flow-train has no such reward; {}", nearest(model));
+        draft.keep_as(rank, list, origin, reason);
         return;
     }
     let mut table = InlineTable::new();
@@ -104,11 +125,10 @@ fn reward(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &Nod
                 Ok(weight) => drop(table.insert("weight", weight)),
                 Err(why) => draft.keep(list, &item.origin, why),
             },
-            _ => draft.keep(
-                list,
-                &item.origin,
-                "rewards are computed on the host's worker threads",
-            ),
+            _ => {
+                let reason = "rewards are computed on the host's worker threads";
+                draft.keep_as(Rank::Detail, list, &item.origin, reason);
+            }
         }
     }
     let text = "minus the size of the JPEG in kB, at quality 95";

@@ -2,6 +2,7 @@
 //! (`hparams/*.py` at commit a0b2bc5), its acceleration layer (pull request 196), and for `optimizers` its examples
 //! (`examples/**/*.yaml` at commit 5f6cda1).
 
+mod adapter;
 mod run;
 mod train;
 
@@ -11,7 +12,12 @@ use crate::rule::{Conversion, Rule};
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     [run::TOP, run::MODEL, run::DATA, run::SCHEDULER]
         .into_iter()
-        .chain([train::COMMON, train::ALGORITHMS, train::OTHERS])
+        .chain([
+            train::COMMON,
+            train::ALGORITHMS,
+            train::OTHERS,
+            adapter::READ_BY_ADAPTERS,
+        ])
         .chain([run::EVAL, run::REWARDS, run::LOG, run::ACCELERATION])
         .flatten()
 }
@@ -31,6 +37,33 @@ pub(crate) const SECTIONS: [&str; 7] = [
     "log",
     "acceleration",
 ];
+
+/// What Flow-Factory does with a key that its argument classes do not have: it keeps it, with a warning, and hands it on
+/// (`hparams/abc.py`, and the uses of `**self.training_args` and `**self.eval_args` at commit a0b2bc5).
+pub(crate) fn unknown(from: &str) -> &'static str {
+    match from.split_once('.').map(|(section, _)| section) {
+        Some("train") => {
+            "not a key of Flow-Factory's trainer; Flow-Factory hands it to the model's adapter and to the moving average, and \
+             flow-train has no counterpart"
+        }
+        Some("eval") => {
+            "not a key of Flow-Factory's evaluation; Flow-Factory hands it to the model's adapter, and flow-train has no \
+             counterpart"
+        }
+        Some("scheduler") => {
+            "not a key of Flow-Factory's scheduler; Flow-Factory hands it to the scheduler of diffusers, and flow-train has no \
+             counterpart"
+        }
+        Some("acceleration") => "acceleration has the lists `shared` and `rollout`",
+        Some("model" | "data" | "log") => {
+            "not among the keys that this section of Flow-Factory declares; Flow-Factory keeps it for whoever asks for it by \
+             name, and flow-train has no counterpart"
+        }
+        _ => {
+            "not among the keys that Flow-Factory declares at the top; it keeps it with a warning, and flow-train has no counterpart"
+        }
+    }
+}
 
 /// The table as Markdown: what becomes of every key.
 pub fn mapping() -> String {

@@ -11,18 +11,19 @@ pub(super) const TOP: &[Rule] = &[
         "",
         Same(&["accelerate"]),
         "flow-train is one process and needs no launcher",
-    ),
-    Rule::nothing("config_file", "accelerate's own config; flow-train is one process and needs none"),
+    )
+    .no_matter(),
+    Rule::detail("config_file", "accelerate's own config; flow-train is one process and needs none"),
     Rule::new(
         "num_processes",
         "sampling.micro_batch, optimizer.gradient_accumulation",
         Joint(Join::Geometry),
         "one device does the work of all in turn: images per optimizer step stay the same, through accumulation",
     ),
-    Rule::nothing("main_process_port", ON_DEVICE),
-    Rule::nothing("num_machines", ON_DEVICE),
-    Rule::nothing("machine_rank", ON_DEVICE),
-    Rule::nothing("main_process_ip", ON_DEVICE),
+    Rule::detail("main_process_port", ON_DEVICE),
+    Rule::detail("num_machines", ON_DEVICE),
+    Rule::detail("machine_rank", ON_DEVICE),
+    Rule::detail("main_process_ip", ON_DEVICE),
     Rule::new(
         "mixed_precision",
         "device.dtype",
@@ -49,16 +50,18 @@ pub(super) const TOP: &[Rule] = &[
 pub(super) const MODEL: &[Rule] = &[
     Rule::new(
         "model.model_type",
-        "model.architecture, model.mmdit.sample_size, scheduler.shift",
+        "model.architecture, model.mmdit, model.wan",
         Joint(Join::Model),
-        "`sd3` and `sd3-5` become `mmdit` (defaults: SD3.5-medium) with their static shift of 3; other models \
-         have no counterpart, and the note says what is nearest",
+        "`sd3` and `sd3-5` become `mmdit`, `wan2_t2v` becomes `wan` unless it is Wan 2.2, each with the dimensions of the \
+         published checkpoint that `model_name_or_path` names and with its static shift; any other stands in the TOML as it \
+         is, and flow-train refuses it",
     ),
     Rule::new(
         "model.model_name_or_path",
         "model.weights",
         Joint(Join::Model),
-        "a path that ends with `.safetensors` or `.index.json`; a name on a hub is kept: flow-train downloads nothing",
+        "a path that ends with `.safetensors` or `.index.json`, or the folder `transformer` of a local pipeline; a name on a \
+         hub is kept: flow-train downloads nothing",
     ),
     Rule::new(
         "model.finetune_type",
@@ -82,7 +85,8 @@ pub(super) const MODEL: &[Rule] = &[
         "model.target_modules",
         "lora.targets",
         Joint(Join::LoraTargets),
-        "`all` is `*`; a module `to_q` is the pattern `*.to_q` on the dotted names of linears",
+        "`all` is `*`, `default` the modules of Flow-Factory's adapter of SD3 and Wan; a module `to_q` is the pattern `*.to_q` \
+         on the dotted names of linears; with `finetune_type: full` all but `all` are kept: flow-train trains every weight",
     ),
     Rule::new("model.lora_rank", "lora.rank", Integer, "rank of the adapters"),
     Rule::new(
@@ -95,7 +99,7 @@ pub(super) const MODEL: &[Rule] = &[
         "model.resume_path",
         "a run goes on by `flow-train train CONFIG --resume latest`; to start from other weights, set model.weights",
     ),
-    Rule::nothing(
+    Rule::detail(
         "model.resume_type",
         "a run goes on by `flow-train train CONFIG --resume latest`, with its full state",
     ),
@@ -107,14 +111,14 @@ pub(super) const MODEL: &[Rule] = &[
     ),
 ];
 
-const OWN_DATA: &str = "flow-train brings its own data sets and prompts; choose one by data.kind";
+const PROMPTS: &str = "flow-train brings its own data sets and prompts, and reads none from a folder yet";
 const NO_PREPROCESSING: &str =
     "prompts are tokenised as they are drawn; there is no preprocessing stage and no cache";
 
 pub(super) const DATA: &[Rule] = &[
-    Rule::new("data.dataset_dir", "data.kind", Nothing, OWN_DATA),
-    Rule::new("data.datasets", "data.kind", Nothing, OWN_DATA),
-    Rule::nothing("data.cache_dir", NO_PREPROCESSING),
+    Rule::new("data.dataset_dir", "", Joint(Join::Prompts), PROMPTS),
+    Rule::new("data.datasets", "", Joint(Join::Prompts), PROMPTS),
+    Rule::detail("data.cache_dir", NO_PREPROCESSING),
     Rule::nothing(
         "data.image_dir",
         "there are no models that are conditioned on images",
@@ -127,17 +131,18 @@ pub(super) const DATA: &[Rule] = &[
         "data.audio_dir",
         "there are no models that are conditioned on sound",
     ),
-    Rule::nothing("data.preprocessing_batch_size", NO_PREPROCESSING),
-    Rule::nothing("data.dataloader_num_workers", NO_PREPROCESSING),
-    Rule::new("data.enable_preprocess", "", Same(&["false"]), NO_PREPROCESSING),
-    Rule::new("data.force_reprocess", "", Same(&["false"]), NO_PREPROCESSING),
+    Rule::detail("data.preprocessing_batch_size", NO_PREPROCESSING),
+    Rule::detail("data.dataloader_num_workers", NO_PREPROCESSING),
+    Rule::new("data.enable_preprocess", "", Same(&["false"]), NO_PREPROCESSING).no_matter(),
+    Rule::new("data.force_reprocess", "", Same(&["false"]), NO_PREPROCESSING).no_matter(),
     Rule::new(
         "data.max_dataset_size",
         "data.images",
         Nothing,
-        "a limit on prompts; flow-train's data sets have a fixed number of them",
-    ),
-    Rule::nothing("data.preprocess_parallelism", NO_PREPROCESSING),
+        "a limit on the prompts of a folder",
+    )
+    .no_matter(),
+    Rule::detail("data.preprocess_parallelism", NO_PREPROCESSING),
     Rule::new(
         "data.sampler_type",
         "",
@@ -149,7 +154,8 @@ pub(super) const DATA: &[Rule] = &[
             "group_tiled",
         ]),
         "how a group is spread over devices; on one device every sampler gives whole groups",
-    ),
+    )
+    .no_matter(),
 ];
 
 pub(super) const SCHEDULER: &[Rule] = &[
@@ -189,15 +195,29 @@ pub(super) const SCHEDULER: &[Rule] = &[
         Joint(Join::Window),
         "seed of the draw; the numbers drawn differ from Flow-Factory's",
     ),
+    Rule::new(
+        "scheduler.shift",
+        "scheduler.shift",
+        Joint(Join::Model),
+        "shift of sigmas of SD3's scheduler; left out, Flow-Factory takes the checkpoint's, 3",
+    ),
+    Rule::new(
+        "scheduler.flow_shift",
+        "scheduler.shift",
+        Joint(Join::Model),
+        "shift of sigmas of Wan's scheduler; left out, Flow-Factory takes the checkpoint's, 3",
+    ),
 ];
 
-const MODEL_SIZE: &str = "images are as large as the model's latents; evaluation takes the size of training";
+const MODEL_SIZE: &str =
+    "evaluation takes the size and the frames of training: the same at the value of `train`";
 
 pub(super) const EVAL: &[Rule] = &[
-    Rule::new("eval.resolution", "", Nothing, MODEL_SIZE),
-    Rule::new("eval.height", "", Nothing, MODEL_SIZE),
-    Rule::new("eval.width", "", Nothing, MODEL_SIZE),
-    Rule::nothing(
+    Rule::new("eval.resolution", "", Joint(Join::Evaluation), MODEL_SIZE),
+    Rule::new("eval.height", "", Joint(Join::Evaluation), MODEL_SIZE),
+    Rule::new("eval.width", "", Joint(Join::Evaluation), MODEL_SIZE),
+    Rule::new("eval.num_frames", "", Joint(Join::Evaluation), MODEL_SIZE),
+    Rule::detail(
         "eval.per_device_batch_size",
         "evaluation takes batches of sampling.micro_batch",
     ),
@@ -239,7 +259,7 @@ pub(super) const REWARDS: &[Rule] = &[
 
 pub(super) const LOG: &[Rule] = &[
     Rule::new("log.run_name", "run.name", Text, "name of the run"),
-    Rule::nothing(
+    Rule::detail(
         "log.project",
         "runs are folders below run.dir; there are no projects",
     ),
@@ -262,7 +282,7 @@ pub(super) const LOG: &[Rule] = &[
         Integer,
         "iterations between checkpoints; flow-train keeps the newest two unless checkpoints.keep says otherwise",
     ),
-    Rule::nothing(
+    Rule::detail(
         "log.save_model_only",
         "a checkpoint holds the full state, from which a run resumes bit for bit; the weights are saved apart as well",
     ),
@@ -271,7 +291,8 @@ pub(super) const LOG: &[Rule] = &[
         "",
         Same(&["true"]),
         "flow-train prints a line per iteration; logging.every makes them rarer",
-    ),
+    )
+    .no_matter(),
 ];
 
 pub(super) const ACCELERATION: &[Rule] = &[

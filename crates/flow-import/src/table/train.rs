@@ -1,13 +1,13 @@
 //! Rules of `train`: the keys of every trainer, those of the trainers that exist here, and those of the others.
 
 use crate::rule::Conversion::{
-    Choice, Fraction, Guidance, Integer, Joint, Limit, Nothing, Number, Range, Same, Switch, Symmetric,
+    Choice, Fraction, Guidance, Integer, Joint, Limit, Nothing, Number, Range, Same, Symmetric,
 };
 use crate::rule::{Join, Rule};
 
 const COUPLED: &[&str] = &["grpo", "grpo-guard"];
 const NFT: &[&str] = &["nft"];
-const MODEL_SIZE: &str = "pixels of an image; with `sd3` the latent is an eighth of it, otherwise images are as large as data.image_size";
+const MODEL_SIZE: &str = "pixels of an image or a frame; the latent's side is an eighth of it";
 const ON_DEVICE: &str = "in flow-train it lies where the weights lie";
 const OVERLAP: &str = "rewards are computed on worker threads beside the generation, always";
 
@@ -16,23 +16,23 @@ pub(super) const COMMON: &[Rule] = &[
         "train.trainer_type",
         "algorithm.kind",
         Joint(Join::Algorithm),
-        "`grpo`, `grpo-guard` and `nft`; for other trainers the nearest is written, with a note",
+        "`grpo`, `grpo-guard` and `nft`; any other stands in the TOML as it is, and flow-train refuses it",
     ),
     Rule::new(
         "train.resolution",
-        "model.mmdit.sample_size",
+        "model.mmdit.sample_size, model.wan.latent_height, model.wan.latent_width",
         Joint(Join::Model),
         MODEL_SIZE,
     ),
     Rule::new(
         "train.height",
-        "model.mmdit.sample_size",
+        "model.mmdit.sample_size, model.wan.latent_height, model.wan.latent_width",
         Joint(Join::Model),
         MODEL_SIZE,
     ),
     Rule::new(
         "train.width",
-        "model.mmdit.sample_size",
+        "model.mmdit.sample_size, model.wan.latent_height, model.wan.latent_width",
         Joint(Join::Model),
         MODEL_SIZE,
     ),
@@ -60,7 +60,7 @@ pub(super) const COMMON: &[Rule] = &[
         Joint(Join::Geometry),
         "times the number of devices; `auto` follows `gradient_step_per_epoch`",
     ),
-    Rule::nothing("train.num_batches_per_epoch", "follows from the other numbers"),
+    Rule::detail("train.num_batches_per_epoch", "follows from the other numbers"),
     Rule::new(
         "train.group_size",
         "sampling.group_size",
@@ -145,7 +145,8 @@ pub(super) const COMMON: &[Rule] = &[
         "",
         Same(&["false"]),
         "samples lie where the weights lie, until their rewards are there",
-    ),
+    )
+    .no_matter(),
     Rule::new(
         "train.ema_decay",
         "ema.enabled, ema.schedule, evaluation.weights",
@@ -159,12 +160,32 @@ pub(super) const COMMON: &[Rule] = &[
         Joint(Join::Ema),
         "iterations between updates; Flow-Factory's default is 10",
     ),
-    Rule::new("train.ema_device", "", Same(&["cuda"]), ON_DEVICE),
+    Rule::new("train.ema_device", "", Same(&["cuda"]), ON_DEVICE).no_matter(),
     Rule::new(
         "train.ema_decay_schedule",
         "ema.schedule",
         Joint(Join::Ema),
         "`constant`, `power`, `linear`, `piecewise_linear`, `cosine`, `warmup_cosine`",
+    ),
+    of_schedule(
+        "train.initial_decay",
+        "the decay at the start of `linear`, `cosine` and `warmup_cosine`; Flow-Factory's default is 0",
+    ),
+    of_schedule(
+        "train.warmup_steps",
+        "iterations of the warm-up of `power`, `linear` and `warmup_cosine`; Flow-Factory's default is 10",
+    ),
+    of_schedule(
+        "train.total_steps",
+        "iterations of `cosine` and `warmup_cosine`; Flow-Factory's default is 1000",
+    ),
+    of_schedule(
+        "train.flat_steps",
+        "iterations of `piecewise_linear` with a decay of 0; Flow-Factory's default is 0",
+    ),
+    of_schedule(
+        "train.ramp_rate",
+        "rise of `piecewise_linear` per iteration after that; Flow-Factory's default is 0.001",
     ),
     Rule::new(
         "train.latent_storage_dtype",
@@ -176,27 +197,27 @@ pub(super) const COMMON: &[Rule] = &[
         "train.shuffle_samples",
         "a rollout is trained on in the batches in which it was made",
     ),
-    Rule::nothing(
+    Rule::detail(
         "train.use_kv_cache",
         "exact reuse is an accelerator's matter: see [acceleration]",
     ),
-    Rule::nothing("train.reward_optimization_overlap", OVERLAP),
-    Rule::nothing("train.reward_optimization_overlap_mode", OVERLAP),
-    Rule::nothing("train.reward_optimization_overlap_poll_interval", OVERLAP),
+    Rule::detail("train.reward_optimization_overlap", OVERLAP),
+    Rule::detail("train.reward_optimization_overlap_mode", OVERLAP),
+    Rule::detail("train.reward_optimization_overlap_poll_interval", OVERLAP),
 ];
 
 pub(super) const ALGORITHMS: &[Rule] = &[
     Rule::new(
         "train.global_std",
         "advantage.global_std",
-        Switch,
-        "divide by the standard deviation over all images; `gdpo` does so in any case",
+        Joint(Join::Advantage),
+        "divide by the standard deviation over all images; with `gdpo`, which does so in any case, nobody reads it",
     )
     .default("true"),
     Rule::new(
         "train.advantage_aggregation",
         "advantage.aggregation",
-        Choice(&[("sum", "sum"), ("gdpo", "gdpo")]),
+        Joint(Join::Advantage),
         "how several rewards become one advantage",
     )
     .default("gdpo"),
@@ -227,7 +248,7 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         Joint(Join::Kl),
         "factor of the KL term; above 0 the reference is the base below the adapters, or a snapshot",
     ),
-    Rule::new("train.ref_param_device", "", Same(&["cuda"]), ON_DEVICE),
+    Rule::new("train.ref_param_device", "", Same(&["cuda"]), ON_DEVICE).no_matter(),
     Rule::new("train.nft_beta", "algorithm.beta", Number, "strength of the implicit guidance")
         .kinds(NFT)
         .default("1.0"),
@@ -235,8 +256,8 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         "train.off_policy",
         "algorithm.old_policy",
         Joint(Join::OldPolicy),
-        "false: the policy that is trained samples (rate 0); true: an average samples, which is exact for the schedule \
-         `piecewise_linear` updated every iteration",
+        "false: the policy that is trained samples (rate 0); true: the average samples, which is exact for the schedules \
+         `piecewise_linear`, `constant` and `linear` from 0, updated every iteration",
     )
     .kinds(NFT),
     Rule::new(
@@ -329,5 +350,9 @@ pub(super) const OTHERS: &[Rule] = &[
 ];
 
 const fn other(from: &'static str, doc: &'static str) -> Rule {
-    Rule::new(from, "", Nothing, doc)
+    Rule::new(from, "", Nothing, doc).no_matter()
+}
+
+const fn of_schedule(from: &'static str, doc: &'static str) -> Rule {
+    Rule::new(from, "ema.schedule", Joint(Join::Ema), doc)
 }

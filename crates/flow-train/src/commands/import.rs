@@ -5,16 +5,20 @@ use crate::terminal;
 use std::fs;
 use std::path::Path;
 
-/// Prints the TOML, or writes it to a file that is not there yet; says on standard error what became of each key.
-pub fn run(yaml: &Path, out: Option<&Path>) -> Result<(), Failure> {
+/// Prints the TOML, or writes it to a file that is not there yet; says on standard error whether it can be trained here and
+/// what changes the result, or with `all_notes` what became of each key.
+pub fn run(yaml: &Path, out: Option<&Path>, all_notes: bool) -> Result<(), Failure> {
     let name = yaml.display();
-    let text = fs::read_to_string(yaml)
+    let bytes = fs::read(yaml)
         .map_err(|error| Failure::Input(format!("cannot read {name}: {error}; check the path")))?;
-    let imported = flow_import::import(&text).map_err(|error| Failure::Input(format!("{name}: {error}")))?;
-    for note in &imported.notes {
-        let mark = if note.needs_attention { "look at " } else { "" };
-        terminal::note(&format!("{mark}{note}"));
-    }
+    let imported =
+        flow_import::import_bytes(&bytes).map_err(|error| Failure::Input(format!("{name}: {error}")))?;
+    let notes = if all_notes {
+        imported.all_notes()
+    } else {
+        format!("{}--all-notes says what became of each key\n", imported.summary())
+    };
+    terminal::note(notes.trim_end());
     let Some(out) = out else {
         return terminal::print(&imported.toml);
     };
@@ -25,10 +29,5 @@ pub fn run(yaml: &Path, out: Option<&Path>) -> Result<(), Failure> {
         )));
     }
     flow_report::atomic_write(out, "config", |file| file.write_all(imported.toml.as_bytes())).or_failed()?;
-    let attention = imported.notes.iter().filter(|note| note.needs_attention).count();
-    terminal::line(&format!(
-        "{}: {} keys looked at, {attention} need your eye",
-        out.display(),
-        imported.notes.len()
-    ))
+    terminal::line(&format!("{}: {}", out.display(), imported.verdict))
 }

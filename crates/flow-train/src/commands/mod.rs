@@ -52,7 +52,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Doctor => doctor::run(),
         Command::Report { run } => report::run(&run),
         Command::Migrate { config, write } => migrate::run(&config, write),
-        Command::Import { yaml, out } => import::run(&yaml, out.as_deref()),
+        Command::Import { yaml, out, all_notes } => import::run(&yaml, out.as_deref(), all_notes),
         Command::Completions { shell } => completions::run(shell),
     }
 }
