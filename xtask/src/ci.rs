@@ -200,6 +200,6 @@ fn lints(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<
     })?;
     steps.step("fuzz targets", |_| {
         // libFuzzer itself, which is C++, is for a link that a check does not do.
-        run_command(cargo(workspace, &FUZZ).env("CUSTOM_LIBFUZZER_PATH", "not-linked"))
+        run_command(cargo(workspace, &FUZZ).env("CUSTOM_LIBFUZZER_PATH", "./not-linked"))
     })
 }
