@@ -133,6 +133,15 @@ fn numbers(metrics: &str, key: &str) -> Vec<f64> {
     training.filter_map(|record| record[key].as_f64()).collect()
 }
 
+/// The records without the counts of what accelerators did: a process that resumes records its calls once more.
+fn without_counts(left: &Left) -> impl Iterator<Item = Value> {
+    left.metrics.lines().map(|line| {
+        let mut record: serde_json::Map<String, Value> = serde_json::from_str(line).expect("a record");
+        record.retain(|key, _| !key.starts_with("acceleration/"));
+        Value::Object(record)
+    })
+}
+
 /// The Euclidean distance of two sets of weights.
 fn distance(one: &Left, other: &Left) -> f64 {
     let values = |left: &Left| {
@@ -163,7 +172,14 @@ fn trains_as_on_the_processor(model: &str, algorithm: &[&str], audited: usize) {
     vulkan.run(&accelerated, &folder("parts"), false, 1);
     let resumed = vulkan.run(&accelerated, &folder("parts"), true, ITERATIONS);
 
-    assert!(whole == resumed, "a resumed run is not the whole one");
+    assert!(
+        whole.weights == resumed.weights,
+        "a resumed run ends with other weights"
+    );
+    for (whole, resumed) in without_counts(&whole).zip(without_counts(&resumed)) {
+        assert_eq!(whole, resumed, "a resumed run has other metrics");
+    }
+    assert_eq!(whole.metrics.lines().count(), resumed.metrics.lines().count());
     assert!(
         found.weights == whole.weights,
         "lossless accelerators changed a bit"
@@ -176,13 +192,21 @@ fn trains_as_on_the_processor(model: &str, algorithm: &[&str], audited: usize) {
         let ratios = numbers(&left.metrics, "on_policy/max_ratio_deviation");
         assert_eq!(ratios, vec![0.0; audited], "{place}");
     }
+    for key in ["reward", "gradient_norm"] {
+        let (expected, found) = (numbers(&expected.metrics, key), numbers(&found.metrics, key));
+        assert_eq!([expected.len(), found.len()], [ITERATIONS as usize; 2]);
+        for (expected, found) in expected.iter().zip(&found) {
+            assert!(
+                (found / expected - 1.0).abs() < 1e-5,
+                "{key}: {found}, not {expected}"
+            );
+        }
+    }
+    // Roundings of f32, 6e-8 of values of about 1, and what AdamW makes of them: it divides an update by the gradient's size, so
+    // a gradient that is mostly rounding moves its weight as far as any other. They come to 3e-6 to 2e-5 of the way.
     let (moved, apart) = (distance(&before, &expected), distance(&found, &expected));
-    println!(
-        "moved {moved:e}, apart {apart:e}\n{}\n{}",
-        expected.metrics, found.metrics
-    );
     assert!(
-        moved > 0.0 && apart <= 0.01 * moved,
+        moved > 0.0 && apart <= 1e-4 * moved,
         "{apart:e} apart after a way of {moved:e}"
     );
 }
