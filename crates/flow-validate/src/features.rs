@@ -5,9 +5,10 @@ use crate::codes::{
 };
 use crate::{Capabilities, Machine};
 use flow_checkpoint::{Policy, PolicyError};
+use flow_config::codes::RULE_IMAGE_SHAPE;
 use flow_config::{
-    CheckpointingConfig, Config, DType, DeviceKind, Diagnostic, GradientStorage, WeightStorage, key_in_path,
-    nearest,
+    Architecture, CheckpointingConfig, Config, DType, DataConfig, DeviceKind, Diagnostic, GradientStorage,
+    WeightStorage, key_in_path, nearest,
 };
 use flow_runtime::{Context, DeviceKind as RuntimeDevice, OptionsError};
 use std::path::Path;
@@ -80,6 +81,36 @@ pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
         );
     }
     found
+}
+
+/// Whether a model makes the images that the data set has. A DiT's own keys are compared by `flow_config`.
+pub(crate) fn images(config: &Config, model: &Capabilities<'_>) -> Option<Diagnostic> {
+    let latent = model.spec.latent;
+    let size = config.data.image_size();
+    let channels = match config.data {
+        DataConfig::Digits(_) => 1,
+        DataConfig::Shapes(_) => 3,
+    };
+    let same = (latent.frames, latent.channels, latent.height, latent.width) == (1, channels, size, size);
+    if config.model.architecture == Architecture::Dit || same {
+        return None;
+    }
+    let frames = match latent.frames {
+        1 => String::new(),
+        frames => format!("{frames} frames of "),
+    };
+    let message = format!(
+        "the model makes {frames}{}x{}x{}, and the images of `[data]` have {channels}x{size}x{size} (channels, height, width); \
+         there is no autoencoder between them",
+        latent.channels, latent.height, latent.width
+    );
+    let section = format!("model.{}", model.spec.architecture);
+    Some(
+        Diagnostic::error(RULE_IMAGE_SHAPE, message)
+            .path(section)
+            .related(["data.kind", "data.image_size"])
+            .help("give the model the channels and the size of the images, and one frame"),
+    )
 }
 
 /// The policy of activation checkpointing, which the build must have and the model must heed.

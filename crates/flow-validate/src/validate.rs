@@ -74,6 +74,7 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
     let mut found = features::device(config, machine);
     found.extend(features::checkpointing(config, machine, model.as_ref()));
     found.extend(features::runtime(config, machine, question.training));
+    found.extend(model.as_ref().and_then(|model| features::images(config, model)));
     found.extend(kernels::check(config, machine, model.as_ref()));
     if let (Some(plan), Some(model)) = (plan, model) {
         found.extend(resolve(config, accelerators, plan, model.spec, trainer).0);
