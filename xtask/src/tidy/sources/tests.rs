@@ -53,4 +53,10 @@ fn folders_of_one_machine_are_found_and_folders_of_the_repository_are_not() {
         problems("a.md", &format!("see docs{folder}x and ..{folder}x\n")).len(),
         0
     );
+    let reader = concat!("/ho", "me/me/runs");
+    assert_eq!(problems("a.md", &format!("see {reader}\n")).len(), 0);
+    assert_eq!(
+        problems("a.md", &format!("see {}\n", reader.replace("me/me", "me/you"))).len(),
+        1
+    );
 }
