@@ -6,7 +6,7 @@
 //!
 //! The schema that schemars makes of the types ([`schema()`]) is the single description of keys, types and ranges: the
 //! parser checks by it, [`explain()`] reads from it, and editors complete with it. Rules on several keys are the parser's
-//! alone; their codes begin with `rule::`.
+//! alone; their codes begin with `rule::`. [`schema_for_editors`] rewrites it so that an editor marks a mistake where it is.
 //!
 //! [`inspect`] gives what can be read of a wrong config too; whoever finds more in it makes [`Diagnostic`]s, and
 //! [`Resolved::located`] finds their places in the texts.
@@ -41,13 +41,16 @@ mod tree;
 pub use diagnostic::{Diagnostic, Layer, Report, Severity, SourceText};
 pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key, find_value, names};
 pub use load::{
-    Inspection, Resolved, Source, base_dir, inspect, inspect_named, load, parse_named, parse_str,
+    Inspection, Resolved, Source, base_dir, check, inspect, inspect_named, load, parse_named, parse_str,
 };
 pub use migrate::{Change, migrate};
 pub use params::check_params;
 pub use presets::{Preset, presets};
 pub use printable::printable;
-pub use schema::{schema, tidy as tidy_schema};
+pub use schema::{
+    add_example as add_schema_example, examples as schema_examples, for_editors as schema_for_editors,
+    schema, tidy as tidy_schema,
+};
 pub use sections::*;
 pub use suggest::nearest;
 pub use tree::quoted_key as key_in_path;

@@ -197,6 +197,24 @@ fn strict(inspection: Inspection) -> Result<Resolved, Report> {
     }
 }
 
+/// Checks a config that was made in code, by the same rules as a file. Places of diagnostics are in its TOML text.
+///
+/// # Errors
+/// Everything that is wrong, at once; also what TOML cannot hold: a number above 2^63 - 1, a path that is not UTF-8.
+pub fn check(config: &Config) -> Result<Resolved, Report> {
+    match toml::to_string(config) {
+        Ok(text) => parse_named("<config>", &text, &[]),
+        Err(error) => {
+            let message = format!("the config cannot be written as TOML: {error}");
+            let diagnostic = Diagnostic::error(codes::UNREADABLE, message);
+            Err(Report::new(
+                vec![diagnostic.help("numbers are at most 2^63 - 1, and paths are UTF-8")],
+                Vec::new(),
+            ))
+        }
+    }
+}
+
 /// Checks a config given as text. Never panics, whatever the text is.
 ///
 /// # Errors

@@ -3,6 +3,12 @@
 //! The schema is the one place that knows types, ranges and allowed values. The parser checks documents by it (so
 //! that an editor and the parser say the same), and `explain` reads its texts from it.
 
+mod editors;
+mod examples;
+
+pub use editors::for_editors;
+pub use examples::{add_example, examples};
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
@@ -13,8 +19,9 @@ use crate::presets::presets;
 use crate::sections::Config;
 use crate::tree::Segment;
 
-/// The JSON schema (draft 2020-12) of a config file, as far as this crate knows it: parameters of accelerators and
-/// options of runtimes are free. `flow_train::schema` has them, too; it is committed as `configs/schema.json`.
+/// The JSON schema (draft 2020-12) of a config file as the parser reads it, as far as this crate knows it: parameters of
+/// accelerators and options of runtimes are free. `flow_train::schema` has them, too, and is [`for_editors`]; it is
+/// committed as `configs/schema.json`.
 pub fn schema() -> Json {
     SCHEMA.clone()
 }

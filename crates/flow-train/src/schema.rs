@@ -4,7 +4,11 @@
 use flow_accel::{AcceleratorKind, AcceleratorRegistry, Params, Slot};
 use serde_json::{Map, Value as Json, json};
 
-/// The JSON schema (draft 2020-12) of a config file for the accelerators of `registry`.
+/// What names the schema, wherever it is kept.
+const ID: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/raw/main/configs/schema.json");
+
+/// The JSON schema (draft 2020-12) of a config file for the accelerators of `registry`, as editors take it
+/// ([`flow_config::schema_for_editors`]).
 ///
 /// A slot takes the entries of the accelerators that may stand in it, one variant per name. Letters of a name may be of
 /// any case, as in the parser: a variant has the name itself, for editors to complete, and a pattern of both cases. What
@@ -41,7 +45,32 @@ pub fn schema(registry: &AcceleratorRegistry) -> Json {
         all.shift_remove("AcceleratorEntry");
         all.extend(definitions);
     }
-    schema
+    flow_config::schema_for_editors(&mut schema);
+    let mut examples = flow_config::schema_examples();
+    // Only what this registry has.
+    let fused =
+        json!([{ "name": "fused_kernels", "params": { "mode": "full" } }, { "name": "graph_capture" }]);
+    let names = ["fused_kernels", "graph_capture"];
+    if names.iter().all(|name| registry.kind(name).is_some()) {
+        examples.push(("acceleration.shared", fused));
+    }
+    for (path, example) in examples {
+        flow_config::add_schema_example(&mut schema, path, example);
+    }
+    identified(schema)
+}
+
+/// With `$schema`, `$id` and title before everything else.
+fn identified(schema: Json) -> Json {
+    let mut first = Map::new();
+    if let Json::Object(mut rest) = schema {
+        first.extend(rest.shift_remove_entry("$schema"));
+        first.insert("$id".into(), ID.into());
+        first.insert("title".into(), "flow-train config".into());
+        rest.shift_remove("title");
+        first.extend(rest);
+    }
+    first.into()
 }
 
 /// The schema as it is committed in `configs/schema.json`: indented, with a newline at the end.

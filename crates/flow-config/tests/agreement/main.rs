@@ -5,7 +5,7 @@ mod seeds;
 use seeds::SEEDS;
 use std::sync::LazyLock;
 
-use flow_config::{parse_str, schema};
+use flow_config::{parse_str, schema, schema_for_editors};
 use jsonschema::Validator;
 use proptest::prelude::*;
 use serde_json::Value as Json;
@@ -13,6 +13,12 @@ use toml::Value;
 
 static VALIDATOR: LazyLock<Validator> =
     LazyLock::new(|| jsonschema::draft202012::new(&schema()).expect("the schema is a schema"));
+/// The same as editors take it.
+static EDITORS: LazyLock<Validator> = LazyLock::new(|| {
+    let mut schema = schema();
+    schema_for_editors(&mut schema);
+    jsonschema::draft202012::new(&schema).expect("the schema is a schema")
+});
 
 #[test]
 fn the_schema_is_valid_by_its_own_standard() {
@@ -72,6 +78,16 @@ fn the_parser_knows_every_keyword_of_the_schema() {
         }
     }
     walk(&schema(), "#");
+}
+
+#[test]
+fn the_schema_for_editors_is_valid_and_stays_as_it_is_when_it_is_made_again() {
+    let mut once = schema();
+    schema_for_editors(&mut once);
+    assert!(jsonschema::draft202012::meta::is_valid(&once));
+    let mut twice = once.clone();
+    schema_for_editors(&mut twice);
+    assert!(once == twice);
 }
 
 #[test]
@@ -302,6 +318,7 @@ fn the_seeds_are_accepted_by_both_and_use_every_variant() {
         parser_accepts(seed).unwrap_or_else(|report| panic!("{report}"));
         let document: Value = Value::Table(seed.parse().expect("TOML"));
         assert!(VALIDATOR.is_valid(&to_json(&document)));
+        assert!(EDITORS.is_valid(&to_json(&document)));
         used.push_str(seed);
     }
     for key in flow_config::all_keys() {
@@ -336,6 +353,7 @@ proptest! {
         }
         let text = toml::to_string(&document).expect("TOML");
         let by_schema = VALIDATOR.validate(&to_json(&document)).map_err(|error| error.to_string());
+        prop_assert_eq!(by_schema.is_ok(), EDITORS.is_valid(&to_json(&document)), "{}", text);
         let by_parser = parser_accepts(&text);
         prop_assert_eq!(
             by_schema.is_ok(),

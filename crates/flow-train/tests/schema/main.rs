@@ -1,6 +1,8 @@
 //! The JSON schema with what the registries know: that it is committed as it is, and that it accepts the entries which
 //! the program accepts.
 
+mod places;
+
 use flow_accel::{AccelerationError, AcceleratorRegistry, Slot};
 use flow_config::AcceleratorEntry;
 use flow_train::{Registries, schema, schema_text};
@@ -63,23 +65,31 @@ fn the_schema_is_valid_by_its_own_standard_and_has_no_dangling_reference() {
 }
 
 #[test]
-fn the_committed_configs_pass() {
-    let names = [
-        "digits-grpo",
-        "digits-moe",
-        "digits-nft",
-        "shapes-grpo",
-        "shapes-grpo-h100",
-        "shapes-nft-h100",
-    ];
-    for name in names {
-        let text = std::fs::read_to_string(format!("../../configs/{name}.toml")).expect(name);
+fn the_committed_configs_pass_and_lead_editors_to_the_schema() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir("../../configs").expect("configs") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_none_or(|end| end != "toml") {
+            continue;
+        }
+        seen += 1;
+        let name = path.display();
+        let text = std::fs::read_to_string(&path).expect("text");
+        // As Even Better TOML and Tombi read it: from the file's own folder.
+        let directive = text
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix("#:schema "));
+        let schema =
+            path.with_file_name(directive.unwrap_or_else(|| panic!("{name} has no `#:schema` line")));
+        assert!(schema.is_file(), "{name}: {} is no file", schema.display());
         let document: toml::Table = text.parse().expect("TOML");
         let document = serde_json::to_value(document).expect("JSON");
         VALIDATOR
             .validate(&document)
             .unwrap_or_else(|error| panic!("{name}: {error}"));
     }
+    assert!(seen >= 7, "{seen} configs");
 }
 
 /// Parameters that every registered accelerator takes.
