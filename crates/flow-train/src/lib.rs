@@ -3,13 +3,17 @@
 #![deny(missing_docs)]
 
 mod environment;
+mod library;
 mod machine;
+mod manifest;
 mod registries;
 mod runtime_options;
 mod schema;
 
 pub use environment::{EnvironmentError, base_plan, environment, versions, worker_pool};
+pub use library::{Error, Sampling, Trained, Training, sample, train};
 pub use machine::machine;
+pub use manifest::{manifest_device, weights_metadata};
 pub use registries::{NameTaken, Registries};
 pub use runtime_options::{apply_no_runtime_options, apply_runtime_options, runtime_options};
 pub use schema::{schema, schema_text};
@@ -30,3 +34,5 @@ pub use flow_rewards as rewards;
 pub use flow_runtime as runtime;
 pub use flow_trainer as trainer;
 pub use flow_validate as validate;
+
+pub use flow_config::Config;

@@ -4,14 +4,10 @@ use super::{Loaded, survey::Use, weights};
 use crate::arguments::SampleArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
-use flow_accel::Acceleration;
-use flow_core::{Rollout, Stage, cpu};
-use flow_data::{Image, Prompt};
+use flow_data::Prompt;
 use flow_report::{ImageGrid, Tile};
 use flow_rewards::{RewardScores, Sample};
-use flow_trainer::policy::CallSite;
-use flow_trainer::rollout::{NoiseSource, SampleRequest};
-use flow_trainer::setup::{self, Common};
+use flow_trainer::setup;
 
 /// Generates, scores with the config's rewards if it has some, and writes the picture.
 pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
@@ -35,7 +31,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
             .iter()
             .flat_map(|prompt| vec![prompt.clone(); count])
             .collect();
-        let images = generate(&common, &wanted, config.sampling.micro_batch)?;
+        let images = flow_trainer::sample(&common, &wanted, config.sampling.micro_batch).or_failed()?;
         let rewards = config.effective_eval_rewards();
         let scores = if rewards.is_empty() {
             Vec::new()
@@ -87,50 +83,6 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
         terminal::print(&text)?;
     }
     terminal::line(&arguments.out.display().to_string())
-}
-
-/// One image per prompt.
-fn generate(
-    common: &Common<Acceleration>,
-    wanted: &[Prompt],
-    micro_batch: usize,
-) -> Result<Vec<Image>, Failure> {
-    let evaluation = &common.evaluation;
-    let steps = evaluation.schedule.ode_steps();
-    let rollout = Rollout::new(&common.model.weights, common.acceleration.training().clone());
-    let site = CallSite {
-        stage: Stage::Evaluation,
-        iteration: 0,
-        step: 0,
-        stochastic: false,
-        sigma: None,
-        steps: steps.len() as u32,
-    };
-    let shape = common.dataset.image_shape();
-    let ids: Vec<u64> = (0..wanted.len() as u64).collect();
-    let mut images = Vec::with_capacity(wanted.len());
-    for (ids, prompts) in ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)) {
-        let conditions = common.conditioner.conditions(prompts.iter());
-        let request = SampleRequest {
-            site,
-            source: NoiseSource::Evaluation,
-            samples: ids,
-            starts: ids,
-            conditions,
-            steps,
-        };
-        let done = evaluation.sampler.run(&rollout, request, |_| {});
-        for pixels in cpu::to_host(&done.clean).chunks_exact(shape.len()) {
-            if pixels.iter().any(|value| !value.is_finite()) {
-                return Err(Failure::Run(
-                    "the model made a value that is not finite; its weights are unusable".into(),
-                ));
-            }
-            let pixels = pixels.iter().map(|value| value.clamp(-1.0, 1.0)).collect();
-            images.push(Image::new(shape, pixels).or_failed()?);
-        }
-    }
-    Ok(images)
 }
 
 /// Scores, one line per prompt and reward.

@@ -1,52 +1,9 @@
-//! Weights of finished runs: where they are written, and how they are read again.
+//! Weights that a command is given in the place of the config's.
 
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Config, Finetune};
-use flow_core::device::ComputeDevice;
-use flow_core::{ParamLayout, Weights};
-use flow_models::StoredDtype;
-use flow_trainer::session::PolicyWeights;
-use std::collections::BTreeMap;
+use flow_core::Weights;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
-/// Writes a run's weights below `folder` and gives the paths.
-///
-/// All weights trained: `final.safetensors`, and `average.safetensors` if an average is kept. Adapters trained:
-/// the folder `adapter` as `peft` lays it out and `merged.safetensors`, and the same of the average with `average-`
-/// before the names. `base` is the model's own layout, without adapters.
-pub fn export(
-    weights: &PolicyWeights,
-    base: &Arc<ParamLayout>,
-    folder: &Path,
-    metadata: &BTreeMap<String, String>,
-) -> Result<Vec<PathBuf>, Failure> {
-    let mut written = Vec::new();
-    let sets =
-        std::iter::once(("", &weights.current)).chain(weights.average.as_ref().map(|set| ("average", set)));
-    for (set, weights) in sets {
-        if weights.layout().has_adapters() {
-            let prefix = if set.is_empty() {
-                String::new()
-            } else {
-                format!("{set}-")
-            };
-            let adapter = folder.join(format!("{prefix}adapter"));
-            flow_models::export_adapters(weights, &adapter, StoredDtype::F32, metadata).or_failed()?;
-            let merged = folder.join(format!("{prefix}merged.safetensors"));
-            // On the host, where it is computed: the device need not hold another model.
-            let values = flow_models::merge(weights, base, &ComputeDevice::cpu()).or_failed()?;
-            flow_models::save(&values, &merged, StoredDtype::F32, metadata).or_failed()?;
-            written.extend([adapter, merged]);
-        } else {
-            let name = if set.is_empty() { "final" } else { set };
-            let path = folder.join(format!("{name}.safetensors"));
-            flow_models::save(weights, &path, StoredDtype::F32, metadata).or_failed()?;
-            written.push(path);
-        }
-    }
-    Ok(written)
-}
 
 /// Weights that a command was given instead of `model.weights`.
 pub enum Given {

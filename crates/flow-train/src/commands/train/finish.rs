@@ -1,7 +1,5 @@
 //! After a run: its weights, and its outcome in words.
 
-use super::open;
-use crate::commands::weights;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
 use flow_config::Config;
@@ -19,8 +17,8 @@ pub fn run<A: Algorithm>(
 ) -> Result<(), Failure> {
     let directory = session.directory();
     let state = session.state();
-    let metadata = open::metadata(config, &directory.name(), state.iteration);
-    let files = weights::export(&state.weights, base, &directory.weights(), &metadata)?;
+    let metadata = flow_train::weights_metadata(config, &directory.name(), state.iteration);
+    let files = flow_trainer::export(&state.weights, base, &directory.weights(), &metadata).or_failed()?;
     let summary = directory.read_summary().or_failed()?.unwrap_or_default();
     let mut text = outcome(&summary);
     for file in files {

@@ -4,11 +4,9 @@ use crate::arguments::{Existing, TrainArguments};
 use crate::commands::Loaded;
 use crate::failure::{Failure, OrFailure};
 use flow_accel::Arrangement;
-use flow_config::{Config, DeviceKind};
+use flow_config::Config;
 use flow_report::{Manifest, MetricsPosition, MetricsStart, OnExists, Opened, RunDirectory};
 use flow_trainer::setup::Environment;
-use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -91,7 +89,7 @@ pub fn manifest(
     let here = std::env::current_dir().unwrap_or_default();
     let mut manifest = Manifest::new(&directory.name(), std::env::args().collect(), config, &here);
     manifest.versions.extend(flow_train::versions());
-    manifest.device = device(&resolved.config, environment, acceleration);
+    manifest.device = flow_train::manifest_device(&resolved.config, environment, acceleration);
     let options = serde_json::to_value(loaded.options()).or_failed()?;
     manifest.device.insert("runtime_options".into(), options);
     manifest.config_sources = resolved
@@ -100,26 +98,6 @@ pub fn manifest(
         .map(|(key, source)| (manifest_key(key), source.to_string()))
         .collect();
     Ok(manifest)
-}
-
-fn device(config: &Config, environment: &Environment<'_>, acceleration: &Arrangement) -> Map<String, Value> {
-    let backend = match config.device.kind {
-        DeviceKind::Cpu => "burn-flex",
-        DeviceKind::Cuda => "burn-cuda",
-    };
-    let pairs = [
-        ("name", json!(environment.device.name())),
-        ("backend", json!(backend)),
-        ("dtype", json!(config.device.dtype.name())),
-        ("threads", json!(rayon::current_num_threads())),
-        ("training_plan", json!(acceleration.describe_training())),
-        ("acceleration", json!(acceleration.to_string())),
-        ("exact_on_policy", json!(acceleration.is_exact_on_policy())),
-    ];
-    pairs
-        .into_iter()
-        .map(|(key, value)| (key.to_owned(), value))
-        .collect()
 }
 
 /// `rewards.0.kind` as the manifest writes it: `rewards[0].kind`.
@@ -179,16 +157,4 @@ fn quoted(text: &str) -> String {
     } else {
         format!("'{}'", text.replace('\'', "'\\''"))
     }
-}
-
-/// Free text for weight files: what made them.
-pub fn metadata(config: &Config, run: &str, iteration: u64) -> BTreeMap<String, String> {
-    let pairs = [
-        ("flow-train.version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("flow-train.run", run.to_owned()),
-        ("flow-train.algorithm", config.algorithm.kind().to_owned()),
-        ("flow-train.iteration", iteration.to_string()),
-        ("flow-train.seed", config.run.seed.to_string()),
-    ];
-    pairs.map(|(key, value)| (key.to_owned(), value)).into()
 }

@@ -1,0 +1,54 @@
+//! Runs for programs: what `flow-train train` and `flow-train sample` do, in one call.
+
+mod sampling;
+mod training;
+
+pub use sampling::{Sampling, sample};
+pub use training::{Trained, Training, train};
+
+use crate::{EnvironmentError, NameTaken, Registries};
+use flow_config::{Config, Report};
+use flow_trainer::TrainError;
+use flow_trainer::setup::Environment;
+use std::path::Path;
+
+/// Why a run did not come about, or stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The config is wrong by itself.
+    #[error(transparent)]
+    Config(#[from] Report),
+    /// Two plugins have one name.
+    #[error(transparent)]
+    Registries(#[from] NameTaken),
+    /// The config asks for what this build or machine does not have.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// A prompt that the data set does not have.
+    #[error(transparent)]
+    Prompt(#[from] flow_data::PromptError),
+    /// The parts do not fit, or the run stopped.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+}
+
+/// Checks the config, makes its runtime options effective and calls `task` in its worker threads, with its device open.
+fn compute<T: Send>(
+    config: &Config,
+    base: &Path,
+    registries: Option<&Registries>,
+    task: impl FnOnce(&Environment<'_>) -> Result<T, Error> + Send,
+) -> Result<T, Error> {
+    let built_in;
+    let registries = match registries {
+        Some(registries) => registries,
+        None => {
+            built_in = Registries::built_in()?;
+            &built_in
+        }
+    };
+    let resolved = flow_config::check(config)?;
+    crate::apply_runtime_options(&resolved, base)?;
+    crate::worker_pool(config)?.install(|| task(&crate::environment(config, base, registries)?))
+}

@@ -1,0 +1,194 @@
+//! A training run from a program.
+
+use super::{Error, compute};
+use crate::Registries;
+use flow_checkpoint::Gauge;
+use flow_config::{Config, OnExists};
+use flow_core::ParamLayout;
+use flow_report::{Manifest, Opened, RunDirectory, RunStatus, RunSummary};
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::observer::{Observer, Silent};
+use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::{Session, TrainError};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Trains as `config` says, and writes the run to `run.dir`. Relative paths start from the current folder; [`Training`] has
+/// more to choose.
+///
+/// # Errors
+/// Whatever is wrong with the config, or stops the run; what was written before stays.
+pub fn train(config: &Config) -> Result<Trained, Error> {
+    Training::new(config).run()
+}
+
+/// A run that came to its end, or was interrupted by its observer.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Trained {
+    /// Whether it finished.
+    pub status: RunStatus,
+    /// Where it is written, as an absolute path.
+    pub directory: PathBuf,
+    /// Rewards before and after with their intervals, the audit, time and memory.
+    pub summary: RunSummary,
+    /// The files and folders of its weights, as absolute paths; none if it was interrupted.
+    pub weights: Vec<PathBuf>,
+}
+
+/// A run before it starts.
+#[must_use = "it trains when `run` is called"]
+pub struct Training<'a> {
+    config: &'a Config,
+    base: PathBuf,
+    registries: Option<&'a Registries>,
+    observer: Option<&'a mut dyn Observer>,
+    gauge: Option<Arc<dyn Gauge>>,
+}
+
+impl<'a> Training<'a> {
+    /// With nobody watching, the registries that this workspace brings, and paths from the current folder.
+    pub fn new(config: &'a Config) -> Self {
+        Self {
+            config,
+            base: PathBuf::from("."),
+            registries: None,
+            observer: None,
+            gauge: None,
+        }
+    }
+
+    /// Relative paths of the config start from this folder, as those of a file do from its own
+    /// ([`flow_config::base_dir`]).
+    pub fn base(mut self, folder: impl AsRef<Path>) -> Self {
+        self.base = folder.as_ref().to_owned();
+        self
+    }
+
+    /// Who watches, and may interrupt.
+    pub fn observer(mut self, observer: &'a mut dyn Observer) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// Models, rewards, kernels and accelerators of the program's own.
+    pub fn registries(mut self, registries: &'a Registries) -> Self {
+        self.registries = Some(registries);
+        self
+    }
+
+    /// What measures memory on the processor: a [`flow_checkpoint::CountingAllocator`] that the program has as its global
+    /// allocator. Without it, `checkpointing.policy = "budget"` is refused there.
+    pub fn gauge(mut self, gauge: Arc<dyn Gauge>) -> Self {
+        self.gauge = Some(gauge);
+        self
+    }
+
+    /// Trains. `run.on_exists` says what becomes of a run of the same name; with `resume` it goes on from its newest
+    /// checkpoint.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the config, or stops the run; what was written before stays.
+    pub fn run(self) -> Result<Trained, Error> {
+        let Self {
+            config,
+            base,
+            registries,
+            observer,
+            gauge,
+        } = self;
+        compute(config, &base, registries, |environment| {
+            let mut silent = Silent;
+            let environment = &Environment {
+                device: environment.device.clone(),
+                plan: environment.plan.clone(),
+                gauge: environment.gauge.clone().or(gauge),
+                ..*environment
+            };
+            let outline = setup::outline(config, environment.models, &environment.device)?;
+            let visitor = Visitor {
+                config,
+                environment,
+                observer: observer.unwrap_or(&mut silent),
+            };
+            let trained = setup::with_algorithm(config, outline.model.spec().tokens, visitor)??;
+            Ok(trained)
+        })
+    }
+}
+
+/// Receives the algorithm that the config names; the session is compiled for each of them.
+struct Visitor<'a> {
+    config: &'a Config,
+    environment: &'a Environment<'a>,
+    observer: &'a mut dyn Observer,
+}
+
+impl WithAlgorithm for Visitor<'_> {
+    type Output = Result<Trained, TrainError>;
+
+    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+        let Self {
+            config,
+            environment,
+            observer,
+        } = self;
+        let parts = setup::parts(config, environment, algorithm)?;
+        let base = parts.sampler.policy.model.layout().clone();
+        let policy = match config.run.on_exists {
+            OnExists::Error => flow_report::OnExists::Error,
+            OnExists::Resume => flow_report::OnExists::Resume,
+            OnExists::Overwrite => flow_report::OnExists::Overwrite,
+            OnExists::New => flow_report::OnExists::New,
+        };
+        let directory = RunDirectory::open(&config.run.dir, &config.run.name, policy)?;
+        directory
+            .notices()
+            .iter()
+            .for_each(|notice| observer.notice(notice));
+        let record = parts.checkpoint_plan.clone();
+        let command: Vec<String> = std::env::args_os()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
+        let mut session = if *directory.opened() == Opened::Resumed {
+            Session::resume(parts, directory, None, command, &json!(config), observer)?
+        } else {
+            let here = std::env::current_dir().unwrap_or_default();
+            let mut manifest = Manifest::new(&directory.name(), command, json!(config), &here);
+            manifest.versions.extend(crate::versions());
+            manifest.device = crate::manifest_device(config, environment, &parts.acceleration);
+            Session::start(parts, directory, &manifest)?
+        };
+        if let Some(record) = record {
+            let plan = format!("{:#}\n", json!(record));
+            let path = session.directory().path().join("plan.json");
+            flow_report::atomic_write(&path, "plan", |out| out.write_all(plan.as_bytes()))?;
+        }
+        let status = session.run(observer)?;
+        finished(&session, &base, config, status)
+    }
+}
+
+/// Writes the weights of a run that came to its end.
+fn finished<A: Algorithm>(
+    session: &Session<A>,
+    base: &Arc<ParamLayout>,
+    config: &Config,
+    status: RunStatus,
+) -> Result<Trained, TrainError> {
+    let directory = session.directory();
+    let mut weights = Vec::new();
+    if status == RunStatus::Finished {
+        let metadata = crate::weights_metadata(config, &directory.name(), session.state().iteration);
+        weights = flow_trainer::export(&session.state().weights, base, &directory.weights(), &metadata)?;
+    }
+    // Wherever they are used next.
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    Ok(Trained {
+        status,
+        directory: absolute(directory.path()),
+        summary: directory.read_summary()?.unwrap_or_default(),
+        weights: weights.iter().map(|path| absolute(path)).collect(),
+    })
+}

@@ -1,0 +1,53 @@
+//! Images for prompts, with the sampler of evaluation.
+
+use crate::error::TrainError;
+use crate::policy::CallSite;
+use crate::rollout::{NoiseSource, SampleRequest};
+use crate::setup::Common;
+use flow_accel::Acceleration;
+use flow_core::{Rollout, Stage, cpu};
+use flow_data::{Image, Prompt};
+
+/// One image per entry of `wanted`, `micro_batch` of them in a call of the model. Image `i` starts from the noise of
+/// `evaluation.seed` at address `i`, whatever `micro_batch` is. Values are in [-1, 1].
+///
+/// # Errors
+/// If the model makes a value that is not finite.
+pub fn sample(common: &Common<Acceleration>, wanted: &[Prompt], micro_batch: usize) -> Result<Vec<Image>, TrainError> {
+    let evaluation = &common.evaluation;
+    let steps = evaluation.schedule.ode_steps();
+    let rollout = Rollout::new(&common.model.weights, common.acceleration.training().clone());
+    let site = CallSite {
+        stage: Stage::Evaluation,
+        iteration: 0,
+        step: 0,
+        stochastic: false,
+        sigma: None,
+        steps: steps.len() as u32,
+    };
+    let shape = common.dataset.image_shape();
+    let ids: Vec<u64> = (0..wanted.len() as u64).collect();
+    let mut images = Vec::with_capacity(wanted.len());
+    for (ids, prompts) in ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)) {
+        let conditions = common.conditioner.conditions(prompts.iter());
+        let request = SampleRequest {
+            site,
+            source: NoiseSource::Evaluation,
+            samples: ids,
+            starts: ids,
+            conditions,
+            steps,
+        };
+        let done = evaluation.sampler.run(&rollout, request, |_| {});
+        for pixels in cpu::to_host(&done.clean).chunks_exact(shape.len()) {
+            if pixels.iter().any(|value| !value.is_finite()) {
+                return Err(TrainError::Setting(
+                    "the model made a value that is not finite; its weights are unusable".into(),
+                ));
+            }
+            let pixels = pixels.iter().map(|value| value.clamp(-1.0, 1.0)).collect();
+            images.push(Image::new(shape, pixels)?);
+        }
+    }
+    Ok(images)
+}
