@@ -1,5 +1,7 @@
-//! `cargo xtask docs`: the book's chapters exist, links lead somewhere, and mdBook builds it where installed.
+//! `cargo xtask docs`: the book's chapters exist, links lead somewhere, code is what its source is, and mdBook builds it
+//! where installed.
 
+use crate::copies;
 use crate::process;
 use crate::terminal::say;
 use crate::text::{anchors, includes, links};
@@ -11,8 +13,17 @@ use std::process::Command;
 
 const SUMMARY: &str = "docs/src/SUMMARY.md";
 
-/// Checks, then builds.
+/// Renews copies of code, checks, then builds.
 pub fn run(workspace: &Workspace) -> Result<()> {
+    for page in pages(workspace)? {
+        let text = fs::read_to_string(&page)?;
+        let name = workspace.relative(&page).display();
+        let renewed = copies::renewed(&page, &text).with_context(|| name.to_string())?;
+        if renewed != text {
+            fs::write(&page, renewed)?;
+            say!("renewed the code of {name}");
+        }
+    }
     check(workspace)?;
     if process::exists("mdbook") {
         process::run(Command::new("mdbook").arg("build").arg(workspace.path("docs")))?;
@@ -28,19 +39,23 @@ pub fn run(workspace: &Workspace) -> Result<()> {
 /// Fails if a chapter is missing, is not in the summary, or a link leads nowhere.
 pub fn check(workspace: &Workspace) -> Result<()> {
     let mut problems = Vec::new();
-    let pages: Vec<PathBuf> = workspace
-        .files()?
-        .into_iter()
-        .filter(|path| path.extension().is_some_and(|end| end == "md"))
-        .collect();
+    let pages = pages(workspace)?;
     let mut seen = 0;
     for page in &pages {
         let text = fs::read_to_string(page).with_context(|| format!("cannot read {}", page.display()))?;
-        for include in includes(&text) {
-            if let Some(problem) = missing_include(page, &include.target) {
-                let page = workspace.relative(page).display();
-                problems.push(format!("{page}:{}: {problem}", include.line));
-            }
+        let name = workspace.relative(page).display();
+        for line in includes(&text) {
+            problems.push(format!(
+                "{name}:{line}: a web page of the repository does not follow `#include`; write `<!-- code: FILE:PART -->` \
+                 above a block of code, and `cargo xtask docs` fills it"
+            ));
+        }
+        match copies::renewed(page, &text) {
+            Ok(renewed) if renewed == text => {}
+            Ok(_) => problems.push(format!(
+                "{name}: its code is not what the source is; run `cargo xtask docs`"
+            )),
+            Err(error) => problems.push(format!("{name}: {error:#}")),
         }
         for link in links(&text) {
             seen += 1;
@@ -79,24 +94,12 @@ pub fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with an include of `page`, if anything: a file, or a part of one between `ANCHOR: name` and
-/// `ANCHOR_END: name`. mdBook would leave the place empty.
-fn missing_include(page: &Path, target: &str) -> Option<String> {
-    let (file, anchor) = match target.split_once(':') {
-        Some((file, anchor)) => (file, Some(anchor)),
-        None => (target, None),
-    };
-    let path = page.parent().unwrap_or(Path::new(".")).join(file);
-    let Ok(text) = fs::read_to_string(path) else {
-        return Some(format!("includes {file}, which cannot be read"));
-    };
-    let has = |mark: &str, name: &str| {
-        let mark = format!("{mark}: {name}");
-        text.lines().any(|line| line.trim_end().ends_with(&mark))
-    };
-    let name = anchor?;
-    (!has("ANCHOR", name) || !has("ANCHOR_END", name))
-        .then(|| format!("includes `{name}` of {file}, which has no such part"))
+/// Every page of the repository.
+fn pages(workspace: &Workspace) -> Result<Vec<PathBuf>> {
+    let files = workspace.files()?.into_iter();
+    Ok(files
+        .filter(|path| path.extension().is_some_and(|end| end == "md"))
+        .collect())
 }
 
 /// What is wrong with a link of `page`, if anything. Addresses elsewhere are not followed.

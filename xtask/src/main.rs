@@ -5,6 +5,7 @@
 
 mod bench;
 mod ci;
+mod copies;
 mod dist;
 mod docs;
 mod golden;
@@ -40,7 +41,7 @@ enum Task {
     Bench(bench::Options),
     /// Writes `configs/schema.json`, or checks that it is up to date.
     Schema(schema::Options),
-    /// Checks the book in `docs/`, and builds it if mdBook is installed.
+    /// Renews the code that pages show, checks the book in `docs/`, and builds it if mdBook is installed.
     Docs,
     /// Checks the rules that no compiler knows.
     Tidy,

@@ -49,19 +49,13 @@ pub fn links(markdown: &str) -> Vec<Link> {
     found
 }
 
-/// Every `{{#include …}}` of mdBook, which stand in fenced code.
-pub fn includes(markdown: &str) -> Vec<Link> {
-    const START: &str = "{{#include ";
-    let lines = markdown.lines().enumerate();
-    let of_line = |(index, line): (usize, &str)| {
-        let (_, rest) = line.split_once(START)?;
-        let (target, _) = rest.split_once("}}")?;
-        Some(Link {
-            line: index + 1,
-            target: target.trim().to_owned(),
-        })
-    };
-    lines.filter_map(of_line).collect()
+/// The lines, counted from 1, of every `{{#include …}}` of mdBook.
+pub fn includes(markdown: &str) -> Vec<usize> {
+    let lines = (1..).zip(markdown.lines());
+    lines
+        .filter(|(_, line)| line.trim_start().starts_with("{{#include "))
+        .map(|(number, _)| number)
+        .collect()
 }
 
 /// The anchors of the headings, as GitHub and mdBook make them.
