@@ -2,6 +2,7 @@
 
 mod graph;
 mod layout;
+mod publish;
 mod sources;
 
 use crate::terminal::say;
@@ -35,6 +36,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     let members = workspace.members()?;
     layout::check(workspace, &members, &mut problems)?;
     graph::check(workspace, &members, &mut problems)?;
+    publish::check(workspace, &members, &mut problems)?;
     let found = problems.found;
     if !found.is_empty() {
         bail!("{} rules are broken:\n  {}", found.len(), found.join("\n  "));
