@@ -7,6 +7,9 @@
 //! Editors for TOML show what `properties` say, and do not look into `then`. So the keys of all variants stand beside the
 //! chain, whole where all variants agree on them, with their texts alone where not. Texts of single values go to
 //! `x-taplo`, which Even Better TOML shows, and into the description of their key for all other editors.
+//!
+//! A key that a table does not have is refused by `not` in the place of `additionalProperties: false`: a validator blames
+//! the table for the one and the key for the other.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -40,6 +43,9 @@ const OF_ONE_TYPE: [&str; 18] = [
     "else",
 ];
 
+/// The most keys that are listed where there is another.
+const MOST_LISTED: usize = 40;
+
 /// Turns a schema with `oneOf` and `anyOf`, as [`crate::schema()`] gives it, into one for editors.
 ///
 /// What is for editors already stays as it is. References lead to `$defs` of this schema.
@@ -47,6 +53,7 @@ pub fn for_editors(schema: &mut Json) {
     each(schema, &mut choices);
     let root = schema.clone();
     each(schema, &mut |object| by_type(&root, object));
+    each(schema, &mut unknown_keys);
     if let Some(Json::Object(definitions)) = schema.get_mut("$defs") {
         for (name, definition) in definitions {
             if let Some(object) = definition.as_object_mut() {
@@ -185,7 +192,8 @@ fn union(object: &mut Object, tag: &str) {
         };
         link.insert(
             "if".into(),
-            json!({ "properties": { tag: chosen }, "required": [tag] }),
+            // Tombi is strict: it would warn of every other key.
+            json!({ "properties": { tag: chosen }, "required": [tag], "additionalProperties": true }),
         );
         link.insert("then".into(), consequence(variant, tag, &properties));
         if let Some(rest) = chain.take() {
@@ -196,6 +204,8 @@ fn union(object: &mut Object, tag: &str) {
     object.insert("type".into(), "object".into());
     object.insert("properties".into(), properties.into());
     object.insert("required".into(), json!([tag]));
+    // The chain says which there are.
+    object.insert("additionalProperties".into(), json!(true));
     object.extend(chain.unwrap_or_default());
 }
 
@@ -347,6 +357,26 @@ fn by_type(root: &Json, object: &mut Object) {
     if let Some(description) = description {
         object.insert("description".into(), description.into());
     }
+}
+
+/// Refuses unknown keys at themselves, and says which there are.
+fn unknown_keys(object: &mut Object) {
+    if object.get("additionalProperties") != Some(&json!(false)) {
+        return;
+    }
+    let properties = object.get("properties").and_then(Json::as_object);
+    let keys: Vec<String> = properties
+        .into_iter()
+        .flat_map(|properties| properties.keys())
+        .map(|key| format!("`{key}`"))
+        .collect();
+    let text = match keys.len() {
+        0 => "there are no keys here".to_owned(),
+        count if MOST_LISTED < count => "there is no such key here".to_owned(),
+        _ => format!("there is no such key here, but {}", keys.join(", ")),
+    };
+    let nothing = json!({ "not": { "description": text } });
+    object.insert("additionalProperties".into(), nothing);
 }
 
 /// An integer is a number, too.
