@@ -13,7 +13,11 @@ use flow_data::{Image, Prompt};
 ///
 /// # Errors
 /// If the model makes a value that is not finite.
-pub fn sample(common: &Common<Acceleration>, wanted: &[Prompt], micro_batch: usize) -> Result<Vec<Image>, TrainError> {
+pub fn sample(
+    common: &Common<Acceleration>,
+    wanted: &[Prompt],
+    micro_batch: usize,
+) -> Result<Vec<Image>, TrainError> {
     let evaluation = &common.evaluation;
     let steps = evaluation.schedule.ode_steps();
     let rollout = Rollout::new(&common.model.weights, common.acceleration.training().clone());
