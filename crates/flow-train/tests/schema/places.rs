@@ -362,7 +362,7 @@ fn every_example_is_taken_by_schema_and_parser() {
         }
         let schema = resolve(root, schema);
         for (key, schema) in schema["properties"].as_object().into_iter().flatten() {
-            walk(root, schema, &[path, &[key.clone()]].concat(), seen);
+            walk(root, schema, &[path, std::slice::from_ref(key)].concat(), seen);
         }
     }
     let schema = schema(&REGISTRIES.accelerators);
