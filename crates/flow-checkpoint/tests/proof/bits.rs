@@ -62,8 +62,13 @@ fn three_optimizer_steps_give_the_same_weights_and_moments() {
                 state.bits()
             };
             let expected = run(&Arc::new(plan.clone()));
-            for policy in policies(subject.model.spec()) {
-                let engine = engine(&policy, &*subject.model);
+            let policies = policies(subject.model.spec());
+            // A processor in a GPU's place takes long for three steps. Every policy's gradients are compared on it above, so two
+            // policies stand for all.
+            let stands_in = cfg!(feature = "lavapipe") && !device.is_processor();
+            let every = if stands_in { policies.len().div_ceil(2) } else { 1 };
+            for policy in policies.iter().step_by(every) {
+                let engine = engine(policy, &*subject.model);
                 let found = run(&with_engine(&plan, &engine));
                 assert!(found == expected, "{}, {name}, {policy}", subject.name);
             }
