@@ -101,6 +101,7 @@ fn train(run: &RunDirectory, after: u64, last: u64) -> Result<(), Box<dyn Error>
         .notices()
         .iter()
         .for_each(|notice| println!("notice: {notice}"));
+    let mut checkpoints = run.checkpoints(KEEP);
     let clock = Stopwatch::start();
     for step in if after == 0 { 0 } else { after + 1 }..=last {
         let reward = reward(step) + 0.04 * noise(step);
@@ -136,7 +137,7 @@ fn train(run: &RunDirectory, after: u64, last: u64) -> Result<(), Box<dyn Error>
             metrics.sync()?;
             let mut checkpoint = CheckpointWriter::new(step, json!({"metrics": metrics.position()}));
             checkpoint.section("weights", vec![step as u8; 4096])?;
-            run.checkpoints(KEEP).save(&checkpoint)?;
+            checkpoints.save(&checkpoint)?;
         }
     }
     if last == STEPS {
@@ -193,6 +194,8 @@ fn summary(clock: &Stopwatch) -> Result<RunSummary, Box<dyn Error>> {
             after: mean_interval(&after, method)?,
             difference: paired_difference(&before, &after, method)?,
         }],
+        processes: 2,
+        images_per_s: Some(STEPS as f64 * 64.0 / 249.2),
         wall_s: 274.0 + clock.wall_s(),
         wall_parts: vec![
             ("rollout".into(), 151.0),

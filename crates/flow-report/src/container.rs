@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::atomic::{Disk, Storage, atomic_write_in};
+use crate::container_error::CheckpointError;
 use crate::error::Result;
 
 /// First bytes of every checkpoint.
@@ -34,74 +35,6 @@ pub const VERSION: u32 = 1;
 const FIXED_BYTES: u64 = 32;
 const HASH_BYTES: u64 = 32;
 const ALIGNMENT: u64 = 64;
-
-/// Why a file is not a usable checkpoint.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CheckpointError {
-    /// The file cannot be read.
-    #[error("cannot read checkpoint `{}`: {source}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's reason.
-        source: io::Error,
-    },
-    /// The file is something else.
-    #[error("`{}` is not a flow-train checkpoint: {looks_like}\n  help: checkpoints are the `step-….ckpt` files in `checkpoints/` of a run", path.display())]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-        /// What it seems to be.
-        looks_like: String,
-    },
-    /// The file comes from a newer version of the tool.
-    #[error("checkpoint `{}` has container version {found}, this build reads up to {VERSION}\n  help: use the version of flow-train that wrote it (see run.json), or a newer one", path.display())]
-    Newer {
-        /// The file.
-        path: PathBuf,
-        /// Its container version.
-        found: u32,
-    },
-    /// The file ends too early or goes on too long.
-    #[error("checkpoint `{}` is {problem}: it has {found} bytes and should have {expected}\n  help: resume from an older checkpoint, `--resume latest` finds the newest valid one", path.display())]
-    Length {
-        /// The file.
-        path: PathBuf,
-        /// "truncated" or "too long".
-        problem: &'static str,
-        /// Bytes in the file.
-        found: u64,
-        /// Bytes there should be (at least).
-        expected: u64,
-    },
-    /// The content is not what was written.
-    #[error("checkpoint `{}` is corrupt: {problem}\n  help: resume from an older checkpoint, `--resume latest` finds the newest valid one", path.display())]
-    Corrupt {
-        /// The file.
-        path: PathBuf,
-        /// What does not fit.
-        problem: String,
-    },
-    /// A section that the reader asks for is not in the file.
-    #[error("checkpoint `{}` has no section {name:?}; it has: {}\n  help: the checkpoint was written with another model, trainer or option than the ones now configured", path.display(), present.join(", "))]
-    MissingSection {
-        /// The file.
-        path: PathBuf,
-        /// The section asked for.
-        name: String,
-        /// The sections it has.
-        present: Vec<String>,
-    },
-    /// The writer was given two sections of one name, or a section of another length than announced.
-    #[error("checkpoint section {name:?} {problem}")]
-    Section {
-        /// The section.
-        name: String,
-        /// What is wrong with it.
-        problem: String,
-    },
-}
 
 /// One section as the header lists it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -359,22 +292,7 @@ impl CheckpointReader {
             path: path.into(),
             source,
         };
-        let mut file = File::open(path).map_err(unreadable)?;
-        let metadata = file.metadata().map_err(unreadable)?;
-        if !metadata.is_file() {
-            let looks_like = "it is not a regular file".into();
-            return Err(CheckpointError::Foreign {
-                path: path.into(),
-                looks_like,
-            });
-        }
-        let found = metadata.len();
-        let mut fixed = Vec::with_capacity(FIXED_BYTES as usize);
-        (&mut file)
-            .take(FIXED_BYTES)
-            .read_to_end(&mut fixed)
-            .map_err(unreadable)?;
-        let (header_bytes, expected) = check_fixed(path, &fixed, found)?;
+        let (mut file, header_bytes, expected) = open_fixed(path)?;
 
         let corrupt = |problem: String| CheckpointError::Corrupt {
             path: path.into(),
@@ -396,11 +314,7 @@ impl CheckpointReader {
             ));
         }
 
-        let mut text = vec![0; header_bytes as usize];
-        file.seek(SeekFrom::Start(FIXED_BYTES)).map_err(unreadable)?;
-        file.read_exact(&mut text).map_err(unreadable)?;
-        let header: Header = serde_json::from_slice(&text)
-            .map_err(|error| corrupt(format!("its header is not readable: {error}")))?;
+        let header = read_header(path, &mut file, header_bytes)?;
         let inside = FIXED_BYTES + header_bytes..=expected - HASH_BYTES;
         for SectionEntry { name, offset, bytes } in &header.sections {
             let end = offset.checked_add(*bytes);
@@ -471,6 +385,59 @@ impl CheckpointReader {
         file.read_exact(&mut bytes).map_err(unreadable)?;
         Ok(bytes)
     }
+}
+
+/// Step and meta of the checkpoint at `path` by its header alone: length and header are checked, the content is not. For
+/// looking through many files, or at one before the work of verifying it.
+///
+/// # Errors
+/// As [`CheckpointReader::open`].
+pub fn peek_checkpoint(path: &Path) -> Result<(u64, Value), CheckpointError> {
+    let (mut file, header_bytes, _) = open_fixed(path)?;
+    let header = read_header(path, &mut file, header_bytes)?;
+    Ok((header.step, header.meta))
+}
+
+/// Opens a file and checks its first bytes; returns the lengths of the header and of the file.
+fn open_fixed(path: &Path) -> Result<(File, u64, u64), CheckpointError> {
+    let unreadable = |source| CheckpointError::Unreadable {
+        path: path.into(),
+        source,
+    };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() {
+        let looks_like = "it is not a regular file".into();
+        return Err(CheckpointError::Foreign {
+            path: path.into(),
+            looks_like,
+        });
+    }
+    let mut fixed = Vec::with_capacity(FIXED_BYTES as usize);
+    (&mut file)
+        .take(FIXED_BYTES)
+        .read_to_end(&mut fixed)
+        .map_err(unreadable)?;
+    let (header_bytes, expected) = check_fixed(path, &fixed, metadata.len())?;
+    Ok((file, header_bytes, expected))
+}
+
+fn read_header(path: &Path, file: &mut File, header_bytes: u64) -> Result<Header, CheckpointError> {
+    let unreadable = |source| CheckpointError::Unreadable {
+        path: path.into(),
+        source,
+    };
+    let mut text = Vec::new();
+    file.seek(SeekFrom::Start(FIXED_BYTES)).map_err(unreadable)?;
+    // As long as the file at most, so no length in it makes this ask for memory that is not there.
+    (&*file)
+        .take(header_bytes)
+        .read_to_end(&mut text)
+        .map_err(unreadable)?;
+    serde_json::from_slice(&text).map_err(|error| CheckpointError::Corrupt {
+        path: path.into(),
+        problem: format!("its header is not readable: {error}"),
+    })
 }
 
 /// Checks magic, version and length; returns the lengths of the header and of the file.

@@ -9,16 +9,18 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::aside::first_free;
 use crate::atomic::{Disk, Storage, atomic_write, remove_leftovers};
 use crate::curve::LineChart;
 use crate::error::{ReportError, Result};
 use crate::grid::{ImageGrid, Picture};
-use crate::lock::{LOCK_FILE, RunLock};
+use crate::lock::RunLock;
 use crate::manifest::{Manifest, read_json, write_json};
-use crate::metrics::{Metrics, MetricsPosition, MetricsStart, MetricsWriter};
+use crate::metrics::{Metrics, MetricsStart, MetricsWriter};
 use crate::store::CheckpointStore;
 use crate::summary::RunSummary;
 use crate::tensorboard::EventWriter;
+use crate::traces::{Continuation, Traces, is_begun, is_run};
 
 /// What to do if the run is there already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,7 +138,9 @@ impl RunDirectory {
             (_, Contents::Foreign(entries)) => Err(ReportError::invalid(
                 "directory",
                 &path,
-                format!("is not a run directory: it has no run.json, but holds {entries}"),
+                format!(
+                    "is not a run directory: it has neither run.json nor checkpoints, but holds {entries}"
+                ),
                 "choose another run name",
             )),
             (OnExists::Error, Contents::Run(contents)) => Err(ReportError::RunExists {
@@ -178,7 +182,7 @@ impl RunDirectory {
             Ok(Contents::Foreign(_) | Contents::Empty) => Err(ReportError::invalid(
                 "directory",
                 &path,
-                "is not a run directory: it has no run.json",
+                "is not a run directory: it has neither run.json nor checkpoints",
                 "choose another run name",
             )),
             Err(_) if !path.exists() => Err(missing(path)),
@@ -187,8 +191,8 @@ impl RunDirectory {
     }
 
     fn resume_at(path: PathBuf) -> Result<Self> {
-        // A process that was killed before it wrote run.json leaves nothing to go on from.
-        let opened = if path.join("run.json").is_file() {
+        // A process that was killed before it wrote anything leaves a lock and empty folders: nothing to go on with.
+        let opened = if is_begun(&path) {
             Opened::Resumed
         } else {
             Opened::Created
@@ -302,28 +306,20 @@ impl RunDirectory {
         MetricsWriter::open(&self.path.join("metrics.jsonl"), start)
     }
 
-    /// Whether `metrics.jsonl` is the file that `position` was stored of, nothing being changed.
+    /// What the run has left.
     ///
     /// # Errors
-    /// As [`MetricsWriter::check`].
-    pub fn check_metrics(&self, position: MetricsPosition) -> Result<()> {
-        MetricsWriter::check(&self.path.join("metrics.jsonl"), position)
+    /// As [`Traces::of`].
+    pub fn traces(&self) -> Result<Traces> {
+        Traces::of(&self.path)
     }
 
-    /// Moves the pictures of later steps than `step` into `images/superseded/`: those of a future that a run which goes on from
-    /// `step` abandons.
+    /// How to go on with the newest state of the run.
     ///
     /// # Errors
-    /// If a file cannot be moved.
-    pub fn supersede_grids_after(&self, step: u64) -> Result<()> {
-        let images = self.path.join("images");
-        for path in crate::report::files(&images, "png")? {
-            if crate::report::grid_of(&path).is_none_or(|(_, found)| found <= step) {
-                continue;
-            }
-            supersede(&path, "image grid", |from, to| fs::rename(from, to))?;
-        }
-        Ok(())
+    /// As [`Traces::continuation`].
+    pub fn continuation(&self) -> Result<Continuation> {
+        self.traces()?.continuation(&self.path)
     }
 
     /// Opens `timing.jsonl`, where wall-clock values go, to append to it.
@@ -419,8 +415,7 @@ impl Contents {
             return Ok(Self::Empty);
         }
         names.sort();
-        let has = |name: &str| names.iter().any(|found| found == name);
-        if !has("run.json") && !has(LOCK_FILE) {
+        if !is_run(path) {
             return Ok(Self::Foreign(
                 names.into_iter().take(3).collect::<Vec<_>>().join(", "),
             ));
@@ -444,38 +439,6 @@ fn create(path: &Path) -> Result<bool> {
             "nothing was changed",
             error,
         )),
-    }
-}
-
-/// Moves the `what` at `path` into the folder `superseded` beside it, where it gets a name that no other has, and returns its new path.
-pub(crate) fn supersede(
-    path: &Path,
-    what: &str,
-    rename: impl FnOnce(&Path, &Path) -> std::io::Result<()>,
-) -> Result<PathBuf> {
-    let state = format!("the {what} is where it was");
-    let failed = |source| ReportError::write(&format!("(move aside) {what}"), path, &state, source);
-    let aside = path.with_file_name("superseded");
-    fs::create_dir_all(&aside).map_err(failed)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let target = first_free(|number| match number {
-        1 => aside.join(&*name),
-        _ => aside.join(format!("{number}-{name}")),
-    });
-    rename(path, &target).map_err(failed)?;
-    Ok(target)
-}
-
-/// The first of the paths for 1, 2, 3, … that is not taken.
-pub(crate) fn first_free(name: impl Fn(u64) -> PathBuf) -> PathBuf {
-    let mut number = 1;
-    loop {
-        let path = name(number);
-        // A dangling link counts as taken, too.
-        if path.symlink_metadata().is_err() {
-            return path;
-        }
-        number += 1;
     }
 }
 

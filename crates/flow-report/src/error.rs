@@ -91,6 +91,16 @@ pub enum ReportError {
         /// The runs that exist beside it, as the end of the sentence.
         nearby: String,
     },
+    /// The run cannot be gone on with as it stands, and beginning it again is not what was asked for. Nothing was changed.
+    #[error("cannot go on with run `{}`: {problem}\n  help: {help}", path.display())]
+    NoWayOn {
+        /// The run directory.
+        path: PathBuf,
+        /// What was found in it.
+        problem: String,
+        /// The ways out.
+        help: String,
+    },
     /// A metrics record that may not be written.
     #[error("metrics record at step {step} of kind {kind:?}: {problem}")]
     Record {
@@ -103,7 +113,7 @@ pub enum ReportError {
     },
     /// A checkpoint cannot be used.
     #[error("{0}")]
-    Checkpoint(#[from] crate::container::CheckpointError),
+    Checkpoint(#[from] crate::container_error::CheckpointError),
     /// A picture's data do not fit its stated size.
     #[error("image tile {tile}: {problem}")]
     Tile {

@@ -6,8 +6,10 @@
 // Tensor names carry their shape: C channels, H height, W width.
 #![allow(non_snake_case)]
 
+mod aside;
 mod atomic;
 mod container;
+mod container_error;
 mod curve;
 mod directory;
 mod environment;
@@ -15,37 +17,47 @@ mod error;
 mod escape;
 mod font;
 mod grid;
+mod hash;
 mod lock;
+mod logs;
 mod manifest;
 mod metrics;
 mod probe;
 mod report;
 mod report_summary;
+mod run_id;
 mod setback;
 mod statistics;
 mod store;
 mod summary;
 mod tensorboard;
 mod ticks;
+mod traces;
 
 pub use atomic::{Disk, DurableFile, Storage, atomic_write, atomic_write_in, remove_leftovers};
 pub use container::{
-    CheckpointError, CheckpointReader, CheckpointWriter, MAGIC, SectionEntry, VERSION, WrittenCheckpoint,
+    CheckpointReader, CheckpointWriter, MAGIC, SectionEntry, VERSION, WrittenCheckpoint, peek_checkpoint,
 };
+pub use container_error::CheckpointError;
 pub use curve::{LineChart, Series};
 pub use directory::{OnExists, Opened, RunDirectory};
 pub use environment::{GitState, Host};
 pub use error::{ReportError, Result};
 pub use escape::escape;
 pub use grid::{ImageGrid, Picture, Tile};
+pub use hash::ContentHash;
 pub use lock::{LOCK_FILE, RunLock};
+pub use logs::{ContinuedMetrics, ContinuedTiming};
 pub use manifest::{ConfigChange, Fallback, MANIFEST_VERSION, Manifest, Resume, config_changes, flatten};
-pub use metrics::{MetricRecord, MetricValue, Metrics, MetricsPosition, MetricsStart, MetricsWriter, Record};
+pub use metrics::{
+    MetricRecord, MetricValue, Metrics, MetricsFound, MetricsPosition, MetricsStart, MetricsWriter, Record,
+};
 pub use probe::{
     BYTES_PER_GIB, Stopwatch, human_duration, peak_resident_bytes, peak_resident_gib, process_cpu_s,
     resident_bytes, rfc3339,
 };
 pub use report::{GridFigure, ReportData, write_report};
+pub use run_id::{RunId, RunStamp};
 pub use setback::Setback;
 pub use statistics::{
     Interval, IntervalMethod, PairedDifference, StatisticsError, mean_interval, paired_difference,
@@ -55,3 +67,4 @@ pub use store::{CheckpointStore, Latest, Saved};
 pub use summary::{Audit, RewardChange, RunStatus, RunSummary};
 pub use tensorboard::{EventWriter, masked_crc32c};
 pub use ticks::{labels, nice_ticks};
+pub use traces::{CHECKPOINT_RECORD, CheckpointFound, Continuation, ManifestFound, Traces};

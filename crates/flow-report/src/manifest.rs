@@ -12,6 +12,7 @@ use crate::atomic::atomic_write;
 use crate::environment::{GitState, Host};
 use crate::error::{ReportError, Result};
 use crate::probe::rfc3339;
+use crate::run_id::{RunId, RunStamp};
 
 /// The manifest's format version that this build writes.
 pub const MANIFEST_VERSION: u32 = 1;
@@ -23,6 +24,9 @@ pub struct Manifest {
     pub manifest_version: u32,
     /// The run's name.
     pub run: String,
+    /// Which run this is, whatever it is called; runs that began before there were ids have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_id: Option<RunId>,
     /// Start of the first process, RFC 3339 UTC.
     pub started_at: String,
     /// The command line of the first process.
@@ -101,6 +105,7 @@ impl Manifest {
         Self {
             manifest_version: MANIFEST_VERSION,
             run: run.into(),
+            run_id: Some(RunId::draw()),
             started_at: rfc3339(SystemTime::now()),
             command,
             versions: BTreeMap::from([("flow-report".into(), env!("CARGO_PKG_VERSION").into())]),
@@ -112,6 +117,15 @@ impl Manifest {
             fallbacks: Vec::new(),
             resumes: Vec::new(),
             extra: Map::new(),
+        }
+    }
+
+    /// Which run this is, for its checkpoints.
+    pub fn stamp(&self) -> RunStamp {
+        RunStamp {
+            id: self.run_id.clone().unwrap_or_else(RunId::draw),
+            name: self.run.clone(),
+            started_at: self.started_at.clone(),
         }
     }
 
@@ -155,6 +169,13 @@ impl Manifest {
     /// As [`atomic_write`].
     pub fn write(&self, path: &Path) -> Result<()> {
         write_json(path, "run manifest", self)
+    }
+
+    /// Whether the file is a manifest of a newer version, which this build must leave alone.
+    pub(crate) fn is_newer(path: &Path) -> bool {
+        let value: Option<Value> = read_json(path, "run manifest").ok();
+        let version = value.and_then(|value| value.get("manifest_version")?.as_u64());
+        version.is_some_and(|version| version > u64::from(MANIFEST_VERSION))
     }
 
     /// Reads a manifest.

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::{ReportError, Result};
+use crate::hash::ContentHash;
 
 /// A value of a record. `f32` is written with the shortest decimal that reads back to the same `f32`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -142,6 +143,9 @@ pub struct MetricsPosition {
     pub records: u64,
     /// Step of the record before it.
     pub last_step: Option<u64>,
+    /// BLAKE3 of the bytes before it. Older checkpoints have none: there the counts decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blake3: Option<ContentHash>,
 }
 
 /// Where writing starts.
@@ -149,6 +153,8 @@ pub struct MetricsPosition {
 pub enum MetricsStart {
     /// A new file; it is an error if there are records in it.
     Fresh,
+    /// A new file of a run that has done this many steps; it is an error if there are records in it.
+    FreshAfter(u64),
     /// After the last record whose step is not above this one. Later records are cut.
     AfterStep(u64),
     /// At a stored position. Later records are cut. The exact choice when records of the checkpoint's own step may
@@ -165,7 +171,19 @@ pub struct MetricsWriter {
     path: PathBuf,
     file: File,
     position: MetricsPosition,
+    hasher: blake3::Hasher,
     notices: Vec<String>,
+}
+
+/// What [`MetricsWriter::compare`] finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsFound {
+    /// The file begins with what the position was stored of.
+    Same,
+    /// There is no file.
+    Missing,
+    /// Another file; in which way, as the end of a sentence that begins with its path.
+    Other(String),
 }
 
 impl MetricsWriter {
@@ -192,7 +210,7 @@ impl MetricsWriter {
             notices.push(torn_notice(path, bytes.len() - whole));
         }
         let position = match start {
-            MetricsStart::Fresh if whole > 0 => {
+            MetricsStart::Fresh | MetricsStart::FreshAfter(_) if whole > 0 => {
                 let help = "resume the run, or use another run name";
                 return Err(ReportError::invalid(
                     "metrics",
@@ -202,13 +220,19 @@ impl MetricsWriter {
                 ));
             }
             MetricsStart::Fresh => MetricsPosition::default(),
+            MetricsStart::FreshAfter(step) => MetricsPosition {
+                last_step: Some(step),
+                ..MetricsPosition::default()
+            },
             MetricsStart::AfterStep(step) => position_where(path, &bytes[..whole], |_, found| found <= step)?,
             MetricsStart::Append => MetricsPosition {
                 last_step: None,
                 ..position_where(path, &bytes[..whole], |_, _| true)?
             },
             MetricsStart::At(position) => {
-                found_at(path, &bytes[..whole], position)?;
+                let help = "put back the run's own metrics, or resume from another checkpoint";
+                found_at(path, &bytes[..whole], position)
+                    .map_err(|problem| ReportError::invalid("metrics", path, problem, help))?;
                 position
             }
         };
@@ -230,10 +254,13 @@ impl MetricsWriter {
         file.set_len(position.bytes).map_err(writing)?;
         file.seek(SeekFrom::Start(position.bytes)).map_err(writing)?;
         file.sync_all().map_err(writing)?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&bytes[..kept]);
         Ok(Self {
             path: path.into(),
             file,
             position,
+            hasher,
             notices,
         })
     }
@@ -241,14 +268,17 @@ impl MetricsWriter {
     /// Whether the file at `path` is the one that `position` was stored of, nothing being changed.
     ///
     /// # Errors
-    /// As [`open`](Self::open) under [`MetricsStart::At`].
-    pub fn check(path: &Path, position: MetricsPosition) -> Result<()> {
+    /// If the file is there and cannot be read.
+    pub fn compare(path: &Path, position: MetricsPosition) -> Result<MetricsFound> {
         let bytes = match std::fs::read(path) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(MetricsFound::Missing),
             Err(error) => return Err(ReportError::read("metrics", path, error)),
         };
-        found_at(path, &bytes[..whole_lines(&bytes)], position)
+        Ok(match found_at(path, &bytes[..whole_lines(&bytes)], position) {
+            Ok(()) => MetricsFound::Same,
+            Err(problem) => MetricsFound::Other(problem),
+        })
     }
 
     /// What opening the file did: a torn line or later records cut.
@@ -282,6 +312,7 @@ impl MetricsWriter {
             };
             return Err(ReportError::write("metrics", &self.path, state, source));
         }
+        self.hasher.update(line.as_bytes());
         self.position.bytes += line.len() as u64;
         self.position.records += 1;
         self.position.last_step = Some(record.step);
@@ -290,7 +321,10 @@ impl MetricsWriter {
 
     /// The place after the last record.
     pub fn position(&self) -> MetricsPosition {
-        self.position
+        MetricsPosition {
+            blake3: Some(ContentHash::from(&self.hasher)),
+            ..self.position
+        }
     }
 
     /// Makes what was appended durable. Call it before the checkpoint that stores [`MetricsWriter::position`].
@@ -324,19 +358,37 @@ fn whole_lines(bytes: &[u8]) -> usize {
     last.map_or(0, |last| last + 1)
 }
 
-/// That whole records end at `position`.
-fn found_at(path: &Path, whole: &[u8], position: MetricsPosition) -> Result<()> {
-    let found = position_where(path, whole, |end, _| end <= position.bytes)?;
+/// That `position` was stored of a file that began with these bytes; else in which way not.
+fn found_at(path: &Path, whole: &[u8], position: MetricsPosition) -> Result<(), String> {
+    if let Some(expected) = position.blake3 {
+        let prefix = usize::try_from(position.bytes)
+            .ok()
+            .and_then(|end| whole.get(..end));
+        return match prefix {
+            Some(prefix) if ContentHash::of(prefix) == expected => Ok(()),
+            Some(_) => Err(format!(
+                "is not the file that the checkpoint was saved with: its first {} bytes are not those that had been \
+                 written then",
+                position.bytes
+            )),
+            None => Err(format!(
+                "is not the file that the checkpoint was saved with, or a part of it is lost: it has {} bytes, and had \
+                 {} then",
+                whole.len(),
+                position.bytes
+            )),
+        };
+    }
+    let found = position_where(path, whole, |end, _| end <= position.bytes)
+        .map_err(|error| format!("cannot be read: {error}"))?;
     if found.bytes == position.bytes && found.records == position.records {
         return Ok(());
     }
-    let problem = format!(
+    Err(format!(
         "is not the file that the checkpoint was saved with: the checkpoint was saved after record {} (byte {}), here is \
          record {} at byte {}",
         position.records, position.bytes, found.records, found.bytes
-    );
-    let help = "put back the run's own metrics, or resume from another checkpoint";
-    Err(ReportError::invalid("metrics", path, problem, help))
+    ))
 }
 
 /// The position after the longest run of records from the start for which `keep(end in bytes, step)` holds.
@@ -352,6 +404,7 @@ fn position_where(path: &Path, bytes: &[u8], keep: impl Fn(u64, u64) -> bool) ->
             bytes: end,
             records: position.records + 1,
             last_step: Some(record.step),
+            blake3: None,
         };
     }
     Ok(position)
@@ -412,6 +465,25 @@ pub struct Metrics {
 }
 
 impl Metrics {
+    /// The records after the byte `start` of whole lines; lines that are no record are passed over.
+    pub(crate) fn records_after(bytes: &[u8], start: usize) -> Vec<Record> {
+        let lines = bytes.get(start..whole_lines(bytes)).unwrap_or_default();
+        lines
+            .split_inclusive(|byte| *byte == b'\n')
+            .filter_map(|line| serde_json::from_slice(line).ok())
+            .collect()
+    }
+
+    /// The records of `step` and later ones.
+    #[must_use]
+    pub fn since(&self, step: u64) -> Self {
+        let records = self.records.iter().filter(|record| record.step >= step);
+        Self {
+            records: records.cloned().collect(),
+            notices: self.notices.clone(),
+        }
+    }
+
     /// Reads a file without changing it; it may be one that is being written.
     ///
     /// # Errors

@@ -7,15 +7,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::atomic::{Disk, Storage};
-use crate::container::{CheckpointError, CheckpointReader, CheckpointWriter, WrittenCheckpoint};
+use crate::container::{CheckpointReader, CheckpointWriter, WrittenCheckpoint};
+use crate::container_error::CheckpointError;
 use crate::error::{ReportError, Result};
 
-/// The directory of a run's checkpoints, `step-000123.ckpt` each.
+/// The directory of a run's checkpoints, `step-000123.ckpt` each. A process keeps one store as long as it writes: what a store did
+/// not write itself it neither removes nor replaces.
 #[derive(Clone)]
 pub struct CheckpointStore {
     directory: PathBuf,
     keep: NonZeroUsize,
     storage: Arc<dyn Storage>,
+    /// What this store has written, oldest first.
+    written: Vec<PathBuf>,
 }
 
 /// What [`CheckpointStore::save`] did.
@@ -54,6 +58,7 @@ impl CheckpointStore {
             directory: directory.into(),
             keep,
             storage,
+            written: Vec::new(),
         }
     }
 
@@ -88,35 +93,36 @@ impl CheckpointStore {
         Ok(found)
     }
 
-    /// Writes the checkpoint of `writer.step()` atomically, and only when it is durable removes the oldest ones so
-    /// that `keep` are left. Checkpoints of later steps than this one are neither counted nor removed
-    /// ([`CheckpointStore::supersede_after`] moves them).
+    /// Writes the checkpoint of `writer.step()` atomically, and only when it is durable removes the oldest ones that this store
+    /// wrote, so that `keep` of them are left. Checkpoints that were there before the store are not counted and not removed; one in
+    /// the place of the new one is moved to `superseded/`.
     ///
     /// # Errors
     /// If it cannot be written; every earlier checkpoint is then still there. Failing to prune is no error, but is
     /// told in [`Saved::not_pruned`].
-    pub fn save(&self, writer: &CheckpointWriter<'_>) -> Result<Saved> {
+    pub fn save(&mut self, writer: &CheckpointWriter<'_>) -> Result<Saved> {
         fs::create_dir_all(&self.directory).map_err(|source| self.no_directory(source))?;
-        let step = writer.step();
+        let path = self.path_of(writer.step());
+        if path.symlink_metadata().is_ok() && !self.written.contains(&path) {
+            self.move_aside(&path)?;
+        }
         let checkpoint = writer
-            .write_in(&*self.storage, &self.path_of(step))
+            .write_in(&*self.storage, &path)
             .map_err(|e| self.name_previous(e))?;
         let mut saved = Saved {
             checkpoint,
             pruned: Vec::new(),
             not_pruned: Vec::new(),
         };
-        let earlier = match self.list() {
-            Ok(all) => all.into_iter().filter(|(found, _)| *found < step),
-            Err(error) => {
-                saved.not_pruned.push((self.directory.clone(), error.to_string()));
-                return Ok(saved);
-            }
-        };
-        for (_, path) in earlier.skip(self.keep.get() - 1) {
-            match self.storage.remove(&path) {
-                Ok(()) => saved.pruned.push(path),
-                Err(error) => saved.not_pruned.push((path, error.to_string())),
+        self.written.retain(|written| *written != path);
+        self.written.push(path);
+        while self.written.len() > self.keep.get() {
+            let oldest = self.written.remove(0);
+            match self.storage.remove(&oldest) {
+                Ok(()) => saved.pruned.push(oldest),
+                // Someone else removed it: it is not there, as wanted.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => saved.not_pruned.push((oldest, error.to_string())),
             }
         }
         Ok(saved)
@@ -148,12 +154,17 @@ impl CheckpointStore {
     /// # Errors
     /// If the directory cannot be read or a file cannot be moved.
     pub fn supersede_after(&self, step: u64) -> Result<Vec<PathBuf>> {
-        let mut moved = Vec::new();
-        for (_, path) in self.list()?.into_iter().filter(|(found, _)| *found > step) {
-            let rename = |from: &Path, to: &Path| self.storage.rename(from, to);
-            moved.push(crate::directory::supersede(&path, "checkpoint", rename)?);
-        }
-        Ok(moved)
+        let later = self.list()?.into_iter().filter(|(found, _)| *found > step);
+        later.map(|(_, path)| self.move_aside(&path)).collect()
+    }
+
+    /// Moves the checkpoint at `path` into `superseded/` and returns its new path.
+    ///
+    /// # Errors
+    /// If it cannot be moved.
+    pub fn move_aside(&self, path: &Path) -> Result<PathBuf> {
+        let rename = |from: &Path, to: &Path| self.storage.rename(from, to);
+        crate::aside::supersede(path, "checkpoint", rename)
     }
 
     fn no_directory(&self, source: io::Error) -> ReportError {
@@ -200,7 +211,7 @@ impl CheckpointStore {
 }
 
 /// The step of a checkpoint's file name.
-fn step_of(name: &str) -> Option<u64> {
+pub(crate) fn step_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?.strip_suffix(".ckpt")?;
     digits
         .bytes()

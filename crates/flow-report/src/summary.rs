@@ -37,11 +37,16 @@ pub struct RunSummary {
     pub images: u64,
     /// Rewards before and after, one entry for each reward.
     pub rewards: Vec<RewardChange>,
+    /// Processes that worked on the run: 1 and its resumptions.
+    pub processes: u64,
     /// Seconds of wall clock over all processes.
     pub wall_s: f64,
-    /// How the seconds divide: name and seconds, for example rollout, reward, train, evaluation.
+    /// How the seconds divide: name and seconds, for example rollout, reward, train, evaluation. `abandoned` is work that a
+    /// resumption did again, or left for another future.
     pub wall_parts: Vec<(String, f64)>,
-    /// Peak memory by place, GiB, for example ("host, resident", 0.9).
+    /// Images per second of rollouts, rewards and updates, over all processes; none before the first iteration.
+    pub images_per_s: Option<f64>,
+    /// Peak memory by place, GiB, over all processes, for example ("host, resident", 0.9).
     pub peak_memory_gib: Vec<(String, f64)>,
     /// The on-policy audit.
     pub audit: Audit,

@@ -33,7 +33,7 @@ impl EventWriter {
         let seconds = unix_s(SystemTime::now()) as u64;
         let host = crate::environment::host_name();
         let stem = format!("events.out.tfevents.{seconds:010}.{host}.{}", std::process::id());
-        let path = crate::directory::first_free(|number| directory.join(format!("{stem}.{}", number - 1)));
+        let path = crate::aside::first_free(|number| directory.join(format!("{stem}.{}", number - 1)));
         let file = OpenOptions::new()
             .write(true)
             .create_new(true)

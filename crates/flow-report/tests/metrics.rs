@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use flow_report::{MetricRecord, Metrics, MetricsPosition, MetricsStart, MetricsWriter};
+use flow_report::{MetricRecord, Metrics, MetricsFound, MetricsPosition, MetricsStart, MetricsWriter};
 use proptest::prelude::*;
 
 fn record(step: u64) -> MetricRecord {
@@ -124,6 +124,7 @@ fn a_position_of_another_file_is_refused_and_nothing_is_cut() {
             bytes: end.bytes + 10,
             records: 6,
             last_step: Some(5),
+            blake3: None,
         },
         MetricsPosition {
             bytes: end.bytes - 1,
@@ -131,6 +132,7 @@ fn a_position_of_another_file_is_refused_and_nothing_is_cut() {
         },
         MetricsPosition {
             records: end.records - 1,
+            blake3: None,
             ..end
         },
     ] {
@@ -143,6 +145,37 @@ fn a_position_of_another_file_is_refused_and_nothing_is_cut() {
         );
         assert_eq!(fs::read(&path).unwrap(), before);
     }
+}
+
+#[test]
+fn another_file_of_the_same_length_is_not_taken_for_the_checkpoints() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("metrics.jsonl");
+    let end = write(&path, MetricsStart::Fresh, 1..=4);
+    assert_eq!(MetricsWriter::compare(&path, end).unwrap(), MetricsFound::Same);
+    let text = fs::read_to_string(&path).unwrap();
+    // As many bytes and records: a count sees nothing.
+    let other = text.replacen("1.1", "1.2", 1);
+    assert_eq!((other.len(), other == text), (text.len(), false));
+    fs::write(&path, &other).unwrap();
+    for (position, is_same) in [(end, false), (MetricsPosition { blake3: None, ..end }, true)] {
+        let found = MetricsWriter::compare(&path, position).unwrap();
+        assert_eq!(found == MetricsFound::Same, is_same, "{found:?}");
+        assert_eq!(
+            MetricsWriter::open(&path, MetricsStart::At(position)).is_ok(),
+            is_same
+        );
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap(), other);
+    fs::remove_file(&path).unwrap();
+    assert_eq!(MetricsWriter::compare(&path, end).unwrap(), MetricsFound::Missing);
+    // Without its records a log goes on at its step, and takes none before it.
+    let mut writer = MetricsWriter::open(&path, MetricsStart::FreshAfter(4)).unwrap();
+    assert!(writer.append(&record(3)).is_err());
+    writer.append(&record(5)).unwrap();
+    let again = writer.position();
+    drop(writer);
+    assert_eq!(MetricsWriter::compare(&path, again).unwrap(), MetricsFound::Same);
 }
 
 #[test]
