@@ -20,6 +20,7 @@ use flow_rewards::{RewardRegistry, RewardSample};
 use flow_trainer::advantage::{RewardColumn, compute_advantages};
 use flow_trainer::conditions::Conditioner;
 use flow_trainer::geometry::{Geometry, PromptSampler};
+use flow_trainer::geometry_history::GeometryHistory;
 use flow_trainer::policy::{CallSite, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler};
 use flow_trainer::setup::{self, Environment};
@@ -105,11 +106,9 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
     let conditioner = Conditioner::new(&*dataset, spec, false, &device)?;
     let rollout = Rollout::new(&model.weights, plan.clone());
     let mut clean = Vec::new();
+    let history = GeometryHistory::new(&geometry);
     for range in geometry.micro_batch_samples() {
-        let ids: Vec<u64> = range
-            .clone()
-            .map(|sample| geometry.sample_id(0, sample))
-            .collect();
+        let ids: Vec<u64> = range.clone().map(|sample| history.sample_id(0, sample)).collect();
         let request = SampleRequest {
             site: CallSite {
                 stage: Stage::Rollout,

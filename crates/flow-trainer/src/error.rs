@@ -1,8 +1,33 @@
 //! Errors of a run.
 
 use crate::audit::Deviation;
+use crate::description::Change;
 use crate::optimizer::NonFiniteGradient;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// Changes that are listed at most.
+const LISTED: usize = 8;
+
+impl TrainError {
+    /// The error that changes which a run does not survive are, if there are any.
+    pub fn if_other_run(checkpoint: &Path, forbidden: &[&Change]) -> Result<(), Self> {
+        if forbidden.is_empty() {
+            return Ok(());
+        }
+        let listed = forbidden.iter().take(LISTED);
+        let mut changes: String = listed.clone().map(|change| format!("\n  {change}")).collect();
+        let mut back: Vec<String> = listed.map(|change| change.set_back()).collect();
+        if forbidden.len() > LISTED {
+            changes.push_str(&format!("\n  and {} more", forbidden.len() - LISTED));
+            back.push("the others".into());
+        }
+        Err(Self::OtherRun {
+            path: checkpoint.to_owned(),
+            changes,
+            back: back.join(", "),
+        })
+    }
+}
 
 /// Why a run stopped. Every message says what, where, and how to mend it.
 #[derive(Debug, thiserror::Error)]
@@ -121,6 +146,19 @@ pub enum TrainError {
         problem: String,
         /// How to mend it.
         help: String,
+    },
+    /// The config describes another run than the checkpoint's.
+    #[error(
+        "the config describes another run than checkpoint `{path}` is of:{changes}\n  help: set {back}, or begin a run of its own \
+         from the exported weights, under another `run.name`"
+    )]
+    OtherRun {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs, a line each.
+        changes: String,
+        /// What is to be set back.
+        back: String,
     },
     /// Nothing to resume from.
     #[error(

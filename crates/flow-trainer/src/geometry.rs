@@ -7,6 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::geometry_history::GeometryHistory;
 use flow_core::rng::{Purpose, Stream};
 use serde::{Deserialize, Serialize};
 
@@ -221,11 +222,6 @@ impl Geometry {
     pub fn slot(&self, sample: usize) -> (usize, usize) {
         (sample / self.group_size, sample % self.group_size)
     }
-
-    /// A number that no other sample of the run has: the address of its random numbers.
-    pub fn sample_id(&self, iteration: u64, sample: usize) -> u64 {
-        iteration * self.samples() as u64 + sample as u64
-    }
 }
 
 /// Limit on the samples of an iteration; far above any memory, low enough that no product of the geometry overflows.
@@ -272,22 +268,22 @@ pub struct PromptDraw {
     pub prompt: usize,
     /// How often the whole dataset has been gone through before.
     pub epoch: u64,
-    /// Id of the group, unique in the run: `iteration * prompts_per_iteration + position`. Two groups never share an
+    /// Id of the group, unique in the run: how many came before it. Two groups never share an
     /// id, even if they share a prompt.
     pub group: u64,
 }
 
 /// Deals out prompts without replacement: every prompt comes once before any comes again, in an order shuffled anew
-/// for every epoch. A pure function of seed and iteration, so a resumed run goes on where it was.
+/// for every epoch. A pure function of seed, iteration and the geometries so far, so a resumed run goes on where it was, also with
+/// another number of prompts.
 ///
 /// An iteration may reach from one epoch into the next. The next epoch's order is then adjusted so that an iteration
 /// never holds a prompt twice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptSampler {
     prompts: usize,
-    per_iteration: usize,
+    history: GeometryHistory,
     stream: Stream,
-    repeats: bool,
 }
 
 impl PromptSampler {
@@ -336,21 +332,31 @@ impl PromptSampler {
                 vec![("prompts_per_step", 1)],
             ));
         }
-        let repeats = per_iteration > prompts;
         Ok(Self {
             prompts,
-            per_iteration,
+            history: GeometryHistory::of_prompts(per_iteration, 1),
             stream: Stream::new(seed, Purpose::Prompts),
-            repeats,
         })
+    }
+
+    /// The sampler of a run with these geometries.
+    #[must_use]
+    pub fn following(mut self, history: GeometryHistory) -> Self {
+        self.history = history;
+        self
+    }
+
+    /// The geometries of the run, which give samples their addresses.
+    pub fn history(&self) -> &GeometryHistory {
+        &self.history
     }
 
     /// The prompts of an iteration, in order.
     pub fn draw(&self, iteration: u64) -> Vec<PromptDraw> {
         let size = self.prompts as u64;
-        let first = iteration * self.per_iteration as u64;
+        let first = self.history.first_group(iteration);
         let mut order: Option<(u64, Vec<usize>)> = None;
-        (first..first + self.per_iteration as u64)
+        (first..first + self.history.prompts(iteration))
             .map(|group| {
                 let epoch = group / size;
                 if order.as_ref().is_none_or(|(known, _)| *known != epoch) {
@@ -367,28 +373,33 @@ impl PromptSampler {
     /// The order of an epoch. Prompts at its head that the iteration reaching in already holds are exchanged with the
     /// first later ones that it does not hold.
     fn order(&self, epoch: u64) -> Vec<usize> {
-        let (size, per_iteration) = (self.prompts as u64, self.per_iteration as u64);
+        let size = self.prompts as u64;
+        // Of the iteration that reaches into an epoch: its groups before and in it, if there are any before. One that is larger
+        // than the data set holds prompts more than once anyway.
+        let reach = |epoch: u64| {
+            let (held, per_iteration) = self.history.place_of_group(epoch * size);
+            (held > 0 && per_iteration <= size).then(|| (held as usize, (per_iteration - held) as usize))
+        };
         // Adjusting needs the end of the epoch before, as adjusted. Go back to an epoch that begins with an iteration,
-        // or whose end no adjustment reaches; at most `per_iteration` epochs, and one if the dataset is twice as large.
+        // or whose end no adjustment reaches, which is one if the data set is twice as large as any iteration.
         let mut start = epoch;
-        while !self.repeats && !(start * size).is_multiple_of(per_iteration) {
+        while start > 0 && reach(start).is_some() {
             start -= 1;
-            if size >= 2 * per_iteration {
+            if size >= 2 * self.history.most_prompts() {
                 break;
             }
         }
         let mut order = self.shuffled(start);
         for next in start + 1..=epoch {
-            let held = (next * size % per_iteration) as usize;
+            let Some((held, head)) = reach(next) else {
+                order = self.shuffled(next);
+                continue;
+            };
             let mut in_iteration = vec![false; self.prompts];
             for &prompt in &order[self.prompts - held..] {
                 in_iteration[prompt] = true;
             }
             order = self.shuffled(next);
-            if held == 0 {
-                continue;
-            }
-            let head = self.per_iteration - held;
             let mut spare = head;
             for position in 0..head {
                 if in_iteration[order[position]] {

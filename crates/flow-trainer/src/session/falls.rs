@@ -24,7 +24,9 @@ impl<A: Algorithm> Session<A> {
     /// After an evaluation: a notice of what fell, once for each fall. What cannot be read or compared stops no run: the summary says so.
     pub(super) fn tell_of_falls(&mut self, observer: &mut dyn Observer) {
         let metrics = self.files.directory.read_metrics().ok();
-        let Some(mut falls) = metrics.and_then(|metrics| self.falls(&metrics).ok()) else {
+        let Some(mut falls) =
+            metrics.and_then(|metrics| self.falls(&metrics.since(self.tally.comparable_from())).ok())
+        else {
             return;
         };
         let fallen: BTreeSet<String> = falls.iter().map(|(name, _)| name.clone()).collect();

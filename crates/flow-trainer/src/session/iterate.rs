@@ -1,6 +1,7 @@
 //! One iteration: sample, score, compare, learn, average, write down.
 
 use super::Session;
+use super::tally::DRIVER;
 use crate::advantage::{RewardColumn, compute_advantages};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
@@ -60,7 +61,7 @@ impl<A: Algorithm> Session<A> {
         let update_s = watch.lap_s();
         let device = &self.parts.sampler.device;
         let update_gib = self.tally.device_memory("updates", device.taken_bytes());
-        let driver_gib = (self.tally).device_memory("all that the driver counts", device.driver_bytes());
+        let driver_gib = (self.tally).device_memory(DRIVER, device.driver_bytes());
 
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);

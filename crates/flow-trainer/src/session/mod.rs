@@ -7,17 +7,23 @@ mod evaluate;
 mod falls;
 mod iterate;
 mod record;
+mod restore;
+mod resume;
 mod rollouts;
+mod saved;
 mod state;
+mod tally;
 mod update;
 
 pub use drift::{Drift, DriftRun};
 pub use evaluate::{Evaluation, Subject};
 pub use state::{PolicyWeights, TrainState};
+use tally::Tally;
 
 use crate::advantage::AdvantageOptions;
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
+use crate::description::Description;
 use crate::ema::EmaPlan;
 use crate::error::TrainError;
 use crate::geometry::{Geometry, PromptSampler};
@@ -29,7 +35,10 @@ use flow_checkpoint::planner::PlanRecord;
 use flow_config::InitialNoise;
 use flow_core::{Plan, device::ComputeDevice, stopped};
 use flow_data::{Dataset, Prompt};
-use flow_report::{EventWriter, Manifest, MetricsStart, MetricsWriter, RunDirectory, RunStatus, Stopwatch};
+use flow_report::{
+    CheckpointStore, EventWriter, Manifest, MetricsStart, MetricsWriter, RunDirectory, RunStamp, RunStatus,
+    Stopwatch,
+};
 use flow_rewards::RewardWorkers;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -114,6 +123,8 @@ pub struct SessionSettings {
 pub struct Parts<A, S = Arrangement> {
     /// Numbers and switches.
     pub settings: SessionSettings,
+    /// The config that all of this was made from, and the contents of its files.
+    pub description: Description,
     /// The algorithm.
     pub algorithm: A,
     /// The accelerators, and with them the plans of rollouts and losses.
@@ -154,6 +165,7 @@ impl<A> Parts<A> {
         Ok(Parts {
             acceleration,
             settings: self.settings,
+            description: self.description,
             algorithm: self.algorithm,
             notices: self.notices,
             checkpoint_plan: self.checkpoint_plan,
@@ -182,8 +194,12 @@ impl<A> Parts<A, Acceleration> {
 pub struct Session<A> {
     parts: Parts<A, Acceleration>,
     files: Files,
-    tally: record::Tally,
+    /// Which run this is.
+    run: RunStamp,
+    tally: Tally,
     resumed: bool,
+    /// Whether the run's folder does not hold the state that it goes on from.
+    unsaved: bool,
     /// Accelerators of which a person has been told that they did nothing.
     named_idle: BTreeSet<String>,
     /// Accelerators, and what a person has been told that they did not do.
@@ -196,10 +212,10 @@ pub struct Session<A> {
     named_products: BTreeSet<String>,
 }
 
-/// The files that a run appends to.
-#[derive(Debug)]
+/// The files that a run writes.
 struct Files {
     directory: RunDirectory,
+    checkpoints: CheckpointStore,
     metrics: MetricsWriter,
     timing: MetricsWriter,
     events: Option<EventWriter>,
@@ -213,74 +229,25 @@ impl<A: Algorithm> Session<A> {
     pub fn start(parts: Parts<A>, directory: RunDirectory, manifest: &Manifest) -> Result<Self, TrainError> {
         let parts = parts.set_up()?;
         directory.write_manifest(manifest)?;
-        let files = Files::open(directory, MetricsStart::Fresh, None, &parts.settings)?;
-        Ok(Self {
-            parts,
-            files,
-            tally: record::Tally::default(),
-            resumed: false,
-            named_idle: BTreeSet::new(),
-            named_shortfalls: BTreeSet::new(),
-            named_falls: BTreeSet::new(),
-            named_attention: 0,
-            named_products: BTreeSet::new(),
-        })
+        let logs = (directory.metrics(MetricsStart::Fresh)?, directory.timing()?);
+        let files = Files::open(directory, logs, None, &parts.settings)?;
+        Ok(Self::of(parts, files, manifest.stamp(), Tally::begun()))
     }
 
-    /// Goes on with the newest usable checkpoint of `directory`, or with the one at `from`.
-    ///
-    /// # Errors
-    /// If there is none, or it belongs to another model, algorithm or run: then nothing was changed.
-    pub fn resume(
-        mut parts: Parts<A>,
-        directory: RunDirectory,
-        from: Option<&std::path::Path>,
-        command: Vec<String>,
-        config: &serde_json::Value,
-        observer: &mut dyn Observer,
-    ) -> Result<Self, TrainError> {
-        let restored = state::restore(&mut parts, &directory, from, observer)?;
-        // Before anything of the run is changed: the checkpoint may be another run's.
-        directory.check_metrics(restored.metrics)?;
-        let parts = parts.set_up()?;
-        let mut manifest = directory.read_manifest()?;
-        let step = parts.state.iteration;
-        let here = std::env::current_dir().unwrap_or_default();
-        manifest.add_resume(
-            step,
-            &restored.path,
-            command,
-            config,
-            &here,
-            directory.notices().to_vec(),
-        );
-        directory.write_manifest(&manifest)?;
-        directory
-            .checkpoints(parts.settings.checkpoints_kept)
-            .supersede_after(step)?;
-        directory.supersede_grids_after(step)?;
-        let files = Files::open(
-            directory,
-            MetricsStart::At(restored.metrics),
-            Some(step),
-            &parts.settings,
-        )?;
-        let mut session = Self {
+    fn of(parts: Parts<A, Acceleration>, files: Files, run: RunStamp, tally: Tally) -> Self {
+        Self {
             parts,
             files,
-            tally: restored.tally,
-            resumed: true,
+            run,
+            tally,
+            resumed: false,
+            unsaved: false,
             named_idle: BTreeSet::new(),
             named_shortfalls: BTreeSet::new(),
             named_falls: BTreeSet::new(),
             named_attention: 0,
             named_products: BTreeSet::new(),
-        };
-        for notice in session.files.metrics.notices().to_vec() {
-            observer.notice(&notice);
         }
-        session.tally.resumed();
-        Ok(session)
     }
 
     /// Where the run is written.
@@ -318,6 +285,9 @@ impl<A: Algorithm> Session<A> {
         for notice in &self.parts.notices {
             observer.notice(notice);
         }
+        if std::mem::take(&mut self.unsaved) {
+            self.save()?;
+        }
         // A checkpoint of the start holds the first evaluation already.
         if !self.resumed && self.parts.state.iteration == 0 && self.parts.evaluation.every > 0 {
             self.evaluate(observer)?;
@@ -350,16 +320,15 @@ impl<A: Algorithm> Session<A> {
 impl Files {
     fn open(
         directory: RunDirectory,
-        start: MetricsStart,
+        (metrics, timing): (MetricsWriter, MetricsWriter),
         resumed_from: Option<u64>,
         settings: &SessionSettings,
     ) -> Result<Self, TrainError> {
-        let metrics = directory.metrics(start)?;
-        let timing = directory.timing()?;
         let events = (settings.tensorboard_every > 0)
             .then(|| directory.events(resumed_from))
             .transpose()?;
         Ok(Self {
+            checkpoints: directory.checkpoints(settings.checkpoints_kept),
             directory,
             metrics,
             timing,

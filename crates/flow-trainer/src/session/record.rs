@@ -2,102 +2,16 @@
 
 use super::falls::in_words;
 use super::update::UpdateOutcome;
-use super::{AuditMode, Drift, Session, TrainState};
+use super::{Drift, Session};
 use crate::advantage::AdvantageMetrics;
 use crate::algorithm::Algorithm;
-use crate::audit::OnPolicyAudit;
 use crate::error::TrainError;
 use crate::observer::Observer;
-use flow_accel::{Activity, Paradigm};
+use flow_accel::Activity;
 use flow_report::{
-    Audit, BYTES_PER_GIB, IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus,
-    RunSummary, Saved, Series, mean_interval, paired_difference, peak_resident_gib,
+    IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, Series,
+    mean_interval, paired_difference,
 };
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-
-/// Sums over the whole run; part of every checkpoint, so that a resumed run counts on.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Tally {
-    images: u64,
-    audited_rollouts: u64,
-    audited_ratios: u64,
-    largest_deviation: f64,
-    deviation_place: String,
-    #[serde(skip)]
-    wall_s: BTreeMap<String, f64>,
-    /// GiB taken of the device, by what was done when it was the most.
-    #[serde(skip)]
-    device_gib: BTreeMap<&'static str, f64>,
-    #[serde(skip)]
-    notes: Vec<String>,
-}
-
-impl Tally {
-    pub(super) fn add(&mut self, images: usize, audit: Option<&OnPolicyAudit>, state: &TrainState) {
-        self.images += images as u64;
-        let Some(audit) = audit else { return };
-        self.audited_rollouts += 1;
-        self.audited_ratios += audit.checked();
-        // Other bits behind a ratio of 1 are a deviation, too.
-        if let Some(worst) = audit.worst()
-            && (self.deviation_place.is_empty() || f64::from(worst.size()) > self.largest_deviation)
-        {
-            self.largest_deviation = f64::from(worst.size());
-            self.deviation_place = format!("iteration {}, {worst}", state.iteration);
-        }
-    }
-
-    /// GiB of the device's memory that someone counted, the most of it noted by `what`; none where nobody counts.
-    pub(super) fn device_memory(&mut self, what: &'static str, bytes: Option<u64>) -> Option<f64> {
-        let gib = bytes? as f64 / BYTES_PER_GIB;
-        let most = self.device_gib.entry(what).or_default();
-        *most = most.max(gib);
-        Some(gib)
-    }
-
-    pub(super) fn resumed(&mut self) {
-        self.notes
-            .push("wall clock and peak memory are those of the last process".into());
-    }
-
-    pub(super) fn saved(&mut self, saved: &Saved) {
-        for (path, why) in &saved.not_pruned {
-            self.notes.push(format!(
-                "old checkpoint {} could not be removed: {why}",
-                path.display()
-            ));
-        }
-    }
-
-    fn audit(&self, mode: AuditMode, paradigm: Paradigm, lossless: bool) -> Audit {
-        if paradigm != Paradigm::Coupled {
-            return Audit::NotRun {
-                why: format!("a {paradigm} algorithm has no ratio"),
-            };
-        }
-        if mode == AuditMode::Off {
-            return Audit::NotRun {
-                why: "`audit.on_policy = \"off\"`".into(),
-            };
-        }
-        let (rollouts, elements) = (self.audited_rollouts, self.audited_ratios);
-        if rollouts == 0 {
-            return Audit::Pending;
-        }
-        if self.deviation_place.is_empty() {
-            return Audit::Exact { rollouts, elements };
-        }
-        let (largest, place) = (self.largest_deviation, self.deviation_place.clone());
-        Audit::Deviated {
-            rollouts,
-            elements,
-            largest,
-            place,
-            allowed: !lossless,
-        }
-    }
-}
 
 fn with_drift(
     mut record: MetricRecord,
@@ -233,11 +147,7 @@ impl<A: Algorithm> Session<A> {
         let mut record = MetricRecord::new(self.parts.state.iteration, "timing");
         for (name, wall_s) in parts {
             record = record.with(name, *wall_s);
-            *self
-                .tally
-                .wall_s
-                .entry(name.trim_end_matches("_s").into())
-                .or_default() += wall_s;
+            self.tally.add_wall(name.trim_end_matches("_s"), *wall_s);
         }
         self.files.timing.append(&record)?;
         Ok(())
@@ -271,33 +181,30 @@ impl<A: Algorithm> Session<A> {
     ) -> Result<(), TrainError> {
         self.files.metrics.sync()?;
         self.files.timing.sync()?;
+        self.tally.process_memory();
         let directory = &self.files.directory;
         let metrics = directory.read_metrics()?;
         let settings = &self.parts.settings;
-        let wall_parts: Vec<(String, f64)> = self.tally.wall_s.clone().into_iter().collect();
-        let device_memory = self.tally.device_gib.iter();
-        let device_memory = device_memory.map(|(work, gib)| (format!("device, with {work}"), *gib));
-        let mut notes = self.tally.notes.clone();
-        let rewards = self.reward_changes(&metrics).unwrap_or_else(|error| {
+        let mut notes = self.tally.notes();
+        let comparable = metrics.since(self.tally.comparable_from());
+        let rewards = self.reward_changes(&comparable).unwrap_or_else(|error| {
             notes.push(format!("no comparison of evaluations: {error}"));
             Vec::new()
         });
-        match self.falls(&metrics) {
+        match self.falls(&comparable) {
             Ok(falls) => notes.extend(in_words(&falls)),
             Err(error) => notes.push(format!("no comparison with the best evaluation: {error}")),
         }
         let summary = RunSummary {
             status,
             steps: self.parts.state.iteration,
-            images: self.tally.images,
+            images: self.tally.images(),
             rewards,
-            wall_s: wall_parts.iter().map(|(_, wall_s)| wall_s).sum(),
-            wall_parts,
-            peak_memory_gib: peak_resident_gib()
-                .map(|gib| ("process, resident".into(), gib))
-                .into_iter()
-                .chain(device_memory)
-                .collect(),
+            processes: self.tally.processes(),
+            wall_s: self.tally.wall_s(),
+            wall_parts: self.tally.wall_parts(),
+            images_per_s: self.tally.images_per_s(),
+            peak_memory_gib: self.tally.peak_memory_gib(),
             audit: self.tally.audit(settings.audit, A::PARADIGM, settings.lossless),
             notes,
         };

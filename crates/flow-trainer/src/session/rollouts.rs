@@ -58,7 +58,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             InitialNoise::PerSample => sample,
             InitialNoise::PerGroup => sample - geometry.slot(sample).1,
         };
-        geometry.sample_id(self.state.iteration, of)
+        self.prompt_sampler.history().sample_id(self.state.iteration, of)
     }
 
     pub(super) fn image_shape(&self) -> ImageShape {
@@ -93,9 +93,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     ) -> Traced {
         let (geometry, watch) = (&self.settings.geometry, Stopwatch::start());
         let of = |sample: usize| &drawn[geometry.slot(sample).0];
-        let ids: Vec<u64> = (range.clone())
-            .map(|sample| geometry.sample_id(self.state.iteration, sample))
-            .collect();
+        let first = self.prompt_sampler.history().first_sample(self.state.iteration);
+        let ids: Vec<u64> = (range.clone()).map(|sample| first + sample as u64).collect();
         let starts: Vec<u64> = range.clone().map(|sample| self.start_id(sample)).collect();
         let request = SampleRequest {
             site: self.site(Stage::Rollout),

@@ -17,8 +17,10 @@ pub use schedule::{average, deterministic, schedule, step_sigmas, timesteps};
 
 use crate::algorithm::{Algorithm, ReferenceWeights, SamplingWeights};
 use crate::conditions::Conditioner;
+use crate::description::Description;
 use crate::error::TrainError;
 use crate::geometry::{Geometry, PromptSampler};
+use crate::geometry_history::GeometryHistory;
 use crate::optimizer::AdamW;
 use crate::policy::Policy;
 use crate::rollout::Sampler;
@@ -301,10 +303,14 @@ pub fn parts<A: Algorithm>(
     environment: &Environment<'_>,
     algorithm: A,
 ) -> Result<Parts<A>, TrainError> {
-    parts_of(config, environment, model(config, environment)?, algorithm)
+    // Before anything is loaded: the contents of files as they are when the run begins.
+    let description = Description::of(config, environment.base)?;
+    let parts = parts_of(config, environment, model(config, environment)?, algorithm)?;
+    Ok(Parts { description, ..parts })
 }
 
-/// As [`parts`], of a model that is there already: one of the same `[model]` and precision.
+/// As [`parts`], of a model that is there already: one of the same `[model]` and precision. What files hold is not looked at, so
+/// that a run which goes on with these parts is compared by the names of files alone.
 ///
 /// # Errors
 /// Whatever does not fit, with how to mend it.
@@ -422,7 +428,9 @@ pub fn parts_of<A: Algorithm>(
             prompts.len(),
             sampling.prompts_per_step,
             config.run.seed,
-        )?,
+        )?
+        .following(GeometryHistory::new(&geometry)),
+        description: Description::of_config(config),
         prompts,
         dataset,
         rewards: (trained_on.workers, trained_on.weights),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use flow_trainer::geometry::{Geometry, GeometryRequest, PromptDraw, PromptSampler};
+use flow_trainer::geometry_history::GeometryHistory;
 use proptest::prelude::*;
 
 fn request(prompts: usize, group_size: usize, micro_batch: usize, accumulated: usize) -> GeometryRequest {
@@ -150,7 +151,8 @@ proptest! {
         let slots: BTreeSet<_> = (0..samples).map(|sample| geometry.slot(sample)).collect();
         prop_assert_eq!(slots.len(), samples);
         let ids: BTreeSet<u64> = (0..2)
-            .flat_map(|later| (0..samples).map(move |sample| geometry.sample_id(iteration + later, sample)))
+            .flat_map(|later| (0..samples).map(move |sample| (iteration + later, sample)))
+            .map(|(iteration, sample)| GeometryHistory::new(&geometry).sample_id(iteration, sample))
             .collect();
         prop_assert_eq!(ids.len(), 2 * samples);
     }
@@ -191,6 +193,61 @@ proptest! {
         let groups: BTreeSet<u64> = stream.iter().map(|draw| draw.group).collect();
         prop_assert_eq!(groups.len(), stream.len());
     }
+}
+
+proptest! {
+    #[test]
+    fn changed_geometries_repeat_no_sample_and_deal_each_prompt_once_in_an_epoch(
+        prompts in 1_usize..30,
+        changes in prop::collection::vec((1_u64..9, 0.0..=1.0_f64, 1_usize..5), 1..5),
+        seed in any::<u64>(),
+    ) {
+        let geometry = |share: f64, group_size: usize| {
+            let per_iteration = ((prompts as f64 * share) as usize).max(1);
+            Geometry::new(request(per_iteration, group_size, 1, 0)).unwrap()
+        };
+        let (_, share, group_size) = changes[0];
+        let mut sampler = PromptSampler::new(prompts, 1, seed).unwrap();
+        let mut history = GeometryHistory::new(&geometry(share, group_size));
+        let (mut iteration, mut groups, mut samples) = (0, Vec::new(), Vec::new());
+        for (iterations, share, group_size) in changes {
+            let geometry = geometry(share, group_size);
+            history.change(iteration, &geometry);
+            sampler = sampler.following(history.clone());
+            for _ in 0..iterations {
+                let drawn = sampler.draw(iteration);
+                let different: BTreeSet<usize> = drawn.iter().map(|draw| draw.prompt).collect();
+                prop_assert_eq!(different.len(), geometry.prompts(), "an iteration holds a prompt twice");
+                groups.extend(drawn);
+                samples.extend((0..geometry.samples()).map(|sample| history.sample_id(iteration, sample)));
+                iteration += 1;
+            }
+            // What was drawn under an earlier geometry stays what it was.
+            let again: Vec<PromptDraw> = (0..iteration).flat_map(|iteration| sampler.draw(iteration)).collect();
+            prop_assert_eq!(&again, &groups);
+        }
+        prop_assert_eq!(samples, (0..history.first_sample(iteration)).collect::<Vec<_>>());
+        for (position, draw) in groups.iter().enumerate() {
+            prop_assert_eq!((draw.group, draw.epoch), (position as u64, (position / prompts) as u64));
+        }
+        for epoch in groups.chunks_exact(prompts) {
+            let different: BTreeSet<usize> = epoch.iter().map(|draw| draw.prompt).collect();
+            prop_assert_eq!(different.len(), prompts);
+        }
+    }
+}
+
+#[test]
+fn going_back_before_a_change_of_geometry_forgets_it() {
+    let of = |prompts, group_size| Geometry::new(request(prompts, group_size, 1, 0)).unwrap();
+    let mut history = GeometryHistory::new(&of(10, 4));
+    history.change(2, &of(5, 4));
+    assert_eq!((history.first_group(4), history.sample_id(4, 3)), (30, 123));
+    let mut back = history.clone();
+    back.change(1, &of(10, 4));
+    assert_eq!(back, GeometryHistory::new(&of(10, 4)), "it was never changed");
+    history.change(2, &of(10, 4));
+    assert_eq!(history, back);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod advantage;
 mod config;
+mod description;
 mod ema;
 mod geometry;
 mod scheduler;

@@ -198,24 +198,30 @@ impl RunTo<'_> {
         parts.settings.iterations = self.until;
         let mut session = if self.resume {
             let directory = RunDirectory::resume(self.root, "run")?;
-            Session::resume(parts, directory, None, vec![], &serde_json::Value::Null, observer)?
+            let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.root);
+            Session::resume(parts, directory, None, manifest, observer)?
         } else {
             let directory = RunDirectory::open(self.root, "run", OnExists::Error)?;
             let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.root);
             Session::start(parts, directory, &manifest)?
         };
         session.run(observer)?;
-        let metrics =
-            std::fs::read_to_string(session.directory().path().join("metrics.jsonl")).expect("metrics exist");
-        let weights = &session.state().weights;
-        let sets = [
-            Some(&weights.current),
-            weights.average.as_ref(),
-            weights.old.as_ref(),
-        ];
-        Ok(Left {
-            metrics,
-            weights: sets.into_iter().flatten().flat_map(bits).collect(),
-        })
+        Ok(left(&session))
+    }
+}
+
+/// What a session that has run leaves.
+pub fn left<A: Algorithm>(session: &Session<A>) -> Left {
+    let metrics =
+        std::fs::read_to_string(session.directory().path().join("metrics.jsonl")).expect("metrics exist");
+    let weights = &session.state().weights;
+    let sets = [
+        Some(&weights.current),
+        weights.average.as_ref(),
+        weights.old.as_ref(),
+    ];
+    Left {
+        metrics,
+        weights: sets.into_iter().flatten().flat_map(bits).collect(),
     }
 }

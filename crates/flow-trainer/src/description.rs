@@ -1,0 +1,267 @@
+//! What a run is: its whole config, and the contents of the files that the config names.
+//!
+//! Names and shapes of weights do not say what a model computes: the number of heads, a kind of position or an adapter's scale
+//! show in no shape. So a checkpoint carries the whole description, and a run that goes on is compared with it key by key.
+//! [`rules`] says of each key whether it may change.
+
+pub mod rules;
+
+use crate::error::TrainError;
+use flow_config::{Architecture, Config, Finetune};
+use flow_report::{ContentHash, ManifestFound, Traces, flatten};
+use rules::Rule;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+/// Keys that name a file whose contents count, not its name. A list's place is written `[]`.
+const FILES: [&str; 5] = [
+    "model.weights",
+    "model.adapter",
+    "text.path",
+    "rewards[].weights",
+    "eval_rewards[].weights",
+];
+
+/// A run's config and the contents of its files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Description {
+    /// The config with every default filled in.
+    pub config: Value,
+    /// BLAKE3 of files (of a folder: of its `.safetensors`), by the key that names them. None where nobody looked.
+    pub contents: Option<BTreeMap<String, ContentHash>>,
+}
+
+/// A key in which two descriptions differ.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// Dotted key, `rewards[0].mode`.
+    pub key: String,
+    /// Its value when the checkpoint was saved; null if there was none.
+    pub before: Value,
+    /// Its value now.
+    pub after: Value,
+    /// Whether it may change, and what follows.
+    pub rule: Rule,
+}
+
+impl Description {
+    /// Of a config whose relative paths start from `base`.
+    ///
+    /// # Errors
+    /// If a file that it names is there and cannot be read.
+    pub fn of(config: &Config, base: &Path) -> Result<Self, TrainError> {
+        let mut description = Self::of_config(config);
+        let mut contents = BTreeMap::new();
+        for (key, value) in leaves(&description.config) {
+            let Some(path) = value.as_str().filter(|_| FILES.contains(&&*general(&key))) else {
+                continue;
+            };
+            let path = base.join(path);
+            if path.exists() {
+                contents.insert(key, ContentHash::of_path(&path, "safetensors")?);
+            }
+        }
+        description.contents = Some(contents);
+        Ok(description)
+    }
+
+    /// Of a config alone: what files hold is not looked at.
+    pub fn of_config(config: &Config) -> Self {
+        Self {
+            config: serde_json::to_value(config).expect("a config is plain data"),
+            contents: None,
+        }
+    }
+
+    /// Of the run that a checkpoint with this `meta` is of: its own, else, for older ones, that of the `run.json` among `traces`.
+    pub fn of_checkpoint(meta: &Value, traces: Option<&Traces>) -> Option<Self> {
+        let own = meta.get("description").filter(|own| own.is_object());
+        if let Some(own) = own {
+            let contents = own.get("contents").cloned().unwrap_or_default();
+            return Some(Self {
+                config: own.get("config").cloned().unwrap_or_default(),
+                contents: serde_json::from_value(contents).unwrap_or_default(),
+            });
+        }
+        match &traces?.manifest {
+            ManifestFound::Whole(manifest) if manifest.config.is_object() => Some(Self {
+                config: manifest.config.clone(),
+                contents: None,
+            }),
+            _ => None,
+        }
+    }
+
+    /// What differs in `now`, this being the description of a checkpoint.
+    pub fn changes(&self, now: &Self) -> Vec<Change> {
+        let (before, after) = (leaves(&self.config), leaves(&now.config));
+        let keys: Vec<&String> = {
+            let added = after.keys().filter(|key| !before.contains_key(*key));
+            before.keys().chain(added).collect()
+        };
+        let value =
+            |leaves: &BTreeMap<String, Value>, key: &str| leaves.get(key).cloned().unwrap_or_default();
+        keys.into_iter()
+            .map(|key| {
+                let (before, after) = (value(&before, key), value(&after, key));
+                let rule = rules::of(&general(key), &before, &after);
+                Change {
+                    key: key.clone(),
+                    before,
+                    after,
+                    rule,
+                }
+            })
+            .filter_map(|change| self.by_contents(change, now))
+            .collect()
+    }
+
+    /// A key that names a file is compared by what the file holds, where both sides looked.
+    fn by_contents(&self, change: Change, now: &Self) -> Option<Change> {
+        let is_file = FILES.contains(&&*general(&change.key));
+        let differs = change.before != change.after;
+        if !is_file {
+            return differs.then_some(change);
+        }
+        let (Some(before), Some(after)) = (&self.contents, &now.contents) else {
+            // A path alone does not say what it names.
+            let is_set = |value: &Value| !value.is_null();
+            return (is_set(&change.before) != is_set(&change.after)).then_some(change);
+        };
+        match (before.get(&change.key), after.get(&change.key)) {
+            (Some(before), Some(after)) if before == after => None,
+            (Some(before), Some(after)) => Some(Change {
+                before: json!(contents(&change.before, before)),
+                after: json!(contents(&change.after, after)),
+                ..change
+            }),
+            // A file that is not there any more, or was not there, cannot be compared; a name that is no file can.
+            _ => differs.then_some(change),
+        }
+    }
+}
+
+fn contents(path: &Value, hash: &ContentHash) -> String {
+    format!(
+        "{} with BLAKE3 {}…",
+        path.as_str().unwrap_or_default(),
+        hash.short()
+    )
+}
+
+/// Of the changes, those that a run does not survive.
+pub fn forbidden(changes: &[Change]) -> Vec<&Change> {
+    let fixed = changes
+        .iter()
+        .filter(|change| matches!(change.rule, Rule::Fixed(_)));
+    fixed.collect()
+}
+
+impl Change {
+    /// What to write to have the old value again: `model.dit.layers = 2`.
+    pub fn set_back(&self) -> String {
+        let is_file = FILES.contains(&&*general(&self.key));
+        match &self.before {
+            Value::Null => format!("no `{}`", self.key),
+            _ if is_file => format!("`{}` to the file of then", self.key),
+            value => format!("`{} = {value}`", self.key),
+        }
+    }
+}
+
+/// For people: `model.dit.layers = 4, was 2: the run has another model`.
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = |value: &Value| match value {
+            Value::Null => "not set".to_owned(),
+            Value::String(text) => text.escape_debug().to_string(),
+            value => value.to_string(),
+        };
+        let (Rule::Fixed(why) | Rule::MayChange(why) | Rule::Measures(why)) = &self.rule;
+        write!(
+            f,
+            "{} = {}, was {}: {why}",
+            self.key,
+            value(&self.after),
+            value(&self.before)
+        )
+    }
+}
+
+/// `rewards[0].mode` as the rules know it: `rewards[].mode`.
+fn general(key: &str) -> String {
+    let mut text = String::with_capacity(key.len());
+    let mut inside = false;
+    for letter in key.chars() {
+        inside = match letter {
+            '[' => true,
+            ']' => false,
+            _ => inside,
+        };
+        if !inside || letter == '[' {
+            text.push(letter);
+        }
+    }
+    text
+}
+
+/// The values of a config that are in use, by key, with what they stand for where they are left out.
+fn leaves(config: &Value) -> BTreeMap<String, Value> {
+    // An older config lacks keys that there are now: reading it fills in what they did then, their defaults.
+    let parsed: Option<Config> = serde_json::from_value(config.clone()).ok();
+    let (full, unused) = match &parsed {
+        Some(parsed) => (effective(parsed), unused(parsed)),
+        None => (config.clone(), Vec::new()),
+    };
+    let is_used = |key: &str| !unused.iter().any(|section| rules::is_below(key, section));
+    let leaves = flatten(&full).into_iter();
+    leaves
+        .filter(|(key, value)| is_used(key) && !is_empty(value))
+        .collect()
+}
+
+/// Whether a value says no more than a key that is left out.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+        _ => false,
+    }
+}
+
+/// The config with the values that keys which are left out stand for.
+fn effective(config: &Config) -> Value {
+    let mut config = config.clone();
+    config.lora.alpha = Some(config.lora.effective_alpha());
+    config.lora.seed = Some(config.lora.seed.unwrap_or(config.run.seed));
+    config.evaluation.steps = Some(config.eval_steps());
+    config.evaluation.guidance_scale = Some(config.eval_guidance_scale());
+    config.eval_rewards = Some(config.effective_eval_rewards().to_vec());
+    serde_json::to_value(config).expect("a config is plain data")
+}
+
+/// Sections that the config's model does not read.
+fn unused(config: &Config) -> Vec<&'static str> {
+    let architecture = config.model.architecture;
+    let mut unused = Vec::new();
+    for (section, of) in [
+        ("model.dit", Architecture::Dit),
+        ("model.mmdit", Architecture::Mmdit),
+        ("model.wan", Architecture::Wan),
+    ] {
+        if of != architecture {
+            unused.push(section);
+        }
+    }
+    if config.model.finetune != Finetune::Lora {
+        unused.push("lora");
+    }
+    if architecture == Architecture::Dit {
+        unused.push("text");
+    }
+    unused
+}

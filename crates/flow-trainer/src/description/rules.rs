@@ -1,0 +1,176 @@
+//! What of a config may change when a run goes on.
+//!
+//! [`RULES`] has every key of the schema: a key of its own, or one below a section that is the same in all its keys. A test compares
+//! it with the schema. A key that nobody thought of may not change.
+
+use serde_json::Value;
+
+/// Whether a key may change when a run goes on; with what follows, as a sentence's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// It may not: the run would be another one.
+    Fixed(&'static str),
+    /// It may.
+    MayChange(&'static str),
+    /// It may, but evaluations before and after it measure different things.
+    Measures(&'static str),
+}
+
+use Rule::{Fixed, MayChange, Measures};
+
+const MODEL: Rule = Fixed("the run has another model");
+const ADAPTERS: Rule = Fixed("the run has other adapters");
+const DATA: Rule = Fixed("the run has other prompts");
+const TEXT: Rule = Fixed("the run's prompts are encoded in another way");
+const REWARD: Rule = Fixed("the run is trained on other rewards");
+const SEED: Rule = Fixed("the run draws other prompts and noise");
+const PLACE: Rule = MayChange("where the run is written");
+const PRETRAINING: Rule = MayChange("only `pretrain` reads it");
+const MACHINE: Rule =
+    MayChange("where and in which precision later iterations are computed; their last bits may be others");
+const SPEED: Rule = MayChange("how later iterations are computed");
+const PATH: Rule = MayChange("later rollouts take other steps");
+const GEOMETRY: Rule =
+    MayChange("later iterations are of another size; prompts and noise go on where they were");
+const LOSS: Rule = MayChange("the loss of later iterations");
+const STEP: Rule = MayChange("later optimizer steps");
+const AVERAGE: Rule = MayChange("how the average follows from here on");
+const WRITTEN: Rule = MayChange("what is written down, and when");
+const EVALUATION: Rule = Measures("evaluations before and after cannot be compared");
+
+/// Keys and sections with their rules; of several that fit a key, the longest holds. A list's place is written `[]`.
+pub const RULES: &[(&str, Rule)] = &[
+    (
+        "config_version",
+        MayChange("the format that the file is written in"),
+    ),
+    (
+        "preset",
+        MayChange("values are compared, wherever they come from"),
+    ),
+    ("run.name", PLACE),
+    ("run.dir", PLACE),
+    ("run.on_exists", PLACE),
+    ("run.steps", MayChange("how long the run goes on")),
+    ("run.seed", SEED),
+    ("device", MACHINE),
+    ("model", MODEL),
+    ("lora", ADAPTERS),
+    ("data", DATA),
+    ("data.pretrain_on_held_out", PRETRAINING),
+    ("text", TEXT),
+    ("pretrain", PRETRAINING),
+    ("rewards", REWARD),
+    (
+        "rewards[].weight",
+        MayChange("rewards add up in another way, before and after cannot be compared"),
+    ),
+    ("eval_rewards", EVALUATION),
+    (
+        "eval_rewards[].weight",
+        MayChange("evaluation reports each reward by itself"),
+    ),
+    ("scheduler.dynamics", PATH),
+    ("scheduler.steps", PATH),
+    ("scheduler.noise_level", PATH),
+    ("scheduler.shift.kind", PATH),
+    ("scheduler.shift.value", PATH),
+    ("scheduler.shift.base_tokens", PATH),
+    ("scheduler.shift.max_tokens", PATH),
+    ("scheduler.shift.base_shift", PATH),
+    ("scheduler.shift.max_shift", PATH),
+    ("scheduler.window.kind", PATH),
+    ("scheduler.window.steps", PATH),
+    ("scheduler.window.count", PATH),
+    ("scheduler.window.from", PATH),
+    ("scheduler.window.seed", SEED),
+    ("scheduler.window.size", PATH),
+    ("scheduler.window.stride", PATH),
+    ("scheduler.window.hold", PATH),
+    ("sampling.group_size", GEOMETRY),
+    ("sampling.prompts_per_step", GEOMETRY),
+    ("sampling.micro_batch", SPEED),
+    ("sampling.guidance_scale", PATH),
+    ("sampling.initial_noise", PATH),
+    ("algorithm.kind", Fixed("the run has another algorithm")),
+    ("algorithm.clip_range", LOSS),
+    ("algorithm.advantage_clip", LOSS),
+    ("algorithm.kl.kind", LOSS),
+    ("algorithm.kl.beta", LOSS),
+    ("algorithm.kl.reference", LOSS),
+    ("algorithm.inner_epochs", LOSS),
+    ("algorithm.reweight", LOSS),
+    ("algorithm.beta", LOSS),
+    ("algorithm.advantage_mode", LOSS),
+    ("algorithm.kl_beta", LOSS),
+    ("algorithm.reference", LOSS),
+    ("algorithm.old_policy.flat", LOSS),
+    ("algorithm.old_policy.rate", LOSS),
+    ("algorithm.old_policy.hold", LOSS),
+    ("algorithm.train_timesteps.count", LOSS),
+    ("algorithm.train_timesteps.strategy", LOSS),
+    ("algorithm.train_timesteps.shift", LOSS),
+    ("algorithm.train_timesteps.range", LOSS),
+    ("advantage.aggregation", LOSS),
+    ("advantage.global_std", LOSS),
+    ("advantage.std_floor", LOSS),
+    ("optimizer.learning_rate", STEP),
+    ("optimizer.betas", STEP),
+    ("optimizer.epsilon", STEP),
+    ("optimizer.weight_decay", STEP),
+    ("optimizer.max_grad_norm", STEP),
+    ("optimizer.gradient_accumulation", STEP),
+    ("optimizer.warmup_steps", STEP),
+    ("optimizer.schedule.kind", STEP),
+    ("optimizer.schedule.steps", STEP),
+    ("optimizer.schedule.to", STEP),
+    ("optimizer.moments", MACHINE),
+    ("optimizer.gradients", MACHINE),
+    ("optimizer.weights", MACHINE),
+    (
+        "ema.enabled",
+        MayChange("the average is kept no longer; earlier checkpoints have it"),
+    ),
+    ("ema.update_every", AVERAGE),
+    ("ema.schedule.kind", AVERAGE),
+    ("ema.schedule.decay", AVERAGE),
+    ("ema.schedule.warmup", AVERAGE),
+    ("ema.schedule.initial", AVERAGE),
+    ("ema.schedule.steps", AVERAGE),
+    ("ema.schedule.flat", AVERAGE),
+    ("ema.schedule.rate", AVERAGE),
+    ("ema.schedule.maximum", AVERAGE),
+    ("evaluation.every", WRITTEN),
+    ("evaluation.grid", WRITTEN),
+    ("evaluation.prompts", EVALUATION),
+    ("evaluation.images_per_prompt", EVALUATION),
+    ("evaluation.steps", EVALUATION),
+    ("evaluation.guidance_scale", EVALUATION),
+    ("evaluation.seed", EVALUATION),
+    ("evaluation.weights", EVALUATION),
+    ("checkpoints", WRITTEN),
+    ("logging", WRITTEN),
+    ("audit", WRITTEN),
+    ("acceleration", SPEED),
+    ("checkpointing", SPEED),
+    ("runtime", SPEED),
+];
+
+/// The rule of a key (with `[]` for places of lists) that changes from `before` to `after`.
+pub fn of(key: &str, before: &Value, after: &Value) -> Rule {
+    if key == "ema.enabled" && *before == Value::Bool(false) && *after == Value::Bool(true) {
+        return Fixed("the run began without an average");
+    }
+    let fits = RULES.iter().filter(|(section, _)| is_below(key, section));
+    let longest = fits.max_by_key(|(section, _)| section.len());
+    longest.map_or(
+        Fixed("nothing is known of what a run is with another value"),
+        |(_, rule)| *rule,
+    )
+}
+
+/// Whether a key is `section` or stands below it.
+pub fn is_below(key: &str, section: &str) -> bool {
+    let rest = key.strip_prefix(section);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}

@@ -1,0 +1,244 @@
+//! Going on from a checkpoint: finding it, seeing whether it is of this run, and putting its state back bit for bit.
+
+use super::Parts;
+use super::saved::{Meta, layout_of};
+use crate::algorithm::Algorithm;
+use crate::description::{Change, Description, forbidden};
+use crate::error::TrainError;
+use crate::geometry_history::GeometryHistory;
+use crate::optimizer::Moments;
+use flow_core::{Plain, Weights};
+use flow_report::{CheckpointReader, CheckpointStore, MetricsFound, MetricsWriter, RunDirectory, Traces};
+use std::path::Path;
+
+/// A checkpoint that is whole, and what it says of itself.
+#[derive(Debug)]
+pub(super) struct Checkpoint {
+    pub reader: CheckpointReader,
+    pub meta: Meta,
+    /// Newer ones that cannot be used.
+    pub skipped: Vec<String>,
+}
+
+impl Checkpoint {
+    /// The one at `from`, or the newest usable one of the store.
+    pub(super) fn find(store: &CheckpointStore, from: Option<&Path>) -> Result<Self, TrainError> {
+        let (reader, skipped) = match from {
+            Some(path) => (CheckpointReader::open(path)?, Vec::new()),
+            None => {
+                let latest = store.latest()?;
+                let skipped: Vec<String> = latest.skipped.iter().map(|error| error.problem()).collect();
+                let found = latest.found.ok_or_else(|| TrainError::NoCheckpoint {
+                    directory: store.directory().to_owned(),
+                    skipped: skipped.iter().map(|problem| format!("; {problem}")).collect(),
+                })?;
+                (found, skipped)
+            }
+        };
+        let meta = serde_json::from_value(reader.meta().clone()).map_err(|error| {
+            TrainError::CheckpointMismatch {
+                path: reader.path().to_owned(),
+                problem: format!("its description cannot be read: {error}"),
+                help: "Use another checkpoint".into(),
+            }
+        })?;
+        Ok(Self {
+            reader,
+            meta,
+            skipped,
+        })
+    }
+
+    fn mismatch(&self, problem: String, help: &str) -> TrainError {
+        TrainError::CheckpointMismatch {
+            path: self.reader.path().to_owned(),
+            problem,
+            help: help.into(),
+        }
+    }
+
+    /// Whether the checkpoint is of the run in `directory`, as far as both say so.
+    ///
+    /// # Errors
+    /// If they are of different runs.
+    pub(super) fn check_run(&self, directory: &RunDirectory, traces: &Traces) -> Result<(), TrainError> {
+        let branch = "To begin another run from it, give that one a name of its own (`--set run.name=NAME`); to go on with the \
+                      run of this folder, use another checkpoint of it, `--resume latest` finds the newest";
+        let real = |path: &Path| path.canonicalize().ok();
+        let folder = self.reader.path().parent().and_then(real);
+        let is_inside = folder.is_some() && folder == real(&directory.path().join("checkpoints"));
+        match (&self.meta.run, traces.run_id()) {
+            (Some(run), Some(id)) if run.id != *id => {
+                let problem = format!(
+                    "it is of the run {run}, and `{}` is of the run {}",
+                    directory.path().display(),
+                    id.short()
+                );
+                Err(self.mismatch(problem, branch))
+            }
+            (Some(_), Some(_)) => Ok(()),
+            // Somebody put it among the checkpoints of this run, and nothing contradicts.
+            (Some(_), None) if is_inside => Ok(()),
+            // One side does not say which run it is. The log tells other runs apart, as far as it goes.
+            _ => {
+                let path = directory.path().join("metrics.jsonl");
+                match MetricsWriter::compare(&path, self.meta.metrics)? {
+                    MetricsFound::Same | MetricsFound::Missing => Ok(()),
+                    MetricsFound::Other(problem) => {
+                        let problem = format!("`{}` {problem}, so it may be another run's", path.display());
+                        Err(self.mismatch(problem, branch))
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the run is now that it was not when the checkpoint was saved.
+    ///
+    /// # Errors
+    /// [`TrainError::OtherRun`] with every key that may not change.
+    pub(super) fn changes(&self, traces: &Traces, now: &Description) -> Result<Vec<Change>, TrainError> {
+        let Some(before) = Description::of_checkpoint(self.reader.meta(), Some(traces)) else {
+            return Ok(Vec::new());
+        };
+        let changes = before.changes(now);
+        TrainError::if_other_run(self.reader.path(), &forbidden(&changes))?;
+        Ok(changes)
+    }
+
+    /// Puts the state into `parts`.
+    pub(super) fn put_back<A: Algorithm>(&self, parts: &mut Parts<A>) -> Result<(), TrainError> {
+        let (reader, meta) = (&self.reader, &self.meta);
+        if meta.algorithm != A::NAME {
+            let problem = format!(
+                "it was written by algorithm `{}`, this run uses `{}`",
+                meta.algorithm,
+                A::NAME
+            );
+            return Err(self.mismatch(
+                problem,
+                "Set `algorithm.kind` back, or start a new run from the exported weights",
+            ));
+        }
+        let layout = parts.state.weights.current.layout().clone();
+        self.check_weights(&layout_of(&layout))?;
+        let geometry = parts.settings.geometry;
+        let mut history = match &meta.geometry {
+            Some(history) if history.is_sound() => history.clone(),
+            Some(_) => {
+                return Err(self.mismatch(
+                    "its geometries contradict each other".into(),
+                    "Use another checkpoint",
+                ));
+            }
+            None => GeometryHistory::after_samples(meta.iteration, meta.tally.images(), &geometry),
+        };
+        history.change(meta.iteration, &geometry);
+
+        let device = parts.sampler.device.clone();
+        let read = |section: String, shape: &[usize]| -> Result<Plain, TrainError> {
+            let bytes = reader.section(&section)?;
+            let count: usize = shape.iter().product();
+            if bytes.len() != count * 4 {
+                let problem = format!("section `{section}` has {} bytes for {count} values", bytes.len());
+                return Err(self.mismatch(problem, "Use another checkpoint"));
+            }
+            let values = bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect();
+            Ok(device.lasting(|| device.plain(values, shape)))
+        };
+        let kernels = parts.sampler.kernels.clone();
+        let fill = |set: &str, weights: &mut Weights| -> Result<(), TrainError> {
+            for (index, spec) in layout.specs().iter().enumerate() {
+                weights.set(index, read(format!("{set}/{}", spec.name), &spec.shape)?)?;
+            }
+            weights.settle(&*kernels);
+            Ok(())
+        };
+        let weights = &mut parts.state.weights;
+        let wanted = [
+            ("average", &mut weights.average),
+            ("old", &mut weights.old),
+            ("reference", &mut weights.reference),
+        ];
+        // Before anything is put back: which sets there must be.
+        for (set, weights) in &wanted {
+            self.check_set(set, weights.is_some())?;
+        }
+        for (set, weights) in wanted {
+            if let Some(weights) = weights {
+                fill(set, weights)?;
+            }
+        }
+        fill("current", &mut weights.current)?;
+        let moments = layout
+            .specs()
+            .iter()
+            .zip(parts.state.optimizer.trained())
+            .map(|(spec, trained)| {
+                let moment = |kind: &str| read(format!("{kind}/{}", spec.name), &spec.shape);
+                trained
+                    .then(|| {
+                        Ok(Moments {
+                            first: moment("first")?,
+                            second: moment("second")?,
+                        })
+                    })
+                    .transpose()
+            });
+        let moments = moments.collect::<Result<Vec<_>, TrainError>>()?;
+        let optimizer = &mut parts.state.optimizer;
+        device.lasting(|| optimizer.restore(meta.optimizer_steps, moments));
+        parts.acceleration.restore(&meta.accelerators);
+        parts.state.iteration = meta.iteration;
+        parts.prompt_sampler = parts.prompt_sampler.clone().following(history);
+        Ok(())
+    }
+
+    /// Names and shapes of weights, which an older checkpoint has instead of a description.
+    fn check_weights(&self, ours: &[(String, Vec<usize>)]) -> Result<(), TrainError> {
+        let theirs = &self.meta.weights;
+        let help = "Set `[model]` and `[lora]` back to what the run was started with";
+        if let Some(((name, shape), (other, other_shape))) = ours.iter().zip(theirs).find(|(a, b)| a != b) {
+            let problem =
+                format!("the model has weight `{name}` {shape:?} where it has `{other}` {other_shape:?}");
+            return Err(self.mismatch(problem, help));
+        }
+        if ours.len() != theirs.len() {
+            let problem = format!("the model has {} weights, it has {}", ours.len(), theirs.len());
+            return Err(self.mismatch(problem, help));
+        }
+        Ok(())
+    }
+
+    /// That a set of weights is in the checkpoint, if it is wanted.
+    fn check_set(&self, set: &str, wanted: bool) -> Result<(), TrainError> {
+        let below = format!("{set}/");
+        let is_there = self
+            .reader
+            .sections()
+            .iter()
+            .any(|section| section.name.starts_with(&below));
+        if is_there || !wanted {
+            return Ok(());
+        }
+        let (problem, help) = match set {
+            "average" => (
+                "the run began without an average",
+                "Set `ema.enabled = false`, or start a new run from the exported weights",
+            ),
+            "reference" => (
+                "the run began without a copy of its first weights, with which its loss is to compare now",
+                "Set `algorithm.kl` (of `nft`: `algorithm.kl_beta`) back, or with adapters `reference = \"lora-off\"`, or start \
+                 a new run from the exported weights",
+            ),
+            _ => (
+                "the run began without slower sampling weights",
+                "Set `[algorithm]` back, or start a new run from the exported weights",
+            ),
+        };
+        Err(self.mismatch(problem.into(), help))
+    }
+}

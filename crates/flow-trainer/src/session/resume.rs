@@ -1,0 +1,201 @@
+//! Going on with a run: from its newest checkpoint, or from one that was named.
+//!
+//! A whole checkpoint is enough. What else of the run is missing is said, and begins anew; what is there and is not this run's
+//! stops before anything is changed.
+
+use super::restore::Checkpoint;
+use super::{Files, Parts, Session};
+use crate::algorithm::Algorithm;
+use crate::description::rules::Rule;
+use crate::error::TrainError;
+use crate::observer::Observer;
+use flow_report::{
+    CheckpointStore, Continuation, ContinuedTiming, Manifest, ManifestFound, Opened, RunDirectory, RunStamp,
+    Traces,
+};
+use serde_json::json;
+use std::path::Path;
+
+impl<A: Algorithm> Session<A> {
+    /// Goes on with the newest usable checkpoint of `directory`, or with the one at `from`, wherever that is. `manifest` is that
+    /// of this process: its command and config are noted in the run's own `run.json`, or it becomes that file where there is none.
+    /// A directory in which nothing was begun becomes a run of its own.
+    ///
+    /// # Errors
+    /// If there is none, or it belongs to another model, algorithm or run: then nothing was changed.
+    pub fn resume(
+        mut parts: Parts<A>,
+        directory: RunDirectory,
+        from: Option<&Path>,
+        manifest: Manifest,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, TrainError> {
+        let traces = directory.traces()?;
+        let store = directory.checkpoints(parts.settings.checkpoints_kept);
+        if from.is_none() && traces.continuation(directory.path())? == Continuation::FromStart {
+            return Err(TrainError::NoCheckpoint {
+                directory: store.directory().to_owned(),
+                skipped: String::new(),
+            });
+        }
+        let checkpoint = Checkpoint::find(&store, from)?;
+        checkpoint.check_run(&directory, &traces)?;
+        let changes = checkpoint.changes(&traces, &parts.description)?;
+        checkpoint.put_back(&mut parts)?;
+        let parts = parts.set_up()?;
+
+        // From here on files are changed.
+        let is_branch = *directory.opened() == Opened::Created;
+        let mut told = Vec::new();
+        told.extend(
+            checkpoint
+                .skipped
+                .iter()
+                .map(|problem| format!("a checkpoint was passed over: {problem}")),
+        );
+        let mut own = own_manifest(
+            &directory,
+            &traces,
+            &checkpoint,
+            (&manifest, is_branch),
+            &mut told,
+        )?;
+        let step = parts.state.iteration;
+        let run = RunStamp {
+            name: directory.name(),
+            ..own.stamp()
+        };
+        told.extend(clear_the_way(&directory, &traces, &store, &run, step)?);
+        if is_branch {
+            directory.copy_metrics(checkpoint.reader.path(), checkpoint.meta.metrics)?;
+        }
+        let metrics = directory.continue_metrics(checkpoint.meta.metrics, step)?;
+        let timing = if is_branch {
+            ContinuedTiming::begun(directory.timing()?)
+        } else {
+            directory.continue_timing(checkpoint.meta.timing)?
+        };
+        if metrics.lost {
+            // They were made of records that there are no more.
+            for name in ["summary.json", "report.html"] {
+                directory.supersede_file(name)?;
+            }
+        }
+        told.extend(metrics.notices.into_iter().chain(timing.notices));
+        told.extend(
+            changes
+                .iter()
+                .map(|change| format!("changed since the checkpoint: {change}")),
+        );
+        told.iter().for_each(|notice| observer.notice(notice));
+
+        let mut tally = checkpoint.meta.tally.clone();
+        let knew_no_time = checkpoint.meta.timing.is_none();
+        tally.resumed(own.resumes.len() as u64 + 2, step, &timing.after, knew_no_time);
+        if changes
+            .iter()
+            .any(|change| matches!(change.rule, Rule::Measures(_)))
+        {
+            tally.evaluations_change(step);
+        }
+        if metrics.lost {
+            tally.note(format!(
+                "metrics up to iteration {step} were lost; there is no comparison with evaluations before"
+            ));
+        }
+        let here = std::env::current_dir().unwrap_or_default();
+        let place = checkpoint.reader.path().display().to_string();
+        let notices = directory.notices().iter().cloned().chain(told).collect();
+        own.add_resume(step, &place, manifest.command, &manifest.config, &here, notices);
+        directory.write_manifest(&own)?;
+        let unsaved = !is_same_file(checkpoint.reader.path(), &store.path_of(step));
+        let files = Files::open(
+            directory,
+            (metrics.writer, timing.writer),
+            Some(step),
+            &parts.settings,
+        )?;
+        let mut session = Self::of(parts, files, run, tally);
+        session.resumed = true;
+        session.unsaved = unsaved;
+        Ok(session)
+    }
+}
+
+/// The run's manifest: its own, or where that is missing one made of what the checkpoint and `process`, the manifest of this
+/// process, know.
+fn own_manifest(
+    directory: &RunDirectory,
+    traces: &Traces,
+    checkpoint: &Checkpoint,
+    (process, is_branch): (&Manifest, bool),
+    told: &mut Vec<String>,
+) -> Result<Manifest, TrainError> {
+    let stamp = checkpoint.meta.run.as_ref();
+    let begun = stamp.filter(|_| !is_branch);
+    let path = directory.path().join("run.json");
+    let path = path.display();
+    match &traces.manifest {
+        ManifestFound::Whole(own) => {
+            let mut own = (**own).clone();
+            let id = begun.map(|stamp| &stamp.id).or(process.run_id.as_ref());
+            own.run_id = own.run_id.or_else(|| id.cloned());
+            return Ok(own);
+        }
+        ManifestFound::Missing if is_branch => {}
+        ManifestFound::Missing => told.push(format!(
+            "there is no `{path}`: it was made anew, and its command, machine and versions are those of this process"
+        )),
+        ManifestFound::Damaged(problem) => {
+            let moved = directory.supersede_file("run.json")?;
+            let moved = moved.map_or_else(String::new, |moved| format!(" The old one is now `{}`", moved.display()));
+            told.push(format!("{problem}; it was made anew.{moved}"));
+        }
+    }
+    let mut own = process.clone();
+    if let Some(begun) = begun {
+        own.run_id = Some(begun.id.clone());
+        own.started_at = begun.started_at.clone();
+    }
+    if let Some(description) = &checkpoint.meta.description
+        && description.config != own.config
+    {
+        // Where its values came from, nobody knows any more.
+        own.config = description.config.clone();
+        own.config_sources.clear();
+    }
+    if is_branch {
+        let (run, step) = (stamp.map(ToString::to_string), checkpoint.meta.iteration);
+        let from = json!({ "run": run, "iteration": step, "checkpoint": checkpoint.reader.path().display().to_string() });
+        own.extra.insert("branched_from".into(), from);
+    }
+    Ok(own)
+}
+
+/// Moves aside what would be taken for the state of this run after `step` or for its future, and says so of other runs' files.
+fn clear_the_way(
+    directory: &RunDirectory,
+    traces: &Traces,
+    store: &CheckpointStore,
+    run: &RunStamp,
+    step: u64,
+) -> Result<Vec<String>, TrainError> {
+    let mut told = Vec::new();
+    store.supersede_after(step)?;
+    directory.supersede_grids_after(step)?;
+    for found in traces.checkpoints.iter().filter(|found| found.step <= step) {
+        if found.run.as_ref().is_some_and(|other| other.id != run.id) {
+            let moved = store.move_aside(&found.path)?;
+            told.push(format!(
+                "a checkpoint of another run was moved to `{}`",
+                moved.display()
+            ));
+        }
+    }
+    Ok(told)
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().ok();
+    one == other || real(one).is_some_and(|one| Some(one) == real(other))
+}

@@ -1,0 +1,330 @@
+//! What a run is, and which of its keys may change when it goes on.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use flow_config::{
+    AlgorithmConfig, Architecture, Config, DataConfig, Finetune, GrpoGuardConfig, PositionEncoding,
+    ShapesData, TextConfig, WordsText,
+};
+use flow_trainer::description::rules::{self, RULES, Rule};
+use flow_trainer::description::{Change, Description, forbidden};
+use serde_json::{Value, json};
+
+const BASE: &str = "config_version = 1\n[[rewards]]\nkind = \"digit-classifier\"\nweights = \"built-in\"\n";
+
+fn config(overrides: &[&str]) -> Config {
+    let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+    flow_config::parse_named("test.toml", BASE, &overrides)
+        .unwrap_or_else(|report| panic!("{report}"))
+        .config
+}
+
+fn changes(before: &[&str], after: &[&str]) -> Vec<Change> {
+    let described = |overrides| Description::of_config(&config(overrides));
+    described(before).changes(&described(after))
+}
+
+fn keys(changes: &[Change]) -> Vec<&str> {
+    changes.iter().map(|change| change.key.as_str()).collect()
+}
+
+/// Every key of the schema that holds a value, `[]` for a place in a list.
+fn schema_keys() -> BTreeSet<String> {
+    fn resolve<'a>(schema: &'a Value, mut node: &'a Value) -> Vec<&'a Value> {
+        let mut nodes = vec![node];
+        while let Some(reference) = node.get("$ref").and_then(Value::as_str) {
+            node = schema
+                .pointer(reference.trim_start_matches('#'))
+                .expect("a reference leads somewhere");
+            nodes.push(node);
+        }
+        nodes
+    }
+    fn walk(schema: &Value, key: &str, node: &Value, keys: &mut BTreeSet<String>) -> bool {
+        let mut has_keys = false;
+        for node in resolve(schema, node) {
+            for keyword in ["oneOf", "anyOf", "allOf"] {
+                for alternative in node.get(keyword).and_then(Value::as_array).into_iter().flatten() {
+                    has_keys |= walk(schema, key, alternative, keys);
+                }
+            }
+            for keyword in ["if", "then", "else"] {
+                has_keys |= node
+                    .get(keyword)
+                    .is_some_and(|node| walk(schema, key, node, keys));
+            }
+            for (name, below) in node
+                .get("properties")
+                .and_then(Value::as_object)
+                .into_iter()
+                .flatten()
+            {
+                has_keys = true;
+                let key = if key.is_empty() {
+                    name.clone()
+                } else {
+                    format!("{key}.{name}")
+                };
+                if !walk(schema, &key, below, keys) {
+                    keys.insert(key);
+                }
+            }
+            if let Some(items) = node.get("items").filter(|items| items.is_object()) {
+                has_keys |= walk(schema, &format!("{key}[]"), items, keys);
+            }
+        }
+        has_keys
+    }
+    let schema = flow_config::schema();
+    let mut keys = BTreeSet::new();
+    walk(&schema, "", &schema, &mut keys);
+    assert!(keys.len() > 150, "{}", keys.len());
+    keys
+}
+
+#[test]
+fn every_key_of_the_schema_has_a_rule_and_every_rule_a_key() {
+    let keys = schema_keys();
+    for key in &keys {
+        let known = RULES.iter().any(|(section, _)| rules::is_below(key, section));
+        assert!(
+            known,
+            "say in `description/rules.rs` whether `{key}` may change when a run goes on"
+        );
+    }
+    for (section, _) in RULES {
+        assert!(
+            keys.iter().any(|key| rules::is_below(key, section)),
+            "there is no `{section}`"
+        );
+    }
+    let unknown = rules::of("sampling.added_later", &json!(1), &json!(2));
+    assert!(
+        matches!(unknown, Rule::Fixed(_)),
+        "what nobody thought of may not change"
+    );
+    assert!(!rules::is_below("run.seedling", "run.seed"));
+}
+
+/// What differs between the base config changed by `before` and by `after`.
+fn changes_of(before: impl Fn(&mut Config), after: impl Fn(&mut Config)) -> Vec<Change> {
+    let (mut one, mut other) = (config(&[]), config(&[]));
+    before(&mut one);
+    after(&mut other);
+    Description::of_config(&one).changes(&Description::of_config(&other))
+}
+
+fn lora(config: &mut Config) {
+    config.model.finetune = Finetune::Lora;
+    config.lora.rank = 4;
+}
+
+fn mmdit(config: &mut Config) {
+    config.model.architecture = Architecture::Mmdit;
+}
+
+#[test]
+fn a_config_differs_from_itself_in_nothing_however_its_values_are_written() {
+    let configs: [fn(&mut Config); 3] = [lora, mmdit, |_| {}];
+    for same in configs {
+        assert!(changes_of(same, same).is_empty());
+    }
+    // Values that are left out and what they stand for are the same.
+    let written = |config: &mut Config| {
+        lora(config);
+        (config.lora.alpha, config.lora.seed) = (Some(8.0), Some(0));
+        config.evaluation.steps = Some(config.scheduler.steps);
+        config.eval_rewards = Some(config.rewards.clone());
+    };
+    assert!(changes_of(lora, written).is_empty());
+    // What the model does not read is not part of the run.
+    let unread = |config: &mut Config| {
+        config.model.mmdit.num_layers = 7;
+        config.lora.rank = 3;
+        config.text = TextConfig::Words(WordsText { tokens: 40, seed: 9 });
+    };
+    assert!(changes_of(|_| {}, unread).is_empty());
+}
+
+#[test]
+fn constants_that_no_shape_shows_are_refused_by_name() {
+    type Case = (fn(&mut Config), fn(&mut Config), &'static str);
+    let same: fn(&mut Config) = |_| {};
+    let cases: [Case; 15] = [
+        (
+            same,
+            |c| c.model.dit.position = PositionEncoding::Rope,
+            "model.dit.position",
+        ),
+        (same, |c| c.model.dit.heads += 1, "model.dit.heads"),
+        (same, |c| c.model.dit.layers += 1, "model.dit.layers"),
+        (
+            |c| c.model.dit.moe.top_k = 2,
+            |c| c.model.dit.moe.top_k = 1,
+            "model.dit.moe.top_k",
+        ),
+        (same, lora, "model.finetune"),
+        (
+            lora,
+            |c| {
+                lora(c);
+                c.lora.alpha = Some(64.0);
+            },
+            "lora.alpha",
+        ),
+        (
+            lora,
+            |c| {
+                lora(c);
+                c.lora.targets = vec!["to_q".into()];
+            },
+            "lora.targets",
+        ),
+        (
+            mmdit,
+            |c| {
+                mmdit(c);
+                c.text = TextConfig::Words(WordsText { tokens: 16, seed: 5 });
+            },
+            "text.seed",
+        ),
+        (
+            mmdit,
+            |c| {
+                mmdit(c);
+                c.model.mmdit.num_attention_heads = 12;
+            },
+            "model.mmdit.num_attention_heads",
+        ),
+        (same, |c| c.run.seed = 5, "run.seed"),
+        (
+            same,
+            |c| c.data = DataConfig::Shapes(ShapesData::default()),
+            "data.kind",
+        ),
+        (
+            |c| c.data = DataConfig::Shapes(ShapesData::default()),
+            |c| {
+                c.data = DataConfig::Shapes(ShapesData {
+                    seed: 4,
+                    ..ShapesData::default()
+                })
+            },
+            "data.seed",
+        ),
+        (
+            same,
+            |c| c.algorithm = AlgorithmConfig::GrpoGuard(GrpoGuardConfig::default()),
+            "algorithm.kind",
+        ),
+        (same, |c| c.rewards.clear(), "rewards[0].kind"),
+        (same, |c| c.ema.enabled = true, "ema.enabled"),
+    ];
+    for (before, after, key) in cases {
+        let changes = changes_of(before, after);
+        let forbidden: Vec<&str> = forbidden(&changes)
+            .iter()
+            .map(|change| change.key.as_str())
+            .collect();
+        assert!(forbidden.contains(&key), "{key}: {changes:?}");
+    }
+    let other = "rewards=[{ kind = 'digit-classifier', weights = 'built-in', mode = 'log-probability' }]";
+    assert_eq!(keys(&changes(&[], &[other]))[1], "rewards[0].mode");
+}
+
+#[test]
+fn what_may_change_is_told_and_not_refused() {
+    let after = [
+        "run.steps=7",
+        "optimizer.learning_rate=0.5",
+        "sampling.prompts_per_step=4",
+        "sampling.micro_batch=16",
+        "evaluation.seed=3",
+        "acceleration={ rollout = [{ name = 'feature_cache', params = { policy = 'fixed' } }] }",
+    ];
+    let changes = changes(&[], &after);
+    assert!(forbidden(&changes).is_empty(), "{changes:?}");
+    let told = keys(&changes);
+    for key in [
+        "run.steps",
+        "optimizer.learning_rate",
+        "sampling.prompts_per_step",
+        "acceleration.rollout[0].name",
+    ] {
+        assert!(told.contains(&key), "{key}: {told:?}");
+    }
+    let measures = changes
+        .iter()
+        .find(|change| change.key == "evaluation.seed")
+        .unwrap();
+    assert!(matches!(measures.rule, Rule::Measures(_)));
+    assert!(
+        measures
+            .to_string()
+            .starts_with("evaluation.seed = 3, was 1234: "),
+        "{measures}"
+    );
+    let off = self::changes(&["ema.enabled=true"], &[]);
+    assert!(
+        forbidden(&off).is_empty() && keys(&off) == ["ema.enabled"],
+        "{off:?}"
+    );
+}
+
+#[test]
+fn files_are_compared_by_what_they_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &str| fs::write(folder.path().join(name), bytes).unwrap();
+    file("a.safetensors", "one");
+    file("same.safetensors", "one");
+    file("b.safetensors", "two");
+    let of = |name: &str, base: &Path| {
+        let reward = format!("rewards=[{{ kind = 'digit-classifier', weights = '{name}' }}]");
+        Description::of(&config(&[&reward, &format!("model.weights={name}")]), base).unwrap()
+    };
+    let before = of("a.safetensors", folder.path());
+    assert!(
+        before.changes(&of("same.safetensors", folder.path())).is_empty(),
+        "only its name is another"
+    );
+    let changes = before.changes(&of("b.safetensors", folder.path()));
+    assert_eq!(
+        keys(&changes),
+        ["eval_rewards[0].weights", "model.weights", "rewards[0].weights"]
+    );
+    assert!(changes[1].to_string().contains("BLAKE3"), "{}", changes[1]);
+    // The same name, other contents.
+    file("a.safetensors", "three");
+    assert_eq!(
+        forbidden(&before.changes(&of("a.safetensors", folder.path()))).len(),
+        2
+    );
+    // A folder, by the files in it.
+    fs::create_dir(folder.path().join("w")).unwrap();
+    file("w/1.safetensors", "one");
+    let before = of("w", folder.path());
+    file("w/notes.txt", "x");
+    assert!(before.changes(&of("w", folder.path())).is_empty());
+    file("w/2.safetensors", "two");
+    assert_eq!(forbidden(&before.changes(&of("w", folder.path()))).len(), 2);
+}
+
+#[test]
+fn a_config_of_an_older_version_lacks_keys_and_is_the_same_run() {
+    let now = Description::of_config(&config(&[]));
+    let mut older = now.clone();
+    let sections = older.config.as_object_mut().unwrap();
+    sections.remove("advantage");
+    sections["model"]["dit"]
+        .as_object_mut()
+        .unwrap()
+        .remove("qk_norm");
+    assert!(older.changes(&now).is_empty(), "{:?}", older.changes(&now));
+    let other = Description::of_config(&config(&["model.dit.qk_norm=false"]));
+    assert_eq!(keys(&older.changes(&other)), ["model.dit.qk_norm"]);
+    // One that cannot be read as a config at all is compared as it stands.
+    older.config["model"]["gone"] = json!(1);
+    assert!(keys(&older.changes(&now)).contains(&"model.gone"));
+}
