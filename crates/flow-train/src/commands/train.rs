@@ -17,6 +17,7 @@ use open::Start;
 
 /// Trains.
 pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
+    open::compare(arguments)?;
     let loaded = Loaded::read(&arguments.config, Use::Training)?;
     let interrupt = if arguments.dry_run {
         Interrupt::default()
@@ -100,23 +101,14 @@ impl WithAlgorithm for Train<'_> {
             }
             Start::Resume(directory, from) => {
                 self.tell(&mut *observer, directory.notices());
-                let resolved = serde_json::to_value(config).or_failed()?;
-                let command = std::env::args().collect();
-                let session = Session::resume(
-                    parts,
-                    directory,
-                    from.as_deref(),
-                    command,
-                    &resolved,
-                    &mut *observer,
-                )
-                .or_bad_input()?;
+                let manifest = open::manifest(&directory, self.loaded, environment, &parts.acceleration)?;
+                let session = Session::resume(parts, directory, from.as_deref(), manifest, &mut *observer)
+                    .or_bad_input()?;
                 let place = session.directory().path().display();
                 observer.notice(&format!(
                     "resumed {place} after iteration {}",
                     session.state().iteration
                 ));
-                self.tell(&mut *observer, &open::changes(session.directory()));
                 session
             }
         };

@@ -5,7 +5,7 @@ use crate::Registries;
 use flow_checkpoint::Gauge;
 use flow_config::{Config, OnExists};
 use flow_core::ParamLayout;
-use flow_report::{Manifest, Opened, RunDirectory, RunStatus, RunSummary};
+use flow_report::{Continuation, Manifest, Opened, RunDirectory, RunStatus, RunSummary};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
@@ -151,13 +151,21 @@ impl WithAlgorithm for Visitor<'_> {
         let command: Vec<String> = std::env::args_os()
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
-        let mut session = if *directory.opened() == Opened::Resumed {
-            Session::resume(parts, directory, None, command, &json!(config), observer)?
+        let here = std::env::current_dir().unwrap_or_default();
+        let mut manifest = Manifest::new(&directory.name(), command, json!(config), &here);
+        manifest.versions.extend(crate::versions());
+        manifest.device = crate::manifest_device(config, environment, &parts.acceleration);
+        let goes_on = *directory.opened() == Opened::Resumed
+            && match directory.continuation()? {
+                Continuation::FromCheckpoint => true,
+                Continuation::FromStart => {
+                    directory.supersede_all()?;
+                    false
+                }
+            };
+        let mut session = if goes_on {
+            Session::resume(parts, directory, None, manifest, observer)?
         } else {
-            let here = std::env::current_dir().unwrap_or_default();
-            let mut manifest = Manifest::new(&directory.name(), command, json!(config), &here);
-            manifest.versions.extend(crate::versions());
-            manifest.device = crate::manifest_device(config, environment, &parts.acceleration);
             Session::start(parts, directory, &manifest)?
         };
         if let Some(record) = record {
@@ -181,7 +189,10 @@ fn finished<A: Algorithm>(
     let mut weights = Vec::new();
     if status == RunStatus::Finished {
         let metadata = crate::weights_metadata(config, &directory.name(), session.state().iteration);
+        // Weights of a process before this one are not written over.
+        let before = directory.supersede_weights()?;
         weights = flow_trainer::export(&session.state().weights, base, &directory.weights(), &metadata)?;
+        directory.drop_same(&before)?;
     }
     // Wherever they are used next.
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());

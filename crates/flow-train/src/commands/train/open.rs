@@ -5,10 +5,14 @@ use crate::commands::Loaded;
 use crate::failure::{Failure, OrFailure};
 use flow_accel::Arrangement;
 use flow_config::Config;
-use flow_report::{Manifest, MetricsPosition, MetricsStart, OnExists, Opened, RunDirectory};
+use flow_report::{
+    CheckpointReader, Continuation, Manifest, OnExists, Opened, RunDirectory, Traces, peek_checkpoint,
+};
+use flow_trainer::TrainError;
+use flow_trainer::description::{Description, forbidden};
 use flow_trainer::setup::Environment;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// How a run begins.
 pub enum Start {
@@ -18,30 +22,80 @@ pub enum Start {
     Resume(RunDirectory, Option<PathBuf>),
 }
 
+/// Before anything is built of a config that goes on with a run: whether it describes that run. What cannot be read here is for
+/// others to say.
+pub fn compare(arguments: &TrainArguments) -> Result<(), Failure> {
+    let inspection = flow_config::inspect(&arguments.config.config, &arguments.config.set);
+    let Some(resolved) = inspection
+        .partial
+        .filter(|resolved| !resolved.report.has_errors())
+    else {
+        return Ok(());
+    };
+    let config = &resolved.config;
+    let goes_on = arguments.resume.is_some() || policy(arguments, config) == OnExists::Resume;
+    if !goes_on {
+        return Ok(());
+    }
+    let directory = config.run.dir.join(&config.run.name);
+    let traces = Traces::of(&directory).ok();
+    let named = arguments.resume.as_deref().filter(|from| *from != "latest");
+    let candidates: Vec<PathBuf> = match (named, &traces) {
+        (Some(named), _) => vec![PathBuf::from(named)],
+        (None, Some(traces)) => traces
+            .checkpoints
+            .iter()
+            .map(|found| found.path.clone())
+            .collect(),
+        (None, None) => Vec::new(),
+    };
+    let readable = candidates
+        .into_iter()
+        .find_map(|path| Some((peek_checkpoint(&path).ok()?.1, path)));
+    let Some((meta, path)) = readable else {
+        return Ok(());
+    };
+    let Some(before) = Description::of_checkpoint(&meta, traces.as_ref()) else {
+        return Ok(());
+    };
+    let changes = before.changes(&Description::of_config(config));
+    TrainError::if_other_run(&path, &forbidden(&changes)).or_bad_input()
+}
+
 /// Opens the run's directory as command line and config ask.
 pub fn directory(arguments: &TrainArguments, config: &Config) -> Result<Start, Failure> {
     let (root, name) = (&config.run.dir, &config.run.name);
     if let Some(from) = &arguments.resume {
-        let from = checkpoint(from)?;
-        return resumed(RunDirectory::resume(root, name).or_bad_input()?, from);
+        let Some(from) = checkpoint(from)? else {
+            return resumed(RunDirectory::resume(root, name).or_bad_input()?);
+        };
+        if !root.join(name).exists() {
+            // A checkpoint that cannot be used leaves no new folder.
+            CheckpointReader::open(&from).or_bad_input()?;
+        }
+        let directory = RunDirectory::open(root, name, OnExists::Resume).or_bad_input()?;
+        return Ok(Start::Resume(directory, Some(from)));
     }
+    let directory = RunDirectory::open(root, name, policy(arguments, config)).or_bad_input()?;
+    match directory.opened() {
+        Opened::Resumed => resumed(directory),
+        Opened::Created | Opened::Replaced { .. } => Ok(Start::Fresh(directory, Vec::new())),
+    }
+}
+
+fn policy(arguments: &TrainArguments, config: &Config) -> OnExists {
     let given = arguments.on_exists.map(|policy| match policy {
         Existing::Error => OnExists::Error,
         Existing::Resume => OnExists::Resume,
         Existing::Overwrite => OnExists::Overwrite,
         Existing::New => OnExists::New,
     });
-    let policy = given.unwrap_or(match config.run.on_exists {
+    given.unwrap_or(match config.run.on_exists {
         flow_config::OnExists::Error => OnExists::Error,
         flow_config::OnExists::Resume => OnExists::Resume,
         flow_config::OnExists::Overwrite => OnExists::Overwrite,
         flow_config::OnExists::New => OnExists::New,
-    });
-    let directory = RunDirectory::open(root, name, policy).or_bad_input()?;
-    match directory.opened() {
-        Opened::Resumed => resumed(directory, None),
-        Opened::Created | Opened::Replaced { .. } => Ok(Start::Fresh(directory, Vec::new())),
-    }
+    })
 }
 
 /// The checkpoint that `--resume` names; `None` for the newest.
@@ -50,31 +104,44 @@ fn checkpoint(from: &str) -> Result<Option<PathBuf>, Failure> {
         return Ok(None);
     }
     let path = PathBuf::from(from);
-    if !path.is_file() {
-        return Err(Failure::Input(format!(
-            "there is no checkpoint `{from}`; pass `--resume latest`, or one of the files in the run's folder \
-             `checkpoints`"
-        )));
+    if path.is_file() {
+        return Ok(Some(path));
     }
-    Ok(Some(path))
+    let help = match newest_below(&path) {
+        Some(file) => format!(
+            "it is a folder; pass `--resume {}`, the newest checkpoint in it",
+            file.display()
+        ),
+        None if path.is_dir() => {
+            "it is a folder, and there is no `step-….ckpt` in it or in its folder `checkpoints`".into()
+        }
+        None => "pass `--resume latest`, or one of the files in the run's folder `checkpoints`".into(),
+    };
+    Err(Failure::Input(format!("there is no checkpoint `{from}`; {help}")))
 }
 
-/// A run that was killed before an iteration was saved has nothing to go on from and begins again; records that it
-/// wrote go to `metrics.superseded.jsonl`.
-fn resumed(directory: RunDirectory, from: Option<PathBuf>) -> Result<Start, Failure> {
-    let fresh = *directory.opened() == Opened::Created;
-    let checkpoints = directory.checkpoints(NonZeroUsize::MIN).list().or_bad_input()?;
-    let has_iteration = checkpoints.iter().any(|(step, _)| *step > 0);
-    if from.is_some() || (has_iteration && !fresh) {
-        return Ok(Start::Resume(directory, from));
+/// The newest checkpoint in a folder, or in the folder `checkpoints` in it.
+fn newest_below(folder: &Path) -> Option<PathBuf> {
+    let folders = [folder.join("checkpoints"), folder.to_owned()];
+    folders.iter().find_map(|folder| {
+        let store = flow_report::CheckpointStore::new(folder, NonZeroUsize::MIN);
+        Some(store.list().ok()?.into_iter().next()?.1)
+    })
+}
+
+/// A run from which nothing was saved has nothing to go on from and begins again; what it wrote is moved aside.
+fn resumed(directory: RunDirectory) -> Result<Start, Failure> {
+    if *directory.opened() == Opened::Created {
+        return Ok(Start::Fresh(directory, Vec::new()));
     }
-    let metrics = directory.metrics(MetricsStart::At(MetricsPosition::default()));
-    let mut notices = metrics.or_failed()?.notices().to_vec();
-    if !fresh {
-        directory.supersede_grids_after(0).or_failed()?;
-        notices.push("the run has no checkpoint of an iteration to go on from and begins again".into());
+    match directory.continuation().or_bad_input()? {
+        Continuation::FromCheckpoint => Ok(Start::Resume(directory, None)),
+        Continuation::FromStart => {
+            let mut notices = vec!["the run saved no state to go on from and begins again".to_owned()];
+            notices.extend(directory.supersede_all().or_failed()?);
+            Ok(Start::Fresh(directory, notices))
+        }
     }
-    Ok(Start::Fresh(directory, notices))
 }
 
 /// What the run is, for `run.json`.
@@ -114,21 +181,6 @@ fn manifest_key(key: &str) -> String {
         }
     }
     text
-}
-
-/// Values that the resumed run changes, as sentences.
-pub fn changes(directory: &RunDirectory) -> Vec<String> {
-    let changes = directory
-        .read_manifest()
-        .ok()
-        .and_then(|mut manifest| Some(manifest.resumes.pop()?.config_changes));
-    let sentence = |change: flow_report::ConfigChange| {
-        format!(
-            "changed since the start: {} = {}, was {}",
-            change.key, change.after, change.before
-        )
-    };
-    changes.unwrap_or_default().into_iter().map(sentence).collect()
 }
 
 /// The command that goes on with the run called `name`.
