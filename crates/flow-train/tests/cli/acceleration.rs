@@ -407,5 +407,5 @@ fn the_code_of_a_finding_can_be_explained() {
     let text = place.succeed(&["explain", "acceleration::lossy-outside-window"]);
     contains(&text, &["acceleration::lossy-outside-window", "log-probability"]);
     let unknown = place.fail(2, &["explain", "acceleration::no-such-code"]);
-    contains(&unknown, &["no key or code"]);
+    contains(&unknown, &["no key, value or code"]);
 }

@@ -341,7 +341,7 @@ fn a_config_of_flow_factory_becomes_one_that_check_reads() {
         ],
     );
     let said = place.succeed(&["import", "factory.yaml", "--out", "ours.toml"]);
-    contains(&said, &["ours.toml: runs when", "the reward"]);
+    contains(&said, &["ours.toml: runs when", "a reward are there"]);
     assert_eq!(place.text("ours.toml"), toml);
     contains(
         &place.fail(2, &["import", "factory.yaml", "--out", "ours.toml"]),
