@@ -89,7 +89,7 @@ impl Traces {
                 None => elsewhere.push(file),
             }
         }
-        checkpoints.sort_by(|a, b| b.step.cmp(&a.step));
+        checkpoints.sort_by_key(|found| std::cmp::Reverse(found.step));
         elsewhere.sort();
         let timing = Metrics::read(&directory.join("timing.jsonl")).ok();
         let has_id = matches!(&manifest, ManifestFound::Whole(manifest) if manifest.run_id.is_some());
