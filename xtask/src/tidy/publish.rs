@@ -14,6 +14,7 @@ use toml::{Table, Value};
 const KEPT_HERE: &[(&str, &str)] = &[
     ("cubecl-llvm", "stands in for a published crate"),
     ("flow-example-accelerator", "the code of the guide"),
+    ("test-support", "for tests alone"),
     (
         "workspace-hack",
         "crates.io has an empty crate of this name, for users",
@@ -165,6 +166,10 @@ impl Known<'_> {
             }
         }
         for name in self.ours(manifest.get("dev-dependencies")) {
+            // Of those that are kept here the workspace says no version either.
+            if Self::is_kept(name) {
+                continue;
+            }
             let value = &manifest["dev-dependencies"][name];
             // Of those that are kept here the workspace says no version either.
             if Self::is_kept(name) {
