@@ -89,7 +89,7 @@ pub enum Opened {
 /// | `summary.json` | [`RunSummary`] |
 /// | `metrics.jsonl` | one record per line, a function of the configuration and the seed alone |
 /// | `timing.jsonl` | wall-clock values, by process |
-/// | `events/` | TensorBoard event files, one per process |
+/// | `events.out.tfevents.*` | TensorBoard event files, one per process |
 /// | `images/KIND-step-000123.png` | image grids |
 /// | `curves/NAME.svg` | curves |
 /// | `checkpoints/step-000123.ckpt` | see [`CheckpointStore`] |
@@ -106,7 +106,7 @@ pub struct RunDirectory {
     _lock: RunLock,
 }
 
-const SUBDIRECTORIES: [&str; 5] = ["events", "images", "curves", "checkpoints", "weights"];
+const SUBDIRECTORIES: [&str; 4] = ["images", "curves", "checkpoints", "weights"];
 
 impl RunDirectory {
     /// Opens `root/name` for writing; makes it if it is not there, and follows `on_exists` if it is.
@@ -338,13 +338,16 @@ impl RunDirectory {
         Metrics::read(&self.path.join("metrics.jsonl"))
     }
 
-    /// A TensorBoard event file of this process in `events/`. `resumed_from` is the step the run goes on after, if
+    /// A TensorBoard event file of this process. It lies in the run directory itself, so that viewers call the run by its name; in
+    /// `events/` where an earlier process has written there. `resumed_from` is the step the run goes on after, if
     /// it does; viewers then drop what earlier processes logged for later steps.
     ///
     /// # Errors
     /// If the file cannot be made.
     pub fn events(&self, resumed_from: Option<u64>) -> Result<EventWriter> {
-        EventWriter::create(&self.path.join("events"), resumed_from)
+        let earlier = self.path.join("events");
+        let has_earlier = fs::read_dir(&earlier).is_ok_and(|mut entries| entries.next().is_some());
+        EventWriter::create(if has_earlier { &earlier } else { &self.path }, resumed_from)
     }
 
     /// The checkpoints of the run, of which the `keep` newest are kept.
@@ -381,6 +384,21 @@ impl RunDirectory {
         check_name(name)?;
         let path = self.path.join("curves").join(format!("{name}.svg"));
         atomic_write(&path, "curve", |out| out.write_all(chart.svg().as_bytes()))
+    }
+
+    /// Writes the charts of [`run_charts`](crate::run_charts) that have a file name, from what the directory holds, to `curves/`.
+    ///
+    /// # Errors
+    /// If the run's files cannot be read, or as [`atomic_write`].
+    pub fn write_curves(&self) -> Result<()> {
+        let data = crate::report::ReportData::read(&self.path)?;
+        let groups = crate::report::run_charts(&data.metrics, &data.timing, data.summary.as_ref());
+        for chart in groups.into_iter().flat_map(|group| group.charts) {
+            if let Some(name) = chart.file {
+                self.write_curve(name, &chart.chart)?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes `report.html` from what is in the directory and returns its path.

@@ -27,3 +27,19 @@ pub fn escape(text: &str) -> Cow<'_, str> {
 fn allowed(letter: char) -> bool {
     !letter.is_control() || matches!(letter, '\n' | '\t' | '\r')
 }
+
+/// A relative link to a file: parts of a path, each with what has a meaning in a URL or in markup percent-encoded (RFC 3986).
+pub(crate) fn href(parts: &[&str]) -> String {
+    let encoded = parts.iter().map(|part| {
+        let mut out = String::new();
+        for byte in part.bytes() {
+            if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+                out.push(char::from(byte));
+            } else {
+                out += &format!("%{byte:02X}");
+            }
+        }
+        out
+    });
+    encoded.collect::<Vec<_>>().join("/")
+}

@@ -79,6 +79,27 @@ impl Tile {
         self.pixels_CHW.iter().filter(|value| !value.is_finite()).count()
     }
 
+    /// The tile alone, without its label; each pixel becomes a square of `scale` pixels.
+    ///
+    /// # Errors
+    /// If the picture would be larger than 32768 pixels on a side.
+    pub fn picture(&self, scale: u32) -> Result<Picture> {
+        let scale = scale.max(1);
+        let (width, height) = (
+            u64::from(self.width) * u64::from(scale),
+            u64::from(self.height) * u64::from(scale),
+        );
+        if width.max(height) > LARGEST_SIDE {
+            return Err(ReportError::Tile {
+                tile: format!("{}×{}×{}", self.channels, self.height, self.width),
+                problem: format!("would be {width}×{height} pixels at scale {scale}; use a smaller scale"),
+            });
+        }
+        encoded(&RgbImage::from_fn(width as u32, height as u32, |x, y| {
+            self.pixel(y / scale, x / scale)
+        }))
+    }
+
     fn pixel(&self, y: u32, x: u32) -> Rgb<u8> {
         let plane = (self.height * self.width) as usize;
         let at = (y * self.width + x) as usize;
@@ -192,19 +213,21 @@ impl ImageGrid {
     /// # Errors
     /// As [`ImageGrid::render`].
     pub fn picture(&self) -> Result<Picture> {
-        let canvas = self.render()?;
-        let mut bytes = Cursor::new(Vec::new());
-        canvas
-            .write_to(&mut bytes, ImageFormat::Png)
-            .map_err(|e| ReportError::Tile {
-                tile: "grid".into(),
-                problem: format!("cannot be encoded: {e}"),
-            })?;
-        Ok(Picture {
-            width: canvas.width(),
-            height: canvas.height(),
-            png: bytes.into_inner(),
-        })
+        encoded(&self.render()?)
+    }
+
+    /// Each tile as a picture of its own, without captions, row by row: its row and its column, both from 1, and the picture.
+    ///
+    /// # Errors
+    /// As [`Tile::picture`].
+    pub fn each(&self, scale: u32) -> Result<Vec<(usize, usize, Picture)>> {
+        let mut pictures = Vec::new();
+        for (tiles, row) in self.rows.iter().zip(1..) {
+            for (tile, column) in tiles.groups.iter().flatten().zip(1..) {
+                pictures.push((row, column, tile.picture(scale)?));
+            }
+        }
+        Ok(pictures)
     }
 
     /// Draws the grid.
@@ -246,6 +269,21 @@ impl ImageGrid {
     fn tiles(&self) -> impl Iterator<Item = &Tile> {
         self.rows.iter().flat_map(|row| row.groups.iter().flatten())
     }
+}
+
+fn encoded(canvas: &RgbImage) -> Result<Picture> {
+    let mut bytes = Cursor::new(Vec::new());
+    canvas
+        .write_to(&mut bytes, ImageFormat::Png)
+        .map_err(|e| ReportError::Tile {
+            tile: "picture".into(),
+            problem: format!("cannot be encoded: {e}"),
+        })?;
+    Ok(Picture {
+        width: canvas.width(),
+        height: canvas.height(),
+        png: bytes.into_inner(),
+    })
 }
 
 struct Layout {

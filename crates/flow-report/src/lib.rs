@@ -24,7 +24,6 @@ mod manifest;
 mod metrics;
 mod probe;
 mod report;
-mod report_summary;
 mod run_id;
 mod setback;
 mod statistics;
@@ -56,12 +55,15 @@ pub use probe::{
     BYTES_PER_GIB, Stopwatch, human_duration, peak_resident_bytes, peak_resident_gib, process_cpu_s,
     resident_bytes, rfc3339,
 };
-pub use report::{GridFigure, ReportData, write_report};
+pub use report::{
+    ChartGroup, ComparedRun, GridFigure, ReportData, RunChart, run_charts, runs_in, write_comparison,
+    write_report,
+};
 pub use run_id::{RunId, RunStamp};
 pub use setback::Setback;
 pub use statistics::{
-    Interval, IntervalMethod, PairedDifference, StatisticsError, mean_interval, paired_difference,
-    student_t_quantile_95,
+    Interval, IntervalMethod, PairedDifference, StatisticsError, ValueRange, mean_interval,
+    paired_difference, student_t_quantile_95,
 };
 pub use store::{CheckpointStore, Latest, Saved};
 pub use summary::{Audit, RewardChange, RunStatus, RunSummary};

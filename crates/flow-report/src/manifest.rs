@@ -44,6 +44,10 @@ pub struct Manifest {
     /// Where each value of the configuration comes from: dotted key to source, for example
     /// `"trainer.learning_rate": "configs/digits-grpo.toml:12"`. A key covers the keys below it.
     pub config_sources: BTreeMap<String, String>,
+    /// The defaults of values that somebody set, by dotted key, as far as they are known: what differs from them is what makes this
+    /// run another one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub config_defaults: BTreeMap<String, Value>,
     /// Where the run did something else than was asked for. Empty is the normal case, and is written out.
     pub fallbacks: Vec<Fallback>,
     /// Every later process that went on with the run.
@@ -114,6 +118,7 @@ impl Manifest {
             device: Map::new(),
             config,
             config_sources: BTreeMap::new(),
+            config_defaults: BTreeMap::new(),
             fallbacks: Vec::new(),
             resumes: Vec::new(),
             extra: Map::new(),

@@ -96,7 +96,8 @@ pub fn human_duration(wall_s: f64) -> String {
     if !wall_s.is_finite() || wall_s < 0.0 {
         return "unknown".into();
     }
-    let tenths = (wall_s * 10.0).round();
+    // Without the sign of a negative zero.
+    let tenths = (wall_s * 10.0).round().abs();
     if tenths < 600.0 {
         return format!("{:.1} s", tenths / 10.0);
     }

@@ -2,6 +2,9 @@
 //!
 //! A reward is reported with its 95 % confidence interval, and a gain as the interval of the per-prompt difference,
 //! because the same held-out prompts are measured before and after. All sums run in f64 in the order given.
+//!
+//! Where a value is bounded, so is its mean, and an interval that reaches beyond the bound is cut there
+//! ([`Interval::within`]). The cut takes away only what the mean cannot be, so the interval covers the mean as often as before.
 
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +52,39 @@ pub enum StatisticsError {
     NoResamples,
 }
 
+/// Between which ends a value lies by its nature, for example a probability between 0 and 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ValueRange {
+    /// The smallest value; `None` where there is no bound.
+    pub low: Option<f64>,
+    /// The largest value; `None` where there is no bound.
+    pub high: Option<f64>,
+}
+
+impl ValueRange {
+    /// From `low` to `high`; an end that is not finite is no bound.
+    pub fn new(low: f64, high: f64) -> Self {
+        let [low, high] = [low, high].map(|end| Some(end).filter(|end| end.is_finite()));
+        Self { low, high }
+    }
+
+    /// The range of the difference of two values of this range.
+    #[must_use]
+    pub fn of_differences(self) -> Self {
+        let width = self.high.zip(self.low).map(|(high, low)| high - low);
+        Self {
+            low: width.map(|width| -width),
+            high: width,
+        }
+    }
+
+    /// Whether there is no bound.
+    pub fn is_unbounded(&self) -> bool {
+        self.low.is_none() && self.high.is_none()
+    }
+}
+
 /// Mean and 95 % confidence interval. With a single value the spread is unknown: `low` and `high` are `None`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
@@ -66,9 +102,23 @@ pub struct Interval {
     pub high: Option<f64>,
     /// How the interval was made.
     pub method: IntervalMethod,
+    /// What the interval was cut to.
+    #[serde(default, skip_serializing_if = "ValueRange::is_unbounded")]
+    pub range: ValueRange,
 }
 
 impl Interval {
+    /// Cuts the ends to the range of what was measured. The interval keeps its mean: a mean beyond the range shows that the range
+    /// is wrong, and the cut then ends at the mean.
+    #[must_use]
+    pub fn within(mut self, range: ValueRange) -> Self {
+        let above = |end: f64| range.low.map_or(end, |low| end.max(low)).min(self.mean);
+        let below = |end: f64| range.high.map_or(end, |high| end.min(high)).max(self.mean);
+        (self.low, self.high) = (self.low.map(above), self.high.map(below));
+        self.range = range;
+        self
+    }
+
     /// `0.712 [0.690, 0.734]` with `digits` decimals; without a spread, `0.712 (n = 1)`.
     pub fn text(&self, digits: usize) -> String {
         match (self.low, self.high) {
@@ -92,6 +142,13 @@ pub struct PairedDifference {
 }
 
 impl PairedDifference {
+    /// Cuts the interval to what differences of values of `range` can be.
+    #[must_use]
+    pub fn of_values_within(mut self, range: ValueRange) -> Self {
+        self.interval = self.interval.within(range.of_differences());
+        self
+    }
+
     /// Whether the 95 % interval lies wholly above or below 0.
     pub fn excludes_zero(&self) -> bool {
         matches!((self.interval.low, self.interval.high), (Some(low), Some(high)) if low > 0.0 || high < 0.0)
@@ -127,6 +184,7 @@ pub fn mean_interval(values: &[f64], method: IntervalMethod) -> Result<Interval,
             low: none,
             high: none,
             method,
+            range: ValueRange::default(),
         });
     }
     let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
@@ -147,6 +205,7 @@ pub fn mean_interval(values: &[f64], method: IntervalMethod) -> Result<Interval,
         low,
         high,
         method,
+        range: ValueRange::default(),
     })
 }
 

@@ -52,6 +52,8 @@ pub struct RunSummary {
     pub audit: Audit,
     /// Anything else the reader should know.
     pub notes: Vec<String>,
+    /// Texts of the held-out prompts, in the order of the values by prompt in `metrics.jsonl`.
+    pub prompts: Vec<String>,
 }
 
 /// A reward at the first and at the last evaluation.

@@ -1,9 +1,13 @@
 //! TensorBoard event files, read back by a decoder written here from the formats' descriptions.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Cursor;
 
-use flow_report::{EventWriter, ImageGrid, MetricRecord, Tile, masked_crc32c};
+use flow_report::{
+    EventWriter, ImageGrid, Manifest, MetricRecord, OnExists, RunDirectory, RunStatus, Tile, masked_crc32c,
+};
+use serde_json::json;
 
 /// CRC32C bit by bit (reversed polynomial 0x82F63B78), independent of the library the writer uses.
 fn crc32c_by_bits(data: &[u8]) -> u32 {
@@ -171,4 +175,117 @@ fn a_resumed_process_opens_a_file_of_its_own_and_tells_viewers_where_it_goes_on(
     let start = fields(records(&content)[1]);
     assert_eq!(varint(&start, 2), 42);
     assert_eq!(varint(&fields(bytes(&start, 7)), 1), 1);
+}
+
+/// Tag and value of each event with a summary.
+fn values(writer: &EventWriter) -> Vec<(String, Vec<u8>)> {
+    let content = fs::read(writer.path()).unwrap();
+    let mut found = Vec::new();
+    for event in records(&content).into_iter().map(fields) {
+        let Some(summary) = event.iter().find_map(|field| match field {
+            Field::Bytes(5, summary) => Some(*summary),
+            _ => None,
+        }) else {
+            continue;
+        };
+        let value = bytes(&fields(summary), 1).to_vec();
+        let tag = String::from_utf8(bytes(&fields(&value), 1).to_vec()).unwrap();
+        found.push((tag, value));
+    }
+    found
+}
+
+#[test]
+fn the_ends_of_an_interval_are_drawn_around_their_value_and_are_no_charts_beside_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = EventWriter::create(directory.path(), None).unwrap();
+    let record = MetricRecord::new(3, "eval")
+        .with("reward/a b", 0.5)
+        .with("reward/a b/low", 0.25)
+        .with("reward/a b/high", 0.75)
+        .with("water/low", 1.0);
+    writer.record(&record).unwrap();
+    writer.by_prompt("a b", 3, &["x/y", "z"], &[0.125, 1.0]).unwrap();
+    writer.layout(&["a b"], true).unwrap();
+    let found = values(&writer);
+    let tags: Vec<&str> = found.iter().map(|(tag, _)| tag.as_str()).collect();
+    let expected = [
+        "eval/reward/a b",
+        "intervals/eval/reward/a b/low",
+        "intervals/eval/reward/a b/high",
+        "eval/water/low",
+        "prompts/a b/01 x-y",
+        "prompts/a b/02 z",
+        "custom_scalars__config__",
+    ];
+    assert_eq!(tags, expected);
+    let tensor = bytes(&fields(&found[6].1), 8).to_vec();
+    let layout = bytes(&fields(&tensor), 8).to_vec();
+    let category = bytes(&fields(&layout), 2).to_vec();
+    let chart = bytes(&fields(&category), 2).to_vec();
+    let margin = bytes(&fields(&chart), 3).to_vec();
+    let series = bytes(&fields(&margin), 1).to_vec();
+    for (field, tag) in (1..).zip(&expected[..3]) {
+        assert_eq!(bytes(&fields(&series), field), tag.as_bytes());
+    }
+}
+
+#[test]
+fn the_configuration_is_a_text_and_hyperparameters() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = EventWriter::create(directory.path(), None).unwrap();
+    let config = json!({"run": {"name": "a", "seed": 3}, "rate": 0.5, "on": true, "text": "x|y", "list": [1, 2], "no": null});
+    let mut manifest = Manifest::new("a", vec![], config, directory.path());
+    manifest.config_sources.insert("rate".into(), "a.toml:3".into());
+    manifest.config_sources.insert("run".into(), "default".into());
+    writer.configuration(&manifest).unwrap();
+    writer.ended(&RunStatus::Finished).unwrap();
+    let found = values(&writer);
+    let text = bytes(&fields(bytes(&fields(&found[0].1), 8)), 8).to_vec();
+    let text = String::from_utf8(text).unwrap();
+    let (set, defaults) = text.split_once("**Defaults**").unwrap();
+    assert!(
+        set.contains("| rate | 0.5 | a.toml:3 |") && set.contains("| text | x\\|y |"),
+        "{text}"
+    );
+    assert!(defaults.contains("| run.seed | 3 | default |"), "{text}");
+    let metadata = bytes(&fields(&found[1].1), 9).to_vec();
+    let plugin = bytes(&fields(&metadata), 1).to_vec();
+    assert_eq!(bytes(&fields(&plugin), 1), b"hparams");
+    let content = bytes(&fields(&plugin), 2).to_vec();
+    let start = bytes(&fields(&content), 3).to_vec();
+    let mut read = BTreeMap::new();
+    for field in fields(&start) {
+        let Field::Bytes(1, entry) = field else { continue };
+        let entry = fields(entry);
+        let key = String::from_utf8(bytes(&entry, 1).to_vec()).unwrap();
+        let value = match fields(bytes(&entry, 2))[0] {
+            Field::Bytes(2, number) => f64::from_le_bytes(number.try_into().unwrap()).to_string(),
+            Field::Bytes(3, text) => String::from_utf8(text.to_vec()).unwrap(),
+            Field::Varint(4, truth) => (truth == 1).to_string(),
+            ref other => panic!("{other:?}"),
+        };
+        read.insert(key, value);
+    }
+    let expected = [
+        ("list", "[1,2]"),
+        ("on", "true"),
+        ("rate", "0.5"),
+        ("run.seed", "3"),
+        ("text", "x|y"),
+    ];
+    let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    assert_eq!(read, BTreeMap::from(expected));
+    assert_eq!(found[2].0, "_hparams_/session_end_info");
+}
+
+#[test]
+fn a_run_is_called_by_its_name_and_goes_on_where_it_has_events() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path(), "a", OnExists::Error).unwrap();
+    assert_eq!(run.events(None).unwrap().path().parent(), Some(run.path()));
+    fs::create_dir(run.path().join("events")).unwrap();
+    EventWriter::create(&run.path().join("events"), None).unwrap();
+    let earlier = run.path().join("events");
+    assert_eq!(run.events(Some(1)).unwrap().path().parent(), Some(&*earlier));
 }

@@ -327,3 +327,66 @@ proptest! {
         prop_assert_eq!(labels(&ticks, step).len(), ticks.len());
     }
 }
+
+/// The texts at the ticks of the y axis.
+fn y_ticks(chart: &LineChart) -> Vec<f64> {
+    let svg = chart.svg();
+    let texts = svg.split("class=\"tick end\"").skip(1);
+    texts
+        .map(|rest| {
+            rest.split_once('>')
+                .unwrap()
+                .1
+                .split_once('<')
+                .unwrap()
+                .0
+                .parse()
+                .unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn an_axis_of_probabilities_does_not_leave_0_to_1_unless_a_value_does() {
+    let chart = |y: f64, high: f64| {
+        let series =
+            Series::new("p", vec![(0.0, 0.3), (10.0, y)]).band(vec![(0.0, 0.2, 0.4), (10.0, 0.9, high)]);
+        LineChart::new("t", "x", "y")
+            .with(series)
+            .y_within(ValueRange::new(0.0, 1.0))
+    };
+    assert!(
+        y_ticks(&chart(0.97, 1.0))
+            .iter()
+            .all(|tick| (0.0..=1.0).contains(tick))
+    );
+    assert!(y_ticks(&chart(0.97, 1.1)).iter().any(|tick| *tick > 1.0));
+    // One value gets room on both sides, but only where there can be values.
+    for value in [0.0, 1.0] {
+        let series = Series::new("", vec![(0.0, value), (1.0, value)]);
+        let chart = LineChart::new("t", "x", "y")
+            .with(series)
+            .y_within(ValueRange::new(0.0, 1.0));
+        let ticks = y_ticks(&chart);
+        assert!(
+            ticks.len() > 1 && ticks.iter().all(|tick| (0.0..=1.0).contains(tick)),
+            "{ticks:?}"
+        );
+    }
+}
+
+#[test]
+fn each_tile_of_a_grid_is_a_picture_of_its_own_without_captions() {
+    let mut grid = ImageGrid::new().title("t").scale(9);
+    grid.row("a", vec![grey(2, 3, -1.0).label("0.5"), grey(2, 3, 1.0)]);
+    grid.row("b", vec![grey(4, 4, 0.0)]);
+    let each = grid.each(5).unwrap();
+    let places: Vec<(usize, usize)> = each.iter().map(|(row, column, _)| (*row, *column)).collect();
+    assert_eq!(places, [(1, 1), (1, 2), (2, 1)]);
+    let picture = &each[1].2;
+    let decoded = image::load_from_memory(&picture.png).unwrap().to_rgb8();
+    assert_eq!((decoded.width(), decoded.height()), (15, 10));
+    assert_eq!((picture.width, picture.height), (15, 10));
+    assert!(decoded.pixels().all(|pixel| pixel.0 == [255; 3]));
+    assert!(grid.each(10_000).is_err());
+}

@@ -6,6 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flow_report::*;
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 
 const EVIL: &str = "<script>alert('x')</script>\" onload=\"y & z";
 
@@ -47,9 +48,16 @@ fn evil_run(root: &std::path::Path) -> RunDirectory {
             allowed: false,
         },
         notes: vec![evil()],
+        prompts: vec![evil()],
         ..RunSummary::default()
     })
     .unwrap();
+    let mut metrics = run.metrics(MetricsStart::Fresh).unwrap();
+    let record = MetricRecord::new(0, EVIL).with(EVIL, 1.0);
+    metrics.append(&record).unwrap();
+    let record = MetricRecord::new(0, "eval").with(&format!("reward/{EVIL}"), 0.5);
+    let record = record.with(&format!("prompts/{EVIL}"), vec![0.5_f64]);
+    metrics.append(&record).unwrap();
     fs::write(run.path().join("curves/evil.svg"), format!("<svg>{EVIL}</svg>")).unwrap();
     run
 }
@@ -63,18 +71,177 @@ fn no_text_of_the_user_becomes_markup_and_nothing_is_loaded_from_elsewhere() {
         html.matches("&lt;script&gt;").count() >= 15,
         "every place shows the text"
     );
-    for forbidden in ["<script", "\" onload", "http://", "https://", "<link", "@import"] {
+    for forbidden in [
+        "<script>alert",
+        "\" onload",
+        "http://",
+        "https://",
+        "<link",
+        "@import",
+    ] {
         assert!(!html.contains(forbidden), "{forbidden}");
     }
+    assert_eq!(html.matches("<script").count(), 1, "the page's own");
     let sources: Vec<&str> = html.split("src=\"").skip(1).collect();
     assert!(!sources.is_empty() && sources.iter().all(|source| source.starts_with("data:image/")));
+    let links = html.split("href=\"").skip(1);
+    assert!(links.into_iter().all(|link| link.starts_with(['#', 'i'])));
+    for chart in html.split("<svg").skip(1) {
+        let chart = format!("<svg{}</svg>", chart.split_once("</svg>").unwrap().0);
+        roxmltree::Document::parse(&chart).unwrap_or_else(|error| panic!("{error}: {chart}"));
+    }
+}
+
+#[test]
+fn a_browser_may_run_the_pages_own_script_and_nothing_else() {
+    let root = tempfile::tempdir().unwrap();
+    let html = fs::read_to_string(evil_run(root.path()).write_report().unwrap()).unwrap();
+    let between = |from: &str, to: &str| html.split_once(from).unwrap().1.split_once(to).unwrap().0;
+    let script = between("<script>", "</script>");
+    let policy = between("Content-Security-Policy\" content=\"", "\"");
+    assert!(policy.starts_with("default-src 'none';"), "{policy}");
+    let hash = STANDARD.encode(Sha256::digest(script));
+    assert!(
+        policy.contains(&format!("script-src 'sha256-{hash}'")),
+        "the page's policy has another hash than its script, {hash}"
+    );
+    assert!(!script.contains("innerHTML"), "texts of a run stay texts");
+}
+
+#[test]
+fn every_number_that_a_run_has_written_is_a_line_of_one_chart() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path(), "a", OnExists::Error).unwrap();
+    let train = [
+        "reward",
+        "reward/std",
+        "reward/first",
+        "reward/first/std",
+        "reward/second",
+        "loss",
+        "kl",
+        "clip_fraction",
+        "acceleration/cache/step_skipped",
+        "acceleration/cache/kept_mib_peak",
+        "acceleration/cache/step_skipped/share/head",
+        "drift/velocity_l1",
+        "drift/latent_l1",
+        "drift/velocity_l1/step_003",
+        "gradient_norm",
+        "learning_rate",
+        "my_own",
+    ];
+    let mut metrics = run.metrics(MetricsStart::Fresh).unwrap();
+    for step in 0..3 {
+        let record = MetricRecord::new(step, "eval")
+            .with("reward/first", 0.5)
+            .with("reward/first/low", 0.4)
+            .with("reward/first/high", 0.6)
+            .with("prompts/first", vec![0.25_f64, 0.75])
+            .with("reward/second", -40.0);
+        metrics.append(&record).unwrap();
+        let record = train
+            .iter()
+            .fold(MetricRecord::new(step, "train"), |record, key| {
+                record.with(key, 1.5)
+            });
+        metrics.append(&record).unwrap();
+        metrics
+            .append(
+                &MetricRecord::new(step, "mine")
+                    .with("a_value", step)
+                    .with("word", "x"),
+            )
+            .unwrap();
+    }
+    let mut timing = run.timing().unwrap();
+    // The second time after a resume from step 1.
+    for step in [1, 2, 2, 3] {
+        let record = MetricRecord::new(step, "timing")
+            .with("rollout_s", 0.5)
+            .with("update_s", 1.0);
+        timing.append(&record).unwrap_or_else(|error| panic!("{error}"));
+        timing
+            .append(&MetricRecord::new(step, "throughput").with("images_per_s", 7.0))
+            .unwrap();
+        timing
+            .append(&MetricRecord::new(step, "device_memory").with("rollout_gib", 3.0))
+            .unwrap();
+    }
+    let timing = Metrics::read(&run.path().join("timing.jsonl")).unwrap();
+    let groups = run_charts(&run.read_metrics().unwrap(), &timing, None);
+    let charts: Vec<&LineChart> = groups
+        .iter()
+        .flat_map(|group| &group.charts)
+        .map(|chart| &chart.chart)
+        .collect();
+    let lines: usize = charts.iter().map(|chart| chart.series().len()).sum();
+    assert_eq!(lines, 2 + train.len() + 1 + 4, "{charts:?}");
+    let titles: Vec<&str> = charts.iter().map(|chart| chart.title()).collect();
+    for title in [
+        "Loss",
+        "Learning rate",
+        "Images per second",
+        "Memory",
+        "My own",
+        "Mine: a value",
+        "Distance from the reference",
+    ] {
+        assert!(titles.contains(&title), "{title} of {titles:?}");
+    }
+    // Rewards of other sizes are not on one axis.
+    assert!(titles.contains(&"first on held-out prompts") && titles.contains(&"second on held-out prompts"));
+    let seconds = charts
+        .iter()
+        .find(|chart| chart.title() == "Time of a step")
+        .unwrap();
+    assert_eq!(seconds.series()[0].points, [(1.0, 0.5), (2.0, 0.5), (3.0, 0.5)]);
+
+    run.write_manifest(&Manifest::new("a", vec![], json!({}), root.path()))
+        .unwrap();
+    let html = fs::read_to_string(run.write_report().unwrap()).unwrap();
+    assert_eq!(html.matches("data-plot=").count(), charts.len());
+    assert!(html.contains("[1,0.5,0.4,0.6]"), "a point with its interval");
+    assert!(html.contains("2 held-out prompts, one by one"));
+}
+
+#[test]
+fn runs_of_a_folder_are_compared_by_what_differs_and_what_came_out() {
+    let root = tempfile::tempdir().unwrap();
+    for (name, rate) in [("slow & steady", 1e-4), ("fast", 1e-3)] {
+        let run = RunDirectory::open(root.path(), name, OnExists::Error).unwrap();
+        let config =
+            json!({"run": {"name": name, "seed": 3}, "optimizer": {"learning_rate": rate}, "unset": null});
+        run.write_manifest(&Manifest::new(name, vec![], config, root.path()))
+            .unwrap();
+        let mut metrics = run.metrics(MetricsStart::Fresh).unwrap();
+        for step in 0..3 {
+            metrics
+                .append(&MetricRecord::new(step, "train").with("reward", 0.25 * step as f64))
+                .unwrap();
+        }
+    }
+    fs::create_dir(root.path().join("no run")).unwrap();
+    assert_eq!(runs_in(root.path()).unwrap(), ["fast", "slow & steady"]);
+    let (page, runs) = write_comparison(root.path()).unwrap();
+    let html = fs::read_to_string(page).unwrap();
+    assert_eq!(runs.len(), 2);
+    for part in [
+        "2 runs",
+        "<td>slow &amp; steady</td><td>no summary yet</td>",
+        "<tr><td>optimizer.learning_rate</td><td><code>0.001</code></td><td><code>0.0001</code></td></tr>",
+    ] {
+        assert!(html.contains(part), "{part} is missing");
+    }
+    assert!(!html.contains("run.seed") && !html.contains("run.name") && !html.contains("unset"));
+    assert_eq!(html.matches("data-plot=").count(), 1);
 }
 
 #[test]
 fn the_report_shows_every_section_with_the_runs_own_values() {
     let root = tempfile::tempdir().unwrap();
     let run = RunDirectory::open(root.path(), "digits", OnExists::Error).unwrap();
-    let config = json!({"trainer": {"lr": 0.0003, "steps": 200}, "data": "digits"});
+    let config = json!({"trainer": {"lr": 0.0003, "steps": 200, "set_to_it": 1.0}, "data": "digits"});
     let mut manifest = Manifest::new(
         "digits",
         vec!["flow-train".into(), "--set a=b c".into()],
@@ -87,6 +254,8 @@ fn the_report_shows_every_section_with_the_runs_own_values() {
     manifest
         .config_sources
         .insert("trainer.steps".into(), "default".into());
+    let defaults = [("trainer.lr", json!(0.001)), ("trainer.set_to_it", json!(1))];
+    manifest.config_defaults = defaults.map(|(key, value)| (key.to_owned(), value)).into();
     run.write_manifest(&manifest).unwrap();
     let (before, after) = ([0.1, 0.3, 0.2], [0.6, 0.75, 0.72]);
     let method = IntervalMethod::StudentT;
@@ -131,12 +300,15 @@ fn the_report_shows_every_section_with_the_runs_own_values() {
         "0.88 GiB",
         "max|ratio − 1| = 0",
         "exact on 960 elements of 120 rollouts",
-        "<td>lr</td><td><code>0.0003</code></td><td>configs/digits.toml:9</td>",
-        "<tr class=\"faint\"><td>steps</td><td><code>200</code></td><td>default</td>",
-        "<td>data</td><td><code>digits</code></td><td>not recorded</td>",
+        "<td>lr</td><td><code>0.0003</code></td><td class=\"faint\">0.001</td><td>configs/digits.toml:9</td>",
+        "<tr><td>steps</td><td><code>200</code></td></tr>",
+        "Defaults <span class=\"faint\">2 settings",
+        "<tr><td>set_to_it</td><td><code>1.0</code></td></tr>",
+        "<td>data</td><td><code>digits</code></td><td class=\"faint\"></td><td>not recorded</td>",
         "None: everything ran as configured.",
-        "6 of 20 grids",
-        "after step 0<",
+        "18 grids",
+        "<a href=\"images/eval-step-000010.png\">step 10</a>",
+        "before training<",
         "after step 190<",
         "flow-train &#39;--set a=b c&#39;",
         "width=device-width",

@@ -142,6 +142,7 @@ fn memory_is_probed_where_linux_tells_it() {
 
 #[test]
 fn durations_and_moments_are_written_for_people() {
+    assert_eq!(human_duration(-0.0), "0.0 s");
     let texts = [0.04, 8.44, 59.96, 60.0, 185.4, 3599.7, 7620.0, f64::NAN].map(human_duration);
     assert_eq!(
         texts,
@@ -158,6 +159,48 @@ fn durations_and_moments_are_written_for_people() {
     );
     let moment = std::time::UNIX_EPOCH + std::time::Duration::from_millis(1_700_000_000_900);
     assert_eq!(rfc3339(moment), "2023-11-14T22:13:20Z");
+}
+
+#[test]
+fn an_interval_ends_where_the_values_end_by_their_nature() {
+    let method = IntervalMethod::StudentT;
+    let probability = ValueRange::new(0.0, 1.0);
+    // The held-out probabilities of a run that came out well.
+    let values = [0.9999, 0.99, 0.9998, 0.9999, 0.9999];
+    let open = mean_interval(&values, method).unwrap();
+    let cut = open.clone().within(probability);
+    assert!(open.high.unwrap() > 1.0, "{open:?}");
+    assert_eq!((cut.low, cut.high, cut.mean), (open.low, Some(1.0), open.mean));
+    let low = mean_interval(&[0.0, 0.0, 0.02], method)
+        .unwrap()
+        .within(probability);
+    assert_eq!(low.low, Some(0.0));
+    // Differences of probabilities lie between -1 and 1.
+    let difference = paired_difference(&[0.0, 0.1, 0.0], &[1.0, 0.6, 1.0], method).unwrap();
+    assert!(difference.interval.high.unwrap() > 1.0);
+    let difference = difference.of_values_within(probability);
+    assert_eq!(difference.interval.high, Some(1.0));
+    // One end alone, none, one value, and a range that the values contradict.
+    let below = mean_interval(&[-0.1, -0.01], method)
+        .unwrap()
+        .within(ValueRange::new(f64::NEG_INFINITY, 0.0));
+    assert_eq!(
+        (below.high, below.low),
+        (Some(0.0), mean_interval(&[-0.1, -0.01], method).unwrap().low)
+    );
+    assert_eq!(open.clone().within(ValueRange::default()), open);
+    assert_eq!(
+        mean_interval(&[0.5], method).unwrap().within(probability).high,
+        None
+    );
+    let wrong = mean_interval(&[2.0, 3.0], method).unwrap().within(probability);
+    assert_eq!((wrong.mean, wrong.high), (2.5, Some(2.5)));
+    // As it is stored, with and without a range; summaries of older runs have none.
+    for interval in [open, cut, below] {
+        let text = serde_json::to_string(&interval).unwrap();
+        assert_eq!(text.contains("range"), !interval.range.is_unbounded());
+        assert_eq!(serde_json::from_str::<Interval>(&text).unwrap(), interval);
+    }
 }
 
 proptest! {

@@ -70,6 +70,15 @@ impl Reward for TargetColour {
         NAME
     }
 
+    fn range(&self) -> (f64, f64) {
+        // No two colours of the sRGB cube are further apart than black and white are in sRGB.
+        let furthest = match self.settings.space {
+            ColourSpace::Srgb => 3.0_f64.sqrt(),
+            ColourSpace::Oklab => f64::INFINITY,
+        };
+        (-furthest, 0.0)
+    }
+
     fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
         let TargetColourSettings { rgb, space } = &self.settings;
         let target = in_space(*rgb, *space);

@@ -112,6 +112,13 @@ impl Reward for DigitClassifier {
         NAME
     }
 
+    fn range(&self) -> (f64, f64) {
+        match self.mode {
+            ScoreMode::Probability => (0.0, 1.0),
+            ScoreMode::LogProbability => (f64::NEG_INFINITY, 0.0),
+        }
+    }
+
     fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
         let score = |(index, sample): (usize, &RewardSample<'_>)| {
             check_finite(index, sample)?;

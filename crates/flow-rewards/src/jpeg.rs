@@ -101,6 +101,10 @@ impl Reward for JpegCompressibility {
         NAME
     }
 
+    fn range(&self) -> (f64, f64) {
+        (f64::NEG_INFINITY, 0.0)
+    }
+
     fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
         let score = |(index, sample): (usize, &RewardSample<'_>)| {
             check_finite(index, sample)?;

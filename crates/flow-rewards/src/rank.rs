@@ -34,6 +34,10 @@ impl Reward for RankInGroup {
         NAME
     }
 
+    fn range(&self) -> (f64, f64) {
+        (0.0, 1.0)
+    }
+
     fn kind(&self) -> RewardKind {
         RewardKind::Groupwise
     }

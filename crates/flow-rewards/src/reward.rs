@@ -34,6 +34,13 @@ pub trait Reward: Send + Sync {
         RewardKind::Pointwise
     }
 
+    /// The smallest and the largest score that any image can get; infinite where there is no bound.
+    ///
+    /// Intervals of mean scores stay inside it.
+    fn range(&self) -> (f64, f64) {
+        (f64::NEG_INFINITY, f64::INFINITY)
+    }
+
     /// One score per sample, in the order of the samples.
     ///
     /// For a group-wise reward the samples are exactly one group.

@@ -160,6 +160,10 @@ impl Reward for ShapesRules {
         NAME
     }
 
+    fn range(&self) -> (f64, f64) {
+        (0.0, 1.0)
+    }
+
     fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
         let score = |(index, sample): (usize, &RewardSample<'_>)| {
             check_finite(index, sample)?;

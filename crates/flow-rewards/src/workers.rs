@@ -121,6 +121,11 @@ impl RewardWorkers {
         self.rewards.iter().map(|reward| reward.name.as_str())
     }
 
+    /// [`Reward::range`] of the rewards in the order of the results.
+    pub fn ranges(&self) -> impl Iterator<Item = (f64, f64)> {
+        self.rewards.iter().map(|reward| reward.reward.range())
+    }
+
     /// Hands over a batch and returns at once; `id` comes back with the result and stands in errors.
     ///
     /// A ticket that is dropped cancels what has not begun.

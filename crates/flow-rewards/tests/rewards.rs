@@ -195,6 +195,48 @@ fn ranks_run_from_zero_to_one_and_equal_scores_share_theirs() {
 }
 
 #[test]
+fn no_score_leaves_the_range_that_its_reward_names() {
+    let infinite = f64::INFINITY;
+    let cases = [
+        ("digit-classifier", json!({}), (0.0, 1.0)),
+        (
+            "digit-classifier",
+            json!({ "mode": "log-probability" }),
+            (-infinite, 0.0),
+        ),
+        ("jpeg-compressibility", json!({}), (-infinite, 0.0)),
+        (
+            "target-colour",
+            json!({ "rgb": [1.0, 1.0, 1.0] }),
+            (-(3.0_f64.sqrt()), 0.0),
+        ),
+        (
+            "target-colour",
+            json!({ "rgb": [1.0, 1.0, 1.0], "space": "oklab" }),
+            (-infinite, 0.0),
+        ),
+        (
+            "rank-in-group",
+            json!({ "reward": "jpeg-compressibility" }),
+            (0.0, 1.0),
+        ),
+        ("shapes-rules", json!({}), (0.0, 1.0)),
+    ];
+    let prompt = digit_prompt("thin 3");
+    for (name, params, range) in cases {
+        let reward = build(name, params);
+        assert_eq!(reward.range(), range, "{name}");
+        if name == "shapes-rules" {
+            continue;
+        }
+        for image in [grey(8, -1.0), grey(8, 1.0), grey(8, 0.3)] {
+            let score = f64::from(reward.score(&[sample(&image, &prompt)]).unwrap()[0]);
+            assert!(range.0 <= score && score <= range.1, "{name}: {score}");
+        }
+    }
+}
+
+#[test]
 fn every_reward_refuses_images_that_are_not_finite() {
     let prompt = digit_prompt("bold 7");
     let good = grey(8, 0.0);

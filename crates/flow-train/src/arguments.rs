@@ -73,9 +73,9 @@ pub enum Command {
     },
     /// Look at this machine and check that computing works and is deterministic
     Doctor,
-    /// Make the report of a run again
+    /// Make the report of a run again, or compare the runs of a folder on one page
     Report {
-        /// The run's directory
+        /// The run's directory, or one that holds runs
         run: PathBuf,
     },
     /// Bring an older config up to date; comments are kept

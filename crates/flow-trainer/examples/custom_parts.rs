@@ -17,7 +17,7 @@ use flow_core::{
 };
 use flow_kernels::CpuKernels;
 use flow_models::ModelRegistry;
-use flow_report::{Manifest, OnExists, RunDirectory};
+use flow_report::{Manifest, OnExists, RunDirectory, ValueRange};
 use flow_rewards::{NamedReward, Reward, RewardError, RewardRegistry, RewardSample, RewardWorkers};
 use flow_trainer::Session;
 use flow_trainer::algorithm::{Algorithm, LossContext, Position, ReferenceWeights, UnitLoss};
@@ -264,6 +264,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let weight = RewardWeight {
             name: "symmetry".into(),
             weight: 1.0,
+            range: ValueRange::default(),
         };
         Ok((
             RewardWorkers::new(vec![NamedReward::from(reward)], 1)?,

@@ -1,5 +1,7 @@
 //! Who watches a run: progress bars, plain lines, tests.
 
+use flow_report::Interval;
+
 /// The part of an iteration under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -44,8 +46,8 @@ pub trait Observer: Send {
     fn advance(&mut self, _units: usize) {}
     /// An iteration is done.
     fn iteration(&mut self, _summary: &IterationSummary) {}
-    /// An evaluation is done: reward name, mean, and half the width of its 95 % interval if there is one.
-    fn evaluation(&mut self, _step: u64, _rewards: &[(String, f64, Option<f64>)]) {}
+    /// An evaluation is done: the name of each reward, and its mean with the 95 % interval.
+    fn evaluation(&mut self, _step: u64, _rewards: &[(String, Interval)]) {}
     /// Something a person should know.
     fn notice(&mut self, _text: &str) {}
     /// Whether to finish the iteration, save and stop.

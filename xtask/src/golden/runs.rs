@@ -83,22 +83,20 @@ fn gains(runs: &[Seeded]) -> Result<Vec<Gain>> {
     let first = runs.first().context("no seeds")?;
     let mut gains = Vec::new();
     for (index, reward) in first.summary.rewards.iter().enumerate() {
-        let of = |value: &dyn Fn(&RewardChange) -> f64| -> Result<Interval> {
+        let of = |value: &dyn Fn(&RewardChange) -> &Interval| -> Result<Interval> {
             let values: Option<Vec<f64>> = runs
                 .iter()
-                .map(|run| run.summary.rewards.get(index).map(value))
+                .map(|run| run.summary.rewards.get(index).map(|reward| value(reward).mean))
                 .collect();
-            Ok(mean_interval(
-                &values.context("the runs have different rewards")?,
-                IntervalMethod::StudentT,
-            )?)
+            let values = values.context("the runs have different rewards")?;
+            Ok(mean_interval(&values, IntervalMethod::StudentT)?.within(value(reward).range))
         };
         gains.push(Gain {
             name: reward.name.clone(),
             measured_on: reward.measured_on.clone(),
-            before: of(&|reward| reward.before.mean)?,
-            after: of(&|reward| reward.after.mean)?,
-            gain: of(&|reward| reward.difference.interval.mean)?,
+            before: of(&|reward| &reward.before)?,
+            after: of(&|reward| &reward.after)?,
+            gain: of(&|reward| &reward.difference.interval)?,
         });
     }
     Ok(gains)
@@ -108,7 +106,7 @@ fn page(workspace: &Workspace, job: &str, runs: &[Seeded], gains: &[Gain]) -> Re
     let mut text = format!(
         "# {job} over {} seeds\n\nWritten by `cargo xtask golden --only runs {job}`, offline, at commit `{}`.\n\n\
          Rewards are means over held-out prompts. Intervals are 95 % intervals of Student's t: over the seeds in the \
-         first table, over the prompts of one run in the second.\n\n",
+         first table, over the prompts of one run in the second; they end where a reward's range ends.\n\n",
         runs.len(),
         commit(workspace)
     );

@@ -107,6 +107,10 @@ impl Found {
                 .collect::<Option<Vec<f64>>>()
                 .map(|all| all.iter().sum())
         };
+        let mut reward = paired_difference(&without, &with, IntervalMethod::StudentT)?;
+        // Every rollout is rewarded by the same sum.
+        let range = runs.first().map(|run| run.drift.reward.interval.range);
+        reward.interval = reward.interval.within(range.unwrap_or_default());
         Ok(Self {
             samples: runs.iter().map(|run| run.drift.samples).sum(),
             blocks: (blocks - counted(Engagement::BlockSkipped).min(blocks), blocks),
@@ -116,7 +120,7 @@ impl Found {
             velocity_l1: mean(&|run| run.drift.velocity_l1),
             latent_l1: mean(&|run| run.drift.latent_l1),
             psnr_db: (mean_square > 0.0).then(|| 10.0 * (4.0 / mean_square).log10()),
-            reward: paired_difference(&without, &with, IntervalMethod::StudentT)?,
+            reward,
             reward_without: without.iter().sum::<f64>() / without.len() as f64,
             group_std: mean(&|run| run.drift.reward_group_std),
             sign_changes: mean(&|run| run.drift.sign_changes),

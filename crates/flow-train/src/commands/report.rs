@@ -1,11 +1,56 @@
-//! `report`: the report of a run, made again from its files.
+//! `report`: the report of a run made again from its files, or a page that compares the runs of a folder.
 
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
+use flow_report::{ComparedRun, RunStatus};
 use std::path::Path;
 
-/// Writes `report.html` and prints its path.
-pub fn run(run: &Path) -> Result<(), Failure> {
-    let report = flow_report::write_report(run).or_bad_input()?;
-    terminal::line(&report.display().to_string())
+/// Writes `report.html` of a run, or `comparison.html` of the runs in a folder, and prints its path.
+pub fn run(folder: &Path) -> Result<(), Failure> {
+    if folder.join("run.json").is_file() {
+        let report = flow_report::write_report(folder).or_bad_input()?;
+        return terminal::line(&report.display().to_string());
+    }
+    let place = folder.display();
+    if !folder.is_dir() {
+        return Err(Failure::Input(format!(
+            "there is no folder `{place}`\n  help: pass the folder of a run, or one that holds runs"
+        )));
+    }
+    if flow_report::runs_in(folder).or_bad_input()?.is_empty() {
+        return Err(Failure::Input(format!(
+            "`{place}` is not the folder of a run (it has no run.json), nor does it hold one\n  help: pass the folder of a run, or \
+             one that holds runs"
+        )));
+    }
+    let (page, runs) = flow_report::write_comparison(folder).or_bad_input()?;
+    let mut text = String::new();
+    for run in &runs {
+        text.push_str(&outcome(run));
+    }
+    text.push_str(&format!("{}\n", page.display()));
+    terminal::print(&text)
+}
+
+/// One run in lines: how it stands, and its rewards.
+fn outcome(run: &ComparedRun) -> String {
+    let Some(summary) = &run.summary else {
+        return format!("{}: no summary yet\n", run.name);
+    };
+    let state = match &summary.status {
+        RunStatus::Finished => "finished",
+        RunStatus::Unfinished => "under way or killed",
+        RunStatus::Interrupted { .. } => "stopped",
+        RunStatus::Failed { .. } => "failed",
+    };
+    let mut text = format!("{}: {state} after {} iterations\n", run.name, summary.steps);
+    for reward in &summary.rewards {
+        text.push_str(&format!(
+            "  {}: {} -> {}\n",
+            reward.name,
+            reward.before.text(4),
+            reward.after.text(4)
+        ));
+    }
+    text
 }

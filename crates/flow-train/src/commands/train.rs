@@ -1,5 +1,6 @@
 //! `train`: a run from a config, or on from a checkpoint.
 
+mod defaults;
 mod finish;
 mod open;
 

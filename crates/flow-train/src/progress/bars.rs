@@ -2,6 +2,7 @@
 
 use super::{evaluation, numbers, phase_name};
 use crate::interrupt::Interrupt;
+use flow_report::Interval;
 use flow_trainer::observer::{IterationSummary, Observer, Phase};
 use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 use std::fmt::Write;
@@ -84,7 +85,7 @@ impl Observer for Bars {
         self.run.set_message(numbers(summary, self.pretraining));
     }
 
-    fn evaluation(&mut self, step: u64, rewards: &[(String, f64, Option<f64>)]) {
+    fn evaluation(&mut self, step: u64, rewards: &[(String, Interval)]) {
         self.say(&evaluation(step, rewards));
     }
 

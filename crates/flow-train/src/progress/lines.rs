@@ -3,7 +3,7 @@
 use super::{evaluation, numbers};
 use crate::interrupt::Interrupt;
 use crate::terminal;
-use flow_report::{Stopwatch, human_duration};
+use flow_report::{Interval, Stopwatch, human_duration};
 use flow_trainer::observer::{IterationSummary, Observer, Phase};
 
 /// One line per iteration and per evaluation.
@@ -57,7 +57,7 @@ impl Observer for Lines {
         ));
     }
 
-    fn evaluation(&mut self, step: u64, rewards: &[(String, f64, Option<f64>)]) {
+    fn evaluation(&mut self, step: u64, rewards: &[(String, Interval)]) {
         terminal::note(&evaluation(step, rewards));
     }
 

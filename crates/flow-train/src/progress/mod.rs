@@ -10,6 +10,7 @@ pub use tui::Tui;
 
 use crate::interrupt::Interrupt;
 use crate::terminal;
+use flow_report::Interval;
 use flow_trainer::observer::{IterationSummary, Observer, Phase};
 
 /// An observer for standard error as it is. `every` is the number of iterations between lines.
@@ -75,13 +76,10 @@ fn short(value: f64) -> String {
 }
 
 /// An evaluation in a line.
-fn evaluation(step: u64, rewards: &[(String, f64, Option<f64>)]) -> String {
+fn evaluation(step: u64, rewards: &[(String, Interval)]) -> String {
     let rewards: Vec<String> = rewards
         .iter()
-        .map(|(name, mean, half_width)| match half_width {
-            Some(half_width) => format!("{name} {mean:.4} ± {half_width:.4}"),
-            None => format!("{name} {mean:.4}"),
-        })
+        .map(|(name, interval)| format!("{name} {}", interval.text(4)))
         .collect();
     format!("held-out prompts after iteration {step}: {}", rewards.join(", "))
 }

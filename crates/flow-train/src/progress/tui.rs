@@ -4,7 +4,7 @@ use super::{evaluation, numbers, phase_name};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::terminal;
-use flow_report::{Stopwatch, human_duration};
+use flow_report::{Interval, Stopwatch, human_duration};
 use flow_trainer::observer::{IterationSummary, Observer, Phase};
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
@@ -241,12 +241,12 @@ impl Observer for Tui {
         self.draw(true);
     }
 
-    fn evaluation(&mut self, step: u64, rewards: &[(String, f64, Option<f64>)]) {
-        for (name, mean, _) in rewards {
+    fn evaluation(&mut self, step: u64, rewards: &[(String, Interval)]) {
+        for (name, interval) in rewards {
             let title = format!("held-out: {name}");
             match self.held_out.iter_mut().find(|(known, _)| *known == title) {
-                Some((_, curve)) => curve.push((step as f64, *mean)),
-                None => self.held_out.push((title, vec![(step as f64, *mean)])),
+                Some((_, curve)) => curve.push((step as f64, interval.mean)),
+                None => self.held_out.push((title, vec![(step as f64, interval.mean)])),
             }
         }
         self.say(evaluation(step, rewards));

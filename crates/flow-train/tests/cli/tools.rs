@@ -276,6 +276,27 @@ fn report_is_made_again_from_the_files_of_a_run() {
     );
     assert_eq!(place.bytes("runs/tiny/report.html"), report);
     contains(&place.fail(2, &["report", "runs/other"]), &["runs/other"]);
+
+    // A folder of runs, and one that holds none.
+    std::fs::create_dir_all(place.path("runs/other")).unwrap();
+    std::fs::copy(
+        place.path("runs/tiny/run.json"),
+        place.path("runs/other/run.json"),
+    )
+    .unwrap();
+    contains(
+        &place.succeed(&["report", "runs"]),
+        &[
+            "tiny: finished after 2 iterations",
+            "other: no summary yet",
+            "runs/comparison.html",
+        ],
+    );
+    assert!(place.text("runs/comparison.html").contains("2 runs"));
+    contains(
+        &place.fail(2, &["report", "runs/tiny/images"]),
+        &["no run.json", "runs/tiny/images"],
+    );
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::observer::{Observer, Phase};
 use crate::rollout::Trajectories;
 use flow_accel::Acceleration;
 use flow_core::cpu;
-use flow_report::{IntervalMethod, PairedDifference, paired_difference};
+use flow_report::{IntervalMethod, PairedDifference, ValueRange, paired_difference};
 use flow_rewards::Ticket;
 use std::collections::BTreeMap;
 
@@ -167,7 +167,8 @@ impl Pending {
             latent_l1: relative(self.sums.latents),
             latent_l1_by_sample: self.sums.by_sample,
             psnr_db: (mean_square > 0.0).then(|| 10.0 * (4.0 / mean_square).log10()),
-            reward: paired_difference(&before, &after, IntervalMethod::StudentT)?,
+            reward: paired_difference(&before, &after, IntervalMethod::StudentT)?
+                .of_values_within(weighted_range(names)),
             group_rewards: (before, after),
             reward_group_std: theirs.metrics.total.group_std_mean,
             sign_changes: changed as f64 / self.samples as f64,
@@ -179,6 +180,26 @@ impl Pending {
     pub fn wall_s(&self) -> (f64, f64) {
         self.sums.wall_s()
     }
+}
+
+/// Between which ends the weighted sum of rewards lies.
+fn weighted_range(names: &[super::RewardWeight]) -> ValueRange {
+    let (mut low, mut high) = (Some(0.0), Some(0.0));
+    for reward in names.iter().filter(|reward| reward.weight != 0.0) {
+        let [first, second] =
+            [reward.range.low, reward.range.high].map(|end| end.map(|end| reward.weight * end));
+        // A negative weight turns the range round.
+        let (least, most) = if reward.weight > 0.0 {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        (low, high) = (
+            low.zip(least).map(|(sum, end)| sum + end),
+            high.zip(most).map(|(sum, end)| sum + end),
+        );
+    }
+    ValueRange { low, high }
 }
 
 /// Mean weighted reward of each group, in order of first appearance.

@@ -11,7 +11,8 @@ use crate::rollout::{NoiseSource, SampleRequest};
 use flow_core::{Plan, Rollout, Stage, Weights};
 use flow_data::{Image, Prompt};
 use flow_report::{
-    ImageGrid, Interval, IntervalMethod, MetricRecord, ReportError, Stopwatch, Tile, mean_interval,
+    ImageGrid, Interval, IntervalMethod, MetricRecord, ReportError, RunStatus, Stopwatch, Tile, ValueRange,
+    mean_interval,
 };
 use flow_rewards::{RewardWorkers, Sample};
 use std::sync::{Arc, Mutex};
@@ -125,7 +126,7 @@ impl EvaluationSettings {
             scores: vec![],
             intervals: vec![],
         };
-        for reward in scored.rewards {
+        for (reward, (low, high)) in scored.rewards.into_iter().zip(rewards.ranges()) {
             let scores: Vec<Vec<f32>> = reward
                 .values
                 .chunks(self.images_per_prompt)
@@ -134,9 +135,10 @@ impl EvaluationSettings {
             let mean =
                 |scores: &Vec<f32>| scores.iter().map(|s| f64::from(*s)).sum::<f64>() / scores.len() as f64;
             let means: Vec<f64> = scores.iter().map(mean).collect();
+            let interval = mean_interval(&means, IntervalMethod::StudentT)?;
             evaluation
                 .intervals
-                .push(mean_interval(&means, IntervalMethod::StudentT)?);
+                .push(interval.within(ValueRange::new(low, high)));
             evaluation.prompt_means.push(means);
             evaluation.scores.push(scores);
         }
@@ -215,11 +217,7 @@ impl<A: Algorithm> Session<A> {
                     .with(&format!("reward/{name}/high"), high);
             }
             record = record.with(&format!("prompts/{name}"), evaluation.prompt_means[index].clone());
-            seen.push((
-                name.clone(),
-                interval.mean,
-                interval.high.map(|high| high - interval.mean),
-            ));
+            seen.push((name.clone(), interval.clone()));
         }
         // Without rows there is no picture.
         if settings.grid.0 > 0 {
@@ -236,10 +234,22 @@ impl<A: Algorithm> Session<A> {
                 Err(error) => return Err(error.into()),
             }
         }
+        if let Some(events) = &mut self.files.events {
+            let texts: Vec<&str> = settings
+                .prompts
+                .iter()
+                .map(|prompt| prompt.text.as_str())
+                .collect();
+            for (reward, means) in parts.evaluation_rewards.1.iter().zip(&evaluation.prompt_means) {
+                events.by_prompt(&reward.name, step, &texts, means)?;
+            }
+        }
         self.write(record)?;
         self.record_timing(&[("evaluation_s", watch.wall_s())])?;
         observer.evaluation(step, &seen);
         self.tell_of_falls(observer);
+        // Whoever looks at the run's page before its end, or after the process was killed, sees how far it came.
+        self.write_outcome(RunStatus::Unfinished, observer)?;
         Ok(())
     }
 }

@@ -16,7 +16,10 @@ impl<A: Algorithm> Session<A> {
         rewards
             .filter_map(|reward| {
                 let setback = Setback::of(metrics, &reward.name).transpose()?;
-                Some(setback.map(|setback| (reward.name.clone(), setback)))
+                Some(setback.map(|mut setback| {
+                    setback.difference = setback.difference.of_values_within(reward.range);
+                    (reward.name.clone(), setback)
+                }))
             })
             .collect()
     }

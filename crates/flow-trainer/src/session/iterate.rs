@@ -76,6 +76,7 @@ impl<A: Algorithm> Session<A> {
             ("rewards_s", rewards_s),
             ("update_s", update_s),
         ])?;
+        self.record_throughput(images, rollout_s + rewards_s + update_s)?;
         self.record_device_memory(rollout_gib, update_gib, driver_gib)?;
         if let Some(drift) = &drift {
             self.record_saved(drift)?;

@@ -37,7 +37,7 @@ use flow_core::{Plan, device::ComputeDevice, stopped};
 use flow_data::{Dataset, Prompt};
 use flow_report::{
     CheckpointStore, EventWriter, Manifest, MetricsStart, MetricsWriter, RunDirectory, RunStamp, RunStatus,
-    Stopwatch,
+    Stopwatch, ValueRange,
 };
 use flow_rewards::RewardWorkers;
 use std::collections::BTreeSet;
@@ -62,6 +62,8 @@ pub struct RewardWeight {
     pub name: String,
     /// Weight.
     pub weight: f64,
+    /// Between which ends its scores lie.
+    pub range: ValueRange,
 }
 
 /// How held-out prompts are measured.
@@ -230,7 +232,8 @@ impl<A: Algorithm> Session<A> {
         let parts = parts.set_up()?;
         directory.write_manifest(manifest)?;
         let logs = (directory.metrics(MetricsStart::Fresh)?, directory.timing()?);
-        let files = Files::open(directory, logs, None, &parts.settings)?;
+        let mut files = Files::open(directory, logs, None, &parts.settings)?;
+        files.describe(manifest, &parts.evaluation_rewards.1)?;
         Ok(Self::of(parts, files, manifest.stamp(), Tally::begun()))
     }
 
@@ -334,5 +337,16 @@ impl Files {
             timing,
             events,
         })
+    }
+
+    /// Tells TensorBoard what the run is, and how to draw its evaluations.
+    fn describe(&mut self, manifest: &Manifest, rewards: &[RewardWeight]) -> Result<(), TrainError> {
+        let Some(events) = &mut self.events else {
+            return Ok(());
+        };
+        let names: Vec<&str> = rewards.iter().map(|reward| reward.name.as_str()).collect();
+        events.configuration(manifest)?;
+        events.layout(&names, true)?;
+        Ok(())
     }
 }

@@ -2,16 +2,17 @@
 
 use super::falls::in_words;
 use super::update::UpdateOutcome;
-use super::{Drift, Session};
+use super::{Drift, RewardWeight, Session};
 use crate::advantage::AdvantageMetrics;
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::Observer;
 use flow_accel::Activity;
 use flow_report::{
-    IntervalMethod, LineChart, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, Series,
-    mean_interval, paired_difference,
+    BYTES_PER_GIB, IntervalMethod, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary,
+    mean_interval, paired_difference, resident_bytes,
 };
+use std::path::PathBuf;
 
 fn with_drift(
     mut record: MetricRecord,
@@ -134,13 +135,38 @@ impl<A: Algorithm> Session<A> {
         self.write(record)
     }
 
+    /// Appends a record to `timing.jsonl` and TensorBoard.
+    fn write_timing(&mut self, record: MetricRecord) -> Result<(), TrainError> {
+        self.files.timing.append(&record)?;
+        let every = self.parts.settings.tensorboard_every;
+        let (step, ..) = record.parts();
+        if let Some(events) = &mut self.files.events
+            && every > 0
+            && step.is_multiple_of(every)
+        {
+            events.record(&record)?;
+        }
+        Ok(())
+    }
+
+    /// Images of a rollout per second of its iteration, and what the process holds of the host's memory.
+    pub(super) fn record_throughput(&mut self, images: usize, wall_s: f64) -> Result<(), TrainError> {
+        let step = self.parts.state.iteration;
+        if wall_s > 0.0 {
+            let record = MetricRecord::new(step, "throughput");
+            self.write_timing(record.with("images_per_s", images as f64 / wall_s))?;
+        }
+        if let Some(bytes) = resident_bytes() {
+            let record = MetricRecord::new(step, "host_memory");
+            self.write_timing(record.with("resident_gib", bytes as f64 / BYTES_PER_GIB))?;
+        }
+        Ok(())
+    }
+
     /// Seconds that the accelerators of the rollout saved in it.
     pub(super) fn record_saved(&mut self, drift: &Drift) -> Result<(), TrainError> {
         let record = MetricRecord::new(self.parts.state.iteration, "drift");
-        self.files
-            .timing
-            .append(&record.with("rollout_saved_s", drift.saved_s))?;
-        Ok(())
+        self.write_timing(record.with("rollout_saved_s", drift.saved_s))
     }
 
     pub(super) fn record_timing(&mut self, parts: &[(&str, f64)]) -> Result<(), TrainError> {
@@ -149,8 +175,7 @@ impl<A: Algorithm> Session<A> {
             record = record.with(name, *wall_s);
             self.tally.add_wall(name.trim_end_matches("_s"), *wall_s);
         }
-        self.files.timing.append(&record)?;
-        Ok(())
+        self.write_timing(record)
     }
 
     /// What was taken of the device's memory after the rollouts and after the updates, and what the driver counts.
@@ -169,8 +194,7 @@ impl<A: Algorithm> Session<A> {
         if let Some(driver_gib) = driver_gib {
             record = record.with("driver_gib", driver_gib);
         }
-        self.files.timing.append(&record)?;
-        Ok(())
+        self.write_timing(record)
     }
 
     /// Writes summary, curves and report.
@@ -181,6 +205,24 @@ impl<A: Algorithm> Session<A> {
     ) -> Result<(), TrainError> {
         self.files.metrics.sync()?;
         self.files.timing.sync()?;
+        if let Some(events) = &mut self.files.events {
+            events.ended(&status)?;
+        }
+        let report = self.write_outcome(status, observer)?;
+        self.files.directory.write_curves()?;
+        if let Some(report) = report {
+            observer.notice(&format!("report: {}", report.display()));
+        }
+        Ok(())
+    }
+
+    /// Writes how the run stands: summary, and the report if there is to be one, whose path is returned. A report that cannot be
+    /// written stops no run.
+    pub(super) fn write_outcome(
+        &mut self,
+        status: RunStatus,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<PathBuf>, TrainError> {
         self.tally.process_memory();
         let directory = &self.files.directory;
         let metrics = directory.read_metrics()?;
@@ -207,16 +249,25 @@ impl<A: Algorithm> Session<A> {
             peak_memory_gib: self.tally.peak_memory_gib(),
             audit: self.tally.audit(settings.audit, A::PARADIGM, settings.lossless),
             notes,
+            prompts: self.prompt_texts(),
         };
         directory.write_summary(&summary)?;
-        for (name, chart) in self.charts(&metrics) {
-            directory.write_curve(&name, &chart)?;
+        if !settings.html_report {
+            return Ok(None);
         }
-        if settings.html_report {
-            let report = directory.write_report()?;
-            observer.notice(&format!("report: {}", report.display()));
+        match directory.write_report() {
+            Ok(report) => Ok(Some(report)),
+            Err(error) => {
+                observer.notice(&format!("no report: {error}"));
+                Ok(None)
+            }
         }
-        Ok(())
+    }
+
+    /// The texts of the held-out prompts.
+    pub(super) fn prompt_texts(&self) -> Vec<String> {
+        let prompts = self.parts.evaluation.prompts.iter();
+        prompts.map(|prompt| prompt.text.clone()).collect()
     }
 
     fn reward_changes(&self, metrics: &Metrics) -> Result<Vec<RewardChange>, TrainError> {
@@ -225,7 +276,8 @@ impl<A: Algorithm> Session<A> {
             return Ok(Vec::new());
         };
         let evaluation = &self.parts.evaluation;
-        let change = |name: &String| -> Result<Option<RewardChange>, TrainError> {
+        let change = |reward: &RewardWeight| -> Result<Option<RewardChange>, TrainError> {
+            let (name, range) = (&reward.name, reward.range);
             let key = format!("prompts/{name}");
             let (Some(before), Some(after)) = (first.numbers(&key), last.numbers(&key)) else {
                 return Ok(None);
@@ -237,86 +289,18 @@ impl<A: Algorithm> Session<A> {
                     evaluation.prompts.len(),
                     evaluation.images_per_prompt
                 ),
-                difference: paired_difference(&before, &after, IntervalMethod::StudentT)?,
-                before: mean_interval(&before, IntervalMethod::StudentT)?,
-                after: mean_interval(&after, IntervalMethod::StudentT)?,
+                difference: paired_difference(&before, &after, IntervalMethod::StudentT)?
+                    .of_values_within(range),
+                before: mean_interval(&before, IntervalMethod::StudentT)?.within(range),
+                after: mean_interval(&after, IntervalMethod::StudentT)?.within(range),
             }))
         };
         let rewards = self.parts.evaluation_rewards.1.iter();
         Ok(rewards
-            .map(|reward| change(&reward.name))
+            .map(change)
             .collect::<Result<Vec<_>, _>>()?
             .into_iter()
             .flatten()
             .collect())
     }
-
-    fn charts(&self, metrics: &Metrics) -> Vec<(String, LineChart)> {
-        let mut held_out = LineChart::new("Reward on held-out prompts", "iteration", "reward");
-        for reward in &self.parts.evaluation_rewards.1 {
-            let key = format!("reward/{}", reward.name);
-            let (low, high) = (format!("{key}/low"), format!("{key}/high"));
-            let series = Series::from_metrics(metrics, &reward.name, "eval", &key, Some((&low, &high)));
-            held_out = held_out.with(series);
-        }
-        let plain = |title: &str, label: &str, key: &str| {
-            LineChart::new(title, "iteration", label)
-                .with(Series::from_metrics(metrics, label, "train", key, None))
-        };
-        let mut charts = vec![
-            ("1-reward-held-out".into(), held_out),
-            (
-                "2-reward-rollout".into(),
-                plain("Reward of the rollouts", "reward", "reward"),
-            ),
-            ("3-loss".into(), plain("Loss", "loss", "loss")),
-            (
-                "4-gradient-norm".into(),
-                plain("Gradient norm", "norm", "gradient_norm"),
-            ),
-        ];
-        if metrics.keys("train").contains(&"kl") {
-            charts.push(("5-kl".into(), plain("Distance from the reference", "kl", "kl")));
-        }
-        charts.extend(acceleration_charts(metrics));
-        charts
-    }
-}
-
-/// What accelerators did and changed, as far as there is anything to show.
-fn acceleration_charts(metrics: &Metrics) -> Vec<(String, LineChart)> {
-    let keys = metrics.keys("train");
-    let series = |label: &str, key: &str| Series::from_metrics(metrics, label, "train", key, None);
-    let mut charts = Vec::new();
-    let counts: Vec<&str> = (keys.iter().copied())
-        .filter(|key| key.starts_with("acceleration/") && key.matches('/').count() == 2)
-        .filter(|key| !key.ends_with("kept_mib_peak") && !key.ends_with("kernels_replaced"))
-        .collect();
-    if !counts.is_empty() {
-        let title = "What accelerators left out, per iteration";
-        let chart = (counts.iter()).fold(LineChart::new(title, "iteration", "count"), |chart, key| {
-            let label = key.trim_start_matches("acceleration/").replace('/', ": ");
-            chart.with(series(&label.replace('_', " "), key))
-        });
-        charts.push(("6-accelerators".into(), chart));
-    }
-    if keys.contains(&"drift/velocity_l1") {
-        let title =
-            "Drift: relative L1 distance from the same samples without the accelerators of the rollout";
-        let chart = LineChart::new(title, "iteration", "relative L1")
-            .with(series("velocity", "drift/velocity_l1"))
-            .with(series("final latent", "drift/latent_l1"));
-        let chart = if keys.contains(&"drift/latent_l1/predicted") {
-            chart.with(series("final latent, predicted", "drift/latent_l1/predicted"))
-        } else {
-            chart
-        };
-        charts.push(("7-drift".into(), chart));
-        let bounds = Some(("drift/reward/low", "drift/reward/high"));
-        let chart = LineChart::new("Drift of the reward", "iteration", "difference").with(
-            Series::from_metrics(metrics, "with less without", "train", "drift/reward", bounds),
-        );
-        charts.push(("8-drift-reward".into(), chart));
-    }
-    charts
 }

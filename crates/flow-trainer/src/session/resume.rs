@@ -109,12 +109,13 @@ impl<A: Algorithm> Session<A> {
         own.add_resume(step, &place, manifest.command, &manifest.config, &here, notices);
         directory.write_manifest(&own)?;
         let unsaved = !is_same_file(checkpoint.reader.path(), &store.path_of(step));
-        let files = Files::open(
+        let mut files = Files::open(
             directory,
             (metrics.writer, timing.writer),
             Some(step),
             &parts.settings,
         )?;
+        files.describe(&own, &parts.evaluation_rewards.1)?;
         let mut session = Self::of(parts, files, run, tally);
         session.resumed = true;
         session.unsaved = unsaved;

@@ -4,6 +4,7 @@ use super::Environment;
 use crate::error::TrainError;
 use crate::session::RewardWeight;
 use flow_config::RewardConfig;
+use flow_report::ValueRange;
 use flow_rewards::{NamedReward, RewardWorkers};
 use serde_json::{Value, json};
 
@@ -55,6 +56,7 @@ pub fn rewards(
         let reward = environment
             .rewards
             .build(config.kind(), &params(config, environment))?;
+        let (low, high) = reward.range();
         named.push(NamedReward {
             name: config.name().into(),
             reward,
@@ -62,6 +64,7 @@ pub fn rewards(
         weights.push(RewardWeight {
             name: config.name().into(),
             weight: config.weight(),
+            range: ValueRange::new(low, high),
         });
     }
     Ok(RewardParts {

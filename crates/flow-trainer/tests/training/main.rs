@@ -5,6 +5,7 @@ mod guards;
 mod losses;
 mod on_policy;
 mod optimizer;
+mod outcome;
 mod pretraining;
 mod resume;
 mod storage;

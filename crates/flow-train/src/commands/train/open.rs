@@ -1,5 +1,6 @@
 //! Before a run: its directory, its manifest, and what to say about both.
 
+use super::defaults;
 use crate::arguments::{Existing, TrainArguments};
 use crate::commands::Loaded;
 use crate::failure::{Failure, OrFailure};
@@ -164,11 +165,12 @@ pub fn manifest(
         .iter()
         .map(|(key, source)| (manifest_key(key), source.to_string()))
         .collect();
+    manifest.config_defaults = defaults::of(&resolved.sources);
     Ok(manifest)
 }
 
 /// `rewards.0.kind` as the manifest writes it: `rewards[0].kind`.
-fn manifest_key(key: &str) -> String {
+pub(super) fn manifest_key(key: &str) -> String {
     let mut text = String::new();
     for part in key.split('.') {
         if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {

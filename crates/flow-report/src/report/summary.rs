@@ -2,12 +2,20 @@
 
 use std::fmt::Write as _;
 
+use serde_json::Value;
+
+use super::words;
 use crate::escape::escape;
+use crate::manifest::Manifest;
 use crate::probe::human_duration;
 use crate::statistics::Interval;
 use crate::summary::{Audit, RewardChange, RunStatus, RunSummary};
 
-pub(crate) fn write_summary(out: &mut String, summary: Option<&RunSummary>) -> std::fmt::Result {
+pub(super) fn write_summary(
+    out: &mut String,
+    summary: Option<&RunSummary>,
+    manifest: &Manifest,
+) -> std::fmt::Result {
     writeln!(out, "<section id=\"summary\">\n<h2>Summary</h2>")?;
     let Some(summary) = summary else {
         return writeln!(
@@ -15,7 +23,7 @@ pub(crate) fn write_summary(out: &mut String, summary: Option<&RunSummary>) -> s
             "<p class=\"faint\">The run has written no summary yet.</p>\n</section>"
         );
     };
-    write_status(out, summary)?;
+    write_status(out, summary, manifest)?;
     for reward in &summary.rewards {
         write_reward(out, reward)?;
     }
@@ -43,16 +51,37 @@ pub(crate) fn write_summary(out: &mut String, summary: Option<&RunSummary>) -> s
     writeln!(out, "</section>")
 }
 
-fn write_status(out: &mut String, summary: &RunSummary) -> std::fmt::Result {
-    let (class, text) = match &summary.status {
-        RunStatus::Finished => ("ok", format!("Finished after {} steps.", summary.steps)),
-        RunStatus::Unfinished => ("warn", "Not finished: the run goes on, or was killed.".into()),
+fn write_status(out: &mut String, summary: &RunSummary, manifest: &Manifest) -> std::fmt::Result {
+    let steps = summary.steps;
+    let planned = manifest.config.pointer("/run/steps").and_then(Value::as_u64);
+    let of = planned.map_or(String::new(), |planned| format!(" of {planned}"));
+    let (class, mut text) = match &summary.status {
+        RunStatus::Finished => (
+            "ok",
+            format!("Finished after {}.", words::counted(steps as usize, "step")),
+        ),
+        RunStatus::Unfinished => (
+            "warn",
+            format!("Step {steps}{of} when this page was written: the run goes on, or was killed."),
+        ),
         RunStatus::Interrupted { step } => (
             "warn",
-            format!("Stopped by the user after step {step}; --resume latest goes on from there."),
+            format!("Stopped by the user after step {step}{of}; --resume latest goes on from there."),
         ),
-        RunStatus::Failed { cause } => ("bad", format!("Failed: {cause}")),
+        RunStatus::Failed { cause } => ("bad", format!("Failed after step {steps}{of}: {cause}")),
     };
+    if !manifest.resumes.is_empty() {
+        let after: Vec<String> = manifest
+            .resumes
+            .iter()
+            .map(|resume| resume.from_step.to_string())
+            .collect();
+        text += &format!(
+            " Resumed {}, after step {}.",
+            words::times(manifest.resumes.len()),
+            after.join(", ")
+        );
+    }
     writeln!(out, "<p class=\"{class}\">{}</p>", escape(&text))
 }
 
@@ -161,9 +190,14 @@ fn write_intervals(out: &mut String, before: &Interval, after: &Interval, digits
     let high = ends[0].1.max(ends[1].1);
     let span = if high > low { high - low } else { 1.0 };
     let x = |value: f64| 62.0 + (value - low) / span * 200.0;
+    let label = format!(
+        "before {}, after {}, with 95 % intervals",
+        before.text(digits),
+        after.text(digits)
+    );
     writeln!(
         out,
-        "<svg class=\"intervals\" viewBox=\"0 0 290 92\" role=\"img\" aria-label=\"intervals before and after\">"
+        "<svg class=\"intervals\" viewBox=\"0 0 290 92\" role=\"img\" aria-label=\"{label}\">"
     )?;
     for (index, (name, interval)) in [("before", before), ("after", after)].into_iter().enumerate() {
         let y = 26 + 44 * index;

@@ -1,8 +1,13 @@
-//! TensorBoard event files: TFRecord framing and the few protocol-buffer messages that scalars, images and text need.
+//! TensorBoard event files: TFRecord framing and the few protocol-buffer messages that scalars, images, text, hyperparameters and
+//! the layout of custom scalars need.
 //!
 //! A record is `length u64 | masked CRC32C of the length | data | masked CRC32C of the data`, little-endian
 //! (tensorflow/core/lib/io/record_writer.h). The data are `Event` messages (tensorflow/core/util/event.proto,
 //! summary.proto); only the fields named in the code are written.
+
+mod custom_scalars;
+mod hyperparameters;
+mod message;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -13,6 +18,10 @@ use crate::error::{ReportError, Result};
 use crate::grid::Picture;
 use crate::metrics::{MetricRecord, MetricValue};
 use crate::probe::unix_s;
+use message::Message;
+
+/// Prompts whose values get a scalar each; a page with more charts than this is not looked at.
+const CHARTED_PROMPTS: usize = 64;
 
 /// Writes one event file. Every event is one write of a whole record.
 #[derive(Debug)]
@@ -67,7 +76,8 @@ impl EventWriter {
         self.value(tag, step, |message| message.float(2, value))
     }
 
-    /// Logs every number of a record as `kind/key`.
+    /// Logs every number of a record as `kind/key`, and the ends of an interval (`key/low`, `key/high`) as `intervals/kind/key/…`: the
+    /// layout of custom scalars draws them around the value.
     ///
     /// # Errors
     /// As [`EventWriter::scalar`].
@@ -83,7 +93,28 @@ impl EventWriter {
                 // TensorBoard's scalar view has no place for text and lists; metrics.jsonl has them.
                 MetricValue::Text(_) | MetricValue::F32s(_) | MetricValue::F64s(_) => continue,
             };
-            self.scalar(&format!("{kind}/{key}"), step, number)?;
+            let of = key.strip_suffix("/low").or_else(|| key.strip_suffix("/high"));
+            let is_end = of.is_some_and(|of| values.iter().any(|(other, _)| other == of));
+            let group = if is_end { "intervals/" } else { "" };
+            self.scalar(&format!("{group}{kind}/{key}"), step, number)?;
+        }
+        Ok(())
+    }
+
+    /// Logs the value of each of the first prompts as `prompts/REWARD/NUMBER TEXT`.
+    ///
+    /// # Errors
+    /// As [`EventWriter::scalar`].
+    pub fn by_prompt(&mut self, reward: &str, step: u64, prompts: &[&str], values: &[f64]) -> Result<()> {
+        let numbered = prompts.iter().zip(values).zip(1_usize..);
+        for ((prompt, value), number) in numbered.take(CHARTED_PROMPTS) {
+            // A slash would begin a group.
+            let text = prompt.replace('/', "-");
+            self.scalar(
+                &format!("prompts/{reward}/{number:02} {text}"),
+                step,
+                *value as f32,
+            )?;
         }
         Ok(())
     }
@@ -108,23 +139,7 @@ impl EventWriter {
     /// # Errors
     /// As [`EventWriter::scalar`].
     pub fn text(&mut self, tag: &str, step: u64, text: &str) -> Result<()> {
-        // TensorProto: dtype = 1 (DT_STRING is 7), tensor_shape = 2 { dim = 2 { size = 1 } }, string_val = 8
-        let (mut dimension, mut shape, mut tensor) =
-            (Message::default(), Message::default(), Message::default());
-        dimension.varint(1, 1);
-        shape.bytes(2, &dimension.0);
-        tensor.varint(1, 7);
-        tensor.bytes(2, &shape.0);
-        tensor.bytes(8, text.as_bytes());
-        // SummaryMetadata.plugin_data = 1 { plugin_name = 1 }
-        let (mut plugin, mut metadata) = (Message::default(), Message::default());
-        plugin.bytes(1, b"text");
-        metadata.bytes(1, &plugin.0);
-        // Value.tensor = 8, Value.metadata = 9
-        self.value(tag, step, |message| {
-            message.bytes(8, &tensor.0);
-            message.bytes(9, &metadata.0);
-        })
+        self.tensor(tag, step, "text", &[], Some(text.as_bytes()))
     }
 
     /// Makes what was logged durable.
@@ -136,6 +151,44 @@ impl EventWriter {
         self.file
             .sync_data()
             .map_err(|e| ReportError::write("TensorBoard events", &self.path, state, e))
+    }
+
+    /// A value for a plugin: what it calls its content in the metadata, and one string or, without one, the number 0.
+    fn tensor(
+        &mut self,
+        tag: &str,
+        step: u64,
+        plugin_name: &str,
+        content: &[u8],
+        text: Option<&[u8]>,
+    ) -> Result<()> {
+        // TensorProto: dtype = 1 (DT_STRING is 7, DT_FLOAT is 1), tensor_shape = 2 { dim = 2 { size = 1 } }, float_val = 5,
+        // string_val = 8
+        let (mut dimension, mut shape, mut tensor) =
+            (Message::default(), Message::default(), Message::default());
+        if let Some(text) = text {
+            dimension.varint(1, 1);
+            shape.bytes(2, &dimension.0);
+            tensor.varint(1, 7);
+            tensor.bytes(2, &shape.0);
+            tensor.bytes(8, text);
+        } else {
+            tensor.varint(1, 1);
+            tensor.bytes(2, &shape.0);
+            tensor.float(5, 0.0);
+        }
+        // SummaryMetadata.plugin_data = 1 { plugin_name = 1, content = 2 }
+        let (mut plugin, mut metadata) = (Message::default(), Message::default());
+        plugin.bytes(1, plugin_name.as_bytes());
+        if !content.is_empty() {
+            plugin.bytes(2, content);
+        }
+        metadata.bytes(1, &plugin.0);
+        // Value.tensor = 8, Value.metadata = 9
+        self.value(tag, step, |message| {
+            message.bytes(8, &tensor.0);
+            message.bytes(9, &metadata.0);
+        })
     }
 
     fn value(&mut self, tag: &str, step: u64, content: impl FnOnce(&mut Message)) -> Result<()> {
@@ -190,43 +243,4 @@ fn framed(data: &[u8]) -> Vec<u8> {
 /// one (tensorflow/core/lib/hash/crc32c.h, `Mask`).
 pub fn masked_crc32c(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xA282_EAD8)
-}
-
-/// A protocol-buffer message in the making (protobuf.dev, "Encoding").
-#[derive(Default)]
-struct Message(Vec<u8>);
-
-impl Message {
-    fn key(&mut self, field: u64, wire_type: u64) {
-        self.raw_varint(field << 3 | wire_type);
-    }
-
-    fn raw_varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-    }
-
-    fn varint(&mut self, field: u64, value: u64) {
-        self.key(field, 0);
-        self.raw_varint(value);
-    }
-
-    fn double(&mut self, field: u64, value: f64) {
-        self.key(field, 1);
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-
-    fn bytes(&mut self, field: u64, value: &[u8]) {
-        self.key(field, 2);
-        self.raw_varint(value.len() as u64);
-        self.0.extend_from_slice(value);
-    }
-
-    fn float(&mut self, field: u64, value: f32) {
-        self.key(field, 5);
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
 }

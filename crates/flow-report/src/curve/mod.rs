@@ -2,11 +2,15 @@
 //!
 //! Colours are CSS variables with a light and a dark value, so a chart fits the page it is opened in or put into.
 
+mod data;
+mod frame;
+
 use std::fmt::Write as _;
 
 use crate::escape::escape;
 use crate::metrics::Metrics;
-use crate::ticks::{labels, nice_ticks};
+use crate::statistics::ValueRange;
+use frame::Frame;
 
 /// Points above which a series is thinned: more would not be seen.
 const DRAWN_POINTS: usize = 960;
@@ -77,6 +81,7 @@ pub struct LineChart {
     series: Vec<Series>,
     reference: Option<(f64, String)>,
     round_x: bool,
+    y_range: ValueRange,
 }
 
 impl LineChart {
@@ -90,6 +95,7 @@ impl LineChart {
             series: Vec::new(),
             reference: None,
             round_x: false,
+            y_range: ValueRange::default(),
         }
     }
 
@@ -98,6 +104,13 @@ impl LineChart {
     #[must_use]
     pub fn round_x(mut self) -> Self {
         self.round_x = true;
+        self
+    }
+
+    /// Ends the y axis where the values end by their nature: an axis of probabilities does not go on to 1.2.
+    #[must_use]
+    pub fn y_within(mut self, range: ValueRange) -> Self {
+        self.y_range = range;
         self
     }
 
@@ -118,6 +131,87 @@ impl LineChart {
     /// The chart as a complete SVG document, which may also be put into HTML as it is.
     pub fn svg(&self) -> String {
         Self::row(&self.title, std::slice::from_ref(self))
+    }
+
+    /// A line without axes, the height of a line of text.
+    pub(crate) fn spark(points: &[(f64, f64)]) -> String {
+        let (xs, ys): (Vec<f64>, Vec<f64>) = (points.iter())
+            .filter(|(x, y)| x.is_finite() && y.is_finite())
+            .copied()
+            .unzip();
+        let scaled = |values: &[f64], size: f64| -> Vec<f64> {
+            let ends = frame::range(frame::extremes(values.iter().copied()));
+            let at = |value: &f64| 2.0 + size * frame::fraction(*value, ends);
+            values.iter().map(at).collect()
+        };
+        let corners: Vec<String> = (scaled(&xs, 92.0).iter())
+            .zip(scaled(&ys, 18.0))
+            .map(|(x, y)| format!("{x:.1} {:.1}", 22.0 - y))
+            .collect();
+        format!(
+            "<svg class=\"chart spark\" viewBox=\"0 0 96 22\" aria-hidden=\"true\"><path class=\"line c0\" d=\"M{}\"/></svg>",
+            corners.join("L")
+        )
+    }
+
+    /// The title.
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
+    /// The lines.
+    pub fn series(&self) -> &[Series] {
+        &self.series
+    }
+
+    /// Whether no line has a point to draw.
+    pub(crate) fn is_empty(&self) -> bool {
+        Frame::of(self).empty
+    }
+
+    /// The chart as markup for a page that has [`STYLE`], and the values of its points for a script (see [`data`]).
+    pub(crate) fn inline(&self) -> (String, String) {
+        let mut out = String::new();
+        let frame = Frame::of(self);
+        // Writing to a String cannot fail.
+        let _ = self.write_inline(&mut out, &frame);
+        (out, data::json(&frame, &self.series))
+    }
+
+    fn write_inline(&self, out: &mut String, frame: &Frame) -> std::fmt::Result {
+        writeln!(
+            out,
+            "<svg viewBox=\"0 0 {} {}\" class=\"chart\" role=\"img\" aria-label=\"{}\">",
+            frame.width,
+            frame.height,
+            escape(&self.description())
+        )?;
+        self.write(out, frame)?;
+        writeln!(out, "</svg>")
+    }
+
+    /// The title with the first and the last value of each line, for those who cannot see the chart.
+    fn description(&self) -> String {
+        let mut text = self.title.clone();
+        for series in &self.series {
+            let mut finite = series.points.iter().filter(|(_, y)| y.is_finite());
+            let Some(first) = finite.next() else { continue };
+            let last = finite.next_back().unwrap_or(first);
+            let name = if series.name.is_empty() { "" } else { ", " };
+            // Writing to a String cannot fail.
+            let _ = write!(
+                text,
+                "{name}{}: {} at {} {}, {} at {} {}",
+                series.name,
+                data::short(first.1),
+                self.x_label,
+                data::short(first.0),
+                data::short(last.1),
+                self.x_label,
+                data::short(last.0)
+            );
+        }
+        text
     }
 
     /// Several charts beside one another as one SVG document, called `title` by those who cannot see it.
@@ -229,7 +323,7 @@ impl LineChart {
 const COLOURS: usize = 6;
 
 /// The palette is told apart with the common colour deficiencies: hues differ in lightness, too.
-const STYLE: &str = "\
+pub(crate) const STYLE: &str = "\
 .chart{--paper:#fff;--ink:#1c1e22;--faint:#646973;--grid:#e6e7ea;--c0:#0b68c4;--c1:#d2560e;--c2:#148a63;--c3:#b03a8c;--c4:#7a6a00;--c5:#5b5bd6;\
 font:13px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;display:block;width:100%;height:auto}\
 @media(prefers-color-scheme:dark){.chart{--paper:#1b1d21;--ink:#eceef1;--faint:#a0a6b0;--grid:#32353b;--c0:#6ab2ff;--c1:#ff9a5c;--c2:#4fcf9f;--c3:#f08fd0;--c4:#d9c24a;--c5:#a7a7ff}}\
@@ -241,242 +335,6 @@ font:13px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;display:block;wid
 .chart .reference{fill:none;stroke:var(--faint);stroke-dasharray:5 4}\
 .chart .c0{stroke:var(--c0)}.chart .c1{stroke:var(--c1)}.chart .c2{stroke:var(--c2)}.chart .c3{stroke:var(--c3)}.chart .c4{stroke:var(--c4)}.chart .c5{stroke:var(--c5)}\
 .chart .f0{fill:var(--c0)}.chart .f1{fill:var(--c1)}.chart .f2{fill:var(--c2)}.chart .f3{fill:var(--c3)}.chart .f4{fill:var(--c4)}.chart .f5{fill:var(--c5)}";
-
-struct LegendEntry {
-    name: String,
-    colour: usize,
-    dashed: bool,
-    left: f64,
-    baseline: f64,
-}
-
-/// Where the plot lies in the picture and which values its edges stand for.
-struct Frame {
-    width: f64,
-    height: f64,
-    left: f64,
-    right: f64,
-    top: f64,
-    bottom: f64,
-    x_range: (f64, f64),
-    y_range: (f64, f64),
-    x_ticks: Vec<f64>,
-    y_ticks: Vec<f64>,
-    y_labels: Vec<String>,
-    x_labels: Vec<String>,
-    legend: Vec<LegendEntry>,
-    empty: bool,
-}
-
-/// A generous guess of a text's width at 12 pixels, for layout without font metrics.
-fn text_width(text: &str) -> f64 {
-    text.chars().count() as f64 * 6.8
-}
-
-impl Frame {
-    fn of(chart: &LineChart) -> Self {
-        let (width, right) = (420.0, 404.0);
-        let mut legend = Vec::new();
-        let (mut x, mut baseline) = (14.0, 46.0);
-        let names = chart
-            .series
-            .iter()
-            .enumerate()
-            .map(|(index, series)| (series.name.clone(), index, false));
-        let reference = chart.reference.iter().map(|(_, name)| (name.clone(), 0, true));
-        // One unnamed line needs no legend.
-        for (name, index, dashed) in names.chain(reference).filter(|(name, _, _)| !name.is_empty()) {
-            let room = text_width(&name) + 21.0;
-            if x > 14.0 && x + room > right {
-                (x, baseline) = (14.0, baseline + 18.0);
-            }
-            legend.push(LegendEntry {
-                name,
-                colour: index % COLOURS,
-                dashed,
-                left: x,
-                baseline,
-            });
-            x += room + 16.0;
-        }
-        let top = if legend.is_empty() { 60.0 } else { baseline + 38.0 };
-        let bottom = top + 180.0;
-
-        let drawn = || {
-            chart
-                .series
-                .iter()
-                .flat_map(|series| &series.points)
-                .filter(|(x, y)| x.is_finite() && y.is_finite())
-        };
-        let empty = drawn().next().is_none();
-        let x_range = range(drawn().map(|(x, _)| *x));
-        let band = chart
-            .series
-            .iter()
-            .flat_map(|series| &series.band)
-            .flat_map(|(_, low, high)| [*low, *high]);
-        let reference = chart.reference.iter().map(|(y, _)| *y);
-        let y_range = range(drawn().map(|(_, y)| *y).chain(band).chain(reference));
-        let (y_ticks, y_step) = nice_ticks(y_range.0, y_range.1, 5);
-        let y_range = (
-            y_ticks[0].min(y_range.0),
-            y_ticks[y_ticks.len() - 1].max(y_range.1),
-        );
-        let y_labels = labels(&y_ticks, y_step);
-        let widest = y_labels.iter().map(|text| text_width(text)).fold(0.0, f64::max);
-        let left = 14.0 + widest + 8.0;
-        let wanted = if chart.round_x { 8 } else { 5 };
-        let (mut x_ticks, x_step) = nice_ticks(x_range.0, x_range.1, wanted);
-        let x_range = if chart.round_x {
-            (
-                x_ticks[0].min(x_range.0),
-                x_ticks[x_ticks.len() - 1].max(x_range.1),
-            )
-        } else {
-            x_ticks.retain(|tick| (x_range.0..=x_range.1).contains(tick));
-            x_range
-        };
-        let x_labels = labels(&x_ticks, x_step);
-        let height = bottom + 48.0;
-        Self {
-            width,
-            height,
-            left,
-            right,
-            top,
-            bottom,
-            x_range,
-            y_range,
-            x_ticks,
-            y_ticks,
-            y_labels,
-            x_labels,
-            legend,
-            empty,
-        }
-    }
-
-    fn x(&self, value: f64) -> f64 {
-        let share = fraction(value, self.x_range);
-        self.left + share * (self.right - self.left)
-    }
-
-    fn y(&self, value: f64) -> f64 {
-        let share = fraction(value, self.y_range);
-        self.bottom - share * (self.bottom - self.top)
-    }
-
-    fn write_axes(&self, out: &mut String, x_label: &str) -> std::fmt::Result {
-        let Self {
-            left,
-            right,
-            top,
-            bottom,
-            ..
-        } = *self;
-        for (tick, text) in self.y_ticks.iter().zip(&self.y_labels) {
-            let y = self.y(*tick);
-            writeln!(out, "<path class=\"grid\" d=\"M{left:.1} {y:.1}H{right:.1}\"/>")?;
-            writeln!(
-                out,
-                "<text class=\"tick end\" x=\"{:.1}\" y=\"{:.1}\">{text}</text>",
-                left - 7.0,
-                y + 4.0
-            )?;
-        }
-        for (tick, text) in self.x_ticks.iter().zip(&self.x_labels) {
-            let x = self.x(*tick);
-            // A centred label at the right edge would leave the picture.
-            let anchor = if x + 0.5 * text_width(text) > self.width {
-                "end"
-            } else {
-                "middle"
-            };
-            writeln!(out, "<path class=\"axis\" d=\"M{x:.1} {bottom:.1}v4\"/>")?;
-            writeln!(
-                out,
-                "<text class=\"tick {anchor}\" x=\"{x:.1}\" y=\"{:.1}\">{text}</text>",
-                bottom + 18.0
-            )?;
-        }
-        writeln!(
-            out,
-            "<path class=\"axis\" d=\"M{left:.1} {top:.1}V{bottom:.1}H{right:.1}\"/>"
-        )?;
-        let middle = 0.5 * (left + right);
-        writeln!(
-            out,
-            "<text class=\"note middle\" x=\"{middle:.1}\" y=\"{:.1}\">{}</text>",
-            bottom + 38.0,
-            escape(x_label)
-        )
-    }
-
-    fn write_band(&self, out: &mut String, series: &Series, colour: usize) -> std::fmt::Result {
-        let finite = |(x, low, high): &(f64, f64, f64)| x.is_finite() && low.is_finite() && high.is_finite();
-        for run in series
-            .band
-            .chunk_by(|a, b| finite(a) && finite(b))
-            .filter(|run| run.iter().all(finite))
-        {
-            let every = run.len().div_ceil(DRAWN_POINTS);
-            let mut kept: Vec<_> = run.iter().step_by(every).collect();
-            if !(run.len() - 1).is_multiple_of(every) {
-                kept.extend(run.last());
-            }
-            let upper = kept
-                .iter()
-                .map(|(x, _, high)| format!("{:.1} {:.1}", self.x(*x), self.y(*high)));
-            let lower = kept
-                .iter()
-                .rev()
-                .map(|(x, low, _)| format!("{:.1} {:.1}", self.x(*x), self.y(*low)));
-            let corners: Vec<String> = upper.chain(lower).collect();
-            writeln!(
-                out,
-                "<path class=\"band f{colour}\" d=\"M{}Z\"/>",
-                corners.join("L")
-            )?;
-        }
-        Ok(())
-    }
-
-    /// Draws a line and returns how many of its values are not finite.
-    fn write_line(&self, out: &mut String, series: &Series, colour: usize) -> Result<usize, std::fmt::Error> {
-        let finite = |(x, y): &(f64, f64)| x.is_finite() && y.is_finite();
-        for run in series
-            .points
-            .chunk_by(|a, b| finite(a) && finite(b))
-            .filter(|run| run.iter().all(finite))
-        {
-            let kept = thinned(run);
-            let corners: Vec<String> = kept
-                .iter()
-                .map(|(x, y)| format!("{:.1} {:.1}", self.x(*x), self.y(*y)))
-                .collect();
-            if kept.len() > 1 {
-                let dense = if kept.len() > MARKED_POINTS { " dense" } else { "" };
-                writeln!(
-                    out,
-                    "<path class=\"line{dense} c{colour}\" d=\"M{}\"/>",
-                    corners.join("L")
-                )?;
-            }
-            // A few points are marked, so that one sees where was measured; a single one would not show otherwise.
-            if kept.len() <= MARKED_POINTS {
-                for (x, y) in &kept {
-                    let (x, y) = (self.x(*x), self.y(*y));
-                    writeln!(
-                        out,
-                        "<circle class=\"f{colour}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.6\"/>"
-                    )?;
-                }
-            }
-        }
-        Ok(series.points.iter().filter(|point| !finite(point)).count())
-    }
-}
 
 /// At most about [`DRAWN_POINTS`] points: of each stretch its lowest and its highest, so that no spike is lost.
 fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
@@ -494,27 +352,4 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         kept.extend(ends);
     }
     kept
-}
-
-/// Smallest and largest finite value, widened if they are the same; 0 to 1 without any.
-fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    // Bounded, so that widening the range and rounding it to ticks cannot overflow; what lies beyond is drawn at
-    // the edge.
-    let bounded = values.filter(|v| v.is_finite()).map(|v| v.clamp(-1e300, 1e300));
-    let ends = bounded.fold(None, |ends: Option<(f64, f64)>, value| {
-        Some(ends.map_or((value, value), |(low, high)| (low.min(value), high.max(value))))
-    });
-    match ends {
-        None => (0.0, 1.0),
-        Some((low, high)) if low == high => {
-            let around = if low == 0.0 { 1.0 } else { 0.5 * low.abs() };
-            (low - around, high + around)
-        }
-        Some(ends) => ends,
-    }
-}
-
-/// Where `value` lies between the ends, without overflow for ends near the largest numbers.
-fn fraction(value: f64, (low, high): (f64, f64)) -> f64 {
-    ((0.5 * value - 0.5 * low) / (0.5 * high - 0.5 * low)).clamp(0.0, 1.0)
 }

@@ -1,0 +1,253 @@
+//! Several runs on one page: what differs between their settings, and what came out.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::curves::write_chart;
+use super::settings::is_default;
+use super::{page, words};
+use crate::atomic::atomic_write;
+use crate::curve::{LineChart, Series};
+use crate::error::{ReportError, Result};
+use crate::escape::escape;
+use crate::manifest::{Manifest, flatten, read_json};
+use crate::metrics::Metrics;
+use crate::probe::human_duration;
+use crate::summary::{RunStatus, RunSummary};
+
+/// A run beside others.
+#[derive(Clone, Debug)]
+pub struct ComparedRun {
+    /// Name of its directory.
+    pub name: String,
+    /// Its manifest.
+    pub manifest: Manifest,
+    /// Its outcome, if it has written one.
+    pub summary: Option<RunSummary>,
+    /// Its records.
+    pub metrics: Metrics,
+    /// Whether it has a `report.html`.
+    pub has_report: bool,
+}
+
+/// Names of the directories in `root` that hold a `run.json`, sorted.
+///
+/// # Errors
+/// If `root` cannot be read.
+pub fn runs_in(root: &Path) -> Result<Vec<String>> {
+    let unreadable = |source| ReportError::read("directory", root, source);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(root).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        if entry.path().join("run.json").is_file() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+impl ComparedRun {
+    /// Reads a run directory; it may be one that is being written.
+    ///
+    /// # Errors
+    /// If there is no readable `run.json`, or a file that is there cannot be read.
+    pub fn read(run: &Path) -> Result<Self> {
+        let summary = run.join("summary.json");
+        let metrics = run.join("metrics.jsonl");
+        Ok(Self {
+            name: run.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            manifest: Manifest::read(&run.join("run.json"))?,
+            summary: if summary.exists() {
+                Some(read_json(&summary, "summary")?)
+            } else {
+                None
+            },
+            metrics: if metrics.exists() {
+                Metrics::read(&metrics)?
+            } else {
+                Metrics::default()
+            },
+            has_report: run.join("report.html").is_file(),
+        })
+    }
+}
+
+/// Writes `comparison.html` of the runs in `root` beside them, and returns its path and the runs, in the order of their names.
+///
+/// # Errors
+/// As [`ComparedRun::read`] and [`atomic_write`].
+pub fn write_comparison(root: &Path) -> Result<(PathBuf, Vec<ComparedRun>)> {
+    let runs: Result<Vec<ComparedRun>> = runs_in(root)?
+        .iter()
+        .map(|name| ComparedRun::read(&root.join(name)))
+        .collect();
+    let runs = runs?;
+    let mut body = String::new();
+    // Writing to a String cannot fail.
+    let _ = write(&mut body, root, &runs);
+    let html = page::document("Comparison of runs", &body);
+    let path = root.join("comparison.html");
+    atomic_write(&path, "comparison", |out| out.write_all(html.as_bytes()))?;
+    Ok((path, runs))
+}
+
+fn write(out: &mut String, root: &Path, runs: &[ComparedRun]) -> std::fmt::Result {
+    let count = words::counted(runs.len(), "run");
+    let place = root.display().to_string();
+    writeln!(
+        out,
+        "<header>\n<p class=\"kicker\">flow-train</p>\n<h1>{count}</h1>\n<p class=\"faint\">in {}</p>\n</header>",
+        escape(&place)
+    )?;
+    page::write_navigation(
+        out,
+        &[
+            ("outcomes", "Outcomes"),
+            ("curves", "Curves"),
+            ("config", "Settings"),
+        ],
+    )?;
+    write_outcomes(out, runs)?;
+    write_curves(out, runs)?;
+    write_differences(out, runs)
+}
+
+fn write_outcomes(out: &mut String, runs: &[ComparedRun]) -> std::fmt::Result {
+    let rewards = reward_names(runs);
+    write!(
+        out,
+        "<section id=\"outcomes\">\n<h2>Outcomes</h2>\n<div class=\"scroll\"><table><thead><tr><th>Run</th><th>State</th>"
+    )?;
+    for reward in &rewards {
+        write!(out, "<th>{}, last evaluation</th><th>gain</th>", escape(reward))?;
+    }
+    writeln!(out, "<th>Time</th></tr></thead><tbody>")?;
+    for run in runs {
+        let name = escape(&run.name);
+        if run.has_report {
+            let href = crate::escape::href(&[&run.name, "report.html"]);
+            write!(out, "<tr><td><a href=\"{href}\">{name}</a></td>")?;
+        } else {
+            write!(out, "<tr><td>{name}</td>")?;
+        }
+        let summary = run.summary.as_ref();
+        write!(out, "<td>{}</td>", summary.map_or("no summary yet".into(), state))?;
+        for reward in &rewards {
+            let found = summary.and_then(|summary| summary.rewards.iter().find(|r| r.name == **reward));
+            match found {
+                Some(found) => write!(
+                    out,
+                    "<td>{}</td><td>{}</td>",
+                    found.after.text(3),
+                    found.difference.interval.text(3)
+                )?,
+                None => write!(out, "<td></td><td></td>")?,
+            }
+        }
+        let time = summary.map_or(String::new(), |summary| human_duration(summary.wall_s));
+        writeln!(out, "<td>{time}</td></tr>")?;
+    }
+    writeln!(out, "</tbody></table></div>\n</section>")
+}
+
+fn state(summary: &RunSummary) -> String {
+    let steps = words::counted(summary.steps as usize, "step");
+    match summary.status {
+        RunStatus::Finished => format!("finished, {steps}"),
+        RunStatus::Unfinished => format!("under way or killed, {steps}"),
+        RunStatus::Interrupted { .. } => format!("stopped, {steps}"),
+        RunStatus::Failed { .. } => format!("failed, {steps}"),
+    }
+}
+
+fn reward_names(runs: &[ComparedRun]) -> Vec<&str> {
+    let mut names: Vec<&str> = Vec::new();
+    for reward in runs
+        .iter()
+        .filter_map(|run| run.summary.as_ref())
+        .flat_map(|s| &s.rewards)
+    {
+        if !names.contains(&reward.name.as_str()) {
+            names.push(&reward.name);
+        }
+    }
+    names
+}
+
+/// Rewards of all runs over each other: on held-out prompts, and of the rollouts.
+fn write_curves(out: &mut String, runs: &[ComparedRun]) -> std::fmt::Result {
+    writeln!(
+        out,
+        "<section id=\"curves\">\n<h2>Curves</h2>\n<div class=\"curves\">"
+    )?;
+    let mut keys: Vec<(&str, String, String)> = reward_names(runs)
+        .into_iter()
+        .map(|name| {
+            (
+                "eval",
+                format!("reward/{name}"),
+                format!("{name} on held-out prompts"),
+            )
+        })
+        .collect();
+    keys.push(("train", "reward".into(), "Reward of the rollouts".into()));
+    for (kind, key, title) in keys {
+        let chart = runs
+            .iter()
+            .fold(LineChart::new(&title, "step", "reward"), |chart, run| {
+                let series = Series::from_metrics(&run.metrics, &run.name, kind, &key, None);
+                if series.points.is_empty() {
+                    chart
+                } else {
+                    chart.with(series)
+                }
+            });
+        if !chart.is_empty() {
+            write_chart(out, &chart, None)?;
+        }
+    }
+    writeln!(out, "</div>\n</section>")
+}
+
+/// Settings whose values differ between runs, a row for each.
+fn write_differences(out: &mut String, runs: &[ComparedRun]) -> std::fmt::Result {
+    let configs: Vec<BTreeMap<String, Value>> = runs
+        .iter()
+        .map(|run| flatten(&run.manifest.config).into_iter().collect())
+        .collect();
+    let mut keys: Vec<&String> = Vec::new();
+    let all = runs.iter().flat_map(|run| flatten(&run.manifest.config));
+    let order: Vec<String> = all.map(|(key, _)| key).collect();
+    for key in &order {
+        let first = configs[0].get(key);
+        let differs = configs.iter().any(|config| config.get(key) != first);
+        if differs && !keys.contains(&key) && key != "run.name" {
+            keys.push(key);
+        }
+    }
+    writeln!(out, "<section id=\"config\">\n<h2>Settings that differ</h2>")?;
+    if keys.is_empty() {
+        return writeln!(out, "<p class=\"faint\">None.</p>\n</section>");
+    }
+    write!(out, "<div class=\"scroll\"><table><thead><tr><th>Key</th>")?;
+    for run in runs {
+        write!(out, "<th>{}</th>", escape(&run.name))?;
+    }
+    writeln!(out, "</tr></thead><tbody>")?;
+    for key in keys {
+        write!(out, "<tr><td>{}</td>", escape(key))?;
+        for (run, config) in runs.iter().zip(&configs) {
+            let text = config.get(key).map_or("–".into(), words::value);
+            let is_default = run.manifest.source_of(key).is_some_and(is_default);
+            let class = if is_default { " class=\"faint\"" } else { "" };
+            write!(out, "<td{class}><code>{}</code></td>", escape(&text))?;
+        }
+        writeln!(out, "</tr>")?;
+    }
+    writeln!(out, "</tbody></table></div>\n</section>")
+}
