@@ -9,8 +9,8 @@ use crate::error::TrainError;
 use crate::observer::Observer;
 use flow_accel::Activity;
 use flow_report::{
-    BYTES_PER_GIB, IntervalMethod, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary,
-    mean_interval, paired_difference, resident_bytes,
+    BYTES_PER_GIB, IntervalMethod, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, mean_interval,
+    paired_difference, resident_bytes,
 };
 use std::path::PathBuf;
 
