@@ -59,7 +59,8 @@ for (const figure of document.querySelectorAll("figure.plot")) {
     const room = figure.clientWidth - tip.offsetWidth;
     const beside = atX(step) * scale;
     tip.style.left = `${Math.max(0, Math.min(room, beside > figure.clientWidth / 2 ? beside - tip.offsetWidth - 10 : beside + 10))}px`;
-    tip.style.top = `${(top / height) * svg.clientHeight}px`;
+    // Below the plot, where it hides no line.
+    tip.style.top = `${((bottom + 6) / height) * svg.clientHeight}px`;
   };
   const nearest = (event) => {
     const box = svg.getBoundingClientRect();
@@ -83,14 +84,15 @@ for (const figure of document.querySelectorAll("figure.plot")) {
     show(Math.max(0, Math.min(steps.length - 1, (shown < 0 ? (move > 0 ? -1 : steps.length) : shown) + move)));
   });
 
-  // An exponential moving average over steps, freed of its bias towards the start.
+  // An exponential moving average over steps, freed of its bias towards the start. A line with intervals says itself how sure it is.
   let smooth = [];
   figure.smooth = (weight) => {
     smooth.forEach((path) => path.remove());
     smooth = [];
-    svg.classList.toggle("smoothed", weight > 0);
+    const noisy = lines.filter((line) => line[2].every((point) => point.length === 2));
+    svg.classList.toggle("smoothed", weight > 0 && noisy.length > 0);
     if (weight === 0) return;
-    for (const [, colour, points] of lines) {
+    for (const [, colour, points] of noisy) {
       let [mean, count, path] = [0, 0, ""];
       for (const [step, value] of points) {
         if (value === null) continue;

@@ -9,7 +9,7 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 /// SHA-256 of [`SCRIPT`] in base64: the policy lets a browser run this script and no other. A test compares it.
-const SCRIPT_SHA256: &str = "gHEiBfU5TjVmFWoywsuIad78+ANjam443fyq79lGeA8=";
+const SCRIPT_SHA256: &str = "TcMuLVEnZPy/ciTh9u2psnfvBo25NqrmMAGTPm4j0W0=";
 
 /// A document with `body` in it.
 pub(super) fn document(title: &str, body: &str) -> String {

@@ -14,12 +14,15 @@ struct Setting<'a> {
     name: String,
     value: Value,
     default: Option<&'a Value>,
-    source: &'a str,
+    source: Option<&'a str>,
 }
 
 impl Setting<'_> {
     fn differs(&self) -> bool {
-        !is_default(self.source) && self.default.is_none_or(|default| !same(default, &self.value))
+        // What is not there and has no source was left out by everybody.
+        let is_set = self.source.is_some_and(|source| !is_default(source))
+            || self.source.is_none() && !self.value.is_null();
+        is_set && self.default.is_none_or(|default| !same(default, &self.value))
     }
 }
 
@@ -41,7 +44,7 @@ pub(super) fn write_settings(out: &mut String, manifest: &Manifest) -> std::fmt:
         .into_iter()
         .filter(|(key, _)| !key.is_empty());
     let settings = leaves.map(|(key, value)| {
-        let source = manifest.source_of(&key).unwrap_or("not recorded");
+        let source = manifest.source_of(&key);
         let (table, name) = key.rsplit_once('.').unwrap_or(("", &key));
         Setting {
             table: table.to_owned(),
@@ -61,21 +64,21 @@ pub(super) fn write_settings(out: &mut String, manifest: &Manifest) -> std::fmt:
             "<div class=\"scroll\"><table class=\"config\"><thead><tr><th>Differs from the default</th><th>Value</th>\
              <th>Default</th><th>Source</th></tr></thead>\n<tbody>"
         )?;
-        for table in differing.chunk_by(|a, b| a.table == b.table) {
-            if !table[0].table.is_empty() {
-                let name = escape(&table[0].table);
-                writeln!(out, "<tr class=\"section\"><th colspan=\"4\">{name}</th></tr>")?;
-            }
-            for setting in table {
-                let default = setting.default.map_or(String::new(), words::value);
-                let texts = [&setting.name, &words::value(&setting.value), &default];
-                let [name, value, default] = texts.map(|text| escape(text));
-                let source = escape(setting.source);
-                writeln!(
-                    out,
-                    "<tr><td>{name}</td><td><code>{value}</code></td><td class=\"faint\">{default}</td><td>{source}</td></tr>"
-                )?;
-            }
+        for setting in &differing {
+            let default = setting.default.map_or(String::new(), words::value);
+            let table = if setting.table.is_empty() {
+                String::new()
+            } else {
+                format!("{}.", setting.table)
+            };
+            let texts = [&table, &setting.name, &words::value(&setting.value), &default];
+            let [table, name, value, default] = texts.map(|text| escape(text));
+            let source = escape(setting.source.unwrap_or("not recorded"));
+            writeln!(
+                out,
+                "<tr><td><span class=\"faint\">{table}</span>{name}</td><td><code>{value}</code></td>\
+                 <td>{default}</td><td>{source}</td></tr>"
+            )?;
         }
         writeln!(out, "</tbody></table></div>")?;
     }
