@@ -29,12 +29,12 @@ fn allowed(letter: char) -> bool {
 }
 
 /// A relative link to a file: parts of a path, each with what has a meaning in a URL or in markup percent-encoded (RFC 3986).
-pub(crate) fn href(parts: &[&str]) -> String {
+pub(crate) fn href(parts: &[&[u8]]) -> String {
     let encoded = parts.iter().map(|part| {
         let mut out = String::new();
-        for byte in part.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
-                out.push(char::from(byte));
+        for byte in *part {
+            if byte.is_ascii_alphanumeric() || b"-_.~".contains(byte) {
+                out.push(char::from(*byte));
             } else {
                 out += &format!("%{byte:02X}");
             }

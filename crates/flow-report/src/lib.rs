@@ -56,8 +56,8 @@ pub use probe::{
     resident_bytes, rfc3339,
 };
 pub use report::{
-    ChartGroup, ComparedRun, GridFigure, ReportData, RunChart, run_charts, runs_in, write_comparison,
-    write_report,
+    ChartGroup, ComparedRun, Comparison, GridFigure, ReportData, RunChart, run_charts, runs_in,
+    write_comparison, write_report,
 };
 pub use run_id::{RunId, RunStamp};
 pub use setback::Setback;

@@ -222,10 +222,16 @@ fn runs_of_a_folder_are_compared_by_what_differs_and_what_came_out() {
         }
     }
     fs::create_dir(root.path().join("no run")).unwrap();
-    assert_eq!(runs_in(root.path()).unwrap(), ["fast", "slow & steady"]);
-    let (page, runs) = write_comparison(root.path()).unwrap();
-    let html = fs::read_to_string(page).unwrap();
-    assert_eq!(runs.len(), 2);
+    // What lies there besides: a run that cannot be read.
+    fs::create_dir(root.path().join("broken")).unwrap();
+    fs::write(root.path().join("broken/run.json"), "{").unwrap();
+    assert_eq!(runs_in(root.path()).unwrap().len(), 3);
+    let found = write_comparison(root.path()).unwrap();
+    let html = fs::read_to_string(&found.path).unwrap();
+    let names: Vec<&str> = found.runs.iter().map(|run| run.name.as_str()).collect();
+    assert_eq!(names, ["fast", "slow & steady"]);
+    assert_eq!(found.unreadable[0].0, "broken");
+    assert!(html.contains("broken is left out: "));
     for part in [
         "2 runs",
         "<td>slow &amp; steady</td><td>no summary yet</td>",

@@ -13,7 +13,7 @@ use super::{page, words};
 use crate::atomic::atomic_write;
 use crate::curve::{LineChart, Series};
 use crate::error::{ReportError, Result};
-use crate::escape::escape;
+use crate::escape::{escape, href};
 use crate::manifest::{Manifest, flatten, read_json};
 use crate::metrics::Metrics;
 use crate::probe::human_duration;
@@ -30,25 +30,40 @@ pub struct ComparedRun {
     pub summary: Option<RunSummary>,
     /// Its records.
     pub metrics: Metrics,
-    /// Whether it has a `report.html`.
-    pub has_report: bool,
+    /// Relative link to its `report.html`, if it has one.
+    pub report_href: Option<String>,
 }
 
-/// Names of the directories in `root` that hold a `run.json`, sorted.
+/// The runs of a folder on one page.
+#[derive(Debug)]
+pub struct Comparison {
+    /// The page.
+    pub path: PathBuf,
+    /// The runs, in the order of their names.
+    pub runs: Vec<ComparedRun>,
+    /// Runs that are not on it, because something of them cannot be read: the name, and why.
+    pub unreadable: Vec<(String, ReportError)>,
+}
+
+/// The directories in `root` that hold a `run.json`, sorted.
 ///
 /// # Errors
 /// If `root` cannot be read.
-pub fn runs_in(root: &Path) -> Result<Vec<String>> {
+pub fn runs_in(root: &Path) -> Result<Vec<PathBuf>> {
     let unreadable = |source| ReportError::read("directory", root, source);
-    let mut names = Vec::new();
+    let mut runs = Vec::new();
     for entry in fs::read_dir(root).map_err(unreadable)? {
-        let entry = entry.map_err(unreadable)?;
-        if entry.path().join("run.json").is_file() {
-            names.push(entry.file_name().to_string_lossy().into_owned());
+        let path = entry.map_err(unreadable)?.path();
+        if path.join("run.json").is_file() {
+            runs.push(path);
         }
     }
-    names.sort();
-    Ok(names)
+    runs.sort();
+    Ok(runs)
+}
+
+fn name_of(run: &Path) -> String {
+    run.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 impl ComparedRun {
@@ -59,8 +74,9 @@ impl ComparedRun {
     pub fn read(run: &Path) -> Result<Self> {
         let summary = run.join("summary.json");
         let metrics = run.join("metrics.jsonl");
+        let folder = run.file_name().unwrap_or_default();
         Ok(Self {
-            name: run.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            name: name_of(run),
             manifest: Manifest::read(&run.join("run.json"))?,
             summary: if summary.exists() {
                 Some(read_json(&summary, "summary")?)
@@ -72,49 +88,70 @@ impl ComparedRun {
             } else {
                 Metrics::default()
             },
-            has_report: run.join("report.html").is_file(),
+            report_href: (run.join("report.html").is_file())
+                .then(|| href(&[folder.as_encoded_bytes(), b"report.html"])),
         })
     }
 }
 
-/// Writes `comparison.html` of the runs in `root` beside them, and returns its path and the runs, in the order of their names.
+/// Writes `comparison.html` of the runs in `root` beside them. A run that cannot be read is named and left out.
 ///
 /// # Errors
-/// As [`ComparedRun::read`] and [`atomic_write`].
-pub fn write_comparison(root: &Path) -> Result<(PathBuf, Vec<ComparedRun>)> {
-    let runs: Result<Vec<ComparedRun>> = runs_in(root)?
-        .iter()
-        .map(|name| ComparedRun::read(&root.join(name)))
-        .collect();
-    let runs = runs?;
+/// If `root` cannot be read, or as [`atomic_write`].
+pub fn write_comparison(root: &Path) -> Result<Comparison> {
+    let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
+    for path in runs_in(root)? {
+        match ComparedRun::read(&path) {
+            Ok(run) => runs.push(run),
+            Err(error) => unreadable.push((name_of(&path), error)),
+        }
+    }
+    let path = root.join("comparison.html");
+    let comparison = Comparison {
+        path,
+        runs,
+        unreadable,
+    };
     let mut body = String::new();
     // Writing to a String cannot fail.
-    let _ = write(&mut body, root, &runs);
+    let _ = comparison.write(&mut body, root);
     let html = page::document("Comparison of runs", &body);
-    let path = root.join("comparison.html");
-    atomic_write(&path, "comparison", |out| out.write_all(html.as_bytes()))?;
-    Ok((path, runs))
+    atomic_write(&comparison.path, "comparison", |out| {
+        out.write_all(html.as_bytes())
+    })?;
+    Ok(comparison)
 }
 
-fn write(out: &mut String, root: &Path, runs: &[ComparedRun]) -> std::fmt::Result {
-    let count = words::counted(runs.len(), "run");
-    let place = root.display().to_string();
-    writeln!(
-        out,
-        "<header>\n<p class=\"kicker\">flow-train</p>\n<h1>{count}</h1>\n<p class=\"faint\">in {}</p>\n</header>",
-        escape(&place)
-    )?;
-    page::write_navigation(
-        out,
-        &[
-            ("outcomes", "Outcomes"),
-            ("curves", "Curves"),
-            ("config", "Settings"),
-        ],
-    )?;
-    write_outcomes(out, runs)?;
-    write_curves(out, runs)?;
-    write_differences(out, runs)
+impl Comparison {
+    fn write(&self, out: &mut String, root: &Path) -> std::fmt::Result {
+        let runs = &self.runs;
+        let count = words::counted(runs.len(), "run");
+        let place = root.display().to_string();
+        writeln!(
+            out,
+            "<header>\n<p class=\"kicker\">flow-train</p>\n<h1>{count}</h1>\n<p class=\"faint\">in {}</p>\n</header>",
+            escape(&place)
+        )?;
+        page::write_navigation(
+            out,
+            &[
+                ("outcomes", "Outcomes"),
+                ("curves", "Curves"),
+                ("config", "Settings"),
+            ],
+        )?;
+        write_outcomes(out, runs)?;
+        for (name, error) in &self.unreadable {
+            writeln!(
+                out,
+                "<p class=\"warn\">{} is left out: {}</p>",
+                escape(name),
+                escape(&error.to_string())
+            )?;
+        }
+        write_curves(out, runs)?;
+        write_differences(out, runs)
+    }
 }
 
 fn write_outcomes(out: &mut String, runs: &[ComparedRun]) -> std::fmt::Result {
@@ -129,8 +166,7 @@ fn write_outcomes(out: &mut String, runs: &[ComparedRun]) -> std::fmt::Result {
     writeln!(out, "<th>Time</th></tr></thead><tbody>")?;
     for run in runs {
         let name = escape(&run.name);
-        if run.has_report {
-            let href = crate::escape::href(&[&run.name, "report.html"]);
+        if let Some(href) = &run.report_href {
             write!(out, "<tr><td><a href=\"{href}\">{name}</a></td>")?;
         } else {
             write!(out, "<tr><td>{name}</td>")?;
@@ -224,8 +260,9 @@ fn write_differences(out: &mut String, runs: &[ComparedRun]) -> std::fmt::Result
     let all = runs.iter().flat_map(|run| flatten(&run.manifest.config));
     let order: Vec<String> = all.map(|(key, _)| key).collect();
     for key in &order {
-        let first = configs[0].get(key);
-        let differs = configs.iter().any(|config| config.get(key) != first);
+        let differs = configs
+            .windows(2)
+            .any(|pair| pair[0].get(key) != pair[1].get(key));
         if differs && !keys.contains(&key) && key != "run.name" {
             keys.push(key);
         }

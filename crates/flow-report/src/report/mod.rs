@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 use crate::summary::RunSummary;
 
 pub use charts::{ChartGroup, RunChart, run_charts};
-pub use comparison::{ComparedRun, runs_in, write_comparison};
+pub use comparison::{ComparedRun, Comparison, runs_in, write_comparison};
 
 /// What goes into a report. [`ReportData::read`] collects it from a run directory.
 #[derive(Clone, Debug)]

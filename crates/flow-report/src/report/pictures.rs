@@ -106,7 +106,7 @@ fn alternative(figure: &GridFigure, prompts: &[String]) -> String {
 /// Where the file lies, from the run directory. The parts of its name are those of [`super::grid_of`].
 fn href(figure: &GridFigure) -> String {
     let name = format!("{}-step-{:06}.png", figure.kind, figure.step);
-    crate::escape::href(&["images", &name])
+    crate::escape::href(&[b"images", name.as_bytes()])
 }
 
 /// A side in a PNG's header (width in bytes 16 to 19, height in 20 to 23, big-endian), 0 if there is none.

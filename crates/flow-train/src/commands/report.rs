@@ -23,12 +23,12 @@ pub fn run(folder: &Path) -> Result<(), Failure> {
              one that holds runs"
         )));
     }
-    let (page, runs) = flow_report::write_comparison(folder).or_bad_input()?;
-    let mut text = String::new();
-    for run in &runs {
-        text.push_str(&outcome(run));
+    let comparison = flow_report::write_comparison(folder).or_bad_input()?;
+    for (name, error) in &comparison.unreadable {
+        terminal::note(&format!("note: `{name}` is left out: {error}"));
     }
-    text.push_str(&format!("{}\n", page.display()));
+    let mut text: String = comparison.runs.iter().map(outcome).collect();
+    text.push_str(&format!("{}\n", comparison.path.display()));
     terminal::print(&text)
 }
 
