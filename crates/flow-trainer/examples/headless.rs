@@ -8,7 +8,7 @@ use flow_config::Config;
 use flow_core::{Plan, device::ComputeDevice};
 use flow_kernels::KernelRegistry;
 use flow_models::{ModelRegistry, StoredDtype};
-use flow_report::{Manifest, OnExists, RunDirectory, Stopwatch, peak_resident_gib};
+use flow_report::{Interval, Manifest, OnExists, RunDirectory, Stopwatch, peak_resident_gib};
 use flow_rewards::RewardRegistry;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer};
@@ -38,8 +38,10 @@ impl Observer for Lines {
         }
     }
 
-    fn evaluation(&mut self, step: u64, rewards: &[(String, f64, Option<f64>)]) {
-        println!("evaluation after {step}: {rewards:?}");
+    fn evaluation(&mut self, step: u64, rewards: &[(String, Interval)]) {
+        for (name, interval) in rewards {
+            println!("evaluation after {step}: {name} {}", interval.text(4));
+        }
     }
 
     fn notice(&mut self, text: &str) {
