@@ -32,7 +32,10 @@ pub(super) fn write_summary(
         out,
         "Steps",
         &summary.steps.to_string(),
-        &format!("{} images sampled", summary.images),
+        &match summary.images_per_s {
+            Some(rate) => format!("{} images sampled, {rate:.1} per second", summary.images),
+            None => format!("{} images sampled", summary.images),
+        },
     )?;
     write_card(
         out,
@@ -90,7 +93,8 @@ fn wall_parts(summary: &RunSummary) -> String {
         .wall_parts
         .iter()
         .map(|(name, wall_s)| format!("{name} {}", human_duration(*wall_s)));
-    parts.collect::<Vec<_>>().join(" · ")
+    let processes = (summary.processes > 1).then(|| format!("{} processes", summary.processes));
+    processes.into_iter().chain(parts).collect::<Vec<_>>().join(" · ")
 }
 
 fn write_card(out: &mut String, title: &str, value: &str, detail: &str) -> std::fmt::Result {
