@@ -267,7 +267,8 @@ fn common_text(one: &Json, other: &Json) -> Json {
             }
         }
     }
-    json!({ "description": said.join("\n\n") })
+    // Tombi is strict: of a table it would warn of every key.
+    json!({ "description": said.join("\n\n"), "additionalProperties": true })
 }
 
 /// What a table of this variant must be, but for what `known` says of its keys already.
