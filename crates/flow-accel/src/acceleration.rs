@@ -147,6 +147,21 @@ impl Arrangement {
         self.training.describe()
     }
 
+    /// The name of the attention that losses and evaluations use.
+    pub fn attention_name(&self) -> &str {
+        self.training.attention.name()
+    }
+
+    /// The name of the kernels that losses and evaluations use.
+    pub fn kernels_name(&self) -> &str {
+        self.training.kernels.name()
+    }
+
+    /// The name of what decides which activations are kept.
+    pub fn regions_name(&self) -> &str {
+        self.training.regions.name()
+    }
+
     /// Puts back what [`learned`](Acceleration::learned) gave. Names that are not in force are passed over.
     pub fn restore(&self, learned: &BTreeMap<String, Vec<u64>>) {
         for each in &self.in_force {

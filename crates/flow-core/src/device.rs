@@ -59,9 +59,16 @@ impl ComputeDevice {
             #[cfg(feature = "vulkan")]
             ("vulkan", 0) => Self::vulkan(),
             _ => Err(CoreError::NoDevice {
-                asked: kind.into(),
-                available: available().join(", "),
-                help: "Set `device.kind = \"cpu\"`.".into(),
+                asked: format!("{kind}:{index}"),
+                why: match available().contains(&kind) {
+                    true => format!("there is only `{kind}:0`"),
+                    false => format!("it is not in this build, which has: {}", available().join(", ")),
+                },
+                help: match kind {
+                    "cuda" => "Build with `--features cuda`, or set `device.kind = \"cpu\"`.",
+                    _ => "Set `device.index = 0`, or `device.kind = \"cpu\"`.",
+                }
+                .into(),
             }),
         }
     }
@@ -90,11 +97,19 @@ impl ComputeDevice {
         if index >= found {
             return Err(CoreError::NoDevice {
                 asked: format!("cuda:{index}"),
-                available: match found {
-                    0 => "no NVIDIA GPU that a driver answers for".into(),
-                    n => format!("cuda:0 to cuda:{}", n - 1),
+                why: match found {
+                    0 => "it is in this build, but no NVIDIA driver answers".into(),
+                    1 => "the driver answers for one GPU, `cuda:0`".into(),
+                    n => format!("the driver answers for {n} GPUs, `cuda:0` to `cuda:{}`", n - 1),
                 },
-                help: "Install NVIDIA's driver 580 or later and see `nvidia-smi`, or set `device.kind = \"cpu\"`.".into(),
+                help: match found {
+                    0 => {
+                        "See what `nvidia-smi` says and install NVIDIA's driver 580 or later (`flow-train doctor` looks for \
+                         all that is needed), or set `device.kind = \"cpu\"`."
+                    }
+                    _ => "Set `device.index` to one of them.",
+                }
+                .into(),
             });
         }
         let device = Device::cuda(index);
@@ -130,7 +145,7 @@ impl ComputeDevice {
             .next();
         let device = found.ok_or_else(|| CoreError::NoDevice {
             asked: "vulkan".into(),
-            available: "no Vulkan driver that answers".into(),
+            why: "it is in this build, but no Vulkan driver answers".into(),
             help: "Install one (Debian, for the processor: `apt-get install mesa-vulkan-drivers libvulkan1`, 24 or newer), \
                    or set `device.kind = \"cpu\"`."
                 .into(),

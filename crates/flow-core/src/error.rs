@@ -4,13 +4,13 @@
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CoreError {
-    /// The device asked for is not in this build.
-    #[error("device `{asked}` is not available in this build; available: {available}. {help}")]
+    /// The device asked for is not in this build, or does not answer.
+    #[error("the device `{asked}` is not there: {why}. {help}")]
     NoDevice {
         /// The device asked for.
         asked: String,
-        /// The devices of this build.
-        available: String,
+        /// What is missing, the build or the machine, without a full stop.
+        why: String,
         /// How to mend it.
         help: String,
     },

@@ -138,7 +138,14 @@ impl ReportError {
 
     /// A writing error with the usual advice for its cause.
     pub(crate) fn write(what: &str, path: &Path, state: impl Into<String>, source: io::Error) -> Self {
-        let help = advice(&source, path);
+        let help = match source.kind() {
+            // It need not exist; what is to hold it must.
+            io::ErrorKind::NotFound => {
+                let folder = path.parent().unwrap_or(path).display();
+                format!("see that the folder `{folder}` exists and takes new files, or choose another")
+            }
+            _ => advice(&source, path),
+        };
         Self::Write {
             what: what.into(),
             path: path.into(),

@@ -1,6 +1,7 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use crate::named_devices::NamedDevice;
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use std::path::PathBuf;
 
@@ -36,7 +37,7 @@ pub enum Command {
     /// Train a model by reinforcement learning
     Train(TrainArguments),
     /// Train a model from scratch by flow matching, for reinforcement learning to start from
-    Pretrain(ConfigArguments),
+    Pretrain(PretrainArguments),
     /// Generate images
     Sample(SampleArguments),
     /// Measure a model on the held-out prompts
@@ -46,13 +47,10 @@ pub enum Command {
     /// Show what a run would do: geometry, calls, parameters, cost, schedule
     Plan(PlanArguments),
     /// Compare the ratios of a rollout and of training, for every lossless combination of what computes
-    Audit {
-        #[command(flatten)]
-        config: ConfigArguments,
-        /// Only combinations with this value in a column of the table; columns narrow it down, values of one add up
-        #[arg(long, value_name = "COLUMN=VALUE")]
-        only: Vec<String>,
-    },
+    ///
+    /// Takes so many combinations that every two values of different columns occur together: some 20, about a minute for
+    /// `configs/digits-grpo.toml`. `--all` takes each of several hundred and as many times as long.
+    Audit(AuditArguments),
     /// Show what the accelerators of the rollout change and save: the same samples with and without them
     Drift(DriftArguments),
     /// Measure what the policies `magcache` and `teacache` must know of a model, and write it as TOML
@@ -61,7 +59,7 @@ pub enum Command {
     Schema,
     /// List what a config can ask for by name
     List {
-        /// Which list; without it, all of them
+        /// Which list, with what each name means; without it, the names of all
         #[arg(value_enum)]
         what: Option<Listed>,
     },
@@ -71,7 +69,11 @@ pub enum Command {
         /// `acceleration::refused`
         key: String,
     },
-    /// Look at this machine and check that computing works and is deterministic
+    /// Write a config that runs, with its weights and its schema, into a folder
+    Init(InitArguments),
+    /// Look at this build and this machine, check that computing works, and say what to do about what is missing
+    ///
+    /// Exit code 1 if something that this build is for does not work.
     Doctor,
     /// Make the report of a run again, or compare the runs of a folder on one page
     Report {
@@ -91,11 +93,13 @@ pub enum Command {
         /// The YAML
         yaml: PathBuf,
         /// Write the TOML to this file; without it, it is printed
-        #[arg(long, value_name = "FILE.toml")]
+        #[arg(long, value_name = "FILE.toml", value_hint = ValueHint::FilePath)]
         out: Option<PathBuf>,
         /// Say what became of each key, and not only of those that change the result
         #[arg(long)]
         all_notes: bool,
+        #[command(flatten)]
+        there: ThereAlready,
     },
     /// Print a completion script
     Completions {
@@ -114,13 +118,75 @@ pub struct ConfigArguments {
     pub set: Vec<String>,
 }
 
+/// What becomes of a file that stands where one is to be written.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ThereAlready {
+    /// What to do if a file to be written exists already
+    #[arg(long = "on-exists", value_enum, default_value_t = ExistingFile::Error, value_name = "POLICY")]
+    pub on_exists: ExistingFile,
+}
+
+/// What to do if a file exists already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExistingFile {
+    /// Stop with an error, before the work
+    Error,
+    /// Move it aside, to FILE.old, and write
+    Overwrite,
+    /// Write to the next free name
+    New,
+}
+
+#[derive(Debug, Args)]
+pub struct PretrainArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Go on with a pretraining that was stopped: from what is beside its weights, or from a checkpoint file
+    #[arg(long, value_name = "latest|PATH", value_hint = ValueHint::FilePath, conflicts_with = "on_exists")]
+    pub resume: Option<PathBuf>,
+    #[command(flatten)]
+    pub there: ThereAlready,
+}
+
+#[derive(Debug, Args)]
+pub struct InitArguments {
+    /// The folder; it is made if it is not there
+    #[arg(default_value = ".", value_hint = ValueHint::DirPath)]
+    pub folder: PathBuf,
+    /// What to do if one of the files exists already
+    #[arg(long, value_enum, default_value_t = InTheWay::Error, value_name = "POLICY")]
+    pub on_exists: InTheWay,
+}
+
+/// What to do if a file of several that go together exists already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum InTheWay {
+    /// Stop with an error, before anything is written
+    Error,
+    /// Move it aside, to FILE.old, and write
+    Overwrite,
+}
+
+impl From<InTheWay> for ExistingFile {
+    fn from(policy: InTheWay) -> Self {
+        match policy {
+            InTheWay::Error => Self::Error,
+            InTheWay::Overwrite => Self::Overwrite,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct PlanArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
     /// Write what a budget of activation checkpointing keeps into this folder, as plan.json and plan.svg
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub there: ThereAlready,
+    #[command(flatten)]
+    pub target: TargetArguments,
 }
 
 #[derive(Debug, Args)]
@@ -128,8 +194,8 @@ pub struct TrainArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
     /// Go on with a run: from its newest usable checkpoint, or from a checkpoint file
-    #[arg(long, value_name = "latest|PATH", conflicts_with = "on_exists")]
-    pub resume: Option<String>,
+    #[arg(long, value_name = "latest|PATH", value_hint = ValueHint::FilePath, conflicts_with = "on_exists")]
+    pub resume: Option<PathBuf>,
     /// What to do if the run exists already; without it, `run.on_exists` of the config
     #[arg(long, value_enum, value_name = "POLICY")]
     pub on_exists: Option<Existing>,
@@ -137,8 +203,8 @@ pub struct TrainArguments {
     #[arg(long)]
     pub dry_run: bool,
     /// Show a full-screen view of the run
-    #[cfg(feature = "tui")]
-    #[arg(long)]
+    #[cfg_attr(feature = "tui", arg(long))]
+    #[cfg_attr(not(feature = "tui"), arg(long, hide = true))]
     pub tui: bool,
 }
 
@@ -169,11 +235,13 @@ pub struct SampleArguments {
     #[arg(long)]
     pub seed: Option<u64>,
     /// Weights instead of `model.weights`: safetensors, or the folder of an adapter
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub weights: Option<PathBuf>,
-    /// Where the picture goes
-    #[arg(long, default_value = "sample.png", value_name = "FILE.png")]
-    pub out: PathBuf,
+    /// Where the picture goes; without it, `sample.png` or the next free name like it
+    #[arg(long, value_name = "FILE.png", value_hint = ValueHint::FilePath)]
+    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub there: ThereAlready,
 }
 
 #[derive(Debug, Args)]
@@ -181,7 +249,7 @@ pub struct EvalArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
     /// Weights instead of `model.weights`: safetensors, or the folder of an adapter
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub weights: Option<PathBuf>,
 }
 
@@ -198,6 +266,18 @@ pub struct DriftArguments {
 }
 
 #[derive(Debug, Args)]
+pub struct AuditArguments {
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Only combinations with this value in a column of the table; columns narrow it down, values of one add up
+    #[arg(long, value_name = "COLUMN=VALUE")]
+    pub only: Vec<String>,
+    /// Every combination, rather than every two values together at least once
+    #[arg(long)]
+    pub all: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct CalibrateArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
@@ -205,8 +285,10 @@ pub struct CalibrateArguments {
     #[arg(long, value_enum)]
     pub policy: MeasuredPolicy,
     /// A file for the entry, rather than the terminal
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub there: ThereAlready,
 }
 
 /// A policy of `feature_cache` that must be measured on a model.
@@ -228,7 +310,17 @@ pub struct CheckArguments {
     /// How to print what is found
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub format: Format,
-    /// Memory of the device; without it, this machine's
+    #[command(flatten)]
+    pub target: TargetArguments,
+}
+
+/// The device that a config is meant for, if it is not this machine's.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct TargetArguments {
+    /// Take this device in the place of the config's, whether or not this machine has it
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub device: Option<NamedDevice>,
+    /// Memory of the device; without it, that of `--device`, or this machine's
     #[arg(long, value_name = "GIB", value_parser = memory_gib)]
     pub memory_gib: Option<f64>,
 }
@@ -265,12 +357,18 @@ pub enum Listed {
     Kernels,
     Attention,
     Accelerators,
+    /// Policies of the accelerator `feature_cache`.
+    CachePolicies,
+    /// Policies of activation checkpointing.
     Policies,
     Algorithms,
     Schedulers,
     Data,
-    /// Every prompt of every data set, in the order of its ids. Not in the list of all.
-    Prompts,
+    Text,
     Presets,
+    /// Devices that `check` and `plan` know by name.
+    Devices,
     Codes,
+    /// Every prompt of every data set, in the order of its ids.
+    Prompts,
 }

@@ -3,6 +3,7 @@
 use crate::terminal;
 use flow_core::Stopped;
 use std::error::Error;
+use std::fmt;
 use std::process::ExitCode;
 
 /// Why a command did not do what it was asked to.
@@ -18,6 +19,11 @@ pub enum Failure {
     Defect(String),
     /// The user stopped the run, its state is saved. Exit code 130, as shells have it for SIGINT.
     Interrupted,
+    /// Nobody reads standard output any more. What was done is done, so the exit code is 0; a command that had more to do
+    /// fails with [`Failure::CutOff`] instead.
+    Unread,
+    /// Nobody reads standard output any more, and the command was not done. Exit code 141, as shells have it for SIGPIPE.
+    CutOff,
 }
 
 impl Failure {
@@ -40,6 +46,21 @@ impl Failure {
             }
             Self::Said => ExitCode::from(2),
             Self::Interrupted => ExitCode::from(130),
+            Self::Unread => ExitCode::SUCCESS,
+            Self::CutOff => ExitCode::from(141),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Input(message) | Self::Run(message) | Self::Defect(message) => {
+                f.write_str(message.trim_start_matches(terminal::RENDERED))
+            }
+            Self::Said => f.write_str("the input cannot be used"),
+            Self::Interrupted => f.write_str("interrupted"),
+            Self::Unread | Self::CutOff => f.write_str("nobody reads standard output"),
         }
     }
 }

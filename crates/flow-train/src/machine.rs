@@ -14,9 +14,9 @@ pub fn machine(kind: DeviceKind, memory_gib: Option<f64>) -> Machine {
     };
     Machine {
         devices: flow_core::device::available().to_vec(),
-        bf16: match flow_kernels::CpuKernels::bf16() {
-            Ok(_) => Ok(()),
-            Err(why) => Err(why.to_string()),
+        bf16: match (kind, flow_kernels::CpuKernels::bf16()) {
+            (DeviceKind::Cpu, Err(why)) => Err(why.to_string()),
+            _ => Ok(()),
         },
         gpu: match kind {
             DeviceKind::Cpu => None,

@@ -1,11 +1,14 @@
 //! The `flow-train` command. Results go to standard output; progress, notes and errors to standard error.
 
 mod arguments;
+mod command_line;
 mod commands;
 mod diagnostics;
 mod failure;
 mod interrupt;
 mod logging;
+mod named_devices;
+mod output;
 mod progress;
 mod terminal;
 

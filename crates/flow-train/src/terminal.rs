@@ -3,15 +3,18 @@
 use crate::failure::Failure;
 use std::io::{self, IsTerminal, Write};
 
-/// Writes a result to standard output. A reader that has gone away (`… | head`) is no failure.
+/// Writes a result to standard output.
+///
+/// # Errors
+/// [`Failure::Unread`] if its reader has gone away (`… | head`): what would be computed for it need not be.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::Run(format!("cannot write to standard output: {error}")))
-        }
-        _ => Ok(()),
-    }
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::Unread,
+            _ => Failure::Run(format!("cannot write to standard output: {error}")),
+        })
 }
 
 /// As [`print()`], with a newline.
@@ -44,6 +47,57 @@ pub const RENDERED: &str = "\0";
 /// Whether a person reads standard error as it is written.
 pub fn stderr_is_terminal() -> bool {
     io::stderr().is_terminal()
+}
+
+/// Whether a person reads standard output as it is written.
+pub fn stdout_is_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// Columns of a terminal that text for people is made for.
+pub const WIDTH: usize = 80;
+
+/// Names and what is said of them, in two columns; what is longer than a line goes on below itself.
+pub fn pairs(rows: &[(impl AsRef<str>, String)]) -> String {
+    pairs_in(rows, WIDTH)
+}
+
+/// As [`pairs`], for a terminal of `width` columns.
+pub fn pairs_in(rows: &[(impl AsRef<str>, String)], width: usize) -> String {
+    let names = rows.iter().map(|(name, _)| name.as_ref().chars().count());
+    let name_width = names.max().unwrap_or(0);
+    let room = width.saturating_sub(name_width + 2).max(20);
+    let mut text = String::new();
+    for (name, said) in rows {
+        let lines = wrapped(said, room);
+        for (number, line) in lines.iter().enumerate() {
+            let name = if number == 0 { name.as_ref() } else { "" };
+            text.push_str(format!("{name:name_width$}  {line}").trim_end());
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// Text in lines of at most `width` characters, broken at spaces; a longer word has a line of its own. At least one line.
+pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    let mut filled = 0;
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        if filled > 0 && filled + 1 + length > width {
+            lines.push(String::new());
+            filled = 0;
+        }
+        let Some(line) = lines.last_mut() else { break };
+        if filled > 0 {
+            line.push(' ');
+            filled += 1;
+        }
+        line.push_str(word);
+        filled += length;
+    }
+    lines
 }
 
 /// Rows of equal columns, two spaces apart; the first `left` columns are text, the others numbers.

@@ -111,7 +111,7 @@ fn pretrained(config: &Config, environment: &Environment<'_>) -> Result<(), Fail
         conditioner: &conditioner,
         device,
     };
-    let done = pretrain::pretrain(&parts, model.weights, &settings, &mut Lines)?;
+    let done = pretrain::pretrain(&parts, model.weights, &settings, None, &mut Lines)?;
     let path = environment.base.join(&config.pretrain.output);
     let metadata = BTreeMap::from([("loss".to_owned(), format!("{:.6}", done.final_loss))]);
     flow_models::save(&done.weights, &path, StoredDtype::F32, &metadata)?;

@@ -32,6 +32,12 @@ pub struct IterationSummary {
     pub gradient_norm: f64,
     /// `max |ratio - 1|` before the first optimizer step, if audited.
     pub max_ratio_deviation: Option<f32>,
+    /// Distance from the reference, if the loss has one.
+    pub kl: Option<f64>,
+    /// Share of rows in which the clip decides, if the algorithm clips.
+    pub clip_fraction: Option<f64>,
+    /// Learning rate of the last optimizer step.
+    pub learning_rate: f64,
     /// Images sampled.
     pub images: usize,
     /// Seconds.

@@ -4,6 +4,10 @@
 //! 2022, arXiv:2210.02747) and `sigma` the sigmoid of a standard normal value (Esser et al. 2024, arXiv:2403.03206,
 //! section 3.1), stratified over the batch. Some captions are wrong on purpose and some are dropped, for guidance.
 
+mod state;
+
+pub use state::{Keeping, PretrainCheckpoint};
+
 use crate::conditions::Conditioner;
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
@@ -19,6 +23,7 @@ use flow_core::{
 use flow_data::Dataset;
 use flow_report::Stopwatch;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use state::State;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -202,14 +207,15 @@ fn pieces(batch: usize, device: &ComputeDevice) -> usize {
         .unwrap_or(1)
 }
 
-/// Trains `weights`.
+/// Trains `weights`. What `keeping` goes on from takes their place; without it, nothing is written.
 ///
 /// # Errors
-/// A loss or gradient that is not finite, or an image that cannot be read.
+/// A loss or gradient that is not finite, an image that cannot be read, or a state that cannot be written or read.
 pub fn pretrain(
     parts: &Pretraining<'_>,
     weights: Weights,
     settings: &PretrainSettings,
+    keeping: Option<&Keeping>,
     observer: &mut dyn Observer,
 ) -> Result<Pretrained, TrainError> {
     let Pretraining {
@@ -224,18 +230,34 @@ pub fn pretrain(
         .iter()
         .map(|spec| spec.kind == flow_core::ParamKind::Base)
         .collect();
-    let mut optimizer = AdamW::new(settings.optimizer.clone(), &layout, trained.to_vec(), device);
     let kernels = &*plan.kernels;
     // In one piece, as its average is.
-    let mut weights = weights.whole(kernels);
-    let mut average = weights.clone();
-    let mut losses = Vec::with_capacity(settings.steps as usize);
+    let weights = weights.whole(kernels);
+    let mut state = State {
+        step: 0,
+        average: weights.clone(),
+        weights,
+        optimizer: AdamW::new(settings.optimizer.clone(), &layout, trained.to_vec(), device),
+        losses: Vec::new(),
+    };
+    if let Some(from) = keeping.and_then(|keeping| keeping.from.as_ref()) {
+        from.restore(&mut state, device)?;
+    }
     let pieces = pieces(settings.batch, device);
     observer.phase(Phase::Pretraining, settings.steps as usize);
-    let mut upcoming = batch(dataset, settings, 0);
-    for step in 0..settings.steps {
+    let begin = state.step;
+    observer.advance(begin as usize);
+    let mut upcoming = batch(dataset, settings, begin);
+    for step in begin..settings.steps {
         let watch = Stopwatch::start();
         let current = upcoming?;
+        let State {
+            weights,
+            average,
+            optimizer,
+            losses,
+            ..
+        } = &mut state;
         optimizer.set_settings(AdamWSettings {
             learning_rate: settings.optimizer.learning_rate * cosine(step, settings.steps),
             ..settings.optimizer.clone()
@@ -245,7 +267,7 @@ pub fn pretrain(
             let units = device.concurrently(pieces, |index| {
                 let rows = settings.batch / pieces;
                 let rows = index * rows..(index + 1) * rows;
-                parts.unit(&weights, &trained, &current, rows, settings)
+                parts.unit(weights, &trained, &current, rows, settings)
             });
             let mut accumulated = Accumulated::of(pieces);
             let mut values = Vec::with_capacity(pieces);
@@ -253,7 +275,7 @@ pub fn pretrain(
                 values.push(value);
                 accumulated.add(kernels, gradients);
             }
-            let report = optimizer.step(kernels, device, &mut weights, accumulated);
+            let report = optimizer.step(kernels, device, weights, accumulated);
             // Read after all is launched: the device need not wait for the host.
             let sum: f32 = values.iter().map(|value| cpu::to_host(value)[0]).sum();
             (sum / pieces as f32, report)
@@ -282,22 +304,31 @@ pub fn pretrain(
         let pairs = average.values_mut().iter_mut().zip(weights.stored());
         device.lasting(|| kernels.average_all(pairs.collect(), &decay));
         losses.push(value);
+        state.step = step + 1;
         observer.advance(1);
         observer.iteration(&IterationSummary {
             done: step + 1,
             total: settings.steps,
             loss: f64::from(value),
             gradient_norm: report.gradient_norm,
+            learning_rate: report.learning_rate,
             images: settings.batch,
             wall_s: watch.wall_s(),
             ..IterationSummary::default()
         });
         let Some(next) = next else { break };
-        if observer.interrupted() {
+        let interrupted = observer.interrupted();
+        if let Some(keeping) = keeping
+            && (interrupted || state.step.is_multiple_of(keeping.every.max(1)))
+        {
+            keeping.save(&state)?;
+        }
+        if interrupted {
             break;
         }
         upcoming = next;
     }
+    let State { average, losses, .. } = state;
     let tail = &losses[losses.len() - (losses.len() / 100).max(1).min(losses.len())..];
     let final_loss = tail.iter().map(|loss| f64::from(*loss)).sum::<f64>() / tail.len().max(1) as f64;
     Ok(Pretrained {

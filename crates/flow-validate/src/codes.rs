@@ -34,12 +34,13 @@ codes! {
     NO_REGION = "checkpointing::no-region", "A pattern of `checkpointing.save` that names no region and no result of the model, or is no pattern.";
     BUDGET_TOO_SMALL = "checkpointing::budget-too-small", "A budget below what weights, gradients and the optimizer's moments take, whatever is computed again.";
     TOO_MUCH_MEMORY = "memory::too-much", "An estimate of what the run keeps in memory at one time that is above the device's memory.";
-    NO_DEVICE = "device::unavailable", "A kind of device that this build cannot open.";
+    NO_DEVICE = "device::unavailable", "A device that this build or this machine does not have. The message says which of the two: `--features cuda` puts NVIDIA GPUs into a build, and a driver makes one answer (`flow-train doctor` looks for what is missing).";
     NO_BF16 = "device::no-bf16", "`device.dtype = \"bf16\"` where the device has no such matrix products.";
     NEEDS_BF16_GPU = "optimizer::needs-bf16-gpu", "`optimizer.weights` or `optimizer.gradients` in bf16 where no GPU computes in bf16.";
     MANY_THREADS = "device::many-threads", "A warning: more than four worker threads for each processor.";
     NO_KERNEL = "device::no-kernel", "A model whose attention no kernel of the device computes, or a named attention backend that declines it.";
     SLOW_KERNELS = "device::slow-kernels", "A warning: settings with which a GPU computes by its portable kernels, without tensor cores.";
+    LARGE_LEARNING_RATE = "optimizer::large-learning-rate", "A warning: `optimizer.learning_rate` of 0.1 or more.";
     NO_WEIGHTS = "files::no-weights", "The file that `model.weights` names is not there.";
     BAD_WEIGHTS = "files::bad-weights", "The file that `model.weights` names cannot be read, or holds other weights than the model.";
     ADAPTERS = "model::adapters", "Adapters that the model cannot have, for instance a target that no layer matches.";
@@ -214,7 +215,7 @@ const OURS: &[Explanation] = &[
     },
     Explanation {
         code: NO_DEVICE,
-        rule: "A kind of device that this build cannot open.",
+        rule: "A device that this build or this machine does not have. The message says which of the two: `--features cuda` puts NVIDIA GPUs into a build, and a driver makes one answer (`flow-train doctor` looks for what is missing).",
         why: "Nothing falls back to another device: a run on the processor in place of a GPU would take weeks without a word.",
         wrong: "[device]\nkind = \"cuda\"",
         right: "[device]\nkind = \"cpu\"",
@@ -232,6 +233,13 @@ const OURS: &[Explanation] = &[
         why: "Kernels of the processor, and those that compute in f32, read weights and write gradients in f32; nothing would become smaller.",
         wrong: "[optimizer]\nweights = \"bf16\"",
         right: "[optimizer]\nweights = \"f32\"",
+    },
+    Explanation {
+        code: LARGE_LEARNING_RATE,
+        rule: "A warning: `optimizer.learning_rate` of 0.1 or more.",
+        why: "A step of AdamW changes each weight by about the learning rate, whatever the gradient is (Kingma and Ba 2014, arXiv:1412.6980, section 2.1), and weights of a transformer are of the size of 0.1 and less: the first steps replace the model.",
+        wrong: "[optimizer]\nlearning_rate = 1.0",
+        right: "[optimizer]\nlearning_rate = 1e-4",
     },
     Explanation {
         code: MANY_THREADS,

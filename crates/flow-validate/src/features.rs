@@ -35,7 +35,13 @@ pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
                 .path("device.kind")
                 .allowed(names.collect())
                 .nearest(nearest(kind, machine.devices.iter().copied()).map(str::to_owned))
-                .help("choose a device that is there, or a build that has this one"),
+                .help(match config.device.kind {
+                    DeviceKind::Cuda => {
+                        "build with `--features cuda`, or set `device.kind = \"cpu\"`; `check` and `plan` judge a config for a \
+                         GPU that is not here with `--device h100`"
+                    }
+                    DeviceKind::Cpu => "set `device.kind` to a device that is there",
+                }),
         );
     } else if let (DeviceKind::Cpu, DType::Bf16, Err(why)) =
         (config.device.kind, config.device.dtype, &machine.bf16)

@@ -1,5 +1,6 @@
 //! The whole of a config at once.
 
+use crate::codes::LARGE_LEARNING_RATE;
 use crate::{Gpu, Load, MemoryEstimate};
 use crate::{Trainer, features, kernels, memory, resolve, timesteps};
 use flow_accel::AcceleratorRegistry;
@@ -58,6 +59,9 @@ pub struct Question<'a> {
     pub training: bool,
 }
 
+/// Learning rate above which a step replaces the weights rather than changes them.
+const LARGE: f64 = 0.1;
+
 /// Everything that is wrong with a config that is right in itself, or worth knowing about it. No file is read and no
 /// clock, so equal questions have equal answers.
 pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
@@ -80,6 +84,17 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         found.extend(resolve(config, accelerators, plan, model.spec, trainer).0);
     }
     found.extend(timesteps::check(config, sigmas));
+    if training && config.optimizer.learning_rate >= LARGE {
+        let message = format!(
+            "a step of AdamW changes each weight by about {}, which is more than most weights are",
+            config.optimizer.learning_rate
+        );
+        found.push(
+            Diagnostic::warning(LARGE_LEARNING_RATE, message)
+                .path("optimizer.learning_rate")
+                .help("1e-5 to 1e-3 are usual"),
+        );
+    }
     if let (true, Some(model)) = (training, model) {
         let estimate = MemoryEstimate::new(model.layout, model.spec, model.trained, &Load::of(config));
         found.extend(memory::check_budget(config, &estimate));

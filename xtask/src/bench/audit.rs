@@ -24,6 +24,7 @@ pub struct Options {
 /// Audits.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut command = Job::new(workspace, &options.config, &options.asked)?.command("audit", &[]);
+    command.arg("--all");
     for value in &options.only {
         command.args(["--only", value]);
     }

@@ -1,14 +1,15 @@
 //! `audit`: does the loss see the policy that sampled, whatever computes: is the importance ratio exactly 1, and are
 //! log-probability and mean the rollout's to the bit?
 //!
-//! For every combination of attention backend, fused kernels, captured graphs, exact reuse, policy of activation
-//! checkpointing, algorithm, guidance, trained weights and precision: one rollout, and every loss once, without an optimizer
-//! step. No combination changes a file.
+//! For combinations of precision, trained weights, attention backend, fused kernels, captured graphs, exact reuse, policy of
+//! activation checkpointing, algorithm and guidance: one rollout, and every loss once, without an optimizer step. No
+//! combination changes a file. [`pairs`] chooses some of them, unless all are asked for.
+
+mod pairs;
 
 use super::{Loaded, survey::Use, tokens};
-use crate::arguments::ConfigArguments;
+use crate::arguments::AuditArguments;
 use crate::failure::{Failure, OrFailure};
-use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_accelerators::{
     AttentionBackendAccelerator, ExactReuseAccelerator, FusedKernelsAccelerator, GraphCaptureAccelerator,
@@ -22,6 +23,7 @@ use flow_train::{EnvironmentError, Registries, base_plan};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::audit::OnPolicyAudit;
+use flow_trainer::observer::Silent;
 use flow_trainer::setup::{self, Environment, ModelParts, WithAlgorithm};
 use flow_validate::checkpoint_policy;
 use std::collections::BTreeSet;
@@ -53,8 +55,14 @@ enum Calls {
 
 const CALLS: [Calls; 3] = [Calls::Anew, Calls::Captured, Calls::Reused];
 
+/// What it means that a combination is exact.
+const EXACT: &str = "every ratio is 1, and log-probabilities and means are the rollout's to the bit";
+
 /// What tells combinations apart: columns of the table, and of `--only`.
-const COLUMNS: [&str; 9] = [
+const COLUMNS: [&str; 10] = [
+    "device",
+    "dtype",
+    "weights",
     "attention",
     "fused",
     "capture",
@@ -62,8 +70,6 @@ const COLUMNS: [&str; 9] = [
     "reuse",
     "algorithm",
     "guidance",
-    "weights",
-    "dtype",
 ];
 
 /// One row of the table.
@@ -76,33 +82,26 @@ struct Combination {
 
 impl Combination {
     /// Its values of [`COLUMNS`].
-    fn values(&self) -> [String; 9] {
+    fn values(&self) -> [String; 10] {
         let config = &self.config;
         let weights = match config.model.finetune {
             Finetune::Full => "full",
             Finetune::Lora => "lora",
         };
+        let is = |calls: Calls, named: &'static str| if self.calls == calls { named } else { "off" };
         [
-            self.attention.clone(),
-            self.fused.to_owned(),
-            if self.calls == Calls::Captured {
-                "on"
-            } else {
-                "off"
-            }
-            .to_owned(),
-            checkpoint_policy(config).name().to_owned(),
-            if self.calls == Calls::Reused {
-                "exact"
-            } else {
-                "off"
-            }
-            .to_owned(),
-            config.algorithm.kind().to_owned(),
-            config.sampling.guidance_scale.to_string(),
-            weights.to_owned(),
-            config.device.dtype.name().to_owned(),
+            config.device.kind.name(),
+            config.device.dtype.name(),
+            weights,
+            &self.attention,
+            self.fused,
+            is(Calls::Captured, "on"),
+            checkpoint_policy(config).name(),
+            is(Calls::Reused, "exact"),
+            config.algorithm.kind(),
+            &config.sampling.guidance_scale.to_string(),
         ]
+        .map(str::to_owned)
     }
 }
 
@@ -141,6 +140,11 @@ impl Table {
         checked: &str,
         deviation: &str,
     ) -> Result<(), Failure> {
+        // Nobody reads it, and nobody would read the rest.
+        let cut_off = |failure| match failure {
+            Failure::Unread => Failure::CutOff,
+            other => other,
+        };
         let cells = cells
             .zip(&self.widths)
             .map(|(cell, width)| format!("{cell:width$}  "));
@@ -148,6 +152,7 @@ impl Table {
             "{}{checked:>8}  {deviation:>15}",
             cells.collect::<String>()
         ))
+        .map_err(cut_off)
     }
 }
 
@@ -184,9 +189,9 @@ fn narrow(combinations: Vec<Combination>, only: &[String]) -> Result<Vec<Combina
     }
 }
 
-/// Runs every combination, prints the table, and fails unless every deviation is exactly 0.
-pub fn run(arguments: &ConfigArguments, only: &[String], quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(arguments, Use::Looking)?;
+/// Runs the combinations, prints the table, and fails unless every deviation is exactly 0.
+pub fn run(arguments: &AuditArguments, quiet: bool) -> Result<(), Failure> {
+    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
     if loaded.config().scheduler.dynamics == Dynamics::Ode {
         return Err(Failure::Input(
             "`scheduler.dynamics = \"ode\"` has no stochastic step, so there is no ratio to audit. Add `--set \
@@ -194,53 +199,83 @@ pub fn run(arguments: &ConfigArguments, only: &[String], quiet: bool) -> Result<
                 .into(),
         ));
     }
-    let combinations = narrow(combinations(&loaded).or_bad_input()?, only)?;
+    let all = narrow(combinations(&loaded).or_bad_input()?, &arguments.only)?;
+    let in_all = all.len();
+    let combinations = if arguments.all {
+        all
+    } else {
+        pairs::covering(all, Combination::values)
+    };
+    if !quiet {
+        let count = combinations.len();
+        terminal::note(&if count == in_all {
+            format!("audit: all {count} combinations")
+        } else {
+            format!(
+                "audit: {count} of {in_all} combinations, in which every two values of different columns occur together; \
+                 `--all` takes all of them"
+            )
+        });
+    }
     let table = Table::new(&combinations)?;
-    let failed = loaded.compute_several(|| {
-        let mut failed = 0;
-        // Neighbours of the same weights and precision share what was loaded.
-        let mut model = None;
-        for combination in &combinations {
-            let config = &combination.config;
-            let environment = loaded.environment(config)?;
-            let tokens = tokens(config, &environment).or_bad_input()?;
-            let of = (config.model.finetune, config.device.dtype);
-            let parts = match model.take() {
-                Some((loaded, parts)) if loaded == of => parts,
-                _ => setup::model(config, &environment).or_bad_input()?,
-            };
-            let (_, parts) = model.insert((of, parts));
-            let run = Run {
-                config,
-                environment: &environment,
-                model: parts.clone(),
-                quiet,
-            };
-            let audit = setup::with_algorithm(config, tokens, run)
-                .and_then(|audit| audit)
-                .or_bad_input()?;
-            let exact = audit.worst().is_none() && audit.checked() > 0;
-            failed += usize::from(!exact);
-            table.row(combination, &audit)?;
-            if let Some(worst) = audit.worst() {
-                let (other, checked) = (audit.other_bits(), audit.compared());
-                terminal::line(&format!("  {worst}; {other} of {checked} have other bits"))?;
-            }
-        }
-        Ok(failed)
-    })?;
+    let mut progress = progress::Count::new("combinations", combinations.len() as u64, quiet);
+    let failed = loaded.compute_several(|| audited(&loaded, &combinations, &table, &mut progress))?;
+    drop(progress);
     terminal::line("")?;
+    let count = combinations.len();
     if failed > 0 {
         return Err(Failure::Run(format!(
-            "{failed} of {} combinations are not exact: rollout and training do not compute the same bits. This is a \
-             defect; please report it with this table",
-            combinations.len()
+            "{failed} of {count} combinations are not exact: rollout and training do not compute the same bits. This is a \
+             defect; please report it with this table"
         )));
     }
-    terminal::line(&format!(
-        "all {} combinations are exact: every ratio is 1, and log-probabilities and means are the rollout's to the bit",
-        combinations.len()
-    ))
+    terminal::line(&match in_all - count {
+        0 => format!("all {count} combinations are exact: {EXACT}"),
+        left => format!(
+            "all {count} combinations are exact: {EXACT}; {left} more were not run (`--all` runs them)"
+        ),
+    })
+}
+
+/// Runs the combinations one after the other; gives how many are not exact.
+fn audited(
+    loaded: &Loaded,
+    combinations: &[Combination],
+    table: &Table,
+    progress: &mut progress::Count,
+) -> Result<usize, Failure> {
+    let mut failed = 0;
+    // Neighbours of the same weights and precision share what was loaded.
+    let mut model = None;
+    for combination in combinations {
+        let config = &combination.config;
+        let environment = loaded.environment(config)?;
+        let tokens = tokens(config, &environment).or_bad_input()?;
+        let of = (config.model.finetune, config.device.dtype);
+        let parts = match model.take() {
+            Some((loaded, parts)) if loaded == of => parts,
+            _ => setup::model(config, &environment).or_bad_input()?,
+        };
+        let (_, parts) = model.insert((of, parts));
+        let run = Run {
+            config,
+            environment: &environment,
+            model: parts.clone(),
+        };
+        let audit = setup::with_algorithm(config, tokens, run)
+            .and_then(|audit| audit)
+            .or_bad_input()?;
+        let exact = audit.worst().is_none() && audit.checked() > 0;
+        failed += usize::from(!exact);
+        progress.print_above(|| {
+            table.row(combination, &audit)?;
+            let Some(worst) = audit.worst() else { return Ok(()) };
+            let (other, checked) = (audit.other_bits(), audit.compared());
+            terminal::line(&format!("  {worst}; {other} of {checked} have other bits"))
+        })?;
+        progress.advance();
+    }
+    Ok(failed)
 }
 
 /// Everything lossless that the config's model and device can be computed by.
@@ -373,7 +408,6 @@ struct Run<'a> {
     config: &'a Config,
     environment: &'a Environment<'a>,
     model: ModelParts,
-    quiet: bool,
 }
 
 impl WithAlgorithm for Run<'_> {
@@ -381,7 +415,6 @@ impl WithAlgorithm for Run<'_> {
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
         let parts = setup::parts_of(self.config, self.environment, self.model, algorithm)?.set_up()?;
-        let mut observer = progress::observer(1, 1, self.quiet, Interrupt::default());
-        parts.audit(&mut *observer)
+        parts.audit(&mut Silent)
     }
 }

@@ -4,6 +4,7 @@ use super::{Loaded, survey::Use, tokens};
 use crate::arguments::{CalibrateArguments, MeasuredPolicy};
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
+use crate::output::Output;
 use crate::{progress, terminal};
 use flow_cache::{MagnitudeRatios, SignalChanges, fit_polynomial};
 use flow_config::Config;
@@ -19,14 +20,9 @@ const DEGREE: usize = 4;
 /// Measures, and writes the entry of `[acceleration]` or prints it.
 pub fn run(arguments: &CalibrateArguments, quiet: bool) -> Result<(), Failure> {
     // Before the work, and not after it.
-    if let Some(path) = &arguments.out
-        && path.symlink_metadata().is_ok()
-    {
-        return Err(Failure::Input(format!(
-            "{} is there already; choose another name for `--out`",
-            path.display()
-        )));
-    }
+    let policy = arguments.there.on_exists;
+    let output = arguments.out.as_ref();
+    let output = output.map(|path| Output::at(path, "--out", policy)).transpose()?;
     let loaded = Loaded::read(&arguments.config, Use::Looking)?;
     let config = loaded.config();
     let values = loaded.compute(config, |environment| {
@@ -65,9 +61,11 @@ pub fn run(arguments: &CalibrateArguments, quiet: bool) -> Result<(), Failure> {
         values.join(", ")
     )
     .or_failed()?;
-    match &arguments.out {
+    match output {
         None => terminal::print(&text),
-        Some(path) => {
+        Some(output) => {
+            output.make_room_and_say()?;
+            let path = output.path();
             flow_report::atomic_write(path, "measured values", |out| out.write_all(text.as_bytes()))
                 .or_failed()?;
             terminal::line(&format!(

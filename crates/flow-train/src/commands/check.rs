@@ -1,56 +1,70 @@
 //! `check`: is a config right, and do its parts fit together?
 
-use super::survey::{Survey, Use};
+use super::survey::{Survey, Target, Use};
 use super::{Loaded, pretrain, refusal, tokens};
 use crate::arguments::{CheckArguments, Format, Purpose};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
-use flow_config::{Config, Report, Severity};
+use flow_config::{Config, Diagnostic, Report, Severity};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_validate::codes::SETUP_REFUSED;
 use serde_json::json;
 
 /// Reads the config, builds what it describes, and says everything that is wrong.
 pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
+    let name = arguments.config.config.display().to_string();
+    let examined = examine(arguments);
+    if arguments.format == Format::Json {
+        let report = match examined {
+            Ok((report, _)) => report,
+            Err(failure) => Report {
+                diagnostics: vec![Diagnostic::error(SETUP_REFUSED, failure.to_string())],
+                ..Report::default()
+            },
+        };
+        terminal::line(&json_text(&name, &report).or_failed()?)?;
+        return if report.has_errors() {
+            Err(Failure::Said)
+        } else {
+            Ok(())
+        };
+    }
+    let (report, loaded) = examined?;
+    diagnostics::settle(&report)?;
+    let sources = loaded.iter().flat_map(|loaded| loaded.resolved.sources.values());
+    let (mut given, mut all) = (0, 0);
+    for source in sources {
+        given += usize::from(*source != flow_config::Source::Default);
+        all += 1;
+    }
+    let place = loaded.map_or(Target::Here, |loaded| loaded.target);
+    let place = match place {
+        Target::Here => String::new(),
+        elsewhere => format!(
+            "\nfor {elsewhere}, which is not here: what accelerators refuse on the device itself was not asked"
+        ),
+    };
+    terminal::line(&format!("{name}: ok, {given} of {all} values given{place}"))
+}
+
+/// Everything that is wrong.
+fn examine(arguments: &CheckArguments) -> Result<(Report, Option<Loaded>), Failure> {
     let wanted = match arguments.purpose {
         Purpose::Train => Use::Training,
         Purpose::Pretrain => Use::Pretraining,
     };
-    let Survey { mut report, loaded } = Survey::of(&arguments.config, wanted, arguments.memory_gib)?;
+    let Survey { mut report, loaded } = Survey::of(&arguments.config, wanted, &arguments.target)?;
     if let (Some(loaded), false) = (&loaded, report.has_errors()) {
         // What only the parts themselves know: files, and what is in them.
-        if let Err(error) = build(loaded, arguments.purpose)? {
-            let found = report
-                .diagnostics
-                .iter()
-                .cloned()
-                .chain(refusal::diagnostics(&error));
+        if let Err(more) = build(loaded, arguments.purpose)? {
+            let found = report.diagnostics.iter().cloned().chain(more);
             report = loaded.resolved.located(found.collect::<Vec<_>>());
         }
     }
-    let name = arguments.config.config.display().to_string();
-    match arguments.format {
-        Format::Json => {
-            terminal::line(&json_text(&name, &report).or_failed()?)?;
-            if report.has_errors() {
-                Err(Failure::Said)
-            } else {
-                Ok(())
-            }
-        }
-        Format::Human => {
-            diagnostics::settle(&report)?;
-            let sources = loaded.iter().flat_map(|loaded| loaded.resolved.sources.values());
-            let (mut given, mut all) = (0, 0);
-            for source in sources {
-                given += usize::from(*source != flow_config::Source::Default);
-                all += 1;
-            }
-            terminal::line(&format!("{name}: ok, {given} of {all} values given"))
-        }
-    }
+    Ok((report, loaded))
 }
 
 /// The report as JSON: `docs/src/config.md` describes it. `format` counts changes that a reader would stumble over.
@@ -72,24 +86,60 @@ fn json_text(name: &str, report: &Report) -> Result<String, serde_json::Error> {
     }))
 }
 
-/// Builds the parts of a run and drops them.
-fn build(loaded: &Loaded, purpose: Purpose) -> Result<Result<(), TrainError>, Failure> {
+/// Builds the parts of a run and drops them; gives what they refuse.
+fn build(loaded: &Loaded, purpose: Purpose) -> Result<Result<(), Vec<Diagnostic>>, Failure> {
     let config = match purpose {
         Purpose::Train => loaded.config().clone(),
         Purpose::Pretrain => pretrain::fresh(loaded.config()),
     };
-    loaded.inspect(&config, |environment| {
-        Ok(match purpose {
-            Purpose::Train => tokens(&config, environment).and_then(|tokens| {
+    let config = loaded.stand_in(&config);
+    let pool = flow_train::worker_pool(&config).or_bad_input()?;
+    pool.install(|| {
+        let environment = loaded.try_environment(&config);
+        let environment = match environment {
+            Ok(environment) => environment,
+            Err(error) => return Ok(Err(refusal::of_environment(&error))),
+        };
+        let environment = &environment;
+        let built = match (loaded.target, purpose) {
+            (Target::Here, Purpose::Train) => tokens(&config, environment).and_then(|tokens| {
                 let build = Build {
                     config: &config,
                     environment,
                 };
                 setup::with_algorithm(&config, tokens, build).and_then(|built| built)
             }),
-            Purpose::Pretrain => setup::common(&config, environment).map(|_| ()),
-        })
+            (Target::Here, Purpose::Pretrain) => setup::common(&config, environment).map(|_| ()),
+            (Target::Elsewhere { .. }, _) => build_for_elsewhere(&config, environment, purpose),
+        };
+        Ok(built.map_err(|error| refusal::diagnostics(&error)))
     })
+}
+
+/// Builds what a processor can build of a run for another device: no optimizer, and weights only where they fit.
+fn build_for_elsewhere(
+    config: &Config,
+    environment: &Environment<'_>,
+    purpose: Purpose,
+) -> Result<(), TrainError> {
+    const BYTES_PER_GIB: f64 = (1u64 << 30) as f64;
+    let outline = setup::outline(config, environment.models, &environment.device)?;
+    let weights_gib = 4.0 * outline.layout.count_values(|_| true) as f64 / BYTES_PER_GIB;
+    let room_gib = flow_report::Host::detect().memory_gib.unwrap_or(8.0) / 2.0;
+    if weights_gib < room_gib {
+        setup::common(config, environment)?;
+    } else {
+        setup::fits(outline.model.spec(), &*setup::dataset(config)?)?;
+        terminal::note(&format!(
+            "note: the weights were not read: they take {weights_gib:.0} GiB, and this machine has {:.0}",
+            2.0 * room_gib
+        ));
+    }
+    if purpose == Purpose::Train {
+        setup::rewards(&config.rewards, environment, 1)?;
+        setup::rewards(config.effective_eval_rewards(), environment, 1)?;
+    }
+    Ok(())
 }
 
 struct Build<'a> {

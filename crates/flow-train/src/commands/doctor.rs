@@ -1,52 +1,174 @@
-//! `doctor`: this machine, and whether computing on it works and is deterministic.
+//! `doctor`: what this build has, what this machine has, whether computing works and is deterministic, and what to do about
+//! what is missing.
 
-use crate::failure::{Failure, OrFailure};
+mod computes;
+mod nvidia;
+
+use crate::failure::Failure;
 use crate::terminal;
 use flow_core::device::{ComputeDevice, available};
-use flow_core::rng::{Purpose, Stream};
-use flow_core::{CallContext, Condition, ModelInput, Plan, Rollout, Stage, cpu};
 use flow_report::{BYTES_PER_GIB, Host, resident_bytes};
-use flow_train::Registries;
-use serde_json::json;
+use nvidia::Cuda;
 use std::path::Path;
-use std::sync::Arc;
 
-/// Prints what was found; fails if computing does not work as it must.
-pub fn run() -> Result<(), Failure> {
-    let host = Host::detect();
-    let mut lines: Vec<(String, String)> = Vec::new();
-    for (name, version) in flow_train::versions() {
-        lines.push((name, version));
+/// Free space below which a run of any size is in danger, in GiB.
+const LITTLE_DISK_GIB: f64 = 1.0;
+
+/// What was found, line by line, and what is to be done about it.
+#[derive(Default)]
+struct Findings {
+    lines: Vec<(&'static str, String)>,
+    /// Without it something that this build is for does not work.
+    needed: Vec<String>,
+    /// Worth knowing.
+    advised: Vec<String>,
+}
+
+impl Findings {
+    fn line(&mut self, name: &'static str, said: impl Into<String>) {
+        self.lines.push((name, said.into()));
     }
-    lines.push(("system".into(), format!("{} {}", host.os, host.arch)));
-    lines.push(("processor".into(), host.cpu.unwrap_or_else(|| "unknown".into())));
-    lines.push(("features".into(), features()));
-    lines.push(("threads".into(), host.cpu_threads.to_string()));
+}
+
+/// Prints what was found; fails if something that this build is for does not work.
+pub fn run() -> Result<(), Failure> {
+    let mut found = Findings::default();
+    build(&mut found);
+    machine(&mut found);
+    devices(&mut found, &Cuda::find());
+    match computes::computes() {
+        Ok(text) => found.line("computing", format!("on the processor {text}")),
+        Err(Failure::Run(text)) => {
+            found.line("computing", "does not work as it must");
+            found.needed.push(text);
+        }
+        Err(other) => return Err(other),
+    }
+    let mut text = terminal::pairs(&found.lines);
+    for (title, list) in [("needed", &found.needed), ("advised", &found.advised)] {
+        for one in list {
+            text.push('\n');
+            text.push_str(&terminal::pairs(&[(title, one.clone())]));
+        }
+    }
+    terminal::print(&text)?;
+    match found.needed.len() {
+        0 => Ok(()),
+        count => Err(Failure::Run(format!(
+            "{count} thing(s) that this build needs are missing or do not work"
+        ))),
+    }
+}
+
+/// Versions and features.
+fn build(found: &mut Findings) {
+    let versions = flow_train::versions();
+    let versions: Vec<String> = versions
+        .iter()
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    found.line("versions", versions.join(", "));
+    let features = [
+        ("cuda", cfg!(feature = "cuda"), "NVIDIA GPUs"),
+        (
+            "kernel-cache",
+            cfg!(feature = "kernel-cache"),
+            "compiled kernels kept on disk",
+        ),
+        ("tui", cfg!(feature = "tui"), "`train --tui`"),
+    ];
+    let named = |wanted: bool| {
+        let some = features.iter().filter(|(_, built, _)| *built == wanted);
+        let some: Vec<String> = some
+            .map(|(name, _, meaning)| format!("{name} ({meaning})"))
+            .collect();
+        if some.is_empty() {
+            "none".into()
+        } else {
+            some.join(", ")
+        }
+    };
+    found.line(
+        "features",
+        format!("built: {}; left out: {}", named(true), named(false)),
+    );
+}
+
+/// Processor, memory, disk.
+fn machine(found: &mut Findings) {
+    let host = Host::detect();
+    found.line("system", format!("{} {}", host.os, host.arch));
+    found.line("processor", host.cpu.unwrap_or_else(|| "unknown".into()));
+    found.line("instructions", instructions());
+    found.line("threads", host.cpu_threads.to_string());
     let memory = host
         .memory_gib
         .map_or("unknown".into(), |gib| format!("{gib:.1} GiB"));
     let resident = resident_bytes().map_or(String::new(), |bytes| {
-        format!(", {:.3} GiB in use here", bytes as f64 / BYTES_PER_GIB)
+        format!(", {:.3} GiB in use by this process", bytes as f64 / BYTES_PER_GIB)
     });
-    lines.push(("memory".into(), memory + &resident));
-    lines.push(("disk".into(), disk(Path::new("."))));
-    lines.push(("devices".into(), available().join(", ")));
-    let (computes, problem) = match computes() {
-        Ok(text) => (text, None),
-        Err(Failure::Run(text)) => (text.clone(), Some(text)),
-        Err(other) => return Err(other),
-    };
-    lines.push(("computing".into(), computes));
-    let text: String = lines
-        .iter()
-        .map(|(name, value)| format!("{name:10}  {value}\n"))
-        .collect();
-    terminal::print(&text)?;
-    problem.map_or(Ok(()), |problem| Err(Failure::Run(problem)))
+    found.line("memory", memory + &resident);
+    match disk(Path::new(".")) {
+        Some((free_gib, all_gib)) => {
+            found.line(
+                "disk",
+                format!("{free_gib:.1} of {all_gib:.1} GiB free in this folder"),
+            );
+            if free_gib < LITTLE_DISK_GIB {
+                let text =
+                    "runs write checkpoints here: free some space, or set `run.dir` to a folder that has it";
+                found.needed.push(text.into());
+            }
+        }
+        None => found.line("disk", "free space in this folder is unknown"),
+    }
+}
+
+/// Devices of the build, which of them answer, and what a GPU needs beside a driver.
+fn devices(found: &mut Findings, cuda: &Cuda) {
+    let built = available();
+    let mut answers = false;
+    for kind in built {
+        let said = match ComputeDevice::open(kind, 0) {
+            Ok(device) => {
+                answers |= *kind == "cuda";
+                format!("{kind}: {}", device.name())
+            }
+            Err(error) => {
+                found.needed.push(error.to_string());
+                format!("{kind}: in this build, but does not answer")
+            }
+        };
+        found.line("device", said);
+    }
+    if !built.contains(&"cuda") {
+        found.line("device", "cuda: not in this build");
+    }
+    found.line(
+        "driver",
+        cuda.driver.clone().unwrap_or_else(|| "no NVIDIA driver".into()),
+    );
+    for gpu in &cuda.gpus {
+        found.line("gpu", gpu.clone());
+    }
+    found.line("cuda toolkit", cuda.toolkit_text());
+    found.line("nvrtc", cuda.nvrtc_text());
+    let has_gpu = !cuda.gpus.is_empty() || cuda.driver.is_some();
+    if built.contains(&"cuda") {
+        if answers {
+            found.needed.extend(cuda.missing());
+        } else {
+            found.advised.extend(cuda.missing());
+        }
+    } else if has_gpu {
+        let text = "there is an NVIDIA GPU, and this build computes on the processor alone: build with `cargo build --release \
+                    -p flow-train --features cuda`, then set `device.kind = \"cuda\"` and `device.dtype = \"bf16\"`";
+        found.advised.push(text.into());
+    }
 }
 
 /// Instruction sets that kernels choose between.
-fn features() -> String {
+fn instructions() -> String {
     #[cfg(target_arch = "x86_64")]
     let found: Vec<&str> = [
         ("avx2", std::arch::is_x86_feature_detected!("avx2")),
@@ -75,79 +197,13 @@ fn features() -> String {
     }
 }
 
-/// Free space where runs go by default.
-fn disk(path: &Path) -> String {
+/// Free and whole space in GiB where runs go by default.
+fn disk(path: &Path) -> Option<(f64, f64)> {
     #[cfg(unix)]
     if let Ok(found) = rustix::fs::statvfs(path) {
         let gib = |blocks: u64| blocks as f64 * found.f_frsize as f64 / BYTES_PER_GIB;
-        return format!(
-            "{:.1} of {:.1} GiB free in this folder",
-            gib(found.f_bavail),
-            gib(found.f_blocks)
-        );
+        return Some((gib(found.f_bavail), gib(found.f_blocks)));
     }
-    format!("free space in {} is unknown", path.display())
-}
-
-/// Runs a small model twice, then on one thread, and compares the bits.
-fn computes() -> Result<String, Failure> {
-    let failed = |text: &str| {
-        Failure::Run(format!(
-            "{text}; please report this with the output of `flow-train doctor`"
-        ))
-    };
-    let many = velocity()?;
-    if many.iter().any(|value| !value.is_finite()) || many.iter().all(|value| *value == 0.0) {
-        return Err(failed("a small model gives values that cannot be right"));
-    }
-    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-    if bits(&many) != bits(&velocity()?) {
-        return Err(failed("the same computation gives other bits the second time"));
-    }
-    let mut config = flow_config::Config::default();
-    config.device.threads = 1;
-    let one = flow_train::worker_pool(&config).or_failed()?.install(velocity)?;
-    if bits(&many) != bits(&one) {
-        return Err(failed("one thread gives other bits than several"));
-    }
-    Ok("works, same bits on every run and with any number of threads".into())
-}
-
-/// The velocity of a DiT with drawn weights.
-fn velocity() -> Result<Vec<f32>, Failure> {
-    let registries = Registries::built_in().or_failed()?;
-    let device = ComputeDevice::open("cpu", 0).or_failed()?;
-    let settings = json!({
-        "latent": { "channels": 3, "height": 16, "width": 16 },
-        "patch": 2, "hidden": 96, "layers": 2, "heads": 4, "mlp_ratio": 4.0,
-        "vocabulary": { "size": 5, "length": 2 }, "qk_norm": true, "position": "rope",
-    });
-    let model = registries.models.build("dit", &settings, &device).or_failed()?;
-    let mut weights = flow_models::initialize(&*model, model.layout(), 0, &device);
-    let stream = Stream::new(0, Purpose::Weights);
-    // Some layers of a fresh model are zero, and so would be its velocity.
-    for (index, spec) in model.layout().specs().iter().enumerate() {
-        let mut values = vec![0.0; spec.shape.iter().product()];
-        stream.at(index as u64, 0).fill_normal(&mut values);
-        values.iter_mut().for_each(|value| *value *= 0.05);
-        weights.set_host(index, values).or_failed()?;
-    }
-    let batch = 3;
-    let mut x = vec![0.0; batch * model.spec().latent.values()];
-    Stream::new(0, Purpose::InitialNoise).at(0, 0).fill_normal(&mut x);
-    let plan = Plan::new(
-        registries.attention.get("cpu").or_failed()?,
-        registries.kernels.get("cpu").or_failed()?,
-    );
-    let rollout = Rollout::new(&weights, Arc::new(plan));
-    let input = ModelInput {
-        x: device.tensor(x, [batch, model.spec().latent.values()]),
-        sigma: device.tensor(vec![0.9, 0.5, 0.1], [batch]),
-        condition: Condition {
-            tokens: Some(device.int_tensor(vec![0, 1, 2, 3, 4, 0], [batch, 2])),
-            ..Condition::default()
-        },
-    };
-    let v = model.velocity(&rollout.exec(CallContext::single(Stage::Evaluation)), input);
-    Ok(cpu::to_host(&flow_core::tensors::plain(&v.into_dispatch())))
+    let _ = path;
+    None
 }

@@ -23,6 +23,13 @@ pub fn run(arguments: &DriftArguments, quiet: bool) -> Result<(), Failure> {
             "there is no reward to compare by. Add a `[[rewards]]` table with its `kind`".into(),
         ));
     }
+    if config.acceleration.rollout.is_empty() {
+        return Err(Failure::Input(
+            "there is nothing to compare: `acceleration.rollout` has no accelerator, so the samples are those without. Add one, \
+             for instance `--set 'acceleration.rollout={ name = \"feature_cache\", params = { policy = \"taylorseer\" } }'`"
+                .into(),
+        ));
+    }
     let runs = loaded.compute(config, |environment| {
         let tokens = tokens(config, environment).or_bad_input()?;
         let comparing = Comparing {

@@ -1,13 +1,16 @@
 //! `import`: a Flow-Factory config as one of ours.
 
+use crate::arguments::ExistingFile;
 use crate::failure::{Failure, OrFailure};
+use crate::output::Output;
 use crate::terminal;
 use std::fs;
 use std::path::Path;
 
 /// Prints the TOML, or writes it to a file that is not there yet; says on standard error whether it can be trained here and
 /// what changes the result, or with `all_notes` what became of each key.
-pub fn run(yaml: &Path, out: Option<&Path>, all_notes: bool) -> Result<(), Failure> {
+pub fn run(yaml: &Path, out: Option<&Path>, on_exists: ExistingFile, all_notes: bool) -> Result<(), Failure> {
+    let output = out.map(|path| Output::at(path, "--out", on_exists)).transpose()?;
     let name = yaml.display();
     let bytes = fs::read(yaml)
         .map_err(|error| Failure::Input(format!("cannot read {name}: {error}; check the path")))?;
@@ -19,15 +22,11 @@ pub fn run(yaml: &Path, out: Option<&Path>, all_notes: bool) -> Result<(), Failu
         format!("{}--all-notes says what became of each key\n", imported.summary())
     };
     terminal::note(notes.trim_end());
-    let Some(out) = out else {
+    let Some(output) = output else {
         return terminal::print(&imported.toml);
     };
-    if out.symlink_metadata().is_ok() {
-        return Err(Failure::Input(format!(
-            "{} is there already; choose another name for `--out`",
-            out.display()
-        )));
-    }
+    output.make_room_and_say()?;
+    let out = output.path();
     flow_report::atomic_write(out, "config", |file| file.write_all(imported.toml.as_bytes())).or_failed()?;
     terminal::line(&format!("{}: {}", out.display(), imported.verdict))
 }

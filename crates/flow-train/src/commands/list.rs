@@ -2,136 +2,162 @@
 
 use crate::arguments::Listed;
 use crate::failure::{Failure, OrFailure};
+use crate::named_devices::NamedDevice;
 use crate::terminal;
+use clap::ValueEnum;
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_rewards::RewardKind;
 use flow_train::Registries;
 
-const ALL: [Listed; 11] = [
-    Listed::Models,
-    Listed::Rewards,
-    Listed::Kernels,
-    Listed::Attention,
-    Listed::Accelerators,
-    Listed::Policies,
-    Listed::Algorithms,
-    Listed::Schedulers,
-    Listed::Data,
-    Listed::Presets,
-    Listed::Codes,
-];
+/// Names with their meanings.
+type Named = Vec<(String, String)>;
 
-/// Prints one list, or all of them.
+/// Prints one list with meanings, or the names of all.
 pub fn run(what: Option<Listed>) -> Result<(), Failure> {
     let registries = Registries::built_in().or_failed()?;
-    let mut text = String::new();
-    for listed in what.map_or(ALL.to_vec(), |one| vec![one]) {
-        let (title, rows) = entries(listed, &registries)?;
-        if what.is_none() {
-            if !text.is_empty() {
-                text.push('\n');
-            }
-            text.push_str(&format!("{title}\n"));
-        }
-        let indent = if what.is_none() { "  " } else { "" };
-        for row in terminal::table(&rows, 2).lines() {
-            text.push_str(&format!("{indent}{row}\n"));
-        }
+    match what {
+        Some(Listed::Prompts) => terminal::print(&terminal::table(&prompts()?, 3)),
+        Some(listed) => terminal::print(&terminal::pairs(&entries(listed, &registries).1)),
+        None => terminal::print(&overview(&registries)),
     }
-    terminal::print(&text)
 }
 
-/// A list's title and rows.
-fn entries(listed: Listed, registries: &Registries) -> Result<(&'static str, Vec<Vec<String>>), Failure> {
-    Ok(match listed {
+/// Names only, list by list; of long lists how many there are.
+fn overview(registries: &Registries) -> String {
+    let lists = Listed::value_variants().iter().map(|listed| {
+        let value = listed.to_possible_value();
+        let name = value.map_or(String::new(), |value| value.get_name().to_owned());
+        let said = match listed {
+            Listed::Prompts => "every prompt of every data set".to_owned(),
+            Listed::Codes => {
+                let count = entries(*listed, registries).1.len();
+                format!("{count} codes of errors and warnings; `flow-train explain CODE`")
+            }
+            listed => {
+                let (key, named) = entries(*listed, registries);
+                let names: Vec<String> = named.into_iter().map(|(name, _)| name).collect();
+                format!("{} ({key})", names.join(", "))
+            }
+        };
+        (name, said)
+    });
+    let lists: Named = lists.collect();
+    format!(
+        "{}\n`flow-train list NAME` says what each of a list is\n",
+        terminal::pairs(&lists)
+    )
+}
+
+/// Where a list's names are asked for, and the names.
+fn entries(listed: Listed, registries: &Registries) -> (&'static str, Named) {
+    match listed {
         Listed::Models => {
             let known = choices("model.architecture");
-            let meaning = |name: &str| {
-                known
-                    .iter()
-                    .find(|(known, _)| known == name)
-                    .map_or(String::new(), |(_, text)| text.clone())
-            };
-            let rows = registries
-                .models
-                .names()
-                .into_iter()
-                .map(|name| vec![name.to_owned(), meaning(name)]);
-            ("models (model.architecture)", rows.collect())
+            let named = registries.models.names().into_iter();
+            let named = named.map(|name| (name.to_owned(), meaning(&known, name)));
+            ("model.architecture", named.collect())
         }
         Listed::Rewards => {
             let known = choices("rewards.kind");
-            let rows = registries.rewards.iter().map(|reward| {
+            let named = registries.rewards.iter().map(|reward| {
                 let kind = match reward.kind {
                     RewardKind::Pointwise => "per image",
                     RewardKind::Groupwise => "per group",
                 };
                 let library = known.iter().all(|(known, _)| known != reward.name);
                 let reach = if library { ", from code only" } else { "" };
-                vec![
-                    reward.name.to_owned(),
-                    format!("{} ({kind}{reach})", reward.summary),
-                ]
+                let said = format!("{} ({kind}{reach})", reward.summary);
+                (reward.name.to_owned(), said)
             });
-            ("rewards (rewards.kind)", rows.collect())
+            ("rewards.kind", named.collect())
         }
         Listed::Kernels => {
-            let names = registries.kernels.names();
-            (
-                "kernels (chosen by device.kind)",
-                names.map(|name| vec![name.to_owned()]).collect(),
-            )
+            let named = registries.kernels.names();
+            let named = named.map(|name| (name.to_owned(), kernels(name).to_owned()));
+            ("chosen by [device]", named.collect())
         }
         Listed::Attention => {
-            let names = registries.attention.names();
-            (
-                "attention (chosen by device.kind)",
-                names.map(|name| vec![name.to_owned()]).collect(),
-            )
+            let named = registries.attention.names();
+            let named = named.map(|name| (name.to_owned(), attention(name).to_owned()));
+            ("parameter `backend` of attention_backend", named.collect())
         }
         Listed::Accelerators => {
-            let kinds = registries.accelerators.kinds();
-            (
-                "accelerators (acceleration.shared, acceleration.rollout)",
-                kinds
-                    .map(|kind| {
-                        let floor = kind.floor().map(|floor| format!("; floor: {floor}"));
-                        let summary = format!("{}{}", kind.summary(), floor.unwrap_or_default());
-                        vec![
-                            kind.name().to_owned(),
-                            kind.stage().slot().name().to_owned(),
-                            summary,
-                        ]
-                    })
-                    .collect(),
-            )
+            let named = registries.accelerators.kinds().map(|kind| {
+                let floor = kind.floor().map(|floor| format!("; floor: {floor}"));
+                let said = format!(
+                    "in `{}`: {}{}",
+                    kind.stage().slot().name(),
+                    kind.summary(),
+                    floor.unwrap_or_default()
+                );
+                (kind.name().to_owned(), said)
+            });
+            ("acceleration.shared, acceleration.rollout", named.collect())
         }
+        Listed::CachePolicies => ("parameter `policy` of feature_cache", cache_policies(registries)),
         Listed::Policies => {
             let policies = flow_train::checkpoint::Policy::all();
-            let rows = policies.map(|(name, meaning)| vec![name.to_owned(), meaning.to_owned()]);
-            (
-                "policies of activation checkpointing (checkpointing.policy)",
-                rows.collect(),
-            )
+            let named = policies.map(|(name, meaning)| (name.to_owned(), meaning.to_owned()));
+            ("checkpointing.policy", named.collect())
         }
-        Listed::Algorithms => ("algorithms (algorithm.kind)", rows("algorithm.kind")),
-        Listed::Schedulers => ("schedulers (scheduler.dynamics)", rows("scheduler.dynamics")),
-        Listed::Data => ("data (data.kind)", rows("data.kind")),
-        Listed::Prompts => ("prompts", prompts()?),
+        Listed::Algorithms => ("algorithm.kind", choices("algorithm.kind")),
+        Listed::Schedulers => ("scheduler.dynamics", choices("scheduler.dynamics")),
+        Listed::Data => ("data.kind", choices("data.kind")),
+        Listed::Text => ("text.kind", choices("text.kind")),
         Listed::Presets => {
             let presets = flow_config::presets().iter();
-            let rows = presets.map(|preset| vec![preset.name.to_owned(), preset.description()]);
-            ("presets (preset)", rows.collect())
+            let named = presets.map(|preset| (preset.name.to_owned(), preset.description()));
+            ("preset", named.collect())
+        }
+        Listed::Devices => {
+            let named = NamedDevice::value_variants().iter().map(|device| {
+                let value = device.to_possible_value();
+                let name = value.map_or(String::new(), |value| value.get_name().to_owned());
+                let said = device
+                    .gpu()
+                    .map_or("this machine's".into(), |gpu| gpu.to_string());
+                (name, said)
+            });
+            ("--device of check and plan", named.collect())
         }
         Listed::Codes => {
-            let rows =
-                flow_validate::all_codes().map(|known| vec![known.code.to_owned(), known.rule.to_owned()]);
-            (
-                "codes of errors and warnings (flow-train explain CODE)",
-                rows.collect(),
-            )
+            let named = flow_validate::all_codes();
+            let named = named.map(|known| (known.code.to_owned(), known.rule.to_owned()));
+            ("flow-train explain CODE", named.collect())
         }
-    })
+        Listed::Prompts => ("", Vec::new()),
+    }
+}
+
+/// Policies of the feature cache, as its schema has them.
+fn cache_policies(registries: &Registries) -> Named {
+    let Some(kind) = registries.accelerators.kind("feature_cache") else {
+        return Vec::new();
+    };
+    let docs = flow_config::explain_params("feature_cache", kind.schema().as_value(), "feature_cache.policy");
+    docs.map(|docs| docs.allowed).unwrap_or_default()
+}
+
+fn kernels(name: &str) -> &'static str {
+    match name {
+        "cpu" => "Fused operations on all threads of a processor",
+        "reference" => "The definitions, on one thread; what the others are compared with",
+        "cuda" => "CubeCL on NVIDIA GPUs, f32",
+        "cuda-bf16" => "CubeCL on NVIDIA GPUs, bf16 operands",
+        _ => "kernels of a plug-in",
+    }
+}
+
+fn attention(name: &str) -> &'static str {
+    match name {
+        "cpu" => "Tiles on all threads of a processor",
+        "reference" => "The definition; what the others are compared with",
+        "cuda" => "The best of the next three that takes the model's shapes",
+        "wgmma" => "Tensor cores of Hopper, bf16",
+        "mma" => "Tensor cores since Ampere, bf16",
+        "portable" => "Any CubeCL device, f32",
+        _ => "a backend of a plug-in",
+    }
 }
 
 /// Data set, id and text of every prompt.
@@ -143,7 +169,8 @@ fn prompts() -> Result<Vec<Vec<String>>, Failure> {
         let row = |prompt: &Prompt| {
             vec![
                 set.name().to_owned(),
-                format!("{:>3}  {}", prompt.id, prompt.text),
+                format!("{:>3}", prompt.id),
+                prompt.text.clone(),
             ]
         };
         set.prompts().iter().map(row).collect::<Vec<_>>()
@@ -152,15 +179,15 @@ fn prompts() -> Result<Vec<Vec<String>>, Failure> {
 }
 
 /// The values that the schema allows for a key, with their meanings.
-fn choices(key: &str) -> Vec<(String, String)> {
+fn choices(key: &str) -> Named {
     flow_config::explain(key)
         .map(|docs| docs.allowed)
         .unwrap_or_default()
 }
 
-fn rows(key: &str) -> Vec<Vec<String>> {
-    choices(key)
-        .into_iter()
-        .map(|(name, text)| vec![name, text])
-        .collect()
+fn meaning(known: &Named, name: &str) -> String {
+    known
+        .iter()
+        .find(|(known, _)| known == name)
+        .map_or(String::new(), |(_, text)| text.clone())
 }

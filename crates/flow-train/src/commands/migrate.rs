@@ -30,11 +30,16 @@ pub fn run(config: &Path, write: bool) -> Result<(), Failure> {
         };
         terminal::note(&format!("{mark}{keys}: {}", change.note));
     }
+    if new == old {
+        let text = format!("{name} is up to date; there is nothing to do");
+        // What reads standard output expects a config there.
+        if write || terminal::stdout_is_terminal() {
+            return terminal::line(&text);
+        }
+        terminal::note(&text);
+    }
     if !write {
         return terminal::print(&new);
-    }
-    if new == old {
-        return terminal::line(&format!("{name} is up to date"));
     }
     let kept = beside(config)?;
     fs::copy(config, &kept).map_err(|error| {

@@ -9,8 +9,10 @@ mod drift;
 mod eval;
 mod explain;
 mod import;
+mod init;
 mod list;
 mod migrate;
+mod nearest_file;
 mod plan;
 mod pretrain;
 mod refusal;
@@ -18,20 +20,21 @@ mod report;
 mod sample;
 mod schema;
 mod survey;
+mod target;
 mod train;
 mod weights;
 
-use crate::arguments::{Arguments, Command, ConfigArguments};
+use crate::arguments::{Arguments, Command, ConfigArguments, TargetArguments};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Config, DeviceKind, Resolved};
 use flow_runtime::Applied;
-use flow_train::Registries;
+use flow_train::{EnvironmentError, Registries};
 use flow_trainer::TrainError;
 use flow_trainer::setup::Environment;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use survey::{Survey, Use};
+use survey::{Survey, Target, Use};
 
 /// Runs what the command line asks for.
 pub fn run(arguments: Arguments) -> Result<(), Failure> {
@@ -43,16 +46,22 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Eval(arguments) => eval::run(&arguments, quiet),
         Command::Check(arguments) => check::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
-        Command::Audit { config, only } => audit::run(&config, &only, quiet),
+        Command::Audit(arguments) => audit::run(&arguments, quiet),
         Command::Drift(arguments) => drift::run(&arguments, quiet),
         Command::Calibrate(arguments) => calibrate::run(&arguments, quiet),
         Command::Schema => schema::run(),
         Command::List { what } => list::run(what),
         Command::Explain { key } => explain::run(&key),
+        Command::Init(arguments) => init::run(&arguments),
         Command::Doctor => doctor::run(),
         Command::Report { run } => report::run(&run),
         Command::Migrate { config, write } => migrate::run(&config, write),
-        Command::Import { yaml, out, all_notes } => import::run(&yaml, out.as_deref(), all_notes),
+        Command::Import {
+            yaml,
+            out,
+            there,
+            all_notes,
+        } => import::run(&yaml, out.as_deref(), there.on_exists, all_notes),
         Command::Completions { shell } => completions::run(shell),
     }
 }
@@ -65,18 +74,30 @@ struct Loaded {
     registries: Registries,
     /// Options of the runtimes that are in force, once something was computed.
     options: OnceLock<Vec<Applied>>,
+    /// The device that the config was judged for.
+    target: Target,
 }
 
 impl Loaded {
     /// Reads a config and shows its warnings, or everything that is wrong with it, also for this build and machine.
     fn read(arguments: &ConfigArguments, wanted: Use) -> Result<Self, Failure> {
-        let Survey { report, loaded } = Survey::of(arguments, wanted, None)?;
+        Self::read_for(arguments, wanted, &TargetArguments::default())
+    }
+
+    /// As [`read`](Self::read), for a device that need not be here.
+    fn read_for(arguments: &ConfigArguments, wanted: Use, target: &TargetArguments) -> Result<Self, Failure> {
+        let Survey { report, loaded } = Survey::of(arguments, wanted, target)?;
         diagnostics::settle(&report)?;
         loaded.ok_or_else(|| Failure::Input(report.render()))
     }
 
     fn config(&self) -> &Config {
         &self.resolved.config
+    }
+
+    /// `config`, this one's or a variant, with a device that is here; see [`Target::stand_in`].
+    fn stand_in(&self, config: &Config) -> Config {
+        self.target.stand_in(config)
     }
 
     /// Computes in the config's worker threads, with its device and plans, for `config`: this one's or a variant. Before
@@ -106,7 +127,12 @@ impl Loaded {
 
     /// Device and plans of `config`: this one's or a variant. To be called in worker threads.
     fn environment(&self, config: &Config) -> Result<Environment<'_>, Failure> {
-        let mut environment = flow_train::environment(config, &self.base, &self.registries).or_bad_input()?;
+        self.try_environment(config).or_bad_input()
+    }
+
+    /// As [`environment`](Self::environment), with the error that names a key.
+    fn try_environment(&self, config: &Config) -> Result<Environment<'_>, EnvironmentError> {
+        let mut environment = flow_train::environment(config, &self.base, &self.registries)?;
         if config.device.kind == DeviceKind::Cpu {
             environment.gauge = Some(Arc::new(&crate::MEMORY));
         }

@@ -1,36 +1,96 @@
 //! `pretrain`: flow matching on the data set, and the classifier that serves as reward.
 
 use super::{Loaded, survey::Use};
-use crate::arguments::ConfigArguments;
+use crate::arguments::{ExistingFile, PretrainArguments};
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
-use crate::{progress, terminal};
+use crate::output::Output;
+use crate::{command_line, progress, terminal};
 use flow_config::{Architecture, Config, DataConfig, Finetune};
 use flow_data::Digits;
 use flow_models::StoredDtype;
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
 use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
-use flow_trainer::pretrain::{PretrainSettings, Pretraining, pretrain};
+use flow_trainer::pretrain::{Keeping, PretrainCheckpoint, PretrainSettings, Pretraining, pretrain};
 use flow_trainer::setup;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
+/// Savings of the state over a whole pretraining: what is lost to a kill is a twentieth at most.
+const SAVINGS: u64 = 20;
+
 /// Trains and writes the weights.
-pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(arguments, Use::Pretraining)?;
+pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
+    let loaded = Loaded::read(&arguments.config, Use::Pretraining)?;
     let config = fresh(loaded.config());
     let watch = Stopwatch::start();
-    let output = under(&loaded.base, &config.pretrain.output);
-    parent(&output)?;
+    let files = Files::of(&config, &loaded.base);
+    let begin = files.begin(arguments, &config)?;
     let interrupt = Interrupt::listen()?;
-    let (loss, steps, output) = loaded.compute(&config, |environment| {
-        let common = setup::common(&config, environment)
+    let mut text = String::new();
+    if let Some((from, weights)) = begin.weights {
+        if let (Some(from), false) = (&from, quiet) {
+            let steps = from.steps();
+            terminal::note(&format!(
+                "note: goes on after step {steps} of {}",
+                config.pretrain.steps
+            ));
+        }
+        let keeping = Keeping {
+            path: files.state.clone(),
+            every: (config.pretrain.steps as u64).div_ceil(SAVINGS),
+            description: description(&config),
+            from,
+        };
+        let (loss, steps) = weights_of(&loaded, &config, &keeping, &weights, quiet, interrupt)?;
+        if steps < config.pretrain.steps {
+            let command = command_line::again(&arguments.config, "pretrain", "--resume latest");
+            terminal::note(&format!(
+                "interrupted after {steps} of {} steps; the state is saved in {}\nto go on: {command}",
+                config.pretrain.steps,
+                files.state.display()
+            ));
+            return Err(Failure::Interrupted);
+        }
+        text.push_str(&format!(
+            "loss       {loss:.6} (mean of the last hundredth of {steps} steps)\n\
+             time       {}\nweights    {}\n",
+            human_duration(watch.wall_s()),
+            weights.path().display()
+        ));
+    }
+    if let Some(output) = begin.classifier {
+        text.push_str(&classifier(&config, &output)?);
+    }
+    if text.is_empty() {
+        text = format!(
+            "{} is complete; there is nothing to do\n",
+            files.weights.display()
+        );
+    }
+    terminal::print(&text)
+}
+
+/// Trains the weights and writes them; gives the final loss and the steps that were taken. An interrupted pretraining leaves
+/// its state, and a finished one removes it.
+fn weights_of(
+    loaded: &Loaded,
+    config: &Config,
+    keeping: &Keeping,
+    output: &Output,
+    quiet: bool,
+    interrupt: Interrupt,
+) -> Result<(f64, usize), Failure> {
+    parent(&keeping.path)?;
+    loaded.compute(config, |environment| {
+        let common = setup::common(config, environment)
             .and_then(|common| common.set_up())
             .or_bad_input()?;
-        let settings = settings(&config);
+        let settings = settings(config);
         // Fewer lines than steps, and at least some.
         let every = (settings.steps / 50).max(1);
         let mut observer = progress::observer(settings.steps, every, quiet, interrupt);
@@ -41,38 +101,129 @@ pub fn run(arguments: &ConfigArguments, quiet: bool) -> Result<(), Failure> {
             conditioner: &common.conditioner,
             device: &environment.device,
         };
-        let trained = pretrain(&parts, common.model.weights, &settings, &mut *observer).or_failed()?;
+        let trained = pretrain(
+            &parts,
+            common.model.weights,
+            &settings,
+            Some(keeping),
+            &mut *observer,
+        )
+        .or_failed()?;
         drop(observer);
         let steps = trained.losses.len();
-        let metadata = metadata(&config, steps, trained.final_loss);
-        // What a few steps gave does not take the place of weights that are there.
-        let is_partial = steps < config.pretrain.steps && output.exists();
-        let output = match is_partial {
-            true => output.with_extension("partial.safetensors"),
-            false => output.clone(),
+        if steps == config.pretrain.steps {
+            let metadata = metadata(config, steps, trained.final_loss);
+            output.make_room_and_say()?;
+            flow_models::save(&trained.weights, output.path(), StoredDtype::F32, &metadata).or_failed()?;
+            // It is whole in the weights; that it cannot be removed harms nothing.
+            let _ = fs::remove_file(&keeping.path);
+        }
+        Ok((trained.final_loss, steps))
+    })
+}
+
+/// The files of a pretraining.
+struct Files {
+    weights: PathBuf,
+    /// The state of one that is under way, beside the weights.
+    state: PathBuf,
+    /// If one is to be trained.
+    classifier: Option<PathBuf>,
+}
+
+/// What a command has to do: each with the place that it goes to.
+struct Begin {
+    weights: Option<(Option<PretrainCheckpoint>, Output)>,
+    classifier: Option<Output>,
+}
+
+impl Files {
+    fn of(config: &Config, base: &Path) -> Self {
+        let weights = under(base, &config.pretrain.output);
+        let wanted = &config.pretrain.classifier;
+        let reads = wanted.enabled && matches!(config.data, DataConfig::Digits(_));
+        Self {
+            state: weights.with_extension("pretraining.ckpt"),
+            classifier: reads.then(|| under(base, &wanted.output)),
+            weights,
+        }
+    }
+
+    /// What there is to do, and whether it may be done, before it is done.
+    fn begin(&self, arguments: &PretrainArguments, config: &Config) -> Result<Begin, Failure> {
+        let place = |path: &Path, key: &str, policy| Output::at(path, key, policy);
+        let (weights_key, classifier_key) = ("pretrain.output", "pretrain.classifier.output");
+        let Some(from) = &arguments.resume else {
+            return self.anew(arguments.there.on_exists);
         };
-        flow_models::save(&trained.weights, &output, StoredDtype::F32, &metadata).or_failed()?;
-        Ok((trained.final_loss, steps, output))
-    })?;
-    let mut text = format!("loss       {loss:.6} (mean of the last hundredth of {steps} steps)\n");
-    text.push_str(&format!("time       {}\n", human_duration(watch.wall_s())));
-    text.push_str(&format!("weights    {}\n", output.display()));
-    if steps < config.pretrain.steps {
-        terminal::print(&text)?;
-        terminal::note(&format!(
-            "interrupted after {steps} of {} steps: the weights are the average so far{}. Pretraining begins anew next time",
-            config.pretrain.steps,
-            match under(&loaded.base, &config.pretrain.output) {
-                kept if kept != output => format!(", and {} is as it was", kept.display()),
-                _ => String::new(),
+        // What was there when it began was allowed for then; it is moved aside if it is still there.
+        let overwrite = ExistingFile::Overwrite;
+        let missing = self.classifier.as_ref().filter(|path| !path.exists());
+        let classifier = missing.map(|path| place(path, classifier_key, overwrite));
+        let latest = from == Path::new("latest");
+        if latest && !self.state.exists() {
+            if !self.weights.exists() {
+                return Err(Failure::Input(format!(
+                    "there is no pretraining to go on with: neither {} nor {} is there. Begin one without `--resume`",
+                    self.state.display(),
+                    self.weights.display()
+                )));
             }
-        ));
-        return Err(Failure::Interrupted);
+            if !self.is_complete(config) {
+                return Err(Failure::Input(format!(
+                    "there is no pretraining to go on with: {} is not there, and {} are not the weights of this config. \
+                     Begin one with `--on-exists overwrite`, which moves them aside",
+                    self.state.display(),
+                    self.weights.display()
+                )));
+            }
+            return Ok(Begin {
+                weights: None,
+                classifier: classifier.transpose()?,
+            });
+        }
+        let path = if latest { &self.state } else { from };
+        if !path.is_file() {
+            return Err(Failure::Input(format!(
+                "there is no checkpoint `{}`; pass `--resume latest`, or the file that a pretraining keeps beside its weights",
+                path.display()
+            )));
+        }
+        let from = PretrainCheckpoint::open(path, &description(config)).or_bad_input()?;
+        Ok(Begin {
+            weights: Some((Some(from), place(&self.weights, weights_key, overwrite)?)),
+            classifier: classifier.transpose()?,
+        })
     }
-    if config.pretrain.classifier.enabled && matches!(config.data, DataConfig::Digits(_)) {
-        text.push_str(&classifier(&config, &loaded.base)?);
+
+    fn anew(&self, policy: ExistingFile) -> Result<Begin, Failure> {
+        if self.state.exists() {
+            if policy != ExistingFile::Overwrite {
+                return Err(Failure::Input(format!(
+                    "a pretraining of {} was stopped, and its state is {}. Go on with `--resume latest`, or begin anew with \
+                     `--on-exists overwrite`, which moves it aside",
+                    self.weights.display(),
+                    self.state.display()
+                )));
+            }
+            Output::at(&self.state, "pretrain.output", policy)?.make_room_and_say()?;
+        }
+        let weights = Output::at(&self.weights, "pretrain.output", policy)?;
+        let classifier = self.classifier.as_ref();
+        let classifier = classifier.map(|path| Output::at(path, "pretrain.classifier.output", policy));
+        Ok(Begin {
+            weights: Some((None, weights)),
+            classifier: classifier.transpose()?,
+        })
     }
-    terminal::print(&text)
+
+    /// Whether the weights are those that this config makes, by what their file says.
+    fn is_complete(&self, config: &Config) -> bool {
+        let ours = metadata(config, config.pretrain.steps, 0.0);
+        let keys = ["flow-train.config_blake3", "flow-train.steps"];
+        let theirs = file_metadata(&self.weights).unwrap_or_default();
+        keys.iter().all(|key| theirs.get(*key) == ours.get(*key))
+    }
 }
 
 /// The config as pretraining takes it: all weights, from random values of its own seed.
@@ -110,11 +261,9 @@ fn settings(config: &Config) -> PretrainSettings {
     }
 }
 
-/// What made the weights, so that they can be made again and compared.
-fn metadata(config: &Config, steps: usize, final_loss: f64) -> BTreeMap<String, String> {
-    let pretrain = &config.pretrain;
-    // Where the files lie does not matter to what is in them.
-    let mut relevant = json!({ "model": config.model, "data": config.data, "pretrain": pretrain });
+/// Everything that decides the weights. Where the files lie does not matter to what is in them.
+fn description(config: &Config) -> Value {
+    let mut relevant = json!({ "model": config.model, "data": config.data, "pretrain": config.pretrain });
     if let Some(section) = relevant["pretrain"].as_object_mut() {
         section.remove("output");
         section.remove("classifier");
@@ -127,17 +276,36 @@ fn metadata(config: &Config, steps: usize, final_loss: f64) -> BTreeMap<String, 
         remove(&mut relevant["model"]["dit"], "moe");
         remove(&mut relevant["pretrain"], "balance_weight");
     }
+    relevant
+}
+
+/// What made the weights, so that they can be made again and compared.
+fn metadata(config: &Config, steps: usize, final_loss: f64) -> BTreeMap<String, String> {
     let pairs = [
         ("flow-train.version", env!("CARGO_PKG_VERSION").to_owned()),
         (
             "flow-train.config_blake3",
-            blake3::hash(relevant.to_string().as_bytes()).to_hex().to_string(),
+            blake3::hash(description(config).to_string().as_bytes())
+                .to_hex()
+                .to_string(),
         ),
-        ("flow-train.seed", pretrain.seed.to_string()),
+        ("flow-train.seed", config.pretrain.seed.to_string()),
         ("flow-train.steps", steps.to_string()),
         ("flow-train.final_loss", format!("{final_loss:.9}")),
     ];
     pairs.map(|(key, value)| (key.to_owned(), value)).into()
+}
+
+/// What a safetensors file says of itself; nothing if it is none.
+fn file_metadata(path: &Path) -> Option<BTreeMap<String, String>> {
+    /// Of a header; that of weights with a thousand tensors has 0.1 MB.
+    const MOST_BYTES: u64 = 1 << 24;
+    let mut file = fs::File::open(path).ok()?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).ok()?;
+    let length = u64::from_le_bytes(length);
+    let header: Value = serde_json::from_reader(file.take(length.min(MOST_BYTES))).ok()?;
+    serde_json::from_value(header["__metadata__"].clone()).ok()
 }
 
 fn remove(table: &mut Value, key: &str) {
@@ -147,7 +315,7 @@ fn remove(table: &mut Value, key: &str) {
 }
 
 /// Trains the classifier and says what came of it.
-fn classifier(config: &Config, base: &Path) -> Result<String, Failure> {
+fn classifier(config: &Config, output: &Output) -> Result<String, Failure> {
     let wanted = &config.pretrain.classifier;
     let digits = Digits::new().or_failed()?;
     let mut settings = ClassifierTraining {
@@ -165,12 +333,11 @@ fn classifier(config: &Config, base: &Path) -> Result<String, Failure> {
     let steps_per_epoch = split.train.len().div_ceil(wanted.batch);
     settings.epochs = u32::try_from(wanted.steps.div_ceil(steps_per_epoch)).unwrap_or(u32::MAX);
     let (classifier, report) = train_classifier(&settings, &digits).or_bad_input()?;
-    let output = under(base, &wanted.output);
-    parent(&output)?;
-    classifier.save(&output).or_failed()?;
+    output.make_room_and_say()?;
+    classifier.save(output.path()).or_failed()?;
     Ok(format!(
         "classifier {} ({} steps, {:.1} % of {} unseen images read right)\n",
-        output.display(),
+        output.path().display(),
         report.steps,
         100.0 * report.val_accuracy,
         report.val_images

@@ -1,9 +1,39 @@
 //! Why parts of a run could not be built, as diagnostics of the config.
 
 use flow_config::Diagnostic;
+use flow_core::CoreError;
 use flow_models::ModelError;
+use flow_train::EnvironmentError;
 use flow_trainer::TrainError;
 use flow_validate::codes;
+
+/// What a config asks for and this build or machine does not have, with the key that it is about.
+pub fn of_environment(error: &EnvironmentError) -> Vec<Diagnostic> {
+    let (code, path) = match error {
+        EnvironmentError::Unavailable(found) => return found.clone(),
+        EnvironmentError::Device(CoreError::NoDevice { asked, why, help }) => {
+            let message = format!("the device `{asked}` is not there: {why}");
+            let help = help.trim_end_matches('.');
+            return vec![
+                Diagnostic::error(codes::NO_DEVICE, message)
+                    .path("device.kind")
+                    .related(["device.index"])
+                    .help(begun_small(help)),
+            ];
+        }
+        EnvironmentError::Device(_) => (codes::NO_DEVICE, "device.kind"),
+        EnvironmentError::DType(_) => (codes::NO_BF16, "device.dtype"),
+        EnvironmentError::Gradients(_) => (codes::NEEDS_BF16_GPU, "optimizer.gradients"),
+        EnvironmentError::Threads { .. } => (codes::SETUP_REFUSED, "device.threads"),
+        _ => (codes::SETUP_REFUSED, ""),
+    };
+    let message = error.to_string();
+    vec![
+        Diagnostic::error(code, message.trim_end_matches('.'))
+            .path(path)
+            .help("change what the message names"),
+    ]
+}
 
 /// An error of the setup with its code and the key that it is about.
 pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
@@ -42,12 +72,19 @@ pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
         _ => (text, "change what the message names".into()),
     };
     let message = message.trim_end_matches(['.', ' ']);
-    let mut letters = help.chars();
-    let help: String = letters
+    vec![
+        Diagnostic::error(code, message)
+            .path(path)
+            .help(begun_small(&help)),
+    ]
+}
+
+fn begun_small(text: &str) -> String {
+    let mut letters = text.chars();
+    letters
         .next()
         .into_iter()
         .flat_map(char::to_lowercase)
         .chain(letters)
-        .collect();
-    vec![Diagnostic::error(code, message).path(path).help(help)]
+        .collect()
 }

@@ -1,8 +1,9 @@
 //! `sample`: images for prompts, as one picture.
 
 use super::{Loaded, survey::Use, weights};
-use crate::arguments::SampleArguments;
+use crate::arguments::{ExistingFile, SampleArguments};
 use crate::failure::{Failure, OrFailure};
+use crate::output::Output;
 use crate::terminal;
 use flow_data::Prompt;
 use flow_report::{ImageGrid, Tile};
@@ -11,6 +12,7 @@ use flow_trainer::setup;
 
 /// Generates, scores with the config's rewards if it has some, and writes the picture.
 pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
+    let output = output(arguments)?;
     let loaded = Loaded::read(&arguments.config, Use::Looking)?;
     let (config, adapter) = weights::substitute(loaded.config(), arguments.weights.as_deref())?;
     let count = usize::from(arguments.count);
@@ -75,14 +77,31 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
             );
         }
         let picture = grid.picture().or_failed()?;
-        flow_report::atomic_write(&arguments.out, "picture", |out| out.write_all(&picture.png))
-            .or_failed()?;
+        output.make_room_and_say()?;
+        flow_report::atomic_write(output.path(), "picture", |out| out.write_all(&picture.png)).or_failed()?;
         Ok(lines(&prompts, &scores, count))
     })?;
     if !quiet {
         terminal::print(&text)?;
     }
-    terminal::line(&arguments.out.display().to_string())
+    terminal::line(&output.path().display().to_string())
+}
+
+/// Where the picture goes. A name that promises another format is refused.
+fn output(arguments: &SampleArguments) -> Result<Output, Failure> {
+    let Some(path) = &arguments.out else {
+        return Output::at("sample.png".as_ref(), "--out", ExistingFile::New);
+    };
+    let output = Output::at(path, "--out", arguments.there.on_exists)?;
+    let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
+    if extension.as_deref() != Some("png".as_ref()) {
+        return Err(Failure::Input(format!(
+            "`--out {}`: pictures are written as PNG; name it `{}`",
+            path.display(),
+            path.with_extension("png").display()
+        )));
+    }
+    Ok(output)
 }
 
 /// Scores, one line per prompt and reward.

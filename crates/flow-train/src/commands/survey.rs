@@ -1,14 +1,15 @@
 //! Everything that can be said of a config before its parts are built.
 
-use super::{Loaded, pretrain};
-use crate::arguments::ConfigArguments;
+pub use super::target::Target;
+use super::{Loaded, nearest_file, pretrain};
+use crate::arguments::{ConfigArguments, TargetArguments};
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Config, Diagnostic, Report, Resolved, Severity};
 use flow_core::device::ComputeDevice;
 use flow_train::Registries;
 use flow_train::checkpoint::Policy;
 use flow_trainer::setup::{self, ModelOutline};
-use flow_validate::codes::NO_CHECKPOINTING;
+use flow_validate::codes::{NO_CHECKPOINTING, REFUSED, UNUSABLE};
 use flow_validate::{Capabilities, Question, Trainer, checkpoint_policy, validate};
 use std::sync::OnceLock;
 
@@ -32,18 +33,20 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Reads a config and finds everything that is wrong with it, by itself and for this build and machine.
-    /// `memory_gib` is taken in the place of the machine's.
-    pub fn of(arguments: &ConfigArguments, wanted: Use, memory_gib: Option<f64>) -> Result<Self, Failure> {
+    /// Reads a config and finds everything that is wrong with it, by itself and for this build and machine, or for the device
+    /// that `target` names in their place.
+    pub fn of(arguments: &ConfigArguments, wanted: Use, target: &TargetArguments) -> Result<Self, Failure> {
         let registries = Registries::built_in().or_failed()?;
         let inspection = flow_config::inspect(&arguments.config, &arguments.set);
-        let Some(resolved) = inspection.partial else {
-            return Ok(Self {
-                report: inspection.report,
-                loaded: None,
-            });
+        let Some(mut resolved) = inspection.partial else {
+            let mut report = inspection.report;
+            if !arguments.config.exists() {
+                nearest_file::suggest(&arguments.config, &mut report);
+            }
+            return Ok(Self { report, loaded: None });
         };
-        let report = resolved.located(found(&resolved, &registries, wanted, memory_gib));
+        let place = Target::of(target, &mut resolved.config);
+        let report = resolved.located(found(&resolved, &registries, wanted, place, target.memory_gib));
         Ok(Self {
             report,
             loaded: Some(Loaded {
@@ -51,6 +54,7 @@ impl Survey {
                 base: flow_config::base_dir(&arguments.config),
                 registries,
                 options: OnceLock::new(),
+                target: place,
             }),
         })
     }
@@ -60,6 +64,7 @@ fn found(
     resolved: &Resolved,
     registries: &Registries,
     wanted: Use,
+    target: Target,
     memory_gib: Option<f64>,
 ) -> Vec<Diagnostic> {
     let config = match wanted {
@@ -87,7 +92,7 @@ fn found(
         .iter()
         .all(|section| resolved.is_whole(section));
     let plan = if judged {
-        flow_train::base_plan(&config, registries).ok()
+        flow_train::base_plan(&target.stand_in(&config), registries).ok()
     } else {
         None
     };
@@ -103,11 +108,16 @@ fn found(
         model: outline.as_ref().map(capabilities),
         sigmas: &sigmas,
         trainer: &Trainer::of(&config),
-        machine: &flow_train::machine(config.device.kind, memory_gib),
+        machine: &target.machine(config.device.kind, memory_gib),
         // An estimate from wrong numbers would be wrong.
         training: wanted == Use::Training && !wrong,
     };
-    found.extend(validate(&question));
+    let mut of_parts = validate(&question);
+    if target != Target::Here {
+        // The processor was asked in the place of the device, and refuses what is not for it.
+        of_parts.retain(|one| ![REFUSED, UNUSABLE].contains(&one.code));
+    }
+    found.extend(of_parts);
     if wanted == Use::Pretraining && matches!(checkpoint_policy(&config), Policy::Budget { .. }) {
         let message = "`checkpointing.policy = \"budget\"` plans a step of reinforcement learning, and pretraining has none";
         found.push(

@@ -18,6 +18,11 @@ use open::Start;
 
 /// Trains.
 pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
+    if arguments.tui && cfg!(not(feature = "tui")) {
+        return Err(Failure::Input(
+            "this build has no full-screen view; leave `--tui` out, or build with `--features tui`".into(),
+        ));
+    }
     open::compare(arguments)?;
     let loaded = Loaded::read(&arguments.config, Use::Training)?;
     let interrupt = if arguments.dry_run {
@@ -92,6 +97,7 @@ impl WithAlgorithm for Train<'_> {
         let mut observer = self.observer()?;
         let start = open::directory(self.arguments, config)?;
         let checkpoint_plan = parts.checkpoint_plan.clone();
+        let headline = plan::headline(config, environment, &parts);
         let mut session = match start {
             Start::Fresh(directory, notices) => {
                 self.tell(&mut *observer, directory.notices());
@@ -113,6 +119,7 @@ impl WithAlgorithm for Train<'_> {
                 session
             }
         };
+        observer.notice(&headline);
         if let Some(record) = &checkpoint_plan {
             plan::checkpoint::write(record, session.directory().path())?;
         }

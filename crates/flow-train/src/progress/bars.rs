@@ -2,10 +2,11 @@
 
 use super::{evaluation, numbers, phase_name};
 use crate::interrupt::Interrupt;
-use flow_report::Interval;
+use flow_report::{Interval, Stopwatch, human_duration};
 use flow_trainer::observer::{IterationSummary, Observer, Phase};
 use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 use std::fmt::Write;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Bars on standard error.
@@ -14,17 +15,46 @@ pub struct Bars {
     run: ProgressBar,
     phase: ProgressBar,
     interrupt: Interrupt,
-    begun: bool,
+    pace: Arc<Mutex<Pace>>,
     pretraining: bool,
+}
+
+/// How fast this process goes; what an earlier one did says nothing about it.
+struct Pace {
+    watch: Stopwatch,
+    seen: u64,
+    left: u64,
+}
+
+impl Pace {
+    fn text(&self) -> String {
+        let wall_s = self.watch.wall_s();
+        if self.seen == 0 || wall_s <= 0.0 {
+            return "?".into();
+        }
+        let rate = self.seen as f64 / wall_s;
+        format!("{rate:.1}/s  {} left", human_duration(self.left as f64 / rate))
+    }
 }
 
 impl Bars {
     /// Bars for a run of `iterations`.
     pub fn new(iterations: u64, interrupt: Interrupt) -> Self {
         let all = MultiProgress::new();
-        let run = all.add(ProgressBar::new(iterations).with_style(style(
-            "{msg}\n{prefix:11} {wide_bar} {pos}/{len}  {rate}  {eta} left",
-        )));
+        let pace = Arc::new(Mutex::new(Pace {
+            watch: Stopwatch::start(),
+            seen: 0,
+            left: iterations,
+        }));
+        let shown = pace.clone();
+        let pace_text = move |_: &ProgressState, out: &mut dyn Write| {
+            if let Ok(pace) = shown.lock() {
+                let _ = write!(out, "{}", pace.text());
+            }
+        };
+        let with_pace =
+            style("{msg}\n{prefix:11} {wide_bar} {pos}/{len}  {pace}").with_key("pace", pace_text);
+        let run = all.add(ProgressBar::new(iterations).with_style(with_pace));
         let phase =
             all.add(ProgressBar::new(0).with_style(style("{prefix:11} {wide_bar} {pos}/{len}  {rate}")));
         run.set_prefix("iterations");
@@ -34,7 +64,7 @@ impl Bars {
             run,
             phase,
             interrupt,
-            begun: false,
+            pace,
             pretraining: false,
         }
     }
@@ -73,13 +103,9 @@ impl Observer for Bars {
 
     fn iteration(&mut self, summary: &IterationSummary) {
         self.run.set_length(summary.total);
-        if !self.begun {
-            // Iterations of an earlier process say nothing about the rate of this one.
-            self.begun = true;
-            self.run.set_position(summary.done.saturating_sub(1));
-            if summary.done > 1 {
-                self.run.reset_eta();
-            }
+        if let Ok(mut pace) = self.pace.lock() {
+            pace.seen += 1;
+            pace.left = summary.total.saturating_sub(summary.done);
         }
         self.run.set_position(summary.done);
         self.run.set_message(numbers(summary, self.pretraining));
@@ -101,6 +127,7 @@ impl Observer for Bars {
 impl Drop for Bars {
     fn drop(&mut self) {
         self.phase.finish_and_clear();
-        self.run.abandon();
+        // What it showed is said again by whoever ends the run; a bar that stands still would look like one that works.
+        self.run.finish_and_clear();
     }
 }

@@ -1,12 +1,15 @@
 //! What a person sees of a run: bars on a terminal, lines elsewhere, or nothing.
 
 mod bars;
+mod count;
 mod lines;
 #[cfg(feature = "tui")]
 mod tui;
 
 #[cfg(feature = "tui")]
 pub use tui::Tui;
+
+pub use count::Count;
 
 use crate::interrupt::Interrupt;
 use crate::terminal;
@@ -58,10 +61,29 @@ fn numbers(summary: &IterationSummary, pretraining: bool) -> String {
         short(summary.loss),
         summary.gradient_norm
     ));
+    if let Some(kl) = summary.kl {
+        text.push_str(&format!("  kl {}", short(kl)));
+    }
+    if let Some(share) = summary.clip_fraction {
+        text.push_str(&format!("  clipped {:.0} %", 100.0 * share));
+    }
+    text.push_str(&format!("  lr {}", rate(summary.learning_rate)));
     if let Some(deviation) = summary.max_ratio_deviation {
         text.push_str(&format!("  |ratio-1| {}", short(f64::from(deviation))));
     }
     text
+}
+
+/// A learning rate as people write them.
+fn rate(value: f64) -> String {
+    let text = format!("{value:.2e}");
+    match text.split_once('e') {
+        Some((digits, exponent)) => {
+            let digits = digits.trim_end_matches('0').trim_end_matches('.');
+            format!("{digits}e{exponent}")
+        }
+        None => text,
+    }
 }
 
 /// A number in at most ten characters, small ones included.

@@ -80,7 +80,10 @@ fn a_run_with_fused_kernels_has_the_numbers_of_one_without() {
 fn check_and_plan_show_accelerators_and_refuse_what_cannot_be() {
     let place = Place::new();
     let plan = place.succeed(&["plan", "tiny.toml", "--set", REFERENCE]);
-    contains(&plan, &["attention_backend (lossless)", "attention reference"]);
+    contains(
+        &plan,
+        &["attention_backend (lossless)", "attention      reference"],
+    );
     let set = |entry: &str| format!("acceleration.shared={entry}");
     for (entry, texts) in [
         (
@@ -302,10 +305,10 @@ fn a_cache_that_finds_nothing_to_answer_is_named_or_stops_a_strict_run() {
 #[test]
 fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
     let place = Place::new();
-    let text = place.succeed(&["audit", "tiny.toml"]);
+    let text = place.succeed(&["audit", "tiny.toml", "--all"]);
     let rows: Vec<Vec<&str>> = text
         .lines()
-        .filter(|line| line.starts_with("cpu ") || line.starts_with("reference "))
+        .filter(|line| line.starts_with("cpu "))
         .map(|line| line.split_whitespace().collect())
         .collect();
     let dtypes = if flow_kernels::CpuKernels::bf16().is_ok() {
@@ -349,7 +352,44 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
 
 fn narrowed<'a>(only: &[&'a str]) -> Vec<&'a str> {
     let only = only.iter().flat_map(|entry| ["--only", entry]);
-    ["audit", "tiny.toml"].into_iter().chain(only).collect()
+    ["audit", "tiny.toml", "--all"].into_iter().chain(only).collect()
+}
+
+#[test]
+fn an_audit_takes_few_combinations_says_how_many_and_ends_when_nobody_reads() {
+    let place = Place::new();
+    let outcome = place.run(&["audit", "tiny.toml"]);
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let mut words = outcome.stderr.split_whitespace();
+    let count: usize = words.nth(1).unwrap().parse().unwrap();
+    let all: usize = words.nth(1).unwrap().parse().unwrap();
+    assert!(count <= 24 && all >= 288, "{}", outcome.stderr);
+    contains(&outcome.stderr, &["`--all`"]);
+    let first: Vec<&str> = outcome
+        .stdout
+        .lines()
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .take(2)
+        .collect();
+    assert_eq!(first, ["device", "dtype"]);
+    let rows = outcome.stdout.lines().filter(|line| line.starts_with("cpu "));
+    assert_eq!(rows.count(), count);
+    let exact = format!("all {count} combinations are exact");
+    contains(
+        &outcome.stdout,
+        &[&exact, &format!("; {} more were not run", all - count)],
+    );
+
+    let mut child = place
+        .command(&["audit", "tiny.toml", "--all"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(141), "it was cut off");
 }
 
 #[test]

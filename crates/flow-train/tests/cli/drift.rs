@@ -78,6 +78,15 @@ fn without_anything_lossy_the_drift_is_exactly_0_and_a_comparison_changes_nothin
 }
 
 #[test]
+fn without_an_accelerator_of_the_rollout_there_is_nothing_to_compare() {
+    let error = Place::new().fail(2, &["drift", "tiny.toml"]);
+    contains(
+        &error,
+        &["nothing to compare", "acceleration.rollout", "feature_cache"],
+    );
+}
+
+#[test]
 fn the_auto_policy_audits_itself_and_a_resumed_run_goes_on_with_what_it_learned() {
     let steps = ["run.steps=4", AUTO];
     let whole = Place::new();

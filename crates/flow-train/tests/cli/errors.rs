@@ -140,6 +140,32 @@ fn a_missing_config_is_named() {
 }
 
 #[test]
+fn a_mistyped_config_is_answered_with_the_nearest_file() {
+    let place = Place::bare();
+    for command in ["train", "check", "plan", "eval"] {
+        contains(
+            &place.fail(2, &[command, "tinny.toml"]),
+            &["did you mean `tiny.toml`?"],
+        );
+    }
+    std::fs::create_dir(place.path("configs")).unwrap();
+    std::fs::copy(place.path("tiny.toml"), place.path("configs/digits-own.toml")).unwrap();
+    contains(
+        &place.fail(2, &["train", "digits-own"]),
+        &["did you mean `configs/digits-own.toml`?"],
+    );
+}
+
+#[cfg(not(feature = "tui"))]
+#[test]
+fn a_view_that_is_not_in_the_build_is_named() {
+    contains(
+        &Place::bare().fail(2, &["train", "tiny.toml", "--tui"]),
+        &["--features tui"],
+    );
+}
+
+#[test]
 fn a_prompt_outside_the_vocabulary_names_the_nearest_word() {
     let place = Place::new();
     contains(

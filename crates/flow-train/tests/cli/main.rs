@@ -3,10 +3,13 @@
 mod acceleration;
 mod checkpointing;
 mod drift;
+mod elsewhere;
 mod errors;
 mod exact_reuse;
 mod feature_cache;
+mod outputs;
 mod resume;
+mod shells;
 mod support;
 mod tools;
 mod train;

@@ -104,7 +104,7 @@ fn a_run_killed_at_any_moment_resumes_to_the_same_bytes() {
 
 /// What a command says that gets Ctrl-C once it has said `when`, and ends with 130.
 #[cfg(unix)]
-fn interrupted(place: &Place, arguments: &[&str], when: &str) -> String {
+pub fn interrupted(place: &Place, arguments: &[&str], when: &str) -> String {
     let mut child = place
         .command(arguments)
         .stdout(Stdio::piped())
@@ -127,36 +127,6 @@ fn interrupted(place: &Place, arguments: &[&str], when: &str) -> String {
     lines.read_to_string(&mut seen).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{seen}");
     seen
-}
-
-#[cfg(unix)]
-#[test]
-fn ctrl_c_in_pretraining_leaves_the_weights_of_the_steps_that_were_taken() {
-    let place = Place::bare();
-    let arguments = ["pretrain", "tiny.toml", "--set", "pretrain.steps=100000"];
-    let seen = interrupted(&place, &arguments, "step 2000/100000");
-    contains(
-        &seen,
-        &[
-            "interrupted after ",
-            " of 100000 steps",
-            "Pretraining begins anew",
-        ],
-    );
-    // They are weights like any others.
-    place.succeed(&["eval", "tiny.toml"]);
-}
-
-#[cfg(unix)]
-#[test]
-fn ctrl_c_in_pretraining_does_not_replace_weights_that_are_there() {
-    let place = Place::new();
-    let whole = place.bytes("tiny.safetensors");
-    let arguments = ["pretrain", "tiny.toml", "--set", "pretrain.steps=100000"];
-    let seen = interrupted(&place, &arguments, "step 2000/100000");
-    contains(&seen, &["tiny.safetensors is as it was"]);
-    assert!(place.bytes("tiny.safetensors") == whole);
-    assert!(place.path("tiny.partial.safetensors").exists());
 }
 
 #[cfg(unix)]

@@ -13,7 +13,9 @@ fn plan_shows_geometry_calls_and_schedule_before_there_are_weights() {
             "3 prompts x 4 images = 12 images, 2 micro-batches of 6",
             // 2 micro-batches, 4 steps of which 3 are random.
             "8 to sample and 6 to train",
-            "attention cpu, kernels cpu",
+            "attention      cpu",
+            "kernels        cpu",
+            "accelerators   ",
             "flow-sde",
         ],
     );
@@ -44,7 +46,7 @@ fn plan_spends_a_budget_of_memory_and_draws_what_a_block_may_keep() {
     contains(
         &out,
         &[
-            "regions budget (peak 1 GiB)",
+            "checkpointing  budget (peak 1 GiB)",
             "predicted",
             "measured",
             "all computed again",
@@ -219,8 +221,20 @@ fn list_explain_schema_and_completions_agree_on_names() {
             "digits-dit",
         ],
     );
+    let short = place.succeed(&["list"]);
+    assert!(
+        short.lines().count() < 50 && short.lines().all(|line| line.chars().count() <= 80),
+        "{short}"
+    );
+    for list in ["accelerators", "cache-policies", "policies", "codes", "devices"] {
+        let text = place.succeed(&["list", list]);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
     for (list, name) in [
         ("models", "dit"),
+        ("cache-policies", "taylorseer"),
+        ("text", "words"),
+        ("devices", "h100"),
         ("rewards", "shapes-rules"),
         ("algorithms", "nft"),
         ("data", "digits"),
@@ -260,7 +274,17 @@ fn list_explain_schema_and_completions_agree_on_names() {
 fn doctor_finds_that_computing_is_deterministic() {
     contains(
         &Place::bare().succeed(&["doctor"]),
-        &["burn", "threads", "memory", "free in this folder", "same bits"],
+        &[
+            "burn",
+            "features",
+            "threads",
+            "memory",
+            "free in this folder",
+            "same bits",
+            "device",
+            "driver",
+            "nvrtc",
+        ],
     );
 }
 
@@ -316,8 +340,12 @@ fn migrate_keeps_comments_and_the_old_file() {
     assert_eq!(place.text("old.toml.old"), old);
     contains(
         &place.succeed(&["migrate", "old.toml", "--write"]),
-        &["is up to date"],
+        &["is up to date", "nothing to do"],
     );
+    // A pipe gets the config all the same.
+    let again = place.run(&["migrate", "old.toml"]);
+    assert_eq!(again.stdout, printed);
+    contains(&again.stderr, &["nothing to do"]);
 }
 
 #[test]
@@ -326,6 +354,39 @@ fn quiet_leaves_results_alone_on_standard_output() {
     let outcome = place.run(&["train", "tiny.toml", "--quiet"]);
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
     contains(&outcome.stdout, &["finished"]);
+}
+
+#[test]
+fn init_writes_a_config_that_runs_and_keeps_what_is_there() {
+    let place = Place::bare();
+    contains(
+        &place.succeed(&["init", "first"]),
+        &[
+            "first/digits-grpo.toml",
+            "flow-train train first/digits-grpo.toml",
+        ],
+    );
+    contains(&place.succeed(&["check", "first/digits-grpo.toml"]), &["ok"]);
+    let config = place.text("first/digits-grpo.toml");
+    assert!(
+        config.starts_with("#:schema ./flow-train.schema.json\n"),
+        "{config}"
+    );
+    assert_eq!(
+        place.text("first/flow-train.schema.json"),
+        place.succeed(&["schema"])
+    );
+    std::fs::write(place.path("first/digits-grpo.toml"), "mine").unwrap();
+    std::fs::remove_file(place.path("first/digits-dit.safetensors")).unwrap();
+    contains(&place.fail(2, &["init", "first"]), &["is there already"]);
+    assert!(
+        !place.path("first/digits-dit.safetensors").exists(),
+        "all or nothing"
+    );
+    assert_eq!(place.text("first/digits-grpo.toml"), "mine");
+    place.succeed(&["init", "first", "--on-exists", "overwrite"]);
+    assert_eq!(place.text("first/digits-grpo.toml.old"), "mine");
+    contains(&place.fail(2, &["init", "tiny.toml"]), &["tiny.toml is a file"]);
 }
 
 /// Standard output that nobody reads any more is no reason to panic.

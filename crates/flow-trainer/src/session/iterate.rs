@@ -2,6 +2,7 @@
 
 use super::Session;
 use super::tally::DRIVER;
+use super::update::Mean;
 use crate::advantage::{RewardColumn, compute_advantages};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
@@ -87,6 +88,9 @@ impl<A: Algorithm> Session<A> {
             reward: advantages.metrics.total.mean,
             loss: outcome.loss.value(),
             gradient_norm: outcome.steps.last().map_or(0.0, |step| step.gradient_norm),
+            kl: outcome.terms.get("kl").map(Mean::value),
+            clip_fraction: outcome.terms.get("clip_fraction").map(Mean::value),
+            learning_rate: outcome.steps.last().map_or(0.0, |step| step.learning_rate),
             max_ratio_deviation: outcome.audit.map(|audit| audit.max_deviation()),
             images,
             wall_s: rollout_s + rewards_s + update_s,

@@ -126,6 +126,34 @@ pub fn evaluation_prompts(dataset: &dyn Dataset, wanted: usize) -> Vec<Prompt> {
         .collect()
 }
 
+/// Whether a model of `spec` makes what `dataset` has.
+///
+/// # Errors
+/// [`TrainError::Setting`] with both shapes.
+pub fn fits(spec: &ModelSpec, dataset: &dyn Dataset) -> Result<(), TrainError> {
+    let shape = dataset.image_shape();
+    let latent = spec.latent;
+    if latent.frames != 1 {
+        return Err(TrainError::Setting(format!(
+            "the model makes {} frames, and images have one: there is no autoencoder for videos",
+            latent.frames
+        )));
+    }
+    if (latent.channels, latent.height, latent.width) != (shape.channels, shape.height, shape.width) {
+        return Err(TrainError::Setting(format!(
+            "the model makes images of {}x{}x{}, data set `{}` has {}x{}x{} (channels, height, width)",
+            latent.channels,
+            latent.height,
+            latent.width,
+            dataset.name(),
+            shape.channels,
+            shape.height,
+            shape.width
+        )));
+    }
+    Ok(())
+}
+
 /// Model, data and conditioner, as sampling and evaluation need them too. `S` is an [`Acceleration`] once it is set up.
 pub struct Common<S = Arrangement> {
     /// The data set.
@@ -205,26 +233,7 @@ fn common_for(
 ) -> Result<Common, TrainError> {
     let dataset = dataset(config)?;
     let spec = model.model.spec();
-    let shape = dataset.image_shape();
-    let latent = spec.latent;
-    if latent.frames != 1 {
-        return Err(TrainError::Setting(format!(
-            "the model makes {} frames, and images have one: there is no autoencoder for videos",
-            latent.frames
-        )));
-    }
-    if (latent.channels, latent.height, latent.width) != (shape.channels, shape.height, shape.width) {
-        return Err(TrainError::Setting(format!(
-            "the model makes images of {}x{}x{}, data set `{}` has {}x{}x{} (channels, height, width)",
-            latent.channels,
-            latent.height,
-            latent.width,
-            dataset.name(),
-            shape.channels,
-            shape.height,
-            shape.width
-        )));
-    }
+    fits(spec, &*dataset)?;
     let kernels = &environment.plan.kernels;
     if spec.regions.contains(&RegionKind::Moe) && kernels.experts().is_none() {
         return Err(TrainError::Setting(format!(

@@ -37,7 +37,7 @@ fn run_with(overrides: &[&str], seed: u64, steps: u64, balance_weight: f64) -> P
         conditioner: &conditioner,
         device,
     };
-    pretrain(&parts, model.weights, &settings, &mut Silent).unwrap_or_else(|error| panic!("{error}"))
+    pretrain(&parts, model.weights, &settings, None, &mut Silent).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]

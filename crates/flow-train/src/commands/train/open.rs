@@ -2,6 +2,7 @@
 
 use super::defaults;
 use crate::arguments::{Existing, TrainArguments};
+use crate::command_line::{self, quoted};
 use crate::commands::Loaded;
 use crate::failure::{Failure, OrFailure};
 use flow_accel::Arrangement;
@@ -40,7 +41,10 @@ pub fn compare(arguments: &TrainArguments) -> Result<(), Failure> {
     }
     let directory = config.run.dir.join(&config.run.name);
     let traces = Traces::of(&directory).ok();
-    let named = arguments.resume.as_deref().filter(|from| *from != "latest");
+    let named = arguments
+        .resume
+        .as_deref()
+        .filter(|from| *from != Path::new("latest"));
     let candidates: Vec<PathBuf> = match (named, &traces) {
         (Some(named), _) => vec![PathBuf::from(named)],
         (None, Some(traces)) => traces
@@ -100,25 +104,27 @@ fn policy(arguments: &TrainArguments, config: &Config) -> OnExists {
 }
 
 /// The checkpoint that `--resume` names; `None` for the newest.
-fn checkpoint(from: &str) -> Result<Option<PathBuf>, Failure> {
-    if from == "latest" {
+fn checkpoint(from: &Path) -> Result<Option<PathBuf>, Failure> {
+    if from == Path::new("latest") {
         return Ok(None);
     }
-    let path = PathBuf::from(from);
-    if path.is_file() {
-        return Ok(Some(path));
+    if from.is_file() {
+        return Ok(Some(from.to_owned()));
     }
-    let help = match newest_below(&path) {
+    let help = match newest_below(from) {
         Some(file) => format!(
             "it is a folder; pass `--resume {}`, the newest checkpoint in it",
             file.display()
         ),
-        None if path.is_dir() => {
+        None if from.is_dir() => {
             "it is a folder, and there is no `step-….ckpt` in it or in its folder `checkpoints`".into()
         }
         None => "pass `--resume latest`, or one of the files in the run's folder `checkpoints`".into(),
     };
-    Err(Failure::Input(format!("there is no checkpoint `{from}`; {help}")))
+    Err(Failure::Input(format!(
+        "there is no checkpoint `{}`; {help}",
+        from.display()
+    )))
 }
 
 /// The newest checkpoint in a folder, or in the folder `checkpoints` in it.
@@ -155,7 +161,7 @@ pub fn manifest(
     let resolved = &loaded.resolved;
     let config = serde_json::to_value(&resolved.config).or_failed()?;
     let here = std::env::current_dir().unwrap_or_default();
-    let mut manifest = Manifest::new(&directory.name(), std::env::args().collect(), config, &here);
+    let mut manifest = Manifest::new(&directory.name(), command_line::words(), config, &here);
     manifest.versions.extend(flow_train::versions());
     manifest.device = flow_train::manifest_device(&resolved.config, environment, acceleration);
     let options = serde_json::to_value(loaded.options()).or_failed()?;
@@ -187,28 +193,15 @@ pub(super) fn manifest_key(key: &str) -> String {
 
 /// The command that goes on with the run called `name`.
 pub fn resume_command(arguments: &TrainArguments, config: &Config, name: &str) -> String {
-    let mut command = format!(
-        "flow-train train {}",
-        quoted(&arguments.config.config.display().to_string())
-    );
+    let mut command = format!("flow-train train {}", quoted(arguments.config.config.as_os_str()));
     let mut overrides: Vec<String> = arguments.config.set.clone();
     if config.run.name != name {
         // `--on-exists new` gave it another name than the config.
         overrides.push(format!("run.name={name}"));
     }
     for one in overrides {
-        command.push_str(&format!(" --set {}", quoted(&one)));
+        command.push_str(&format!(" --set {}", quoted(one.as_ref())));
     }
     command.push_str(" --resume latest");
     command
-}
-
-/// An argument as a POSIX shell reads it.
-fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', "'\\''"))
-    }
 }

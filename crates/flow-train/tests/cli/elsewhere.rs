@@ -1,0 +1,117 @@
+//! Devices that are not here, and what `check` says for programs.
+
+use crate::support::{Place, contains};
+use serde_json::Value;
+
+/// What `check --format json` printed, whatever it found.
+fn json(place: &Place, arguments: &[&str]) -> (Option<i32>, Value) {
+    let mut all = vec!["check"];
+    all.extend(arguments);
+    all.extend(["--format", "json"]);
+    let outcome = place.run(&all);
+    let read = serde_json::from_str(&outcome.stdout);
+    (
+        outcome.code,
+        read.unwrap_or_else(|error| panic!("{error}: {outcome:#?}")),
+    )
+}
+
+#[test]
+fn check_prints_json_on_every_path() {
+    let place = Place::new();
+    let broken = "not = [toml";
+    std::fs::write(place.path("broken.toml"), broken).unwrap();
+    std::fs::write(place.path("bytes.toml"), b"\xff\xfe").unwrap();
+    std::fs::create_dir(place.path("folder.toml")).unwrap();
+    let cases: [(&[&str], bool); 9] = [
+        (&["tiny.toml"], true),
+        (&["none.toml"], false),
+        (&["broken.toml"], false),
+        (&["bytes.toml"], false),
+        (&["folder.toml"], false),
+        (&["tiny.toml", "--set", "run.step=1"], false),
+        (&["tiny.toml", "--set", "model.weights=none.safetensors"], false),
+        (&["tiny.toml", "--set", "device.index=3"], false),
+        (&["tiny.toml", "--device", "h100"], true),
+    ];
+    for (arguments, fine) in cases {
+        let (code, found) = json(&place, arguments);
+        assert_eq!(found["ok"], fine, "{arguments:?}: {found:#}");
+        assert_eq!(code, Some(if fine { 0 } else { 2 }), "{arguments:?}");
+        let errors = found["errors"].as_u64().unwrap();
+        assert_eq!(errors == 0, fine, "{arguments:?}: {found:#}");
+    }
+    #[cfg(not(feature = "cuda"))]
+    {
+        let (code, found) = json(&place, &["tiny.toml", "--set", "device.kind=cuda"]);
+        assert_eq!((code, &found["ok"]), (Some(2), &false.into()));
+        let first = &found["diagnostics"][0];
+        assert_eq!(first["code"], "device::unavailable");
+        contains(&first["help"].to_string(), &["--features cuda", "--device h100"]);
+    }
+}
+
+#[test]
+fn a_config_is_checked_and_planned_for_a_gpu_that_is_not_here() {
+    let place = Place::new();
+    let gpu = [
+        "--set",
+        "device={ kind = \"cuda\", dtype = \"bf16\" }",
+        "--set",
+        "acceleration.shared=[{ name = \"graph_capture\" }]",
+    ];
+    let with = |command: &'static str, more: &[&'static str]| {
+        let mut all = vec![command, "tiny.toml"];
+        all.extend(gpu);
+        all.extend(more);
+        all
+    };
+    contains(
+        &place.succeed(&with("check", &["--device", "h100"])),
+        &["ok", "NVIDIA H100, 79.6 GiB", "which is not here"],
+    );
+    contains(
+        &place.succeed(&with("plan", &["--device", "a100-40gb"])),
+        &["NVIDIA A100 40GB", "graph_capture", "flow-sde"],
+    );
+    // A number of GiB alone is enough, too.
+    contains(
+        &place.succeed(&with("check", &["--memory-gib", "80"])),
+        &["a GPU of 80 GiB"],
+    );
+    // What the device cannot do, and what does not fit, is still said.
+    contains(
+        &place.run(&with("check", &["--device", "t4"])).stderr,
+        &["device::slow-kernels", "NVIDIA T4", "7.5"],
+    );
+    let large = with("check", &["--device", "h100", "--set", "sampling.micro_batch=5"]);
+    contains(&place.fail(2, &large), &["micro_batch"]);
+    let huge = with("check", &["--memory-gib", "0.0001"]);
+    contains(&place.run(&huge).stderr, &["memory::too-much"]);
+    contains(
+        &place.fail(2, &with("check", &["--device", "h10"])),
+        &["h100", "h200"],
+    );
+    // And files are still read.
+    let weights = with("check", &["--device", "h100", "--set", "model.weights=tiny.toml"]);
+    contains(&place.fail(2, &weights), &["files::bad-weights"]);
+}
+
+#[test]
+fn plan_makes_no_weights_so_a_large_model_is_planned_anywhere() {
+    let place = Place::bare();
+    let large = [
+        "plan",
+        "tiny.toml",
+        "--device",
+        "h200",
+        "--set",
+        "model.dit.hidden=16384",
+        "--set",
+        "model.dit.layers=100",
+        "--set",
+        "model.dit.heads=128",
+    ];
+    // Three trillion bytes with the optimizer's moments.
+    contains(&place.succeed(&large), &["NVIDIA H200", "memory", "GiB"]);
+}
