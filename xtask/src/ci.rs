@@ -6,7 +6,7 @@ mod steps;
 
 use crate::process::{cargo, run as run_command};
 use crate::workspace::Workspace;
-use crate::{docs, ptx, schema, tidy};
+use crate::{docs, interop, ptx, schema, tidy};
 use anyhow::Result;
 use clap::Args;
 use steps::Steps;
@@ -124,6 +124,15 @@ fn tests(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<
     let vulkan = vulkan(options);
     steps.tests("tests", workspace, &[&TESTS, vulkan])?;
     steps.tests("examples in the documentation", workspace, &[&DOC_TESTS, vulkan])?;
+    let exchange = "files of diffusers and peft";
+    let mut missing = None;
+    steps.step(exchange, |_| {
+        missing = interop::run(workspace, &interop::Options::default(), vulkan)?;
+        Ok(())
+    })?;
+    if let Some(reason) = missing {
+        steps.skips.step(exchange, &reason);
+    }
     let gate = "compile gate of the CUDA kernels";
     match options.without_compile_gate {
         true => steps.skips.step(gate, "its compilers cannot be fetched"),

@@ -9,6 +9,7 @@ mod copies;
 mod dist;
 mod docs;
 mod golden;
+mod interop;
 mod peer;
 mod process;
 mod ptx;
@@ -47,6 +48,8 @@ enum Task {
     Tidy,
     /// Makes the committed weights and the documented runs again.
     Golden(golden::Options),
+    /// Exchanges LoRA files and models with diffusers and peft.
+    Interop(interop::Options),
     /// Compiles the CUDA kernels with NVRTC and ptxas, without a GPU.
     Ptx(ptx::Options),
     /// Packs the release binary with configs, schema and licences.
@@ -73,6 +76,10 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Docs => docs::run(&workspace),
         Task::Tidy => tidy::run(&workspace),
         Task::Golden(options) => golden::run(&workspace, &options),
+        Task::Interop(options) => match interop::run(&workspace, &options, &[])? {
+            None => Ok(()),
+            Some(reason) => anyhow::bail!("{reason}"),
+        },
         Task::Ptx(options) => ptx::run(&workspace, &options),
         Task::Dist(options) => dist::run(&workspace, &options),
     }

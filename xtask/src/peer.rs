@@ -64,7 +64,8 @@ fn imports(python: &Path) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-fn cache_folder() -> Result<PathBuf> {
+/// The folder of caches, the user's.
+pub fn cache_folder() -> Result<PathBuf> {
     let given = env::var_os("XDG_CACHE_HOME")
         .filter(|value| !value.is_empty())
         .map(PathBuf::from);

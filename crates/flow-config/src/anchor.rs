@@ -42,6 +42,12 @@ fn paths_mut(config: &mut Config) -> Vec<(String, &mut PathBuf)> {
             .iter_mut()
             .map(|path| ("model.weights".to_owned(), path)),
     );
+    paths.extend(
+        model
+            .adapter
+            .iter_mut()
+            .map(|path| ("model.adapter".to_owned(), path)),
+    );
     if let TextConfig::File(file) = text {
         paths.push(("text.path".to_owned(), &mut file.path));
     }

@@ -219,6 +219,16 @@ codes! {
         "The ratio is clipped to [1 + lo, 1 + hi], and before the first update it is 1.",
         "[algorithm]\nkind = \"grpo\"\nclip_range = [1e-4, 2e-4]",
         "[algorithm]\nkind = \"grpo\"\nclip_range = [-1e-4, 1e-4]";
+    /// A coefficient that the precision in which it is used cannot tell from 0, from 1 or from infinity.
+    RULE_PRECISION = "rule::precision",
+        "Training computes in f32: a rate that is 0 there trains nothing, and a range around 1 that is 1 clips everything.",
+        "[optimizer]\nlearning_rate = 1e-42",
+        "[optimizer]\nlearning_rate = 1e-4";
+    /// Adapters to begin from, in a run that has none.
+    RULE_ADAPTER = "rule::adapter",
+        "They would not be read.",
+        "[model]\nadapter = \"my-lora\"\nfinetune = \"full\"",
+        "[model]\nadapter = \"my-lora\"\nfinetune = \"lora\"";
     /// The pull towards a reference needs one that can be had.
     RULE_REFERENCE = "rule::reference",
         "`lora-off` is the model without its adapters, which a fully trained model does not have.",

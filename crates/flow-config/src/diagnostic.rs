@@ -33,6 +33,8 @@ impl fmt::Display for Severity {
 pub enum Layer {
     /// Nobody gave it.
     Default,
+    /// The weights that the config names gave it.
+    Weights,
     /// The preset gave it.
     Preset,
     /// The config file gave it.
@@ -44,7 +46,7 @@ pub enum Layer {
 /// A text that diagnostics point into: the config file, a preset, or one override.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SourceText {
-    /// How it is called in messages: the path of the file, `preset NAME`, or `--set`.
+    /// How it is called in messages: the path of the file, `preset NAME`, `--set`, or the file beside the weights.
     pub name: String,
     /// Which layer it is.
     pub layer: Layer,

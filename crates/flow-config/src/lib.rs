@@ -41,7 +41,8 @@ mod tree;
 pub use diagnostic::{Diagnostic, Layer, Report, Severity, SourceText};
 pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key, find_value, names};
 pub use load::{
-    Inspection, Resolved, Source, base_dir, check, inspect, inspect_named, load, parse_named, parse_str,
+    Inspection, Resolved, Source, WeightsLayer, base_dir, check, inspect, inspect_named, inspect_over, load,
+    parse_named, parse_str,
 };
 pub use migrate::{Change, migrate};
 pub use params::check_params;

@@ -27,6 +27,11 @@ use crate::tree::{self, Node, Segment, Value};
 pub enum Source {
     /// Nobody gave it.
     Default,
+    /// The weights that the config names gave it.
+    Weights {
+        /// The file that says it.
+        path: String,
+    },
     /// The preset gave it.
     Preset {
         /// Its name.
@@ -54,6 +59,7 @@ impl fmt::Display for Source {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => write!(formatter, "default"),
+            Self::Weights { path } => write!(formatter, "{path}"),
             Self::Preset { name } => write!(formatter, "preset {name}"),
             Self::File { path, line, column } => write!(formatter, "{path}:{line}:{column}"),
             Self::Override { text, .. } => write!(formatter, "--set {text}"),
@@ -143,6 +149,15 @@ impl Resolved {
     }
 }
 
+/// What the weights that a config names say of their model: a layer above the defaults, below everything that anybody wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightsLayer {
+    /// The file that says it.
+    pub path: String,
+    /// Keys of the config with their values, as TOML.
+    pub text: String,
+}
+
 /// Reads and checks a config file. `overrides` are of the form `a.b=value`; they win over the file, which wins over its
 /// preset, which wins over the defaults. Environment variables play no part.
 ///
@@ -157,6 +172,11 @@ pub fn load(path: impl AsRef<Path>, overrides: &[String]) -> Result<Resolved, Re
 
 /// As [`load`], but gives what can be read of a wrong config too, so that more can be said of it.
 pub fn inspect(path: impl AsRef<Path>, overrides: &[String]) -> Inspection {
+    inspect_over(path, overrides, &[])
+}
+
+/// As [`inspect`], with what weights say where the config is silent.
+pub fn inspect_over(path: impl AsRef<Path>, overrides: &[String], weights: &[WeightsLayer]) -> Inspection {
     let path = path.as_ref();
     let name = path.display().to_string();
     let unreadable = |why: String, help: &str| {
@@ -173,7 +193,7 @@ pub fn inspect(path: impl AsRef<Path>, overrides: &[String]) -> Inspection {
     };
     match String::from_utf8(bytes) {
         Ok(text) => {
-            let mut inspection = inspect_named(&name, &text, overrides);
+            let mut inspection = inspect_text(&name, &text, overrides, weights);
             if let Some(resolved) = &mut inspection.partial {
                 anchor::anchor(resolved, &base_dir(path));
             }
@@ -233,6 +253,10 @@ pub fn parse_named(name: &str, text: &str, overrides: &[String]) -> Result<Resol
 
 /// As [`parse_named`], but gives what can be read of a wrong config too.
 pub fn inspect_named(name: &str, text: &str, overrides: &[String]) -> Inspection {
+    inspect_text(name, text, overrides, &[])
+}
+
+fn inspect_text(name: &str, text: &str, overrides: &[String], weights: &[WeightsLayer]) -> Inspection {
     let mut loader = Loader {
         sources: vec![SourceText {
             name: name.to_owned(),
@@ -242,7 +266,7 @@ pub fn inspect_named(name: &str, text: &str, overrides: &[String]) -> Inspection
         places: vec![Place::File],
         problems: Vec::new(),
     };
-    let outcome = loader.run(text, overrides);
+    let outcome = loader.run(text, overrides, weights);
     let report = Report::new(loader.problems, loader.sources);
     let partial = outcome.map(|(config, document, bad)| Resolved {
         sources: sources(&config, &document, &report.sources, &loader.places),
@@ -257,6 +281,7 @@ pub fn inspect_named(name: &str, text: &str, overrides: &[String]) -> Inspection
 /// What kind of text a source is.
 enum Place {
     File,
+    Weights,
     Preset(&'static str),
     Override(usize),
 }
@@ -271,6 +296,7 @@ impl Loader {
     fn add_source(&mut self, name: String, text: &str, place: Place) -> usize {
         let layer = match place {
             Place::File => Layer::File,
+            Place::Weights => Layer::Weights,
             Place::Preset(_) => Layer::Preset,
             Place::Override(_) => Layer::Override,
         };
@@ -283,7 +309,12 @@ impl Loader {
         self.sources.len() - 1
     }
 
-    fn run(&mut self, text: &str, overrides: &[String]) -> Option<(Config, Node, Vec<Vec<Segment>>)> {
+    fn run(
+        &mut self,
+        text: &str,
+        overrides: &[String],
+        weights: &[WeightsLayer],
+    ) -> Option<(Config, Node, Vec<Vec<Segment>>)> {
         let mut file = tree::parse(text, 0, &mut self.problems);
         let broken = !self.problems.is_empty();
         if !self.version_is_current(&file) {
@@ -301,8 +332,13 @@ impl Loader {
         self.take(&findings, broken, None);
         let mut bad = findings.bad;
 
-        // Defaults, preset, file, overrides.
+        // Defaults, weights, preset, file, overrides.
         let mut given = Node::empty_table(None);
+        for layer in weights {
+            let source = self.add_source(layer.path.clone(), &layer.text, Place::Weights);
+            let said = tree::parse(&layer.text, source, &mut self.problems);
+            tree::merge(&mut given, said, &schema);
+        }
         if let Some(preset) = self.preset(&file, &parsed) {
             tree::merge(&mut given, preset, &schema);
         }
@@ -454,7 +490,7 @@ impl Loader {
 }
 
 /// The values of a config that can have a source of their own. Options that nobody gave are left out.
-fn leaves(config: &Config) -> Vec<(Vec<Segment>, Json)> {
+pub(crate) fn leaves(config: &Config) -> Vec<(Vec<Segment>, Json)> {
     fn walk(json: &Json, path: &mut Vec<Segment>, out: &mut Vec<(Vec<Segment>, Json)>) {
         match json {
             Json::Null => {}
@@ -514,6 +550,9 @@ fn sources(
                     column,
                 }
             }
+            (Some(Place::Weights), Some(text)) => Source::Weights {
+                path: text.name.clone(),
+            },
             (Some(Place::Preset(name)), _) => Source::Preset {
                 name: (*name).to_owned(),
             },

@@ -1,7 +1,8 @@
 //! Defaults, presets, files and overrides: which one wins, and what is said of where a value is from.
 
 use flow_config::{
-    AlgorithmConfig, DeviceKind, EmaSchedule, Source, Window, parse_named, parse_str, presets,
+    AlgorithmConfig, Conditioning, DeviceKind, EmaSchedule, Source, WeightsLayer, Window, inspect_over,
+    parse_named, parse_str, presets,
 };
 
 fn resolve(text: &str, overrides: &[&str]) -> flow_config::Resolved {
@@ -66,6 +67,30 @@ fn overrides_win_over_the_file_which_wins_over_the_preset_which_wins_over_defaul
             name: "flow-factory-grpo".into()
         }
     );
+}
+
+#[test]
+fn what_weights_say_wins_over_defaults_alone_and_is_named_as_the_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.toml");
+    std::fs::write(&path, "config_version = 1\n[model.dit]\nheads = 2\nlayers = 5\n").unwrap();
+    let weights = WeightsLayer {
+        path: "weights/config.json".into(),
+        text: "model.dit.heads = 8\nmodel.dit.patch = 4\nmodel.dit.layers = 6\nmodel.dit.conditioning.kind = \"class\"\n\
+               model.dit.conditioning.classes = 7\n"
+            .into(),
+    };
+    let overrides = ["model.dit.layers=3".to_owned()];
+    let resolved = inspect_over(&path, &overrides, &[weights]).partial.unwrap();
+    let dit = &resolved.config.model.dit;
+    assert_eq!((dit.heads, dit.patch, dit.layers), (2, 4, 3));
+    assert!(matches!(&dit.conditioning, Conditioning::Class(class) if class.classes == 7));
+    let weights = Source::Weights {
+        path: "weights/config.json".into(),
+    };
+    assert_eq!(resolved.sources["model.dit.patch"], weights);
+    assert_eq!(resolved.sources["model.dit.conditioning.classes"], weights);
+    assert_eq!(resolved.sources["model.dit.hidden"], Source::Default);
 }
 
 #[test]

@@ -295,6 +295,42 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             Error,
         ),
         (
+            "[model]\nadapter = \"a.safetensors\"\nfinetune = \"full\"",
+            "rule::adapter",
+            "model.adapter",
+            Error,
+        ),
+        (
+            "[optimizer]\nlearning_rate = 1e-42",
+            "rule::precision",
+            "optimizer.learning_rate",
+            Error,
+        ),
+        (
+            "[sampling]\nguidance_scale = 0.99999999",
+            "rule::precision",
+            "sampling.guidance_scale",
+            Error,
+        ),
+        (
+            "[algorithm]\nkind = \"nft\"\nkl_beta = 1e-50",
+            "rule::precision",
+            "algorithm.kl_beta",
+            Error,
+        ),
+        (
+            "[algorithm]\nkind = \"grpo\"\nclip_range = [-1e-9, 1e-4]",
+            "rule::precision",
+            "algorithm.clip_range",
+            Error,
+        ),
+        (
+            "[model]\nfinetune = \"lora\"\n[lora]\nalpha = 1e300",
+            "rule::precision",
+            "lora.alpha",
+            Error,
+        ),
+        (
             "[algorithm]\nkind = \"nft\"\nkl_beta = 1\nreference = \"lora-off\"",
             "rule::reference",
             "algorithm.reference",

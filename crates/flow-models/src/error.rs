@@ -1,6 +1,6 @@
 //! What can go wrong with a model's settings and weights, told to a person.
 
-use crate::weights::LoadReport;
+use crate::weights::{Difference, LoadReport};
 use flow_core::CoreError;
 use std::path::PathBuf;
 
@@ -34,6 +34,9 @@ pub enum ModelError {
     /// An adapter was asked for that cannot be.
     #[error("adapters: {0}")]
     Adapter(String),
+    /// A file cannot be the adapter of a model.
+    #[error("{0}")]
+    AdapterFile(String),
     /// Reading or writing failed.
     #[error("cannot {action} `{}`: {source}", path.display())]
     Io {
@@ -51,6 +54,14 @@ pub enum ModelError {
         path: PathBuf,
         /// What is wrong, and how to mend it.
         problem: String,
+    },
+    /// Weights say that they are of a model with other constants.
+    #[error("`{}` is of another model:{}", from.display(), list(differences))]
+    OtherModel {
+        /// The file that says so.
+        from: PathBuf,
+        /// What differs.
+        differences: Vec<Difference>,
     },
     /// A weight file holds other tensors than the model.
     #[error(transparent)]
@@ -72,4 +83,16 @@ pub enum ModelError {
     /// Below the model.
     #[error(transparent)]
     Core(#[from] CoreError),
+}
+
+/// What differs, one line each.
+fn list(differences: &[Difference]) -> String {
+    let line = |it: &Difference| match &it.ours {
+        Some(ours) => format!("\n    `{}` is {} there, and {ours} here", it.key, it.theirs),
+        None => format!(
+            "\n    `{}` is {} there, and no constant of this architecture",
+            it.key, it.theirs
+        ),
+    };
+    differences.iter().map(line).collect()
 }

@@ -15,7 +15,9 @@ pub mod weights;
 
 pub use dit::{Dit, DitConfig, MoeConfig, Position};
 pub use error::ModelError;
-pub use lora::{Trained, add_lora, export_adapters, load_adapters, merge, trained_mask};
+pub use lora::{
+    AdapterFile, AdapterLayout, Trained, add_lora, export_adapters, load_adapters, merge, trained_mask,
+};
 pub use mmdit::{Mmdit, MmditConfig};
 pub use registry::{Architecture, ModelRegistry, initialize, initialize_adapters};
 pub use wan::{Wan, WanConfig};

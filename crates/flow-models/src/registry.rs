@@ -1,6 +1,7 @@
 //! Architectures by name.
 
 use crate::ModelError;
+use crate::lora::OriginalLayer;
 use crate::nearest::nearest;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
@@ -15,6 +16,23 @@ pub trait Architecture: FlowModel {
     /// The linear layers, which are what an adapter can adapt, in the layout's order. Embedding tables and patch
     /// projections are not among them.
     fn linears(&self) -> &[Linear];
+
+    /// What diffusers calls the model, or would.
+    fn class_name(&self) -> &'static str;
+
+    /// The constants that describe the model, as in a `config.json` of diffusers: none that a file of weights could be
+    /// read without. The size of a latent is not among them where diffusers has it elsewhere.
+    fn constants(&self) -> Value;
+
+    /// Whether a constant is the size of a latent, which may be another one than the weights were trained at.
+    fn is_size(&self, _constant: &str) -> bool {
+        false
+    }
+
+    /// The linear layers of the program that published the model, where they have other names there.
+    fn original_layers(&self) -> Vec<OriginalLayer> {
+        Vec::new()
+    }
 
     /// The constants that the layout declares as buffers: position in the layout and values. A file may replace them.
     fn buffers(&self) -> Vec<(usize, Vec<f32>)> {

@@ -6,11 +6,8 @@ use common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, Rollout, Stage};
 use flow_core::{FlowModel, ParamKind, ParamLayout, Weights};
-use flow_models::lora::read_adapter_config;
-use flow_models::weights::parse;
 use flow_models::{
-    Dit, DitConfig, Position, StoredDtype, Trained, add_lora, export_adapters, load_adapters, load_into,
-    merge, save, trained_mask,
+    Dit, DitConfig, Position, StoredDtype, Trained, add_lora, load_into, merge, save, trained_mask,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -181,93 +178,6 @@ fn only_the_adapters_of_a_frozen_base_get_a_gradient() {
     }
     let error = trained_mask(model.layout(), Trained::Lora).unwrap_err();
     assert!(error.to_string().contains("none to train"));
-}
-
-#[test]
-fn exported_adapters_come_back_whole_under_the_names_of_peft() {
-    let (model, _, weights) = trained_adapters(3, 4.5);
-    let device = ComputeDevice::cpu();
-    let directory = tempfile::tempdir().unwrap();
-    let note = BTreeMap::from([("run".to_owned(), "7".to_owned())]);
-    export_adapters(&weights, directory.path(), StoredDtype::F32, &note).unwrap();
-
-    let bytes = std::fs::read(directory.path().join("adapter_model.safetensors")).unwrap();
-    let parsed = parse(&bytes).unwrap();
-    let first = "base_model.model.transformer_blocks.0.attn.to_q.lora_A.weight";
-    assert!(
-        parsed
-            .tensors
-            .iter()
-            .any(|it| it.name == first && it.shape == [3, 24])
-    );
-    assert_eq!(parsed.tensors.len(), 2 * weights.layout().adapters().count());
-    assert_eq!(parsed.metadata["run"], "7");
-    let config = read_adapter_config(directory.path()).unwrap();
-    assert_eq!((config.rank, config.alpha), (3, 4.5));
-
-    // The file alone is enough to build the same layout and to fill it.
-    let mut layout = (**model.layout()).clone();
-    add_lora(&model, &mut layout, &config.targets, config.rank, config.alpha).unwrap();
-    let mut copy = Weights::init(Arc::new(layout), 0, &device);
-    for index in 0..model.layout().len() {
-        copy.set(index, weights.stored()[index].clone()).unwrap();
-    }
-    load_adapters(&mut copy, &directory.path().join("adapter_model.safetensors")).unwrap();
-    assert_eq!(values(&copy), values(&weights));
-}
-
-#[test]
-fn adapters_of_another_rank_or_scale_are_refused_and_change_nothing() {
-    let (_, _, weights) = trained_adapters(3, 4.5);
-    let directory = tempfile::tempdir().unwrap();
-    export_adapters(&weights, directory.path(), StoredDtype::F32, &BTreeMap::new()).unwrap();
-    let refused = |rank, alpha| {
-        let (_, _, mut other) = trained_adapters(rank, alpha);
-        let before = values(&other);
-        let error = load_adapters(&mut other, directory.path()).unwrap_err();
-        assert_eq!(values(&other), before);
-        error.to_string()
-    };
-    let message = refused(3, 9.0);
-    assert!(
-        message.contains("was made with alpha 4.5, the model's adapters have alpha 9; set alpha to 4.5"),
-        "{message}"
-    );
-    let message = refused(2, 4.5);
-    assert!(
-        message.contains("attn.to_q.lora_A.weight: the model has [2, 24], the file [3, 24]"),
-        "{message}"
-    );
-}
-
-#[test]
-fn adapters_that_are_scaled_otherwise_than_by_alpha_and_rank_are_refused_by_name() {
-    let (_, _, mut weights) = trained_adapters(3, 4.5);
-    let exported = tempfile::tempdir().unwrap();
-    export_adapters(&weights, exported.path(), StoredDtype::F32, &BTreeMap::new()).unwrap();
-    let bytes = std::fs::read(exported.path().join("adapter_model.safetensors")).unwrap();
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    // As `peft` writes it: the config is beside the tensors.
-    let peft = tempfile::tempdir().unwrap();
-    let file = peft.path().join("adapter_model.safetensors");
-    safetensors::serialize_to_file(tensors.tensors(), None, &file).unwrap();
-    let mut load = |key: &str, value: serde_json::Value| {
-        let mut config = serde_json::json!({ "r": 3, "lora_alpha": 4.5, "target_modules": ".*attn.*" });
-        config[key] = value;
-        std::fs::write(peft.path().join("adapter_config.json"), config.to_string()).unwrap();
-        load_adapters(&mut weights, peft.path())
-    };
-    load("use_rslora", false.into()).unwrap();
-    load("alpha_pattern", serde_json::json!({})).unwrap();
-    for (key, value) in [
-        ("use_rslora", true.into()),
-        ("use_dora", true.into()),
-        ("alpha_pattern", serde_json::json!({ "to_q": 8 })),
-        ("rank_pattern", serde_json::json!({ "to_q": 8 })),
-    ] {
-        let error = load(key, value).unwrap_err().to_string();
-        assert!(error.contains(&format!("`{key}`")), "{error}");
-    }
 }
 
 #[test]

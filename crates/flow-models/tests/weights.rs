@@ -8,7 +8,9 @@ mod fuzz_safetensors;
 use common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::{FlowModel, Weights};
-use flow_models::weights::{LoadReport, Missing, Unknown, parse, save_tensors};
+use flow_models::weights::{
+    LoadReport, MODEL_CONFIG_KEY, Missing, Unknown, config_json, parse, save_tensors,
+};
 use flow_models::{Dit, ModelError, ModelRegistry, Position, StoredDtype, load, load_into, save};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -187,8 +189,8 @@ fn everything_that_is_wrong_is_told_at_once_and_nothing_is_loaded() {
     let reshaped = at(&tensors, "pos_embed.proj.weight");
     tensors[reshaped].1 = vec![24, 12];
     let doubled = tensors[at(&tensors, "norm_out.linear.bias")].clone();
-    write(&directory.path().join("a.safetensors"), &tensors);
-    write(&directory.path().join("b.safetensors"), &vec![doubled]);
+    write(&directory.path().join("a-1-of-2.safetensors"), &tensors);
+    write(&directory.path().join("a-2-of-2.safetensors"), &vec![doubled]);
 
     let mut weights = Weights::init(model.layout().clone(), 1, &device);
     let before = values(&weights);
@@ -226,6 +228,160 @@ fn everything_that_is_wrong_is_told_at_once_and_nothing_is_loaded() {
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
+}
+
+#[test]
+fn a_value_that_is_not_finite_is_named_with_its_place_in_every_precision() {
+    let (model, device) = (model(), ComputeDevice::cpu());
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("weights.safetensors");
+    let good = noisy_weights(model.layout(), &device);
+    for (dtype, value) in [
+        (StoredDtype::F32, f32::NAN),
+        (StoredDtype::Bf16, f32::INFINITY),
+        (StoredDtype::F16, f32::NEG_INFINITY),
+    ] {
+        let mut weights = good.clone();
+        let at = model
+            .layout()
+            .position("transformer_blocks.1.attn.to_v.weight")
+            .unwrap();
+        let mut values = weights.host(at);
+        values[24 * 5 + 7] = value;
+        values[24 * 6] = value;
+        weights.set_host(at, values).unwrap();
+        save(&weights, &path, dtype, &none()).unwrap();
+        let report = report(load(&model, &path, &device));
+        assert_eq!(report.count(), 1);
+        let found = &report.not_finite[0];
+        assert_eq!((&found.place[..], found.count), (&[5, 7][..], 2), "{dtype:?}");
+        assert!(found.value.is_nan() == value.is_nan() && !found.value.is_finite());
+        let text = report.to_string();
+        assert!(text.contains("transformer_blocks.1.attn.to_v.weight: "), "{text}");
+        assert!(text.contains("at [5, 7], the first of 2"), "{text}");
+    }
+    // The largest finite values are finite.
+    let mut weights = good.clone();
+    let at = model.layout().position("proj_out.bias").unwrap();
+    let mut values = weights.host(at);
+    values[0] = f32::MAX;
+    values[1] = -f32::MIN_POSITIVE / 4.0;
+    weights.set_host(at, values).unwrap();
+    save(&weights, &path, StoredDtype::F32, &none()).unwrap();
+    load(&model, &path, &device).unwrap();
+}
+
+#[test]
+fn of_variants_in_a_folder_the_plain_one_is_taken_and_other_files_must_be_named() {
+    let (model, device) = (model(), ComputeDevice::cpu());
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let (plain, half) = (
+        noisy_weights(model.layout(), &device),
+        Weights::init(model.layout().clone(), 3, &device),
+    );
+    save(
+        &plain,
+        &at("diffusion_pytorch_model.safetensors"),
+        StoredDtype::F32,
+        &none(),
+    )
+    .unwrap();
+    save(
+        &half,
+        &at("diffusion_pytorch_model.fp16.safetensors"),
+        StoredDtype::F16,
+        &none(),
+    )
+    .unwrap();
+    fs::write(at("._diffusion_pytorch_model.safetensors"), b"left by a system").unwrap();
+    let (loaded, _) = load(&model, directory.path(), &device).unwrap();
+    assert_eq!(values(&loaded), values(&plain));
+
+    // A pipeline's folder stands for its transformer.
+    let pipeline = tempfile::tempdir().unwrap();
+    fs::create_dir(pipeline.path().join("transformer")).unwrap();
+    fs::write(pipeline.path().join("model_index.json"), "{}").unwrap();
+    save(
+        &plain,
+        &pipeline.path().join("transformer/a.safetensors"),
+        StoredDtype::F32,
+        &none(),
+    )
+    .unwrap();
+    let (loaded, _) = load(&model, pipeline.path(), &device).unwrap();
+    assert_eq!(values(&loaded), values(&plain));
+
+    let several = tempfile::tempdir().unwrap();
+    for name in ["one.safetensors", "other.safetensors"] {
+        save(&plain, &several.path().join(name), StoredDtype::F32, &none()).unwrap();
+    }
+    let error = load(&model, several.path(), &device).unwrap_err().to_string();
+    assert!(
+        error.contains("name one of `one.safetensors`, `other.safetensors`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn weights_that_say_they_are_of_other_constants_are_refused_with_the_key() {
+    let (model, device) = (model(), ComputeDevice::cpu());
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("weights.safetensors");
+    let weights = noisy_weights(model.layout(), &device);
+    let said = config_json(&model).to_string();
+    let metadata = BTreeMap::from([(MODEL_CONFIG_KEY.to_owned(), said.clone())]);
+    save(&weights, &path, StoredDtype::F32, &metadata).unwrap();
+    load(&model, &path, &device).unwrap();
+    let other = Dit::new(&small_dit(Position::Sincos), &device).unwrap();
+    let error = load(&other, &path, &device).unwrap_err().to_string();
+    assert!(
+        error.contains("`position` is \"rope\" there, and \"sincos\" here"),
+        "{error}"
+    );
+
+    // The same of a folder's `config.json`, and of a file that lies beside one.
+    save(&weights, &path, StoredDtype::F32, &none()).unwrap();
+    fs::write(directory.path().join("config.json"), &said).unwrap();
+    for path in [&path, directory.path()] {
+        load(&model, path, &device).unwrap();
+        let error = load(&other, path, &device).unwrap_err().to_string();
+        assert!(error.contains("`position`"), "{error}");
+    }
+    let unknown = said.replacen('{', "{\"new_constant\":7,\"_private\":1,\"absent\":null,", 1);
+    fs::write(directory.path().join("config.json"), unknown).unwrap();
+    let error = load(&model, &path, &device).unwrap_err().to_string();
+    assert!(
+        error.contains("`new_constant` is 7 there, and no constant of this architecture"),
+        "{error}"
+    );
+    assert!(
+        !error.contains("absent") && !error.contains("_private"),
+        "{error}"
+    );
+}
+
+#[test]
+fn names_of_a_wrapper_and_of_the_original_program_are_recognised() {
+    let (model, device) = (model(), ComputeDevice::cpu());
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("weights.safetensors");
+    let tensors = named(&noisy_weights(model.layout(), &device));
+    let hint = |rename: &dyn Fn(&str) -> String| {
+        let renamed: Named = tensors
+            .iter()
+            .map(|(name, shape, values)| (rename(name), shape.clone(), values.clone()))
+            .collect();
+        write(&path, &renamed);
+        report(load(&model, &path, &device)).hint
+    };
+    for prefix in ["module.", "_orig_mod.", "model.diffusion_model."] {
+        let hint = hint(&|name| format!("{prefix}{name}")).unwrap();
+        assert!(hint.contains(&format!("begins with `{prefix}`")), "{hint}");
+    }
+    let original = hint(&|name| name.replace("transformer_blocks", "joint_blocks")).unwrap();
+    assert!(original.contains("from_single_file"), "{original}");
+    assert_eq!(hint(&|name| name.replace("to_q", "to_query")), None);
 }
 
 #[test]

@@ -116,6 +116,9 @@ pub struct ConfigArguments {
     /// Override a value of the config; may be given several times
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub set: Vec<String>,
+    /// Weights in the place of the config's, of the commands that take some.
+    #[arg(skip)]
+    pub weights: Option<PathBuf>,
 }
 
 /// What becomes of a file that stands where one is to be written.
@@ -234,7 +237,7 @@ pub struct SampleArguments {
     /// Seed of the noise; without it, `evaluation.seed`
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Weights instead of `model.weights`: safetensors, or the folder of an adapter
+    /// Weights instead of `model.weights`: a model or a LoRA, as file or folder, or the folder of a finished run
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub weights: Option<PathBuf>,
     /// Where the picture goes; without it, `sample.png` or the next free name like it
@@ -248,7 +251,7 @@ pub struct SampleArguments {
 pub struct EvalArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
-    /// Weights instead of `model.weights`: safetensors, or the folder of an adapter
+    /// Weights instead of `model.weights`: a model or a LoRA, as file or folder, or the folder of a finished run
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub weights: Option<PathBuf>,
 }

@@ -113,7 +113,13 @@ pub enum TrainError {
         /// The file or folder.
         file: PathBuf,
         /// What to do.
-        help: &'static str,
+        help: String,
+    },
+    /// The adapter is not there.
+    #[error("there is no adapter at `{}`, which `model.adapter` names; a path in a config starts from its folder", file.display())]
+    NoAdapter {
+        /// The file or folder.
+        file: PathBuf,
     },
     /// Latents that are infinite or not a number.
     #[error(

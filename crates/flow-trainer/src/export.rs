@@ -2,50 +2,64 @@
 
 use crate::error::TrainError;
 use crate::session::PolicyWeights;
-use flow_core::ParamLayout;
+use flow_config::{AdapterLayout, Config};
 use flow_core::device::ComputeDevice;
-use flow_models::StoredDtype;
+use flow_models::weights::{MODEL_CONFIG_KEY, config_json, describe_folder};
+use flow_models::{Architecture, StoredDtype};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+
+/// Name of the average, in files and as diffusers' `variant`.
+const AVERAGE: &str = "average";
 
 /// Writes a run's weights below `folder` and gives the paths.
 ///
 /// All weights trained: `final.safetensors`, and `average.safetensors` if an average is kept. Adapters trained:
-/// the folder `adapter` as `peft` lays it out and `merged.safetensors`, and the same of the average with `average-`
-/// before the names. `base` is the model's own layout, without adapters; `metadata` is free text for the files.
+/// the folder `adapter` with the files that `lora.export` names and `merged.safetensors`, and the same of the average with
+/// `average-` before the names. Beside them `config.json` and an index, by which diffusers' `from_pretrained` opens the
+/// folder, and the average as the variant of that name. `model` is the config's; `metadata` is free text for the files.
 ///
 /// # Errors
 /// If a file cannot be written.
 pub fn export(
     weights: &PolicyWeights,
-    base: &Arc<ParamLayout>,
+    model: &dyn Architecture,
+    config: &Config,
     folder: &Path,
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<PathBuf>, TrainError> {
+    let layouts: Vec<_> = config.lora.export.iter().map(layout).collect();
+    let mut described = metadata.clone();
+    described.insert(MODEL_CONFIG_KEY.into(), config_json(model).to_string());
     let mut written = Vec::new();
-    let sets =
-        std::iter::once(("", &weights.current)).chain(weights.average.as_ref().map(|set| ("average", set)));
+    let sets = std::iter::once((None, &weights.current))
+        .chain(weights.average.as_ref().map(|set| (Some(AVERAGE), set)));
     for (set, weights) in sets {
-        if weights.layout().has_adapters() {
-            let prefix = if set.is_empty() {
-                String::new()
-            } else {
-                format!("{set}-")
-            };
+        let name = if weights.layout().has_adapters() {
+            let prefix = set.map(|set| format!("{set}-")).unwrap_or_default();
             let adapter = folder.join(format!("{prefix}adapter"));
-            flow_models::export_adapters(weights, &adapter, StoredDtype::F32, metadata)?;
-            let merged = folder.join(format!("{prefix}merged.safetensors"));
+            flow_models::export_adapters(model, weights, &adapter, &layouts, StoredDtype::F32, metadata)?;
+            written.push(adapter);
+            let name = format!("{prefix}merged.safetensors");
             // On the host, where it is computed: the device need not hold another model.
-            let values = flow_models::merge(weights, base, &ComputeDevice::cpu())?;
-            flow_models::save(&values, &merged, StoredDtype::F32, metadata)?;
-            written.extend([adapter, merged]);
+            let values = flow_models::merge(weights, model.layout(), &ComputeDevice::cpu())?;
+            flow_models::save(&values, &folder.join(&name), StoredDtype::F32, &described)?;
+            name
         } else {
-            let name = if set.is_empty() { "final" } else { set };
-            let path = folder.join(format!("{name}.safetensors"));
-            flow_models::save(weights, &path, StoredDtype::F32, metadata)?;
-            written.push(path);
-        }
+            let name = format!("{}.safetensors", set.unwrap_or("final"));
+            flow_models::save(weights, &folder.join(&name), StoredDtype::F32, &described)?;
+            name
+        };
+        describe_folder(model, folder, &name, set)?;
+        written.push(folder.join(name));
     }
     Ok(written)
+}
+
+fn layout(wanted: &AdapterLayout) -> flow_models::AdapterLayout {
+    match wanted {
+        AdapterLayout::Diffusers => flow_models::AdapterLayout::Diffusers,
+        AdapterLayout::Peft => flow_models::AdapterLayout::Peft,
+        AdapterLayout::Kohya => flow_models::AdapterLayout::Kohya,
+    }
 }

@@ -229,7 +229,16 @@ impl File<'_> {
                 ));
             }
         };
-        let prompts = dataset.prompts().iter().map(|prompt| &prompt.text);
+        let prompts = dataset.prompts();
+        if noted.len() != prompts.len() {
+            return Some(format!(
+                "its metadata `prompts` lists {} texts, and `{}` has {}",
+                noted.len(),
+                dataset.name(),
+                prompts.len()
+            ));
+        }
+        let prompts = prompts.iter().map(|prompt| &prompt.text);
         let mut pairs = noted.iter().zip(prompts).zip(0..);
         pairs.find_map(|((noted, prompt), number)| {
             let problem = || {

@@ -43,6 +43,7 @@ codes! {
     LARGE_LEARNING_RATE = "optimizer::large-learning-rate", "A warning: `optimizer.learning_rate` of 0.1 or more.";
     NO_WEIGHTS = "files::no-weights", "The file that `model.weights` names is not there.";
     BAD_WEIGHTS = "files::bad-weights", "The file that `model.weights` names cannot be read, or holds other weights than the model.";
+    OTHER_MODEL = "files::other-model", "The config describes another model than the weights or the adapter it names, which say so in `config.json` or in their metadata.";
     ADAPTERS = "model::adapters", "Adapters that the model cannot have, for instance a target that no layer matches.";
     REWARD_REFUSED = "rewards::refused", "A reward that cannot be built, for instance since its file is not there.";
     SETUP_REFUSED = "setup::refused", "A part of the run that cannot be built for a reason that has no code of its own.";
@@ -275,6 +276,13 @@ const OURS: &[Explanation] = &[
         why: "Weights are neither skipped nor reshaped: a model with some of them missing would start from noise.",
         wrong: "[model]\nweights = \"an-mmdit.safetensors\"\narchitecture = \"dit\"",
         right: "[model]\nweights = \"a-dit.safetensors\"\narchitecture = \"dit\"",
+    },
+    Explanation {
+        code: OTHER_MODEL,
+        rule: "The config describes another model than the weights or the adapter it names, which say so in `config.json` or in their metadata.",
+        why: "Heads, positions and the like change what weights compute, and no shape shows it. A key that the config leaves out is taken from the weights.",
+        wrong: "[model]\nweights = \"of-4-heads\"\narchitecture = \"mmdit\"\n\n[model.mmdit]\nnum_attention_heads = 8\nattention_head_dim = 8",
+        right: "[model]\nweights = \"of-4-heads\"\narchitecture = \"mmdit\"",
     },
     Explanation {
         code: ADAPTERS,

@@ -3,6 +3,7 @@
 mod algorithm;
 mod model;
 mod path;
+mod precision;
 
 use std::collections::BTreeSet;
 
@@ -17,6 +18,7 @@ pub(crate) fn check(config: &Config, document: &Node, bad: &[Vec<Segment>]) -> V
     model::check(&mut rules);
     path::check(&mut rules);
     algorithm::check(&mut rules);
+    precision::check(&mut rules);
     rules.problems
 }
 
@@ -123,6 +125,12 @@ impl<'a> Rules<'a> {
             .related(paths);
         self.problems.push(locate::place(self.document, diagnostic));
         Added(self.problems.last_mut())
+    }
+
+    /// Whether somebody wrote the key `path`.
+    fn is_written(&self, path: &str) -> bool {
+        let node = self.document.lookup(&segments(path));
+        node.is_some_and(|node| node.origin.is_some())
     }
 
     /// The keys below `path` that somebody wrote and that say other than the defaults. A config that is written out in

@@ -9,9 +9,6 @@ use crate::sections::{
     RewardConfig, TextConfig,
 };
 
-/// Positions of a side (`rope_max_seq_len` of every Wan model).
-const WAN_POSITIONS: usize = 1024;
-
 pub(super) fn check(rules: &mut Rules<'_>) {
     run_and_device(rules);
     home(rules);
@@ -21,6 +18,7 @@ pub(super) fn check(rules: &mut Rules<'_>) {
         Architecture::Wan => wan(rules),
     }
     unused_tables(rules);
+    adapter(rules);
     data(rules);
     rewards(rules);
     schedule(rules);
@@ -68,6 +66,20 @@ fn run_and_device(rules: &mut Rules<'_>) {
                 message,
             )
             .help("remove `device.index`, or set `device.kind = \"cuda\"`");
+    }
+}
+
+fn adapter(rules: &mut Rules<'_>) {
+    let model = &rules.config.model;
+    // Where nobody says what is trained, the adapter does.
+    if model.adapter.is_some() && model.finetune != Finetune::Lora && rules.is_written("model.finetune") {
+        rules
+            .error(
+                codes::RULE_ADAPTER,
+                &["model.adapter", "model.finetune"],
+                "`model.adapter` names adapters to begin from, but `model.finetune` is \"full\"",
+            )
+            .help("set `model.finetune = \"lora\"`, or merge the adapter into the weights and name those in `model.weights`");
     }
 }
 
@@ -208,14 +220,19 @@ fn wan(rules: &mut Rules<'_>) {
     ] {
         rules.divides(patch, side);
         let patches = side.1 / wan.patch_size.max(1);
-        if patches > WAN_POSITIONS {
+        let positions = wan.rope_max_seq_len;
+        if patches > positions {
             let message = format!(
-                "`{}` has {patches} patches, but there are {WAN_POSITIONS} positions",
+                "`{}` has {patches} patches, but there are {positions} positions",
                 side.0
             );
-            let help = format!("set it to at most {}", WAN_POSITIONS * wan.patch_size);
+            let help = format!("set it to at most {}", positions * wan.patch_size);
             rules
-                .error(codes::RULE_MODEL_SHAPE, &[side.0, patch.0], message)
+                .error(
+                    codes::RULE_MODEL_SHAPE,
+                    &[side.0, patch.0, "model.wan.rope_max_seq_len"],
+                    message,
+                )
                 .help(help);
         }
     }

@@ -21,6 +21,21 @@ pub struct LoraConfig {
     /// Seed of the initial `A`. Without it, the seed of the run.
     #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
     pub seed: Option<u64>,
+    /// For which programs the adapter is written at the end of a run.
+    #[schemars(length(min = 1), extend("uniqueItems" = true))]
+    pub export: Vec<AdapterLayout>,
+}
+
+/// The layout of a LoRA file, by the program that reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AdapterLayout {
+    /// `pytorch_lora_weights.safetensors`, for `load_lora_weights` of diffusers.
+    Diffusers,
+    /// `adapter_model.safetensors` and `adapter_config.json`, for `peft`.
+    Peft,
+    /// `lora_kohya.safetensors`, for ComfyUI, `kohya-ss` and `musubi-tuner`.
+    Kohya,
 }
 
 impl Default for LoraConfig {
@@ -30,6 +45,7 @@ impl Default for LoraConfig {
             alpha: None,
             targets: vec!["*".into()],
             seed: None,
+            export: vec![AdapterLayout::Diffusers, AdapterLayout::Peft],
         }
     }
 }

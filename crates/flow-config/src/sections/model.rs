@@ -13,8 +13,13 @@ pub struct ModelConfig {
     /// left out.
     pub architecture: Architecture,
     /// Weights to start from: a safetensors file, or a directory or `index.json` of a sharded one, relative to
-    /// the config file. Without it the model starts from random weights, which is of use to `pretrain` alone.
+    /// the config file. Without it the model starts from random weights, which is of use to `pretrain` alone. What they
+    /// say of their model (`config.json`, metadata) decides where this config is silent.
     pub weights: Option<PathBuf>,
+    /// A LoRA file, or the folder of one, that adapters start from instead of zero: of diffusers, `peft`, `kohya-ss` or
+    /// `ai-toolkit`, relative to the config file. It decides `finetune`, `lora.rank`, `lora.alpha` and `lora.targets` where
+    /// this config is silent.
+    pub adapter: Option<PathBuf>,
     /// Which weights RL trains.
     pub finetune: Finetune,
     /// Dimensions of the DiT, read when `architecture = "dit"`.
@@ -309,6 +314,12 @@ pub struct WanConfig {
     pub freq_dim: usize,
     /// Layer norm with weights before the attention to the text.
     pub cross_attn_norm: bool,
+    /// Added to variances and mean squares.
+    #[schemars(range(max = 1.0), extend("exclusiveMinimum" = 0.0))]
+    pub eps: f64,
+    /// Positions that an axis of the latent may have.
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub rope_max_seq_len: usize,
 }
 
 impl Default for WanConfig {
@@ -326,6 +337,8 @@ impl Default for WanConfig {
             text_dim: 4096,
             freq_dim: 256,
             cross_attn_norm: true,
+            eps: 1e-6,
+            rope_max_seq_len: 1024,
         }
     }
 }

@@ -36,6 +36,7 @@ pub struct Dit {
     spec: ModelSpec,
     layout: Arc<ParamLayout>,
     linears: Vec<Linear>,
+    constants: Value,
     patch: usize,
     patches: PatchEmbedding<4>,
     /// `[1, S, D]`.
@@ -162,6 +163,7 @@ impl Dit {
             spec,
             layout: Arc::new(layout),
             linears,
+            constants: serde_json::to_value(config).expect("plain numbers and names"),
             patch,
             patches,
             positions,
@@ -236,5 +238,13 @@ impl FlowModel for Dit {
 impl Architecture for Dit {
     fn linears(&self) -> &[Linear] {
         &self.linears
+    }
+
+    fn class_name(&self) -> &'static str {
+        "FlowTrainDiT"
+    }
+
+    fn constants(&self) -> Value {
+        self.constants.clone()
     }
 }

@@ -3,15 +3,34 @@
 //! The sum `W + s·B·A` is never formed while a model runs; [`merge`] forms it once, for export.
 
 mod merge;
+mod original;
 mod pattern;
 mod peft;
+mod read;
+mod tensor_name;
+mod write;
 
 pub use merge::merge;
-pub use peft::{AdapterConfig, export_adapters, load_adapters, read_adapter_config};
+pub use original::{OriginalLayer, OriginalPart};
+pub use read::{AdapterFile, is_adapter, load_adapters};
+pub use write::{AdapterLayout, export_adapters};
+
+pub(crate) use read::is_made_of_factors;
 
 use crate::{Architecture, ModelError};
 use flow_core::{ParamKind, ParamLayout};
 use std::sync::Arc;
+
+/// What all adapters of a model have in common, in the form [`add_lora`] takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterConfig {
+    /// Rank of every adapter.
+    pub rank: usize,
+    /// Scale times rank.
+    pub alpha: f32,
+    /// Adapted layers.
+    pub targets: Vec<String>,
+}
 
 /// Adds adapters of `rank` with scale `alpha / rank` to the linear layers of `model` that `targets` name, and gives
 /// the names of those layers, in the layout's order.

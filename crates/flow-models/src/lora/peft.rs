@@ -1,234 +1,224 @@
-//! Adapters in files, as `peft` lays them out: a directory with `adapter_model.safetensors` and
-//! `adapter_config.json`.
+//! What `peft` says about an adapter in `adapter_config.json`, or diffusers in the metadata of a file.
 //!
-//! The config is in the safetensors metadata too, under the key that diffusers uses, so the one file is complete.
+//! A key is accepted if its value is known to leave `y = W x + scale · B (A x)` on the unchanged `W`, and refused
+//! otherwise, known or not: an adapter that is read without it would be another one. Sources: `peft` 0.21.2
+//! (`tuners/lora/config.py`, `utils/other.py`), diffusers 0.42.1 (`loaders/lora_base.py`).
 
-use super::stem;
-use crate::ModelError;
-use crate::weights::{Expected, StoredDtype, load_expected, replace, save_tensors};
-use flow_core::{ParamLayout, Weights};
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::json;
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use serde_json::{Map, Value};
 
-/// File names of `peft` (0.17, `utils/constants.py`).
-const WEIGHTS_FILE: &str = "adapter_model.safetensors";
-const CONFIG_FILE: &str = "adapter_config.json";
+/// File names of `peft` (`utils/constants.py`).
+pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+pub(super) const CONFIG_FILE: &str = "adapter_config.json";
 /// What `peft` puts before every name.
-const PREFIX: &str = "base_model.model.";
-/// Where diffusers (0.42.1, `loaders/lora_base.py`) keeps the config within the file.
-const METADATA_KEY: &str = "lora_adapter_metadata";
+pub(super) const PREFIX: &str = "base_model.model.";
+/// Where diffusers keeps the config within a file.
+pub(super) const METADATA_KEY: &str = "lora_adapter_metadata";
 
-/// What an adapter file says about its adapters: enough to add the same ones to a layout.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AdapterConfig {
-    /// Rank of every adapter.
-    #[serde(rename = "r")]
-    pub rank: usize,
-    /// Scale times rank.
-    #[serde(rename = "lora_alpha")]
-    pub alpha: f32,
-    /// Adapted layers, in the form [`add_lora`](super::add_lora) takes. `peft` has a pattern there, too.
-    #[serde(rename = "target_modules", deserialize_with = "one_or_several")]
-    pub targets: Vec<String>,
+/// Keys that say where the adapter is from, what it is for, or how it is trained on.
+const INDIFFERENT: [&str; 17] = [
+    "peft_version",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "revision",
+    "task_type",
+    "inference_mode",
+    "lora_dropout",
+    // Which layers are adapted is what the tensors show.
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "megatron_core",
+    "runtime_config",
+    "ensure_weight_tying",
+    // How `A` and `B` began, on the unchanged base.
+    "eva_config",
+    // Read only together with keys that are refused.
+    "qalora_group_size",
+    "peft_type",
+];
+
+/// Initial values that leave the base as it is.
+const PLAIN_BEGINNINGS: [&str; 2] = ["gaussian", "eva"];
+
+/// Scale and rank of adapters, by layer.
+#[derive(Clone, Debug)]
+pub(super) struct PeftConfig {
+    rank: usize,
+    alpha: f64,
+    by_root: bool,
+    ranks: Vec<(LayerPattern, f64)>,
+    alphas: Vec<(LayerPattern, f64)>,
 }
 
-/// What `peft` may ask for beside a rank and a scale, and adapters here have not: read without it, an adapter would be
-/// another one.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Beyond {
-    use_rslora: bool,
-    use_dora: bool,
-    rank_pattern: BTreeMap<String, serde_json::Value>,
-    alpha_pattern: BTreeMap<String, serde_json::Value>,
-}
+impl PeftConfig {
+    /// What `text` says; `None` if it says nothing of an adapter under `prefix` or under none.
+    ///
+    /// # Errors
+    /// What is wrong with it, or what it asks for beyond an adapter, and what to do.
+    pub fn parse(text: &str) -> Result<Option<Self>, String> {
+        let Ok(Value::Object(all)) = serde_json::from_str::<Value>(text) else {
+            return Err("is no JSON object".into());
+        };
+        let config = of_transformer(all);
+        if config.is_empty() {
+            return Ok(None);
+        }
+        refuse_beyond(&config)?;
+        let rank = config.get("r").and_then(Value::as_u64);
+        let rank = rank.filter(|rank| *rank > 0).ok_or_else(|| {
+            format!(
+                "has `r = {}`; a rank is a whole number above 0",
+                show(config.get("r"))
+            )
+        })?;
+        let alpha = config.get("lora_alpha").map_or(Some(8.0), Value::as_f64);
+        let alpha = alpha
+            .ok_or_else(|| format!("has `lora_alpha = {}`, no number", show(config.get("lora_alpha"))))?;
+        Ok(Some(Self {
+            rank: rank as usize,
+            alpha,
+            by_root: config.get("use_rslora") == Some(&Value::Bool(true)),
+            ranks: patterns(&config, "rank_pattern")?,
+            alphas: patterns(&config, "alpha_pattern")?,
+        }))
+    }
 
-impl Beyond {
-    fn asked_for(&self) -> Option<&'static str> {
-        [
-            ("use_rslora", self.use_rslora),
-            ("use_dora", self.use_dora),
-            ("rank_pattern", !self.rank_pattern.is_empty()),
-            ("alpha_pattern", !self.alpha_pattern.is_empty()),
-        ]
-        .into_iter()
-        .find_map(|(name, is_asked)| is_asked.then_some(name))
+    /// The rank of `layer`'s adapter.
+    pub fn rank(&self, layer: &str) -> usize {
+        let own = self.ranks.iter().find(|(pattern, _)| pattern.fits(layer));
+        own.map_or(self.rank, |(_, rank)| *rank as usize)
+    }
+
+    /// `alpha / rank` of `layer`'s adapter, or `alpha / √rank` (rank-stabilised, Kalajdzievski 2023, arXiv:2312.03732).
+    pub fn scale(&self, layer: &str) -> f64 {
+        let own = self.alphas.iter().find(|(pattern, _)| pattern.fits(layer));
+        let alpha = own.map_or(self.alpha, |(_, alpha)| *alpha);
+        let rank = self.rank(layer) as f64;
+        alpha / if self.by_root { rank.sqrt() } else { rank }
     }
 }
 
-fn one_or_several<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Targets {
-        One(String),
-        Several(Vec<String>),
+/// The part of a config that is about the transformer: of the keys with a prefix those of diffusers' `transformer.` or of
+/// `peft`'s names, else those without any.
+fn of_transformer(all: Map<String, Value>) -> Map<String, Value> {
+    for prefix in ["transformer.", PREFIX] {
+        let part: Map<String, Value> = all
+            .iter()
+            .filter_map(|(key, value)| Some((key.strip_prefix(prefix)?.to_owned(), value.clone())))
+            .collect();
+        if !part.is_empty() {
+            return part;
+        }
     }
-    Ok(match Targets::deserialize(from)? {
-        Targets::One(pattern) => vec![pattern],
-        Targets::Several(names) => names,
-    })
+    all.into_iter().filter(|(key, _)| !key.contains('.')).collect()
 }
 
-/// Writes the adapters of `weights` to `directory`, which is made if need be.
-///
-/// # Errors
-/// [`ModelError::Adapter`] if there are none or they differ in rank or scale; else as
-/// [`save`](crate::weights::save).
-pub fn export_adapters(
-    weights: &Weights,
-    directory: &Path,
-    dtype: StoredDtype,
-    metadata: &BTreeMap<String, String>,
-) -> Result<(), ModelError> {
-    let layout = weights.layout();
-    let config = config_of(layout)?;
-    let io = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| ModelError::Io { action, path, source }
-    };
-    fs::create_dir_all(directory).map_err(io("create", directory))?;
-
-    let mut text = json!({
-        "peft_type": "LORA", "task_type": null, "base_model_name_or_path": null, "inference_mode": true,
-        "bias": "none", "lora_dropout": 0.0, "fan_in_fan_out": false, "modules_to_save": null,
-        "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": false, "use_dora": false,
-    });
-    text["r"] = config.rank.into();
-    text["lora_alpha"] = json!(config.alpha);
-    text["target_modules"] = json!(config.targets);
-    let mut metadata = metadata.clone();
-    metadata.insert(METADATA_KEY.into(), text.to_string());
-
-    let factors = layout
-        .adapters()
-        .flat_map(|(_, adapter)| [adapter.down, adapter.up]);
-    let tensors = factors.map(|factor| {
-        let spec = &layout.specs()[factor.index()];
-        (
-            format!("{PREFIX}{}", spec.name),
-            spec.shape.clone(),
-            factor.index(),
-        )
-    });
-    let path = directory.join(WEIGHTS_FILE);
-    save_tensors(
-        tensors.collect(),
-        &|index| weights.host(index),
-        &path,
-        dtype,
-        &metadata,
-    )?;
-    let path = directory.join(CONFIG_FILE);
-    let pretty = format!("{text:#}\n");
-    replace(&path, &mut |file| file.write_all(pretty.as_bytes())).map_err(io("write", &path))
-}
-
-/// Replaces the adapters of `weights` by those of `path`: a directory that [`export_adapters`] or `peft` wrote, or
-/// its safetensors file. Names may begin with `base_model.model.`, with diffusers' `transformer.`, or with neither.
-///
-/// # Errors
-/// As [`load_into`](crate::weights::load_into), about the adapters alone; [`ModelError::Adapter`] if the file's
-/// scale is not that of the layout. `weights` is unchanged then.
-pub fn load_adapters(weights: &mut Weights, path: &Path) -> Result<(), ModelError> {
-    let expected = config_of(weights.layout())?;
-    let found = read_adapter_config(path)?;
-    let scale = |config: &AdapterConfig| config.alpha / config.rank as f32;
-    // A wrong rank shows as wrong shapes, by name; a wrong scale would show nowhere.
-    if found.rank == expected.rank && scale(&found) != scale(&expected) {
-        return Err(ModelError::Adapter(format!(
-            "`{}` was made with alpha {}, the model's adapters have alpha {}; set alpha to {}",
-            path.display(),
-            found.alpha,
-            expected.alpha,
-            found.alpha
-        )));
+fn refuse_beyond(config: &Map<String, Value>) -> Result<(), String> {
+    for (key, value) in config {
+        let is_off = match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(entries) => entries.is_empty(),
+            Value::Object(entries) => entries.is_empty(),
+            _ => false,
+        };
+        let is_plain = match key.as_str() {
+            "r" | "lora_alpha" | "rank_pattern" | "alpha_pattern" | "use_rslora" => true,
+            "peft_type" => value == "LORA" || value.is_null(),
+            "bias" => is_off || value == "none",
+            "init_lora_weights" => {
+                matches!(value, Value::Bool(_) | Value::Null)
+                    || value.as_str().is_some_and(|it| PLAIN_BEGINNINGS.contains(&it))
+            }
+            key => is_off || INDIFFERENT.contains(&key),
+        };
+        if !is_plain {
+            return Err(format!(
+                "has `{key} = {}`, which is no plain low-rank adapter on the unchanged weights: {}",
+                shown(value),
+                way_out(key, value)
+            ));
+        }
     }
-    load_expected(weights, &weights_file(path), Expected::Adapters(&without_prefix))?;
     Ok(())
 }
 
-/// Rank, alpha and targets of an adapter file or directory.
-///
-/// # Errors
-/// [`ModelError::Io`]; [`ModelError::Format`] if neither the file nor an `adapter_config.json` beside it says.
-pub fn read_adapter_config(path: &Path) -> Result<AdapterConfig, ModelError> {
-    let file = weights_file(path);
-    let bytes = fs::read(&file).map_err(|source| ModelError::Io {
-        action: "read",
-        path: file.clone(),
-        source,
-    })?;
-    let format = |path: &Path, problem: String| ModelError::Format {
-        path: path.to_owned(),
-        problem,
-    };
-    let parsed = crate::weights::parse(&bytes).map_err(|problem| format(&file, problem))?;
-    let beside = file.with_file_name(CONFIG_FILE);
-    let (from, text) = match parsed.metadata.get(METADATA_KEY) {
-        Some(text) => (&file, text.clone()),
-        None => {
-            let text = fs::read_to_string(&beside).map_err(|source| ModelError::Io {
-                action: "read",
-                path: beside.clone(),
-                source,
-            })?;
-            (&beside, text)
+/// How to make an adapter, or a model, that can be read.
+fn way_out(key: &str, value: &Value) -> &'static str {
+    const MERGE: &str = "merge it in Python (`PeftModel.from_pretrained(...).merge_and_unload()`), save the model, and name that in \
+                         `model.weights`";
+    match (key, value) {
+        ("init_lora_weights", _) => {
+            "it belongs to a changed base. Save it in Python with `save_pretrained(FOLDER, \
+             path_initial_model_for_weight_conversion=INITIAL)`, which makes it an adapter of the unchanged base, or merge it \
+             (`merge_and_unload`) and name the merged model in `model.weights`"
         }
-    };
-    let unreadable = |error| format(from, format!("its adapter config cannot be read: {error}"));
-    let config: AdapterConfig = serde_json::from_str(&text).map_err(unreadable)?;
-    let beyond: Beyond = serde_json::from_str(&text).map_err(unreadable)?;
-    if let Some(name) = beyond.asked_for() {
-        return Err(ModelError::Adapter(format!(
-            "`{}` was made with `{name}`, and adapters here have one rank and the scale `lora_alpha / r`; merge it with `peft` and load \
-             the merged weights",
-            from.display()
-        )));
-    }
-    if config.rank == 0 || !config.alpha.is_finite() {
-        return Err(format(
-            from,
-            "its adapter config has rank 0 or an alpha that is no number".into(),
-        ));
-    }
-    Ok(config)
-}
-
-fn weights_file(path: &Path) -> PathBuf {
-    if path.is_dir() {
-        path.join(WEIGHTS_FILE)
-    } else {
-        path.to_owned()
-    }
-}
-
-fn without_prefix(name: &str) -> &str {
-    let name = name.strip_prefix(PREFIX).unwrap_or(name);
-    name.strip_prefix("transformer.").unwrap_or(name)
-}
-
-fn config_of(layout: &ParamLayout) -> Result<AdapterConfig, ModelError> {
-    let mut config: Option<(usize, f32)> = None;
-    let mut targets = Vec::new();
-    for (weight, adapter) in layout.adapters() {
-        let rank = layout.specs()[adapter.down.index()].shape[0];
-        let this = (rank, adapter.scale);
-        if *config.get_or_insert(this) != this {
-            let problem = "adapters differ in rank or scale; a file has one of each";
-            return Err(ModelError::Adapter(problem.into()));
+        ("peft_type", _) => {
+            "it is of another method; merge it in Python (`merge_and_unload`), and name the merged model in `model.weights`"
         }
-        targets.push(stem(&layout.specs()[weight.index()].name).to_owned());
+        _ => MERGE,
     }
-    let Some((rank, scale)) = config else {
-        let problem = "the model has none; add some to the layout first (`add_lora`)";
-        return Err(ModelError::Adapter(problem.into()));
+}
+
+/// A layer that a config names for itself: the end of a dotted name, or with `^` the whole of it.
+#[derive(Clone, Debug)]
+struct LayerPattern {
+    name: String,
+    is_whole: bool,
+}
+
+impl LayerPattern {
+    /// `peft` reads these as regular expressions, and writes names.
+    fn parse(text: &str) -> Option<Self> {
+        let (text, is_whole) = match text.strip_prefix('^') {
+            Some(rest) => (rest, true),
+            None => (text, false),
+        };
+        let name = text.strip_suffix('$').unwrap_or(text).replace("\\.", ".");
+        let is_plain = |c: char| c.is_alphanumeric() || "._-".contains(c);
+        let name = super::original::DOTTED_PREFIXES
+            .iter()
+            .find_map(|prefix| name.strip_prefix(prefix))
+            .unwrap_or(&name);
+        (!name.is_empty() && name.chars().all(is_plain)).then(|| Self {
+            name: name.to_owned(),
+            is_whole,
+        })
+    }
+
+    fn fits(&self, layer: &str) -> bool {
+        match layer.strip_suffix(&self.name) {
+            Some(before) if self.is_whole => before.is_empty(),
+            Some(before) => before.is_empty() || before.ends_with('.'),
+            None => false,
+        }
+    }
+}
+
+fn patterns(config: &Map<String, Value>, key: &str) -> Result<Vec<(LayerPattern, f64)>, String> {
+    let entries = match config.get(key) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Object(entries)) => entries,
+        Some(other) => return Err(format!("has `{key} = {}`, no table", shown(other))),
     };
-    Ok(AdapterConfig {
-        rank,
-        alpha: scale * rank as f32,
-        targets,
-    })
+    let pair = |(name, value): (&String, &Value)| {
+        let value = value.as_f64().filter(|value| *value > 0.0 && value.is_finite());
+        LayerPattern::parse(name).zip(value).ok_or_else(|| {
+            format!("has `{key}` for `{name}`, which is no layer's name with a number above 0; merge it in Python (`merge_and_unload`)")
+        })
+    };
+    entries.iter().map(pair).collect()
+}
+
+fn show(value: Option<&Value>) -> String {
+    value.map_or_else(|| "nothing".into(), shown)
+}
+
+/// A value in a message, cut where it is long.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
 }

@@ -4,6 +4,7 @@ use crate::ModelError;
 use crate::settings::Check;
 use flow_core::LatentShape;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
 
 /// Dimensions of an [`Mmdit`](super::Mmdit): the keys of diffusers' `SD3Transformer2DModel` (0.42.1), so that a
 /// `config.json` from there is read as it is, and the size of the latents.
@@ -109,6 +110,25 @@ impl MmditConfig {
     pub fn grid(&self) -> (usize, usize) {
         let latent = self.latent();
         (latent.height / self.patch_size, latent.width / self.patch_size)
+    }
+
+    /// The constants, as diffusers writes them.
+    pub(super) fn constants(&self) -> Value {
+        json!({
+            "sample_size": self.sample_size,
+            "patch_size": self.patch_size,
+            "in_channels": self.in_channels,
+            "num_layers": self.num_layers,
+            "attention_head_dim": self.attention_head_dim,
+            "num_attention_heads": self.num_attention_heads,
+            "joint_attention_dim": self.joint_attention_dim,
+            "caption_projection_dim": self.caption_projection_dim,
+            "pooled_projection_dim": self.pooled_projection_dim,
+            "out_channels": self.out_channels.unwrap_or(self.in_channels),
+            "pos_embed_max_size": self.pos_embed_max_size,
+            "dual_attention_layers": self.dual_attention_layers,
+            "qk_norm": self.qk_norm.then_some("rms_norm"),
+        })
     }
 
     /// Checks that the dimensions fit each other.

@@ -5,6 +5,7 @@
 
 mod block;
 mod config;
+mod original;
 
 pub use config::MmditConfig;
 
@@ -12,6 +13,7 @@ use crate::layers::{
     Parts, PatchEmbedding, TIMESTEP_CHANNELS, TimestepEmbedding, add_positions, modulation, norm, sincos_2d,
     unpatchify,
 };
+use crate::lora::OriginalLayer;
 use crate::{Architecture, ModelError, settings};
 use block::MmditBlock;
 use burn::tensor::Tensor;
@@ -218,6 +220,22 @@ impl FlowModel for Mmdit {
 impl Architecture for Mmdit {
     fn linears(&self) -> &[Linear] {
         &self.linears
+    }
+
+    fn class_name(&self) -> &'static str {
+        "SD3Transformer2DModel"
+    }
+
+    fn constants(&self) -> Value {
+        self.config.constants()
+    }
+
+    fn is_size(&self, constant: &str) -> bool {
+        constant == "sample_size"
+    }
+
+    fn original_layers(&self) -> Vec<OriginalLayer> {
+        original::layers(&self.config)
     }
 
     fn buffers(&self) -> Vec<(usize, Vec<f32>)> {

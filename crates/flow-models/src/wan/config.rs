@@ -5,6 +5,7 @@ use crate::layers::RotaryAxis;
 use crate::settings::Check;
 use flow_core::LatentShape;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 /// Dimensions of a [`Wan`](super::Wan): the keys of diffusers' `WanTransformer3DModel` (0.42.1), so that a `config.json`
 /// from there is read as it is, and the size of the latents, which such a file does not say.
@@ -146,6 +147,30 @@ impl WanConfig {
         let [frames, rows, columns] = self.grid();
         [(frames, pairs[0]), (rows, pairs[1]), (columns, pairs[2])]
             .map(|(length, pairs)| RotaryAxis { length, pairs })
+    }
+
+    /// The constants, as diffusers writes them; the size of a latent is none of them.
+    pub(super) fn constants(&self) -> Value {
+        // The decimal number that was meant, not the f32 nearest to it.
+        let eps: f64 = self.eps.to_string().parse().unwrap_or(f64::from(self.eps));
+        json!({
+            "patch_size": self.patch_size,
+            "num_attention_heads": self.num_attention_heads,
+            "attention_head_dim": self.attention_head_dim,
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels.unwrap_or(self.in_channels),
+            "text_dim": self.text_dim,
+            "freq_dim": self.freq_dim,
+            "ffn_dim": self.ffn_dim,
+            "num_layers": self.num_layers,
+            "cross_attn_norm": self.cross_attn_norm,
+            "qk_norm": self.qk_norm,
+            "eps": eps,
+            "image_dim": self.image_dim,
+            "added_kv_proj_dim": self.added_kv_proj_dim,
+            "rope_max_seq_len": self.rope_max_seq_len,
+            "pos_embed_seq_len": self.pos_embed_seq_len,
+        })
     }
 
     /// Checks that the dimensions fit each other.

@@ -8,10 +8,12 @@
 mod attention;
 mod block;
 mod config;
+mod original;
 
 pub use config::WanConfig;
 
 use crate::layers::{Parts, PatchEmbedding, TimestepEmbedding, rotary_table, unpatchify};
+use crate::lora::OriginalLayer;
 use crate::{Architecture, ModelError, settings};
 use block::{CHUNKS, WanBlock};
 use burn::tensor::Tensor;
@@ -173,5 +175,17 @@ impl FlowModel for Wan {
 impl Architecture for Wan {
     fn linears(&self) -> &[Linear] {
         &self.linears
+    }
+
+    fn class_name(&self) -> &'static str {
+        "WanTransformer3DModel"
+    }
+
+    fn constants(&self) -> Value {
+        self.config.constants()
+    }
+
+    fn original_layers(&self) -> Vec<OriginalLayer> {
+        original::layers(self.config.num_layers)
     }
 }

@@ -65,6 +65,32 @@ impl StoredDtype {
         }
     }
 
+    /// Position of the first value of `bytes` that is infinite or not a number, and how many there are.
+    pub(crate) fn not_finite(self, bytes: &[u8]) -> Option<(usize, usize)> {
+        // All bits of the exponent are ones.
+        fn find<const N: usize>(
+            values: &[[u8; N]],
+            is_not_finite: impl Fn(&[u8; N]) -> bool,
+        ) -> Option<(usize, usize)> {
+            let first = values.iter().position(&is_not_finite)?;
+            Some((
+                first,
+                values[first..]
+                    .iter()
+                    .filter(|value| is_not_finite(value))
+                    .count(),
+            ))
+        }
+        let halves = bytes.as_chunks::<2>().0;
+        match self {
+            Self::F32 => find(bytes.as_chunks::<4>().0, |it| {
+                u32::from_le_bytes(*it) & 0x7f80_0000 == 0x7f80_0000
+            }),
+            Self::Bf16 => find(halves, |it| u16::from_le_bytes(*it) & 0x7f80 == 0x7f80),
+            Self::F16 => find(halves, |it| u16::from_le_bytes(*it) & 0x7c00 == 0x7c00),
+        }
+    }
+
     /// `values` as little-endian bytes, rounded to nearest, ties to even.
     ///
     /// # Errors

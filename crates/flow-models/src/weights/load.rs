@@ -2,13 +2,15 @@
 
 use super::report::SHOWN;
 use super::{
-    Duplicated, LoadReport, Misplaced, Misshapen, Missing, Source, StoredDtype, StoredTensor, Unknown,
-    Unreadable, parse,
+    Duplicated, LoadReport, Misplaced, Misshapen, Missing, NotFinite, Source, StoredDtype, StoredTensor,
+    Unknown, Unreadable, describe,
 };
+use crate::lora::{is_adapter, is_made_of_factors};
 use crate::nearest::nearest;
 use crate::{Architecture, ModelError, initialize_adapters};
 use flow_core::device::ComputeDevice;
 use flow_core::{ParamKind, ParamLayout, ParamSpec, Weights};
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -24,12 +26,15 @@ pub struct Loaded {
 /// Loads the weights of `model` from a safetensors file, a directory, or a `*.safetensors.index.json`.
 ///
 /// # Errors
-/// As [`load_into`].
+/// As [`load_into`]; [`ModelError::OtherModel`] if the file, or a `config.json` beside it, has other constants than `model`.
 pub fn load(
     model: &dyn Architecture,
     path: &Path,
     device: &ComputeDevice,
 ) -> Result<(Weights, Loaded), ModelError> {
+    if let Some(description) = describe(path)? {
+        description.expect(model)?;
+    }
     let mut weights = initialize_adapters(model, model.layout(), 0, device);
     let loaded = load_into(&mut weights, path)?;
     Ok((weights, loaded))
@@ -42,57 +47,40 @@ pub fn load(
 ///
 /// # Errors
 /// [`ModelError::Io`]; [`ModelError::Format`] for a damaged file; [`ModelError::Mismatch`] with everything that is
-/// unknown, missing, misshapen, duplicated, misplaced or unreadable. `weights` is unchanged then.
+/// unknown, missing, misshapen, duplicated, misplaced, unreadable or not finite; [`ModelError::Format`] for a file of
+/// adapters alone. `weights` is unchanged then.
 pub fn load_into(weights: &mut Weights, path: &Path) -> Result<Loaded, ModelError> {
-    load_expected(weights, path, Expected::Everything)
-}
-
-/// What a file is to hold.
-#[derive(Clone, Copy)]
-pub(crate) enum Expected<'a> {
-    /// A model.
-    Everything,
-    /// All adapters and nothing else; the function gives a tensor's name in the layout.
-    Adapters(&'a dyn Fn(&str) -> &str),
-}
-
-impl Expected<'_> {
-    fn name<'n>(&self, name: &'n str) -> &'n str {
-        match self {
-            Self::Everything => name,
-            Self::Adapters(rename) => rename(name),
-        }
+    if path.is_dir() && is_adapter(path).unwrap_or(false) {
+        return Err(adapters_alone(path));
     }
+    let source = Source::open(path)?;
+    load_from(weights, path, &source)
+}
 
-    /// Whether a tensor of the file may go to `spec`.
-    fn admits(&self, spec: &ParamSpec) -> bool {
-        matches!(self, Self::Everything) || spec.kind == ParamKind::Adapter
+fn adapters_alone(path: &Path) -> ModelError {
+    ModelError::Format {
+        path: path.to_owned(),
+        problem: "it holds adapters (LoRA) and no model; name the model in `model.weights`, and this in `model.adapter`".into(),
     }
 }
 
 /// Tensors by their name in the layout, each with all the files it is in.
 type Found<'a> = BTreeMap<String, Vec<(&'a Path, StoredTensor<'a>)>>;
 
-/// As [`load_into`], of what is `expected`.
-pub(crate) fn load_expected(
-    weights: &mut Weights,
-    path: &Path,
-    expected: Expected<'_>,
-) -> Result<Loaded, ModelError> {
-    let source = Source::open(path)?;
+fn load_from(weights: &mut Weights, path: &Path, source: &Source) -> Result<Loaded, ModelError> {
     let mut found = Found::new();
     let mut metadata = BTreeMap::new();
-    for (file, bytes) in &source.files {
-        let parsed = parse(bytes).map_err(|problem| ModelError::Format {
-            path: file.clone(),
-            problem,
-        })?;
+    for file in &source.files {
+        let parsed = file.parse()?;
+        if is_made_of_factors(&parsed) {
+            return Err(adapters_alone(&file.path));
+        }
         for (key, value) in parsed.metadata {
             metadata.entry(key).or_insert(value);
         }
         for tensor in parsed.tensors {
-            let copies = found.entry(expected.name(&tensor.name).to_owned()).or_default();
-            copies.push((file, tensor));
+            let copies = found.entry(tensor.name.clone()).or_default();
+            copies.push((&file.path, tensor));
         }
     }
 
@@ -101,11 +89,13 @@ pub(crate) fn load_expected(
         path: path.to_owned(),
         ..LoadReport::default()
     };
-    compare_found(&mut report, &layout, &found, expected);
-    let kept = compare_declared(&mut report, &layout, &found, expected);
+    compare_found(&mut report, &layout, &found);
+    let kept = compare_declared(&mut report, &layout, &found);
     compare_places(&mut report, &found, &source.placed);
+    report.not_finite = not_finite(&found);
     if !report.is_clean() {
         suggest(&mut report);
+        report.hint = hint(&report, &layout);
         return Err(ModelError::Mismatch(Box::new(report)));
     }
     for (name, copies) in found {
@@ -119,7 +109,7 @@ pub(crate) fn load_expected(
 }
 
 /// Reports what is wrong with the tensors that are there.
-fn compare_found(report: &mut LoadReport, layout: &ParamLayout, found: &Found<'_>, expected: Expected<'_>) {
+fn compare_found(report: &mut LoadReport, layout: &ParamLayout, found: &Found<'_>) {
     for (name, copies) in found {
         let (_, tensor) = &copies[0];
         if copies.len() > 1 {
@@ -132,7 +122,7 @@ fn compare_found(report: &mut LoadReport, layout: &ParamLayout, found: &Found<'_
             .position(name)
             .ok()
             .map(|position| &layout.specs()[position]);
-        let Some(spec) = spec.filter(|spec| expected.admits(spec)) else {
+        let Some(spec) = spec else {
             report.unknown.push(Unknown {
                 name: name.clone(),
                 nearest: None,
@@ -156,12 +146,7 @@ fn compare_found(report: &mut LoadReport, layout: &ParamLayout, found: &Found<'_
 }
 
 /// Reports the weights that are not there and gives those that may keep their values.
-fn compare_declared(
-    report: &mut LoadReport,
-    layout: &ParamLayout,
-    found: &Found<'_>,
-    expected: Expected<'_>,
-) -> Vec<String> {
+fn compare_declared(report: &mut LoadReport, layout: &ParamLayout, found: &Found<'_>) -> Vec<String> {
     let specs = layout.specs();
     let is_adapter = |spec: &ParamSpec| spec.kind == ParamKind::Adapter;
     let holds_adapters = specs
@@ -169,11 +154,10 @@ fn compare_declared(
         .any(|spec| is_adapter(spec) && found.contains_key(&spec.name));
     let mut kept = Vec::new();
     for spec in specs.iter().filter(|spec| !found.contains_key(&spec.name)) {
-        let may_stay = match (expected, spec.kind) {
-            (Expected::Adapters(_), kind) => kind != ParamKind::Adapter,
-            (Expected::Everything, ParamKind::Base) => false,
-            (Expected::Everything, ParamKind::Buffer) => true,
-            (Expected::Everything, ParamKind::Adapter) => !holds_adapters,
+        let may_stay = match spec.kind {
+            ParamKind::Base => false,
+            ParamKind::Buffer => true,
+            ParamKind::Adapter => !holds_adapters,
         };
         if may_stay {
             kept.push(spec.name.clone());
@@ -187,6 +171,24 @@ fn compare_declared(
     kept
 }
 
+/// Tensors with a value that is infinite or not a number. All threads look: files may be of many gigabytes.
+fn not_finite(found: &Found<'_>) -> Vec<NotFinite> {
+    let tensors: Vec<&StoredTensor<'_>> = found.values().map(|copies| &copies[0].1).collect();
+    let look = |tensor: &&StoredTensor<'_>| {
+        let dtype = StoredDtype::of(tensor.dtype)?;
+        let (first, count) = dtype.not_finite(tensor.bytes)?;
+        let width = dtype.bytes();
+        let value = dtype.decode(&tensor.bytes[first * width..(first + 1) * width])[0];
+        Some(NotFinite {
+            name: tensor.name.clone(),
+            value,
+            place: tensor.place(first),
+            count,
+        })
+    };
+    tensors.par_iter().filter_map(look).collect()
+}
+
 /// Reports tensors that the index has elsewhere.
 fn compare_places(report: &mut LoadReport, found: &Found<'_>, placed: &BTreeMap<String, PathBuf>) {
     for (name, file) in placed {
@@ -198,6 +200,42 @@ fn compare_places(report: &mut LoadReport, found: &Found<'_>, placed: &BTreeMap<
             });
         }
     }
+}
+
+/// Prefixes of wrappers and of files that hold more than a model.
+const PREFIXES: [&str; 7] = [
+    "module.",
+    "_orig_mod.",
+    "transformer.",
+    "model.diffusion_model.",
+    "diffusion_model.",
+    "model.",
+    "base_model.model.",
+];
+/// Parts of names in the programs that published SD3 and Wan.
+const ORIGINAL: [&str; 3] = ["joint_blocks.", ".self_attn.q.", ".cross_attn.q."];
+
+/// What the unknown names have in common.
+fn hint(report: &LoadReport, layout: &ParamLayout) -> Option<String> {
+    let names = || report.unknown.iter().map(|it| it.name.as_str());
+    let is_original = |name: &str| ORIGINAL.iter().any(|part| name.contains(part));
+    if names().any(is_original) {
+        return Some(
+            "These are names of the program that published the model. Diffusers gives them those that are read here: in Python, \
+             `MODEL_CLASS.from_single_file(FILE).save_pretrained(FOLDER)`"
+                .into(),
+        );
+    }
+    let is_known_behind = |prefix: &str, name: &str| {
+        let inner = name.strip_prefix(prefix);
+        inner.is_some_and(|inner| layout.position(inner).is_ok())
+    };
+    let prefix = PREFIXES
+        .iter()
+        .find(|prefix| report.unknown.len() > 1 && names().all(|name| is_known_behind(prefix, name)))?;
+    Some(format!(
+        "Every name begins with `{prefix}`, and the model has the rest of it: save the inner model, not what wraps it"
+    ))
 }
 
 /// Fills in the nearest names, where they will be read: comparing all with all would take minutes on a large model.

@@ -3,6 +3,7 @@
 //! Names and shapes are those of the layout, which for architectures that exist in diffusers are diffusers' own. In
 //! memory weights are f32; files may hold f32, bf16 or f16.
 
+mod description;
 mod dtype;
 mod load;
 mod read;
@@ -10,12 +11,15 @@ mod report;
 mod save;
 mod source;
 
+pub use description::{
+    Description, Difference, METADATA_KEY as MODEL_CONFIG_KEY, config_json, describe, describe_folder,
+};
 pub use dtype::StoredDtype;
 pub use load::{Loaded, load, load_into};
 pub use read::{Parsed, StoredTensor, parse};
-pub use report::{Duplicated, LoadReport, Misplaced, Misshapen, Missing, Unknown, Unreadable};
+pub use report::{Duplicated, LoadReport, Misplaced, Misshapen, Missing, NotFinite, Unknown, Unreadable};
 pub use save::{save, save_tensors};
 
-pub(crate) use load::{Expected, load_expected};
 pub(crate) use save::replace;
+pub(crate) use source::FileMap;
 use source::Source;

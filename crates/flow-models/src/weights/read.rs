@@ -25,6 +25,37 @@ impl StoredTensor<'_> {
     pub fn to_f32(&self) -> Option<Vec<f32>> {
         super::StoredDtype::of(self.dtype).map(|dtype| dtype.decode(self.bytes))
     }
+
+    /// The one value of a tensor that holds one number of any usual precision.
+    pub(crate) fn scalar(&self) -> Option<f64> {
+        let value = match (self.dtype, self.bytes) {
+            (Dtype::F64, bytes) => f64::from_le_bytes(bytes.try_into().ok()?),
+            (Dtype::I64, bytes) => i64::from_le_bytes(bytes.try_into().ok()?) as f64,
+            (Dtype::I32, bytes) => f64::from(i32::from_le_bytes(bytes.try_into().ok()?)),
+            _ => match self.to_f32()?.as_slice() {
+                [value] => f64::from(*value),
+                _ => return None,
+            },
+        };
+        Some(value)
+    }
+
+    /// The index along each axis of the value at `position`.
+    pub(crate) fn place(&self, position: usize) -> Vec<usize> {
+        let mut rest = position;
+        let mut place: Vec<usize> = self
+            .shape
+            .iter()
+            .rev()
+            .map(|length| {
+                let index = rest % length;
+                rest /= length;
+                index
+            })
+            .collect();
+        place.reverse();
+        place
+    }
 }
 
 /// The contents of a file.
@@ -74,6 +105,11 @@ fn explain(error: &SafeTensorError, bytes: &[u8]) -> String {
         SafeTensorError::HeaderTooSmall => {
             format!("it has {size} bytes, fewer than the 8 that every safetensors file starts with")
         }
+        SafeTensorError::HeaderTooLarge if declared(bytes).is_some_and(|length| length <= size) => format!(
+            "its header has {} bytes, and readers of safetensors take at most 100,000,000; a header of that size is mostly \
+             metadata, so write the file again with less of it",
+            declared(bytes).unwrap_or_default()
+        ),
         SafeTensorError::HeaderTooLarge | SafeTensorError::InvalidHeaderLength => format!(
             "its first 8 bytes give the length of the header as more than the file of {size} bytes can hold; \
              it is truncated, or no safetensors file"
@@ -84,6 +120,12 @@ fn explain(error: &SafeTensorError, bytes: &[u8]) -> String {
         ),
         error => format!("its header is damaged: {error}"),
     }
+}
+
+/// The length of the header that a file's first bytes give.
+fn declared(bytes: &[u8]) -> Option<usize> {
+    let length = u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
+    usize::try_from(length).ok()
 }
 
 /// The keys of a JSON object, repetitions included.

@@ -59,8 +59,21 @@ pub struct Unreadable {
     pub dtype: String,
 }
 
+/// A tensor with a value that is infinite or not a number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NotFinite {
+    /// Its name.
+    pub name: String,
+    /// The first such value.
+    pub value: f32,
+    /// Index of that value along each axis.
+    pub place: Vec<usize>,
+    /// How many values are not finite.
+    pub count: usize,
+}
+
 /// How the tensors of a checkpoint differ from those of a model.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadReport {
     /// The path that was loaded.
     pub path: PathBuf,
@@ -76,6 +89,10 @@ pub struct LoadReport {
     pub misplaced: Vec<Misplaced>,
     /// Tensors of an unreadable precision.
     pub unreadable: Vec<Unreadable>,
+    /// Tensors with values that are not finite.
+    pub not_finite: Vec<NotFinite>,
+    /// What the names have in common, and what to do about it.
+    pub hint: Option<String>,
 }
 
 /// Lines shown of each kind; the fields hold all.
@@ -90,7 +107,7 @@ impl LoadReport {
     /// How many things are wrong.
     pub fn count(&self) -> usize {
         let tensors = self.unknown.len() + self.missing.len() + self.misshapen.len();
-        tensors + self.duplicated.len() + self.misplaced.len() + self.unreadable.len()
+        tensors + self.duplicated.len() + self.misplaced.len() + self.unreadable.len() + self.not_finite.len()
     }
 }
 
@@ -154,7 +171,18 @@ impl fmt::Display for LoadReport {
             "of a precision other than F32, BF16, F16",
             &self.unreadable,
             |it| format!("{}: {}", it.name, it.dtype),
-        )
+        )?;
+        list(f, "with values that are not finite", &self.not_finite, |it| {
+            let further = match it.count {
+                1 => String::new(),
+                count => format!(", the first of {count}"),
+            };
+            format!("{}: {} at {:?}{further}", it.name, it.value, it.place)
+        })?;
+        match &self.hint {
+            Some(hint) => write!(f, "\n  {hint}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The files that a path stands for: one file, a directory, or the index of a sharded checkpoint.
 
+use super::{Parsed, parse};
 use crate::ModelError;
 use memmap2::Mmap;
 use serde::Deserialize;
@@ -9,11 +10,43 @@ use std::path::{Path, PathBuf};
 
 /// Ending of the index of a sharded checkpoint.
 const INDEX_ENDING: &str = ".safetensors.index.json";
+const ENDING: &str = ".safetensors";
+/// The file of a pipeline's folder that says what is in it, and the folder of its transformer (diffusers).
+const PIPELINE_FILE: &str = "model_index.json";
+const TRANSFORMER: &str = "transformer";
+
+/// A mapped file.
+pub(crate) struct FileMap {
+    pub path: PathBuf,
+    pub bytes: Mmap,
+}
+
+impl FileMap {
+    /// Maps the file `path`.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let file = File::open(path).map_err(|source| io("open", path, source))?;
+        if file.metadata().is_ok_and(|kind| kind.is_dir()) {
+            return Err(format(path, "it is a folder"));
+        }
+        // SAFETY: the map is only read. Another program that shortens the file meanwhile would end this process with a
+        // bus error; our own writers never change a file in place, they rename a new one over it.
+        let bytes = unsafe { Mmap::map(&file) }.map_err(|source| io("map", path, source))?;
+        Ok(Self {
+            path: path.to_owned(),
+            bytes,
+        })
+    }
+
+    /// Its contents.
+    pub fn parse(&self) -> Result<Parsed<'_>, ModelError> {
+        parse(&self.bytes).map_err(|problem| format(&self.path, &problem))
+    }
+}
 
 /// Mapped weight files.
 pub(crate) struct Source {
-    /// Path and bytes of each file, in the order of their names.
-    pub files: Vec<(PathBuf, Mmap)>,
+    /// The files, in the order of their names.
+    pub files: Vec<FileMap>,
     /// Which file the index says a tensor is in; empty without an index.
     pub placed: BTreeMap<String, PathBuf>,
 }
@@ -24,18 +57,27 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// The folder of weights that `path` stands for: of a pipeline's folder, its transformer's.
+pub(crate) fn folder_of_weights(path: &Path) -> PathBuf {
+    let inner = path.join(TRANSFORMER);
+    if path.join(PIPELINE_FILE).is_file() && inner.is_dir() {
+        return inner;
+    }
+    path.to_owned()
+}
+
 impl Source {
     /// Opens what `path` stands for.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let kind = fs::metadata(path).map_err(|source| io("open", path, source))?;
         if kind.is_dir() {
-            return Self::directory(path);
+            return Self::directory(&folder_of_weights(path));
         }
         if path.to_string_lossy().ends_with(INDEX_ENDING) {
             return Self::index(path);
         }
         Ok(Self {
-            files: vec![map(path)?],
+            files: vec![FileMap::open(path)?],
             placed: BTreeMap::new(),
         })
     }
@@ -43,29 +85,34 @@ impl Source {
     fn directory(path: &Path) -> Result<Self, ModelError> {
         let mut entries = Vec::new();
         for entry in fs::read_dir(path).map_err(|source| io("list", path, source))? {
-            entries.push(entry.map_err(|source| io("list", path, source))?.path());
+            let entry = entry.map_err(|source| io("list", path, source))?;
+            // Hidden files are those of systems: macOS puts `._NAME` beside `NAME`.
+            if !entry.file_name().to_string_lossy().starts_with('.') {
+                entries.push(entry.path());
+            }
         }
         entries.sort();
         let ending = |ending: &str| -> Vec<&PathBuf> {
             let ends = |file: &&PathBuf| file.to_string_lossy().ends_with(ending);
             entries.iter().filter(ends).collect()
         };
-        let (indices, files) = (ending(INDEX_ENDING), ending(".safetensors"));
+        let (indices, files) = (ending(INDEX_ENDING), ending(ENDING));
         match (indices.as_slice(), files.as_slice()) {
             ([index], _) => Self::index(index),
-            ([], []) => Err(format(
-                path,
-                "the directory holds no `*.safetensors` and no `*.safetensors.index.json`",
-            )),
+            ([], []) => Err(format(path, &nothing_in(path))),
             ([], files) => Ok(Self {
-                files: files.iter().map(|file| map(file)).collect::<Result<_, _>>()?,
+                files: chosen(path, files)?
+                    .into_iter()
+                    .map(FileMap::open)
+                    .collect::<Result<_, _>>()?,
                 placed: BTreeMap::new(),
             }),
             (several, _) => Err(format(
                 path,
                 &format!(
-                    "the directory holds {} indices; name the one to load",
-                    several.len()
+                    "the directory holds {} indices; name one of {}",
+                    several.len(),
+                    names(several)
                 ),
             )),
         }
@@ -92,18 +139,77 @@ impl Source {
         shards.dedup();
         let files = shards
             .into_iter()
-            .map(|shard| map(shard))
+            .map(|shard| FileMap::open(shard))
             .collect::<Result<_, _>>()?;
         Ok(Self { files, placed })
     }
 }
 
-fn map(path: &Path) -> Result<(PathBuf, Mmap), ModelError> {
-    let file = File::open(path).map_err(|source| io("open", path, source))?;
-    // SAFETY: the map is only read. Another program that shortens the file meanwhile would end this process with a
-    // bus error; our own writers never change a file in place, they rename a new one over it.
-    let bytes = unsafe { Mmap::map(&file) }.map_err(|source| io("map", path, source))?;
-    Ok((path.to_owned(), bytes))
+/// The files of a folder without an index that make up one model. Of variants (`NAME.safetensors` and
+/// `NAME.fp16.safetensors`) the plain one is taken, as diffusers does; shards are taken together.
+fn chosen<'a>(folder: &Path, files: &[&'a PathBuf]) -> Result<Vec<&'a Path>, ModelError> {
+    let name = |file: &Path| {
+        file.file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    };
+    let stem = |file: &Path| name(file).strip_suffix(ENDING).unwrap_or_default().to_owned();
+    let is_shard = |file: &&PathBuf| stem(file).contains("-of-");
+    let whole: Vec<&&PathBuf> = files.iter().filter(|file| !is_shard(file)).collect();
+    let variant_of = |file: &Path, plain: &str| {
+        stem(file)
+            .strip_prefix(plain)
+            .is_some_and(|rest| rest.starts_with('.'))
+    };
+    let plain = whole.iter().find(|plain| {
+        whole
+            .iter()
+            .all(|file| file == *plain || variant_of(file, &stem(plain)))
+    });
+    match (whole.as_slice(), plain) {
+        ([], _) => Ok(files.iter().map(|file| file.as_path()).collect()),
+        (_, Some(plain)) => Ok(vec![plain.as_path()]),
+        (several, None) => {
+            let usual = several.iter().find(|file| name(file) == DIFFUSERS_FILE);
+            usual.map(|file| vec![file.as_path()]).ok_or_else(|| {
+                let names = names(&several.iter().map(|file| **file).collect::<Vec<_>>());
+                format(
+                    folder,
+                    &format!("the directory holds several weight files; name one of {names}"),
+                )
+            })
+        }
+    }
+}
+
+/// The file that diffusers loads from a model's folder (0.42.1, `utils/constants.py`).
+pub(super) const DIFFUSERS_FILE: &str = "diffusion_pytorch_model.safetensors";
+
+fn names(files: &[&PathBuf]) -> String {
+    let name = |file: &&PathBuf| format!("`{}`", file.file_name().unwrap_or_default().to_string_lossy());
+    let shown: Vec<String> = files.iter().take(12).map(name).collect();
+    shown.join(", ")
+}
+
+/// What to do with a folder without weights.
+fn nothing_in(path: &Path) -> String {
+    let inner = path.join(TRANSFORMER);
+    let has = |ending: &str| {
+        fs::read_dir(path).is_ok_and(|mut entries| {
+            entries.any(|entry| entry.is_ok_and(|it| it.file_name().to_string_lossy().ends_with(ending)))
+        })
+    };
+    let hint = if inner.is_dir() {
+        format!("; name `{}`", inner.display())
+    } else if has(".bin") || has(".pt") || has(".pth") || has(".ckpt") {
+        "; what is there are pickles, which are programs and are not run: save the model with \
+         `save_pretrained(FOLDER, safe_serialization=True)`"
+            .into()
+    } else {
+        String::new()
+    };
+    format!("the directory holds no `*.safetensors` and no `*.safetensors.index.json`{hint}")
 }
 
 fn io(action: &'static str, path: &Path, source: std::io::Error) -> ModelError {

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub mod lora_files;
 pub mod parity;
 pub mod reference;
 

@@ -384,6 +384,9 @@ fn settings(config: &Config, dtypes: &[DType]) -> Vec<Config> {
                     config.algorithm = algorithm.clone();
                     config.sampling.guidance_scale = guidance;
                     config.model.finetune = finetune;
+                    if finetune == Finetune::Full {
+                        config.model.adapter = None;
+                    }
                     config.device.dtype = *dtype;
                     found.push(config);
                 }

@@ -10,11 +10,12 @@ use flow_trainer::setup;
 
 /// Measures and prints one row per prompt, and the mean of each reward with its 95 % interval.
 pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
-    let (config, adapter) = weights::substitute(loaded.config(), arguments.weights.as_deref())?;
-    let text = loaded.compute(&config, |environment| {
-        let mut common = setup::common(&config, environment).or_bad_input()?;
-        weights::load_adapter(&mut common.model.weights, adapter.as_deref())?;
+    let place = weights::instead(&arguments.config, arguments.weights.as_deref());
+    let loaded = Loaded::read(&place, Use::Looking)?;
+    let config = loaded.config();
+    weights::expect(config)?;
+    let text = loaded.compute(config, |environment| {
+        let common = setup::common(config, environment).or_bad_input()?;
         let common = common.set_up().or_bad_input()?;
         let rewards = setup::rewards(config.effective_eval_rewards(), environment, 1).or_bad_input()?;
         let mut observer = progress::observer(1, 1, quiet, Interrupt::default());

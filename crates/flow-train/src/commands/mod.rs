@@ -4,6 +4,7 @@ mod audit;
 mod calibrate;
 mod check;
 mod completions;
+mod described;
 mod doctor;
 mod drift;
 mod eval;

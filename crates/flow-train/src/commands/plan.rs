@@ -25,6 +25,7 @@ pub fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let loaded = Loaded::read_for(&arguments.config, Use::Looking, &arguments.target)?;
     let mut config = loaded.config().clone();
     config.model.weights = None;
+    config.model.adapter = None;
     let policy = checkpoint_policy(&config);
     let measures = matches!(policy, Policy::Budget { .. }) && loaded.target == Target::Here;
     if let (Some(folder), false) = (&arguments.out, measures) {

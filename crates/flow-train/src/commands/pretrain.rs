@@ -9,6 +9,7 @@ use crate::{command_line, progress, terminal};
 use flow_config::{Architecture, Config, DataConfig, Finetune};
 use flow_data::Digits;
 use flow_models::StoredDtype;
+use flow_models::weights::{MODEL_CONFIG_KEY, config_json};
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
 use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
@@ -112,7 +113,9 @@ fn weights_of(
         drop(observer);
         let steps = trained.losses.len();
         if steps == config.pretrain.steps {
-            let metadata = metadata(config, steps, trained.final_loss);
+            let mut metadata = metadata(config, steps, trained.final_loss);
+            let outline = setup::outline(config, environment.models, &environment.device).or_failed()?;
+            metadata.insert(MODEL_CONFIG_KEY.into(), config_json(&*outline.model).to_string());
             output.make_room_and_say()?;
             flow_models::save(&trained.weights, output.path(), StoredDtype::F32, &metadata).or_failed()?;
             // It is whole in the weights; that it cannot be removed harms nothing.
@@ -230,6 +233,7 @@ impl Files {
 pub fn fresh(config: &Config) -> Config {
     let mut config = config.clone();
     config.model.weights = None;
+    config.model.adapter = None;
     config.model.finetune = Finetune::Full;
     config.run.seed = config.pretrain.seed;
     // There is no rollout.
@@ -268,7 +272,8 @@ fn description(config: &Config) -> Value {
         section.remove("output");
         section.remove("classifier");
     }
-    // Nor does what the model does not have. Both came later, and weights made before keep their hash.
+    // Nor does what the model does not have. These came later, and weights made before keep their hash.
+    remove(&mut relevant["model"], "adapter");
     if config.model.architecture != Architecture::Wan {
         remove(&mut relevant["model"], "wan");
     }

@@ -41,6 +41,9 @@ pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
         TrainError::Acceleration(found) => return found.clone(),
         TrainError::NoKernel(found) => return vec![(**found).clone()],
         TrainError::NoWeights { .. } => (codes::NO_WEIGHTS, "model.weights"),
+        TrainError::NoAdapter { .. } => (codes::NO_WEIGHTS, "model.adapter"),
+        TrainError::Model(ModelError::OtherModel { .. }) => (codes::OTHER_MODEL, "model.weights"),
+        TrainError::Model(ModelError::AdapterFile(_)) => (codes::BAD_WEIGHTS, "model.adapter"),
         TrainError::Model(ModelError::Adapter(_)) => (codes::ADAPTERS, "lora.targets"),
         TrainError::Model(
             ModelError::Io { .. }
@@ -56,7 +59,10 @@ pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
     let text = text.trim_end_matches('.');
     let (message, help) = match error {
         // The message has its help within.
-        TrainError::NoWeights { help, .. } => (text.strip_suffix(help).unwrap_or(text), (*help).to_owned()),
+        TrainError::NoWeights { help, .. } => {
+            (text.strip_suffix(help.as_str()).unwrap_or(text), help.clone())
+        }
+        TrainError::NoAdapter { .. } => (text, "name a LoRA file, or the folder of one".into()),
         TrainError::Reward(_) => match text.rsplit_once("; ") {
             Some((message, help)) => (message, help.to_owned()),
             None => (text, "correct the reward's parameters".into()),
@@ -64,6 +70,14 @@ pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
         TrainError::Model(ModelError::Adapter(_)) => (
             text,
             "name layers of the model in `lora.targets`; `*` stands for any text".into(),
+        ),
+        TrainError::Model(ModelError::AdapterFile(_)) => (
+            text,
+            "name a LoRA file of this model; the page on models says which are read".into(),
+        ),
+        _ if code == codes::OTHER_MODEL => (
+            text,
+            "give the model the constants of its weights, or leave them out: the weights decide then".into(),
         ),
         _ if code == codes::BAD_WEIGHTS => (
             text,

@@ -13,12 +13,13 @@ use flow_trainer::setup;
 /// Generates, scores with the config's rewards if it has some, and writes the picture.
 pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
     let output = output(arguments)?;
-    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
-    let (config, adapter) = weights::substitute(loaded.config(), arguments.weights.as_deref())?;
+    let place = weights::instead(&arguments.config, arguments.weights.as_deref());
+    let loaded = Loaded::read(&place, Use::Looking)?;
+    let config = loaded.config();
+    weights::expect(config)?;
     let count = usize::from(arguments.count);
-    let text = loaded.compute(&config, |environment| {
-        let mut common = setup::common(&config, environment).or_bad_input()?;
-        weights::load_adapter(&mut common.model.weights, adapter.as_deref())?;
+    let text = loaded.compute(config, |environment| {
+        let mut common = setup::common(config, environment).or_bad_input()?;
         if let Some(seed) = arguments.seed {
             common.evaluation.sampler.seed = seed;
         }

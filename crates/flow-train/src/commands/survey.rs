@@ -37,7 +37,7 @@ impl Survey {
     /// that `target` names in their place.
     pub fn of(arguments: &ConfigArguments, wanted: Use, target: &TargetArguments) -> Result<Self, Failure> {
         let registries = Registries::built_in().or_failed()?;
-        let inspection = flow_config::inspect(&arguments.config, &arguments.set);
+        let inspection = super::described::inspect(arguments, wanted, &registries.models)?;
         let Some(mut resolved) = inspection.partial else {
             let mut report = inspection.report;
             if !arguments.config.exists() {

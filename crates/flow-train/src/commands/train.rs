@@ -92,7 +92,7 @@ impl WithAlgorithm for Train<'_> {
             terminal::print(&plan::text(config, environment, &parts)?)?;
             return terminal::line("dry run: everything was built, nothing was written");
         }
-        let model = parts.sampler.policy.model.clone();
+        let outline = setup::outline(config, environment.models, &environment.device).or_bad_input()?;
         // Before the directory: what cannot be shown must not have moved an older run aside.
         let mut observer = self.observer()?;
         let start = open::directory(self.arguments, config)?;
@@ -144,7 +144,7 @@ impl WithAlgorithm for Train<'_> {
                 terminal::note(&format!("to go on: {resume}"));
                 Err(Failure::Interrupted)
             }
-            _ => finish::run(&session, model.layout(), config),
+            _ => finish::run(&session, &*outline.model, config),
         }
     }
 }

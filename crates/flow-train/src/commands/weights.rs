@@ -1,11 +1,12 @@
 //! Weights that a command is given in the place of the config's.
 
+use crate::arguments::ConfigArguments;
 use crate::failure::{Failure, OrFailure};
-use flow_config::{Config, Finetune};
-use flow_core::Weights;
+use flow_config::Config;
 use std::path::{Path, PathBuf};
 
 /// Weights that a command was given instead of `model.weights`.
+#[derive(Clone, Debug)]
 pub enum Given {
     /// A model, to be loaded in place of `model.weights`.
     Model(PathBuf),
@@ -13,55 +14,84 @@ pub enum Given {
     Adapter(PathBuf),
 }
 
-/// The config with `weights` in place of its own, and the adapter to load afterwards if `weights` is one.
-///
-/// Fails if there are no weights at all: random ones make noise.
-pub fn substitute(config: &Config, weights: Option<&Path>) -> Result<(Config, Option<PathBuf>), Failure> {
-    let mut config = config.clone();
-    let adapter = match weights.map(classify).transpose()? {
-        Some(Given::Model(path)) => {
-            config.model.weights = Some(path);
-            None
-        }
-        Some(Given::Adapter(path)) => {
-            if config.model.finetune != Finetune::Lora {
-                return Err(Failure::Input(format!(
-                    "`{}` holds adapters, but the config has none; set `model.finetune = \"lora\"` and `[lora]` as they \
-                     were in the run, or give its merged weights",
-                    path.display()
-                )));
-            }
-            Some(path)
-        }
-        None => None,
-    };
-    if config.model.weights.is_none() {
-        return Err(Failure::Input(
-            "there are no weights; set `model.weights`, or pass `--weights FILE` (a run leaves them in its folder \
-             `weights`, and `flow-train pretrain` makes some)"
-                .into(),
-        ));
+/// The config's place, with `weights` to be used instead of its own.
+pub fn instead(arguments: &ConfigArguments, weights: Option<&Path>) -> ConfigArguments {
+    ConfigArguments {
+        weights: weights.map(Path::to_owned),
+        ..arguments.clone()
     }
-    Ok((config, adapter))
 }
 
-fn classify(path: &Path) -> Result<Given, Failure> {
+/// Fails if there are no weights at all: random ones make noise.
+pub fn expect(config: &Config) -> Result<(), Failure> {
+    if config.model.weights.is_some() {
+        return Ok(());
+    }
+    Err(Failure::Input(
+        "there are no weights; set `model.weights`, or pass `--weights FILE` (a run leaves them in its folder `weights`, and \
+         `flow-train pretrain` makes some)"
+            .into(),
+    ))
+}
+
+/// What the path of `--weights` stands for: a file or folder of weights, of an adapter, or of a run.
+pub fn find(path: &Path) -> Result<Given, Failure> {
     // Paths on the command line start from the working directory, those of a config from its folder.
     let path = std::path::absolute(path)
         .map_err(|error| Failure::Input(format!("cannot tell where {} is: {error}", path.display())))?;
-    const ADAPTER: &str = "adapter_model.safetensors";
-    let is_adapter = path.join(ADAPTER).is_file() || path.file_name().is_some_and(|name| name == ADAPTER);
-    Ok(if is_adapter {
+    let path = of_run(&path)?;
+    if !path.exists() {
+        return Err(missing(&path));
+    }
+    if path.extension().is_some_and(|ending| ending == "ckpt") {
+        let run = path.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+        return Err(Failure::Input(format!(
+            "`{}` is a checkpoint, from which `train --resume` goes on; the weights of a finished run are in `{}`",
+            path.display(),
+            run.join("weights").display()
+        )));
+    }
+    Ok(if flow_models::lora::is_adapter(&path).or_bad_input()? {
         Given::Adapter(path)
     } else {
         Given::Model(path)
     })
 }
 
-/// Loads the adapter that [`substitute`] found, if it found one.
-pub fn load_adapter(weights: &mut Weights, adapter: Option<&Path>) -> Result<(), Failure> {
-    match adapter {
-        Some(path) => flow_models::load_adapters(weights, path).or_bad_input(),
-        None => Ok(()),
+/// The weights of a run, if `path` is a run's folder.
+fn of_run(path: &Path) -> Result<PathBuf, Failure> {
+    let is_run = path.join("run.json").is_file() || path.join("metrics.jsonl").is_file();
+    if !is_run && !path.join("checkpoints").is_dir() {
+        return Ok(path.to_owned());
     }
+    let weights = path.join("weights");
+    for name in ["final.safetensors", "merged.safetensors"] {
+        if weights.join(name).is_file() {
+            return Ok(weights.join(name));
+        }
+    }
+    Err(Failure::Input(format!(
+        "`{}` is the folder of a run that has no weights yet: they are written at its end. `train --resume latest` goes on with it",
+        path.display()
+    )))
+}
+
+fn missing(path: &Path) -> Failure {
+    let near = path.parent().and_then(|folder| {
+        let name = path.file_name()?.to_string_lossy().into_owned();
+        let entries = std::fs::read_dir(folder).ok()?;
+        let names: Vec<String> = entries
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+            .collect();
+        let near = flow_config::nearest(&name, names.iter().map(String::as_str))?;
+        Some(folder.join(near))
+    });
+    let hint = match near {
+        Some(near) => format!("did you mean `{}`?", near.display()),
+        None => "the path starts from the working directory".into(),
+    };
+    Failure::Input(format!(
+        "there is nothing at `{}`, which `--weights` names; {hint}",
+        path.display()
+    ))
 }

@@ -4,7 +4,7 @@ use super::{Error, compute};
 use crate::Registries;
 use flow_checkpoint::Gauge;
 use flow_config::{Config, OnExists};
-use flow_core::ParamLayout;
+use flow_models::Architecture;
 use flow_report::{Continuation, Manifest, Opened, RunDirectory, RunStatus, RunSummary};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{Observer, Silent};
@@ -135,7 +135,7 @@ impl WithAlgorithm for Visitor<'_> {
             observer,
         } = self;
         let parts = setup::parts(config, environment, algorithm)?;
-        let base = parts.sampler.policy.model.layout().clone();
+        let outline = setup::outline(config, environment.models, &environment.device)?;
         let policy = match config.run.on_exists {
             OnExists::Error => flow_report::OnExists::Error,
             OnExists::Resume => flow_report::OnExists::Resume,
@@ -174,14 +174,14 @@ impl WithAlgorithm for Visitor<'_> {
             flow_report::atomic_write(&path, "plan", |out| out.write_all(plan.as_bytes()))?;
         }
         let status = session.run(observer)?;
-        finished(&session, &base, config, status)
+        finished(&session, &*outline.model, config, status)
     }
 }
 
 /// Writes the weights of a run that came to its end.
 fn finished<A: Algorithm>(
     session: &Session<A>,
-    base: &Arc<ParamLayout>,
+    model: &dyn Architecture,
     config: &Config,
     status: RunStatus,
 ) -> Result<Trained, TrainError> {
@@ -191,7 +191,13 @@ fn finished<A: Algorithm>(
         let metadata = crate::weights_metadata(config, &directory.name(), session.state().iteration);
         // Weights of a process before this one are not written over.
         let before = directory.supersede_weights()?;
-        weights = flow_trainer::export(&session.state().weights, base, &directory.weights(), &metadata)?;
+        weights = flow_trainer::export(
+            &session.state().weights,
+            model,
+            config,
+            &directory.weights(),
+            &metadata,
+        )?;
         directory.drop_same(&before)?;
     }
     // Wherever they are used next.

@@ -81,7 +81,7 @@ fn explain_prints_rule_rationale_and_example_of_every_code() {
 
 /// Codes whose examples need what no config of this build has: an accelerator or trainer of somebody else's, a feature,
 /// another machine, files.
-const ELSEWHERE: [&str; 11] = [
+const ELSEWHERE: [&str; 12] = [
     "acceleration::unknown-slot",
     "acceleration::ratio-not-exact",
     "acceleration::no-paradigm",
@@ -92,6 +92,7 @@ const ELSEWHERE: [&str; 11] = [
     "checkpointing::unavailable",
     "device::no-bf16",
     "files::bad-weights",
+    "files::other-model",
     "setup::refused",
 ];
 

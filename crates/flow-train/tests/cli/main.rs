@@ -13,3 +13,4 @@ mod shells;
 mod support;
 mod tools;
 mod train;
+mod weights;

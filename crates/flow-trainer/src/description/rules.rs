@@ -56,6 +56,7 @@ pub const RULES: &[(&str, Rule)] = &[
     ("device", MACHINE),
     ("model", MODEL),
     ("lora", ADAPTERS),
+    ("lora.export", WRITTEN),
     ("data", DATA),
     ("data.pretrain_on_held_out", PRETRAINING),
     ("text", TEXT),

@@ -4,6 +4,7 @@
 
 mod algorithm;
 mod checkpointing;
+mod described;
 mod model;
 mod rewards;
 mod schedule;
@@ -11,6 +12,7 @@ mod served;
 
 pub use algorithm::settings as optimizer_settings;
 pub use checkpointing::{TrainingSteps, regions};
+pub use described::{Said, said_by_adapter, said_by_weights};
 pub use model::{ModelOutline, ModelParts, architecture, model, outline};
 pub use rewards::{RewardParts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas, timesteps};

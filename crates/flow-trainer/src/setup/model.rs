@@ -6,6 +6,7 @@ use flow_config::{Architecture, Conditioning, Config, Finetune, PositionEncoding
 use flow_core::{FlowModel, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
 use flow_models::{ModelRegistry, Trained, add_lora, trained_mask};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A model with its weights. Cloning shares them.
@@ -93,6 +94,8 @@ pub fn architecture(config: &Config) -> (&'static str, Value) {
                 "ffn_dim": w.ffn_dim,
                 "num_layers": w.num_layers,
                 "cross_attn_norm": w.cross_attn_norm,
+                "eps": w.eps,
+                "rope_max_seq_len": w.rope_max_seq_len,
             });
             ("wan", settings)
         }
@@ -178,15 +181,26 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         let file = environment.base.join(path);
         if !file.exists() {
             return Err(TrainError::NoWeights {
+                help: no_weights_help(config, path),
                 file,
-                help: if *path == config.pretrain.output {
-                    "Make it with `flow-train pretrain` and this config"
-                } else {
-                    "Check the path, which starts from the config's folder"
-                },
             });
         }
+        if let Some(description) = flow_models::weights::describe(&file)? {
+            description.expect(&*model)?;
+        }
         flow_models::load_into(&mut weights, &file)?;
+    }
+    if let Some(path) = &config.model.adapter {
+        let file = environment.base.join(path);
+        if adapted.is_empty() {
+            return Err(TrainError::Setting(
+                "`model.adapter` names adapters to begin from, but `model.finetune` is \"full\"; set it to \"lora\"".into(),
+            ));
+        }
+        if !file.exists() {
+            return Err(TrainError::NoAdapter { file });
+        }
+        flow_models::load_adapters(&*model, &mut weights, &file)?;
     }
     let storage = match config.optimizer.weights {
         flow_config::WeightStorage::Bf16 => WeightStorage::Narrow,
@@ -201,4 +215,30 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         trained,
         adapted,
     })
+}
+
+/// What to do where `model.weights` names nothing.
+fn no_weights_help(config: &Config, path: &Path) -> String {
+    if *path == config.pretrain.output {
+        return "Make it with `flow-train pretrain` and this config".into();
+    }
+    // `stabilityai/stable-diffusion-3.5-medium`: the name of a repository, which nothing here downloads.
+    // A path of the command line is there with the working directory before it.
+    let here = std::env::current_dir().unwrap_or_default();
+    let path = path.strip_prefix(here).unwrap_or(path);
+    let parts: Vec<_> = path.components().collect();
+    let is_hub_name = path.is_relative()
+        && parts.len() == 2
+        && parts
+            .iter()
+            .all(|part| matches!(part, std::path::Component::Normal(_)))
+        && path.extension().is_none_or(|ending| ending != "safetensors");
+    if is_hub_name {
+        return format!(
+            "Nothing is downloaded here; if it is the name of a repository, fetch it with `hf download {0} --local-dir FOLDER` and \
+             name that folder",
+            path.display()
+        );
+    }
+    "Check the path; one in a config starts from the config's folder".into()
 }

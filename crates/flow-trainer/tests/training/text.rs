@@ -221,12 +221,29 @@ fn everything_that_is_wrong_with_a_file_is_said_at_once() {
     ] {
         assert!(problem.contains(said), "`{said}` is not in: {problem}");
     }
-    let texts = Some([("prompts".to_owned(), "[\"thin 0\", \"a cat\"]".to_owned())].into());
-    let problem = read(&file(folder.path(), texts, |_| ())).expect_err("another data set's prompts");
+    let noted = |texts: &[&str]| {
+        let text = serde_json::to_string(texts).expect("a list of texts");
+        let metadata = Some([("prompts".to_owned(), text)].into());
+        read(&file(folder.path(), metadata, |_| ())).expect_err("another data set's prompts")
+    };
+    let digits = Digits::new().expect("the digits");
+    let mut texts: Vec<&str> = digits.prompts().iter().map(|it| it.text.as_str()).collect();
+    texts[1] = "a cat";
+    let problem = noted(&texts);
     assert!(
         problem.contains("its prompt 1 is `a cat`, that of `digits`"),
         "{problem}"
     );
+    // As many as there are, or they are of something else: none, some, and one too many.
+    texts[1] = &digits.prompts()[1].text;
+    texts.push("bold 7");
+    for wrong in [&texts[..0], &texts[..5], &texts[..]] {
+        let problem = noted(wrong);
+        assert!(
+            problem.contains(&format!("lists {} texts, and `digits` has 30", wrong.len())),
+            "{problem}"
+        );
+    }
     std::fs::write(&path, b"no safetensors").expect("it can be written");
     assert!(read(&path).is_err());
     let missing = read(&folder.path().join("none.safetensors")).expect_err("there is no file");

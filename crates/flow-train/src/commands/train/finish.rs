@@ -3,16 +3,15 @@
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
 use flow_config::Config;
-use flow_core::ParamLayout;
+use flow_models::Architecture;
 use flow_report::{Audit, RunSummary, human_duration};
 use flow_trainer::Session;
 use flow_trainer::algorithm::Algorithm;
-use std::sync::Arc;
 
 /// Exports the weights and prints the outcome.
 pub fn run<A: Algorithm>(
     session: &Session<A>,
-    base: &Arc<ParamLayout>,
+    model: &dyn Architecture,
     config: &Config,
 ) -> Result<(), Failure> {
     let directory = session.directory();
@@ -20,7 +19,8 @@ pub fn run<A: Algorithm>(
     let metadata = flow_train::weights_metadata(config, &directory.name(), state.iteration);
     // Weights of a process before this one are not written over.
     let before = directory.supersede_weights().or_failed()?;
-    let files = flow_trainer::export(&state.weights, base, &directory.weights(), &metadata).or_failed()?;
+    let files =
+        flow_trainer::export(&state.weights, model, config, &directory.weights(), &metadata).or_failed()?;
     directory.drop_same(&before).or_failed()?;
     let summary = directory.read_summary().or_failed()?.unwrap_or_default();
     let mut text = outcome(&summary);
