@@ -159,7 +159,11 @@ fn on_devices(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Re
     let cuda = "the program for NVIDIA GPUs";
     match options.without_cuda {
         true => steps.skips.step(cuda, AS_ASKED),
-        false => steps.cargo(cuda, workspace, &[&["build"], &built, &["--bin", "flow-train"]])?,
+        // With a test beside it, for else its dependencies are built without what tests ask of them, which is all once more.
+        false => {
+            let program = ["--bin", "flow-train", "--test", "sentinels"];
+            steps.cargo(cuda, workspace, &[&["build"], &built, &program])?;
+        }
     }
     let burn = "kernels and training on Vulkan through Burn, and CubeCL's options";
     match options.without_lavapipe {
