@@ -226,7 +226,7 @@ codes! {
         "[optimizer]\nlearning_rate = 1e-4";
     /// Adapters to begin from, in a run that has none.
     RULE_ADAPTER = "rule::adapter",
-        "They would not be read.",
+        "They would not be read, and the run would not be the one that the config describes.",
         "[model]\nadapter = \"my-lora\"\nfinetune = \"full\"",
         "[model]\nadapter = \"my-lora\"\nfinetune = \"lora\"";
     /// The pull towards a reference needs one that can be had.

@@ -49,6 +49,11 @@ const HIDDEN_STATE_ALLOWED: &[(&str, &str, &str)] = &[
         "the manifest records the variables of the process",
     ),
     (
+        "crates/flow-train/src/commands/doctor/nvidia.rs",
+        concat!("env::", "var"),
+        "`doctor` says where the loader and CubeCL look for NVIDIA's libraries",
+    ),
+    (
         "crates/flow-import/tests/examples.rs",
         concat!("env::", "var"),
         "where somebody's checkout of Flow-Factory is; without it the test says that it is skipped",

@@ -219,7 +219,6 @@ fn a_whole_checkpoint_is_enough_to_go_on_whatever_else_is_lost() {
             "metrics.jsonl",
             "timing.jsonl",
             "summary.json",
-            "events",
         ],
         &["checkpoints moved", "run.json"],
     ];
