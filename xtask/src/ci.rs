@@ -208,7 +208,7 @@ fn lints(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<
     ];
     steps.cargo("clippy", workspace, &clippy)?;
     steps.step("documentation of the crates", |_| {
-        let mut rustdoc = cargo(workspace, &[&["doc", "--no-deps"], &features[..]].concat());
+        let mut rustdoc = cargo(workspace, &["doc", "--no-deps", "--release", "--workspace"]);
         run_command(rustdoc.env("RUSTDOCFLAGS", "-D warnings"))
     })?;
     steps.step("fuzz targets", |_| {

@@ -1,6 +1,8 @@
 //! Building blocks of CubeCL kernels for NVIDIA GPUs.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
+// CubeCL copies a kernel's documentation into a module that it makes, where `super` is another module.
+#![allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links)]
 
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]

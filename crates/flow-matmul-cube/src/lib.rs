@@ -1,6 +1,8 @@
 //! Matrix products in CubeCL, with fused epilogues.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
+// CubeCL copies a kernel's documentation into a module that it makes, where `super` is another module.
+#![allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links)]
 
 pub mod call;
 pub mod catalogue;
