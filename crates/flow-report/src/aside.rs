@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::directory::RunDirectory;
 use crate::error::{ReportError, Result};
+use crate::hash::ContentHash;
 
 impl RunDirectory {
     /// Moves everything that a run wrote here into folders called `superseded`, so that it begins again with nothing lost, and
@@ -131,7 +132,7 @@ pub(crate) fn supersede(
 }
 
 /// The first of the paths for 1, 2, 3, … that is not taken.
-pub(crate) fn first_free(name: impl Fn(u64) -> PathBuf) -> PathBuf {
+pub fn first_free(name: impl Fn(u64) -> PathBuf) -> PathBuf {
     let mut number = 1;
     loop {
         let path = name(number);
@@ -152,12 +153,7 @@ fn is_same(one: &Path, other: &Path) -> io::Result<bool> {
         if fs::metadata(one)?.len() != fs::metadata(other)?.len() {
             return Ok(false);
         }
-        let hash = |path: &Path| -> io::Result<blake3::Hash> {
-            let mut hasher = blake3::Hasher::new();
-            hasher.update_reader(fs::File::open(path)?)?;
-            Ok(hasher.finalize())
-        };
-        return Ok(hash(one)? == hash(other)?);
+        return Ok(ContentHash::of_file(one)? == ContentHash::of_file(other)?);
     }
     let names = |folder: &Path| -> io::Result<BTreeSet<OsString>> {
         fs::read_dir(folder)?

@@ -26,11 +26,10 @@ impl ContentHash {
     /// If something cannot be read.
     pub fn of_path(path: &Path, extension: &str) -> Result<Self> {
         let failed = |source| ReportError::read("file", path, source);
-        let mut hasher = blake3::Hasher::new();
         if !path.is_dir() {
-            hash_file(&mut hasher, path).map_err(failed)?;
-            return Ok(Self::from(&hasher));
+            return Self::of_file(path).map_err(failed);
         }
+        let mut hasher = blake3::Hasher::new();
         let entries: io::Result<Vec<PathBuf>> = fs::read_dir(path)
             .map_err(failed)?
             .map(|entry| Ok(entry?.path()))
@@ -43,6 +42,13 @@ impl ContentHash {
             hasher.update(name.as_encoded_bytes()).update(b"\0");
             hash_file(&mut hasher, &file).map_err(failed)?;
         }
+        Ok(Self::from(&hasher))
+    }
+
+    /// Of the file at `path`.
+    pub(crate) fn of_file(path: &Path) -> io::Result<Self> {
+        let mut hasher = blake3::Hasher::new();
+        hash_file(&mut hasher, path)?;
         Ok(Self::from(&hasher))
     }
 

@@ -33,6 +33,7 @@ mod tensorboard;
 mod ticks;
 mod traces;
 
+pub use aside::first_free;
 pub use atomic::{Disk, DurableFile, Storage, atomic_write, atomic_write_in, remove_leftovers};
 pub use container::{
     CheckpointReader, CheckpointWriter, MAGIC, SectionEntry, VERSION, WrittenCheckpoint, peek_checkpoint,

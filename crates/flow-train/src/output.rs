@@ -3,6 +3,7 @@
 
 use crate::arguments::ExistingFile;
 use crate::failure::Failure;
+use flow_report::first_free;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -158,34 +159,30 @@ fn writable(folder: &Path) -> io::Result<()> {
 
 /// The first free name like `path`: `a.png`, `a-2.png`, `a-3.png`, …
 pub fn free(path: &Path) -> PathBuf {
-    let stem = path.file_stem().unwrap_or_default();
-    let numbered = (2u64..).map(|number| {
-        let mut name: OsString = stem.to_owned();
+    first_free(|number| {
+        if number == 1 {
+            return path.to_owned();
+        }
+        let mut name: OsString = path.file_stem().unwrap_or_default().to_owned();
         name.push(format!("-{number}"));
         if let Some(extension) = path.extension() {
             name.push(".");
             name.push(extension);
         }
         path.with_file_name(name)
-    });
-    let mut names = std::iter::once(path.to_owned()).chain(numbered);
-    names
-        .find(|name| name.symlink_metadata().is_err())
-        .unwrap_or_else(|| path.to_owned())
+    })
 }
 
 /// The first free name of `path.old`, `path.old2`, `path.old3`, …
 fn aside(path: &Path) -> PathBuf {
-    let named = |ending: String| {
+    first_free(|number| {
         let mut name = path.as_os_str().to_owned();
-        name.push(ending);
+        name.push(".old");
+        if number > 1 {
+            name.push(number.to_string());
+        }
         PathBuf::from(name)
-    };
-    let numbered = (2u64..).map(|number| named(format!(".old{number}")));
-    let mut names = std::iter::once(named(".old".into())).chain(numbered);
-    names
-        .find(|name| name.symlink_metadata().is_err())
-        .unwrap_or_else(|| named(".old".into()))
+    })
 }
 
 #[cfg(test)]

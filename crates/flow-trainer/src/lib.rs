@@ -21,6 +21,7 @@ mod sample;
 pub mod scheduler;
 pub mod session;
 pub mod setup;
+mod state_sections;
 pub mod text;
 pub mod timesteps;
 

@@ -90,7 +90,8 @@ impl WithAlgorithm for Measuring<'_> {
         // What is to be measured for is not in force yet.
         let mut config = self.config.clone();
         config.acceleration.rollout.clear();
-        let parts = setup::parts(&config, self.environment, algorithm)?.set_up()?;
+        let model = setup::model(&config, self.environment)?;
+        let parts = setup::parts_of(&config, self.environment, model, algorithm)?.set_up()?;
         let mut observer = progress::observer(1, 1, self.quiet, Interrupt::default());
         Ok(match self.policy {
             MeasuredPolicy::Magcache => {

@@ -151,6 +151,7 @@ impl WithAlgorithm for Build<'_> {
     type Output = Result<(), TrainError>;
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
-        setup::parts(self.config, self.environment, algorithm).map(|_| ())
+        let (config, environment) = (self.config, self.environment);
+        setup::parts_of(config, environment, setup::model(config, environment)?, algorithm).map(|_| ())
     }
 }

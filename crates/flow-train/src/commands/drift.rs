@@ -61,7 +61,9 @@ impl WithAlgorithm for Comparing<'_> {
     type Output = Result<Vec<DriftRun>, TrainError>;
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
-        let mut parts = setup::parts(self.config, self.environment, algorithm)?.set_up()?;
+        let (config, environment) = (self.config, self.environment);
+        let model = setup::model(config, environment)?;
+        let mut parts = setup::parts_of(config, environment, model, algorithm)?.set_up()?;
         let mut observer = progress::observer(self.rollouts, self.rollouts, self.quiet, Interrupt::default());
         (0..self.rollouts)
             .map(|iteration| parts.drift(iteration, &mut *observer))

@@ -92,7 +92,8 @@ impl WithAlgorithm for Describe<'_> {
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
         let (config, environment) = (self.config, self.environment);
         if self.measures {
-            let parts = setup::parts(config, environment, algorithm).or_bad_input()?;
+            let model = setup::model(config, environment).or_bad_input()?;
+            let parts = setup::parts_of(config, environment, model, algorithm).or_bad_input()?;
             let record = parts.checkpoint_plan.clone();
             return Ok((text(config, environment, &parts)?, record));
         }

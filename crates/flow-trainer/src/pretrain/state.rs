@@ -1,13 +1,13 @@
 //! The state of a pretraining on disk, so that one that was stopped goes on to the same bits.
 
 use crate::error::TrainError;
-use crate::optimizer::{AdamW, Moments};
+use crate::optimizer::AdamW;
+use crate::state_sections::{Sections, add_moments, add_weights};
+use flow_core::Weights;
 use flow_core::device::ComputeDevice;
-use flow_core::{ParamSpec, Plain, Weights, cpu};
 use flow_report::{CheckpointReader, CheckpointWriter};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// What the checkpoint of a pretraining calls itself.
@@ -90,48 +90,19 @@ impl PretrainCheckpoint {
 
     /// Puts what was saved into `state`.
     pub(super) fn restore(&self, state: &mut State, device: &ComputeDevice) -> Result<(), TrainError> {
-        let layout = state.weights.layout().clone();
-        let read = |section: String, spec: &ParamSpec| -> Result<Plain, TrainError> {
-            let count = spec.shape.iter().product::<usize>();
-            let values = self.values(&section, count)?;
-            Ok(device.lasting(|| device.plain(values, &spec.shape)))
+        let sections = Sections {
+            reader: &self.reader,
+            device,
+            help: "Begin anew with `--on-exists overwrite`",
         };
-        for (index, spec) in layout.specs().iter().enumerate() {
-            let (name, weights) = (&spec.name, &mut state.weights);
-            weights.set(index, read(format!("current/{name}"), spec)?)?;
-            state.average.set(index, read(format!("average/{name}"), spec)?)?;
-        }
-        let moments = layout.specs().iter().zip(state.optimizer.moments());
-        let moments = moments.map(|(spec, moments)| {
-            let read = |kind: &str| read(format!("{kind}/{}", spec.name), spec);
-            let both = || {
-                Ok(Moments {
-                    first: read("first")?,
-                    second: read("second")?,
-                })
-            };
-            moments.as_ref().map(|_| both()).transpose()
-        });
-        let moments = moments.collect::<Result<Vec<_>, TrainError>>()?;
+        sections.weights("current", &mut state.weights)?;
+        sections.weights("average", &mut state.average)?;
+        let trained: Vec<bool> = (state.optimizer.moments().iter()).map(Option::is_some).collect();
+        let moments = sections.moments(state.weights.layout(), trained)?;
         device.lasting(|| state.optimizer.restore(self.optimizer_steps, moments));
         state.step = self.steps();
-        state.losses = self.values("losses", self.steps() as usize)?;
+        state.losses = sections.values("losses", self.steps() as usize)?;
         Ok(())
-    }
-
-    fn values(&self, section: &str, count: usize) -> Result<Vec<f32>, TrainError> {
-        let bytes = self.reader.section(section)?;
-        if bytes.len() != count * 4 {
-            return Err(TrainError::CheckpointMismatch {
-                path: self.reader.path().to_owned(),
-                problem: format!("section `{section}` has {} bytes for {count} values", bytes.len()),
-                help: "Begin anew with `--on-exists overwrite`".into(),
-            });
-        }
-        let values = bytes.chunks_exact(4);
-        Ok(values
-            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect())
     }
 }
 
@@ -146,23 +117,10 @@ impl Keeping {
         let meta = serde_json::to_value(meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.step, meta);
         let mut sections = || -> Result<(), flow_report::CheckpointError> {
-            let layout = state.weights.layout();
-            // Each comes to the host when its turn to be written has come.
             for (set, weights) in [("current", &state.weights), ("average", &state.average)] {
-                for (index, spec) in layout.specs().iter().enumerate() {
-                    let name = format!("{set}/{}", spec.name);
-                    writer
-                        .section_streamed(&name, bytes(spec), move |out| write(out, &weights.host(index)))?;
-                }
+                add_weights(&mut writer, set, weights)?;
             }
-            for (spec, moments) in layout.specs().iter().zip(state.optimizer.moments()) {
-                let Some(moments) = moments else { continue };
-                for (which, moment) in [("first", &moments.first), ("second", &moments.second)] {
-                    let name = format!("{which}/{}", spec.name);
-                    writer
-                        .section_streamed(&name, bytes(spec), move |out| write(out, &cpu::to_host(moment)))?;
-                }
-            }
+            add_moments(&mut writer, state.weights.layout(), &state.optimizer)?;
             let losses: Vec<u8> = state.losses.iter().copied().flat_map(f32::to_le_bytes).collect();
             writer.section("losses", losses)?;
             Ok(())
@@ -171,20 +129,6 @@ impl Keeping {
         writer.write_to(&self.path)?;
         Ok(())
     }
-}
-
-/// Of a weight's values in f32.
-fn bytes(spec: &ParamSpec) -> u64 {
-    4 * spec.shape.iter().product::<usize>() as u64
-}
-
-/// Some at a time, so that their bytes are not all there beside them.
-fn write(out: &mut dyn Write, values: &[f32]) -> io::Result<()> {
-    for some in values.chunks(1 << 14) {
-        let bytes: Vec<u8> = some.iter().copied().flat_map(f32::to_le_bytes).collect();
-        out.write_all(&bytes)?;
-    }
-    Ok(())
 }
 
 /// The first key whose values differ, with both.

@@ -6,8 +6,8 @@ use crate::algorithm::Algorithm;
 use crate::description::{Change, Description, forbidden};
 use crate::error::TrainError;
 use crate::geometry_history::GeometryHistory;
-use crate::optimizer::Moments;
-use flow_core::{Plain, Weights};
+use crate::state_sections::Sections;
+use flow_core::Weights;
 use flow_report::{CheckpointReader, CheckpointStore, MetricsFound, MetricsWriter, RunDirectory, Traces};
 use std::path::Path;
 
@@ -108,7 +108,7 @@ impl Checkpoint {
 
     /// Puts the state into `parts`.
     pub(super) fn put_back<A: Algorithm>(&self, parts: &mut Parts<A>) -> Result<(), TrainError> {
-        let (reader, meta) = (&self.reader, &self.meta);
+        let meta = &self.meta;
         if meta.algorithm != A::NAME {
             let problem = format!(
                 "it was written by algorithm `{}`, this run uses `{}`",
@@ -136,24 +136,14 @@ impl Checkpoint {
         history.change(meta.iteration, &geometry);
 
         let device = parts.sampler.device.clone();
-        let read = |section: String, shape: &[usize]| -> Result<Plain, TrainError> {
-            let bytes = reader.section(&section)?;
-            let count: usize = shape.iter().product();
-            if bytes.len() != count * 4 {
-                let problem = format!("section `{section}` has {} bytes for {count} values", bytes.len());
-                return Err(self.mismatch(problem, "Use another checkpoint"));
-            }
-            let values = bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect();
-            Ok(device.lasting(|| device.plain(values, shape)))
+        let sections = Sections {
+            reader: &self.reader,
+            device: &device,
+            help: "Use another checkpoint",
         };
         let kernels = parts.sampler.kernels.clone();
         let fill = |set: &str, weights: &mut Weights| -> Result<(), TrainError> {
-            for (index, spec) in layout.specs().iter().enumerate() {
-                weights.set(index, read(format!("{set}/{}", spec.name), &spec.shape)?)?;
-            }
+            sections.weights(set, weights)?;
             weights.settle(&*kernels);
             Ok(())
         };
@@ -173,22 +163,7 @@ impl Checkpoint {
             }
         }
         fill("current", &mut weights.current)?;
-        let moments = layout
-            .specs()
-            .iter()
-            .zip(parts.state.optimizer.trained())
-            .map(|(spec, trained)| {
-                let moment = |kind: &str| read(format!("{kind}/{}", spec.name), &spec.shape);
-                trained
-                    .then(|| {
-                        Ok(Moments {
-                            first: moment("first")?,
-                            second: moment("second")?,
-                        })
-                    })
-                    .transpose()
-            });
-        let moments = moments.collect::<Result<Vec<_>, TrainError>>()?;
+        let moments = sections.moments(&layout, parts.state.optimizer.trained().iter().copied())?;
         let optimizer = &mut parts.state.optimizer;
         device.lasting(|| optimizer.restore(meta.optimizer_steps, moments));
         parts.acceleration.restore(&meta.accelerators);

@@ -7,11 +7,11 @@ use crate::algorithm::Algorithm;
 use crate::description::Description;
 use crate::error::TrainError;
 use crate::geometry_history::GeometryHistory;
-use flow_core::{ParamLayout, ParamSpec, Weights, cpu};
+use crate::state_sections::{add_moments, add_weights};
+use flow_core::{ParamLayout, Weights};
 use flow_report::{CHECKPOINT_RECORD, CheckpointWriter, MetricRecord, MetricsPosition, RunStamp, Stopwatch};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 
 /// The part of a checkpoint that is not tensors. What older checkpoints do not have has a default.
 #[derive(Debug, Serialize, Deserialize)]
@@ -65,24 +65,10 @@ impl<A: Algorithm> Session<A> {
         };
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);
-        // Each comes to the host when its turn to be written has come: all at once would be the whole state a second time.
         for (set, weights) in sets(&state.weights) {
-            for (index, spec) in layout.specs().iter().enumerate() {
-                let name = format!("{set}/{}", spec.name);
-                writer.section_streamed(&name, bytes(spec), move |out| {
-                    write_values(out, &weights.host(index))
-                })?;
-            }
+            add_weights(&mut writer, set, weights)?;
         }
-        for (spec, moments) in layout.specs().iter().zip(state.optimizer.moments()) {
-            let Some(moments) = moments else { continue };
-            for (which, moment) in [("first", &moments.first), ("second", &moments.second)] {
-                let name = format!("{which}/{}", spec.name);
-                writer.section_streamed(&name, bytes(spec), move |out| {
-                    write_values(out, &cpu::to_host(moment))
-                })?;
-            }
-        }
+        add_moments(&mut writer, layout, &state.optimizer)?;
         let saved = self.files.checkpoints.save(&writer)?;
         let iteration = state.iteration;
         drop(writer);
@@ -114,18 +100,4 @@ pub(super) fn layout_of(layout: &ParamLayout) -> Vec<(String, Vec<usize>)> {
         .iter()
         .map(|spec| (spec.name.clone(), spec.shape.clone()))
         .collect()
-}
-
-/// Of a weight's values in f32.
-fn bytes(spec: &ParamSpec) -> u64 {
-    4 * spec.shape.iter().product::<usize>() as u64
-}
-
-/// Some at a time, so that their bytes are not all there beside them.
-fn write_values(out: &mut dyn Write, values: &[f32]) -> io::Result<()> {
-    for some in values.chunks(1 << 14) {
-        let bytes: Vec<u8> = some.iter().copied().flat_map(f32::to_le_bytes).collect();
-        out.write_all(&bytes)?;
-    }
-    Ok(())
 }

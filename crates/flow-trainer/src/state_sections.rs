@@ -1,0 +1,116 @@
+//! Weights and moments as sections of a checkpoint, of a run and of a pretraining alike: `current/NAME`, `first/NAME`, each f32 in
+//! little-endian order.
+
+use crate::error::TrainError;
+use crate::optimizer::{AdamW, Moments};
+use flow_core::device::ComputeDevice;
+use flow_core::{ParamLayout, ParamSpec, Plain, Weights, cpu};
+use flow_report::{CheckpointError, CheckpointReader, CheckpointWriter};
+use std::io::{self, Write};
+
+/// Adds the weights of a set. Each comes to the host when its turn to be written has come: all at once would be the whole state a
+/// second time.
+pub(crate) fn add_weights<'a>(
+    writer: &mut CheckpointWriter<'a>,
+    set: &str,
+    weights: &'a Weights,
+) -> Result<(), CheckpointError> {
+    for (index, spec) in weights.layout().specs().iter().enumerate() {
+        let name = format!("{set}/{}", spec.name);
+        writer.section_streamed(&name, bytes(spec), move |out| {
+            write_values(out, &weights.host(index))
+        })?;
+    }
+    Ok(())
+}
+
+/// Adds the moments of all weights that have some.
+pub(crate) fn add_moments<'a>(
+    writer: &mut CheckpointWriter<'a>,
+    layout: &ParamLayout,
+    optimizer: &'a AdamW,
+) -> Result<(), CheckpointError> {
+    for (spec, moments) in layout.specs().iter().zip(optimizer.moments()) {
+        let Some(moments) = moments else { continue };
+        for (which, moment) in [("first", &moments.first), ("second", &moments.second)] {
+            let name = format!("{which}/{}", spec.name);
+            writer.section_streamed(&name, bytes(spec), move |out| {
+                write_values(out, &cpu::to_host(moment))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// What a checkpoint holds of weights and moments.
+pub(crate) struct Sections<'a> {
+    pub reader: &'a CheckpointReader,
+    pub device: &'a ComputeDevice,
+    /// What to do if a section is not what it should be.
+    pub help: &'static str,
+}
+
+impl Sections<'_> {
+    /// The `count` values of a section.
+    pub fn values(&self, section: &str, count: usize) -> Result<Vec<f32>, TrainError> {
+        let bytes = self.reader.section(section)?;
+        if bytes.len() != count * 4 {
+            return Err(TrainError::CheckpointMismatch {
+                path: self.reader.path().to_owned(),
+                problem: format!("section `{section}` has {} bytes for {count} values", bytes.len()),
+                help: self.help.into(),
+            });
+        }
+        let values = bytes.chunks_exact(4);
+        Ok(values
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect())
+    }
+
+    /// Puts the values of a set into `weights`.
+    pub fn weights(&self, set: &str, weights: &mut Weights) -> Result<(), TrainError> {
+        let layout = weights.layout().clone();
+        for (index, spec) in layout.specs().iter().enumerate() {
+            weights.set(index, self.tensor(set, spec)?)?;
+        }
+        Ok(())
+    }
+
+    /// The moments of each weight, none of one that is not `trained`.
+    pub fn moments(
+        &self,
+        layout: &ParamLayout,
+        trained: impl IntoIterator<Item = bool>,
+    ) -> Result<Vec<Option<Moments>>, TrainError> {
+        let of = |(spec, trained): (&ParamSpec, bool)| {
+            let both = || {
+                Ok(Moments {
+                    first: self.tensor("first", spec)?,
+                    second: self.tensor("second", spec)?,
+                })
+            };
+            trained.then(both).transpose()
+        };
+        layout.specs().iter().zip(trained).map(of).collect()
+    }
+
+    fn tensor(&self, set: &str, spec: &ParamSpec) -> Result<Plain, TrainError> {
+        let count = spec.shape.iter().product();
+        let values = self.values(&format!("{set}/{}", spec.name), count)?;
+        Ok(self.device.lasting(|| self.device.plain(values, &spec.shape)))
+    }
+}
+
+/// Of a weight's values in f32.
+fn bytes(spec: &ParamSpec) -> u64 {
+    4 * spec.shape.iter().product::<usize>() as u64
+}
+
+/// Some at a time, so that their bytes are not all there beside them.
+fn write_values(out: &mut dyn Write, values: &[f32]) -> io::Result<()> {
+    for some in values.chunks(1 << 14) {
+        let bytes: Vec<u8> = some.iter().copied().flat_map(f32::to_le_bytes).collect();
+        out.write_all(&bytes)?;
+    }
+    Ok(())
+}
