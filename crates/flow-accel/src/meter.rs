@@ -111,6 +111,15 @@ impl Meter {
         }
     }
 
+    /// Takes back what was counted between `before` and `after`, two readings of [`counted`](Self::counted): to record a call
+    /// computes it more often than it is asked for, and how often a process records is not a property of the run.
+    pub fn take_back(&self, before: Engagements, after: Engagements) {
+        for what in Engagement::ALL {
+            let times = after.of(what).saturating_sub(before.of(what));
+            self.counts[what as usize].fetch_sub(times, Ordering::Relaxed);
+        }
+    }
+
     /// The accelerator was in force and did not do its part, once more; `why` is for a person, of the first time.
     pub fn falls_short(&self, name: &'static str, why: impl Into<String>) {
         let mut shortfalls = self.shortfalls.lock().unwrap_or_else(PoisonError::into_inner);

@@ -121,17 +121,16 @@ impl Replaying {
         }
     }
 
+    /// What the accelerators whose work is recorded have counted so far.
+    fn counts(&self) -> Vec<Engagements> {
+        self.recorded.iter().map(Meter::counted).collect()
+    }
+
     /// Runs `compute`, which is being recorded, and notes what others count meanwhile.
     fn counting<T>(&self, counted: &mut Counted, compute: impl FnOnce() -> T) -> T {
-        let read = || {
-            self.recorded
-                .iter()
-                .map(Meter::counted)
-                .collect::<Vec<Engagements>>()
-        };
-        let before = read();
+        let before = self.counts();
         let computed = compute();
-        *counted = Counted::new(&self.recorded, before, read());
+        *counted = Counted::new(&self.recorded, before, self.counts());
         computed
     }
 
@@ -191,12 +190,17 @@ impl Replaying {
 
 impl ToRecord<'_> {
     fn record(&self) -> Call {
+        let before = self.driver.counts();
         let recorded = if self.exec.params().is_training() {
             self.pair().map(Call::Differentiated)
         } else {
             self.plain()
         };
         self.driver.recorder.release(&self.inputs[0]);
+        // Each replay counts for itself, so that a run that was stopped and records anew counts as one that was not.
+        for ((meter, before), after) in self.driver.recorded.iter().zip(before).zip(self.driver.counts()) {
+            meter.take_back(before, after);
+        }
         recorded.unwrap_or_else(|why| self.without_recording(why))
     }
 

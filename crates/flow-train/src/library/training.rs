@@ -142,6 +142,10 @@ impl WithAlgorithm for Visitor<'_> {
             OnExists::Overwrite => flow_report::OnExists::Overwrite,
             OnExists::New => flow_report::OnExists::New,
         };
+        if policy != flow_report::OnExists::Resume {
+            // Before an older run is moved aside.
+            parts.expect_files()?;
+        }
         let directory = RunDirectory::open(&config.run.dir, &config.run.name, policy)?;
         directory
             .notices()
@@ -159,6 +163,7 @@ impl WithAlgorithm for Visitor<'_> {
             && match directory.continuation()? {
                 Continuation::FromCheckpoint => true,
                 Continuation::FromStart => {
+                    parts.expect_files()?;
                     directory.supersede_all()?;
                     false
                 }

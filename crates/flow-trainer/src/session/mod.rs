@@ -20,6 +20,7 @@ pub use evaluate::{Evaluation, Subject};
 pub use state::{PolicyWeights, TrainState};
 use tally::Tally;
 
+use crate::absent_file::AbsentFile;
 use crate::advantage::AdvantageOptions;
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
@@ -133,6 +134,8 @@ pub struct Parts<A, S = Arrangement> {
     pub acceleration: S,
     /// What a person should know before the run starts.
     pub notices: Vec<String>,
+    /// Files of weights that are not there: what stands in their place is no model.
+    pub absent: Vec<AbsentFile>,
     /// How a budget of activation checkpointing is spent, if there is one.
     pub checkpoint_plan: Option<PlanRecord>,
     /// The sampler of the rollout.
@@ -158,6 +161,14 @@ pub struct Parts<A, S = Arrangement> {
 }
 
 impl<A> Parts<A> {
+    /// That every file of weights is there, without which a run cannot begin.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn expect_files(&self) -> Result<(), TrainError> {
+        self.absent.first().map_or(Ok(()), |absent| Err(absent.error()))
+    }
+
     /// Sets the accelerators up with the weights there are: no weight may change before they compute.
     ///
     /// # Errors
@@ -170,6 +181,7 @@ impl<A> Parts<A> {
             description: self.description,
             algorithm: self.algorithm,
             notices: self.notices,
+            absent: self.absent,
             checkpoint_plan: self.checkpoint_plan,
             sampler: self.sampler,
             schedule: self.schedule,
@@ -229,6 +241,7 @@ impl<A: Algorithm> Session<A> {
     /// # Errors
     /// If a file cannot be written.
     pub fn start(parts: Parts<A>, directory: RunDirectory, manifest: &Manifest) -> Result<Self, TrainError> {
+        parts.expect_files()?;
         let parts = parts.set_up()?;
         directory.write_manifest(manifest)?;
         let logs = (directory.metrics(MetricsStart::Fresh)?, directory.timing()?);

@@ -305,7 +305,8 @@ pub fn with_algorithm<V: WithAlgorithm>(
     })
 }
 
-/// Assembles a run.
+/// Assembles a run. Files of weights that are not there are named in [`Parts::absent`]: a checkpoint can stand in for them, and
+/// nothing else can.
 ///
 /// # Errors
 /// Whatever does not fit, with how to mend it.
@@ -316,7 +317,8 @@ pub fn parts<A: Algorithm>(
 ) -> Result<Parts<A>, TrainError> {
     // Before anything is loaded: the contents of files as they are when the run begins.
     let description = Description::of(config, environment.base)?;
-    let parts = parts_of(config, environment, model(config, environment)?, algorithm)?;
+    let model = model::model_with_absent_files(config, environment)?;
+    let parts = parts_of(config, environment, model, algorithm)?;
     Ok(Parts { description, ..parts })
 }
 
@@ -431,6 +433,7 @@ pub fn parts_of<A: Algorithm>(
         algorithm,
         acceleration,
         notices,
+        absent: model.absent,
         checkpoint_plan,
         sampler,
         schedule,

@@ -1,6 +1,7 @@
 //! Architecture, weights, adapters.
 
 use super::Environment;
+use crate::absent_file::AbsentFile;
 use crate::error::TrainError;
 use flow_config::{Architecture, Conditioning, Config, Finetune, PositionEncoding};
 use flow_core::{FlowModel, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
@@ -20,6 +21,8 @@ pub struct ModelParts {
     pub trained: Vec<bool>,
     /// Names of the linear layers with adapters.
     pub adapted: Vec<String>,
+    /// Files that the config names and that are not there. Their weights are no model's: a checkpoint has to give them.
+    pub absent: Vec<AbsentFile>,
 }
 
 /// Name and settings of the config's architecture, as the registry takes them.
@@ -163,8 +166,24 @@ pub fn outline(
 /// Builds the model, loads its weights, adds adapters.
 ///
 /// # Errors
-/// A setting, file or adapter target that does not fit.
+/// A setting, file or adapter target that does not fit, or a file that is not there.
 pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelParts, TrainError> {
+    let parts = model_with_absent_files(config, environment)?;
+    match parts.absent.first() {
+        Some(absent) => Err(absent.error()),
+        None => Ok(parts),
+    }
+}
+
+/// As [`model`], for a run that may go on from a checkpoint, which holds all weights: files that are not there are named in
+/// [`ModelParts::absent`].
+///
+/// # Errors
+/// A setting, file or adapter target that does not fit.
+pub(super) fn model_with_absent_files(
+    config: &Config,
+    environment: &Environment<'_>,
+) -> Result<ModelParts, TrainError> {
     let device = &environment.device;
     let ModelOutline {
         model,
@@ -177,18 +196,18 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         None => flow_models::initialize(&*model, &layout, seed, device),
         Some(_) => flow_models::initialize_adapters(&*model, &layout, seed, device),
     };
+    let mut absent = Vec::new();
     if let Some(path) = &config.model.weights {
         let file = environment.base.join(path);
-        if !file.exists() {
-            return Err(TrainError::NoWeights {
-                help: no_weights_help(config, path),
-                file,
-            });
+        if file.exists() {
+            if let Some(description) = flow_models::weights::describe(&file)? {
+                description.expect(&*model)?;
+            }
+            flow_models::load_into(&mut weights, &file)?;
+        } else {
+            let help = no_weights_help(config, path);
+            absent.push(AbsentFile::Weights { file, help });
         }
-        if let Some(description) = flow_models::weights::describe(&file)? {
-            description.expect(&*model)?;
-        }
-        flow_models::load_into(&mut weights, &file)?;
     }
     if let Some(path) = &config.model.adapter {
         let file = environment.base.join(path);
@@ -197,10 +216,11 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
                 "`model.adapter` names adapters to begin from, but `model.finetune` is \"full\"; set it to \"lora\"".into(),
             ));
         }
-        if !file.exists() {
-            return Err(TrainError::NoAdapter { file });
+        if file.exists() {
+            flow_models::load_adapters(&*model, &mut weights, &file)?;
+        } else {
+            absent.push(AbsentFile::Adapter { file });
         }
-        flow_models::load_adapters(&*model, &mut weights, &file)?;
     }
     let storage = match config.optimizer.weights {
         flow_config::WeightStorage::Bf16 => WeightStorage::Narrow,
@@ -214,6 +234,7 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         weights,
         trained,
         adapted,
+        absent,
     })
 }
 

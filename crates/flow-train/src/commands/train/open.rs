@@ -25,19 +25,19 @@ pub enum Start {
 }
 
 /// Before anything is built of a config that goes on with a run: whether it describes that run. What cannot be read here is for
-/// others to say.
-pub fn compare(arguments: &TrainArguments) -> Result<(), Failure> {
+/// others to say. Gives whether there is a checkpoint to go on from.
+pub fn compare(arguments: &TrainArguments) -> Result<bool, Failure> {
     let inspection = flow_config::inspect(&arguments.config.config, &arguments.config.set);
     let Some(resolved) = inspection
         .partial
         .filter(|resolved| !resolved.report.has_errors())
     else {
-        return Ok(());
+        return Ok(false);
     };
     let config = &resolved.config;
     let goes_on = arguments.resume.is_some() || policy(arguments, config) == OnExists::Resume;
     if !goes_on {
-        return Ok(());
+        return Ok(false);
     }
     let directory = config.run.dir.join(&config.run.name);
     let traces = Traces::of(&directory).ok();
@@ -58,13 +58,14 @@ pub fn compare(arguments: &TrainArguments) -> Result<(), Failure> {
         .into_iter()
         .find_map(|path| Some((peek_checkpoint(&path).ok()?.1, path)));
     let Some((meta, path)) = readable else {
-        return Ok(());
+        return Ok(false);
     };
     let Some(before) = Description::of_checkpoint(&meta, traces.as_ref()) else {
-        return Ok(());
+        return Ok(true);
     };
     let changes = before.changes(&Description::of_config(config));
-    TrainError::if_other_run(&path, &forbidden(&changes)).or_bad_input()
+    TrainError::if_other_run(&path, &forbidden(&changes)).or_bad_input()?;
+    Ok(true)
 }
 
 /// Opens the run's directory as command line and config ask.
