@@ -36,6 +36,8 @@ pub struct Condition {
     pub text: Option<Tensor<3>>,
     /// Pooled text, `[B, D]`.
     pub pooled: Option<Tensor<2>>,
+    /// Guidance scale that the model embeds, `[B]`: guidance that was distilled into its weights, of which one call suffices.
+    pub guidance: Option<Tensor<1>>,
 }
 
 impl Condition {
@@ -51,6 +53,7 @@ impl Condition {
             tokens: join(self.tokens, other.tokens),
             text: join(self.text, other.text),
             pooled: join(self.pooled, other.pooled),
+            guidance: join(self.guidance, other.guidance),
         }
     }
 
@@ -63,6 +66,7 @@ impl Condition {
             tokens: self.tokens.as_ref().map(|tokens| select(tokens, rows)),
             text: self.text.as_ref().map(|text| select(text, rows)),
             pooled: self.pooled.as_ref().map(|pooled| select(pooled, rows)),
+            guidance: (self.guidance.as_ref()).map(|guidance| select(guidance, rows)),
         }
     }
 }
@@ -109,6 +113,8 @@ pub struct ModelSpec {
     pub stacks: Vec<(String, usize)>,
     /// Kinds of the regions that its blocks announce.
     pub regions: Vec<RegionKind>,
+    /// Whether it reads [`Condition::guidance`].
+    pub guidance: bool,
     /// Its attention layers, for estimates of what it computes.
     pub attentions: Vec<AttentionShape>,
 }
@@ -119,6 +125,7 @@ impl ModelSpec {
         match rows {
             Rows::Tokens => self.tokens,
             Rows::Text => text_tokens,
+            Rows::TokensAndText => self.tokens + text_tokens,
             Rows::Sample => 1,
         }
     }

@@ -245,9 +245,9 @@ impl Exchange {
             x: device.tensor(values("in.hidden_states"), [2, self.model.spec().latent.values()]),
             sigma: device.tensor(values("in.timestep").iter().map(|it| it / 1000.0).collect(), [2]),
             condition: Condition {
-                tokens: None,
                 text: Some(device.tensor(values("in.encoder_hidden_states"), [2, text[1], text[2]])),
                 pooled: pooled.map(|(shape, values)| device.tensor(values.clone(), [2, shape[1]])),
+                ..Condition::default()
             },
         };
         let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));

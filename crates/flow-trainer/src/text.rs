@@ -180,9 +180,9 @@ impl EncodedText {
             pooled.clone().select(0, rows)
         });
         Condition {
-            tokens: None,
             text: Some(text.reshape([batch, tokens, channels])),
             pooled,
+            ..Condition::default()
         }
     }
 }

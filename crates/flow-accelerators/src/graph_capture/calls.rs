@@ -19,15 +19,22 @@ pub(super) struct Form {
     tokens: bool,
     text: bool,
     pooled: bool,
+    guidance: bool,
 }
 
 /// The tensors of an input in order.
 pub(super) fn split(input: &ModelInput) -> (Form, Vec<Plain>) {
-    let Condition { tokens, text, pooled } = input.condition.clone();
+    let Condition {
+        tokens,
+        text,
+        pooled,
+        guidance,
+    } = input.condition.clone();
     let form = Form {
         tokens: tokens.is_some(),
         text: text.is_some(),
         pooled: pooled.is_some(),
+        guidance: guidance.is_some(),
     };
     let mut tensors = vec![
         input.x.clone().into_dispatch(),
@@ -36,6 +43,7 @@ pub(super) fn split(input: &ModelInput) -> (Form, Vec<Plain>) {
     tensors.extend(tokens.map(Tensor::into_dispatch));
     tensors.extend(text.map(Tensor::into_dispatch));
     tensors.extend(pooled.map(Tensor::into_dispatch));
+    tensors.extend(guidance.map(Tensor::into_dispatch));
     (form, tensors)
 }
 
@@ -50,6 +58,7 @@ pub(super) fn join(form: Form, tensors: &[Plain]) -> ModelInput {
             tokens: form.tokens.then(|| Tensor::from_dispatch(next())),
             text: form.text.then(|| Tensor::from_dispatch(next())),
             pooled: form.pooled.then(|| Tensor::from_dispatch(next())),
+            guidance: form.guidance.then(|| Tensor::from_dispatch(next())),
         },
     }
 }

@@ -100,8 +100,8 @@ pub fn condition(model: &dyn FlowModel, lanes: &[Lane]) -> Condition {
         lanes.iter().flat_map(of).collect::<Vec<f32>>()
     };
     Condition {
-        tokens: None,
         text: Some(device.tensor(rows(5 * 8, 1000), [lanes.len(), 5, 8])),
         pooled: Some(device.tensor(rows(6, 2000), [lanes.len(), 6])),
+        ..Condition::default()
     }
 }

@@ -160,18 +160,23 @@ impl Exec<'_> {
         norm: NormChunks,
         layer: &Linear,
     ) -> Tensor<3> {
+        self.modulated_linear_activated(x_bsd, modulation_bkd, norm, layer, Activation::None)
+    }
+
+    /// As [`modulated_linear`](Self::modulated_linear), followed by `activation`.
+    pub fn modulated_linear_activated(
+        &self,
+        x_bsd: Tensor<3>,
+        modulation_bkd: Tensor<3>,
+        norm: NormChunks,
+        layer: &Linear,
+        activation: Activation,
+    ) -> Tensor<3> {
         check_modulation(modulation_bkd.dims(), x_bsd.dims(), &[norm.shift, norm.scale]);
         let (x, modulation) = (x_bsd.into_dispatch(), modulation_bkd.into_dispatch());
         let (kernels, stash) = (self.kernels(), &*self.stash);
         let weights = self.weights(layer);
-        Tensor::from_dispatch(kernels.modulated_linear(
-            stash,
-            &x,
-            &modulation,
-            norm,
-            &weights,
-            Activation::None,
-        ))
+        Tensor::from_dispatch(kernels.modulated_linear(stash, &x, &modulation, norm, &weights, activation))
     }
 
     /// Each of `layers` at [`modulated_layer_norm`](Self::modulated_layer_norm) of `x_BSD`, for instance queries, keys and

@@ -195,13 +195,20 @@ fn rows_of_an_input_are_those_asked_for_in_that_order_in_every_part() {
             tokens: Some(device.int_tensor(vec![7, 8, 9], [3, 1])),
             text: Some(device.tensor(vec![1.0, 2.0, 3.0], [3, 1, 1])),
             pooled: Some(device.tensor(vec![4.0, 5.0, 6.0], [3, 1])),
+            guidance: Some(device.tensor(vec![1.0, 2.0, 3.5], [3])),
         },
     };
     let some = input.rows(&[2, 0]);
     assert_eq!(to_host(&some.x.into_dispatch()), [5.0, 6.0, 1.0, 2.0]);
     assert_eq!(to_host(&some.sigma.into_dispatch()), [0.3, 0.1]);
-    let Condition { tokens, text, pooled } = some.condition;
+    let Condition {
+        tokens,
+        text,
+        pooled,
+        guidance,
+    } = some.condition;
     assert_eq!(read_ints(&tokens.expect("given").into_dispatch()), [9, 7]);
     assert_eq!(to_host(&text.expect("given").into_dispatch()), [3.0, 1.0]);
     assert_eq!(to_host(&pooled.expect("given").into_dispatch()), [6.0, 4.0]);
+    assert_eq!(to_host(&guidance.expect("given").into_dispatch()), [3.5, 1.0]);
 }

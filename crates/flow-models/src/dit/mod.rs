@@ -151,6 +151,7 @@ impl Dit {
             text: None,
             stacks: vec![("transformer_blocks".into(), config.layers)],
             regions: blocks.regions(),
+            guidance: false,
             attentions: vec![AttentionShape {
                 layers: config.layers,
                 queries: &[Rows::Tokens],

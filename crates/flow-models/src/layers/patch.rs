@@ -78,6 +78,21 @@ fn patchify(x_bn: Tensor<2>, latent: &LatentShape, patch: usize) -> Tensor<3> {
         .reshape([batch, rows * columns, latent.channels * patch * patch])
 }
 
+/// `[B, N]` to `[B, S, C·P·P]`: packed latents, as diffusers' pipelines of FLUX.1 and Qwen-Image have them (`_pack_latents`).
+pub(crate) fn pack_latents(x_bn: Tensor<2>, latent: &LatentShape, patch: usize) -> Tensor<3> {
+    patchify(x_bn, latent, patch)
+}
+
+/// The inverse of [`pack_latents`].
+pub(crate) fn unpack_latents(y_bsd: Tensor<3>, latent: &LatentShape, patch: usize) -> Tensor<2> {
+    let [batch, _, _] = y_bsd.dims();
+    let (rows, columns) = grid(latent, patch);
+    y_bsd
+        .reshape([batch, rows, columns, latent.channels, patch, patch])
+        .permute([0, 3, 1, 4, 2, 5])
+        .reshape([batch, latent.values()])
+}
+
 /// `[B, S, P·P·C]`, channels innermost as diffusers has them, to `[B, N]`.
 pub(crate) fn unpatchify(y_bsd: Tensor<3>, latent: &LatentShape, patch: usize) -> Tensor<2> {
     let [batch, _, _] = y_bsd.dims();

@@ -125,6 +125,7 @@ impl Mmdit {
             }),
             stacks: vec![("transformer_blocks".into(), config.num_layers)],
             regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
+            guidance: false,
             attentions: vec![
                 AttentionShape {
                     layers: config.num_layers,

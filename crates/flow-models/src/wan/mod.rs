@@ -100,6 +100,7 @@ impl Wan {
             }),
             stacks: vec![("blocks".into(), config.num_layers)],
             regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
+            guidance: false,
             attentions: [&[Rows::Tokens], &[Rows::Text]]
                 .map(|keys| AttentionShape {
                     layers: config.num_layers,

@@ -37,6 +37,37 @@ pub fn noise_levels(device: &ComputeDevice, io: &Named) -> Tensor<1> {
     device.tensor(sigma, [count])
 }
 
+/// A fixture of a model whose latents are packed outside of it, with `hidden_states`, `out` and what belongs to them unpacked, from
+/// `[B, rows · columns, 4 · C]` to `[B, C, 2 · rows, 2 · columns]`: token `y · columns + x`, channel `4 · c + 2 · dy + dx`
+/// (diffusers' `FluxPipeline._pack_latents`).
+pub fn unpacked(mut io: Named, rows: usize, columns: usize) -> Named {
+    let tokens = rows * columns;
+    let is_latent =
+        |name: &str| ["in.hidden_states", "grad_in.hidden_states"].contains(&name) || name.contains("out");
+    let latents = io
+        .iter_mut()
+        .filter(|(name, (shape, _))| is_latent(name) && shape.len() == 3 && shape[1] == tokens);
+    for (_, (shape, values)) in latents {
+        let (batch, packed) = (shape[0], shape[2]);
+        let channels = packed / 4;
+        let mut unpacked = Vec::with_capacity(values.len());
+        for b in 0..batch {
+            for channel in 0..channels {
+                for row in 0..2 * rows {
+                    for column in 0..2 * columns {
+                        let token = row / 2 * columns + column / 2;
+                        let at = 4 * channel + 2 * (row % 2) + column % 2;
+                        unpacked.push(values[(b * tokens + token) * packed + at]);
+                    }
+                }
+            }
+        }
+        *shape = vec![batch, channels, 2 * rows, 2 * columns];
+        *values = unpacked;
+    }
+    io
+}
+
 fn assert_near(name: &str, found: &[f32], expected: &[f32]) {
     let distance = relative_distance(found, expected);
     assert!(distance <= TOLERANCE, "{name}: {distance:e}");
@@ -45,7 +76,12 @@ fn assert_near(name: &str, found: &[f32], expected: &[f32]) {
 /// That the output, and the gradients of every input and weight, are those of the fixture.
 pub fn check_parity(model: &dyn FlowModel, weights: &Weights, input: ModelInput, io: &Named) {
     let device = ComputeDevice::cpu();
-    let Condition { text, pooled, .. } = input.condition;
+    let Condition {
+        text,
+        pooled,
+        guidance,
+        ..
+    } = input.condition;
     let (x, text, pooled) = (tracked(input.x), text.map(tracked), pooled.map(tracked));
     let shape = x.dims();
     let specs = model.layout().specs();
@@ -59,6 +95,7 @@ pub fn check_parity(model: &dyn FlowModel, weights: &Weights, input: ModelInput,
             tokens: None,
             text: text.clone(),
             pooled: pooled.clone(),
+            guidance,
         },
     };
     let output = model.velocity(&exec, input).into_dispatch();
