@@ -60,7 +60,9 @@ fn output_and_all_gradients_are_those_of_diffusers() {
     let device = ComputeDevice::cpu();
     let (model, weights) = fixture_model(&device);
     let io = fixture_io();
-    check_parity(&*model, &weights, fixture_input(&device, &io), &io);
+    // The guidance scale is embedded at 3500 radians, where the last bit of a frequency, in which exponential functions differ, is
+    // seen in the gradient of the layer behind it.
+    check_parity_within(5e-5, &*model, &weights, fixture_input(&device, &io), &io);
 }
 
 #[test]

@@ -33,9 +33,9 @@ fn fixture_input(device: &ComputeDevice, io: &Named) -> ModelInput {
         x: tensor(device, io, "in.hidden_states", [2, 4 * 8 * 12]),
         sigma: noise_levels(device, io),
         condition: Condition {
-            tokens: None,
             text: Some(tensor(device, io, "in.encoder_hidden_states", [2, 7, 32])),
             pooled: Some(tensor(device, io, "in.pooled_projections", [2, 48])),
+            ..Condition::default()
         },
     }
 }

@@ -68,13 +68,24 @@ pub fn unpacked(mut io: Named, rows: usize, columns: usize) -> Named {
     io
 }
 
-fn assert_near(name: &str, found: &[f32], expected: &[f32]) {
+fn assert_near(name: &str, tolerance: f64, found: &[f32], expected: &[f32]) {
     let distance = relative_distance(found, expected);
-    assert!(distance <= TOLERANCE, "{name}: {distance:e}");
+    assert!(distance <= tolerance, "{name}: {distance:e}");
 }
 
 /// That the output, and the gradients of every input and weight, are those of the fixture.
 pub fn check_parity(model: &dyn FlowModel, weights: &Weights, input: ModelInput, io: &Named) {
+    check_parity_within(TOLERANCE, model, weights, input, io);
+}
+
+/// As [`check_parity`], with another tolerance for gradients.
+pub fn check_parity_within(
+    of_gradients: f64,
+    model: &dyn FlowModel,
+    weights: &Weights,
+    input: ModelInput,
+    io: &Named,
+) {
     let device = ComputeDevice::cpu();
     let Condition {
         text,
@@ -99,7 +110,7 @@ pub fn check_parity(model: &dyn FlowModel, weights: &Weights, input: ModelInput,
         },
     };
     let output = model.velocity(&exec, input).into_dispatch();
-    assert_near("output", &cpu::to_host(&plain(&output)), &io["out"].1);
+    assert_near("output", TOLERANCE, &cpu::to_host(&plain(&output)), &io["out"].1);
 
     let cotangent = device.plain(io["grad_out"].1.clone(), &shape);
     let mut gradients = flow_core::op::backward_from(vec![output], vec![Some(cotangent)]).unwrap();
@@ -113,7 +124,7 @@ pub fn check_parity(model: &dyn FlowModel, weights: &Weights, input: ModelInput,
         assert_eq!(leaf.is_some(), expected.is_some(), "{name}");
         if let (Some(leaf), Some((_, expected))) = (leaf, expected) {
             let found = <Dispatch as AutodiffBackend>::grad_remove(&leaf, &mut gradients).expect(name);
-            assert_near(name, &cpu::to_host(&found), expected);
+            assert_near(name, of_gradients, &cpu::to_host(&found), expected);
         }
     }
     let found = exec.params().take_gradients(&mut gradients);
@@ -122,7 +133,7 @@ pub fn check_parity(model: &dyn FlowModel, weights: &Weights, input: ModelInput,
         match (spec.kind, found) {
             (ParamKind::Base, Some(found)) => {
                 let (_, expected) = &io[&format!("grad_param.{}", spec.name)];
-                assert_near(&spec.name, &cpu::to_host(&found), expected);
+                assert_near(&spec.name, of_gradients, &cpu::to_host(&found), expected);
                 compared += 1;
             }
             (ParamKind::Base, None) => panic!("{} has no gradient", spec.name),
