@@ -1,33 +1,21 @@
 //! Errors, worded for the person who has to mend them.
 
+use flow_diffusers::FolderError;
 use std::path::PathBuf;
 
 /// A tokenizer cannot be read, or a text cannot be encoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// The operating system refused.
-    #[error("cannot read `{}`: {source}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the operating system says.
-        source: std::io::Error,
-    },
+    /// A file of the folder cannot be read or used.
+    #[error(transparent)]
+    Reading(#[from] FolderError),
     /// The path is no folder of a tokenizer.
     #[error("`{}` is no folder of a tokenizer: {problem}", folder.display())]
     Folder {
         /// The path.
         folder: PathBuf,
         /// What is there instead, and what to do.
-        problem: String,
-    },
-    /// A file of the folder cannot be used.
-    #[error("`{}`: {problem}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it, and how to mend it.
         problem: String,
     },
     /// A length that no row can have.

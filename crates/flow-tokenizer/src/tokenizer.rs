@@ -7,6 +7,7 @@ use crate::config::{self, Config};
 use crate::files::problem;
 use crate::vocabulary::{self, TokenizerFile};
 use crate::{TokenizerClass, TokenizerError};
+use flow_diffusers::nearest;
 use std::path::Path;
 
 /// Bytes of the longest text that is taken. Beyond it the search for a pattern could give up and tokens would be wrong; no model
@@ -284,11 +285,7 @@ fn class_of(
         }),
         (false, _) => {
             let name = name.unwrap_or_default();
-            let nearest = CLASS_NAMES
-                .into_iter()
-                .max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)))
-                .filter(|nearest| strsim::jaro_winkler(nearest, name) > 0.85);
-            let hint = nearest
+            let hint = nearest(name, CLASS_NAMES)
                 .map(|it| format!("; the nearest is `{it}`"))
                 .unwrap_or_default();
             Err(problem(

@@ -55,7 +55,7 @@ fn a_pointer_of_git_lfs_is_named() {
         let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 16837417\n";
         fs::write(at.join("tokenizer.json"), pointer).unwrap();
     });
-    expect(&words, &["tokenizer.json", "pointer of git-lfs", "git lfs pull"]);
+    expect(&words, &["tokenizer.json", "pointer of Git LFS", "git lfs pull"]);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn pages_of_servers_and_cut_files_are_named() {
     let words = refused("qwen", |at| {
         fs::write(at.join("vocab.json"), "<!doctype html><p>Access denied").unwrap()
     });
-    expect(&words, &["vocab.json", "page of HTML", "logged in"]);
+    expect(&words, &["vocab.json", "page of HTML", "log in"]);
     let words = refused("qwen", |at| fs::write(at.join("vocab.json"), "").unwrap());
     expect(&words, &["it is empty"]);
     let words = refused("qwen", |at| {
