@@ -12,6 +12,8 @@
 //! | [`Digits`] | 1,797 of 1×8×8 | "thin\|medium\|bold k", 30 | 10, one for each digit |
 //! | [`Shapes`] | rendered, 3×24×24 by default | "three red circles", "one blue square on the left", 126 | 9 of the 54 (count, colour, shape) |
 //!
+//! [`PromptList`] reads prompts from files instead, as text with metadata.
+//!
 //! ```
 //! use flow_data::{Dataset, Digits};
 //!
@@ -30,6 +32,7 @@ mod error;
 mod image;
 mod parse;
 mod prompt;
+pub mod prompt_list;
 mod shapes;
 pub mod suggest;
 mod vocabulary;
@@ -39,6 +42,9 @@ pub use digits::{DIGITS_CITATION, Digits, DigitsSplit, HELD_OUT_WEIGHT};
 pub use error::{DataError, PromptError};
 pub use image::{Image, ImageShape};
 pub use prompt::{Colour, Position, Prompt, PromptSpec, Shape, Weight};
+pub use prompt_list::{
+    PROMPT_KEY, PromptEntry, PromptFormat, PromptList, PromptListError, PromptNote, TestShare,
+};
 pub use shapes::render::{BACKGROUND, Object, Scene};
 pub use shapes::{HELD_OUT_COLOUR, Shapes, ShapesSettings};
 pub use vocabulary::{NULL_TOKEN, PAD_TOKEN, Vocabulary};

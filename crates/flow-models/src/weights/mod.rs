@@ -4,9 +4,7 @@
 //! memory weights are f32; files may hold f32, bf16 or f16.
 
 mod description;
-mod dtype;
 mod load;
-mod read;
 mod report;
 mod save;
 mod source;
@@ -14,12 +12,11 @@ mod source;
 pub use description::{
     Description, Difference, METADATA_KEY as MODEL_CONFIG_KEY, config_json, describe, describe_folder,
 };
-pub use dtype::StoredDtype;
+pub use flow_diffusers::safetensors::{Parsed, StoredDtype, StoredTensor, parse};
 pub use load::{Loaded, load, load_into};
-pub use read::{Parsed, StoredTensor, parse};
 pub use report::{Duplicated, LoadReport, Misplaced, Misshapen, Missing, NotFinite, Unknown, Unreadable};
 pub use save::{save, save_tensors};
 
-pub(crate) use save::replace;
+pub(crate) use flow_diffusers::safetensors::replace;
 pub(crate) use source::FileMap;
 use source::Source;

@@ -3,12 +3,9 @@
 use super::StoredDtype;
 use crate::ModelError;
 use flow_core::Weights;
-use serde_json::{Map, Value, json};
+use flow_diffusers::safetensors::{self, WriteError};
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Writes all of `weights` to the safetensors file `path`, in precision `dtype` (rounded to nearest, ties to even).
 ///
@@ -38,96 +35,28 @@ pub fn save(
 /// # Errors
 /// As [`save`].
 pub fn save_tensors(
-    mut tensors: Vec<(String, Vec<usize>, usize)>,
+    tensors: Vec<(String, Vec<usize>, usize)>,
     values: &dyn Fn(usize) -> Vec<f32>,
     path: &Path,
     dtype: StoredDtype,
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), ModelError> {
-    tensors.sort();
-    let header = header(&tensors, dtype, metadata);
-    let mut out_of_range = None;
-    let written = replace(path, &mut |file| {
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(&header)?;
-        for (name, _, key) in &tensors {
-            let bytes = dtype.encode(&values(*key)).map_err(|value| {
-                out_of_range = Some((name.clone(), value));
-                io::Error::from(io::ErrorKind::InvalidData)
-            })?;
-            file.write_all(&bytes)?;
-        }
-        Ok(())
-    });
-    written.map_err(|source| match out_of_range {
-        Some((name, value)) => ModelError::OutOfRange {
-            name,
-            value,
-            dtype: dtype.name(),
-            limit: dtype.limit(),
-        },
-        None => ModelError::Io {
+    safetensors::write(tensors, values, path, dtype, metadata).map_err(|error| match error {
+        WriteError::Io { path, source } => ModelError::Io {
             action: "write",
-            path: path.to_owned(),
+            path,
             source,
         },
+        WriteError::OutOfRange {
+            name,
+            value,
+            dtype,
+            limit,
+        } => ModelError::OutOfRange {
+            name,
+            value,
+            dtype,
+            limit,
+        },
     })
-}
-
-/// The JSON header, padded to 8 bytes as the format asks. Written here because the `safetensors` crate keeps metadata
-/// in a hash map, whose order changes from run to run.
-fn header(
-    tensors: &[(String, Vec<usize>, usize)],
-    dtype: StoredDtype,
-    metadata: &BTreeMap<String, String>,
-) -> Vec<u8> {
-    let mut metadata = metadata.clone();
-    metadata.entry("format".into()).or_insert_with(|| "pt".into());
-    let mut header = Map::new();
-    header.insert("__metadata__".into(), json!(metadata));
-    let mut start = 0;
-    for (name, shape, _) in tensors {
-        let end = start + shape.iter().product::<usize>() * dtype.bytes();
-        header.insert(
-            name.clone(),
-            json!({ "dtype": dtype.name(), "shape": shape, "data_offsets": [start, end] }),
-        );
-        start = end;
-    }
-    let mut bytes = Value::Object(header).to_string().into_bytes();
-    bytes.resize(bytes.len().next_multiple_of(8), b' ');
-    bytes
-}
-
-/// Writes a temporary file beside `path`, syncs it, and renames it to `path`.
-pub(crate) fn replace(
-    path: &Path,
-    write: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>,
-) -> io::Result<()> {
-    let mut temporary: OsString = path.as_os_str().to_owned();
-    temporary.push(".tmp");
-    let temporary = PathBuf::from(temporary);
-    let written = (|| {
-        let mut file = BufWriter::with_capacity(1 << 20, File::create(&temporary)?);
-        write(&mut file)?;
-        file.into_inner()
-            .map_err(io::IntoInnerError::into_error)?
-            .sync_all()?;
-        fs::rename(&temporary, path)?;
-        sync_directory(path)
-    })();
-    if written.is_err() {
-        // What failed is the error to tell; a leftover is only untidy.
-        let _ = fs::remove_file(&temporary);
-    }
-    written
-}
-
-/// Makes the rename last through a power cut, where directories can be synced.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    if cfg!(unix) {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
-    }
-    Ok(())
 }

@@ -17,7 +17,7 @@ pub enum StoredDtype {
 
 impl StoredDtype {
     /// The dtype of a file's tensor, if it is one of these.
-    pub(crate) fn of(dtype: Dtype) -> Option<Self> {
+    pub fn of(dtype: Dtype) -> Option<Self> {
         match dtype {
             Dtype::F32 => Some(Self::F32),
             Dtype::BF16 => Some(Self::Bf16),
@@ -44,7 +44,7 @@ impl StoredDtype {
     }
 
     /// The largest finite value.
-    pub(crate) fn limit(self) -> f32 {
+    pub fn limit(self) -> f32 {
         match self {
             Self::F32 => f32::MAX,
             Self::Bf16 => bf16::MAX.to_f32(),
@@ -53,7 +53,7 @@ impl StoredDtype {
     }
 
     /// Little-endian `bytes` as f32; every value of each precision is exact in f32.
-    pub(crate) fn decode(self, bytes: &[u8]) -> Vec<f32> {
+    pub fn decode(self, bytes: &[u8]) -> Vec<f32> {
         let halves = || bytes.as_chunks::<2>().0.iter().copied().map(u16::from_le_bytes);
         match self {
             Self::F32 => {
@@ -66,7 +66,7 @@ impl StoredDtype {
     }
 
     /// Position of the first value of `bytes` that is infinite or not a number, and how many there are.
-    pub(crate) fn not_finite(self, bytes: &[u8]) -> Option<(usize, usize)> {
+    pub fn not_finite(self, bytes: &[u8]) -> Option<(usize, usize)> {
         // All bits of the exponent are ones.
         fn find<const N: usize>(
             values: &[[u8; N]],
@@ -95,7 +95,7 @@ impl StoredDtype {
     ///
     /// # Errors
     /// The first finite value that would become infinite.
-    pub(crate) fn encode(self, values: &[f32]) -> Result<Vec<u8>, f32> {
+    pub fn encode(self, values: &[f32]) -> Result<Vec<u8>, f32> {
         let mut bytes = Vec::with_capacity(values.len() * self.bytes());
         for &value in values {
             let still_finite = match self {

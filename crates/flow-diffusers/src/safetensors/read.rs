@@ -7,6 +7,9 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+/// What a file begins with that Git LFS put in the place of a large one.
+const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
 /// One tensor of a file.
 #[derive(Clone, Debug)]
 pub struct StoredTensor<'a> {
@@ -27,7 +30,7 @@ impl StoredTensor<'_> {
     }
 
     /// The one value of a tensor that holds one number of any usual precision.
-    pub(crate) fn scalar(&self) -> Option<f64> {
+    pub fn scalar(&self) -> Option<f64> {
         let value = match (self.dtype, self.bytes) {
             (Dtype::F64, bytes) => f64::from_le_bytes(bytes.try_into().ok()?),
             (Dtype::I64, bytes) => i64::from_le_bytes(bytes.try_into().ok()?) as f64,
@@ -41,7 +44,7 @@ impl StoredTensor<'_> {
     }
 
     /// The index along each axis of the value at `position`.
-    pub(crate) fn place(&self, position: usize) -> Vec<usize> {
+    pub fn place(&self, position: usize) -> Vec<usize> {
         let mut rest = position;
         let mut place: Vec<usize> = self
             .shape
@@ -72,6 +75,13 @@ pub struct Parsed<'a> {
 /// # Errors
 /// What is wrong with the bytes, in words.
 pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, String> {
+    if bytes.starts_with(LFS_POINTER) {
+        return Err(
+            "it is a pointer of Git LFS, a few lines that stand for the weights: run `git lfs pull` in its folder, or fetch the \
+             file again with a program that follows such pointers (`hf download`)"
+                .into(),
+        );
+    }
     let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(|error| explain(&error, bytes))?;
     let json = bytes.get(8..8 + header_bytes).unwrap_or_default();
     let Keys(keys) =

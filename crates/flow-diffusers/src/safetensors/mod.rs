@@ -1,0 +1,11 @@
+//! Files in the safetensors format, in and out, without a tensor library.
+
+mod dtype;
+mod read;
+mod write;
+
+pub use dtype::StoredDtype;
+pub use read::{Parsed, StoredTensor, parse};
+/// Precisions that the format knows.
+pub use safetensors::Dtype;
+pub use write::{Named, WriteError, replace, write};
