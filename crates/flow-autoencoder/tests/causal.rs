@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{check_parity, decode, encode, fixture_autoencoder, tensor, tensors};
-use flow_autoencoder::{Options, Tiling};
+use common::{assert_near, check_parity, decode, encode, fixture_autoencoder, tensor, tensors};
+use flow_autoencoder::{BurnConvolutions, Options, Tiling};
+use std::sync::Arc;
 
 const TILES: Tiling = Tiling { tile: 4, stride: 3 };
 
@@ -15,6 +16,20 @@ fn moments_videos_tiles_and_gradients_of_three_chunks_are_those_of_diffusers() {
 #[test]
 fn moments_pictures_tiles_and_gradients_are_those_of_diffusers() {
     check_parity("qwenimage", "video", TILES);
+}
+
+#[test]
+fn with_burns_convolutions_videos_pictures_and_latents_are_the_same() {
+    for (name, input) in [("wan", "in.video"), ("qwenimage", "in.video"), ("kl", "in.image")] {
+        let (autoencoder, weights) = fixture_autoencoder(name);
+        let autoencoder = autoencoder.with_convolutions(Arc::new(BurnConvolutions));
+        let io = tensors(&format!("{name}/io.safetensors"));
+        let plain = Options::default();
+        let decoded = decode(&autoencoder, &weights, tensor(&io, "in.latent"), &plain);
+        assert_near(name, &decoded, &io["decoded"].1);
+        let moments = encode(&autoencoder, &weights, tensor(&io, input), &plain);
+        assert_near(name, &moments, &io["moments"].1);
+    }
 }
 
 #[test]

@@ -41,12 +41,11 @@ impl Convolutions for BurnConvolutions {
             .permute([0, 2, 1, 3, 4])
             .reshape([outputs, deep, kernel[1], kernel[2]]);
         let bias = bias.map(|bias| Tensor::<1>::from_dispatch(bias.clone()));
-        let [rows, columns] = [1, 2].map(|axis| (geometry.padding[axis][0], geometry.padding[axis][1]));
+        let x = x.reshape([batch * out_frames, height, width, deep]);
+        let (x, [rows, columns]) = evenly_padded(x, geometry);
         let strides = [geometry.stride[1], geometry.stride[2]];
-        let options = ConvOptions::new_with_padding(strides, [rows, columns], [1, 1], 1);
-        let x = x
-            .reshape([batch * out_frames, height, width, deep])
-            .permute([0, 3, 1, 2]);
+        let options = ConvOptions::new(strides, [rows, columns], [1, 1], 1);
+        let x = x.permute([0, 3, 1, 2]);
         conv2d(x, weight, bias, options)
             .permute([0, 2, 3, 1])
             .reshape([batch, out_frames, out_height, out_width, outputs])
@@ -119,6 +118,29 @@ fn frames_as_channels(
         Tensor::cat(under.collect(), 4)
     });
     (Tensor::cat(outputs.collect(), 1), used)
+}
+
+/// `x [B, H, W, C]` with zeros where rows or columns have more of them behind than before, and how many are still to be put on
+/// both sides: not every backend's convolution takes two numbers.
+fn evenly_padded(x: Tensor<4>, geometry: &Geometry) -> (Tensor<4>, [usize; 2]) {
+    let sides = [1, 2].map(|axis| geometry.padding[axis]);
+    let even = sides.map(|[before, after]| before.min(after));
+    let mut padded = x;
+    for (axis, [before, after]) in (1..).zip(sides) {
+        let zeros = |like: &Tensor<4>, count: usize| {
+            let mut shape = like.dims();
+            shape[axis] = count;
+            Tensor::zeros(shape, (&like.device(), like.dtype()))
+        };
+        if after > before {
+            let more = zeros(&padded, after - before);
+            padded = Tensor::cat(vec![padded, more], axis);
+        } else if before > after {
+            let more = zeros(&padded, before - after);
+            padded = Tensor::cat(vec![more, padded], axis);
+        }
+    }
+    (padded, even)
 }
 
 /// A weight with an axis of taps in time, be it one tap.

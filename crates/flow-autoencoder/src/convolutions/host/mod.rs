@@ -1,8 +1,9 @@
 //! Convolutions and group norm on the processor.
 //!
-//! A convolution is a matrix product: row by row of the output, what lies under the taps is copied side by side (im2col), a
-//! strip of rows at a time so that the copy stays small, and multiplied by the weight. A row's bits depend neither on the
-//! strip that it lies in nor on the number of threads (`flow_kernels::host::matrix::multiply_rows`).
+//! A convolution is a sum of matrix products, one for each line of its taps: row by row of the output, what lies under the line
+//! is copied side by side (im2col), a strip of rows at a time so that the copy stays small, and multiplied by the weight. A
+//! row's bits depend neither on the strip that it lies in nor on the number of threads
+//! (`flow_kernels::host::matrix::multiply_rows`).
 
 mod backward;
 mod forward;

@@ -61,47 +61,33 @@ impl Problem {
         (source < self.input[axis]).then_some(source)
     }
 
-    /// The taps in time, from the first to the last, that an output frame has on frames of the input.
-    pub fn frame_taps(&self, frame: usize) -> Range<usize> {
-        let on_input = |tap: &usize| self.source(0, frame, *tap).is_some();
-        let first = (0..self.kernel[0]).find(on_input);
-        let last = (0..self.kernel[0]).rev().find(on_input);
-        match (first, last) {
-            (Some(first), Some(last)) => first..last + 1,
-            _ => 0..0,
-        }
-    }
-
-    /// Copies what lies under the taps of `count` pixels from `first` on, all of output frame number `frame` (over the whole
-    /// batch), to rows of `columns`; of the taps in time those in `frame_taps`.
+    /// Copies what lies under one line of taps, number `tap_row` of frame `tap_frame` of the kernel, of `pixels` of output frame
+    /// number `frame` (over the whole batch), to rows of `columns`. False, and nothing is copied, if that frame is all zeros.
     pub fn gather(
         &self,
         x: &[f32],
-        frame: usize,
-        pixels: Range<usize>,
-        frame_taps: Range<usize>,
+        (frame, pixels): (usize, Range<usize>),
+        (tap_frame, tap_row): (usize, usize),
         columns: &mut Vec<f32>,
-    ) {
-        columns.clear();
+    ) -> bool {
         let (sample, frame) = (frame / self.output[0], frame % self.output[0]);
-        let frames: Vec<_> = frame_taps.map(|tap| self.source(0, frame, tap)).collect();
+        let Some(frame) = self.source(0, frame, tap_frame) else {
+            return false;
+        };
+        columns.clear();
         for pixel in pixels {
-            let (row, column) = (pixel / self.output[2], pixel % self.output[2]);
-            for frame in &frames {
-                for tap_row in 0..self.kernel[1] {
-                    let row = frame.and_then(|frame| Some((frame, self.source(1, row, tap_row)?)));
-                    for tap_column in 0..self.kernel[2] {
-                        let column = self.source(2, column, tap_column);
-                        match row.zip(column) {
-                            Some(((frame, row), column)) => {
-                                columns.extend_from_slice(self.pixel(x, sample, frame, row, column));
-                            }
-                            None => columns.resize(columns.len() + self.channels, 0.0),
-                        }
+            let row = self.source(1, pixel / self.output[2], tap_row);
+            for tap_column in 0..self.kernel[2] {
+                let column = self.source(2, pixel % self.output[2], tap_column);
+                match row.zip(column) {
+                    Some((row, column)) => {
+                        columns.extend_from_slice(self.pixel(x, sample, frame, row, column));
                     }
+                    None => columns.resize(columns.len() + self.channels, 0.0),
                 }
             }
         }
+        true
     }
 
     /// What lies under one tap of the rows `rows` of the output, `[rows, channels]`.
