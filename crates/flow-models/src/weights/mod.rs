@@ -20,6 +20,6 @@ pub use read::{Parsed, StoredTensor, parse};
 pub use report::{Duplicated, LoadReport, Misplaced, Misshapen, Missing, NotFinite, Unknown, Unreadable};
 pub use save::{save, save_tensors};
 
+pub use source::{FileMap, Source};
+
 pub(crate) use save::replace;
-pub(crate) use source::FileMap;
-use source::Source;

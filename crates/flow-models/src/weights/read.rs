@@ -7,6 +7,9 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+/// What a file begins with that Git LFS put in the place of a large one.
+const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
 /// One tensor of a file.
 #[derive(Clone, Debug)]
 pub struct StoredTensor<'a> {
@@ -72,6 +75,13 @@ pub struct Parsed<'a> {
 /// # Errors
 /// What is wrong with the bytes, in words.
 pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, String> {
+    if bytes.starts_with(LFS_POINTER) {
+        return Err(
+            "it is a pointer of Git LFS, a few lines that stand for the weights: run `git lfs pull` in its folder, or fetch the \
+             file again with a program that follows such pointers (`hf download`)"
+                .into(),
+        );
+    }
     let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(|error| explain(&error, bytes))?;
     let json = bytes.get(8..8 + header_bytes).unwrap_or_default();
     let Keys(keys) =
