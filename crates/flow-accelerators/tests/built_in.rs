@@ -118,6 +118,7 @@ impl AttentionBackend for Elsewhere {
         AttentionCapability {
             devices: &["cuda"],
             dtypes: &[DType::BF16],
+            bias: false,
         }
     }
 

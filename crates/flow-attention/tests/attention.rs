@@ -46,7 +46,7 @@ fn attend(
     }];
     let spec = AttentionSpec {
         scale: Some(scale),
-        mask: None,
+        ..AttentionSpec::default()
     };
     let call = AttentionCall::new(&inputs[0], &parts, &spec)?;
     Ok(backend.attend(stash, &inputs[0], &parts, &call)?.output)

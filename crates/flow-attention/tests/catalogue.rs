@@ -46,6 +46,7 @@ fn run(backend: &dyn AttentionBackend, case: &Case, data: &Data) -> Results {
                 .mask(case.sizes())
                 .expect("the masks of the catalogue fit"),
         )),
+        ..AttentionSpec::default()
     };
     let tracked = |operand: &Operand| leaf(&tensor(case.layout, operand).into_dispatch());
     let q = tracked(&data.q);
@@ -116,6 +117,7 @@ fn a_mask_that_was_made_for_other_sizes_is_declined() {
         mask: Some(Arc::new(
             flow_attention::Mask::key_padding(vec![3]).expect("a mask"),
         )),
+        ..AttentionSpec::default()
     };
     let error = attention(&CpuAttention, tensor(3), [(tensor(5), tensor(5))], &spec).expect_err("declined");
     assert!(error.to_string().contains("batch"), "{error}");

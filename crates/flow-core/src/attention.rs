@@ -1,11 +1,16 @@
 //! Attention: what a call asks for, and the interface of the backends that answer.
 //!
-//! One semantics for all of them: `softmax(scale · q kᵀ + mask) v` per head, where keys and values come in one part or
-//! two, as if the second followed on the first, and head `h` of the queries reads head `h · H_kv / H` of keys and values.
+//! One semantics for all of them: `softmax(scale · q kᵀ + bias + mask) v` per head, where keys and values come in one part
+//! or two, as if the second followed on the first, and head `h` of the queries reads head `h · H_kv / H` of keys and values.
 //! A query that sees no key gets 0.
 //!
 //! Legend of shapes: `B` samples, `S` query tokens, `T` key tokens, `H` heads, `H_kv` heads of keys and values, `D`
 //! channels of a head.
+
+mod bias;
+pub(crate) mod composed;
+
+pub use bias::RelativeBias;
 
 use crate::device::ComputeDevice;
 use crate::exec::Stash;
@@ -24,6 +29,8 @@ pub struct AttentionSpec {
     pub scale: Option<f32>,
     /// Which query sees which key; without one, each sees all. Keys of a second part are numbered after the first's.
     pub mask: Option<Arc<Mask>>,
+    /// What is added to the scaled scores; without one, nothing.
+    pub bias: Option<Arc<RelativeBias>>,
 }
 
 /// Keys and values `[B, T, H_kv, D]` of one part.
@@ -90,7 +97,7 @@ impl Place {
     }
 }
 
-/// The problem a call poses: sizes, types, place, scale and mask. Which kernel serves it follows from this alone.
+/// The problem a call poses: sizes, types, place, scale, mask and bias. Which kernel serves it follows from this alone.
 #[derive(Clone, Debug)]
 pub struct AttentionCall {
     /// Where the operands are.
@@ -113,6 +120,8 @@ pub struct AttentionCall {
     pub scale: f32,
     /// Which query sees which key; `None` if each sees all.
     pub mask: Option<Arc<Mask>>,
+    /// What is added to the scaled scores.
+    pub bias: Option<Arc<RelativeBias>>,
 }
 
 impl AttentionCall {
@@ -165,6 +174,7 @@ impl AttentionCall {
             head_dim,
             scale: spec.scale.unwrap_or(1.0 / (head_dim as f32).sqrt()),
             mask: spec.mask.clone().filter(|mask| **mask != Mask::Full),
+            bias: spec.bias.clone(),
         };
         call.check()?;
         Ok(call)
@@ -187,7 +197,10 @@ impl AttentionCall {
             let bound = mask.bind(self.sizes());
             bound.map_err(|error| Declined::new(error.to_string()))?;
         }
-        Ok(())
+        match self.bias.as_ref().filter(|_| self.queries > 0) {
+            Some(bias) => bias.check(self),
+            None => Ok(()),
+        }
     }
 
     /// Keys of both parts.
@@ -222,14 +235,31 @@ pub struct AttentionCapability {
     pub devices: &'static [&'static str],
     /// Types of operands.
     pub dtypes: &'static [DType],
+    /// Whether it adds a [`RelativeBias`] to scores. One that does not is never asked for a call with a bias.
+    pub bias: bool,
 }
 
 impl AttentionCapability {
-    /// f32 in the host's memory.
+    /// f32 in the host's memory, and no bias of scores.
     pub const HOST: Self = Self {
         devices: &["cpu"],
         dtypes: &[DType::F32],
+        bias: false,
     };
+
+    /// Whether a backend of this capability may be asked for `call` as far as a bias of its scores goes: one that knows of
+    /// none would leave it out.
+    ///
+    /// # Errors
+    /// [`Declined`] if `call` has a bias and the backend adds none.
+    pub fn check_bias(&self, call: &AttentionCall) -> Result<(), Declined> {
+        if call.bias.is_some() && !self.bias {
+            return Err(Declined::new(
+                "it adds no bias to scores, and the call has one (relative positions of a T5 encoder)",
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// What attention gives.

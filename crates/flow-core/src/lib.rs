@@ -28,6 +28,7 @@ pub use flow_rng as rng;
 
 pub use attention::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, AttentionSpec, Declined, KeyValue,
+    RelativeBias,
 };
 pub use error::CoreError;
 pub use exec::{

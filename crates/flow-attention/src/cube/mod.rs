@@ -15,9 +15,12 @@ use flow_core::attention::Place;
 use flow_core::cube::{Client, CubeTensor};
 use flow_core::{AttentionCall, Declined, Plain};
 
-/// The device of `call`.
+/// The device of `call`, which has nothing that no kernel here computes.
 fn client(call: &AttentionCall) -> Result<&Client, Declined> {
     match &call.place {
+        Place::Cube(_) if call.bias.is_some() => Err(Declined::new(
+            "the kernels of GPUs add no bias to scores, and the call has one (relative positions of a T5 encoder)",
+        )),
         Place::Cube(client) => Ok(client),
         _ => Err(Declined::new(
             "this backend computes on a GPU; the operands are in the host's memory. The backends `cpu` and `reference` compute \

@@ -164,6 +164,7 @@ impl AttentionBackend for PortableAttention {
         AttentionCapability {
             devices: &["cuda", "vulkan"],
             dtypes: &[DType::F32, DType::BF16, DType::F16],
+            bias: false,
         }
     }
 

@@ -179,6 +179,7 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
         AttentionCapability {
             devices: &["cuda"],
             dtypes: &[DType::BF16, DType::F16],
+            bias: false,
         }
     }
 

@@ -3,7 +3,7 @@
 //! Legend: `B` batch, `S` tokens, `D` channels, `H` heads, `K` modulation chunks, `L` condition tokens, `V` vocabulary.
 
 use super::Exec;
-use crate::attention::{AttentionCall, AttentionSpec, KeyValue};
+use crate::attention::{AttentionCall, AttentionSpec, Declined, KeyValue, composed};
 use crate::kernels::{Activation, FeedForwardWeights, LinearWeights, NormChunks};
 use crate::params::Handle;
 use crate::stopped::Stopped;
@@ -293,7 +293,8 @@ impl Exec<'_> {
     }
 
     /// Attention of `q_BSHD` over one part of keys and values `[B, T, H_kv, D]`, or over two, as if the second followed on
-    /// the first, with the scale and the mask of `spec`; see [`attention`](crate::attention).
+    /// the first, with the scale, the mask and the bias of `spec`; see [`attention`](crate::attention). Where there is a bias
+    /// and the plan's backend adds none, it is computed of Burn's tensor operations instead, and the log of kernels says so.
     ///
     /// # Panics
     /// With [`Stopped::AttentionDeclined`] if the operands do not fit each other, or the plan's backend does not serve them.
@@ -307,19 +308,35 @@ impl Exec<'_> {
         let q = q_bshd.into_dispatch();
         let parts = parts.map(|(k, v)| (k.into_dispatch(), v.into_dispatch()));
         let parts: Vec<KeyValue<'_>> = parts.iter().map(|(k, v)| KeyValue { k, v }).collect();
-        let backend = &*self.plan.attention;
-        let attended = AttentionCall::new(&q, &parts, spec).and_then(|call| {
-            let attended = backend.attend(&*self.stash, &q, &parts, &call)?;
-            self.plan.attention_log.note(backend, &call);
-            Ok(attended)
-        });
-        match attended {
-            Ok(attended) => Tensor::from_dispatch(attended.output),
+        let output = AttentionCall::new(&q, &parts, spec).and_then(|call| self.attend(&q, &parts, &call));
+        match output {
+            Ok(output) => Tensor::from_dispatch(output),
             Err(declined) => Stopped::AttentionDeclined {
-                backend: backend.name().to_owned(),
+                backend: self.plan.attention.name().to_owned(),
                 why: declined.why,
             }
             .stop(),
+        }
+    }
+
+    fn attend(
+        &self,
+        q: &DispatchTensor,
+        parts: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<DispatchTensor, Declined> {
+        let (backend, log) = (&*self.plan.attention, &self.plan.attention_log);
+        let allowed = backend.capability().check_bias(call);
+        match allowed.and_then(|()| backend.attend(&*self.stash, q, parts, call)) {
+            Ok(attended) => {
+                log.note(call, || backend.kernel(call).ok());
+                Ok(attended.output)
+            }
+            Err(_) if call.bias.is_some() => {
+                log.note(call, || Some(composed::NAME.into()));
+                Ok(composed::attend(q, parts, call))
+            }
+            Err(declined) => Err(declined),
         }
     }
 }

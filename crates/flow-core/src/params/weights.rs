@@ -49,6 +49,34 @@ impl Weights {
         Self::drawn(layout, 0, device, |_| false)
     }
 
+    /// Weights of what `value` gives for each weight of the layout, asked for one after another in memory that lasts: so files
+    /// of many gigabytes are never on the host as a whole. A device that computes in 16 bits may be given values of that type;
+    /// if all are, there is no other copy of them.
+    ///
+    /// # Errors
+    /// What `value` gives; [`CoreError::Shape`] if a value has not the declared shape.
+    pub fn from_values<E: From<CoreError> + Send>(
+        layout: Arc<ParamLayout>,
+        device: &ComputeDevice,
+        value: impl Fn(usize, &ParamSpec) -> Result<Plain, E> + Send,
+    ) -> Result<Self, E> {
+        let checked = move |(index, spec): (usize, &ParamSpec)| {
+            let given = value(index, spec)?;
+            let found = given.shape().to_vec();
+            if found != spec.shape {
+                return Err(E::from(CoreError::Shape {
+                    name: spec.name.clone(),
+                    expected: spec.shape.clone(),
+                    found,
+                }));
+            }
+            Ok(given)
+        };
+        let specs = layout.specs().iter().enumerate();
+        let values = device.lasting(|| specs.map(checked).collect::<Result<_, E>>())?;
+        Ok(Self::new(layout.clone(), values, device))
+    }
+
     /// Initial values of those that are `wanted`, zeros for the others.
     fn drawn(
         layout: Arc<ParamLayout>,

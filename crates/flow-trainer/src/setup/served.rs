@@ -73,5 +73,6 @@ fn call_of(layer: &AttentionShape, spec: &ModelSpec, text_tokens: usize) -> Atte
         head_dim,
         scale: 1.0 / (head_dim as f32).sqrt(),
         mask: None,
+        bias: None,
     }
 }
