@@ -3,7 +3,7 @@
 use burn::backend::DispatchTensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
 use flow_attention::AttentionRegistry;
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plan, RegionKind,
 };

@@ -6,7 +6,7 @@ use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement, Engagement, Par
 use flow_accelerators::AttentionBackendAccelerator;
 use flow_attention::{AttentionRegistry, CpuAttention, ReferenceAttention};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::params::LayoutBuilder;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, Init, Kernels,
@@ -120,6 +120,10 @@ impl AttentionBackend for Elsewhere {
             dtypes: &[DType::BF16],
             bias: false,
         }
+    }
+
+    fn is_row_independent(&self) -> bool {
+        false
     }
 
     fn kernel(&self, _: &AttentionCall) -> Result<String, Declined> {

@@ -385,12 +385,16 @@ impl AttentionBackend for Mixing {
         AttentionCapability::HOST
     }
 
+    fn is_row_independent(&self) -> bool {
+        false
+    }
+
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
         CpuAttention.kernel(call)
     }
     fn attend(
         &self,
-        stash: &dyn flow_core::exec::Stash,
+        stash: &dyn flow_core::ops::Stash,
         q: &burn::backend::DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,

@@ -2,18 +2,14 @@
 
 mod support;
 
-use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_accel::{Acceleration, Params};
 use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::Stash;
-use flow_core::kernels::{LinearWeights, OnFused, SdeOutputs};
 use flow_core::{
-    Activation, AdamWStep, CallContext, FlowModel, Halves, Kernels, Lane, ModelInput, NotRecorded, Plain,
-    Plan, Recorded, Recorder, Rollout, Stage, StepFactors, StepValues, Stopped, Training, Updated, Weights,
-    stopped,
+    CallContext, FlowModel, Kernels, Lane, LayeredKernels, ModelInput, NotRecorded, Plain, Plan, Recorded,
+    Recorder, Rollout, Stage, Stopped, Training, Weights, stopped,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -222,103 +218,18 @@ struct RecordingKernels {
     manner: Manner,
 }
 
-impl Kernels for RecordingKernels {
+impl LayeredKernels for RecordingKernels {
+    fn inner(&self) -> &dyn Kernels {
+        &*self.kernels
+    }
+    fn around(&self, kernels: Arc<dyn Kernels>) -> Arc<dyn Kernels> {
+        let manner = self.manner;
+        Arc::new(Self { kernels, manner })
+    }
     fn name(&self) -> &str {
         "recording"
     }
     fn recorder(&self) -> Option<Arc<dyn Recorder>> {
         Some(Arc::new(self.manner))
-    }
-    fn fused(&self, on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
-        let kernels = self.kernels.fused(on_fused)?;
-        let manner = self.manner;
-        Some(Arc::new(Self { kernels, manner }))
-    }
-    fn linear(
-        &self,
-        stash: &dyn Stash,
-        x: &DispatchTensor,
-        weights: &LinearWeights,
-        activation: Activation,
-    ) -> DispatchTensor {
-        self.kernels.linear(stash, x, weights, activation)
-    }
-    fn linear_gated_residual(
-        &self,
-        stash: &dyn Stash,
-        residual: &DispatchTensor,
-        x: &DispatchTensor,
-        weights: &LinearWeights,
-        modulation: &DispatchTensor,
-        gate: usize,
-    ) -> DispatchTensor {
-        (self.kernels).linear_gated_residual(stash, residual, x, weights, modulation, gate)
-    }
-    fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {
-        self.kernels.activation(x, activation)
-    }
-    fn modulated_layer_norm(
-        &self,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        shift: usize,
-        scale: usize,
-        epsilon: f32,
-    ) -> DispatchTensor {
-        (self.kernels).modulated_layer_norm(x, modulation, shift, scale, epsilon)
-    }
-    fn gated_residual(
-        &self,
-        residual: &DispatchTensor,
-        branch: &DispatchTensor,
-        modulation: &DispatchTensor,
-        gate: usize,
-    ) -> DispatchTensor {
-        self.kernels.gated_residual(residual, branch, modulation, gate)
-    }
-    fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
-        self.kernels.rms_norm(x, weight, epsilon)
-    }
-    fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
-        self.kernels.rotary(x, cos, sin)
-    }
-    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
-        self.kernels.embedding(table, index)
-    }
-    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-        self.kernels.sde_step(x, v, noise, coefficients)
-    }
-    fn sde_log_prob(
-        &self,
-        x: &Plain,
-        v: &DispatchTensor,
-        x_next: &Plain,
-        coefficients: &Plain,
-    ) -> (DispatchTensor, DispatchTensor) {
-        self.kernels.sde_log_prob(x, v, x_next, coefficients)
-    }
-    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
-        self.kernels.mean_squared_distance(a, b)
-    }
-    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
-        self.kernels.sums_of_squares(tensors)
-    }
-    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues {
-        self.kernels.step_values(gradients, factors, device)
-    }
-    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
-        self.kernels.accumulate(accumulated, gradient);
-    }
-    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
-        self.kernels.adamw_all(weights, step);
-    }
-    fn split(&self, value: &Plain) -> Halves {
-        self.kernels.split(value)
-    }
-    fn join(&self, halves: &[Halves]) -> Vec<Plain> {
-        self.kernels.join(halves)
-    }
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
-        self.kernels.average_all(averages, decay);
     }
 }

@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Slice, Tensor};
-use flow_core::exec::Compute;
+use flow_core::ops::Compute;
 use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue};
 
 /// What [`attention`] gives.

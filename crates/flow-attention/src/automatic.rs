@@ -1,7 +1,7 @@
 //! The choice among backends, by a table.
 
 use burn::backend::DispatchTensor;
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::{Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue};
 use std::sync::Arc;
 

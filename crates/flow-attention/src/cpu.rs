@@ -15,9 +15,9 @@ use crate::node::through;
 use backward::{Saved, backward};
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
-use flow_core::attention::Place;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
+use flow_core::ops::attention::Place;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
 };

@@ -1,7 +1,7 @@
 //! Attention as a node of Burn's graph: what all backends have in common.
 
 use burn::backend::DispatchTensor;
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::{Attended, KeyValue, Plain, op};
 use std::sync::OnceLock;
 

@@ -8,7 +8,7 @@ use crate::cpu::on_the_host;
 use crate::node::through;
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
 };

@@ -6,7 +6,7 @@ mod support;
 use burn::backend::DispatchTensor;
 use flow_attention::{AttentionRegistry, CpuAttention, ReferenceAttention, register};
 use flow_core::cpu::to_host;
-use flow_core::exec::{Compute, Stash};
+use flow_core::ops::{Compute, Stash};
 use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, Plain};
 use std::sync::Mutex;
 use support::{Operand, bits, check, check_threads, distance, operand, run};

@@ -91,7 +91,7 @@ impl Case {
     fn reference(&self, values: &[Vec<f64>]) -> Vec<f64> {
         let (channels, [heads, kv_heads], bias) = (self.head_dim, self.heads, self.bias().wide());
         let keys = self.keys[0] + self.keys[1];
-        let sizes = flow_core::attention::Sizes {
+        let sizes = flow_core::ops::attention::Sizes {
             batch: self.batch,
             queries: self.queries,
             key_segments: self.keys,

@@ -5,8 +5,8 @@ use crate::policy::{Change, Outcome, Policy};
 use crate::round::{Feature, LaneState, Round, Row, Snapshot, conditional, pool, pooled_outcomes};
 use crate::{LaneStore, Moment, Rules, StepOrder};
 use burn::backend::{DispatchTensor, TensorMetadata};
-use flow_core::kernels::{LaneSum, RowOf};
-use flow_core::{AttentionLayer, Exec, Lane, LaneKernels, LaneRow, Plain};
+use flow_core::ops::{PairSums, TensorRow};
+use flow_core::{AttentionLayer, Exec, FeatureCacheOps, Lane, Plain, RowSource};
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
 use std::ops::Range;
@@ -154,10 +154,10 @@ impl<P: Policy> Engine<P> {
                 }
             })
             .collect();
-        let kernels = exec.plan().kernels.lanes();
+        let ops = exec.plan().kernels.ops().feature_cache;
         if let Some(probe) = probe {
             let kept = |row: usize| [&rows[row].state.previous, &rows[row].state.reference];
-            let changes = self.compared(kernels, probe, &(0..rows.len()).map(kept).collect::<Vec<_>>());
+            let changes = self.compared(ops, probe, &(0..rows.len()).map(kept).collect::<Vec<_>>());
             for (row, [previous, computed]) in rows.iter_mut().zip(changes) {
                 (row.since_previous, row.since_computed) = (previous, computed);
             }
@@ -177,7 +177,7 @@ impl<P: Policy> Engine<P> {
         }
         let compares = self.policy.compares();
         if let Some(probe) = probe {
-            for (row, probe) in rows.iter_mut().zip(kernels.features(probe, None)) {
+            for (row, probe) in rows.iter_mut().zip(ops.features(probe, None)) {
                 if compares.computed && !row.answered {
                     row.state.reference = Some(probe.clone());
                 }
@@ -190,18 +190,18 @@ impl<P: Policy> Engine<P> {
     /// How the rows of `probe` differ from what is kept of each, as far as it is.
     fn compared(
         &self,
-        kernels: &dyn LaneKernels,
+        ops: &dyn FeatureCacheOps,
         probe: &Plain,
         kept: &[[&Option<Plain>; 2]],
     ) -> Vec<[Option<Change>; 2]> {
         let each = (kept.iter().enumerate()).flat_map(|(row, kept)| kept.map(|kept| (row, kept)));
-        let pairs: Vec<(RowOf<'_>, RowOf<'_>)> = each
+        let pairs: Vec<(TensorRow<'_>, TensorRow<'_>)> = each
             .filter_map(|(row, kept)| Some(((probe, row), (kept.as_ref()?, 0))))
             .collect();
         if pairs.is_empty() {
             return vec![[None; 2]; kept.len()];
         }
-        let mut sums = kernels.changes(&pairs).read().into_iter();
+        let mut sums = ops.changes(&pairs).read().into_iter();
         let mut next = |kept: &Option<Plain>| {
             kept.as_ref()
                 .and_then(|_| sums.next())
@@ -227,7 +227,7 @@ impl<P: Policy> Engine<P> {
     /// Keeps what the computed rows showed. `outputs` holds those rows only; `base` holds all.
     pub fn learn(
         &self,
-        kernels: &dyn LaneKernels,
+        ops: &dyn FeatureCacheOps,
         round: &mut Round<P::State>,
         outputs: &[Plain],
         base: Option<&[Plain]>,
@@ -249,26 +249,26 @@ impl<P: Policy> Engine<P> {
         let together = round.is_in_step(keeps);
         for (at, output) in outputs.iter().enumerate().filter(|_| !kept.is_empty()) {
             let base = base.map(|base| (&base[at], &*of_batch));
-            let some = (kept.len() < computed.len()).then(|| rows_of(kernels, output, &kept));
+            let some = (kept.len() < computed.len()).then(|| rows_of(ops, output, &kept));
             let output = some.as_ref().unwrap_or(output);
             let features: Vec<Feature> = if together {
-                Feature::rows(kernels.together(output, base), kept.len()).collect()
+                Feature::rows(ops.together(output, base), kept.len()).collect()
             } else {
-                let apart = kernels.features(output, base);
+                let apart = ops.features(output, base);
                 apart.into_iter().map(Feature::alone).collect()
             };
             for (at, feature) in kept.iter().zip(features) {
                 snapshots[*at][0].features.push(feature);
             }
         }
-        self.keep(kernels, round, snapshots, &outputs[0]);
+        self.keep(ops, round, snapshots, &outputs[0]);
     }
 
     /// Keeps the snapshots of the computed rows, latest first, in the order of those rows, which is that of the rows of
     /// `output`.
     pub fn keep(
         &self,
-        kernels: &dyn LaneKernels,
+        ops: &dyn FeatureCacheOps,
         round: &mut Round<P::State>,
         snapshots: Vec<Vec<Snapshot>>,
         output: &Plain,
@@ -279,7 +279,7 @@ impl<P: Policy> Engine<P> {
         let mut outcomes: Vec<Option<Outcome>> = vec![None; computed.len()];
         if wanted || compares.forecasts {
             let rows: Vec<&Row<P::State>> = computed.iter().map(|row| &round.rows[*row]).collect();
-            let (changes, errors) = self.compared_with_computed(kernels, &rows, &moment, &snapshots, output);
+            let (changes, errors) = self.compared_with_computed(ops, &rows, &moment, &snapshots, output);
             let outcome = |index: usize| {
                 let mut outcome = Outcome {
                     probe: rows[index].since_computed?,
@@ -302,7 +302,7 @@ impl<P: Policy> Engine<P> {
             }
         }
         let mut outputs = if wanted {
-            kernels.features(output, None)
+            ops.features(output, None)
         } else {
             Vec::new()
         }
@@ -327,12 +327,12 @@ impl<P: Policy> Engine<P> {
     /// `Σ |feature - forecast|` where there is something to forecast from. Asks the device once.
     fn compared_with_computed(
         &self,
-        kernels: &dyn LaneKernels,
+        ops: &dyn FeatureCacheOps,
         rows: &[&Row<P::State>],
         now: &Moment,
         snapshots: &[Vec<Snapshot>],
         output: &Plain,
-    ) -> (Vec<Option<LaneSum>>, Vec<Option<f64>>) {
+    ) -> (Vec<Option<PairSums>>, Vec<Option<f64>>) {
         let compares = self.policy.compares();
         let forecast = |(row, kept): (&&Row<P::State>, &Vec<Snapshot>)| {
             let history: Vec<Moment> = (row.state.history.iter())
@@ -343,8 +343,8 @@ impl<P: Policy> Engine<P> {
                 return None;
             }
             let weights = self.policy.forecast(&row.state.policy).weights(now, &history);
-            let source = LaneRow::Forecast(row.terms(&weights, 0));
-            let forecast = kernels.assemble(&feature.shape(1), None, None, &[source]);
+            let source = RowSource::Forecast(row.terms(&weights, 0));
+            let forecast = ops.assemble(&feature.shape(1), None, None, &[source]);
             Some((feature, forecast))
         };
         let forecasts: Vec<Option<(Feature, Plain)>> = rows.iter().zip(snapshots).map(forecast).collect();
@@ -355,10 +355,10 @@ impl<P: Policy> Engine<P> {
         let outputs = outputs.filter_map(|(index, before)| Some(((output, index), ((*before)?, 0))));
         let forecasted = forecasts.iter().flatten();
         let forecasted = forecasted.map(|(feature, forecast)| (feature.place(), (forecast, 0)));
-        let pairs: Vec<(RowOf<'_>, RowOf<'_>)> = outputs.chain(forecasted).collect();
+        let pairs: Vec<(TensorRow<'_>, TensorRow<'_>)> = outputs.chain(forecasted).collect();
         let sums = match pairs.len() {
             0 => Vec::new(),
-            _ => kernels.changes(&pairs).read(),
+            _ => ops.changes(&pairs).read(),
         };
         let mut sums = sums.into_iter();
         let changes = before.iter().map(|before| before.and_then(|_| sums.next()));
@@ -407,7 +407,7 @@ impl<P: Policy> Engine<P> {
         blocks: Range<usize>,
         compute: impl FnOnce(&Exec<'_>, Option<&[usize]>) -> Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        let kernels = exec.plan().kernels.lanes();
+        let ops = exec.plan().kernels.ops().feature_cache;
         let mut round = self.open(exec, place, probe);
         let computed = round.computed();
         let outputs = if computed.len() == round.rows.len() {
@@ -419,12 +419,12 @@ impl<P: Policy> Engine<P> {
             compute(&exec.on_lanes(lanes), Some(&computed))
         };
         if !computed.is_empty() {
-            self.learn(kernels, &mut round, &outputs, base);
+            self.learn(ops, &mut round, &outputs, base);
         }
         let all = if computed.len() == round.rows.len() {
             outputs
         } else {
-            round.assemble(kernels, &outputs, base)
+            round.assemble(ops, &outputs, base)
         };
         self.close(exec, round, blocks);
         all
@@ -432,9 +432,9 @@ impl<P: Policy> Engine<P> {
 }
 
 /// These rows of `output`, in a tensor of their own.
-fn rows_of(kernels: &dyn LaneKernels, output: &Plain, rows: &[usize]) -> Plain {
+fn rows_of(ops: &dyn FeatureCacheOps, output: &Plain, rows: &[usize]) -> Plain {
     let mut shape = output.shape().to_vec();
     shape[0] = rows.len();
-    let rows: Vec<LaneRow<'_>> = rows.iter().map(|row| LaneRow::Computed(*row)).collect();
-    kernels.assemble(&shape, Some(output), None, &rows)
+    let rows: Vec<RowSource<'_>> = rows.iter().map(|row| RowSource::Computed(*row)).collect();
+    ops.assemble(&shape, Some(output), None, &rows)
 }

@@ -18,8 +18,6 @@ pub use drivers::{
 };
 pub use engine::{OnCall, Tally};
 pub use exact::{ExactReuse, OnReused, Reused};
-pub use flow_core::kernels::combine;
-pub use flow_core::kernels::split_frequencies;
 pub use forecast::Forecast;
 pub use lanes::{LaneStore, StepOrder};
 pub use policies::{

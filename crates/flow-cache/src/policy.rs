@@ -1,7 +1,7 @@
 //! What a policy is: it decides for one lane at a time, from host data only.
 
 use crate::{Forecast, Moment};
-use flow_core::kernels::LaneSum;
+use flow_core::ops::PairSums;
 use flow_core::{AttentionLayer, Lane};
 use std::fmt::Debug;
 use std::ops::Add;
@@ -101,7 +101,7 @@ pub struct Change {
 
 impl Change {
     /// From `b` to `a` of a pair of rows.
-    pub fn of(sum: &LaneSum) -> Self {
+    pub fn of(sum: &PairSums) -> Self {
         Self {
             change: sum.change,
             size: sum.of_b,

@@ -4,8 +4,8 @@ use crate::Moment;
 use crate::engine::Place;
 use crate::policy::{Change, Outcome, Situation};
 use burn::backend::TensorMetadata;
-use flow_core::kernels::RowOf;
-use flow_core::{Lane, LaneKernels, LaneRow, Plain};
+use flow_core::ops::TensorRow;
+use flow_core::{FeatureCacheOps, Lane, Plain, RowSource};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ impl Feature {
     }
 
     /// Where it is.
-    pub fn place(&self) -> RowOf<'_> {
+    pub fn place(&self) -> TensorRow<'_> {
         (&self.tensor, self.row)
     }
 
@@ -110,12 +110,12 @@ impl<S> Row<S> {
     }
 
     /// What output `at` is made of if this row is answered.
-    pub fn answer(&self, at: usize) -> LaneRow<'_> {
-        LaneRow::Forecast(self.terms(&self.weights, at))
+    pub fn answer(&self, at: usize) -> RowSource<'_> {
+        RowSource::Forecast(self.terms(&self.weights, at))
     }
 
     /// The kept features of output `at`, with these weights.
-    pub fn terms(&self, weights: &[f64], at: usize) -> Vec<(f32, RowOf<'_>)> {
+    pub fn terms(&self, weights: &[f64], at: usize) -> Vec<(f32, TensorRow<'_>)> {
         (weights.iter().zip(&self.state.history))
             .map(|(weight, snapshot)| (*weight as f32, snapshot.features[at].place()))
             .collect()
@@ -148,7 +148,7 @@ impl<S> Round<S> {
     /// Outputs of the computed rows and forecasts of the others, in one tensor each.
     pub fn assemble(
         &self,
-        kernels: &dyn LaneKernels,
+        ops: &dyn FeatureCacheOps,
         outputs: &[Plain],
         base: Option<&[Plain]>,
     ) -> Vec<Plain> {
@@ -160,13 +160,13 @@ impl<S> Round<S> {
             .map(|(at, feature)| {
                 let shape = feature.shape(self.rows.len());
                 let base = base.map(|base| &base[at]);
-                kernels.assemble(&shape, outputs.get(at), base, &self.sources(at))
+                ops.assemble(&shape, outputs.get(at), base, &self.sources(at))
             })
             .collect()
     }
 
     /// Where each row of output `at` comes from.
-    pub fn sources(&self, at: usize) -> Vec<LaneRow<'_>> {
+    pub fn sources(&self, at: usize) -> Vec<RowSource<'_>> {
         let mut computed = 0;
         let source = |row: &'_ Row<S>| -> Option<usize> {
             let place = (!row.answered).then_some(computed);
@@ -175,7 +175,7 @@ impl<S> Round<S> {
         };
         let places: Vec<Option<usize>> = self.rows.iter().map(source).collect();
         (self.rows.iter().zip(places))
-            .map(|(row, place)| place.map_or_else(|| row.answer(at), LaneRow::Computed))
+            .map(|(row, place)| place.map_or_else(|| row.answer(at), RowSource::Computed))
             .collect()
     }
 }

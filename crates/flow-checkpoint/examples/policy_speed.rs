@@ -259,7 +259,7 @@ impl Subject {
         let exec = training.exec(CallContext::single(Stage::Training));
         let (input, target) = self.given.clone().expect("made with the subject");
         let velocity = self.model.velocity(&exec, input).into_dispatch();
-        let distances = plan.kernels.mean_squared_distance(&velocity, &target);
+        let distances = plan.kernels.ops().loss.mean_squared_distance(&velocity, &target);
         (training, Tensor::<1>::from_dispatch(distances).mean())
     }
 

@@ -7,8 +7,8 @@ mod kernels;
 
 use crate::treatment::ATTENTION;
 use burn::backend::DispatchTensor;
-use flow_core::exec::Stash;
 use flow_core::op::{self, Backward};
+use flow_core::ops::Stash;
 use flow_core::tensors::is_tracked;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Kernels, KeyValue, Plain, Plan,
@@ -94,10 +94,8 @@ impl Meter {
     /// `plan` with everything that it computes metered.
     pub fn plan(self: &Arc<Self>, plan: &Plan) -> Plan {
         let kernels = |inner: &Arc<dyn Kernels>| -> Arc<dyn Kernels> {
-            let is_fused = inner.fused(Arc::new(|| {})).is_none();
             Arc::new(MeteredKernels {
                 inner: inner.clone(),
-                is_fused,
                 meter: self.clone(),
             })
         };
@@ -250,6 +248,10 @@ impl AttentionBackend for MeteredAttention {
 
     fn capability(&self) -> AttentionCapability {
         self.inner.capability()
+    }
+
+    fn is_row_independent(&self) -> bool {
+        self.inner.is_row_independent()
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {

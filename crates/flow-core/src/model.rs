@@ -179,7 +179,7 @@ pub trait FlowModel: Debug + Send + Sync {
     fn velocity(&self, exec: &Exec<'_>, input: ModelInput) -> Tensor<2>;
 
     /// The velocity, and of a model with experts how unevenly each row's tokens load them: the mean over its blocks of
-    /// [`Routed::balance`](crate::experts::Routed::balance), `[B]`. Training from random weights adds it to the loss.
+    /// [`Routed::balance`](crate::ops::Routed::balance), `[B]`. Training from random weights adds it to the loss.
     fn velocity_and_balance(&self, exec: &Exec<'_>, input: ModelInput) -> (Tensor<2>, Option<Tensor<1>>) {
         (self.velocity(exec, input), None)
     }

@@ -4,15 +4,20 @@ use crate::experts::CpuExperts;
 use crate::host::bf16;
 use crate::host::matrix::Precision;
 use crate::{
-    activation, embedding, fused, gated_residual, layer_norm, linear, modulated_layer_norm, narrow,
-    optimizer, rms_norm, rotary, sde,
+    CpuFeatureCache, activation, embedding, fused, gated_residual, layer_norm, linear, modulated_layer_norm,
+    narrow, noise, optimizer, rms_norm, rotary, sde,
 };
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, FloatDType};
-use flow_core::exec::Stash;
-use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
+use flow_core::device::ComputeDevice;
+use flow_core::ops::{
+    Composed, FeedForwardWeights, FusedOps, GatedResidual, KernelOps, LinearWeights, LossOps, ModelOps,
+    ModulatedNorm, OnFused, OptimizerOps, RotaryTables, SamplerOps, SdeOutputs, SdeStep, Stash, WeightOps,
+};
 use flow_core::tensors::{cast, copy_again};
-use flow_core::{Activation, AdamWStep, Beside, ExpertKernels, Halves, Kernels, Plain, Updated};
+use flow_core::{
+    Activation, AdamWStep, Beside, Halves, Kernels, Noise, Plain, Recorder, StepFactors, StepValues, Updated,
+};
 use std::fmt;
 use std::sync::Arc;
 
@@ -52,12 +57,11 @@ impl CpuKernels {
         bf16::is_supported().then_some(kernels).ok_or(NoBf16)
     }
 
-    /// Tells who wants to know that an operation made of others is about to be computed as one; whether it is to be.
-    fn fuses(&self) -> bool {
+    /// Tells who wants to know that an operation made of others is about to be computed as one.
+    fn note_fused(&self) {
         if let Some(on_fused) = &self.on_fused {
             on_fused();
         }
-        self.on_fused.is_some()
     }
 }
 
@@ -78,11 +82,51 @@ impl Kernels for CpuKernels {
         }
     }
 
+    fn activations(&self) -> DType {
+        DType::F32
+    }
+
     // Linear layers go through `multiply_rows`; everything else sees one row, or one value, at a time.
     fn is_row_independent(&self) -> bool {
         true
     }
 
+    fn products(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn recorder(&self) -> Option<Arc<dyn Recorder>> {
+        None
+    }
+
+    fn fused(&self, on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
+        self.on_fused.is_none().then(|| {
+            Arc::new(Self {
+                on_fused: Some(on_fused),
+                ..self.clone()
+            }) as Arc<dyn Kernels>
+        })
+    }
+
+    fn with_matrix_gradients(&self, _: FloatDType) -> Option<Arc<dyn Kernels>> {
+        None
+    }
+
+    fn ops(&self) -> KernelOps<'_> {
+        KernelOps {
+            model: self,
+            fused: self.on_fused.is_some().then_some(self as &dyn FusedOps),
+            experts: Some(&self.experts),
+            sampler: self,
+            loss: self,
+            optimizer: self,
+            weights: self,
+            feature_cache: &CpuFeatureCache,
+        }
+    }
+}
+
+impl ModelOps for CpuKernels {
     fn linear(
         &self,
         stash: &dyn Stash,
@@ -93,23 +137,12 @@ impl Kernels for CpuKernels {
         linear::linear(stash, x, weights, activation, self.precision)
     }
 
-    fn experts(&self) -> Option<&dyn ExpertKernels> {
-        Some(&self.experts)
-    }
-
     fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {
         activation::activation(x, activation)
     }
 
-    fn modulated_layer_norm(
-        &self,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        shift: usize,
-        scale: usize,
-        epsilon: f32,
-    ) -> DispatchTensor {
-        modulated_layer_norm::modulated_layer_norm(x, modulation, shift, scale, epsilon)
+    fn modulated_layer_norm(&self, norm: ModulatedNorm<'_>) -> DispatchTensor {
+        modulated_layer_norm::modulated_layer_norm(norm)
     }
 
     fn layer_norm(
@@ -122,108 +155,112 @@ impl Kernels for CpuKernels {
         layer_norm::layer_norm(x, weight, bias, epsilon)
     }
 
-    fn gated_residual(
-        &self,
-        residual: &DispatchTensor,
-        branch: &DispatchTensor,
-        modulation: &DispatchTensor,
-        gate: usize,
-    ) -> DispatchTensor {
-        gated_residual::gated_residual(residual, branch, modulation, gate)
-    }
-
-    fn fused(&self, on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
-        self.on_fused.is_none().then(|| {
-            Arc::new(Self {
-                on_fused: Some(on_fused),
-                ..self.clone()
-            }) as Arc<dyn Kernels>
-        })
-    }
-
-    fn linear_gated_residual(
-        &self,
-        stash: &dyn Stash,
-        residual: &DispatchTensor,
-        x: &DispatchTensor,
-        weights: &LinearWeights,
-        modulation: &DispatchTensor,
-        gate: usize,
-    ) -> DispatchTensor {
-        if self.fuses() {
-            fused::linear_gated_residual(stash, residual, x, weights, modulation, gate, self.precision)
-        } else {
-            composed::linear_gated_residual(self, stash, residual, x, weights, modulation, gate)
-        }
-    }
-
-    fn modulated_linear(
-        &self,
-        stash: &dyn Stash,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        norm: NormChunks,
-        weights: &LinearWeights,
-        activation: Activation,
-    ) -> DispatchTensor {
-        if self.fuses() {
-            fused::modulated_linear(stash, x, modulation, norm, weights, activation, self.precision)
-        } else {
-            composed::modulated_linear(self, stash, x, modulation, norm, weights, activation)
-        }
-    }
-
-    fn modulated_feed_forward(
-        &self,
-        stash: &dyn Stash,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        norm: NormChunks,
-        weights: &FeedForwardWeights,
-        gate: usize,
-    ) -> DispatchTensor {
-        if self.fuses() {
-            fused::modulated_feed_forward(stash, x, modulation, norm, weights, gate, self.precision)
-        } else {
-            composed::modulated_feed_forward(self, stash, x, modulation, norm, weights, gate)
-        }
+    fn gated_residual(&self, gated: GatedResidual<'_>, branch: &DispatchTensor) -> DispatchTensor {
+        gated_residual::gated_residual(gated.residual, branch, gated.modulation, gated.gate)
     }
 
     fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
         rms_norm::rms_norm(x, weight, epsilon)
     }
 
-    fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
-        rotary::rotary(x, cos, sin)
+    fn rotary(&self, x: &DispatchTensor, tables: RotaryTables<'_>) -> DispatchTensor {
+        rotary::rotary(x, tables.cos, tables.sin)
     }
 
     fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
         embedding::embedding(table, index)
     }
+}
 
-    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-        sde::step(x, v, noise, coefficients)
+impl FusedOps for CpuKernels {
+    fn linear_gated_residual(
+        &self,
+        stash: &dyn Stash,
+        gated: GatedResidual<'_>,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+    ) -> DispatchTensor {
+        self.note_fused();
+        fused::linear_gated_residual(stash, gated, x, weights, self.precision)
     }
 
-    fn sde_log_prob(
+    fn modulated_linear(
         &self,
-        x: &Plain,
-        v: &DispatchTensor,
-        x_next: &Plain,
-        coefficients: &Plain,
-    ) -> (DispatchTensor, DispatchTensor) {
-        sde::log_prob(x, v, x_next, coefficients)
+        stash: &dyn Stash,
+        norm: ModulatedNorm<'_>,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        self.note_fused();
+        fused::modulated_linear(stash, norm, weights, activation, self.precision)
+    }
+
+    // Each layer would normalise the rows anew.
+    fn modulated_linears(
+        &self,
+        stash: &dyn Stash,
+        norm: ModulatedNorm<'_>,
+        weights: &[LinearWeights],
+    ) -> Vec<DispatchTensor> {
+        Composed(self).modulated_linears(stash, norm, weights)
+    }
+
+    fn modulated_feed_forward(
+        &self,
+        stash: &dyn Stash,
+        norm: ModulatedNorm<'_>,
+        weights: &FeedForwardWeights,
+        gate: usize,
+    ) -> DispatchTensor {
+        self.note_fused();
+        fused::modulated_feed_forward(stash, norm, weights, gate, self.precision)
+    }
+
+    fn rms_norm_rotary(
+        &self,
+        x: &DispatchTensor,
+        weight: Option<&DispatchTensor>,
+        epsilon: f32,
+        tables: RotaryTables<'_>,
+    ) -> DispatchTensor {
+        Composed(self).rms_norm_rotary(x, weight, epsilon, tables)
+    }
+}
+
+impl SamplerOps for CpuKernels {
+    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
+        noise::draw_noise(noise, device)
+    }
+
+    fn sde_step(&self, step: SdeStep<'_>, noise: &Plain) -> SdeOutputs {
+        sde::step(step, noise)
+    }
+
+    fn sde_step_drawn(&self, step: SdeStep<'_>, noise: &Noise<'_>, device: &ComputeDevice) -> SdeOutputs {
+        self.sde_step(step, &noise::draw_noise(noise, device))
+    }
+}
+
+impl LossOps for CpuKernels {
+    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, DispatchTensor) {
+        sde::log_prob(step, x_next)
     }
 
     fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
         sde::mean_squared_distance(a, b)
     }
+}
 
+impl OptimizerOps for CpuKernels {
     fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
         tensors
             .iter()
             .map(|tensor| optimizer::sum_of_squares(tensor))
             .collect()
+    }
+
+    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues {
+        factors.values(self.sums_of_squares(gradients).into_iter().sum(), device)
     }
 
     fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
@@ -267,6 +304,14 @@ impl Kernels for CpuKernels {
         }
     }
 
+    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+        for (average, value) in averages {
+            optimizer::average(average, value, decay);
+        }
+    }
+}
+
+impl WeightOps for CpuKernels {
     fn split(&self, value: &Plain) -> Halves {
         narrow::split(value)
     }
@@ -276,9 +321,9 @@ impl Kernels for CpuKernels {
         halves.iter().map(join).collect()
     }
 
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
-        for (average, value) in averages {
-            optimizer::average(average, value, decay);
+    fn copy_all(&self, copies: Vec<(&mut Plain, &Plain)>) {
+        for (copy, of) in copies {
+            copy_again(copy, of);
         }
     }
 }

@@ -4,8 +4,8 @@ use crate::host::threads;
 use crate::modulated_layer_norm::{NormLayout, Saved, backward};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::kernels::NormChunks;
 use flow_core::op;
+use flow_core::ops::NormChunks;
 use std::sync::Arc;
 
 /// `layer_norm(x_BSD) · weight_D + bias_D`.

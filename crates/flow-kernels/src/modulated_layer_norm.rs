@@ -7,8 +7,8 @@ use crate::host::{
 };
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::kernels::NormChunks;
 use flow_core::op;
+use flow_core::ops::{ModulatedNorm, NormChunks};
 use std::sync::Arc;
 
 /// Mean and reciprocal standard deviation of each row, side by side.
@@ -17,21 +17,10 @@ const STATISTICS: usize = 2;
 /// `layer_norm(x_BSD) · (1 + modulation_BKD[:, scale]) + modulation_BKD[:, shift]`.
 ///
 /// The variance is the mean of the squared deviations from the row's mean, both in f32 and in a fixed order.
-pub(crate) fn modulated_layer_norm(
-    x: &DispatchTensor,
-    modulation: &DispatchTensor,
-    shift: usize,
-    scale: usize,
-    epsilon: f32,
-) -> DispatchTensor {
-    let norm = NormChunks {
-        shift,
-        scale,
-        epsilon,
-    };
-    op::apply("modulated_layer_norm", &[x, modulation], |inputs, _| {
+pub(crate) fn modulated_layer_norm(norm: ModulatedNorm<'_>) -> DispatchTensor {
+    op::apply("modulated_layer_norm", &[norm.x, norm.modulation], |inputs, _| {
         let (x, modulation) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
-        let layout = NormLayout::new(&x, &modulation, norm);
+        let layout = NormLayout::new(&x, &modulation, norm.chunks);
         let (y, statistics) = layout.forward(x.values(), modulation.values());
         let output = from_vec(y, x.shape());
         let backward: op::Backward = Arc::new(move |incoming| {

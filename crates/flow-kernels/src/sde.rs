@@ -6,7 +6,7 @@
 use crate::host::{math::vectorised, sum::sum_pairs_f64, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::kernels::SdeOutputs;
+use flow_core::ops::{SdeOutputs, SdeStep};
 use flow_core::{Plain, op};
 use std::sync::Arc;
 
@@ -66,9 +66,9 @@ fn squared_distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Takes a step.
-pub(crate) fn step(x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-    let (x, v, noise) = (CpuTensor::read(x), CpuTensor::read(v), CpuTensor::read(noise));
-    let coefficients = CpuTensor::read(coefficients);
+pub(crate) fn step(step: SdeStep<'_>, noise: &Plain) -> SdeOutputs {
+    let [x, v, noise] = [step.x, step.v, noise].map(CpuTensor::read);
+    let coefficients = CpuTensor::read(step.coefficients);
     let (rows, columns) = x.rows_and_columns();
     let mean = mean(&x, &v, &coefficients);
     let x_next = threads::build_zeros(mean.len(), columns, |row, x_next| {
@@ -94,18 +94,9 @@ pub(crate) fn step(x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) ->
 }
 
 /// `(log_prob, mean)` of a step taken before, differentiable in `v`.
-pub(crate) fn log_prob(
-    x: &Plain,
-    v: &DispatchTensor,
-    x_next: &Plain,
-    coefficients: &Plain,
-) -> (DispatchTensor, DispatchTensor) {
-    let (x, x_next, coefficients) = (
-        CpuTensor::read(x),
-        CpuTensor::read(x_next),
-        CpuTensor::read(coefficients),
-    );
-    let outputs = op::apply_many("sde_log_prob", &[v], |inputs, _| {
+pub(crate) fn log_prob(step: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, DispatchTensor) {
+    let [x, x_next, coefficients] = [step.x, x_next, step.coefficients].map(CpuTensor::read);
+    let outputs = op::apply_many("sde_log_prob", &[step.v], |inputs, _| {
         let mean = mean(&x, &CpuTensor::read(&inputs[0]), &coefficients);
         let log_prob = row_log_prob(x_next.values(), &mean, &coefficients);
         let (rows, columns) = x.rows_and_columns();

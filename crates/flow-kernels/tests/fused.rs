@@ -4,8 +4,9 @@ mod support;
 
 use burn::backend::DispatchTensor;
 use flow_core::cpu::to_host;
-use flow_core::exec::{Compute, Stash};
-use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
+use flow_core::ops::{
+    Compute, FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, NormChunks, Stash,
+};
 use flow_core::{Activation, Kernels, Plain};
 use flow_kernels::CpuKernels;
 use std::collections::VecDeque;
@@ -107,11 +108,33 @@ impl Case {
         match self.operation {
             Operation::GatedLinear => {
                 let weights = self.weights(&inputs[3..]);
-                kernels.linear_gated_residual(stash, x, &inputs[2], &weights, modulation, GATE)
+                kernels.ops().fused_or_composed(|ops| {
+                    ops.linear_gated_residual(
+                        stash,
+                        GatedResidual {
+                            residual: x,
+                            modulation,
+                            gate: GATE,
+                        },
+                        &inputs[2],
+                        &weights,
+                    )
+                })
             }
             Operation::ModulatedLinear(activation) => {
                 let weights = self.weights(&inputs[2..]);
-                kernels.modulated_linear(stash, x, modulation, NORM, &weights, activation)
+                kernels.ops().fused_or_composed(|ops| {
+                    ops.modulated_linear(
+                        stash,
+                        ModulatedNorm {
+                            x,
+                            modulation,
+                            chunks: NORM,
+                        },
+                        &weights,
+                        activation,
+                    )
+                })
             }
             Operation::FeedForward(activation) => {
                 let layers = &inputs[2..];
@@ -121,7 +144,18 @@ impl Case {
                     activation,
                     down: self.weights(down),
                 };
-                kernels.modulated_feed_forward(stash, x, modulation, NORM, &weights, GATE)
+                kernels.ops().fused_or_composed(|ops| {
+                    ops.modulated_feed_forward(
+                        stash,
+                        ModulatedNorm {
+                            x,
+                            modulation,
+                            chunks: NORM,
+                        },
+                        &weights,
+                        GATE,
+                    )
+                })
             }
         }
     }

@@ -4,8 +4,7 @@ mod support;
 
 use burn::backend::DispatchTensor;
 use flow_core::cpu::to_host;
-use flow_core::exec::{Compute, Stash};
-use flow_core::kernels::LinearWeights;
+use flow_core::ops::{Compute, LinearWeights, Stash};
 use flow_core::{Activation, Kernels, Plain};
 use flow_kernels::CpuKernels;
 use std::sync::Mutex;
@@ -51,7 +50,10 @@ impl Case {
     }
 
     fn kernel(&self, stash: &dyn Stash, inputs: &[DispatchTensor]) -> DispatchTensor {
-        CpuKernels::default().linear(stash, &inputs[0], &self.weights(inputs), self.activation)
+        CpuKernels::default()
+            .ops()
+            .model
+            .linear(stash, &inputs[0], &self.weights(inputs), self.activation)
     }
 
     fn reference(&self, operands: &[Vec<f64>]) -> Vec<f64> {

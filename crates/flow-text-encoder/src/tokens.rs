@@ -2,7 +2,7 @@
 
 use crate::EncoderError;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use flow_core::attention::Mask;
+use flow_core::ops::attention::Mask;
 use std::sync::Arc;
 
 /// Ids `[B, L]` of some prompts, padded to one length, and which of them are no padding.

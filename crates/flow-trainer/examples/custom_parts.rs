@@ -130,7 +130,8 @@ impl Algorithm for RewardWeighted {
         let exec = context.pass.exec(call);
         let sigma_b = context.device.tensor(vec![sigma as f32; rows], [rows]);
         let v = context.policy.velocity(&exec, x, sigma_b, &batch.conditions);
-        let error_b = context.kernels.mean_squared_distance(&v.into_dispatch(), &target);
+        let losses = context.kernels.ops().loss;
+        let error_b = losses.mean_squared_distance(&v.into_dispatch(), &target);
         let weight_b = (context.advantages.clone() / self.temperature).exp();
         let loss = (Tensor::<1>::from_dispatch(error_b) * weight_b).mean_dim(0);
         UnitLoss {

@@ -314,7 +314,12 @@ impl Job {
             Learnt::Target { input, target } => {
                 let exec = pass.exec(CallContext::single(Stage::Training));
                 let velocity = exec.velocity(&*self.model, input.clone()).into_dispatch();
-                let distances = self.plan.kernels.mean_squared_distance(&velocity, target);
+                let distances = self
+                    .plan
+                    .kernels
+                    .ops()
+                    .loss
+                    .mean_squared_distance(&velocity, target);
                 Tensor::<1>::from_dispatch(distances).mean()
             }
             Learnt::Recorded { sampler, batch } => {

@@ -154,7 +154,7 @@ impl Accumulated {
         }
         for (sum, gradient) in self.sums.iter_mut().zip(gradients) {
             match (sum.as_mut(), gradient) {
-                (Some(sum), Some(gradient)) => kernels.accumulate(sum, &gradient),
+                (Some(sum), Some(gradient)) => kernels.ops().optimizer.accumulate(sum, &gradient),
                 (None, Some(gradient)) => *sum = Some(gradient),
                 (_, None) => {}
             }
@@ -262,7 +262,7 @@ impl AdamW {
             max_norm: self.settings.max_grad_norm,
             units,
         };
-        let StepValues { varying, norm } = kernels.step_values(&present, &factors, device);
+        let StepValues { varying, norm } = kernels.ops().optimizer.step_values(&present, &factors, device);
         let step = |weight_decay: f64| AdamWStep {
             betas: (beta1 as f32, beta2 as f32),
             epsilon: self.settings.epsilon as f32,
@@ -298,14 +298,14 @@ impl AdamW {
         }
         // What something else still holds is written to a new place, which lasts as well.
         device.lasting(|| {
-            kernels.adamw_all(decayed, &decaying);
-            kernels.adamw_all(others, &steady);
+            kernels.ops().optimizer.adamw_all(decayed, &decaying);
+            kernels.ops().optimizer.adamw_all(others, &steady);
         });
         // Read after all is launched: the device need not wait for the host.
         let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&varying)[4]));
         if !gradient_norm.is_finite() {
             self.steps -= 1;
-            let squares = kernels.sums_of_squares(&present);
+            let squares = kernels.ops().optimizer.sums_of_squares(&present);
             let specs = sums.iter().zip(layout.specs()).filter(|(sum, _)| sum.is_some());
             // The first that is not finite. All may be, and their sum too large for f32: the largest then.
             let size = |squares: f64| {

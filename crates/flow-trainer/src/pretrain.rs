@@ -157,7 +157,8 @@ impl Pretraining<'_> {
             step: 0,
             values,
         };
-        let noise: Tensor<2> = Tensor::from_dispatch(self.plan.kernels.noise(&noise, self.device));
+        let noise: Tensor<2> =
+            Tensor::from_dispatch(self.plan.kernels.ops().sampler.noise(&noise, self.device));
         let sigma: Tensor<1> = self
             .device
             .tensor(batch.sigmas[rows.clone()].to_vec(), [rows.len()]);
@@ -172,6 +173,8 @@ impl Pretraining<'_> {
         let error_b = self
             .plan
             .kernels
+            .ops()
+            .loss
             .mean_squared_distance(&v.into_dispatch(), &target);
         let mut loss = Tensor::<1>::from_dispatch(error_b).mean_dim(0);
         if let Some(balance_b) = balance_b {
@@ -302,7 +305,7 @@ pub fn pretrain(
             .min((1.0 + step as f64) / (10.0 + step as f64));
         let decay = device.plain(vec![decay as f32], &[1]);
         let pairs = average.values_mut().iter_mut().zip(weights.stored());
-        device.lasting(|| kernels.average_all(pairs.collect(), &decay));
+        device.lasting(|| kernels.ops().optimizer.average_all(pairs.collect(), &decay));
         losses.push(value);
         state.step = step + 1;
         observer.advance(1);

@@ -6,6 +6,7 @@ use crate::policy::{CallSite, Conditions, Policy};
 use crate::scheduler::StepCoefficients;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
+use flow_core::ops::SdeStep;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{Kernels, Noise, Plain, Rollout, Stage, tensors::plain};
 use std::sync::Arc;
@@ -153,11 +154,25 @@ impl Sampler {
             let coefficients = coefficient_rows(&self.device, step, batch);
             let done = if step.is_stochastic() {
                 let noise = self.addressed(added, samples, index as u32 + 1, values);
-                self.kernels
-                    .sde_step_drawn(&x, &v, &noise, &coefficients, &self.device)
+                self.kernels.ops().sampler.sde_step_drawn(
+                    SdeStep {
+                        x: &x,
+                        v: &v,
+                        coefficients: &coefficients,
+                    },
+                    &noise,
+                    &self.device,
+                )
             } else {
                 let noise = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
-                self.kernels.sde_step(&x, &v, noise, &coefficients)
+                self.kernels.ops().sampler.sde_step(
+                    SdeStep {
+                        x: &x,
+                        v: &v,
+                        coefficients: &coefficients,
+                    },
+                    noise,
+                )
             };
             if step.log_prob.is_some() && site.stage == Stage::Rollout {
                 records.push(StepRecord {
@@ -185,7 +200,7 @@ impl Sampler {
     /// Standard normal values, `[B, N]`, each row addressed by its sample and the step.
     pub fn noise(&self, purpose: Purpose, samples: &[u64], step: u32, values: usize) -> Plain {
         let noise = self.addressed(purpose, samples, step, values);
-        self.kernels.noise(&noise, &self.device)
+        self.kernels.ops().sampler.noise(&noise, &self.device)
     }
 
     fn addressed<'a>(&self, purpose: Purpose, samples: &'a [u64], step: u32, values: usize) -> Noise<'a> {

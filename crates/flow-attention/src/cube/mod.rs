@@ -11,8 +11,8 @@ pub use portable::PortableAttention;
 pub use tensor_cores::{CubeAttention, MmaAttention, WgmmaAttention};
 
 use flow_attention_cube::tensors::Heads;
-use flow_core::attention::Place;
 use flow_core::cube::{Client, CubeTensor};
+use flow_core::ops::attention::Place;
 use flow_core::{AttentionCall, Declined, Plain};
 
 /// The device of `call`, which has nothing that no kernel here computes.

@@ -8,9 +8,9 @@ use burn::tensor::DType;
 use flow_attention_cube::Element;
 use flow_attention_cube::portable::{self, Call, KeyValues, PortableMask, Statistics, check_device};
 use flow_attention_cube::tensors::Heads;
-use flow_core::attention::{Mask, Sizes};
 use flow_core::cube::{Client, CubeTensor, LaunchesOn, empty_like, wrap};
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
+use flow_core::ops::attention::{Mask, Sizes};
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
 };

@@ -11,9 +11,9 @@ use flow_attention_cube::run::{Kernels, Offer, Prepared};
 use flow_attention_cube::sources::Sources;
 use flow_attention_cube::tensors::{Heads, Part, lse_rows};
 use flow_attention_cube::wgmma::Wgmma;
-use flow_core::attention::Mask;
 use flow_core::cube::{Client, CubeTensor, LaunchesOn, contiguous, empty_like, wrap};
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
+use flow_core::ops::attention::Mask;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
 };

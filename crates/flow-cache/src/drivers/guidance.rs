@@ -6,7 +6,7 @@ use crate::engine::{Engine, OnCall, Place};
 use crate::round::{Feature, Row, Snapshot, conditional};
 use crate::{FasterGuidance, Policy, Rules};
 use burn::tensor::Tensor;
-use flow_core::kernels::RowOf;
+use flow_core::ops::TensorRow;
 use flow_core::tensors::{is_tracked, select_rows};
 use flow_core::{Exec, FlowModel, Lane, ModelInput, VelocityDriver};
 
@@ -58,9 +58,10 @@ impl VelocityDriver for GuidanceCache {
         let pair = |(index, partner): (usize, &Option<usize>)| {
             Some(((&output_tensor, index), (&output_tensor, (*partner)?)))
         };
-        let pairs: Vec<(RowOf<'_>, RowOf<'_>)> = partners.iter().enumerate().filter_map(pair).collect();
-        let kernels = exec.plan().kernels.lanes();
-        let mut parts = kernels.frequencies(&pairs, &model.spec().latent).into_iter();
+        let pairs: Vec<(TensorRow<'_>, TensorRow<'_>)> =
+            partners.iter().enumerate().filter_map(pair).collect();
+        let ops = exec.plan().kernels.ops().feature_cache;
+        let mut parts = ops.frequencies(&pairs, &model.spec().latent).into_iter();
         let snapshot = |partner: &Option<usize>| -> Vec<Snapshot> {
             let parts = partner.and_then(|_| parts.next()).into_iter().flatten();
             let part = |feature| Snapshot {
@@ -70,7 +71,7 @@ impl VelocityDriver for GuidanceCache {
             parts.map(part).collect()
         };
         let snapshots = partners.iter().map(snapshot).collect();
-        self.engine.keep(kernels, &mut round, snapshots, &output_tensor);
+        self.engine.keep(ops, &mut round, snapshots, &output_tensor);
         let all = if computed.len() == count {
             output
         } else {
@@ -82,12 +83,7 @@ impl VelocityDriver for GuidanceCache {
             let base: Vec<usize> = round.rows.iter().enumerate().map(of).collect();
             let base = select_rows(&output_tensor, &base);
             let shape = [count, model.spec().latent.values()];
-            Tensor::from_dispatch(kernels.assemble(
-                &shape,
-                Some(&output_tensor),
-                Some(&base),
-                &round.sources(0),
-            ))
+            Tensor::from_dispatch(ops.assemble(&shape, Some(&output_tensor), Some(&base), &round.sources(0)))
         };
         self.engine.close(exec, round, blocks(model));
         all

@@ -63,11 +63,11 @@ impl StackDriver for SignalChanges {
         let Some(signal) = signal.filter(|_| !lanes.is_empty()) else {
             return results;
         };
-        let kernels = exec.plan().kernels.lanes();
-        let rows = kernels
+        let ops = exec.plan().kernels.ops().feature_cache;
+        let rows = ops
             .features(&signal, None)
             .into_iter()
-            .zip(kernels.features(&results[0], None));
+            .zip(ops.features(&results[0], None));
         let mut measured = self.measured();
         for (lane, (signal, output)) in lanes.iter().zip(rows) {
             let now = (step, signal.clone(), output.clone());
@@ -77,7 +77,7 @@ impl StackDriver for SignalChanges {
                     ((&signal, 0), (&before_signal, 0)),
                     ((&output, 0), (&before_output, 0)),
                 ];
-                let sums = kernels.changes(&pairs).read();
+                let sums = ops.changes(&pairs).read();
                 let changes = (Change::of(&sums[0]).relative(), Change::of(&sums[1]).relative());
                 measured.points.push(changes);
             }

@@ -1,10 +1,9 @@
 //! FasterCache: frequencies, the predicted branch, and extrapolated attention.
 
 use crate::toy::{Run, Toy, lane};
-use flow_cache::{
-    FasterAttention, FasterGuidance, GuidanceCache, LayerCache, Rules, Timesteps, split_frequencies,
-};
+use flow_cache::{FasterAttention, FasterGuidance, GuidanceCache, LayerCache, Rules, Timesteps};
 use flow_core::{LatentShape, Plan};
+use flow_kernels::split_frequencies;
 use proptest::prelude::*;
 use std::f64::consts::TAU;
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 use super::kept::Kept;
 use super::tally::{Held, Tally, take_all};
 use crate::treatment::Saves;
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::{Plain, RegionKind, Site};
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};

@@ -3,12 +3,12 @@
 use super::{Meter, MeteredStash};
 use crate::treatment::{GROUPED_LINEAR, LINEAR};
 use burn::backend::DispatchTensor;
-use burn::tensor::DType;
-use flow_core::exec::Stash;
-use flow_core::experts::{ExpertKernels, GroupedWeights, Grouping, Routed};
-use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
+use flow_core::ops::{
+    ExpertOps, FeedForwardWeights, FusedOps, GatedResidual, GroupedWeights, Grouping, KernelOps,
+    LayeredKernels, LinearWeights, ModelOps, ModulatedNorm, RotaryTables, Routed, Stash,
+};
 use flow_core::tensors::{is_tracked, shape};
-use flow_core::{Activation, AdamWStep, Kernels, LaneKernels, Plain, Updated};
+use flow_core::{Activation, Kernels, Plain};
 use std::sync::Arc;
 
 /// Forward and backward of a linear layer: `x Wᵀ`, and a product for each of the gradients of `x` and `W` that is wanted;
@@ -29,23 +29,51 @@ fn linear_flops(x: &DispatchTensor, weights: &LinearWeights) -> (u64, u64) {
     (forward, backward)
 }
 
+/// Meters what a model asks for; a sampler, a loss, an optimizer and a feature cache get the kernels within.
 #[derive(Debug)]
 pub(super) struct MeteredKernels {
     pub inner: Arc<dyn Kernels>,
-    /// Whether operations that are made of others are computed as one.
-    pub is_fused: bool,
     pub meter: Arc<Meter>,
 }
 
 impl MeteredKernels {
-    fn inner_experts(&self) -> &dyn ExpertKernels {
-        self.inner
-            .experts()
-            .expect("these are handed out only where there are such")
+    fn model(&self) -> &dyn ModelOps {
+        self.inner.ops().model
+    }
+
+    fn fused(&self) -> &dyn FusedOps {
+        let fused = self.inner.ops().fused;
+        fused.expect("these are handed out only where there are such")
+    }
+
+    fn experts(&self) -> &dyn ExpertOps {
+        let experts = self.inner.ops().experts;
+        experts.expect("these are handed out only where there are such")
     }
 }
 
-impl ExpertKernels for MeteredKernels {
+impl LayeredKernels for MeteredKernels {
+    fn inner(&self) -> &dyn Kernels {
+        &*self.inner
+    }
+
+    fn around(&self, inner: Arc<dyn Kernels>) -> Arc<dyn Kernels> {
+        let meter = self.meter.clone();
+        Arc::new(Self { inner, meter })
+    }
+
+    fn ops(&self) -> KernelOps<'_> {
+        let inner = self.inner.ops();
+        KernelOps {
+            model: self,
+            fused: inner.fused.map(|_| self as &dyn FusedOps),
+            experts: inner.experts.map(|_| self as &dyn ExpertOps),
+            ..inner
+        }
+    }
+}
+
+impl ExpertOps for MeteredKernels {
     /// The whole is `route`, and the choice within it, which may come from the store, `router`.
     fn route(&self, stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
         let stash = MeteredStash {
@@ -54,18 +82,18 @@ impl ExpertKernels for MeteredKernels {
             flops: 0,
         };
         self.meter.forward("route", 0, || {
-            self.inner_experts().route(&stash, logits, top_k, normalize)
+            self.experts().route(&stash, logits, top_k, normalize)
         })
     }
 
     fn group(&self, choices: &Plain, experts: usize) -> Grouping {
         self.meter
-            .forward("group", 0, || self.inner_experts().group(choices, experts))
+            .forward("group", 0, || self.experts().group(choices, experts))
     }
 
     fn permute(&self, x: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {
         self.meter
-            .whole("permute", || self.inner_experts().permute(x, grouping))
+            .whole("permute", || self.experts().permute(x, grouping))
     }
 
     fn grouped_linear(
@@ -74,7 +102,6 @@ impl ExpertKernels for MeteredKernels {
         x: &DispatchTensor,
         grouping: &Grouping,
         weights: &GroupedWeights,
-        activation: Activation,
     ) -> DispatchTensor {
         // Each row is multiplied by the matrix of one expert.
         let of_expert: usize = shape(&weights.weight)[1..].iter().product();
@@ -82,40 +109,38 @@ impl ExpertKernels for MeteredKernels {
         let wanted = |tensor: &DispatchTensor| u64::from(is_tracked(tensor));
         let flops = (product, product * (wanted(x) + wanted(&weights.weight)));
         self.meter.stored(GROUPED_LINEAR, flops, stash, |stash| {
-            self.inner_experts()
-                .grouped_linear(stash, x, grouping, weights, activation)
+            self.experts().grouped_linear(stash, x, grouping, weights)
         })
     }
 
     fn combine(&self, y: &DispatchTensor, weights: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {
         self.meter
-            .whole("combine", || self.inner_experts().combine(y, weights, grouping))
+            .whole("combine", || self.experts().combine(y, weights, grouping))
     }
 }
 
-impl Kernels for MeteredKernels {
-    fn name(&self) -> &str {
-        self.inner.name()
+impl ModelOps for MeteredKernels {
+    fn linear(
+        &self,
+        stash: &dyn Stash,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        self.meter
+            .stored(LINEAR, linear_flops(x, weights), stash, |stash| {
+                self.model().linear(stash, x, weights, activation)
+            })
     }
 
-    fn activations(&self) -> DType {
-        self.inner.activations()
+    fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {
+        self.meter
+            .whole("activation", || self.model().activation(x, activation))
     }
 
-    fn is_row_independent(&self) -> bool {
-        self.inner.is_row_independent()
-    }
-
-    fn products(&self) -> Vec<String> {
-        self.inner.products()
-    }
-
-    fn lanes(&self) -> &dyn LaneKernels {
-        self.inner.lanes()
-    }
-
-    fn experts(&self) -> Option<&dyn ExpertKernels> {
-        self.inner.experts().map(|_| self as &dyn ExpertKernels)
+    fn modulated_layer_norm(&self, norm: ModulatedNorm<'_>) -> DispatchTensor {
+        self.meter
+            .whole("modulated_layer_norm", || self.model().modulated_layer_norm(norm))
     }
 
     fn layer_norm(
@@ -126,143 +151,75 @@ impl Kernels for MeteredKernels {
         epsilon: f32,
     ) -> DispatchTensor {
         self.meter
-            .whole("layer_norm", || self.inner.layer_norm(x, weight, bias, epsilon))
+            .whole("layer_norm", || self.model().layer_norm(x, weight, bias, epsilon))
     }
 
-    fn linear(
-        &self,
-        stash: &dyn Stash,
-        x: &DispatchTensor,
-        weights: &LinearWeights,
-        activation: Activation,
-    ) -> DispatchTensor {
+    fn gated_residual(&self, gated: GatedResidual<'_>, branch: &DispatchTensor) -> DispatchTensor {
         self.meter
-            .stored(LINEAR, linear_flops(x, weights), stash, |stash| {
-                self.inner.linear(stash, x, weights, activation)
-            })
+            .whole("gated_residual", || self.model().gated_residual(gated, branch))
     }
 
-    fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {
+    fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
         self.meter
-            .whole("activation", || self.inner.activation(x, activation))
+            .whole("rms_norm", || self.model().rms_norm(x, weight, epsilon))
     }
 
-    fn modulated_layer_norm(
-        &self,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        shift: usize,
-        scale: usize,
-        epsilon: f32,
-    ) -> DispatchTensor {
-        self.meter.whole("modulated_layer_norm", || {
-            self.inner
-                .modulated_layer_norm(x, modulation, shift, scale, epsilon)
-        })
+    fn rotary(&self, x: &DispatchTensor, tables: RotaryTables<'_>) -> DispatchTensor {
+        self.meter.whole("rotary", || self.model().rotary(x, tables))
     }
 
-    fn gated_residual(
-        &self,
-        residual: &DispatchTensor,
-        branch: &DispatchTensor,
-        modulation: &DispatchTensor,
-        gate: usize,
-    ) -> DispatchTensor {
-        self.meter.whole("gated_residual", || {
-            self.inner.gated_residual(residual, branch, modulation, gate)
-        })
+    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
+        self.meter
+            .whole("embedding", || self.model().embedding(table, index))
     }
+}
 
-    fn fused(&self, on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
-        let inner = self.inner.fused(on_fused)?;
-        Some(Arc::new(Self {
-            inner,
-            is_fused: true,
-            meter: self.meter.clone(),
-        }))
-    }
-
-    fn recorder(&self) -> Option<Arc<dyn flow_core::Recorder>> {
-        self.inner.recorder()
-    }
-
+impl FusedOps for MeteredKernels {
     fn linear_gated_residual(
         &self,
         stash: &dyn Stash,
-        residual: &DispatchTensor,
+        gated: GatedResidual<'_>,
         x: &DispatchTensor,
         weights: &LinearWeights,
-        modulation: &DispatchTensor,
-        gate: usize,
     ) -> DispatchTensor {
-        if !self.is_fused {
-            return composed::linear_gated_residual(self, stash, residual, x, weights, modulation, gate);
-        }
         self.meter.whole("linear_gated_residual", || {
-            self.inner
-                .linear_gated_residual(stash, residual, x, weights, modulation, gate)
+            self.fused().linear_gated_residual(stash, gated, x, weights)
         })
     }
 
     fn modulated_linear(
         &self,
         stash: &dyn Stash,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        norm: NormChunks,
+        norm: ModulatedNorm<'_>,
         weights: &LinearWeights,
         activation: Activation,
     ) -> DispatchTensor {
-        if !self.is_fused {
-            return composed::modulated_linear(self, stash, x, modulation, norm, weights, activation);
-        }
         self.meter.whole("modulated_linear", || {
-            self.inner
-                .modulated_linear(stash, x, modulation, norm, weights, activation)
+            self.fused().modulated_linear(stash, norm, weights, activation)
         })
     }
 
     fn modulated_linears(
         &self,
         stash: &dyn Stash,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        norm: NormChunks,
+        norm: ModulatedNorm<'_>,
         weights: &[LinearWeights],
     ) -> Vec<DispatchTensor> {
-        if !self.is_fused {
-            return composed::modulated_linears(self, stash, x, modulation, norm, weights);
-        }
         self.meter.all("modulated_linears", || {
-            self.inner.modulated_linears(stash, x, modulation, norm, weights)
+            self.fused().modulated_linears(stash, norm, weights)
         })
     }
 
     fn modulated_feed_forward(
         &self,
         stash: &dyn Stash,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        norm: NormChunks,
+        norm: ModulatedNorm<'_>,
         weights: &FeedForwardWeights,
         gate: usize,
     ) -> DispatchTensor {
-        if !self.is_fused {
-            return composed::modulated_feed_forward(self, stash, x, modulation, norm, weights, gate);
-        }
         self.meter.whole("modulated_feed_forward", || {
-            self.inner
-                .modulated_feed_forward(stash, x, modulation, norm, weights, gate)
+            self.fused().modulated_feed_forward(stash, norm, weights, gate)
         })
-    }
-
-    fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
-        self.meter
-            .whole("rms_norm", || self.inner.rms_norm(x, weight, epsilon))
-    }
-
-    fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
-        self.meter.whole("rotary", || self.inner.rotary(x, cos, sin))
     }
 
     fn rms_norm_rotary(
@@ -270,88 +227,10 @@ impl Kernels for MeteredKernels {
         x: &DispatchTensor,
         weight: Option<&DispatchTensor>,
         epsilon: f32,
-        tables: [&Plain; 2],
+        tables: RotaryTables<'_>,
     ) -> DispatchTensor {
-        if !self.is_fused {
-            return composed::rms_norm_rotary(self, x, weight, epsilon, tables);
-        }
         self.meter.whole("rms_norm_rotary", || {
-            self.inner.rms_norm_rotary(x, weight, epsilon, tables)
+            self.fused().rms_norm_rotary(x, weight, epsilon, tables)
         })
-    }
-
-    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
-        self.meter
-            .whole("embedding", || self.inner.embedding(table, index))
-    }
-
-    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-        self.inner.sde_step(x, v, noise, coefficients)
-    }
-
-    fn noise(&self, noise: &flow_core::Noise<'_>, device: &flow_core::device::ComputeDevice) -> Plain {
-        self.inner.noise(noise, device)
-    }
-
-    fn sde_step_drawn(
-        &self,
-        x: &Plain,
-        v: &Plain,
-        noise: &flow_core::Noise<'_>,
-        coefficients: &Plain,
-        device: &flow_core::device::ComputeDevice,
-    ) -> SdeOutputs {
-        self.inner.sde_step_drawn(x, v, noise, coefficients, device)
-    }
-
-    fn sde_log_prob(
-        &self,
-        x: &Plain,
-        v: &DispatchTensor,
-        x_next: &Plain,
-        coefficients: &Plain,
-    ) -> (DispatchTensor, DispatchTensor) {
-        self.inner.sde_log_prob(x, v, x_next, coefficients)
-    }
-
-    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
-        self.inner.mean_squared_distance(a, b)
-    }
-
-    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
-        self.inner.sums_of_squares(tensors)
-    }
-
-    fn step_values(
-        &self,
-        gradients: &[&Plain],
-        factors: &flow_core::StepFactors,
-        device: &flow_core::device::ComputeDevice,
-    ) -> flow_core::StepValues {
-        self.inner.step_values(gradients, factors, device)
-    }
-
-    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
-        self.inner.accumulate(accumulated, gradient);
-    }
-
-    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
-        self.inner.adamw_all(weights, step);
-    }
-
-    fn split(&self, value: &Plain) -> flow_core::Halves {
-        self.inner.split(value)
-    }
-
-    fn join(&self, halves: &[flow_core::Halves]) -> Vec<Plain> {
-        self.inner.join(halves)
-    }
-
-    fn copy_all(&self, copies: Vec<(&mut Plain, &Plain)>) {
-        self.inner.copy_all(copies);
-    }
-
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
-        self.inner.average_all(averages, decay);
     }
 }

@@ -6,8 +6,9 @@
 use crate::gauge::Gauge;
 use crate::meter::Clock;
 use crate::treatment::ROUTER;
-use flow_core::exec::{Body, Stash};
+use flow_core::exec::Body;
 use flow_core::op::backward_from;
+use flow_core::ops::Stash;
 use flow_core::tensors::{buffer, is_float, leaf, plain, shape, zeros_like};
 use flow_core::{Exec, ParamView, Plain, RegionEngine, RegionKind};
 use std::any::Any;
@@ -344,7 +345,7 @@ impl Profiler {
     /// The memory of a region with a graph, and the time of its backward.
     fn measure(&self, exec: &Exec<'_>, inputs: &[Plain], body: &Body) -> RegionProfile {
         let kind = exec.site().expect("a region has a site").kind;
-        let plainly = exec.replay(exec.params().untracked(), Arc::new(flow_core::exec::Compute));
+        let plainly = exec.replay(exec.params().untracked(), Arc::new(flow_core::ops::Compute));
         let seeds: Vec<Option<Plain>> = body(&plainly, inputs.to_vec())
             .iter()
             .map(|output| is_float(output).then(|| zeros_like(output)))
@@ -359,7 +360,7 @@ impl Profiler {
                     value.clone()
                 }
             };
-            let again = exec.replay(params, Arc::new(flow_core::exec::Compute));
+            let again = exec.replay(params, Arc::new(flow_core::ops::Compute));
             let base = self.gauge.in_use_bytes();
             let above = |bytes: u64| bytes.saturating_sub(base);
             self.gauge.reset_peak();

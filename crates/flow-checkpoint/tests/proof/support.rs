@@ -13,8 +13,8 @@ use flow_core::op::take_gradient;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
-    AdamWStep, CallContext, Condition, FlowModel, Kernels, ModelSpec, ParamLayout, Plain, Plan, RegionKind,
-    Stage, Training, Weights, cpu,
+    AdamWStep, Beside, CallContext, Condition, FlowModel, Kernels, ModelSpec, ParamLayout, Plain, Plan,
+    RegionKind, Stage, Training, Updated, Weights, cpu,
 };
 use flow_kernels::CpuKernels;
 #[cfg(any(feature = "lavapipe", feature = "cuda"))]
@@ -311,7 +311,7 @@ impl Subject {
             let (velocity, balance) = self.model.velocity_and_balance(&exec, input);
             let velocity = velocity.into_dispatch();
             let target = self.cotangent(100 * call + 50);
-            losses.push(plan.kernels.mean_squared_distance(&velocity, &target));
+            losses.push(plan.kernels.ops().loss.mean_squared_distance(&velocity, &target));
             losses.extend(balance.map(Tensor::into_dispatch));
             velocities.push(plain(&velocity));
             inputs.extend(leaves);
@@ -512,12 +512,14 @@ impl State {
         };
         for (index, value) in self.weights.values_mut().iter_mut().enumerate() {
             if let Some(gradient) = &gradients[index] {
-                kernels.adamw(
-                    value,
-                    None,
-                    gradient,
-                    &mut self.first[index],
-                    &mut self.second[index],
+                kernels.ops().optimizer.adamw(
+                    Updated {
+                        weight: value,
+                        beside: Beside::Nothing,
+                        gradient,
+                        first: &mut self.first[index],
+                        second: &mut self.second[index],
+                    },
                     &step,
                 );
             }

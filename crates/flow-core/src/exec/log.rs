@@ -1,6 +1,6 @@
 //! Which kernels answered: for logs and the run manifest.
 
-use crate::attention::AttentionCall;
+use crate::ops::AttentionCall;
 use burn::tensor::DType;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard};

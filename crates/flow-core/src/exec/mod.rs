@@ -14,7 +14,6 @@ mod region;
 mod reuse;
 mod session;
 mod stack;
-mod stash;
 mod velocity;
 
 pub use call::{CallContext, Lane, Stage};
@@ -27,10 +26,9 @@ pub use region::{Body, Effect, KeepAll, RegionEngine, RegionKind, Site};
 pub use reuse::{CallBody, DependsOn, Recompute, Reusable, ReuseDriver, RowKey, RowsBody};
 pub use session::{Rollout, Training};
 pub use stack::{Block, RunAll, Stack, StackDriver};
-pub use stash::{Compute, Stash};
 pub use velocity::{CallModel, VelocityDriver};
 
-use crate::kernels::Kernels;
+use crate::ops::{Compute, Kernels, Stash};
 use crate::params::ParamView;
 use std::marker::PhantomData;
 use std::sync::Arc;

@@ -3,8 +3,11 @@
 //! Legend: `B` batch, `S` tokens, `D` channels, `H` heads, `K` modulation chunks, `L` condition tokens, `V` vocabulary.
 
 use super::Exec;
-use crate::attention::{AttentionCall, AttentionSpec, Declined, KeyValue, composed};
-use crate::kernels::{Activation, FeedForwardWeights, LinearWeights, NormChunks};
+use crate::ops::attention::composed;
+use crate::ops::{
+    Activation, AttentionCall, AttentionSpec, Declined, FeedForwardWeights, FusedOps, GatedResidual,
+    KeyValue, LinearWeights, ModelOps, ModulatedNorm, NormChunks, RotaryTables,
+};
 use crate::params::Handle;
 use crate::stopped::Stopped;
 use crate::tensors::plain;
@@ -45,6 +48,14 @@ fn check_modulation(modulation: [usize; 3], [batch, _, width]: [usize; 3], used:
 }
 
 impl Exec<'_> {
+    fn model_ops(&self) -> &dyn ModelOps {
+        self.kernels().ops().model
+    }
+
+    fn fused_ops<T>(&self, ask: impl FnOnce(&dyn FusedOps) -> T) -> T {
+        self.kernels().ops().fused_or_composed(ask)
+    }
+
     fn weights(&self, layer: &Linear) -> LinearWeights {
         let get = |handle: Handle<2>| self.params.get(handle).into_dispatch();
         let adapter = self.params.adapter(layer.weight);
@@ -68,12 +79,12 @@ impl Exec<'_> {
         activation: Activation,
     ) -> Tensor<D> {
         let (x, weights) = (x.into_dispatch(), self.weights(layer));
-        Tensor::from_dispatch(self.kernels().linear(&*self.stash, &x, &weights, activation))
+        Tensor::from_dispatch(self.model_ops().linear(&*self.stash, &x, &weights, activation))
     }
 
     /// Elementwise activation.
     pub fn activation<const D: usize>(&self, x: Tensor<D>, activation: Activation) -> Tensor<D> {
-        Tensor::from_dispatch(self.kernels().activation(&x.into_dispatch(), activation))
+        Tensor::from_dispatch(self.model_ops().activation(&x.into_dispatch(), activation))
     }
 
     /// Layer norm of `x_BSD` without weights, then `· (1 + modulation_BKD[:, scale]) + modulation_BKD[:, shift]`.
@@ -86,9 +97,17 @@ impl Exec<'_> {
         epsilon: f32,
     ) -> Tensor<3> {
         check_modulation(modulation_bkd.dims(), x_bsd.dims(), &[shift, scale]);
-        let (x, modulation) = (x_bsd.into_dispatch(), modulation_bkd.into_dispatch());
-        let kernels = self.kernels();
-        Tensor::from_dispatch(kernels.modulated_layer_norm(&x, &modulation, shift, scale, epsilon))
+        let chunks = NormChunks {
+            shift,
+            scale,
+            epsilon,
+        };
+        let norm = ModulatedNorm {
+            x: &x_bsd.into_dispatch(),
+            modulation: &modulation_bkd.into_dispatch(),
+            chunks,
+        };
+        Tensor::from_dispatch(self.model_ops().modulated_layer_norm(norm))
     }
 
     /// Layer norm of `x_BSD` with `weight` and `bias` of `[D]`.
@@ -107,8 +126,8 @@ impl Exec<'_> {
             "weight and bias of a layer norm"
         );
         let (weight, bias) = (weight.into_dispatch(), bias.into_dispatch());
-        let kernels = self.kernels();
-        Tensor::from_dispatch(kernels.layer_norm(&x_bsd.into_dispatch(), &weight, &bias, epsilon))
+        let x = x_bsd.into_dispatch();
+        Tensor::from_dispatch(self.model_ops().layer_norm(&x, &weight, &bias, epsilon))
     }
 
     /// `residual + modulation_BKD[:, gate] · branch`.
@@ -121,10 +140,13 @@ impl Exec<'_> {
     ) -> Tensor<3> {
         assert_eq!(residual_bsd.dims(), branch_bsd.dims(), "residual and branch");
         check_modulation(modulation_bkd.dims(), residual_bsd.dims(), &[gate]);
-        let (residual, branch) = (residual_bsd.into_dispatch(), branch_bsd.into_dispatch());
-        let modulation = modulation_bkd.into_dispatch();
-        let kernels = self.kernels();
-        Tensor::from_dispatch(kernels.gated_residual(&residual, &branch, &modulation, gate))
+        let gated = GatedResidual {
+            residual: &residual_bsd.into_dispatch(),
+            modulation: &modulation_bkd.into_dispatch(),
+            gate,
+        };
+        let branch = branch_bsd.into_dispatch();
+        Tensor::from_dispatch(self.model_ops().gated_residual(gated, &branch))
     }
 
     /// [`gated_residual`](Self::gated_residual) of `residual_BSD` and of `layer` at `x`.
@@ -139,17 +161,14 @@ impl Exec<'_> {
         let ([batch, tokens, _], [rows, positions, _]) = (residual_bsd.dims(), x.dims());
         assert_eq!([batch, tokens], [rows, positions], "residual and branch");
         check_modulation(modulation_bkd.dims(), residual_bsd.dims(), &[gate]);
-        let (residual, x) = (residual_bsd.into_dispatch(), x.into_dispatch());
-        let (modulation, weights) = (modulation_bkd.into_dispatch(), self.weights(layer));
-        let (kernels, stash) = (self.kernels(), &*self.stash);
-        Tensor::from_dispatch(kernels.linear_gated_residual(
-            stash,
-            &residual,
-            &x,
-            &weights,
-            &modulation,
+        let gated = GatedResidual {
+            residual: &residual_bsd.into_dispatch(),
+            modulation: &modulation_bkd.into_dispatch(),
             gate,
-        ))
+        };
+        let (x, weights) = (x.into_dispatch(), self.weights(layer));
+        let sum = self.fused_ops(|ops| ops.linear_gated_residual(&*self.stash, gated, &x, &weights));
+        Tensor::from_dispatch(sum)
     }
 
     /// `layer` at [`modulated_layer_norm`](Self::modulated_layer_norm) of `x_BSD`.
@@ -157,10 +176,10 @@ impl Exec<'_> {
         &self,
         x_bsd: Tensor<3>,
         modulation_bkd: Tensor<3>,
-        norm: NormChunks,
+        chunks: NormChunks,
         layer: &Linear,
     ) -> Tensor<3> {
-        self.modulated_linear_activated(x_bsd, modulation_bkd, norm, layer, Activation::None)
+        self.modulated_linear_activated(x_bsd, modulation_bkd, chunks, layer, Activation::None)
     }
 
     /// As [`modulated_linear`](Self::modulated_linear), followed by `activation`.
@@ -168,15 +187,20 @@ impl Exec<'_> {
         &self,
         x_bsd: Tensor<3>,
         modulation_bkd: Tensor<3>,
-        norm: NormChunks,
+        chunks: NormChunks,
         layer: &Linear,
         activation: Activation,
     ) -> Tensor<3> {
-        check_modulation(modulation_bkd.dims(), x_bsd.dims(), &[norm.shift, norm.scale]);
-        let (x, modulation) = (x_bsd.into_dispatch(), modulation_bkd.into_dispatch());
-        let (kernels, stash) = (self.kernels(), &*self.stash);
+        check_modulation(modulation_bkd.dims(), x_bsd.dims(), &[chunks.shift, chunks.scale]);
+        let norm = ModulatedNorm {
+            x: &x_bsd.into_dispatch(),
+            modulation: &modulation_bkd.into_dispatch(),
+            chunks,
+        };
         let weights = self.weights(layer);
-        Tensor::from_dispatch(kernels.modulated_linear(stash, &x, &modulation, norm, &weights, activation))
+        Tensor::from_dispatch(
+            self.fused_ops(|ops| ops.modulated_linear(&*self.stash, norm, &weights, activation)),
+        )
     }
 
     /// Each of `layers` at [`modulated_layer_norm`](Self::modulated_layer_norm) of `x_BSD`, for instance queries, keys and
@@ -185,14 +209,17 @@ impl Exec<'_> {
         &self,
         x_bsd: Tensor<3>,
         modulation_bkd: Tensor<3>,
-        norm: NormChunks,
+        chunks: NormChunks,
         layers: [&Linear; 3],
     ) -> [Tensor<3>; 3] {
-        check_modulation(modulation_bkd.dims(), x_bsd.dims(), &[norm.shift, norm.scale]);
-        let (x, modulation) = (x_bsd.into_dispatch(), modulation_bkd.into_dispatch());
-        let (kernels, stash) = (self.kernels(), &*self.stash);
+        check_modulation(modulation_bkd.dims(), x_bsd.dims(), &[chunks.shift, chunks.scale]);
+        let norm = ModulatedNorm {
+            x: &x_bsd.into_dispatch(),
+            modulation: &modulation_bkd.into_dispatch(),
+            chunks,
+        };
         let weights = layers.map(|layer| self.weights(layer));
-        let outputs = kernels.modulated_linears(stash, &x, &modulation, norm, &weights);
+        let outputs = self.fused_ops(|ops| ops.modulated_linears(&*self.stash, norm, &weights));
         let outputs: [DispatchTensor; 3] = outputs.try_into().expect("one output for each layer");
         outputs.map(Tensor::from_dispatch)
     }
@@ -203,23 +230,27 @@ impl Exec<'_> {
         &self,
         x_bsd: Tensor<3>,
         modulation_bkd: Tensor<3>,
-        norm: NormChunks,
+        chunks: NormChunks,
         layers: &FeedForward,
         gate: usize,
     ) -> Tensor<3> {
         check_modulation(
             modulation_bkd.dims(),
             x_bsd.dims(),
-            &[norm.shift, norm.scale, gate],
+            &[chunks.shift, chunks.scale, gate],
         );
-        let (x, modulation) = (x_bsd.into_dispatch(), modulation_bkd.into_dispatch());
+        let norm = ModulatedNorm {
+            x: &x_bsd.into_dispatch(),
+            modulation: &modulation_bkd.into_dispatch(),
+            chunks,
+        };
         let weights = FeedForwardWeights {
             up: self.weights(&layers.up),
             activation: layers.activation,
             down: self.weights(&layers.down),
         };
-        let (kernels, stash) = (self.kernels(), &*self.stash);
-        Tensor::from_dispatch(kernels.modulated_feed_forward(stash, &x, &modulation, norm, &weights, gate))
+        let sum = self.fused_ops(|ops| ops.modulated_feed_forward(&*self.stash, norm, &weights, gate));
+        Tensor::from_dispatch(sum)
     }
 
     /// RMS norm over the last axis, with `weight` if given.
@@ -230,10 +261,8 @@ impl Exec<'_> {
         epsilon: f32,
     ) -> Tensor<D> {
         let weight = weight.map(|weight| self.params.get(weight).into_dispatch());
-        Tensor::from_dispatch(
-            self.kernels()
-                .rms_norm(&x.into_dispatch(), weight.as_ref(), epsilon),
-        )
+        let x = x.into_dispatch();
+        Tensor::from_dispatch(self.model_ops().rms_norm(&x, weight.as_ref(), epsilon))
     }
 
     /// Rotary position embedding of `x_BSHD` by tables of `[S, D/2]`.
@@ -241,11 +270,9 @@ impl Exec<'_> {
         let [_, tokens, _, head_dim] = x_bshd.dims();
         assert_eq!(cos.dims(), [tokens, head_dim / 2], "rotary table");
         assert_eq!(sin.dims(), cos.dims(), "rotary tables");
-        let (cos, sin) = (
-            plain(&cos.clone().into_dispatch()),
-            plain(&sin.clone().into_dispatch()),
-        );
-        Tensor::from_dispatch(self.kernels().rotary(&x_bshd.into_dispatch(), &cos, &sin))
+        let [cos, sin] = [cos, sin].map(|table| plain(&table.clone().into_dispatch()));
+        let tables = RotaryTables { cos: &cos, sin: &sin };
+        Tensor::from_dispatch(self.model_ops().rotary(&x_bshd.into_dispatch(), tables))
     }
 
     /// [`rotary`](Self::rotary) of [`rms_norm`](Self::rms_norm) by tables `cos`, `sin` of `[S, D/2]`: of `x_BSHD` head by head, or of
@@ -272,19 +299,15 @@ impl Exec<'_> {
         let weight = weight.map(|weight| self.params.get(weight).into_dispatch());
         let [cos, sin] = [cos, sin].map(|table| plain(&table.clone().into_dispatch()));
         let x = x.into_dispatch();
-        Tensor::from_dispatch(
-            self.kernels()
-                .rms_norm_rotary(&x, weight.as_ref(), epsilon, [&cos, &sin]),
-        )
+        let tables = RotaryTables { cos: &cos, sin: &sin };
+        Tensor::from_dispatch(self.fused_ops(|ops| ops.rms_norm_rotary(&x, weight.as_ref(), epsilon, tables)))
     }
 
     /// Rows of `table` (`[V, D]`) at `index_BL`.
     pub fn embedding(&self, table: Handle<2>, index_bl: Tensor<2, Int>) -> Tensor<3> {
         let table = self.params.get(table).into_dispatch();
-        Tensor::from_dispatch(
-            self.kernels()
-                .embedding(&table, &plain(&index_bl.into_dispatch())),
-        )
+        let index = plain(&index_bl.into_dispatch());
+        Tensor::from_dispatch(self.model_ops().embedding(&table, &index))
     }
 
     /// `softmax(q kᵀ / sqrt(D)) v` per head; `[B, S, H, D]` in and out.
@@ -293,7 +316,7 @@ impl Exec<'_> {
     }
 
     /// Attention of `q_BSHD` over one part of keys and values `[B, T, H_kv, D]`, or over two, as if the second followed on
-    /// the first, with the scale, the mask and the bias of `spec`; see [`attention`](crate::attention). Where there is a bias
+    /// the first, with the scale, the mask and the bias of `spec`; see [`attention`](crate::ops::attention). Where there is a bias
     /// and the plan's backend adds none, it is computed of Burn's tensor operations instead, and the log of kernels says so.
     ///
     /// # Panics

@@ -4,7 +4,7 @@ use super::{
     AttentionLog, CallModel, ComputeLayers, KeepAll, LayerDriver, Recompute, RegionEngine, ReuseDriver,
     RunAll, StackDriver, VelocityDriver,
 };
-use crate::{AttentionBackend, Kernels};
+use crate::ops::{AttentionBackend, Kernels};
 use std::sync::Arc;
 
 /// The implementations behind an execution context. Built once per stage, shared by all its calls.

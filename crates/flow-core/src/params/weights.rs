@@ -2,7 +2,7 @@
 
 use super::{ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
 use crate::halves::{self, Halves};
-use crate::kernels::Kernels;
+use crate::ops::Kernels;
 use crate::rng::Purpose;
 use crate::tensors::{Plain, cast};
 use crate::{CoreError, cpu, device::ComputeDevice};
@@ -138,7 +138,7 @@ impl Weights {
             Some(Halves { upper, lower })
         };
         let halves: Vec<Halves> = indices.iter().filter_map(halves).collect();
-        let mut joined = kernels.join(&halves).into_iter();
+        let mut joined = kernels.ops().weights.join(&halves).into_iter();
         let value = |index: &usize| match &self.lowers[*index] {
             Some(_) => joined.next().expect("kernels join all they are given"),
             None => self.values[*index].clone(),
@@ -273,7 +273,7 @@ impl Weights {
             _ if !trained[index] || value.dtype() != DType::F32 => None,
             WeightStorage::Whole => None,
             WeightStorage::Halves => {
-                let Halves { upper, lower } = kernels.split(value);
+                let Halves { upper, lower } = kernels.ops().weights.split(value);
                 Some((upper, Some(lower)))
             }
             WeightStorage::Narrow => Some((cast(value, FloatDType::BF16), None)),

@@ -2,8 +2,9 @@
 
 use burn::backend::DispatchTensor;
 use flow_attention::CpuAttention;
-use flow_core::exec::{Body, Stash};
+use flow_core::exec::Body;
 use flow_core::op::{self, Backward, Incoming, take_gradient};
+use flow_core::ops::Stash;
 use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Exec, KeepAll, KeyValue, Plain,
@@ -180,6 +181,10 @@ impl AttentionBackend for CountingAttention {
 
     fn capability(&self) -> AttentionCapability {
         AttentionCapability::HOST
+    }
+
+    fn is_row_independent(&self) -> bool {
+        CpuAttention.is_row_independent()
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {

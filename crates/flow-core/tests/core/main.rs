@@ -2,8 +2,8 @@
 
 mod concurrency;
 mod engines;
-mod lane_kernels;
 mod lanes;
+mod layered;
 mod layout;
 mod model;
 mod operations;

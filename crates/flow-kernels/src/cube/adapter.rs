@@ -7,7 +7,7 @@
 use super::operand::Operand;
 use super::products::{Products, matrix, part, part_alignment};
 use flow_core::Plain;
-use flow_core::kernels::LinearWeights;
+use flow_core::ops::LinearWeights;
 use flow_kernels_cube::Element;
 use flow_kernels_cube::cast::MOST_JOINED;
 use flow_matmul_cube::call::{Layout, Matmul};

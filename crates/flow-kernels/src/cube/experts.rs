@@ -8,8 +8,7 @@ use super::products::{Products, matrix};
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_core::cube::{self, CubeTensor};
-use flow_core::exec::Stash;
-use flow_core::experts::{ExpertKernels, GroupedWeights, Grouping, Routed};
+use flow_core::ops::{ExpertOps, GroupedWeights, Grouping, Routed, Stash};
 use flow_core::{Activation, Plain, op};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::experts::route::Shares;
@@ -31,7 +30,7 @@ fn length(indices: &CubeTensor) -> usize {
     indices.meta.shape().iter().product()
 }
 
-impl ExpertKernels for CubeKernels {
+impl ExpertOps for CubeKernels {
     /// As the CPU's; of two scores that differ in the last bits another may be the larger there, since exponentials do.
     fn route(&self, stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
         const NAME: &str = "route";
@@ -160,10 +159,9 @@ impl ExpertKernels for CubeKernels {
         x: &DispatchTensor,
         grouping: &Grouping,
         weights: &GroupedWeights,
-        activation: Activation,
     ) -> DispatchTensor {
         const NAME: &str = "grouped_linear";
-        let element = self.element;
+        let (element, activation) = (self.element, weights.activation);
         let offsets = indices(&grouping.offsets);
         let inputs = [x, &weights.weight, &weights.bias];
         op::apply(NAME, &inputs, |plain, tracked| {

@@ -36,8 +36,7 @@ mod tests {
     use crate::cube::linear::linear;
     use crate::cube::products::Products;
     use flow_core::device::ComputeDevice;
-    use flow_core::exec::Compute;
-    use flow_core::kernels::LinearWeights;
+    use flow_core::ops::{Compute, LinearWeights};
     use flow_core::tensors::leaf;
     use flow_core::{Activation, op};
     use std::collections::HashSet;

@@ -11,8 +11,7 @@ use super::operand::Operand;
 use super::products::Products;
 use crate::linear::has_trained_matrix;
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
-use flow_core::exec::Stash;
-use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
+use flow_core::ops::{FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, Stash};
 use flow_core::tensors::is_tracked;
 use flow_core::{Activation, Plain, op};
 use flow_kernels_cube::Element;
@@ -42,12 +41,15 @@ fn plus(a: Plain, b: Plain) -> Plain {
 /// `gated_residual(residual, linear(x))`. Keeps the branch only for the gradient of the gates.
 pub(super) fn linear_gated_residual(
     with: With<'_>,
-    residual: &DispatchTensor,
+    gated: GatedResidual<'_>,
     x: &DispatchTensor,
     weights: &LinearWeights,
-    modulation: &DispatchTensor,
-    gate: usize,
 ) -> DispatchTensor {
+    let GatedResidual {
+        residual,
+        modulation,
+        gate,
+    } = gated;
     let mut inputs = vec![residual, x, modulation];
     inputs.extend(weights.tensors());
     let keep_x = has_trained_matrix(weights);
@@ -95,18 +97,16 @@ pub(super) fn linear_gated_residual(
 /// `linear(modulated_layer_norm(x))`. Keeps `x`, and the sum before the activation if there is one.
 pub(super) fn modulated_linear(
     with: With<'_>,
-    x: &DispatchTensor,
-    modulation: &DispatchTensor,
-    norm: NormChunks,
+    norm: ModulatedNorm<'_>,
     weights: &LinearWeights,
     activation: Activation,
 ) -> DispatchTensor {
-    let mut inputs = vec![x, modulation];
+    let mut inputs = vec![norm.x, norm.modulation];
     inputs.extend(weights.tensors());
     let train_matrix = has_trained_matrix(weights);
     let element = with.element;
     op::apply("modulated_linear", &inputs, |plain, tracked| {
-        let normed = Normed::read(&plain[0], &plain[1], norm, element);
+        let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let layer = with.layer(&plain[2..], weights);
         let keep_sum = activation != Activation::None && (tracked || with.stash.keeps(LINEAR));
         let (output, sum) = layer.through(with.stash, activation, keep_sum, || normed.forward().0);
@@ -153,12 +153,10 @@ fn layer_gradients(
 /// up in their products' epilogues, the last layer's first, as the graph does it.
 pub(super) fn modulated_linears(
     with: With<'_>,
-    x: &DispatchTensor,
-    modulation: &DispatchTensor,
-    norm: NormChunks,
+    norm: ModulatedNorm<'_>,
     weights: &[LinearWeights],
 ) -> Vec<DispatchTensor> {
-    let mut inputs = vec![x, modulation];
+    let mut inputs = vec![norm.x, norm.modulation];
     let mut starts = Vec::with_capacity(weights.len() + 1);
     for of in weights {
         starts.push(inputs.len());
@@ -168,7 +166,7 @@ pub(super) fn modulated_linears(
     let train_matrix = weights.iter().any(has_trained_matrix);
     let element = with.element;
     op::apply_many("modulated_linears", &inputs, |plain, _| {
-        let normed = Normed::read(&plain[0], &plain[1], norm, element);
+        let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let ranges = || starts.windows(2).map(|ends| ends[0]..ends[1]);
         let read: Vec<(&[Plain], &LinearWeights)> =
             ranges().map(|range| &plain[range]).zip(weights).collect();
@@ -216,21 +214,19 @@ pub(super) fn modulated_linears(
 /// the gradient of the gates, the branch.
 pub(super) fn modulated_feed_forward(
     with: With<'_>,
-    x: &DispatchTensor,
-    modulation: &DispatchTensor,
-    norm: NormChunks,
+    norm: ModulatedNorm<'_>,
     weights: &FeedForwardWeights,
     gate: usize,
 ) -> DispatchTensor {
-    let mut inputs = vec![x, modulation];
+    let mut inputs = vec![norm.x, norm.modulation];
     inputs.extend(weights.up.tensors());
     let first_down = inputs.len();
     inputs.extend(weights.down.tensors());
     let [train_up, train_down] = [&weights.up, &weights.down].map(has_trained_matrix);
-    let keep_branch = is_tracked(modulation) || with.stash.keeps(LINEAR);
+    let keep_branch = is_tracked(norm.modulation) || with.stash.keeps(LINEAR);
     let (element, activation) = (with.element, weights.activation);
     op::apply("modulated_feed_forward", &inputs, |plain, tracked| {
-        let normed = Normed::read(&plain[0], &plain[1], norm, element);
+        let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let gated = Gated::read(&plain[0], &plain[1], gate, element);
         let up = with.layer(&plain[2..first_down], &weights.up);
         let down = with.layer(&plain[first_down..], &weights.down);

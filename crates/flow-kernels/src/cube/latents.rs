@@ -1,9 +1,10 @@
 //! SDE steps, their log-probabilities, and distances: f32 whatever the model computes in, but for its velocities.
 
 use super::operand::{Operand, done};
+use crate::noise::draw_noise;
 use burn::backend::DispatchTensor;
 use flow_core::device::ComputeDevice;
-use flow_core::kernels::{Noise, SdeOutputs};
+use flow_core::ops::{Noise, SdeOutputs, SdeStep};
 use flow_core::{Plain, cube, op};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::normals::{self, Drawn};
@@ -20,21 +21,15 @@ fn latents(x: &Operand) -> Latents {
 }
 
 /// Takes a step.
-pub(super) fn step(x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-    step_with(x, v, sde::Noise::Given(&wide(noise).buffer()), coefficients)
+pub(super) fn step(step: SdeStep<'_>, noise: &Plain) -> SdeOutputs {
+    step_with(step, sde::Noise::Given(&wide(noise).buffer()))
 }
 
 /// Takes a step that draws its noise, where the device can.
-pub(super) fn step_drawn(
-    x: &Plain,
-    v: &Plain,
-    noise: &Noise<'_>,
-    coefficients: &Plain,
-    device: &ComputeDevice,
-) -> SdeOutputs {
-    match cube::read(x).is_some_and(|x| normals::drawn_by(&x.client)) {
-        true => step_with(x, v, sde::Noise::Drawn(drawn(noise)), coefficients),
-        false => step(x, v, &noise.drawn_by_host(device), coefficients),
+pub(super) fn step_drawn(given: SdeStep<'_>, noise: &Noise<'_>, device: &ComputeDevice) -> SdeOutputs {
+    match cube::read(given.x).is_some_and(|x| normals::drawn_by(&x.client)) {
+        true => step_with(given, sde::Noise::Drawn(drawn(noise))),
+        false => step(given, &draw_noise(noise, device)),
     }
 }
 
@@ -51,15 +46,15 @@ pub(super) fn noise(noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
     let room = cube::empty(device, &[noise.samples.len(), noise.values]);
     let room = Operand::read(&room);
     if !normals::drawn_by(room.client()) {
-        return noise.drawn_by_host(device);
+        return draw_noise(noise, device);
     }
     done("noise", drawn(noise).draw(room.client(), &room.buffer()));
     room.into_plain()
 }
 
-fn step_with(x: &Plain, v: &Plain, noise: sde::Noise<'_>, coefficients: &Plain) -> SdeOutputs {
-    let [x, coefficients] = [x, coefficients].map(wide);
-    let v = Operand::read(v);
+fn step_with(given: SdeStep<'_>, noise: sde::Noise<'_>) -> SdeOutputs {
+    let [x, coefficients] = [given.x, given.coefficients].map(wide);
+    let v = Operand::read(given.v);
     let call = latents(&x);
     let (x_next, mean) = (x.room_alike(), x.room_alike());
     let log_prob = x.room(&[call.rows], Element::F32);
@@ -82,16 +77,11 @@ fn step_with(x: &Plain, v: &Plain, noise: sde::Noise<'_>, coefficients: &Plain) 
 }
 
 /// `(log_prob, mean)` of a step taken before, differentiable in `v`. Backward keeps the mean and the next latents.
-pub(super) fn log_prob(
-    x: &Plain,
-    v: &DispatchTensor,
-    x_next: &Plain,
-    coefficients: &Plain,
-) -> (DispatchTensor, DispatchTensor) {
+pub(super) fn log_prob(given: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, DispatchTensor) {
     const NAME: &str = "sde_log_prob";
-    let [x, x_next, coefficients] = [x, x_next, coefficients].map(wide);
+    let [x, x_next, coefficients] = [given.x, x_next, given.coefficients].map(wide);
     let call = latents(&x);
-    let outputs = op::apply_many(NAME, &[v], |inputs, _| {
+    let outputs = op::apply_many(NAME, &[given.v], |inputs, _| {
         let v = Operand::read(&inputs[0]);
         let of = v.element();
         let (log_prob, mean) = (x.room(&[call.rows], Element::F32), x.room_alike());

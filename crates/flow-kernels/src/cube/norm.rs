@@ -3,7 +3,7 @@
 use super::operand::{Operand, done};
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
-use flow_core::kernels::NormChunks;
+use flow_core::ops::NormChunks;
 use flow_core::tensors::stacked;
 use flow_core::{Plain, op};
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;

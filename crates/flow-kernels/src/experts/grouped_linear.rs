@@ -7,8 +7,7 @@ use crate::host::{math, threads};
 use crate::linear::{activated_again, column_sums, product_over_rows, product_work, rows_per_task};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::exec::Stash;
-use flow_core::experts::{GroupedWeights, Grouping};
+use flow_core::ops::{GroupedWeights, Grouping, Stash};
 use flow_core::tensors::plain;
 use flow_core::{Activation, op};
 use std::ops::Range;
@@ -26,15 +25,15 @@ struct Layer {
     precision: Precision,
 }
 
-/// See [`ExpertKernels::grouped_linear`](flow_core::ExpertKernels::grouped_linear).
+/// See [`ExpertOps::grouped_linear`](flow_core::ExpertOps::grouped_linear).
 pub(super) fn grouped_linear(
     stash: &dyn Stash,
     x: &DispatchTensor,
     grouping: &Grouping,
     weights: &GroupedWeights,
-    activation: Activation,
     precision: Precision,
 ) -> DispatchTensor {
+    let activation = weights.activation;
     let offsets = indices(&grouping.offsets);
     assert_eq!(
         offsets.len(),

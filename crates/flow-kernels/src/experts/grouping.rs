@@ -4,11 +4,11 @@ use crate::host::sum::sum_pairs;
 use crate::host::threads;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use flow_core::cpu::{CpuTensor, from_ints, from_vec, read_ints};
-use flow_core::experts::Grouping;
+use flow_core::ops::Grouping;
 use flow_core::{Plain, op};
 use std::sync::Arc;
 
-/// See [`ExpertKernels::group`](flow_core::ExpertKernels::group).
+/// See [`ExpertOps::group`](flow_core::ExpertOps::group).
 pub(super) fn group(choices: &Plain, experts: usize) -> Grouping {
     let choices = read_ints(choices);
     let mut offsets = vec![0i64; experts + 1];
@@ -61,7 +61,7 @@ fn row(values: &[f32], row: usize, columns: usize) -> &[f32] {
     &values[row * columns..][..columns]
 }
 
-/// See [`ExpertKernels::permute`](flow_core::ExpertKernels::permute).
+/// See [`ExpertOps::permute`](flow_core::ExpertOps::permute).
 pub(super) fn permute(x: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {
     let (slots, rows) = (indices(&grouping.slots), indices(&grouping.rows));
     op::apply("permute", &[x], |inputs, _| {
@@ -87,7 +87,7 @@ pub(super) fn permute(x: &DispatchTensor, grouping: &Grouping) -> DispatchTensor
     })
 }
 
-/// See [`ExpertKernels::combine`](flow_core::ExpertKernels::combine).
+/// See [`ExpertOps::combine`](flow_core::ExpertOps::combine).
 pub(super) fn combine(y: &DispatchTensor, weights: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {
     let (slots, rows) = (indices(&grouping.slots), indices(&grouping.rows));
     op::apply("combine", &[y, weights], |inputs, _| {

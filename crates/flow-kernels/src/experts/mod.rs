@@ -6,9 +6,8 @@ mod route;
 
 use crate::host::matrix::Precision;
 use burn::backend::DispatchTensor;
-use flow_core::exec::Stash;
-use flow_core::experts::{ExpertKernels, GroupedWeights, Grouping, Routed};
-use flow_core::{Activation, Plain};
+use flow_core::Plain;
+use flow_core::ops::{ExpertOps, GroupedWeights, Grouping, Routed, Stash};
 
 /// The operations, matrix products in some precision.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,7 +15,7 @@ pub(crate) struct CpuExperts {
     pub(crate) precision: Precision,
 }
 
-impl ExpertKernels for CpuExperts {
+impl ExpertOps for CpuExperts {
     fn route(&self, stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
         route::route(stash, logits, top_k, normalize)
     }
@@ -35,9 +34,8 @@ impl ExpertKernels for CpuExperts {
         x: &DispatchTensor,
         grouping: &Grouping,
         weights: &GroupedWeights,
-        activation: Activation,
     ) -> DispatchTensor {
-        grouped_linear::grouped_linear(stash, x, grouping, weights, activation, self.precision)
+        grouped_linear::grouped_linear(stash, x, grouping, weights, self.precision)
     }
 
     fn combine(&self, y: &DispatchTensor, weights: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {

@@ -4,8 +4,7 @@ use crate::host::math;
 use crate::host::sum::{sum, sum_pairs};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_ints, from_vec, read_ints};
-use flow_core::exec::Stash;
-use flow_core::experts::Routed;
+use flow_core::ops::{Routed, Stash};
 use flow_core::{Plain, op};
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ struct Sizes {
     top_k: usize,
 }
 
-/// See [`ExpertKernels::route`](flow_core::ExpertKernels::route).
+/// See [`ExpertOps::route`](flow_core::ExpertOps::route).
 pub(super) fn route(stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
     let mut chosen: Option<Plain> = None;
     let outputs = op::apply_many("route", &[logits], |inputs, _| {

@@ -7,8 +7,7 @@ use crate::host::{math, matrix::Precision, threads};
 use crate::linear::{Values, activated_again, has_trained_matrix};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::exec::Stash;
-use flow_core::kernels::{FeedForwardWeights, NormChunks};
+use flow_core::ops::{FeedForwardWeights, ModulatedNorm, Stash};
 use flow_core::tensors::is_tracked;
 use flow_core::{Activation, Plain, op};
 use std::sync::Arc;
@@ -18,16 +17,18 @@ use std::sync::Arc;
 /// Backward keeps `x`, the sum before the activation, and, for the gradient of the gates, the branch. The composed
 /// operations keep the normalised rows and the result of the activation, too: five of eleven rows of the width of `x`,
 /// if the inner width is four times as much.
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn modulated_feed_forward(
     stash: &dyn Stash,
-    x: &DispatchTensor,
-    modulation: &DispatchTensor,
-    chunks: NormChunks,
+    norm: ModulatedNorm<'_>,
     weights: &FeedForwardWeights,
     gate: usize,
     precision: Precision,
 ) -> DispatchTensor {
+    let ModulatedNorm {
+        x,
+        modulation,
+        chunks,
+    } = norm;
     let mut inputs = vec![x, modulation];
     inputs.extend(weights.up.tensors());
     let first_down = inputs.len();

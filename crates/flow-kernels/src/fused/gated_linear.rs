@@ -6,8 +6,7 @@ use crate::host::{matrix::Precision, threads};
 use crate::linear::{Values, has_trained_matrix};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::exec::Stash;
-use flow_core::kernels::LinearWeights;
+use flow_core::ops::{GatedResidual, LinearWeights, Stash};
 use flow_core::tensors::is_tracked;
 use flow_core::{Plain, op};
 use std::sync::Arc;
@@ -50,13 +49,16 @@ impl Gated {
 /// `gated_residual(residual, linear(x))`. Keeps the branch only for the gradient of the gates.
 pub(crate) fn linear_gated_residual(
     stash: &dyn Stash,
-    residual: &DispatchTensor,
+    gated: GatedResidual<'_>,
     x: &DispatchTensor,
     weights: &LinearWeights,
-    modulation: &DispatchTensor,
-    gate: usize,
     precision: Precision,
 ) -> DispatchTensor {
+    let GatedResidual {
+        residual,
+        modulation,
+        gate,
+    } = gated;
     let mut inputs = vec![residual, x, modulation];
     inputs.extend(weights.tensors());
     let keep_x = has_trained_matrix(weights);

@@ -17,7 +17,7 @@ use crate::linear::{self, Values};
 use crate::modulated_layer_norm::{self as norm, NormLayout};
 use flow_core::Plain;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::kernels::NormChunks;
+use flow_core::ops::NormChunks;
 
 /// The name under which results of linear layers pass through the stash, here as in [`linear`].
 const LINEAR: &str = "linear";

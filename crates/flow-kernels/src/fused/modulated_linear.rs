@@ -6,21 +6,23 @@ use crate::host::{math, matrix::Precision};
 use crate::linear::{Values, activated_again, has_trained_matrix};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::exec::Stash;
-use flow_core::kernels::{LinearWeights, NormChunks};
+use flow_core::ops::{LinearWeights, ModulatedNorm, Stash};
 use flow_core::{Activation, op};
 use std::sync::Arc;
 
 /// `linear(modulated_layer_norm(x))`. Keeps `x`, and the sum before the activation if there is one.
 pub(crate) fn modulated_linear(
     stash: &dyn Stash,
-    x: &DispatchTensor,
-    modulation: &DispatchTensor,
-    chunks: NormChunks,
+    norm: ModulatedNorm<'_>,
     weights: &LinearWeights,
     activation: Activation,
     precision: Precision,
 ) -> DispatchTensor {
+    let ModulatedNorm {
+        x,
+        modulation,
+        chunks,
+    } = norm;
     let mut inputs = vec![x, modulation];
     inputs.extend(weights.tensors());
     let train_matrix = has_trained_matrix(weights);

@@ -17,8 +17,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AdamWStep, CallContext, FlowModel, KeepAll, Kernels, Lane, ParamView, Plain, Plan, RegionEngine, Rollout,
-    Weights,
+    AdamWStep, Beside, CallContext, FlowModel, KeepAll, Kernels, Lane, ParamView, Plain, Plan, RegionEngine,
+    Rollout, Updated, Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use setting::{config, cube, noise};
@@ -116,7 +116,7 @@ impl Run {
         let target = self
             .device
             .plain(noise(batch * values, 50 + draw), &[batch, values]);
-        let distance = self.kernels.mean_squared_distance(&velocity, &target);
+        let distance = self.kernels.ops().loss.mean_squared_distance(&velocity, &target);
         let loss = Tensor::<1>::from_dispatch(distance).sum_dim(0);
         let value = loss.clone().into_data().iter::<f32>().map(f32::to_bits).collect();
         (value, training.gradients(&loss))
@@ -154,7 +154,16 @@ impl Run {
                 found.push(bits(gradient));
                 let [first, second] = &mut self.moments[index];
                 update.change_with_copy(index, |weight, copy| {
-                    self.kernels.adamw(weight, copy, gradient, first, second, &of);
+                    self.kernels.ops().optimizer.adamw(
+                        Updated {
+                            weight,
+                            beside: copy.map_or(Beside::Nothing, Beside::Copy),
+                            gradient,
+                            first,
+                            second,
+                        },
+                        &of,
+                    );
                 });
             }
         }

@@ -5,17 +5,16 @@ use crate::bf16::compare_bf16;
 use crate::support::*;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
-use flow_core::exec::{Compute, Stash};
-use flow_core::experts::{GroupedWeights, Grouping};
-use flow_core::{Activation, ExpertKernels, Plain};
+use flow_core::ops::{Compute, GroupedWeights, Grouping, Stash};
+use flow_core::{Activation, ExpertOps, Plain};
 
 const EXPERTS: usize = 5;
 const TOP_K: usize = 2;
 const BATCH: usize = 2;
 const TOKENS: usize = 13;
 
-fn experts(side: &Side) -> &dyn ExpertKernels {
-    side.kernels.experts().expect("both have experts")
+fn experts(side: &Side) -> &dyn ExpertOps {
+    side.kernels.ops().experts.expect("both have experts")
 }
 
 fn indices(tensor: &Plain) -> Vec<i64> {
@@ -134,9 +133,10 @@ fn layer(
     let weights = GroupedWeights {
         weight: inputs[1].clone(),
         bias: inputs[2].clone(),
+        activation,
     };
     let grouping = some_grouping(side);
-    vec![experts(side).grouped_linear(stash, &inputs[0], &grouping, &weights, activation)]
+    vec![experts(side).grouped_linear(stash, &inputs[0], &grouping, &weights)]
 }
 
 const LAYER: [Input<'static>; 3] = [
@@ -179,13 +179,14 @@ fn mixture(side: &Side, inputs: &[DispatchTensor]) -> Vec<DispatchTensor> {
     let kernels = experts(side);
     let routed = kernels.route(&Compute, &inputs[0], TOP_K, true);
     let grouping = kernels.group(&routed.experts, EXPERTS);
-    let weights = |at: usize| GroupedWeights {
+    let weights = |at: usize, activation| GroupedWeights {
         weight: inputs[at].clone(),
         bias: inputs[at + 1].clone(),
+        activation,
     };
     let sorted = kernels.permute(&inputs[1], &grouping);
-    let inner = kernels.grouped_linear(&Compute, &sorted, &grouping, &weights(2), Activation::GeluTanh);
-    let outer = kernels.grouped_linear(&Compute, &inner, &grouping, &weights(4), Activation::None);
+    let inner = kernels.grouped_linear(&Compute, &sorted, &grouping, &weights(2, Activation::GeluTanh));
+    let outer = kernels.grouped_linear(&Compute, &inner, &grouping, &weights(4, Activation::None));
     vec![
         kernels.combine(&outer, &routed.weights, &grouping),
         routed.balance,

@@ -14,14 +14,14 @@ use flow_cache::{
 };
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::kernels::{HostLanes, LaneRow, RowOf};
 use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
+use flow_core::ops::{RowSource, TensorRow};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    AttentionBackend, CallContext, FlowModel, Kernels, Lane, LaneKernels, Plain, Plan, Rollout, RowKey,
+    AttentionBackend, CallContext, FeatureCacheOps, FlowModel, Kernels, Lane, Plain, Plan, Rollout, RowKey,
     Stage, Weights,
 };
-use flow_kernels::{CpuKernels, CubeKernels};
+use flow_kernels::{CpuFeatureCache, CpuKernels, CubeKernels};
 use flow_models::{Dit, DitConfig, Position};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -91,21 +91,21 @@ const LAYOUTS: [Layout; 3] = [Layout::Dense, Layout::Among, Layout::Gaps];
 fn rows_are_put_together_as_on_the_processor() {
     let (device, kernels) = cube();
     let assembled =
-        |device: &ComputeDevice, lanes: &dyn LaneKernels, values: usize, layout: Layout, based: bool| {
+        |device: &ComputeDevice, lanes: &dyn FeatureCacheOps, values: usize, layout: Layout, based: bool| {
             let computed = matrix(device, 1, [3, values], layout);
             let base = matrix(device, 2, [6, values], layout);
             let features = [3, 4, 5].map(|salt| matrix(device, salt, [1, values], layout));
             let terms = |count: usize| {
                 let weights = [1.7f32, -0.9, 0.2];
                 let places = features.iter().map(|feature| (feature, 0));
-                LaneRow::Forecast(weights.into_iter().zip(places).take(count).collect())
+                RowSource::Forecast(weights.into_iter().zip(places).take(count).collect())
             };
             let rows = [
                 terms(1),
-                LaneRow::Computed(0),
-                LaneRow::Computed(1),
+                RowSource::Computed(0),
+                RowSource::Computed(1),
                 terms(3),
-                LaneRow::Computed(2),
+                RowSource::Computed(2),
                 terms(2),
             ];
             let shape = [6, values];
@@ -115,8 +115,8 @@ fn rows_are_put_together_as_on_the_processor() {
         for layout in LAYOUTS {
             for based in [true, false] {
                 let about = format!("{values} values, {layout:?}, base: {based}");
-                let found = assembled(&device, kernels.lanes(), values, layout, based);
-                let expected = assembled(&ComputeDevice::cpu(), &HostLanes, values, layout, based);
+                let found = assembled(&device, kernels.ops().feature_cache, values, layout, based);
+                let expected = assembled(&ComputeDevice::cpu(), &CpuFeatureCache, values, layout, based);
                 close(&about, &found, &expected);
                 let copied = [values..3 * values, 4 * values..5 * values];
                 for copied in copied {
@@ -130,11 +130,11 @@ fn rows_are_put_together_as_on_the_processor() {
 /// Forecasts of so many terms with these weights, of a row of each tensor.
 fn forecasts<'a>(
     plan: [([f32; 2], usize, usize); 6],
-    place: impl Fn(usize, usize) -> RowOf<'a>,
-) -> [LaneRow<'a>; 6] {
+    place: impl Fn(usize, usize) -> TensorRow<'a>,
+) -> [RowSource<'a>; 6] {
     plan.map(|(weights, row, count)| {
         let terms = (0..count).map(|at| (weights[at], place(at, row)));
-        LaneRow::Forecast(terms.collect())
+        RowSource::Forecast(terms.collect())
     })
 }
 
@@ -142,7 +142,7 @@ fn forecasts<'a>(
 #[test]
 fn rows_of_shared_tensors_have_the_bits_of_rows_of_their_own() {
     let (device, kernels) = cube();
-    let lanes = kernels.lanes();
+    let lanes = kernels.ops().feature_cache;
     for values in SIZES {
         let shared = [3, 4].map(|salt| matrix(&device, salt, [6, values], Layout::Dense));
         let alone = shared.each_ref().map(|tensor| lanes.features(tensor, None));
@@ -157,7 +157,7 @@ fn rows_of_shared_tensors_have_the_bits_of_rows_of_their_own() {
             ([1.5, -0.5], 1, 1),
         ];
         for base in [None, Some(&base)] {
-            let of = |rows: [LaneRow<'_>; 6]| to_host(&lanes.assemble(&[6, values], None, base, &rows));
+            let of = |rows: [RowSource<'_>; 6]| to_host(&lanes.assemble(&[6, values], None, base, &rows));
             let found = of(forecasts(plan, |at, row| (&shared[at], row)));
             let expected = of(forecasts(plan, |at, row| (&alone[at][row], 0)));
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -177,7 +177,7 @@ fn features_are_copies_or_differences_in_memory_of_their_own() {
     for values in SIZES {
         for layout in LAYOUTS {
             for based in [true, false] {
-                let features = |device: &ComputeDevice, lanes: &dyn LaneKernels| -> Vec<Vec<f32>> {
+                let features = |device: &ComputeDevice, lanes: &dyn FeatureCacheOps| -> Vec<Vec<f32>> {
                     let outputs = matrix(device, 1, [2, values], layout);
                     let base = matrix(device, 2, [3, values], layout);
                     let base = based.then_some((&base, &[2, 0][..]));
@@ -186,8 +186,8 @@ fn features_are_copies_or_differences_in_memory_of_their_own() {
                     drop(outputs);
                     features.iter().map(to_host).collect()
                 };
-                let expected = features(&ComputeDevice::cpu(), &HostLanes);
-                let found = features(&device, kernels.lanes());
+                let expected = features(&ComputeDevice::cpu(), &CpuFeatureCache);
+                let found = features(&device, kernels.ops().feature_cache);
                 assert_eq!(found, expected, "{values} values, {layout:?}, base: {based}");
                 assert_eq!(
                     found[..2].concat(),
@@ -203,7 +203,7 @@ fn features_are_copies_or_differences_in_memory_of_their_own() {
 fn changes_are_the_same_sums_whatever_else_is_asked_for() {
     let (device, kernels) = cube();
     for layout in LAYOUTS {
-        let sums = |device: &ComputeDevice, lanes: &dyn LaneKernels, sizes: &[usize]| {
+        let sums = |device: &ComputeDevice, lanes: &dyn FeatureCacheOps, sizes: &[usize]| {
             let pair = |values: &usize| [1, 2].map(|salt| matrix(device, salt, [3, *values], layout));
             let tensors: Vec<[Plain; 2]> = sizes.iter().map(pair).collect();
             let pairs: Vec<_> = tensors
@@ -212,8 +212,8 @@ fn changes_are_the_same_sums_whatever_else_is_asked_for() {
                 .collect();
             lanes.changes(&pairs).read()
         };
-        let expected = sums(&ComputeDevice::cpu(), &HostLanes, &SIZES);
-        let found = sums(&device, kernels.lanes(), &SIZES);
+        let expected = sums(&ComputeDevice::cpu(), &CpuFeatureCache, &SIZES);
+        let found = sums(&device, kernels.ops().feature_cache, &SIZES);
         assert_eq!(found.len(), expected.len());
         for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
             for (found, expected) in [
@@ -226,10 +226,10 @@ fn changes_are_the_same_sums_whatever_else_is_asked_for() {
             }
         }
         for (at, values) in SIZES.into_iter().enumerate() {
-            let alone = sums(&device, kernels.lanes(), &[values]);
+            let alone = sums(&device, kernels.ops().feature_cache, &[values]);
             assert_eq!(alone, found[2 * at..][..2], "{layout:?}, {values} values alone");
         }
-        assert!(kernels.lanes().changes(&[]).read().is_empty());
+        assert!(kernels.ops().feature_cache.changes(&[]).read().is_empty());
     }
 }
 
@@ -243,14 +243,14 @@ fn frequencies_are_those_of_the_processor_and_add_up() {
             height,
             width,
         };
-        let parts = |device: &ComputeDevice, lanes: &dyn LaneKernels| {
+        let parts = |device: &ComputeDevice, lanes: &dyn FeatureCacheOps| {
             let [a, b] = [1, 2].map(|salt| matrix(device, salt, [3, shape.values()], Layout::Gaps));
             let parts = lanes.frequencies(&[((&a, 2), (&b, 0)), ((&a, 0), (&a, 1))], &shape);
             let parts = parts.into_iter().flatten();
             parts.map(|part| to_host(&part)).collect::<Vec<_>>()
         };
-        let expected = parts(&ComputeDevice::cpu(), &HostLanes);
-        let found = parts(&device, kernels.lanes());
+        let expected = parts(&ComputeDevice::cpu(), &CpuFeatureCache);
+        let found = parts(&device, kernels.ops().feature_cache);
         assert_eq!(found.len(), 4);
         for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
             close(&format!("{shape:?}, part {part}"), found, expected);

@@ -52,7 +52,7 @@ fn losses_and_gradients(
     let (velocity, balance) = model.velocity_and_balance(&exec, input);
     let velocity = velocity.into_dispatch();
     let target = device.plain(noise(batch * values, 2), &[batch, values]);
-    let distance = kernels.mean_squared_distance(&velocity, &target);
+    let distance = kernels.ops().loss.mean_squared_distance(&velocity, &target);
     let mut loss = Tensor::<1>::from_dispatch(distance).sum_dim(0);
     if let Some(balance) = balance {
         loss = loss + balance.sum_dim(0);

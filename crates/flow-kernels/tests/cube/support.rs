@@ -3,8 +3,7 @@
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::Stash;
-use flow_core::kernels::LinearWeights;
+use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::{is_tracked, leaf, plain};
 use flow_core::{Kernels, Plain, op};
 use flow_kernels::{CpuKernels, CubeKernels};

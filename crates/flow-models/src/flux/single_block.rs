@@ -4,7 +4,7 @@ use super::FluxConfig;
 use crate::layers::{NORM_EPSILON, Parts, Projection, RotaryTable, heads_to_width, modulation, norm};
 use burn::tensor::Tensor;
 use flow_core::exec::{AttentionKind, Block, Exec, Linear, RegionKind};
-use flow_core::kernels::NormChunks;
+use flow_core::ops::NormChunks;
 use flow_core::{Activation, Init, Rows};
 use std::sync::Arc;
 

@@ -19,7 +19,7 @@ pub(crate) use timestep::{TIMESTEP_CHANNELS, TimestepEmbedding};
 
 use burn::tensor::Tensor;
 use flow_core::exec::{DependsOn, Exec, Linear};
-use flow_core::kernels::NormChunks;
+use flow_core::ops::NormChunks;
 
 /// Epsilon of every layer norm and RMS norm, as in DiT and SD3 (diffusers 0.42.1, `models/attention.py`).
 pub(crate) const NORM_EPSILON: f32 = 1e-6;

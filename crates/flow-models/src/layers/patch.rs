@@ -3,7 +3,7 @@
 use super::Parts;
 use burn::tensor::Tensor;
 use flow_core::exec::Exec;
-use flow_core::kernels::LinearWeights;
+use flow_core::ops::LinearWeights;
 use flow_core::{Activation, Handle, Init, LatentShape};
 
 /// A strided convolution, computed as a linear layer over patches. A patch lies within one frame.
@@ -54,7 +54,7 @@ impl<const AXES: usize> PatchEmbedding<AXES> {
             bias: Some(exec.params().get(self.bias).into_dispatch()),
             adapter: None,
         };
-        Tensor::from_dispatch(exec.kernels().linear(
+        Tensor::from_dispatch(exec.kernels().ops().model.linear(
             &**exec.stash(),
             &patches.into_dispatch(),
             &weights,

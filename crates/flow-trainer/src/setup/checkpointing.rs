@@ -93,7 +93,7 @@ impl TrainingSteps<'_> {
             let pass = self.training(plan);
             let velocity = self.velocity(&pass).into_dispatch();
             let target = zeros_like(&flow_core::tensors::plain(&velocity));
-            let loss = plan.kernels.mean_squared_distance(&velocity, &target);
+            let loss = plan.kernels.ops().loss.mean_squared_distance(&velocity, &target);
             pass.gradients(&Tensor::<1>::from_dispatch(loss).mean_dim(0))
         });
         drop(gradients);

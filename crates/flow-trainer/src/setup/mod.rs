@@ -237,7 +237,7 @@ fn common_for(
     let spec = model.model.spec();
     fits(spec, &*dataset)?;
     let kernels = &environment.plan.kernels;
-    if spec.regions.contains(&RegionKind::Moe) && kernels.experts().is_none() {
+    if spec.regions.contains(&RegionKind::Moe) && kernels.ops().experts.is_none() {
         return Err(TrainError::Setting(format!(
             "the model has experts, and the kernels `{}` of this device compute none; set `model.dit.moe.experts = 0`, or \
              `device.kind = \"cpu\"`",

@@ -207,7 +207,7 @@ fn a_snapshot_keeps_its_values_when_the_weights_step_on() {
     assert_eq!(before, crate::support::bits(&snapshot));
     assert_ne!(before, crate::support::bits(&weights));
     let kernels: &dyn Kernels = &CpuKernels::default();
-    assert!(kernels.sums_of_squares(&[&weights.stored()[0]])[0].is_finite());
+    assert!(kernels.ops().optimizer.sums_of_squares(&[&weights.stored()[0]])[0].is_finite());
 }
 
 /// Every weight, and every value of the moments.

@@ -4,8 +4,7 @@
 //! the number of tokens times the experts of each, whoever they are. Legend: `B` batch, `S` tokens, `E` experts, `K`
 //! experts of a token, `R = B·S·K` rows, `D` channels.
 
-use crate::exec::Stash;
-use crate::kernels::Activation;
+use super::{Activation, Stash};
 use crate::tensors::Plain;
 use burn::backend::DispatchTensor;
 use std::fmt::Debug;
@@ -17,7 +16,7 @@ pub struct Routed {
     pub weights: DispatchTensor,
     /// The chosen experts, highest score first, `[B, S, K]`, integers.
     pub experts: Plain,
-    /// How unevenly the tokens of a sample load the experts, `[B]`, f32; see [`ExpertKernels::route`].
+    /// How unevenly the tokens of a sample load the experts, `[B]`, f32; see [`ExpertOps::route`].
     pub balance: DispatchTensor,
 }
 
@@ -32,18 +31,20 @@ pub struct Grouping {
     pub offsets: Plain,
 }
 
-/// The weights of a linear layer per expert.
+/// A linear layer per expert.
 #[derive(Clone, Debug)]
 pub struct GroupedWeights {
     /// `[E, out, in]`.
     pub weight: DispatchTensor,
     /// `[E, out]`.
     pub bias: DispatchTensor,
+    /// After the layer.
+    pub activation: Activation,
 }
 
 /// Operations of a mixture of experts, forward and backward. What a token comes to does not depend on other tokens, bit for
 /// bit; sums over tokens (gradients of weights) go through the rows in order.
-pub trait ExpertKernels: Debug + Send + Sync {
+pub trait ExpertOps: Debug + Send + Sync {
     /// Chooses `top_k` experts for each token by `p = softmax(logits)` of `[B, S, E]`, computed in f32: the largest `p`
     /// first, of equal ones the lowest index. Weights are the chosen `p`, divided by their sum if `normalize`.
     ///
@@ -69,7 +70,6 @@ pub trait ExpertKernels: Debug + Send + Sync {
         x: &DispatchTensor,
         grouping: &Grouping,
         weights: &GroupedWeights,
-        activation: Activation,
     ) -> DispatchTensor;
 
     /// `Σ over a token's choices, in order, of weights · y` for `y [R, D]` in the order of `grouping` and `weights [B, S, K]`;

@@ -12,15 +12,14 @@ pub(crate) mod composed;
 
 pub use bias::RelativeBias;
 
+use super::Stash;
 use crate::device::ComputeDevice;
-use crate::exec::Stash;
+use crate::tensors::Plain;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 pub use flow_attention_mask::{Mask, Sizes};
 use std::fmt::{self, Debug};
 use std::sync::Arc;
-
-use crate::tensors::Plain;
 
 /// What a call asks for besides its operands.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -288,9 +287,7 @@ pub trait AttentionBackend: Debug + Send + Sync {
 
     /// Whether the bits of a row of the batch in the forward depend neither on the other rows nor on their number, so that
     /// a row that was computed elsewhere, or for another row with the same operands, may be taken instead. If unsure, no.
-    fn is_row_independent(&self) -> bool {
-        false
-    }
+    fn is_row_independent(&self) -> bool;
 
     /// Computes attention. Operands may be tracked. The results that backward needs (output and log-sum-exp) pass
     /// through `stash` under the name `attention`, so that a checkpoint policy can keep them.

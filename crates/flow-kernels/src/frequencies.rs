@@ -1,6 +1,6 @@
 //! Low and high frequencies of a latent, on the processor.
 
-use crate::model::LatentShape;
+use flow_core::LatentShape;
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlanner};
 use std::sync::Arc;

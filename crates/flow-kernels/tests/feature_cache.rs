@@ -1,8 +1,8 @@
 //! The operations of a feature cache against their definitions.
 
 use flow_core::cpu::{from_vec, to_host};
-use flow_core::kernels::{HostLanes, LaneRow, split_frequencies};
-use flow_core::{LaneKernels, LatentShape, Plain};
+use flow_core::{FeatureCacheOps, LatentShape, Plain, RowSource};
+use flow_kernels::{CpuFeatureCache, split_frequencies};
 
 const SHAPE: [usize; 3] = [1, 3, 700];
 
@@ -26,14 +26,14 @@ fn rows_are_copied_or_summed_in_f32_from_the_base_on_in_the_order_of_the_terms()
     let places = || features.iter().zip([0, 2, 1]);
     let terms = |count: usize| weights.into_iter().zip(places()).take(count).collect::<Vec<_>>();
     let rows = [
-        LaneRow::Computed(1),
-        LaneRow::Forecast(terms(1)),
-        LaneRow::Computed(0),
-        LaneRow::Forecast(terms(3)),
+        RowSource::Computed(1),
+        RowSource::Forecast(terms(1)),
+        RowSource::Computed(0),
+        RowSource::Forecast(terms(3)),
     ];
     let shape = [4, SHAPE[1], SHAPE[2]];
     for with_base in [true, false] {
-        let all = HostLanes.assemble(&shape, Some(&computed), with_base.then_some(&base), &rows);
+        let all = CpuFeatureCache.assemble(&shape, Some(&computed), with_base.then_some(&base), &rows);
         assert_eq!(row(&all, 0), row(&computed, 1));
         assert_eq!(row(&all, 2), row(&computed, 0));
         for (at, count) in [(1, 1), (3, 3)] {
@@ -56,8 +56,8 @@ fn rows_are_copied_or_summed_in_f32_from_the_base_on_in_the_order_of_the_terms()
 #[test]
 fn features_are_rows_of_their_own_less_the_rows_of_the_base_that_they_belong_to() {
     let (outputs, base) = (tensor(2, 1.0), tensor(3, 2.0));
-    let plain = HostLanes.features(&outputs, None);
-    let less = HostLanes.features(&outputs, Some((&base, &[2, 0])));
+    let plain = CpuFeatureCache.features(&outputs, None);
+    let less = CpuFeatureCache.features(&outputs, Some((&base, &[2, 0])));
     for (at, of) in [(0, 2), (1, 0)] {
         assert_eq!(to_host(&plain[at]), row(&outputs, at));
         let pairs = row(&outputs, at).into_iter().zip(row(&base, of));
@@ -67,9 +67,9 @@ fn features_are_rows_of_their_own_less_the_rows_of_the_base_that_they_belong_to(
         );
     }
     let apart = |features: &[Plain]| features.iter().flat_map(to_host).collect::<Vec<f32>>();
-    assert_eq!(to_host(&HostLanes.together(&outputs, None)), apart(&plain));
+    assert_eq!(to_host(&CpuFeatureCache.together(&outputs, None)), apart(&plain));
     assert_eq!(
-        to_host(&HostLanes.together(&outputs, Some((&base, &[2, 0])))),
+        to_host(&CpuFeatureCache.together(&outputs, Some((&base, &[2, 0])))),
         apart(&less)
     );
 }
@@ -77,7 +77,7 @@ fn features_are_rows_of_their_own_less_the_rows_of_the_base_that_they_belong_to(
 #[test]
 fn changes_are_sums_of_absolute_values_per_pair_of_rows() {
     let (a, b) = (tensor(3, 1.0), tensor(2, 2.0));
-    let sums = HostLanes
+    let sums = CpuFeatureCache
         .changes(&[((&a, 2), (&b, 0)), ((&a, 0), (&a, 0))])
         .read();
     let sum = |values: Vec<f32>| {
@@ -105,7 +105,7 @@ fn frequencies_are_those_of_the_difference_of_two_rows_and_add_up_to_it() {
         height: 20,
         width: 35,
     };
-    let parts = HostLanes.frequencies(&[((&a, 2), (&b, 1)), ((&b, 0), (&b, 0))], &shape);
+    let parts = CpuFeatureCache.frequencies(&[((&a, 2), (&b, 1)), ((&b, 0), (&b, 0))], &shape);
     let difference: Vec<f32> = row(&a, 2)
         .into_iter()
         .zip(row(&b, 1))

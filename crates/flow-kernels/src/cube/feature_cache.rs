@@ -2,9 +2,10 @@
 //! wanted, are one launch: a batch has hundreds of them, and a step of a small model takes less than their launches.
 
 use super::operand::{Operand, done};
+use crate::frequencies::low_frequency_radius;
 use flow_core::Plain;
-use flow_core::kernels::{LaneKernels, LaneRow, LaneSum, LaneSums, RowOf, low_frequency_radius};
 use flow_core::model::LatentShape;
+use flow_core::ops::{DeferredSums, FeatureCacheOps, PairSums, RowSource, TensorRow};
 use flow_kernels_cube::frequencies::Frequencies;
 use flow_kernels_cube::lanes::{Pair, Row, changes, combine};
 use flow_kernels_cube::{Buffer, Element};
@@ -12,7 +13,7 @@ use flow_kernels_cube::{Buffer, Element};
 /// The operations, each one kernel per row, or per rows that lie one after another. Products are added with fused
 /// multiply-adds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CubeLanes;
+pub(super) struct CubeFeatureCache;
 
 /// Tensors as operands, each read once however many rows of it are asked for: what is strided is copied.
 #[derive(Default)]
@@ -29,9 +30,9 @@ impl<'a> Operands<'a> {
     }
 
     /// Rows and their values, as operands of one type per pair: that of the first.
-    fn pairs(pairs: &[(RowOf<'a>, RowOf<'a>)]) -> Vec<[(Operand, usize); 2]> {
+    fn pairs(pairs: &[(TensorRow<'a>, TensorRow<'a>)]) -> Vec<[(Operand, usize); 2]> {
         let mut operands = Self::default();
-        let pair = |((a, row_a), (b, row_b)): &(RowOf<'a>, RowOf<'a>)| {
+        let pair = |((a, row_a), (b, row_b)): &(TensorRow<'a>, TensorRow<'a>)| {
             let [a, b] = [a, b].map(|tensor| {
                 let at = operands.add(tensor);
                 operands.0[at].1.clone()
@@ -54,10 +55,10 @@ fn one_row(shape: &[usize]) -> Vec<usize> {
 }
 
 /// Whether `later` is what `row` is, `next` rows further on in the same tensors.
-fn follows(row: &LaneRow<'_>, later: &LaneRow<'_>, next: usize) -> bool {
+fn follows(row: &RowSource<'_>, later: &RowSource<'_>, next: usize) -> bool {
     match (row, later) {
-        (LaneRow::Computed(of), LaneRow::Computed(at)) => *at == of + next,
-        (LaneRow::Forecast(terms), LaneRow::Forecast(others)) => {
+        (RowSource::Computed(of), RowSource::Computed(at)) => *at == of + next,
+        (RowSource::Forecast(terms), RowSource::Forecast(others)) => {
             let same = |((weight, (tensor, row)), (of, (other, at))): (&Term<'_>, &Term<'_>)| {
                 weight.to_bits() == of.to_bits() && std::ptr::eq(*tensor, *other) && *at == row + next
             };
@@ -68,7 +69,7 @@ fn follows(row: &LaneRow<'_>, later: &LaneRow<'_>, next: usize) -> bool {
 }
 
 /// A weight, and the row that it is for.
-type Term<'a> = (f32, RowOf<'a>);
+type Term<'a> = (f32, TensorRow<'a>);
 
 /// A row of `outputs`, less that row of the base that belongs to it. Rounded once, so this is the difference.
 fn less<'a>(outputs: &'a Buffer, base: Option<&'a (Buffer, &[usize])>, row: usize) -> Vec<(f32, Row<'a>)> {
@@ -77,18 +78,18 @@ fn less<'a>(outputs: &'a Buffer, base: Option<&'a (Buffer, &[usize])>, row: usiz
     std::iter::once(output).chain(base).collect()
 }
 
-impl LaneKernels for CubeLanes {
+impl FeatureCacheOps for CubeFeatureCache {
     fn assemble(
         &self,
         shape: &[usize],
         computed: Option<&Plain>,
         base: Option<&Plain>,
-        rows: &[LaneRow<'_>],
+        rows: &[RowSource<'_>],
     ) -> Plain {
         const NAME: &str = "assemble";
-        let first = |row: &'_ LaneRow<'_>| match row {
-            LaneRow::Forecast(terms) => terms.first().map(|(_, (feature, _))| Operand::read(feature)),
-            LaneRow::Computed(_) => None,
+        let first = |row: &'_ RowSource<'_>| match row {
+            RowSource::Forecast(terms) => terms.first().map(|(_, (feature, _))| Operand::read(feature)),
+            RowSource::Computed(_) => None,
         };
         let (computed, base) = (computed.map(Operand::read), base.map(Operand::read));
         let like = (base.clone().or_else(|| computed.clone())).or_else(|| rows.iter().find_map(first));
@@ -107,7 +108,7 @@ impl LaneKernels for CubeLanes {
                 |next: &usize| (rows.get(index + next)).is_some_and(|row| follows(&rows[index], row, *next));
             let count = 1 + (1..).take_while(same).count();
             match &rows[index] {
-                LaneRow::Computed(of) => {
+                RowSource::Computed(of) => {
                     let computed = computed.as_ref().expect("a row comes from what was computed");
                     let source = Row {
                         buffer: computed,
@@ -115,7 +116,7 @@ impl LaneKernels for CubeLanes {
                     };
                     done(NAME, combine(&client, values, count, &[(1.0, source)], place));
                 }
-                LaneRow::Forecast(terms) => {
+                RowSource::Forecast(terms) => {
                     let features: Vec<(f32, Buffer, usize)> = (terms.iter())
                         .map(|(weight, (feature, row))| {
                             (*weight, Operand::read_as(feature, element).buffer(), *row)
@@ -177,10 +178,10 @@ impl LaneKernels for CubeLanes {
         features.into_plain()
     }
 
-    fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums {
+    fn changes(&self, pairs: &[(TensorRow<'_>, TensorRow<'_>)]) -> DeferredSums {
         let operands = Operands::pairs(pairs);
         let Some([(first, _), _]) = operands.first() else {
-            return LaneSums::deferred(Vec::new);
+            return DeferredSums::deferred(Vec::new);
         };
         let sums = first.room(&[pairs.len(), 3], Element::F32);
         let buffers: Vec<[Buffer; 2]> = (operands.iter())
@@ -201,10 +202,10 @@ impl LaneKernels for CubeLanes {
             .collect();
         let (client, buffer) = (sums.client().clone(), sums.buffer());
         done("changes", changes(&client, &pairs, &buffer));
-        LaneSums::deferred(move || {
+        DeferredSums::deferred(move || {
             let sums = buffer.download(&client);
             let sums = sums.expect("the device that holds what is compared answers");
-            let sum = |of: &[f64]| LaneSum {
+            let sum = |of: &[f64]| PairSums {
                 change: of[0],
                 of_a: of[1],
                 of_b: of[2],
@@ -213,7 +214,7 @@ impl LaneKernels for CubeLanes {
         })
     }
 
-    fn frequencies(&self, pairs: &[(RowOf<'_>, RowOf<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]> {
+    fn frequencies(&self, pairs: &[(TensorRow<'_>, TensorRow<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]> {
         let call = Frequencies {
             planes: shape.channels * shape.frames,
             height: shape.height,
