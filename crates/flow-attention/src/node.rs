@@ -2,7 +2,7 @@
 
 use burn::backend::DispatchTensor;
 use flow_core::ops::Stash;
-use flow_core::{Attended, KeyValue, Plain, op};
+use flow_core::{Attended, KeyValue, Plain, autograd};
 use std::sync::OnceLock;
 
 /// Runs attention as one differentiable operation. `make` gets queries, then keys and values of each part, without their
@@ -16,12 +16,12 @@ pub(crate) fn through<C, B>(
 ) -> Attended
 where
     C: Fn() -> [Plain; 2],
-    B: FnOnce([Plain; 2]) -> op::Backward,
+    B: FnOnce([Plain; 2]) -> autograd::Backward,
 {
     let of_parts = parts.iter().flat_map(|part| [part.k, part.v]);
     let inputs: Vec<&DispatchTensor> = std::iter::once(q).chain(of_parts).collect();
     let kept_lse = OnceLock::new();
-    let output = op::apply("attention", &inputs, |inputs, _| {
+    let output = autograd::apply("attention", &inputs, |inputs, _| {
         let (compute, backward) = make(inputs);
         let kept = stash.through("attention", &mut || compute().into());
         let kept: [Plain; 2] = kept

@@ -10,7 +10,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::Stash;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, autograd,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -271,7 +271,7 @@ impl AttentionBackend for ReferenceAttention {
                     from_vec(lse, &[call.batch, call.heads, call.queries]),
                 ]
             };
-            let backward = move |_| -> op::Backward {
+            let backward = move |_| -> autograd::Backward {
                 Arc::new(move |incoming| {
                     let (operands, call) = &again;
                     let gradient = CpuTensor::read(incoming.gradient());

@@ -8,7 +8,7 @@ use flow_attention_cube::Element;
 use flow_attention_cube::catalogue::{Case, Data, Layout, Operand, Results, cases, reference};
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::leaf;
-use flow_core::{AttentionBackend, op};
+use flow_core::{AttentionBackend, autograd};
 use std::sync::Arc;
 
 /// The operand as a tensor `[B, S, H, D]` that lies in memory as the case says.
@@ -65,7 +65,7 @@ fn run(backend: &dyn AttentionBackend, case: &Case, data: &Data) -> Results {
     let lse = done.lse.into_data();
     let seed = tensor(case.layout, &data.d_o).into_dispatch();
     let output = done.output.into_dispatch();
-    let mut gradients = op::backward_from(vec![output.clone()], vec![Some(seed)]).expect("tracked");
+    let mut gradients = autograd::backward_from(vec![output.clone()], vec![Some(seed)]).expect("tracked");
     let mut gradient = |of: &DispatchTensor| {
         let found = <Dispatch as AutodiffBackend>::grad_remove(of, &mut gradients);
         heads_first(Tensor::from_dispatch(

@@ -119,7 +119,7 @@ fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn Gauge>, Box<dyn E
         #[cfg(feature = "cuda")]
         "cuda" => {
             let device = device.clone();
-            let in_use = move || flow_core::cube::bytes_in_use(&device);
+            let in_use = move || device.bytes_in_use();
             Ok(Arc::new(flow_checkpoint::Sampled::new(Arc::new(in_use))))
         }
         _ => Err(format!("nothing measures the memory of {}", device.name()).into()),

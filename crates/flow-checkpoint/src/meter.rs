@@ -7,7 +7,7 @@ mod kernels;
 
 use crate::treatment::ATTENTION;
 use burn::backend::DispatchTensor;
-use flow_core::op::{self, Backward};
+use flow_core::autograd::{self, Backward};
 use flow_core::ops::Stash;
 use flow_core::tensors::is_tracked;
 use flow_core::{
@@ -198,7 +198,7 @@ impl Meter {
             return output;
         }
         let meter = self.clone();
-        op::apply("metered", &[&output], move |values, _| {
+        autograd::apply("metered", &[&output], move |values, _| {
             let backward: Backward = Arc::new(move |incoming| {
                 let mut books = meter.books();
                 let usage = books.usage.entry(name).or_default();

@@ -6,9 +6,9 @@ use flow_checkpoint::planner::{PlanError, Planner, Workload, cost};
 use flow_checkpoint::{
     Assignment, BlockTreatment, CountingAllocator, Gauge, Policy, RegionTreatment, Sampled, Saves,
 };
+use flow_core::autograd::backward_from;
 use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, LatentShape, ModelInput};
-use flow_core::op::backward_from;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{CallContext, Plan, RegionKind, Stage, Training, Weights};
 use flow_kernels::CpuKernels;

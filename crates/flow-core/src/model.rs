@@ -1,31 +1,10 @@
-//! The interface of flow-matching models.
+//! What a flow-matching model is, and what it is given, as data.
 
-use crate::exec::{Exec, RegionKind};
-use crate::params::{ParamLayout, Rows};
+pub use crate::latent::LatentShape;
+use crate::params::Rows;
 use crate::tensors::select;
 use burn::tensor::{Int, Tensor};
-use std::fmt::Debug;
-use std::sync::Arc;
-
-/// Axes of one latent. Images have one frame.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LatentShape {
-    /// Channels.
-    pub channels: usize,
-    /// Frames.
-    pub frames: usize,
-    /// Rows.
-    pub height: usize,
-    /// Columns.
-    pub width: usize,
-}
-
-impl LatentShape {
-    /// Number of values, in the order channels, frames, rows, columns.
-    pub fn values(&self) -> usize {
-        self.channels * self.frames * self.height * self.width
-    }
-}
+use std::fmt;
 
 /// What a model is told to generate. Each part has the batch as its first axis.
 #[derive(Clone, Debug, Default)]
@@ -131,6 +110,39 @@ impl ModelSpec {
     }
 }
 
+/// What a region computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RegionKind {
+    /// A whole block of a stack.
+    Block,
+    /// Projections, attention and output projection.
+    Attention,
+    /// Feed-forward.
+    Mlp,
+    /// Mixture of experts.
+    Moe,
+    /// The router of a mixture of experts.
+    Router,
+    /// Normalisation with modulation.
+    Norm,
+    /// The modulation from the conditioning.
+    AdaLn,
+}
+
+impl fmt::Display for RegionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Block => "block",
+            Self::Attention => "attention",
+            Self::Mlp => "mlp",
+            Self::Moe => "moe",
+            Self::Router => "router",
+            Self::Norm => "norm",
+            Self::AdaLn => "adaln",
+        })
+    }
+}
+
 /// Attention layers that are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
@@ -162,25 +174,4 @@ pub struct Vocabulary {
     pub size: usize,
     /// Tokens of one condition.
     pub length: usize,
-}
-
-/// A model that predicts the velocity `noise - data` (Lipman et al. 2022, arXiv:2210.02747; Liu et al. 2022,
-/// arXiv:2209.03003).
-///
-/// Written once against [`Exec`]; it holds weight handles, not weights.
-pub trait FlowModel: Debug + Send + Sync {
-    /// What it is.
-    fn spec(&self) -> &ModelSpec;
-
-    /// Its weights' names and shapes.
-    fn layout(&self) -> &Arc<ParamLayout>;
-
-    /// The velocity, `[B, N]`.
-    fn velocity(&self, exec: &Exec<'_>, input: ModelInput) -> Tensor<2>;
-
-    /// The velocity, and of a model with experts how unevenly each row's tokens load them: the mean over its blocks of
-    /// [`Routed::balance`](crate::ops::Routed::balance), `[B]`. Training from random weights adds it to the loss.
-    fn velocity_and_balance(&self, exec: &Exec<'_>, input: ModelInput) -> (Tensor<2>, Option<Tensor<1>>) {
-        (self.velocity(exec, input), None)
-    }
 }

@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::from_vec;
 use flow_core::ops::{Compute, GatedResidual, LinearWeights, ModulatedNorm, NormChunks, RotaryTables};
 use flow_core::tensors::leaf;
-use flow_core::{Activation, AdamWStep, Beside, Kernels, Plain, Updated, op};
+use flow_core::{Activation, AdamWStep, Beside, Kernels, Plain, Updated, autograd};
 use flow_kernels::CpuKernels;
 use std::time::Instant;
 
@@ -184,7 +184,7 @@ fn optimizer() {
 fn report(name: &str, products: Option<(f64, f64)>, shape: &[usize], forward: impl Fn() -> DispatchTensor) {
     let seed = values(shape);
     let forward_time = best(|| drop(forward()));
-    let both = best(|| drop(op::backward_from(vec![forward()], vec![Some(seed.clone())])));
+    let both = best(|| drop(autograd::backward_from(vec![forward()], vec![Some(seed.clone())])));
     let backward_time = both - forward_time;
     print!(
         "{name:<34} {:>12.1} {:>12.1}",

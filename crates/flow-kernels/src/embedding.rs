@@ -2,13 +2,13 @@
 
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec, read_ints};
-use flow_core::{Plain, op, tensors::plain};
+use flow_core::{Plain, autograd, tensors::plain};
 use std::sync::Arc;
 
 /// `table_VD[index_BL]`, `[B, L, D]`. Backward adds up the rows of one index in the order of the batch.
 pub(crate) fn embedding(table: &DispatchTensor, index: &Plain) -> DispatchTensor {
     let shape = burn::backend::TensorMetadata::shape(&plain(index)).to_vec();
-    op::apply("embedding", &[table], |inputs, _| {
+    autograd::apply("embedding", &[table], |inputs, _| {
         let table = CpuTensor::read(&inputs[0]);
         let (rows, columns) = table.rows_and_columns();
         let index: Vec<usize> = read_ints(index)
@@ -23,7 +23,7 @@ pub(crate) fn embedding(table: &DispatchTensor, index: &Plain) -> DispatchTensor
             y.extend_from_slice(&table.values()[row * columns..][..columns]);
         }
         let output = from_vec(y, &[&shape[..], &[columns]].concat());
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let mut dtable = vec![0.0; rows * columns];
             for (row, gradient) in index.iter().zip(gradient.values().chunks_exact(columns.max(1))) {

@@ -2,8 +2,8 @@
 
 use crate::host::{math::vectorised, threads};
 use burn::backend::DispatchTensor;
+use flow_core::autograd;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::op;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ pub(crate) fn gated_residual(
     modulation: &DispatchTensor,
     gate: usize,
 ) -> DispatchTensor {
-    op::apply("gated_residual", &[residual, branch, modulation], |inputs, _| {
+    autograd::apply("gated_residual", &[residual, branch, modulation], |inputs, _| {
         let residual = CpuTensor::read(&inputs[0]);
         let (branch, modulation) = (CpuTensor::read(&inputs[1]), CpuTensor::read(&inputs[2]));
         let layout = GateLayout::new(branch.shape(), &modulation, gate);
         let y = layout.forward(residual.values(), branch.values(), modulation.values());
         let output = from_vec(y, branch.shape());
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let dbranch = incoming.wanted[1].then(|| {
                 let dbranch = layout.branch_gradient(gradient.values(), modulation.values());

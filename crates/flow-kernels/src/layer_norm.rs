@@ -3,8 +3,8 @@
 use crate::host::threads;
 use crate::modulated_layer_norm::{NormLayout, Saved, backward};
 use burn::backend::DispatchTensor;
+use flow_core::autograd;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::op;
 use flow_core::ops::NormChunks;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(crate) fn layer_norm(
     bias: &DispatchTensor,
     epsilon: f32,
 ) -> DispatchTensor {
-    op::apply("layer_norm", &[x, weight, bias], |inputs, _| {
+    autograd::apply("layer_norm", &[x, weight, bias], |inputs, _| {
         let [x, weight, bias] = [0, 1, 2].map(|index: usize| CpuTensor::read(&inputs[index]));
         let batch = x.shape()[0];
         let shared = [bias.values(), weight.values()].concat().repeat(batch);
@@ -28,7 +28,7 @@ pub(crate) fn layer_norm(
         let layout = NormLayout::new(&x, &modulation, norm).with_whole_factors();
         let (y, statistics) = layout.forward(x.values(), modulation.values());
         let output = from_vec(y, x.shape());
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let saved = Saved {
                 layout,

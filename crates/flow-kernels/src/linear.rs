@@ -7,7 +7,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Activation, Plain, op};
+use flow_core::{Activation, Plain, autograd};
 use std::sync::Arc;
 
 /// Values of a layer's weights.
@@ -48,7 +48,7 @@ pub(crate) fn linear(
     let mut inputs = vec![x];
     inputs.extend(weights.tensors());
     let keep_x = has_trained_matrix(weights);
-    op::apply("linear", &inputs, |plain, tracked| {
+    autograd::apply("linear", &inputs, |plain, tracked| {
         let x = CpuTensor::read(&plain[0]);
         let values = Values::read(&plain[1..], weights, precision);
         let shape = [&x.shape()[..x.shape().len() - 1], &[values.outputs]].concat();
@@ -73,7 +73,7 @@ pub(crate) fn linear(
         };
         let x_shape = x.shape().to_vec();
         let x = keep_x.then_some(x);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             values.backward(
                 x.as_ref(),
                 &x_shape,

@@ -6,8 +6,8 @@ use crate::host::{
     threads,
 };
 use burn::backend::DispatchTensor;
+use flow_core::autograd;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::op;
 use flow_core::ops::{ModulatedNorm, NormChunks};
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ const STATISTICS: usize = 2;
 ///
 /// The variance is the mean of the squared deviations from the row's mean, both in f32 and in a fixed order.
 pub(crate) fn modulated_layer_norm(norm: ModulatedNorm<'_>) -> DispatchTensor {
-    op::apply("modulated_layer_norm", &[norm.x, norm.modulation], |inputs, _| {
+    autograd::apply("modulated_layer_norm", &[norm.x, norm.modulation], |inputs, _| {
         let (x, modulation) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
         let layout = NormLayout::new(&x, &modulation, norm.chunks);
         let (y, statistics) = layout.forward(x.values(), modulation.values());
         let output = from_vec(y, x.shape());
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let saved = Saved {
                 layout,

@@ -6,14 +6,14 @@ use crate::host::{
     threads,
 };
 use burn::backend::DispatchTensor;
+use flow_core::autograd;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::op;
 use std::sync::Arc;
 
 /// `x / sqrt(mean(x²) + epsilon) · weight`.
 pub(crate) fn rms_norm(x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
     let inputs: Vec<&DispatchTensor> = std::iter::once(x).chain(weight).collect();
-    op::apply("rms_norm", &inputs, |inputs, _| {
+    autograd::apply("rms_norm", &inputs, |inputs, _| {
         let x = CpuTensor::read(&inputs[0]);
         let weight = inputs.get(1).map(CpuTensor::read);
         let (rows, columns) = x.rows_and_columns();
@@ -58,7 +58,7 @@ pub(crate) fn rms_norm(x: &DispatchTensor, weight: Option<&DispatchTensor>, epsi
             },
         );
         let output = from_vec(y, x.shape());
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let weight = weight.as_ref();
             let dx = incoming.wanted[0].then(|| {

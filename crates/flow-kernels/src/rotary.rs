@@ -3,17 +3,17 @@
 use crate::host::{math::vectorised, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::{Plain, op};
+use flow_core::{Plain, autograd};
 use std::sync::Arc;
 
 /// Rotates pairs `(2i, 2i+1)` of `x [B, S, H, D]` by `cos`, `sin` of `[S, D/2]`. Backward rotates the other way and
 /// keeps the tables only.
 pub(crate) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
     let (cos, sin) = (CpuTensor::read(cos), CpuTensor::read(sin));
-    op::apply("rotary", &[x], |inputs, _| {
+    autograd::apply("rotary", &[x], |inputs, _| {
         let x = CpuTensor::read(&inputs[0]);
         let y = rotate(&x, cos.values(), sin.values(), 1.0);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             vec![Some(rotate(&gradient, cos.values(), sin.values(), -1.0))]
         });

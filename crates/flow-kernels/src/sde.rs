@@ -7,7 +7,7 @@ use crate::host::{math::vectorised, sum::sum_pairs_f64, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{SdeOutputs, SdeStep};
-use flow_core::{Plain, op};
+use flow_core::{Plain, autograd};
 use std::sync::Arc;
 
 /// Coefficients per row.
@@ -96,14 +96,14 @@ pub(crate) fn step(step: SdeStep<'_>, noise: &Plain) -> SdeOutputs {
 /// `(log_prob, mean)` of a step taken before, differentiable in `v`.
 pub(crate) fn log_prob(step: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, DispatchTensor) {
     let [x, x_next, coefficients] = [step.x, x_next, step.coefficients].map(CpuTensor::read);
-    let outputs = op::apply_many("sde_log_prob", &[step.v], |inputs, _| {
+    let outputs = autograd::apply_many("sde_log_prob", &[step.v], |inputs, _| {
         let mean = mean(&x, &CpuTensor::read(&inputs[0]), &coefficients);
         let log_prob = row_log_prob(x_next.values(), &mean, &coefficients);
         let (rows, columns) = x.rows_and_columns();
         let mean = from_vec(mean, x.shape());
         let outputs = vec![from_vec(log_prob, &[rows]), mean.clone()];
         let mean = CpuTensor::read(&mean);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let read = |index: usize| incoming.output_gradients[index].as_ref().map(CpuTensor::read);
             let (dlog_prob, dmean) = (read(0), read(1));
             let dv = threads::build_zeros(mean.values().len(), columns, |row, dv| {
@@ -140,7 +140,7 @@ pub(crate) fn log_prob(step: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, Di
 /// `mean over N of (a - b)²` per row, differentiable in `a`.
 pub(crate) fn mean_squared_distance(a: &DispatchTensor, b: &Plain) -> DispatchTensor {
     let b = CpuTensor::read(b);
-    op::apply("mean_squared_distance", &[a], |inputs, _| {
+    autograd::apply("mean_squared_distance", &[a], |inputs, _| {
         let a = CpuTensor::read(&inputs[0]);
         let (rows, columns) = a.rows_and_columns();
         let pieces = threads::Pieces {
@@ -157,7 +157,7 @@ pub(crate) fn mean_squared_distance(a: &DispatchTensor, b: &Plain) -> DispatchTe
                 distance[0] = (squares / columns as f64) as f32;
             },
         );
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let da = threads::build_zeros(a.values().len(), columns, |row, da| {
                 let slope = gradient.values()[row] * (2.0 / columns as f32);

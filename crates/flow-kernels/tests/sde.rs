@@ -6,7 +6,7 @@ use burn::backend::{AutodiffBackend, Dispatch};
 use flow_core::cpu::{from_vec, to_host};
 use flow_core::ops::SdeStep;
 use flow_core::tensors::{leaf, plain};
-use flow_core::{Kernels, Plain, op};
+use flow_core::{Kernels, Plain, autograd};
 use flow_kernels::CpuKernels;
 use support::{Operand, bits, check, distance, numeric_gradients, on_threads, operand};
 
@@ -178,7 +178,7 @@ fn both_outputs_are_differentiated_in_the_velocity_alone_and_together() {
             with_mean.then(|| mean_seed.plain()),
         ];
         let mut gradients =
-            op::backward_from(vec![log, mean_output], seeds).expect("the velocity is tracked");
+            autograd::backward_from(vec![log, mean_output], seeds).expect("the velocity is tracked");
         let found = to_host(
             &<Dispatch as AutodiffBackend>::grad_remove(&tracked, &mut gradients).expect("a gradient"),
         );

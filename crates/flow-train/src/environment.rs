@@ -87,7 +87,7 @@ pub fn environment<'a>(
 #[cfg(feature = "cuda")]
 fn gpu_gauge(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn Gauge>> {
     let device = device.clone();
-    let in_use = move || flow_core::cube::bytes_in_use(&device);
+    let in_use = move || device.bytes_in_use();
     match config.device.kind {
         DeviceKind::Cuda => Some(Arc::new(flow_checkpoint::Sampled::new(Arc::new(in_use)))),
         DeviceKind::Cpu => None,

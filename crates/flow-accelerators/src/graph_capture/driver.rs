@@ -11,7 +11,7 @@ use super::calls::{Call, Calls, Counted, Form, Key, MOST, Pair, join, split};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_accel::{Engagement, Engagements, Meter};
-use flow_core::op::{self, Backward};
+use flow_core::autograd::{self, Backward};
 use flow_core::tensors::{is_tracked, plain, zeros_like};
 use flow_core::{
     Exec, FlowModel, ModelInput, NotRecorded, ParamView, Plain, Recorder, Stopped, VelocityDriver,
@@ -183,7 +183,7 @@ impl Replaying {
             // Not copied: they are as large as the weights. Who holds them when the next pass begins keeps it from replaying.
             outputs.iter().cloned().map(Some).collect()
         });
-        let outputs = op::bind_with_leaves("recorded call", &[], &leaves, vec![velocity], gradients);
+        let outputs = autograd::bind_with_leaves("recorded call", &[], &leaves, vec![velocity], gradients);
         Ok(outputs.into_iter().next())
     }
 }
@@ -248,7 +248,7 @@ impl ToRecord<'_> {
             self.inputs,
             &mut |views| {
                 drop(self.forward(views));
-                op::free_abandoned(&views[0]);
+                autograd::free_abandoned(&views[0]);
             },
             &mut |views| {
                 let (velocity, params) = (self.driver).counting(of_forward, || self.forward(views));
@@ -261,7 +261,7 @@ impl ToRecord<'_> {
         recorder.release(&self.inputs[0]);
         let seed = zeros_like(&plain(&velocity));
         let differentiate = |velocity: DispatchTensor, params: &ParamView, seed: &Plain| {
-            let gradients = op::backward_from(vec![velocity], vec![Some(seed.clone())]);
+            let gradients = autograd::backward_from(vec![velocity], vec![Some(seed.clone())]);
             gradients.map_or_else(Vec::new, |mut gradients| params.take_gradients(&mut gradients))
         };
         let mut graph = Some(velocity);

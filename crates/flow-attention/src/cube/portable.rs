@@ -12,7 +12,7 @@ use flow_core::cube::{Client, CubeTensor, LaunchesOn, empty_like, wrap};
 use flow_core::ops::Stash;
 use flow_core::ops::attention::{Mask, Sizes};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, autograd,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -200,7 +200,7 @@ impl AttentionBackend for PortableAttention {
             };
             let again = operands.clone();
             let compute = move || operands.forward();
-            let backward = move |saved: [Plain; 2]| -> op::Backward {
+            let backward = move |saved: [Plain; 2]| -> autograd::Backward {
                 Arc::new(move |incoming| again.backward(&saved, incoming.gradient(), incoming.wanted))
             };
             (compute, backward)

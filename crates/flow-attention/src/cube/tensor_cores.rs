@@ -15,7 +15,7 @@ use flow_core::cube::{Client, CubeTensor, LaunchesOn, contiguous, empty_like, wr
 use flow_core::ops::Stash;
 use flow_core::ops::attention::Mask;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, autograd,
 };
 use flow_cube::wgmma::Factor;
 use std::fmt;
@@ -209,7 +209,7 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
             let operands: Arc<[CubeTensor]> = inputs.iter().map(operand).collect();
             let again = (prepared.clone(), operands.clone());
             let compute = move || forward(&prepared, &operands);
-            let backward = move |saved: [Plain; 2]| -> op::Backward {
+            let backward = move |saved: [Plain; 2]| -> autograd::Backward {
                 Arc::new(move |incoming| {
                     backward(&again.0, &again.1, &saved, incoming.gradient(), incoming.wanted)
                 })

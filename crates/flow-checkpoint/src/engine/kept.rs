@@ -2,8 +2,8 @@
 
 use super::scope::{Entry, Recording, Replaying};
 use super::tally::{Held, take_all};
+use flow_core::autograd::{self, Backward, take_gradient};
 use flow_core::exec::Body;
-use flow_core::op::{self, Backward, take_gradient};
 use flow_core::tensors::{is_float, leaf, plain, zeros_like};
 use flow_core::{Exec, ParamView, Plain, RegionKind};
 use std::sync::{Arc, Mutex};
@@ -69,7 +69,7 @@ pub(super) fn replay(exec: &Exec<'_>, inputs: &[Plain], kept: Kept) -> Vec<Plain
         let mut pending = pending.lock().expect("taken once");
         let kept = pending.take().unwrap_or_else(|| super::consumed(&site));
         let outputs = kept.outputs;
-        let mut gradients = op::backward_from(outputs, incoming.output_gradients.to_vec());
+        let mut gradients = autograd::backward_from(outputs, incoming.output_gradients.to_vec());
         let mut take = |leaf| take_gradient(leaf, gradients.as_mut()?);
         let of_inputs = kept.inputs.iter().zip(incoming.wanted);
         let mut found: Vec<Option<Plain>> = of_inputs
@@ -80,7 +80,7 @@ pub(super) fn replay(exec: &Exec<'_>, inputs: &[Plain], kept: Kept) -> Vec<Plain
         found
     });
     let inputs: Vec<&Plain> = inputs.iter().collect();
-    op::bind_with_leaves("region", &inputs, &leaves, values, backward)
+    autograd::bind_with_leaves("region", &inputs, &leaves, values, backward)
 }
 
 impl Replaying {

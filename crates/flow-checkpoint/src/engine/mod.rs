@@ -15,8 +15,8 @@ mod tally;
 pub use tally::Counts;
 
 use crate::treatment::{Assignment, BlockTreatment, RegionTreatment};
+use flow_core::autograd::{self, Backward, take_gradient};
 use flow_core::exec::Body;
-use flow_core::op::{self, Backward, take_gradient};
 use flow_core::tensors::{is_tracked, leaf, plain, shape, zeros_like};
 use flow_core::{Exec, KeepAll, Plain, RegionEngine, RegionKind, Site};
 use scope::{Apart, Entry, Memory, Recording, Replaying};
@@ -145,7 +145,7 @@ impl Checkpointing {
         let backward: Backward =
             Arc::new(move |incoming| again.gradients(incoming.output_gradients, incoming.wanted));
         let inputs: Vec<&Plain> = inputs.iter().collect();
-        op::bind_with_leaves("region", &inputs, &leaves, outputs, backward)
+        autograd::bind_with_leaves("region", &inputs, &leaves, outputs, backward)
     }
 
     /// A region within the first run of one that runs again.
@@ -261,7 +261,7 @@ impl Again {
             self.site,
             self.shapes
         );
-        let mut gradients = op::backward_from(outputs, output_gradients.to_vec());
+        let mut gradients = autograd::backward_from(outputs, output_gradients.to_vec());
         let mut take = |leaf| take_gradient(leaf, gradients.as_mut()?);
         let of_inputs = leaves.iter().zip(&inputs).zip(wanted);
         let mut found: Vec<Option<Plain>> = of_inputs

@@ -6,8 +6,8 @@
 use crate::gauge::Gauge;
 use crate::meter::Clock;
 use crate::treatment::ROUTER;
+use flow_core::autograd::backward_from;
 use flow_core::exec::Body;
-use flow_core::op::backward_from;
 use flow_core::ops::Stash;
 use flow_core::tensors::{buffer, is_float, leaf, plain, shape, zeros_like};
 use flow_core::{Exec, ParamView, Plain, RegionEngine, RegionKind};

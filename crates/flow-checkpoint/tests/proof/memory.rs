@@ -15,7 +15,7 @@ fn held(subject: &Subject, policy: &Policy) -> u64 {
     let exec = training.exec(CallContext::single(Stage::Training));
     let velocity = subject.model.velocity(&exec, subject.input(1)).into_dispatch();
     let held = engine.counts().held_bytes;
-    let gradients = flow_core::op::backward_from(vec![velocity], vec![Some(subject.cotangent(2))]);
+    let gradients = flow_core::autograd::backward_from(vec![velocity], vec![Some(subject.cotangent(2))]);
     assert!(gradients.is_some());
     let counts = engine.counts();
     assert_eq!(counts.held_bytes, 0, "{policy}");

@@ -3,7 +3,7 @@
 use crate::support::*;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
-use flow_core::op::{self, Backward, backward_from, take_gradient};
+use flow_core::autograd::{self, Backward, backward_from, take_gradient};
 use flow_core::tensors::{is_tracked, leaf, plain};
 use flow_core::{Exec, Plain, Plan, StackDriver};
 use std::sync::{Arc, Mutex};
@@ -75,9 +75,10 @@ impl StackDriver for Segmented {
             let again = exec.replay(params.clone(), exec.stash().clone());
             let outputs = stack.run_block(&again, index, leaves.clone(), shared.clone());
             let mut gradients = backward_from(outputs, found.of_carried).expect("it is tracked");
-            let taken = |leaves: &[DispatchTensor], gradients: &mut op::Gradients| -> Vec<Option<Plain>> {
-                leaves.iter().map(|leaf| take_gradient(leaf, gradients)).collect()
-            };
+            let taken =
+                |leaves: &[DispatchTensor], gradients: &mut autograd::Gradients| -> Vec<Option<Plain>> {
+                    leaves.iter().map(|leaf| take_gradient(leaf, gradients)).collect()
+                };
             found.of_carried = taken(&leaves, &mut gradients);
             for (sum, of_block) in found.of_shared.iter_mut().zip(taken(&shared, &mut gradients)) {
                 add(sum, of_block);
@@ -111,7 +112,7 @@ fn watched(tensors: Vec<DispatchTensor>, seen: &Seen) -> Vec<DispatchTensor> {
             return tensor;
         }
         let seen = seen.clone();
-        op::apply("watched", &[&tensor], move |values, _| {
+        autograd::apply("watched", &[&tensor], move |values, _| {
             let backward: Backward = Arc::new(move |incoming| {
                 let gradient = incoming.gradient().clone();
                 seen.lock().expect("nothing panics while it holds the lock")[at] = Some(gradient.clone());

@@ -7,9 +7,9 @@ use burn::tensor::Tensor;
 use flow_attention::AttentionRegistry;
 use flow_attention::CpuAttention;
 use flow_checkpoint::{Assignment, BlockTreatment, Checkpointing, Policy, RegionTreatment, Saves};
+use flow_core::autograd::take_gradient;
 use flow_core::device::ComputeDevice;
 use flow_core::model::{LatentShape, ModelInput, Vocabulary};
-use flow_core::op::take_gradient;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
@@ -321,7 +321,7 @@ impl Subject {
             .iter()
             .map(|_| Some(self.device.plain(vec![0.7; self.rows], &[self.rows])));
         let seeds = seeds.collect();
-        let mut gradients = flow_core::op::backward_from(losses, seeds).expect("something is trained");
+        let mut gradients = flow_core::autograd::backward_from(losses, seeds).expect("something is trained");
         let of_inputs = inputs.iter().map(|leaf| take_gradient(leaf, &mut gradients));
         let of_inputs: Vec<_> = of_inputs.collect();
         assert!(of_inputs[0].is_some(), "the velocity depends on the latents");

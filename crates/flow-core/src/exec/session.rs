@@ -1,7 +1,7 @@
 //! Borrowed weights: a rollout or a training pass, during which no weight can change.
 
 use super::{CallContext, Exec, Plan};
-use crate::op;
+use crate::autograd;
 use crate::params::{ParamView, Weights};
 use crate::tensors::Plain;
 use burn::tensor::Tensor;
@@ -160,7 +160,7 @@ impl<'w> Training<'w> {
     /// # Panics
     /// If `loss` does not depend on a trained weight.
     pub fn gradients(self, loss: &Tensor<1>) -> Vec<Option<Plain>> {
-        let mut gradients = op::backward(loss.clone().into_dispatch());
+        let mut gradients = autograd::backward(loss.clone().into_dispatch());
         self.params.take_gradients(&mut gradients)
     }
 }

@@ -64,7 +64,7 @@ pub enum Place {
     Host,
     /// On a device of CubeCL's.
     #[cfg(feature = "cube")]
-    Cube(crate::cube::Client),
+    Cube(crate::device::cube::Client),
 }
 
 impl fmt::Debug for Place {
@@ -88,7 +88,7 @@ impl Place {
 
     fn of(tensor: &DispatchTensor) -> Self {
         #[cfg(feature = "cube")]
-        if let Some(tensor) = crate::cube::read(&crate::tensors::plain(tensor)) {
+        if let Some(tensor) = crate::device::cube::read(&crate::tensors::plain(tensor)) {
             return Self::Cube(tensor.client.clone());
         }
         let _ = tensor;

@@ -20,7 +20,7 @@
 //! Tensors are of the type that the model passes from operation to operation, or f32; what is kept has the type of what it
 //! was taken from.
 
-use crate::model::LatentShape;
+use crate::latent::LatentShape;
 use crate::tensors::Plain;
 use std::fmt::{self, Debug};
 

@@ -3,7 +3,7 @@
 use super::{
     Composed, ExpertOps, FeatureCacheOps, FusedOps, LossOps, ModelOps, OptimizerOps, SamplerOps, WeightOps,
 };
-use crate::recording::Recorder;
+use crate::device::graph::Recorder;
 use burn::tensor::{DType, FloatDType};
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Kernels around others: what counts, times, records or replaces some operations, and hands on the rest.
 
 use super::{KernelOps, Kernels, OnFused};
-use crate::recording::Recorder;
+use crate::device::graph::Recorder;
 use burn::tensor::{DType, FloatDType};
 use std::fmt::Debug;
 use std::sync::Arc;

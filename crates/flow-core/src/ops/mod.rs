@@ -10,7 +10,7 @@
 //! | weights that are stored or copied | [`WeightOps`] |
 //! | a feature cache | [`FeatureCacheOps`] |
 //!
-//! An implementation owns forward and backward of each operation (through [`crate::op`]), so it also decides what
+//! An implementation owns forward and backward of each operation (through [`crate::autograd`]), so it also decides what
 //! backward keeps. `flow-kernels` implements them for the CPU and for GPUs, `flow-attention` the attention. No operation has a
 //! body here, so whoever implements a trait states all of it; [`LayeredKernels`] is for kernels around others.
 //!

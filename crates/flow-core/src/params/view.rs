@@ -1,7 +1,7 @@
 //! What a model sees of its weights during one call.
 
 use super::{Adapter, Handle, ParamLayout, Weights, WeightsVersion};
-use crate::op::{self, Gradients};
+use crate::autograd::{self, Gradients};
 use crate::tensors::{Plain, buffer, leaf};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -176,7 +176,7 @@ impl ParamView {
     pub fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Plain>> {
         let mut found = vec![None; self.values.len()];
         for (index, leaf) in self.leaves() {
-            found[index as usize] = op::take_gradient(&leaf, gradients);
+            found[index as usize] = autograd::take_gradient(&leaf, gradients);
         }
         found
     }

@@ -1,11 +1,12 @@
 //! The values of a layout's weights.
 
 use super::{ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
+use crate::device::{ComputeDevice, cpu};
+use crate::error::CoreError;
 use crate::halves::{self, Halves};
 use crate::ops::Kernels;
 use crate::rng::Purpose;
 use crate::tensors::{Plain, cast};
-use crate::{CoreError, cpu, device::ComputeDevice};
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType};
 use rayon::prelude::*;

@@ -2,8 +2,8 @@
 
 use burn::backend::DispatchTensor;
 use flow_attention::CpuAttention;
+use flow_core::autograd::{self, Backward, Incoming, take_gradient};
 use flow_core::exec::Body;
-use flow_core::op::{self, Backward, Incoming, take_gradient};
 use flow_core::ops::Stash;
 use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
 use flow_core::{
@@ -85,7 +85,7 @@ impl RegionEngine for Recompute {
                 stash.kept.lock().unwrap().is_empty(),
                 "the replay asks for all that was kept"
             );
-            let mut gradients = op::backward_from(outputs, incoming.output_gradients.to_vec());
+            let mut gradients = autograd::backward_from(outputs, incoming.output_gradients.to_vec());
             let mut take = |leaf| take_gradient(leaf, gradients.as_mut()?);
             let of_inputs = again
                 .iter()
@@ -99,7 +99,7 @@ impl RegionEngine for Recompute {
             found
         });
         let inputs: Vec<&DispatchTensor> = inputs.iter().collect();
-        op::bind_with_leaves("recompute", &inputs, &leaves, outputs, backward)
+        autograd::bind_with_leaves("recompute", &inputs, &leaves, outputs, backward)
     }
 }
 

@@ -8,7 +8,9 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::tensors::{is_tracked, plain};
-use flow_core::{CallContext, Exec, Init, ParamLayout, ParamView, Rollout, Stage, Training, Weights, op};
+use flow_core::{
+    CallContext, Exec, Init, ParamLayout, ParamView, Rollout, Stage, Training, Weights, autograd,
+};
 use std::sync::Arc;
 
 const ROWS: usize = 5;
@@ -232,7 +234,7 @@ fn fresh_leaves_are_other_leaves_of_the_same_values() {
     let fresh = view.fresh_leaves();
     let (old, new) = (view.get(layers.first.weight), fresh.get(layers.first.weight));
     let w = operand(15, &[OUT, IN]);
-    let mut gradients = op::backward(weighted_sum(&new.into_dispatch(), &w));
+    let mut gradients = autograd::backward(weighted_sum(&new.into_dispatch(), &w));
     assert!(view.take_gradients(&mut gradients).iter().all(Option::is_none));
     assert_eq!(
         bits(fresh.take_gradients(&mut gradients)[0].as_ref().unwrap()),

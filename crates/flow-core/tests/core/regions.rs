@@ -231,8 +231,8 @@ fn an_input_of_the_stack_gets_its_gradient_through_recomputed_blocks_of_frozen_w
             .blocks(&exec, (Tensor::from_dispatch(x.clone()), condition))
             .into_dispatch();
         let seed = operand(62, &[BATCH, TOKENS, WIDTH]);
-        let mut gradients = flow_core::op::backward_from(vec![output], vec![Some(seed)]).unwrap();
-        bits(&flow_core::op::take_gradient(&x, &mut gradients).unwrap())
+        let mut gradients = flow_core::autograd::backward_from(vec![output], vec![Some(seed)]).unwrap();
+        bits(&flow_core::autograd::take_gradient(&x, &mut gradients).unwrap())
     };
     assert_eq!(
         gradient(with_engine(Recompute {

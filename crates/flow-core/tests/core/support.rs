@@ -2,8 +2,8 @@
 
 use burn::backend::DispatchTensor;
 use flow_core::Plain;
+use flow_core::autograd::{self, Backward};
 use flow_core::cpu::{CpuTensor, from_vec, to_host};
-use flow_core::op::{self, Backward};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::leaf;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub fn assert_close(found: &Plain, expected: &[f64]) {
 /// `sum of weights · x`, of shape `[1]`: a loss whose gradient in `x` is `weights`, exactly.
 pub fn weighted_sum(x: &DispatchTensor, weights: &Plain) -> DispatchTensor {
     let weights = weights.clone();
-    op::apply("weighted-sum", &[x], |inputs, _| {
+    autograd::apply("weighted-sum", &[x], |inputs, _| {
         let (x, w) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&weights));
         let sum: f64 = x
             .values()
@@ -66,7 +66,7 @@ pub fn weighted_sum(x: &DispatchTensor, weights: &Plain) -> DispatchTensor {
 
 /// `a + b`, of one shape, with exact gradients.
 pub fn add(a: &DispatchTensor, b: &DispatchTensor) -> DispatchTensor {
-    op::apply("add", &[a, b], |inputs, _| {
+    autograd::apply("add", &[a, b], |inputs, _| {
         let (a, b) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
         let sum = a.values().iter().zip(b.values()).map(|(a, b)| a + b).collect();
         let backward: Backward = Arc::new(|incoming| vec![Some(incoming.gradient().clone()); 2]);

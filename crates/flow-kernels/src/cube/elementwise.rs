@@ -3,7 +3,7 @@
 use super::operand::{Operand, done};
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
-use flow_core::{Activation, Plain, cube, op};
+use flow_core::{Activation, Plain, autograd, cube};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::activation::{self, Activation as Function};
 use flow_kernels_cube::embedding::Embedding;
@@ -64,12 +64,12 @@ pub(super) fn activation_gradient(
 
 /// As the CPU's; backward keeps `x`.
 pub(super) fn activation(x: &DispatchTensor, activation: Activation, element: Element) -> DispatchTensor {
-    op::apply("activation", &[x], |inputs, _| {
+    autograd::apply("activation", &[x], |inputs, _| {
         let x = Operand::read(&inputs[0]);
         let of = x.element();
         let x = x.cast(element);
         let y = activated(&x, activation);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read_as(incoming.gradient(), element);
             let (dx, _) = activation_gradient(Some(&x), activation, gradient, false);
             vec![Some(dx.into_plain_as(of))]
@@ -165,13 +165,13 @@ pub(super) fn gated_residual(
     gate: usize,
     element: Element,
 ) -> DispatchTensor {
-    op::apply(GATE, &[residual, branch, modulation], |inputs, _| {
+    autograd::apply(GATE, &[residual, branch, modulation], |inputs, _| {
         let gated = Gated::read(&inputs[0], &inputs[2], gate, element);
         let branch = Operand::read(&inputs[1]);
         let of_branch = branch.element();
         let branch = branch.cast(element);
         let y = gated.with(&branch);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let branch = wanted[2].then_some(&branch);
@@ -190,7 +190,7 @@ pub(super) fn gated_residual(
 pub(super) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain, element: Element) -> DispatchTensor {
     const NAME: &str = "rotary";
     let tables = [cos, sin].map(|table| Operand::read_as(table, Element::F32));
-    op::apply(NAME, &[x], |inputs, _| {
+    autograd::apply(NAME, &[x], |inputs, _| {
         let x = Operand::read(&inputs[0]);
         let of = x.element();
         let x = x.cast(element);
@@ -209,7 +209,7 @@ pub(super) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain, element: Elem
             NAME,
             call.forward(x.client(), &x.buffer(), [&cos, &sin], &y.buffer()),
         );
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read_as(incoming.gradient(), element);
             let dx = gradient.room_alike();
             let [cos, sin] = [0, 1].map(|at| tables[at].buffer());
@@ -225,7 +225,7 @@ pub(super) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain, element: Elem
 /// of the table is f32.
 pub(super) fn embedding(table: &DispatchTensor, index: &Plain, element: Element) -> DispatchTensor {
     const NAME: &str = "embedding";
-    op::apply(NAME, &[table], |inputs, _| {
+    autograd::apply(NAME, &[table], |inputs, _| {
         let table = Operand::read(&inputs[0]);
         let index = cube::read_ints(index).expect("indices are integers on the table's device");
         let index = cube::contiguous(cube::cast(index.clone(), DType::I32));
@@ -239,7 +239,7 @@ pub(super) fn embedding(table: &DispatchTensor, index: &Plain, element: Element)
         let y = table.room(&[&shape[..], &[channels]].concat(), element);
         let forward = call.forward(y.client(), &table.buffer(), &index.handle, &y.buffer());
         done(NAME, forward);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read(incoming.gradient());
             let dtable = gradient.room(&[rows, channels], Element::F32);
             let backward = call.backward(

@@ -9,7 +9,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_core::cube::{self, CubeTensor};
 use flow_core::ops::{ExpertOps, GroupedWeights, Grouping, Routed, Stash};
-use flow_core::{Activation, Plain, op};
+use flow_core::{Activation, Plain, autograd};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::experts::route::Shares;
 use flow_kernels_cube::experts::{self, Mix, Routing, group_sums};
@@ -35,7 +35,7 @@ impl ExpertOps for CubeKernels {
     fn route(&self, stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
         const NAME: &str = "route";
         let mut chosen: Option<Plain> = None;
-        let outputs = op::apply_many(NAME, &[logits], |inputs, _| {
+        let outputs = autograd::apply_many(NAME, &[logits], |inputs, _| {
             let logits = Operand::read(&inputs[0]);
             let of = logits.element();
             let shape = logits.shape();
@@ -74,7 +74,7 @@ impl ExpertOps for CubeKernels {
                 call.weigh(&client, &scores.buffer(), &choices.handle, shares),
             );
             let outputs = vec![weights.into_plain(), balance.into_plain()];
-            let backward: op::Backward = Arc::new(move |incoming| {
+            let backward: autograd::Backward = Arc::new(move |incoming| {
                 let gradients = incoming.output_gradients.iter();
                 let gradients: Vec<Option<Operand>> = gradients
                     .map(|it| it.as_ref().map(|it| Operand::read_as(it, Element::F32)))
@@ -125,7 +125,7 @@ impl ExpertOps for CubeKernels {
         const NAME: &str = "permute";
         let element = self.element;
         let (slots, rows) = (indices(&grouping.slots), indices(&grouping.rows));
-        op::apply(NAME, &[x], |inputs, _| {
+        autograd::apply(NAME, &[x], |inputs, _| {
             let x = Operand::read(&inputs[0]);
             let of = x.element();
             let x = x.cast(element);
@@ -140,7 +140,7 @@ impl ExpertOps for CubeKernels {
                 NAME,
                 call.permute(x.client(), &x.buffer(), &slots.handle, &y.buffer()),
             );
-            let backward: op::Backward = Arc::new(move |incoming| {
+            let backward: autograd::Backward = Arc::new(move |incoming| {
                 let gradient = Operand::read_as(incoming.gradient(), element);
                 let dx = gradient.room(&shape, element);
                 let backward =
@@ -164,7 +164,7 @@ impl ExpertOps for CubeKernels {
         let (element, activation) = (self.element, weights.activation);
         let offsets = indices(&grouping.offsets);
         let inputs = [x, &weights.weight, &weights.bias];
-        op::apply(NAME, &inputs, |plain, tracked| {
+        autograd::apply(NAME, &inputs, |plain, tracked| {
             let x = Operand::read(&plain[0]);
             let (of_x, x) = (x.element(), x.cast(element));
             let layer = Layer::read(&plain[1], &plain[2], element, offsets, &self.products);
@@ -187,7 +187,7 @@ impl ExpertOps for CubeKernels {
                 (Some(sum), None) => activated(sum, activation).into_plain(),
                 (None, _) => kept,
             };
-            let backward: op::Backward = Arc::new(move |incoming| {
+            let backward: autograd::Backward = Arc::new(move |incoming| {
                 let wanted = incoming.wanted;
                 let gradient = Operand::read_as(incoming.gradient(), element);
                 let (gradient, _) = activation_gradient(sum.as_ref(), activation, gradient, false);
@@ -205,7 +205,7 @@ impl ExpertOps for CubeKernels {
         const NAME: &str = "combine";
         let element = self.element;
         let (slots, rows) = (indices(&grouping.slots), indices(&grouping.rows));
-        op::apply(NAME, &[y, weights], |inputs, _| {
+        autograd::apply(NAME, &[y, weights], |inputs, _| {
             let [y, weights] = [0, 1].map(|at| Operand::read(&inputs[at]));
             let [of_y, of_weights] = [&y, &weights].map(Operand::element);
             let (y, weights) = (y.cast(element), weights.cast(Element::F32));
@@ -228,7 +228,7 @@ impl ExpertOps for CubeKernels {
                 &x.buffer(),
             );
             done(NAME, forward);
-            let backward: op::Backward = Arc::new(move |incoming| {
+            let backward: autograd::Backward = Arc::new(move |incoming| {
                 let gradient = Operand::read_as(incoming.gradient(), element);
                 let client = gradient.client();
                 let dy = incoming.wanted[0].then(|| {

@@ -38,7 +38,7 @@ mod tests {
     use flow_core::device::ComputeDevice;
     use flow_core::ops::{Compute, LinearWeights};
     use flow_core::tensors::leaf;
-    use flow_core::{Activation, op};
+    use flow_core::{Activation, autograd};
     use std::collections::HashSet;
 
     #[test]
@@ -59,7 +59,7 @@ mod tests {
             let products = Products::storing(Element::F32);
             let x = tracked([6, 10]);
             let y = linear(&Compute, &x, &weights, Activation::None, Element::F32, &products);
-            op::backward_from(vec![y], vec![Some(plain([6, 8]))]).expect("gradients are wanted");
+            autograd::backward_from(vec![y], vec![Some(plain([6, 8]))]).expect("gradients are wanted");
 
             let run: HashSet<Matmul> = products
                 .known

@@ -13,7 +13,7 @@ use crate::linear::has_trained_matrix;
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use flow_core::ops::{FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Activation, Plain, op};
+use flow_core::{Activation, Plain, autograd};
 use flow_kernels_cube::Element;
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -55,7 +55,7 @@ pub(super) fn linear_gated_residual(
     let keep_x = has_trained_matrix(weights);
     let keep_branch = is_tracked(modulation) || with.stash.keeps(LINEAR);
     let element = with.element;
-    op::apply("linear_gated_residual", &inputs, |plain, _| {
+    autograd::apply("linear_gated_residual", &inputs, |plain, _| {
         let x = Operand::read(&plain[1]);
         let (of_x, x_shape) = (x.element(), x.shape());
         let x = x.cast(element);
@@ -67,7 +67,7 @@ pub(super) fn linear_gated_residual(
             None => layer.gated(&x, &gated),
         };
         let x = keep_x.then_some(x);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let want_branch = wanted[1] || wanted[3..].contains(&true);
@@ -105,12 +105,12 @@ pub(super) fn modulated_linear(
     inputs.extend(weights.tensors());
     let train_matrix = has_trained_matrix(weights);
     let element = with.element;
-    op::apply("modulated_linear", &inputs, |plain, tracked| {
+    autograd::apply("modulated_linear", &inputs, |plain, tracked| {
         let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let layer = with.layer(&plain[2..], weights);
         let keep_sum = activation != Activation::None && (tracked || with.stash.keeps(LINEAR));
         let (output, sum) = layer.through(with.stash, activation, keep_sum, || normed.forward().0);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let want_bias = layer.has_bias() && wanted[3];
@@ -165,7 +165,7 @@ pub(super) fn modulated_linears(
     starts.push(inputs.len());
     let train_matrix = weights.iter().any(has_trained_matrix);
     let element = with.element;
-    op::apply_many("modulated_linears", &inputs, |plain, _| {
+    autograd::apply_many("modulated_linears", &inputs, |plain, _| {
         let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let ranges = || starts.windows(2).map(|ends| ends[0]..ends[1]);
         let read: Vec<(&[Plain], &LinearWeights)> =
@@ -180,7 +180,7 @@ pub(super) fn modulated_linears(
             output.into_plain()
         });
         let outputs = outputs.collect();
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let mut gradients = vec![None; wanted.len()];
             let want_norm = wanted[0] || wanted[1];
@@ -225,7 +225,7 @@ pub(super) fn modulated_feed_forward(
     let [train_up, train_down] = [&weights.up, &weights.down].map(has_trained_matrix);
     let keep_branch = is_tracked(norm.modulation) || with.stash.keeps(LINEAR);
     let (element, activation) = (with.element, weights.activation);
-    op::apply("modulated_feed_forward", &inputs, |plain, tracked| {
+    autograd::apply("modulated_feed_forward", &inputs, |plain, tracked| {
         let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let gated = Gated::read(&plain[0], &plain[1], gate, element);
         let up = with.layer(&plain[2..first_down], &weights.up);
@@ -243,10 +243,10 @@ pub(super) fn modulated_feed_forward(
             (down.gated(&inner(), &gated), None)
         };
         let Some(Summed { sum, .. }) = summed else {
-            let nothing: op::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
+            let nothing: autograd::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
             return (output.into_plain(), nothing);
         };
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let (wanted, wanted_down) = incoming.wanted.split_at(first_down);
             let gradient = Operand::read_as(incoming.gradient(), element);
             let branch = branch.as_ref().filter(|_| wanted[1]);

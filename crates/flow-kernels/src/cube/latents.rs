@@ -5,7 +5,7 @@ use crate::noise::draw_noise;
 use burn::backend::DispatchTensor;
 use flow_core::device::ComputeDevice;
 use flow_core::ops::{Noise, SdeOutputs, SdeStep};
-use flow_core::{Plain, cube, op};
+use flow_core::{Plain, autograd, cube};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::normals::{self, Drawn};
 use flow_kernels_cube::sde::{self, Latents, Outcome, Step};
@@ -43,7 +43,7 @@ fn drawn<'a>(noise: &Noise<'a>) -> Drawn<'a> {
 
 /// Draws noise on the device, where it can.
 pub(super) fn noise(noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
-    let room = cube::empty(device, &[noise.samples.len(), noise.values]);
+    let room = device.empty(&[noise.samples.len(), noise.values]);
     let room = Operand::read(&room);
     if !normals::drawn_by(room.client()) {
         return draw_noise(noise, device);
@@ -81,7 +81,7 @@ pub(super) fn log_prob(given: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, D
     const NAME: &str = "sde_log_prob";
     let [x, x_next, coefficients] = [given.x, x_next, given.coefficients].map(wide);
     let call = latents(&x);
-    let outputs = op::apply_many(NAME, &[given.v], |inputs, _| {
+    let outputs = autograd::apply_many(NAME, &[given.v], |inputs, _| {
         let v = Operand::read(&inputs[0]);
         let of = v.element();
         let (log_prob, mean) = (x.room(&[call.rows], Element::F32), x.room_alike());
@@ -96,7 +96,7 @@ pub(super) fn log_prob(given: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, D
         };
         done(NAME, call.log_prob(x.client(), step, &x_next.buffer(), outcome));
         let outputs = vec![log_prob.into_plain(), mean.clone().into_plain()];
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let read = |index: usize| incoming.output_gradients[index].as_ref().map(wide);
             let (dlog_prob, dmean) = (read(0), read(1));
             let dv = mean.room(&mean.shape(), of);
@@ -122,13 +122,13 @@ pub(super) fn log_prob(given: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, D
 pub(super) fn mean_squared_distance(a: &DispatchTensor, b: &Plain) -> DispatchTensor {
     const NAME: &str = "mean_squared_distance";
     let b = wide(b);
-    op::apply(NAME, &[a], |inputs, _| {
+    autograd::apply(NAME, &[a], |inputs, _| {
         let a = Operand::read(&inputs[0]);
         let call = latents(&a);
         let distance = a.room(&[call.rows], Element::F32);
         let forward = call.distance(a.client(), &a.buffer(), &b.buffer(), &distance.buffer());
         done(NAME, forward);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let (gradient, da) = (wide(incoming.gradient()), a.room_alike());
             let backward = call.distance_backward(
                 a.client(),

@@ -8,7 +8,7 @@ use crate::linear::has_trained_matrix;
 use burn::backend::DispatchTensor;
 use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::zeros_like;
-use flow_core::{Activation, Plain, op};
+use flow_core::{Activation, Plain, autograd};
 use flow_kernels_cube::Element;
 use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::{Gate as MatmulGate, Matrix, Operands};
@@ -43,7 +43,7 @@ pub(super) fn linear(
     let mut inputs = vec![x];
     inputs.extend(weights.tensors());
     let keep_x = has_trained_matrix(weights);
-    op::apply("linear", &inputs, |plain, tracked| {
+    autograd::apply("linear", &inputs, |plain, tracked| {
         let x = Operand::read(&plain[0]);
         let (of_x, x_shape) = (x.element(), x.shape());
         let x = x.cast(element);
@@ -51,7 +51,7 @@ pub(super) fn linear(
         let keep_sum = activation != Activation::None && (tracked || stash.keeps(LINEAR));
         let (output, sum) = layer.through(stash, activation, keep_sum, || x.clone());
         let x = keep_x.then_some(x);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let bias = layer.has_bias() && wanted[2];

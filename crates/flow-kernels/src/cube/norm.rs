@@ -5,7 +5,7 @@ use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
 use flow_core::ops::NormChunks;
 use flow_core::tensors::stacked;
-use flow_core::{Plain, op};
+use flow_core::{Plain, autograd};
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
 use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
 use flow_kernels_cube::{Buffer, Element};
@@ -137,10 +137,10 @@ pub(super) fn modulated_layer_norm(
     norm: NormChunks,
     element: Element,
 ) -> DispatchTensor {
-    op::apply(NORM, &[x, modulation], |inputs, _| {
+    autograd::apply(NORM, &[x, modulation], |inputs, _| {
         let normed = Normed::read(&inputs[0], &inputs[1], norm, element);
         let (y, statistics) = normed.forward();
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read_as(incoming.gradient(), element);
             let (dx, dmodulation) = normed.backward(&statistics, &gradient, None, incoming.wanted[1]);
             vec![Some(dx), dmodulation]
@@ -157,11 +157,11 @@ pub(super) fn layer_norm(
     epsilon: f32,
     element: Element,
 ) -> DispatchTensor {
-    op::apply("layer_norm", &[x, weight, bias], |inputs, _| {
+    autograd::apply("layer_norm", &[x, weight, bias], |inputs, _| {
         let [of_weight, of_bias] = [&inputs[1], &inputs[2]].map(|vector| Operand::read(vector).element());
         let normed = Normed::with_weight(&inputs[0], &inputs[1], &inputs[2], epsilon, element);
         let (y, statistics) = normed.forward();
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let (dx, both) = normed.backward(&statistics, &gradient, None, wanted[1] || wanted[2]);
@@ -228,7 +228,7 @@ pub(super) fn rms_norm(
 ) -> DispatchTensor {
     const NAME: &str = "rms_norm";
     let inputs: Vec<&DispatchTensor> = std::iter::once(x).chain(weight).collect();
-    op::apply(NAME, &inputs, |inputs, _| {
+    autograd::apply(NAME, &inputs, |inputs, _| {
         let x = Operand::read(&inputs[0]);
         let of = x.element();
         let x = x.cast(element);
@@ -255,7 +255,7 @@ pub(super) fn rms_norm(
             &reciprocals.buffer(),
         );
         done(NAME, forward);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let dx = wanted[0].then(|| x.room_alike());

@@ -9,7 +9,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{GroupedWeights, Grouping, Stash};
 use flow_core::tensors::plain;
-use flow_core::{Activation, op};
+use flow_core::{Activation, autograd};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub(super) fn grouped_linear(
         first_axis(&plain(&weights.weight)) + 1,
         "experts and where their rows begin"
     );
-    op::apply(
+    autograd::apply(
         "grouped_linear",
         &[x, &weights.weight, &weights.bias],
         |plain, tracked| {
@@ -76,7 +76,7 @@ pub(super) fn grouped_linear(
                 (true, None) => (activated_again(&kept, activation), Some(kept)),
                 (false, _) => (kept, None),
             };
-            let backward: op::Backward = Arc::new(move |incoming| {
+            let backward: autograd::Backward = Arc::new(move |incoming| {
                 let mut gradient = CpuTensor::read(incoming.gradient());
                 if let Some(sum) = &sum {
                     let sum = CpuTensor::read(sum);

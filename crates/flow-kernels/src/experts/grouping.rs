@@ -5,7 +5,7 @@ use crate::host::threads;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use flow_core::cpu::{CpuTensor, from_ints, from_vec, read_ints};
 use flow_core::ops::Grouping;
-use flow_core::{Plain, op};
+use flow_core::{Plain, autograd};
 use std::sync::Arc;
 
 /// See [`ExpertOps::group`](flow_core::ExpertOps::group).
@@ -64,7 +64,7 @@ fn row(values: &[f32], row: usize, columns: usize) -> &[f32] {
 /// See [`ExpertOps::permute`](flow_core::ExpertOps::permute).
 pub(super) fn permute(x: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {
     let (slots, rows) = (indices(&grouping.slots), indices(&grouping.rows));
-    op::apply("permute", &[x], |inputs, _| {
+    autograd::apply("permute", &[x], |inputs, _| {
         let x = CpuTensor::read(&inputs[0]);
         let (tokens, columns) = x.rows_and_columns();
         let top_k = slots.len().checked_div(tokens).unwrap_or(1);
@@ -73,7 +73,7 @@ pub(super) fn permute(x: &DispatchTensor, grouping: &Grouping) -> DispatchTensor
         });
         let output = from_vec(sorted, &[slots.len(), columns]);
         let shape = x.shape().to_vec();
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let dx = build_rows(tokens, columns, |token, dx| {
                 for choice in 0..top_k {
@@ -90,7 +90,7 @@ pub(super) fn permute(x: &DispatchTensor, grouping: &Grouping) -> DispatchTensor
 /// See [`ExpertOps::combine`](flow_core::ExpertOps::combine).
 pub(super) fn combine(y: &DispatchTensor, weights: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {
     let (slots, rows) = (indices(&grouping.slots), indices(&grouping.rows));
-    op::apply("combine", &[y, weights], |inputs, _| {
+    autograd::apply("combine", &[y, weights], |inputs, _| {
         let (y, weights) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
         let columns = y.rows_and_columns().1;
         let [batch, tokens, top_k] = *weights.shape() else {
@@ -104,7 +104,7 @@ pub(super) fn combine(y: &DispatchTensor, weights: &DispatchTensor, grouping: &G
             }
         });
         let output = from_vec(combined, &[batch, tokens, columns]);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let of_slot = |slot: usize| row(gradient.values(), slot / top_k, columns);
             let dy = incoming.wanted[0].then(|| {

@@ -5,7 +5,7 @@ use crate::host::sum::{sum, sum_pairs};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_ints, from_vec, read_ints};
 use flow_core::ops::{Routed, Stash};
-use flow_core::{Plain, op};
+use flow_core::{Plain, autograd};
 use std::sync::Arc;
 
 /// What the sizes are.
@@ -20,7 +20,7 @@ struct Sizes {
 /// See [`ExpertOps::route`](flow_core::ExpertOps::route).
 pub(super) fn route(stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
     let mut chosen: Option<Plain> = None;
-    let outputs = op::apply_many("route", &[logits], |inputs, _| {
+    let outputs = autograd::apply_many("route", &[logits], |inputs, _| {
         let logits = CpuTensor::read(&inputs[0]);
         let [batch, tokens, experts] = *logits.shape() else {
             panic!("router logits of {:?}, three axes expected", logits.shape())
@@ -49,7 +49,7 @@ pub(super) fn route(stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, no
         let loads = loads(&indices, sizes);
         let balance = balance(&scores, &loads, sizes);
         let outputs = vec![from_vec(weights, &shape), from_vec(balance, &[batch])];
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let read = |index: usize| incoming.output_gradients[index].as_ref().map(CpuTensor::read);
             let (of_weights, of_balance) = (read(0), read(1));
             let mut dscores = vec![0.0; scores.len()];

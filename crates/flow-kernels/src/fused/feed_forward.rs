@@ -9,7 +9,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{FeedForwardWeights, ModulatedNorm, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Activation, Plain, op};
+use flow_core::{Activation, Plain, autograd};
 use std::sync::Arc;
 
 /// `gated_residual(x, linear(linear(modulated_layer_norm(x))))`.
@@ -35,7 +35,7 @@ pub(crate) fn modulated_feed_forward(
     inputs.extend(weights.down.tensors());
     let train = [&weights.up, &weights.down].map(has_trained_matrix);
     let keep_branch = is_tracked(modulation) || stash.keeps(LINEAR);
-    op::apply("modulated_feed_forward", &inputs, |plain, tracked| {
+    autograd::apply("modulated_feed_forward", &inputs, |plain, tracked| {
         let normed = Normed::read(&plain[0], &plain[1], chunks);
         let part = Part {
             gated: Gated::new(normed.x.clone(), normed.modulation.clone(), gate),
@@ -45,7 +45,7 @@ pub(crate) fn modulated_feed_forward(
             down: Values::read(&plain[first_down..], &weights.down, precision),
         };
         if !tracked && !stash.keeps(LINEAR) {
-            let nothing: op::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
+            let nothing: autograd::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
             return (part.forward(), nothing);
         }
         let one = |mut kept: Vec<Plain>| kept.pop().expect("a linear layer keeps one tensor");
@@ -55,7 +55,7 @@ pub(crate) fn modulated_feed_forward(
             Some(branch) => part.gated.with(branch),
             None => part.output(&sum),
         };
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let (up, down) = incoming.wanted.split_at(first_down);
             part.backward(&sum, branch.as_ref(), train, incoming.gradient(), (up, down))
         });

@@ -8,7 +8,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{GatedResidual, LinearWeights, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Plain, op};
+use flow_core::{Plain, autograd};
 use std::sync::Arc;
 
 /// What a gated branch is added to, and the gates.
@@ -63,7 +63,7 @@ pub(crate) fn linear_gated_residual(
     inputs.extend(weights.tensors());
     let keep_x = has_trained_matrix(weights);
     let keep_branch = is_tracked(modulation) || stash.keeps(LINEAR);
-    op::apply("linear_gated_residual", &inputs, |plain, _| {
+    autograd::apply("linear_gated_residual", &inputs, |plain, _| {
         let x = CpuTensor::read(&plain[1]);
         let gated = Gated::new(CpuTensor::read(&plain[0]), CpuTensor::read(&plain[2]), gate);
         let layer = Values::read(&plain[3..], weights, precision);
@@ -92,7 +92,7 @@ pub(crate) fn linear_gated_residual(
         let Gated {
             modulation, layout, ..
         } = gated;
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = CpuTensor::read(incoming.gradient());
             let dmodulation = wanted[2].then(|| {

@@ -7,7 +7,7 @@ use crate::linear::{Values, activated_again, has_trained_matrix};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{LinearWeights, ModulatedNorm, Stash};
-use flow_core::{Activation, op};
+use flow_core::{Activation, autograd};
 use std::sync::Arc;
 
 /// `linear(modulated_layer_norm(x))`. Keeps `x`, and the sum before the activation if there is one.
@@ -26,7 +26,7 @@ pub(crate) fn modulated_linear(
     let mut inputs = vec![x, modulation];
     inputs.extend(weights.tensors());
     let train_matrix = has_trained_matrix(weights);
-    op::apply("modulated_linear", &inputs, |plain, tracked| {
+    autograd::apply("modulated_linear", &inputs, |plain, tracked| {
         let normed = Normed::read(&plain[0], &plain[1], chunks);
         let layer = Values::read(&plain[2..], weights, precision);
         let keep_sum = activation != Activation::None && (tracked || stash.keeps(LINEAR));
@@ -45,7 +45,7 @@ pub(crate) fn modulated_linear(
             });
             (kept.pop().expect("a linear layer keeps one tensor"), None)
         };
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let sum = sum.as_ref().map(CpuTensor::read);
             let through = sum.map(|sum| activation_gradient(activation, sum.values(), gradient.values()));

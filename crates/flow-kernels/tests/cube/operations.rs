@@ -520,14 +520,14 @@ fn what_lasts_stands_apart_from_the_pools_that_steps_use() {
     let (device, _) = cube();
     let values = 1 << 18;
     let plain = || device.plain(vec![1.0; values], &[values]);
-    let before = flow_core::cube::bytes_lasting(&device);
+    let before = device.bytes_lasting();
     let weights = device.lasting(plain);
     let passing = plain();
-    let lasting = flow_core::cube::bytes_lasting(&device) - before;
+    let lasting = device.bytes_lasting() - before;
     assert_eq!(lasting, 4 * values as u64);
     assert_eq!(to_host(&weights), to_host(&passing));
     drop(weights);
-    assert_eq!(flow_core::cube::bytes_lasting(&device), before);
+    assert_eq!(device.bytes_lasting(), before);
     assert_eq!(ComputeDevice::cpu().lasting(|| 3), 3);
 }
 

@@ -5,7 +5,7 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::{is_tracked, leaf, plain};
-use flow_core::{Kernels, Plain, op};
+use flow_core::{Kernels, Plain, autograd};
 use flow_kernels::{CpuKernels, CubeKernels};
 use std::sync::{Arc, Mutex};
 
@@ -77,7 +77,7 @@ pub fn run(side: &Side, of: &[Input<'_>], operation: Operation<'_>) -> Vec<Vec<f
         Some(side.device.plain(values(100 + number as u64, &shape), &shape))
     });
     let seeds = seeds.collect();
-    if let Some(mut gradients) = op::backward_from(outputs, seeds) {
+    if let Some(mut gradients) = autograd::backward_from(outputs, seeds) {
         for input in inputs.iter().filter(|input| is_tracked(input)) {
             let gradient = <Dispatch as AutodiffBackend>::grad_remove(input, &mut gradients);
             found.extend(gradient.as_ref().map(to_host));

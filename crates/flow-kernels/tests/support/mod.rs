@@ -4,7 +4,7 @@
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use flow_core::cpu::{from_vec, to_host};
 use flow_core::tensors::leaf;
-use flow_core::{Plain, op};
+use flow_core::{Plain, autograd};
 
 /// An operand.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ pub fn run(
         .collect();
     let output = kernel(&inputs);
     let values = to_host(&flow_core::tensors::plain(&output));
-    let mut gradients = op::backward_from(vec![output], vec![Some(seed.plain())]);
+    let mut gradients = autograd::backward_from(vec![output], vec![Some(seed.plain())]);
     let found = inputs.iter().zip(tracked).map(|(input, tracked)| {
         let gradients = gradients.as_mut().filter(|_| *tracked)?;
         let gradient = <Dispatch as AutodiffBackend>::grad_remove(input, gradients);

@@ -163,7 +163,7 @@ pub fn velocity_and_gradients_of(
     let exec = training.exec(CallContext::single(Stage::Training));
     let output = model.velocity(&exec, input).into_dispatch();
     let values = cpu::to_host(&plain(&output));
-    let gradients = flow_core::op::backward_from(vec![output], vec![Some(cotangent.clone())]);
+    let gradients = flow_core::autograd::backward_from(vec![output], vec![Some(cotangent.clone())]);
     let mut gradients = gradients.expect("something is trained");
     let gradients = exec.params().take_gradients(&mut gradients);
     let gradients = gradients

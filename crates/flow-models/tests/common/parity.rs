@@ -113,7 +113,7 @@ pub fn check_parity_within(
     assert_near("output", TOLERANCE, &cpu::to_host(&plain(&output)), &io["out"].1);
 
     let cotangent = device.plain(io["grad_out"].1.clone(), &shape);
-    let mut gradients = flow_core::op::backward_from(vec![output], vec![Some(cotangent)]).unwrap();
+    let mut gradients = flow_core::autograd::backward_from(vec![output], vec![Some(cotangent)]).unwrap();
     let leaves = [
         ("hidden_states", Some(x.into_dispatch())),
         ("encoder_hidden_states", text.map(Tensor::into_dispatch)),

@@ -1,7 +1,7 @@
 //! Whole calls of a model, which a feature cache may answer for.
 
-use super::Exec;
-use crate::model::{FlowModel, ModelInput};
+use crate::exec::{Exec, FlowModel};
+use crate::model::ModelInput;
 use burn::tensor::{DType, Tensor};
 use std::fmt::Debug;
 

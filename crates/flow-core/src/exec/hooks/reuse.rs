@@ -4,8 +4,8 @@
 //! all of them, and whoever answers for it may compute it once: the bits are those of computing it again, because no
 //! kernel's row depends on the others of its batch ([`Kernels::is_row_independent`](crate::Kernels::is_row_independent)).
 
-use super::Exec;
-use crate::model::{FlowModel, ModelInput};
+use crate::exec::{Exec, FlowModel};
+use crate::model::ModelInput;
 use crate::tensors::Tensors;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;

@@ -107,7 +107,7 @@ pub fn to_host(tensor: &Plain) -> Vec<f32> {
             CpuTensor::read(&tensor).values().to_vec()
         }
         #[cfg(feature = "cube")]
-        DispatchTensorKind::Cube(_) => crate::cube::to_host(tensor),
+        DispatchTensorKind::Cube(_) => super::cube::to_host(tensor),
         _ => panic!("host reads of this device are not in this build"),
     }
 }

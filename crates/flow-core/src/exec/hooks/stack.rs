@@ -1,6 +1,8 @@
 //! Stacks: the sequence of blocks that makes up a transformer.
 
-use super::{Body, Effect, Exec, RegionKind, Site};
+use super::{Body, Effect, Site};
+use crate::exec::Exec;
+use crate::model::RegionKind;
 use crate::tensors::Tensors;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;

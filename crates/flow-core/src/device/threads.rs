@@ -4,7 +4,6 @@
 //! processor's threads first share the pieces, and only what is left of them shares the operations of a piece. No bit
 //! depends on it: pieces share no result, and operations give the same bits for every number of threads.
 
-use crate::device::ComputeDevice;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +16,7 @@ type Size = (usize, usize);
 
 /// Pools that have been started.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Crews(Arc<Mutex<BTreeMap<Size, Arc<[ThreadPool]>>>>);
+pub(super) struct Crews(Arc<Mutex<BTreeMap<Size, Arc<[ThreadPool]>>>>);
 
 impl Crews {
     fn of(&self, pools: usize, threads: usize) -> Arc<[ThreadPool]> {
@@ -34,30 +33,22 @@ impl Crews {
         };
         crews.entry((pools, threads)).or_insert_with(start).clone()
     }
-}
 
-impl ComputeDevice {
-    /// Pieces of work that [`ComputeDevice::concurrently`] has under way at a time: as many as the calling pool has threads
-    /// on the processor, one elsewhere, whose memory several pieces would need at once.
-    pub fn concurrency(&self) -> usize {
-        if self.is_processor() {
-            rayon::current_num_threads()
-        } else {
-            1
-        }
-    }
-
-    /// `task(0)`, `task(1)`, … up to `count`, in order.
+    /// `task(0)`, `task(1)`, … up to `count`, in order, on `threads` threads in all.
     ///
     /// # Panics
     /// If a task does, or if no thread can be started.
-    pub fn concurrently<T: Send>(&self, count: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
-        let threads = self.concurrency();
+    pub(super) fn run<T: Send>(
+        &self,
+        threads: usize,
+        count: usize,
+        task: impl Fn(usize) -> T + Sync,
+    ) -> Vec<T> {
         let pools = threads.min(count);
         if pools <= 1 {
             return (0..count).map(task).collect();
         }
-        let (crew, task) = (self.crews().of(pools, threads / pools), &task);
+        let (crew, task) = (self.of(pools, threads / pools), &task);
         let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
         std::thread::scope(|scope| {
             let mut lanes = Vec::with_capacity(pools);

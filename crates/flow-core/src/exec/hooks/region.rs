@@ -1,30 +1,12 @@
 //! Regions: the parts of a block that a checkpoint policy decides about.
 
-use super::Exec;
-use crate::op::{self, Backward};
+use crate::autograd::{self, Backward};
+use crate::exec::Exec;
+use crate::model::RegionKind;
 use crate::tensors::{Plain, Tensors, is_tracked, plain, zeros_like};
 use burn::backend::DispatchTensor;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
-
-/// What a region computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum RegionKind {
-    /// A whole block of a stack.
-    Block,
-    /// Projections, attention and output projection.
-    Attention,
-    /// Feed-forward.
-    Mlp,
-    /// Mixture of experts.
-    Moe,
-    /// The router of a mixture of experts.
-    Router,
-    /// Normalisation with modulation.
-    Norm,
-    /// The modulation from the conditioning.
-    AdaLn,
-}
 
 /// What a region does besides computing its outputs from its inputs and weights.
 ///
@@ -113,25 +95,11 @@ fn boundary(mut inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
             .map(|(gradient, like)| gradient.or_else(|| Some(zeros_like(like))))
             .collect()
     });
-    let through = op::bind("boundary", &crossing, values, backward);
+    let through = autograd::bind("boundary", &crossing, values, backward);
     for (index, tensor) in tracked.into_iter().zip(through) {
         inputs[index] = tensor;
     }
     inputs
-}
-
-impl fmt::Display for RegionKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Block => "block",
-            Self::Attention => "attention",
-            Self::Mlp => "mlp",
-            Self::Moe => "moe",
-            Self::Router => "router",
-            Self::Norm => "norm",
-            Self::AdaLn => "adaln",
-        })
-    }
 }
 
 impl Exec<'_> {

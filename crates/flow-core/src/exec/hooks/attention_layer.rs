@@ -1,6 +1,7 @@
 //! Attention layers: the parts of a block whose output a feature cache may answer for.
 
-use super::{Exec, Site};
+use super::Site;
+use crate::exec::Exec;
 use crate::tensors::Tensors;
 use burn::backend::DispatchTensor;
 use std::fmt::Debug;

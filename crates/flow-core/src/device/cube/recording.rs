@@ -1,6 +1,6 @@
 //! Recordings on CubeCL's runtimes: CUDA graphs on NVIDIA's GPUs, lists of dispatches on `wgpu`.
 
-use crate::recording::{NotRecorded, Recorded, Recorder};
+use crate::device::graph::{NotRecorded, Recorded, Recorder};
 use crate::tensors::{Plain, buffer, is_float, shape};
 use burn::backend::{
     Dispatch, TensorMetadata,

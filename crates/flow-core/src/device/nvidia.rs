@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// The driver's count.
 #[derive(Clone)]
-pub(crate) struct DriverMemory(Arc<Nvml>);
+pub(super) struct DriverMemory(Arc<Nvml>);
 
 impl fmt::Debug for DriverMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,8 +1,17 @@
 //! Which device computes, and in which precision values are stored.
 
-use crate::concurrency::Crews;
-use crate::{CoreError, tensors::Plain};
+pub mod cpu;
+#[cfg(feature = "cube")]
+pub mod cube;
+pub mod graph;
+#[cfg(feature = "cuda")]
+mod nvidia;
+mod threads;
+
+use crate::error::CoreError;
+use crate::tensors::Plain;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use threads::Crews;
 
 /// An opened device.
 #[derive(Clone, Debug)]
@@ -12,7 +21,7 @@ pub struct ComputeDevice {
     crews: Crews,
     compute: Option<FloatDType>,
     #[cfg(feature = "cuda")]
-    driver: Option<crate::driver_memory::DriverMemory>,
+    driver: Option<nvidia::DriverMemory>,
 }
 
 /// The kinds of device that this build can open.
@@ -29,7 +38,7 @@ pub fn available() -> &'static [&'static str] {
 /// to ask.
 pub fn gpu_memory_bytes() -> Option<u64> {
     #[cfg(feature = "cuda")]
-    return crate::driver_memory::DriverMemory::open()?.largest_device_bytes();
+    return nvidia::DriverMemory::open()?.largest_device_bytes();
     #[cfg(not(feature = "cuda"))]
     None
 }
@@ -38,7 +47,7 @@ pub fn gpu_memory_bytes() -> Option<u64> {
 /// driver to ask.
 pub fn gpu_compute_capability(index: usize) -> Option<(String, (u32, u32))> {
     #[cfg(feature = "cuda")]
-    return crate::driver_memory::DriverMemory::open()?.compute_capability(index);
+    return nvidia::DriverMemory::open()?.compute_capability(index);
     #[cfg(not(feature = "cuda"))]
     {
         let _ = index;
@@ -118,7 +127,7 @@ impl ComputeDevice {
             device,
             crews: Crews::default(),
             compute: None,
-            driver: crate::driver_memory::DriverMemory::open(),
+            driver: nvidia::DriverMemory::open(),
         })
     }
 
@@ -160,10 +169,6 @@ impl ComputeDevice {
         })
     }
 
-    pub(crate) fn crews(&self) -> &Crews {
-        &self.crews
-    }
-
     /// Whether it is the CPU.
     pub fn is_processor(&self) -> bool {
         self.device == Device::flex()
@@ -185,7 +190,7 @@ impl ComputeDevice {
     pub fn taken_bytes(&self) -> Option<u64> {
         #[cfg(feature = "cube")]
         if !self.is_processor() {
-            return Some(crate::cube::bytes_reserved(self));
+            return Some(cube::memory::usage(&self.device).bytes_reserved);
         }
         None
     }
@@ -213,8 +218,41 @@ impl ComputeDevice {
     pub fn release_unused(&self) {
         #[cfg(feature = "cube")]
         if !self.is_processor() {
-            crate::cube::release_unused(self);
+            cube::memory::release_unused(&self.device);
         }
+    }
+
+    /// Bytes that tensors have in use on a device of CubeCL's runtimes, everything asked of it being done and emptied pages
+    /// given back.
+    #[cfg(feature = "cube")]
+    pub fn bytes_in_use(&self) -> u64 {
+        cube::memory::usage(&self.device).bytes_in_use
+    }
+
+    /// Bytes in use by what the calling thread made to last ([`lasting`](Self::lasting)) on a device of CubeCL's runtimes,
+    /// everything asked of it being done.
+    #[cfg(feature = "cube")]
+    pub fn bytes_lasting(&self) -> u64 {
+        cube::memory::bytes_lasting(&self.device)
+    }
+
+    /// Pieces of work that [`concurrently`](Self::concurrently) has under way at a time: as many as the calling pool has threads
+    /// on the processor, one elsewhere, whose memory several pieces would need at once.
+    pub fn concurrency(&self) -> usize {
+        if self.is_processor() {
+            rayon::current_num_threads()
+        } else {
+            1
+        }
+    }
+
+    /// Independent pieces of work beside one another: `task(0)`, `task(1)`, … up to `count`, in order. No bit depends on how
+    /// many there are at a time.
+    ///
+    /// # Panics
+    /// If a task does, or if no thread can be started.
+    pub fn concurrently<T: Send>(&self, count: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        self.crews.run(self.concurrency(), count, task)
     }
 
     /// A tensor of `shape` from host values.
@@ -236,7 +274,19 @@ impl ComputeDevice {
             let flat = Tensor::<1>::zeros([count], (&self.device, burn::tensor::DType::F32));
             return Dispatch::float_reshape(flat.into_dispatch(), shape.into());
         }
-        crate::cpu::from_vec(vec![0.0; count], shape)
+        cpu::from_vec(vec![0.0; count], shape)
+    }
+
+    /// A tensor in f32, its values unspecified; zeros on the processor.
+    pub fn empty(&self, shape: &[usize]) -> Plain {
+        #[cfg(feature = "cube")]
+        if !self.is_processor() {
+            use burn::backend::{Dispatch, ops::FloatTensorOps};
+            let count: usize = shape.iter().product();
+            let flat = Tensor::<1>::empty([count], (&self.device, burn::tensor::DType::F32));
+            return Dispatch::float_reshape(flat.into_dispatch(), shape.into());
+        }
+        self.zeros(shape)
     }
 
     /// A tensor whose rank is erased, from host values.
@@ -247,7 +297,7 @@ impl ComputeDevice {
             let flat = [values.len()];
             return Dispatch::float_reshape(self.tensor(values, flat).into_dispatch(), shape.into());
         }
-        crate::cpu::from_vec(values, shape)
+        cpu::from_vec(values, shape)
     }
 }
 

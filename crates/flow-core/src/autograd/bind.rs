@@ -5,7 +5,7 @@
 //! the hub's value or gradient, so one of the outputs stands for it: an allocation of its own would cost a GPU's host more
 //! than everything else here. Method and proof: the recompute study this crate follows (see `docs`, "Custom operations").
 
-use super::{Incoming, Saved};
+use super::gradient::{self, Incoming, Saved};
 use crate::tensors::Plain;
 use burn::backend::{
     Autodiff, Backend, BackendTensor, DispatchKindConversion, DispatchTensor, TensorMetadata,
@@ -283,5 +283,5 @@ where
     let root = with_arity!(guards, |guards: N| finish::<B, _, N>(Seed, guards, seeds, output));
     let root =
         <DispatchTensor as DispatchKindConversion<Autodiff<B>>>::from_backend(BackendTensor::Float(root));
-    super::backward(root)
+    gradient::backward(root)
 }
