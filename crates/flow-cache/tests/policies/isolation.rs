@@ -38,12 +38,6 @@ pub fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
             )
         };
     }
-    let taylor = |forecast| TaylorSeer {
-        interval: 4,
-        first: 2,
-        last: None,
-        forecast,
-    };
     let guidance = FasterGuidance {
         every: 3,
         timesteps: EVERYWHERE,
@@ -55,40 +49,12 @@ pub fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
         timesteps: EVERYWHERE,
         weight: 0.5,
     };
-    let db_cache = DbCache {
-        threshold: 0.2,
-        front_blocks: 1,
-        back_blocks: 1,
-        max_answered: 0,
-        mask: None,
-        forecast: Forecast::Taylor { order: 1 },
-    };
-    let pyramid = Pyramid {
-        spatial: 3,
-        temporal: 1,
-        cross: 1,
-        timesteps: EVERYWHERE,
-    };
-    let mask = StepMask {
-        mask: Mask::Published(PublishedMask::Fast),
-        front_blocks: 1,
-    };
-    let magcache = MagCache {
-        threshold: 0.06,
-        retention: 0.2,
-        ratios: vec![0.98],
-    };
-    let teacache = TeaCache {
-        threshold: 0.4,
-        coefficients: vec![1.0, 0.0],
-        compare_conditioning: false,
-    };
     vec![
         place!("first_block", stacks, StackCache, FirstBlock { threshold: 0.2 }),
-        place!("db_cache", stacks, StackCache, db_cache.clone()),
-        place!("step_mask", stacks, StackCache, mask.clone()),
-        place!("magcache", stacks, StackCache, magcache.clone()),
-        place!("teacache", stacks, StackCache, teacache.clone()),
+        place!("db_cache", stacks, StackCache, db_cache()),
+        place!("step_mask", stacks, StackCache, step_mask()),
+        place!("magcache", stacks, StackCache, magcache()),
+        place!("teacache", stacks, StackCache, teacache()),
         place!(
             "easycache",
             velocities,
@@ -117,7 +83,7 @@ pub fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
                 order: 1,
             }
         ),
-        place!("pyramid", layers, LayerCache, pyramid),
+        place!("pyramid", layers, LayerCache, pyramid()),
         (
             "faster",
             run(&|plan, count| Plan {
@@ -127,6 +93,58 @@ pub fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
             }),
         ),
     ]
+}
+
+fn db_cache() -> DbCache {
+    DbCache {
+        threshold: 0.2,
+        front_blocks: 1,
+        back_blocks: 1,
+        max_answered: 0,
+        mask: None,
+        forecast: Forecast::Taylor { order: 1 },
+    }
+}
+
+fn pyramid() -> Pyramid {
+    Pyramid {
+        spatial: 3,
+        temporal: 1,
+        cross: 1,
+        timesteps: EVERYWHERE,
+    }
+}
+
+fn step_mask() -> StepMask {
+    StepMask {
+        mask: Mask::Published(PublishedMask::Fast),
+        front_blocks: 1,
+    }
+}
+
+fn magcache() -> MagCache {
+    MagCache {
+        threshold: 0.06,
+        retention: 0.2,
+        ratios: vec![0.98],
+    }
+}
+
+fn teacache() -> TeaCache {
+    TeaCache {
+        threshold: 0.4,
+        coefficients: vec![1.0, 0.0],
+        compare_conditioning: false,
+    }
+}
+
+fn taylor(forecast: Forecast) -> TaylorSeer {
+    TaylorSeer {
+        interval: 4,
+        first: 2,
+        last: None,
+        forecast,
+    }
 }
 
 /// Blocks whose signal depends on the noise level and, in another way, on the sample: some move early, some late.

@@ -370,10 +370,10 @@ fn sides() -> [Side; 2] {
     ]
 }
 
-type Place<'a> = &'a dyn Fn(Plan, &dyn Fn() -> OnCall) -> Plan;
+type Place = Box<dyn Fn(Plan, &dyn Fn() -> OnCall) -> Plan>;
 
-#[test]
-fn every_kind_of_cache_decides_and_answers_on_the_device_as_on_the_processor() {
+/// A cache of every kind, and what it puts into a plan.
+fn caches() -> [(&'static str, Place); 8] {
     const EVERYWHERE: Timesteps = Timesteps {
         above: -1.0,
         below: 1001.0,
@@ -383,101 +383,129 @@ fn every_kind_of_cache_decides_and_answers_on_the_device_as_on_the_processor() {
         ..Rules::default()
     };
     let newton = Forecast::Newton { order: 2 };
-    let policies: [(&str, Place<'_>); 8] = [
-        ("first_block", &|plan, count| Plan {
-            stacks: Arc::new(StackCache::new(FirstBlock { threshold: 0.5 }, rules, count())),
-            ..plan
-        }),
-        ("db_cache", &|plan, count| {
-            let policy = DbCache {
-                threshold: 0.5,
-                front_blocks: 1,
-                back_blocks: 1,
-                max_answered: 0,
-                mask: None,
-                forecast: newton,
-            };
-            Plan {
-                stacks: Arc::new(StackCache::new(policy, rules, count())),
+    [
+        (
+            "first_block",
+            Box::new(move |plan, count| Plan {
+                stacks: Arc::new(StackCache::new(FirstBlock { threshold: 0.5 }, rules, count())),
                 ..plan
-            }
-        }),
-        ("teacache", &|plan, count| {
-            let policy = TeaCache {
-                threshold: 0.5,
-                coefficients: vec![1.0, 0.0],
-                compare_conditioning: false,
-            };
-            Plan {
-                stacks: Arc::new(StackCache::new(policy, rules, count())),
+            }),
+        ),
+        (
+            "db_cache",
+            Box::new(move |plan, count| {
+                let policy = DbCache {
+                    threshold: 0.5,
+                    front_blocks: 1,
+                    back_blocks: 1,
+                    max_answered: 0,
+                    mask: None,
+                    forecast: newton,
+                };
+                Plan {
+                    stacks: Arc::new(StackCache::new(policy, rules, count())),
+                    ..plan
+                }
+            }),
+        ),
+        (
+            "teacache",
+            Box::new(move |plan, count| {
+                let policy = TeaCache {
+                    threshold: 0.5,
+                    coefficients: vec![1.0, 0.0],
+                    compare_conditioning: false,
+                };
+                Plan {
+                    stacks: Arc::new(StackCache::new(policy, rules, count())),
+                    ..plan
+                }
+            }),
+        ),
+        (
+            "easycache",
+            Box::new(move |plan, count| Plan {
+                velocities: Arc::new(VelocityCache::new(EasyCache { threshold: 0.4 }, rules, count())),
                 ..plan
-            }
-        }),
-        ("easycache", &|plan, count| Plan {
-            velocities: Arc::new(VelocityCache::new(EasyCache { threshold: 0.4 }, rules, count())),
-            ..plan
-        }),
-        ("auto", &|plan, count| {
-            let policy = Auto {
-                target_error: 0.3,
-                factor: 1.0,
-                order: 1,
-            };
-            let rules = Rules {
-                warmup_steps: 3,
-                ..rules
-            };
-            Plan {
-                velocities: Arc::new(VelocityCache::new(policy, rules, count())),
-                ..plan
-            }
-        }),
-        ("taylorseer", &|plan, count| {
-            let policy = TaylorSeer {
-                interval: 3,
-                first: 2,
-                last: None,
-                forecast: Forecast::Taylor { order: 1 },
-            };
-            Plan {
-                layers: Arc::new(LayerCache::new(policy, rules, count())),
-                ..plan
-            }
-        }),
-        ("pyramid", &|plan, count| {
-            let policy = Pyramid {
-                spatial: 2,
-                temporal: 2,
-                cross: 2,
-                timesteps: EVERYWHERE,
-            };
-            Plan {
-                layers: Arc::new(LayerCache::new(policy, rules, count())),
-                ..plan
-            }
-        }),
-        ("faster", &|plan, count| {
-            let attention = FasterAttention {
-                every: 2,
-                timesteps: EVERYWHERE,
-                weight: 0.5,
-            };
-            let guidance = FasterGuidance {
-                every: 3,
-                timesteps: EVERYWHERE,
-                low: (EVERYWHERE, 1.1),
-                high: (EVERYWHERE, 1.2),
-            };
-            Plan {
-                layers: Arc::new(LayerCache::new(attention, rules, count())),
-                velocities: Arc::new(GuidanceCache::new(guidance, rules, count())),
-                ..plan
-            }
-        }),
-    ];
+            }),
+        ),
+        (
+            "auto",
+            Box::new(move |plan, count| {
+                let policy = Auto {
+                    target_error: 0.3,
+                    factor: 1.0,
+                    order: 1,
+                };
+                let rules = Rules {
+                    warmup_steps: 3,
+                    ..rules
+                };
+                Plan {
+                    velocities: Arc::new(VelocityCache::new(policy, rules, count())),
+                    ..plan
+                }
+            }),
+        ),
+        (
+            "taylorseer",
+            Box::new(move |plan, count| {
+                let policy = TaylorSeer {
+                    interval: 3,
+                    first: 2,
+                    last: None,
+                    forecast: Forecast::Taylor { order: 1 },
+                };
+                Plan {
+                    layers: Arc::new(LayerCache::new(policy, rules, count())),
+                    ..plan
+                }
+            }),
+        ),
+        (
+            "pyramid",
+            Box::new(move |plan, count| {
+                let policy = Pyramid {
+                    spatial: 2,
+                    temporal: 2,
+                    cross: 2,
+                    timesteps: EVERYWHERE,
+                };
+                Plan {
+                    layers: Arc::new(LayerCache::new(policy, rules, count())),
+                    ..plan
+                }
+            }),
+        ),
+        (
+            "faster",
+            Box::new(move |plan, count| {
+                let attention = FasterAttention {
+                    every: 2,
+                    timesteps: EVERYWHERE,
+                    weight: 0.5,
+                };
+                let guidance = FasterGuidance {
+                    every: 3,
+                    timesteps: EVERYWHERE,
+                    low: (EVERYWHERE, 1.1),
+                    high: (EVERYWHERE, 1.2),
+                };
+                Plan {
+                    layers: Arc::new(LayerCache::new(attention, rules, count())),
+                    velocities: Arc::new(GuidanceCache::new(guidance, rules, count())),
+                    ..plan
+                }
+            }),
+        ),
+    ]
+}
+
+#[test]
+fn every_kind_of_cache_decides_and_answers_on_the_device_as_on_the_processor() {
     let sides = sides();
     let exact = sides[0].sample(sides[0].plan.clone());
-    for (name, place) in policies {
+    for (name, place) in caches() {
         let [(expected, decided), (found, decided_there)] = sides.each_ref().map(|side| {
             let tallies = Arc::new(Mutex::new(Vec::<Tally>::new()));
             let count = || -> OnCall {
