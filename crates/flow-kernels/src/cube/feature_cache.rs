@@ -2,7 +2,7 @@
 //! wanted, are one launch: a batch has hundreds of them, and a step of a small model takes less than their launches.
 
 use super::operand::{Operand, done};
-use crate::frequencies::low_frequency_radius;
+use crate::cpu::frequencies::low_frequency_radius;
 use flow_core::Plain;
 use flow_core::model::LatentShape;
 use flow_core::ops::{DeferredSums, FeatureCacheOps, PairSums, RowSource, TensorRow};

@@ -9,7 +9,7 @@ use super::linear::{LINEAR, Layer, OfSums, Summed, Then, kept};
 use super::norm::Normed;
 use super::operand::Operand;
 use super::products::Products;
-use crate::linear::has_trained_matrix;
+use crate::cpu::linear::has_trained_matrix;
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use flow_core::ops::{FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, Stash};
 use flow_core::tensors::is_tracked;

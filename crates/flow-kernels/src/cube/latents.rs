@@ -1,7 +1,7 @@
 //! SDE steps, their log-probabilities, and distances: f32 whatever the model computes in, but for its velocities.
 
 use super::operand::{Operand, done};
-use crate::noise::draw_noise;
+use crate::cpu::noise::draw_noise;
 use burn::backend::DispatchTensor;
 use flow_core::device::ComputeDevice;
 use flow_core::ops::{Noise, SdeOutputs, SdeStep};

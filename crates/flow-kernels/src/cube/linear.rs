@@ -4,7 +4,7 @@ use super::adapter::{Adapter, Factors, factors};
 use super::elementwise::{Gated, activated, activation_gradient, function};
 use super::operand::Operand;
 use super::products::{Products, matrix};
-use crate::linear::has_trained_matrix;
+use crate::cpu::linear::has_trained_matrix;
 use burn::backend::DispatchTensor;
 use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::zeros_like;

@@ -1,9 +1,9 @@
 //! A linear layer whose result is a gated branch: one output, and no tensor of the branch unless backward needs it.
 
 use super::{LINEAR, build_rows, layer_rows};
-use crate::gated_residual::GateLayout;
+use crate::cpu::gated_residual::GateLayout;
+use crate::cpu::linear::{Values, has_trained_matrix};
 use crate::host::{matrix::Precision, threads};
-use crate::linear::{Values, has_trained_matrix};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{GatedResidual, LinearWeights, Stash};

@@ -1,9 +1,9 @@
 //! A linear layer of a modulated layer norm: the normalised rows are never a tensor.
 
 use super::{LINEAR, Normed, build_rows};
-use crate::activation::activation_gradient;
+use crate::cpu::activation::activation_gradient;
+use crate::cpu::linear::{Values, activated_again, has_trained_matrix};
 use crate::host::{math, matrix::Precision};
-use crate::linear::{Values, activated_again, has_trained_matrix};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{LinearWeights, ModulatedNorm, Stash};

@@ -1,10 +1,10 @@
 //! A linear layer per expert over rows sorted by expert.
 
 use super::grouping::{first_axis, indices};
-use crate::activation::activation_gradient;
+use crate::cpu::activation::activation_gradient;
+use crate::cpu::linear::{activated_again, column_sums, product_over_rows, product_work, rows_per_task};
 use crate::host::matrix::{Matrix, MatrixMut, Precision, Write};
 use crate::host::{math, threads};
-use crate::linear::{activated_again, column_sums, product_over_rows, product_work, rows_per_task};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{GroupedWeights, Grouping, Stash};

@@ -2,9 +2,9 @@
 
 use super::gated_linear::Gated;
 use super::{LINEAR, Normed, build_rows, layer_rows};
-use crate::activation::activation_gradient;
+use crate::cpu::activation::activation_gradient;
+use crate::cpu::linear::{Values, activated_again, has_trained_matrix};
 use crate::host::{math, matrix::Precision, threads};
-use crate::linear::{Values, activated_again, has_trained_matrix};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{FeedForwardWeights, ModulatedNorm, Stash};

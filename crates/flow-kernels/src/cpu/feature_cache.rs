@@ -1,6 +1,6 @@
 //! The operations of a feature cache on the processor. What they owe is told at [`FeatureCacheOps`].
 
-use crate::frequencies::split_frequencies;
+use crate::cpu::frequencies::split_frequencies;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{DeferredSums, FeatureCacheOps, PairSums, RowSource, TensorRow};
 use flow_core::{LatentShape, Plain};

@@ -12,9 +12,9 @@ pub(crate) use feed_forward::modulated_feed_forward;
 pub(crate) use gated_linear::linear_gated_residual;
 pub(crate) use modulated_linear::modulated_linear;
 
+use crate::cpu::linear::{self, Values};
+use crate::cpu::modulated_layer_norm::{self as norm, NormLayout};
 use crate::host::threads;
-use crate::linear::{self, Values};
-use crate::modulated_layer_norm::{self as norm, NormLayout};
 use flow_core::Plain;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::NormChunks;

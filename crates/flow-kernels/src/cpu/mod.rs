@@ -1,14 +1,31 @@
 //! The CPU's answer to every operation of [`Kernels`].
 
-use crate::experts::CpuExperts;
+mod activation;
+mod embedding;
+mod experts;
+mod feature_cache;
+pub(crate) mod frequencies;
+mod fused;
+mod gated_residual;
+mod layer_norm;
+pub(crate) mod linear;
+mod modulated_layer_norm;
+pub(crate) mod noise;
+mod optimizer;
+mod rms_norm;
+mod rotary;
+mod sde;
+mod split_f32;
+
+pub use feature_cache::{CpuFeatureCache, combine};
+pub use frequencies::{low_frequency_radius, split_frequencies};
+pub use noise::draw_noise;
+
 use crate::host::bf16;
 use crate::host::matrix::Precision;
-use crate::{
-    CpuFeatureCache, activation, embedding, fused, gated_residual, layer_norm, linear, modulated_layer_norm,
-    narrow, noise, optimizer, rms_norm, rotary, sde,
-};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, FloatDType};
+use experts::CpuExperts;
 use flow_core::device::ComputeDevice;
 use flow_core::ops::{
     Composed, FeedForwardWeights, FusedOps, GatedResidual, KernelOps, LinearWeights, LossOps, ModelOps,
@@ -285,17 +302,17 @@ impl OptimizerOps for CpuKernels {
                     copy_again(copy, weight);
                 }
                 Beside::Lower(lower) => {
-                    let mut value = narrow::join(weight, lower);
+                    let mut value = split_f32::join(weight, lower);
                     step_in_f32(&mut value);
                     Halves {
                         upper: *weight,
                         lower: *lower,
-                    } = narrow::split(&value);
+                    } = split_f32::split(&value);
                 }
                 Beside::Stream(stream) => {
                     let mut value = cast(weight, FloatDType::F32);
                     step_in_f32(&mut value);
-                    *weight = narrow::rounded(&value, step.rounding, stream);
+                    *weight = split_f32::rounded(&value, step.rounding, stream);
                 }
             }
             for (moment, dtype) in [of.first, of.second].into_iter().zip(stored) {
@@ -313,11 +330,11 @@ impl OptimizerOps for CpuKernels {
 
 impl WeightOps for CpuKernels {
     fn split(&self, value: &Plain) -> Halves {
-        narrow::split(value)
+        split_f32::split(value)
     }
 
     fn join(&self, halves: &[Halves]) -> Vec<Plain> {
-        let join = |of: &Halves| narrow::join(&of.upper, &of.lower);
+        let join = |of: &Halves| split_f32::join(&of.upper, &of.lower);
         halves.iter().map(join).collect()
     }
 

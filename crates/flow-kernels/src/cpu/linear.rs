@@ -1,6 +1,6 @@
 //! Linear layers with bias, low-rank adapter and activation in one pass over the output.
 
-use crate::activation::activation_gradient;
+use crate::cpu::activation::activation_gradient;
 use crate::host::matrix::{Matrix, MatrixMut, Precision, Write};
 use crate::host::{math, threads};
 use burn::backend::DispatchTensor;

@@ -1,7 +1,7 @@
 //! Layer norm with weight and bias (Ba et al. 2016, arXiv:1607.06450), computed as a modulation that all samples share.
 
+use crate::cpu::modulated_layer_norm::{NormLayout, Saved, backward};
 use crate::host::threads;
-use crate::modulated_layer_norm::{NormLayout, Saved, backward};
 use burn::backend::DispatchTensor;
 use flow_core::autograd;
 use flow_core::cpu::{CpuTensor, from_vec};
