@@ -2,11 +2,11 @@
 //! have to be, keeps what they showed, and forecasts the others.
 
 use crate::policy::{Change, Outcome, Policy};
-use crate::round::{Feature, LaneState, Round, Row, Snapshot, conditional, pool, pooled_outcomes};
+use crate::round::{Feature, LaneState, Place, Round, Row, Snapshot, conditional, pool, pooled_outcomes};
 use crate::{LaneStore, Moment, Rules, StepOrder};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use flow_core::ops::{PairSums, TensorRow};
-use flow_core::{AttentionLayer, Exec, FeatureCacheOps, Lane, Plain, RowSource};
+use flow_core::{Exec, FeatureCacheOps, Lane, Plain, RowSource};
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
 use std::ops::Range;
@@ -37,17 +37,6 @@ impl Tally {
 
 /// Called once per call of a place, in steps that are not left alone; in others, without rows, if anything was predicted.
 pub type OnCall = Box<dyn Fn(&Tally) + Send + Sync>;
-
-/// What is answered for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
-    /// Blocks of the stack of this name.
-    Stack(String),
-    /// An attention layer.
-    Layer(AttentionLayer),
-    /// The whole model.
-    Velocity,
-}
 
 /// Decides, keeps and forecasts. Lives as long as one rollout.
 pub(crate) struct Engine<P: Policy> {

@@ -1,13 +1,23 @@
 //! A call, decided about: its rows, what is kept of their lanes, and the forecasts of those that are answered.
 
 use crate::Moment;
-use crate::engine::Place;
 use crate::policy::{Change, Outcome, Situation};
 use burn::backend::TensorMetadata;
 use flow_core::ops::TensorRow;
-use flow_core::{FeatureCacheOps, Lane, Plain, RowSource};
+use flow_core::{AttentionLayer, FeatureCacheOps, Lane, Plain, RowSource};
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// What is answered for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    /// Blocks of the stack of this name.
+    Stack(String),
+    /// An attention layer.
+    Layer(AttentionLayer),
+    /// The whole model.
+    Velocity,
+}
 
 /// What is kept of a lane at a place.
 #[derive(Clone, Debug, Default)]

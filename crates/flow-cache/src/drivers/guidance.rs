@@ -2,8 +2,8 @@
 //! frequencies of their difference.
 
 use super::velocity::blocks;
-use crate::engine::{Engine, OnCall, Place};
-use crate::round::{Feature, Row, Snapshot, conditional};
+use crate::engine::{Engine, OnCall};
+use crate::round::{Feature, Place, Row, Snapshot, conditional};
 use crate::{FasterGuidance, Policy, Rules};
 use burn::tensor::Tensor;
 use flow_core::ops::TensorRow;
