@@ -2,8 +2,8 @@
 
 use crate::convolutions::{Convolutions, Geometry, GroupNormSpec};
 use burn::tensor::{FloatDType, Tensor};
-use flow_core::ops::attention::{AttentionCall, AttentionSpec, KeyValue};
 use flow_core::ops::LinearWeights;
+use flow_core::ops::attention::{AttentionCall, AttentionSpec, KeyValue};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, Exec, Handle, Init};
 

@@ -31,7 +31,8 @@ mod stash;
 mod weight;
 
 pub use attention::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, AttentionSpec, Declined, KeyValue, RelativeBias,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, AttentionSpec, Declined, KeyValue,
+    RelativeBias,
 };
 pub use experts::{ExpertOps, GroupedWeights, Grouping, Routed};
 pub use feature_cache::{DeferredSums, FeatureCacheOps, PairSums, RowSource, TensorRow};

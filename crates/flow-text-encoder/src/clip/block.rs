@@ -3,8 +3,8 @@
 use super::config::{ClipActivation, ClipConfig};
 use crate::parts::{LayerNorm, heads_of, linear, side_by_side};
 use burn::tensor::Tensor;
-use flow_core::ops::attention::Mask;
 use flow_core::exec::{Block, Exec, Linear, RegionKind};
+use flow_core::ops::attention::Mask;
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionSpec};
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 use super::config::QwenConfig;
 use crate::parts::{heads_of, linear, product, rms, side_by_side};
 use burn::tensor::{Device, Tensor, TensorData};
-use flow_core::ops::attention::Mask;
 use flow_core::exec::{Block, Exec, Linear, RegionKind};
+use flow_core::ops::attention::Mask;
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionSpec, Handle};
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 use super::config::T5Config;
 use crate::parts::{heads_of, product, rms, side_by_side, table};
 use burn::tensor::{Int, Tensor};
-use flow_core::ops::attention::{Mask, RelativeBias};
 use flow_core::exec::{Block, Exec, Linear, RegionKind};
+use flow_core::ops::attention::{Mask, RelativeBias};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionSpec, Handle, Stopped};
 use std::sync::Arc;
