@@ -21,7 +21,7 @@ use serde::Deserialize;
 use std::sync::{Arc, Mutex};
 
 /// What crosses the edge of a region or stack.
-type Erased = Vec<flow_core::Plain>;
+type Erased = Vec<flow_core::RawTensor>;
 
 /// Puts its name before that of what it wraps; computes nothing.
 #[derive(Debug)]

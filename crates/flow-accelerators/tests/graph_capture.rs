@@ -8,8 +8,8 @@ use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::{
-    CallContext, FlowModel, Kernels, Lane, LayeredKernels, ModelInput, NotRecorded, Plain, Plan, Recorded,
-    Recorder, Rollout, Stage, Stopped, Training, Weights, stopped,
+    CallContext, FlowModel, Kernels, Lane, LayeredKernels, ModelInput, NotRecorded, Plan, RawTensor,
+    Recorded, Recorder, Rollout, Stage, Stopped, Training, Weights, stopped,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -30,9 +30,9 @@ enum Manner {
 impl Recorder for Manner {
     fn record(
         &self,
-        inputs: &[Plain],
-        warm_up: &mut dyn FnMut(&[Plain]),
-        compute: &mut dyn FnMut(&[Plain]) -> Vec<Plain>,
+        inputs: &[RawTensor],
+        warm_up: &mut dyn FnMut(&[RawTensor]),
+        compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
     ) -> Result<Box<dyn Recorded>, NotRecorded> {
         warm_up(inputs);
         match self {
@@ -41,31 +41,31 @@ impl Recorder for Manner {
         }
     }
 
-    fn copied(&self, tensor: &Plain) -> Plain {
+    fn copied(&self, tensor: &RawTensor) -> RawTensor {
         tensor.clone()
     }
 
-    fn is_held(&self, _: &Plain) -> bool {
+    fn is_held(&self, _: &RawTensor) -> bool {
         false
     }
 
-    fn is_readable(&self, tensors: &[Plain]) -> bool {
+    fn is_readable(&self, tensors: &[RawTensor]) -> bool {
         assert!(tensors.len() > 2, "inputs and weights are asked for");
         *self != Self::Broken
     }
 
-    fn release(&self, _: &Plain) {}
+    fn release(&self, _: &RawTensor) {}
 }
 
 #[derive(Debug)]
-struct Recording(Vec<Plain>);
+struct Recording(Vec<RawTensor>);
 
 impl Recorded for Recording {
-    fn replay(&mut self, _: &[Plain]) -> Result<&[Plain], NotRecorded> {
+    fn replay(&mut self, _: &[RawTensor]) -> Result<&[RawTensor], NotRecorded> {
         Ok(&self.0)
     }
 
-    fn outputs(&self) -> &[Plain] {
+    fn outputs(&self) -> &[RawTensor] {
         &self.0
     }
 }

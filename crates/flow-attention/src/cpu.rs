@@ -19,7 +19,7 @@ use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::Stash;
 use flow_core::ops::attention::Place;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, autograd,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
 };
 use forward::{Operands, forward};
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl AttentionBackend for CpuAttention {
                     from_vec(lse, &[call.batch, call.heads, call.queries]),
                 ]
             };
-            let backward = move |[_, lse]: [Plain; 2]| -> autograd::Backward {
+            let backward = move |[_, lse]: [RawTensor; 2]| -> autograd::Backward {
                 let lse = CpuTensor::read(&lse);
                 Arc::new(move |incoming| {
                     let (inputs, bias, visible, call) = &again;

@@ -10,7 +10,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::Stash;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, autograd,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// Tokens from `first` on of heads of all samples, as one tensor of `shape`, `[B, T, H, D]`.
-fn gathered(heads: &[Rows], first: usize, shape: [usize; 4]) -> Plain {
+fn gathered(heads: &[Rows], first: usize, shape: [usize; 4]) -> RawTensor {
     let [batch, tokens, count, _] = shape;
     let mut values = Vec::with_capacity(shape.iter().product());
     for sample in 0..batch {
@@ -193,7 +193,7 @@ fn gradients(
     operands: &[CpuTensor],
     gradient: &CpuTensor,
     wanted: &[bool],
-) -> Vec<Option<Plain>> {
+) -> Vec<Option<RawTensor>> {
     let group = call.heads / call.kv_heads;
     // One task for the heads that share keys, so that their sums have one order.
     let done: Vec<(Vec<Rows>, [Rows; 2])> = (0..call.batch * call.kv_heads)

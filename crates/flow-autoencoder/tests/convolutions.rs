@@ -7,7 +7,7 @@ use common::{difference, normal, plain_of};
 use flow_autoencoder::convolutions::{
     BurnConvolutions, Convolutions, Geometry, GroupNormSpec, HostConvolutions,
 };
-use flow_core::tensors::{Plain, leaf, plain};
+use flow_core::tensors::{RawTensor, leaf, plain};
 use flow_core::{cpu, op};
 
 /// Of f64 loops, rounding of f32 leaves so much.
@@ -117,7 +117,7 @@ fn reference(case: &Case, x: &[f32], weight: &[f32], bias: &[f32], cotangent: &[
     found
 }
 
-fn assert_near(what: &str, found: &Plain, expected: &[f64]) {
+fn assert_near(what: &str, found: &RawTensor, expected: &[f64]) {
     let expected: Vec<f32> = expected.iter().map(|it| *it as f32).collect();
     let difference = difference(&cpu::to_host(found), &expected);
     assert!(difference <= NEAR, "{what}: {difference:e}");
@@ -125,10 +125,10 @@ fn assert_near(what: &str, found: &Plain, expected: &[f64]) {
 
 /// Output and gradients of the three operands under `cotangent`.
 fn differentiated(
-    operands: [&Plain; 3],
-    cotangent: &Plain,
+    operands: [&RawTensor; 3],
+    cotangent: &RawTensor,
     run: impl Fn(&[DispatchTensor; 3]) -> DispatchTensor,
-) -> (Plain, [Plain; 3]) {
+) -> (RawTensor, [RawTensor; 3]) {
     let leaves = operands.map(leaf);
     let output = run(&leaves);
     let values = plain(&output);

@@ -6,7 +6,7 @@ use crate::round::{Feature, LaneState, Place, Round, Row, Snapshot, conditional,
 use crate::{LaneStore, Moment, Rules, StepOrder};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use flow_core::ops::{PairSums, TensorRow};
-use flow_core::{Exec, FeatureCacheOps, Lane, Plain, RowSource};
+use flow_core::{Exec, FeatureCacheOps, Lane, RawTensor, RowSource};
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
 use std::ops::Range;
@@ -104,7 +104,7 @@ impl<P: Policy> Engine<P> {
     ///
     /// # Panics
     /// With [`StepOrder`] if the steps of a lane do not come once and in order.
-    pub fn open(&self, exec: &Exec<'_>, place: Place, probe: Option<&Plain>) -> Round<P::State> {
+    pub fn open(&self, exec: &Exec<'_>, place: Place, probe: Option<&RawTensor>) -> Round<P::State> {
         let call = exec.call();
         let (moment, lanes) = (Moment::of(call), &call.lanes);
         let states: Result<Vec<_>, StepOrder> = {
@@ -180,8 +180,8 @@ impl<P: Policy> Engine<P> {
     fn compared(
         &self,
         ops: &dyn FeatureCacheOps,
-        probe: &Plain,
-        kept: &[[&Option<Plain>; 2]],
+        probe: &RawTensor,
+        kept: &[[&Option<RawTensor>; 2]],
     ) -> Vec<[Option<Change>; 2]> {
         let each = (kept.iter().enumerate()).flat_map(|(row, kept)| kept.map(|kept| (row, kept)));
         let pairs: Vec<(TensorRow<'_>, TensorRow<'_>)> = each
@@ -191,7 +191,7 @@ impl<P: Policy> Engine<P> {
             return vec![[None; 2]; kept.len()];
         }
         let mut sums = ops.changes(&pairs).read().into_iter();
-        let mut next = |kept: &Option<Plain>| {
+        let mut next = |kept: &Option<RawTensor>| {
             kept.as_ref()
                 .and_then(|_| sums.next())
                 .map(|sum| Change::of(&sum))
@@ -218,8 +218,8 @@ impl<P: Policy> Engine<P> {
         &self,
         ops: &dyn FeatureCacheOps,
         round: &mut Round<P::State>,
-        outputs: &[Plain],
-        base: Option<&[Plain]>,
+        outputs: &[RawTensor],
+        base: Option<&[RawTensor]>,
     ) {
         let computed = round.computed();
         let keeps = |lane: &Lane| self.policy.keeps(lane);
@@ -260,7 +260,7 @@ impl<P: Policy> Engine<P> {
         ops: &dyn FeatureCacheOps,
         round: &mut Round<P::State>,
         snapshots: Vec<Vec<Snapshot>>,
-        output: &Plain,
+        output: &RawTensor,
     ) {
         let (moment, place, computed) = (round.moment, round.place.clone(), round.computed());
         let compares = self.policy.compares();
@@ -320,7 +320,7 @@ impl<P: Policy> Engine<P> {
         rows: &[&Row<P::State>],
         now: &Moment,
         snapshots: &[Vec<Snapshot>],
-        output: &Plain,
+        output: &RawTensor,
     ) -> (Vec<Option<PairSums>>, Vec<Option<f64>>) {
         let compares = self.policy.compares();
         let forecast = |(row, kept): (&&Row<P::State>, &Vec<Snapshot>)| {
@@ -336,8 +336,8 @@ impl<P: Policy> Engine<P> {
             let forecast = ops.assemble(&feature.shape(1), None, None, &[source]);
             Some((feature, forecast))
         };
-        let forecasts: Vec<Option<(Feature, Plain)>> = rows.iter().zip(snapshots).map(forecast).collect();
-        let before: Vec<Option<&Plain>> = (rows.iter())
+        let forecasts: Vec<Option<(Feature, RawTensor)>> = rows.iter().zip(snapshots).map(forecast).collect();
+        let before: Vec<Option<&RawTensor>> = (rows.iter())
             .map(|row| row.state.output.as_ref().filter(|_| compares.outcomes))
             .collect();
         let outputs = before.iter().enumerate();
@@ -391,7 +391,7 @@ impl<P: Policy> Engine<P> {
         &self,
         exec: &Exec<'_>,
         place: Place,
-        probe: Option<&Plain>,
+        probe: Option<&RawTensor>,
         base: Option<&[DispatchTensor]>,
         blocks: Range<usize>,
         compute: impl FnOnce(&Exec<'_>, Option<&[usize]>) -> Vec<DispatchTensor>,
@@ -421,7 +421,7 @@ impl<P: Policy> Engine<P> {
 }
 
 /// These rows of `output`, in a tensor of their own.
-fn rows_of(ops: &dyn FeatureCacheOps, output: &Plain, rows: &[usize]) -> Plain {
+fn rows_of(ops: &dyn FeatureCacheOps, output: &RawTensor, rows: &[usize]) -> RawTensor {
     let mut shape = output.shape().to_vec();
     shape[0] = rows.len();
     let rows: Vec<RowSource<'_>> = rows.iter().map(|row| RowSource::Computed(*row)).collect();

@@ -4,7 +4,7 @@ use crate::Moment;
 use crate::policy::{Change, Outcome, Situation};
 use burn::backend::TensorMetadata;
 use flow_core::ops::TensorRow;
-use flow_core::{AttentionLayer, FeatureCacheOps, Lane, Plain, RowSource};
+use flow_core::{AttentionLayer, FeatureCacheOps, Lane, RawTensor, RowSource};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -26,11 +26,11 @@ pub(crate) struct LaneState<S> {
     /// Steps answered since the last computed one.
     pub answered: u32,
     /// The probe of the step before.
-    pub previous: Option<Plain>,
+    pub previous: Option<RawTensor>,
     /// The probe of the last computed step.
-    pub reference: Option<Plain>,
+    pub reference: Option<RawTensor>,
     /// The first output of the last computed step.
-    pub output: Option<Plain>,
+    pub output: Option<RawTensor>,
     /// Features of computed steps, latest first.
     pub history: VecDeque<Snapshot>,
 }
@@ -45,13 +45,13 @@ pub(crate) struct Snapshot {
 /// A row of a tensor that several lanes may share, which lives until the last of them has let go of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Feature {
-    tensor: Arc<Plain>,
+    tensor: Arc<RawTensor>,
     row: usize,
 }
 
 impl Feature {
     /// A tensor `[1, …]`.
-    pub fn alone(tensor: Plain) -> Self {
+    pub fn alone(tensor: RawTensor) -> Self {
         Self {
             tensor: Arc::new(tensor),
             row: 0,
@@ -59,7 +59,7 @@ impl Feature {
     }
 
     /// The first `count` rows of a tensor.
-    pub fn rows(tensor: Plain, count: usize) -> impl Iterator<Item = Self> {
+    pub fn rows(tensor: RawTensor, count: usize) -> impl Iterator<Item = Self> {
         let tensor = Arc::new(tensor);
         (0..count).map(move |row| Self {
             tensor: tensor.clone(),
@@ -159,9 +159,9 @@ impl<S> Round<S> {
     pub fn assemble(
         &self,
         ops: &dyn FeatureCacheOps,
-        outputs: &[Plain],
-        base: Option<&[Plain]>,
-    ) -> Vec<Plain> {
+        outputs: &[RawTensor],
+        base: Option<&[RawTensor]>,
+    ) -> Vec<RawTensor> {
         let features = (self.rows.iter())
             .find(|row| row.answered)
             .map(|row| &row.state.history[0].features)

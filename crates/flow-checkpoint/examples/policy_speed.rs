@@ -29,7 +29,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, ModelInput, TextWidth};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
-use flow_core::{CallContext, Plain, Plan, Stage, Training, Weights, cpu};
+use flow_core::{CallContext, Plan, RawTensor, Stage, Training, Weights, cpu};
 use flow_kernels::KernelRegistry;
 use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, initialize, trained_mask};
 use rayon::prelude::*;
@@ -134,7 +134,7 @@ struct Subject {
     rows: usize,
     text_tokens: usize,
     /// What the model reads, and what its velocity is compared with. Made once: a step does not draw numbers.
-    given: Option<(ModelInput, Plain)>,
+    given: Option<(ModelInput, RawTensor)>,
 }
 
 fn noise(count: usize, salt: u64) -> Vec<f32> {
@@ -227,7 +227,7 @@ impl Subject {
     }
 
     /// What the model reads, and the target.
-    fn input(&self) -> (ModelInput, Plain) {
+    fn input(&self) -> (ModelInput, RawTensor) {
         let mut given = self.given();
         let mut take = |name: &str| {
             let at = given.iter().position(|(found, ..)| *found == name)?;
@@ -264,7 +264,7 @@ impl Subject {
     }
 
     /// The loss, and the gradients of the weights.
-    fn step(&self, plan: &Arc<Plan>) -> (Plain, Vec<Option<Plain>>) {
+    fn step(&self, plan: &Arc<Plan>) -> (RawTensor, Vec<Option<RawTensor>>) {
         let (training, loss) = self.forward(plan);
         (plain(&loss.clone().into_dispatch()), training.gradients(&loss))
     }
@@ -303,7 +303,7 @@ impl Subject {
 
 /// A fingerprint of all bits of all gradients (FNV-1a over the words of each, then over these), and the root of the sum of
 /// their squares. Keeping them would count as memory of every policy but the first.
-fn fingerprint(gradients: &[Option<Plain>]) -> (u64, f64) {
+fn fingerprint(gradients: &[Option<RawTensor>]) -> (u64, f64) {
     const START: u64 = 0xcbf2_9ce4_8422_2325;
     let add = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
     let of_one = |host: &Vec<f32>| {

@@ -11,7 +11,8 @@ use flow_core::autograd::{self, Backward};
 use flow_core::ops::Stash;
 use flow_core::tensors::is_tracked;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Kernels, KeyValue, Plain, Plan,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Kernels, KeyValue, Plan,
+    RawTensor,
 };
 use kernels::MeteredKernels;
 use std::collections::BTreeMap;
@@ -225,7 +226,7 @@ struct MeteredStash<'a> {
 }
 
 impl Stash for MeteredStash<'_> {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         self.inner
             .through(name, &mut || self.meter.forward(name, self.flops, &mut *compute))
     }

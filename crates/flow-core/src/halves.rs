@@ -4,7 +4,7 @@
 //! bits, which say whether the upper one was rounded away from zero. Together they are the f32, bit for bit (of a NaN some NaN),
 //! in 4 bytes, where an f32 with a copy in bf16 takes 6.
 
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::backend::{Dispatch, TensorMetadata, flex::FlexTensor, ops::FloatTensorOps};
 use burn::tensor::{Tensor, TensorData};
@@ -14,9 +14,9 @@ use half::bf16;
 #[derive(Clone, Debug)]
 pub struct Halves {
     /// The nearest bf16.
-    pub upper: Plain,
+    pub upper: RawTensor,
     /// What it lacks: bits, not numbers, though their type is bf16. Nothing but kernels may look at them.
-    pub lower: Plain,
+    pub lower: RawTensor,
 }
 
 /// The halves of a value's bits.
@@ -42,7 +42,7 @@ pub fn join([upper, lower]: [u16; 2]) -> f32 {
 }
 
 /// The bits of a plain tensor of a 16-bit type on any device, on the host.
-pub fn bits(tensor: &Plain) -> Vec<u16> {
+pub fn bits(tensor: &RawTensor) -> Vec<u16> {
     let count = tensor.shape().num_elements();
     let flat: Tensor<1> = Tensor::from_dispatch(Dispatch::float_reshape(tensor.clone(), [count].into()));
     let data = flat.into_data();
@@ -57,10 +57,10 @@ pub fn bits(tensor: &Plain) -> Vec<u16> {
 ///
 /// # Panics
 /// If their number is not the product of `shape`.
-pub fn from_bits(bits: Vec<u16>, shape: &[usize]) -> Plain {
+pub fn from_bits(bits: Vec<u16>, shape: &[usize]) -> RawTensor {
     let values: Vec<bf16> = bits.into_iter().map(bf16::from_bits).collect();
     let tensor = FlexTensor::from_data(TensorData::new(values, shape.to_vec()));
-    Plain {
+    RawTensor {
         kind: DispatchTensorKind::Flex(BackendTensor::Float(tensor)),
         autodiff: Default::default(),
     }

@@ -41,4 +41,4 @@ pub use params::{
     Weights, WeightsUpdate, WeightsVersion,
 };
 pub use stopped::Stopped;
-pub use tensors::{Plain, Tensors};
+pub use tensors::{RawTensor, Tensors};

@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::from_vec;
 use flow_core::ops::{Compute, GatedResidual, LinearWeights, ModulatedNorm, NormChunks, RotaryTables};
 use flow_core::tensors::leaf;
-use flow_core::{Activation, AdamWStep, Beside, Kernels, Plain, Updated, autograd};
+use flow_core::{Activation, AdamWStep, Beside, Kernels, RawTensor, Updated, autograd};
 use flow_kernels::CpuKernels;
 use std::time::Instant;
 
@@ -216,7 +216,7 @@ fn best(mut run: impl FnMut()) -> f64 {
 }
 
 /// A tensor of values between `-1/sqrt(n)` and `1/sqrt(n)` for a last axis of `n`.
-fn values(shape: &[usize]) -> Plain {
+fn values(shape: &[usize]) -> RawTensor {
     let count: usize = shape.iter().product();
     let bound = (*shape.last().unwrap_or(&1) as f32).sqrt().recip();
     let values = (0..count).map(|index| (((index * 7919) % 2000) as f32 / 1000.0 - 1.0) * bound);

@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{from_ints, from_vec, read_ints, to_host};
 use flow_core::ops::{Compute, GroupedWeights, Grouping, Routed, Stash};
 use flow_core::tensors::plain;
-use flow_core::{Activation, ExpertOps, Kernels, Plain};
+use flow_core::{Activation, ExpertOps, Kernels, RawTensor};
 use flow_kernels::CpuKernels;
 use support::{Operand, bits, check, check_threads, gelu, operand};
 
@@ -105,10 +105,10 @@ fn of_equal_scores_the_lowest_index_is_chosen() {
 
 /// Answers with choices of its own, as a checkpoint that kept them does.
 #[derive(Debug)]
-struct Kept(Plain);
+struct Kept(RawTensor);
 
 impl Stash for Kept {
-    fn through(&self, name: &'static str, _: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, _: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         assert_eq!(name, "router");
         vec![self.0.clone()]
     }

@@ -1,19 +1,19 @@
 //! The operations of a feature cache against their definitions.
 
 use flow_core::cpu::{from_vec, to_host};
-use flow_core::{FeatureCacheOps, LatentShape, Plain, RowSource};
+use flow_core::{FeatureCacheOps, LatentShape, RawTensor, RowSource};
 use flow_kernels::{CpuFeatureCache, split_frequencies};
 
 const SHAPE: [usize; 3] = [1, 3, 700];
 
 /// Rows of `3 · 700` values, more than a piece of the fused sum.
-fn tensor(rows: usize, salt: f32) -> Plain {
+fn tensor(rows: usize, salt: f32) -> RawTensor {
     let count = rows * SHAPE[1] * SHAPE[2];
     let values = (0..count).map(|i| (salt + i as f32 * 0.37).sin()).collect();
     from_vec(values, &[rows, SHAPE[1], SHAPE[2]])
 }
 
-fn row(tensor: &Plain, row: usize) -> Vec<f32> {
+fn row(tensor: &RawTensor, row: usize) -> Vec<f32> {
     let each = SHAPE[1] * SHAPE[2];
     to_host(tensor)[row * each..(row + 1) * each].to_vec()
 }
@@ -66,7 +66,7 @@ fn features_are_rows_of_their_own_less_the_rows_of_the_base_that_they_belong_to(
             pairs.map(|(a, b)| a - b).collect::<Vec<f32>>()
         );
     }
-    let apart = |features: &[Plain]| features.iter().flat_map(to_host).collect::<Vec<f32>>();
+    let apart = |features: &[RawTensor]| features.iter().flat_map(to_host).collect::<Vec<f32>>();
     assert_eq!(to_host(&CpuFeatureCache.together(&outputs, None)), apart(&plain));
     assert_eq!(
         to_host(&CpuFeatureCache.together(&outputs, Some((&base, &[2, 0])))),

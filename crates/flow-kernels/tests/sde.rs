@@ -6,7 +6,7 @@ use burn::backend::{AutodiffBackend, Dispatch};
 use flow_core::cpu::{from_vec, to_host};
 use flow_core::ops::SdeStep;
 use flow_core::tensors::{leaf, plain};
-use flow_core::{Kernels, Plain, autograd};
+use flow_core::{Kernels, RawTensor, autograd};
 use flow_kernels::CpuKernels;
 use support::{Operand, bits, check, distance, numeric_gradients, on_threads, operand};
 
@@ -78,7 +78,7 @@ fn a_step_agrees_with_f64() {
         assert!(distance(&to_host(&found.mean), &expected_mean) < 1e-7);
         assert!(distance(&to_host(&found.x_next), &next) < 1e-7);
         // The log-probability is that of the values as stored.
-        let stored = |tensor: &Plain| to_host(tensor).iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+        let stored = |tensor: &RawTensor| to_host(tensor).iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
         let expected = log_prob(&stored(&found.mean), &stored(&found.x_next), &wide, columns);
         assert!(distance(&to_host(&found.log_prob), &expected) < 1e-6);
     }

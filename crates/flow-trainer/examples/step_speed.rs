@@ -21,7 +21,7 @@ use flow_attention::CpuAttention;
 use flow_config::{AlgorithmConfig, Config};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
-use flow_core::{Plain, Plan, Rollout, Stage, Training, Weights};
+use flow_core::{Plan, RawTensor, Rollout, Stage, Training, Weights};
 use flow_kernels::CpuKernels;
 use flow_models::{ModelRegistry, StoredDtype};
 use flow_rewards::RewardRegistry;
@@ -177,7 +177,7 @@ impl Job {
     }
 
     /// Loss and gradients at the first stochastic step.
-    fn unit(&self, sampler: &Sampler, batch: &Trajectories) -> (Plain, Vec<Option<Plain>>) {
+    fn unit(&self, sampler: &Sampler, batch: &Trajectories) -> (RawTensor, Vec<Option<RawTensor>>) {
         let pass = Training::new(
             &self.weights,
             self.plan.clone(),

@@ -51,7 +51,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
 use flow_core::{
-    CallContext, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, WeightStorage, Weights, cpu,
+    CallContext, ModelInput, ParamLayout, Plan, RawTensor, Rollout, Stage, Training, WeightStorage, Weights,
+    cpu,
 };
 use flow_models::{Architecture, ModelRegistry, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
@@ -256,7 +257,7 @@ impl Job {
     }
 
     /// The velocity without a gradient.
-    fn forward(&self, input: ModelInput) -> Plain {
+    fn forward(&self, input: ModelInput) -> RawTensor {
         let rollout = Rollout::new(&self.weights, self.plan.clone());
         let exec = rollout.exec(CallContext::single(Stage::Rollout));
         plain(&exec.velocity(&*self.model, input).into_dispatch())
@@ -308,7 +309,7 @@ impl Job {
     }
 
     /// The loss and its gradients: Flow-GRPO's under guidance, else the mean squared distance to the target.
-    fn loss(&self, what: &Learnt) -> (Plain, Vec<Option<Plain>>) {
+    fn loss(&self, what: &Learnt) -> (RawTensor, Vec<Option<RawTensor>>) {
         let pass = Training::new(&self.weights, self.plan.clone(), self.trained.clone());
         let loss = match what {
             Learnt::Target { input, target } => {
@@ -385,7 +386,7 @@ impl Job {
         )
     }
 
-    fn update(&mut self, optimizer: &mut AdamW, gradients: Vec<Option<Plain>>) -> Result<(), Failure> {
+    fn update(&mut self, optimizer: &mut AdamW, gradients: Vec<Option<RawTensor>>) -> Result<(), Failure> {
         let kernels = &*self.plan.kernels;
         let mut sums = Accumulated::default();
         sums.add(kernels, gradients);
@@ -399,7 +400,7 @@ impl Job {
 enum Learnt {
     Target {
         input: ModelInput,
-        target: Plain,
+        target: RawTensor,
     },
     Recorded {
         sampler: Sampler,

@@ -6,7 +6,8 @@ pub use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
 use flow_core::{
-    AdamWStep, Beside, Kernels, ParamLayout, Plain, Rounding, StepFactors, StepValues, Updated, Weights, cpu,
+    AdamWStep, Beside, Kernels, ParamLayout, RawTensor, Rounding, StepFactors, StepValues, Updated, Weights,
+    cpu,
 };
 
 /// How the learning rate goes on after the warm-up. Steps count from 1.
@@ -79,9 +80,9 @@ pub struct AdamWSettings {
 #[derive(Clone, Debug)]
 pub struct Moments {
     /// Mean of the gradient.
-    pub first: Plain,
+    pub first: RawTensor,
     /// Mean of its square.
-    pub second: Plain,
+    pub second: RawTensor,
 }
 
 /// AdamW with its state.
@@ -96,7 +97,7 @@ pub struct AdamW {
 /// Sums of gradients over the units of one optimizer step.
 #[derive(Debug, Default)]
 pub struct Accumulated {
-    sums: Vec<Option<Plain>>,
+    sums: Vec<Option<RawTensor>>,
     units: usize,
     expected: usize,
 }
@@ -135,14 +136,14 @@ impl Accumulated {
     }
 
     /// Adds one unit's gradients.
-    pub fn add(&mut self, kernels: &dyn Kernels, gradients: Vec<Option<Plain>>) {
+    pub fn add(&mut self, kernels: &dyn Kernels, gradients: Vec<Option<RawTensor>>) {
         self.units += 1;
         if self.sums.is_empty() {
             // A recorded backward pass writes the next unit's gradients where it wrote these.
             let recorder = kernels.recorder().filter(|_| self.expected > 1);
             self.sums = match recorder {
                 Some(recorder) => {
-                    let copied = |gradient: Plain| recorder.copied(&gradient);
+                    let copied = |gradient: RawTensor| recorder.copied(&gradient);
                     gradients
                         .into_iter()
                         .map(|gradient| gradient.map(copied))
@@ -168,7 +169,7 @@ impl Accumulated {
 }
 
 /// `moment` as it is stored. Values that were stored as `dtype` before stay what they are.
-fn stored(moment: Plain, dtype: FloatDType) -> Plain {
+fn stored(moment: RawTensor, dtype: FloatDType) -> RawTensor {
     match dtype {
         FloatDType::F32 => moment,
         other => cast(&moment, other),
@@ -252,7 +253,7 @@ impl AdamW {
     ) -> Result<StepReport, NonFiniteGradient> {
         let Accumulated { sums, units, .. } = gradients;
         let layout = weights.layout().clone();
-        let present: Vec<&Plain> = sums.iter().flatten().collect();
+        let present: Vec<&RawTensor> = sums.iter().flatten().collect();
         self.steps += 1;
         let (beta1, beta2) = self.settings.betas;
         let exponent = self.steps as f64;

@@ -17,8 +17,8 @@ use burn::tensor::{DType, Tensor};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    CallContext, Exec, FlowModel, ModelInput, Noise, Plain, Plan, RegionKind, Stage, Training, Weights, cpu,
-    tensors::plain,
+    CallContext, Exec, FlowModel, ModelInput, Noise, Plan, RawTensor, RegionKind, Stage, Training, Weights,
+    cpu, tensors::plain,
 };
 use flow_data::Dataset;
 use flow_report::Stopwatch;
@@ -146,7 +146,7 @@ impl Pretraining<'_> {
         batch: &Batch,
         rows: Range<usize>,
         settings: &PretrainSettings,
-    ) -> (Plain, Vec<Option<Plain>>) {
+    ) -> (RawTensor, Vec<Option<RawTensor>>) {
         let values = self.dataset.image_shape().len();
         let shape = [rows.len(), values];
         let elements = rows.start * values..rows.end * values;

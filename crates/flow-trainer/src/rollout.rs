@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::ops::SdeStep;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Kernels, Noise, Plain, Rollout, Stage, tensors::plain};
+use flow_core::{Kernels, Noise, RawTensor, Rollout, Stage, tensors::plain};
 use std::sync::Arc;
 
 /// One stochastic step of a micro-batch, as the loss will replay it.
@@ -17,13 +17,13 @@ pub struct StepRecord {
     /// The step.
     pub step: StepCoefficients,
     /// Latents before, `[B, N]`.
-    pub x: Plain,
+    pub x: RawTensor,
     /// Latents after, as stored, `[B, N]`.
-    pub x_next: Plain,
+    pub x_next: RawTensor,
     /// Mean of their distribution, `[B, N]`.
-    pub mean: Plain,
+    pub mean: RawTensor,
     /// Log-probability, `[B]`.
-    pub log_prob: Plain,
+    pub log_prob: RawTensor,
 }
 
 /// A finished micro-batch.
@@ -36,7 +36,7 @@ pub struct Trajectories {
     /// The stochastic steps, in order.
     pub records: Vec<StepRecord>,
     /// Final latents, `[B, N]`.
-    pub clean: Plain,
+    pub clean: RawTensor,
 }
 
 /// What a sampler needs besides weights.
@@ -58,7 +58,7 @@ pub struct Stepped<'a> {
     /// Steps done.
     pub done: usize,
     /// Its guided velocity, `[B, N]`.
-    pub velocity: &'a Plain,
+    pub velocity: &'a RawTensor,
 }
 
 /// Which random numbers a trajectory starts from and adds.
@@ -89,7 +89,7 @@ pub struct SampleRequest<'a> {
 }
 
 /// `[B, 5]`, the row `a, b, c, k, offset` of [`Kernels::sde_step`] repeated.
-pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: usize) -> Plain {
+pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: usize) -> RawTensor {
     let log_prob = step.log_prob.as_ref();
     let row = [
         step.mean_x,
@@ -198,7 +198,7 @@ impl Sampler {
     }
 
     /// Standard normal values, `[B, N]`, each row addressed by its sample and the step.
-    pub fn noise(&self, purpose: Purpose, samples: &[u64], step: u32, values: usize) -> Plain {
+    pub fn noise(&self, purpose: Purpose, samples: &[u64], step: u32, values: usize) -> RawTensor {
         let noise = self.addressed(purpose, samples, step, values);
         self.kernels.ops().sampler.noise(&noise, &self.device)
     }

@@ -9,7 +9,7 @@ use flow_accel::{
     Accelerator, AcceleratorRegistry, AcceleratorStage, Engagement, Meter, Refusal, Safety, StepScope, Target,
 };
 use flow_core::exec::Stack;
-use flow_core::{Exec, Lane, Plain, Plan, StackDriver, Stage};
+use flow_core::{Exec, Lane, Plan, RawTensor, StackDriver, Stage};
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer, Phase, Silent};
@@ -78,13 +78,13 @@ const BALLAST: usize = 1 << 16;
 struct State {
     iteration: u64,
     step: u32,
-    _carried: Vec<Plain>,
+    _carried: Vec<RawTensor>,
     _ballast: Vec<u8>,
     ledger: Arc<Ledger>,
 }
 
 impl State {
-    fn new(iteration: u64, step: u32, carried: &[Plain], ledger: &Arc<Ledger>) -> Self {
+    fn new(iteration: u64, step: u32, carried: &[RawTensor], ledger: &Arc<Ledger>) -> Self {
         ledger.held.fetch_add(1, Ordering::SeqCst);
         let bytes = ledger.held_bytes.fetch_add(BALLAST as i64, Ordering::SeqCst) + BALLAST as i64;
         ledger.peak_bytes.fetch_max(bytes, Ordering::SeqCst);
@@ -118,7 +118,13 @@ impl StackDriver for Holding {
         "holding"
     }
 
-    fn run(&self, exec: &Exec<'_>, stack: &dyn Stack, carried: Vec<Plain>, shared: Vec<Plain>) -> Vec<Plain> {
+    fn run(
+        &self,
+        exec: &Exec<'_>,
+        stack: &dyn Stack,
+        carried: Vec<RawTensor>,
+        shared: Vec<RawTensor>,
+    ) -> Vec<RawTensor> {
         let call = exec.call();
         let ledger = &self.ledger;
         if call.stage != Stage::Rollout {

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 use flow_accel::{Engagements, Meter};
 use flow_core::params::Standing;
 use flow_core::tensors::shape;
-use flow_core::{Condition, FlowModel, ModelInput, Plain, Recorded};
+use flow_core::{Condition, FlowModel, ModelInput, RawTensor, Recorded};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
@@ -23,7 +23,7 @@ pub(super) struct Form {
 }
 
 /// The tensors of an input in order.
-pub(super) fn split(input: &ModelInput) -> (Form, Vec<Plain>) {
+pub(super) fn split(input: &ModelInput) -> (Form, Vec<RawTensor>) {
     let Condition {
         tokens,
         text,
@@ -48,7 +48,7 @@ pub(super) fn split(input: &ModelInput) -> (Form, Vec<Plain>) {
 }
 
 /// The inverse of [`split`].
-pub(super) fn join(form: Form, tensors: &[Plain]) -> ModelInput {
+pub(super) fn join(form: Form, tensors: &[RawTensor]) -> ModelInput {
     let mut tensors = tensors.iter().cloned();
     let mut next = || tensors.next().expect("as many tensors as were split");
     ModelInput {
@@ -74,7 +74,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    pub fn new(model: &dyn FlowModel, form: Form, inputs: &[Plain], weights: Standing) -> Self {
+    pub fn new(model: &dyn FlowModel, form: Form, inputs: &[RawTensor], weights: Standing) -> Self {
         Self {
             model: std::ptr::from_ref(model).cast::<()>() as usize,
             form,
@@ -112,7 +112,7 @@ impl Counted {
 #[derive(Debug)]
 pub(super) enum Call {
     /// The velocity, recorded.
-    Plain(Box<dyn Recorded>, Counted),
+    RawTensor(Box<dyn Recorded>, Counted),
     /// The velocity, and its gradients, recorded.
     Differentiated(Pair),
     /// The device did not record it, for this reason: it is computed each time.

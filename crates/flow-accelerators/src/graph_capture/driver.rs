@@ -14,7 +14,7 @@ use flow_accel::{Engagement, Engagements, Meter};
 use flow_core::autograd::{self, Backward};
 use flow_core::tensors::{is_tracked, plain, zeros_like};
 use flow_core::{
-    Exec, FlowModel, ModelInput, NotRecorded, ParamView, Plain, Recorder, Stopped, VelocityDriver,
+    Exec, FlowModel, ModelInput, NotRecorded, ParamView, RawTensor, Recorder, Stopped, VelocityDriver,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -35,7 +35,7 @@ struct ToRecord<'a> {
     exec: &'a Exec<'a>,
     model: &'a dyn FlowModel,
     form: Form,
-    inputs: &'a [Plain],
+    inputs: &'a [RawTensor],
 }
 
 impl VelocityDriver for Replaying {
@@ -53,7 +53,7 @@ impl VelocityDriver for Replaying {
         if inputs.iter().any(is_tracked) {
             return self.inner.run(exec, model, input);
         }
-        let inputs: Vec<Plain> = inputs.iter().map(plain).collect();
+        let inputs: Vec<RawTensor> = inputs.iter().map(plain).collect();
         let key = Key::new(model, form, &inputs, exec.params().standing());
         let of = ToRecord {
             driver: self,
@@ -75,7 +75,7 @@ impl VelocityDriver for Replaying {
             );
         }
         let replayed = match call {
-            Call::Plain(recorded, counted) => recorded.replay(&inputs).map(|outputs| {
+            Call::RawTensor(recorded, counted) => recorded.replay(&inputs).map(|outputs| {
                 let velocity = self.recorder.copied(&outputs[0]);
                 counted.again();
                 Some(velocity)
@@ -141,7 +141,7 @@ impl Replaying {
         exec: &Exec<'_>,
         model: &dyn FlowModel,
         pair: &mut Pair,
-        inputs: &[Plain],
+        inputs: &[RawTensor],
     ) -> Result<Option<DispatchTensor>, NotRecorded> {
         let Some(pass) = pair.begin() else {
             return Ok(None);
@@ -207,7 +207,7 @@ impl ToRecord<'_> {
     /// What becomes of a call that the device did not record or replay, if what it was given is still there; else this stops.
     fn without_recording(&self, NotRecorded(why): NotRecorded) -> Call {
         let weights = self.exec.params().values().iter();
-        let given: Vec<Plain> = self.inputs.iter().chain(weights).cloned().collect();
+        let given: Vec<RawTensor> = self.inputs.iter().chain(weights).cloned().collect();
         if !self.driver.recorder.is_readable(&given) {
             let model = self.model.spec().architecture.clone();
             Stopped::RecordingLost { model, why }.stop();
@@ -216,7 +216,7 @@ impl ToRecord<'_> {
     }
 
     fn plain(&self) -> Result<Call, NotRecorded> {
-        let velocity = |views: &[Plain]| plain(&self.velocity(self.exec, views));
+        let velocity = |views: &[RawTensor]| plain(&self.velocity(self.exec, views));
         let mut counted = Counted::default();
         let recorded =
             self.driver
@@ -224,16 +224,16 @@ impl ToRecord<'_> {
                 .record(self.inputs, &mut |views| drop(velocity(views)), &mut |views| {
                     self.driver.counting(&mut counted, || vec![velocity(views)])
                 })?;
-        Ok(Call::Plain(recorded, counted))
+        Ok(Call::RawTensor(recorded, counted))
     }
 
-    fn velocity(&self, exec: &Exec<'_>, inputs: &[Plain]) -> DispatchTensor {
+    fn velocity(&self, exec: &Exec<'_>, inputs: &[RawTensor]) -> DispatchTensor {
         let input = join(self.form, inputs);
         self.driver.inner.run(exec, self.model, input).into_dispatch()
     }
 
     /// A forward pass on leaves of its own.
-    fn forward(&self, inputs: &[Plain]) -> (DispatchTensor, ParamView) {
+    fn forward(&self, inputs: &[RawTensor]) -> (DispatchTensor, ParamView) {
         let params = self.exec.params().fresh_leaves();
         let within = self.exec.replay(params.clone(), self.exec.stash().clone());
         (self.velocity(&within, inputs), params)
@@ -260,7 +260,7 @@ impl ToRecord<'_> {
         let (velocity, params) = kept.expect("a recorded pass was computed");
         recorder.release(&self.inputs[0]);
         let seed = zeros_like(&plain(&velocity));
-        let differentiate = |velocity: DispatchTensor, params: &ParamView, seed: &Plain| {
+        let differentiate = |velocity: DispatchTensor, params: &ParamView, seed: &RawTensor| {
             let gradients = autograd::backward_from(vec![velocity], vec![Some(seed.clone())]);
             gradients.map_or_else(Vec::new, |mut gradients| params.take_gradients(&mut gradients))
         };

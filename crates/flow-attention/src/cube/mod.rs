@@ -13,7 +13,7 @@ pub use tensor_cores::{CubeAttention, MmaAttention, WgmmaAttention};
 use flow_attention_cube::tensors::Heads;
 use flow_core::cube::{Client, CubeTensor};
 use flow_core::ops::attention::Place;
-use flow_core::{AttentionCall, Declined, Plain};
+use flow_core::{AttentionCall, Declined, RawTensor};
 
 /// The device of `call`, which has nothing that no kernel here computes.
 fn client(call: &AttentionCall) -> Result<&Client, Declined> {
@@ -30,7 +30,7 @@ fn client(call: &AttentionCall) -> Result<&Client, Declined> {
 }
 
 /// The device's tensor.
-fn read(tensor: &Plain) -> CubeTensor {
+fn read(tensor: &RawTensor) -> CubeTensor {
     let tensor = flow_core::cube::read(tensor);
     tensor.expect("the call's operands are on its device").clone()
 }

@@ -6,7 +6,7 @@ use flow_attention::CpuAttention;
 use flow_autoencoder::{Autoencoder, Latent, Options, Pictures, open};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::tensors::{Plain, leaf, plain};
+use flow_core::tensors::{RawTensor, leaf, plain};
 use flow_core::{CallContext, Exec, Plan, Rollout, Stage, Training, Weights, cpu, op};
 use flow_kernels::CpuKernels;
 use std::collections::BTreeMap;
@@ -137,7 +137,7 @@ pub fn decode_gradients(
     autoencoder: &Autoencoder,
     weights: &Weights,
     latent: Tensor<5>,
-    cotangent: Plain,
+    cotangent: RawTensor,
 ) -> (Vec<f32>, Vec<f32>, BTreeMap<String, Vec<f32>>) {
     let trained: Arc<[bool]> = vec![true; autoencoder.layout().len()].into();
     let training = Training::new(weights, plan(), trained);
@@ -204,6 +204,6 @@ pub fn check_parity(name: &str, picture: &str, tiling: flow_autoencoder::Tiling)
 }
 
 /// A tensor whose rank is erased.
-pub fn plain_of<const D: usize>(tensor: Tensor<D>) -> Plain {
+pub fn plain_of<const D: usize>(tensor: Tensor<D>) -> RawTensor {
     plain(&tensor.into_dispatch())
 }

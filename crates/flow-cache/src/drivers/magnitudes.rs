@@ -4,7 +4,7 @@ use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use flow_core::cpu::to_host;
 use flow_core::exec::Stack;
 use flow_core::tensors::shape;
-use flow_core::{Exec, Lane, Plain, StackDriver};
+use flow_core::{Exec, Lane, RawTensor, StackDriver};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -52,7 +52,7 @@ impl MagnitudeRatios {
 }
 
 /// The Euclidean norm of each token of each row: `[B, …, D]` to `B` lists.
-fn norms(residual: &Plain, rows: usize) -> Vec<Vec<f64>> {
+fn norms(residual: &RawTensor, rows: usize) -> Vec<Vec<f64>> {
     let (shape, values) = (shape(residual), to_host(residual));
     let channels = shape.last().copied().unwrap_or(1).max(1);
     let tokens = values.len() / channels;

@@ -3,7 +3,7 @@
 use crate::policy::Change;
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stack;
-use flow_core::{Exec, Lane, Plain, StackDriver};
+use flow_core::{Exec, Lane, RawTensor, StackDriver};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +18,7 @@ pub struct SignalChanges {
 #[derive(Debug, Default)]
 struct Measured {
     /// Of the last step of each lane: the step, the signal, and the output, `[1, …]`.
-    last: HashMap<Lane, (u32, Plain, Plain)>,
+    last: HashMap<Lane, (u32, RawTensor, RawTensor)>,
     points: Vec<(f64, f64)>,
 }
 

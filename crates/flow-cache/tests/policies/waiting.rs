@@ -7,7 +7,7 @@ use crate::toy::{Run, lane};
 use burn::backend::TensorMetadata;
 use flow_cache::Rules;
 use flow_core::ops::{DeferredSums, RowSource, TensorRow};
-use flow_core::{FeatureCacheOps, KernelOps, Kernels, LatentShape, LayeredKernels, Plain};
+use flow_core::{FeatureCacheOps, KernelOps, Kernels, LatentShape, LayeredKernels, RawTensor};
 use flow_kernels::{CpuFeatureCache, CpuKernels};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ impl Counts {
         count.swap(0, Ordering::Relaxed)
     }
 
-    fn keep(&self, outputs: &Plain) {
+    fn keep(&self, outputs: &RawTensor) {
         self.kept_rows.fetch_max(outputs.shape()[0], Ordering::Relaxed);
     }
 }
@@ -35,20 +35,20 @@ impl FeatureCacheOps for Counts {
     fn assemble(
         &self,
         shape: &[usize],
-        computed: Option<&Plain>,
-        base: Option<&Plain>,
+        computed: Option<&RawTensor>,
+        base: Option<&RawTensor>,
         rows: &[RowSource<'_>],
-    ) -> Plain {
+    ) -> RawTensor {
         CpuFeatureCache.assemble(shape, computed, base, rows)
     }
 
-    fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain> {
+    fn features(&self, outputs: &RawTensor, base: Option<(&RawTensor, &[usize])>) -> Vec<RawTensor> {
         self.apart.fetch_add(1, Ordering::Relaxed);
         self.keep(outputs);
         CpuFeatureCache.features(outputs, base)
     }
 
-    fn together(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Plain {
+    fn together(&self, outputs: &RawTensor, base: Option<(&RawTensor, &[usize])>) -> RawTensor {
         self.keep(outputs);
         CpuFeatureCache.together(outputs, base)
     }
@@ -61,7 +61,11 @@ impl FeatureCacheOps for Counts {
         })
     }
 
-    fn frequencies(&self, pairs: &[(TensorRow<'_>, TensorRow<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]> {
+    fn frequencies(
+        &self,
+        pairs: &[(TensorRow<'_>, TensorRow<'_>)],
+        shape: &LatentShape,
+    ) -> Vec<[RawTensor; 2]> {
         CpuFeatureCache.frequencies(pairs, shape)
     }
 }

@@ -18,7 +18,7 @@ use crate::treatment::{Assignment, BlockTreatment, RegionTreatment};
 use flow_core::autograd::{self, Backward, take_gradient};
 use flow_core::exec::Body;
 use flow_core::tensors::{is_tracked, leaf, plain, shape, zeros_like};
-use flow_core::{Exec, KeepAll, Plain, RegionEngine, RegionKind, Site};
+use flow_core::{Exec, KeepAll, RawTensor, RegionEngine, RegionKind, Site};
 use scope::{Apart, Entry, Memory, Recording, Replaying};
 use std::sync::{Arc, Mutex};
 use tally::{Held, Tally, take_all};
@@ -57,7 +57,7 @@ impl RegionEngine for Checkpointing {
         &self.name
     }
 
-    fn run(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: Body) -> Vec<Plain> {
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
         let treatment = self.assignment.block(site);
         let stash = exec.stash().clone();
@@ -93,12 +93,12 @@ impl Checkpointing {
     fn segment(
         &self,
         exec: &Exec<'_>,
-        inputs: Vec<Plain>,
+        inputs: Vec<RawTensor>,
         body: Body,
         treatment: &BlockTreatment,
-    ) -> Vec<Plain> {
+    ) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
-        let values: Vec<Plain> = inputs.iter().map(plain).collect();
+        let values: Vec<RawTensor> = inputs.iter().map(plain).collect();
         let saves = Arc::new(treatment.saves.clone());
         let recording = Recording::new(saves.clone(), self.tally.clone(), site.kind, exec.stash().clone());
         let params = exec.params().untracked();
@@ -114,7 +114,7 @@ impl Checkpointing {
         self.bind(exec, &inputs, outputs, body, pending, treatment)
     }
 
-    fn untracked_only(&self, site: &Site, outputs: &[Plain]) {
+    fn untracked_only(&self, site: &Site, outputs: &[RawTensor]) {
         assert!(
             !outputs.iter().any(is_tracked),
             "region {site} read a tensor that is neither among its inputs nor a weight of its context, so it cannot run \
@@ -126,12 +126,12 @@ impl Checkpointing {
     fn bind(
         &self,
         exec: &Exec<'_>,
-        inputs: &[Plain],
-        outputs: Vec<Plain>,
+        inputs: &[RawTensor],
+        outputs: Vec<RawTensor>,
         body: Body,
         pending: Pending,
         treatment: &BlockTreatment,
-    ) -> Vec<Plain> {
+    ) -> Vec<RawTensor> {
         let leaves = exec.params().leaves_of(&pending.weights);
         let again = Again {
             later: exec.for_backward(),
@@ -144,7 +144,7 @@ impl Checkpointing {
         };
         let backward: Backward =
             Arc::new(move |incoming| again.gradients(incoming.output_gradients, incoming.wanted));
-        let inputs: Vec<&Plain> = inputs.iter().collect();
+        let inputs: Vec<&RawTensor> = inputs.iter().collect();
         autograd::bind_with_leaves("region", &inputs, &leaves, outputs, backward)
     }
 
@@ -152,11 +152,11 @@ impl Checkpointing {
     fn record_nested(
         &self,
         exec: &Exec<'_>,
-        inputs: Vec<Plain>,
+        inputs: Vec<RawTensor>,
         body: Body,
         treatment: &BlockTreatment,
         recording: &Recording,
-    ) -> Vec<Plain> {
+    ) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
         if !site.effect.may_replay() {
             return kept::record(exec, site.kind, inputs, &body, recording);
@@ -186,11 +186,11 @@ impl Checkpointing {
     fn replay_apart(
         &self,
         exec: &Exec<'_>,
-        inputs: Vec<Plain>,
+        inputs: Vec<RawTensor>,
         body: Body,
         treatment: &BlockTreatment,
         replaying: &Replaying,
-    ) -> Vec<Plain> {
+    ) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
         let Entry::Apart(apart) = replaying.next_region(site.kind) else {
             panic!("region {site} had an effect in the first run and has none now");
@@ -228,7 +228,7 @@ struct Again {
 
 impl Again {
     /// Gradients of the inputs that are `wanted`, then of the weights.
-    fn gradients(&self, output_gradients: &[Option<Plain>], wanted: &[bool]) -> Vec<Option<Plain>> {
+    fn gradients(&self, output_gradients: &[Option<RawTensor>], wanted: &[bool]) -> Vec<Option<RawTensor>> {
         let pending = self
             .pending
             .lock()
@@ -243,8 +243,8 @@ impl Again {
         let params = self.later.params().fresh_leaves();
         let (site, saves, tally) = (self.site.clone(), self.saves.clone(), self.tally.clone());
         let replaying = Arc::new(Replaying::new(site, saves, tally, memory));
-        let inputs: Vec<Plain> = take_all(inputs);
-        let leaves: Vec<Plain> = inputs
+        let inputs: Vec<RawTensor> = take_all(inputs);
+        let leaves: Vec<RawTensor> = inputs
             .iter()
             .zip(wanted)
             .map(|(value, wanted)| if *wanted { leaf(value) } else { value.clone() })
@@ -264,7 +264,7 @@ impl Again {
         let mut gradients = autograd::backward_from(outputs, output_gradients.to_vec());
         let mut take = |leaf| take_gradient(leaf, gradients.as_mut()?);
         let of_inputs = leaves.iter().zip(&inputs).zip(wanted);
-        let mut found: Vec<Option<Plain>> = of_inputs
+        let mut found: Vec<Option<RawTensor>> = of_inputs
             .map(|((leaf, value), wanted)| wanted.then(|| take(leaf).unwrap_or_else(|| zeros_like(value))))
             .collect();
         found.extend(params.leaves_of(&weights).iter().map(take));

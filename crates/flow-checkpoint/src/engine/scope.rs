@@ -7,7 +7,7 @@ use super::kept::Kept;
 use super::tally::{Held, Tally, take_all};
 use crate::treatment::Saves;
 use flow_core::ops::Stash;
-use flow_core::{Plain, RegionKind, Site};
+use flow_core::{RawTensor, RegionKind, Site};
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -156,7 +156,7 @@ impl Recorded {
 }
 
 impl Stash for Recording {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         let result = self.outer.through(name, compute);
         let (in_block, ordinal) = (self.block.next(name), self.recorded.ordinals.next(name));
         if self.saves.takes(self.kind, name, in_block) {
@@ -241,7 +241,7 @@ impl Replaying {
 }
 
 impl Stash for Replaying {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         let asked = self.ordinals.next(name);
         let mut entries = lock(&self.entries);
         match entries.pop_front() {

@@ -2,7 +2,7 @@
 //!
 //! A buffer that several regions hold, for instance the conditioning that all blocks read, is counted once.
 
-use flow_core::Plain;
+use flow_core::RawTensor;
 use flow_core::tensors::buffer;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -55,7 +55,7 @@ impl Tally {
     }
 
     /// Holds `tensor` until the returned value is dropped or taken.
-    pub fn hold(self: &Arc<Self>, tensor: Plain) -> Held {
+    pub fn hold(self: &Arc<Self>, tensor: RawTensor) -> Held {
         let of = buffer(&tensor);
         let mut books = self.books();
         let (holders, _) = books.buffers.entry(of.identity).or_insert((0, of.bytes));
@@ -71,7 +71,7 @@ impl Tally {
         }
     }
 
-    pub fn hold_all(self: &Arc<Self>, tensors: Vec<Plain>) -> Vec<Held> {
+    pub fn hold_all(self: &Arc<Self>, tensors: Vec<RawTensor>) -> Vec<Held> {
         tensors.into_iter().map(|tensor| self.hold(tensor)).collect()
     }
 }
@@ -81,12 +81,12 @@ impl Tally {
 pub(crate) struct Held {
     /// The buffer and who counts it.
     counted: Option<(usize, Arc<Tally>)>,
-    tensor: Option<Plain>,
+    tensor: Option<RawTensor>,
 }
 
 impl Held {
     /// A tensor that a replay made, which counts as its working memory.
-    pub fn uncounted(tensor: Plain) -> Self {
+    pub fn uncounted(tensor: RawTensor) -> Self {
         Self {
             counted: None,
             tensor: Some(tensor),
@@ -94,13 +94,13 @@ impl Held {
     }
 
     /// The tensor, held no more.
-    pub fn take(mut self) -> Plain {
+    pub fn take(mut self) -> RawTensor {
         self.tensor.take().expect("taken once")
     }
 }
 
 /// The tensors, held no more.
-pub(crate) fn take_all(held: Vec<Held>) -> Vec<Plain> {
+pub(crate) fn take_all(held: Vec<Held>) -> Vec<RawTensor> {
     held.into_iter().map(Held::take).collect()
 }
 

@@ -8,7 +8,7 @@ use flow_core::ops::{
     LayeredKernels, LinearWeights, ModelOps, ModulatedNorm, RotaryTables, Routed, Stash,
 };
 use flow_core::tensors::{is_tracked, shape};
-use flow_core::{Activation, Kernels, Plain};
+use flow_core::{Activation, Kernels, RawTensor};
 use std::sync::Arc;
 
 /// Forward and backward of a linear layer: `x Wᵀ`, and a product for each of the gradients of `x` and `W` that is wanted;
@@ -86,7 +86,7 @@ impl ExpertOps for MeteredKernels {
         })
     }
 
-    fn group(&self, choices: &Plain, experts: usize) -> Grouping {
+    fn group(&self, choices: &RawTensor, experts: usize) -> Grouping {
         self.meter
             .forward("group", 0, || self.experts().group(choices, experts))
     }
@@ -168,7 +168,7 @@ impl ModelOps for MeteredKernels {
         self.meter.whole("rotary", || self.model().rotary(x, tables))
     }
 
-    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
+    fn embedding(&self, table: &DispatchTensor, index: &RawTensor) -> DispatchTensor {
         self.meter
             .whole("embedding", || self.model().embedding(table, index))
     }

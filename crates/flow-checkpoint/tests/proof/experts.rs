@@ -7,7 +7,7 @@ use flow_checkpoint::{Checkpointing, Policy, ROUTER};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Body;
 use flow_core::ops::Stash;
-use flow_core::{Exec, KeepAll, Plain, Plan, RegionEngine, RegionKind};
+use flow_core::{Exec, KeepAll, Plan, RawTensor, RegionEngine, RegionKind};
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, Position, Trained};
 use std::any::Any;
@@ -50,13 +50,13 @@ struct FickleStash {
 }
 
 impl Stash for FickleStash {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         if name != ROUTER {
             return self.inner.through(name, compute);
         }
         self.inner.through(name, &mut || {
             let number = self.choices.fetch_add(1, Ordering::SeqCst) as i64;
-            let turn = |choice: Plain| {
+            let turn = |choice: RawTensor| {
                 let choice = Tensor::<3, Int>::from_dispatch(choice);
                 ((choice + number).remainder_scalar(EXPERTS)).into_dispatch()
             };
@@ -85,7 +85,7 @@ impl RegionEngine for Fickle {
         self.inner.name()
     }
 
-    fn run(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: Body) -> Vec<Plain> {
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
         if exec.site().is_none_or(|site| site.kind != RegionKind::Router) {
             return self.inner.run(exec, inputs, body);
         }

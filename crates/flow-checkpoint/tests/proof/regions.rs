@@ -13,7 +13,7 @@ use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{cast, leaf, plain};
 use flow_core::{
-    Activation, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, Plain, Plan, RegionKind,
+    Activation, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, Plan, RawTensor, RegionKind,
     Stage, Training, Weights,
 };
 use flow_kernels::CpuKernels;
@@ -199,7 +199,7 @@ impl Stack {
         weights: &Weights,
         step: u32,
         backwards: usize,
-    ) -> (Vec<Vec<u32>>, Vec<Plain>) {
+    ) -> (Vec<Vec<u32>>, Vec<RawTensor>) {
         for block in &self.blocks {
             block.calls.store(0, Ordering::SeqCst);
         }
@@ -275,7 +275,7 @@ fn three_optimizer_steps_with_values_dropped_give_the_same_weights_and_moments()
             for number in 1..=3 {
                 let step = number as u32;
                 let (found, gradients) = stack.pass_at(policy, &plan, &state.weights, step, 1);
-                let gradients: Vec<Option<Plain>> = gradients.into_iter().map(Some).collect();
+                let gradients: Vec<Option<RawTensor>> = gradients.into_iter().map(Some).collect();
                 state.step(&*plan.kernels, &gradients, number);
                 outputs.extend(found);
             }

@@ -13,7 +13,7 @@ use flow_core::model::{LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
-    AdamWStep, Beside, CallContext, Condition, FlowModel, Kernels, ModelSpec, ParamLayout, Plain, Plan,
+    AdamWStep, Beside, CallContext, Condition, FlowModel, Kernels, ModelSpec, ParamLayout, Plan, RawTensor,
     RegionKind, Stage, Training, Updated, Weights, cpu,
 };
 use flow_kernels::CpuKernels;
@@ -36,7 +36,7 @@ pub fn noise(count: usize, salt: u64) -> Vec<f32> {
     values
 }
 
-pub fn bits(tensor: &Plain) -> Vec<u32> {
+pub fn bits(tensor: &RawTensor) -> Vec<u32> {
     let host = cpu::to_host(tensor);
     host.iter().map(|value| value.to_bits()).collect()
 }
@@ -281,14 +281,14 @@ impl Subject {
     }
 
     /// The gradient that a loss would give the velocity.
-    pub fn cotangent(&self, salt: u64) -> Plain {
+    pub fn cotangent(&self, salt: u64) -> RawTensor {
         let values = self.model.spec().latent.values();
         self.device
             .plain(noise(self.rows * values, salt), &[self.rows, values])
     }
 
     /// The velocity of a training pass that is never differentiated.
-    pub fn forward(&self, plan: &Arc<Plan>) -> Plain {
+    pub fn forward(&self, plan: &Arc<Plan>) -> RawTensor {
         let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let (velocity, _) = self.model.velocity_and_balance(&exec, self.input(1));
@@ -335,8 +335,8 @@ impl Subject {
 }
 
 /// `input` with everything in it that is a real number as a leaf, and these leaves.
-fn on_leaves(mut input: ModelInput) -> (ModelInput, Vec<Plain>) {
-    fn lift<const D: usize>(tensor: &mut Tensor<D>) -> Plain {
+fn on_leaves(mut input: ModelInput) -> (ModelInput, Vec<RawTensor>) {
+    fn lift<const D: usize>(tensor: &mut Tensor<D>) -> RawTensor {
         let lifted = leaf(&plain(&tensor.clone().into_dispatch()));
         *tensor = Tensor::from_dispatch(lifted.clone());
         lifted
@@ -349,25 +349,25 @@ fn on_leaves(mut input: ModelInput) -> (ModelInput, Vec<Plain>) {
 
 /// What a pass gives.
 pub struct Found {
-    pub velocities: Vec<Plain>,
+    pub velocities: Vec<RawTensor>,
     /// Of each call, by row: the distance, and the balance of experts if there are any.
-    pub losses: Vec<Plain>,
+    pub losses: Vec<RawTensor>,
     /// Of each call: latents, text and pooled text, as far as the model reads them.
-    pub of_inputs: Vec<Option<Plain>>,
-    pub of_weights: Vec<Option<Plain>>,
+    pub of_inputs: Vec<Option<RawTensor>>,
+    pub of_weights: Vec<Option<RawTensor>>,
 }
 
 impl Found {
     #[track_caller]
     pub fn assert_same_bits(&self, expected: &Self, what: &str, layout: &ParamLayout) {
-        let all = |tensors: &[Plain]| tensors.iter().map(bits).collect::<Vec<_>>();
+        let all = |tensors: &[RawTensor]| tensors.iter().map(bits).collect::<Vec<_>>();
         assert_eq!(
             all(&self.velocities),
             all(&expected.velocities),
             "{what}: velocities"
         );
         assert_eq!(all(&self.losses), all(&expected.losses), "{what}: losses");
-        let inputs = |tensors: &[Option<Plain>]| -> Vec<Option<Vec<u32>>> {
+        let inputs = |tensors: &[Option<RawTensor>]| -> Vec<Option<Vec<u32>>> {
             tensors.iter().map(|found| found.as_ref().map(bits)).collect()
         };
         assert_eq!(
@@ -479,8 +479,8 @@ pub fn unusual(model: &dyn FlowModel) -> Vec<Arc<Checkpointing>> {
 pub struct State {
     device: ComputeDevice,
     pub weights: Weights,
-    pub first: Vec<Plain>,
-    pub second: Vec<Plain>,
+    pub first: Vec<RawTensor>,
+    pub second: Vec<RawTensor>,
 }
 
 impl State {
@@ -499,7 +499,7 @@ impl State {
     }
 
     /// AdamW's step number `number`, from 1.
-    pub fn step(&mut self, kernels: &dyn Kernels, gradients: &[Option<Plain>], number: i32) {
+    pub fn step(&mut self, kernels: &dyn Kernels, gradients: &[Option<RawTensor>], number: i32) {
         let corrections = [1.0 - 0.9f32.powi(number), 1.0 - 0.95f32.powi(number)];
         let varying = vec![1e-2, corrections[0], corrections[1], 1.0];
         let varying = self.device.plain(varying, &[4]);

@@ -6,7 +6,7 @@
 //! than everything else here. Method and proof: the recompute study this crate follows (see `docs`, "Custom operations").
 
 use super::gradient::{self, Incoming, Saved};
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::backend::{
     Autodiff, Backend, BackendTensor, DispatchKindConversion, DispatchTensor, TensorMetadata,
     autodiff::{
@@ -37,7 +37,7 @@ macro_rules! with_arity {
     }};
 }
 
-fn primitive<B: Backend>(tensor: Plain) -> FloatTensor<B>
+fn primitive<B: Backend>(tensor: RawTensor) -> FloatTensor<B>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
@@ -55,7 +55,7 @@ where
         .float()
 }
 
-fn erase<B: Backend>(tensor: FloatTensor<B>) -> Plain
+fn erase<B: Backend>(tensor: FloatTensor<B>) -> RawTensor
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
@@ -83,7 +83,7 @@ struct Recipe {
 
 fn register<B: Backend>(
     recipe: Recipe,
-    output_gradients: &[Option<Plain>],
+    output_gradients: &[Option<RawTensor>],
     parents: &[Option<NodeId>],
     grads: &mut Gradients,
 ) where
@@ -141,7 +141,7 @@ where
     }
 }
 
-type Collected = Arc<Mutex<Vec<Option<Plain>>>>;
+type Collected = Arc<Mutex<Vec<Option<RawTensor>>>>;
 
 /// The common parent of an operation's several outputs.
 #[derive(Debug)]
@@ -193,7 +193,7 @@ pub(super) fn attach<B: Backend>(
     mut parents: Vec<DispatchTensor>,
     leaves: &[DispatchTensor],
     saved: Saved,
-    outputs: Vec<Plain>,
+    outputs: Vec<RawTensor>,
 ) -> Vec<DispatchTensor>
 where
     DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B>>,
@@ -272,7 +272,7 @@ impl<B: Backend, const N: usize> Backward<B, N> for Seed {
 }
 
 /// Backward from `ends` with `seeds` as their gradients.
-pub(super) fn seed<B: Backend>(ends: Vec<DispatchTensor>, seeds: Vec<Plain>) -> Gradients
+pub(super) fn seed<B: Backend>(ends: Vec<DispatchTensor>, seeds: Vec<RawTensor>) -> Gradients
 where
     DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B>>,
 {

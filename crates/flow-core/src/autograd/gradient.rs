@@ -1,6 +1,6 @@
 //! What backward is told and gives.
 
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Incoming<'a> {
     /// One per output; absent where the loss does not reach it.
-    pub output_gradients: &'a [Option<Plain>],
+    pub output_gradients: &'a [Option<RawTensor>],
     /// One per input.
     pub wanted: &'a [bool],
 }
@@ -19,7 +19,7 @@ impl Incoming<'_> {
     ///
     /// # Panics
     /// If the operation has several outputs, one of them without gradient.
-    pub fn gradient(&self) -> &Plain {
+    pub fn gradient(&self) -> &RawTensor {
         self.output_gradients[0]
             .as_ref()
             .expect("a single output that is visited has a gradient")
@@ -28,7 +28,7 @@ impl Incoming<'_> {
 
 /// The backward of an operation: a gradient for every input that wants one, `None` or a spare value for the others.
 /// It may run more than once.
-pub type Backward = Arc<dyn Fn(Incoming<'_>) -> Vec<Option<Plain>> + Send + Sync>;
+pub type Backward = Arc<dyn Fn(Incoming<'_>) -> Vec<Option<RawTensor>> + Send + Sync>;
 
 /// What backward needs, by the operation's name.
 #[derive(Clone)]

@@ -11,7 +11,7 @@ mod gradient;
 
 pub use gradient::{Backward, Gradients, Incoming, backward};
 
-use crate::tensors::{Plain, is_leaf, is_tracked, leaf, plain};
+use crate::tensors::{RawTensor, is_leaf, is_tracked, leaf, plain};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKind, Flex, TensorMetadata};
 use burn::tensor::{FloatDType, Tensor};
@@ -24,7 +24,7 @@ use gradient::Saved;
 pub fn apply(
     name: &'static str,
     inputs: &[&DispatchTensor],
-    forward: impl FnOnce(&[Plain], bool) -> (Plain, Backward),
+    forward: impl FnOnce(&[RawTensor], bool) -> (RawTensor, Backward),
 ) -> DispatchTensor {
     let outputs = apply_many(name, inputs, |values, tracked| {
         let (output, backward) = forward(values, tracked);
@@ -37,10 +37,10 @@ pub fn apply(
 pub fn apply_many(
     name: &'static str,
     inputs: &[&DispatchTensor],
-    forward: impl FnOnce(&[Plain], bool) -> (Vec<Plain>, Backward),
+    forward: impl FnOnce(&[RawTensor], bool) -> (Vec<RawTensor>, Backward),
 ) -> Vec<DispatchTensor> {
     let wanted: Vec<bool> = inputs.iter().map(|tensor| is_tracked(tensor)).collect();
-    let values: Vec<Plain> = inputs.iter().map(|tensor| plain(tensor)).collect();
+    let values: Vec<RawTensor> = inputs.iter().map(|tensor| plain(tensor)).collect();
     let (outputs, backward) = forward(&values, wanted.contains(&true));
     bind(name, inputs, outputs, backward)
 }
@@ -50,7 +50,7 @@ pub fn apply_many(
 pub fn bind(
     name: &'static str,
     inputs: &[&DispatchTensor],
-    outputs: Vec<Plain>,
+    outputs: Vec<RawTensor>,
     backward: Backward,
 ) -> Vec<DispatchTensor> {
     bind_with_leaves(name, inputs, &[], outputs, backward)
@@ -69,7 +69,7 @@ pub fn bind_with_leaves(
     name: &'static str,
     inputs: &[&DispatchTensor],
     leaves: &[DispatchTensor],
-    outputs: Vec<Plain>,
+    outputs: Vec<RawTensor>,
     backward: Backward,
 ) -> Vec<DispatchTensor> {
     assert!(
@@ -107,21 +107,21 @@ pub fn bind_with_leaves(
 
 /// Frees what graphs hold that were dropped without a backward pass, which Burn does in the next one only
 /// (`burn-autodiff` 0.22.1): this runs a backward pass of one value on the device of `like`.
-pub fn free_abandoned(like: &Plain) {
+pub fn free_abandoned(like: &RawTensor) {
     let one = Dispatch::float_zeros([1].into(), &like.device(), FloatDType::F32);
     let one = Tensor::<1>::from_dispatch(leaf(&one));
     backward(one.mul_scalar(2.0).into_dispatch());
 }
 
 /// Takes the gradient of `leaf` out of `gradients`, absent where none arrived.
-pub fn take_gradient(leaf: &DispatchTensor, gradients: &mut Gradients) -> Option<Plain> {
+pub fn take_gradient(leaf: &DispatchTensor, gradients: &mut Gradients) -> Option<RawTensor> {
     <Dispatch as AutodiffBackend>::grad_remove(leaf, gradients)
 }
 
 /// The gradients of the leaves below `outputs`, given the gradients of `outputs`.
 ///
 /// Outputs without gradient, or that need none, are left out. Returns nothing if none is left.
-pub fn backward_from(outputs: Vec<DispatchTensor>, gradients: Vec<Option<Plain>>) -> Option<Gradients> {
+pub fn backward_from(outputs: Vec<DispatchTensor>, gradients: Vec<Option<RawTensor>>) -> Option<Gradients> {
     let (ends, seeds): (Vec<_>, Vec<_>) = outputs
         .into_iter()
         .zip(gradients)

@@ -1,6 +1,6 @@
 //! The CPU backend's memory, as slices: what a host kernel reads and returns.
 
-use crate::tensors::{Plain, cast};
+use crate::tensors::{RawTensor, cast};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{FloatDType, TensorData};
@@ -17,7 +17,7 @@ impl CpuTensor {
     ///
     /// # Panics
     /// If the tensor is tracked, not f32, or on another device: kernels are chosen by device, so this is a bug.
-    pub fn read(tensor: &Plain) -> Self {
+    pub fn read(tensor: &RawTensor) -> Self {
         let DispatchTensorKind::Flex(BackendTensor::Float(tensor)) = &tensor.kind else {
             panic!("a CPU kernel got a tensor that is not a plain CPU float tensor");
         };
@@ -53,7 +53,7 @@ impl CpuTensor {
 ///
 /// # Panics
 /// As [`CpuTensor::read`].
-pub fn read_ints(tensor: &Plain) -> Vec<i64> {
+pub fn read_ints(tensor: &RawTensor) -> Vec<i64> {
     let DispatchTensorKind::Flex(BackendTensor::Int(tensor)) = &tensor.kind else {
         panic!("a CPU kernel got a tensor that is not a CPU integer tensor");
     };
@@ -64,9 +64,9 @@ pub fn read_ints(tensor: &Plain) -> Vec<i64> {
 ///
 /// # Panics
 /// If the number of values is not the product of `shape`.
-pub fn from_vec(values: Vec<f32>, shape: &[usize]) -> Plain {
+pub fn from_vec(values: Vec<f32>, shape: &[usize]) -> RawTensor {
     let tensor = FlexTensor::from_data(TensorData::new(values, shape.to_vec()));
-    Plain {
+    RawTensor {
         kind: DispatchTensorKind::Flex(BackendTensor::Float(tensor)),
         autodiff: Default::default(),
     }
@@ -76,9 +76,9 @@ pub fn from_vec(values: Vec<f32>, shape: &[usize]) -> Plain {
 ///
 /// # Panics
 /// As [`from_vec`].
-pub fn from_ints(values: Vec<i64>, shape: &[usize]) -> Plain {
+pub fn from_ints(values: Vec<i64>, shape: &[usize]) -> RawTensor {
     let tensor = FlexTensor::from_data(TensorData::new(values, shape.to_vec()));
-    Plain {
+    RawTensor {
         kind: DispatchTensorKind::Flex(BackendTensor::Int(tensor)),
         autodiff: Default::default(),
     }
@@ -88,7 +88,7 @@ pub fn from_ints(values: Vec<i64>, shape: &[usize]) -> Plain {
 ///
 /// # Panics
 /// As [`CpuTensor::read`].
-pub fn update(tensor: &mut Plain, change: impl FnOnce(&mut [f32])) {
+pub fn update(tensor: &mut RawTensor, change: impl FnOnce(&mut [f32])) {
     let DispatchTensorKind::Flex(BackendTensor::Float(flex)) = &mut tensor.kind else {
         panic!("a CPU kernel got a tensor that is not a plain CPU float tensor");
     };
@@ -100,7 +100,7 @@ pub fn update(tensor: &mut Plain, change: impl FnOnce(&mut [f32])) {
 }
 
 /// The values of any plain tensor on the host, row-major, as f32.
-pub fn to_host(tensor: &Plain) -> Vec<f32> {
+pub fn to_host(tensor: &RawTensor) -> Vec<f32> {
     match &tensor.kind {
         DispatchTensorKind::Flex(BackendTensor::Float(_)) => {
             let tensor = cast(tensor, FloatDType::F32);

@@ -4,7 +4,7 @@
 //! them again on the same memory, without the host's part of the work. So it is the same arithmetic in the same order, to
 //! the bit; only what stood in the host's memory during the recording (a number in the model's code) cannot change.
 
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use std::fmt::Debug;
 
 /// Records computations of one device.
@@ -20,23 +20,23 @@ pub trait Recorder: Debug + Send + Sync {
     /// refuse to read what it was given, weights among it; [`is_readable`](Self::is_readable) says whether it does.
     fn record(
         &self,
-        inputs: &[Plain],
-        warm_up: &mut dyn FnMut(&[Plain]),
-        compute: &mut dyn FnMut(&[Plain]) -> Vec<Plain>,
+        inputs: &[RawTensor],
+        warm_up: &mut dyn FnMut(&[RawTensor]),
+        compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
     ) -> Result<Box<dyn Recorded>, NotRecorded>;
 
     /// A copy of `tensor` in memory of its own.
-    fn copied(&self, tensor: &Plain) -> Plain;
+    fn copied(&self, tensor: &RawTensor) -> RawTensor;
 
     /// Whether anything but one owner holds the memory of `tensor`.
-    fn is_held(&self, tensor: &Plain) -> bool;
+    fn is_held(&self, tensor: &RawTensor) -> bool;
 
     /// Whether the device still gives the values of all of `tensors`, everything asked of it being done. After a recording
     /// that failed, what it read may be lost.
-    fn is_readable(&self, tensors: &[Plain]) -> bool;
+    fn is_readable(&self, tensors: &[RawTensor]) -> bool;
 
     /// Gives memory that nothing uses back to the device.
-    fn release(&self, like: &Plain);
+    fn release(&self, like: &RawTensor);
 }
 
 /// A recorded computation. It belongs to the thread that recorded it, whose order of launches it is part of.
@@ -46,10 +46,10 @@ pub trait Recorded: Debug + Send {
     ///
     /// # Errors
     /// [`NotRecorded`] if the device refuses, or if another thread than the recording one asks.
-    fn replay(&mut self, inputs: &[Plain]) -> Result<&[Plain], NotRecorded>;
+    fn replay(&mut self, inputs: &[RawTensor]) -> Result<&[RawTensor], NotRecorded>;
 
     /// The outputs of the last replay.
-    fn outputs(&self) -> &[Plain];
+    fn outputs(&self) -> &[RawTensor];
 }
 
 /// Why a computation is not recorded, or not replayed.

@@ -9,7 +9,7 @@ mod nvidia;
 mod threads;
 
 use crate::error::CoreError;
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use threads::Crews;
 
@@ -266,7 +266,7 @@ impl ComputeDevice {
     }
 
     /// Zeros in f32, made where they lie.
-    pub fn zeros(&self, shape: &[usize]) -> Plain {
+    pub fn zeros(&self, shape: &[usize]) -> RawTensor {
         let count = shape.iter().product();
         #[cfg(feature = "cube")]
         if !self.is_processor() {
@@ -278,7 +278,7 @@ impl ComputeDevice {
     }
 
     /// A tensor in f32, its values unspecified; zeros on the processor.
-    pub fn empty(&self, shape: &[usize]) -> Plain {
+    pub fn empty(&self, shape: &[usize]) -> RawTensor {
         #[cfg(feature = "cube")]
         if !self.is_processor() {
             use burn::backend::{Dispatch, ops::FloatTensorOps};
@@ -290,7 +290,7 @@ impl ComputeDevice {
     }
 
     /// A tensor whose rank is erased, from host values.
-    pub fn plain(&self, values: Vec<f32>, shape: &[usize]) -> Plain {
+    pub fn plain(&self, values: Vec<f32>, shape: &[usize]) -> RawTensor {
         #[cfg(feature = "cube")]
         if !self.is_processor() {
             use burn::backend::{Dispatch, ops::FloatTensorOps};

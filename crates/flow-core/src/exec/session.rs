@@ -3,7 +3,7 @@
 use super::{CallContext, Exec, Plan};
 use crate::autograd;
 use crate::params::{ParamView, Weights};
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::tensor::Tensor;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -159,7 +159,7 @@ impl<'w> Training<'w> {
     ///
     /// # Panics
     /// If `loss` does not depend on a trained weight.
-    pub fn gradients(self, loss: &Tensor<1>) -> Vec<Option<Plain>> {
+    pub fn gradients(self, loss: &Tensor<1>) -> Vec<Option<RawTensor>> {
         let mut gradients = autograd::backward(loss.clone().into_dispatch());
         self.params.take_gradients(&mut gradients)
     }

@@ -14,7 +14,7 @@ pub use bias::RelativeBias;
 
 use super::Stash;
 use crate::device::ComputeDevice;
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 pub use flow_attention_mask::{Mask, Sizes};
@@ -268,7 +268,7 @@ pub struct Attended {
     pub output: DispatchTensor,
     /// The logarithm of each query's sum of exponentials, `[B, H, R]` in f32 with `R` at least `S`; plus infinity in rows
     /// beyond `S` and where a query sees no key. What backward starts from; no gradient goes through it.
-    pub lse: Plain,
+    pub lse: RawTensor,
 }
 
 /// One implementation of attention, forward and backward, the same in rollout and in training.

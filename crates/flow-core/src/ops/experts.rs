@@ -5,7 +5,7 @@
 //! experts of a token, `R = B·S·K` rows, `D` channels.
 
 use super::{Activation, Stash};
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::backend::DispatchTensor;
 use std::fmt::Debug;
 
@@ -15,7 +15,7 @@ pub struct Routed {
     /// How much each chosen expert counts, `[B, S, K]`, f32.
     pub weights: DispatchTensor,
     /// The chosen experts, highest score first, `[B, S, K]`, integers.
-    pub experts: Plain,
+    pub experts: RawTensor,
     /// How unevenly the tokens of a sample load the experts, `[B]`, f32; see [`ExpertOps::route`].
     pub balance: DispatchTensor,
 }
@@ -24,11 +24,11 @@ pub struct Routed {
 #[derive(Clone, Debug)]
 pub struct Grouping {
     /// The slot of each row, `[R]`: all of expert 0, then of expert 1, …; within an expert in the slots' order.
-    pub slots: Plain,
+    pub slots: RawTensor,
     /// The row of each slot, `[R]`: the inverse.
-    pub rows: Plain,
+    pub rows: RawTensor,
     /// Where each expert's rows begin, and the end, `[E + 1]`.
-    pub offsets: Plain,
+    pub offsets: RawTensor,
 }
 
 /// A linear layer per expert.
@@ -56,7 +56,7 @@ pub trait ExpertOps: Debug + Send + Sync {
     fn route(&self, stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed;
 
     /// Sorts the slots of `choices [B, S, K]` by expert, of which there are `experts`.
-    fn group(&self, choices: &Plain, experts: usize) -> Grouping;
+    fn group(&self, choices: &RawTensor, experts: usize) -> Grouping;
 
     /// The tokens of `x [B, S, D]` in the order of `grouping`, `[R, D]`. The gradient of a token is the sum over its
     /// choices in order.

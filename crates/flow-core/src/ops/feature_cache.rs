@@ -21,7 +21,7 @@
 //! was taken from.
 
 use crate::latent::LatentShape;
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use std::fmt::{self, Debug};
 
 /// Where a row of [`FeatureCacheOps::assemble`] comes from.
@@ -34,7 +34,7 @@ pub enum RowSource<'a> {
 }
 
 /// A row of a tensor whose first axis is the batch.
-pub type TensorRow<'a> = (&'a Plain, usize);
+pub type TensorRow<'a> = (&'a RawTensor, usize);
 
 /// Sums of absolute values, per pair of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -76,16 +76,16 @@ pub trait FeatureCacheOps: Debug + Send + Sync {
     fn assemble(
         &self,
         shape: &[usize],
-        computed: Option<&Plain>,
-        base: Option<&Plain>,
+        computed: Option<&RawTensor>,
+        base: Option<&RawTensor>,
         rows: &[RowSource<'_>],
-    ) -> Plain;
+    ) -> RawTensor;
 
     /// The rows of `outputs [B, …]` as tensors `[1, …]` of their own. With a base, row `i` less row `of[i]` of the base.
-    fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain>;
+    fn features(&self, outputs: &RawTensor, base: Option<(&RawTensor, &[usize])>) -> Vec<RawTensor>;
 
     /// As [`features`](Self::features), with the rows in one tensor `[B, …]`, which shares nothing with `outputs`.
-    fn together(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Plain;
+    fn together(&self, outputs: &RawTensor, base: Option<(&RawTensor, &[usize])>) -> RawTensor;
 
     /// The sums of each pair of rows `a` and `b`.
     fn changes(&self, pairs: &[(TensorRow<'_>, TensorRow<'_>)]) -> DeferredSums;
@@ -93,5 +93,9 @@ pub trait FeatureCacheOps: Debug + Send + Sync {
     /// Of each pair of rows, which are latents of `shape`, the low and the high frequencies of `a - b`: two tensors of the
     /// shape of the rows, `[1, …]`, that add up to it. Low are those within a disc around frequency 0 whose radius is a fifth of
     /// the shorter side of a plane, rounded down (FasterCache, Lv et al. 2024, arXiv:2410.19355).
-    fn frequencies(&self, pairs: &[(TensorRow<'_>, TensorRow<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]>;
+    fn frequencies(
+        &self,
+        pairs: &[(TensorRow<'_>, TensorRow<'_>)],
+        shape: &LatentShape,
+    ) -> Vec<[RawTensor; 2]>;
 }

@@ -36,17 +36,17 @@ use std::sync::Arc;
 /// A group of operations is answered whole, so a layer that leaves an operation out of a group does not compile:
 ///
 /// ```compile_fail,E0046
-/// use flow_core::{Noise, Plain, device::ComputeDevice};
+/// use flow_core::{Noise, RawTensor, device::ComputeDevice};
 /// use flow_core::ops::{SamplerOps, SdeOutputs, SdeStep};
 ///
 /// #[derive(Debug)]
 /// struct Counting<'a>(&'a dyn SamplerOps);
 ///
 /// impl SamplerOps for Counting<'_> {
-///     fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
+///     fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> RawTensor {
 ///         self.0.noise(noise, device)
 ///     }
-///     fn sde_step(&self, step: SdeStep<'_>, noise: &Plain) -> SdeOutputs {
+///     fn sde_step(&self, step: SdeStep<'_>, noise: &RawTensor) -> SdeOutputs {
 ///         self.0.sde_step(step, noise)
 ///     }
 ///     // `sde_step_drawn` is missing.

@@ -15,7 +15,7 @@
 //! body here, so whoever implements a trait states all of it; [`LayeredKernels`] is for kernels around others.
 //!
 //! Legend of shapes: `B` batch, `S` tokens, `D` channels, `H` heads, `K` modulation chunks, `N` values of one latent.
-//! Tensors of type [`Plain`](crate::Plain) are outside any graph, others may be tracked. Shapes are checked by the caller,
+//! Tensors of type [`RawTensor`](crate::RawTensor) are outside any graph, others may be tracked. Shapes are checked by the caller,
 //! [`Exec`](crate::exec::Exec).
 
 pub mod attention;

@@ -1,7 +1,7 @@
 //! The operations of a model besides attention and experts, and what they are told.
 
 use super::Stash;
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::backend::DispatchTensor;
 use std::fmt::Debug;
 
@@ -83,9 +83,9 @@ pub struct GatedResidual<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct RotaryTables<'a> {
     /// `[S, D/2]`.
-    pub cos: &'a Plain,
+    pub cos: &'a RawTensor,
     /// `[S, D/2]`.
-    pub sin: &'a Plain,
+    pub sin: &'a RawTensor,
 }
 
 /// The operations of a model's layers, forward and backward.
@@ -127,5 +127,5 @@ pub trait ModelOps: Debug + Send + Sync {
 
     /// Rows of `table [V, D]` at `index [B, L]` (integers); gives `[B, L, D]`. An index out of range is a panic, or
     /// on a device that would have to be waited for a row of NaN: tokens are checked when a prompt is read.
-    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor;
+    fn embedding(&self, table: &DispatchTensor, index: &RawTensor) -> DispatchTensor;
 }

@@ -1,7 +1,7 @@
 //! The operations of an optimizer, and what a step of AdamW is told.
 
 use crate::device::ComputeDevice;
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use std::fmt::Debug;
 
 /// Constants and values of one AdamW step (Loshchilov and Hutter 2019, arXiv:1711.05101).
@@ -15,7 +15,7 @@ pub struct AdamWStep {
     pub weight_decay: f32,
     /// What changes from step to step, on the device: `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale]`, and maybe
     /// more that a step does not read. A scale below 0 stands for gradients that are not finite: the step changes nothing.
-    pub varying: Plain,
+    pub varying: RawTensor,
     /// What random rounding draws from.
     pub rounding: Rounding,
 }
@@ -36,9 +36,9 @@ pub enum Beside<'a> {
     /// Nothing; the weight is f32.
     Nothing,
     /// Becomes the weight, which is f32, in the type that it has: what models on 16-bit devices compute with.
-    Copy(&'a mut Plain),
+    Copy(&'a mut RawTensor),
     /// The lower half of an f32 whose upper half is the weight ([`Halves`](crate::halves::Halves)); changed.
-    Lower(&'a mut Plain),
+    Lower(&'a mut RawTensor),
     /// Nothing; the weight is bf16, and its step is rounded at random by the numbers of this stream.
     Stream(u32),
 }
@@ -47,15 +47,15 @@ pub enum Beside<'a> {
 #[derive(Debug)]
 pub struct Updated<'a> {
     /// Changed.
-    pub weight: &'a mut Plain,
+    pub weight: &'a mut RawTensor,
     /// What is there beside it.
     pub beside: Beside<'a>,
     /// Sum of gradients.
-    pub gradient: &'a Plain,
+    pub gradient: &'a RawTensor,
     /// First moment; changed.
-    pub first: &'a mut Plain,
+    pub first: &'a mut RawTensor,
     /// Second moment; changed.
-    pub second: &'a mut Plain,
+    pub second: &'a mut RawTensor,
 }
 
 /// What the factors of an optimizer step follow from, beside its gradients.
@@ -106,7 +106,7 @@ impl StepFactors {
 #[derive(Clone, Debug)]
 pub struct StepValues {
     /// `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale, norm]` for [`AdamWStep::varying`].
-    pub varying: Plain,
+    pub varying: RawTensor,
     /// Norm of the mean gradient before clipping, if the host knows it already.
     pub norm: Option<f64>,
 }
@@ -115,21 +115,26 @@ pub struct StepValues {
 pub trait OptimizerOps: Debug + Send + Sync {
     /// Sum of squares of the values of each tensor, in a fixed order: in f64, or in f32 for a few thousand of them and then
     /// in f64. Asked for all at once, since a device has to be waited for.
-    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64>;
+    fn sums_of_squares(&self, tensors: &[&RawTensor]) -> Vec<f64>;
 
     /// The factors of a step with these sums of gradients. A device computes them itself, so that nobody waits for it
     /// between the gradients and the step.
-    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues;
+    fn step_values(
+        &self,
+        gradients: &[&RawTensor],
+        factors: &StepFactors,
+        device: &ComputeDevice,
+    ) -> StepValues;
 
     /// `accumulated += gradient`, of one shape.
-    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain);
+    fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor);
 
     /// One AdamW step, computed in f32, on each of `weights`. A weight's result does not depend on what else is given: devices take
     /// many in one launch.
     fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep);
 
     /// `average = decay · average + (1 - decay) · value` of each pair; `decay [1]` on the device.
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain);
+    fn average_all(&self, averages: Vec<(&mut RawTensor, &RawTensor)>, decay: &RawTensor);
 }
 
 impl<'a> dyn OptimizerOps + 'a {
@@ -139,7 +144,7 @@ impl<'a> dyn OptimizerOps + 'a {
     }
 
     /// One moving average. See [`average_all`](Self::average_all).
-    pub fn average(&self, average: &mut Plain, value: &Plain, decay: &Plain) {
+    pub fn average(&self, average: &mut RawTensor, value: &RawTensor, decay: &RawTensor) {
         self.average_all(vec![(average, value)], decay);
     }
 }

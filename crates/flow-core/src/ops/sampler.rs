@@ -2,7 +2,7 @@
 
 use crate::device::ComputeDevice;
 use crate::rng::Stream;
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::backend::DispatchTensor;
 use std::fmt::Debug;
 
@@ -24,31 +24,31 @@ pub struct Noise<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct SdeStep<'a> {
     /// Latents, `[B, N]`, f32, outside any graph.
-    pub x: &'a Plain,
+    pub x: &'a RawTensor,
     /// Velocities, `[B, N]`, f32; tracked only where a gradient is wanted.
     pub v: &'a DispatchTensor,
     /// `[B, 5]`, f32: `a, b, c, k, offset` of each row.
-    pub coefficients: &'a Plain,
+    pub coefficients: &'a RawTensor,
 }
 
 /// Results of an SDE step, all f32.
 #[derive(Clone, Debug)]
 pub struct SdeOutputs {
     /// The next latents as stored, `[B, N]`.
-    pub x_next: Plain,
+    pub x_next: RawTensor,
     /// Mean of their distribution, `[B, N]`.
-    pub mean: Plain,
+    pub mean: RawTensor,
     /// Log-probability of `x_next`, the mean over its elements, `[B]`.
-    pub log_prob: Plain,
+    pub log_prob: RawTensor,
 }
 
 /// The operations of a sampler. None of them has a gradient, so `v` of a step is outside any graph.
 pub trait SamplerOps: Debug + Send + Sync {
     /// Standard normal values `[B, N]`, f32: the same bits on every device.
-    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> Plain;
+    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> RawTensor;
 
     /// One SDE step with `noise [B, N]`.
-    fn sde_step(&self, step: SdeStep<'_>, noise: &Plain) -> SdeOutputs;
+    fn sde_step(&self, step: SdeStep<'_>, noise: &RawTensor) -> SdeOutputs;
 
     /// [`sde_step`](Self::sde_step) with this [`noise`](Self::noise), which need not be a tensor then.
     fn sde_step_drawn(&self, step: SdeStep<'_>, noise: &Noise<'_>, device: &ComputeDevice) -> SdeOutputs;
@@ -58,8 +58,8 @@ pub trait SamplerOps: Debug + Send + Sync {
 pub trait LossOps: Debug + Send + Sync {
     /// `(log_prob [B], mean [B, N])` of a step to `x_next [B, N]` that was taken before, differentiable in `v`; the
     /// arithmetic of [`SamplerOps::sde_step`], bit for bit.
-    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, DispatchTensor);
+    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &RawTensor) -> (DispatchTensor, DispatchTensor);
 
     /// `mean over N of (a - b)²` of `[B, N]`; gives `[B]`, differentiable in `a`.
-    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor;
+    fn mean_squared_distance(&self, a: &DispatchTensor, b: &RawTensor) -> DispatchTensor;
 }

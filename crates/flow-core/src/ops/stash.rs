@@ -1,6 +1,6 @@
 //! A store that results worth keeping pass through.
 
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use std::any::Any;
 use std::fmt::Debug;
 
@@ -9,7 +9,7 @@ use std::fmt::Debug;
 /// The order and names of requests are the same in every run of a region.
 pub trait Stash: Debug + Send + Sync {
     /// The result called `name`: `compute`d, or the one kept.
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain>;
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor>;
 
     /// Whether the result called `name` may be asked for again, so that an operation must make it even where it needs
     /// none for a gradient of its own.
@@ -29,7 +29,7 @@ pub trait Stash: Debug + Send + Sync {
 pub struct Compute;
 
 impl Stash for Compute {
-    fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         compute()
     }
 

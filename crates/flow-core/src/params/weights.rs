@@ -6,7 +6,7 @@ use crate::error::CoreError;
 use crate::halves::{self, Halves};
 use crate::ops::Kernels;
 use crate::rng::Purpose;
-use crate::tensors::{Plain, cast};
+use crate::tensors::{RawTensor, cast};
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType};
 use rayon::prelude::*;
@@ -20,10 +20,10 @@ use std::sync::{Arc, OnceLock};
 pub struct Weights {
     layout: Arc<ParamLayout>,
     /// Values, or upper halves of those that have a lower half.
-    values: Arc<Vec<Plain>>,
-    lowers: Arc<Vec<Option<Plain>>>,
+    values: Arc<Vec<RawTensor>>,
+    lowers: Arc<Vec<Option<RawTensor>>>,
     device: ComputeDevice,
-    copies: OnceLock<Arc<Vec<Plain>>>,
+    copies: OnceLock<Arc<Vec<RawTensor>>>,
     stored: Option<Stored>,
 }
 
@@ -59,7 +59,7 @@ impl Weights {
     pub fn from_values<E: From<CoreError> + Send>(
         layout: Arc<ParamLayout>,
         device: &ComputeDevice,
-        value: impl Fn(usize, &ParamSpec) -> Result<Plain, E> + Send,
+        value: impl Fn(usize, &ParamSpec) -> Result<RawTensor, E> + Send,
     ) -> Result<Self, E> {
         let checked = move |(index, spec): (usize, &ParamSpec)| {
             let given = value(index, spec)?;
@@ -110,7 +110,7 @@ impl Weights {
         Self::new(layout.clone(), values, device)
     }
 
-    fn new(layout: Arc<ParamLayout>, values: Vec<Plain>, device: &ComputeDevice) -> Self {
+    fn new(layout: Arc<ParamLayout>, values: Vec<RawTensor>, device: &ComputeDevice) -> Self {
         Self {
             layout,
             lowers: Arc::new(vec![None; values.len()]),
@@ -127,12 +127,12 @@ impl Weights {
     }
 
     /// What is stored of each weight in the layout's order: the value, or the upper half of one in halves.
-    pub fn stored(&self) -> &[Plain] {
+    pub fn stored(&self) -> &[RawTensor] {
         &self.values
     }
 
     /// The values at `indices`: as they are stored, or put together from their halves by `kernels`.
-    pub fn values(&self, indices: &[usize], kernels: &dyn Kernels) -> Vec<Plain> {
+    pub fn values(&self, indices: &[usize], kernels: &dyn Kernels) -> Vec<RawTensor> {
         let halves = |index: &usize| {
             let lower = self.lowers[*index].clone()?;
             let upper = self.values[*index].clone();
@@ -148,7 +148,7 @@ impl Weights {
     }
 
     /// What models compute with: the values, or copies of them in the device's type.
-    pub(crate) fn shared(&self) -> Arc<Vec<Plain>> {
+    pub(crate) fn shared(&self) -> Arc<Vec<RawTensor>> {
         let Some(dtype) = self.device.compute_dtype() else {
             return self.values.clone();
         };
@@ -164,7 +164,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`CoreError::Shape`] if its shape is not the declared one.
-    pub fn set(&mut self, index: usize, value: Plain) -> Result<(), CoreError> {
+    pub fn set(&mut self, index: usize, value: RawTensor) -> Result<(), CoreError> {
         let spec = &self.layout.specs()[index];
         let found = value.shape().to_vec();
         if found != spec.shape {
@@ -178,7 +178,7 @@ impl Weights {
         Ok(())
     }
 
-    fn replace(&mut self, index: usize, value: Plain) {
+    fn replace(&mut self, index: usize, value: RawTensor) {
         self.copies = OnceLock::new();
         Arc::make_mut(&mut self.values)[index] = value;
         Arc::make_mut(&mut self.lowers)[index] = None;
@@ -204,7 +204,7 @@ impl Weights {
     }
 
     /// Mutable values, none of them in halves. Those still held by a view or a snapshot are copied when a kernel writes them.
-    pub fn values_mut(&mut self) -> &mut [Plain] {
+    pub fn values_mut(&mut self) -> &mut [RawTensor] {
         for index in 0..self.values.len() {
             if self.lowers[index].is_some() {
                 let (values, device) = (self.host(index), self.device.clone());
@@ -295,7 +295,7 @@ impl Weights {
         if let Some(stored) = &mut whole.stored {
             stored.storage = WeightStorage::Whole;
             let trained = stored.trained.clone();
-            let joined = |index: usize, value: &Plain| {
+            let joined = |index: usize, value: &RawTensor| {
                 let narrow = trained[index] && value.dtype() != DType::F32;
                 narrow.then(|| {
                     let value = self.values(&[index], kernels).remove(0);
@@ -308,7 +308,7 @@ impl Weights {
     }
 
     /// Replaces values, with their lower halves, by what `into` makes of them, in memory that lasts.
-    fn convert(&mut self, into: impl Fn(usize, &Plain) -> Option<(Plain, Option<Plain>)> + Sync) {
+    fn convert(&mut self, into: impl Fn(usize, &RawTensor) -> Option<(RawTensor, Option<RawTensor>)> + Sync) {
         let device = self.device.clone();
         self.copies = OnceLock::new();
         let (values, lowers) = (Arc::make_mut(&mut self.values), Arc::make_mut(&mut self.lowers));

@@ -7,8 +7,8 @@ use flow_core::exec::Body;
 use flow_core::ops::Stash;
 use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Exec, KeepAll, KeyValue, Plain,
-    RegionEngine, RegionKind,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Exec, KeepAll, KeyValue,
+    RawTensor, RegionEngine, RegionKind,
 };
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,7 +52,7 @@ impl RegionEngine for Recompute {
         if !self.at.contains(&exec.site().unwrap().kind) || !differentiated {
             return KeepAll.run(exec, inputs, body);
         }
-        let values: Vec<Plain> = inputs.iter().map(plain).collect();
+        let values: Vec<RawTensor> = inputs.iter().map(plain).collect();
         let record = Arc::new(Record {
             save: self.save,
             outer: exec.stash().clone(),
@@ -108,11 +108,11 @@ impl RegionEngine for Recompute {
 struct Record {
     save: &'static [&'static str],
     outer: Arc<dyn Stash>,
-    kept: Mutex<VecDeque<Vec<Plain>>>,
+    kept: Mutex<VecDeque<Vec<RawTensor>>>,
 }
 
 impl Stash for Record {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         let result = self.outer.through(name, compute);
         if self.save.contains(&name) {
             self.kept.lock().unwrap().push_back(result.clone());
@@ -129,11 +129,11 @@ impl Stash for Record {
 #[derive(Debug)]
 struct Replay {
     save: &'static [&'static str],
-    kept: Mutex<VecDeque<Vec<Plain>>>,
+    kept: Mutex<VecDeque<Vec<RawTensor>>>,
 }
 
 impl Stash for Replay {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         if !self.save.contains(&name) {
             return compute();
         }
@@ -162,7 +162,7 @@ struct CountingStash<'a> {
 }
 
 impl Stash for CountingStash<'_> {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         self.inner.through(name, &mut || {
             self.computed.fetch_add(1, Ordering::SeqCst);
             compute()

@@ -1,7 +1,7 @@
 //! Kernels around others: what a layer does not state, the kernels within answer.
 
 use flow_core::ops::{KernelOps, LayeredKernels, OptimizerOps};
-use flow_core::{AdamWStep, Kernels, Plain, StepFactors, StepValues, Updated, device::ComputeDevice};
+use flow_core::{AdamWStep, Kernels, RawTensor, StepFactors, StepValues, Updated, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use std::path::Path;
 use std::sync::Arc;
@@ -47,16 +47,21 @@ impl LayeredKernels for Counting {
 }
 
 impl OptimizerOps for Counting {
-    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
+    fn sums_of_squares(&self, tensors: &[&RawTensor]) -> Vec<f64> {
         self.sums.fetch_add(tensors.len(), Ordering::Relaxed);
         self.inner.ops().optimizer.sums_of_squares(tensors)
     }
 
-    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues {
+    fn step_values(
+        &self,
+        gradients: &[&RawTensor],
+        factors: &StepFactors,
+        device: &ComputeDevice,
+    ) -> StepValues {
         self.inner.ops().optimizer.step_values(gradients, factors, device)
     }
 
-    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
+    fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor) {
         self.inner.ops().optimizer.accumulate(accumulated, gradient);
     }
 
@@ -64,7 +69,7 @@ impl OptimizerOps for Counting {
         self.inner.ops().optimizer.adamw_all(weights, step);
     }
 
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+    fn average_all(&self, averages: Vec<(&mut RawTensor, &RawTensor)>, decay: &RawTensor) {
         self.inner.ops().optimizer.average_all(averages, decay);
     }
 }

@@ -8,7 +8,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::{
-    Activation, Block, CallContext, Exec, Handle, Init, ParamLayout, Plain, Plan, RegionKind, Stage,
+    Activation, Block, CallContext, Exec, Handle, Init, ParamLayout, Plan, RawTensor, RegionKind, Stage,
     Training, Weights,
 };
 use flow_kernels::CpuKernels;
@@ -187,7 +187,7 @@ impl Transformer {
         plan: Arc<Plan>,
         trained: Trained,
         forward: impl Fn(&Self, &Exec<'_>) -> DispatchTensor,
-    ) -> (Plain, Vec<Option<Plain>>) {
+    ) -> (RawTensor, Vec<Option<RawTensor>>) {
         let pass = Training::new(&self.weights, plan, self.flags(trained));
         let output = forward(self, &pass.exec(CallContext::single(Stage::Training)));
         let loss = weighted_sum(&output, &operand(99, &[BATCH, TOKENS, WIDTH]));

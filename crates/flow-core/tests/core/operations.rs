@@ -5,7 +5,7 @@ use burn::backend::DispatchTensor;
 use flow_core::autograd::{self, Backward};
 use flow_core::cpu::{CpuTensor, from_vec, to_host};
 use flow_core::tensors::{is_tracked, leaf, zeros_like};
-use flow_core::{Plain, autograd::take_gradient};
+use flow_core::{RawTensor, autograd::take_gradient};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -68,7 +68,7 @@ fn three(a: &DispatchTensor, b: &DispatchTensor, seen: &Arc<Mutex<Vec<Vec<bool>>
     })
 }
 
-fn gradients_of(loss: DispatchTensor, leaves: &[&DispatchTensor]) -> Vec<Option<Plain>> {
+fn gradients_of(loss: DispatchTensor, leaves: &[&DispatchTensor]) -> Vec<Option<RawTensor>> {
     let mut gradients = autograd::backward(loss);
     leaves
         .iter()

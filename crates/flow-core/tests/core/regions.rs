@@ -10,7 +10,7 @@ use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::tensors::is_tracked;
 use flow_core::{
-    Block, CallContext, Exec, Handle, Init, ParamLayout, Plain, Plan, RegionEngine, RegionKind, Rollout,
+    Block, CallContext, Exec, Handle, Init, ParamLayout, Plan, RawTensor, RegionEngine, RegionKind, Rollout,
     Stage, Training, Weights,
 };
 use flow_kernels::CpuKernels;
@@ -40,8 +40,8 @@ fn conditioned(model: &Transformer, exec: &Exec<'_>) -> DispatchTensor {
 
 #[track_caller]
 fn assert_same_bits(
-    found: &(Plain, Vec<Option<Plain>>),
-    expected: &(Plain, Vec<Option<Plain>>),
+    found: &(RawTensor, Vec<Option<RawTensor>>),
+    expected: &(RawTensor, Vec<Option<RawTensor>>),
     model: &Transformer,
 ) {
     assert_eq!(bits(&found.0), bits(&expected.0), "outputs");

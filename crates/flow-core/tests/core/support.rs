@@ -1,7 +1,7 @@
 //! Operands, host helpers and losses of the tests.
 
 use burn::backend::DispatchTensor;
-use flow_core::Plain;
+use flow_core::RawTensor;
 use flow_core::autograd::{self, Backward};
 use flow_core::cpu::{CpuTensor, from_vec, to_host};
 use flow_core::rng::{Purpose, Stream};
@@ -16,7 +16,7 @@ pub fn normal(seed: u64, count: usize) -> Vec<f32> {
 }
 
 /// A plain tensor of standard normal values.
-pub fn operand(seed: u64, shape: &[usize]) -> Plain {
+pub fn operand(seed: u64, shape: &[usize]) -> RawTensor {
     from_vec(normal(seed, shape.iter().product()), shape)
 }
 
@@ -25,16 +25,16 @@ pub fn tracked_operand(seed: u64, shape: &[usize]) -> DispatchTensor {
     leaf(&operand(seed, shape))
 }
 
-pub fn bits(tensor: &Plain) -> Vec<u32> {
+pub fn bits(tensor: &RawTensor) -> Vec<u32> {
     to_host(tensor).iter().map(|value| value.to_bits()).collect()
 }
 
-pub fn wide(tensor: &Plain) -> Vec<f64> {
+pub fn wide(tensor: &RawTensor) -> Vec<f64> {
     to_host(tensor).iter().map(|value| f64::from(*value)).collect()
 }
 
 /// Fails unless every value lies within a few roundings of `expected`.
-pub fn assert_close(found: &Plain, expected: &[f64]) {
+pub fn assert_close(found: &RawTensor, expected: &[f64]) {
     let found = to_host(found);
     assert_eq!(found.len(), expected.len(), "number of values");
     let largest = expected.iter().fold(1.0f64, |most, value| most.max(value.abs()));
@@ -45,7 +45,7 @@ pub fn assert_close(found: &Plain, expected: &[f64]) {
 }
 
 /// `sum of weights · x`, of shape `[1]`: a loss whose gradient in `x` is `weights`, exactly.
-pub fn weighted_sum(x: &DispatchTensor, weights: &Plain) -> DispatchTensor {
+pub fn weighted_sum(x: &DispatchTensor, weights: &RawTensor) -> DispatchTensor {
     let weights = weights.clone();
     autograd::apply("weighted-sum", &[x], |inputs, _| {
         let (x, w) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&weights));

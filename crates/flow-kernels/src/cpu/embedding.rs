@@ -2,11 +2,11 @@
 
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec, read_ints};
-use flow_core::{Plain, autograd, tensors::plain};
+use flow_core::{RawTensor, autograd, tensors::plain};
 use std::sync::Arc;
 
 /// `table_VD[index_BL]`, `[B, L, D]`. Backward adds up the rows of one index in the order of the batch.
-pub(crate) fn embedding(table: &DispatchTensor, index: &Plain) -> DispatchTensor {
+pub(crate) fn embedding(table: &DispatchTensor, index: &RawTensor) -> DispatchTensor {
     let shape = burn::backend::TensorMetadata::shape(&plain(index)).to_vec();
     autograd::apply("embedding", &[table], |inputs, _| {
         let table = CpuTensor::read(&inputs[0]);

@@ -3,7 +3,7 @@
 use crate::cpu::frequencies::split_frequencies;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{DeferredSums, FeatureCacheOps, PairSums, RowSource, TensorRow};
-use flow_core::{LatentShape, Plain};
+use flow_core::{LatentShape, RawTensor};
 
 /// The operations of a feature cache on the processor, one value after another.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,10 +35,10 @@ impl FeatureCacheOps for CpuFeatureCache {
     fn assemble(
         &self,
         shape: &[usize],
-        computed: Option<&Plain>,
-        base: Option<&Plain>,
+        computed: Option<&RawTensor>,
+        base: Option<&RawTensor>,
         rows: &[RowSource<'_>],
-    ) -> Plain {
+    ) -> RawTensor {
         let (computed, base) = (computed.map(CpuTensor::read), base.map(CpuTensor::read));
         let mut values = vec![0.0f32; shape.iter().product()];
         let each = values.len() / rows.len();
@@ -63,7 +63,7 @@ impl FeatureCacheOps for CpuFeatureCache {
         from_vec(values, shape)
     }
 
-    fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain> {
+    fn features(&self, outputs: &RawTensor, base: Option<(&RawTensor, &[usize])>) -> Vec<RawTensor> {
         let outputs = CpuTensor::read(outputs);
         let base = base.map(|(base, of)| (CpuTensor::read(base), of));
         let shape = one_row(outputs.shape());
@@ -72,7 +72,7 @@ impl FeatureCacheOps for CpuFeatureCache {
             .collect()
     }
 
-    fn together(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Plain {
+    fn together(&self, outputs: &RawTensor, base: Option<(&RawTensor, &[usize])>) -> RawTensor {
         let outputs = CpuTensor::read(outputs);
         let base = base.map(|(base, of)| (CpuTensor::read(base), of));
         let rows = 0..outputs.shape()[0];
@@ -95,7 +95,11 @@ impl FeatureCacheOps for CpuFeatureCache {
         DeferredSums::deferred(move || sums)
     }
 
-    fn frequencies(&self, pairs: &[(TensorRow<'_>, TensorRow<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]> {
+    fn frequencies(
+        &self,
+        pairs: &[(TensorRow<'_>, TensorRow<'_>)],
+        shape: &LatentShape,
+    ) -> Vec<[RawTensor; 2]> {
         let parts = |((a, row_a), (b, row_b)): &(TensorRow<'_>, TensorRow<'_>)| {
             let (a, b) = (CpuTensor::read(a), CpuTensor::read(b));
             let pairs = row_of(&a, *row_a).iter().zip(row_of(&b, *row_b));

@@ -7,7 +7,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Activation, Plain, autograd};
+use flow_core::{Activation, RawTensor, autograd};
 use std::sync::Arc;
 
 /// Values of a layer's weights.
@@ -94,7 +94,7 @@ pub(crate) fn has_trained_matrix(weights: &LinearWeights) -> bool {
 }
 
 /// The activation of a sum that was kept.
-pub(crate) fn activated_again(sum: &Plain, activation: Activation) -> Plain {
+pub(crate) fn activated_again(sum: &RawTensor, activation: Activation) -> RawTensor {
     let sum = CpuTensor::read(sum);
     let output = threads::build_zeros(sum.values().len(), threads::PIECE, |index, output| {
         math::activate_into(
@@ -108,7 +108,7 @@ pub(crate) fn activated_again(sum: &Plain, activation: Activation) -> Plain {
 
 impl Values {
     /// `plain` holds the values of [`LinearWeights::tensors`].
-    pub(crate) fn read(plain: &[Plain], weights: &LinearWeights, precision: Precision) -> Self {
+    pub(crate) fn read(plain: &[RawTensor], weights: &LinearWeights, precision: Precision) -> Self {
         let weight = CpuTensor::read(&plain[0]);
         let (outputs, inputs) = weight.rows_and_columns();
         let bias = weights.bias.as_ref().map(|_| CpuTensor::read(&plain[1]));
@@ -203,11 +203,11 @@ impl Values {
         &self,
         x: Option<&CpuTensor>,
         x_shape: &[usize],
-        sum: Option<&Plain>,
+        sum: Option<&RawTensor>,
         activation: Activation,
-        gradient: &Plain,
+        gradient: &RawTensor,
         wanted: &[bool],
-    ) -> Vec<Option<Plain>> {
+    ) -> Vec<Option<RawTensor>> {
         let gradient = match sum {
             Some(sum) => {
                 let (sum, gradient) = (CpuTensor::read(sum), CpuTensor::read(gradient));
@@ -233,7 +233,7 @@ impl Values {
         x: Option<&[f32]>,
         gradient: &[f32],
         wanted: &[bool],
-    ) -> Vec<Option<Plain>> {
+    ) -> Vec<Option<RawTensor>> {
         let rows = self.rows_of(gradient);
         let x = || x.expect("the input is kept if a matrix is tracked");
         let mut wanted = wanted.iter().copied();

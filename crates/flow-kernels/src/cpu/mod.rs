@@ -33,7 +33,8 @@ use flow_core::ops::{
 };
 use flow_core::tensors::{cast, copy_again};
 use flow_core::{
-    Activation, AdamWStep, Beside, Halves, Kernels, Noise, Plain, Recorder, StepFactors, StepValues, Updated,
+    Activation, AdamWStep, Beside, Halves, Kernels, Noise, RawTensor, Recorder, StepFactors, StepValues,
+    Updated,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -83,7 +84,7 @@ impl CpuKernels {
 }
 
 /// Makes `tensor` one of type `dtype`, if it is not.
-fn as_type(tensor: &mut Plain, dtype: DType) {
+fn as_type(tensor: &mut RawTensor, dtype: DType) {
     if tensor.dtype() != dtype {
         *tensor = cast(tensor, dtype.into());
     }
@@ -184,7 +185,7 @@ impl ModelOps for CpuKernels {
         rotary::rotary(x, tables.cos, tables.sin)
     }
 
-    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
+    fn embedding(&self, table: &DispatchTensor, index: &RawTensor) -> DispatchTensor {
         embedding::embedding(table, index)
     }
 }
@@ -245,11 +246,11 @@ impl FusedOps for CpuKernels {
 }
 
 impl SamplerOps for CpuKernels {
-    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
+    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> RawTensor {
         noise::draw_noise(noise, device)
     }
 
-    fn sde_step(&self, step: SdeStep<'_>, noise: &Plain) -> SdeOutputs {
+    fn sde_step(&self, step: SdeStep<'_>, noise: &RawTensor) -> SdeOutputs {
         sde::step(step, noise)
     }
 
@@ -259,28 +260,33 @@ impl SamplerOps for CpuKernels {
 }
 
 impl LossOps for CpuKernels {
-    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, DispatchTensor) {
+    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &RawTensor) -> (DispatchTensor, DispatchTensor) {
         sde::log_prob(step, x_next)
     }
 
-    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
+    fn mean_squared_distance(&self, a: &DispatchTensor, b: &RawTensor) -> DispatchTensor {
         sde::mean_squared_distance(a, b)
     }
 }
 
 impl OptimizerOps for CpuKernels {
-    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
+    fn sums_of_squares(&self, tensors: &[&RawTensor]) -> Vec<f64> {
         tensors
             .iter()
             .map(|tensor| optimizer::sum_of_squares(tensor))
             .collect()
     }
 
-    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues {
+    fn step_values(
+        &self,
+        gradients: &[&RawTensor],
+        factors: &StepFactors,
+        device: &ComputeDevice,
+    ) -> StepValues {
         factors.values(self.sums_of_squares(gradients).into_iter().sum(), device)
     }
 
-    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
+    fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor) {
         optimizer::accumulate(accumulated, gradient);
     }
 
@@ -292,7 +298,7 @@ impl OptimizerOps for CpuKernels {
                 as_type(moment, DType::F32);
             }
             let weight = of.weight;
-            let mut step_in_f32 = |weight: &mut Plain| {
+            let mut step_in_f32 = |weight: &mut RawTensor| {
                 optimizer::adamw(weight, of.gradient, of.first, of.second, step);
             };
             match of.beside {
@@ -321,7 +327,7 @@ impl OptimizerOps for CpuKernels {
         }
     }
 
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+    fn average_all(&self, averages: Vec<(&mut RawTensor, &RawTensor)>, decay: &RawTensor) {
         for (average, value) in averages {
             optimizer::average(average, value, decay);
         }
@@ -329,16 +335,16 @@ impl OptimizerOps for CpuKernels {
 }
 
 impl WeightOps for CpuKernels {
-    fn split(&self, value: &Plain) -> Halves {
+    fn split(&self, value: &RawTensor) -> Halves {
         split_f32::split(value)
     }
 
-    fn join(&self, halves: &[Halves]) -> Vec<Plain> {
+    fn join(&self, halves: &[Halves]) -> Vec<RawTensor> {
         let join = |of: &Halves| split_f32::join(&of.upper, &of.lower);
         halves.iter().map(join).collect()
     }
 
-    fn copy_all(&self, copies: Vec<(&mut Plain, &Plain)>) {
+    fn copy_all(&self, copies: Vec<(&mut RawTensor, &RawTensor)>) {
         for (copy, of) in copies {
             copy_again(copy, of);
         }

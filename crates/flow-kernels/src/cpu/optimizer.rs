@@ -2,11 +2,11 @@
 
 use crate::host::{math::vectorised, sum::sum_pairs_f64, threads};
 use flow_core::cpu::{CpuTensor, update};
-use flow_core::{AdamWStep, Plain};
+use flow_core::{AdamWStep, RawTensor};
 use rayon::prelude::*;
 
 /// Sum of squares: pieces of fixed size in f64, then the pieces in order.
-pub(crate) fn sum_of_squares(tensor: &Plain) -> f64 {
+pub(crate) fn sum_of_squares(tensor: &RawTensor) -> f64 {
     let tensor = CpuTensor::read(tensor);
     let piece = |values: &[f32]| {
         vectorised(
@@ -24,7 +24,7 @@ pub(crate) fn sum_of_squares(tensor: &Plain) -> f64 {
 }
 
 /// `accumulated += gradient`.
-pub(crate) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
+pub(crate) fn accumulate(accumulated: &mut RawTensor, gradient: &RawTensor) {
     let gradient = CpuTensor::read(gradient);
     update(accumulated, |accumulated| {
         assert_eq!(
@@ -50,10 +50,10 @@ type Moments<'a> = (&'a mut [f32], &'a mut [f32]);
 /// One AdamW step (Loshchilov and Hutter 2019, arXiv:1711.05101), each rounding in the order of PyTorch 2's
 /// `torch/optim/adamw.py`, `_single_tensor_adamw`.
 pub(crate) fn adamw(
-    weight: &mut Plain,
-    gradient: &Plain,
-    first: &mut Plain,
-    second: &mut Plain,
+    weight: &mut RawTensor,
+    gradient: &RawTensor,
+    first: &mut RawTensor,
+    second: &mut RawTensor,
     step: &AdamWStep,
 ) {
     let gradient = CpuTensor::read(gradient);
@@ -117,7 +117,7 @@ pub(crate) fn adamw(
 }
 
 /// `average = decay · average + (1 - decay) · value`.
-pub(crate) fn average(average: &mut Plain, value: &Plain, decay: &Plain) {
+pub(crate) fn average(average: &mut RawTensor, value: &RawTensor, decay: &RawTensor) {
     let (value, decay) = (CpuTensor::read(value), CpuTensor::read(decay).values()[0]);
     update(average, |average| {
         assert_eq!(

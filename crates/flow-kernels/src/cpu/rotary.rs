@@ -3,12 +3,12 @@
 use crate::host::{math::vectorised, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::{Plain, autograd};
+use flow_core::{RawTensor, autograd};
 use std::sync::Arc;
 
 /// Rotates pairs `(2i, 2i+1)` of `x [B, S, H, D]` by `cos`, `sin` of `[S, D/2]`. Backward rotates the other way and
 /// keeps the tables only.
-pub(crate) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
+pub(crate) fn rotary(x: &DispatchTensor, cos: &RawTensor, sin: &RawTensor) -> DispatchTensor {
     let (cos, sin) = (CpuTensor::read(cos), CpuTensor::read(sin));
     autograd::apply("rotary", &[x], |inputs, _| {
         let x = CpuTensor::read(&inputs[0]);
@@ -21,7 +21,7 @@ pub(crate) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTe
     })
 }
 
-fn rotate(x: &CpuTensor, cos: &[f32], sin: &[f32], direction: f32) -> Plain {
+fn rotate(x: &CpuTensor, cos: &[f32], sin: &[f32], direction: f32) -> RawTensor {
     let [_, tokens, heads, width] = *x.shape() else {
         panic!("rotary of {:?}, four axes expected", x.shape())
     };

@@ -7,7 +7,7 @@ use crate::host::{math::vectorised, sum::sum_pairs_f64, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{SdeOutputs, SdeStep};
-use flow_core::{Plain, autograd};
+use flow_core::{RawTensor, autograd};
 use std::sync::Arc;
 
 /// Coefficients per row.
@@ -66,7 +66,7 @@ fn squared_distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 /// Takes a step.
-pub(crate) fn step(step: SdeStep<'_>, noise: &Plain) -> SdeOutputs {
+pub(crate) fn step(step: SdeStep<'_>, noise: &RawTensor) -> SdeOutputs {
     let [x, v, noise] = [step.x, step.v, noise].map(CpuTensor::read);
     let coefficients = CpuTensor::read(step.coefficients);
     let (rows, columns) = x.rows_and_columns();
@@ -94,7 +94,7 @@ pub(crate) fn step(step: SdeStep<'_>, noise: &Plain) -> SdeOutputs {
 }
 
 /// `(log_prob, mean)` of a step taken before, differentiable in `v`.
-pub(crate) fn log_prob(step: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, DispatchTensor) {
+pub(crate) fn log_prob(step: SdeStep<'_>, x_next: &RawTensor) -> (DispatchTensor, DispatchTensor) {
     let [x, x_next, coefficients] = [step.x, x_next, step.coefficients].map(CpuTensor::read);
     let outputs = autograd::apply_many("sde_log_prob", &[step.v], |inputs, _| {
         let mean = mean(&x, &CpuTensor::read(&inputs[0]), &coefficients);
@@ -138,7 +138,7 @@ pub(crate) fn log_prob(step: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, Di
 }
 
 /// `mean over N of (a - b)²` per row, differentiable in `a`.
-pub(crate) fn mean_squared_distance(a: &DispatchTensor, b: &Plain) -> DispatchTensor {
+pub(crate) fn mean_squared_distance(a: &DispatchTensor, b: &RawTensor) -> DispatchTensor {
     let b = CpuTensor::read(b);
     autograd::apply("mean_squared_distance", &[a], |inputs, _| {
         let a = CpuTensor::read(&inputs[0]);

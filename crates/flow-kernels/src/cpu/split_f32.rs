@@ -3,10 +3,10 @@
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::halves::{self, Halves};
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Plain, Rounding};
+use flow_core::{RawTensor, Rounding};
 
 /// The halves of an f32 tensor.
-pub(crate) fn split(value: &Plain) -> Halves {
+pub(crate) fn split(value: &RawTensor) -> Halves {
     let value = CpuTensor::read(value);
     let pairs = value.values().iter().map(|value| halves::split(*value).into());
     let (uppers, lowers): (Vec<u16>, Vec<u16>) = pairs.unzip();
@@ -17,7 +17,7 @@ pub(crate) fn split(value: &Plain) -> Halves {
 }
 
 /// The f32 tensor of two halves.
-pub(crate) fn join(upper: &Plain, lower: &Plain) -> Plain {
+pub(crate) fn join(upper: &RawTensor, lower: &RawTensor) -> RawTensor {
     let pairs = halves::bits(upper).into_iter().zip(halves::bits(lower));
     let values = pairs.map(|(upper, lower)| halves::join([upper, lower])).collect();
     from_vec(values, &flow_core::tensors::shape(upper))
@@ -25,7 +25,7 @@ pub(crate) fn join(upper: &Plain, lower: &Plain) -> Plain {
 
 /// An f32 tensor in bf16, each value rounded up with the probability that makes its expectation the value: the upper 16 bits
 /// of its bits and of a random number of 16 bits, added.
-pub(crate) fn rounded(value: &Plain, rounding: Rounding, stream: u32) -> Plain {
+pub(crate) fn rounded(value: &RawTensor, rounding: Rounding, stream: u32) -> RawTensor {
     let value = CpuTensor::read(value);
     let mut draws = Stream::new(rounding.seed, Purpose::Rounding).at(u64::from(stream), rounding.step);
     let up_or_down = |value: &f32| {

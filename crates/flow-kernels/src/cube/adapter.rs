@@ -6,7 +6,7 @@
 
 use super::operand::Operand;
 use super::products::{Products, matrix, part, part_alignment};
-use flow_core::Plain;
+use flow_core::RawTensor;
 use flow_core::ops::LinearWeights;
 use flow_kernels_cube::Element;
 use flow_kernels_cube::cast::MOST_JOINED;
@@ -15,10 +15,10 @@ use flow_matmul_cube::tensors::{Matrix, Operands};
 use std::sync::{Arc, OnceLock};
 
 /// `A [rank, in]`, `B [out, rank]` and the scale of an adapter.
-pub(super) type Factors<'a> = (&'a Plain, &'a Plain, f32);
+pub(super) type Factors<'a> = (&'a RawTensor, &'a RawTensor, f32);
 
 /// The adapter's factors among `plain`, the values of [`LinearWeights::tensors`].
-pub(super) fn factors<'a>(plain: &'a [Plain], weights: &LinearWeights) -> Option<Factors<'a>> {
+pub(super) fn factors<'a>(plain: &'a [RawTensor], weights: &LinearWeights) -> Option<Factors<'a>> {
     let (_, _, scale) = weights.adapter.as_ref()?;
     Some((&plain[plain.len() - 2], &plain[plain.len() - 1], *scale))
 }

@@ -3,7 +3,7 @@
 use super::operand::{Operand, done};
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
-use flow_core::{Activation, Plain, autograd, cube};
+use flow_core::{Activation, RawTensor, autograd, cube};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::activation::{self, Activation as Function};
 use flow_kernels_cube::embedding::Embedding;
@@ -92,7 +92,7 @@ pub(super) struct Gated {
 
 impl Gated {
     /// Reads the operands, to be computed on in `element`.
-    pub fn read(residual: &Plain, modulation: &Plain, gate: usize, element: Element) -> Self {
+    pub fn read(residual: &RawTensor, modulation: &RawTensor, gate: usize, element: Element) -> Self {
         let [residual, modulation] = [residual, modulation].map(Operand::read);
         let of = [residual.element(), modulation.element()];
         let [residual, modulation] = [residual, modulation].map(|operand| operand.cast(element));
@@ -129,7 +129,7 @@ impl Gated {
     }
 
     /// The gradient of the residual for the `gradient` of the result.
-    pub fn residual_gradient(&self, gradient: &Operand) -> Plain {
+    pub fn residual_gradient(&self, gradient: &Operand) -> RawTensor {
         gradient.clone().into_plain_as(self.of[0])
     }
 
@@ -139,7 +139,7 @@ impl Gated {
         branch: Option<&Operand>,
         gradient: &Operand,
         want_branch: bool,
-    ) -> (Option<Operand>, Option<Plain>) {
+    ) -> (Option<Operand>, Option<RawTensor>) {
         let dbranch = want_branch.then(|| gradient.room_alike());
         let dmodulation = branch.map(|_| self.modulation.room_alike());
         let backward = self.call.backward(
@@ -187,7 +187,12 @@ pub(super) fn gated_residual(
 }
 
 /// As the CPU's; backward keeps the tables.
-pub(super) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain, element: Element) -> DispatchTensor {
+pub(super) fn rotary(
+    x: &DispatchTensor,
+    cos: &RawTensor,
+    sin: &RawTensor,
+    element: Element,
+) -> DispatchTensor {
     const NAME: &str = "rotary";
     let tables = [cos, sin].map(|table| Operand::read_as(table, Element::F32));
     autograd::apply(NAME, &[x], |inputs, _| {
@@ -223,7 +228,7 @@ pub(super) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain, element: Elem
 
 /// As the CPU's, but that an index out of range gives a row of NaN: to look would be to wait for the device. The gradient
 /// of the table is f32.
-pub(super) fn embedding(table: &DispatchTensor, index: &Plain, element: Element) -> DispatchTensor {
+pub(super) fn embedding(table: &DispatchTensor, index: &RawTensor, element: Element) -> DispatchTensor {
     const NAME: &str = "embedding";
     autograd::apply(NAME, &[table], |inputs, _| {
         let table = Operand::read(&inputs[0]);

@@ -9,7 +9,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_core::cube::{self, CubeTensor};
 use flow_core::ops::{ExpertOps, GroupedWeights, Grouping, Routed, Stash};
-use flow_core::{Activation, Plain, autograd};
+use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::experts::route::Shares;
 use flow_kernels_cube::experts::{self, Mix, Routing, group_sums};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 ///
 /// # Panics
 /// If they are not integers of a CubeCL device: kernels are chosen by device, so this is a bug.
-fn indices(tensor: &Plain) -> CubeTensor {
+fn indices(tensor: &RawTensor) -> CubeTensor {
     let tensor = cube::read_ints(tensor).expect("indices are integers on the device of what they index");
     cube::contiguous(cube::cast(tensor.clone(), DType::I32))
 }
@@ -34,7 +34,7 @@ impl ExpertOps for CubeKernels {
     /// As the CPU's; of two scores that differ in the last bits another may be the larger there, since exponentials do.
     fn route(&self, stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
         const NAME: &str = "route";
-        let mut chosen: Option<Plain> = None;
+        let mut chosen: Option<RawTensor> = None;
         let outputs = autograd::apply_many(NAME, &[logits], |inputs, _| {
             let logits = Operand::read(&inputs[0]);
             let of = logits.element();
@@ -100,7 +100,7 @@ impl ExpertOps for CubeKernels {
         }
     }
 
-    fn group(&self, choices: &Plain, experts: usize) -> Grouping {
+    fn group(&self, choices: &RawTensor, experts: usize) -> Grouping {
         let choices = indices(choices);
         let slots = length(&choices);
         let room = |count: usize| cube::empty_like(&choices, &[count], DType::I32);
@@ -279,8 +279,8 @@ struct Layer {
 
 impl Layer {
     fn read(
-        weight: &Plain,
-        bias: &Plain,
+        weight: &RawTensor,
+        bias: &RawTensor,
         element: Element,
         offsets: CubeTensor,
         products: &Arc<Products>,

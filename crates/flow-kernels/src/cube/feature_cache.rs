@@ -3,7 +3,7 @@
 
 use super::operand::{Operand, done};
 use crate::cpu::frequencies::low_frequency_radius;
-use flow_core::Plain;
+use flow_core::RawTensor;
 use flow_core::model::LatentShape;
 use flow_core::ops::{DeferredSums, FeatureCacheOps, PairSums, RowSource, TensorRow};
 use flow_kernels_cube::frequencies::Frequencies;
@@ -17,11 +17,11 @@ pub(super) struct CubeFeatureCache;
 
 /// Tensors as operands, each read once however many rows of it are asked for: what is strided is copied.
 #[derive(Default)]
-struct Operands<'a>(Vec<(&'a Plain, Operand)>);
+struct Operands<'a>(Vec<(&'a RawTensor, Operand)>);
 
 impl<'a> Operands<'a> {
     /// The place of `tensor`, read if it was not.
-    fn add(&mut self, tensor: &'a Plain) -> usize {
+    fn add(&mut self, tensor: &'a RawTensor) -> usize {
         let known = self.0.iter().position(|(of, _)| std::ptr::eq(*of, tensor));
         known.unwrap_or_else(|| {
             self.0.push((tensor, Operand::read(tensor)));
@@ -82,10 +82,10 @@ impl FeatureCacheOps for CubeFeatureCache {
     fn assemble(
         &self,
         shape: &[usize],
-        computed: Option<&Plain>,
-        base: Option<&Plain>,
+        computed: Option<&RawTensor>,
+        base: Option<&RawTensor>,
         rows: &[RowSource<'_>],
-    ) -> Plain {
+    ) -> RawTensor {
         const NAME: &str = "assemble";
         let first = |row: &'_ RowSource<'_>| match row {
             RowSource::Forecast(terms) => terms.first().map(|(_, (feature, _))| Operand::read(feature)),
@@ -135,7 +135,7 @@ impl FeatureCacheOps for CubeFeatureCache {
         output.into_plain()
     }
 
-    fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain> {
+    fn features(&self, outputs: &RawTensor, base: Option<(&RawTensor, &[usize])>) -> Vec<RawTensor> {
         let outputs = Operand::read(outputs);
         let base = base.map(|(base, of)| (Operand::read_as(base, outputs.element()).buffer(), of));
         let (shape, buffer) = (outputs.shape(), outputs.buffer());
@@ -154,7 +154,7 @@ impl FeatureCacheOps for CubeFeatureCache {
         (0..shape[0]).map(feature).collect()
     }
 
-    fn together(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Plain {
+    fn together(&self, outputs: &RawTensor, base: Option<(&RawTensor, &[usize])>) -> RawTensor {
         let outputs = Operand::read(outputs);
         let base = base.map(|(base, of)| (Operand::read_as(base, outputs.element()).buffer(), of));
         let (shape, buffer) = (outputs.shape(), outputs.buffer());
@@ -214,7 +214,11 @@ impl FeatureCacheOps for CubeFeatureCache {
         })
     }
 
-    fn frequencies(&self, pairs: &[(TensorRow<'_>, TensorRow<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]> {
+    fn frequencies(
+        &self,
+        pairs: &[(TensorRow<'_>, TensorRow<'_>)],
+        shape: &LatentShape,
+    ) -> Vec<[RawTensor; 2]> {
         let call = Frequencies {
             planes: shape.channels * shape.frames,
             height: shape.height,

@@ -13,7 +13,7 @@ use crate::cpu::linear::has_trained_matrix;
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use flow_core::ops::{FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Activation, Plain, autograd};
+use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -28,13 +28,13 @@ pub(super) struct With<'a> {
 }
 
 impl With<'_> {
-    fn layer(&self, plain: &[Plain], weights: &LinearWeights) -> Layer {
+    fn layer(&self, plain: &[RawTensor], weights: &LinearWeights) -> Layer {
         Layer::read(plain, weights, self.element, self.products)
     }
 }
 
 /// The sum of two gradients of one tensor, as the graph adds them up.
-fn plus(a: Plain, b: Plain) -> Plain {
+fn plus(a: RawTensor, b: RawTensor) -> RawTensor {
     Dispatch::float_add(a, b)
 }
 
@@ -134,7 +134,7 @@ fn layer_gradients(
     added: Option<&Operand>,
     dbias: Option<Operand>,
     wanted: &[bool],
-) -> [Vec<Option<Plain>>; 3] {
+) -> [Vec<Option<RawTensor>>; 3] {
     let want_norm = wanted[0] || wanted[1];
     let again = (want_norm || train_matrix).then(|| normed.forward());
     let (rows, statistics) = again.unzip();
@@ -168,7 +168,7 @@ pub(super) fn modulated_linears(
     autograd::apply_many("modulated_linears", &inputs, |plain, _| {
         let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let ranges = || starts.windows(2).map(|ends| ends[0]..ends[1]);
-        let read: Vec<(&[Plain], &LinearWeights)> =
+        let read: Vec<(&[RawTensor], &LinearWeights)> =
             ranges().map(|range| &plain[range]).zip(weights).collect();
         let layers = Layer::read_all(&read, element, with.products);
         let layers: Vec<(Layer, Range<usize>)> = layers.into_iter().zip(ranges()).collect();

@@ -5,13 +5,13 @@ use crate::cpu::noise::draw_noise;
 use burn::backend::DispatchTensor;
 use flow_core::device::ComputeDevice;
 use flow_core::ops::{Noise, SdeOutputs, SdeStep};
-use flow_core::{Plain, autograd, cube};
+use flow_core::{RawTensor, autograd, cube};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::normals::{self, Drawn};
 use flow_kernels_cube::sde::{self, Latents, Outcome, Step};
 use std::sync::Arc;
 
-fn wide(tensor: &Plain) -> Operand {
+fn wide(tensor: &RawTensor) -> Operand {
     Operand::read_as(tensor, Element::F32)
 }
 
@@ -21,7 +21,7 @@ fn latents(x: &Operand) -> Latents {
 }
 
 /// Takes a step.
-pub(super) fn step(step: SdeStep<'_>, noise: &Plain) -> SdeOutputs {
+pub(super) fn step(step: SdeStep<'_>, noise: &RawTensor) -> SdeOutputs {
     step_with(step, sde::Noise::Given(&wide(noise).buffer()))
 }
 
@@ -42,7 +42,7 @@ fn drawn<'a>(noise: &Noise<'a>) -> Drawn<'a> {
 }
 
 /// Draws noise on the device, where it can.
-pub(super) fn noise(noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
+pub(super) fn noise(noise: &Noise<'_>, device: &ComputeDevice) -> RawTensor {
     let room = device.empty(&[noise.samples.len(), noise.values]);
     let room = Operand::read(&room);
     if !normals::drawn_by(room.client()) {
@@ -77,7 +77,7 @@ fn step_with(given: SdeStep<'_>, noise: sde::Noise<'_>) -> SdeOutputs {
 }
 
 /// `(log_prob, mean)` of a step taken before, differentiable in `v`. Backward keeps the mean and the next latents.
-pub(super) fn log_prob(given: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, DispatchTensor) {
+pub(super) fn log_prob(given: SdeStep<'_>, x_next: &RawTensor) -> (DispatchTensor, DispatchTensor) {
     const NAME: &str = "sde_log_prob";
     let [x, x_next, coefficients] = [given.x, x_next, given.coefficients].map(wide);
     let call = latents(&x);
@@ -119,7 +119,7 @@ pub(super) fn log_prob(given: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, D
 }
 
 /// `mean over N of (a - b)²` per row in f32, differentiable in `a`.
-pub(super) fn mean_squared_distance(a: &DispatchTensor, b: &Plain) -> DispatchTensor {
+pub(super) fn mean_squared_distance(a: &DispatchTensor, b: &RawTensor) -> DispatchTensor {
     const NAME: &str = "mean_squared_distance";
     let b = wide(b);
     autograd::apply(NAME, &[a], |inputs, _| {

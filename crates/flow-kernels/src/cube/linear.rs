@@ -8,7 +8,7 @@ use crate::cpu::linear::has_trained_matrix;
 use burn::backend::DispatchTensor;
 use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::zeros_like;
-use flow_core::{Activation, Plain, autograd};
+use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
 use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::{Gate as MatmulGate, Matrix, Operands};
@@ -133,7 +133,7 @@ impl Summed {
 impl Layer {
     /// `plain` holds the values of [`LinearWeights::tensors`].
     pub fn read(
-        plain: &[Plain],
+        plain: &[RawTensor],
         weights: &LinearWeights,
         element: Element,
         products: &Arc<Products>,
@@ -144,7 +144,7 @@ impl Layer {
 
     fn with(
         adapter: Option<Adapter>,
-        plain: &[Plain],
+        plain: &[RawTensor],
         weights: &LinearWeights,
         element: Element,
         products: &Arc<Products>,
@@ -166,7 +166,7 @@ impl Layer {
 
     /// Layers of one input: what their adapters have in common is computed for all at once.
     pub fn read_all(
-        layers: &[(&[Plain], &LinearWeights)],
+        layers: &[(&[RawTensor], &LinearWeights)],
         element: Element,
         products: &Arc<Products>,
     ) -> Vec<Self> {
@@ -337,7 +337,7 @@ impl Layer {
         of_sums: &OfSums,
         dbias: Option<Operand>,
         wanted: &[bool],
-    ) -> Vec<Option<Plain>> {
+    ) -> Vec<Option<RawTensor>> {
         let (products, gradient) = (&self.products, &of_sums.gradient);
         let x = || x.expect("the input is kept if a matrix is tracked");
         let mut wanted = wanted.iter().copied();

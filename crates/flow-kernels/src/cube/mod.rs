@@ -23,7 +23,7 @@ use flow_core::ops::{
     OnFused, OptimizerOps, RotaryTables, SamplerOps, SdeOutputs, SdeStep, Stash, WeightOps,
 };
 use flow_core::{
-    Activation, AdamWStep, Halves, Kernels, Noise, Plain, Recorder, StepFactors, StepValues, Updated,
+    Activation, AdamWStep, Halves, Kernels, Noise, RawTensor, Recorder, StepFactors, StepValues, Updated,
 };
 use flow_kernels_cube::Element;
 use products::Products;
@@ -204,7 +204,7 @@ impl ModelOps for CubeKernels {
         elementwise::rotary(x, tables.cos, tables.sin, self.element)
     }
 
-    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
+    fn embedding(&self, table: &DispatchTensor, index: &RawTensor) -> DispatchTensor {
         elementwise::embedding(table, index, self.element)
     }
 }
@@ -263,11 +263,11 @@ impl FusedOps for CubeKernels {
 }
 
 impl SamplerOps for CubeKernels {
-    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
+    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> RawTensor {
         latents::noise(noise, device)
     }
 
-    fn sde_step(&self, step: SdeStep<'_>, noise: &Plain) -> SdeOutputs {
+    fn sde_step(&self, step: SdeStep<'_>, noise: &RawTensor) -> SdeOutputs {
         latents::step(step, noise)
     }
 
@@ -277,26 +277,31 @@ impl SamplerOps for CubeKernels {
 }
 
 impl LossOps for CubeKernels {
-    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &Plain) -> (DispatchTensor, DispatchTensor) {
+    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &RawTensor) -> (DispatchTensor, DispatchTensor) {
         latents::log_prob(step, x_next)
     }
 
-    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
+    fn mean_squared_distance(&self, a: &DispatchTensor, b: &RawTensor) -> DispatchTensor {
         latents::mean_squared_distance(a, b)
     }
 }
 
 impl OptimizerOps for CubeKernels {
-    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
+    fn sums_of_squares(&self, tensors: &[&RawTensor]) -> Vec<f64> {
         optimizer::sums_of_squares(tensors)
     }
 
-    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues {
+    fn step_values(
+        &self,
+        gradients: &[&RawTensor],
+        factors: &StepFactors,
+        device: &ComputeDevice,
+    ) -> StepValues {
         // Without gradients there is no tensor to say which device it is.
         optimizer::step_values(gradients, factors).unwrap_or_else(|| factors.values(0.0, device))
     }
 
-    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
+    fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor) {
         optimizer::accumulate(accumulated, gradient);
     }
 
@@ -304,21 +309,21 @@ impl OptimizerOps for CubeKernels {
         optimizer::adamw_all(weights, step);
     }
 
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+    fn average_all(&self, averages: Vec<(&mut RawTensor, &RawTensor)>, decay: &RawTensor) {
         optimizer::average_all(averages, decay);
     }
 }
 
 impl WeightOps for CubeKernels {
-    fn split(&self, value: &Plain) -> Halves {
+    fn split(&self, value: &RawTensor) -> Halves {
         optimizer::split(value)
     }
 
-    fn join(&self, halves: &[Halves]) -> Vec<Plain> {
+    fn join(&self, halves: &[Halves]) -> Vec<RawTensor> {
         optimizer::join(halves)
     }
 
-    fn copy_all(&self, copies: Vec<(&mut Plain, &Plain)>) {
+    fn copy_all(&self, copies: Vec<(&mut RawTensor, &RawTensor)>) {
         optimizer::copy_all(copies);
     }
 }

@@ -5,7 +5,7 @@ use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
 use flow_core::ops::NormChunks;
 use flow_core::tensors::stacked;
-use flow_core::{Plain, autograd};
+use flow_core::{RawTensor, autograd};
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
 use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
 use flow_kernels_cube::{Buffer, Element};
@@ -29,7 +29,7 @@ pub(super) struct Normed {
 
 impl Normed {
     /// Reads the operands, to be computed on in `element`.
-    pub fn read(x: &Plain, modulation: &Plain, norm: NormChunks, element: Element) -> Self {
+    pub fn read(x: &RawTensor, modulation: &RawTensor, norm: NormChunks, element: Element) -> Self {
         let [x, modulation] = [x, modulation].map(Operand::read);
         let of = [x.element(), modulation.element()];
         let [x, modulation] = [x, modulation].map(|operand| operand.cast(element));
@@ -57,11 +57,17 @@ impl Normed {
 
     /// As [`read`](Self::read), with a weight and a bias: all rows as if they were of one sample, whose shift is the bias and
     /// whose scale is the weight. Their gradients are f32.
-    pub fn with_weight(x: &Plain, weight: &Plain, bias: &Plain, epsilon: f32, element: Element) -> Self {
+    pub fn with_weight(
+        x: &RawTensor,
+        weight: &RawTensor,
+        bias: &RawTensor,
+        epsilon: f32,
+        element: Element,
+    ) -> Self {
         let x = Operand::read(x);
         let of = [x.element(), Element::F32];
         let (rows, channels) = x.rows_and_columns();
-        let row = |vector: &Plain| Dispatch::float_reshape(vector.clone(), [1, channels].into());
+        let row = |vector: &RawTensor| Dispatch::float_reshape(vector.clone(), [1, channels].into());
         Self {
             x: x.cast(element),
             modulation: Operand::read_as(&stacked(vec![row(bias), row(weight)]), element),
@@ -111,7 +117,7 @@ impl Normed {
         gradient: &Operand,
         added: Option<&Operand>,
         want_modulation: bool,
-    ) -> (Plain, Option<Plain>) {
+    ) -> (RawTensor, Option<RawTensor>) {
         let dx = self.x.room_alike();
         let dmodulation = want_modulation.then(|| self.modulation.room(&self.modulation.shape(), self.sums));
         let backward = self.call.backward(
@@ -184,7 +190,7 @@ pub(super) fn layer_norm(
 pub(super) struct Tables([Operand; 2]);
 
 impl Tables {
-    pub fn read(cos: &Plain, sin: &Plain) -> Self {
+    pub fn read(cos: &RawTensor, sin: &RawTensor) -> Self {
         Self([cos, sin].map(|table| Operand::read_as(table, Element::F32)))
     }
 

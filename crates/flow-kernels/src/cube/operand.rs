@@ -1,7 +1,7 @@
 //! Burn's tensors of a CubeCL device as the kernels of `flow-kernels-cube` take them.
 
 use burn::tensor::DType;
-use flow_core::Plain;
+use flow_core::RawTensor;
 use flow_core::cube::{self, Client, CubeDevice, CubeTensor};
 use flow_kernels_cube::cast::{cast, join};
 use flow_kernels_cube::{Buffer, Element, Refused};
@@ -80,7 +80,7 @@ impl Operand {
     ///
     /// # Panics
     /// If it is tracked, or on another device: kernels are chosen by device, so this is a bug.
-    pub fn read(tensor: &Plain) -> Self {
+    pub fn read(tensor: &RawTensor) -> Self {
         let tensor = cube::read(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
         let tensor = dense(tensor);
         Self {
@@ -90,7 +90,7 @@ impl Operand {
     }
 
     /// Reads `tensor` as values of type `element`.
-    pub fn read_as(tensor: &Plain, element: Element) -> Self {
+    pub fn read_as(tensor: &RawTensor, element: Element) -> Self {
         Self::read(tensor).cast(element)
     }
 
@@ -174,12 +174,12 @@ impl Operand {
     }
 
     /// The tensor without graph.
-    pub fn into_plain(self) -> Plain {
+    pub fn into_plain(self) -> RawTensor {
         cube::wrap(self.tensor)
     }
 
     /// The tensor without graph, as type `element`: a gradient has the type of what it is the gradient of.
-    pub fn into_plain_as(self, element: Element) -> Plain {
+    pub fn into_plain_as(self, element: Element) -> RawTensor {
         self.cast(element).into_plain()
     }
 }
@@ -189,7 +189,7 @@ impl Operand {
 ///
 /// # Panics
 /// As [`Operand::read`].
-pub(super) fn update(tensor: &mut Plain, allowed: &[Element], change: impl FnOnce(&Client, &Buffer)) {
+pub(super) fn update(tensor: &mut RawTensor, allowed: &[Element], change: impl FnOnce(&Client, &Buffer)) {
     let buffer = dense_mut(tensor, allowed);
     let tensor = cube::read(tensor).expect("it was one before");
     change(&tensor.client, &buffer);
@@ -199,7 +199,7 @@ pub(super) fn update(tensor: &mut Plain, allowed: &[Element], change: impl FnOnc
 ///
 /// # Panics
 /// As [`Operand::read`].
-pub(super) fn dense_mut(tensor: &mut Plain, allowed: &[Element]) -> Buffer {
+pub(super) fn dense_mut(tensor: &mut RawTensor, allowed: &[Element]) -> Buffer {
     let tensor = cube::read_mut(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
     let found = element(tensor.dtype);
     let to = if allowed.contains(&found) {
@@ -221,7 +221,7 @@ pub(super) fn dense_mut(tensor: &mut Plain, allowed: &[Element]) -> Buffer {
 ///
 /// # Panics
 /// As [`Operand::read`].
-pub(super) fn bits_mut(tensor: &mut Plain) -> Buffer {
+pub(super) fn bits_mut(tensor: &mut RawTensor) -> Buffer {
     let tensor = cube::read_mut(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
     if !tensor.is_contiguous() || !is_aligned(tensor) || !tensor.can_mut() {
         *tensor = tensor.copy();

@@ -4,7 +4,7 @@ use super::operand::{Operand, bits_mut, dense_mut, done, update};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use flow_core::rng::Purpose;
-use flow_core::{AdamWStep, Beside, Halves, Plain, StepFactors, StepValues, Updated};
+use flow_core::{AdamWStep, Beside, Halves, RawTensor, StepFactors, StepValues, Updated};
 use flow_kernels_cube::adamw::{AdamW, Beside as Is, Rounding as Drawn, Updated as Updating};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::halves::{self, Halves as InHalves};
@@ -12,7 +12,7 @@ use flow_kernels_cube::optimizer::{self, Factors};
 use flow_kernels_cube::{Buffer, Element};
 
 /// Sums of squares: pieces in f32, their sums in f64 on the host. Waits for the device once.
-pub(super) fn sums_of_squares(tensors: &[&Plain]) -> Vec<f64> {
+pub(super) fn sums_of_squares(tensors: &[&RawTensor]) -> Vec<f64> {
     let tensors: Vec<Operand> = tensors.iter().map(|tensor| Operand::read(tensor)).collect();
     let Some(first) = tensors.first() else {
         return Vec::new();
@@ -24,7 +24,7 @@ pub(super) fn sums_of_squares(tensors: &[&Plain]) -> Vec<f64> {
 }
 
 /// The factors of a step, computed on the device.
-pub(super) fn step_values(gradients: &[&Plain], factors: &StepFactors) -> Option<StepValues> {
+pub(super) fn step_values(gradients: &[&RawTensor], factors: &StepFactors) -> Option<StepValues> {
     let tensors: Vec<Operand> = gradients.iter().map(|tensor| Operand::read(tensor)).collect();
     let first = tensors.first()?;
     let buffers: Vec<Buffer> = tensors.iter().map(Operand::buffer).collect();
@@ -46,7 +46,7 @@ pub(super) fn step_values(gradients: &[&Plain], factors: &StepFactors) -> Option
 }
 
 /// `accumulated += gradient`, in f32.
-pub(super) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
+pub(super) fn accumulate(accumulated: &mut RawTensor, gradient: &RawTensor) {
     let gradient = Operand::read(gradient);
     update(accumulated, &[Element::F32], |client, accumulated| {
         done(
@@ -113,7 +113,7 @@ pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
 }
 
 /// Writes the values beside them to copies, in their types.
-pub(super) fn copy_all(copies: Vec<(&mut Plain, &Plain)>) {
+pub(super) fn copy_all(copies: Vec<(&mut RawTensor, &RawTensor)>) {
     for (copy, of) in copies {
         let of = Operand::read(of);
         // Whatever float type the copy has, it keeps.
@@ -151,7 +151,7 @@ impl Held {
 }
 
 /// See [`flow_core::Kernels::split`].
-pub(super) fn split(value: &Plain) -> Halves {
+pub(super) fn split(value: &RawTensor) -> Halves {
     let value = Operand::read_as(value, Element::F32);
     let [upper, lower] = [(); 2].map(|()| value.room(&value.shape(), Element::Bf16));
     let halves = InHalves {
@@ -166,7 +166,7 @@ pub(super) fn split(value: &Plain) -> Halves {
 }
 
 /// See [`flow_core::Kernels::join`].
-pub(super) fn join(all: &[Halves]) -> Vec<Plain> {
+pub(super) fn join(all: &[Halves]) -> Vec<RawTensor> {
     let read = |of: &Halves| {
         let (upper, lower) = (Operand::read(&of.upper), Operand::read(&of.lower));
         let value = upper.room(&upper.shape(), Element::F32);
@@ -186,7 +186,7 @@ pub(super) fn join(all: &[Halves]) -> Vec<Plain> {
 }
 
 /// `average = decay · average + (1 - decay) · value` of each pair, in f32.
-pub(super) fn average_all(averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+pub(super) fn average_all(averages: Vec<(&mut RawTensor, &RawTensor)>, decay: &RawTensor) {
     let decay = Operand::read_as(decay, Element::F32);
     let pairs = averages.into_iter().map(|(average, value)| {
         let average = dense_mut(average, &[Element::F32]);

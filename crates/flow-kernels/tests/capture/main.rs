@@ -17,8 +17,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AdamWStep, Beside, CallContext, FlowModel, KeepAll, Kernels, Lane, ParamView, Plain, Plan, RegionEngine,
-    Rollout, Updated, Weights,
+    AdamWStep, Beside, CallContext, FlowModel, KeepAll, Kernels, Lane, ParamView, Plan, RawTensor,
+    RegionEngine, Rollout, Updated, Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use setting::{config, cube, noise};
@@ -34,7 +34,7 @@ struct Run {
     kernels: Arc<dyn Kernels>,
     model: Dit,
     weights: Weights,
-    moments: Vec<[Plain; 2]>,
+    moments: Vec<[RawTensor; 2]>,
     plan: Arc<Plan>,
     meter: Meter,
 }
@@ -105,7 +105,7 @@ impl Run {
     }
 
     /// The loss, and the gradient of every weight.
-    fn gradients(&self, batch: usize, draw: u64) -> (Vec<u32>, Vec<Option<Plain>>) {
+    fn gradients(&self, batch: usize, draw: u64) -> (Vec<u32>, Vec<Option<RawTensor>>) {
         let trained: Arc<[bool]> = vec![true; self.weights.layout().len()].into();
         let training = Training::new(&self.weights, self.plan.clone(), trained);
         let exec = training.exec(CallContext::single(Stage::Training));
@@ -126,7 +126,7 @@ impl Run {
     fn step(&mut self, step: u64) -> Vec<Vec<u32>> {
         let units = [2 * step, 2 * step + 1].map(|draw| {
             let (loss, gradients) = self.gradients(2, draw);
-            let copied = |gradient: Plain| match self.kernels.recorder() {
+            let copied = |gradient: RawTensor| match self.kernels.recorder() {
                 Some(recorder) => recorder.copied(&gradient),
                 None => gradient,
             };
@@ -177,7 +177,7 @@ impl Run {
     }
 }
 
-fn bits(tensor: &Plain) -> Vec<u32> {
+fn bits(tensor: &RawTensor) -> Vec<u32> {
     to_host(tensor).into_iter().map(f32::to_bits).collect()
 }
 
@@ -272,7 +272,7 @@ fn gradients_that_someone_holds_are_not_written_over() {
     let plain = Run::new(&config, Arc::new(KeepAll), false);
     let captured = Run::new(&config, Arc::new(KeepAll), true);
     let of = |run: &Run, draw| run.gradients(2, draw).1;
-    let all = |gradients: &[Option<Plain>]| gradients.iter().flatten().map(bits).collect::<Vec<_>>();
+    let all = |gradients: &[Option<RawTensor>]| gradients.iter().flatten().map(bits).collect::<Vec<_>>();
     let held = of(&captured, 0);
     let next = of(&captured, 1);
     assert!(all(&held) == all(&of(&plain, 0)), "gradients of the first pass");

@@ -6,7 +6,7 @@ use crate::support::*;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
 use flow_core::ops::{Compute, GroupedWeights, Grouping, Stash};
-use flow_core::{Activation, ExpertOps, Plain};
+use flow_core::{Activation, ExpertOps, RawTensor};
 
 const EXPERTS: usize = 5;
 const TOP_K: usize = 2;
@@ -17,7 +17,7 @@ fn experts(side: &Side) -> &dyn ExpertOps {
     side.kernels.ops().experts.expect("both have experts")
 }
 
-fn indices(tensor: &Plain) -> Vec<i64> {
+fn indices(tensor: &RawTensor) -> Vec<i64> {
     let count = flow_core::tensors::shape(tensor).iter().product::<usize>();
     let shape: Vec<usize> = flow_core::tensors::shape(tensor);
     let data = match shape.len() {
@@ -30,7 +30,7 @@ fn indices(tensor: &Plain) -> Vec<i64> {
 }
 
 /// Choices as a router might make them, but that expert 3 has no token.
-fn some_choices(side: &Side) -> Plain {
+fn some_choices(side: &Side) -> RawTensor {
     let of_token = |token: usize| [[0, 4], [4, 1], [1, 2], [4, 0], [0, 2]][token * token % 7 % 5];
     let choices = (0..BATCH * TOKENS).flat_map(of_token).collect();
     let choices = side.device.int_tensor(choices, [BATCH, TOKENS, TOP_K]);
@@ -83,10 +83,10 @@ fn the_same_experts_are_chosen_and_of_equal_ones_the_first() {
 
 /// Gives choices of its own, as a checkpoint that kept them does.
 #[derive(Debug)]
-struct Kept(Plain);
+struct Kept(RawTensor);
 
 impl Stash for Kept {
-    fn through(&self, name: &'static str, _: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, _: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         assert_eq!(name, "router");
         vec![self.0.clone()]
     }

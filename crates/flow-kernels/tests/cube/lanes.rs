@@ -18,8 +18,8 @@ use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::ops::{RowSource, TensorRow};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    AttentionBackend, CallContext, FeatureCacheOps, FlowModel, Kernels, Lane, Plain, Plan, Rollout, RowKey,
-    Stage, Weights,
+    AttentionBackend, CallContext, FeatureCacheOps, FlowModel, Kernels, Lane, Plan, RawTensor, Rollout,
+    RowKey, Stage, Weights,
 };
 use flow_kernels::{CpuFeatureCache, CpuKernels, CubeKernels};
 use flow_models::{Dit, DitConfig, Position};
@@ -53,7 +53,7 @@ enum Layout {
 }
 
 /// `[rows, values]` of noise.
-fn matrix(device: &ComputeDevice, salt: u64, [rows, values]: [usize; 2], layout: Layout) -> Plain {
+fn matrix(device: &ComputeDevice, salt: u64, [rows, values]: [usize; 2], layout: Layout) -> RawTensor {
     let dense = noise(rows * values, salt);
     let (all, ranges) = match layout {
         Layout::Dense => return device.plain(dense, &[rows, values]),
@@ -205,7 +205,7 @@ fn changes_are_the_same_sums_whatever_else_is_asked_for() {
     for layout in LAYOUTS {
         let sums = |device: &ComputeDevice, lanes: &dyn FeatureCacheOps, sizes: &[usize]| {
             let pair = |values: &usize| [1, 2].map(|salt| matrix(device, salt, [3, *values], layout));
-            let tensors: Vec<[Plain; 2]> = sizes.iter().map(pair).collect();
+            let tensors: Vec<[RawTensor; 2]> = sizes.iter().map(pair).collect();
             let pairs: Vec<_> = tensors
                 .iter()
                 .flat_map(|[a, b]| [((a, 2), (b, 0)), ((a, 1), (a, 1))])

@@ -12,7 +12,7 @@ use flow_core::ops::{
 };
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{buffer, cast, plain};
-use flow_core::{Activation, AdamWStep, Beside, Kernels, Noise, Plain, StepFactors, Updated};
+use flow_core::{Activation, AdamWStep, Beside, Kernels, Noise, RawTensor, StepFactors, Updated};
 use flow_kernels::draw_noise;
 use std::sync::Arc;
 
@@ -245,7 +245,7 @@ fn operations_made_of_others() {
 
 #[test]
 fn noise_has_the_bits_of_the_host_and_a_step_may_draw_it_itself() {
-    let bits = |values: &Plain| to_host(values).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let bits = |values: &RawTensor| to_host(values).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for (values, batch) in [(333, 3), (4096, 2), (30_002, 5)] {
         let samples: Vec<u64> = (0..batch).map(|row| (row << 33) + 7 * row).collect();
         let noise = Noise {
@@ -351,7 +351,7 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
         (&[4], false),
     ];
     compare("adamw, accumulate and average", 16, &of, &|side, inputs| {
-        let square = |tensor: &Plain| {
+        let square = |tensor: &RawTensor| {
             let squares = to_host(tensor).into_iter().map(|x| x * x).collect();
             side.device.plain(squares, &[77])
         };
@@ -563,7 +563,7 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
     let (device, kernels) = cube();
     let shapes: Vec<[usize; 2]> = (0..37).map(|index| [1 + index % 5, 1 + 7 * index]).collect();
     let plain = |draw: u64, shape: &[usize; 2]| device.plain(values(draw, shape), shape);
-    let fresh = || -> Vec<[Plain; 4]> {
+    let fresh = || -> Vec<[RawTensor; 4]> {
         let sets = shapes.iter().enumerate();
         sets.map(|(index, shape)| {
             let zeros = || device.plain(vec![0.0; shape[0] * shape[1]], shape);
@@ -571,7 +571,7 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
         })
         .collect()
     };
-    let gradients: Vec<Plain> = (0..)
+    let gradients: Vec<RawTensor> = (0..)
         .zip(&shapes)
         .map(|(index, shape)| plain(100 + index, shape))
         .collect();
@@ -610,7 +610,7 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
         averages.push(average);
     }
     kernels.ops().optimizer.adamw_all(updated, &step);
-    let weights: Vec<Plain> = alone.iter().map(|[weight, ..]| weight.clone()).collect();
+    let weights: Vec<RawTensor> = alone.iter().map(|[weight, ..]| weight.clone()).collect();
     kernels
         .ops()
         .optimizer
@@ -618,7 +618,7 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
     for (index, (together, alone)) in together.iter().zip(&alone).enumerate() {
         for (together, alone) in together.iter().zip(alone) {
             let bits =
-                |tensor: &Plain| -> Vec<u32> { to_host(tensor).into_iter().map(f32::to_bits).collect() };
+                |tensor: &RawTensor| -> Vec<u32> { to_host(tensor).into_iter().map(f32::to_bits).collect() };
             assert_eq!(bits(together), bits(alone), "weight {index}");
         }
     }

@@ -5,7 +5,7 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::{is_tracked, leaf, plain};
-use flow_core::{Kernels, Plain, autograd};
+use flow_core::{Kernels, RawTensor, autograd};
 use flow_kernels::{CpuKernels, CubeKernels};
 use std::sync::{Arc, Mutex};
 
@@ -128,7 +128,7 @@ pub fn layer(inputs: &[DispatchTensor], first: usize) -> LinearWeights {
 
 /// Keeps every result, and gives it again when it is asked for the second time.
 #[derive(Debug, Default)]
-pub struct Keep(Mutex<(usize, Vec<Vec<Plain>>)>);
+pub struct Keep(Mutex<(usize, Vec<Vec<RawTensor>>)>);
 
 impl Keep {
     /// What follows asks from the beginning again.
@@ -138,7 +138,7 @@ impl Keep {
 }
 
 impl Stash for Keep {
-    fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         let mut kept = self.0.lock().expect("no test panics meanwhile");
         let at = kept.0;
         kept.0 += 1;

@@ -4,7 +4,7 @@
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use flow_core::cpu::{from_vec, to_host};
 use flow_core::tensors::leaf;
-use flow_core::{Plain, autograd};
+use flow_core::{RawTensor, autograd};
 
 /// An operand.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ pub struct Operand {
 }
 
 impl Operand {
-    pub fn plain(&self) -> Plain {
+    pub fn plain(&self) -> RawTensor {
         from_vec(self.values.clone(), &self.shape)
     }
     pub fn wide(&self) -> Vec<f64> {
@@ -145,7 +145,7 @@ pub fn check(
     let wide: Vec<Vec<f64>> = operands.iter().map(Operand::wide).collect();
     let expected = reference(&wide);
     let all = vec![true; operands.len()];
-    let plain_inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+    let plain_inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
     let output = kernel(&plain_inputs);
     let shape = burn::backend::TensorMetadata::shape(&output).to_vec();
     let plain = to_host(&output);
@@ -181,7 +181,7 @@ pub fn check(
 /// Checks that one thread and three give the same bits, output and gradients, on operands too large for [`check`].
 pub fn check_threads(operands: &[Operand], kernel: &(dyn Fn(&[DispatchTensor]) -> DispatchTensor + Sync)) {
     let all = vec![true; operands.len()];
-    let plain_inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+    let plain_inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
     let output = kernel(&plain_inputs);
     let seed = operand(98, &burn::backend::TensorMetadata::shape(&output).to_vec());
     let one = on_threads(1, || run(operands, &all, kernel, &seed));

@@ -7,7 +7,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Rollout, Stage, Training};
 use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
-use flow_core::tensors::{Plain, leaf, plain};
+use flow_core::tensors::{RawTensor, leaf, plain};
 use flow_core::{CallContext, FlowModel, ParamLayout, Plan, Weights, cpu};
 use flow_kernels::CpuKernels;
 use flow_models::{DitConfig, MoeConfig, Position};
@@ -145,7 +145,7 @@ pub fn velocity_and_gradients(
     weights: &Weights,
     trained: Arc<[bool]>,
     input: ModelInput,
-    cotangent: &Plain,
+    cotangent: &RawTensor,
 ) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
     velocity_and_gradients_of(plan(), model, weights, trained, input, cotangent)
 }
@@ -157,7 +157,7 @@ pub fn velocity_and_gradients_of(
     weights: &Weights,
     trained: Arc<[bool]>,
     input: ModelInput,
-    cotangent: &Plain,
+    cotangent: &RawTensor,
 ) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
     let training = Training::new(weights, plan, trained);
     let exec = training.exec(CallContext::single(Stage::Training));

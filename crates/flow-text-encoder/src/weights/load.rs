@@ -5,7 +5,7 @@ use super::files::weights_of;
 use crate::{EncoderError, TextEncoder};
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
-use flow_core::{ParamLayout, ParamSpec, Plain, Weights};
+use flow_core::{ParamLayout, ParamSpec, RawTensor, Weights};
 use flow_models::ModelError;
 use flow_models::weights::{
     Duplicated, FileMap, LoadReport, Misplaced, Misshapen, Missing, NotFinite, Parsed, Source, StoredTensor,
@@ -167,7 +167,7 @@ impl<'a> Found<'a> {
         index: usize,
         spec: &ParamSpec,
         device: &ComputeDevice,
-    ) -> Result<Plain, EncoderError> {
+    ) -> Result<RawTensor, EncoderError> {
         let copies = self.weights.get(&index).map(Vec::as_slice).unwrap_or_default();
         let tensor = copies.first().map(|(_, tensor)| tensor);
         let values = tensor.and_then(StoredTensor::to_f32).unwrap_or_default();

@@ -266,7 +266,7 @@ pub(super) fn advance(observer: &Mutex<&mut dyn Observer>) {
 }
 
 /// Latents as images, clamped to `[-1, 1]`; `None` where a value is not finite.
-pub(super) fn images(latents_bn: &flow_core::Plain, shape: ImageShape) -> Vec<Option<Image>> {
+pub(super) fn images(latents_bn: &flow_core::RawTensor, shape: ImageShape) -> Vec<Option<Image>> {
     let values = cpu::to_host(latents_bn);
     let image = |pixels: &[f32]| {
         if pixels.iter().any(|value| !value.is_finite()) {

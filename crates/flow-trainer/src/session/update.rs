@@ -10,7 +10,7 @@ use crate::policy::CallSite;
 use crate::rollout::Trajectories;
 use flow_accel::{Acceleration, Paradigm};
 use flow_core::rng::Purpose;
-use flow_core::{Plain, Rollout, Stage, Training, cpu};
+use flow_core::{RawTensor, Rollout, Stage, Training, cpu};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ pub(super) struct Mean {
 }
 
 impl Mean {
-    pub(super) fn add(&mut self, values: &Plain) {
+    pub(super) fn add(&mut self, values: &RawTensor) {
         for value in cpu::to_host(values) {
             self.sum += f64::from(value);
             self.count += 1;
@@ -50,10 +50,10 @@ impl Mean {
 /// One loss and its gradients.
 struct Unit {
     loss: f32,
-    loss_values: Plain,
+    loss_values: RawTensor,
     replayed: Option<ReplayedStep>,
-    terms: Vec<(&'static str, Plain)>,
-    gradients: Vec<Option<Plain>>,
+    terms: Vec<(&'static str, RawTensor)>,
+    gradients: Vec<Option<RawTensor>>,
 }
 
 /// Every position of every micro-batch, in order.

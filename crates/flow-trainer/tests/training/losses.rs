@@ -4,7 +4,7 @@ use crate::support::{Visit, config, environment, registries, with_parts};
 use burn::tensor::Tensor;
 use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
-use flow_core::{Plain, Rollout, Stage, Training, cpu};
+use flow_core::{RawTensor, Rollout, Stage, Training, cpu};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position, UnitLoss};
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Trajectories};
@@ -20,7 +20,7 @@ const SITE: CallSite = CallSite {
     steps: 4,
 };
 
-fn host(values: &Plain) -> Vec<f64> {
+fn host(values: &RawTensor) -> Vec<f64> {
     cpu::to_host(values).into_iter().map(f64::from).collect()
 }
 
@@ -175,11 +175,11 @@ impl Visit for CheckClipped {
 }
 
 trait IntoPlain {
-    fn into_dispatch_plain(self) -> Plain;
+    fn into_dispatch_plain(self) -> RawTensor;
 }
 
 impl IntoPlain for Tensor<1> {
-    fn into_dispatch_plain(self) -> Plain {
+    fn into_dispatch_plain(self) -> RawTensor {
         flow_core::tensors::plain(&self.into_dispatch())
     }
 }

@@ -5,7 +5,7 @@ use flow_core::ops::{
     GatedResidual, KernelOps, LayeredKernels, LinearWeights, LossOps, ModelOps, ModulatedNorm, RotaryTables,
     SdeStep, Stash,
 };
-use flow_core::{Activation, Kernels, Plain};
+use flow_core::{Activation, Kernels, RawTensor};
 use flow_kernels::CpuKernels;
 use flow_trainer::{TrainError, setup};
 use std::sync::Arc;
@@ -252,13 +252,13 @@ impl ModelOps for Bent {
     fn rotary(&self, x: &Tracked, tables: RotaryTables<'_>) -> Tracked {
         self.0.ops().model.rotary(x, tables)
     }
-    fn embedding(&self, table: &Tracked, index: &Plain) -> Tracked {
+    fn embedding(&self, table: &Tracked, index: &RawTensor) -> Tracked {
         self.0.ops().model.embedding(table, index)
     }
 }
 
 impl LossOps for Bent {
-    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &Plain) -> (Tracked, Tracked) {
+    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &RawTensor) -> (Tracked, Tracked) {
         let (log_prob, mean) = self.0.ops().loss.sde_log_prob(step, x_next);
         match self.1 {
             Bend::Products => (log_prob, mean),
@@ -266,7 +266,7 @@ impl LossOps for Bent {
             Bend::Mean => (log_prob, times(mean, 1.0 + f32::EPSILON)),
         }
     }
-    fn mean_squared_distance(&self, a: &Tracked, b: &Plain) -> Tracked {
+    fn mean_squared_distance(&self, a: &Tracked, b: &RawTensor) -> Tracked {
         self.0.ops().loss.mean_squared_distance(a, b)
     }
 }

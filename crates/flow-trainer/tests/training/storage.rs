@@ -6,7 +6,7 @@ use flow_core::cpu::to_host;
 use flow_core::halves;
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Init, ParamLayout, ParamView, Plain, WeightStorage, Weights, device::ComputeDevice};
+use flow_core::{Init, ParamLayout, ParamView, RawTensor, WeightStorage, Weights, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, RateSchedule};
 use std::sync::Arc;
@@ -102,7 +102,7 @@ impl Run {
     }
 
     /// What models compute with.
-    fn seen(&self) -> Vec<Plain> {
+    fn seen(&self) -> Vec<RawTensor> {
         let all: Vec<usize> = (0..self.weights.layout().len()).collect();
         let view = ParamView::plain(&self.weights);
         view.leaves_of(&all)

@@ -1,7 +1,7 @@
 //! The memory of a CubeCL runtime's device, everything asked of it being done.
 
 use super::{read, to_host};
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::tensor::{Device, Tensor, TensorData};
 use cubecl::MemoryUsage;
 
@@ -27,7 +27,7 @@ pub(in crate::device) fn release_unused(device: &Device) {
 }
 
 /// A value on the device, everything that was asked of it before being done.
-fn probe(device: &Device) -> Plain {
+fn probe(device: &Device) -> RawTensor {
     let probe: Tensor<1> = Tensor::from_data(TensorData::new(vec![0.0f32], [1]), device);
     let probe = probe.into_dispatch();
     // Reading it back waits for all that came before.

@@ -3,7 +3,7 @@
 pub(super) mod memory;
 mod recording;
 
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -31,7 +31,7 @@ impl PartialEq for LaunchesOn {
 }
 
 /// The device's tensor in `tensor`, if it is a plain float tensor of a CubeCL runtime.
-pub fn read(tensor: &Plain) -> Option<&CubeTensor> {
+pub fn read(tensor: &RawTensor) -> Option<&CubeTensor> {
     match &tensor.kind {
         DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => Some(tensor),
         _ => None,
@@ -39,7 +39,7 @@ pub fn read(tensor: &Plain) -> Option<&CubeTensor> {
 }
 
 /// The device's tensor in `tensor`, if it is an integer tensor of a CubeCL runtime.
-pub fn read_ints(tensor: &Plain) -> Option<&CubeTensor> {
+pub fn read_ints(tensor: &RawTensor) -> Option<&CubeTensor> {
     match &tensor.kind {
         DispatchTensorKind::Cube(BackendTensor::Int(tensor)) => Some(tensor),
         _ => None,
@@ -47,7 +47,7 @@ pub fn read_ints(tensor: &Plain) -> Option<&CubeTensor> {
 }
 
 /// The device's tensor in `tensor`, to be changed, if it is a plain float tensor of a CubeCL runtime.
-pub fn read_mut(tensor: &mut Plain) -> Option<&mut CubeTensor> {
+pub fn read_mut(tensor: &mut RawTensor) -> Option<&mut CubeTensor> {
     match &mut tensor.kind {
         DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => Some(tensor),
         _ => None,
@@ -60,16 +60,16 @@ pub fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
 }
 
 /// A tensor without graph around the device's.
-pub fn wrap(tensor: CubeTensor) -> Plain {
-    Plain {
+pub fn wrap(tensor: CubeTensor) -> RawTensor {
+    RawTensor {
         kind: DispatchTensorKind::Cube(BackendTensor::Float(tensor)),
         autodiff: Default::default(),
     }
 }
 
 /// As [`wrap`], around integers.
-pub fn wrap_ints(tensor: CubeTensor) -> Plain {
-    Plain {
+pub fn wrap_ints(tensor: CubeTensor) -> RawTensor {
+    RawTensor {
         kind: DispatchTensorKind::Cube(BackendTensor::Int(tensor)),
         autodiff: Default::default(),
     }
@@ -86,7 +86,7 @@ pub fn contiguous(tensor: CubeTensor) -> CubeTensor {
 }
 
 /// The values on the host, row-major, as f32.
-pub(in crate::device) fn to_host(tensor: &Plain) -> Vec<f32> {
+pub(in crate::device) fn to_host(tensor: &RawTensor) -> Vec<f32> {
     use burn::backend::{Dispatch, TensorMetadata, ops::FloatTensorOps};
     let flat: usize = tensor.shape().iter().product();
     let tensor: Tensor<1> = Tensor::from_dispatch(Dispatch::float_reshape(tensor.clone(), [flat].into()));

@@ -1,7 +1,7 @@
 //! Recordings on CubeCL's runtimes: CUDA graphs on NVIDIA's GPUs, lists of dispatches on `wgpu`.
 
 use crate::device::graph::{NotRecorded, Recorded, Recorder};
-use crate::tensors::{Plain, buffer, is_float, shape};
+use crate::tensors::{RawTensor, buffer, is_float, shape};
 use burn::backend::{
     Dispatch, TensorMetadata,
     ops::{FloatTensorOps, IntTensorOps},
@@ -24,13 +24,13 @@ const FEWEST_ROOMS: u64 = 12;
 /// Memory that keeps its address, and the shape of what is written to it.
 #[derive(Clone, Debug)]
 struct Place {
-    flat: Option<Plain>,
+    flat: Option<RawTensor>,
     shape: Vec<usize>,
 }
 
 impl Place {
     /// Room for a tensor like `tensor`. Without gaps: rows of more axes would be padded on a GPU.
-    fn like(tensor: &Plain) -> Self {
+    fn like(tensor: &RawTensor) -> Self {
         let length = [tensor.shape().num_elements()];
         let (device, dtype) = (tensor.device(), tensor.dtype());
         let flat = if is_float(tensor) {
@@ -45,7 +45,7 @@ impl Place {
     }
 
     /// What it holds.
-    fn view(&self) -> Plain {
+    fn view(&self) -> RawTensor {
         let flat = self
             .flat
             .clone()
@@ -59,7 +59,7 @@ impl Place {
     }
 
     /// Writes `tensor`'s values.
-    fn write(&mut self, tensor: &Plain) -> Result<(), NotRecorded> {
+    fn write(&mut self, tensor: &RawTensor) -> Result<(), NotRecorded> {
         if shape(tensor) != self.shape {
             return Err(NotRecorded(format!(
                 "it was recorded for a tensor {:?} and got {:?}",
@@ -88,7 +88,7 @@ impl Place {
     }
 }
 
-fn client(tensor: &Plain) -> Result<Client, NotRecorded> {
+fn client(tensor: &RawTensor) -> Result<Client, NotRecorded> {
     let found = super::read(tensor).or_else(|| super::read_ints(tensor));
     let found = found.ok_or_else(|| NotRecorded("its first input is on no device that has graphs".into()))?;
     Ok(found.client.clone())
@@ -122,9 +122,9 @@ fn spare_rooms(client: &Client) -> Vec<Handle> {
 impl Recorder for CubeRecorder {
     fn record(
         &self,
-        inputs: &[Plain],
-        warm_up: &mut dyn FnMut(&[Plain]),
-        compute: &mut dyn FnMut(&[Plain]) -> Vec<Plain>,
+        inputs: &[RawTensor],
+        warm_up: &mut dyn FnMut(&[RawTensor]),
+        compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
     ) -> Result<Box<dyn Recorded>, NotRecorded> {
         let first = inputs.first();
         let client = client(first.ok_or_else(|| NotRecorded("it has no input".into()))?)?;
@@ -156,7 +156,7 @@ impl Recorder for CubeRecorder {
         }))
     }
 
-    fn copied(&self, tensor: &Plain) -> Plain {
+    fn copied(&self, tensor: &RawTensor) -> RawTensor {
         let mut place = Place::like(tensor);
         place
             .write(tensor)
@@ -164,11 +164,11 @@ impl Recorder for CubeRecorder {
         place.view()
     }
 
-    fn is_held(&self, tensor: &Plain) -> bool {
+    fn is_held(&self, tensor: &RawTensor) -> bool {
         super::read(tensor).is_none_or(|tensor| !tensor.can_mut())
     }
 
-    fn is_readable(&self, tensors: &[Plain]) -> bool {
+    fn is_readable(&self, tensors: &[RawTensor]) -> bool {
         let Some(client) = tensors.first().and_then(|first| client(first).ok()) else {
             return true;
         };
@@ -184,7 +184,7 @@ impl Recorder for CubeRecorder {
         done.is_ok()
     }
 
-    fn release(&self, like: &Plain) {
+    fn release(&self, like: &RawTensor) {
         // Memory that is not given back now is given back later.
         let _ = client(like).map(|client| client.memory_cleanup());
     }
@@ -195,7 +195,7 @@ struct CubeRecording {
     graph: Graph,
     thread: ThreadId,
     inputs: Vec<Place>,
-    outputs: Vec<Plain>,
+    outputs: Vec<RawTensor>,
 }
 
 impl fmt::Debug for CubeRecording {
@@ -208,7 +208,7 @@ impl fmt::Debug for CubeRecording {
 }
 
 impl Recorded for CubeRecording {
-    fn replay(&mut self, inputs: &[Plain]) -> Result<&[Plain], NotRecorded> {
+    fn replay(&mut self, inputs: &[RawTensor]) -> Result<&[RawTensor], NotRecorded> {
         if std::thread::current().id() != self.thread {
             return Err(NotRecorded(
                 "it belongs to the thread that recorded it, and another one asked".into(),
@@ -230,7 +230,7 @@ impl Recorded for CubeRecording {
         Ok(&self.outputs)
     }
 
-    fn outputs(&self) -> &[Plain] {
+    fn outputs(&self) -> &[RawTensor] {
         &self.outputs
     }
 }

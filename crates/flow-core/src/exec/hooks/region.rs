@@ -3,7 +3,7 @@
 use crate::autograd::{self, Backward};
 use crate::exec::Exec;
 use crate::model::RegionKind;
-use crate::tensors::{Plain, Tensors, is_tracked, plain, zeros_like};
+use crate::tensors::{RawTensor, Tensors, is_tracked, plain, zeros_like};
 use burn::backend::DispatchTensor;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -87,7 +87,7 @@ fn boundary(mut inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
         .filter(|index| is_tracked(&inputs[*index]))
         .collect();
     let crossing: Vec<&DispatchTensor> = tracked.iter().map(|index| &inputs[*index]).collect();
-    let values: Vec<Plain> = crossing.iter().map(|tensor| plain(tensor)).collect();
+    let values: Vec<RawTensor> = crossing.iter().map(|tensor| plain(tensor)).collect();
     let like = values.clone();
     let backward: Backward = Arc::new(move |incoming| {
         let gradients = incoming.output_gradients.iter().cloned().zip(&like);

@@ -1,7 +1,7 @@
 //! An addend of attention's scores that depends on how far a key lies from a query.
 
 use super::{AttentionCall, Declined, Place};
-use crate::tensors::{Plain, is_tracked, plain, shape};
+use crate::tensors::{RawTensor, is_tracked, plain, shape};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
@@ -12,7 +12,7 @@ use burn::tensor::DType;
 /// No gradient goes to it. Two are equal if they are the same one.
 #[derive(Debug)]
 pub struct RelativeBias {
-    values: Plain,
+    values: RawTensor,
 }
 
 impl PartialEq for RelativeBias {
@@ -44,7 +44,7 @@ impl RelativeBias {
     }
 
     /// The values, `[H, S + T - 1]`.
-    pub fn values(&self) -> &Plain {
+    pub fn values(&self) -> &RawTensor {
         &self.values
     }
 

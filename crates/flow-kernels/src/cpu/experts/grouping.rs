@@ -5,11 +5,11 @@ use crate::host::threads;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use flow_core::cpu::{CpuTensor, from_ints, from_vec, read_ints};
 use flow_core::ops::Grouping;
-use flow_core::{Plain, autograd};
+use flow_core::{RawTensor, autograd};
 use std::sync::Arc;
 
 /// See [`ExpertOps::group`](flow_core::ExpertOps::group).
-pub(super) fn group(choices: &Plain, experts: usize) -> Grouping {
+pub(super) fn group(choices: &RawTensor, experts: usize) -> Grouping {
     let choices = read_ints(choices);
     let mut offsets = vec![0i64; experts + 1];
     for choice in &choices {
@@ -41,7 +41,7 @@ pub(super) fn group(choices: &Plain, experts: usize) -> Grouping {
 }
 
 /// Indices as the host has them.
-pub(super) fn indices(tensor: &Plain) -> Vec<usize> {
+pub(super) fn indices(tensor: &RawTensor) -> Vec<usize> {
     read_ints(tensor)
         .into_iter()
         .map(|index| index as usize)
@@ -128,6 +128,6 @@ pub(super) fn combine(y: &DispatchTensor, weights: &DispatchTensor, grouping: &G
 }
 
 /// Number of values along the first axis.
-pub(super) fn first_axis(tensor: &Plain) -> usize {
+pub(super) fn first_axis(tensor: &RawTensor) -> usize {
     tensor.shape().to_vec()[0]
 }

@@ -6,7 +6,7 @@ mod route;
 
 use crate::host::matrix::Precision;
 use burn::backend::DispatchTensor;
-use flow_core::Plain;
+use flow_core::RawTensor;
 use flow_core::ops::{ExpertOps, GroupedWeights, Grouping, Routed, Stash};
 
 /// The operations, matrix products in some precision.
@@ -20,7 +20,7 @@ impl ExpertOps for CpuExperts {
         route::route(stash, logits, top_k, normalize)
     }
 
-    fn group(&self, choices: &Plain, experts: usize) -> Grouping {
+    fn group(&self, choices: &RawTensor, experts: usize) -> Grouping {
         grouping::group(choices, experts)
     }
 

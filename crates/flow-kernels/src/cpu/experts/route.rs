@@ -5,7 +5,7 @@ use crate::host::sum::{sum, sum_pairs};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_ints, from_vec, read_ints};
 use flow_core::ops::{Routed, Stash};
-use flow_core::{Plain, autograd};
+use flow_core::{RawTensor, autograd};
 use std::sync::Arc;
 
 /// What the sizes are.
@@ -19,7 +19,7 @@ struct Sizes {
 
 /// See [`ExpertOps::route`](flow_core::ExpertOps::route).
 pub(super) fn route(stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
-    let mut chosen: Option<Plain> = None;
+    let mut chosen: Option<RawTensor> = None;
     let outputs = autograd::apply_many("route", &[logits], |inputs, _| {
         let logits = CpuTensor::read(&inputs[0]);
         let [batch, tokens, experts] = *logits.shape() else {

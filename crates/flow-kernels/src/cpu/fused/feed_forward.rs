@@ -9,7 +9,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{FeedForwardWeights, ModulatedNorm, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Activation, Plain, autograd};
+use flow_core::{Activation, RawTensor, autograd};
 use std::sync::Arc;
 
 /// `gated_residual(x, linear(linear(modulated_layer_norm(x))))`.
@@ -48,7 +48,7 @@ pub(crate) fn modulated_feed_forward(
             let nothing: autograd::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
             return (part.forward(), nothing);
         }
-        let one = |mut kept: Vec<Plain>| kept.pop().expect("a linear layer keeps one tensor");
+        let one = |mut kept: Vec<RawTensor>| kept.pop().expect("a linear layer keeps one tensor");
         let sum = one(stash.through(LINEAR, &mut || vec![part.normed.layer(&part.up)]));
         let branch = keep_branch.then(|| one(stash.through(LINEAR, &mut || vec![part.branch(&sum)])));
         let output = match &branch {
@@ -75,7 +75,7 @@ struct Part {
 
 impl Part {
     /// Everything at once, block of rows by block of rows.
-    fn forward(&self) -> Plain {
+    fn forward(&self) -> RawTensor {
         let rows = self.normed.rows();
         let work = self.up.work(rows) + self.down.work(rows);
         self.gated_rows(work, |start, rows| {
@@ -86,14 +86,14 @@ impl Part {
     }
 
     /// The output from the kept sum, without a tensor of the branch.
-    fn output(&self, sum: &Plain) -> Plain {
+    fn output(&self, sum: &RawTensor) -> RawTensor {
         let sum = CpuTensor::read(sum);
         let work = self.down.work(self.normed.rows());
         self.gated_rows(work, |start, rows| self.activated(&sum, start, rows))
     }
 
     /// The output, given what comes out of the activation: `inner(first row, rows)`.
-    fn gated_rows(&self, work: usize, inner: impl Fn(usize, usize) -> Vec<f32> + Send + Sync) -> Plain {
+    fn gated_rows(&self, work: usize, inner: impl Fn(usize, usize) -> Vec<f32> + Send + Sync) -> RawTensor {
         let columns = self.down.outputs();
         let y = build_rows(
             self.normed.rows(),
@@ -110,7 +110,7 @@ impl Part {
     }
 
     /// The branch as a tensor, from the kept sum.
-    fn branch(&self, sum: &Plain) -> Plain {
+    fn branch(&self, sum: &RawTensor) -> RawTensor {
         let sum = CpuTensor::read(sum);
         let (rows, columns) = (self.normed.rows(), self.down.outputs());
         let work = self.down.work(rows);
@@ -134,12 +134,12 @@ impl Part {
     /// Gradients of `x`, the modulation and the weights of `up` (`wanted.0`), and of those of `down` (`wanted.1`).
     fn backward(
         &self,
-        sum: &Plain,
-        branch: Option<&Plain>,
+        sum: &RawTensor,
+        branch: Option<&RawTensor>,
         [train_up, train_down]: [bool; 2],
-        incoming: &Plain,
+        incoming: &RawTensor,
         (wanted, wanted_down): (&[bool], &[bool]),
-    ) -> Vec<Option<Plain>> {
+    ) -> Vec<Option<RawTensor>> {
         let Self { gated, normed, .. } = self;
         let gradient = CpuTensor::read(incoming);
         let gradient = gradient.values();

@@ -8,7 +8,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{GatedResidual, LinearWeights, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Plain, autograd};
+use flow_core::{RawTensor, autograd};
 use std::sync::Arc;
 
 /// What a gated branch is added to, and the gates.
@@ -36,7 +36,7 @@ impl Gated {
     }
 
     /// The output for a branch that is a tensor.
-    pub fn with(&self, branch: &Plain) -> Plain {
+    pub fn with(&self, branch: &RawTensor) -> RawTensor {
         let branch = CpuTensor::read(branch);
         let (residual, modulation) = (self.residual.values(), self.modulation.values());
         from_vec(

@@ -15,7 +15,7 @@ pub(crate) use modulated_linear::modulated_linear;
 use crate::cpu::linear::{self, Values};
 use crate::cpu::modulated_layer_norm::{self as norm, NormLayout};
 use crate::host::threads;
-use flow_core::Plain;
+use flow_core::RawTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::NormChunks;
 
@@ -49,7 +49,7 @@ fn layer_rows(layer: &Values, x: &[f32], rows: usize) -> Vec<f32> {
 }
 
 /// Gradients of `x`, of the modulation, and of a layer's weights in their order.
-type LayerGradients = (Option<Vec<f32>>, Option<Vec<f32>>, Vec<Option<Plain>>);
+type LayerGradients = (Option<Vec<f32>>, Option<Vec<f32>>, Vec<Option<RawTensor>>);
 
 /// A modulated layer norm within another operation.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ struct Normed {
 }
 
 impl Normed {
-    fn read(x: &Plain, modulation: &Plain, chunks: NormChunks) -> Self {
+    fn read(x: &RawTensor, modulation: &RawTensor, chunks: NormChunks) -> Self {
         let (x, modulation) = (CpuTensor::read(x), CpuTensor::read(modulation));
         let layout = NormLayout::new(&x, &modulation, chunks);
         Self {
@@ -121,7 +121,7 @@ impl Normed {
     }
 
     /// `layer`'s results in full.
-    fn layer(&self, layer: &Values) -> Plain {
+    fn layer(&self, layer: &Values) -> RawTensor {
         let rows = self.rows();
         let work = layer.work(rows);
         let y = build_rows(rows, layer.outputs(), work, layer.start(), |start, y| {
