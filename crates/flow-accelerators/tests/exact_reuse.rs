@@ -10,8 +10,8 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallBody, Reusable, RowsBody};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, Exec, FlowModel,
-    KeyValue, Lane, ModelInput, Plan, ReuseDriver, Rollout, RowKey, Stage, Training, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined, Exec,
+    FlowModel, KeyValue, Lane, ModelInput, ReuseDriver, Rollout, RowKey, Stage, Training, Weights,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -24,15 +24,15 @@ const STEPS: u32 = 4;
 const PARTING: u32 = 2;
 
 fn with(kernels: CpuKernels, params: &Params, model: &dyn FlowModel) -> Acceleration {
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(kernels));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(kernels));
     registry()
         .arrangement(base, [("exact_reuse", params)], [], model.spec())
         .map(at_work)
         .unwrap_or_else(|errors| panic!("{}", errors[0]))
 }
 
-fn without(kernels: CpuKernels) -> Arc<Plan> {
-    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(kernels)))
+fn without(kernels: CpuKernels) -> Arc<Backends> {
+    Arc::new(Backends::new(Arc::new(CpuAttention), Arc::new(kernels)))
 }
 
 /// Groups of `group` samples, `micro_batch` of them in a call, conditional rows and then the others: their latents after
@@ -222,7 +222,7 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
     let (model, mut weights) = noisy("wan");
     // Two prompts and the empty one, asked for by two members each in both branches.
     let (blocks, prompts, rows) = (model.spec().stacks[0].1, 3, 2 * 2 * 2);
-    let counting = |plan: &Plan| {
+    let counting = |plan: &Backends| {
         Arc::new(Counting {
             reuse: plan.reuse.clone(),
             part: "text_keys_values",
@@ -234,8 +234,8 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
         let expected: HashMap<usize, usize> = (0..blocks).map(|block| (block, expected)).collect();
         assert_eq!(computed, expected);
     };
-    let under = |plan: &Plan, counting: &Arc<Counting>| {
-        Arc::new(Plan {
+    let under = |plan: &Backends, counting: &Arc<Counting>| {
+        Arc::new(Backends {
             reuse: counting.clone(),
             ..plan.clone()
         })
@@ -322,7 +322,7 @@ fn flow_cache_limit(model: &dyn FlowModel, weights: &Weights, limit_bytes: u64) 
         }),
     ));
     let plan = (*without(CpuKernels::default())).clone();
-    let plan = Arc::new(Plan {
+    let plan = Arc::new(Backends {
         reuse: reuse.clone(),
         ..plan
     });
@@ -334,7 +334,7 @@ fn flow_cache_limit(model: &dyn FlowModel, weights: &Weights, limit_bytes: u64) 
 fn a_pass_that_trains_computes_everything_and_gets_every_gradient() {
     let (model, weights) = noisy("dit");
     let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
-    let gradients = |plan: &Arc<Plan>| {
+    let gradients = |plan: &Arc<Backends>| {
         let pass = Training::new(&weights, plan.clone(), trained.clone());
         let lanes = [Lane {
             sample: 0,
@@ -407,11 +407,11 @@ impl AttentionBackend for Mixing {
 fn kernels_that_do_not_promise_independent_rows_are_refused_and_so_is_a_second_entry() {
     let (model, _) = noisy("dit");
     let none = Params::new();
-    let of = |plan: Plan, entries: &[(&str, &Params)]| {
+    let of = |plan: Backends, entries: &[(&str, &Params)]| {
         let result = registry().arrangement(plan, entries.iter().copied(), [], model.spec());
         result.map(|_| ()).map_err(|errors| errors[0].to_string())
     };
-    let mixing = Plan::new(Arc::new(Mixing), Arc::new(CpuKernels::default()));
+    let mixing = Backends::new(Arc::new(Mixing), Arc::new(CpuKernels::default()));
     let refused = of(mixing, &[("exact_reuse", &none)]).expect_err("rows may mix");
     assert!(
         refused.contains("attention `mixing`") && refused.contains("another attention backend"),

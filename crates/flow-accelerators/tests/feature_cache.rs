@@ -8,7 +8,7 @@ use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::{
-    CallContext, Exec, FlowModel, Lane, ModelInput, ModelSpec, Plan, RegionKind, Rollout, Stage,
+    Backends, CallContext, Exec, FlowModel, Lane, ModelInput, ModelSpec, RegionKind, Rollout, Stage,
     VelocityDriver, Weights,
 };
 use flow_kernels::CpuKernels;
@@ -23,7 +23,7 @@ const GUIDANCE: f32 = 2.0;
 
 fn in_force(params: &Value, model: &ModelSpec) -> Result<Acceleration, String> {
     let params: Params = serde_json::from_value(params.clone()).expect("an object");
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     registry()
         .arrangement(base, [], [("feature_cache", &params)], model)
         .map(at_work)
@@ -166,7 +166,7 @@ fn every_policy_answers_with_the_same_bits_beside_fused_kernels() {
         for params in policies() {
             let entry: Params = serde_json::from_value(params.clone()).expect("an object");
             let found = [vec![], vec![("fused_kernels", &fused)]].map(|shared| {
-                let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+                let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
                 let acceleration = registry()
                     .arrangement(base, shared, [("feature_cache", &entry)], model.spec())
                     .map(at_work)
@@ -361,9 +361,9 @@ fn a_cache_of_whole_calls_asks_what_stands_below_it_for_whole_batches_and_gives_
         let (model, weights) = noisy("dit");
         let read: Params = serde_json::from_value(params.clone()).expect("an object");
         let sampled = |below: Option<Replayed>| {
-            let plain = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+            let plain = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
             let base = match below {
-                Some(replayed) => Plan {
+                Some(replayed) => Backends {
                     velocities: Arc::new(replayed),
                     ..plain
                 },
@@ -407,7 +407,7 @@ fn a_cache_of_whole_calls_asks_what_stands_below_it_for_whole_batches_and_gives_
 #[test]
 fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
     let params: Params = serde_json::from_value(json!({ "policy": "easycache" })).expect("an object");
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let twice = [("feature_cache", &params), ("feature_cache", &params)];
     let errors = registry()
         .arrangement(base, [], twice, &model(3))
@@ -419,18 +419,18 @@ fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
     );
 
     // Another accelerator's driver may be there already.
-    let base = Plan {
+    let base = Backends {
         velocities: Arc::new(Others),
-        ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+        ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
     };
     let driven = registry().arrangement(base, [], [("feature_cache", &params)], &model(3));
     let text = driven.expect_err("the place is taken")[0].to_string();
     assert!(text.contains("`others` drives the velocities"), "{text}");
 
     // One that computes everything is no cache: policies for whole calls stand above it, others would decide nothing.
-    let base = || Plan {
+    let base = || Backends {
         velocities: Arc::new(Replayed::default()),
-        ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+        ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
     };
     for params in policies() {
         let whole = ["auto", "easycache"].iter().any(|name| params["policy"] == *name)

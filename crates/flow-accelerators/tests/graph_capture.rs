@@ -8,7 +8,7 @@ use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::{
-    CallContext, FlowModel, Kernels, Lane, LayeredKernels, ModelInput, NotRecorded, Plan, RawTensor,
+    Backends, CallContext, FlowModel, Kernels, Lane, LayeredKernels, ModelInput, NotRecorded, RawTensor,
     Recorded, Recorder, Rollout, Stage, Stopped, Training, Weights, stopped,
 };
 use flow_kernels::CpuKernels;
@@ -71,7 +71,7 @@ impl Recorded for Recording {
 }
 
 fn captured(manner: Manner, model: &dyn FlowModel) -> Acceleration {
-    let base = Plan::new(
+    let base = Backends::new(
         Arc::new(CpuAttention),
         Arc::new(RecordingKernels {
             kernels: Arc::new(CpuKernels::default()),
@@ -107,13 +107,13 @@ fn input(model: &dyn FlowModel, batch: usize) -> ModelInput {
     }
 }
 
-fn velocity(plan: &Arc<Plan>, weights: &Weights, model: &dyn FlowModel, batch: usize) -> Vec<f32> {
+fn velocity(plan: &Arc<Backends>, weights: &Weights, model: &dyn FlowModel, batch: usize) -> Vec<f32> {
     let rollout = Rollout::new(weights, plan.clone());
     let exec = rollout.exec(CallContext::single(Stage::Rollout));
     to_host(&exec.velocity(model, input(model, batch)).into_dispatch())
 }
 
-fn gradients(plan: &Arc<Plan>, weights: &Weights, model: &dyn FlowModel) -> Vec<Option<Vec<f32>>> {
+fn gradients(plan: &Arc<Backends>, weights: &Weights, model: &dyn FlowModel) -> Vec<Option<Vec<f32>>> {
     let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
     let pass = Training::new(weights, plan.clone(), trained);
     let velocity = pass
@@ -127,7 +127,10 @@ fn gradients(plan: &Arc<Plan>, weights: &Weights, model: &dyn FlowModel) -> Vec<
 #[test]
 fn a_call_that_the_device_does_not_record_is_computed_to_the_same_bits_counted_and_named() {
     let (model, weights) = noisy("dit");
-    let plain = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+    let plain = Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ));
     let full = captured(Manner::Full, &*model);
     for _ in 0..3 {
         assert_eq!(

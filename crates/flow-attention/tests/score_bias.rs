@@ -11,8 +11,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Compute, Rollout, Stage, Stash};
 use flow_core::tensors::leaf;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, KeyValue,
-    ParamLayout, Plan, RelativeBias, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined,
+    KeyValue, ParamLayout, RelativeBias, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
@@ -216,7 +216,10 @@ impl AttentionBackend for WithoutBias {
 fn a_context_computes_a_call_with_a_bias_itself_where_its_backend_adds_none() {
     let layout = Arc::new(ParamLayout::default());
     let weights = Weights::zeros(layout, &ComputeDevice::cpu());
-    let plan = Arc::new(Plan::new(Arc::new(WithoutBias), Arc::new(CpuKernels::default())));
+    let plan = Arc::new(Backends::new(
+        Arc::new(WithoutBias),
+        Arc::new(CpuKernels::default()),
+    ));
     for case in Case::all() {
         let exec = Rollout::new(&weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
         let kernel = |inputs: &[DispatchTensor]| {

@@ -5,7 +5,7 @@
 use flow_attention::CpuAttention;
 use flow_autoencoder::{Autoencoder, AutoencoderConfig, Latent, Options};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{CallContext, Plan, Rollout, Stage};
+use flow_core::exec::{Backends, CallContext, Rollout, Stage};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{Weights, cpu, tensors};
 use flow_kernels::CpuKernels;
@@ -41,7 +41,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         [1, shape.channels, shape.frames, shape.height, shape.width],
     );
 
-    let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+    let plan = Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ));
     let rollout = Rollout::new(&weights, plan);
     let exec = rollout.exec(CallContext::single(Stage::Evaluation));
     println!(

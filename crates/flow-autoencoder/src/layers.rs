@@ -192,7 +192,7 @@ pub(crate) fn attention(exec: &Exec<'_>, q: Tensor<3>, k: Tensor<3>, v: Tensor<3
         v: &heads[2],
     }];
     let call = AttentionCall::new(&heads[0], &parts, &AttentionSpec::default());
-    if call.is_ok_and(|call| exec.plan().attention.kernel(&call).is_ok()) {
+    if call.is_ok_and(|call| exec.backends().attention.kernel(&call).is_ok()) {
         let [q, k, v] = heads.map(Tensor::<4>::from_dispatch);
         return exec.attention(q, k, v).reshape([batch, tokens, channels]);
     }

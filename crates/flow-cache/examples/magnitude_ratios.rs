@@ -7,7 +7,7 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    CallContext, Condition, FlowModel, Lane, LatentShape, ModelInput, Plan, Rollout, Stage, Weights,
+    Backends, CallContext, Condition, FlowModel, Lane, LatentShape, ModelInput, Rollout, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, DitConfig, Position};
@@ -47,9 +47,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     let measured = Arc::new(MagnitudeRatios::new());
-    let plan = Plan {
+    let plan = Backends {
         stacks: measured.clone(),
-        ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+        ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
     };
     let rollout = Rollout::new(&weights, Arc::new(plan));
     let sigma = |step| 1.0 - step as f32 / STEPS as f32;

@@ -143,7 +143,7 @@ impl<P: Policy> Engine<P> {
                 }
             })
             .collect();
-        let ops = exec.plan().kernels.ops().feature_cache;
+        let ops = exec.backends().kernels.ops().feature_cache;
         if let Some(probe) = probe {
             let kept = |row: usize| [&rows[row].state.previous, &rows[row].state.reference];
             let changes = self.compared(ops, probe, &(0..rows.len()).map(kept).collect::<Vec<_>>());
@@ -396,7 +396,7 @@ impl<P: Policy> Engine<P> {
         blocks: Range<usize>,
         compute: impl FnOnce(&Exec<'_>, Option<&[usize]>) -> Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        let ops = exec.plan().kernels.ops().feature_cache;
+        let ops = exec.backends().kernels.ops().feature_cache;
         let mut round = self.open(exec, place, probe);
         let computed = round.computed();
         let outputs = if computed.len() == round.rows.len() {

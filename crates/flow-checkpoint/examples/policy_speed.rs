@@ -29,7 +29,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, ModelInput, TextWidth};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
-use flow_core::{CallContext, Plan, RawTensor, Stage, Training, Weights, cpu};
+use flow_core::{Backends, CallContext, RawTensor, Stage, Training, Weights, cpu};
 use flow_kernels::KernelRegistry;
 use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, initialize, trained_mask};
 use rayon::prelude::*;
@@ -254,7 +254,7 @@ impl Subject {
         (input, target)
     }
 
-    fn forward<'s>(&'s self, plan: &Arc<Plan>) -> (Training<'s>, Tensor<1>) {
+    fn forward<'s>(&'s self, plan: &Arc<Backends>) -> (Training<'s>, Tensor<1>) {
         let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let (input, target) = self.given.clone().expect("made with the subject");
@@ -264,7 +264,7 @@ impl Subject {
     }
 
     /// The loss, and the gradients of the weights.
-    fn step(&self, plan: &Arc<Plan>) -> (RawTensor, Vec<Option<RawTensor>>) {
+    fn step(&self, plan: &Arc<Backends>) -> (RawTensor, Vec<Option<RawTensor>>) {
         let (training, loss) = self.forward(plan);
         (plain(&loss.clone().into_dispatch()), training.gradients(&loss))
     }
@@ -341,7 +341,7 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
     flow_kernels::register(&mut kernels);
     flow_attention::register(&mut attention);
     let name = problem.kernels.as_ref().unwrap_or(&problem.device);
-    let plan = Plan::new(attention.get(&problem.device)?, kernels.get(name)?);
+    let plan = Backends::new(attention.get(&problem.device)?, kernels.get(name)?);
     let gauge = gauge(&subject.device, &problem.device)?;
     let waiting = gauge.clone();
     let workload = Workload {
@@ -429,7 +429,7 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
 fn serve(
     problem: &Problem,
     subject: &Subject,
-    plan: &Plan,
+    plan: &Backends,
     planner: &Planner<'_>,
     rows: &[Row],
 ) -> Result<(), Box<dyn Error>> {
@@ -508,8 +508,8 @@ impl Row {
         )
     }
 
-    fn plan(&self, plan: &Plan) -> Arc<Plan> {
-        Arc::new(Plan {
+    fn plan(&self, plan: &Backends) -> Arc<Backends> {
+        Arc::new(Backends {
             regions: Arc::new(Checkpointing::new(self.name.clone(), self.assignment.clone())),
             ..plan.clone()
         })
@@ -519,7 +519,7 @@ impl Row {
     fn checked(
         mut self,
         subject: &Subject,
-        plan: &Plan,
+        plan: &Backends,
         reference: &mut Option<u64>,
     ) -> Result<Self, Box<dyn Error>> {
         let meter = Meter::on_processor();

@@ -1,7 +1,7 @@
 //! How much memory is in use: what a planner measures with.
 
 use crate::meter::Meter;
-use flow_core::Plan;
+use flow_core::Backends;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub trait Gauge: Debug + Send + Sync {
     fn reset_peak(&self);
 
     /// `plan` in a form under which the peak can be told: itself, unless the device only says what is in use now.
-    fn observed(&self, plan: &Plan) -> Plan {
+    fn observed(&self, plan: &Backends) -> Backends {
         plan.clone()
     }
 }
@@ -62,7 +62,7 @@ impl Gauge for Sampled {
         self.peak.store(self.in_use_bytes(), Ordering::Relaxed);
     }
 
-    fn observed(&self, plan: &Plan) -> Plan {
+    fn observed(&self, plan: &Backends) -> Backends {
         let gauge = self.clone();
         let sample = Arc::new(move || {
             gauge.peak_bytes();

@@ -11,7 +11,7 @@ use flow_core::autograd::{self, Backward};
 use flow_core::ops::Stash;
 use flow_core::tensors::is_tracked;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Kernels, KeyValue, Plan,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, Declined, Kernels, KeyValue,
     RawTensor,
 };
 use kernels::MeteredKernels;
@@ -93,14 +93,14 @@ impl Meter {
     }
 
     /// `plan` with everything that it computes metered.
-    pub fn plan(self: &Arc<Self>, plan: &Plan) -> Plan {
+    pub fn plan(self: &Arc<Self>, plan: &Backends) -> Backends {
         let kernels = |inner: &Arc<dyn Kernels>| -> Arc<dyn Kernels> {
             Arc::new(MeteredKernels {
                 inner: inner.clone(),
                 meter: self.clone(),
             })
         };
-        Plan {
+        Backends {
             attention: Arc::new(MeteredAttention {
                 inner: plan.attention.clone(),
                 meter: self.clone(),

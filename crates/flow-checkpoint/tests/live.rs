@@ -10,7 +10,7 @@ use flow_core::autograd::backward_from;
 use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, LatentShape, ModelInput};
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{CallContext, Plan, RegionKind, Stage, Training, Weights};
+use flow_core::{Backends, CallContext, RegionKind, Stage, Training, Weights};
 use flow_kernels::CpuKernels;
 use flow_models::{
     Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, Trained, trained_mask,
@@ -84,7 +84,7 @@ impl Bench {
         self.model.velocity(&exec, input)
     }
 
-    fn planner<'s>(&'s self, plan: &'s Plan, gauge: Arc<dyn Gauge>) -> Planner<'s> {
+    fn planner<'s>(&'s self, plan: &'s Backends, gauge: Arc<dyn Gauge>) -> Planner<'s> {
         let start = Instant::now();
         let workload = Workload {
             spec: self.model.spec(),
@@ -99,11 +99,11 @@ impl Bench {
         Planner::new(workload).expect("it has blocks")
     }
 
-    fn forward(&self, plan: &Arc<Plan>) {
+    fn forward(&self, plan: &Arc<Backends>) {
         self.velocity(&Training::new(&self.weights, plan.clone(), self.trained.clone()));
     }
 
-    fn step(&self, plan: &Arc<Plan>) {
+    fn step(&self, plan: &Arc<Backends>) {
         let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
         let velocity = self.velocity(&training).into_dispatch();
         let values = self.model.spec().latent.values();
@@ -125,7 +125,7 @@ fn memory_is_what_the_planner_says_and_a_budget_is_kept() {
 
 fn everything() {
     let bench = Bench::new(Box::new(model(None)));
-    let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let mut planner = bench.planner(&plan, Arc::new(&MEMORY));
     let profile = planner.profile().clone();
     assert_eq!(profile.kinds.len(), 1, "all blocks are alike");
@@ -219,7 +219,7 @@ fn everything() {
 }
 
 /// Blocks with and without a second attention, and a last one that hands the text on as it came.
-fn blocks_of_several_kinds_are_predicted_each_by_its_own(plan: &Plan) {
+fn blocks_of_several_kinds_are_predicted_each_by_its_own(plan: &Backends) {
     let config = MmditConfig {
         sample_size: 16,
         latent_height: None,
@@ -264,7 +264,7 @@ fn blocks_of_several_kinds_are_predicted_each_by_its_own(plan: &Plan) {
     }
 }
 
-fn experts_are_predicted_and_a_budget_for_them_is_kept(plan: &Plan) {
+fn experts_are_predicted_and_a_budget_for_them_is_kept(plan: &Backends) {
     let bench = Bench::new(Box::new(model(Some(MoeConfig {
         experts: 4,
         top_k: 2,
@@ -302,7 +302,7 @@ fn experts_are_predicted_and_a_budget_for_them_is_kept(plan: &Plan) {
 
 /// A device that only says what is in use now is asked after every operation, which misses what an operation has in use
 /// by itself.
-fn samples_come_close_to_the_peak(bench: &Bench, plan: &Plan) {
+fn samples_come_close_to_the_peak(bench: &Bench, plan: &Backends) {
     let sampled = Sampled::new(Arc::new(|| MEMORY.in_use_bytes()));
     let plan = Arc::new(sampled.observed(plan));
     bench.step(&plan);
@@ -318,7 +318,7 @@ fn samples_come_close_to_the_peak(bench: &Bench, plan: &Plan) {
 }
 
 /// The planner where memory can only be sampled, as on a GPU.
-fn sampled_memory_is_predicted_too(bench: &Bench, plan: &Plan) {
+fn sampled_memory_is_predicted_too(bench: &Bench, plan: &Backends) {
     let mut planner = bench.planner(plan, Arc::new(Sampled::new(Arc::new(|| MEMORY.in_use_bytes()))));
     let assign = |policy: Policy| policy.assign(bench.model.spec()).unwrap().unwrap();
     let peaks = [Policy::AttnOnly { split: false }, Policy::None].map(|policy| {
@@ -376,13 +376,13 @@ fn a_block_is_measured_to_the_byte(planner: &Planner<'_>) {
 }
 
 /// Twenty steps leave what one leaves.
-fn nothing_grows(bench: &Bench, plan: &Plan) {
+fn nothing_grows(bench: &Bench, plan: &Backends) {
     let assignment = Policy::AttnOnly { split: true }
         .assign(bench.model.spec())
         .unwrap()
         .unwrap();
     let engine = Arc::new(flow_checkpoint::Checkpointing::new("attn-only", assignment));
-    let plan = Arc::new(Plan {
+    let plan = Arc::new(Backends {
         regions: engine,
         ..plan.clone()
     });

@@ -24,8 +24,8 @@ pub use device::cube;
 pub use device::graph::{NotRecorded, Recorded, Recorder};
 pub use error::CoreError;
 pub use exec::{
-    AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, DependsOn, Effect, Exec,
-    FlowModel, KeepAll, Lane, LayerBody, LayerDriver, Plan, Recompute, RegionEngine, ReuseDriver, Rollout,
+    AttentionKind, AttentionLayer, Backends, Block, CallContext, CallModel, ComputeLayers, DependsOn, Effect,
+    Exec, FlowModel, KeepAll, Lane, LayerBody, LayerDriver, Recompute, RegionEngine, ReuseDriver, Rollout,
     RowKey, RunAll, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
 };
 pub use halves::Halves;

@@ -9,7 +9,7 @@ pub use driver::StepReuseDriver;
 use flow_accel::{
     Accelerator, AcceleratorRegistry, AcceleratorStage, AlreadyRegistered, Refusal, Safety, StepScope, Target,
 };
-use flow_core::Plan;
+use flow_core::Backends;
 use flow_core::exec::{RunAll, StackDriver};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -55,11 +55,11 @@ impl Accelerator for StepReuse {
         AcceleratorStage::Rollout
     }
 
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossy(self.params.scope)
     }
 
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         if target.model.stacks.is_empty() {
             return Err(Refusal::new(
                 format!(
@@ -76,7 +76,7 @@ impl Accelerator for StepReuse {
             ));
         }
         let spare_stochastic = self.params.scope == StepScope::OutsideSdeWindow;
-        Ok(Plan {
+        Ok(Backends {
             stacks: Arc::new(StepReuseDriver::new(
                 self.params.every,
                 spare_stochastic,

@@ -3,7 +3,7 @@
 use flow_accel::AcceleratorRegistry;
 use flow_attention::CpuAttention;
 use flow_config::Config;
-use flow_core::{Plan, device::ComputeDevice};
+use flow_core::{Backends, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_models::ModelRegistry;
 use flow_report::{Manifest, OnExists, RunDirectory};
@@ -80,7 +80,7 @@ fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
     let rewards = RewardRegistry::with_built_in().expect("different names");
     let mut accelerators = AcceleratorRegistry::default();
     flow_example_accelerator::register(&mut accelerators).expect("a free name");
-    let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let environment = Environment {
         device: ComputeDevice::cpu(),
         plan: Arc::new(plan),

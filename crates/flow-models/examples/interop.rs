@@ -6,7 +6,7 @@
 
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{CallContext, Plan, Rollout, Stage};
+use flow_core::exec::{Backends, CallContext, Rollout, Stage};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{ParamKind, Weights};
@@ -250,7 +250,10 @@ impl Exchange {
                 ..Condition::default()
             },
         };
-        let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+        let plan = Arc::new(Backends::new(
+            Arc::new(CpuAttention),
+            Arc::new(CpuKernels::default()),
+        ));
         let rollout = Rollout::new(weights, plan);
         let velocity = self
             .model

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, Exec, Rollout, Stage};
-use flow_core::{Plan, Weights};
+use flow_core::{Backends, Weights};
 use flow_kernels::CpuKernels;
 use flow_text_encoder::{AnyTextEncoder, EncoderError, Padding, Tokens, load};
 use serde_json::json;
@@ -34,7 +34,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let values = encoder.layout().count_values(|_| true);
     println!("{}: {values} weights", encoder.class_name());
 
-    let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+    let plan = Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ));
     let exec = Rollout::new(&weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
     let mask = vec![vec![true; ids.len()]];
     let text = encode(&any, &exec, &Tokens::with_mask(vec![ids], mask)?)?;

@@ -4,7 +4,7 @@ use crate::Registries;
 use burn::tensor::FloatDType;
 use flow_checkpoint::Gauge;
 use flow_config::{Config, DType, DeviceKind, GradientStorage};
-use flow_core::{CoreError, Plan, device::ComputeDevice};
+use flow_core::{Backends, CoreError, device::ComputeDevice};
 use flow_trainer::setup::Environment;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -104,7 +104,7 @@ fn gpu_gauge(_: &Config, _: &ComputeDevice) -> Option<Arc<dyn Gauge>> {
 ///
 /// # Errors
 /// If the device or its precision is not there.
-pub fn base_plan(config: &Config, registries: &Registries) -> Result<Plan, EnvironmentError> {
+pub fn base_plan(config: &Config, registries: &Registries) -> Result<Backends, EnvironmentError> {
     let kind = config.device.kind.name();
     let kernels = match (config.device.kind, config.device.dtype) {
         (_, DType::F32) => registries.kernels.get(kind)?,
@@ -118,7 +118,7 @@ pub fn base_plan(config: &Config, registries: &Registries) -> Result<Plan, Envir
             narrow.ok_or_else(|| EnvironmentError::Gradients(kernels.name().to_owned()))?
         }
     };
-    Ok(Plan::new(registries.attention.get(kind)?, kernels))
+    Ok(Backends::new(registries.attention.get(kind)?, kernels))
 }
 
 /// Threads for the CPU backend: `device.threads`, or one per core. Run a session inside its `install`.

@@ -12,7 +12,7 @@ use flow_core::model::Vocabulary;
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Activation, Exec, FlowModel, Handle, Init, LatentShape, ModelInput, ModelSpec, ParamLayout, Plan,
+    Activation, Backends, Exec, FlowModel, Handle, Init, LatentShape, ModelInput, ModelSpec, ParamLayout,
     Weights, device::ComputeDevice, tensors::plain,
 };
 use flow_kernels::CpuKernels;
@@ -240,7 +240,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
     flow_models::register(&mut models);
     let device = ComputeDevice::cpu();
-    let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+    let plan = Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ));
     let accelerators = AcceleratorRegistry::default();
     let environment = Environment {
         device: device.clone(),

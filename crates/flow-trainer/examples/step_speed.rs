@@ -21,7 +21,7 @@ use flow_attention::CpuAttention;
 use flow_config::{AlgorithmConfig, Config};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
-use flow_core::{Plan, RawTensor, Rollout, Stage, Training, Weights};
+use flow_core::{Backends, RawTensor, Rollout, Stage, Training, Weights};
 use flow_kernels::CpuKernels;
 use flow_models::{ModelRegistry, StoredDtype};
 use flow_rewards::RewardRegistry;
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
 struct Job {
     config: Config,
     device: ComputeDevice,
-    plan: Arc<Plan>,
+    plan: Arc<Backends>,
     model: setup::ModelParts,
     weights: Weights,
     conditions: Conditions,
@@ -82,7 +82,10 @@ impl Job {
         let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
         flow_models::register(&mut models);
         let device = ComputeDevice::cpu();
-        let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+        let plan = Arc::new(Backends::new(
+            Arc::new(CpuAttention),
+            Arc::new(CpuKernels::default()),
+        ));
         let base = flow_config::base_dir(path);
         let accelerators = AcceleratorRegistry::default();
         let environment = Environment {

@@ -51,8 +51,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
 use flow_core::{
-    CallContext, ModelInput, ParamLayout, Plan, RawTensor, Rollout, Stage, Training, WeightStorage, Weights,
-    cpu,
+    Backends, CallContext, ModelInput, ParamLayout, RawTensor, Rollout, Stage, Training, WeightStorage,
+    Weights, cpu,
 };
 use flow_models::{Architecture, ModelRegistry, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
@@ -128,7 +128,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
 struct Job {
     workload: Workload,
     device: ComputeDevice,
-    plan: Arc<Plan>,
+    plan: Arc<Backends>,
     model: Arc<dyn Architecture>,
     weights: Weights,
     trained: Arc<[bool]>,

@@ -17,8 +17,8 @@ use burn::tensor::{DType, Tensor};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    CallContext, Exec, FlowModel, ModelInput, Noise, Plan, RawTensor, RegionKind, Stage, Training, Weights,
-    cpu, tensors::plain,
+    Backends, CallContext, Exec, FlowModel, ModelInput, Noise, RawTensor, RegionKind, Stage, Training,
+    Weights, cpu, tensors::plain,
 };
 use flow_data::Dataset;
 use flow_report::Stopwatch;
@@ -128,7 +128,7 @@ pub struct Pretraining<'a> {
     /// The model.
     pub model: &'a Arc<dyn FlowModel>,
     /// Kernels and attention.
-    pub plan: &'a Arc<Plan>,
+    pub plan: &'a Arc<Backends>,
     /// Images with captions.
     pub dataset: &'a dyn Dataset,
     /// From captions to what the model takes.

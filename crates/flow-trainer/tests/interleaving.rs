@@ -9,7 +9,7 @@ use flow_accel::{
     Accelerator, AcceleratorRegistry, AcceleratorStage, Engagement, Meter, Refusal, Safety, StepScope, Target,
 };
 use flow_core::exec::Stack;
-use flow_core::{Exec, Lane, Plan, RawTensor, StackDriver, Stage};
+use flow_core::{Backends, Exec, Lane, RawTensor, StackDriver, Stage};
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer, Phase, Silent};
@@ -166,11 +166,11 @@ impl Accelerator for HoldingAccelerator {
     fn stage(&self) -> AcceleratorStage {
         AcceleratorStage::Rollout
     }
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossy(StepScope::OutsideSdeWindow)
     }
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
-        Ok(Plan {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
+        Ok(Backends {
             stacks: Arc::new(Holding {
                 ledger: self.0.clone(),
                 meter: target.meter.clone(),

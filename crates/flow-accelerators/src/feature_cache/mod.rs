@@ -15,7 +15,7 @@ use flow_cache::{
     VelocityPolicy,
 };
 use flow_core::{
-    CallModel, ComputeLayers, LayerDriver, Plan, RegionKind, RunAll, StackDriver, VelocityDriver,
+    Backends, CallModel, ComputeLayers, LayerDriver, RegionKind, RunAll, StackDriver, VelocityDriver,
 };
 use policies::Built;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,11 +72,11 @@ impl Accelerator for FeatureCache {
         AcceleratorStage::Rollout
     }
 
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossy(self.params.scope())
     }
 
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         let into = Into { plan, target };
         match self.built.clone() {
             Built::Auto(policy, rules) => {
@@ -96,7 +96,7 @@ impl Accelerator for FeatureCache {
                 let count = into.count(Engagement::BlockSkipped);
                 let velocities = Arc::new(GuidanceCache::new(guidance, rules, count));
                 let plan = into.layers(attention, rules)?;
-                Ok(Plan { velocities, ..plan })
+                Ok(Backends { velocities, ..plan })
             }
         }
     }
@@ -149,12 +149,12 @@ impl FeatureCache {
 
 /// The plan that a cache is put into.
 struct Into<'a> {
-    plan: Plan,
+    plan: Backends,
     target: &'a Target<'a>,
 }
 
 impl Into<'_> {
-    fn stack<P: StackPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+    fn stack<P: StackPolicy>(self, policy: P, rules: Rules) -> Result<Backends, Refusal> {
         self.within_calls()?;
         let (shape, model) = (policy.shape(), self.target.model);
         let always = shape.front + shape.back;
@@ -177,25 +177,25 @@ impl Into<'_> {
         }
         free(self.plan.stacks.name(), RunAll.name(), "the stacks")?;
         let count = self.count(Engagement::BlockSkipped);
-        Ok(Plan {
+        Ok(Backends {
             stacks: Arc::new(StackCache::new(policy, rules, count)),
             ..self.plan
         })
     }
 
-    fn velocity<P: VelocityPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+    fn velocity<P: VelocityPolicy>(self, policy: P, rules: Rules) -> Result<Backends, Refusal> {
         let calls = self.plan.velocities.clone();
         if !calls.computes_every_row() {
             return Err(taken(calls.name(), "the velocities"));
         }
         let count = self.count(Engagement::BlockSkipped);
-        Ok(Plan {
+        Ok(Backends {
             velocities: Arc::new(VelocityCache::new(policy, rules, count).above(calls)),
             ..self.plan
         })
     }
 
-    fn layers<P: LayerPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+    fn layers<P: LayerPolicy>(self, policy: P, rules: Rules) -> Result<Backends, Refusal> {
         self.within_calls()?;
         let model = self.target.model;
         if !model.regions.contains(&RegionKind::Attention) {
@@ -210,7 +210,7 @@ impl Into<'_> {
             "the attention layers",
         )?;
         let count = self.count(Engagement::AttentionSkipped);
-        Ok(Plan {
+        Ok(Backends {
             layers: Arc::new(LayerCache::new(policy, rules, count)),
             ..self.plan
         })

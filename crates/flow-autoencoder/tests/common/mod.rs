@@ -7,7 +7,7 @@ use flow_autoencoder::{Autoencoder, Latent, Options, Pictures, open};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{RawTensor, leaf, plain};
-use flow_core::{CallContext, Exec, Plan, Rollout, Stage, Training, Weights, cpu, op};
+use flow_core::{Backends, CallContext, Exec, Rollout, Stage, Training, Weights, cpu, op};
 use flow_kernels::CpuKernels;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,8 +20,11 @@ pub const TOLERANCE: f32 = 5e-5;
 pub type Named = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// The processor's attention and kernels.
-pub fn plan() -> Arc<Plan> {
-    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())))
+pub fn plan() -> Arc<Backends> {
+    Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ))
 }
 
 /// Normal values; `salt` tells draws apart.

@@ -60,7 +60,7 @@ impl VelocityDriver for GuidanceCache {
         };
         let pairs: Vec<(TensorRow<'_>, TensorRow<'_>)> =
             partners.iter().enumerate().filter_map(pair).collect();
-        let ops = exec.plan().kernels.ops().feature_cache;
+        let ops = exec.backends().kernels.ops().feature_cache;
         let mut parts = ops.frequencies(&pairs, &model.spec().latent).into_iter();
         let snapshot = |partner: &Option<usize>| -> Vec<Snapshot> {
             let parts = partner.and_then(|_| parts.next()).into_iter().flatten();

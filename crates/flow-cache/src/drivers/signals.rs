@@ -63,7 +63,7 @@ impl StackDriver for SignalChanges {
         let Some(signal) = signal.filter(|_| !lanes.is_empty()) else {
             return results;
         };
-        let ops = exec.plan().kernels.ops().feature_cache;
+        let ops = exec.backends().kernels.ops().feature_cache;
         let rows = ops
             .features(&signal, None)
             .into_iter()

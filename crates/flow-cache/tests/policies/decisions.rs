@@ -5,7 +5,7 @@ use flow_cache::{
     DbCache, EasyCache, Forecast, LayerCache, MagCache, MagnitudeRatios, Mask, Moment, Pyramid, Rules,
     StackCache, StackPolicy, StepMask, TaylorSeer, TeaCache, Timesteps, VelocityCache, VelocityPolicy,
 };
-use flow_core::Plan;
+use flow_core::Backends;
 use std::sync::Arc;
 
 const EVERYWHERE: Timesteps = Timesteps {
@@ -14,14 +14,14 @@ const EVERYWHERE: Timesteps = Timesteps {
 };
 
 fn stack<P: StackPolicy>(steps: u32, policy: P, rules: Rules) -> Run {
-    Run::new(steps, |plan, count| Plan {
+    Run::new(steps, |plan, count| Backends {
         stacks: Arc::new(StackCache::new(policy, rules, count())),
         ..plan
     })
 }
 
 fn velocity<P: VelocityPolicy>(steps: u32, policy: P, rules: Rules) -> Run {
-    Run::new(steps, |plan, count| Plan {
+    Run::new(steps, |plan, count| Backends {
         velocities: Arc::new(VelocityCache::new(policy, rules, count())),
         ..plan
     })
@@ -230,7 +230,7 @@ fn taylorseer_computes_on_its_schedule_and_extrapolates_lines_exactly() {
 
     // x stays, and the velocity is a straight line in the step: attention and velocity are forecast without error.
     let exact = Run::plain(28);
-    let layers = Run::new(28, |plan, count| Plan {
+    let layers = Run::new(28, |plan, count| Backends {
         layers: Arc::new(LayerCache::new(policy, Rules::default(), count())),
         ..plan
     });
@@ -370,7 +370,7 @@ fn pyramid_repeats_attention_within_its_timesteps() {
         (3, middle, vec![4, 5, 7, 8]),
         (1, EVERYWHERE, vec![]),
     ] {
-        let run = Run::new(10, |plan, count| Plan {
+        let run = Run::new(10, |plan, count| Backends {
             layers: Arc::new(LayerCache::new(
                 policy(every, timesteps),
                 Rules::default(),
@@ -397,7 +397,7 @@ fn pyramid_never_answers_a_branch_with_the_other_one_s_output() {
         cross: 1,
         timesteps: EVERYWHERE,
     };
-    let run = Run::new(6, |plan, count| Plan {
+    let run = Run::new(6, |plan, count| Backends {
         layers: Arc::new(LayerCache::new(policy, Rules::default(), count())),
         ..plan
     });
@@ -416,7 +416,7 @@ fn magnitude_ratios_are_the_growth_of_what_the_blocks_add() {
     // x stays 0, so the block adds the signal alone, which grows by 1.25 for one sample and 1.25² for the other.
     let model = Toy::new(1, [1, 2], |sigma, token| sigma.powi(token as i32));
     let measured = Arc::new(MagnitudeRatios::new());
-    let run = Run::new(4, |plan, _| Plan {
+    let run = Run::new(4, |plan, _| Backends {
         stacks: measured.clone(),
         ..plan
     });

@@ -2,7 +2,7 @@
 
 use crate::toy::{Run, Toy, lane};
 use flow_cache::{FasterAttention, FasterGuidance, GuidanceCache, LayerCache, Rules, Timesteps};
-use flow_core::{LatentShape, Plan};
+use flow_core::{Backends, LatentShape};
 use flow_kernels::split_frequencies;
 use proptest::prelude::*;
 use std::f64::consts::TAU;
@@ -104,7 +104,7 @@ const GUIDANCE: FasterGuidance = FasterGuidance {
 };
 
 fn guided(policy: FasterGuidance) -> Run {
-    Run::new(10, |plan, count| Plan {
+    Run::new(10, |plan, count| Backends {
         velocities: Arc::new(GuidanceCache::new(policy, Rules::default(), count())),
         ..plan
     })
@@ -164,7 +164,7 @@ fn attention_is_extrapolated_from_computed_steps_only() {
         weight: 0.5,
     };
     let run = || {
-        Run::new(8, |plan, count| Plan {
+        Run::new(8, |plan, count| Backends {
             layers: Arc::new(LayerCache::new(policy, Rules::default(), count())),
             ..plan
         })

@@ -7,7 +7,7 @@ use flow_cache::{
     LayerCache, MagCache, Mask, PublishedMask, Pyramid, Rules, StackCache, StepMask, TaylorSeer, TeaCache,
     Timesteps, VelocityCache,
 };
-use flow_core::Plan;
+use flow_core::Backends;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,14 +24,14 @@ const EVERYWHERE: Timesteps = Timesteps {
 
 /// Every policy, answering something on the toy.
 pub fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
-    let run = |accelerate: &dyn Fn(Plan, &dyn Fn() -> crate::toy::Counter) -> Plan| {
+    let run = |accelerate: &dyn Fn(Backends, &dyn Fn() -> crate::toy::Counter) -> Backends| {
         Run::new(STEPS, |plan, count| accelerate(plan, &*count))
     };
     macro_rules! place {
         ($name:literal, $place:ident, $driver:ident, $policy:expr) => {
             (
                 $name,
-                run(&|plan, count| Plan {
+                run(&|plan, count| Backends {
                     $place: Arc::new($driver::new($policy, rules, count())),
                     ..plan
                 }),
@@ -86,7 +86,7 @@ pub fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
         place!("pyramid", layers, LayerCache, pyramid()),
         (
             "faster",
-            run(&|plan, count| Plan {
+            run(&|plan, count| Backends {
                 layers: Arc::new(LayerCache::new(attention, rules, count())),
                 velocities: Arc::new(GuidanceCache::new(guidance, rules, count())),
                 ..plan

@@ -7,8 +7,8 @@ use flow_core::cpu::{read_ints, to_host};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{AttentionKind, Block};
 use flow_core::{
-    CallContext, Condition, Exec, FlowModel, Kernels, Lane, LatentShape, ModelInput, ModelSpec, ParamLayout,
-    Plan, RegionKind, Rollout, Stage, Weights,
+    Backends, CallContext, Condition, Exec, FlowModel, Kernels, Lane, LatentShape, ModelInput, ModelSpec,
+    ParamLayout, RegionKind, Rollout, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::fmt::{self, Debug};
@@ -156,7 +156,7 @@ pub fn lane(sample: u64, conditional: bool) -> Lane {
 
 /// A rollout with the drivers of a plan. The token of a conditional lane is its sample, of the others -1.
 pub struct Run {
-    plan: Arc<Plan>,
+    plan: Arc<Backends>,
     weights: Weights,
     pub skipped: Arc<AtomicU64>,
     pub steps: u32,
@@ -167,7 +167,7 @@ pub struct Run {
 pub type Counter = OnCall;
 
 impl Run {
-    pub fn new(steps: u32, accelerate: impl FnOnce(Plan, Box<dyn Fn() -> Counter>) -> Plan) -> Self {
+    pub fn new(steps: u32, accelerate: impl FnOnce(Backends, Box<dyn Fn() -> Counter>) -> Backends) -> Self {
         let skipped = Arc::new(AtomicU64::new(0));
         let count = skipped.clone();
         let counter = move || -> Counter {
@@ -176,7 +176,7 @@ impl Run {
                 count.fetch_add(tally.skipped(), Ordering::Relaxed);
             })
         };
-        let plain = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+        let plain = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
         Self {
             plan: Arc::new(accelerate(plain, Box::new(counter))),
             weights: Weights::init(Arc::default(), 0, &ComputeDevice::cpu()),
@@ -192,7 +192,7 @@ impl Run {
 
     /// The same run with other kernels.
     pub fn with_kernels(self, kernels: Arc<dyn Kernels>) -> Self {
-        let plan = Plan {
+        let plan = Backends {
             kernels,
             ..(*self.plan).clone()
         };

@@ -19,7 +19,7 @@ use crate::gauge::Gauge;
 use crate::meter::Clock;
 use crate::policy::PolicyError;
 use crate::treatment::{Assignment, BlockTreatment, RegionTreatment, Saves};
-use flow_core::{ModelSpec, Plan};
+use flow_core::{Backends, ModelSpec};
 use search::{BlockChoices, Choice};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,14 +31,14 @@ const REPEATS: usize = 3;
 const ATTEMPTS: usize = 4;
 
 /// Something that is computed under a plan.
-pub type UnderPlan<'a> = Box<dyn Fn(&Arc<Plan>) + 'a>;
+pub type UnderPlan<'a> = Box<dyn Fn(&Arc<Backends>) + 'a>;
 
 /// What is to be planned for: a training step, which the planner may run under any plan.
 pub struct Workload<'a> {
     /// The model.
     pub spec: &'a ModelSpec,
     /// Who computes.
-    pub plan: &'a Plan,
+    pub plan: &'a Backends,
     /// One forward pass of the model with trained weights, and nothing else, under a plan.
     pub forward: UnderPlan<'a>,
     /// One training step, of as many passes beside one another as in the run, under a plan.
@@ -127,7 +127,7 @@ impl<'a> Planner<'a> {
             workload.clock.clone(),
             REPEATS,
         ));
-        (workload.forward)(&Arc::new(Plan {
+        (workload.forward)(&Arc::new(Backends {
             regions: profiler.clone(),
             ..workload.gauge.observed(workload.plan)
         }));
@@ -240,8 +240,8 @@ impl<'a> Planner<'a> {
     pub fn measure(&self, name: &str, assignment: &Assignment) -> Measured {
         let gauge = &self.workload.gauge;
         let engine = Arc::new(Checkpointing::new(name, assignment.clone()));
-        let under = |plan: Plan| {
-            Arc::new(Plan {
+        let under = |plan: Backends| {
+            Arc::new(Backends {
                 regions: engine.clone(),
                 ..plan
             })
@@ -259,7 +259,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The time of a real step under `plan`.
-    pub fn time_of(&self, plan: &Arc<Plan>) -> Duration {
+    pub fn time_of(&self, plan: &Arc<Backends>) -> Duration {
         let clock = &self.workload.clock;
         let start = clock();
         (self.workload.step)(plan);

@@ -5,7 +5,7 @@
 use crate::support::*;
 use flow_checkpoint::Policy;
 use flow_core::device::ComputeDevice;
-use flow_core::{CallContext, Plan, Rollout, Stage, Training, cpu};
+use flow_core::{Backends, CallContext, Rollout, Stage, Training, cpu};
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
 
@@ -31,7 +31,13 @@ fn every_policy_gives_the_bits_of_none_for_every_model_and_precision() {
 }
 
 /// That so many `calls` by `plan` under every policy give what was `expected`.
-fn assert_bits_under_every_policy(subject: &Subject, place: &str, plan: &Plan, calls: u64, expected: &Found) {
+fn assert_bits_under_every_policy(
+    subject: &Subject,
+    place: &str,
+    plan: &Backends,
+    calls: u64,
+    expected: &Found,
+) {
     for policy in policies(subject.model.spec()) {
         let engine = engine(&policy, &*subject.model);
         let found = subject.pass(&with_engine(plan, &engine), calls);
@@ -53,7 +59,7 @@ fn several_calls_in_flight_add_up_to_the_same_bits() {
 fn three_optimizer_steps_give_the_same_weights_and_moments() {
     for Place { name, device, plan } in Place::all() {
         for subject in Subject::all_on(&device) {
-            let run = |plan: &Arc<Plan>| {
+            let run = |plan: &Arc<Backends>| {
                 let mut state = State::of(&subject.weights, &device);
                 for number in 1..=3 {
                     let found = subject.pass_with(plan, 1, &state.weights);
@@ -79,7 +85,7 @@ fn three_optimizer_steps_give_the_same_weights_and_moments() {
 #[test]
 fn fused_kernels_give_the_same_bits_under_every_policy() {
     for Place { name, device, plan } in Place::all() {
-        let fused = Plan {
+        let fused = Backends {
             block_kernels: plan.kernels.fused(Arc::new(|| {})),
             ..plan.clone()
         };

@@ -7,7 +7,7 @@ use flow_checkpoint::{Checkpointing, Policy, ROUTER};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Body;
 use flow_core::ops::Stash;
-use flow_core::{Exec, KeepAll, Plan, RawTensor, RegionEngine, RegionKind};
+use flow_core::{Backends, Exec, KeepAll, RawTensor, RegionEngine, RegionKind};
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, Position, Trained};
 use std::any::Any;
@@ -105,7 +105,7 @@ impl RegionEngine for Fickle {
 /// in all.
 fn fickle_pass(subject: &Subject, engine: Arc<dyn RegionEngine>, earlier: usize) -> (Found, usize) {
     let choices = Arc::new(AtomicUsize::new(earlier));
-    let plan = Plan {
+    let plan = Backends {
         regions: Arc::new(Fickle {
             inner: engine,
             choices: choices.clone(),

@@ -13,8 +13,8 @@ use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{cast, leaf, plain};
 use flow_core::{
-    Activation, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, Plan, RawTensor, RegionKind,
-    Stage, Training, Weights,
+    Activation, Backends, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, RawTensor,
+    RegionKind, Stage, Training, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -195,7 +195,7 @@ impl Stack {
     fn pass_at(
         &self,
         policy: &Policy,
-        plan: &Plan,
+        plan: &Backends,
         weights: &Weights,
         step: u32,
         backwards: usize,
@@ -203,7 +203,7 @@ impl Stack {
         for block in &self.blocks {
             block.calls.store(0, Ordering::SeqCst);
         }
-        let plan = Plan {
+        let plan = Backends {
             regions: Self::engine(policy),
             ..plan.clone()
         };
@@ -361,9 +361,9 @@ fn the_bits_are_those_of_going_through_the_blocks_by_hand() {
         let stack = Stack::new(part);
         let device = ComputeDevice::cpu();
         let driver = Segmented::new(vec![Some(device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]))]);
-        let plan = Plan {
+        let plan = Backends {
             stacks: driver.clone(),
-            ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+            ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
         };
         let trained: Arc<[bool]> = vec![true; stack.weights.stored().len()].into();
         let pass = Training::new(&stack.weights, Arc::new(plan), trained);

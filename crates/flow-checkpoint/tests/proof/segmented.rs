@@ -5,7 +5,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use flow_core::autograd::{self, Backward, backward_from, take_gradient};
 use flow_core::tensors::{is_tracked, leaf, plain};
-use flow_core::{Exec, Plan, RawTensor, StackDriver};
+use flow_core::{Backends, Exec, RawTensor, StackDriver};
 use std::sync::{Arc, Mutex};
 
 /// Gradients of a stack's inputs and of all weights of the model, absent where none arrived.
@@ -154,7 +154,7 @@ fn gradients_of_every_models_blocks_are_those_of_going_through_them_by_hand() {
             for policy in policies(subject.model.spec()) {
                 let what = format!("{}, {}, {policy}", subject.name, place.name);
                 let watching = Arc::new(Watching::default());
-                let plan = Plan {
+                let plan = Backends {
                     stacks: watching.clone(),
                     regions: engine(&policy, &*subject.model),
                     ..place.plan.clone()
@@ -162,7 +162,7 @@ fn gradients_of_every_models_blocks_are_those_of_going_through_them_by_hand() {
                 let found = subject.pass(&Arc::new(plan), 1);
                 let seen = |seen: &Seen| seen.lock().expect("the pass is over").clone();
                 let by_hand = Segmented::new(seen(&watching.outputs));
-                let plan = Plan {
+                let plan = Backends {
                     stacks: by_hand.clone(),
                     ..place.plan.clone()
                 };

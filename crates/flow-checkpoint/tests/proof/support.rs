@@ -13,8 +13,8 @@ use flow_core::model::{LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
-    AdamWStep, Beside, CallContext, Condition, FlowModel, Kernels, ModelSpec, ParamLayout, Plan, RawTensor,
-    RegionKind, Stage, Training, Updated, Weights, cpu,
+    AdamWStep, Backends, Beside, CallContext, Condition, FlowModel, Kernels, ModelSpec, ParamLayout,
+    RawTensor, RegionKind, Stage, Training, Updated, Weights, cpu,
 };
 use flow_kernels::CpuKernels;
 #[cfg(any(feature = "lavapipe", feature = "cuda"))]
@@ -46,7 +46,7 @@ pub fn bits(tensor: &RawTensor) -> Vec<u32> {
 pub struct Place {
     pub name: &'static str,
     pub device: ComputeDevice,
-    pub plan: Plan,
+    pub plan: Backends,
 }
 
 impl Place {
@@ -96,7 +96,7 @@ fn gpus() -> Vec<Place> {
             FloatDType::F32 => device.clone(),
             other => device.clone().computing_in(other),
         },
-        plan: Plan::new(
+        plan: Backends::new(
             attention.clone(),
             registries.0.get(name).expect("it is registered"),
         ),
@@ -288,7 +288,7 @@ impl Subject {
     }
 
     /// The velocity of a training pass that is never differentiated.
-    pub fn forward(&self, plan: &Arc<Plan>) -> RawTensor {
+    pub fn forward(&self, plan: &Arc<Backends>) -> RawTensor {
         let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let (velocity, _) = self.model.velocity_and_balance(&exec, self.input(1));
@@ -296,13 +296,13 @@ impl Subject {
     }
 
     /// Velocities and losses of `calls` calls, the gradients of their inputs, and of the weights.
-    pub fn pass(&self, plan: &Arc<Plan>, calls: u64) -> Found {
+    pub fn pass(&self, plan: &Arc<Backends>, calls: u64) -> Found {
         self.pass_with(plan, calls, &self.weights)
     }
 
     /// Each call ends in a loss: the mean squared distance of its velocity to a target, and, of experts, how unevenly
     /// they are loaded. The sum of all is differentiated.
-    pub fn pass_with(&self, plan: &Arc<Plan>, calls: u64, weights: &Weights) -> Found {
+    pub fn pass_with(&self, plan: &Arc<Backends>, calls: u64, weights: &Weights) -> Found {
         let training = Training::new(weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let (mut velocities, mut losses, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
@@ -403,12 +403,12 @@ pub fn noisy_weights(layout: &Arc<ParamLayout>, device: &ComputeDevice) -> Weigh
 }
 
 /// The processor, with these kernels.
-pub fn plan_of(kernels: CpuKernels) -> Plan {
-    Plan::new(Arc::new(CpuAttention), Arc::new(kernels))
+pub fn plan_of(kernels: CpuKernels) -> Backends {
+    Backends::new(Arc::new(CpuAttention), Arc::new(kernels))
 }
 
-pub fn with_engine(plan: &Plan, engine: &Arc<Checkpointing>) -> Arc<Plan> {
-    Arc::new(Plan {
+pub fn with_engine(plan: &Backends, engine: &Arc<Checkpointing>) -> Arc<Backends> {
+    Arc::new(Backends {
         regions: engine.clone(),
         ..plan.clone()
     })

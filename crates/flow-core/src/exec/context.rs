@@ -1,6 +1,6 @@
 //! The execution context: the weights, the implementations and the place of one call.
 
-use super::{CallContext, Lane, Plan, RowKey, Site};
+use super::{Backends, CallContext, Lane, RowKey, Site};
 use crate::ops::{Compute, Kernels, Stash};
 use crate::params::ParamView;
 use std::marker::PhantomData;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Exec<'w> {
     pub(super) params: ParamView,
-    pub(super) plan: Arc<Plan>,
+    pub(super) backends: Arc<Backends>,
     pub(super) call: Arc<CallContext>,
     pub(super) rows: Arc<[RowKey]>,
     pub(super) stash: Arc<dyn Stash>,
@@ -19,10 +19,10 @@ pub struct Exec<'w> {
 }
 
 impl<'w> Exec<'w> {
-    pub(super) fn new(params: ParamView, plan: Arc<Plan>, call: CallContext) -> Self {
+    pub(super) fn new(params: ParamView, backends: Arc<Backends>, call: CallContext) -> Self {
         Self {
             params,
-            plan,
+            backends,
             call: Arc::new(call),
             rows: Arc::from([]),
             stash: Arc::new(Compute),
@@ -37,14 +37,14 @@ impl<'w> Exec<'w> {
     }
 
     /// Who answers for what.
-    pub fn plan(&self) -> &Arc<Plan> {
-        &self.plan
+    pub fn backends(&self) -> &Arc<Backends> {
+        &self.backends
     }
 
     /// The kernels of the place where this context computes: within a block of a stack, or outside.
     pub fn kernels(&self) -> &dyn Kernels {
-        let of_blocks = self.site.as_ref().and(self.plan.block_kernels.as_ref());
-        &**of_blocks.unwrap_or(&self.plan.kernels)
+        let of_blocks = self.site.as_ref().and(self.backends.block_kernels.as_ref());
+        &**of_blocks.unwrap_or(&self.backends.kernels)
     }
 
     /// Stage, step and lanes of this call.
@@ -70,7 +70,7 @@ impl<'w> Exec<'w> {
     pub fn for_backward(&self) -> Exec<'static> {
         Exec {
             params: self.params.fresh_leaves(),
-            plan: self.plan.clone(),
+            backends: self.backends.clone(),
             call: self.call.clone(),
             rows: self.rows.clone(),
             stash: Arc::new(Compute),

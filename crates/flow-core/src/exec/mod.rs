@@ -1,9 +1,10 @@
 //! The execution context: everything a model may do.
 //!
 //! A model announces its structure ([`Exec::stack`], [`Exec::region`]) and asks for operations
-//! ([`Exec::attention`], [`Exec::linear`], …). The [`Plan`] says who answers. So an accelerator never touches a model,
+//! ([`Exec::attention`], [`Exec::linear`], …). [`Backends`] say who answers. So an accelerator never touches a model,
 //! and a model never knows an accelerator.
 
+mod backends;
 mod call;
 mod context;
 mod experts;
@@ -11,10 +12,10 @@ mod hooks;
 mod log;
 mod model;
 mod model_ops;
-mod plan;
 mod session;
 
 pub use crate::model::RegionKind;
+pub use backends::Backends;
 pub use call::{CallContext, Lane, Stage};
 pub use context::Exec;
 pub use experts::{ExpertLayer, Routing};
@@ -26,5 +27,4 @@ pub use hooks::{
 pub use log::{AttentionLog, AttentionUse};
 pub use model::FlowModel;
 pub use model_ops::{FeedForward, Linear};
-pub use plan::Plan;
 pub use session::{Rollout, Training};

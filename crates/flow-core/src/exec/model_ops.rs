@@ -335,7 +335,7 @@ impl Exec<'_> {
         match output {
             Ok(output) => Tensor::from_dispatch(output),
             Err(declined) => Stopped::AttentionDeclined {
-                backend: self.plan.attention.name().to_owned(),
+                backend: self.backends.attention.name().to_owned(),
                 why: declined.why,
             }
             .stop(),
@@ -348,7 +348,7 @@ impl Exec<'_> {
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
     ) -> Result<DispatchTensor, Declined> {
-        let (backend, log) = (&*self.plan.attention, &self.plan.attention_log);
+        let (backend, log) = (&*self.backends.attention, &self.backends.attention_log);
         let allowed = backend.capability().check_bias(call);
         match allowed.and_then(|()| backend.attend(&*self.stash, q, parts, call)) {
             Ok(attended) => {

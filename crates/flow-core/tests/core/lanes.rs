@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use flow_core::cpu::to_host;
 use flow_core::exec::Stack;
 use flow_core::tensors::select_rows as rows;
-use flow_core::{CallContext, Exec, Lane, Plan, Rollout, RunAll, StackDriver, Stage};
+use flow_core::{Backends, CallContext, Exec, Lane, Rollout, RunAll, StackDriver, Stage};
 use std::sync::{Arc, Mutex};
 
 /// Leaves out one block for the unconditional lanes and for every third sample.
@@ -99,7 +99,7 @@ fn lanes() -> Arc<[Lane]> {
 }
 
 /// The result of the stack per lane.
-fn per_lane(model: &Transformer, plan: Plan) -> Vec<Vec<u32>> {
+fn per_lane(model: &Transformer, plan: Backends) -> Vec<Vec<u32>> {
     let call = CallContext {
         stochastic: false,
         lanes: lanes(),
@@ -121,7 +121,7 @@ fn a_driver_can_leave_out_a_block_for_some_lanes_and_the_others_do_not_notice() 
     let with = |stacks: Arc<dyn StackDriver>| {
         per_lane(
             &model,
-            Plan {
+            Backends {
                 stacks,
                 ..(*plan()).clone()
             },
@@ -145,7 +145,7 @@ fn a_block_run_for_some_lanes_sees_those_lanes_only() {
     let stacks = Arc::new(SkipForSome { block: 1 });
     per_lane(
         &model,
-        Plan {
+        Backends {
             stacks,
             regions: recorder.clone(),
             ..(*plan()).clone()
@@ -181,7 +181,7 @@ fn a_driver_is_told_the_stack_it_runs_and_what_crosses_it() {
     let (model, driver) = (Transformer::new(), Arc::new(Inspect::default()));
     let inspected = per_lane(
         &model,
-        Plan {
+        Backends {
             stacks: driver.clone(),
             ..(*plan()).clone()
         },

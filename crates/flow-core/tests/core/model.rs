@@ -8,7 +8,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::{
-    Activation, Block, CallContext, Exec, Handle, Init, ParamLayout, Plan, RawTensor, RegionKind, Stage,
+    Activation, Backends, Block, CallContext, Exec, Handle, Init, ParamLayout, RawTensor, RegionKind, Stage,
     Training, Weights,
 };
 use flow_kernels::CpuKernels;
@@ -21,8 +21,11 @@ const HEADS: usize = 3;
 const EPSILON: f32 = 1e-6;
 
 /// Reference kernels, every block run, everything kept.
-pub fn plan() -> Arc<Plan> {
-    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())))
+pub fn plan() -> Arc<Backends> {
+    Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ))
 }
 
 /// One block: attention and feed-forward, each modulated by the conditioning, each a region.
@@ -184,7 +187,7 @@ impl Transformer {
     /// Output and gradients of one pass, with the loss `sum of w · forward(..)`.
     pub fn pass(
         &self,
-        plan: Arc<Plan>,
+        plan: Arc<Backends>,
         trained: Trained,
         forward: impl Fn(&Self, &Exec<'_>) -> DispatchTensor,
     ) -> (RawTensor, Vec<Option<RawTensor>>) {

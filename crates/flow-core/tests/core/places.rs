@@ -6,9 +6,8 @@ use flow_core::cpu::{read_ints, to_host};
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::select_rows as rows;
 use flow_core::{
-    AttentionKind, AttentionLayer, Block, CallContext, Condition, Exec, FlowModel, Lane, LayerBody,
-    LayerDriver, ModelInput, ModelSpec, ParamLayout, Plan, RegionKind, Rollout, Stage, VelocityDriver,
-    Weights,
+    AttentionKind, AttentionLayer, Backends, Block, CallContext, Condition, Exec, FlowModel, Lane, LayerBody,
+    LayerDriver, ModelInput, ModelSpec, ParamLayout, RegionKind, Rollout, Stage, VelocityDriver, Weights,
 };
 use std::sync::{Arc, Mutex};
 
@@ -122,7 +121,7 @@ impl VelocityDriver for EverySecond {
 }
 
 /// Velocities of four rows with latents 1 to 4, tokens 1 to 4, at noise level 1/2.
-fn velocities(plan: Plan) -> Vec<f32> {
+fn velocities(plan: Backends) -> Vec<f32> {
     let device = ComputeDevice::cpu();
     let model = Model::default();
     let weights = Weights::init(model.layout.clone(), 0, &device);
@@ -161,7 +160,7 @@ fn a_driver_answers_attention_layers_for_some_lanes_and_knows_which_they_are() {
     let layers = driver.clone();
     // The first row passes every block as it came.
     assert_eq!(
-        velocities(Plan { layers, ..plain }),
+        velocities(Backends { layers, ..plain }),
         [1.0, all[1], all[2], all[3]]
     );
     let asked = driver.asked.lock().expect("no panic").clone();
@@ -178,7 +177,7 @@ fn a_driver_answers_attention_layers_for_some_lanes_and_knows_which_they_are() {
 
 #[test]
 fn a_driver_calls_the_model_for_some_rows_and_they_keep_their_latents_levels_and_conditions() {
-    let plan = Plan {
+    let plan = Backends {
         velocities: Arc::new(EverySecond),
         ..(*crate::model::plan()).clone()
     };

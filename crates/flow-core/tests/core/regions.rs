@@ -10,8 +10,8 @@ use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::tensors::is_tracked;
 use flow_core::{
-    Block, CallContext, Exec, Handle, Init, ParamLayout, Plan, RawTensor, RegionEngine, RegionKind, Rollout,
-    Stage, Training, Weights,
+    Backends, Block, CallContext, Exec, Handle, Init, ParamLayout, RawTensor, RegionEngine, RegionKind,
+    Rollout, Stage, Training, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ const NESTED: &[RegionKind] = &[RegionKind::Block, RegionKind::Attention];
 const FULL: &[&str] = &[];
 const ATTENTION: &[&str] = &["attention"];
 
-fn with_engine(engine: impl RegionEngine + 'static) -> Arc<Plan> {
-    Arc::new(Plan {
+fn with_engine(engine: impl RegionEngine + 'static) -> Arc<Backends> {
+    Arc::new(Backends {
         regions: Arc::new(engine),
         ..(*plan()).clone()
     })
@@ -65,7 +65,7 @@ fn assert_same_bits(
 fn an_engine_sees_blocks_and_regions_in_order_with_their_sites() {
     let model = Transformer::new();
     let recorder = Arc::new(Recorder::default());
-    let plan = Arc::new(Plan {
+    let plan = Arc::new(Backends {
         regions: recorder.clone(),
         ..(*plan()).clone()
     });
@@ -148,7 +148,7 @@ fn attention_runs_once_per_block_when_kept_or_saved_and_twice_when_recomputed() 
     let count = |engine: Option<Recompute>| {
         let attention = CountingAttention::default();
         let computed = attention.computed.clone();
-        let mut plan = Plan::new(Arc::new(attention), Arc::new(CpuKernels::default()));
+        let mut plan = Backends::new(Arc::new(attention), Arc::new(CpuKernels::default()));
         if let Some(engine) = engine {
             plan.regions = Arc::new(engine);
         }
@@ -223,7 +223,7 @@ fn a_wholly_frozen_region_is_not_tracked() {
 #[test]
 fn an_input_of_the_stack_gets_its_gradient_through_recomputed_blocks_of_frozen_weights() {
     let model = Transformer::new();
-    let gradient = |plan: Arc<Plan>| {
+    let gradient = |plan: Arc<Backends>| {
         let exec = Rollout::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
         let x = flow_core::tensors::leaf(&operand(61, &[BATCH, TOKENS, WIDTH]));
         let (_, condition) = Transformer::inputs(31);
@@ -282,7 +282,7 @@ fn an_integer_choice_passes_between_recomputed_regions() {
     };
     let blocks = [router(0), router(1)];
     let weights = Weights::init(Arc::new(layout), 3, &ComputeDevice::cpu());
-    let pass = |plan: Arc<Plan>| {
+    let pass = |plan: Arc<Backends>| {
         let pass = Training::new(&weights, plan, Arc::from([true; 4]));
         let exec = pass.exec(CallContext::single(Stage::Training));
         let x = Tensor::from_dispatch(operand(81, &[5, 6]));

@@ -17,7 +17,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AdamWStep, Beside, CallContext, FlowModel, KeepAll, Kernels, Lane, ParamView, Plan, RawTensor,
+    AdamWStep, Backends, Beside, CallContext, FlowModel, KeepAll, Kernels, Lane, ParamView, RawTensor,
     RegionEngine, Rollout, Updated, Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
@@ -35,7 +35,7 @@ struct Run {
     model: Dit,
     weights: Weights,
     moments: Vec<[RawTensor; 2]>,
-    plan: Arc<Plan>,
+    plan: Arc<Backends>,
     meter: Meter,
 }
 
@@ -56,9 +56,9 @@ impl Run {
             moments.push([(); 2].map(|()| device.plain(vec![0.0; count], &spec.shape)));
         }
         let meter = Meter::default();
-        let plan = Plan {
+        let plan = Backends {
             regions,
-            ..Plan::new(Arc::new(PortableAttention::default()), kernels.clone())
+            ..Backends::new(Arc::new(PortableAttention::default()), kernels.clone())
         };
         let target = Target {
             model: model.spec(),
@@ -300,7 +300,7 @@ fn a_cache_of_whole_calls_above_recordings_gives_the_bits_of_one_above_calls() {
                 forecast: Forecast::Newton { order: 1 },
             };
             let cache = VelocityCache::new(policy, Rules::default(), Box::new(|_| {}));
-            let plan = Plan {
+            let plan = Backends {
                 velocities: Arc::new(cache.above(run.plan.velocities.clone())),
                 ..(*run.plan).clone()
             };

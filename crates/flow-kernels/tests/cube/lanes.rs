@@ -18,7 +18,7 @@ use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::ops::{RowSource, TensorRow};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    AttentionBackend, CallContext, FeatureCacheOps, FlowModel, Kernels, Lane, Plan, RawTensor, Rollout,
+    AttentionBackend, Backends, CallContext, FeatureCacheOps, FlowModel, Kernels, Lane, RawTensor, Rollout,
     RowKey, Stage, Weights,
 };
 use flow_kernels::{CpuFeatureCache, CpuKernels, CubeKernels};
@@ -263,7 +263,7 @@ struct Side {
     device: ComputeDevice,
     model: Dit,
     weights: Weights,
-    plan: Plan,
+    plan: Backends,
 }
 
 impl Side {
@@ -298,12 +298,12 @@ impl Side {
             device,
             model,
             weights,
-            plan: Plan::new(attention, kernels),
+            plan: Backends::new(attention, kernels),
         }
     }
 
     /// The final latents of some samples with guidance, in one batch of both branches.
-    fn sample(&self, plan: Plan) -> Vec<f32> {
+    fn sample(&self, plan: Backends) -> Vec<f32> {
         const SAMPLES: usize = 3;
         let each = self.model.spec().latent.values();
         let lanes: Vec<Lane> = [true, false]
@@ -370,7 +370,7 @@ fn sides() -> [Side; 2] {
     ]
 }
 
-type Place = Box<dyn Fn(Plan, &dyn Fn() -> OnCall) -> Plan>;
+type Place = Box<dyn Fn(Backends, &dyn Fn() -> OnCall) -> Backends>;
 
 /// A cache of every kind, and what it puts into a plan.
 fn caches() -> [(&'static str, Place); 8] {
@@ -386,7 +386,7 @@ fn caches() -> [(&'static str, Place); 8] {
     [
         (
             "first_block",
-            Box::new(move |plan, count| Plan {
+            Box::new(move |plan, count| Backends {
                 stacks: Arc::new(StackCache::new(FirstBlock { threshold: 0.5 }, rules, count())),
                 ..plan
             }),
@@ -402,7 +402,7 @@ fn caches() -> [(&'static str, Place); 8] {
                     mask: None,
                     forecast: newton,
                 };
-                Plan {
+                Backends {
                     stacks: Arc::new(StackCache::new(policy, rules, count())),
                     ..plan
                 }
@@ -416,7 +416,7 @@ fn caches() -> [(&'static str, Place); 8] {
                     coefficients: vec![1.0, 0.0],
                     compare_conditioning: false,
                 };
-                Plan {
+                Backends {
                     stacks: Arc::new(StackCache::new(policy, rules, count())),
                     ..plan
                 }
@@ -424,7 +424,7 @@ fn caches() -> [(&'static str, Place); 8] {
         ),
         (
             "easycache",
-            Box::new(move |plan, count| Plan {
+            Box::new(move |plan, count| Backends {
                 velocities: Arc::new(VelocityCache::new(EasyCache { threshold: 0.4 }, rules, count())),
                 ..plan
             }),
@@ -441,7 +441,7 @@ fn caches() -> [(&'static str, Place); 8] {
                     warmup_steps: 3,
                     ..rules
                 };
-                Plan {
+                Backends {
                     velocities: Arc::new(VelocityCache::new(policy, rules, count())),
                     ..plan
                 }
@@ -456,7 +456,7 @@ fn caches() -> [(&'static str, Place); 8] {
                     last: None,
                     forecast: Forecast::Taylor { order: 1 },
                 };
-                Plan {
+                Backends {
                     layers: Arc::new(LayerCache::new(policy, rules, count())),
                     ..plan
                 }
@@ -471,7 +471,7 @@ fn caches() -> [(&'static str, Place); 8] {
                     cross: 2,
                     timesteps: EVERYWHERE,
                 };
-                Plan {
+                Backends {
                     layers: Arc::new(LayerCache::new(policy, rules, count())),
                     ..plan
                 }
@@ -491,7 +491,7 @@ fn caches() -> [(&'static str, Place); 8] {
                     low: (EVERYWHERE, 1.1),
                     high: (EVERYWHERE, 1.2),
                 };
-                Plan {
+                Backends {
                     layers: Arc::new(LayerCache::new(attention, rules, count())),
                     velocities: Arc::new(GuidanceCache::new(guidance, rules, count())),
                     ..plan
@@ -559,7 +559,7 @@ fn exact_reuse_has_the_bits_of_computing_everything_on_the_device() {
         }),
     ));
     for _ in 0..2 {
-        let found = side.sample(Plan {
+        let found = side.sample(Backends {
             reuse: reuse.clone(),
             ..side.plan.clone()
         });
@@ -576,11 +576,11 @@ fn what_calibration_measures_it_measures_on_the_device() {
             Arc::new(MagnitudeRatios::new()),
             Arc::new(SignalChanges::new(false)),
         );
-        side.sample(Plan {
+        side.sample(Backends {
             stacks: ratios.clone(),
             ..side.plan.clone()
         });
-        side.sample(Plan {
+        side.sample(Backends {
             stacks: signals.clone(),
             ..side.plan.clone()
         });

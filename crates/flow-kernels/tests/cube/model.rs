@@ -10,7 +10,9 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, ModelInput};
-use flow_core::{AttentionBackend, CallContext, FlowModel, KeepAll, Kernels, Plan, RegionEngine, Weights};
+use flow_core::{
+    AttentionBackend, Backends, CallContext, FlowModel, KeepAll, Kernels, RegionEngine, Weights,
+};
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use std::sync::Arc;
@@ -43,9 +45,9 @@ fn losses_and_gradients(
         },
     };
     let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
-    let plan = Arc::new(Plan {
+    let plan = Arc::new(Backends {
         regions,
-        ..Plan::new(attention, kernels.clone())
+        ..Backends::new(attention, kernels.clone())
     });
     let training = Training::new(&weights, plan, trained);
     let exec = training.exec(CallContext::single(Stage::Training));

@@ -8,7 +8,7 @@ use flow_core::exec::{Rollout, Stage, Training};
 use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{RawTensor, leaf, plain};
-use flow_core::{CallContext, FlowModel, ParamLayout, Plan, Weights, cpu};
+use flow_core::{Backends, CallContext, FlowModel, ParamLayout, Weights, cpu};
 use flow_kernels::CpuKernels;
 use flow_models::{DitConfig, MoeConfig, Position};
 use std::collections::BTreeMap;
@@ -20,8 +20,11 @@ pub mod parity;
 pub mod reference;
 
 /// The CPU's attention and kernels.
-pub fn plan() -> Arc<Plan> {
-    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())))
+pub fn plan() -> Arc<Backends> {
+    Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ))
 }
 
 /// Normal values; `salt` tells draws apart.
@@ -152,7 +155,7 @@ pub fn velocity_and_gradients(
 
 /// As [`velocity_and_gradients`], through another plan.
 pub fn velocity_and_gradients_of(
-    plan: Arc<Plan>,
+    plan: Arc<Backends>,
     model: &dyn FlowModel,
     weights: &Weights,
     trained: Arc<[bool]>,

@@ -72,7 +72,7 @@ pub(super) fn bias_of(exec: &Exec<'_>, table: Handle<2>, buckets: Tensor<2, Int>
     match RelativeBias::new(&by_head) {
         Ok(bias) => Arc::new(bias),
         Err(declined) => Stopped::AttentionDeclined {
-            backend: exec.plan().attention.name().to_owned(),
+            backend: exec.backends().attention.name().to_owned(),
             why: declined.why,
         }
         .stop(),

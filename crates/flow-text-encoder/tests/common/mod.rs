@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Rollout, Stage};
-use flow_core::{AttentionBackend, CallContext, Exec, Plan, Weights, cpu, tensors::plain};
+use flow_core::{AttentionBackend, Backends, CallContext, Exec, Weights, cpu, tensors::plain};
 use flow_kernels::CpuKernels;
 use flow_models::weights::parse;
 use flow_text_encoder::{ClipOutput, ClipText, Padding, T5Encoder, TextEncoder, Tokens, load};
@@ -104,11 +104,11 @@ pub fn near<const D: usize>(found: &Tensor<D>, recorded: &Recorded, name: &str, 
     is_near(&host(found), recorded, name, bound, |_| true);
 }
 
-pub fn plan_of(attention: Arc<dyn AttentionBackend>) -> Arc<Plan> {
-    Arc::new(Plan::new(attention, Arc::new(CpuKernels::default())))
+pub fn plan_of(attention: Arc<dyn AttentionBackend>) -> Arc<Backends> {
+    Arc::new(Backends::new(attention, Arc::new(CpuKernels::default())))
 }
 
-pub fn plan() -> Arc<Plan> {
+pub fn plan() -> Arc<Backends> {
     plan_of(Arc::new(CpuAttention))
 }
 
@@ -119,7 +119,7 @@ pub fn weights(encoder: &dyn TextEncoder, folder: &str) -> Weights {
         .0
 }
 
-pub fn exec<'w>(weights: &'w Weights, plan: &Arc<Plan>) -> Exec<'w> {
+pub fn exec<'w>(weights: &'w Weights, plan: &Arc<Backends>) -> Exec<'w> {
     Rollout::new(weights, plan.clone()).exec(CallContext::single(Stage::Rollout))
 }
 
@@ -129,7 +129,7 @@ pub fn clip(folder: &str, tokens: &Tokens) -> ClipOutput {
     encoder.encode(&exec(&weights, &plan()), tokens).unwrap()
 }
 
-pub fn t5(folder: &str, tokens: &Tokens, padding: Padding, plan: &Arc<Plan>) -> Tensor<3> {
+pub fn t5(folder: &str, tokens: &Tokens, padding: Padding, plan: &Arc<Backends>) -> Tensor<3> {
     let encoder = T5Encoder::open(&fixture(folder)).unwrap();
     let weights = weights(&encoder, folder);
     encoder.encode(&exec(&weights, plan), tokens, padding).unwrap()

@@ -18,7 +18,7 @@ use flow_config::{
     AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, DeviceKind, Dynamics, Finetune,
     GrpoConfig, GrpoGuardConfig, InitialNoise,
 };
-use flow_core::Plan;
+use flow_core::Backends;
 use flow_train::{EnvironmentError, Registries, base_plan};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
@@ -292,12 +292,12 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
     for attention in loaded.registries.attention.names() {
         let backend = loaded.registries.attention.get(attention)?;
         // What cannot be in force on this device is no combination: `check` says why if a config asks for it.
-        let served: Vec<&(DType, Plan)> = plans
+        let served: Vec<&(DType, Backends)> = plans
             .iter()
             .filter(|(_, plan)| AttentionBackendAccelerator::serves(&*backend, plan).is_ok())
             .collect();
         let dtypes: Vec<DType> = served.iter().map(|(dtype, _)| *dtype).collect();
-        let every = |holds: fn(&Plan) -> bool| served.iter().all(|(_, plan)| holds(plan));
+        let every = |holds: fn(&Backends) -> bool| served.iter().all(|(_, plan)| holds(plan));
         let fusible = every(|plan| plan.kernels.fused(Arc::new(|| ())).is_some());
         let recordable = every(|plan| plan.kernels.recorder().is_some());
         let reusable = backend.is_row_independent() && every(|plan| plan.kernels.is_row_independent());
@@ -358,7 +358,7 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
 }
 
 /// The plans of the config's device without accelerators, one per precision that it has.
-fn plans(config: &Config, registries: &Registries) -> Result<Vec<(DType, Plan)>, EnvironmentError> {
+fn plans(config: &Config, registries: &Registries) -> Result<Vec<(DType, Backends)>, EnvironmentError> {
     let bf16 = config.device.kind != DeviceKind::Cpu || flow_kernels::CpuKernels::bf16().is_ok();
     let dtypes = [DType::F32].into_iter().chain(bf16.then_some(DType::Bf16));
     dtypes

@@ -8,7 +8,7 @@ use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest};
-use flow_core::{Plan, Rollout, Stage, Weights};
+use flow_core::{Backends, Rollout, Stage, Weights};
 use flow_data::{Image, Prompt};
 use flow_report::{
     ImageGrid, Interval, IntervalMethod, MetricRecord, ReportError, RunStatus, Stopwatch, Tile, ValueRange,
@@ -23,7 +23,7 @@ pub struct Subject<'a> {
     /// The weights that sample.
     pub weights: &'a Weights,
     /// Kernels and attention.
-    pub plan: &'a Arc<Plan>,
+    pub plan: &'a Arc<Backends>,
     /// From prompts to what the model takes.
     pub conditioner: &'a Conditioner,
     /// Images per call of the model.

@@ -34,7 +34,7 @@ use crate::scheduler::Schedule;
 use flow_accel::{Acceleration, Arrangement};
 use flow_checkpoint::planner::PlanRecord;
 use flow_config::InitialNoise;
-use flow_core::{Plan, device::ComputeDevice, stopped};
+use flow_core::{Backends, device::ComputeDevice, stopped};
 use flow_data::{Dataset, Prompt};
 use flow_report::{
     CheckpointStore, EventWriter, Manifest, MetricsStart, MetricsWriter, RunDirectory, RunStamp, RunStatus,
@@ -199,7 +199,7 @@ impl<A> Parts<A> {
 
 impl<A> Parts<A, Acceleration> {
     /// The plan of losses and evaluations.
-    pub fn training_plan(&self) -> &Arc<Plan> {
+    pub fn training_plan(&self) -> &Arc<Backends> {
         self.acceleration.training()
     }
 }

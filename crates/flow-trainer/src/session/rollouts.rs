@@ -10,7 +10,7 @@ use crate::rollout::{NoiseSource, SampleRequest, Trajectories};
 use crate::scheduler::StepCoefficients;
 use flow_accel::{Acceleration, Activity};
 use flow_config::InitialNoise;
-use flow_core::{CallModel, Plan, Rollout, StackDriver, Stage, Weights, cpu};
+use flow_core::{Backends, CallModel, Rollout, StackDriver, Stage, Weights, cpu};
 use flow_data::{Image, ImageShape, Prompt};
 use flow_report::{Stopwatch, process_cpu_s};
 use flow_rewards::{Sample, Ticket};
@@ -125,7 +125,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     pub fn measure(&self, stacks: Arc<dyn StackDriver>, observer: &mut dyn Observer) {
         let steps = self.schedule.steps_for(self.state.iteration);
         let geometry = &self.settings.geometry;
-        let plan = Plan {
+        let plan = Backends {
             stacks,
             velocities: Arc::new(CallModel),
             ..(**self.training_plan()).clone()

@@ -10,7 +10,7 @@ use flow_checkpoint::{Checkpointing, Policy};
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    KeepAll, ModelSpec, Plan, RegionEngine, Stage, Training, device::ComputeDevice, tensors::zeros_like,
+    Backends, KeepAll, ModelSpec, RegionEngine, Stage, Training, device::ComputeDevice, tensors::zeros_like,
 };
 use flow_data::Prompt;
 use flow_validate::{Load, MemoryEstimate, checkpoint_policy};
@@ -74,7 +74,7 @@ impl TrainingSteps<'_> {
         self.policy.velocity(&exec, x, sigma, &self.conditions)
     }
 
-    fn training(&self, plan: &Arc<Plan>) -> Training<'_> {
+    fn training(&self, plan: &Arc<Backends>) -> Training<'_> {
         Training::new(
             &self.model.weights,
             plan.clone(),
@@ -83,12 +83,12 @@ impl TrainingSteps<'_> {
     }
 
     /// One forward pass.
-    pub fn forward(&self, plan: &Arc<Plan>) {
+    pub fn forward(&self, plan: &Arc<Backends>) {
         drop(self.velocity(&self.training(plan)));
     }
 
     /// A step: every pass with its backward.
-    pub fn step(&self, plan: &Arc<Plan>) {
+    pub fn step(&self, plan: &Arc<Backends>) {
         let gradients = self.device.concurrently(self.passes, |_| {
             let pass = self.training(plan);
             let velocity = self.velocity(&pass).into_dispatch();

@@ -31,7 +31,7 @@ use crate::text::EncodedText;
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
 use flow_checkpoint::{Gauge, Policy as CheckpointPolicy};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit, TextConfig};
-use flow_core::{CallModel, ModelSpec, Plan, RegionEngine, RegionKind, device::ComputeDevice};
+use flow_core::{Backends, CallModel, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_models::ModelRegistry;
 use flow_rewards::RewardRegistry;
@@ -46,7 +46,7 @@ pub struct Environment<'a> {
     /// Where tensors live.
     pub device: ComputeDevice,
     /// Who computes where no accelerator does. It gives the same bits in rollout and training.
-    pub plan: Arc<Plan>,
+    pub plan: Arc<Backends>,
     /// Accelerators.
     pub accelerators: &'a AcceleratorRegistry,
     /// Architectures.
@@ -62,7 +62,7 @@ pub struct Environment<'a> {
 impl Environment<'_> {
     /// The same with another engine of regions in its plan.
     fn with_regions(&self, regions: Arc<dyn RegionEngine>) -> Self {
-        let plan = Plan {
+        let plan = Backends {
             regions,
             ..(*self.plan).clone()
         };
@@ -365,7 +365,7 @@ pub fn parts_of<A: Algorithm>(
         // The steps that are measured have accelerators of their own.
         let measured = acceleration.set_up(&model.weights)?;
         // Called as it is: a recording of the first pass would be replayed in place of those that are measured.
-        let plan = Plan {
+        let plan = Backends {
             velocities: Arc::new(CallModel),
             ..(**measured.training()).clone()
         };

@@ -3,7 +3,7 @@
 use crate::support::{RunTo, Visit, config, environment, registries, with_parts};
 use burn::tensor::Tensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
-use flow_core::{Exec, FlowModel, ModelInput, Plan, Stopped, VelocityDriver, Weights};
+use flow_core::{Backends, Exec, FlowModel, ModelInput, Stopped, VelocityDriver, Weights};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{Observer, Silent};
@@ -36,7 +36,7 @@ impl Accelerator for Recording {
     fn stage(&self) -> AcceleratorStage {
         AcceleratorStage::Both
     }
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossless
     }
     fn set_up(&self, weights: &Weights) -> Result<(), Refusal> {
@@ -44,7 +44,7 @@ impl Accelerator for Recording {
         self.set_ups.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         let driver = Driver {
             inner: plan.velocities.clone(),
             set_ups: self.set_ups.clone(),
@@ -52,7 +52,7 @@ impl Accelerator for Recording {
             falls_short: self.falls_short,
             panics: self.panics,
         };
-        Ok(Plan {
+        Ok(Backends {
             velocities: Arc::new(driver),
             ..plan
         })

@@ -92,6 +92,6 @@ impl Exec<'_> {
             kind,
         };
         let erased = |exec: &Exec<'_>, inputs| body(exec, I::join(inputs)).split();
-        O::join(self.plan.layers.run(self, &layer, inputs.split(), &erased))
+        O::join(self.backends.layers.run(self, &layer, inputs.split(), &erased))
     }
 }

@@ -156,6 +156,6 @@ impl Exec<'_> {
             }),
             ..self.clone()
         };
-        O::join(self.plan.regions.run(&exec, inputs.split(), erased))
+        O::join(self.backends.regions.run(&exec, inputs.split(), erased))
     }
 }

@@ -107,6 +107,10 @@ impl Exec<'_> {
             let inputs = inputs.clone();
             body(exec, some.map_or(inputs.clone(), |some| inputs.rows(some))).split()
         };
-        O::join(self.plan.reuse.part(self, Reusable { name, depends_on }, &erased))
+        O::join(
+            self.backends
+                .reuse
+                .part(self, Reusable { name, depends_on }, &erased),
+        )
     }
 }

@@ -162,7 +162,7 @@ impl<B: Block> Stack for Blocks<'_, B> {
         };
         let mut inputs = carried;
         inputs.extend(shared);
-        exec.plan.regions.run(&exec, inputs, body)
+        exec.backends.regions.run(&exec, inputs, body)
     }
 
     fn modulated_input(
@@ -199,7 +199,7 @@ impl Exec<'_> {
             blocks,
         };
         B::Carried::join(
-            self.plan
+            self.backends
                 .stacks
                 .run(self, &stack, carried.split(), shared.split()),
         )

@@ -42,8 +42,8 @@ impl Exec<'_> {
     /// The velocity of `model` at `input`, as the plan's driver decides: what a sampler and a loss call. In f32, like
     /// latents, whatever the model computes in.
     pub fn velocity(&self, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
-        let compute = |exec: &Exec<'_>, input| exec.plan.velocities.run(exec, model, input);
-        let velocity = self.plan.reuse.velocity(self, model, input, &compute);
+        let compute = |exec: &Exec<'_>, input| exec.backends.velocities.run(exec, model, input);
+        let velocity = self.backends.reuse.velocity(self, model, input, &compute);
         match velocity.dtype() {
             DType::F32 => velocity,
             _ => velocity.cast(DType::F32),

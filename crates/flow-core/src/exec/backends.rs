@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// The implementations behind an execution context. Built once per stage, shared by all its calls.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct Backends {
     /// Computes attention.
     pub attention: Arc<dyn AttentionBackend>,
     /// Computes everything else.
@@ -30,7 +30,7 @@ pub struct Plan {
     pub attention_log: Arc<AttentionLog>,
 }
 
-impl Plan {
+impl Backends {
     /// Every block runs, backward keeps everything.
     pub fn new(attention: Arc<dyn AttentionBackend>, kernels: Arc<dyn Kernels>) -> Self {
         Self {
