@@ -2,7 +2,7 @@
 
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Part, Refusal, Safety, Target};
 use flow_cache::{ExactReuse, OnReused, Reused};
-use flow_core::{Backends, Recompute, ReuseDriver};
+use flow_core::{Backends, NoReuse, ReuseDriver};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Accelerator for ExactReuseAccelerator {
     }
 
     fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
-        if plan.reuse.name() != Recompute.name() {
+        if plan.reuse.name() != NoReuse.name() {
             return Err(Refusal::new(
                 format!("`{}` reuses in this plan already", plan.reuse.name()),
                 "Keep one of the entries",

@@ -28,10 +28,10 @@ pub use policies::{
 pub use policy::{Change, Compares, Outcome, Policy, Situation};
 pub use rules::{Moment, Rules};
 
-use flow_core::{RunAll, StackDriver};
+use flow_core::{RunAllBlocks, StackDriver};
 use std::sync::Arc;
 
 /// The driver that reuses nothing.
 pub fn no_reuse() -> Arc<dyn StackDriver> {
-    Arc::new(RunAll)
+    Arc::new(RunAllBlocks)
 }

@@ -24,9 +24,9 @@ pub use device::cube;
 pub use device::graph::{NotRecorded, Recorded, Recorder};
 pub use error::CoreError;
 pub use exec::{
-    AttentionKind, AttentionLayer, Backends, Block, CallContext, CallModel, ComputeLayers, DependsOn, Effect,
-    Exec, FlowModel, KeepAll, Lane, LayerBody, LayerDriver, Recompute, RegionEngine, ReuseDriver, Rollout,
-    RowKey, RunAll, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
+    AttentionKind, AttentionLayer, Backends, Block, CallContext, CallModel, ComputeAllLayers, DependsOn,
+    Effect, Exec, FlowModel, Lane, LayerBody, LayerDriver, NoCheckpointing, NoReuse, RegionEngine,
+    ReuseDriver, Rollout, RowKey, RunAllBlocks, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
 };
 pub use halves::Halves;
 pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};

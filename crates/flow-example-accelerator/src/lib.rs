@@ -10,7 +10,7 @@ use flow_accel::{
     Accelerator, AcceleratorRegistry, AcceleratorStage, AlreadyRegistered, Refusal, Safety, StepScope, Target,
 };
 use flow_core::Backends;
-use flow_core::exec::{RunAll, StackDriver};
+use flow_core::exec::{RunAllBlocks, StackDriver};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl Accelerator for StepReuse {
                 "Remove the entry",
             ));
         }
-        if plan.stacks.name() != RunAll.name() {
+        if plan.stacks.name() != RunAllBlocks.name() {
             return Err(Refusal::new(
                 format!("`{}` drives the stacks of this plan already", plan.stacks.name()),
                 "Keep one of the entries",

@@ -15,7 +15,7 @@ use flow_cache::{
     VelocityPolicy,
 };
 use flow_core::{
-    Backends, CallModel, ComputeLayers, LayerDriver, RegionKind, RunAll, StackDriver, VelocityDriver,
+    Backends, CallModel, ComputeAllLayers, LayerDriver, RegionKind, RunAllBlocks, StackDriver, VelocityDriver,
 };
 use policies::Built;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -175,7 +175,7 @@ impl Into<'_> {
             };
             return Err(Refusal::new(why, help));
         }
-        free(self.plan.stacks.name(), RunAll.name(), "the stacks")?;
+        free(self.plan.stacks.name(), RunAllBlocks.name(), "the stacks")?;
         let count = self.count(Engagement::BlockSkipped);
         Ok(Backends {
             stacks: Arc::new(StackCache::new(policy, rules, count)),
@@ -206,7 +206,7 @@ impl Into<'_> {
         }
         free(
             self.plan.layers.name(),
-            ComputeLayers.name(),
+            ComputeAllLayers.name(),
             "the attention layers",
         )?;
         let count = self.count(Engagement::AttentionSkipped);

@@ -7,7 +7,7 @@ use driver::Replaying;
 use flow_accel::{Accelerator, AcceleratorStage, Refusal, Safety, Target};
 use flow_core::VelocityDriver;
 use flow_core::{
-    Backends, CallModel, ComputeLayers, LayerDriver, Recompute, ReuseDriver, RunAll, StackDriver,
+    Backends, CallModel, ComputeAllLayers, LayerDriver, NoReuse, ReuseDriver, RunAllBlocks, StackDriver,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -58,10 +58,10 @@ impl Accelerator for GraphCaptureAccelerator {
 
     fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         let deciding = [
-            (plan.stacks.name(), RunAll.name()),
-            (plan.layers.name(), ComputeLayers.name()),
+            (plan.stacks.name(), RunAllBlocks.name()),
+            (plan.layers.name(), ComputeAllLayers.name()),
             (plan.velocities.name(), CallModel.name()),
-            (plan.reuse.name(), Recompute.name()),
+            (plan.reuse.name(), NoReuse.name()),
         ];
         if let Some((other, _)) = deciding.iter().find(|(found, plain)| found != plain) {
             return Err(Refusal::new(

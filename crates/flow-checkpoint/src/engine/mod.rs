@@ -18,7 +18,7 @@ use crate::treatment::{Assignment, BlockTreatment, RegionTreatment};
 use flow_core::autograd::{self, Backward, take_gradient};
 use flow_core::exec::Body;
 use flow_core::tensors::{is_tracked, leaf, plain, shape, zeros_like};
-use flow_core::{Exec, KeepAll, RawTensor, RegionEngine, RegionKind, Site};
+use flow_core::{Exec, NoCheckpointing, RawTensor, RegionEngine, RegionKind, Site};
 use scope::{Apart, Entry, Memory, Recording, Replaying};
 use std::sync::{Arc, Mutex};
 use tally::{Held, Tally, take_all};
@@ -83,7 +83,7 @@ impl RegionEngine for Checkpointing {
         if again && differentiated && site.effect.may_replay() {
             self.segment(exec, inputs, body, treatment)
         } else {
-            KeepAll.run(exec, inputs, body)
+            NoCheckpointing.run(exec, inputs, body)
         }
     }
 }

@@ -442,7 +442,7 @@ impl RegionEngine for Profiler {
                 self.block(exec, inputs, &body)
             }
             // Within a region that is measured on a graph of its own.
-            None => flow_core::KeepAll.run(exec, inputs, body),
+            None => flow_core::NoCheckpointing.run(exec, inputs, body),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Who answers a model's requests.
 
 use super::{
-    AttentionLog, CallModel, ComputeLayers, KeepAll, LayerDriver, Recompute, RegionEngine, ReuseDriver,
-    RunAll, StackDriver, VelocityDriver,
+    AttentionLog, CallModel, ComputeAllLayers, LayerDriver, NoCheckpointing, NoReuse, RegionEngine,
+    ReuseDriver, RunAllBlocks, StackDriver, VelocityDriver,
 };
 use crate::ops::{AttentionBackend, Kernels};
 use std::sync::Arc;
@@ -37,11 +37,11 @@ impl Backends {
             attention,
             kernels,
             block_kernels: None,
-            regions: Arc::new(KeepAll),
-            stacks: Arc::new(RunAll),
-            layers: Arc::new(ComputeLayers),
+            regions: Arc::new(NoCheckpointing),
+            stacks: Arc::new(RunAllBlocks),
+            layers: Arc::new(ComputeAllLayers),
             velocities: Arc::new(CallModel),
-            reuse: Arc::new(Recompute),
+            reuse: Arc::new(NoReuse),
             attention_log: Arc::default(),
         }
     }

@@ -20,9 +20,9 @@ pub use call::{CallContext, Lane, Stage};
 pub use context::Exec;
 pub use experts::{ExpertLayer, Routing};
 pub use hooks::{
-    AttentionKind, AttentionLayer, Block, Body, CallBody, CallModel, ComputeLayers, DependsOn, Effect,
-    KeepAll, LayerBody, LayerDriver, Recompute, RegionEngine, Reusable, ReuseDriver, RowKey, RowsBody,
-    RunAll, Site, Stack, StackDriver, VelocityDriver,
+    AttentionKind, AttentionLayer, Block, Body, CallBody, CallModel, ComputeAllLayers, DependsOn, Effect,
+    LayerBody, LayerDriver, NoCheckpointing, NoReuse, RegionEngine, Reusable, ReuseDriver, RowKey, RowsBody,
+    RunAllBlocks, Site, Stack, StackDriver, VelocityDriver,
 };
 pub use log::{AttentionLog, AttentionUse};
 pub use model::FlowModel;

@@ -7,8 +7,8 @@ use flow_core::exec::Body;
 use flow_core::ops::Stash;
 use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Exec, KeepAll, KeyValue,
-    RawTensor, RegionEngine, RegionKind,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Exec, KeyValue,
+    NoCheckpointing, RawTensor, RegionEngine, RegionKind,
 };
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,7 +50,7 @@ impl RegionEngine for Recompute {
     fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
         let differentiated = exec.params().is_training() || inputs.iter().any(is_tracked);
         if !self.at.contains(&exec.site().unwrap().kind) || !differentiated {
-            return KeepAll.run(exec, inputs, body);
+            return NoCheckpointing.run(exec, inputs, body);
         }
         let values: Vec<RawTensor> = inputs.iter().map(plain).collect();
         let record = Arc::new(Record {

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use flow_core::cpu::to_host;
 use flow_core::exec::Stack;
 use flow_core::tensors::select_rows as rows;
-use flow_core::{Backends, CallContext, Exec, Lane, Rollout, RunAll, StackDriver, Stage};
+use flow_core::{Backends, CallContext, Exec, Lane, Rollout, RunAllBlocks, StackDriver, Stage};
 use std::sync::{Arc, Mutex};
 
 /// Leaves out one block for the unconditional lanes and for every third sample.
@@ -128,7 +128,7 @@ fn a_driver_can_leave_out_a_block_for_some_lanes_and_the_others_do_not_notice() 
         )
     };
     for block in [0, 1] {
-        let (all, none) = (with(Arc::new(RunAll)), with(Arc::new(SkipForAll { block })));
+        let (all, none) = (with(Arc::new(RunAllBlocks)), with(Arc::new(SkipForAll { block })));
         let some = with(Arc::new(SkipForSome { block }));
         for (row, lane) in lanes().iter().enumerate() {
             assert_ne!(all[row], none[row], "block {block} does something for {lane:?}");
@@ -175,7 +175,7 @@ fn a_driver_is_told_the_stack_it_runs_and_what_crosses_it() {
                 .lock()
                 .unwrap()
                 .push((stack.name().into(), stack.len(), carried.len(), shared.len()));
-            RunAll.run(exec, stack, carried, shared)
+            RunAllBlocks.run(exec, stack, carried, shared)
         }
     }
     let (model, driver) = (Transformer::new(), Arc::new(Inspect::default()));

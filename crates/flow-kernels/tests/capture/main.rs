@@ -17,8 +17,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AdamWStep, Backends, Beside, CallContext, FlowModel, KeepAll, Kernels, Lane, ParamView, RawTensor,
-    RegionEngine, Rollout, Updated, Weights,
+    AdamWStep, Backends, Beside, CallContext, FlowModel, Kernels, Lane, NoCheckpointing, ParamView,
+    RawTensor, RegionEngine, Rollout, Updated, Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use setting::{config, cube, noise};
@@ -215,9 +215,10 @@ fn recorded_calls_have_the_bits_of_calls_while_weights_change() {
         ),
     ] {
         let regions = || -> Arc<dyn RegionEngine> {
-            policy
-                .as_ref()
-                .map_or_else(|| Arc::new(KeepAll) as _, |policy| engine(policy, &config))
+            policy.as_ref().map_or_else(
+                || Arc::new(NoCheckpointing) as _,
+                |policy| engine(policy, &config),
+            )
         };
         let mut plain = Run::new(&config, regions(), false);
         let mut captured = Run::new(&config, regions(), true);
@@ -238,8 +239,8 @@ fn recorded_calls_have_the_bits_of_calls_while_weights_change() {
 fn a_call_of_another_shape_is_another_recording_and_two_passes_at_once_share_none() {
     let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
     let config = config(Position::Rope, None);
-    let plain = Run::new(&config, Arc::new(KeepAll), false);
-    let captured = Run::new(&config, Arc::new(KeepAll), true);
+    let plain = Run::new(&config, Arc::new(NoCheckpointing), false);
+    let captured = Run::new(&config, Arc::new(NoCheckpointing), true);
     for (batch, draw) in [(2, 0), (3, 1), (2, 2), (3, 3)] {
         assert!(
             plain.velocity(batch, draw) == captured.velocity(batch, draw),
@@ -269,8 +270,8 @@ fn a_call_of_another_shape_is_another_recording_and_two_passes_at_once_share_non
 fn gradients_that_someone_holds_are_not_written_over() {
     let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
     let config = config(Position::Rope, None);
-    let plain = Run::new(&config, Arc::new(KeepAll), false);
-    let captured = Run::new(&config, Arc::new(KeepAll), true);
+    let plain = Run::new(&config, Arc::new(NoCheckpointing), false);
+    let captured = Run::new(&config, Arc::new(NoCheckpointing), true);
     let of = |run: &Run, draw| run.gradients(2, draw).1;
     let all = |gradients: &[Option<RawTensor>]| gradients.iter().flatten().map(bits).collect::<Vec<_>>();
     let held = of(&captured, 0);
@@ -291,7 +292,7 @@ fn a_cache_of_whole_calls_above_recordings_gives_the_bits_of_one_above_calls() {
     let config = config(Position::Rope, None);
     // Three rollouts, as in three iterations: the cache is a new one in each, the recordings stay.
     let rolled_out = |captured: bool| {
-        let run = Run::new(&config, Arc::new(KeepAll), captured);
+        let run = Run::new(&config, Arc::new(NoCheckpointing), captured);
         let of = |iteration: u64| {
             let policy = TaylorSeer {
                 interval: 2,

@@ -11,7 +11,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AttentionBackend, Backends, CallContext, FlowModel, KeepAll, Kernels, RegionEngine, Weights,
+    AttentionBackend, Backends, CallContext, FlowModel, Kernels, NoCheckpointing, RegionEngine, Weights,
 };
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
@@ -104,14 +104,14 @@ fn a_small_dit_has_the_cpus_loss_and_gradients() {
             &ComputeDevice::cpu(),
             Arc::new(CpuAttention),
             Arc::new(CpuKernels::default()),
-            Arc::new(KeepAll),
+            Arc::new(NoCheckpointing),
         );
         let found = losses_and_gradients(
             &config,
             &device,
             Arc::new(PortableAttention::default()),
             kernels.clone(),
-            Arc::new(KeepAll),
+            Arc::new(NoCheckpointing),
         );
         // Gradients that are zero but for rounding (a bias of the keys) are measured against the largest.
         let length = |values: &[f32]| values.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
@@ -141,7 +141,7 @@ fn no_bit_depends_on_what_is_computed_again() {
             let found = found.into_iter().map(|(name, values)| (name, bits(values)));
             found.collect::<Vec<(String, Vec<u32>)>>()
         };
-        let expected = run(Arc::new(KeepAll));
+        let expected = run(Arc::new(NoCheckpointing));
         let large = if config.moe.is_some() {
             "moe:grouped_linear"
         } else {

@@ -10,7 +10,8 @@ use flow_checkpoint::{Checkpointing, Policy};
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Backends, KeepAll, ModelSpec, RegionEngine, Stage, Training, device::ComputeDevice, tensors::zeros_like,
+    Backends, ModelSpec, NoCheckpointing, RegionEngine, Stage, Training, device::ComputeDevice,
+    tensors::zeros_like,
 };
 use flow_data::Prompt;
 use flow_validate::{Load, MemoryEstimate, checkpoint_policy};
@@ -29,7 +30,7 @@ pub fn regions(config: &Config, spec: &ModelSpec) -> Result<Arc<dyn RegionEngine
         Some(assignment) if policy != Policy::None => {
             Arc::new(Checkpointing::new(policy.to_string(), assignment))
         }
-        _ => Arc::new(KeepAll),
+        _ => Arc::new(NoCheckpointing),
     })
 }
 

@@ -48,9 +48,9 @@ pub trait LayerDriver: Debug + Send + Sync {
 
 /// Computes every layer.
 #[derive(Debug)]
-pub struct ComputeLayers;
+pub struct ComputeAllLayers;
 
-impl LayerDriver for ComputeLayers {
+impl LayerDriver for ComputeAllLayers {
     fn name(&self) -> &str {
         "compute-layers"
     }

@@ -9,8 +9,8 @@ mod reuse;
 mod stack;
 mod velocity;
 
-pub use attention_layer::{AttentionKind, AttentionLayer, ComputeLayers, LayerBody, LayerDriver};
-pub use region::{Body, Effect, KeepAll, RegionEngine, Site};
-pub use reuse::{CallBody, DependsOn, Recompute, Reusable, ReuseDriver, RowKey, RowsBody};
-pub use stack::{Block, RunAll, Stack, StackDriver};
+pub use attention_layer::{AttentionKind, AttentionLayer, ComputeAllLayers, LayerBody, LayerDriver};
+pub use region::{Body, Effect, NoCheckpointing, RegionEngine, Site};
+pub use reuse::{CallBody, DependsOn, NoReuse, Reusable, ReuseDriver, RowKey, RowsBody};
+pub use stack::{Block, RunAllBlocks, Stack, StackDriver};
 pub use velocity::{CallModel, VelocityDriver};

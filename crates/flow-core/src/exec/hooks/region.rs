@@ -69,9 +69,9 @@ pub trait RegionEngine: Debug + Send + Sync {
 /// conditioning) are summed region by region, as engines that compute a region again sum them. So every engine gives
 /// the same bits.
 #[derive(Debug)]
-pub struct KeepAll;
+pub struct NoCheckpointing;
 
-impl RegionEngine for KeepAll {
+impl RegionEngine for NoCheckpointing {
     fn name(&self) -> &str {
         "keep-all"
     }

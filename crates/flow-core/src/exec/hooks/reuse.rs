@@ -71,9 +71,9 @@ pub trait ReuseDriver: Debug + Send + Sync {
 
 /// Computes everything.
 #[derive(Debug)]
-pub struct Recompute;
+pub struct NoReuse;
 
-impl ReuseDriver for Recompute {
+impl ReuseDriver for NoReuse {
     fn name(&self) -> &str {
         "recompute"
     }

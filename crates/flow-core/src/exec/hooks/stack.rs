@@ -98,9 +98,9 @@ pub trait StackDriver: Debug + Send + Sync {
 
 /// Runs every block.
 #[derive(Debug)]
-pub struct RunAll;
+pub struct RunAllBlocks;
 
-impl StackDriver for RunAll {
+impl StackDriver for RunAllBlocks {
     fn name(&self) -> &str {
         "run-all"
     }
