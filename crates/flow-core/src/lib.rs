@@ -7,12 +7,12 @@ pub mod autograd;
 pub mod device;
 pub mod error;
 pub mod exec;
-pub mod halves;
 mod latent;
 pub mod model;
 pub mod names;
 pub mod ops;
 pub mod params;
+pub mod split_f32;
 pub mod stopped;
 pub mod tensors;
 
@@ -28,17 +28,17 @@ pub use exec::{
     Effect, Exec, FlowModel, Lane, LayerBody, LayerDriver, NoCheckpointing, NoReuse, RegionEngine,
     ReuseDriver, Rollout, RowKey, RunAllBlocks, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
 };
-pub use halves::Halves;
 pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};
 pub use names::UnknownName;
 pub use ops::{
-    Activation, AdamWStep, Attended, AttentionBackend, AttentionCall, AttentionCapability, AttentionSpec,
-    Beside, Declined, ExpertOps, FeatureCacheOps, KernelOps, Kernels, KeyValue, LayeredKernels, Noise,
-    RelativeBias, Rounding, RowSource, StepFactors, StepValues, Updated,
+    Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Attended, AttentionBackend, AttentionCall,
+    AttentionCapability, AttentionSpec, Declined, ExpertOps, FeatureCacheOps, KernelOps, Kernels, KeyValue,
+    LayeredKernels, MasterWeight, Noise, RelativeBias, Rounding, RowSource,
 };
 pub use params::{
     Changing, Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows, Standing, WeightStorage,
     Weights, WeightsUpdate, WeightsVersion,
 };
+pub use split_f32::SplitF32;
 pub use stopped::Stopped;
 pub use tensors::{RawTensor, Tensors};

@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::from_vec;
 use flow_core::ops::{Compute, GatedResidual, LinearWeights, ModulatedNorm, NormChunks, RotaryTables};
 use flow_core::tensors::leaf;
-use flow_core::{Activation, AdamWStep, Beside, Kernels, RawTensor, Updated, autograd};
+use flow_core::{Activation, AdamWParam, AdamWStep, Kernels, MasterWeight, RawTensor, autograd};
 use flow_kernels::CpuKernels;
 use std::time::Instant;
 
@@ -144,19 +144,19 @@ fn optimizer() {
         from_vec(vec![0.0; count], &[count]),
         from_vec(vec![0.0; count], &[count]),
     );
-    let varying = from_vec(vec![1e-3, 0.1, 0.001, 1.0], &[4]);
+    let scalars = from_vec(vec![1e-3, 0.1, 0.001, 1.0], &[4]);
     let step = AdamWStep {
         betas: (0.9, 0.999),
         epsilon: 1e-8,
         weight_decay: 0.01,
-        varying,
+        scalars,
         rounding: Default::default(),
     };
     let time = best(|| {
         CpuKernels::default().ops().optimizer.adamw(
-            Updated {
+            AdamWParam {
                 weight: &mut weight,
-                beside: Beside::Nothing,
+                master: MasterWeight::F32,
                 gradient: &gradient,
                 first: &mut first,
                 second: &mut second,

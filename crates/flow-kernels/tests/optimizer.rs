@@ -5,7 +5,7 @@ mod support;
 use burn::tensor::FloatDType;
 use flow_core::cpu::{from_vec, to_host};
 use flow_core::tensors::cast;
-use flow_core::{AdamWStep, Beside, Kernels, Updated};
+use flow_core::{AdamWParam, AdamWStep, Kernels, MasterWeight};
 use flow_kernels::CpuKernels;
 use support::{bits, distance, on_threads, operand};
 
@@ -23,7 +23,7 @@ fn ten_adamw_steps_agree_with_f64() {
     for t in 1..=10 {
         let gradient = operand(100 + t, &[77]);
         let corrections = (1.0 - b1.powi(t as i32), 1.0 - b2.powi(t as i32));
-        let varying = from_vec(
+        let scalars = from_vec(
             vec![rate, corrections.0 as f32, corrections.1 as f32, scale],
             &[4],
         );
@@ -31,15 +31,15 @@ fn ten_adamw_steps_agree_with_f64() {
             betas,
             epsilon,
             weight_decay: decay,
-            varying,
+            scalars,
             rounding: Default::default(),
         };
         let mut copy = cast(&weight, FloatDType::BF16);
         let kernels = CpuKernels::default();
         kernels.ops().optimizer.adamw(
-            Updated {
+            AdamWParam {
                 weight: &mut weight,
-                beside: Beside::Copy(&mut copy),
+                master: MasterWeight::F32WithCopy(&mut copy),
                 gradient: &gradient.plain(),
                 first: &mut first,
                 second: &mut second,
@@ -69,18 +69,18 @@ fn a_step_leaves_a_shared_copy_of_the_weight_alone() {
     let snapshot = weight.clone();
     let before = to_host(&snapshot);
     let zeros = || from_vec(vec![0.0; 40_000], &[40_000]);
-    let varying = from_vec(vec![0.1, 0.1, 0.001, 1.0], &[4]);
+    let scalars = from_vec(vec![0.1, 0.1, 0.001, 1.0], &[4]);
     let step = AdamWStep {
         betas: (0.9, 0.999),
         epsilon: 1e-8,
         weight_decay: 0.0,
-        varying,
+        scalars,
         rounding: Default::default(),
     };
     CpuKernels::default().ops().optimizer.adamw(
-        Updated {
+        AdamWParam {
             weight: &mut weight,
-            beside: Beside::Nothing,
+            master: MasterWeight::F32,
             gradient: &operand(2, &[40_000]).plain(),
             first: &mut zeros(),
             second: &mut zeros(),
@@ -98,19 +98,19 @@ fn one_thread_and_three_take_the_same_step() {
         let mut second = operand(3, &[70_001]).values;
         second.iter_mut().for_each(|v| *v = v.abs());
         let mut second = from_vec(second, &[70_001]);
-        let varying = from_vec(vec![0.1, 0.1, 0.001, 1.0], &[4]);
+        let scalars = from_vec(vec![0.1, 0.1, 0.001, 1.0], &[4]);
         let step = AdamWStep {
             betas: (0.9, 0.999),
             epsilon: 1e-8,
             weight_decay: 0.1,
-            varying,
+            scalars,
             rounding: Default::default(),
         };
         let gradient = operand(4, &[70_001]).plain();
         CpuKernels::default().ops().optimizer.adamw(
-            Updated {
+            AdamWParam {
                 weight: &mut weight,
-                beside: Beside::Nothing,
+                master: MasterWeight::F32,
                 gradient: &gradient,
                 first: &mut first,
                 second: &mut second,

@@ -192,7 +192,7 @@ impl Job {
         }
         let storage = match options.weights {
             FloatDType::BF16 => WeightStorage::Narrow,
-            _ => WeightStorage::Halves,
+            _ => WeightStorage::SplitF32,
         };
         weights.store(&trained, storage, &*plan.kernels);
         let mut config = Config::default();

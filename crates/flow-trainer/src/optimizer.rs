@@ -6,8 +6,8 @@ pub use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
 use flow_core::{
-    AdamWStep, Beside, Kernels, ParamLayout, RawTensor, Rounding, StepFactors, StepValues, Updated, Weights,
-    cpu,
+    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, MasterWeight, ParamLayout, RawTensor,
+    Rounding, Weights, cpu,
 };
 
 /// How the learning rate goes on after the warm-up. Steps count from 1.
@@ -257,18 +257,19 @@ impl AdamW {
         self.steps += 1;
         let (beta1, beta2) = self.settings.betas;
         let exponent = self.steps as f64;
-        let factors = StepFactors {
+        let factors = AdamWFactors {
             learning_rate: self.learning_rate_at(self.steps),
             corrections: [1.0 - beta1.powf(exponent), 1.0 - beta2.powf(exponent)],
             max_norm: self.settings.max_grad_norm,
             units,
         };
-        let StepValues { varying, norm } = kernels.ops().optimizer.step_values(&present, &factors, device);
+        let AdamWScalars { scalars, norm } =
+            kernels.ops().optimizer.adamw_scalars(&present, &factors, device);
         let step = |weight_decay: f64| AdamWStep {
             betas: (beta1 as f32, beta2 as f32),
             epsilon: self.settings.epsilon as f32,
             weight_decay: weight_decay as f32,
-            varying: varying.clone(),
+            scalars: scalars.clone(),
             rounding: Rounding {
                 seed: self.settings.seed,
                 step: self.steps as u32 & 0xFF_FFFF,
@@ -283,13 +284,13 @@ impl AdamW {
                 continue;
             };
             let narrow = changing.value.dtype() == DType::BF16;
-            let of = Updated {
+            let of = AdamWParam {
                 weight: changing.value,
-                beside: match (changing.lower, changing.copy) {
-                    (Some(lower), _) => Beside::Lower(lower),
-                    (None, Some(copy)) => Beside::Copy(copy),
-                    (None, None) if narrow => Beside::Stream(stream),
-                    (None, None) => Beside::Nothing,
+                master: match (changing.lower, changing.copy) {
+                    (Some(lower), _) => MasterWeight::SplitF32(lower),
+                    (None, Some(copy)) => MasterWeight::F32WithCopy(copy),
+                    (None, None) if narrow => MasterWeight::StochasticRounding(stream),
+                    (None, None) => MasterWeight::F32,
                 },
                 gradient,
                 first,
@@ -303,7 +304,7 @@ impl AdamW {
             kernels.ops().optimizer.adamw_all(others, &steady);
         });
         // Read after all is launched: the device need not wait for the host.
-        let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&varying)[4]));
+        let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&scalars)[4]));
         if !gradient_norm.is_finite() {
             self.steps -= 1;
             let squares = kernels.ops().optimizer.sums_of_squares(&present);

@@ -13,8 +13,8 @@ use flow_core::model::{LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
-    AdamWStep, Backends, Beside, CallContext, Condition, FlowModel, Kernels, ModelSpec, ParamLayout,
-    RawTensor, RegionKind, Stage, Training, Updated, Weights, cpu,
+    AdamWParam, AdamWStep, Backends, CallContext, Condition, FlowModel, Kernels, MasterWeight, ModelSpec,
+    ParamLayout, RawTensor, RegionKind, Stage, Training, Weights, cpu,
 };
 use flow_kernels::CpuKernels;
 #[cfg(any(feature = "lavapipe", feature = "cuda"))]
@@ -501,21 +501,21 @@ impl State {
     /// AdamW's step number `number`, from 1.
     pub fn step(&mut self, kernels: &dyn Kernels, gradients: &[Option<RawTensor>], number: i32) {
         let corrections = [1.0 - 0.9f32.powi(number), 1.0 - 0.95f32.powi(number)];
-        let varying = vec![1e-2, corrections[0], corrections[1], 1.0];
-        let varying = self.device.plain(varying, &[4]);
+        let scalars = vec![1e-2, corrections[0], corrections[1], 1.0];
+        let scalars = self.device.plain(scalars, &[4]);
         let step = AdamWStep {
             betas: (0.9, 0.95),
             epsilon: 1e-8,
             weight_decay: 1e-3,
-            varying,
+            scalars,
             rounding: Default::default(),
         };
         for (index, value) in self.weights.values_mut().iter_mut().enumerate() {
             if let Some(gradient) = &gradients[index] {
                 kernels.ops().optimizer.adamw(
-                    Updated {
+                    AdamWParam {
                         weight: value,
-                        beside: Beside::Nothing,
+                        master: MasterWeight::F32,
                         gradient,
                         first: &mut self.first[index],
                         second: &mut self.second[index],

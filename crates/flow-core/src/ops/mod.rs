@@ -43,7 +43,9 @@ pub use model::{
     Activation, FeedForwardWeights, GatedResidual, LinearWeights, ModelOps, ModulatedNorm, NormChunks,
     RotaryTables,
 };
-pub use optimizer::{AdamWStep, Beside, OptimizerOps, Rounding, StepFactors, StepValues, Updated};
+pub use optimizer::{
+    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, MasterWeight, OptimizerOps, Rounding,
+};
 pub use sampler::{LossOps, Noise, SamplerOps, SdeOutputs, SdeStep};
 pub use stash::{Compute, Stash};
 pub use weight::WeightOps;

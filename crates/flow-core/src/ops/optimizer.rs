@@ -15,7 +15,7 @@ pub struct AdamWStep {
     pub weight_decay: f32,
     /// What changes from step to step, on the device: `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale]`, and maybe
     /// more that a step does not read. A scale below 0 stands for gradients that are not finite: the step changes nothing.
-    pub varying: RawTensor,
+    pub scalars: RawTensor,
     /// What random rounding draws from.
     pub rounding: Rounding,
 }
@@ -30,26 +30,26 @@ pub struct Rounding {
     pub step: u32,
 }
 
-/// What is there beside a weight.
+/// The form in which the f32 weight of a step is stored.
 #[derive(Debug)]
-pub enum Beside<'a> {
-    /// Nothing; the weight is f32.
-    Nothing,
-    /// Becomes the weight, which is f32, in the type that it has: what models on 16-bit devices compute with.
-    Copy(&'a mut RawTensor),
-    /// The lower half of an f32 whose upper half is the weight ([`Halves`](crate::halves::Halves)); changed.
-    Lower(&'a mut RawTensor),
-    /// Nothing; the weight is bf16, and its step is rounded at random by the numbers of this stream.
-    Stream(u32),
+pub enum MasterWeight<'a> {
+    /// The weight is f32.
+    F32,
+    /// The weight is f32; this copy becomes the weight in the type that it has: what models on 16-bit devices compute with.
+    F32WithCopy(&'a mut RawTensor),
+    /// The lower half of an f32 whose upper half is the weight ([`SplitF32`](crate::split_f32::SplitF32)); changed.
+    SplitF32(&'a mut RawTensor),
+    /// The weight is bf16, and its step is rounded at random by the numbers of this stream.
+    StochasticRounding(u32),
 }
 
 /// A weight, and what its step of AdamW reads and writes.
 #[derive(Debug)]
-pub struct Updated<'a> {
+pub struct AdamWParam<'a> {
     /// Changed.
     pub weight: &'a mut RawTensor,
-    /// What is there beside it.
-    pub beside: Beside<'a>,
+    /// Its form.
+    pub master: MasterWeight<'a>,
     /// Sum of gradients.
     pub gradient: &'a RawTensor,
     /// First moment; changed.
@@ -60,7 +60,7 @@ pub struct Updated<'a> {
 
 /// What the factors of an optimizer step follow from, beside its gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepFactors {
+pub struct AdamWFactors {
     /// Learning rate.
     pub learning_rate: f64,
     /// `1 - beta1^t` and `1 - beta2^t`.
@@ -71,7 +71,7 @@ pub struct StepFactors {
     pub units: usize,
 }
 
-impl StepFactors {
+impl AdamWFactors {
     /// Added to a norm before something is divided by it (`torch.nn.utils.clip_grad_norm_`).
     pub const SMALL: f64 = 1e-6;
 
@@ -85,7 +85,7 @@ impl StepFactors {
     }
 
     /// The factors themselves, if the squares of all sums of gradients add up to `squares`.
-    pub fn values(&self, squares: f64, device: &ComputeDevice) -> StepValues {
+    pub fn values(&self, squares: f64, device: &ComputeDevice) -> AdamWScalars {
         let units = self.units.max(1) as f64;
         let norm = squares.sqrt() / units;
         let scale = if norm.is_finite() {
@@ -94,9 +94,9 @@ impl StepFactors {
             -1.0
         };
         let [correction1, correction2] = self.corrections;
-        let varying = [self.learning_rate, correction1, correction2, scale, norm];
-        StepValues {
-            varying: device.plain(varying.map(|value| value as f32).to_vec(), &[varying.len()]),
+        let scalars = [self.learning_rate, correction1, correction2, scale, norm];
+        AdamWScalars {
+            scalars: device.plain(scalars.map(|value| value as f32).to_vec(), &[scalars.len()]),
             norm: Some(norm),
         }
     }
@@ -104,9 +104,9 @@ impl StepFactors {
 
 /// The factors of an optimizer step.
 #[derive(Clone, Debug)]
-pub struct StepValues {
-    /// `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale, norm]` for [`AdamWStep::varying`].
-    pub varying: RawTensor,
+pub struct AdamWScalars {
+    /// `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale, norm]` for [`AdamWStep::scalars`].
+    pub scalars: RawTensor,
     /// Norm of the mean gradient before clipping, if the host knows it already.
     pub norm: Option<f64>,
 }
@@ -119,19 +119,19 @@ pub trait OptimizerOps: Debug + Send + Sync {
 
     /// The factors of a step with these sums of gradients. A device computes them itself, so that nobody waits for it
     /// between the gradients and the step.
-    fn step_values(
+    fn adamw_scalars(
         &self,
         gradients: &[&RawTensor],
-        factors: &StepFactors,
+        factors: &AdamWFactors,
         device: &ComputeDevice,
-    ) -> StepValues;
+    ) -> AdamWScalars;
 
     /// `accumulated += gradient`, of one shape.
     fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor);
 
     /// One AdamW step, computed in f32, on each of `weights`. A weight's result does not depend on what else is given: devices take
     /// many in one launch.
-    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep);
+    fn adamw_all(&self, weights: Vec<AdamWParam<'_>>, step: &AdamWStep);
 
     /// `average = decay · average + (1 - decay) · value` of each pair; `decay [1]` on the device.
     fn average_all(&self, averages: Vec<(&mut RawTensor, &RawTensor)>, decay: &RawTensor);
@@ -139,7 +139,7 @@ pub trait OptimizerOps: Debug + Send + Sync {
 
 impl<'a> dyn OptimizerOps + 'a {
     /// One AdamW step of one weight. See [`adamw_all`](Self::adamw_all).
-    pub fn adamw(&self, weight: Updated<'_>, step: &AdamWStep) {
+    pub fn adamw(&self, weight: AdamWParam<'_>, step: &AdamWStep) {
         self.adamw_all(vec![weight], step);
     }
 

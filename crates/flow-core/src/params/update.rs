@@ -8,8 +8,8 @@ pub enum WeightStorage {
     /// f32, and beside it a copy in bf16 that models see: 6 bytes a weight.
     #[default]
     Whole,
-    /// f32 in two halves of 16 bits, of which models see the upper one: 4 bytes, and no bit is lost ([`Halves`](crate::halves::Halves)).
-    Halves,
+    /// f32 in two halves of 16 bits, of which models see the upper one: 4 bytes, and no bit is lost ([`SplitF32`](crate::split_f32::SplitF32)).
+    SplitF32,
     /// bf16: 2 bytes. A step rounds its result up or down at random, so that its expectation is what was computed.
     Narrow,
 }

@@ -3,9 +3,9 @@
 use super::{ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
 use crate::device::{ComputeDevice, cpu};
 use crate::error::CoreError;
-use crate::halves::{self, Halves};
 use crate::ops::Kernels;
 use crate::rng::Purpose;
+use crate::split_f32::{self, SplitF32};
 use crate::tensors::{RawTensor, cast};
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType};
@@ -136,9 +136,9 @@ impl Weights {
         let halves = |index: &usize| {
             let lower = self.lowers[*index].clone()?;
             let upper = self.values[*index].clone();
-            Some(Halves { upper, lower })
+            Some(SplitF32 { upper, lower })
         };
-        let halves: Vec<Halves> = indices.iter().filter_map(halves).collect();
+        let halves: Vec<SplitF32> = indices.iter().filter_map(halves).collect();
         let mut joined = kernels.ops().weights.join(&halves).into_iter();
         let value = |index: &usize| match &self.lowers[*index] {
             Some(_) => joined.next().expect("kernels join all they are given"),
@@ -251,7 +251,7 @@ impl Weights {
 
     /// [`Freezes`](Self::freeze) weights that are not `trained`, and stores the others as `storage` says, on a device where models
     /// compute in bf16; elsewhere all stay f32. What models see of a trained weight is the nearest bf16 either way; of two
-    /// equally near ones [`Halves`](WeightStorage::Halves) take the one farther from zero, the others the even one.
+    /// equally near ones [`SplitF32`](WeightStorage::SplitF32) take the one farther from zero, the others the even one.
     ///
     /// # Panics
     /// As [`freeze`](Self::freeze).
@@ -273,8 +273,8 @@ impl Weights {
         self.convert(|index, value| match storage {
             _ if !trained[index] || value.dtype() != DType::F32 => None,
             WeightStorage::Whole => None,
-            WeightStorage::Halves => {
-                let Halves { upper, lower } = kernels.ops().weights.split(value);
+            WeightStorage::SplitF32 => {
+                let SplitF32 { upper, lower } = kernels.ops().weights.split(value);
                 Some((upper, Some(lower)))
             }
             WeightStorage::Narrow => Some((cast(value, FloatDType::BF16), None)),
@@ -327,9 +327,11 @@ impl Weights {
     pub fn host(&self, index: usize) -> Vec<f32> {
         match &self.lowers[index] {
             Some(lower) => {
-                let (uppers, lowers) = (halves::bits(&self.values[index]), halves::bits(lower));
+                let (uppers, lowers) = (split_f32::bits(&self.values[index]), split_f32::bits(lower));
                 let pairs = uppers.into_iter().zip(lowers);
-                pairs.map(|(upper, lower)| halves::join([upper, lower])).collect()
+                pairs
+                    .map(|(upper, lower)| split_f32::join([upper, lower]))
+                    .collect()
             }
             None => cpu::to_host(&self.values[index]),
         }

@@ -1,7 +1,9 @@
 //! Kernels around others: what a layer does not state, the kernels within answer.
 
 use flow_core::ops::{KernelOps, LayeredKernels, OptimizerOps};
-use flow_core::{AdamWStep, Kernels, RawTensor, StepFactors, StepValues, Updated, device::ComputeDevice};
+use flow_core::{
+    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, RawTensor, device::ComputeDevice,
+};
 use flow_kernels::CpuKernels;
 use std::path::Path;
 use std::sync::Arc;
@@ -52,20 +54,23 @@ impl OptimizerOps for Counting {
         self.inner.ops().optimizer.sums_of_squares(tensors)
     }
 
-    fn step_values(
+    fn adamw_scalars(
         &self,
         gradients: &[&RawTensor],
-        factors: &StepFactors,
+        factors: &AdamWFactors,
         device: &ComputeDevice,
-    ) -> StepValues {
-        self.inner.ops().optimizer.step_values(gradients, factors, device)
+    ) -> AdamWScalars {
+        self.inner
+            .ops()
+            .optimizer
+            .adamw_scalars(gradients, factors, device)
     }
 
     fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor) {
         self.inner.ops().optimizer.accumulate(accumulated, gradient);
     }
 
-    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
+    fn adamw_all(&self, weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
         self.inner.ops().optimizer.adamw_all(weights, step);
     }
 

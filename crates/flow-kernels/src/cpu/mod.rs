@@ -33,8 +33,8 @@ use flow_core::ops::{
 };
 use flow_core::tensors::{cast, copy_again};
 use flow_core::{
-    Activation, AdamWStep, Beside, Halves, Kernels, Noise, RawTensor, Recorder, StepFactors, StepValues,
-    Updated,
+    Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, MasterWeight, Noise, RawTensor,
+    Recorder, SplitF32,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -277,12 +277,12 @@ impl OptimizerOps for CpuKernels {
             .collect()
     }
 
-    fn step_values(
+    fn adamw_scalars(
         &self,
         gradients: &[&RawTensor],
-        factors: &StepFactors,
+        factors: &AdamWFactors,
         device: &ComputeDevice,
-    ) -> StepValues {
+    ) -> AdamWScalars {
         factors.values(self.sums_of_squares(gradients).into_iter().sum(), device)
     }
 
@@ -290,7 +290,7 @@ impl OptimizerOps for CpuKernels {
         optimizer::accumulate(accumulated, gradient);
     }
 
-    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
+    fn adamw_all(&self, weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
         for of in weights {
             // Moments of another type are rounded after the step, which is f32.
             let stored = [of.first.dtype(), of.second.dtype()];
@@ -301,21 +301,21 @@ impl OptimizerOps for CpuKernels {
             let mut step_in_f32 = |weight: &mut RawTensor| {
                 optimizer::adamw(weight, of.gradient, of.first, of.second, step);
             };
-            match of.beside {
-                Beside::Nothing => step_in_f32(weight),
-                Beside::Copy(copy) => {
+            match of.master {
+                MasterWeight::F32 => step_in_f32(weight),
+                MasterWeight::F32WithCopy(copy) => {
                     step_in_f32(weight);
                     copy_again(copy, weight);
                 }
-                Beside::Lower(lower) => {
+                MasterWeight::SplitF32(lower) => {
                     let mut value = split_f32::join(weight, lower);
                     step_in_f32(&mut value);
-                    Halves {
+                    SplitF32 {
                         upper: *weight,
                         lower: *lower,
                     } = split_f32::split(&value);
                 }
-                Beside::Stream(stream) => {
+                MasterWeight::StochasticRounding(stream) => {
                     let mut value = cast(weight, FloatDType::F32);
                     step_in_f32(&mut value);
                     *weight = split_f32::rounded(&value, step.rounding, stream);
@@ -335,12 +335,12 @@ impl OptimizerOps for CpuKernels {
 }
 
 impl WeightOps for CpuKernels {
-    fn split(&self, value: &RawTensor) -> Halves {
+    fn split(&self, value: &RawTensor) -> SplitF32 {
         split_f32::split(value)
     }
 
-    fn join(&self, halves: &[Halves]) -> Vec<RawTensor> {
-        let join = |of: &Halves| split_f32::join(&of.upper, &of.lower);
+    fn join(&self, halves: &[SplitF32]) -> Vec<RawTensor> {
+        let join = |of: &SplitF32| split_f32::join(&of.upper, &of.lower);
         halves.iter().map(join).collect()
     }
 

@@ -57,11 +57,11 @@ pub(crate) fn adamw(
     step: &AdamWStep,
 ) {
     let gradient = CpuTensor::read(gradient);
-    let varying = CpuTensor::read(&step.varying);
-    let &[rate, correction1, correction2, gradient_scale, ..] = varying.values() else {
+    let scalars = CpuTensor::read(&step.scalars);
+    let &[rate, correction1, correction2, gradient_scale, ..] = scalars.values() else {
         panic!(
             "AdamW's varying values are [lr, 1 - beta1^t, 1 - beta2^t, gradient scale], got {}",
-            varying.values().len()
+            scalars.values().len()
         );
     };
     if gradient_scale < 0.0 {

@@ -23,7 +23,8 @@ use flow_core::ops::{
     OnFused, OptimizerOps, RotaryTables, SamplerOps, SdeOutputs, SdeStep, Stash, WeightOps,
 };
 use flow_core::{
-    Activation, AdamWStep, Halves, Kernels, Noise, RawTensor, Recorder, StepFactors, StepValues, Updated,
+    Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, Noise, RawTensor, Recorder,
+    SplitF32,
 };
 use flow_kernels_cube::Element;
 use products::Products;
@@ -291,21 +292,21 @@ impl OptimizerOps for CubeKernels {
         optimizer::sums_of_squares(tensors)
     }
 
-    fn step_values(
+    fn adamw_scalars(
         &self,
         gradients: &[&RawTensor],
-        factors: &StepFactors,
+        factors: &AdamWFactors,
         device: &ComputeDevice,
-    ) -> StepValues {
+    ) -> AdamWScalars {
         // Without gradients there is no tensor to say which device it is.
-        optimizer::step_values(gradients, factors).unwrap_or_else(|| factors.values(0.0, device))
+        optimizer::adamw_scalars(gradients, factors).unwrap_or_else(|| factors.values(0.0, device))
     }
 
     fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor) {
         optimizer::accumulate(accumulated, gradient);
     }
 
-    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
+    fn adamw_all(&self, weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
         optimizer::adamw_all(weights, step);
     }
 
@@ -315,11 +316,11 @@ impl OptimizerOps for CubeKernels {
 }
 
 impl WeightOps for CubeKernels {
-    fn split(&self, value: &RawTensor) -> Halves {
+    fn split(&self, value: &RawTensor) -> SplitF32 {
         optimizer::split(value)
     }
 
-    fn join(&self, halves: &[Halves]) -> Vec<RawTensor> {
+    fn join(&self, halves: &[SplitF32]) -> Vec<RawTensor> {
         optimizer::join(halves)
     }
 

@@ -4,7 +4,7 @@ use super::operand::{Operand, bits_mut, dense_mut, done, update};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use flow_core::rng::Purpose;
-use flow_core::{AdamWStep, Beside, Halves, RawTensor, StepFactors, StepValues, Updated};
+use flow_core::{AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, MasterWeight, RawTensor, SplitF32};
 use flow_kernels_cube::adamw::{AdamW, Beside as Is, Rounding as Drawn, Updated as Updating};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::halves::{self, Halves as InHalves};
@@ -24,7 +24,7 @@ pub(super) fn sums_of_squares(tensors: &[&RawTensor]) -> Vec<f64> {
 }
 
 /// The factors of a step, computed on the device.
-pub(super) fn step_values(gradients: &[&RawTensor], factors: &StepFactors) -> Option<StepValues> {
+pub(super) fn adamw_scalars(gradients: &[&RawTensor], factors: &AdamWFactors) -> Option<AdamWScalars> {
     let tensors: Vec<Operand> = gradients.iter().map(|tensor| Operand::read(tensor)).collect();
     let first = tensors.first()?;
     let buffers: Vec<Buffer> = tensors.iter().map(Operand::buffer).collect();
@@ -33,14 +33,14 @@ pub(super) fn step_values(gradients: &[&RawTensor], factors: &StepFactors) -> Op
         learning_rate: factors.learning_rate as f32,
         corrections: factors.corrections.map(|correction| correction as f32),
         max_norm: factors.max_norm as f32,
-        small: StepFactors::SMALL as f32,
+        small: AdamWFactors::SMALL as f32,
         units: factors.units.max(1) as f32,
     };
     let varying = first.room(&[5], Element::F32);
     let launched = optimizer::step_values(first.client(), &buffers, &factors, &varying.buffer());
     done("step_values", launched);
-    Some(StepValues {
-        varying: varying.into_plain(),
+    Some(AdamWScalars {
+        scalars: varying.into_plain(),
         norm: None,
     })
 }
@@ -57,14 +57,17 @@ pub(super) fn accumulate(accumulated: &mut RawTensor, gradient: &RawTensor) {
 }
 
 /// One AdamW step, computed in f32, of every weight; moments may be stored as bf16. What is beside a weight is written in the same pass.
-pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
-    let varying = Operand::read_as(&step.varying, Element::F32);
+pub(super) fn adamw_all(weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
+    let varying = Operand::read_as(&step.scalars, Element::F32);
     let step_buffer = varying.buffer();
     let moments = [Element::F32, Element::Bf16];
     let mut copied_after = Vec::new();
     let mut all = Vec::new();
     for of in weights {
-        let narrow = matches!(of.beside, Beside::Lower(_) | Beside::Stream(_));
+        let narrow = matches!(
+            of.master,
+            MasterWeight::SplitF32(_) | MasterWeight::StochasticRounding(_)
+        );
         let stored = if narrow { Element::Bf16 } else { Element::F32 };
         let mut prepared = Prepared {
             weight: dense_mut(of.weight, &[stored]),
@@ -73,14 +76,14 @@ pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
             second: dense_mut(of.second, &moments),
             beside: Held::Nothing,
         };
-        match of.beside {
-            Beside::Copy(copy) if copy.dtype() == DType::BF16 => {
+        match of.master {
+            MasterWeight::F32WithCopy(copy) if copy.dtype() == DType::BF16 => {
                 prepared.beside = Held::Copy(dense_mut(copy, &[Element::Bf16]));
             }
-            Beside::Copy(copy) => copied_after.push((copy, of.weight)),
-            Beside::Lower(lower) => prepared.beside = Held::Lower(bits_mut(lower)),
-            Beside::Stream(stream) => prepared.beside = Held::Stream(stream),
-            Beside::Nothing => {}
+            MasterWeight::F32WithCopy(copy) => copied_after.push((copy, of.weight)),
+            MasterWeight::SplitF32(lower) => prepared.beside = Held::Lower(bits_mut(lower)),
+            MasterWeight::StochasticRounding(stream) => prepared.beside = Held::Stream(stream),
+            MasterWeight::F32 => {}
         }
         all.push(prepared);
     }
@@ -151,7 +154,7 @@ impl Held {
 }
 
 /// See [`flow_core::Kernels::split`].
-pub(super) fn split(value: &RawTensor) -> Halves {
+pub(super) fn split(value: &RawTensor) -> SplitF32 {
     let value = Operand::read_as(value, Element::F32);
     let [upper, lower] = [(); 2].map(|()| value.room(&value.shape(), Element::Bf16));
     let halves = InHalves {
@@ -159,15 +162,15 @@ pub(super) fn split(value: &RawTensor) -> Halves {
         lower: &lower.buffer(),
     };
     done("split", halves.split(value.client(), &value.buffer()));
-    Halves {
+    SplitF32 {
         upper: upper.into_plain(),
         lower: lower.into_plain(),
     }
 }
 
 /// See [`flow_core::Kernels::join`].
-pub(super) fn join(all: &[Halves]) -> Vec<RawTensor> {
-    let read = |of: &Halves| {
+pub(super) fn join(all: &[SplitF32]) -> Vec<RawTensor> {
+    let read = |of: &SplitF32| {
         let (upper, lower) = (Operand::read(&of.upper), Operand::read(&of.lower));
         let value = upper.room(&upper.shape(), Element::F32);
         (upper, lower, value)

@@ -17,8 +17,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, Training};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AdamWStep, Backends, Beside, CallContext, FlowModel, Kernels, Lane, NoCheckpointing, ParamView,
-    RawTensor, RegionEngine, Rollout, Updated, Weights,
+    AdamWParam, AdamWStep, Backends, CallContext, FlowModel, Kernels, Lane, MasterWeight, NoCheckpointing,
+    ParamView, RawTensor, RegionEngine, Rollout, Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use setting::{config, cube, noise};
@@ -143,7 +143,7 @@ impl Run {
             betas: (0.9, 0.99),
             epsilon: 1e-8,
             weight_decay: 0.01,
-            varying: self.device.plain(vec![0.05, 0.1, 0.01, 1.0], &[4]),
+            scalars: self.device.plain(vec![0.05, 0.1, 0.01, 1.0], &[4]),
             rounding: Default::default(),
         };
         let before = ParamView::plain(&self.weights).standing();
@@ -155,9 +155,9 @@ impl Run {
                 let [first, second] = &mut self.moments[index];
                 update.change_with_copy(index, |weight, copy| {
                     self.kernels.ops().optimizer.adamw(
-                        Updated {
+                        AdamWParam {
                             weight,
-                            beside: copy.map_or(Beside::Nothing, Beside::Copy),
+                            master: copy.map_or(MasterWeight::F32, MasterWeight::F32WithCopy),
                             gradient,
                             first,
                             second,

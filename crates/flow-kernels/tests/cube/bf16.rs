@@ -6,7 +6,7 @@ use burn::tensor::{FloatDType, Tensor};
 use flow_core::cpu::to_host;
 use flow_core::ops::{Compute, GatedResidual, LinearWeights, ModulatedNorm, NormChunks};
 use flow_core::tensors::cast;
-use flow_core::{Activation, AdamWStep, Beside, Kernels, Updated};
+use flow_core::{Activation, AdamWParam, AdamWStep, Kernels, MasterWeight};
 use flow_kernels::CubeKernels;
 use std::sync::Arc;
 
@@ -199,7 +199,7 @@ fn a_step_of_the_optimizer_leaves_the_copy_that_models_see_rounded_from_the_weig
         betas: (0.9, 0.999),
         epsilon: 1e-8,
         weight_decay: 0.1,
-        varying: cube.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
+        scalars: cube.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
         rounding: Default::default(),
     };
     let kernels = CubeKernels::cuda_bf16();
@@ -209,9 +209,9 @@ fn a_step_of_the_optimizer_leaves_the_copy_that_models_see_rounded_from_the_weig
         let stale = copy.clone();
         let given = with_copy.then_some(&mut copy);
         kernels.ops().optimizer.adamw(
-            Updated {
+            AdamWParam {
                 weight: &mut weight,
-                beside: given.map_or(Beside::Nothing, Beside::Copy),
+                master: given.map_or(MasterWeight::F32, MasterWeight::F32WithCopy),
                 gradient: &plain(1),
                 first: &mut first,
                 second: &mut second,

@@ -12,7 +12,7 @@ use flow_core::ops::{
 };
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{buffer, cast, plain};
-use flow_core::{Activation, AdamWStep, Beside, Kernels, Noise, RawTensor, StepFactors, Updated};
+use flow_core::{Activation, AdamWFactors, AdamWParam, AdamWStep, Kernels, MasterWeight, Noise, RawTensor};
 use flow_kernels::draw_noise;
 use std::sync::Arc;
 
@@ -361,13 +361,13 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
             betas: (0.9, 0.999),
             epsilon: 1e-8,
             weight_decay: 0.1,
-            varying: side.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
+            scalars: side.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
             rounding: Default::default(),
         };
         side.kernels.ops().optimizer.adamw(
-            Updated {
+            AdamWParam {
                 weight: &mut weight,
-                beside: Beside::Nothing,
+                master: MasterWeight::F32,
                 gradient,
                 first: &mut first,
                 second: &mut second,
@@ -387,19 +387,19 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
             .optimizer
             .average(&mut mean, gradient, &side.device.plain(vec![0.75], &[1]));
         let squares = side.kernels.ops().optimizer.sums_of_squares(&[gradient])[0] as f32;
-        let factors = |max_norm| StepFactors {
+        let factors = |max_norm| AdamWFactors {
             learning_rate: 0.01,
             corrections: [0.271, 0.003],
             max_norm,
             units: 3,
         };
         let [clipped, free] = [1.5, 0.0].map(|bound| {
-            let values = side.kernels.ops().optimizer.step_values(
+            let values = side.kernels.ops().optimizer.adamw_scalars(
                 &[gradient, &inputs[0]],
                 &factors(bound),
                 &side.device,
             );
-            values.varying
+            values.scalars
         });
         vec![
             weight,
@@ -459,7 +459,7 @@ fn a_step_with_gradients_that_are_not_finite_changes_nothing() {
             let mut slopes = values(3, &[333]);
             slopes[217] = wrong;
             let gradient = side.device.plain(slopes, &[333]);
-            let factors = StepFactors {
+            let factors = AdamWFactors {
                 learning_rate: 0.01,
                 corrections: [0.271, 0.003],
                 max_norm: 1.0,
@@ -469,19 +469,19 @@ fn a_step_with_gradients_that_are_not_finite_changes_nothing() {
                 betas: (0.9, 0.999),
                 epsilon: 1e-8,
                 weight_decay: 0.1,
-                varying: side
+                scalars: side
                     .kernels
                     .ops()
                     .optimizer
-                    .step_values(&[&gradient], &factors, &side.device)
-                    .varying,
+                    .adamw_scalars(&[&gradient], &factors, &side.device)
+                    .scalars,
                 rounding: Default::default(),
             };
             let kernels = &side.kernels;
             kernels.ops().optimizer.adamw(
-                Updated {
+                AdamWParam {
                     weight: &mut weight,
-                    beside: Beside::Nothing,
+                    master: MasterWeight::F32,
                     gradient: &gradient,
                     first: &mut first,
                     second: &mut second,
@@ -579,16 +579,16 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
         betas: (0.9, 0.99),
         epsilon: 1e-8,
         weight_decay: 0.1,
-        varying: device.plain(vec![0.05, 0.1, 0.01, 0.5], &[4]),
+        scalars: device.plain(vec![0.05, 0.1, 0.01, 0.5], &[4]),
         rounding: Default::default(),
     };
     let decay = device.plain(vec![0.75], &[1]);
     let mut alone = fresh();
     for ([weight, first, second, average], gradient) in alone.iter_mut().zip(&gradients) {
         kernels.ops().optimizer.adamw(
-            Updated {
+            AdamWParam {
                 weight,
-                beside: Beside::Nothing,
+                master: MasterWeight::F32,
                 gradient,
                 first,
                 second,
@@ -600,9 +600,9 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
     let mut together = fresh();
     let (mut updated, mut averages) = (Vec::new(), Vec::new());
     for ([weight, first, second, average], gradient) in together.iter_mut().zip(&gradients) {
-        updated.push(Updated {
+        updated.push(AdamWParam {
             weight,
-            beside: Beside::Nothing,
+            master: MasterWeight::F32,
             gradient,
             first,
             second,

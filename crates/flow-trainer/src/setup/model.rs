@@ -226,7 +226,7 @@ pub(super) fn model_with_absent_files(
         flow_config::WeightStorage::Bf16 => WeightStorage::Narrow,
         // Halves cost a processor time, and it has no copies to save.
         flow_config::WeightStorage::F32 if device.is_processor() => WeightStorage::Whole,
-        flow_config::WeightStorage::F32 => WeightStorage::Halves,
+        flow_config::WeightStorage::F32 => WeightStorage::SplitF32,
     };
     weights.store(&trained, storage, &*environment.plan.kernels);
     Ok(ModelParts {

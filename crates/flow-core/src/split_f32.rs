@@ -12,7 +12,7 @@ use half::bf16;
 
 /// The halves of a tensor, each of its shape, in a type of 16 bits.
 #[derive(Clone, Debug)]
-pub struct Halves {
+pub struct SplitF32 {
     /// The nearest bf16.
     pub upper: RawTensor,
     /// What it lacks: bits, not numbers, though their type is bf16. Nothing but kernels may look at them.
