@@ -191,7 +191,7 @@ impl AdamW {
                 second: zeros(&spec.shape),
             })
         });
-        let moments = device.lasting(|| moments.collect());
+        let moments = device.with_persistent_allocation(|| moments.collect());
         Self {
             settings,
             trained,
@@ -299,7 +299,7 @@ impl AdamW {
             if spec.decays { &mut decayed } else { &mut others }.push(of);
         }
         // What something else still holds is written to a new place, which lasts as well.
-        device.lasting(|| {
+        device.with_persistent_allocation(|| {
             kernels.ops().optimizer.adamw_all(decayed, &decaying);
             kernels.ops().optimizer.adamw_all(others, &steady);
         });

@@ -305,7 +305,7 @@ pub fn pretrain(
             .min((1.0 + step as f64) / (10.0 + step as f64));
         let decay = device.plain(vec![decay as f32], &[1]);
         let pairs = average.values_mut().iter_mut().zip(weights.stored());
-        device.lasting(|| kernels.ops().optimizer.average_all(pairs.collect(), &decay));
+        device.with_persistent_allocation(|| kernels.ops().optimizer.average_all(pairs.collect(), &decay));
         losses.push(value);
         state.step = step + 1;
         observer.advance(1);

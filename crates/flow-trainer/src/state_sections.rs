@@ -97,7 +97,9 @@ impl Sections<'_> {
     fn tensor(&self, set: &str, spec: &ParamSpec) -> Result<RawTensor, TrainError> {
         let count = spec.shape.iter().product();
         let values = self.values(&format!("{set}/{}", spec.name), count)?;
-        Ok(self.device.lasting(|| self.device.plain(values, &spec.shape)))
+        Ok(self
+            .device
+            .with_persistent_allocation(|| self.device.plain(values, &spec.shape)))
     }
 }
 

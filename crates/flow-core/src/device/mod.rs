@@ -209,7 +209,7 @@ impl ComputeDevice {
     /// their own, in their own size, apart from the pools that every step takes from and gives back to. (A pool looks at all
     /// that stands in it whenever it serves an allocation, and one that was outgrown stays as long as anything stands in it.)
     /// What is made in passing gets such memory too, which goes back with [`release_unused`](Self::release_unused).
-    pub fn lasting<T: Send>(&self, make: impl FnOnce() -> T + Send) -> T {
+    pub fn with_persistent_allocation<T: Send>(&self, make: impl FnOnce() -> T + Send) -> T {
         self.device.memory_persistent_allocations(make, |make| make())
     }
 
@@ -229,11 +229,11 @@ impl ComputeDevice {
         cube::memory::usage(&self.device).bytes_in_use
     }
 
-    /// Bytes in use by what the calling thread made to last ([`lasting`](Self::lasting)) on a device of CubeCL's runtimes,
+    /// Bytes in use by what the calling thread made to last ([`with_persistent_allocation`](Self::with_persistent_allocation)) on a device of CubeCL's runtimes,
     /// everything asked of it being done.
     #[cfg(feature = "cube")]
-    pub fn bytes_lasting(&self) -> u64 {
-        cube::memory::bytes_lasting(&self.device)
+    pub fn bytes_persistent(&self) -> u64 {
+        cube::memory::bytes_persistent(&self.device)
     }
 
     /// Pieces of work that [`concurrently`](Self::concurrently) has under way at a time: as many as the calling pool has threads

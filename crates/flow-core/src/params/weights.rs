@@ -74,7 +74,7 @@ impl Weights {
             Ok(given)
         };
         let specs = layout.specs().iter().enumerate();
-        let values = device.lasting(|| specs.map(checked).collect::<Result<_, E>>())?;
+        let values = device.with_persistent_allocation(|| specs.map(checked).collect::<Result<_, E>>())?;
         Ok(Self::new(layout.clone(), values, device))
     }
 
@@ -106,7 +106,7 @@ impl Weights {
                 None => device.zeros(&spec.shape),
             })
         });
-        let values = device.lasting(|| values.collect());
+        let values = device.with_persistent_allocation(|| values.collect());
         Self::new(layout.clone(), values, device)
     }
 
@@ -156,7 +156,7 @@ impl Weights {
             return self.values.clone();
         }
         let cast_all = || self.values.iter().map(|value| cast(value, dtype)).collect();
-        let copies = || Arc::new(self.device.lasting(cast_all));
+        let copies = || Arc::new(self.device.with_persistent_allocation(cast_all));
         self.copies.get_or_init(copies).clone()
     }
 
@@ -198,7 +198,7 @@ impl Weights {
             });
         }
         let device = &self.device;
-        let value = device.lasting(|| device.plain(values, &spec.shape));
+        let value = device.with_persistent_allocation(|| device.plain(values, &spec.shape));
         self.replace(index, value);
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Weights {
             if self.lowers[index].is_some() {
                 let (values, device) = (self.host(index), self.device.clone());
                 let shape = &self.layout.specs()[index].shape;
-                let value = device.lasting(|| device.plain(values, shape));
+                let value = device.with_persistent_allocation(|| device.plain(values, shape));
                 self.replace(index, value);
             }
         }
@@ -312,7 +312,7 @@ impl Weights {
         let device = self.device.clone();
         self.copies = OnceLock::new();
         let (values, lowers) = (Arc::make_mut(&mut self.values), Arc::make_mut(&mut self.lowers));
-        device.lasting(|| {
+        device.with_persistent_allocation(|| {
             let all = values.iter_mut().zip(lowers).enumerate();
             all.for_each(|(index, (value, lower))| {
                 if let Some(converted) = into(index, value) {

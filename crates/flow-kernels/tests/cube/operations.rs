@@ -520,15 +520,15 @@ fn what_lasts_stands_apart_from_the_pools_that_steps_use() {
     let (device, _) = cube();
     let values = 1 << 18;
     let plain = || device.plain(vec![1.0; values], &[values]);
-    let before = device.bytes_lasting();
-    let weights = device.lasting(plain);
+    let before = device.bytes_persistent();
+    let weights = device.with_persistent_allocation(plain);
     let passing = plain();
-    let lasting = device.bytes_lasting() - before;
-    assert_eq!(lasting, 4 * values as u64);
+    let with_persistent_allocation = device.bytes_persistent() - before;
+    assert_eq!(with_persistent_allocation, 4 * values as u64);
     assert_eq!(to_host(&weights), to_host(&passing));
     drop(weights);
-    assert_eq!(device.bytes_lasting(), before);
-    assert_eq!(ComputeDevice::cpu().lasting(|| 3), 3);
+    assert_eq!(device.bytes_persistent(), before);
+    assert_eq!(ComputeDevice::cpu().with_persistent_allocation(|| 3), 3);
 }
 
 #[test]

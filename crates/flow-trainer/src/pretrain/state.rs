@@ -100,7 +100,7 @@ impl PretrainCheckpoint {
         sections.weights("average", &mut state.average)?;
         let trained: Vec<bool> = (state.optimizer.moments().iter()).map(Option::is_some).collect();
         let moments = sections.moments(state.weights.layout(), trained)?;
-        device.lasting(|| state.optimizer.restore(self.optimizer_steps, moments));
+        device.with_persistent_allocation(|| state.optimizer.restore(self.optimizer_steps, moments));
         state.step = self.steps();
         state.losses = sections.values("losses", self.steps() as usize)?;
         Ok(())

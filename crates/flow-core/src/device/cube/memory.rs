@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use cubecl::MemoryUsage;
 
 /// Bytes in use by what the calling thread made to last.
-pub(in crate::device) fn bytes_lasting(device: &Device) -> u64 {
+pub(in crate::device) fn bytes_persistent(device: &Device) -> u64 {
     let probe = probe(device);
     let client = read(&probe).map(|tensor| tensor.client.clone());
     let streams = client.map(|client| client.memory_report(cubecl::MemoryScope::CurrentStream).streams);
