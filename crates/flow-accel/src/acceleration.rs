@@ -3,7 +3,7 @@
 use crate::{
     AccelerationError, Accelerator, Engagement, Engagements, Meter, Part, Safety, Shortfall, Slot, Target,
 };
-use flow_core::{AttentionBackend, Backends, Kernels, ModelSpec, Rollout, Weights};
+use flow_core::{AttentionBackend, Backends, InferencePass, Kernels, ModelSpec, Weights};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -233,7 +233,7 @@ impl Acceleration {
         }
         let plan = layers.last().unwrap_or(training).clone();
         Ok(RolloutScope {
-            rollout: Rollout::new(weights, plan),
+            rollout: InferencePass::new(weights, plan),
             _layers: Layers(layers),
         })
     }
@@ -351,7 +351,7 @@ impl fmt::Display for Acceleration {
 #[derive(Debug)]
 pub struct RolloutScope<'w> {
     // Dropped before the layers, being declared before them.
-    rollout: Rollout<'w>,
+    rollout: InferencePass<'w>,
     /// The plan after each entry: what an entry put into it is held by the later ones, too.
     _layers: Layers,
 }
@@ -368,7 +368,7 @@ impl Drop for Layers {
 
 impl<'w> RolloutScope<'w> {
     /// The rollout.
-    pub fn rollout(&self) -> &Rollout<'w> {
+    pub fn rollout(&self) -> &InferencePass<'w> {
         &self.rollout
     }
 

@@ -11,7 +11,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallBody, Reusable, RowsBody};
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined, Exec,
-    FlowModel, KeyValue, Lane, ModelInput, ReuseDriver, Rollout, RowKey, Stage, Training, Weights,
+    FlowModel, InferencePass, KeyValue, Lane, ModelInput, ReuseDriver, RowKey, Stage, TrainingPass, Weights,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -37,7 +37,7 @@ fn without(kernels: CpuKernels) -> Arc<Backends> {
 
 /// Groups of `group` samples, `micro_batch` of them in a call, conditional rows and then the others: their latents after
 /// some steps of which one adds noise. Members of a group start from the same latent.
-fn sample(rollout: &Rollout<'_>, model: &dyn FlowModel, group: u64, micro_batch: usize) -> Vec<u32> {
+fn sample(rollout: &InferencePass<'_>, model: &dyn FlowModel, group: u64, micro_batch: usize) -> Vec<u32> {
     let device = ComputeDevice::cpu();
     let values = model.spec().latent.values();
     let samples: Vec<u64> = (0..2 * group).collect();
@@ -113,9 +113,9 @@ fn every_bit_is_that_of_computing_everything_whatever_group_batch_model_and_prec
     for architecture in ["dit", "mmdit", "wan"] {
         let (model, weights) = noisy(architecture);
         for kernels in &kernels {
-            let plain = Rollout::new(&weights, without(kernels.clone()));
+            let plain = InferencePass::new(&weights, without(kernels.clone()));
             let reusing = with(kernels.clone(), &Params::new(), &*model);
-            let reused = Rollout::new(&weights, reusing.training().clone());
+            let reused = InferencePass::new(&weights, reusing.training().clone());
             for (group, micro_batch) in [(1, 1), (1, 2), (3, 6), (3, 4), (5, 3), (7, 5), (2, 3)] {
                 let about = format!("{architecture}, groups of {group}, {micro_batch} in a call");
                 let expected = sample(&plain, &*model, group, micro_batch);
@@ -135,7 +135,12 @@ fn every_bit_is_that_of_computing_everything_whatever_group_batch_model_and_prec
 fn members_of_a_group_are_one_forward_until_they_part() {
     let (model, weights) = noisy("dit");
     let reusing = with(CpuKernels::default(), &Params::new(), &*model);
-    sample(&Rollout::new(&weights, reusing.training().clone()), &*model, 4, 8);
+    sample(
+        &InferencePass::new(&weights, reusing.training().clone()),
+        &*model,
+        4,
+        8,
+    );
     // Two groups of four in one call, each with two branches: of the 16 rows 4 are computed, in three of four steps.
     assert_eq!(done(&reusing).of(Engagement::ForwardShared), 12 * 3);
 }
@@ -145,7 +150,12 @@ fn the_same_prompt_is_embedded_once_however_many_ask_and_a_new_version_of_weight
     let (model, mut weights) = noisy("dit");
     let reusing = with(CpuKernels::default(), &Params::new(), &*model);
     let reused = |weights: &Weights| {
-        let bits = sample(&Rollout::new(weights, reusing.training().clone()), &*model, 2, 4);
+        let bits = sample(
+            &InferencePass::new(weights, reusing.training().clone()),
+            &*model,
+            2,
+            4,
+        );
         let activity = reusing.take_activity().remove(0);
         (
             bits,
@@ -175,7 +185,7 @@ fn the_same_prompt_is_embedded_once_however_many_ask_and_a_new_version_of_weight
     weights
         .set(3, ComputeDevice::cpu().plain(changed, &shape))
         .expect("the same shape");
-    let plain = Rollout::new(&weights, without(CpuKernels::default()));
+    let plain = InferencePass::new(&weights, without(CpuKernels::default()));
     let (bits, ..) = reused(&weights);
     assert_ne!(bits, first);
     assert_eq!(bits, sample(&plain, &*model, 2, 4));
@@ -243,7 +253,7 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
     let plain = without(CpuKernels::default());
     let recomputing = counting(&plain);
     let expected = sample(
-        &Rollout::new(&weights, under(&plain, &recomputing)),
+        &InferencePass::new(&weights, under(&plain, &recomputing)),
         &*model,
         2,
         4,
@@ -254,7 +264,7 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
     let counted = counting(reusing.training());
     let plan = under(reusing.training(), &counted);
     for calls in [prompts, 0] {
-        let reused = sample(&Rollout::new(&weights, plan.clone()), &*model, 2, 4);
+        let reused = sample(&InferencePass::new(&weights, plan.clone()), &*model, 2, 4);
         assert_eq!(reused, expected);
         if calls > 0 {
             of_each_block(&counted, calls);
@@ -264,7 +274,10 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
     }
     let value = weights.stored()[0].clone();
     weights.set(0, value).expect("the same shape");
-    assert_eq!(sample(&Rollout::new(&weights, plan), &*model, 2, 4), expected);
+    assert_eq!(
+        sample(&InferencePass::new(&weights, plan), &*model, 2, 4),
+        expected
+    );
     of_each_block(&counted, prompts);
 }
 
@@ -283,8 +296,8 @@ fn two_sets_of_weights_and_the_base_below_adapters_never_answer_for_one_another(
     let plan = reusing.training();
     for _ in 0..2 {
         for weights in [&weights, &other] {
-            let expected = Rollout::new(weights, without(CpuKernels::default()));
-            let reused = Rollout::new(weights, plan.clone());
+            let expected = InferencePass::new(weights, without(CpuKernels::default()));
+            let reused = InferencePass::new(weights, plan.clone());
             assert_eq!(sample(&reused, &*model, 2, 4), sample(&expected, &*model, 2, 4));
             assert_eq!(
                 sample(&reused.without_adapters(), &*model, 2, 4),
@@ -326,7 +339,7 @@ fn flow_cache_limit(model: &dyn FlowModel, weights: &Weights, limit_bytes: u64) 
         reuse: reuse.clone(),
         ..plan
     });
-    let bits = sample(&Rollout::new(weights, plan), model, 3, 6);
+    let bits = sample(&InferencePass::new(weights, plan), model, 3, 6);
     (bits, count.load(Ordering::Relaxed), reuse.kept_bytes())
 }
 
@@ -335,7 +348,7 @@ fn a_pass_that_trains_computes_everything_and_gets_every_gradient() {
     let (model, weights) = noisy("dit");
     let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
     let gradients = |plan: &Arc<Backends>| {
-        let pass = Training::new(&weights, plan.clone(), trained.clone());
+        let pass = TrainingPass::new(&weights, plan.clone(), trained.clone());
         let lanes = [Lane {
             sample: 0,
             conditional: true,
@@ -430,7 +443,14 @@ fn threads_that_need_the_same_value_at_once_compute_it_once() {
     let (model, weights) = noisy("dit");
     let counted = |threads: bool| {
         let reusing = with(CpuKernels::default(), &Params::new(), &*model);
-        let one = || sample(&Rollout::new(&weights, reusing.training().clone()), &*model, 3, 6);
+        let one = || {
+            sample(
+                &InferencePass::new(&weights, reusing.training().clone()),
+                &*model,
+                3,
+                6,
+            )
+        };
         let all: Vec<Vec<u32>> = if threads {
             std::thread::scope(|scope| {
                 let under_way: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
@@ -455,7 +475,7 @@ fn a_panic_in_the_middle_of_a_value_leaves_nothing_that_others_wait_for() {
         condition: Some([7].into()),
         ..RowKey::default()
     };
-    let rollout = Rollout::new(&weights, without(CpuKernels::default()));
+    let rollout = InferencePass::new(&weights, without(CpuKernels::default()));
     let exec = || {
         let call = CallContext::single(Stage::Rollout);
         rollout.exec(call).with_rows([key.clone(), key.clone()].into())

@@ -8,7 +8,7 @@ use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::{
-    Backends, CallContext, Exec, FlowModel, Lane, ModelInput, ModelSpec, RegionKind, Rollout, Stage,
+    Backends, CallContext, Exec, FlowModel, InferencePass, Lane, ModelInput, ModelSpec, RegionKind, Stage,
     VelocityDriver, Weights,
 };
 use flow_kernels::CpuKernels;
@@ -61,11 +61,11 @@ fn policies() -> Vec<Value> {
 const MODELS: [&str; 4] = ["dit", "dit-with-experts", "mmdit", "wan"];
 
 /// The latents of three samples after 28 Euler steps with guidance.
-fn sample(rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f32> {
+fn sample(rollout: &InferencePass<'_>, model: &dyn FlowModel) -> Vec<f32> {
     sample_in(STEPS, rollout, model)
 }
 
-fn sample_in(steps: u32, rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f32> {
+fn sample_in(steps: u32, rollout: &InferencePass<'_>, model: &dyn FlowModel) -> Vec<f32> {
     let device = ComputeDevice::cpu();
     let values = model.spec().latent.values();
     let lane = |conditional| move |sample| Lane { sample, conditional };
@@ -108,7 +108,7 @@ fn every_policy_answers_on_every_architecture_and_stays_near_the_exact_trajector
     for architecture in MODELS {
         let (model, weights) = noisy(architecture);
         let plain = in_force(&json!({ "policy": "step_mask" }), model.spec()).expect("it fits");
-        let exact = sample(&Rollout::new(&weights, plain.training().clone()), &*model);
+        let exact = sample(&InferencePass::new(&weights, plain.training().clone()), &*model);
         for params in policies() {
             let what = format!("{architecture} {params}");
             let acceleration =
@@ -123,7 +123,10 @@ fn every_policy_answers_on_every_architecture_and_stays_near_the_exact_trajector
             let drift = distance(&found, &exact);
             assert!(drift < 0.1, "{what}: {drift}");
             // What the training plan computes in between is not touched, and a second rollout is like the first.
-            let between = sample(&Rollout::new(&weights, acceleration.training().clone()), &*model);
+            let between = sample(
+                &InferencePass::new(&weights, acceleration.training().clone()),
+                &*model,
+            );
             assert_eq!(between, exact, "{what}");
             let scope = acceleration.rollout(&weights).expect("it opens");
             assert_eq!(sample(scope.rollout(), &*model), found, "{what}");
@@ -143,7 +146,7 @@ fn eight_steps_with_the_defaults_of_first_block_have_the_bits_of_no_cache() {
             let acceleration = in_force(&params, model.spec()).expect("it fits");
             let exact = sample_in(
                 8,
-                &Rollout::new(&weights, acceleration.training().clone()),
+                &InferencePass::new(&weights, acceleration.training().clone()),
                 &*model,
             );
             let scope = acceleration.rollout(&weights).expect("it opens");

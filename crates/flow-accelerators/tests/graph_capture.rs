@@ -8,8 +8,8 @@ use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::{
-    Backends, CallContext, FlowModel, Kernels, Lane, LayeredKernels, ModelInput, NotRecorded, RawTensor,
-    Recorded, Recorder, Rollout, Stage, Stopped, Training, Weights, stopped,
+    Backends, CallContext, FlowModel, InferencePass, Kernels, Lane, LayeredKernels, ModelInput, NotRecorded,
+    RawTensor, Recorded, Recorder, Stage, Stopped, TrainingPass, Weights, stopped,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -108,14 +108,14 @@ fn input(model: &dyn FlowModel, batch: usize) -> ModelInput {
 }
 
 fn velocity(plan: &Arc<Backends>, weights: &Weights, model: &dyn FlowModel, batch: usize) -> Vec<f32> {
-    let rollout = Rollout::new(weights, plan.clone());
+    let rollout = InferencePass::new(weights, plan.clone());
     let exec = rollout.exec(CallContext::single(Stage::Rollout));
     to_host(&exec.velocity(model, input(model, batch)).into_dispatch())
 }
 
 fn gradients(plan: &Arc<Backends>, weights: &Weights, model: &dyn FlowModel) -> Vec<Option<Vec<f32>>> {
     let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
-    let pass = Training::new(weights, plan.clone(), trained);
+    let pass = TrainingPass::new(weights, plan.clone(), trained);
     let velocity = pass
         .exec(CallContext::single(Stage::Training))
         .velocity(model, input(model, 2));

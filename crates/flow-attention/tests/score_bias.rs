@@ -8,7 +8,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_attention::{AttentionSpec, AutomaticAttention, CpuAttention, Mask, ReferenceAttention, attention};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Compute, Rollout, Stage, Stash};
+use flow_core::exec::{Compute, InferencePass, Stage, Stash};
 use flow_core::tensors::leaf;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined,
@@ -221,7 +221,7 @@ fn a_context_computes_a_call_with_a_bias_itself_where_its_backend_adds_none() {
         Arc::new(CpuKernels::default()),
     ));
     for case in Case::all() {
-        let exec = Rollout::new(&weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
+        let exec = InferencePass::new(&weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
         let kernel = |inputs: &[DispatchTensor]| {
             let typed = |tensor: &DispatchTensor| Tensor::<4>::from_dispatch(tensor.clone());
             let parts: Vec<(Tensor<4>, Tensor<4>)> = inputs[1..]

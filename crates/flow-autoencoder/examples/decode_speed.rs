@@ -5,7 +5,7 @@
 use flow_attention::CpuAttention;
 use flow_autoencoder::{Autoencoder, AutoencoderConfig, Latent, Options};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Backends, CallContext, Rollout, Stage};
+use flow_core::exec::{Backends, CallContext, InferencePass, Stage};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{Weights, cpu, tensors};
 use flow_kernels::CpuKernels;
@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Arc::new(CpuAttention),
         Arc::new(CpuKernels::default()),
     ));
-    let rollout = Rollout::new(&weights, plan);
+    let rollout = InferencePass::new(&weights, plan);
     let exec = rollout.exec(CallContext::single(Stage::Evaluation));
     println!(
         "{kind}: {} numbers, {frames} frames of {side} by {side} pixels on {}",

@@ -7,7 +7,7 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Backends, CallContext, Condition, FlowModel, Lane, LatentShape, ModelInput, Rollout, Stage, Weights,
+    Backends, CallContext, Condition, FlowModel, InferencePass, Lane, LatentShape, ModelInput, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, DitConfig, Position};
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         stacks: measured.clone(),
         ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
     };
-    let rollout = Rollout::new(&weights, Arc::new(plan));
+    let rollout = InferencePass::new(&weights, Arc::new(plan));
     let sigma = |step| 1.0 - step as f32 / STEPS as f32;
     let mut x = vec![0.0f32; 64];
     Stream::new(2, Purpose::InitialNoise).at(0, 0).fill_normal(&mut x);

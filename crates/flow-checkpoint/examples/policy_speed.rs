@@ -29,7 +29,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, ModelInput, TextWidth};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
-use flow_core::{Backends, CallContext, RawTensor, Stage, Training, Weights, cpu};
+use flow_core::{Backends, CallContext, RawTensor, Stage, TrainingPass, Weights, cpu};
 use flow_kernels::KernelRegistry;
 use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, initialize, trained_mask};
 use rayon::prelude::*;
@@ -254,8 +254,8 @@ impl Subject {
         (input, target)
     }
 
-    fn forward<'s>(&'s self, plan: &Arc<Backends>) -> (Training<'s>, Tensor<1>) {
-        let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
+    fn forward<'s>(&'s self, plan: &Arc<Backends>) -> (TrainingPass<'s>, Tensor<1>) {
+        let training = TrainingPass::new(&self.weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let (input, target) = self.given.clone().expect("made with the subject");
         let velocity = self.model.velocity(&exec, input).into_dispatch();

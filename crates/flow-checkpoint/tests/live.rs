@@ -10,7 +10,7 @@ use flow_core::autograd::backward_from;
 use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, LatentShape, ModelInput};
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Backends, CallContext, RegionKind, Stage, Training, Weights};
+use flow_core::{Backends, CallContext, RegionKind, Stage, TrainingPass, Weights};
 use flow_kernels::CpuKernels;
 use flow_models::{
     Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, Trained, trained_mask,
@@ -68,7 +68,7 @@ impl Bench {
         }
     }
 
-    fn velocity(&self, training: &Training<'_>) -> Tensor<2> {
+    fn velocity(&self, training: &TrainingPass<'_>) -> Tensor<2> {
         let device = ComputeDevice::cpu();
         let values = self.model.spec().latent.values();
         let mut input = ModelInput {
@@ -100,11 +100,15 @@ impl Bench {
     }
 
     fn forward(&self, plan: &Arc<Backends>) {
-        self.velocity(&Training::new(&self.weights, plan.clone(), self.trained.clone()));
+        self.velocity(&TrainingPass::new(
+            &self.weights,
+            plan.clone(),
+            self.trained.clone(),
+        ));
     }
 
     fn step(&self, plan: &Arc<Backends>) {
-        let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
+        let training = TrainingPass::new(&self.weights, plan.clone(), self.trained.clone());
         let velocity = self.velocity(&training).into_dispatch();
         let values = self.model.spec().latent.values();
         let seed = ComputeDevice::cpu().plain(noise(ROWS * values, 2), &[ROWS, values]);

@@ -25,8 +25,9 @@ pub use device::graph::{NotRecorded, Recorded, Recorder};
 pub use error::CoreError;
 pub use exec::{
     AttentionKind, AttentionLayer, Backends, Block, CallContext, CallModel, ComputeAllLayers, DependsOn,
-    Effect, Exec, FlowModel, Lane, LayerBody, LayerDriver, NoCheckpointing, NoReuse, RegionEngine,
-    ReuseDriver, Rollout, RowKey, RunAllBlocks, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
+    Effect, Exec, FlowModel, InferencePass, Lane, LayerBody, LayerDriver, NoCheckpointing, NoReuse,
+    RegionEngine, ReuseDriver, RowKey, RunAllBlocks, Site, Stack, StackDriver, Stage, TrainingPass,
+    VelocityDriver,
 };
 pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};
 pub use names::UnknownName;

@@ -6,7 +6,7 @@
 
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Backends, CallContext, Rollout, Stage};
+use flow_core::exec::{Backends, CallContext, InferencePass, Stage};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{ParamKind, Weights};
@@ -254,7 +254,7 @@ impl Exchange {
             Arc::new(CpuAttention),
             Arc::new(CpuKernels::default()),
         ));
-        let rollout = Rollout::new(weights, plan);
+        let rollout = InferencePass::new(weights, plan);
         let velocity = self
             .model
             .velocity(&rollout.exec(CallContext::single(Stage::Rollout)), input);

@@ -4,7 +4,7 @@
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{CallContext, Exec, Rollout, Stage};
+use flow_core::exec::{CallContext, Exec, InferencePass, Stage};
 use flow_core::{Backends, Weights};
 use flow_kernels::CpuKernels;
 use flow_text_encoder::{AnyTextEncoder, EncoderError, Padding, Tokens, load};
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Arc::new(CpuAttention),
         Arc::new(CpuKernels::default()),
     ));
-    let exec = Rollout::new(&weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
+    let exec = InferencePass::new(&weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
     let mask = vec![vec![true; ids.len()]];
     let text = encode(&any, &exec, &Tokens::with_mask(vec![ids], mask)?)?;
     println!("text {:?}", text.dims());

@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use common::*;
 use flow_attention::{CpuAttention, ReferenceAttention};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Stage, Stash, Training};
+use flow_core::exec::{Stage, Stash, TrainingPass};
 use flow_core::stopped::caught;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, KeyValue, Weights,
@@ -246,7 +246,7 @@ fn a_t5_whose_table_of_positions_is_trained_stops_with_the_reason() {
     };
     let run = |weights: &Weights, trained: Arc<[bool]>| {
         caught(|| {
-            let pass = Training::new(weights, plan(), trained);
+            let pass = TrainingPass::new(weights, plan(), trained);
             let exec = pass.exec(CallContext::single(Stage::Training));
             let loss = encoder.encode(&exec, &tokens, Padding::Attended).unwrap().sum();
             pass.gradients(&loss)

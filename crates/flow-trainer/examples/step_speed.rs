@@ -21,7 +21,7 @@ use flow_attention::CpuAttention;
 use flow_config::{AlgorithmConfig, Config};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
-use flow_core::{Backends, RawTensor, Rollout, Stage, Training, Weights};
+use flow_core::{Backends, InferencePass, RawTensor, Stage, TrainingPass, Weights};
 use flow_kernels::CpuKernels;
 use flow_models::{ModelRegistry, StoredDtype};
 use flow_rewards::RewardRegistry;
@@ -147,7 +147,7 @@ impl Job {
     }
 
     fn roll_out(&self, sampler: &Sampler) -> Trajectories {
-        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let rollout = InferencePass::new(&self.weights, self.plan.clone());
         let request = SampleRequest {
             site: self.site(Stage::Rollout),
             source: NoiseSource::Rollout,
@@ -181,12 +181,12 @@ impl Job {
 
     /// Loss and gradients at the first stochastic step.
     fn unit(&self, sampler: &Sampler, batch: &Trajectories) -> (RawTensor, Vec<Option<RawTensor>>) {
-        let pass = Training::new(
+        let pass = TrainingPass::new(
             &self.weights,
             self.plan.clone(),
             self.model.trained.clone().into(),
         );
-        let sampling = Rollout::new(&self.weights, self.plan.clone());
+        let sampling = InferencePass::new(&self.weights, self.plan.clone());
         let advantages = self.advantages();
         let rows = advantages.len();
         let context = LossContext {

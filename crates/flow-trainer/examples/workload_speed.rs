@@ -51,8 +51,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
 use flow_core::{
-    Backends, CallContext, ModelInput, ParamLayout, RawTensor, Rollout, Stage, Training, WeightStorage,
-    Weights, cpu,
+    Backends, CallContext, InferencePass, ModelInput, ParamLayout, RawTensor, Stage, TrainingPass,
+    WeightStorage, Weights, cpu,
 };
 use flow_models::{Architecture, ModelRegistry, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
@@ -258,13 +258,13 @@ impl Job {
 
     /// The velocity without a gradient.
     fn forward(&self, input: ModelInput) -> RawTensor {
-        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let rollout = InferencePass::new(&self.weights, self.plan.clone());
         let exec = rollout.exec(CallContext::single(Stage::Rollout));
         plain(&exec.velocity(&*self.model, input).into_dispatch())
     }
 
     fn roll_out(&self, sampler: &Sampler) -> Trajectories {
-        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let rollout = InferencePass::new(&self.weights, self.plan.clone());
         let request = SampleRequest {
             site: self.site(Stage::Rollout),
             source: NoiseSource::Rollout,
@@ -310,7 +310,7 @@ impl Job {
 
     /// The loss and its gradients: Flow-GRPO's under guidance, else the mean squared distance to the target.
     fn loss(&self, what: &Learnt) -> (RawTensor, Vec<Option<RawTensor>>) {
-        let pass = Training::new(&self.weights, self.plan.clone(), self.trained.clone());
+        let pass = TrainingPass::new(&self.weights, self.plan.clone(), self.trained.clone());
         let loss = match what {
             Learnt::Target { input, target } => {
                 let exec = pass.exec(CallContext::single(Stage::Training));
@@ -324,7 +324,7 @@ impl Job {
                 Tensor::<1>::from_dispatch(distances).mean()
             }
             Learnt::Recorded { sampler, batch } => {
-                let sampling = Rollout::new(&self.weights, self.plan.clone());
+                let sampling = InferencePass::new(&self.weights, self.plan.clone());
                 let advantages = self.inputs.advantages.clone();
                 let rows = advantages.len();
                 let context = LossContext {

@@ -17,7 +17,7 @@ use burn::tensor::{DType, Tensor};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Backends, CallContext, Exec, FlowModel, ModelInput, Noise, RawTensor, RegionKind, Stage, Training,
+    Backends, CallContext, Exec, FlowModel, ModelInput, Noise, RawTensor, RegionKind, Stage, TrainingPass,
     Weights, cpu, tensors::plain,
 };
 use flow_data::Dataset;
@@ -165,7 +165,7 @@ impl Pretraining<'_> {
         let sigma_b1: Tensor<2> = sigma.clone().unsqueeze_dim(1);
         let x = data.clone() + (noise.clone() - data.clone()) * sigma_b1;
         let target = plain(&(noise - data).into_dispatch());
-        let pass = Training::new(weights, self.plan.clone(), trained.clone());
+        let pass = TrainingPass::new(weights, self.plan.clone(), trained.clone());
         let exec = pass.exec(CallContext::single(Stage::Training));
         let condition = self.conditioner.rows(&batch.captions[rows]);
         let input = ModelInput { x, sigma, condition };

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::ops::SdeStep;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Kernels, Noise, RawTensor, Rollout, Stage, tensors::plain};
+use flow_core::{InferencePass, Kernels, Noise, RawTensor, Stage, tensors::plain};
 use std::sync::Arc;
 
 /// One stochastic step of a micro-batch, as the loss will replay it.
@@ -107,7 +107,7 @@ impl Sampler {
     /// `on_step` is called after each step.
     pub fn run(
         &self,
-        rollout: &Rollout<'_>,
+        rollout: &InferencePass<'_>,
         request: SampleRequest<'_>,
         mut on_step: impl FnMut(Stepped<'_>),
     ) -> Trajectories {

@@ -7,7 +7,7 @@ use flow_autoencoder::{Autoencoder, Latent, Options, Pictures, open};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{RawTensor, leaf, plain};
-use flow_core::{Backends, CallContext, Exec, Rollout, Stage, Training, Weights, cpu, op};
+use flow_core::{Backends, CallContext, Exec, InferencePass, Stage, TrainingPass, Weights, cpu, op};
 use flow_kernels::CpuKernels;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ pub fn fixture_autoencoder(name: &str) -> (Autoencoder, Weights) {
 
 /// Runs `task` with untracked weights.
 pub fn with_exec<T>(weights: &Weights, task: impl FnOnce(&Exec<'_>) -> T) -> T {
-    let rollout = Rollout::new(weights, plan());
+    let rollout = InferencePass::new(weights, plan());
     task(&rollout.exec(CallContext::single(Stage::Evaluation)))
 }
 
@@ -143,7 +143,7 @@ pub fn decode_gradients(
     cotangent: RawTensor,
 ) -> (Vec<f32>, Vec<f32>, BTreeMap<String, Vec<f32>>) {
     let trained: Arc<[bool]> = vec![true; autoencoder.layout().len()].into();
-    let training = Training::new(weights, plan(), trained);
+    let training = TrainingPass::new(weights, plan(), trained);
     let exec = training.exec(CallContext::single(Stage::Training));
     let latent = tracked(latent);
     let pictures = autoencoder

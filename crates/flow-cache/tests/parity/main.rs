@@ -11,7 +11,7 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Body, RegionEngine};
 use flow_core::{
-    Backends, CallContext, Condition, Exec, Lane, ModelInput, RegionKind, Rollout, Stage, Weights,
+    Backends, CallContext, Condition, Exec, InferencePass, Lane, ModelInput, RegionKind, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use flow_models::Architecture;
@@ -118,7 +118,7 @@ impl Fixture {
             regions: recorder.clone(),
             ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
         };
-        let rollout = Rollout::new(&self.weights, Arc::new(accelerate(base)));
+        let rollout = InferencePass::new(&self.weights, Arc::new(accelerate(base)));
         let sigmas = self.numbers(run, "sigmas");
         let scale = self.runs[run]["cfg_scale"].as_f64();
         let (mut tensors, mut computed) = (BTreeMap::new(), BTreeMap::<_, Vec<String>>::new());

@@ -7,8 +7,8 @@ use flow_core::cpu::{read_ints, to_host};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{AttentionKind, Block};
 use flow_core::{
-    Backends, CallContext, Condition, Exec, FlowModel, Kernels, Lane, LatentShape, ModelInput, ModelSpec,
-    ParamLayout, RegionKind, Rollout, Stage, Weights,
+    Backends, CallContext, Condition, Exec, FlowModel, InferencePass, Kernels, Lane, LatentShape, ModelInput,
+    ModelSpec, ParamLayout, RegionKind, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::fmt::{self, Debug};
@@ -238,7 +238,7 @@ impl Run {
                 ..Condition::default()
             },
         };
-        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let rollout = InferencePass::new(&self.weights, self.plan.clone());
         let v: Tensor<2> = rollout.exec(call).velocity(model, input);
         to_host(&v.into_dispatch())
             .chunks(values)

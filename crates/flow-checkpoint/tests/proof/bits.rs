@@ -5,7 +5,7 @@
 use crate::support::*;
 use flow_checkpoint::Policy;
 use flow_core::device::ComputeDevice;
-use flow_core::{Backends, CallContext, Rollout, Stage, Training, cpu};
+use flow_core::{Backends, CallContext, InferencePass, Stage, TrainingPass, cpu};
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
 
@@ -130,7 +130,7 @@ fn an_abandoned_forward_changes_nothing_and_is_let_go() {
     let engine = engine(&Policy::AttnOnly { split: false }, &*subject.model);
     let plan = with_engine(&plan, &engine);
     {
-        let training = Training::new(&subject.weights, plan.clone(), subject.trained.clone());
+        let training = TrainingPass::new(&subject.weights, plan.clone(), subject.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let velocity = subject.model.velocity(&exec, subject.input(7));
         drop(velocity);
@@ -149,7 +149,7 @@ fn rollouts_and_evaluations_keep_nothing_and_have_the_bits_of_training() {
         let trained = subject.pass(&plan, 1);
         let before = engine.counts();
         for stage in [Stage::Rollout, Stage::Evaluation] {
-            let exec = Rollout::new(&subject.weights, plan.clone()).exec(CallContext::single(stage));
+            let exec = InferencePass::new(&subject.weights, plan.clone()).exec(CallContext::single(stage));
             let rolled = subject.model.velocity(&exec, subject.input(1)).into_dispatch();
             let host = cpu::to_host(&rolled);
             let host: Vec<u32> = host.iter().map(|value| value.to_bits()).collect();

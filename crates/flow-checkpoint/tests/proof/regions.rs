@@ -14,7 +14,7 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{cast, leaf, plain};
 use flow_core::{
     Activation, Backends, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, RawTensor,
-    RegionKind, Stage, Training, Weights,
+    RegionKind, Stage, TrainingPass, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -208,7 +208,7 @@ impl Stack {
             ..plan.clone()
         };
         let trained: Arc<[bool]> = vec![true; weights.stored().len()].into();
-        let pass = Training::new(weights, Arc::new(plan), trained);
+        let pass = TrainingPass::new(weights, Arc::new(plan), trained);
         let exec = pass.exec(CallContext {
             step,
             ..CallContext::single(Stage::Training)
@@ -366,7 +366,7 @@ fn the_bits_are_those_of_going_through_the_blocks_by_hand() {
             ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
         };
         let trained: Arc<[bool]> = vec![true; stack.weights.stored().len()].into();
-        let pass = Training::new(&stack.weights, Arc::new(plan), trained);
+        let pass = TrainingPass::new(&stack.weights, Arc::new(plan), trained);
         let exec = pass.exec(CallContext::single(Stage::Training));
         let x: Tensor<2> = device.tensor(noise(ROWS * WIDTH, 1), [ROWS, WIDTH]);
         let output = exec.stack("toys", &stack.blocks, x, ()).into_dispatch();

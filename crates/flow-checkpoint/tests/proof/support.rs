@@ -14,7 +14,7 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
     AdamWParam, AdamWStep, Backends, CallContext, Condition, FlowModel, Kernels, MasterWeight, ModelSpec,
-    ParamLayout, RawTensor, RegionKind, Stage, Training, Weights, cpu,
+    ParamLayout, RawTensor, RegionKind, Stage, TrainingPass, Weights, cpu,
 };
 use flow_kernels::CpuKernels;
 #[cfg(any(feature = "lavapipe", feature = "cuda"))]
@@ -289,7 +289,7 @@ impl Subject {
 
     /// The velocity of a training pass that is never differentiated.
     pub fn forward(&self, plan: &Arc<Backends>) -> RawTensor {
-        let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
+        let training = TrainingPass::new(&self.weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let (velocity, _) = self.model.velocity_and_balance(&exec, self.input(1));
         plain(&velocity.into_dispatch())
@@ -303,7 +303,7 @@ impl Subject {
     /// Each call ends in a loss: the mean squared distance of its velocity to a target, and, of experts, how unevenly
     /// they are loaded. The sum of all is differentiated.
     pub fn pass_with(&self, plan: &Arc<Backends>, calls: u64, weights: &Weights) -> Found {
-        let training = Training::new(weights, plan.clone(), self.trained.clone());
+        let training = TrainingPass::new(weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let (mut velocities, mut losses, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
         for call in 0..calls {

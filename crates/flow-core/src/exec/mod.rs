@@ -27,4 +27,4 @@ pub use hooks::{
 pub use log::{AttentionLog, AttentionUse};
 pub use model::FlowModel;
 pub use model_ops::{FeedForward, Linear};
-pub use session::{Rollout, Training};
+pub use session::{InferencePass, TrainingPass};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Sampling with fixed weights. Holds a borrow of them, so an optimizer step meanwhile does not compile:
 ///
 /// ```compile_fail,E0502
-/// use flow_core::{CallContext, Backends, Rollout, Stage, Weights};
+/// use flow_core::{CallContext, Backends, InferencePass, Stage, Weights};
 /// use std::sync::Arc;
 ///
 /// fn optimizer_step(weights: &mut Weights) {
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// }
 ///
 /// fn iteration(weights: &mut Weights, backends: Arc<Backends>) {
-///     let rollout = Rollout::new(weights, backends);
+///     let rollout = InferencePass::new(weights, backends);
 ///     optimizer_step(weights); // the rollout below would go on with other weights
 ///     rollout.exec(CallContext::single(Stage::Rollout));
 /// }
@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// Once the rollout has ended, it does:
 ///
 /// ```
-/// use flow_core::{CallContext, Backends, Rollout, Stage, Weights};
+/// use flow_core::{CallContext, Backends, InferencePass, Stage, Weights};
 /// use std::sync::Arc;
 ///
 /// fn optimizer_step(weights: &mut Weights) {
@@ -36,7 +36,7 @@ use std::sync::Arc;
 /// }
 ///
 /// fn iteration(weights: &mut Weights, backends: Arc<Backends>) {
-///     let rollout = Rollout::new(weights, backends);
+///     let rollout = InferencePass::new(weights, backends);
 ///     rollout.exec(CallContext::single(Stage::Rollout));
 ///     optimizer_step(weights);
 /// }
@@ -45,23 +45,23 @@ use std::sync::Arc;
 /// Nor can a context made by it outlive the borrow:
 ///
 /// ```compile_fail,E0505
-/// use flow_core::{CallContext, Backends, Rollout, Stage, Weights};
+/// use flow_core::{CallContext, Backends, InferencePass, Stage, Weights};
 /// use std::sync::Arc;
 ///
 /// fn iteration(weights: Weights, backends: Arc<Backends>) {
-///     let exec = Rollout::new(&weights, backends).exec(CallContext::single(Stage::Rollout));
+///     let exec = InferencePass::new(&weights, backends).exec(CallContext::single(Stage::Rollout));
 ///     drop(weights);
 ///     exec.params();
 /// }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Rollout<'w> {
+pub struct InferencePass<'w> {
     params: ParamView,
     backends: Arc<Backends>,
     weights: PhantomData<&'w Weights>,
 }
 
-impl<'w> Rollout<'w> {
+impl<'w> InferencePass<'w> {
     /// Borrows `weights`.
     pub fn new(weights: &'w Weights, backends: Arc<Backends>) -> Self {
         Self {
@@ -93,11 +93,11 @@ impl<'w> Rollout<'w> {
 /// One forward and backward pass. Holds a borrow of the weights, so they cannot change between forward and backward:
 ///
 /// ```compile_fail,E0502
-/// use flow_core::{CallContext, Backends, Stage, Training, Weights};
+/// use flow_core::{CallContext, Backends, Stage, TrainingPass, Weights};
 /// use std::sync::Arc;
 ///
 /// fn update(weights: &mut Weights, backends: Arc<Backends>, trained: Arc<[bool]>) {
-///     let pass = Training::new(weights, backends, trained);
+///     let pass = TrainingPass::new(weights, backends, trained);
 ///     weights.values_mut();
 ///     pass.exec(CallContext::single(Stage::Training));
 /// }
@@ -107,7 +107,7 @@ impl<'w> Rollout<'w> {
 ///
 /// ```
 /// use burn::tensor::Tensor;
-/// use flow_core::{CallContext, Exec, Backends, Stage, Training, Weights};
+/// use flow_core::{CallContext, Exec, Backends, Stage, TrainingPass, Weights};
 /// use std::sync::Arc;
 ///
 /// fn update(
@@ -116,7 +116,7 @@ impl<'w> Rollout<'w> {
 ///     trained: Arc<[bool]>,
 ///     loss: fn(&Exec<'_>) -> Tensor<1>,
 /// ) {
-///     let pass = Training::new(weights, backends, trained);
+///     let pass = TrainingPass::new(weights, backends, trained);
 ///     let loss = loss(&pass.exec(CallContext::single(Stage::Training)));
 ///     let gradients = pass.gradients(&loss);
 ///     for (value, gradient) in weights.values_mut().iter_mut().zip(gradients) {
@@ -125,13 +125,13 @@ impl<'w> Rollout<'w> {
 /// }
 /// ```
 #[derive(Debug)]
-pub struct Training<'w> {
+pub struct TrainingPass<'w> {
     params: ParamView,
     backends: Arc<Backends>,
     weights: PhantomData<&'w Weights>,
 }
 
-impl<'w> Training<'w> {
+impl<'w> TrainingPass<'w> {
     /// Borrows `weights`; those marked in `trained` get gradients.
     pub fn new(weights: &'w Weights, backends: Arc<Backends>, trained: Arc<[bool]>) -> Self {
         Self {
@@ -147,8 +147,8 @@ impl<'w> Training<'w> {
     }
 
     /// The same weights, none differentiated, without adapters: a reference policy.
-    pub fn reference(&self) -> Rollout<'w> {
-        Rollout {
+    pub fn reference(&self) -> InferencePass<'w> {
+        InferencePass {
             params: self.params.without_adapters(),
             backends: self.backends.clone(),
             weights: PhantomData,

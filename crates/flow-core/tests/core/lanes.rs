@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use flow_core::cpu::to_host;
 use flow_core::exec::Stack;
 use flow_core::tensors::select_rows as rows;
-use flow_core::{Backends, CallContext, Exec, Lane, Rollout, RunAllBlocks, StackDriver, Stage};
+use flow_core::{Backends, CallContext, Exec, InferencePass, Lane, RunAllBlocks, StackDriver, Stage};
 use std::sync::{Arc, Mutex};
 
 /// Leaves out one block for the unconditional lanes and for every third sample.
@@ -105,7 +105,7 @@ fn per_lane(model: &Transformer, plan: Backends) -> Vec<Vec<u32>> {
         lanes: lanes(),
         ..CallContext::single(Stage::Rollout)
     };
-    let exec = Rollout::new(&model.weights, Arc::new(plan)).exec(call);
+    let exec = InferencePass::new(&model.weights, Arc::new(plan)).exec(call);
     let x = Tensor::from_dispatch(operand(71, &[2 * BATCH, TOKENS, WIDTH]));
     let condition = Tensor::from_dispatch(operand(72, &[2 * BATCH, 5]));
     let result = to_host(&model.conditioned(&exec, (x, condition)).into_dispatch());

@@ -9,7 +9,7 @@ use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::{
     Activation, Backends, Block, CallContext, Exec, Handle, Init, ParamLayout, RawTensor, RegionKind, Stage,
-    Training, Weights,
+    TrainingPass, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
@@ -191,7 +191,7 @@ impl Transformer {
         trained: Trained,
         forward: impl Fn(&Self, &Exec<'_>) -> DispatchTensor,
     ) -> (RawTensor, Vec<Option<RawTensor>>) {
-        let pass = Training::new(&self.weights, plan, self.flags(trained));
+        let pass = TrainingPass::new(&self.weights, plan, self.flags(trained));
         let output = forward(self, &pass.exec(CallContext::single(Stage::Training)));
         let loss = weighted_sum(&output, &operand(99, &[BATCH, TOKENS, WIDTH]));
         let gradients = pass.gradients(&Tensor::from_dispatch(loss));

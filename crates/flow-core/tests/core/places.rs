@@ -6,8 +6,9 @@ use flow_core::cpu::{read_ints, to_host};
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::select_rows as rows;
 use flow_core::{
-    AttentionKind, AttentionLayer, Backends, Block, CallContext, Condition, Exec, FlowModel, Lane, LayerBody,
-    LayerDriver, ModelInput, ModelSpec, ParamLayout, RegionKind, Rollout, Stage, VelocityDriver, Weights,
+    AttentionKind, AttentionLayer, Backends, Block, CallContext, Condition, Exec, FlowModel, InferencePass,
+    Lane, LayerBody, LayerDriver, ModelInput, ModelSpec, ParamLayout, RegionKind, Stage, VelocityDriver,
+    Weights,
 };
 use std::sync::{Arc, Mutex};
 
@@ -141,7 +142,7 @@ fn velocities(plan: Backends) -> Vec<f32> {
             ..Condition::default()
         },
     };
-    let rollout = Rollout::new(&weights, Arc::new(plan));
+    let rollout = InferencePass::new(&weights, Arc::new(plan));
     let v: Tensor<2> = rollout.exec(call).velocity(&model, input);
     to_host(&v.into_dispatch())
 }

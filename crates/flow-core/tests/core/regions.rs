@@ -10,8 +10,8 @@ use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::tensors::is_tracked;
 use flow_core::{
-    Backends, Block, CallContext, Exec, Handle, Init, ParamLayout, RawTensor, RegionEngine, RegionKind,
-    Rollout, Stage, Training, Weights,
+    Backends, Block, CallContext, Exec, Handle, InferencePass, Init, ParamLayout, RawTensor, RegionEngine,
+    RegionKind, Stage, TrainingPass, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ fn an_engine_sees_blocks_and_regions_in_order_with_their_sites() {
         regions: recorder.clone(),
         ..(*plan()).clone()
     });
-    let exec = Rollout::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
+    let exec = InferencePass::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
     assert!(exec.site().is_none());
     blocks(&model, &exec);
     let expected = [
@@ -87,7 +87,7 @@ fn an_engine_sees_blocks_and_regions_in_order_with_their_sites() {
 #[should_panic(expected = "a region lies within a block of a stack")]
 fn a_region_outside_of_a_stack_is_a_bug() {
     let model = Transformer::new();
-    let exec = Rollout::new(&model.weights, plan()).exec(CallContext::single(Stage::Rollout));
+    let exec = InferencePass::new(&model.weights, plan()).exec(CallContext::single(Stage::Rollout));
     exec.region(RegionKind::Mlp, &model.blocks[0], (), |_, _, ()| ());
 }
 
@@ -200,7 +200,7 @@ fn a_rollout_under_a_recompute_engine_stays_plain_and_has_the_bits_of_training()
         at: BLOCK,
         save: ATTENTION,
     });
-    let exec = Rollout::new(&model.weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
+    let exec = InferencePass::new(&model.weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
     let rolled = conditioned(&model, &exec);
     assert!(!is_tracked(&rolled));
     let trained = model.pass(plan, Trained::All, conditioned);
@@ -215,7 +215,7 @@ fn a_wholly_frozen_region_is_not_tracked() {
         save: FULL,
     });
     let frozen: Arc<[bool]> = model.weights.layout().specs().iter().map(|_| false).collect();
-    let pass = Training::new(&model.weights, plan, frozen);
+    let pass = TrainingPass::new(&model.weights, plan, frozen);
     let output = blocks(&model, &pass.exec(CallContext::single(Stage::Training)));
     assert!(!is_tracked(&output));
 }
@@ -224,7 +224,7 @@ fn a_wholly_frozen_region_is_not_tracked() {
 fn an_input_of_the_stack_gets_its_gradient_through_recomputed_blocks_of_frozen_weights() {
     let model = Transformer::new();
     let gradient = |plan: Arc<Backends>| {
-        let exec = Rollout::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
+        let exec = InferencePass::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
         let x = flow_core::tensors::leaf(&operand(61, &[BATCH, TOKENS, WIDTH]));
         let (_, condition) = Transformer::inputs(31);
         let output = model
@@ -283,7 +283,7 @@ fn an_integer_choice_passes_between_recomputed_regions() {
     let blocks = [router(0), router(1)];
     let weights = Weights::init(Arc::new(layout), 3, &ComputeDevice::cpu());
     let pass = |plan: Arc<Backends>| {
-        let pass = Training::new(&weights, plan, Arc::from([true; 4]));
+        let pass = TrainingPass::new(&weights, plan, Arc::from([true; 4]));
         let exec = pass.exec(CallContext::single(Stage::Training));
         let x = Tensor::from_dispatch(operand(81, &[5, 6]));
         let output = exec.stack("routed", &blocks, x, ());

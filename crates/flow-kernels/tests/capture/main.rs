@@ -14,11 +14,11 @@ use flow_cache::{Forecast, Rules, TaylorSeer, VelocityCache};
 use flow_checkpoint::{Checkpointing, Policy};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Stage, Training};
+use flow_core::exec::{Stage, TrainingPass};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AdamWParam, AdamWStep, Backends, CallContext, FlowModel, Kernels, Lane, MasterWeight, NoCheckpointing,
-    ParamView, RawTensor, RegionEngine, Rollout, Weights,
+    AdamWParam, AdamWStep, Backends, CallContext, FlowModel, InferencePass, Kernels, Lane, MasterWeight,
+    NoCheckpointing, ParamView, RawTensor, RegionEngine, Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use setting::{config, cube, noise};
@@ -98,7 +98,7 @@ impl Run {
     }
 
     fn velocity(&self, batch: usize, draw: u64) -> Vec<u32> {
-        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let rollout = InferencePass::new(&self.weights, self.plan.clone());
         let exec = rollout.exec(CallContext::single(Stage::Rollout));
         let velocity = exec.velocity(&self.model, self.input(batch, draw));
         bits(&velocity.into_dispatch())
@@ -107,7 +107,7 @@ impl Run {
     /// The loss, and the gradient of every weight.
     fn gradients(&self, batch: usize, draw: u64) -> (Vec<u32>, Vec<Option<RawTensor>>) {
         let trained: Arc<[bool]> = vec![true; self.weights.layout().len()].into();
-        let training = Training::new(&self.weights, self.plan.clone(), trained);
+        let training = TrainingPass::new(&self.weights, self.plan.clone(), trained);
         let exec = training.exec(CallContext::single(Stage::Training));
         let velocity = exec
             .velocity(&self.model, self.input(batch, draw))
@@ -252,7 +252,7 @@ fn a_call_of_another_shape_is_another_recording_and_two_passes_at_once_share_non
     // Two calls of one pass: the second begins before the first is differentiated.
     let both = |run: &Run| {
         let trained: Arc<[bool]> = vec![true; run.weights.layout().len()].into();
-        let training = Training::new(&run.weights, run.plan.clone(), trained);
+        let training = TrainingPass::new(&run.weights, run.plan.clone(), trained);
         let [a, b] = [4, 5].map(|draw| {
             let exec = training.exec(CallContext::single(Stage::Training));
             exec.velocity(&run.model, run.input(2, draw))
@@ -305,7 +305,7 @@ fn a_cache_of_whole_calls_above_recordings_gives_the_bits_of_one_above_calls() {
                 velocities: Arc::new(cache.above(run.plan.velocities.clone())),
                 ..(*run.plan).clone()
             };
-            let rollout = Rollout::new(&run.weights, Arc::new(plan));
+            let rollout = InferencePass::new(&run.weights, Arc::new(plan));
             let lane = |sample| Lane {
                 sample,
                 conditional: true,

@@ -18,8 +18,8 @@ use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::ops::{RowSource, TensorRow};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    AttentionBackend, Backends, CallContext, FeatureCacheOps, FlowModel, Kernels, Lane, RawTensor, Rollout,
-    RowKey, Stage, Weights,
+    AttentionBackend, Backends, CallContext, FeatureCacheOps, FlowModel, InferencePass, Kernels, Lane,
+    RawTensor, RowKey, Stage, Weights,
 };
 use flow_kernels::{CpuFeatureCache, CpuKernels, CubeKernels};
 use flow_models::{Dit, DitConfig, Position};
@@ -319,7 +319,7 @@ impl Side {
                 }
             })
             .collect();
-        let rollout = Rollout::new(&self.weights, Arc::new(plan));
+        let rollout = InferencePass::new(&self.weights, Arc::new(plan));
         let mut x = noise(SAMPLES * each, 5);
         for step in 0..STEPS {
             let sigma = 1.0 - f64::from(step) / f64::from(STEPS);

@@ -8,7 +8,7 @@ use flow_attention::cube::PortableAttention;
 use flow_checkpoint::{Checkpointing, Policy};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Stage, Training};
+use flow_core::exec::{Stage, TrainingPass};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
     AttentionBackend, Backends, CallContext, FlowModel, Kernels, NoCheckpointing, RegionEngine, Weights,
@@ -49,7 +49,7 @@ fn losses_and_gradients(
         regions,
         ..Backends::new(attention, kernels.clone())
     });
-    let training = Training::new(&weights, plan, trained);
+    let training = TrainingPass::new(&weights, plan, trained);
     let exec = training.exec(CallContext::single(Stage::Training));
     let (velocity, balance) = model.velocity_and_balance(&exec, input);
     let velocity = velocity.into_dispatch();

@@ -4,7 +4,7 @@
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Rollout, Stage, Training};
+use flow_core::exec::{InferencePass, Stage, TrainingPass};
 use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{RawTensor, leaf, plain};
@@ -127,7 +127,7 @@ pub fn model_input(config: &DitConfig, host: &HostInput, device: &ComputeDevice)
 
 /// The velocity on plain tensors.
 pub fn velocity(model: &dyn FlowModel, weights: &Weights, input: ModelInput) -> Vec<f32> {
-    let rollout = Rollout::new(weights, plan());
+    let rollout = InferencePass::new(weights, plan());
     let exec = rollout.exec(CallContext::single(Stage::Rollout));
     host(model.velocity(&exec, input))
 }
@@ -162,7 +162,7 @@ pub fn velocity_and_gradients_of(
     input: ModelInput,
     cotangent: &RawTensor,
 ) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
-    let training = Training::new(weights, plan, trained);
+    let training = TrainingPass::new(weights, plan, trained);
     let exec = training.exec(CallContext::single(Stage::Training));
     let output = model.velocity(&exec, input).into_dispatch();
     let values = cpu::to_host(&plain(&output));

@@ -4,7 +4,7 @@ use super::{plan, relative_distance, tracked};
 use burn::backend::{AutodiffBackend, Dispatch};
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{CallContext, Stage, Training};
+use flow_core::exec::{CallContext, Stage, TrainingPass};
 use flow_core::tensors::plain;
 use flow_core::{Condition, FlowModel, ModelInput, ParamKind, Weights, cpu};
 use std::collections::BTreeMap;
@@ -97,7 +97,7 @@ pub fn check_parity_within(
     let shape = x.dims();
     let specs = model.layout().specs();
     let trained: Arc<[bool]> = specs.iter().map(|spec| spec.kind == ParamKind::Base).collect();
-    let training = Training::new(weights, plan(), trained);
+    let training = TrainingPass::new(weights, plan(), trained);
     let exec = training.exec(CallContext::single(Stage::Training));
     let input = ModelInput {
         x: x.clone(),

@@ -4,7 +4,7 @@
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Rollout, Stage};
+use flow_core::exec::{InferencePass, Stage};
 use flow_core::{AttentionBackend, Backends, CallContext, Exec, Weights, cpu, tensors::plain};
 use flow_kernels::CpuKernels;
 use flow_models::weights::parse;
@@ -120,7 +120,7 @@ pub fn weights(encoder: &dyn TextEncoder, folder: &str) -> Weights {
 }
 
 pub fn exec<'w>(weights: &'w Weights, plan: &Arc<Backends>) -> Exec<'w> {
-    Rollout::new(weights, plan.clone()).exec(CallContext::single(Stage::Rollout))
+    InferencePass::new(weights, plan.clone()).exec(CallContext::single(Stage::Rollout))
 }
 
 pub fn clip(folder: &str, tokens: &Tokens) -> ClipOutput {

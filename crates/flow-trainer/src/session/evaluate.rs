@@ -8,7 +8,7 @@ use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest};
-use flow_core::{Backends, Rollout, Stage, Weights};
+use flow_core::{Backends, InferencePass, Stage, Weights};
 use flow_data::{Image, Prompt};
 use flow_report::{
     ImageGrid, Interval, IntervalMethod, MetricRecord, ReportError, RunStatus, Stopwatch, Tile, ValueRange,
@@ -74,7 +74,7 @@ impl EvaluationSettings {
             Phase::Evaluation,
             wanted.len().div_ceil(micro_batch) * steps.len(),
         );
-        let rollout = Rollout::new(weights, plan.clone());
+        let rollout = InferencePass::new(weights, plan.clone());
         let site = CallSite {
             stage: Stage::Evaluation,
             iteration,

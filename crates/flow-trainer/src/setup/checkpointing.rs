@@ -10,7 +10,7 @@ use flow_checkpoint::{Checkpointing, Policy};
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Backends, ModelSpec, NoCheckpointing, RegionEngine, Stage, Training, device::ComputeDevice,
+    Backends, ModelSpec, NoCheckpointing, RegionEngine, Stage, TrainingPass, device::ComputeDevice,
     tensors::zeros_like,
 };
 use flow_data::Prompt;
@@ -54,7 +54,7 @@ pub struct TrainingSteps<'a> {
 }
 
 impl TrainingSteps<'_> {
-    fn velocity(&self, pass: &Training<'_>) -> Tensor<2> {
+    fn velocity(&self, pass: &TrainingPass<'_>) -> Tensor<2> {
         let values = self.model.model.spec().latent.values();
         let mut latents = vec![0.0; self.rows * values];
         Stream::new(0, Purpose::InitialNoise)
@@ -75,8 +75,8 @@ impl TrainingSteps<'_> {
         self.policy.velocity(&exec, x, sigma, &self.conditions)
     }
 
-    fn training(&self, plan: &Arc<Backends>) -> Training<'_> {
-        Training::new(
+    fn training(&self, plan: &Arc<Backends>) -> TrainingPass<'_> {
+        TrainingPass::new(
             &self.model.weights,
             plan.clone(),
             self.model.trained.clone().into(),

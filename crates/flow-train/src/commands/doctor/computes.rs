@@ -3,7 +3,7 @@
 use crate::failure::{Failure, OrFailure};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Backends, CallContext, Condition, ModelInput, Rollout, Stage, cpu};
+use flow_core::{Backends, CallContext, Condition, InferencePass, ModelInput, Stage, cpu};
 use flow_train::Registries;
 use serde_json::json;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn velocity() -> Result<Vec<f32>, Failure> {
         registries.attention.get("cpu").or_failed()?,
         registries.kernels.get("cpu").or_failed()?,
     );
-    let rollout = Rollout::new(&weights, Arc::new(plan));
+    let rollout = InferencePass::new(&weights, Arc::new(plan));
     let input = ModelInput {
         x: device.tensor(x, [batch, model.spec().latent.values()]),
         sigma: device.tensor(vec![0.9, 0.5, 0.1], [batch]),
