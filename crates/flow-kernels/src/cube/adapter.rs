@@ -129,7 +129,7 @@ impl Adapter {
             let downs = &self.reduced.downs;
             let (columns, _) = downs.rows_and_columns();
             let call = Matmul::plain(Layout::Nt, [rows, columns, inputs], x.element());
-            let output = x.room(&[rows, columns], x.element());
+            let output = x.empty(&[rows, columns], x.element());
             products.run(
                 x,
                 call,
@@ -145,7 +145,7 @@ impl Adapter {
     pub fn reduced_gradient(&self, gradient: &Operand, products: &Products) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
         let call = Matmul::plain(Layout::Nn, [rows, self.rank, outputs], gradient.element());
-        let output = gradient.room(&[rows, self.rank], gradient.element());
+        let output = gradient.empty(&[rows, self.rank], gradient.element());
         products.run(
             gradient,
             call,

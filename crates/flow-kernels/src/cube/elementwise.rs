@@ -1,6 +1,6 @@
 //! Activations, gated residuals, rotary embeddings and token embeddings.
 
-use super::operand::{Operand, done};
+use super::operand::{Operand, expect_launched};
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_core::{Activation, RawTensor, autograd, cube};
@@ -27,8 +27,8 @@ pub(super) fn activated(x: &Operand, activation: Activation) -> Operand {
     let Some(function) = function(activation) else {
         return x.clone();
     };
-    let y = x.room_alike();
-    done(
+    let y = x.empty_like();
+    expect_launched(
         "activation",
         activation::forward(x.client(), &x.buffer(), &y.buffer(), function),
     );
@@ -43,9 +43,9 @@ pub(super) fn activation_gradient(
     bias: bool,
 ) -> (Operand, Option<Operand>) {
     let (_, columns) = gradient.rows_and_columns();
-    let dbias = bias.then(|| gradient.room(&[columns], Element::F32));
+    let dbias = bias.then(|| gradient.empty(&[columns], Element::F32));
     let x = x.filter(|_| activation != Activation::None);
-    let dx = x.map(Operand::room_alike);
+    let dx = x.map(Operand::empty_like);
     if dx.is_none() && dbias.is_none() {
         return (gradient, None);
     }
@@ -58,7 +58,7 @@ pub(super) fn activation_gradient(
         dx: of_dx.as_ref(),
         dbias: of_dbias.as_ref(),
     };
-    done("activation", activation::backward(gradient.client(), call));
+    expect_launched("activation", activation::backward(gradient.client(), call));
     (dx.unwrap_or(gradient), dbias)
 }
 
@@ -116,7 +116,7 @@ impl Gated {
 
     /// The result for a branch that is a tensor.
     pub fn with(&self, branch: &Operand) -> Operand {
-        let y = self.residual.room_alike();
+        let y = self.residual.empty_like();
         let forward = self.call.forward(
             y.client(),
             &self.residual.buffer(),
@@ -124,7 +124,7 @@ impl Gated {
             &self.modulation.buffer(),
             &y.buffer(),
         );
-        done(GATE, forward);
+        expect_launched(GATE, forward);
         y
     }
 
@@ -140,8 +140,8 @@ impl Gated {
         gradient: &Operand,
         want_branch: bool,
     ) -> (Option<Operand>, Option<RawTensor>) {
-        let dbranch = want_branch.then(|| gradient.room_alike());
-        let dmodulation = branch.map(|_| self.modulation.room_alike());
+        let dbranch = want_branch.then(|| gradient.empty_like());
+        let dmodulation = branch.map(|_| self.modulation.empty_like());
         let backward = self.call.backward(
             gradient.client(),
             // Read for the gradient of the modulation only.
@@ -151,7 +151,7 @@ impl Gated {
             dbranch.as_ref().map(Operand::buffer).as_ref(),
             dmodulation.as_ref().map(Operand::buffer).as_ref(),
         );
-        done(GATE, backward);
+        expect_launched(GATE, backward);
         let dmodulation = dmodulation.map(|dmodulation| dmodulation.into_plain_as(self.of[1]));
         (dbranch, dmodulation)
     }
@@ -208,18 +208,18 @@ pub(super) fn rotary(
             heads,
             head_dim,
         };
-        let y = x.room_alike();
+        let y = x.empty_like();
         let [cos, sin] = [0, 1].map(|at| tables[at].buffer());
-        done(
+        expect_launched(
             NAME,
             call.forward(x.client(), &x.buffer(), [&cos, &sin], &y.buffer()),
         );
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let dx = gradient.room_alike();
+            let dx = gradient.empty_like();
             let [cos, sin] = [0, 1].map(|at| tables[at].buffer());
             let backward = call.backward(gradient.client(), &gradient.buffer(), [&cos, &sin], &dx.buffer());
-            done(NAME, backward);
+            expect_launched(NAME, backward);
             vec![Some(dx.into_plain_as(of))]
         });
         (y.into_plain(), backward)
@@ -241,19 +241,19 @@ pub(super) fn embedding(table: &DispatchTensor, index: &RawTensor, element: Elem
             channels,
             count: shape.iter().product(),
         };
-        let y = table.room(&[&shape[..], &[channels]].concat(), element);
+        let y = table.empty(&[&shape[..], &[channels]].concat(), element);
         let forward = call.forward(y.client(), &table.buffer(), &index.handle, &y.buffer());
-        done(NAME, forward);
+        expect_launched(NAME, forward);
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read(incoming.gradient());
-            let dtable = gradient.room(&[rows, channels], Element::F32);
+            let dtable = gradient.empty(&[rows, channels], Element::F32);
             let backward = call.backward(
                 dtable.client(),
                 &gradient.buffer(),
                 &index.handle,
                 &dtable.buffer(),
             );
-            done(NAME, backward);
+            expect_launched(NAME, backward);
             vec![Some(dtable.into_plain())]
         });
         (y.into_plain(), backward)

@@ -3,7 +3,7 @@
 
 use super::CubeKernels;
 use super::elementwise::{activated, activation_gradient, function};
-use super::operand::{Operand, done};
+use super::operand::{Operand, expect_launched};
 use super::products::{Products, matrix};
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
@@ -50,26 +50,26 @@ impl ExpertOps for CubeKernels {
                 normalize,
             };
             let client = logits.client().clone();
-            let room = |shape: &[usize]| logits.room(shape, Element::F32);
-            let scores = room(&shape);
-            done(NAME, call.scores(&client, &logits.buffer(), &scores.buffer()));
+            let empty = |shape: &[usize]| logits.empty(shape, Element::F32);
+            let scores = empty(&shape);
+            expect_launched(NAME, call.scores(&client, &logits.buffer(), &scores.buffer()));
             let mut kept = stash.through("router", &mut || {
-                let choices = logits.room_for_indices(&[batch, tokens, top_k]);
-                done(NAME, call.choose(&client, &scores.buffer(), &choices.handle));
+                let choices = logits.empty_indices(&[batch, tokens, top_k]);
+                expect_launched(NAME, call.choose(&client, &scores.buffer(), &choices.handle));
                 vec![cube::wrap_ints(choices)]
             });
             let kept = kept.pop().expect("a router keeps one tensor");
             let choices = indices(&kept);
             chosen = Some(kept);
-            let (weights, loads) = (room(&[batch, tokens, top_k]), room(&[batch, experts]));
-            let balance = room(&[batch]);
+            let (weights, loads) = (empty(&[batch, tokens, top_k]), empty(&[batch, experts]));
+            let balance = empty(&[batch]);
             let of_shares = [&weights, &loads, &balance].map(Operand::buffer);
             let shares = Shares {
                 weights: &of_shares[0],
                 loads: &of_shares[1],
                 balance: &of_shares[2],
             };
-            done(
+            expect_launched(
                 NAME,
                 call.weigh(&client, &scores.buffer(), &choices.handle, shares),
             );
@@ -80,14 +80,14 @@ impl ExpertOps for CubeKernels {
                     .map(|it| it.as_ref().map(|it| Operand::read_as(it, Element::F32)))
                     .collect();
                 let [dweights, dbalance] = [0, 1].map(|at| gradients[at].as_ref().map(Operand::buffer));
-                let dlogits = scores.room(&shape, of);
+                let dlogits = scores.empty(&shape, of);
                 let backward = call.backward(
                     scores.client(),
                     (&scores.buffer(), &choices.handle, &loads.buffer()),
                     [dweights.as_ref(), dbalance.as_ref()],
                     &dlogits.buffer(),
                 );
-                done(NAME, backward);
+                expect_launched(NAME, backward);
                 vec![Some(dlogits.into_plain())]
             });
             (outputs, backward)
@@ -103,8 +103,8 @@ impl ExpertOps for CubeKernels {
     fn group(&self, choices: &RawTensor, experts: usize) -> Grouping {
         let choices = indices(choices);
         let slots = length(&choices);
-        let room = |count: usize| cube::empty_like(&choices, &[count], DType::I32);
-        let (of_rows, of_slots, offsets) = (room(slots), room(slots), room(experts + 1));
+        let empty = |count: usize| cube::empty_like(&choices, &[count], DType::I32);
+        let (of_rows, of_slots, offsets) = (empty(slots), empty(slots), empty(experts + 1));
         let call = experts::Grouping { slots, experts };
         let sorted = call.sort(
             &choices.client,
@@ -113,7 +113,7 @@ impl ExpertOps for CubeKernels {
             &of_slots.handle,
             &offsets.handle,
         );
-        done("group", sorted);
+        expect_launched("group", sorted);
         Grouping {
             slots: cube::wrap_ints(of_rows),
             rows: cube::wrap_ints(of_slots),
@@ -135,17 +135,17 @@ impl ExpertOps for CubeKernels {
                 top_k: length(&slots).checked_div(tokens).unwrap_or(0),
                 channels,
             };
-            let y = x.room(&[length(&slots), channels], element);
-            done(
+            let y = x.empty(&[length(&slots), channels], element);
+            expect_launched(
                 NAME,
                 call.permute(x.client(), &x.buffer(), &slots.handle, &y.buffer()),
             );
             let backward: autograd::Backward = Arc::new(move |incoming| {
                 let gradient = Operand::read_as(incoming.gradient(), element);
-                let dx = gradient.room(&shape, element);
+                let dx = gradient.empty(&shape, element);
                 let backward =
                     call.permute_backward(gradient.client(), &gradient.buffer(), &rows.handle, &dx.buffer());
-                done(NAME, backward);
+                expect_launched(NAME, backward);
                 vec![Some(dx.into_plain_as(of))]
             });
             (y.into_plain(), backward)
@@ -219,7 +219,7 @@ impl ExpertOps for CubeKernels {
                 top_k,
                 channels,
             };
-            let x = y.room(&[batch, tokens, channels], element);
+            let x = y.empty(&[batch, tokens, channels], element);
             let forward = call.combine(
                 y.client(),
                 &y.buffer(),
@@ -227,12 +227,12 @@ impl ExpertOps for CubeKernels {
                 &rows.handle,
                 &x.buffer(),
             );
-            done(NAME, forward);
+            expect_launched(NAME, forward);
             let backward: autograd::Backward = Arc::new(move |incoming| {
                 let gradient = Operand::read_as(incoming.gradient(), element);
                 let client = gradient.client();
                 let dy = incoming.wanted[0].then(|| {
-                    let dy = y.room_alike();
+                    let dy = y.empty_like();
                     let backward = call.combine_backward(
                         client,
                         &gradient.buffer(),
@@ -240,11 +240,11 @@ impl ExpertOps for CubeKernels {
                         &slots.handle,
                         &dy.buffer(),
                     );
-                    done(NAME, backward);
+                    expect_launched(NAME, backward);
                     dy.into_plain_as(of_y)
                 });
                 let dweights = incoming.wanted[1].then(|| {
-                    let dweights = weights.room_alike();
+                    let dweights = weights.empty_like();
                     let backward = call.weights_backward(
                         client,
                         &y.buffer(),
@@ -252,7 +252,7 @@ impl ExpertOps for CubeKernels {
                         &rows.handle,
                         &dweights.buffer(),
                     );
-                    done(NAME, backward);
+                    expect_launched(NAME, backward);
                     dweights.into_plain_as(of_weights)
                 });
                 vec![dy, dweights]
@@ -316,8 +316,8 @@ impl Layer {
     /// The sum before the activation, if wanted, and the output.
     fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
         let (rows, inputs) = x.rows_and_columns();
-        let output = x.room(&[rows, self.outputs], x.element());
-        let sum = keep_sum.then(|| output.room_alike());
+        let output = x.empty(&[rows, self.outputs], x.element());
+        let sum = keep_sum.then(|| output.empty_like());
         let epilogue = function(activation).map_or(Epilogue::Store, |activation| Epilogue::Activate {
             activation,
             keep_sum,
@@ -341,7 +341,7 @@ impl Layer {
 
     fn input_gradient(&self, gradient: &Operand) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
-        let output = gradient.room(&[rows, self.inputs], gradient.element());
+        let output = gradient.empty(&[rows, self.inputs], gradient.element());
         let call = self.product(Layout::Nn, [rows, self.inputs, outputs], gradient.element());
         let (a, b, d) = (matrix(gradient), matrix(&self.weight), matrix(&output));
         let operands = Operands {
@@ -355,7 +355,7 @@ impl Layer {
     /// `[E, out, in]`, f32.
     fn weight_gradient(&self, x: &Operand, gradient: &Operand) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
-        let output = gradient.room(&[self.experts, outputs, self.inputs], Element::F32);
+        let output = gradient.empty(&[self.experts, outputs, self.inputs], Element::F32);
         let call = Matmul {
             output: flow_matmul_cube::Element::F32,
             ..self.product(Layout::Tn, [outputs, self.inputs, rows], gradient.element())
@@ -372,7 +372,7 @@ impl Layer {
     /// `[E, out]`, f32.
     fn bias_gradient(&self, gradient: &Operand) -> Operand {
         let sizes = [self.experts, self.outputs];
-        let sums = gradient.room(&sizes, Element::F32);
+        let sums = gradient.empty(&sizes, Element::F32);
         let summed = group_sums(
             gradient.client(),
             &gradient.buffer(),
@@ -380,7 +380,7 @@ impl Layer {
             sizes,
             &sums.buffer(),
         );
-        done("grouped_linear", summed);
+        expect_launched("grouped_linear", summed);
         sums
     }
 }

@@ -1,7 +1,7 @@
 //! The operations of a feature cache on Burn's tensors of a CubeCL device. Rows that lie one after another, of which the same is
 //! wanted, are one launch: a batch has hundreds of them, and a step of a small model takes less than their launches.
 
-use super::operand::{Operand, done};
+use super::operand::{Operand, expect_launched};
 use crate::cpu::frequencies::low_frequency_radius;
 use flow_core::RawTensor;
 use flow_core::model::LatentShape;
@@ -96,7 +96,7 @@ impl FeatureCacheOps for CubeFeatureCache {
         let like = like.expect("a row comes from what was computed, from a base or from features");
         let element = like.element();
         let [computed, base] = [computed, base].map(|of| of.map(|of| of.cast(element).buffer()));
-        let output = like.room(shape, element);
+        let output = like.empty(shape, element);
         let (buffer, client, values) = (output.buffer(), output.client().clone(), each(shape));
         let mut index = 0;
         while index < rows.len() {
@@ -114,7 +114,7 @@ impl FeatureCacheOps for CubeFeatureCache {
                         buffer: computed,
                         row: *of,
                     };
-                    done(NAME, combine(&client, values, count, &[(1.0, source)], place));
+                    expect_launched(NAME, combine(&client, values, count, &[(1.0, source)], place));
                 }
                 RowSource::Forecast(terms) => {
                     let features: Vec<(f32, Buffer, usize)> = (terms.iter())
@@ -127,7 +127,7 @@ impl FeatureCacheOps for CubeFeatureCache {
                         .iter()
                         .map(|(weight, buffer, row)| (*weight, Row { buffer, row: *row }));
                     let sources: Vec<(f32, Row<'_>)> = base.chain(features).collect();
-                    done(NAME, combine(&client, values, count, &sources, place));
+                    expect_launched(NAME, combine(&client, values, count, &sources, place));
                 }
             }
             index += count;
@@ -141,14 +141,14 @@ impl FeatureCacheOps for CubeFeatureCache {
         let (shape, buffer) = (outputs.shape(), outputs.buffer());
         let (values, one) = (each(&shape), one_row(&shape));
         let feature = |row: usize| {
-            let feature = outputs.room(&one, outputs.element());
+            let feature = outputs.empty(&one, outputs.element());
             let output = feature.buffer();
             let sources = less(&buffer, base.as_ref(), row);
             let place = Row {
                 buffer: &output,
                 row: 0,
             };
-            done("features", combine(outputs.client(), values, 1, &sources, place));
+            expect_launched("features", combine(outputs.client(), values, 1, &sources, place));
             feature.into_plain()
         };
         (0..shape[0]).map(feature).collect()
@@ -158,7 +158,7 @@ impl FeatureCacheOps for CubeFeatureCache {
         let outputs = Operand::read(outputs);
         let base = base.map(|(base, of)| (Operand::read_as(base, outputs.element()).buffer(), of));
         let (shape, buffer) = (outputs.shape(), outputs.buffer());
-        let features = outputs.room(&shape, outputs.element());
+        let features = outputs.empty(&shape, outputs.element());
         let (output, mut row) = (features.buffer(), 0);
         while row < shape[0] {
             let sources = less(&buffer, base.as_ref(), row);
@@ -169,7 +169,7 @@ impl FeatureCacheOps for CubeFeatureCache {
                     .count(),
             };
             let place = Row { buffer: &output, row };
-            done(
+            expect_launched(
                 "features",
                 combine(outputs.client(), each(&shape), count, &sources, place),
             );
@@ -183,7 +183,7 @@ impl FeatureCacheOps for CubeFeatureCache {
         let Some([(first, _), _]) = operands.first() else {
             return DeferredSums::deferred(Vec::new);
         };
-        let sums = first.room(&[pairs.len(), 3], Element::F32);
+        let sums = first.empty(&[pairs.len(), 3], Element::F32);
         let buffers: Vec<[Buffer; 2]> = (operands.iter())
             .map(|[(a, _), (b, _)]| [a.buffer(), b.buffer()])
             .collect();
@@ -201,7 +201,7 @@ impl FeatureCacheOps for CubeFeatureCache {
             })
             .collect();
         let (client, buffer) = (sums.client().clone(), sums.buffer());
-        done("changes", changes(&client, &pairs, &buffer));
+        expect_launched("changes", changes(&client, &pairs, &buffer));
         DeferredSums::deferred(move || {
             let sums = buffer.download(&client);
             let sums = sums.expect("the device that holds what is compared answers");
@@ -227,11 +227,11 @@ impl FeatureCacheOps for CubeFeatureCache {
         };
         let parts = |[(a, row_a), (b, row_b)]: [(Operand, usize); 2]| {
             let one = one_row(&a.shape());
-            let parts = [0; 2].map(|_| a.room(&one, a.element()));
+            let parts = [0; 2].map(|_| a.empty(&one, a.element()));
             let [on_a, on_b] = [&a, &b].map(Operand::buffer);
             let rows = [(&on_a, row_a), (&on_b, row_b)].map(|(buffer, row)| Row { buffer, row });
             let [low, high] = [&parts[0], &parts[1]].map(Operand::buffer);
-            done("frequencies", call.split(a.client(), rows, [&low, &high]));
+            expect_launched("frequencies", call.split(a.client(), rows, [&low, &high]));
             parts.map(Operand::into_plain)
         };
         Operands::pairs(pairs).into_iter().map(parts).collect()

@@ -1,6 +1,6 @@
 //! SDE steps, their log-probabilities, and distances: f32 whatever the model computes in, but for its velocities.
 
-use super::operand::{Operand, done};
+use super::operand::{Operand, expect_launched};
 use crate::cpu::noise::draw_noise;
 use burn::backend::DispatchTensor;
 use flow_core::device::ComputeDevice;
@@ -43,21 +43,21 @@ fn drawn<'a>(noise: &Noise<'a>) -> Drawn<'a> {
 
 /// Draws noise on the device, where it can.
 pub(super) fn noise(noise: &Noise<'_>, device: &ComputeDevice) -> RawTensor {
-    let room = device.empty(&[noise.samples.len(), noise.values]);
-    let room = Operand::read(&room);
-    if !normals::drawn_by(room.client()) {
+    let empty = device.empty(&[noise.samples.len(), noise.values]);
+    let empty = Operand::read(&empty);
+    if !normals::drawn_by(empty.client()) {
         return draw_noise(noise, device);
     }
-    done("noise", drawn(noise).draw(room.client(), &room.buffer()));
-    room.into_plain()
+    expect_launched("noise", drawn(noise).draw(empty.client(), &empty.buffer()));
+    empty.into_plain()
 }
 
 fn step_with(given: SdeStep<'_>, noise: sde::Noise<'_>) -> SdeOutputs {
     let [x, coefficients] = [given.x, given.coefficients].map(wide);
     let v = Operand::read(given.v);
     let call = latents(&x);
-    let (x_next, mean) = (x.room_alike(), x.room_alike());
-    let log_prob = x.room(&[call.rows], Element::F32);
+    let (x_next, mean) = (x.empty_like(), x.empty_like());
+    let log_prob = x.empty(&[call.rows], Element::F32);
     let step = Step {
         x: &x.buffer(),
         v: &v.buffer(),
@@ -68,7 +68,7 @@ fn step_with(given: SdeStep<'_>, noise: sde::Noise<'_>) -> SdeOutputs {
         log_prob: &log_prob.buffer(),
     };
     let taken = call.step(x.client(), step, noise, &x_next.buffer(), outcome);
-    done("sde_step", taken);
+    expect_launched("sde_step", taken);
     SdeOutputs {
         x_next: x_next.into_plain(),
         mean: mean.into_plain(),
@@ -84,7 +84,7 @@ pub(super) fn log_prob(given: SdeStep<'_>, x_next: &RawTensor) -> (DispatchTenso
     let outputs = autograd::apply_many(NAME, &[given.v], |inputs, _| {
         let v = Operand::read(&inputs[0]);
         let of = v.element();
-        let (log_prob, mean) = (x.room(&[call.rows], Element::F32), x.room_alike());
+        let (log_prob, mean) = (x.empty(&[call.rows], Element::F32), x.empty_like());
         let step = Step {
             x: &x.buffer(),
             v: &v.buffer(),
@@ -94,12 +94,12 @@ pub(super) fn log_prob(given: SdeStep<'_>, x_next: &RawTensor) -> (DispatchTenso
             mean: &mean.buffer(),
             log_prob: &log_prob.buffer(),
         };
-        done(NAME, call.log_prob(x.client(), step, &x_next.buffer(), outcome));
+        expect_launched(NAME, call.log_prob(x.client(), step, &x_next.buffer(), outcome));
         let outputs = vec![log_prob.into_plain(), mean.clone().into_plain()];
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let read = |index: usize| incoming.output_gradients[index].as_ref().map(wide);
             let (dlog_prob, dmean) = (read(0), read(1));
-            let dv = mean.room(&mean.shape(), of);
+            let dv = mean.empty(&mean.shape(), of);
             let backward = call.log_prob_backward(
                 mean.client(),
                 &mean.buffer(),
@@ -109,7 +109,7 @@ pub(super) fn log_prob(given: SdeStep<'_>, x_next: &RawTensor) -> (DispatchTenso
                 dmean.as_ref().map(Operand::buffer).as_ref(),
                 &dv.buffer(),
             );
-            done(NAME, backward);
+            expect_launched(NAME, backward);
             vec![Some(dv.into_plain())]
         });
         (outputs, backward)
@@ -125,11 +125,11 @@ pub(super) fn mean_squared_distance(a: &DispatchTensor, b: &RawTensor) -> Dispat
     autograd::apply(NAME, &[a], |inputs, _| {
         let a = Operand::read(&inputs[0]);
         let call = latents(&a);
-        let distance = a.room(&[call.rows], Element::F32);
+        let distance = a.empty(&[call.rows], Element::F32);
         let forward = call.distance(a.client(), &a.buffer(), &b.buffer(), &distance.buffer());
-        done(NAME, forward);
+        expect_launched(NAME, forward);
         let backward: autograd::Backward = Arc::new(move |incoming| {
-            let (gradient, da) = (wide(incoming.gradient()), a.room_alike());
+            let (gradient, da) = (wide(incoming.gradient()), a.empty_like());
             let backward = call.distance_backward(
                 a.client(),
                 &a.buffer(),
@@ -137,7 +137,7 @@ pub(super) fn mean_squared_distance(a: &DispatchTensor, b: &RawTensor) -> Dispat
                 &gradient.buffer(),
                 &da.buffer(),
             );
-            done(NAME, backward);
+            expect_launched(NAME, backward);
             vec![Some(da.into_plain())]
         });
         (distance.into_plain(), backward)

@@ -214,8 +214,8 @@ impl Layer {
 
     /// The sum before the activation, if wanted, and the output.
     pub fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
-        let output = self.room(x);
-        let sum = keep_sum.then(|| output.room_alike());
+        let output = self.empty(x);
+        let sum = keep_sum.then(|| output.empty_like());
         let epilogue = function(activation).map_or(Epilogue::Store, |activation| Epilogue::Activate {
             activation,
             keep_sum,
@@ -232,17 +232,17 @@ impl Layer {
             start: call.gate * call.channels,
             stride: call.chunks * call.channels,
         };
-        let output = gated.residual.room_alike();
+        let output = gated.residual.empty_like();
         let epilogue = Epilogue::GateAndAdd { tokens: call.tokens };
         self.sums(x, epilogue, Some(&gated.residual), Some(&gate), &output);
         output
     }
 
     /// Room for the output.
-    fn room(&self, x: &Operand) -> Operand {
+    fn empty(&self, x: &Operand) -> Operand {
         let mut shape = x.shape();
         *shape.last_mut().expect("a linear layer's input has an axis") = self.outputs;
-        x.room(&shape, x.element())
+        x.empty(&shape, x.element())
     }
 
     /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue.
@@ -281,7 +281,7 @@ impl Layer {
         let gradient = &of_sums.gradient;
         let (rows, outputs) = gradient.rows_and_columns();
         let (_, inputs) = self.weight.rows_and_columns();
-        let output = gradient.room(shape, gradient.element());
+        let output = gradient.empty(shape, gradient.element());
         let (epilogue, other) = match then {
             Then::Nothing => (Epilogue::Store, None),
             Then::Plus(other) => (Epilogue::Add, Some(other)),
@@ -371,7 +371,7 @@ fn over_rows(left: &Operand, right: &Matrix, products: &Products, element: Eleme
         output: element,
         ..Matmul::plain(Layout::Tn, [m, n, rows], left.element())
     };
-    let output = left.room(&[m, n], element);
+    let output = left.empty(&[m, n], element);
     if rows == 0 {
         // No product has nothing to add up.
         return Operand::read(&zeros_like(&output.into_plain()));

@@ -1,11 +1,11 @@
 //! A CubeCL device's answer to every operation of [`Kernels`], with the kernels of `flow-kernels-cube`.
 
 mod adapter;
+#[cfg(any(feature = "cuda", all(test, feature = "lavapipe")))]
+mod backward_products;
 mod elementwise;
 mod experts;
 mod feature_cache;
-#[cfg(any(feature = "cuda", all(test, feature = "lavapipe")))]
-mod foreseen;
 mod fused;
 mod latents;
 mod linear;

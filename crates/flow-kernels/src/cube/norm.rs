@@ -1,6 +1,6 @@
 //! Layer norm, modulated or with a weight and a bias, and RMS norm.
 
-use super::operand::{Operand, done};
+use super::operand::{Operand, expect_launched};
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
 use flow_core::ops::NormChunks;
@@ -95,8 +95,8 @@ impl Normed {
     pub fn forward(&self) -> (Operand, Operand) {
         let [batch, tokens] = [self.call.batch, self.call.tokens];
         let (y, statistics) = (
-            self.x.room_alike(),
-            self.x.room(&[batch, tokens, 2], Element::F32),
+            self.x.empty_like(),
+            self.x.empty(&[batch, tokens, 2], Element::F32),
         );
         let forward = self.call.forward(
             y.client(),
@@ -105,7 +105,7 @@ impl Normed {
             &y.buffer(),
             &statistics.buffer(),
         );
-        done(NORM, forward);
+        expect_launched(NORM, forward);
         (y, statistics)
     }
 
@@ -118,8 +118,8 @@ impl Normed {
         added: Option<&Operand>,
         want_modulation: bool,
     ) -> (RawTensor, Option<RawTensor>) {
-        let dx = self.x.room_alike();
-        let dmodulation = want_modulation.then(|| self.modulation.room(&self.modulation.shape(), self.sums));
+        let dx = self.x.empty_like();
+        let dmodulation = want_modulation.then(|| self.modulation.empty(&self.modulation.shape(), self.sums));
         let backward = self.call.backward(
             dx.client(),
             &self.x.buffer(),
@@ -130,7 +130,7 @@ impl Normed {
             &dx.buffer(),
             dmodulation.as_ref().map(Operand::buffer).as_ref(),
         );
-        done(NORM, backward);
+        expect_launched(NORM, backward);
         let dmodulation = dmodulation.map(|dmodulation| dmodulation.into_plain_as(self.of[1]));
         (dx.into_plain_as(self.of[0]), dmodulation)
     }
@@ -249,7 +249,7 @@ pub(super) fn rms_norm(
             Some(tables) => tables.heads_of(&x.shape()),
             None => x.shape().to_vec(),
         };
-        let (y, reciprocals) = (x.room(&shape, element), x.room(&[rows], Element::F32));
+        let (y, reciprocals) = (x.empty(&shape, element), x.empty(&[rows], Element::F32));
         let of_weight = weight.as_ref().map(Operand::buffer);
         let buffers = tables.as_ref().map(Tables::buffers);
         let forward = call.forward(
@@ -260,13 +260,13 @@ pub(super) fn rms_norm(
             &y.buffer(),
             &reciprocals.buffer(),
         );
-        done(NAME, forward);
+        expect_launched(NAME, forward);
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let dx = wanted[0].then(|| x.room_alike());
+            let dx = wanted[0].then(|| x.empty_like());
             let dweight = weight.as_ref().filter(|_| wanted[1]);
-            let dweight = dweight.map(|weight| weight.room(&weight.shape(), Element::F32));
+            let dweight = dweight.map(|weight| weight.empty(&weight.shape(), Element::F32));
             let backward = call.backward(
                 x.client(),
                 &x.buffer(),
@@ -277,7 +277,7 @@ pub(super) fn rms_norm(
                 dx.as_ref().map(Operand::buffer).as_ref(),
                 dweight.as_ref().map(Operand::buffer).as_ref(),
             );
-            done(NAME, backward);
+            expect_launched(NAME, backward);
             let mut gradients = vec![dx.map(|dx| dx.into_plain_as(of))];
             gradients.resize_with(wanted.len(), || None);
             if let Some(dweight) = dweight {

@@ -14,7 +14,7 @@ pub(super) struct Operand {
 }
 
 /// A call that does not fit is a bug of the caller: [`Exec`](flow_core::Exec) checks shapes.
-pub(super) fn done(operation: &str, result: Result<(), Refused>) {
+pub(super) fn expect_launched(operation: &str, result: Result<(), Refused>) {
     if let Err(refused) = result {
         panic!("operation `{operation}`: {refused}");
     }
@@ -62,7 +62,7 @@ fn dense(tensor: &CubeTensor) -> CubeTensor {
 fn copied(tensor: &CubeTensor, to: Element, factor: f32) -> CubeTensor {
     let from = element(tensor.dtype);
     let copy = cube::empty_like(tensor, &tensor.meta.shape().to_vec(), dtype(to));
-    done(
+    expect_launched(
         "cast",
         cast(
             &tensor.client,
@@ -118,17 +118,17 @@ impl Operand {
     /// # Panics
     /// If they are none, more than [`MOST_JOINED`](flow_kernels_cube::cast::MOST_JOINED), or not as many values as `shape` has.
     pub fn joined(parts: &[(&Self, f32)], shape: &[usize], element: Element) -> Self {
-        let joined = parts[0].0.room(shape, element);
+        let joined = parts[0].0.empty(shape, element);
         let parts: Vec<(Buffer, f32)> = parts
             .iter()
             .map(|(part, factor)| (part.buffer(), *factor))
             .collect();
-        done("join", join(joined.client(), &parts, &joined.buffer()));
+        expect_launched("join", join(joined.client(), &parts, &joined.buffer()));
         joined
     }
 
     /// Room on the same device, its values unspecified.
-    pub fn room(&self, shape: &[usize], element: Element) -> Self {
+    pub fn empty(&self, shape: &[usize], element: Element) -> Self {
         Self {
             tensor: cube::empty_like(&self.tensor, shape, dtype(element)),
             element,
@@ -136,13 +136,13 @@ impl Operand {
     }
 
     /// Room for 32-bit integers on the same device.
-    pub fn room_for_indices(&self, shape: &[usize]) -> CubeTensor {
+    pub fn empty_indices(&self, shape: &[usize]) -> CubeTensor {
         cube::empty_like(&self.tensor, shape, DType::I32)
     }
 
     /// Room for as many values of the same type.
-    pub fn room_alike(&self) -> Self {
-        self.room(&self.shape(), self.element)
+    pub fn empty_like(&self) -> Self {
+        self.empty(&self.shape(), self.element)
     }
 
     pub fn shape(&self) -> Vec<usize> {

@@ -1,6 +1,6 @@
 //! What an optimizer step needs: the gradient's norm, accumulation, AdamW and moving averages.
 
-use super::operand::{Operand, bits_mut, dense_mut, done, update};
+use super::operand::{Operand, bits_mut, dense_mut, expect_launched, update};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use flow_core::rng::Purpose;
@@ -36,9 +36,9 @@ pub(super) fn adamw_scalars(gradients: &[&RawTensor], factors: &AdamWFactors) ->
         small: AdamWFactors::SMALL as f32,
         units: factors.units.max(1) as f32,
     };
-    let varying = first.room(&[5], Element::F32);
+    let varying = first.empty(&[5], Element::F32);
     let launched = optimizer::step_values(first.client(), &buffers, &factors, &varying.buffer());
-    done("step_values", launched);
+    expect_launched("step_values", launched);
     Some(AdamWScalars {
         scalars: varying.into_plain(),
         norm: None,
@@ -49,7 +49,7 @@ pub(super) fn adamw_scalars(gradients: &[&RawTensor], factors: &AdamWFactors) ->
 pub(super) fn accumulate(accumulated: &mut RawTensor, gradient: &RawTensor) {
     let gradient = Operand::read(gradient);
     update(accumulated, &[Element::F32], |client, accumulated| {
-        done(
+        expect_launched(
             "accumulate",
             optimizer::accumulate(client, accumulated, &gradient.buffer()),
         );
@@ -110,7 +110,7 @@ pub(super) fn adamw_all(weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
             step: step.rounding.step,
         },
     };
-    done("adamw", step.update(varying.client(), &updated));
+    expect_launched("adamw", step.update(varying.client(), &updated));
     let copied_after = copied_after.into_iter();
     copy_all(copied_after.map(|(copy, weight)| (copy, &*weight)).collect());
 }
@@ -121,7 +121,7 @@ pub(super) fn copy_all(copies: Vec<(&mut RawTensor, &RawTensor)>) {
         let of = Operand::read(of);
         // Whatever float type the copy has, it keeps.
         let copy = dense_mut(copy, &[Element::F32, Element::F16, Element::Bf16]);
-        done("copy", cast(of.client(), &of.buffer(), &copy, 1.0, true));
+        expect_launched("copy", cast(of.client(), &of.buffer(), &copy, 1.0, true));
     }
 }
 
@@ -156,12 +156,12 @@ impl Held {
 /// See [`flow_core::Kernels::split`].
 pub(super) fn split(value: &RawTensor) -> SplitF32 {
     let value = Operand::read_as(value, Element::F32);
-    let [upper, lower] = [(); 2].map(|()| value.room(&value.shape(), Element::Bf16));
+    let [upper, lower] = [(); 2].map(|()| value.empty(&value.shape(), Element::Bf16));
     let halves = InHalves {
         upper: &upper.buffer(),
         lower: &lower.buffer(),
     };
-    done("split", halves.split(value.client(), &value.buffer()));
+    expect_launched("split", halves.split(value.client(), &value.buffer()));
     SplitF32 {
         upper: upper.into_plain(),
         lower: lower.into_plain(),
@@ -172,7 +172,7 @@ pub(super) fn split(value: &RawTensor) -> SplitF32 {
 pub(super) fn join(all: &[SplitF32]) -> Vec<RawTensor> {
     let read = |of: &SplitF32| {
         let (upper, lower) = (Operand::read(&of.upper), Operand::read(&of.lower));
-        let value = upper.room(&upper.shape(), Element::F32);
+        let value = upper.empty(&upper.shape(), Element::F32);
         (upper, lower, value)
     };
     let all: Vec<(Operand, Operand, Operand)> = all.iter().map(read).collect();
@@ -183,7 +183,7 @@ pub(super) fn join(all: &[SplitF32]) -> Vec<RawTensor> {
         .map(|[upper, lower, value]| (InHalves { upper, lower }, value))
         .collect();
     if let Some((first, ..)) = all.first() {
-        done("join", halves::join(first.client(), &halves));
+        expect_launched("join", halves::join(first.client(), &halves));
     }
     all.into_iter().map(|(.., value)| value.into_plain()).collect()
 }
@@ -201,7 +201,7 @@ pub(super) fn average_all(averages: Vec<(&mut RawTensor, &RawTensor)>, decay: &R
         .map(|(average, value)| (average, value.buffer()))
         .collect();
     let pairs: Vec<(&Buffer, &Buffer)> = pairs.iter().map(|(average, value)| (*average, value)).collect();
-    done(
+    expect_launched(
         "average",
         optimizer::average(decay.client(), &pairs, &decay.buffer()),
     );

@@ -74,10 +74,10 @@ mod tests {
                 .iter()
                 .find(|call| call.n == 8)
                 .expect("the layer has 8 outputs");
-            let foreseen = backward_of(of_layer, Element::F32);
+            let backward_products = backward_of(of_layer, Element::F32);
             assert_eq!(
                 backward.into_iter().collect::<HashSet<_>>(),
-                foreseen.into_iter().collect::<HashSet<_>>(),
+                backward_products.into_iter().collect::<HashSet<_>>(),
                 "rank {rank}"
             );
         }
