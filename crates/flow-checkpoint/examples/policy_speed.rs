@@ -22,9 +22,9 @@
 
 use burn::tensor::{FloatDType, Tensor};
 use flow_attention::AttentionRegistry;
-use flow_checkpoint::meter::Meter;
 use flow_checkpoint::planner::{Measured, Planner, Predicted, Workload};
-use flow_checkpoint::{Assignment, Checkpointing, CountingAllocator, Gauge, Policy};
+use flow_checkpoint::profiler::OpProfiler;
+use flow_checkpoint::{Assignment, Checkpointing, CountingAllocator, MemoryProbe, Policy};
 use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, ModelInput, TextWidth};
 use flow_core::rng::{Purpose, Stream};
@@ -113,7 +113,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// What tells how much of the device's memory is in use.
-fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn Gauge>, Box<dyn Error>> {
+fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn MemoryProbe>, Box<dyn Error>> {
     match kind {
         "cpu" => Ok(Arc::new(&MEMORY)),
         #[cfg(feature = "cuda")]
@@ -522,8 +522,8 @@ impl Row {
         plan: &Backends,
         reference: &mut Option<u64>,
     ) -> Result<Self, Box<dyn Error>> {
-        let meter = Meter::on_processor();
-        let (loss, gradients) = subject.step(&self.plan(&meter.plan(plan)));
+        let profiler = OpProfiler::on_processor();
+        let (loss, gradients) = subject.step(&self.plan(&profiler.plan(plan)));
         self.found["loss"] = cpu::to_host(&loss)[0].into();
         let (found, norm) = fingerprint(&gradients);
         self.found["gradient_norm"] = norm.into();
@@ -532,7 +532,7 @@ impl Row {
         if *reference.get_or_insert(found) != found {
             return Err(format!("`{}` gives other gradients than keeping everything", self.name).into());
         }
-        let usage = meter.usage().into_iter().map(|(name, usage)| {
+        let usage = profiler.usage().into_iter().map(|(name, usage)| {
             let value = json!({
                 "forwards": usage.forwards, "backwards": usage.backwards,
                 "flop": usage.forward_flops + usage.backward_flops,
@@ -540,7 +540,7 @@ impl Row {
             (name.to_owned(), value)
         });
         self.found["usage"] = usage.collect::<serde_json::Map<String, Value>>().into();
-        self.found["operations"] = meter.operations().into();
+        self.found["operations"] = profiler.operations().into();
         Ok(self)
     }
 }

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_checkpoint::planner::{PlanError, Planner, Workload, cost};
 use flow_checkpoint::{
-    Assignment, BlockTreatment, CountingAllocator, Gauge, Policy, RegionTreatment, Sampled, Saves,
+    Assignment, BlockPolicy, CountingAllocator, MemoryProbe, Policy, RegionPolicy, Sampled, Saves,
 };
 use flow_core::autograd::backward_from;
 use flow_core::device::ComputeDevice;
@@ -84,7 +84,7 @@ impl Bench {
         self.model.velocity(&exec, input)
     }
 
-    fn planner<'s>(&'s self, plan: &'s Backends, gauge: Arc<dyn Gauge>) -> Planner<'s> {
+    fn planner<'s>(&'s self, plan: &'s Backends, gauge: Arc<dyn MemoryProbe>) -> Planner<'s> {
         let start = Instant::now();
         let workload = Workload {
             spec: self.model.spec(),
@@ -167,7 +167,7 @@ fn everything() {
     }
     // Every way to treat a block that a plan may take.
     for option in planner.options()[0].clone() {
-        let same = Assignment::new(&bench.model.spec().stacks, |_, _| option.treatment.clone());
+        let same = Assignment::new(&bench.model.spec().stacks, |_, _| option.block_policy.clone());
         let (predicted, measured) = (planner.predict(&same), planner.measure("same", &same));
         assert_eq!(
             predicted.held_bytes, measured.counts.most_held_bytes,
@@ -364,18 +364,18 @@ fn a_block_is_measured_to_the_byte(planner: &Planner<'_>) {
     ];
     assert_eq!(slots, expected);
     // To keep more never takes more time, nor less memory.
-    let of = |treatment: BlockTreatment| cost(block, &treatment);
-    let full = of(BlockTreatment::recomputed(Saves::default()));
-    let attention = of(BlockTreatment::recomputed(Saves::all(["attention"])));
+    let of = |block_policy: BlockPolicy| cost(block, &block_policy);
+    let full = of(BlockPolicy::recomputed(Saves::default()));
+    let attention = of(BlockPolicy::recomputed(Saves::all(["attention"])));
     assert_eq!(attention.held_bytes, full.held_bytes + stream + log_sum_exp);
     assert!(attention.time < full.time);
-    let mut split = BlockTreatment::recomputed(Saves::default());
-    split.regions = [(RegionKind::Attention, RegionTreatment::Apart)].into();
+    let mut split = BlockPolicy::recomputed(Saves::default());
+    split.regions = [(RegionKind::Attention, RegionPolicy::Separate)].into();
     let split = of(split);
     assert_eq!(split.held_bytes, full.held_bytes + stream);
     assert_eq!(split.time, full.time);
     for option in &planner.options()[0] {
-        assert_eq!(cost(block, &option.treatment), option.cost, "{option:?}");
+        assert_eq!(cost(block, &option.block_policy), option.cost, "{option:?}");
     }
 }
 

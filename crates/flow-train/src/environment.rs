@@ -2,7 +2,7 @@
 
 use crate::Registries;
 use burn::tensor::FloatDType;
-use flow_checkpoint::Gauge;
+use flow_checkpoint::MemoryProbe;
 use flow_config::{Config, DType, DeviceKind, GradientStorage};
 use flow_core::{Backends, CoreError, device::ComputeDevice};
 use flow_trainer::setup::Environment;
@@ -85,7 +85,7 @@ pub fn environment<'a>(
 
 /// The pool of a GPU's memory, which is asked after every operation.
 #[cfg(feature = "cuda")]
-fn gpu_gauge(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn Gauge>> {
+fn gpu_gauge(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn MemoryProbe>> {
     let device = device.clone();
     let in_use = move || device.bytes_in_use();
     match config.device.kind {
@@ -96,7 +96,7 @@ fn gpu_gauge(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn Gauge>> 
 
 /// This build opens no GPU.
 #[cfg(not(feature = "cuda"))]
-fn gpu_gauge(_: &Config, _: &ComputeDevice) -> Option<Arc<dyn Gauge>> {
+fn gpu_gauge(_: &Config, _: &ComputeDevice) -> Option<Arc<dyn MemoryProbe>> {
     None
 }
 

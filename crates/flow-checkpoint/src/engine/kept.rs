@@ -1,7 +1,7 @@
 //! Regions that run once: what they keep is the graph of their only run.
 
+use super::counters::{Held, take_all};
 use super::scope::{Entry, Recording, Replaying};
-use super::tally::{Held, take_all};
 use flow_core::autograd::{self, Backward, take_gradient};
 use flow_core::exec::Body;
 use flow_core::tensors::{is_float, leaf, plain, zeros_like};
@@ -51,7 +51,7 @@ pub(super) fn record(
     recording.push(Entry::Kept(Kept {
         kind,
         inputs: leaves,
-        held: recording.tally().hold_all(held),
+        held: recording.counters().hold_all(held),
         outputs,
         params,
         weights,

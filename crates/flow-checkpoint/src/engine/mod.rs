@@ -8,27 +8,27 @@
 //! The first run computes on plain tensors. That gives the bits of a run with a graph since every operation here
 //! computes its forward on plain tensors either way ([`flow_core::op`]).
 
+mod counters;
 mod kept;
 mod scope;
-mod tally;
 
-pub use tally::Counts;
+pub use counters::Counts;
 
-use crate::treatment::{Assignment, BlockTreatment, RegionTreatment};
+use crate::block_policy::{Assignment, BlockPolicy, RegionPolicy};
+use counters::{Counters, Held, take_all};
 use flow_core::autograd::{self, Backward, take_gradient};
 use flow_core::exec::Body;
 use flow_core::tensors::{is_tracked, leaf, plain, shape, zeros_like};
 use flow_core::{Exec, NoCheckpointing, RawTensor, RegionEngine, RegionKind, Site};
-use scope::{Apart, Entry, Memory, Recording, Replaying};
+use scope::{Entry, Memory, Recording, Replaying, Separate};
 use std::sync::{Arc, Mutex};
-use tally::{Held, Tally, take_all};
 
 /// Follows an [`Assignment`].
 #[derive(Debug)]
 pub struct Checkpointing {
     name: String,
     assignment: Assignment,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
 }
 
 impl Checkpointing {
@@ -37,7 +37,7 @@ impl Checkpointing {
         Self {
             name: name.into(),
             assignment,
-            tally: Arc::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -48,7 +48,7 @@ impl Checkpointing {
 
     /// What the engine did, and holds now.
     pub fn counts(&self) -> Counts {
-        self.tally.counts()
+        self.counters.counts()
     }
 }
 
@@ -59,29 +59,29 @@ impl RegionEngine for Checkpointing {
 
     fn run(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
-        let treatment = self.assignment.block(site);
+        let block_policy = self.assignment.block(site);
         let stash = exec.stash().clone();
         let store = stash.as_any();
         if let Some(recording) = store.and_then(|store| store.downcast_ref::<Recording>()) {
-            return self.record_nested(exec, inputs, body, treatment, recording);
+            return self.record_nested(exec, inputs, body, block_policy, recording);
         }
         let replaying: Option<&Replaying> = store.and_then(|store| store.downcast_ref());
         if let Some(replaying) = replaying {
             if !site.effect.may_replay() {
                 return kept::replay(exec, &inputs, replaying.kept(site.kind));
             }
-            if treatment.region(site.kind) == RegionTreatment::Apart {
-                return self.replay_apart(exec, inputs, body, treatment, replaying);
+            if block_policy.region(site.kind) == RegionPolicy::Separate {
+                return self.replay_apart(exec, inputs, body, block_policy, replaying);
             }
         }
         let differentiated = exec.params().is_training() || inputs.iter().any(is_tracked);
-        let again = match (site.kind, treatment.region(site.kind)) {
-            (RegionKind::Block, _) => treatment.recompute,
-            (_, RegionTreatment::Within) => false,
-            (_, RegionTreatment::Apart) => true,
+        let again = match (site.kind, block_policy.region(site.kind)) {
+            (RegionKind::Block, _) => block_policy.recompute,
+            (_, RegionPolicy::Inline) => false,
+            (_, RegionPolicy::Separate) => true,
         };
         if again && differentiated && site.effect.may_replay() {
-            self.segment(exec, inputs, body, treatment)
+            self.segment(exec, inputs, body, block_policy)
         } else {
             NoCheckpointing.run(exec, inputs, body)
         }
@@ -95,23 +95,28 @@ impl Checkpointing {
         exec: &Exec<'_>,
         inputs: Vec<RawTensor>,
         body: Body,
-        treatment: &BlockTreatment,
+        block_policy: &BlockPolicy,
     ) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
         let values: Vec<RawTensor> = inputs.iter().map(plain).collect();
-        let saves = Arc::new(treatment.saves.clone());
-        let recording = Recording::new(saves.clone(), self.tally.clone(), site.kind, exec.stash().clone());
+        let saves = Arc::new(block_policy.saves.clone());
+        let recording = Recording::new(
+            saves.clone(),
+            self.counters.clone(),
+            site.kind,
+            exec.stash().clone(),
+        );
         let params = exec.params().untracked();
         let first = exec.replay(params.clone(), Arc::new(recording.clone()));
         let outputs = body(&first, values.clone());
         self.untracked_only(site, &outputs);
-        self.tally.recorded();
+        self.counters.recorded();
         let pending = Pending {
             memory: recording.finish(),
-            inputs: self.tally.hold_all(values),
+            inputs: self.counters.hold_all(values),
             weights: params.read(),
         };
-        self.bind(exec, &inputs, outputs, body, pending, treatment)
+        self.bind(exec, &inputs, outputs, body, pending, block_policy)
     }
 
     fn untracked_only(&self, site: &Site, outputs: &[RawTensor]) {
@@ -130,15 +135,15 @@ impl Checkpointing {
         outputs: Vec<RawTensor>,
         body: Body,
         pending: Pending,
-        treatment: &BlockTreatment,
+        block_policy: &BlockPolicy,
     ) -> Vec<RawTensor> {
         let leaves = exec.params().leaves_of(&pending.weights);
         let again = Again {
             later: exec.for_backward(),
             site: exec.site().cloned().expect("a region has a site"),
             body,
-            saves: Arc::new(treatment.saves.clone()),
-            tally: self.tally.clone(),
+            saves: Arc::new(block_policy.saves.clone()),
+            counters: self.counters.clone(),
             shapes: outputs.iter().map(shape).collect(),
             pending: Mutex::new(Some(pending)),
         };
@@ -154,14 +159,14 @@ impl Checkpointing {
         exec: &Exec<'_>,
         inputs: Vec<RawTensor>,
         body: Body,
-        treatment: &BlockTreatment,
+        block_policy: &BlockPolicy,
         recording: &Recording,
     ) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
         if !site.effect.may_replay() {
             return kept::record(exec, site.kind, inputs, &body, recording);
         }
-        if treatment.region(site.kind) != RegionTreatment::Apart {
+        if block_policy.region(site.kind) != RegionPolicy::Separate {
             let within = exec.replay(exec.params().clone(), Arc::new(recording.at(site.kind)));
             return body(&within, inputs);
         }
@@ -169,13 +174,13 @@ impl Checkpointing {
         let params = exec.params().untracked();
         let outputs = body(&exec.replay(params.clone(), Arc::new(apart.clone())), inputs);
         self.untracked_only(site, &outputs);
-        self.tally.recorded();
+        self.counters.recorded();
         let weights = params.read();
         // The enclosing region hands on the gradients of these weights, so it must know that they are read.
         exec.params().leaves_of(&weights);
-        recording.push(Entry::Apart(Apart {
+        recording.push(Entry::Separate(Separate {
             kind: site.kind,
-            outputs: self.tally.hold_all(outputs.clone()),
+            outputs: self.counters.hold_all(outputs.clone()),
             weights,
             memory: apart.finish(),
         }));
@@ -188,11 +193,11 @@ impl Checkpointing {
         exec: &Exec<'_>,
         inputs: Vec<RawTensor>,
         body: Body,
-        treatment: &BlockTreatment,
+        block_policy: &BlockPolicy,
         replaying: &Replaying,
     ) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
-        let Entry::Apart(apart) = replaying.next_region(site.kind) else {
+        let Entry::Separate(apart) = replaying.next_region(site.kind) else {
             panic!("region {site} had an effect in the first run and has none now");
         };
         let pending = Pending {
@@ -201,7 +206,7 @@ impl Checkpointing {
             weights: apart.weights,
         };
         let outputs = take_all(apart.outputs);
-        self.bind(exec, &inputs, outputs, body, pending, treatment)
+        self.bind(exec, &inputs, outputs, body, pending, block_policy)
     }
 }
 
@@ -219,8 +224,8 @@ struct Again {
     later: Exec<'static>,
     site: Site,
     body: Body,
-    saves: Arc<crate::treatment::Saves>,
-    tally: Arc<Tally>,
+    saves: Arc<crate::block_policy::Saves>,
+    counters: Arc<Counters>,
     /// Of the outputs.
     shapes: Vec<Vec<usize>>,
     pending: Mutex<Option<Pending>>,
@@ -239,10 +244,10 @@ impl Again {
             memory,
             weights,
         } = pending.unwrap_or_else(|| consumed(&self.site));
-        self.tally.replayed();
+        self.counters.replayed();
         let params = self.later.params().fresh_leaves();
-        let (site, saves, tally) = (self.site.clone(), self.saves.clone(), self.tally.clone());
-        let replaying = Arc::new(Replaying::new(site, saves, tally, memory));
+        let (site, saves, counters) = (self.site.clone(), self.saves.clone(), self.counters.clone());
+        let replaying = Arc::new(Replaying::new(site, saves, counters, memory));
         let inputs: Vec<RawTensor> = take_all(inputs);
         let leaves: Vec<RawTensor> = inputs
             .iter()

@@ -3,9 +3,9 @@
 //!
 //! Blocks that are alike, by the shapes of what enters them and by what they compute, are measured once.
 
-use crate::gauge::Gauge;
-use crate::meter::Clock;
-use crate::treatment::ROUTER;
+use crate::block_policy::ROUTER;
+use crate::memory_probe::MemoryProbe;
+use crate::profiler::Clock;
 use flow_core::autograd::backward_from;
 use flow_core::exec::Body;
 use flow_core::ops::Stash;
@@ -88,7 +88,7 @@ pub struct Profile {
 /// Measures blocks as a model calls them. Its results are plain: one forward pass suffices, and no graph of it is made.
 #[derive(Debug)]
 pub struct Profiler {
-    gauge: Arc<dyn Gauge>,
+    gauge: Arc<dyn MemoryProbe>,
     clock: ClockHolder,
     repeats: usize,
     found: Mutex<Found>,
@@ -176,7 +176,7 @@ impl Stash for Trace {
 
 impl Profiler {
     /// A profiler that takes the least time of `repeats` runs.
-    pub fn new(gauge: Arc<dyn Gauge>, clock: Clock, repeats: usize) -> Self {
+    pub fn new(gauge: Arc<dyn MemoryProbe>, clock: Clock, repeats: usize) -> Self {
         Self {
             gauge,
             clock: ClockHolder(clock),

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use burn::tensor::{Int, Tensor};
-use flow_checkpoint::meter::{Meter, Usage};
+use flow_checkpoint::profiler::{OpProfiler, Usage};
 use flow_checkpoint::{Checkpointing, Policy, ROUTER};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Body;
@@ -135,11 +135,11 @@ fn a_replay_routes_as_the_first_run_did_however_ties_would_fall_the_second_time(
 
 /// Usage of the operations of one pass.
 fn usage(subject: &Subject, policy: &Policy) -> BTreeMap<&'static str, Usage> {
-    let meter = Meter::on_processor();
-    let plan = meter.plan(&plan_of(CpuKernels::default()));
+    let profiler = OpProfiler::on_processor();
+    let plan = profiler.plan(&plan_of(CpuKernels::default()));
     let engine: Arc<Checkpointing> = engine(policy, &*subject.model);
     subject.pass(&with_engine(&plan, &engine), 1);
-    meter.usage()
+    profiler.usage()
 }
 
 #[test]

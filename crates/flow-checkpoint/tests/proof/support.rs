@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 #[cfg(any(feature = "lavapipe", feature = "cuda"))]
 use flow_attention::AttentionRegistry;
 use flow_attention::CpuAttention;
-use flow_checkpoint::{Assignment, BlockTreatment, Checkpointing, Policy, RegionTreatment, Saves};
+use flow_checkpoint::{Assignment, BlockPolicy, Checkpointing, Policy, RegionPolicy, Saves};
 use flow_core::autograd::take_gradient;
 use flow_core::device::ComputeDevice;
 use flow_core::model::{LatentShape, ModelInput, Vocabulary};
@@ -455,24 +455,24 @@ pub fn policies(spec: &ModelSpec) -> Vec<Policy> {
 /// computed again.
 pub fn unusual(model: &dyn FlowModel) -> Vec<Arc<Checkpointing>> {
     let kinds = &model.spec().regions;
-    let mut nested = BlockTreatment::recomputed(Saves::all(["attention"]));
-    nested.regions = (kinds.iter().map(|kind| (*kind, RegionTreatment::Apart))).collect();
-    let treatments = [
+    let mut nested = BlockPolicy::recomputed(Saves::all(["attention"]));
+    nested.regions = (kinds.iter().map(|kind| (*kind, RegionPolicy::Separate))).collect();
+    let block_policies = [
         (
             "regions alone",
-            BlockTreatment::split(Saves::default(), kinds.iter().copied()),
+            BlockPolicy::split(Saves::default(), kinds.iter().copied()),
         ),
         (
             "attention alone",
-            BlockTreatment::split(Saves::all(["linear"]), [RegionKind::Attention]),
+            BlockPolicy::split(Saves::all(["linear"]), [RegionKind::Attention]),
         ),
         ("regions within blocks", nested),
     ];
-    let engine = |(name, treatment): (&str, BlockTreatment)| {
-        let assignment = Assignment::new(&model.spec().stacks, |_, _| treatment.clone());
+    let engine = |(name, block_policy): (&str, BlockPolicy)| {
+        let assignment = Assignment::new(&model.spec().stacks, |_, _| block_policy.clone());
         Arc::new(Checkpointing::new(name, assignment))
     };
-    treatments.into_iter().map(engine).collect()
+    block_policies.into_iter().map(engine).collect()
 }
 
 /// Weights and AdamW's moments.

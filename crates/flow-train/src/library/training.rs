@@ -2,7 +2,7 @@
 
 use super::{Error, compute};
 use crate::Registries;
-use flow_checkpoint::Gauge;
+use flow_checkpoint::MemoryProbe;
 use flow_config::{Config, OnExists};
 use flow_models::Architecture;
 use flow_report::{Continuation, Manifest, Opened, RunDirectory, RunStatus, RunSummary};
@@ -44,7 +44,7 @@ pub struct Training<'a> {
     base: PathBuf,
     registries: Option<&'a Registries>,
     observer: Option<&'a mut dyn Observer>,
-    gauge: Option<Arc<dyn Gauge>>,
+    gauge: Option<Arc<dyn MemoryProbe>>,
 }
 
 impl<'a> Training<'a> {
@@ -80,7 +80,7 @@ impl<'a> Training<'a> {
 
     /// What measures memory on the processor: a [`flow_checkpoint::CountingAllocator`] that the program has as its global
     /// allocator. Without it, `checkpointing.policy = "budget"` is refused there.
-    pub fn gauge(mut self, gauge: Arc<dyn Gauge>) -> Self {
+    pub fn gauge(mut self, gauge: Arc<dyn MemoryProbe>) -> Self {
         self.gauge = Some(gauge);
         self
     }

@@ -29,7 +29,7 @@ use crate::rollout::Sampler;
 use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
 use crate::text::EncodedText;
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
-use flow_checkpoint::{Gauge, Policy as CheckpointPolicy};
+use flow_checkpoint::{MemoryProbe, Policy as CheckpointPolicy};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit, TextConfig};
 use flow_core::{Backends, CallModel, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
@@ -56,7 +56,7 @@ pub struct Environment<'a> {
     /// Folder that relative paths of the config start from.
     pub base: &'a Path,
     /// Measures the device's memory, which a budget of activation checkpointing needs.
-    pub gauge: Option<Arc<dyn Gauge>>,
+    pub gauge: Option<Arc<dyn MemoryProbe>>,
 }
 
 impl Environment<'_> {

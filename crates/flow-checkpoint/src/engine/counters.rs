@@ -24,7 +24,7 @@ pub struct Counts {
 
 /// [`Counts`], shared by an engine and everything that it holds.
 #[derive(Debug, Default)]
-pub(crate) struct Tally(Mutex<Books>);
+pub(crate) struct Counters(Mutex<Books>);
 
 #[derive(Debug, Default)]
 struct Books {
@@ -33,7 +33,7 @@ struct Books {
     buffers: HashMap<usize, (usize, u64)>,
 }
 
-impl Tally {
+impl Counters {
     fn books(&self) -> MutexGuard<'_, Books> {
         self.0.lock().expect("nothing panics while it holds the lock")
     }
@@ -80,7 +80,7 @@ impl Tally {
 #[derive(Debug)]
 pub(crate) struct Held {
     /// The buffer and who counts it.
-    counted: Option<(usize, Arc<Tally>)>,
+    counted: Option<(usize, Arc<Counters>)>,
     tensor: Option<RawTensor>,
 }
 
@@ -106,10 +106,10 @@ pub(crate) fn take_all(held: Vec<Held>) -> Vec<RawTensor> {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let Some((identity, tally)) = &self.counted else {
+        let Some((identity, counters)) = &self.counted else {
             return;
         };
-        let mut books = tally.books();
+        let mut books = counters.books();
         let Some((holders, bytes)) = books.buffers.get_mut(identity) else {
             return;
         };

@@ -93,27 +93,27 @@ impl Saves {
 
 /// What becomes of a region within a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RegionTreatment {
+pub enum RegionPolicy {
     /// The same as of what encloses it.
     #[default]
-    Within,
+    Inline,
     /// It runs again by itself, when backward reaches it. If the block runs again as well, the region's outputs are
     /// kept, and the block's replay takes them instead of running it.
-    Apart,
+    Separate,
 }
 
 /// What becomes of a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BlockTreatment {
+pub struct BlockPolicy {
     /// Whether backward keeps the block's inputs and runs it again, or keeps whatever the operations keep.
     pub recompute: bool,
     /// The results that are kept for whatever runs again.
     pub saves: Saves,
-    /// What becomes of its regions, by kind; those not named are `Within`.
-    pub regions: BTreeMap<RegionKind, RegionTreatment>,
+    /// What becomes of its regions, by kind; those not named are `Inline`.
+    pub regions: BTreeMap<RegionKind, RegionPolicy>,
 }
 
-impl BlockTreatment {
+impl BlockPolicy {
     /// Runs the block again but for what `saves` says.
     pub fn recomputed(saves: Saves) -> Self {
         Self {
@@ -125,7 +125,7 @@ impl BlockTreatment {
 
     /// Keeps the block's operations, but runs each region of `kinds` again by itself.
     pub fn split(saves: Saves, kinds: impl IntoIterator<Item = RegionKind>) -> Self {
-        let apart = kinds.into_iter().map(|kind| (kind, RegionTreatment::Apart));
+        let apart = kinds.into_iter().map(|kind| (kind, RegionPolicy::Separate));
         Self {
             recompute: false,
             saves,
@@ -134,7 +134,7 @@ impl BlockTreatment {
     }
 
     /// What becomes of the regions of `kind`.
-    pub fn region(&self, kind: RegionKind) -> RegionTreatment {
+    pub fn region(&self, kind: RegionKind) -> RegionPolicy {
         self.regions.get(&kind).copied().unwrap_or_default()
     }
 
@@ -144,19 +144,19 @@ impl BlockTreatment {
             || self
                 .regions
                 .values()
-                .any(|treatment| *treatment != RegionTreatment::Within)
+                .any(|block_policy| *block_policy != RegionPolicy::Inline)
     }
 }
 
 /// What becomes of every block of a model, by stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
-    stacks: BTreeMap<String, Vec<BlockTreatment>>,
+    stacks: BTreeMap<String, Vec<BlockPolicy>>,
 }
 
 impl Assignment {
-    /// The treatment of the block at `index` of each of `stacks` (name and number of blocks).
-    pub fn new(stacks: &[(String, usize)], treat: impl Fn(&str, usize) -> BlockTreatment) -> Self {
+    /// The policy of the block at `index` of each of `stacks` (name and number of blocks).
+    pub fn new(stacks: &[(String, usize)], treat: impl Fn(&str, usize) -> BlockPolicy) -> Self {
         let of = |(name, blocks): &(String, usize)| {
             let blocks = (0..*blocks).map(|index| treat(name, index)).collect();
             (name.clone(), blocks)
@@ -166,11 +166,11 @@ impl Assignment {
         }
     }
 
-    /// The treatment of the block at `site`.
+    /// The policy of the block at `site`.
     ///
     /// # Panics
     /// If the assignment was made for a model that declares no such block.
-    pub fn block(&self, site: &Site) -> &BlockTreatment {
+    pub fn block(&self, site: &Site) -> &BlockPolicy {
         let stack = self.stacks.get(&*site.stack);
         let block = stack.and_then(|blocks| blocks.get(site.block));
         block.unwrap_or_else(|| {
@@ -181,8 +181,8 @@ impl Assignment {
         })
     }
 
-    /// Stacks with their blocks' treatments.
-    pub fn stacks(&self) -> impl Iterator<Item = (&str, &[BlockTreatment])> {
+    /// Stacks with their blocks' policies.
+    pub fn stacks(&self) -> impl Iterator<Item = (&str, &[BlockPolicy])> {
         self.stacks
             .iter()
             .map(|(name, blocks)| (name.as_str(), blocks.as_slice()))
@@ -190,6 +190,6 @@ impl Assignment {
 
     /// Whether any block runs again, in whole or in part.
     pub fn recomputes(&self) -> bool {
-        self.stacks.values().flatten().any(BlockTreatment::recomputes)
+        self.stacks.values().flatten().any(BlockPolicy::recomputes)
     }
 }

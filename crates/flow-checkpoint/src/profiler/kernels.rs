@@ -1,7 +1,7 @@
 //! Kernels whose operations are counted and timed.
 
-use super::{Meter, MeteredStash};
-use crate::treatment::{GROUPED_LINEAR, LINEAR};
+use super::{OpProfiler, ProfiledStash};
+use crate::block_policy::{GROUPED_LINEAR, LINEAR};
 use burn::backend::DispatchTensor;
 use flow_core::ops::{
     ExpertOps, FeedForwardWeights, FusedOps, GatedResidual, GroupedWeights, Grouping, KernelOps,
@@ -31,12 +31,12 @@ fn linear_flops(x: &DispatchTensor, weights: &LinearWeights) -> (u64, u64) {
 
 /// Meters what a model asks for; a sampler, a loss, an optimizer and a feature cache get the kernels within.
 #[derive(Debug)]
-pub(super) struct MeteredKernels {
+pub(super) struct ProfiledKernels {
     pub inner: Arc<dyn Kernels>,
-    pub meter: Arc<Meter>,
+    pub profiler: Arc<OpProfiler>,
 }
 
-impl MeteredKernels {
+impl ProfiledKernels {
     fn model(&self) -> &dyn ModelOps {
         self.inner.ops().model
     }
@@ -52,14 +52,14 @@ impl MeteredKernels {
     }
 }
 
-impl LayeredKernels for MeteredKernels {
+impl LayeredKernels for ProfiledKernels {
     fn inner(&self) -> &dyn Kernels {
         &*self.inner
     }
 
     fn around(&self, inner: Arc<dyn Kernels>) -> Arc<dyn Kernels> {
-        let meter = self.meter.clone();
-        Arc::new(Self { inner, meter })
+        let profiler = self.profiler.clone();
+        Arc::new(Self { inner, profiler })
     }
 
     fn ops(&self) -> KernelOps<'_> {
@@ -73,26 +73,26 @@ impl LayeredKernels for MeteredKernels {
     }
 }
 
-impl ExpertOps for MeteredKernels {
+impl ExpertOps for ProfiledKernels {
     /// The whole is `route`, and the choice within it, which may come from the store, `router`.
     fn route(&self, stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
-        let stash = MeteredStash {
+        let stash = ProfiledStash {
             inner: stash,
-            meter: &self.meter,
+            profiler: &self.profiler,
             flops: 0,
         };
-        self.meter.forward("route", 0, || {
+        self.profiler.forward("route", 0, || {
             self.experts().route(&stash, logits, top_k, normalize)
         })
     }
 
     fn group(&self, choices: &RawTensor, experts: usize) -> Grouping {
-        self.meter
+        self.profiler
             .forward("group", 0, || self.experts().group(choices, experts))
     }
 
     fn permute(&self, x: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {
-        self.meter
+        self.profiler
             .whole("permute", || self.experts().permute(x, grouping))
     }
 
@@ -108,18 +108,18 @@ impl ExpertOps for MeteredKernels {
         let product = 2 * (shape(x)[0] * of_expert) as u64;
         let wanted = |tensor: &DispatchTensor| u64::from(is_tracked(tensor));
         let flops = (product, product * (wanted(x) + wanted(&weights.weight)));
-        self.meter.stored(GROUPED_LINEAR, flops, stash, |stash| {
+        self.profiler.stored(GROUPED_LINEAR, flops, stash, |stash| {
             self.experts().grouped_linear(stash, x, grouping, weights)
         })
     }
 
     fn combine(&self, y: &DispatchTensor, weights: &DispatchTensor, grouping: &Grouping) -> DispatchTensor {
-        self.meter
+        self.profiler
             .whole("combine", || self.experts().combine(y, weights, grouping))
     }
 }
 
-impl ModelOps for MeteredKernels {
+impl ModelOps for ProfiledKernels {
     fn linear(
         &self,
         stash: &dyn Stash,
@@ -127,19 +127,19 @@ impl ModelOps for MeteredKernels {
         weights: &LinearWeights,
         activation: Activation,
     ) -> DispatchTensor {
-        self.meter
+        self.profiler
             .stored(LINEAR, linear_flops(x, weights), stash, |stash| {
                 self.model().linear(stash, x, weights, activation)
             })
     }
 
     fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {
-        self.meter
+        self.profiler
             .whole("activation", || self.model().activation(x, activation))
     }
 
     fn modulated_layer_norm(&self, norm: ModulatedNorm<'_>) -> DispatchTensor {
-        self.meter
+        self.profiler
             .whole("modulated_layer_norm", || self.model().modulated_layer_norm(norm))
     }
 
@@ -150,31 +150,31 @@ impl ModelOps for MeteredKernels {
         bias: &DispatchTensor,
         epsilon: f32,
     ) -> DispatchTensor {
-        self.meter
+        self.profiler
             .whole("layer_norm", || self.model().layer_norm(x, weight, bias, epsilon))
     }
 
     fn gated_residual(&self, gated: GatedResidual<'_>, branch: &DispatchTensor) -> DispatchTensor {
-        self.meter
+        self.profiler
             .whole("gated_residual", || self.model().gated_residual(gated, branch))
     }
 
     fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
-        self.meter
+        self.profiler
             .whole("rms_norm", || self.model().rms_norm(x, weight, epsilon))
     }
 
     fn rotary(&self, x: &DispatchTensor, tables: RotaryTables<'_>) -> DispatchTensor {
-        self.meter.whole("rotary", || self.model().rotary(x, tables))
+        self.profiler.whole("rotary", || self.model().rotary(x, tables))
     }
 
     fn embedding(&self, table: &DispatchTensor, index: &RawTensor) -> DispatchTensor {
-        self.meter
+        self.profiler
             .whole("embedding", || self.model().embedding(table, index))
     }
 }
 
-impl FusedOps for MeteredKernels {
+impl FusedOps for ProfiledKernels {
     fn linear_gated_residual(
         &self,
         stash: &dyn Stash,
@@ -182,7 +182,7 @@ impl FusedOps for MeteredKernels {
         x: &DispatchTensor,
         weights: &LinearWeights,
     ) -> DispatchTensor {
-        self.meter.whole("linear_gated_residual", || {
+        self.profiler.whole("linear_gated_residual", || {
             self.fused().linear_gated_residual(stash, gated, x, weights)
         })
     }
@@ -194,7 +194,7 @@ impl FusedOps for MeteredKernels {
         weights: &LinearWeights,
         activation: Activation,
     ) -> DispatchTensor {
-        self.meter.whole("modulated_linear", || {
+        self.profiler.whole("modulated_linear", || {
             self.fused().modulated_linear(stash, norm, weights, activation)
         })
     }
@@ -205,7 +205,7 @@ impl FusedOps for MeteredKernels {
         norm: ModulatedNorm<'_>,
         weights: &[LinearWeights],
     ) -> Vec<DispatchTensor> {
-        self.meter.all("modulated_linears", || {
+        self.profiler.all("modulated_linears", || {
             self.fused().modulated_linears(stash, norm, weights)
         })
     }
@@ -217,7 +217,7 @@ impl FusedOps for MeteredKernels {
         weights: &FeedForwardWeights,
         gate: usize,
     ) -> DispatchTensor {
-        self.meter.whole("modulated_feed_forward", || {
+        self.profiler.whole("modulated_feed_forward", || {
             self.fused().modulated_feed_forward(stash, norm, weights, gate)
         })
     }
@@ -229,7 +229,7 @@ impl FusedOps for MeteredKernels {
         epsilon: f32,
         tables: RotaryTables<'_>,
     ) -> DispatchTensor {
-        self.meter.whole("rms_norm_rotary", || {
+        self.profiler.whole("rms_norm_rotary", || {
             self.fused().rms_norm_rotary(x, weight, epsilon, tables)
         })
     }

@@ -5,7 +5,7 @@
 
 mod kernels;
 
-use crate::treatment::ATTENTION;
+use crate::block_policy::ATTENTION;
 use burn::backend::DispatchTensor;
 use flow_core::autograd::{self, Backward};
 use flow_core::ops::Stash;
@@ -14,7 +14,7 @@ use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, Declined, Kernels, KeyValue,
     RawTensor,
 };
-use kernels::MeteredKernels;
+use kernels::ProfiledKernels;
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -48,7 +48,7 @@ pub struct Event {
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// What went through a metered plan.
-pub struct Meter {
+pub struct OpProfiler {
     clock: Clock,
     after: Option<Arc<dyn Fn() + Send + Sync>>,
     books: Mutex<Books>,
@@ -60,13 +60,13 @@ struct Books {
     events: Vec<Event>,
 }
 
-impl fmt::Debug for Meter {
+impl fmt::Debug for OpProfiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Meter").field("usage", &self.usage()).finish()
     }
 }
 
-impl Meter {
+impl OpProfiler {
     /// A meter with a clock of its own, which waits for the device if that works by itself.
     pub fn with_clock(clock: Clock) -> Arc<Self> {
         Arc::new(Self {
@@ -95,15 +95,15 @@ impl Meter {
     /// `plan` with everything that it computes metered.
     pub fn plan(self: &Arc<Self>, plan: &Backends) -> Backends {
         let kernels = |inner: &Arc<dyn Kernels>| -> Arc<dyn Kernels> {
-            Arc::new(MeteredKernels {
+            Arc::new(ProfiledKernels {
                 inner: inner.clone(),
-                meter: self.clone(),
+                profiler: self.clone(),
             })
         };
         Backends {
-            attention: Arc::new(MeteredAttention {
+            attention: Arc::new(ProfiledAttention {
                 inner: plan.attention.clone(),
-                meter: self.clone(),
+                profiler: self.clone(),
             }),
             kernels: kernels(&plan.kernels),
             block_kernels: plan.block_kernels.as_ref().map(kernels),
@@ -179,9 +179,9 @@ impl Meter {
         stash: &dyn Stash,
         compute: impl FnOnce(&dyn Stash) -> DispatchTensor,
     ) -> DispatchTensor {
-        let stash = MeteredStash {
+        let stash = ProfiledStash {
             inner: stash,
-            meter: self,
+            profiler: self,
             flops: forward,
         };
         let output = compute(&stash);
@@ -198,16 +198,16 @@ impl Meter {
         if !is_tracked(&output) {
             return output;
         }
-        let meter = self.clone();
+        let profiler = self.clone();
         autograd::apply("metered", &[&output], move |values, _| {
             let backward: Backward = Arc::new(move |incoming| {
-                let mut books = meter.books();
+                let mut books = profiler.books();
                 let usage = books.usage.entry(name).or_default();
                 usage.backwards += 1;
                 usage.backward_flops += flops;
                 drop(books);
                 // The operation's own backward comes next; what is there now is what it starts from.
-                if let Some(after) = &meter.after {
+                if let Some(after) = &profiler.after {
                     after();
                 }
                 vec![Some(incoming.gradient().clone())]
@@ -219,16 +219,17 @@ impl Meter {
 
 /// Counts what a store lets be computed.
 #[derive(Debug)]
-struct MeteredStash<'a> {
+struct ProfiledStash<'a> {
     inner: &'a dyn Stash,
-    meter: &'a Meter,
+    profiler: &'a OpProfiler,
     flops: u64,
 }
 
-impl Stash for MeteredStash<'_> {
+impl Stash for ProfiledStash<'_> {
     fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
-        self.inner
-            .through(name, &mut || self.meter.forward(name, self.flops, &mut *compute))
+        self.inner.through(name, &mut || {
+            self.profiler.forward(name, self.flops, &mut *compute)
+        })
     }
 
     fn keeps(&self, name: &'static str) -> bool {
@@ -237,12 +238,12 @@ impl Stash for MeteredStash<'_> {
 }
 
 #[derive(Debug)]
-struct MeteredAttention {
+struct ProfiledAttention {
     inner: Arc<dyn AttentionBackend>,
-    meter: Arc<Meter>,
+    profiler: Arc<OpProfiler>,
 }
 
-impl AttentionBackend for MeteredAttention {
+impl AttentionBackend for ProfiledAttention {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -272,7 +273,7 @@ impl AttentionBackend for MeteredAttention {
         let product = 2 * (call.batch * call.heads * call.queries * call.key_count() * call.head_dim) as u64;
         let mut lse = None;
         let output = self
-            .meter
+            .profiler
             .stored(ATTENTION, (2 * product, 5 * product), stash, |stash| {
                 let attended = self.inner.attend(stash, q, parts, call);
                 let attended = attended.expect("a backend serves what it has a kernel for");

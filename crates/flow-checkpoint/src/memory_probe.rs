@@ -1,6 +1,6 @@
 //! How much memory is in use: what a planner measures with.
 
-use crate::meter::Meter;
+use crate::profiler::OpProfiler;
 use flow_core::Backends;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::{self, Debug};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory of the device that computes.
-pub trait Gauge: Debug + Send + Sync {
+pub trait MemoryProbe: Debug + Send + Sync {
     /// Bytes in use, all that was asked of the device being done.
     fn in_use_bytes(&self) -> u64;
     /// The most bytes that were in use since [`reset_peak`](Self::reset_peak).
@@ -48,7 +48,7 @@ impl Debug for Sampled {
     }
 }
 
-impl Gauge for Sampled {
+impl MemoryProbe for Sampled {
     fn in_use_bytes(&self) -> u64 {
         (self.in_use)()
     }
@@ -67,7 +67,7 @@ impl Gauge for Sampled {
         let sample = Arc::new(move || {
             gauge.peak_bytes();
         });
-        Meter::calling(sample).plan(plan)
+        OpProfiler::calling(sample).plan(plan)
     }
 }
 
@@ -75,7 +75,7 @@ impl Gauge for Sampled {
 /// global allocator; there, the tensors of the CPU backend are counted with everything else.
 ///
 /// ```
-/// use flow_checkpoint::{CountingAllocator, Gauge};
+/// use flow_checkpoint::{CountingAllocator, MemoryProbe};
 ///
 /// #[global_allocator]
 /// static MEMORY: CountingAllocator = CountingAllocator::new();
@@ -112,7 +112,7 @@ impl CountingAllocator {
     }
 }
 
-impl Gauge for CountingAllocator {
+impl MemoryProbe for CountingAllocator {
     fn in_use_bytes(&self) -> u64 {
         self.in_use.load(Ordering::Relaxed)
     }
@@ -126,7 +126,7 @@ impl Gauge for CountingAllocator {
     }
 }
 
-impl Gauge for &CountingAllocator {
+impl MemoryProbe for &CountingAllocator {
     fn in_use_bytes(&self) -> u64 {
         (**self).in_use_bytes()
     }
