@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum Engagement {
     /// A call of the model was answered by the accelerator's implementation.
     CallAnswered,
-    /// A block was not computed for a lane.
+    /// A block was not computed for a trajectory.
     BlockSkipped,
-    /// An attention layer was not computed for a lane.
+    /// An attention layer was not computed for a trajectory.
     AttentionSkipped,
     /// An operation ran on another kernel than without the accelerator.
     KernelReplaced,

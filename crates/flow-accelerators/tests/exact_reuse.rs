@@ -11,7 +11,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallBody, Reusable, RowsBody};
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined, Exec,
-    FlowModel, InferencePass, KeyValue, Lane, ModelInput, ReuseDriver, RowKey, Stage, TrainingPass, Weights,
+    FlowModel, InferencePass, KeyValue, ModelInput, ReuseDriver, RowKey, Stage, TrainingPass, TrajectoryId,
+    Weights,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -44,26 +45,26 @@ fn sample(rollout: &InferencePass<'_>, model: &dyn FlowModel, group: u64, micro_
     let mut latents = Vec::new();
     for batch in samples.chunks(micro_batch) {
         // Conditions are told by the sample's number: members are given that of their group, and the empty one is one.
-        let branches = |of: &dyn Fn(u64, bool) -> u64| -> Vec<Lane> {
+        let branches = |of: &dyn Fn(u64, bool) -> u64| -> Vec<TrajectoryId> {
             let branch = |conditional| {
-                let lane = move |sample: &u64| Lane {
+                let trajectory = move |sample: &u64| TrajectoryId {
                     sample: of(*sample, conditional),
                     conditional,
                 };
-                batch.iter().map(lane)
+                batch.iter().map(trajectory)
             };
             [true, false].into_iter().flat_map(branch).collect()
         };
         let asked = branches(&|sample, conditional| if conditional { sample / group } else { 0 });
         let starts = branches(&|sample, _| sample / group);
-        let lanes = branches(&|sample, _| sample);
+        let trajectories = branches(&|sample, _| sample);
         let mut x: Vec<f32> = batch
             .iter()
             .flat_map(|sample| noise(values, sample / group))
             .collect();
         for step in 0..STEPS {
             let sigma = 1.0 - f64::from(step) / f64::from(STEPS);
-            let key = |(asked, start): (&Lane, &Lane)| RowKey {
+            let key = |(asked, start): (&TrajectoryId, &TrajectoryId)| RowKey {
                 condition: Some([asked.sample as u8, u8::from(asked.conditional)].into()),
                 sigma: Some((sigma as f32).to_bits()),
                 latent: (step <= PARTING).then_some(start.sample),
@@ -72,10 +73,10 @@ fn sample(rollout: &InferencePass<'_>, model: &dyn FlowModel, group: u64, micro_
                 step,
                 steps: STEPS,
                 sigma: Some(sigma),
-                lanes: lanes.clone().into(),
+                trajectories: trajectories.clone().into(),
                 ..CallContext::single(Stage::Rollout)
             };
-            let rows = lanes.len();
+            let rows = trajectories.len();
             let input = ModelInput {
                 x: device.tensor([x.clone(), x.clone()].concat(), [rows, values]),
                 sigma: device.tensor(vec![sigma as f32; rows], [rows]),
@@ -349,7 +350,7 @@ fn a_pass_that_trains_computes_everything_and_gets_every_gradient() {
     let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
     let gradients = |plan: &Arc<Backends>| {
         let pass = TrainingPass::new(&weights, plan.clone(), trained.clone());
-        let lanes = [Lane {
+        let trajectories = [TrajectoryId {
             sample: 0,
             conditional: true,
         }; 2];
@@ -367,7 +368,7 @@ fn a_pass_that_trains_computes_everything_and_gets_every_gradient() {
         let input = ModelInput {
             x: device.tensor([noise(values, 0), noise(values, 0)].concat(), [2, values]),
             sigma: device.tensor(vec![0.5; 2], [2]),
-            condition: condition(&*model, &lanes),
+            condition: condition(&*model, &trajectories),
         };
         let exec = pass.exec(call).with_rows([key.clone(), key].into());
         let v = exec.velocity(&*model, input);

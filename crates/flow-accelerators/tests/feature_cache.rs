@@ -8,8 +8,8 @@ use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::{
-    Backends, CallContext, Exec, FlowModel, InferencePass, Lane, ModelInput, ModelSpec, RegionKind, Stage,
-    VelocityDriver, Weights,
+    Backends, CallContext, Exec, FlowModel, InferencePass, ModelInput, ModelSpec, RegionKind, Stage,
+    TrajectoryId, VelocityDriver, Weights,
 };
 use flow_kernels::CpuKernels;
 use serde_json::{Value, json};
@@ -68,10 +68,10 @@ fn sample(rollout: &InferencePass<'_>, model: &dyn FlowModel) -> Vec<f32> {
 fn sample_in(steps: u32, rollout: &InferencePass<'_>, model: &dyn FlowModel) -> Vec<f32> {
     let device = ComputeDevice::cpu();
     let values = model.spec().latent.values();
-    let lane = |conditional| move |sample| Lane { sample, conditional };
-    let lanes: Vec<Lane> = (0..SAMPLES)
-        .map(lane(true))
-        .chain((0..SAMPLES).map(lane(false)))
+    let trajectory = |conditional| move |sample| TrajectoryId { sample, conditional };
+    let trajectories: Vec<TrajectoryId> = (0..SAMPLES)
+        .map(trajectory(true))
+        .chain((0..SAMPLES).map(trajectory(false)))
         .collect();
     let rows = SAMPLES as usize;
     let mut x: Vec<f32> = (0..SAMPLES)
@@ -83,14 +83,14 @@ fn sample_in(steps: u32, rollout: &InferencePass<'_>, model: &dyn FlowModel) -> 
             step,
             steps,
             sigma: Some(sigma(step)),
-            lanes: lanes.clone().into(),
+            trajectories: trajectories.clone().into(),
             ..CallContext::single(Stage::Rollout)
         };
         let both = [x.clone(), x.clone()].concat();
         let input = ModelInput {
             x: device.tensor(both, [2 * rows, values]),
             sigma: device.tensor(vec![sigma(step) as f32; 2 * rows], [2 * rows]),
-            condition: condition(model, &lanes),
+            condition: condition(model, &trajectories),
         };
         let v: Tensor<2> = rollout.exec(call).velocity(model, input);
         let v = to_host(&v.into_dispatch());

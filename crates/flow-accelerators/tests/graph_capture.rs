@@ -8,8 +8,8 @@ use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::{
-    Backends, CallContext, FlowModel, InferencePass, Kernels, Lane, LayeredKernels, ModelInput, NotRecorded,
-    RawTensor, Recorded, Recorder, Stage, Stopped, TrainingPass, Weights, stopped,
+    Backends, CallContext, FlowModel, InferencePass, Kernels, LayeredKernels, ModelInput, NotRecorded,
+    RawTensor, Recorded, Recorder, Stage, Stopped, TrainingPass, TrajectoryId, Weights, stopped,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -94,8 +94,8 @@ fn captured(manner: Manner, model: &dyn FlowModel) -> Acceleration {
 fn input(model: &dyn FlowModel, batch: usize) -> ModelInput {
     let device = ComputeDevice::cpu();
     let values = model.spec().latent.values();
-    let lanes: Vec<Lane> = (0..batch as u64)
-        .map(|sample| Lane {
+    let trajectories: Vec<TrajectoryId> = (0..batch as u64)
+        .map(|sample| TrajectoryId {
             sample,
             conditional: true,
         })
@@ -103,7 +103,7 @@ fn input(model: &dyn FlowModel, batch: usize) -> ModelInput {
     ModelInput {
         x: device.tensor(noise(batch * values, 5), [batch, values]),
         sigma: device.tensor(vec![0.5; batch], [batch]),
-        condition: condition(model, &lanes),
+        condition: condition(model, &trajectories),
     }
 }
 

@@ -7,7 +7,8 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Backends, CallContext, Condition, FlowModel, InferencePass, Lane, LatentShape, ModelInput, Stage, Weights,
+    Backends, CallContext, Condition, FlowModel, InferencePass, LatentShape, ModelInput, Stage, TrajectoryId,
+    Weights,
 };
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, DitConfig, Position};
@@ -56,14 +57,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut x = vec![0.0f32; 64];
     Stream::new(2, Purpose::InitialNoise).at(0, 0).fill_normal(&mut x);
     for step in 0..STEPS {
-        let lane = Lane {
+        let trajectory = TrajectoryId {
             sample: 0,
             conditional: true,
         };
         let call = CallContext {
             step,
             steps: STEPS,
-            lanes: Arc::from([lane]),
+            trajectories: Arc::from([trajectory]),
             ..CallContext::single(Stage::Rollout)
         };
         let input = ModelInput {

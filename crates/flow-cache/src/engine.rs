@@ -1,12 +1,12 @@
-//! What every cache does, whatever its policy and whatever it answers for: it asks lane by lane, computes the rows that
+//! What every cache does, whatever its policy and whatever it answers for: it asks trajectory by trajectory, computes the rows that
 //! have to be, keeps what they showed, and forecasts the others.
 
 use crate::policy::{Change, Outcome, Policy};
 use crate::round::{Feature, LaneState, Place, Round, Row, Snapshot, conditional, pool, pooled_outcomes};
-use crate::{LaneStore, Moment, Rules, StepOrder};
+use crate::{Moment, Rules, StepOrder, TrajectoryStore};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use flow_core::ops::{PairSums, TensorRow};
-use flow_core::{Exec, FeatureCacheOps, Lane, RawTensor, RowSource};
+use flow_core::{Exec, FeatureCacheOps, RawTensor, RowSource, TrajectoryId};
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
 use std::ops::Range;
@@ -24,8 +24,8 @@ pub struct Tally {
     /// Rows that were answered.
     pub answered: u64,
     /// At the last step, and where the steps of a window begin that are left alone: the relative error of the final latent that
-    /// is predicted of the answers so far, or since such steps, for each lane, by policies that predict one. A lane's add up.
-    pub predicted: Vec<(Lane, f64)>,
+    /// is predicted of the answers so far, or since such steps, for each trajectory, by policies that predict one. A trajectory's add up.
+    pub predicted: Vec<(TrajectoryId, f64)>,
 }
 
 impl Tally {
@@ -43,10 +43,10 @@ pub(crate) struct Engine<P: Policy> {
     pub policy: P,
     pub rules: Rules,
     on_call: OnCall,
-    kept: Mutex<HashMap<Place, Lanes<P>>>,
+    kept: Mutex<HashMap<Place, Trajectories<P>>>,
 }
 
-type Lanes<P> = LaneStore<LaneState<<P as Policy>::State>>;
+type Trajectories<P> = TrajectoryStore<LaneState<<P as Policy>::State>>;
 
 impl<P: Policy> Debug for Engine<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,24 +68,24 @@ impl<P: Policy> Engine<P> {
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, HashMap<Place, Lanes<P>>> {
+    fn kept(&self) -> MutexGuard<'_, HashMap<Place, Trajectories<P>>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether this call is to be computed as if there were no cache: it belongs to no trajectory, or its step is
-    /// stochastic and the rules leave such steps alone. What was kept of its lanes is then dropped.
+    /// stochastic and the rules leave such steps alone. What was kept of its trajectories is then dropped.
     pub fn stands_aside(&self, exec: &Exec<'_>, place: &Place) -> bool {
         let call = exec.call();
         let outside = self.rules.outside_sde_window && call.stochastic;
         // What answers before the window were predicted to do is done, whatever comes after it.
         let mut predicted = Vec::new();
         if outside && let Some(store) = self.kept().get_mut(place) {
-            for lane in call.lanes.iter() {
-                let states = store.forget(*lane);
+            for trajectory in call.trajectories.iter() {
+                let states = store.forget(*trajectory);
                 let errors = states
                     .iter()
                     .filter_map(|state| self.policy.predicted_error(&state.policy));
-                predicted.extend(errors.map(|error| (*lane, error)));
+                predicted.extend(errors.map(|error| (*trajectory, error)));
             }
         }
         if !predicted.is_empty() {
@@ -97,46 +97,50 @@ impl<P: Policy> Engine<P> {
                 predicted,
             });
         }
-        outside || call.lanes.is_empty()
+        outside || call.trajectories.is_empty()
     }
 
-    /// Takes the lanes of a call out of the store and decides about each. `probe` has the batch as its first axis.
+    /// Takes the trajectories of a call out of the store and decides about each. `probe` has the batch as its first axis.
     ///
     /// # Panics
-    /// With [`StepOrder`] if the steps of a lane do not come once and in order.
+    /// With [`StepOrder`] if the steps of a trajectory do not come once and in order.
     pub fn open(&self, exec: &Exec<'_>, place: Place, probe: Option<&RawTensor>) -> Round<P::State> {
         let call = exec.call();
-        let (moment, lanes) = (Moment::of(call), &call.lanes);
+        let (moment, trajectories) = (Moment::of(call), &call.trajectories);
         let states: Result<Vec<_>, StepOrder> = {
             let mut kept = self.kept();
             let store = kept.entry(place.clone()).or_default();
-            let take = |lane: &Lane| {
-                let taken = store.take(call.iteration, *lane, 0, call.step)?;
+            let take = |trajectory: &TrajectoryId| {
+                let taken = store.take(call.iteration, *trajectory, 0, call.step)?;
                 match taken {
                     // A layer is not asked where its block is answered for.
                     Some((after, _)) if after + 1 != call.step && !matches!(place, Place::Layer(_)) => {
-                        let (lane, step) = (*lane, call.step);
-                        Err(StepOrder { lane, after, step })
+                        let (trajectory, step) = (*trajectory, call.step);
+                        Err(StepOrder {
+                            trajectory,
+                            after,
+                            step,
+                        })
                     }
                     taken => Ok(taken),
                 }
             };
-            lanes.iter().map(take).collect()
+            trajectories.iter().map(take).collect()
         };
         let states = states.unwrap_or_else(|error| panic!("{error}"));
         let mut rows: Vec<Row<P::State>> = (states.into_iter().enumerate())
             .map(|(row, taken)| {
                 let state = taken.map(|(_, state)| state).unwrap_or_default();
-                let lane = lanes[row];
-                let other = Lane {
-                    conditional: !lane.conditional,
-                    ..lane
+                let trajectory = trajectories[row];
+                let other = TrajectoryId {
+                    conditional: !trajectory.conditional,
+                    ..trajectory
                 };
                 Row {
-                    has_partner: lanes.contains(&other),
+                    has_partner: trajectories.contains(&other),
                     since_previous: None,
                     since_computed: None,
-                    lane,
+                    trajectory,
                     state,
                     answered: false,
                     weights: Vec::new(),
@@ -155,11 +159,16 @@ impl<P: Policy> Engine<P> {
             pool(&mut rows, |row| &mut row.since_previous);
             pool(&mut rows, |row| &mut row.since_computed);
         }
-        // Conditional lanes first: the others may follow them.
-        let order = |conditional| (0..lanes.len()).filter(move |row| lanes[*row].conditional == conditional);
+        // Conditional trajectories first: the others may follow them.
+        let order = |conditional| {
+            (0..trajectories.len()).filter(move |row| trajectories[*row].conditional == conditional)
+        };
         for index in order(true).chain(order(false)).collect::<Vec<_>>() {
-            let leader = (self.policy.follows_conditional() && !lanes[index].conditional)
-                .then(|| rows.iter().find(|row| row.lane == conditional(lanes[index])))
+            let leader = (self.policy.follows_conditional() && !trajectories[index].conditional)
+                .then(|| {
+                    rows.iter()
+                        .find(|row| row.trajectory == conditional(trajectories[index]))
+                })
                 .flatten()
                 .map(|row| row.answered);
             self.decide(&place, moment, &mut rows[index], leader);
@@ -222,10 +231,10 @@ impl<P: Policy> Engine<P> {
         base: Option<&[RawTensor]>,
     ) {
         let computed = round.computed();
-        let keeps = |lane: &Lane| self.policy.keeps(lane);
+        let keeps = |trajectory: &TrajectoryId| self.policy.keeps(trajectory);
         // Of the computed rows those that are kept, and where they are in the batch.
         let kept: Vec<usize> = (0..computed.len())
-            .filter(|at| keeps(&round.rows[computed[*at]].lane))
+            .filter(|at| keeps(&round.rows[computed[*at]].trajectory))
             .collect();
         let of_batch: Vec<usize> = kept.iter().map(|at| computed[*at]).collect();
         let mut snapshots: Vec<Vec<Snapshot>> = computed.iter().map(|_| Vec::new()).collect();
@@ -285,7 +294,7 @@ impl<P: Policy> Engine<P> {
             outcomes = (0..computed.len()).map(outcome).collect();
             if self.rules.per_batch {
                 let branch: Vec<bool> = (computed.iter())
-                    .map(|row| round.rows[*row].lane.conditional)
+                    .map(|row| round.rows[*row].trajectory.conditional)
                     .collect();
                 outcomes = pooled_outcomes(&outcomes, &branch);
             }
@@ -356,13 +365,13 @@ impl<P: Policy> Engine<P> {
         (changes, forecasts.iter().map(error).collect())
     }
 
-    /// Puts the lanes back, and tells how many rows were answered, each for `blocks`.
+    /// Puts the trajectories back, and tells how many rows were answered, each for `blocks`.
     pub fn close(&self, exec: &Exec<'_>, round: Round<P::State>, blocks: Range<usize>) {
         let call = exec.call();
         let last = call.step + 1 == call.steps;
         let predicted = |row: &Row<P::State>| {
             let error = self.policy.predicted_error(&row.state.policy)?;
-            Some((row.lane, error))
+            Some((row.trajectory, error))
         };
         let predicted = round.rows.iter().filter(|_| last).filter_map(predicted).collect();
         let tally = Tally {
@@ -378,7 +387,7 @@ impl<P: Policy> Engine<P> {
             row.state.answered += u32::from(row.answered);
             // Nothing of a trajectory outlives it.
             if call.step + 1 < call.steps {
-                store.put(call.iteration, row.lane, 0, call.step, row.state);
+                store.put(call.iteration, row.trajectory, 0, call.step, row.state);
             }
         }
         drop(kept);
@@ -404,8 +413,8 @@ impl<P: Policy> Engine<P> {
         } else if computed.is_empty() {
             Vec::new()
         } else {
-            let lanes = computed.iter().map(|row| round.rows[*row].lane).collect();
-            compute(&exec.on_lanes(lanes), Some(&computed))
+            let trajectories = computed.iter().map(|row| round.rows[*row].trajectory).collect();
+            compute(&exec.on_trajectories(trajectories), Some(&computed))
         };
         if !computed.is_empty() {
             self.learn(ops, &mut round, &outputs, base);

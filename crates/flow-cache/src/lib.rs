@@ -6,11 +6,11 @@ mod drivers;
 mod engine;
 mod exact;
 mod forecast;
-mod lanes;
 mod policies;
 mod policy;
 mod round;
 mod rules;
+mod trajectories;
 
 pub use drivers::{
     GuidanceCache, LayerCache, LayerPolicy, MagnitudeRatios, SignalChanges, StackCache, StackPolicy,
@@ -19,7 +19,6 @@ pub use drivers::{
 pub use engine::{OnCall, Tally};
 pub use exact::{ExactReuse, OnReused, Reused};
 pub use forecast::Forecast;
-pub use lanes::{LaneStore, StepOrder};
 pub use policies::{
     Auto, AutoState, DbCache, DbCacheState, EasyCache, EasyCacheState, FasterAttention, FasterGuidance,
     FirstBlock, GuidanceState, MagCache, MagCacheState, Mask, PublishedMask, Pyramid, StepMask, TaylorSeer,
@@ -27,6 +26,7 @@ pub use policies::{
 };
 pub use policy::{Change, Compares, Outcome, Policy, Situation};
 pub use rules::{Moment, Rules};
+pub use trajectories::{StepOrder, TrajectoryStore};
 
 use flow_core::{RunAllBlocks, StackDriver};
 use std::sync::Arc;

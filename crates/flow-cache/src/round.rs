@@ -1,10 +1,10 @@
-//! A call, decided about: its rows, what is kept of their lanes, and the forecasts of those that are answered.
+//! A call, decided about: its rows, what is kept of their trajectories, and the forecasts of those that are answered.
 
 use crate::Moment;
 use crate::policy::{Change, Outcome, Situation};
 use burn::backend::TensorMetadata;
 use flow_core::ops::TensorRow;
-use flow_core::{AttentionLayer, FeatureCacheOps, Lane, RawTensor, RowSource};
+use flow_core::{AttentionLayer, FeatureCacheOps, RawTensor, RowSource, TrajectoryId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(crate) enum Place {
     Velocity,
 }
 
-/// What is kept of a lane at a place.
+/// What is kept of a trajectory at a place.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LaneState<S> {
     pub policy: S,
@@ -42,7 +42,7 @@ pub(crate) struct Snapshot {
     pub features: Vec<Feature>,
 }
 
-/// A row of a tensor that several lanes may share, which lives until the last of them has let go of it.
+/// A row of a tensor that several trajectories may share, which lives until the last of them has let go of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Feature {
     tensor: Arc<RawTensor>,
@@ -87,7 +87,7 @@ impl Feature {
 
 /// A row of a call, decided about.
 pub(crate) struct Row<S> {
-    pub lane: Lane,
+    pub trajectory: TrajectoryId,
     pub state: LaneState<S>,
     pub answered: bool,
     pub has_partner: bool,
@@ -97,7 +97,7 @@ pub(crate) struct Row<S> {
 }
 
 /// A call, decided about. What it took out of the store comes back with [`Engine::close`]; after a panic in between
-/// nothing is kept of its lanes.
+/// nothing is kept of its trajectories.
 pub(crate) struct Round<S> {
     pub place: Place,
     pub moment: Moment,
@@ -108,7 +108,7 @@ impl<S> Row<S> {
     pub fn situation<'a>(&self, place: &'a Place, moment: Moment) -> Situation<'a> {
         Situation {
             moment,
-            lane: self.lane,
+            trajectory: self.trajectory,
             layer: match place {
                 Place::Layer(layer) => Some(layer),
                 _ => None,
@@ -141,9 +141,9 @@ impl<S> Round<S> {
     }
 
     /// Whether all rows of which something is kept are computed, and were at the same steps before, with this batch: then what is
-    /// kept of them is rows of one tensor. Lanes that part later keep what they share until each has computed anew.
-    pub fn is_in_step(&self, kept: impl Fn(&Lane) -> bool) -> bool {
-        let mut rows = self.rows.iter().filter(|row| kept(&row.lane)).peekable();
+    /// kept of them is rows of one tensor. Trajectories that part later keep what they share until each has computed anew.
+    pub fn is_in_step(&self, kept: impl Fn(&TrajectoryId) -> bool) -> bool {
+        let mut rows = self.rows.iter().filter(|row| kept(&row.trajectory)).peekable();
         let Some(first) = rows.peek().copied() else {
             return false;
         };
@@ -190,10 +190,10 @@ impl<S> Round<S> {
     }
 }
 
-pub(crate) fn conditional(lane: Lane) -> Lane {
-    Lane {
+pub(crate) fn conditional(trajectory: TrajectoryId) -> TrajectoryId {
+    TrajectoryId {
         conditional: true,
-        ..lane
+        ..trajectory
     }
 }
 
@@ -201,7 +201,7 @@ pub(crate) fn conditional(lane: Lane) -> Lane {
 pub(crate) fn pool<S>(rows: &mut [Row<S>], of: impl Fn(&mut Row<S>) -> &mut Option<Change>) {
     for branch in [true, false] {
         let mut mine: Vec<&mut Option<Change>> = (rows.iter_mut())
-            .filter(|row| row.lane.conditional == branch)
+            .filter(|row| row.trajectory.conditional == branch)
             .map(&of)
             .collect();
         let sum = (mine.iter()).try_fold(Change::default(), |sum, change| Some(sum + (**change)?));

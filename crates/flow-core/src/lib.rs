@@ -25,8 +25,8 @@ pub use device::graph::{NotRecorded, Recorded, Recorder};
 pub use error::CoreError;
 pub use exec::{
     AttentionKind, AttentionLayer, Backends, Block, CallContext, CallModel, ComputeAllLayers, DependsOn,
-    Effect, Exec, FlowModel, InferencePass, Lane, LayerBody, LayerDriver, NoCheckpointing, NoReuse,
-    RegionEngine, ReuseDriver, RowKey, RunAllBlocks, Site, Stack, StackDriver, Stage, TrainingPass,
+    Effect, Exec, FlowModel, InferencePass, LayerBody, LayerDriver, NoCheckpointing, NoReuse, RegionEngine,
+    ReuseDriver, RowKey, RunAllBlocks, Site, Stack, StackDriver, Stage, TrainingPass, TrajectoryId,
     VelocityDriver,
 };
 pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};

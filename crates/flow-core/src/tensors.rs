@@ -144,7 +144,7 @@ pub fn copy_again(copy: &mut RawTensor, of: &RawTensor) {
 /// A fixed tuple of tensors, erased to a list and back.
 ///
 /// Every tensor that crosses a block's edge has the batch as its first axis, so that a feature cache may gather and
-/// scatter lanes without knowing the model.
+/// scatter trajectories without knowing the model.
 pub trait Tensors: Sized + Clone + Send + 'static {
     /// The tensors in order.
     fn split(self) -> Vec<DispatchTensor>;

@@ -16,7 +16,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-/// 12 samples of 2 blocks in 5 steps, without guidance: one lane per sample.
+/// 12 samples of 2 blocks in 5 steps, without guidance: one trajectory per sample.
 const CONFIG: &str = r#"
 config_version = 1
 [run]

@@ -239,8 +239,8 @@ impl Into<'_> {
         let meter = self.target.meter.clone();
         Box::new(move |tally| {
             meter.count(what, tally.skipped());
-            for (lane, error) in &tally.predicted {
-                meter.predict(lane.sample, *error);
+            for (trajectory, error) in &tally.predicted {
+                meter.predict(trajectory.sample, *error);
             }
             // Of a step that is left alone there is no share.
             if tally.rows == 0 {

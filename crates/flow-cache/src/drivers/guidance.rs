@@ -8,7 +8,7 @@ use crate::{FasterGuidance, Policy, Rules};
 use burn::tensor::Tensor;
 use flow_core::ops::TensorRow;
 use flow_core::tensors::{is_tracked, select_rows};
-use flow_core::{Exec, FlowModel, Lane, ModelInput, VelocityDriver};
+use flow_core::{Exec, FlowModel, ModelInput, TrajectoryId, VelocityDriver};
 
 /// The driver of [`FasterGuidance`]. Lives as long as one rollout.
 ///
@@ -44,16 +44,17 @@ impl VelocityDriver for GuidanceCache {
         let output = if computed.len() == count {
             model.velocity(exec, input)
         } else {
-            let lanes = computed.iter().map(|row| round.rows[*row].lane).collect();
-            model.velocity(&exec.on_lanes(lanes), input.rows(&computed))
+            let trajectories = computed.iter().map(|row| round.rows[*row].trajectory).collect();
+            model.velocity(&exec.on_trajectories(trajectories), input.rows(&computed))
         };
         let output_tensor = output.clone().into_dispatch();
         // Conditional rows are always computed, so the other branch of a row is among the computed ones if in the call.
-        let lanes: Vec<Lane> = computed.iter().map(|row| round.rows[*row].lane).collect();
-        let leader = |lane| lanes.iter().position(|of| *of == conditional(lane));
+        let trajectories: Vec<TrajectoryId> =
+            computed.iter().map(|row| round.rows[*row].trajectory).collect();
+        let leader = |trajectory| trajectories.iter().position(|of| *of == conditional(trajectory));
         let moment = round.moment;
-        let partners: Vec<Option<usize>> = (lanes.iter())
-            .map(|lane| leader(*lane).filter(|_| !lane.conditional))
+        let partners: Vec<Option<usize>> = (trajectories.iter())
+            .map(|trajectory| leader(*trajectory).filter(|_| !trajectory.conditional))
             .collect();
         let pair = |(index, partner): (usize, &Option<usize>)| {
             Some(((&output_tensor, index), (&output_tensor, (*partner)?)))
@@ -78,7 +79,7 @@ impl VelocityDriver for GuidanceCache {
             // An answer is added to what the conditional branch of its sample came to.
             let of = |(index, row): (usize, &Row<_>)| match computed.binary_search(&index) {
                 Ok(place) => place,
-                Err(_) => leader(row.lane).expect("a branch is answered only beside the other one"),
+                Err(_) => leader(row.trajectory).expect("a branch is answered only beside the other one"),
             };
             let base: Vec<usize> = round.rows.iter().enumerate().map(of).collect();
             let base = select_rows(&output_tensor, &base);

@@ -11,7 +11,8 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Body, RegionEngine};
 use flow_core::{
-    Backends, CallContext, Condition, Exec, InferencePass, Lane, ModelInput, RegionKind, Stage, Weights,
+    Backends, CallContext, Condition, Exec, InferencePass, ModelInput, RegionKind, Stage, TrajectoryId,
+    Weights,
 };
 use flow_kernels::CpuKernels;
 use flow_models::Architecture;
@@ -126,7 +127,7 @@ impl Fixture {
         let mut x = self.tensors["x0"].clone();
         for step in 0..sigmas.len() - 1 {
             let mut velocity = |branch: &'static str| {
-                let lane = |sample| Lane {
+                let trajectory = |sample| TrajectoryId {
                     sample,
                     conditional: branch == "cond",
                 };
@@ -135,7 +136,7 @@ impl Fixture {
                     steps: sigmas.len() as u32 - 1,
                     // The last digits are f32's, of a shift of the schedule; the timestep that diffusers compares is 100.
                     sigma: Some((sigmas[step] * 1e6).round() / 1e6),
-                    lanes: Arc::from([lane(0), lane(1)]),
+                    trajectories: Arc::from([trajectory(0), trajectory(1)]),
                     ..CallContext::single(Stage::Rollout)
                 };
                 let input = ModelInput {

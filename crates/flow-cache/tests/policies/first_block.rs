@@ -9,7 +9,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::Stack;
 use flow_core::params::LayoutBuilder;
 use flow_core::{
-    Backends, CallContext, Exec, InferencePass, Init, Lane, ParamLayout, StackDriver, Stage, Weights,
+    Backends, CallContext, Exec, InferencePass, Init, ParamLayout, StackDriver, Stage, TrajectoryId, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,7 +92,7 @@ impl Bench {
     fn step(&self, step: u32, stochastic: bool, samples: &[(u64, f32, f32)]) -> Vec<f32> {
         let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
         let rollout = InferencePass::new(&self.weights, Arc::new(plan));
-        let lane = |sample: &(u64, f32, f32)| Lane {
+        let trajectory = |sample: &(u64, f32, f32)| TrajectoryId {
             sample: sample.0,
             conditional: true,
         };
@@ -100,7 +100,7 @@ impl Bench {
             step,
             steps: 8,
             stochastic,
-            lanes: samples.iter().map(lane).collect(),
+            trajectories: samples.iter().map(trajectory).collect(),
             ..CallContext::single(Stage::Rollout)
         };
         let tensor = |value: fn(&(u64, f32, f32)) -> f32| {

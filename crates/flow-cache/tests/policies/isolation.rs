@@ -1,7 +1,7 @@
 //! What the originals get wrong around their policies: batch-mates, second batches, second models, errors, repeated
 //! steps. None of it may show here, whatever the policy.
 
-use crate::toy::{Run, Toy, lane};
+use crate::toy::{Run, Toy, trajectory};
 use flow_cache::{
     Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, GuidanceCache,
     LayerCache, MagCache, Mask, PublishedMask, Pyramid, Rules, StackCache, StepMask, TaylorSeer, TeaCache,
@@ -181,7 +181,7 @@ fn trajectories(
         for batch in batches(step) {
             let row = |conditional| {
                 let latents = &latents;
-                move |sample: &u64| (lane(*sample, conditional), latents[sample].clone())
+                move |sample: &u64| (trajectory(*sample, conditional), latents[sample].clone())
             };
             let rows: Vec<_> = batch
                 .iter()
@@ -274,8 +274,8 @@ fn an_evaluation_between_steps_and_a_second_model_do_not_show() {
         let ((_, first), (_, second)) = (run(), run());
         let (one, other) = (toy(), Toy::new(3, [5, 2], |sigma, token| sigma - token as f32));
         let found = trajectories(&first, &one, &samples, |step| {
-            // The same lanes and steps in a run without a cache, and in another model with its own.
-            let rows = [(lane(1, true), start(1)), (lane(1, false), start(1))];
+            // The same trajectories and steps in a run without a cache, and in another model with its own.
+            let rows = [(trajectory(1, true), start(1)), (trajectory(1, false), start(1))];
             plain.call(&one, step, sigma(step), false, &rows);
             second.call(&other, step, sigma(step), false, &rows);
             vec![vec![1, 2]]
@@ -294,7 +294,7 @@ fn an_error_in_mid_rollout_leaves_nothing_behind() {
         // Fails in the first step after the first in which anything is computed, half-way through the blocks.
         let fails = (0..STEPS).any(|step| {
             model.counts.fails.store(step > 0, Ordering::Relaxed);
-            let row = [(lane(1, true), start(1)), (lane(1, false), start(1))];
+            let row = [(trajectory(1, true), start(1)), (trajectory(1, false), start(1))];
             catch_unwind(AssertUnwindSafe(|| {
                 run.call(&model, step, sigma(step), false, &row)
             }))
@@ -313,7 +313,10 @@ fn an_error_in_mid_rollout_leaves_nothing_behind() {
 
 #[test]
 fn steps_that_repeat_go_back_or_are_left_out_are_an_error() {
-    let row = [(lane(1, true), vec![1.0; 10]), (lane(1, false), vec![1.0; 10])];
+    let row = [
+        (trajectory(1, true), vec![1.0; 10]),
+        (trajectory(1, false), vec![1.0; 10]),
+    ];
     for (step, said) in [
         (1, "is at step 1 after step 1"),
         (0, "at step 0 after step 1"),
@@ -349,7 +352,7 @@ fn outside_the_window_a_stochastic_step_is_the_plain_computation_under_every_pol
         let (model, plain) = (toy(), Run::plain(STEPS));
         for step in 0..STEPS {
             let x = vec![1.0 + 0.01 * step as f32; 10];
-            let rows = [(lane(1, true), x.clone()), (lane(1, false), x)];
+            let rows = [(trajectory(1, true), x.clone()), (trajectory(1, false), x)];
             let stochastic = window.contains(&step);
             let before = run.skipped();
             let found = run.call(&model, step, sigma(step), stochastic, &rows);

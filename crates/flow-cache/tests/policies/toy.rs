@@ -7,8 +7,8 @@ use flow_core::cpu::{read_ints, to_host};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{AttentionKind, Block};
 use flow_core::{
-    Backends, CallContext, Condition, Exec, FlowModel, InferencePass, Kernels, Lane, LatentShape, ModelInput,
-    ModelSpec, ParamLayout, RegionKind, Stage, Weights,
+    Backends, CallContext, Condition, Exec, FlowModel, InferencePass, Kernels, LatentShape, ModelInput,
+    ModelSpec, ParamLayout, RegionKind, Stage, TrajectoryId, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::fmt::{self, Debug};
@@ -147,14 +147,14 @@ impl FlowModel for Toy {
     }
 }
 
-/// Rows of a call: the lane and its latent.
-pub type Rows<'a> = &'a [(Lane, Vec<f32>)];
+/// Rows of a call: the trajectory and its latent.
+pub type Rows<'a> = &'a [(TrajectoryId, Vec<f32>)];
 
-pub fn lane(sample: u64, conditional: bool) -> Lane {
-    Lane { sample, conditional }
+pub fn trajectory(sample: u64, conditional: bool) -> TrajectoryId {
+    TrajectoryId { sample, conditional }
 }
 
-/// A rollout with the drivers of a plan. The token of a conditional lane is its sample, of the others -1.
+/// A rollout with the drivers of a plan. The token of a conditional trajectory is its sample, of the others -1.
 pub struct Run {
     plan: Arc<Backends>,
     weights: Weights,
@@ -223,10 +223,16 @@ impl Run {
             steps: self.steps,
             sigma: Some(sigma),
             stochastic,
-            lanes: rows.iter().map(|(lane, _)| *lane).collect(),
+            trajectories: rows.iter().map(|(trajectory, _)| *trajectory).collect(),
             ..CallContext::single(Stage::Rollout)
         };
-        let token = |(lane, _): &(Lane, Vec<f32>)| if lane.conditional { lane.sample as i64 } else { -1 };
+        let token = |(trajectory, _): &(TrajectoryId, Vec<f32>)| {
+            if trajectory.conditional {
+                trajectory.sample as i64
+            } else {
+                -1
+            }
+        };
         let input = ModelInput {
             x: device.tensor(
                 rows.iter().flat_map(|(_, x)| x.clone()).collect(),
@@ -248,7 +254,7 @@ impl Run {
 
     /// One deterministic row: the first value of its velocity.
     pub fn one(&self, model: &dyn FlowModel, step: u32, sigma: f64, x: f32) -> f32 {
-        let row = (lane(1, true), vec![x; model.spec().latent.values()]);
+        let row = (trajectory(1, true), vec![x; model.spec().latent.values()]);
         self.call(model, step, sigma, false, &[row])[0][0]
     }
 }

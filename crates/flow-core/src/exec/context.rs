@@ -1,6 +1,6 @@
 //! The execution context: the weights, the implementations and the place of one call.
 
-use super::{Backends, CallContext, Lane, RowKey, Site};
+use super::{Backends, CallContext, RowKey, Site, TrajectoryId};
 use crate::ops::{Compute, Kernels, Stash};
 use crate::params::ParamView;
 use std::marker::PhantomData;
@@ -47,7 +47,7 @@ impl<'w> Exec<'w> {
         &**of_blocks.unwrap_or(&self.backends.kernels)
     }
 
-    /// Stage, step and lanes of this call.
+    /// Stage, step and trajectories of this call.
     pub fn call(&self) -> &CallContext {
         &self.call
     }
@@ -89,25 +89,30 @@ impl<'w> Exec<'w> {
         &self.rows
     }
 
-    /// The same call for some lanes of its batch only: how a stack driver runs a block for part of the lanes.
-    pub fn on_lanes(&self, lanes: Arc<[Lane]>) -> Exec<'w> {
-        let row_of = |lane: &Lane| self.call.lanes.iter().position(|of| of == lane);
-        let keys = lanes.iter().map(|lane| self.rows.get(row_of(lane)?).cloned());
-        // Nothing is known of a lane that the call does not have.
+    /// The same call for some trajectories of its batch only: how a stack driver runs a block for part of the trajectories.
+    pub fn on_trajectories(&self, trajectories: Arc<[TrajectoryId]>) -> Exec<'w> {
+        let row_of =
+            |trajectory: &TrajectoryId| self.call.trajectories.iter().position(|of| of == trajectory);
+        let keys = trajectories
+            .iter()
+            .map(|trajectory| self.rows.get(row_of(trajectory)?).cloned());
+        // Nothing is known of a trajectory that the call does not have.
         let rows: Option<Vec<RowKey>> = keys.collect();
-        self.part_of_call(lanes, rows.unwrap_or_default())
+        self.part_of_call(trajectories, rows.unwrap_or_default())
     }
 
     /// The same call for some rows of its batch only, in the order asked for.
     pub fn on_rows(&self, rows: &[usize]) -> Exec<'w> {
-        let lanes = rows.iter().filter_map(|row| self.call.lanes.get(*row).copied());
+        let trajectories = rows
+            .iter()
+            .filter_map(|row| self.call.trajectories.get(*row).copied());
         let keys = rows.iter().filter_map(|row| self.rows.get(*row).cloned());
-        self.part_of_call(lanes.collect(), keys.collect())
+        self.part_of_call(trajectories.collect(), keys.collect())
     }
 
-    fn part_of_call(&self, lanes: Arc<[Lane]>, rows: Vec<RowKey>) -> Exec<'w> {
+    fn part_of_call(&self, trajectories: Arc<[TrajectoryId]>, rows: Vec<RowKey>) -> Exec<'w> {
         let call = CallContext {
-            lanes,
+            trajectories,
             ..(*self.call).clone()
         };
         Exec {

@@ -16,7 +16,7 @@ mod session;
 
 pub use crate::model::RegionKind;
 pub use backends::Backends;
-pub use call::{CallContext, Lane, Stage};
+pub use call::{CallContext, Stage, TrajectoryId};
 pub use context::Exec;
 pub use experts::{ExpertLayer, Routing};
 pub use hooks::{

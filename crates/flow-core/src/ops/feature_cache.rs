@@ -1,7 +1,7 @@
 //! Operations of a feature cache, each of which is one kernel: putting answers together, keeping features, comparing.
 //!
-//! A cache holds what it keeps by lane, as rows of tensors: of one `[B, …]` as long as all lanes of a call are kept at the same
-//! steps, else of `[1, …]`, one per lane, wherever they lie in memory. So every operation here takes lists of rows. The rows
+//! A cache holds what it keeps by trajectory, as rows of tensors: of one `[B, …]` as long as all trajectories of a call are kept at the same
+//! steps, else of `[1, …]`, one per trajectory, wherever they lie in memory. So every operation here takes lists of rows. The rows
 //! that must be computed are gathered by [`select_rows`](crate::tensors::select_rows).
 //!
 //! What a device must implement, and the bits it owes:

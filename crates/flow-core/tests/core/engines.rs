@@ -14,11 +14,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Notes every region it is asked to run, with the number of lanes of the call.
+/// Notes every region it is asked to run, with the number of trajectories of the call.
 #[derive(Debug, Default)]
 pub struct Recorder {
     pub sites: Mutex<Vec<String>>,
-    pub lanes: Mutex<Vec<usize>>,
+    pub trajectories: Mutex<Vec<usize>>,
 }
 
 impl RegionEngine for Recorder {
@@ -29,7 +29,10 @@ impl RegionEngine for Recorder {
     fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
         let site = exec.site().expect("a region has a site");
         self.sites.lock().unwrap().push(site.to_string());
-        self.lanes.lock().unwrap().push(exec.call().lanes.len());
+        self.trajectories
+            .lock()
+            .unwrap()
+            .push(exec.call().trajectories.len());
         body(exec, inputs)
     }
 }

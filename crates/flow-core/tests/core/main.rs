@@ -2,7 +2,6 @@
 
 mod concurrency;
 mod engines;
-mod lanes;
 mod layered;
 mod layout;
 mod model;
@@ -11,4 +10,5 @@ mod parameters;
 mod places;
 mod regions;
 mod support;
+mod trajectories;
 mod versions;

@@ -1,4 +1,4 @@
-//! Attention layers and whole velocities: drivers written in a test answer for some lanes, as a feature cache does.
+//! Attention layers and whole velocities: drivers written in a test answer for some trajectories, as a feature cache does.
 
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
@@ -7,8 +7,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::tensors::select_rows as rows;
 use flow_core::{
     AttentionKind, AttentionLayer, Backends, Block, CallContext, Condition, Exec, FlowModel, InferencePass,
-    Lane, LayerBody, LayerDriver, ModelInput, ModelSpec, ParamLayout, RegionKind, Stage, VelocityDriver,
-    Weights,
+    LayerBody, LayerDriver, ModelInput, ModelSpec, ParamLayout, RegionKind, Stage, TrajectoryId,
+    VelocityDriver, Weights,
 };
 use std::sync::{Arc, Mutex};
 
@@ -69,9 +69,9 @@ struct AllButTheFirst {
 
 impl AllButTheFirst {
     fn run(&self, exec: &Exec<'_>, inputs: &[DispatchTensor], body: LayerBody<'_>) -> DispatchTensor {
-        let lanes = &exec.call().lanes;
-        let others: Vec<usize> = (1..lanes.len()).collect();
-        let some = exec.on_lanes(others.iter().map(|row| lanes[*row]).collect());
+        let trajectories = &exec.call().trajectories;
+        let others: Vec<usize> = (1..trajectories.len()).collect();
+        let some = exec.on_trajectories(others.iter().map(|row| trajectories[*row]).collect());
         let computed = body(&some, inputs.iter().map(|input| rows(input, &others)).collect()).remove(0);
         let first = Dispatch::float_mul_scalar(rows(&inputs[0], &[0]), 0.into());
         Dispatch::float_cat(vec![first, computed], 0)
@@ -106,10 +106,10 @@ impl VelocityDriver for EverySecond {
     }
 
     fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
-        let lanes = &exec.call().lanes;
-        let some: Vec<usize> = (0..lanes.len()).rev().filter(|row| row % 2 == 1).collect();
+        let trajectories = &exec.call().trajectories;
+        let some: Vec<usize> = (0..trajectories.len()).rev().filter(|row| row % 2 == 1).collect();
         let computed = model.velocity(
-            &exec.on_lanes(some.iter().map(|row| lanes[*row]).collect()),
+            &exec.on_trajectories(some.iter().map(|row| trajectories[*row]).collect()),
             input.rows(&some),
         );
         let place = |row: usize| some.iter().position(|of| *of == row);
@@ -117,7 +117,7 @@ impl VelocityDriver for EverySecond {
             Some(place) => computed.clone().narrow(0, place, 1),
             None => input.x.clone().narrow(0, row, 1),
         };
-        Tensor::cat((0..lanes.len()).map(row).collect(), 0)
+        Tensor::cat((0..trajectories.len()).map(row).collect(), 0)
     }
 }
 
@@ -126,12 +126,12 @@ fn velocities(plan: Backends) -> Vec<f32> {
     let device = ComputeDevice::cpu();
     let model = Model::default();
     let weights = Weights::init(model.layout.clone(), 0, &device);
-    let lane = |sample| Lane {
+    let trajectory = |sample| TrajectoryId {
         sample,
         conditional: true,
     };
     let call = CallContext {
-        lanes: (0..4).map(lane).collect(),
+        trajectories: (0..4).map(trajectory).collect(),
         ..CallContext::single(Stage::Rollout)
     };
     let input = ModelInput {

@@ -17,8 +17,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, TrainingPass};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AdamWParam, AdamWStep, Backends, CallContext, FlowModel, InferencePass, Kernels, Lane, MasterWeight,
-    NoCheckpointing, ParamView, RawTensor, RegionEngine, Weights,
+    AdamWParam, AdamWStep, Backends, CallContext, FlowModel, InferencePass, Kernels, MasterWeight,
+    NoCheckpointing, ParamView, RawTensor, RegionEngine, TrajectoryId, Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use setting::{config, cube, noise};
@@ -306,7 +306,7 @@ fn a_cache_of_whole_calls_above_recordings_gives_the_bits_of_one_above_calls() {
                 ..(*run.plan).clone()
             };
             let rollout = InferencePass::new(&run.weights, Arc::new(plan));
-            let lane = |sample| Lane {
+            let trajectory = |sample| TrajectoryId {
                 sample,
                 conditional: true,
             };
@@ -316,7 +316,7 @@ fn a_cache_of_whole_calls_above_recordings_gives_the_bits_of_one_above_calls() {
                     step,
                     steps: STEPS,
                     sigma: Some(1.0 - f64::from(step) / f64::from(STEPS)),
-                    lanes: [lane(0), lane(1)].into(),
+                    trajectories: [trajectory(0), trajectory(1)].into(),
                     ..CallContext::single(Stage::Rollout)
                 });
                 let input = run.input(2, 10 * iteration + u64::from(step));

@@ -28,7 +28,7 @@ pub struct AttentionLayer {
     pub kind: AttentionKind,
 }
 
-/// An attention layer as a driver sees it: a function of its inputs, for all or some lanes.
+/// An attention layer as a driver sees it: a function of its inputs, for all or some trajectories.
 pub type LayerBody<'a> = &'a dyn Fn(&Exec<'_>, Vec<DispatchTensor>) -> Vec<DispatchTensor>;
 
 /// Computes attention layers, or answers for them.

@@ -49,7 +49,7 @@ pub trait Stack {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Runs block `index` on all or some lanes of the batch.
+    /// Runs block `index` on all or some trajectories of the batch.
     fn run_block(
         &self,
         exec: &Exec<'_>,

@@ -1,4 +1,4 @@
-//! Stack drivers: a driver written in a test answers for some lanes of the batch, as a feature cache does.
+//! Stack drivers: a driver written in a test answers for some trajectories of the batch, as a feature cache does.
 
 use crate::engines::Recorder;
 use crate::model::{BATCH, TOKENS, Transformer, WIDTH, plan};
@@ -8,17 +8,17 @@ use burn::tensor::Tensor;
 use flow_core::cpu::to_host;
 use flow_core::exec::Stack;
 use flow_core::tensors::select_rows as rows;
-use flow_core::{Backends, CallContext, Exec, InferencePass, Lane, RunAllBlocks, StackDriver, Stage};
+use flow_core::{Backends, CallContext, Exec, InferencePass, RunAllBlocks, StackDriver, Stage, TrajectoryId};
 use std::sync::{Arc, Mutex};
 
-/// Leaves out one block for the unconditional lanes and for every third sample.
+/// Leaves out one block for the unconditional trajectories and for every third sample.
 #[derive(Debug)]
 struct SkipForSome {
     block: usize,
 }
 
-fn is_skipped(lane: &Lane) -> bool {
-    !lane.conditional || lane.sample.is_multiple_of(3)
+fn is_skipped(trajectory: &TrajectoryId) -> bool {
+    !trajectory.conditional || trajectory.sample.is_multiple_of(3)
 }
 
 impl StackDriver for SkipForSome {
@@ -33,15 +33,17 @@ impl StackDriver for SkipForSome {
         mut carried: Vec<DispatchTensor>,
         shared: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        let lanes = exec.call().lanes.clone();
-        let run: Vec<usize> = (0..lanes.len()).filter(|row| !is_skipped(&lanes[*row])).collect();
+        let trajectories = exec.call().trajectories.clone();
+        let run: Vec<usize> = (0..trajectories.len())
+            .filter(|row| !is_skipped(&trajectories[*row]))
+            .collect();
         // Where each row lies in the old rows followed by the computed ones.
         let place = |row: usize| {
             run.iter()
                 .position(|r| *r == row)
-                .map_or(row, |index| lanes.len() + index)
+                .map_or(row, |index| trajectories.len() + index)
         };
-        let merge: Vec<usize> = (0..lanes.len()).map(place).collect();
+        let merge: Vec<usize> = (0..trajectories.len()).map(place).collect();
         for index in 0..stack.len() {
             if index != self.block {
                 carried = stack.run_block(exec, index, carried, shared.clone());
@@ -49,7 +51,7 @@ impl StackDriver for SkipForSome {
             }
             let gather =
                 |tensors: &[DispatchTensor]| tensors.iter().map(|t| rows(t, &run)).collect::<Vec<_>>();
-            let some = exec.on_lanes(run.iter().map(|row| lanes[*row]).collect());
+            let some = exec.on_trajectories(run.iter().map(|row| trajectories[*row]).collect());
             let computed = stack.run_block(&some, index, gather(&carried), gather(&shared));
             let both = carried.into_iter().zip(computed);
             carried = both
@@ -60,7 +62,7 @@ impl StackDriver for SkipForSome {
     }
 }
 
-/// Leaves out one block for all lanes.
+/// Leaves out one block for all trajectories.
 #[derive(Debug)]
 struct SkipForAll {
     block: usize,
@@ -86,23 +88,23 @@ impl StackDriver for SkipForAll {
     }
 }
 
-fn lanes() -> Arc<[Lane]> {
-    let lane = |sample, conditional| Lane { sample, conditional };
+fn trajectories() -> Arc<[TrajectoryId]> {
+    let trajectory = |sample, conditional| TrajectoryId { sample, conditional };
     Arc::from([
-        lane(7, true),
-        lane(9, true),
-        lane(8, true),
-        lane(7, false),
-        lane(9, false),
-        lane(8, false),
+        trajectory(7, true),
+        trajectory(9, true),
+        trajectory(8, true),
+        trajectory(7, false),
+        trajectory(9, false),
+        trajectory(8, false),
     ])
 }
 
-/// The result of the stack per lane.
+/// The result of the stack per trajectory.
 fn per_lane(model: &Transformer, plan: Backends) -> Vec<Vec<u32>> {
     let call = CallContext {
         stochastic: false,
-        lanes: lanes(),
+        trajectories: trajectories(),
         ..CallContext::single(Stage::Rollout)
     };
     let exec = InferencePass::new(&model.weights, Arc::new(plan)).exec(call);
@@ -130,10 +132,17 @@ fn a_driver_can_leave_out_a_block_for_some_lanes_and_the_others_do_not_notice() 
     for block in [0, 1] {
         let (all, none) = (with(Arc::new(RunAllBlocks)), with(Arc::new(SkipForAll { block })));
         let some = with(Arc::new(SkipForSome { block }));
-        for (row, lane) in lanes().iter().enumerate() {
-            assert_ne!(all[row], none[row], "block {block} does something for {lane:?}");
-            let expected = if is_skipped(lane) { &none[row] } else { &all[row] };
-            assert_eq!(&some[row], expected, "block {block}, {lane:?}");
+        for (row, trajectory) in trajectories().iter().enumerate() {
+            assert_ne!(
+                all[row], none[row],
+                "block {block} does something for {trajectory:?}"
+            );
+            let expected = if is_skipped(trajectory) {
+                &none[row]
+            } else {
+                &all[row]
+            };
+            assert_eq!(&some[row], expected, "block {block}, {trajectory:?}");
         }
     }
 }
@@ -152,7 +161,7 @@ fn a_block_run_for_some_lanes_sees_those_lanes_only() {
         },
     );
     // Block, attention and mlp of the first block, then of the second.
-    assert_eq!(*recorder.lanes.lock().unwrap(), [6, 6, 6, 2, 2, 2]);
+    assert_eq!(*recorder.trajectories.lock().unwrap(), [6, 6, 6, 2, 2, 2]);
 }
 
 #[test]

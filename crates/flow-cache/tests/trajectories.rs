@@ -1,21 +1,21 @@
-//! What the lane store promises.
+//! What the trajectory store promises.
 
-use flow_cache::LaneStore;
-use flow_core::Lane;
+use flow_cache::TrajectoryStore;
+use flow_core::TrajectoryId;
 
-const LANE: Lane = Lane {
+const LANE: TrajectoryId = TrajectoryId {
     sample: 5,
     conditional: true,
 };
 
 #[test]
 fn a_lane_gets_back_its_own_state_only() {
-    let mut store = LaneStore::default();
+    let mut store = TrajectoryStore::default();
     store.put(1, LANE, 2, 0, 'a');
-    store.put(1, Lane { sample: 6, ..LANE }, 2, 0, 'b');
+    store.put(1, TrajectoryId { sample: 6, ..LANE }, 2, 0, 'b');
     store.put(
         1,
-        Lane {
+        TrajectoryId {
             conditional: false,
             ..LANE
         },
@@ -30,7 +30,7 @@ fn a_lane_gets_back_its_own_state_only() {
 
 #[test]
 fn state_of_the_same_or_a_later_step_is_not_returned() {
-    let mut store = LaneStore::default();
+    let mut store = TrajectoryStore::default();
     store.put(1, LANE, 0, 4, ());
     assert_eq!(store.get(1, LANE, 0, 4), None);
     assert_eq!(store.get(1, LANE, 0, 3), None);
@@ -39,7 +39,7 @@ fn state_of_the_same_or_a_later_step_is_not_returned() {
 
 #[test]
 fn a_new_iteration_forgets_the_old_one() {
-    let mut store = LaneStore::default();
+    let mut store = TrajectoryStore::default();
     store.put(1, LANE, 0, 0, ());
     assert_eq!(store.get(2, LANE, 0, 1), None);
     assert!(store.is_empty());

@@ -1,35 +1,35 @@
 //! State between the steps of a trajectory, by sample and branch.
 
-use flow_core::Lane;
+use flow_core::TrajectoryId;
 use std::collections::BTreeMap;
 
-/// State kept between the steps of one trajectory, per lane and per place in the model.
+/// State kept between the steps of one trajectory, per trajectory and per place in the model.
 ///
 /// The key is the sample and its branch of classifier-free guidance, never the row of a batch: batches are composed
 /// anew in every call. State of another iteration is never returned.
 #[derive(Debug)]
-pub struct LaneStore<T> {
+pub struct TrajectoryStore<T> {
     iteration: u64,
-    kept: BTreeMap<(Lane, usize), (u32, T)>,
+    kept: BTreeMap<(TrajectoryId, usize), (u32, T)>,
 }
 
 /// A step that does not follow the one before: a repeated call, or trajectories taken for one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "sample {} ({}) is at step {step} after step {after}; the steps of a trajectory come once and in order",
-    lane.sample,
-    if lane.conditional { "conditional" } else { "unconditional" }
+    trajectory.sample,
+    if trajectory.conditional { "conditional" } else { "unconditional" }
 )]
 pub struct StepOrder {
-    /// The lane.
-    pub lane: Lane,
+    /// The trajectory.
+    pub trajectory: TrajectoryId,
     /// Its last step.
     pub after: u32,
     /// The step asked for.
     pub step: u32,
 }
 
-impl<T> Default for LaneStore<T> {
+impl<T> Default for TrajectoryStore<T> {
     fn default() -> Self {
         Self {
             iteration: 0,
@@ -38,17 +38,23 @@ impl<T> Default for LaneStore<T> {
     }
 }
 
-impl<T> LaneStore<T> {
-    /// Keeps `value` of `lane` at `place`, computed at `step` of `iteration`. A new iteration forgets the old one.
-    pub fn put(&mut self, iteration: u64, lane: Lane, place: usize, step: u32, value: T) {
+impl<T> TrajectoryStore<T> {
+    /// Keeps `value` of `trajectory` at `place`, computed at `step` of `iteration`. A new iteration forgets the old one.
+    pub fn put(&mut self, iteration: u64, trajectory: TrajectoryId, place: usize, step: u32, value: T) {
         self.enter(iteration);
-        self.kept.insert((lane, place), (step, value));
+        self.kept.insert((trajectory, place), (step, value));
     }
 
-    /// What was kept for `lane` at `place` in this iteration before `step`, and the step it is from.
-    pub fn get(&mut self, iteration: u64, lane: Lane, place: usize, step: u32) -> Option<(u32, &T)> {
+    /// What was kept for `trajectory` at `place` in this iteration before `step`, and the step it is from.
+    pub fn get(
+        &mut self,
+        iteration: u64,
+        trajectory: TrajectoryId,
+        place: usize,
+        step: u32,
+    ) -> Option<(u32, &T)> {
         self.enter(iteration);
-        let (from, value) = self.kept.get(&(lane, place))?;
+        let (from, value) = self.kept.get(&(trajectory, place))?;
         (*from < step).then_some((*from, value))
     }
 
@@ -59,29 +65,29 @@ impl<T> LaneStore<T> {
     pub fn take(
         &mut self,
         iteration: u64,
-        lane: Lane,
+        trajectory: TrajectoryId,
         place: usize,
         step: u32,
     ) -> Result<Option<(u32, T)>, StepOrder> {
         self.enter(iteration);
-        match self.kept.get(&(lane, place)) {
+        match self.kept.get(&(trajectory, place)) {
             Some((after, _)) if *after >= step => Err(StepOrder {
-                lane,
+                trajectory,
                 after: *after,
                 step,
             }),
-            _ => Ok(self.kept.remove(&(lane, place))),
+            _ => Ok(self.kept.remove(&(trajectory, place))),
         }
     }
 
-    /// Forgets everything of `lane`, and gives it back.
-    pub fn forget(&mut self, lane: Lane) -> Vec<T> {
-        let places: Vec<usize> = (self.kept.range((lane, 0)..=(lane, usize::MAX)))
+    /// Forgets everything of `trajectory`, and gives it back.
+    pub fn forget(&mut self, trajectory: TrajectoryId) -> Vec<T> {
+        let places: Vec<usize> = (self.kept.range((trajectory, 0)..=(trajectory, usize::MAX)))
             .map(|((_, place), _)| *place)
             .collect();
         let removed = places
             .into_iter()
-            .filter_map(|place| self.kept.remove(&(lane, place)));
+            .filter_map(|place| self.kept.remove(&(trajectory, place)));
         removed.map(|(_, value)| value).collect()
     }
 

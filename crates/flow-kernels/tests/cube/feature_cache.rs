@@ -18,8 +18,8 @@ use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::ops::{RowSource, TensorRow};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    AttentionBackend, Backends, CallContext, FeatureCacheOps, FlowModel, InferencePass, Kernels, Lane,
-    RawTensor, RowKey, Stage, Weights,
+    AttentionBackend, Backends, CallContext, FeatureCacheOps, FlowModel, InferencePass, Kernels, RawTensor,
+    RowKey, Stage, TrajectoryId, Weights,
 };
 use flow_kernels::{CpuFeatureCache, CpuKernels, CubeKernels};
 use flow_models::{Dit, DitConfig, Position};
@@ -90,27 +90,30 @@ const LAYOUTS: [Layout; 3] = [Layout::Dense, Layout::Among, Layout::Gaps];
 #[test]
 fn rows_are_put_together_as_on_the_processor() {
     let (device, kernels) = cube();
-    let assembled =
-        |device: &ComputeDevice, lanes: &dyn FeatureCacheOps, values: usize, layout: Layout, based: bool| {
-            let computed = matrix(device, 1, [3, values], layout);
-            let base = matrix(device, 2, [6, values], layout);
-            let features = [3, 4, 5].map(|salt| matrix(device, salt, [1, values], layout));
-            let terms = |count: usize| {
-                let weights = [1.7f32, -0.9, 0.2];
-                let places = features.iter().map(|feature| (feature, 0));
-                RowSource::Forecast(weights.into_iter().zip(places).take(count).collect())
-            };
-            let rows = [
-                terms(1),
-                RowSource::Computed(0),
-                RowSource::Computed(1),
-                terms(3),
-                RowSource::Computed(2),
-                terms(2),
-            ];
-            let shape = [6, values];
-            to_host(&lanes.assemble(&shape, Some(&computed), based.then_some(&base), &rows))
+    let assembled = |device: &ComputeDevice,
+                     trajectories: &dyn FeatureCacheOps,
+                     values: usize,
+                     layout: Layout,
+                     based: bool| {
+        let computed = matrix(device, 1, [3, values], layout);
+        let base = matrix(device, 2, [6, values], layout);
+        let features = [3, 4, 5].map(|salt| matrix(device, salt, [1, values], layout));
+        let terms = |count: usize| {
+            let weights = [1.7f32, -0.9, 0.2];
+            let places = features.iter().map(|feature| (feature, 0));
+            RowSource::Forecast(weights.into_iter().zip(places).take(count).collect())
         };
+        let rows = [
+            terms(1),
+            RowSource::Computed(0),
+            RowSource::Computed(1),
+            terms(3),
+            RowSource::Computed(2),
+            terms(2),
+        ];
+        let shape = [6, values];
+        to_host(&trajectories.assemble(&shape, Some(&computed), based.then_some(&base), &rows))
+    };
     for values in SIZES {
         for layout in LAYOUTS {
             for based in [true, false] {
@@ -142,10 +145,12 @@ fn forecasts<'a>(
 #[test]
 fn rows_of_shared_tensors_have_the_bits_of_rows_of_their_own() {
     let (device, kernels) = cube();
-    let lanes = kernels.ops().feature_cache;
+    let trajectories = kernels.ops().feature_cache;
     for values in SIZES {
         let shared = [3, 4].map(|salt| matrix(&device, salt, [6, values], Layout::Dense));
-        let alone = shared.each_ref().map(|tensor| lanes.features(tensor, None));
+        let alone = shared
+            .each_ref()
+            .map(|tensor| trajectories.features(tensor, None));
         let base = matrix(&device, 2, [6, values], Layout::Dense);
         // A run, a run with other weights, a row out of order, a row of one term.
         let plan: [([f32; 2], usize, usize); 6] = [
@@ -157,7 +162,8 @@ fn rows_of_shared_tensors_have_the_bits_of_rows_of_their_own() {
             ([1.5, -0.5], 1, 1),
         ];
         for base in [None, Some(&base)] {
-            let of = |rows: [RowSource<'_>; 6]| to_host(&lanes.assemble(&[6, values], None, base, &rows));
+            let of =
+                |rows: [RowSource<'_>; 6]| to_host(&trajectories.assemble(&[6, values], None, base, &rows));
             let found = of(forecasts(plan, |at, row| (&shared[at], row)));
             let expected = of(forecasts(plan, |at, row| (&alone[at][row], 0)));
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -177,15 +183,16 @@ fn features_are_copies_or_differences_in_memory_of_their_own() {
     for values in SIZES {
         for layout in LAYOUTS {
             for based in [true, false] {
-                let features = |device: &ComputeDevice, lanes: &dyn FeatureCacheOps| -> Vec<Vec<f32>> {
-                    let outputs = matrix(device, 1, [2, values], layout);
-                    let base = matrix(device, 2, [3, values], layout);
-                    let base = based.then_some((&base, &[2, 0][..]));
-                    let mut features = lanes.features(&outputs, base);
-                    features.push(lanes.together(&outputs, base));
-                    drop(outputs);
-                    features.iter().map(to_host).collect()
-                };
+                let features =
+                    |device: &ComputeDevice, trajectories: &dyn FeatureCacheOps| -> Vec<Vec<f32>> {
+                        let outputs = matrix(device, 1, [2, values], layout);
+                        let base = matrix(device, 2, [3, values], layout);
+                        let base = based.then_some((&base, &[2, 0][..]));
+                        let mut features = trajectories.features(&outputs, base);
+                        features.push(trajectories.together(&outputs, base));
+                        drop(outputs);
+                        features.iter().map(to_host).collect()
+                    };
                 let expected = features(&ComputeDevice::cpu(), &CpuFeatureCache);
                 let found = features(&device, kernels.ops().feature_cache);
                 assert_eq!(found, expected, "{values} values, {layout:?}, base: {based}");
@@ -203,14 +210,14 @@ fn features_are_copies_or_differences_in_memory_of_their_own() {
 fn changes_are_the_same_sums_whatever_else_is_asked_for() {
     let (device, kernels) = cube();
     for layout in LAYOUTS {
-        let sums = |device: &ComputeDevice, lanes: &dyn FeatureCacheOps, sizes: &[usize]| {
+        let sums = |device: &ComputeDevice, trajectories: &dyn FeatureCacheOps, sizes: &[usize]| {
             let pair = |values: &usize| [1, 2].map(|salt| matrix(device, salt, [3, *values], layout));
             let tensors: Vec<[RawTensor; 2]> = sizes.iter().map(pair).collect();
             let pairs: Vec<_> = tensors
                 .iter()
                 .flat_map(|[a, b]| [((a, 2), (b, 0)), ((a, 1), (a, 1))])
                 .collect();
-            lanes.changes(&pairs).read()
+            trajectories.changes(&pairs).read()
         };
         let expected = sums(&ComputeDevice::cpu(), &CpuFeatureCache, &SIZES);
         let found = sums(&device, kernels.ops().feature_cache, &SIZES);
@@ -243,9 +250,9 @@ fn frequencies_are_those_of_the_processor_and_add_up() {
             height,
             width,
         };
-        let parts = |device: &ComputeDevice, lanes: &dyn FeatureCacheOps| {
+        let parts = |device: &ComputeDevice, trajectories: &dyn FeatureCacheOps| {
             let [a, b] = [1, 2].map(|salt| matrix(device, salt, [3, shape.values()], Layout::Gaps));
-            let parts = lanes.frequencies(&[((&a, 2), (&b, 0)), ((&a, 0), (&a, 1))], &shape);
+            let parts = trajectories.frequencies(&[((&a, 2), (&b, 0)), ((&a, 0), (&a, 1))], &shape);
             let parts = parts.into_iter().flatten();
             parts.map(|part| to_host(&part)).collect::<Vec<_>>()
         };
@@ -306,14 +313,16 @@ impl Side {
     fn sample(&self, plan: Backends) -> Vec<f32> {
         const SAMPLES: usize = 3;
         let each = self.model.spec().latent.values();
-        let lanes: Vec<Lane> = [true, false]
+        let trajectories: Vec<TrajectoryId> = [true, false]
             .into_iter()
-            .flat_map(|conditional| (0..SAMPLES as u64).map(move |sample| Lane { sample, conditional }))
+            .flat_map(|conditional| {
+                (0..SAMPLES as u64).map(move |sample| TrajectoryId { sample, conditional })
+            })
             .collect();
-        let tokens: Vec<i64> = (lanes.iter())
-            .map(|lane| {
-                if lane.conditional {
-                    1 + lane.sample as i64
+        let tokens: Vec<i64> = (trajectories.iter())
+            .map(|trajectory| {
+                if trajectory.conditional {
+                    1 + trajectory.sample as i64
                 } else {
                     0
                 }
@@ -327,10 +336,10 @@ impl Side {
                 step,
                 steps: STEPS,
                 sigma: Some(sigma),
-                lanes: lanes.clone().into(),
+                trajectories: trajectories.clone().into(),
                 ..CallContext::single(Stage::Rollout)
             };
-            let rows = lanes.len();
+            let rows = trajectories.len();
             let input = ModelInput {
                 x: self.device.tensor([x.clone(), x.clone()].concat(), [rows, each]),
                 sigma: self.device.tensor(vec![sigma as f32; rows], [rows]),
@@ -590,7 +599,7 @@ fn what_calibration_measures_it_measures_on_the_device() {
             .flat_map(|(signal, output)| [signal, output]);
         ratios.ratios().into_iter().chain(points).collect::<Vec<f64>>()
     });
-    // A ratio per step; for every pair of steps two numbers for each of six lanes.
+    // A ratio per step; for every pair of steps two numbers for each of six trajectories.
     let steps = STEPS as usize;
     assert_eq!(
         (found.len(), expected.len()),
