@@ -8,7 +8,8 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_attention::{AttentionSpec, AutomaticAttention, CpuAttention, Mask, ReferenceAttention, attention};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Compute, InferencePass, Stage, Stash};
+use flow_core::exec::{InferencePass, Stage};
+use flow_core::ops::{Compute, Stash};
 use flow_core::tensors::leaf;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined,
@@ -199,6 +200,10 @@ impl AttentionBackend for WithoutBias {
 
     fn kernel(&self, _: &AttentionCall) -> Result<String, Declined> {
         Ok(self.name().into())
+    }
+
+    fn is_row_independent(&self) -> bool {
+        true
     }
 
     fn attend(

@@ -134,8 +134,8 @@ impl Convolution {
             bias: self.bias.map(|bias| params.get(bias).into_dispatch()),
             adapter: None,
         };
-        let (kernels, stash) = (at.exec.kernels(), &**at.exec.stash());
-        Tensor::from_dispatch(kernels.linear(stash, &x.into_dispatch(), &weights, Activation::None))
+        let (model, stash) = (at.exec.kernels().ops().model, &**at.exec.stash());
+        Tensor::from_dispatch(model.linear(stash, &x.into_dispatch(), &weights, Activation::None))
     }
 }
 

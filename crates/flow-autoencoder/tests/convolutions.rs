@@ -8,7 +8,7 @@ use flow_autoencoder::convolutions::{
     BurnConvolutions, Convolutions, Geometry, GroupNormSpec, HostConvolutions,
 };
 use flow_core::tensors::{RawTensor, leaf, plain};
-use flow_core::{cpu, op};
+use flow_core::{autograd, cpu};
 
 /// Of f64 loops, rounding of f32 leaves so much.
 const NEAR: f32 = 3e-6;
@@ -132,10 +132,10 @@ fn differentiated(
     let leaves = operands.map(leaf);
     let output = run(&leaves);
     let values = plain(&output);
-    let mut gradients = op::backward_from(vec![output], vec![Some(cotangent.clone())]).unwrap();
+    let mut gradients = autograd::backward_from(vec![output], vec![Some(cotangent.clone())]).unwrap();
     (
         values,
-        leaves.map(|leaf| op::take_gradient(&leaf, &mut gradients).unwrap()),
+        leaves.map(|leaf| autograd::take_gradient(&leaf, &mut gradients).unwrap()),
     )
 }
 

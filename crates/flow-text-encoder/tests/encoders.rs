@@ -6,7 +6,8 @@ use burn::backend::DispatchTensor;
 use common::*;
 use flow_attention::{CpuAttention, ReferenceAttention};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Stage, Stash, TrainingPass};
+use flow_core::exec::{Stage, TrainingPass};
+use flow_core::ops::Stash;
 use flow_core::stopped::caught;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, KeyValue, Weights,
@@ -134,6 +135,10 @@ impl AttentionBackend for WithoutBias {
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
         CpuAttention.kernel(call)
+    }
+
+    fn is_row_independent(&self) -> bool {
+        true
     }
 
     fn attend(

@@ -180,6 +180,7 @@ impl Mlp {
             tokens: 1,
             vocabulary: Some(vocabulary),
             text: None,
+            guidance: false,
             stacks: Vec::new(),
             regions: Vec::new(),
             attentions: Vec::new(),

@@ -45,10 +45,12 @@ impl ChannelNorm {
         // ‖x‖ is the root of the mean square times sqrt(C). Below the smallest norm the two differ, where the result is as
         // good as zero; at zero both are zero.
         let epsilon = SMALLEST * SMALLEST / self.channels as f32;
-        let normed = at
-            .exec
-            .kernels()
-            .rms_norm(&x.into_dispatch(), Some(&gamma.into_dispatch()), epsilon);
+        let normed =
+            at.exec
+                .kernels()
+                .ops()
+                .model
+                .rms_norm(&x.into_dispatch(), Some(&gamma.into_dispatch()), epsilon);
         Tensor::from_dispatch(normed)
     }
 

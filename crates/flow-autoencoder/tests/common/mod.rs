@@ -7,7 +7,7 @@ use flow_autoencoder::{Autoencoder, Latent, Options, Pictures, open};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{RawTensor, leaf, plain};
-use flow_core::{Backends, CallContext, Exec, InferencePass, Stage, TrainingPass, Weights, cpu, op};
+use flow_core::{Backends, CallContext, Exec, InferencePass, Stage, TrainingPass, Weights, autograd, cpu};
 use flow_kernels::CpuKernels;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -151,8 +151,8 @@ pub fn decode_gradients(
         .unwrap();
     let output = pictures.into_tensor().into_dispatch();
     let values = cpu::to_host(&plain(&output));
-    let mut gradients = op::backward_from(vec![output], vec![Some(cotangent)]).unwrap();
-    let of_latent = op::take_gradient(&latent.into_dispatch(), &mut gradients).unwrap();
+    let mut gradients = autograd::backward_from(vec![output], vec![Some(cotangent)]).unwrap();
+    let of_latent = autograd::take_gradient(&latent.into_dispatch(), &mut gradients).unwrap();
     let found = exec.params().take_gradients(&mut gradients);
     let specs = autoencoder.layout().specs().iter();
     let by_name = specs

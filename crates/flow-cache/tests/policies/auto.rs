@@ -1,7 +1,7 @@
 //! `auto`: the error that it predicts is the error that there is, and stays below the target, where both are known in closed
 //! form.
 
-use crate::toy::{Run, Toy, trajectory};
+use crate::toy::{Run, Toy, trajectory_id};
 use flow_cache::{Auto, Rules, SignalChanges, VelocityCache, fit_polynomial};
 use flow_core::Backends;
 use proptest::prelude::*;
@@ -61,7 +61,7 @@ fn around(model: &Toy, steps: u32, policy: Option<Auto>, window: Range<u32>) -> 
             step,
             sigma(step),
             window.contains(&step),
-            &[(trajectory(1, true), vec![x])],
+            &[(trajectory_id(1, true), vec![x])],
         )[0][0];
         x += (sigma(step + 1) - sigma(step)) as f32 * v;
     }

@@ -1,6 +1,6 @@
 //! Which steps each policy computes, and what its answers are, by hand.
 
-use crate::toy::{Run, Toy, trajectory};
+use crate::toy::{Run, Toy, trajectory_id};
 use flow_cache::{
     DbCache, EasyCache, Forecast, LayerCache, MagCache, MagnitudeRatios, Mask, Moment, Pyramid, Rules,
     StackCache, StackPolicy, StepMask, TaylorSeer, TeaCache, Timesteps, VelocityCache, VelocityPolicy,
@@ -195,7 +195,10 @@ fn easycache_s_unconditional_branch_does_what_the_conditional_one_does() {
     let run = velocity(8, EasyCache { threshold: 0.1 }, rules);
     for (step, x) in [2.0, 4.0, 4.25, 4.5, 4.75].into_iter().enumerate() {
         // The unconditional row stands first: order does not matter.
-        let rows = [(trajectory(1, false), vec![x]), (trajectory(1, true), vec![x])];
+        let rows = [
+            (trajectory_id(1, false), vec![x]),
+            (trajectory_id(1, true), vec![x]),
+        ];
         run.call(&model, step as u32, 1.0 - 0.01 * step as f64, false, &rows);
         let computed = if [2, 3].contains(&step) { 0 } else { 2 };
         assert_eq!(model.take_rows(), [computed], "step {step}");
@@ -403,7 +406,7 @@ fn pyramid_never_answers_a_branch_with_the_other_one_s_output() {
     });
     for step in 0..6 {
         for (conditional, expected) in [(true, 7.0), (false, -1.0)] {
-            let rows = [(trajectory(7, conditional), vec![0.0])];
+            let rows = [(trajectory_id(7, conditional), vec![0.0])];
             let found = run.call(&model, step, 0.5, false, &rows);
             assert_eq!(found, [[expected]], "step {step}");
         }
@@ -424,8 +427,8 @@ fn magnitude_ratios_are_the_growth_of_what_the_blocks_add() {
     assert_eq!(measured.ratios(), [0.0; 0]);
     for step in 0..4 {
         let rows = [
-            (trajectory(1, true), vec![0.0; 2]),
-            (trajectory(2, true), vec![0.0; 2]),
+            (trajectory_id(1, true), vec![0.0; 2]),
+            (trajectory_id(2, true), vec![0.0; 2]),
         ];
         let sigma = 1.25f64.powi(step as i32);
         let found = run.call(&model, step, sigma, false, &rows);

@@ -1,7 +1,7 @@
 //! What the originals get wrong around their policies: batch-mates, second batches, second models, errors, repeated
 //! steps. None of it may show here, whatever the policy.
 
-use crate::toy::{Run, Toy, trajectory};
+use crate::toy::{Run, Toy, trajectory_id};
 use flow_cache::{
     Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, GuidanceCache,
     LayerCache, MagCache, Mask, PublishedMask, Pyramid, Rules, StackCache, StepMask, TaylorSeer, TeaCache,
@@ -181,7 +181,7 @@ fn trajectories(
         for batch in batches(step) {
             let row = |conditional| {
                 let latents = &latents;
-                move |sample: &u64| (trajectory(*sample, conditional), latents[sample].clone())
+                move |sample: &u64| (trajectory_id(*sample, conditional), latents[sample].clone())
             };
             let rows: Vec<_> = batch
                 .iter()
@@ -275,7 +275,10 @@ fn an_evaluation_between_steps_and_a_second_model_do_not_show() {
         let (one, other) = (toy(), Toy::new(3, [5, 2], |sigma, token| sigma - token as f32));
         let found = trajectories(&first, &one, &samples, |step| {
             // The same trajectories and steps in a run without a cache, and in another model with its own.
-            let rows = [(trajectory(1, true), start(1)), (trajectory(1, false), start(1))];
+            let rows = [
+                (trajectory_id(1, true), start(1)),
+                (trajectory_id(1, false), start(1)),
+            ];
             plain.call(&one, step, sigma(step), false, &rows);
             second.call(&other, step, sigma(step), false, &rows);
             vec![vec![1, 2]]
@@ -294,7 +297,10 @@ fn an_error_in_mid_rollout_leaves_nothing_behind() {
         // Fails in the first step after the first in which anything is computed, half-way through the blocks.
         let fails = (0..STEPS).any(|step| {
             model.counts.fails.store(step > 0, Ordering::Relaxed);
-            let row = [(trajectory(1, true), start(1)), (trajectory(1, false), start(1))];
+            let row = [
+                (trajectory_id(1, true), start(1)),
+                (trajectory_id(1, false), start(1)),
+            ];
             catch_unwind(AssertUnwindSafe(|| {
                 run.call(&model, step, sigma(step), false, &row)
             }))
@@ -314,8 +320,8 @@ fn an_error_in_mid_rollout_leaves_nothing_behind() {
 #[test]
 fn steps_that_repeat_go_back_or_are_left_out_are_an_error() {
     let row = [
-        (trajectory(1, true), vec![1.0; 10]),
-        (trajectory(1, false), vec![1.0; 10]),
+        (trajectory_id(1, true), vec![1.0; 10]),
+        (trajectory_id(1, false), vec![1.0; 10]),
     ];
     for (step, said) in [
         (1, "is at step 1 after step 1"),
@@ -352,7 +358,7 @@ fn outside_the_window_a_stochastic_step_is_the_plain_computation_under_every_pol
         let (model, plain) = (toy(), Run::plain(STEPS));
         for step in 0..STEPS {
             let x = vec![1.0 + 0.01 * step as f32; 10];
-            let rows = [(trajectory(1, true), x.clone()), (trajectory(1, false), x)];
+            let rows = [(trajectory_id(1, true), x.clone()), (trajectory_id(1, false), x)];
             let stochastic = window.contains(&step);
             let before = run.skipped();
             let found = run.call(&model, step, sigma(step), stochastic, &rows);

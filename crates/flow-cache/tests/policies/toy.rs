@@ -150,7 +150,7 @@ impl FlowModel for Toy {
 /// Rows of a call: the trajectory and its latent.
 pub type Rows<'a> = &'a [(TrajectoryId, Vec<f32>)];
 
-pub fn trajectory(sample: u64, conditional: bool) -> TrajectoryId {
+pub fn trajectory_id(sample: u64, conditional: bool) -> TrajectoryId {
     TrajectoryId { sample, conditional }
 }
 
@@ -254,7 +254,7 @@ impl Run {
 
     /// One deterministic row: the first value of its velocity.
     pub fn one(&self, model: &dyn FlowModel, step: u32, sigma: f64, x: f32) -> f32 {
-        let row = (trajectory(1, true), vec![x; model.spec().latent.values()]);
+        let row = (trajectory_id(1, true), vec![x; model.spec().latent.values()]);
         self.call(model, step, sigma, false, &[row])[0][0]
     }
 }

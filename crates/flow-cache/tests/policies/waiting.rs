@@ -3,7 +3,7 @@
 //! all are computed at the same steps.
 
 use crate::isolation::{SAMPLES, STEPS, policies, sigma, start, toy};
-use crate::toy::{Run, trajectory};
+use crate::toy::{Run, trajectory_id};
 use burn::backend::TensorMetadata;
 use flow_cache::Rules;
 use flow_core::ops::{DeferredSums, RowSource, TensorRow};
@@ -113,8 +113,9 @@ fn rollout(run: &Run, mut after: impl FnMut(u32)) {
             let start = start(sample).into_iter();
             start.map(|x| x * sigma(step) as f32).collect()
         };
-        let row =
-            |conditional| (0..SAMPLES).map(move |sample| (trajectory(sample, conditional), latent(sample)));
+        let row = |conditional| {
+            (0..SAMPLES).map(move |sample| (trajectory_id(sample, conditional), latent(sample)))
+        };
         let rows: Vec<_> = row(true).chain(row(false)).collect();
         run.call(&model, step, sigma(step), false, &rows);
         after(step);

@@ -2,8 +2,8 @@
 
 use crate::convolutions::{GroupNormSpec, axes};
 use burn::backend::DispatchTensor;
+use flow_core::autograd;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::op;
 use flow_kernels::host::math::{silu, silu_derivative, vectorised};
 use flow_kernels::host::threads::{self, worth_threads};
 use rayon::prelude::*;
@@ -34,13 +34,13 @@ pub(super) fn group_norm(
         "{} groups of {channels} channels",
         spec.groups
     );
-    op::apply("group_norm", &[x, weight, bias], |inputs, _| {
+    autograd::apply("group_norm", &[x, weight, bias], |inputs, _| {
         let [x, weight, bias] = [0, 1, 2].map(|at| CpuTensor::read(&inputs[at]));
         let pixels = frames * height * width;
         let norm = Norm::of(x.values(), [batch, pixels, channels], *spec);
         let y = norm.forward(x.values(), weight.values(), bias.values());
         let output = from_vec(y, x.shape());
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = CpuTensor::read(incoming.gradient());
             let (x_values, gradient) = (x.values(), gradient.values());
             let affine = [weight.values(), bias.values()];

@@ -12,8 +12,8 @@ mod problem;
 
 use super::{Convolutions, Geometry, GroupNormSpec, axes, weight_axes};
 use burn::backend::DispatchTensor;
+use flow_core::autograd;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::op;
 use flow_core::tensors::is_tracked;
 use problem::{Problem, packed_forward};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Convolutions for HostConvolutions {
         let problem = problem(x, weight, geometry);
         let inputs: Vec<&DispatchTensor> = [x, weight].into_iter().chain(bias).collect();
         let keep_x = is_tracked(weight);
-        op::apply("convolution", &inputs, |plain, _| {
+        autograd::apply("convolution", &inputs, |plain, _| {
             let (x, weight) = (CpuTensor::read(&plain[0]), CpuTensor::read(&plain[1]));
             let bias = plain.get(2).map(CpuTensor::read);
             let packed = packed_forward(&problem, weight.values());
@@ -50,7 +50,7 @@ impl Convolutions for HostConvolutions {
             let x_shape = x.shape().to_vec();
             let x = keep_x.then_some(x);
             let has_bias = bias.is_some();
-            let backward: op::Backward = Arc::new(move |incoming| {
+            let backward: autograd::Backward = Arc::new(move |incoming| {
                 let gradient = CpuTensor::read(incoming.gradient());
                 let gradient = gradient.values();
                 let dx = || from_vec(backward::input(&problem, weight.values(), gradient), &x_shape);
