@@ -24,6 +24,7 @@ pub mod setup;
 mod state_sections;
 pub mod text;
 pub mod timesteps;
+pub mod undone;
 
 pub use error::TrainError;
 pub use export::export;

@@ -1,6 +1,7 @@
 //! Architecture, weights, adapters.
 
 use super::Environment;
+use super::paths::start_in_config;
 use crate::error::TrainError;
 use flow_config::{Architecture, Conditioning, Config, Finetune, PositionEncoding};
 use flow_core::{FlowModel, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
@@ -181,7 +182,11 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         let file = environment.base.join(path);
         if !file.exists() {
             return Err(TrainError::NoWeights {
-                help: no_weights_help(config, path),
+                help: format!(
+                    "{}. {}",
+                    no_weights_help(config, path, &file),
+                    capitalized(&start_in_config(path, environment.base))
+                ),
                 file,
             });
         }
@@ -198,7 +203,10 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
             ));
         }
         if !file.exists() {
-            return Err(TrainError::NoAdapter { file });
+            return Err(TrainError::NoAdapter {
+                start: start_in_config(path, environment.base),
+                file,
+            });
         }
         flow_models::load_adapters(&*model, &mut weights, &file)?;
     }
@@ -218,7 +226,7 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
 }
 
 /// What to do where `model.weights` names nothing.
-fn no_weights_help(config: &Config, path: &Path) -> String {
+fn no_weights_help(config: &Config, path: &Path, file: &Path) -> String {
     if *path == config.pretrain.output {
         return "Make it with `flow-train pretrain` and this config".into();
     }
@@ -240,5 +248,25 @@ fn no_weights_help(config: &Config, path: &Path) -> String {
             path.display()
         );
     }
-    "Check the path; one in a config starts from the config's folder".into()
+    match nearest_beside(file) {
+        Some(nearest) => format!("Check the path; the nearest name there is `{nearest}`"),
+        None => "Check the path".into(),
+    }
+}
+
+/// The name in the folder of `file` that is nearest to its own.
+fn nearest_beside(file: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(file.parent()?).ok()?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    let name = file.file_name()?.to_str()?;
+    flow_data::suggest::nearest(name, names.iter().map(String::as_str)).map(str::to_owned)
+}
+
+/// A part of a sentence as a sentence of its own.
+fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().into_iter().flat_map(char::to_uppercase);
+    first.chain(letters).collect()
 }
