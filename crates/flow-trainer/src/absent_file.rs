@@ -15,6 +15,8 @@ pub enum AbsentFile {
     },
     /// `model.adapter`.
     Adapter {
+        /// Where its path starts, for a person.
+        start: String,
         /// The file or folder.
         file: PathBuf,
     },
@@ -25,7 +27,7 @@ impl AbsentFile {
     pub fn named(&self) -> (&'static str, &Path) {
         match self {
             Self::Weights { file, .. } => ("model.weights", file),
-            Self::Adapter { file } => ("model.adapter", file),
+            Self::Adapter { file, .. } => ("model.adapter", file),
         }
     }
 
@@ -33,7 +35,7 @@ impl AbsentFile {
     pub fn error(&self) -> TrainError {
         match self.clone() {
             Self::Weights { file, help } => TrainError::NoWeights { file, help },
-            Self::Adapter { file } => TrainError::NoAdapter { file },
+            Self::Adapter { start, file } => TrainError::NoAdapter { start, file },
         }
     }
 }

@@ -25,6 +25,7 @@ pub mod setup;
 mod state_sections;
 pub mod text;
 pub mod timesteps;
+pub mod undone;
 
 pub use absent_file::AbsentFile;
 pub use error::TrainError;

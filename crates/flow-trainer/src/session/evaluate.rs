@@ -8,6 +8,7 @@ use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest};
+use crate::undone::shortfalls;
 use flow_core::{Backends, InferencePass, Stage, Weights};
 use flow_data::{Image, Prompt};
 use flow_report::{
@@ -247,6 +248,10 @@ impl<A: Algorithm> Session<A> {
         self.write(record)?;
         self.record_timing(&[("evaluation_s", watch.wall_s())])?;
         observer.evaluation(step, &seen);
+        // Which of its accelerators had nothing to do in it does not matter; what they were asked for and did not do is named.
+        let did = self.parts.acceleration.take_activity();
+        let within = format!("the evaluation after iteration {step}");
+        self.name_undone(shortfalls(&did, &within), observer)?;
         self.tell_of_falls(observer);
         // Whoever looks at the run's page before its end, or after the process was killed, sees how far it came.
         self.write_outcome(RunStatus::Unfinished, observer)?;

@@ -109,7 +109,7 @@ pub struct SessionSettings {
     pub drift_every: u64,
     /// Whether the accelerators promise bit-exact ratios.
     pub lossless: bool,
-    /// Whether an accelerator that did nothing in an iteration stops the run.
+    /// Whether an accelerator that did nothing in an iteration, or not all it is in force for, stops the run.
     pub strict: bool,
     /// Iterations between checkpoints; 0 for one at the end only.
     pub checkpoint_every: u64,
@@ -214,10 +214,8 @@ pub struct Session<A> {
     resumed: bool,
     /// Whether the run's folder does not hold the state that it goes on from.
     unsaved: bool,
-    /// Accelerators of which a person has been told that they did nothing.
-    named_idle: BTreeSet<String>,
-    /// Accelerators, and what a person has been told that they did not do.
-    named_shortfalls: BTreeSet<(String, &'static str)>,
+    /// Accelerators, and what a person has been told that they did not do; none for nothing at all.
+    named_undone: BTreeSet<(String, Option<&'static str>)>,
     /// Rewards of which a person has been told that they fell.
     named_falls: BTreeSet<String>,
     /// Kinds of attention call that the manifest names.
@@ -258,8 +256,7 @@ impl<A: Algorithm> Session<A> {
             tally,
             resumed: false,
             unsaved: false,
-            named_idle: BTreeSet::new(),
-            named_shortfalls: BTreeSet::new(),
+            named_undone: BTreeSet::new(),
             named_falls: BTreeSet::new(),
             named_attention: 0,
             named_products: BTreeSet::new(),

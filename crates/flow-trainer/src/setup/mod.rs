@@ -6,6 +6,7 @@ mod algorithm;
 mod checkpointing;
 mod described;
 mod model;
+mod paths;
 mod rewards;
 mod schedule;
 mod served;
@@ -14,6 +15,7 @@ pub use algorithm::settings as optimizer_settings;
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
 pub use model::{ModelOutline, ModelParts, architecture, model, outline};
+pub use paths::{start_in_config, start_on_command_line};
 pub use rewards::{RewardParts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas, timesteps};
 
@@ -28,6 +30,7 @@ use crate::policy::Policy;
 use crate::rollout::Sampler;
 use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
 use crate::text::EncodedText;
+use crate::undone::{Undone, settle, shortfalls};
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
 use flow_checkpoint::{MemoryProbe, Policy as CheckpointPolicy};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit, TextConfig};
@@ -112,7 +115,12 @@ pub fn conditioner(
     let text = match &config.text {
         TextConfig::Words(words) => EncodedText::words(dataset, width, words.tokens, words.seed, device),
         TextConfig::File(file) => {
-            EncodedText::file(dataset, width, &environment.base.join(&file.path), device)
+            let path = environment.base.join(&file.path);
+            let read = EncodedText::file(dataset, width, &path, device);
+            read.map_err(|problem| match path.exists() {
+                true => problem,
+                false => format!("{problem}; {}", start_in_config(&file.path, environment.base)),
+            })
         }
     };
     let text = text.map_err(TrainError::Setting)?;
@@ -170,6 +178,19 @@ pub struct Common<S = Arrangement> {
     pub acceleration: S,
     /// What is worth knowing about them.
     pub notices: Vec<String>,
+    /// Whether what an accelerator does not do is an error.
+    pub strict: bool,
+}
+
+impl Common<Acceleration> {
+    /// What accelerators fell short of since this was last asked; `within` says in words what they were in force in.
+    ///
+    /// # Errors
+    /// The first of it, if `acceleration.strict` is set.
+    pub fn shortfalls(&self, within: &str) -> Result<Vec<Undone>, TrainError> {
+        let activity = self.acceleration.take_activity();
+        settle(shortfalls(&activity, within), self.strict)
+    }
 }
 
 impl Common {
@@ -186,6 +207,7 @@ impl Common {
             conditioner: self.conditioner,
             evaluation: self.evaluation,
             notices: self.notices,
+            strict: self.strict,
         })
     }
 }
@@ -278,6 +300,7 @@ fn common_for(
         evaluation,
         acceleration,
         notices,
+        strict: config.acceleration.strict,
     })
 }
 
@@ -344,6 +367,7 @@ pub fn parts_of<A: Algorithm>(
         evaluation,
         mut acceleration,
         mut notices,
+        strict,
     } = common_for(config, environment, model, &trainer)?;
     let device = &environment.device;
     let sampling = &config.sampling;
@@ -418,7 +442,7 @@ pub fn parts_of<A: Algorithm>(
         drift_groups: config.audit.drift_groups,
         drift_every: config.audit.drift_every as u64,
         lossless: acceleration.is_exact_on_policy(),
-        strict: config.acceleration.strict,
+        strict,
         checkpoint_every: config.checkpoints.every as u64,
         checkpoints_kept: keep,
         tensorboard_every: if config.logging.tensorboard {

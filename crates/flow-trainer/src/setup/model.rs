@@ -1,6 +1,7 @@
 //! Architecture, weights, adapters.
 
 use super::Environment;
+use super::paths::start_in_config;
 use crate::absent_file::AbsentFile;
 use crate::error::TrainError;
 use flow_config::{Architecture, Conditioning, Config, Finetune, PositionEncoding};
@@ -205,7 +206,11 @@ pub(super) fn model_with_absent_files(
             }
             flow_models::load_into(&mut weights, &file)?;
         } else {
-            let help = no_weights_help(config, path);
+            let help = format!(
+                "{}. {}",
+                no_weights_help(config, path, &file),
+                capitalized(&start_in_config(path, environment.base))
+            );
             absent.push(AbsentFile::Weights { file, help });
         }
     }
@@ -219,7 +224,8 @@ pub(super) fn model_with_absent_files(
         if file.exists() {
             flow_models::load_adapters(&*model, &mut weights, &file)?;
         } else {
-            absent.push(AbsentFile::Adapter { file });
+            let start = start_in_config(path, environment.base);
+            absent.push(AbsentFile::Adapter { start, file });
         }
     }
     let storage = match config.optimizer.weights {
@@ -239,7 +245,7 @@ pub(super) fn model_with_absent_files(
 }
 
 /// What to do where `model.weights` names nothing.
-fn no_weights_help(config: &Config, path: &Path) -> String {
+fn no_weights_help(config: &Config, path: &Path, file: &Path) -> String {
     if *path == config.pretrain.output {
         return "Make it with `flow-train pretrain` and this config".into();
     }
@@ -261,5 +267,25 @@ fn no_weights_help(config: &Config, path: &Path) -> String {
             path.display()
         );
     }
-    "Check the path; one in a config starts from the config's folder".into()
+    match nearest_beside(file) {
+        Some(nearest) => format!("Check the path; the nearest name there is `{nearest}`"),
+        None => "Check the path".into(),
+    }
+}
+
+/// The name in the folder of `file` that is nearest to its own.
+fn nearest_beside(file: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(file.parent()?).ok()?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    let name = file.file_name()?.to_str()?;
+    flow_data::suggest::nearest(name, names.iter().map(String::as_str)).map(str::to_owned)
+}
+
+/// A part of a sentence as a sentence of its own.
+fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().into_iter().flat_map(char::to_uppercase);
+    first.chain(letters).collect()
 }

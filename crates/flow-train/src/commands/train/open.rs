@@ -3,7 +3,7 @@
 use super::defaults;
 use crate::arguments::{Existing, TrainArguments};
 use crate::command_line::{self, quoted};
-use crate::commands::Loaded;
+use crate::commands::{Loaded, nearest};
 use crate::failure::{Failure, OrFailure};
 use flow_accel::Arrangement;
 use flow_config::Config;
@@ -120,7 +120,10 @@ fn checkpoint(from: &Path) -> Result<Option<PathBuf>, Failure> {
         None if from.is_dir() => {
             "it is a folder, and there is no `step-….ckpt` in it or in its folder `checkpoints`".into()
         }
-        None => "pass `--resume latest`, or one of the files in the run's folder `checkpoints`".into(),
+        None => {
+            let hint = nearest::path_in_words(from, |path| nearest::has_ending(path, "ckpt"));
+            format!("pass `--resume latest`, or one of the files in the run's folder `checkpoints`{hint}")
+        }
     };
     Err(Failure::Input(format!(
         "there is no checkpoint `{}`; {help}",
