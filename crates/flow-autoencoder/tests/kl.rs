@@ -2,10 +2,18 @@
 
 mod common;
 
+use burn::backend::DispatchTensor;
 use common::{
     check_parity, decode, encode, fixture_autoencoder, host, noise, normal, tensor, tensors, with_exec,
 };
-use flow_autoencoder::{Options, Pictures, Tiling};
+use flow_autoencoder::{Latent, Options, Pictures, Tiling};
+use flow_core::exec::Stash;
+use flow_core::{
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, KeyValue, Plan,
+    Rollout, Stage,
+};
+use flow_kernels::CpuKernels;
+use std::sync::Arc;
 
 const TILES: Tiling = Tiling { tile: 4, stride: 3 };
 
@@ -105,4 +113,44 @@ fn pictures_no_larger_than_a_tile_are_not_tiled() {
     assert_eq!(encode(&autoencoder, &weights, image, &of(8)), moments);
     // Of 64 pixels a side, with an eighth of them in the latent.
     assert_eq!(autoencoder.spec().tiling, Tiling { tile: 8, stride: 6 });
+}
+
+/// Takes no call, as a backend for heads of at most 128 channels does with 512.
+#[derive(Debug)]
+struct Declining;
+
+impl AttentionBackend for Declining {
+    fn name(&self) -> &str {
+        "declining"
+    }
+
+    fn capability(&self) -> AttentionCapability {
+        AttentionCapability::HOST
+    }
+
+    fn kernel(&self, _: &AttentionCall) -> Result<String, Declined> {
+        Err(Declined::new("too many channels"))
+    }
+
+    fn attend(
+        &self,
+        _: &dyn Stash,
+        _: &DispatchTensor,
+        _: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined> {
+        Err(self.kernel(call).expect_err("none is taken"))
+    }
+}
+
+#[test]
+fn where_the_plans_attention_takes_no_head_of_so_many_channels_pictures_are_the_same() {
+    let (autoencoder, weights) = fixture_autoencoder("kl");
+    let io = tensors("kl/io.safetensors");
+    let plan = Plan::new(Arc::new(Declining), Arc::new(CpuKernels::default()));
+    let rollout = Rollout::new(&weights, Arc::new(plan));
+    let exec = rollout.exec(CallContext::single(Stage::Evaluation));
+    let latent = Latent::new(tensor(&io, "in.latent"));
+    let pictures = autoencoder.decode(&exec, latent, &Options::default()).unwrap();
+    common::assert_near("decoded", &host(pictures.into_tensor()), &io["decoded"].1);
 }
