@@ -6,13 +6,15 @@ use burn::backend::DispatchTensor;
 use common::{
     check_parity, decode, encode, fixture_autoencoder, host, noise, normal, tensor, tensors, with_exec,
 };
-use flow_autoencoder::{Latent, Options, Pictures, Tiling};
+use flow_autoencoder::{Autoencoder, AutoencoderConfig, Latent, Options, Pictures, Tiling};
+use flow_core::device::ComputeDevice;
 use flow_core::exec::Stash;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, KeyValue, Plan,
-    Rollout, Stage,
+    Rollout, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
+use std::path::Path;
 use std::sync::Arc;
 
 const TILES: Tiling = Tiling { tile: 4, stride: 3 };
@@ -113,6 +115,44 @@ fn pictures_no_larger_than_a_tile_are_not_tiled() {
     assert_eq!(encode(&autoencoder, &weights, image, &of(8)), moments);
     // Of 64 pixels a side, with an eighth of them in the latent.
     assert_eq!(autoencoder.spec().tiling, Tiling { tile: 8, stride: 6 });
+}
+
+#[test]
+fn convolutions_of_one_tap_come_behind_the_encoder_and_before_the_decoder() {
+    let (plain, plain_weights) = fixture_autoencoder("kl");
+    let text = std::fs::read_to_string(common::fixture("kl/config.json")).unwrap();
+    let mut settings: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for key in ["use_quant_conv", "use_post_quant_conv"] {
+        settings[key] = true.into();
+    }
+    let device = ComputeDevice::cpu();
+    let config = AutoencoderConfig::read(&settings, Path::new("config.json")).unwrap();
+    let autoencoder = Autoencoder::new(&config, &device).unwrap();
+    let mut weights = Weights::zeros(autoencoder.layout().clone(), &device);
+    for (index, spec) in autoencoder.layout().specs().iter().enumerate() {
+        let values = match (&*spec.name, plain.layout().position(&spec.name)) {
+            (_, Ok(position)) => plain_weights.host(position),
+            ("quant_conv.bias" | "post_quant_conv.bias", _) => vec![0.5; spec.shape[0]],
+            // Twice the channel of the same number.
+            _ => (0..spec.shape[0] * spec.shape[1])
+                .map(|at| {
+                    if at / spec.shape[1] == at % spec.shape[1] {
+                        2.0
+                    } else {
+                        0.0
+                    }
+                })
+                .collect(),
+        };
+        weights.set_host(index, values).unwrap();
+    }
+    let (io, options) = (tensors("kl/io.safetensors"), Options::default());
+    let moments = encode(&autoencoder, &weights, tensor(&io, "in.image"), &options);
+    let expected: Vec<f32> = io["moments"].1.iter().map(|it| 2.0 * it + 0.5).collect();
+    common::assert_near("moments", &moments, &expected);
+    let latent = (tensor(&io, "in.latent") - 0.5) / 2.0;
+    let decoded = decode(&autoencoder, &weights, latent, &options);
+    common::assert_near("decoded", &decoded, &io["decoded"].1);
 }
 
 /// Takes no call, as a backend for heads of at most 128 channels does with 512.
