@@ -1,9 +1,8 @@
 //! Layers that autoencoders have in common, on values `[B, T, H, W, C]`.
 
 use crate::convolutions::{Convolutions, Geometry, GroupNormSpec};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 use flow_core::ops::LinearWeights;
-use flow_core::ops::attention::{AttentionCall, AttentionSpec, KeyValue};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, Exec, Handle, Init};
 
@@ -177,34 +176,4 @@ impl GroupNorm {
         let x = x.into_dispatch();
         Tensor::from_dispatch(at.convolutions.group_norm(&x, &weight, &bias, &spec))
     }
-}
-
-/// Scores that are held at a time where attention is composed.
-const SCORES: usize = 1 << 26;
-
-/// Attention of one head over the pixels of a picture: `softmax(q kᵀ / sqrt(C)) v` of `[B, S, C]`, by the plan's backend, or of
-/// Burn's products and elementwise operations, some queries at a time, where the backend does not take so many channels.
-pub(crate) fn attention(exec: &Exec<'_>, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>) -> Tensor<3> {
-    let [batch, tokens, channels] = q.dims();
-    let heads = [&q, &k, &v].map(|it| it.clone().reshape([batch, tokens, 1, channels]).into_dispatch());
-    let parts = [KeyValue {
-        k: &heads[1],
-        v: &heads[2],
-    }];
-    let call = AttentionCall::new(&heads[0], &parts, &AttentionSpec::default());
-    if call.is_ok_and(|call| exec.backends().attention.kernel(&call).is_ok()) {
-        let [q, k, v] = heads.map(Tensor::<4>::from_dispatch);
-        return exec.attention(q, k, v).reshape([batch, tokens, channels]);
-    }
-    let scale = 1.0 / (channels as f32).sqrt();
-    let stored = q.dtype();
-    let [q, k, v] = [q, k, v].map(|it| it.cast(FloatDType::F32));
-    let at_once = (SCORES / (batch * tokens).max(1)).clamp(1, tokens.max(1));
-    let strips = (0..tokens).step_by(at_once).map(|first| {
-        let queries = q.clone().narrow(1, first, at_once.min(tokens - first)) * scale;
-        let scores = queries.matmul(k.clone().swap_dims(1, 2));
-        let exponentials = (scores.clone() - scores.max_dim(2).detach()).exp();
-        exponentials.clone().matmul(v.clone()) / exponentials.sum_dim(2)
-    });
-    Tensor::cat(strips.collect(), 1).cast(FloatDType::from(stored))
 }

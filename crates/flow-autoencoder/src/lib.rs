@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod attention;
 mod autoencoder;
 mod causal;
 pub mod config;

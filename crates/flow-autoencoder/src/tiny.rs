@@ -52,7 +52,11 @@ fn same(parts: LayoutBuilder<'_>, channels: [usize; 2]) -> Convolution {
 enum Layer {
     Convolution(Convolution),
     Relu,
-    Block(Block),
+    Block(Box<Block>),
+}
+
+fn block(parts: LayoutBuilder<'_>, width: usize) -> Layer {
+    Layer::Block(Box::new(Block::new(parts, width)))
 }
 
 /// An encoder or a decoder: a sequence, whose weights are called by their place in it.
@@ -75,12 +79,12 @@ impl Sequence {
             upsample: false,
         };
         let mut layers = vec![Layer::Convolution(same(parts.under(0), [3, width]))];
-        layers.push(Layer::Block(Block::new(parts.under(1), width)));
+        layers.push(block(parts.under(1), width));
         for stage in 0..3 {
             let first = 2 + 4 * stage;
             let step = Convolution::plane_without_bias(parts.under(first), [width; 2], 3);
             layers.push(Layer::Convolution(step.with_geometry(halved)));
-            layers.extend((1..4).map(|at| Layer::Block(Block::new(parts.under(first + at), width))));
+            layers.extend((1..4).map(|at| block(parts.under(first + at), width)));
         }
         layers.push(Layer::Convolution(same(parts.under(14), [width, latent])));
         Self(layers)
@@ -94,13 +98,13 @@ impl Sequence {
         ];
         for stage in 0..3 {
             let first = 3 + 5 * stage;
-            layers.extend((0..3).map(|at| Layer::Block(Block::new(parts.under(first + at), width))));
+            layers.extend((0..3).map(|at| block(parts.under(first + at), width)));
             let step = Convolution::plane_without_bias(parts.under(first + 4), [width; 2], 3);
             layers.push(Layer::Convolution(
                 step.with_geometry(Geometry::upsampled([1, 3, 3])),
             ));
         }
-        layers.push(Layer::Block(Block::new(parts.under(18), width)));
+        layers.push(block(parts.under(18), width));
         layers.push(Layer::Convolution(same(parts.under(19), [width, 3])));
         Self(layers)
     }

@@ -81,10 +81,10 @@ fn reference(case: &Case, x: &[f32], weight: &[f32], bias: &[f32], cotangent: &[
             row / out_width % out_height,
             row % out_width,
         ];
-        for output in 0..case.outputs {
+        for (output, bias) in bias.iter().enumerate() {
             let place = row * case.outputs + output;
             let gradient = f64::from(cotangent[place]);
-            found.output[place] += f64::from(bias[output]);
+            found.output[place] += f64::from(*bias);
             found.dbias[output] += gradient;
             for tap in 0..taps {
                 let [_, kernel_rows, kernel_columns] = case.kernel;

@@ -2,10 +2,20 @@
 
 mod common;
 
+use burn::backend::DispatchTensor;
 use common::{
     check_parity, decode, encode, fixture_autoencoder, host, noise, normal, tensor, tensors, with_exec,
 };
-use flow_autoencoder::{Options, Pictures, Tiling};
+use flow_autoencoder::{Autoencoder, AutoencoderConfig, Latent, Options, Pictures, Tiling};
+use flow_core::device::ComputeDevice;
+use flow_core::exec::Stash;
+use flow_core::{
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, KeyValue, Backends,
+    InferencePass, Stage, Weights,
+};
+use flow_kernels::CpuKernels;
+use std::path::Path;
+use std::sync::Arc;
 
 const TILES: Tiling = Tiling { tile: 4, stride: 3 };
 
@@ -105,4 +115,82 @@ fn pictures_no_larger_than_a_tile_are_not_tiled() {
     assert_eq!(encode(&autoencoder, &weights, image, &of(8)), moments);
     // Of 64 pixels a side, with an eighth of them in the latent.
     assert_eq!(autoencoder.spec().tiling, Tiling { tile: 8, stride: 6 });
+}
+
+#[test]
+fn convolutions_of_one_tap_come_behind_the_encoder_and_before_the_decoder() {
+    let (plain, plain_weights) = fixture_autoencoder("kl");
+    let text = std::fs::read_to_string(common::fixture("kl/config.json")).unwrap();
+    let mut settings: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for key in ["use_quant_conv", "use_post_quant_conv"] {
+        settings[key] = true.into();
+    }
+    let device = ComputeDevice::cpu();
+    let config = AutoencoderConfig::read(&settings, Path::new("config.json")).unwrap();
+    let autoencoder = Autoencoder::new(&config, &device).unwrap();
+    let mut weights = Weights::zeros(autoencoder.layout().clone(), &device);
+    for (index, spec) in autoencoder.layout().specs().iter().enumerate() {
+        let values = match (&*spec.name, plain.layout().position(&spec.name)) {
+            (_, Ok(position)) => plain_weights.host(position),
+            ("quant_conv.bias" | "post_quant_conv.bias", _) => vec![0.5; spec.shape[0]],
+            // Twice the channel of the same number.
+            _ => (0..spec.shape[0] * spec.shape[1])
+                .map(|at| {
+                    if at / spec.shape[1] == at % spec.shape[1] {
+                        2.0
+                    } else {
+                        0.0
+                    }
+                })
+                .collect(),
+        };
+        weights.set_host(index, values).unwrap();
+    }
+    let (io, options) = (tensors("kl/io.safetensors"), Options::default());
+    let moments = encode(&autoencoder, &weights, tensor(&io, "in.image"), &options);
+    let expected: Vec<f32> = io["moments"].1.iter().map(|it| 2.0 * it + 0.5).collect();
+    common::assert_near("moments", &moments, &expected);
+    let latent = (tensor(&io, "in.latent") - 0.5) / 2.0;
+    let decoded = decode(&autoencoder, &weights, latent, &options);
+    common::assert_near("decoded", &decoded, &io["decoded"].1);
+}
+
+/// Takes no call, as a backend for heads of at most 128 channels does with 512.
+#[derive(Debug)]
+struct Declining;
+
+impl AttentionBackend for Declining {
+    fn name(&self) -> &str {
+        "declining"
+    }
+
+    fn capability(&self) -> AttentionCapability {
+        AttentionCapability::HOST
+    }
+
+    fn kernel(&self, _: &AttentionCall) -> Result<String, Declined> {
+        Err(Declined::new("too many channels"))
+    }
+
+    fn attend(
+        &self,
+        _: &dyn Stash,
+        _: &DispatchTensor,
+        _: &[KeyValue<'_>],
+        call: &AttentionCall,
+    ) -> Result<Attended, Declined> {
+        Err(self.kernel(call).expect_err("none is taken"))
+    }
+}
+
+#[test]
+fn where_the_plans_attention_takes_no_head_of_so_many_channels_pictures_are_the_same() {
+    let (autoencoder, weights) = fixture_autoencoder("kl");
+    let io = tensors("kl/io.safetensors");
+    let plan = Backends::new(Arc::new(Declining), Arc::new(CpuKernels::default()));
+    let rollout = InferencePass::new(&weights, Arc::new(plan));
+    let exec = rollout.exec(CallContext::single(Stage::Evaluation));
+    let latent = Latent::new(tensor(&io, "in.latent"));
+    let pictures = autoencoder.decode(&exec, latent, &Options::default()).unwrap();
+    common::assert_near("decoded", &host(pictures.into_tensor()), &io["decoded"].1);
 }

@@ -1,8 +1,9 @@
 //! Residual blocks, the middle and their norm.
 
 use super::memory::{Memory, Remembering, Slots};
+use crate::attention::attention;
 use crate::convolutions::Geometry;
-use crate::layers::{Convolution, Place, attention};
+use crate::layers::{Convolution, Place};
 use burn::tensor::Tensor;
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, Handle, Init};

@@ -26,7 +26,7 @@ pub(crate) const CHUNK: usize = 4;
 #[derive(Debug)]
 enum Part {
     Residual(Residual),
-    Middle(Middle),
+    Middle(Box<Middle>),
     Resample(Resample),
 }
 
@@ -94,11 +94,8 @@ fn encoder(mut parts: LayoutBuilder<'_>, config: &CausalConfig) -> Side {
             blocks.push(Part::Resample(Resample::down(parts, *next, *in_time, &mut slots)));
         }
     }
-    blocks.push(Part::Middle(Middle::new(
-        parts.under("mid_block"),
-        width,
-        &mut slots,
-    )));
+    let middle = Middle::new(parts.under("mid_block"), width, &mut slots);
+    blocks.push(Part::Middle(Box::new(middle)));
     Side {
         conv_in,
         parts: blocks,
@@ -113,11 +110,8 @@ fn decoder(mut parts: LayoutBuilder<'_>, config: &CausalConfig) -> Side {
     widths.reverse();
     let mut width = widths[0];
     let conv_in = Remembering::new(parts.under("conv_in"), [config.z_dim, width], &mut slots);
-    let mut blocks = vec![Part::Middle(Middle::new(
-        parts.under("mid_block"),
-        width,
-        &mut slots,
-    ))];
+    let middle = Middle::new(parts.under("mid_block"), width, &mut slots);
+    let mut blocks = vec![Part::Middle(Box::new(middle))];
     let steps: Vec<bool> = config.temporal_downsample.iter().rev().copied().collect();
     for (index, next) in widths.iter().enumerate() {
         let mut stage = parts.under(format_args!("up_blocks.{index}"));

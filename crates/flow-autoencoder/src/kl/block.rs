@@ -1,9 +1,10 @@
 //! Residual blocks and the middle.
 
 use super::plane;
+use crate::attention::attention;
 use crate::config::KlConfig;
 use crate::convolutions::Geometry;
-use crate::layers::{Convolution, GroupNorm, Place, attention};
+use crate::layers::{Convolution, GroupNorm, Place};
 use burn::tensor::Tensor;
 use flow_core::Init;
 use flow_core::exec::Linear;

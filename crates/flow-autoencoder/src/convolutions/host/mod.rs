@@ -9,6 +9,7 @@ mod backward;
 mod forward;
 mod group_norm;
 mod problem;
+mod upsample;
 
 use super::{Convolutions, Geometry, GroupNormSpec, axes, weight_axes};
 use burn::backend::DispatchTensor;
@@ -40,13 +41,17 @@ impl Convolutions for HostConvolutions {
         autograd::apply("convolution", &inputs, |plain, _| {
             let (x, weight) = (CpuTensor::read(&plain[0]), CpuTensor::read(&plain[1]));
             let bias = plain.get(2).map(CpuTensor::read);
-            let packed = packed_forward(&problem, weight.values());
-            let output = forward::forward(
-                &problem,
-                x.values(),
-                &packed,
-                bias.as_ref().map(CpuTensor::values),
-            );
+            let values = bias.as_ref().map(CpuTensor::values);
+            let output = if upsample::applies(&problem) {
+                upsample::forward(&problem, x.values(), weight.values(), values)
+            } else {
+                forward::forward(
+                    &problem,
+                    x.values(),
+                    &packed_forward(&problem, weight.values()),
+                    values,
+                )
+            };
             let x_shape = x.shape().to_vec();
             let x = keep_x.then_some(x);
             let has_bias = bias.is_some();
