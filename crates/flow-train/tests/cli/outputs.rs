@@ -81,7 +81,9 @@ fn sample_writes_each_image_to_a_file_of_its_own_and_keeps_those_that_are_there(
     assert_eq!(place.bytes("new/a.png"), place.bytes("b.png"));
 
     // One of them is in the way: nothing is written, or all of it goes elsewhere, or what is there is moved aside.
-    std::fs::remove_file(place.path(names[4])).unwrap();
+    for name in names {
+        std::fs::remove_file(place.path(name)).unwrap();
+    }
     std::fs::write(place.path(names[2]), "mine").unwrap();
     contains(
         &place.fail(2, &each(&["--out", "new/a.png"])),

@@ -6,6 +6,7 @@ mod losses;
 mod on_policy;
 mod optimizer;
 mod outcome;
+mod paths;
 mod pretraining;
 mod resume;
 mod storage;
