@@ -6,7 +6,7 @@ mod steps;
 
 use crate::process::{cargo, run as run_command};
 use crate::workspace::Workspace;
-use crate::{docs, interop, ptx, schema, tidy};
+use crate::{deny, docs, interop, ptx, schema, tidy};
 use anyhow::Result;
 use clap::Args;
 use steps::Steps;
@@ -104,6 +104,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     steps.step("schema of the config", |_| schema::check(workspace))?;
     steps.cargo("format", workspace, &[&["fmt", "--all", "--", "--check"]])?;
     steps.step("programs in Python", |skips| python::run(workspace, skips))?;
+    steps.step_if_possible("licences, sources and duplicates of dependencies", || {
+        deny::run(workspace, &deny::Options::default())
+    })?;
     tests(workspace, options, &mut steps)?;
     steps.step("main job", |_| main_job::run(workspace, options.iterations))?;
     lints(workspace, options, &mut steps)?;
@@ -124,15 +127,9 @@ fn tests(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<
     let vulkan = vulkan(options);
     steps.tests("tests", workspace, &[&TESTS, vulkan])?;
     steps.tests("examples in the documentation", workspace, &[&DOC_TESTS, vulkan])?;
-    let exchange = "files of diffusers and peft";
-    let mut missing = None;
-    steps.step(exchange, |_| {
-        missing = interop::run(workspace, &interop::Options::default(), vulkan)?;
-        Ok(())
+    steps.step_if_possible("files of diffusers and peft", || {
+        interop::run(workspace, &interop::Options::default(), vulkan)
     })?;
-    if let Some(reason) = missing {
-        steps.skips.step(exchange, &reason);
-    }
     let gate = "compile gate of the CUDA kernels";
     match options.without_compile_gate {
         true => steps.skips.step(gate, "its compilers cannot be fetched"),

@@ -6,11 +6,13 @@
 mod bench;
 mod ci;
 mod copies;
+mod deny;
 mod dist;
 mod docs;
 mod golden;
 mod interop;
 mod peer;
+mod pip;
 mod process;
 mod ptx;
 mod schema;
@@ -46,6 +48,8 @@ enum Task {
     Docs,
     /// Checks the rules that no compiler knows.
     Tidy,
+    /// Checks licences, sources and duplicates of dependencies, by `deny.toml`.
+    Deny(deny::Options),
     /// Makes the committed weights and the documented runs again.
     Golden(golden::Options),
     /// Exchanges LoRA files and models with diffusers and peft.
@@ -75,6 +79,10 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Schema(options) => schema::run(&workspace, &options),
         Task::Docs => docs::run(&workspace),
         Task::Tidy => tidy::run(&workspace),
+        Task::Deny(options) => match deny::run(&workspace, &options)? {
+            None => Ok(()),
+            Some(reason) => anyhow::bail!("{reason}"),
+        },
         Task::Golden(options) => golden::run(&workspace, &options),
         Task::Interop(options) => match interop::run(&workspace, &options, &[])? {
             None => Ok(()),

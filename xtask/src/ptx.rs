@@ -1,12 +1,12 @@
 //! `cargo xtask ptx`: the compile gate of the CUDA kernels, on a machine without a GPU.
 
+use crate::pip;
 use crate::process::{cargo, output, run as run_command};
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::Value;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// Packages, versions and sums of what is fetched.
@@ -84,37 +84,7 @@ fn programs(messages: &str) -> Result<Vec<(PathBuf, PathBuf)>> {
 
 /// The tree in the target folder; fetched if it is not there.
 fn fetched(workspace: &Workspace, python: &str) -> Result<PathBuf> {
-    let release = workspace.release_folder()?;
-    let target = release.parent().unwrap_or(&release).to_path_buf();
-    let place = target.join("cuda-13.0");
-    let tree = place.join("nvidia").join("cu13");
-    if tree.is_dir() {
-        return Ok(tree);
-    }
-    // Under another name until it is whole.
-    let unfinished = target.join("cuda-13.0.unfinished");
-    remove(&unfinished)?;
-    let mut pip = Command::new(python);
-    pip.current_dir(workspace.root());
-    pip.args([
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--require-hashes",
-    ]);
-    pip.args(["--requirement", PACKAGES, "--target"]).arg(&unfinished);
-    run_command(&mut pip).context("cannot fetch CUDA's compilers; give a tree by `--cuda` instead")?;
-    remove(&place)?;
-    fs::rename(&unfinished, &place).with_context(|| format!("cannot make {}", place.display()))?;
-    Ok(tree)
-}
-
-fn remove(folder: &Path) -> Result<()> {
-    match folder.exists() {
-        true => fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display())),
-        false => Ok(()),
-    }
+    let place = pip::fetched(workspace, python, PACKAGES, "cuda-13.0")
+        .context("cannot fetch CUDA's compilers; give a tree by `--cuda` instead")?;
+    Ok(place.join("nvidia").join("cu13"))
 }

@@ -2,7 +2,7 @@
 
 use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Params, Refusal, Safety, Target};
 use flow_attention::{AttentionRegistry, CpuAttention};
-use flow_core::{AttentionBackend, ModelSpec, Plan, RegionKind};
+use flow_core::{AttentionBackend, Backends, ModelSpec, RegionKind};
 use flow_kernels::CpuKernels;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -31,12 +31,12 @@ impl Accelerator for AttentionSwap {
     }
 
     // Rollout and training get the same backend, whose one kernel serves tracked and plain tensors.
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossless
     }
 
-    fn apply(&self, plan: Plan, _: &Target<'_>) -> Result<Plan, Refusal> {
-        Ok(Plan {
+    fn apply(&self, plan: Backends, _: &Target<'_>) -> Result<Backends, Refusal> {
+        Ok(Backends {
             attention: self.backend.clone(),
             ..plan
         })
@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         },
     )?;
 
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let params = |backend: &str| Params::from([("backend".into(), backend.into())]);
     let known = params("cpu");
     let model = ModelSpec {

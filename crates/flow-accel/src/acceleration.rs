@@ -3,7 +3,7 @@
 use crate::{
     AccelerationError, Accelerator, Engagement, Engagements, Meter, Part, Safety, Shortfall, Slot, Target,
 };
-use flow_core::{AttentionBackend, Kernels, ModelSpec, Plan, Rollout, Weights};
+use flow_core::{AttentionBackend, Backends, InferencePass, Kernels, ModelSpec, Weights};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ struct InForce {
 /// ```
 #[derive(Debug)]
 pub struct Arrangement {
-    training: Arc<Plan>,
+    training: Arc<Backends>,
     in_force: Vec<InForce>,
     model: ModelSpec,
 }
@@ -74,14 +74,14 @@ impl Arrangement {
     /// # Errors
     /// All entries that cannot be in force: in the wrong slot or order, twice, in conflict, or refused.
     pub fn new(
-        base: Plan,
+        base: Backends,
         shared: &[Arc<dyn Accelerator>],
         rollout: &[Arc<dyn Accelerator>],
         model: &ModelSpec,
     ) -> Result<Self, Vec<AccelerationError>> {
         let mut errors = crate::arrangement::check(shared, rollout);
         let mut in_force: Vec<InForce> = Vec::new();
-        let mut apply = |slot: Slot, plan: Plan, accelerator: &Arc<dyn Accelerator>| {
+        let mut apply = |slot: Slot, plan: Backends, accelerator: &Arc<dyn Accelerator>| {
             let name = accelerator.name().to_owned();
             let applied = |each: &InForce| each.applied.slot == slot && each.applied.name == name;
             if accelerator.stage() != slot.takes() || in_force.iter().any(applied) {
@@ -189,7 +189,7 @@ impl Arrangement {
 
 impl Acceleration {
     /// The plan of losses and evaluations: the shared accelerators.
-    pub fn training(&self) -> &Arc<Plan> {
+    pub fn training(&self) -> &Arc<Backends> {
         &self.0.training
     }
 
@@ -216,7 +216,7 @@ impl Acceleration {
         let mut layers = Vec::new();
         for (at, each) in in_force.iter().enumerate() {
             if each.applied.slot == Slot::Rollout {
-                let plan: &Arc<Plan> = layers.last().unwrap_or(training);
+                let plan: &Arc<Backends> = layers.last().unwrap_or(training);
                 let below: Vec<Meter> = in_force[..at].iter().map(|each| each.meter.clone()).collect();
                 let target = Target {
                     model,
@@ -233,7 +233,7 @@ impl Acceleration {
         }
         let plan = layers.last().unwrap_or(training).clone();
         Ok(RolloutScope {
-            rollout: Rollout::new(weights, plan),
+            rollout: InferencePass::new(weights, plan),
             _layers: Layers(layers),
         })
     }
@@ -351,14 +351,14 @@ impl fmt::Display for Acceleration {
 #[derive(Debug)]
 pub struct RolloutScope<'w> {
     // Dropped before the layers, being declared before them.
-    rollout: Rollout<'w>,
+    rollout: InferencePass<'w>,
     /// The plan after each entry: what an entry put into it is held by the later ones, too.
     _layers: Layers,
 }
 
 /// Plans, dropped from the last to the first.
 #[derive(Debug)]
-struct Layers(Vec<Arc<Plan>>);
+struct Layers(Vec<Arc<Backends>>);
 
 impl Drop for Layers {
     fn drop(&mut self) {
@@ -368,12 +368,12 @@ impl Drop for Layers {
 
 impl<'w> RolloutScope<'w> {
     /// The rollout.
-    pub fn rollout(&self) -> &Rollout<'w> {
+    pub fn rollout(&self) -> &InferencePass<'w> {
         &self.rollout
     }
 
     /// Its plan.
-    pub fn plan(&self) -> &Arc<Plan> {
-        self.rollout.plan()
+    pub fn plan(&self) -> &Arc<Backends> {
+        self.rollout.backends()
     }
 }

@@ -1,12 +1,12 @@
 //! What an accelerator is.
 
 use crate::{AcceleratorStage, Meter, Safety};
-use flow_core::{ModelSpec, Plan, Weights};
+use flow_core::{Backends, ModelSpec, Weights};
 use std::fmt::Debug;
 
 /// Something that makes the same model faster or smaller by answering some of its requests in another way.
 ///
-/// An accelerator is built from its parameters, and then transforms a [`Plan`]: it replaces, or wraps, the attention
+/// An accelerator is built from its parameters, and then transforms a [`Backends`]: it replaces, or wraps, the attention
 /// backend, the kernels, the region engine or the stack driver. It sees neither model nor trainer.
 ///
 /// One of stage `both` is set up once, when the weights are those the run starts with, and applied once. One of stage
@@ -22,7 +22,7 @@ pub trait Accelerator: Debug + Send + Sync {
 
     /// Whether results under it are the same bits in rollout and training, given its parameters and the plan that it
     /// is about to transform.
-    fn safety(&self, plan: &Plan) -> Safety;
+    fn safety(&self, plan: &Backends) -> Safety;
 
     /// Names of accelerators that must not be in force beside it, each with the reason.
     fn conflicts(&self) -> &[(&'static str, &'static str)] {
@@ -47,7 +47,7 @@ pub trait Accelerator: Debug + Send + Sync {
     /// # Errors
     /// [`Refusal`] if it would do nothing, or cannot do what its parameters say, with this plan and model. An
     /// accelerator never returns the plan unchanged in silence.
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal>;
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal>;
 
     /// Share of samples, from 0 to 1, that it wants to be taken once more without it, to learn how far its
     /// [predictions](Meter::predict) are from the truth.

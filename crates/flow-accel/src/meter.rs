@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub enum Engagement {
     /// A call of the model was answered by the accelerator's implementation.
     CallAnswered,
-    /// A block was not computed for a lane.
+    /// A block was not computed for a trajectory.
     BlockSkipped,
-    /// An attention layer was not computed for a lane.
+    /// An attention layer was not computed for a trajectory.
     AttentionSkipped,
     /// An operation ran on another kernel than without the accelerator.
     KernelReplaced,
@@ -108,6 +108,15 @@ impl Meter {
     pub fn count_again(&self, before: Engagements, after: Engagements) {
         for what in Engagement::ALL {
             self.count(what, after.of(what).saturating_sub(before.of(what)));
+        }
+    }
+
+    /// Takes back what was counted between `before` and `after`, two readings of [`counted`](Self::counted): to record a call
+    /// computes it more often than it is asked for, and how often a process records is not a property of the run.
+    pub fn take_back(&self, before: Engagements, after: Engagements) {
+        for what in Engagement::ALL {
+            let times = after.of(what).saturating_sub(before.of(what));
+            self.counts[what as usize].fetch_sub(times, Ordering::Relaxed);
         }
     }
 

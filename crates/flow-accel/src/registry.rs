@@ -3,7 +3,7 @@
 use crate::params::{self, Params};
 use crate::{AccelerationError, Accelerator, AcceleratorStage, Arrangement, Refusal};
 use flow_config::Diagnostic;
-use flow_core::{ModelSpec, Plan, UnknownName};
+use flow_core::{Backends, ModelSpec, UnknownName};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -205,7 +205,7 @@ impl AcceleratorRegistry {
     /// All errors of [`build`](Self::build); if there are none, all errors of [`Arrangement::new`].
     pub fn arrangement<'a>(
         &self,
-        base: Plan,
+        base: Backends,
         shared: impl IntoIterator<Item = (&'a str, &'a Params)>,
         rollout: impl IntoIterator<Item = (&'a str, &'a Params)>,
         model: &ModelSpec,

@@ -13,7 +13,7 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{Body, Stack};
 use flow_core::params::LayoutBuilder;
 use flow_core::{
-    CallContext, Exec, Init, ModelSpec, ParamLayout, Plan, RegionEngine, StackDriver, Stage, Weights,
+    Backends, CallContext, Exec, Init, ModelSpec, ParamLayout, RegionEngine, StackDriver, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use schemars::JsonSchema;
@@ -21,7 +21,7 @@ use serde::Deserialize;
 use std::sync::{Arc, Mutex};
 
 /// What crosses the edge of a region or stack.
-type Erased = Vec<flow_core::Plain>;
+type Erased = Vec<flow_core::RawTensor>;
 
 /// Puts its name before that of what it wraps; computes nothing.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Accelerator for Label {
     fn stage(&self) -> AcceleratorStage {
         self.stage
     }
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         match self.params.lossy {
             None => Safety::Lossless,
             Some(scope) => Safety::Lossy(scope),
@@ -125,7 +125,7 @@ impl Accelerator for Label {
         ));
         Ok(())
     }
-    fn apply(&self, mut plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, mut plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         let did = match self.params.label.as_str() {
             "replay" => Engagement::GraphReplayed,
             _ => Engagement::CallAnswered,
@@ -175,8 +175,8 @@ impl Accelerator for Label {
     }
 }
 
-fn base() -> Plan {
-    Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+fn base() -> Backends {
+    Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
 }
 
 fn model() -> ModelSpec {
@@ -358,7 +358,7 @@ fn a_panic_within_a_rollout_leaves_no_state() {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let scope = acceleration.rollout(&weights).unwrap();
         let exec = scope.rollout().exec(CallContext::single(Stage::Rollout));
-        assert_eq!(exec.plan().stacks.name(), "inner(run-all)");
+        assert_eq!(exec.backends().stacks.name(), "inner(run-all)");
         panic!("in the middle of it");
     }));
     assert!(panic.is_err());

@@ -3,9 +3,9 @@
 use burn::backend::DispatchTensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
 use flow_attention::AttentionRegistry;
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plan, RegionKind,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, Declined, KeyValue, RegionKind,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -49,7 +49,7 @@ impl AttentionBackendAccelerator {
     ///
     /// # Errors
     /// [`Refusal`] if it serves another device or another type.
-    pub fn serves(backend: &dyn AttentionBackend, plan: &Plan) -> Result<(), Refusal> {
+    pub fn serves(backend: &dyn AttentionBackend, plan: &Backends) -> Result<(), Refusal> {
         let (name, can) = (backend.name(), backend.capability());
         let here = plan.attention.capability().devices;
         if !can.devices.iter().any(|device| here.contains(device)) {
@@ -88,11 +88,11 @@ impl Accelerator for AttentionBackendAccelerator {
     }
 
     // A backend is one kernel for plain and tracked operands by its contract, and both stages get it.
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossless
     }
 
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         if !target.model.regions.contains(&RegionKind::Attention) {
             let regions: Vec<String> = target.model.regions.iter().map(ToString::to_string).collect();
             let regions = if regions.is_empty() {
@@ -115,7 +115,7 @@ impl Accelerator for AttentionBackendAccelerator {
             ));
         }
         Self::serves(&*self.backend, &plan)?;
-        Ok(Plan {
+        Ok(Backends {
             attention: Arc::new(Metered {
                 backend: self.backend.clone(),
                 meter: target.meter.clone(),

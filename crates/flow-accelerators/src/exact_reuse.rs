@@ -2,7 +2,7 @@
 
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Part, Refusal, Safety, Target};
 use flow_cache::{ExactReuse, OnReused, Reused};
-use flow_core::{Plan, Recompute, ReuseDriver};
+use flow_core::{Backends, NoReuse, ReuseDriver};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Accelerator for ExactReuseAccelerator {
 
     // A value is taken in place of one that the same kernels would compute from the same operands with the same weights, and
     // no kernel of the plan lets a row depend on others: `apply` sees to that.
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossless
     }
 
@@ -62,8 +62,8 @@ impl Accelerator for ExactReuseAccelerator {
         ]
     }
 
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
-        if plan.reuse.name() != Recompute.name() {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
+        if plan.reuse.name() != NoReuse.name() {
             return Err(Refusal::new(
                 format!("`{}` reuses in this plan already", plan.reuse.name()),
                 "Keep one of the entries",
@@ -82,7 +82,7 @@ impl Accelerator for ExactReuseAccelerator {
         }
         let limit_bytes = self.params.limit_mib << 20;
         let reuse = Arc::new(ExactReuse::new(limit_bytes, count(target)));
-        Ok(Plan { reuse, ..plan })
+        Ok(Backends { reuse, ..plan })
     }
 
     fn why_idle(&self) -> String {

@@ -1,7 +1,7 @@
 //! `fused_kernels`: operations that are made of others computed as one, in rollout and training alike.
 
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Refusal, Safety, Target};
-use flow_core::Plan;
+use flow_core::Backends;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -50,11 +50,11 @@ impl Accelerator for FusedKernelsAccelerator {
     }
 
     // Fused kernels are one kernel for plain and tracked operands by their contract, and both stages get them.
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossless
     }
 
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         let mode = self.params.mode;
         if mode == FusedKernelsMode::Regional && target.model.stacks.is_empty() {
             return Err(Refusal::new(
@@ -83,11 +83,11 @@ impl Accelerator for FusedKernelsAccelerator {
             ));
         };
         Ok(match mode {
-            FusedKernelsMode::Regional => Plan {
+            FusedKernelsMode::Regional => Backends {
                 block_kernels: Some(fused),
                 ..plan
             },
-            FusedKernelsMode::Full => Plan {
+            FusedKernelsMode::Full => Backends {
                 kernels: fused,
                 ..plan
             },

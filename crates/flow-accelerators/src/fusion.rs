@@ -1,7 +1,7 @@
 //! `fusion`: Burn's own fusion of elementwise operations. It is part of Burn's CubeCL backends only, and this build says so.
 
 use flow_accel::{Accelerator, AcceleratorStage, Refusal, Safety, StepScope, Target};
-use flow_core::Plan;
+use flow_core::Backends;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -28,11 +28,11 @@ impl Accelerator for Fusion {
     }
 
     // Which operations are fused depends on what is asked for around them, so a loss need not get the rollout's kernels.
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossy(StepScope::AllSteps)
     }
 
-    fn apply(&self, _: Plan, _: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, _: Backends, _: &Target<'_>) -> Result<Backends, Refusal> {
         Err(Refusal::new(
             format!(
                 "Burn compiles its fusion into its CubeCL backends only, where they are built with it, and this program's devices ({}) \

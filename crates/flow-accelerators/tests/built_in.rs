@@ -6,11 +6,11 @@ use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement, Engagement, Par
 use flow_accelerators::AttentionBackendAccelerator;
 use flow_attention::{AttentionRegistry, CpuAttention, ReferenceAttention};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::params::LayoutBuilder;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, Init, Kernels,
-    KeyValue, ModelSpec, ParamLayout, Plan, RegionKind, Stage, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined, Init,
+    Kernels, KeyValue, ModelSpec, ParamLayout, RegionKind, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -45,7 +45,7 @@ fn backend(name: &str) -> Params {
 
 /// `shared` entries in force for a model with an attention region, or the errors.
 fn shared(entries: &[(&str, &Params)], model: &ModelSpec) -> Result<Acceleration, String> {
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     registry()
         .arrangement(base, entries.iter().copied(), [], model)
         .map(at_work)
@@ -118,7 +118,12 @@ impl AttentionBackend for Elsewhere {
         AttentionCapability {
             devices: &["cuda"],
             dtypes: &[DType::BF16],
+            bias: false,
         }
+    }
+
+    fn is_row_independent(&self) -> bool {
+        false
     }
 
     fn kernel(&self, _: &AttentionCall) -> Result<String, Declined> {
@@ -139,13 +144,13 @@ impl AttentionBackend for Elsewhere {
 #[test]
 fn an_attention_backend_of_another_device_or_type_is_refused_before_the_run() {
     let kernels = || Arc::new(CpuKernels::default());
-    let here = Plan::new(Arc::new(CpuAttention), kernels());
+    let here = Backends::new(Arc::new(CpuAttention), kernels());
     let refusal = AttentionBackendAccelerator::serves(&Elsewhere, &here).expect_err("it is elsewhere");
     assert_eq!(
         refusal.why,
         "`elsewhere` computes on cuda; the run computes on cpu"
     );
-    let there = Plan::new(Arc::new(Elsewhere), kernels());
+    let there = Backends::new(Arc::new(Elsewhere), kernels());
     let refusal = AttentionBackendAccelerator::serves(&Elsewhere, &there).expect_err("the run is in f32");
     assert_eq!(refusal.why, "`elsewhere` takes bf16; the run computes in f32");
     assert!(refusal.help.contains("device.dtype"), "{}", refusal.help);
@@ -202,7 +207,7 @@ fn fused_kernels_without_a_place_or_without_effect_are_refused() {
     let kernels = CpuKernels::default()
         .fused(Arc::new(|| {}))
         .expect("not fused yet");
-    let base = Plan::new(Arc::new(CpuAttention), kernels);
+    let base = Backends::new(Arc::new(CpuAttention), kernels);
     let entries = [("fused_kernels", &params)];
     let again = registry().arrangement(base, entries, [], &model(&[]));
     let text = again.expect_err("they are fused")[0].to_string();
@@ -248,7 +253,7 @@ fn graph_capture_says_that_the_processor_cannot_and_must_come_last() {
 
 #[test]
 fn a_feature_cache_is_new_in_every_rollout_and_says_by_its_scope_what_is_exact() {
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let of = |params: serde_json::Value, model: &ModelSpec| {
         let params: Params = serde_json::from_value(params).expect("an object");
         registry()

@@ -10,8 +10,9 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallBody, Reusable, RowsBody};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, Exec, FlowModel,
-    KeyValue, Lane, ModelInput, Plan, ReuseDriver, Rollout, RowKey, Stage, Training, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined, Exec,
+    FlowModel, InferencePass, KeyValue, ModelInput, ReuseDriver, RowKey, Stage, TrainingPass, TrajectoryId,
+    Weights,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -24,46 +25,46 @@ const STEPS: u32 = 4;
 const PARTING: u32 = 2;
 
 fn with(kernels: CpuKernels, params: &Params, model: &dyn FlowModel) -> Acceleration {
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(kernels));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(kernels));
     registry()
         .arrangement(base, [("exact_reuse", params)], [], model.spec())
         .map(at_work)
         .unwrap_or_else(|errors| panic!("{}", errors[0]))
 }
 
-fn without(kernels: CpuKernels) -> Arc<Plan> {
-    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(kernels)))
+fn without(kernels: CpuKernels) -> Arc<Backends> {
+    Arc::new(Backends::new(Arc::new(CpuAttention), Arc::new(kernels)))
 }
 
 /// Groups of `group` samples, `micro_batch` of them in a call, conditional rows and then the others: their latents after
 /// some steps of which one adds noise. Members of a group start from the same latent.
-fn sample(rollout: &Rollout<'_>, model: &dyn FlowModel, group: u64, micro_batch: usize) -> Vec<u32> {
+fn sample(rollout: &InferencePass<'_>, model: &dyn FlowModel, group: u64, micro_batch: usize) -> Vec<u32> {
     let device = ComputeDevice::cpu();
     let values = model.spec().latent.values();
     let samples: Vec<u64> = (0..2 * group).collect();
     let mut latents = Vec::new();
     for batch in samples.chunks(micro_batch) {
         // Conditions are told by the sample's number: members are given that of their group, and the empty one is one.
-        let branches = |of: &dyn Fn(u64, bool) -> u64| -> Vec<Lane> {
+        let branches = |of: &dyn Fn(u64, bool) -> u64| -> Vec<TrajectoryId> {
             let branch = |conditional| {
-                let lane = move |sample: &u64| Lane {
+                let trajectory = move |sample: &u64| TrajectoryId {
                     sample: of(*sample, conditional),
                     conditional,
                 };
-                batch.iter().map(lane)
+                batch.iter().map(trajectory)
             };
             [true, false].into_iter().flat_map(branch).collect()
         };
         let asked = branches(&|sample, conditional| if conditional { sample / group } else { 0 });
         let starts = branches(&|sample, _| sample / group);
-        let lanes = branches(&|sample, _| sample);
+        let trajectories = branches(&|sample, _| sample);
         let mut x: Vec<f32> = batch
             .iter()
             .flat_map(|sample| noise(values, sample / group))
             .collect();
         for step in 0..STEPS {
             let sigma = 1.0 - f64::from(step) / f64::from(STEPS);
-            let key = |(asked, start): (&Lane, &Lane)| RowKey {
+            let key = |(asked, start): (&TrajectoryId, &TrajectoryId)| RowKey {
                 condition: Some([asked.sample as u8, u8::from(asked.conditional)].into()),
                 sigma: Some((sigma as f32).to_bits()),
                 latent: (step <= PARTING).then_some(start.sample),
@@ -72,10 +73,10 @@ fn sample(rollout: &Rollout<'_>, model: &dyn FlowModel, group: u64, micro_batch:
                 step,
                 steps: STEPS,
                 sigma: Some(sigma),
-                lanes: lanes.clone().into(),
+                trajectories: trajectories.clone().into(),
                 ..CallContext::single(Stage::Rollout)
             };
-            let rows = lanes.len();
+            let rows = trajectories.len();
             let input = ModelInput {
                 x: device.tensor([x.clone(), x.clone()].concat(), [rows, values]),
                 sigma: device.tensor(vec![sigma as f32; rows], [rows]),
@@ -113,9 +114,9 @@ fn every_bit_is_that_of_computing_everything_whatever_group_batch_model_and_prec
     for architecture in ["dit", "mmdit", "wan"] {
         let (model, weights) = noisy(architecture);
         for kernels in &kernels {
-            let plain = Rollout::new(&weights, without(kernels.clone()));
+            let plain = InferencePass::new(&weights, without(kernels.clone()));
             let reusing = with(kernels.clone(), &Params::new(), &*model);
-            let reused = Rollout::new(&weights, reusing.training().clone());
+            let reused = InferencePass::new(&weights, reusing.training().clone());
             for (group, micro_batch) in [(1, 1), (1, 2), (3, 6), (3, 4), (5, 3), (7, 5), (2, 3)] {
                 let about = format!("{architecture}, groups of {group}, {micro_batch} in a call");
                 let expected = sample(&plain, &*model, group, micro_batch);
@@ -135,7 +136,12 @@ fn every_bit_is_that_of_computing_everything_whatever_group_batch_model_and_prec
 fn members_of_a_group_are_one_forward_until_they_part() {
     let (model, weights) = noisy("dit");
     let reusing = with(CpuKernels::default(), &Params::new(), &*model);
-    sample(&Rollout::new(&weights, reusing.training().clone()), &*model, 4, 8);
+    sample(
+        &InferencePass::new(&weights, reusing.training().clone()),
+        &*model,
+        4,
+        8,
+    );
     // Two groups of four in one call, each with two branches: of the 16 rows 4 are computed, in three of four steps.
     assert_eq!(done(&reusing).of(Engagement::ForwardShared), 12 * 3);
 }
@@ -145,7 +151,12 @@ fn the_same_prompt_is_embedded_once_however_many_ask_and_a_new_version_of_weight
     let (model, mut weights) = noisy("dit");
     let reusing = with(CpuKernels::default(), &Params::new(), &*model);
     let reused = |weights: &Weights| {
-        let bits = sample(&Rollout::new(weights, reusing.training().clone()), &*model, 2, 4);
+        let bits = sample(
+            &InferencePass::new(weights, reusing.training().clone()),
+            &*model,
+            2,
+            4,
+        );
         let activity = reusing.take_activity().remove(0);
         (
             bits,
@@ -175,7 +186,7 @@ fn the_same_prompt_is_embedded_once_however_many_ask_and_a_new_version_of_weight
     weights
         .set(3, ComputeDevice::cpu().plain(changed, &shape))
         .expect("the same shape");
-    let plain = Rollout::new(&weights, without(CpuKernels::default()));
+    let plain = InferencePass::new(&weights, without(CpuKernels::default()));
     let (bits, ..) = reused(&weights);
     assert_ne!(bits, first);
     assert_eq!(bits, sample(&plain, &*model, 2, 4));
@@ -222,7 +233,7 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
     let (model, mut weights) = noisy("wan");
     // Two prompts and the empty one, asked for by two members each in both branches.
     let (blocks, prompts, rows) = (model.spec().stacks[0].1, 3, 2 * 2 * 2);
-    let counting = |plan: &Plan| {
+    let counting = |plan: &Backends| {
         Arc::new(Counting {
             reuse: plan.reuse.clone(),
             part: "text_keys_values",
@@ -234,8 +245,8 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
         let expected: HashMap<usize, usize> = (0..blocks).map(|block| (block, expected)).collect();
         assert_eq!(computed, expected);
     };
-    let under = |plan: &Plan, counting: &Arc<Counting>| {
-        Arc::new(Plan {
+    let under = |plan: &Backends, counting: &Arc<Counting>| {
+        Arc::new(Backends {
             reuse: counting.clone(),
             ..plan.clone()
         })
@@ -243,7 +254,7 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
     let plain = without(CpuKernels::default());
     let recomputing = counting(&plain);
     let expected = sample(
-        &Rollout::new(&weights, under(&plain, &recomputing)),
+        &InferencePass::new(&weights, under(&plain, &recomputing)),
         &*model,
         2,
         4,
@@ -254,7 +265,7 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
     let counted = counting(reusing.training());
     let plan = under(reusing.training(), &counted);
     for calls in [prompts, 0] {
-        let reused = sample(&Rollout::new(&weights, plan.clone()), &*model, 2, 4);
+        let reused = sample(&InferencePass::new(&weights, plan.clone()), &*model, 2, 4);
         assert_eq!(reused, expected);
         if calls > 0 {
             of_each_block(&counted, calls);
@@ -264,7 +275,10 @@ fn keys_and_values_of_a_text_are_computed_once_per_prompt_and_version_of_the_wei
     }
     let value = weights.stored()[0].clone();
     weights.set(0, value).expect("the same shape");
-    assert_eq!(sample(&Rollout::new(&weights, plan), &*model, 2, 4), expected);
+    assert_eq!(
+        sample(&InferencePass::new(&weights, plan), &*model, 2, 4),
+        expected
+    );
     of_each_block(&counted, prompts);
 }
 
@@ -283,8 +297,8 @@ fn two_sets_of_weights_and_the_base_below_adapters_never_answer_for_one_another(
     let plan = reusing.training();
     for _ in 0..2 {
         for weights in [&weights, &other] {
-            let expected = Rollout::new(weights, without(CpuKernels::default()));
-            let reused = Rollout::new(weights, plan.clone());
+            let expected = InferencePass::new(weights, without(CpuKernels::default()));
+            let reused = InferencePass::new(weights, plan.clone());
             assert_eq!(sample(&reused, &*model, 2, 4), sample(&expected, &*model, 2, 4));
             assert_eq!(
                 sample(&reused.without_adapters(), &*model, 2, 4),
@@ -322,11 +336,11 @@ fn flow_cache_limit(model: &dyn FlowModel, weights: &Weights, limit_bytes: u64) 
         }),
     ));
     let plan = (*without(CpuKernels::default())).clone();
-    let plan = Arc::new(Plan {
+    let plan = Arc::new(Backends {
         reuse: reuse.clone(),
         ..plan
     });
-    let bits = sample(&Rollout::new(weights, plan), model, 3, 6);
+    let bits = sample(&InferencePass::new(weights, plan), model, 3, 6);
     (bits, count.load(Ordering::Relaxed), reuse.kept_bytes())
 }
 
@@ -334,9 +348,9 @@ fn flow_cache_limit(model: &dyn FlowModel, weights: &Weights, limit_bytes: u64) 
 fn a_pass_that_trains_computes_everything_and_gets_every_gradient() {
     let (model, weights) = noisy("dit");
     let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
-    let gradients = |plan: &Arc<Plan>| {
-        let pass = Training::new(&weights, plan.clone(), trained.clone());
-        let lanes = [Lane {
+    let gradients = |plan: &Arc<Backends>| {
+        let pass = TrainingPass::new(&weights, plan.clone(), trained.clone());
+        let trajectories = [TrajectoryId {
             sample: 0,
             conditional: true,
         }; 2];
@@ -354,7 +368,7 @@ fn a_pass_that_trains_computes_everything_and_gets_every_gradient() {
         let input = ModelInput {
             x: device.tensor([noise(values, 0), noise(values, 0)].concat(), [2, values]),
             sigma: device.tensor(vec![0.5; 2], [2]),
-            condition: condition(&*model, &lanes),
+            condition: condition(&*model, &trajectories),
         };
         let exec = pass.exec(call).with_rows([key.clone(), key].into());
         let v = exec.velocity(&*model, input);
@@ -385,12 +399,16 @@ impl AttentionBackend for Mixing {
         AttentionCapability::HOST
     }
 
+    fn is_row_independent(&self) -> bool {
+        false
+    }
+
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
         CpuAttention.kernel(call)
     }
     fn attend(
         &self,
-        stash: &dyn flow_core::exec::Stash,
+        stash: &dyn flow_core::ops::Stash,
         q: &burn::backend::DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
@@ -403,11 +421,11 @@ impl AttentionBackend for Mixing {
 fn kernels_that_do_not_promise_independent_rows_are_refused_and_so_is_a_second_entry() {
     let (model, _) = noisy("dit");
     let none = Params::new();
-    let of = |plan: Plan, entries: &[(&str, &Params)]| {
+    let of = |plan: Backends, entries: &[(&str, &Params)]| {
         let result = registry().arrangement(plan, entries.iter().copied(), [], model.spec());
         result.map(|_| ()).map_err(|errors| errors[0].to_string())
     };
-    let mixing = Plan::new(Arc::new(Mixing), Arc::new(CpuKernels::default()));
+    let mixing = Backends::new(Arc::new(Mixing), Arc::new(CpuKernels::default()));
     let refused = of(mixing, &[("exact_reuse", &none)]).expect_err("rows may mix");
     assert!(
         refused.contains("attention `mixing`") && refused.contains("another attention backend"),
@@ -426,7 +444,14 @@ fn threads_that_need_the_same_value_at_once_compute_it_once() {
     let (model, weights) = noisy("dit");
     let counted = |threads: bool| {
         let reusing = with(CpuKernels::default(), &Params::new(), &*model);
-        let one = || sample(&Rollout::new(&weights, reusing.training().clone()), &*model, 3, 6);
+        let one = || {
+            sample(
+                &InferencePass::new(&weights, reusing.training().clone()),
+                &*model,
+                3,
+                6,
+            )
+        };
         let all: Vec<Vec<u32>> = if threads {
             std::thread::scope(|scope| {
                 let under_way: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
@@ -451,7 +476,7 @@ fn a_panic_in_the_middle_of_a_value_leaves_nothing_that_others_wait_for() {
         condition: Some([7].into()),
         ..RowKey::default()
     };
-    let rollout = Rollout::new(&weights, without(CpuKernels::default()));
+    let rollout = InferencePass::new(&weights, without(CpuKernels::default()));
     let exec = || {
         let call = CallContext::single(Stage::Rollout);
         rollout.exec(call).with_rows([key.clone(), key.clone()].into())

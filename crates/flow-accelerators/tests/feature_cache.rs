@@ -8,8 +8,8 @@ use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::{
-    CallContext, Exec, FlowModel, Lane, ModelInput, ModelSpec, Plan, RegionKind, Rollout, Stage,
-    VelocityDriver, Weights,
+    Backends, CallContext, Exec, FlowModel, InferencePass, ModelInput, ModelSpec, RegionKind, Stage,
+    TrajectoryId, VelocityDriver, Weights,
 };
 use flow_kernels::CpuKernels;
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ const GUIDANCE: f32 = 2.0;
 
 fn in_force(params: &Value, model: &ModelSpec) -> Result<Acceleration, String> {
     let params: Params = serde_json::from_value(params.clone()).expect("an object");
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     registry()
         .arrangement(base, [], [("feature_cache", &params)], model)
         .map(at_work)
@@ -61,17 +61,17 @@ fn policies() -> Vec<Value> {
 const MODELS: [&str; 4] = ["dit", "dit-with-experts", "mmdit", "wan"];
 
 /// The latents of three samples after 28 Euler steps with guidance.
-fn sample(rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f32> {
+fn sample(rollout: &InferencePass<'_>, model: &dyn FlowModel) -> Vec<f32> {
     sample_in(STEPS, rollout, model)
 }
 
-fn sample_in(steps: u32, rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f32> {
+fn sample_in(steps: u32, rollout: &InferencePass<'_>, model: &dyn FlowModel) -> Vec<f32> {
     let device = ComputeDevice::cpu();
     let values = model.spec().latent.values();
-    let lane = |conditional| move |sample| Lane { sample, conditional };
-    let lanes: Vec<Lane> = (0..SAMPLES)
-        .map(lane(true))
-        .chain((0..SAMPLES).map(lane(false)))
+    let trajectory = |conditional| move |sample| TrajectoryId { sample, conditional };
+    let trajectories: Vec<TrajectoryId> = (0..SAMPLES)
+        .map(trajectory(true))
+        .chain((0..SAMPLES).map(trajectory(false)))
         .collect();
     let rows = SAMPLES as usize;
     let mut x: Vec<f32> = (0..SAMPLES)
@@ -83,14 +83,14 @@ fn sample_in(steps: u32, rollout: &Rollout<'_>, model: &dyn FlowModel) -> Vec<f3
             step,
             steps,
             sigma: Some(sigma(step)),
-            lanes: lanes.clone().into(),
+            trajectories: trajectories.clone().into(),
             ..CallContext::single(Stage::Rollout)
         };
         let both = [x.clone(), x.clone()].concat();
         let input = ModelInput {
             x: device.tensor(both, [2 * rows, values]),
             sigma: device.tensor(vec![sigma(step) as f32; 2 * rows], [2 * rows]),
-            condition: condition(model, &lanes),
+            condition: condition(model, &trajectories),
         };
         let v: Tensor<2> = rollout.exec(call).velocity(model, input);
         let v = to_host(&v.into_dispatch());
@@ -108,7 +108,7 @@ fn every_policy_answers_on_every_architecture_and_stays_near_the_exact_trajector
     for architecture in MODELS {
         let (model, weights) = noisy(architecture);
         let plain = in_force(&json!({ "policy": "step_mask" }), model.spec()).expect("it fits");
-        let exact = sample(&Rollout::new(&weights, plain.training().clone()), &*model);
+        let exact = sample(&InferencePass::new(&weights, plain.training().clone()), &*model);
         for params in policies() {
             let what = format!("{architecture} {params}");
             let acceleration =
@@ -123,7 +123,10 @@ fn every_policy_answers_on_every_architecture_and_stays_near_the_exact_trajector
             let drift = distance(&found, &exact);
             assert!(drift < 0.1, "{what}: {drift}");
             // What the training plan computes in between is not touched, and a second rollout is like the first.
-            let between = sample(&Rollout::new(&weights, acceleration.training().clone()), &*model);
+            let between = sample(
+                &InferencePass::new(&weights, acceleration.training().clone()),
+                &*model,
+            );
             assert_eq!(between, exact, "{what}");
             let scope = acceleration.rollout(&weights).expect("it opens");
             assert_eq!(sample(scope.rollout(), &*model), found, "{what}");
@@ -143,7 +146,7 @@ fn eight_steps_with_the_defaults_of_first_block_have_the_bits_of_no_cache() {
             let acceleration = in_force(&params, model.spec()).expect("it fits");
             let exact = sample_in(
                 8,
-                &Rollout::new(&weights, acceleration.training().clone()),
+                &InferencePass::new(&weights, acceleration.training().clone()),
                 &*model,
             );
             let scope = acceleration.rollout(&weights).expect("it opens");
@@ -166,7 +169,7 @@ fn every_policy_answers_with_the_same_bits_beside_fused_kernels() {
         for params in policies() {
             let entry: Params = serde_json::from_value(params.clone()).expect("an object");
             let found = [vec![], vec![("fused_kernels", &fused)]].map(|shared| {
-                let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+                let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
                 let acceleration = registry()
                     .arrangement(base, shared, [("feature_cache", &entry)], model.spec())
                     .map(at_work)
@@ -361,9 +364,9 @@ fn a_cache_of_whole_calls_asks_what_stands_below_it_for_whole_batches_and_gives_
         let (model, weights) = noisy("dit");
         let read: Params = serde_json::from_value(params.clone()).expect("an object");
         let sampled = |below: Option<Replayed>| {
-            let plain = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+            let plain = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
             let base = match below {
-                Some(replayed) => Plan {
+                Some(replayed) => Backends {
                     velocities: Arc::new(replayed),
                     ..plain
                 },
@@ -407,7 +410,7 @@ fn a_cache_of_whole_calls_asks_what_stands_below_it_for_whole_batches_and_gives_
 #[test]
 fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
     let params: Params = serde_json::from_value(json!({ "policy": "easycache" })).expect("an object");
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let twice = [("feature_cache", &params), ("feature_cache", &params)];
     let errors = registry()
         .arrangement(base, [], twice, &model(3))
@@ -419,18 +422,18 @@ fn two_caches_for_one_place_are_refused_and_the_schema_knows_every_policy() {
     );
 
     // Another accelerator's driver may be there already.
-    let base = Plan {
+    let base = Backends {
         velocities: Arc::new(Others),
-        ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+        ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
     };
     let driven = registry().arrangement(base, [], [("feature_cache", &params)], &model(3));
     let text = driven.expect_err("the place is taken")[0].to_string();
     assert!(text.contains("`others` drives the velocities"), "{text}");
 
     // One that computes everything is no cache: policies for whole calls stand above it, others would decide nothing.
-    let base = || Plan {
+    let base = || Backends {
         velocities: Arc::new(Replayed::default()),
-        ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+        ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
     };
     for params in policies() {
         let whole = ["auto", "easycache"].iter().any(|name| params["policy"] == *name)

@@ -2,18 +2,14 @@
 
 mod support;
 
-use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_accel::{Acceleration, Params};
 use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::Stash;
-use flow_core::kernels::{LinearWeights, OnFused, SdeOutputs};
 use flow_core::{
-    Activation, AdamWStep, CallContext, FlowModel, Halves, Kernels, Lane, ModelInput, NotRecorded, Plain,
-    Plan, Recorded, Recorder, Rollout, Stage, StepFactors, StepValues, Stopped, Training, Updated, Weights,
-    stopped,
+    Backends, CallContext, FlowModel, InferencePass, Kernels, LayeredKernels, ModelInput, NotRecorded,
+    RawTensor, Recorded, Recorder, Stage, Stopped, TrainingPass, TrajectoryId, Weights, stopped,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -34,9 +30,9 @@ enum Manner {
 impl Recorder for Manner {
     fn record(
         &self,
-        inputs: &[Plain],
-        warm_up: &mut dyn FnMut(&[Plain]),
-        compute: &mut dyn FnMut(&[Plain]) -> Vec<Plain>,
+        inputs: &[RawTensor],
+        warm_up: &mut dyn FnMut(&[RawTensor]),
+        compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
     ) -> Result<Box<dyn Recorded>, NotRecorded> {
         warm_up(inputs);
         match self {
@@ -45,37 +41,37 @@ impl Recorder for Manner {
         }
     }
 
-    fn copied(&self, tensor: &Plain) -> Plain {
+    fn copied(&self, tensor: &RawTensor) -> RawTensor {
         tensor.clone()
     }
 
-    fn is_held(&self, _: &Plain) -> bool {
+    fn is_held(&self, _: &RawTensor) -> bool {
         false
     }
 
-    fn is_readable(&self, tensors: &[Plain]) -> bool {
+    fn is_readable(&self, tensors: &[RawTensor]) -> bool {
         assert!(tensors.len() > 2, "inputs and weights are asked for");
         *self != Self::Broken
     }
 
-    fn release(&self, _: &Plain) {}
+    fn release(&self, _: &RawTensor) {}
 }
 
 #[derive(Debug)]
-struct Recording(Vec<Plain>);
+struct Recording(Vec<RawTensor>);
 
 impl Recorded for Recording {
-    fn replay(&mut self, _: &[Plain]) -> Result<&[Plain], NotRecorded> {
+    fn replay(&mut self, _: &[RawTensor]) -> Result<&[RawTensor], NotRecorded> {
         Ok(&self.0)
     }
 
-    fn outputs(&self) -> &[Plain] {
+    fn outputs(&self) -> &[RawTensor] {
         &self.0
     }
 }
 
 fn captured(manner: Manner, model: &dyn FlowModel) -> Acceleration {
-    let base = Plan::new(
+    let base = Backends::new(
         Arc::new(CpuAttention),
         Arc::new(RecordingKernels {
             kernels: Arc::new(CpuKernels::default()),
@@ -98,8 +94,8 @@ fn captured(manner: Manner, model: &dyn FlowModel) -> Acceleration {
 fn input(model: &dyn FlowModel, batch: usize) -> ModelInput {
     let device = ComputeDevice::cpu();
     let values = model.spec().latent.values();
-    let lanes: Vec<Lane> = (0..batch as u64)
-        .map(|sample| Lane {
+    let trajectories: Vec<TrajectoryId> = (0..batch as u64)
+        .map(|sample| TrajectoryId {
             sample,
             conditional: true,
         })
@@ -107,19 +103,19 @@ fn input(model: &dyn FlowModel, batch: usize) -> ModelInput {
     ModelInput {
         x: device.tensor(noise(batch * values, 5), [batch, values]),
         sigma: device.tensor(vec![0.5; batch], [batch]),
-        condition: condition(model, &lanes),
+        condition: condition(model, &trajectories),
     }
 }
 
-fn velocity(plan: &Arc<Plan>, weights: &Weights, model: &dyn FlowModel, batch: usize) -> Vec<f32> {
-    let rollout = Rollout::new(weights, plan.clone());
+fn velocity(plan: &Arc<Backends>, weights: &Weights, model: &dyn FlowModel, batch: usize) -> Vec<f32> {
+    let rollout = InferencePass::new(weights, plan.clone());
     let exec = rollout.exec(CallContext::single(Stage::Rollout));
     to_host(&exec.velocity(model, input(model, batch)).into_dispatch())
 }
 
-fn gradients(plan: &Arc<Plan>, weights: &Weights, model: &dyn FlowModel) -> Vec<Option<Vec<f32>>> {
+fn gradients(plan: &Arc<Backends>, weights: &Weights, model: &dyn FlowModel) -> Vec<Option<Vec<f32>>> {
     let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
-    let pass = Training::new(weights, plan.clone(), trained);
+    let pass = TrainingPass::new(weights, plan.clone(), trained);
     let velocity = pass
         .exec(CallContext::single(Stage::Training))
         .velocity(model, input(model, 2));
@@ -131,7 +127,10 @@ fn gradients(plan: &Arc<Plan>, weights: &Weights, model: &dyn FlowModel) -> Vec<
 #[test]
 fn a_call_that_the_device_does_not_record_is_computed_to_the_same_bits_counted_and_named() {
     let (model, weights) = noisy("dit");
-    let plain = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+    let plain = Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ));
     let full = captured(Manner::Full, &*model);
     for _ in 0..3 {
         assert_eq!(
@@ -187,7 +186,6 @@ fn recordings_beyond_the_number_that_is_kept_are_named_and_replays_count_what_th
         activity.iter().all(|each| each.shortfalls.is_empty()),
         "eight fit"
     );
-    // Recorded after one warm-up each, then replayed twice: the recorded run itself is the first replay.
     let counted = |activity: &[flow_accel::Activity]| -> Vec<u64> {
         let numbers = activity
             .iter()
@@ -205,8 +203,9 @@ fn recordings_beyond_the_number_that_is_kept_are_named_and_replays_count_what_th
     assert!(once > 0, "the fused kernels are in the recording");
     assert_eq!(
         fused,
-        8 * (2 + 2) * once,
-        "warm-up, recording, and two replays of each"
+        16 * once,
+        "each call counts once, whether it was recorded in it or before: a resumed run, which records anew, counts as one that was \
+         never stopped"
     );
 
     velocity(records.training(), &weights, &*model, 9);
@@ -222,103 +221,18 @@ struct RecordingKernels {
     manner: Manner,
 }
 
-impl Kernels for RecordingKernels {
+impl LayeredKernels for RecordingKernels {
+    fn inner(&self) -> &dyn Kernels {
+        &*self.kernels
+    }
+    fn around(&self, kernels: Arc<dyn Kernels>) -> Arc<dyn Kernels> {
+        let manner = self.manner;
+        Arc::new(Self { kernels, manner })
+    }
     fn name(&self) -> &str {
         "recording"
     }
     fn recorder(&self) -> Option<Arc<dyn Recorder>> {
         Some(Arc::new(self.manner))
-    }
-    fn fused(&self, on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
-        let kernels = self.kernels.fused(on_fused)?;
-        let manner = self.manner;
-        Some(Arc::new(Self { kernels, manner }))
-    }
-    fn linear(
-        &self,
-        stash: &dyn Stash,
-        x: &DispatchTensor,
-        weights: &LinearWeights,
-        activation: Activation,
-    ) -> DispatchTensor {
-        self.kernels.linear(stash, x, weights, activation)
-    }
-    fn linear_gated_residual(
-        &self,
-        stash: &dyn Stash,
-        residual: &DispatchTensor,
-        x: &DispatchTensor,
-        weights: &LinearWeights,
-        modulation: &DispatchTensor,
-        gate: usize,
-    ) -> DispatchTensor {
-        (self.kernels).linear_gated_residual(stash, residual, x, weights, modulation, gate)
-    }
-    fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {
-        self.kernels.activation(x, activation)
-    }
-    fn modulated_layer_norm(
-        &self,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        shift: usize,
-        scale: usize,
-        epsilon: f32,
-    ) -> DispatchTensor {
-        (self.kernels).modulated_layer_norm(x, modulation, shift, scale, epsilon)
-    }
-    fn gated_residual(
-        &self,
-        residual: &DispatchTensor,
-        branch: &DispatchTensor,
-        modulation: &DispatchTensor,
-        gate: usize,
-    ) -> DispatchTensor {
-        self.kernels.gated_residual(residual, branch, modulation, gate)
-    }
-    fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
-        self.kernels.rms_norm(x, weight, epsilon)
-    }
-    fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
-        self.kernels.rotary(x, cos, sin)
-    }
-    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
-        self.kernels.embedding(table, index)
-    }
-    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-        self.kernels.sde_step(x, v, noise, coefficients)
-    }
-    fn sde_log_prob(
-        &self,
-        x: &Plain,
-        v: &DispatchTensor,
-        x_next: &Plain,
-        coefficients: &Plain,
-    ) -> (DispatchTensor, DispatchTensor) {
-        self.kernels.sde_log_prob(x, v, x_next, coefficients)
-    }
-    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
-        self.kernels.mean_squared_distance(a, b)
-    }
-    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
-        self.kernels.sums_of_squares(tensors)
-    }
-    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues {
-        self.kernels.step_values(gradients, factors, device)
-    }
-    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
-        self.kernels.accumulate(accumulated, gradient);
-    }
-    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
-        self.kernels.adamw_all(weights, step);
-    }
-    fn split(&self, value: &Plain) -> Halves {
-        self.kernels.split(value)
-    }
-    fn join(&self, halves: &[Halves]) -> Vec<Plain> {
-        self.kernels.join(halves)
-    }
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
-        self.kernels.average_all(averages, decay);
     }
 }

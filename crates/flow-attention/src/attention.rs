@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Slice, Tensor};
-use flow_core::exec::Compute;
+use flow_core::ops::Compute;
 use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue};
 
 /// What [`attention`] gives.
@@ -16,7 +16,7 @@ pub struct Attention {
     pub lse: Tensor<3>,
 }
 
-/// `softmax(scale · q kᵀ + mask) v` of queries `q [B, S, H, D]` over one or two `parts` of keys and values `[B, T, H_kv,
+/// `softmax(scale · q kᵀ + bias + mask) v` of queries `q [B, S, H, D]` over one or two `parts` of keys and values `[B, T, H_kv,
 /// D]`, where `H_kv` divides `H`; forward, and backward where operands are tracked.
 ///
 /// # Errors
@@ -31,6 +31,7 @@ pub fn attention<const PARTS: usize>(
     let parts = parts.map(|(k, v)| (k.into_dispatch(), v.into_dispatch()));
     let parts: Vec<KeyValue<'_>> = parts.iter().map(|(k, v)| KeyValue { k, v }).collect();
     let call = AttentionCall::new(&q, &parts, spec)?;
+    backend.capability().check_bias(&call)?;
     let attended = backend.attend(&Compute, &q, &parts, &call)?;
     let rows = [call.batch, call.heads, call.queries].map(|end| Slice::from(0..end));
     Ok(Attention {

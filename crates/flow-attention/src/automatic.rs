@@ -1,7 +1,7 @@
 //! The choice among backends, by a table.
 
 use burn::backend::DispatchTensor;
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::{Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue};
 use std::sync::Arc;
 
@@ -33,7 +33,8 @@ impl AutomaticAttention {
     fn choose(&self, call: &AttentionCall) -> Result<(&dyn AttentionBackend, String), Declined> {
         let mut reasons = Vec::new();
         for backend in &self.backends {
-            match backend.kernel(call) {
+            let allowed = backend.capability().check_bias(call);
+            match allowed.and_then(|()| backend.kernel(call)) {
                 Ok(kernel) => return Ok((&**backend, kernel)),
                 Err(declined) => reasons.push(format!("`{}`: {declined}", backend.name())),
             }

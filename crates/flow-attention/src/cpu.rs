@@ -15,11 +15,11 @@ use crate::node::through;
 use backward::{Saved, backward};
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
-use flow_core::attention::Place;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
+use flow_core::ops::attention::Place;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
 };
 use forward::{Operands, forward};
 use std::sync::Arc;
@@ -35,7 +35,10 @@ impl AttentionBackend for CpuAttention {
     }
 
     fn capability(&self) -> AttentionCapability {
-        AttentionCapability::HOST
+        AttentionCapability {
+            bias: true,
+            ..AttentionCapability::HOST
+        }
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
@@ -59,21 +62,22 @@ impl AttentionBackend for CpuAttention {
         let visible = Arc::new(Visible::new(call));
         Ok(through(stash, q, parts, |inputs| {
             let inputs: Arc<[CpuTensor]> = inputs.iter().map(CpuTensor::read).collect();
-            let again = (inputs.clone(), visible.clone(), call.clone());
+            let bias = call.bias.as_ref().map(|bias| CpuTensor::read(bias.values()));
+            let again = (inputs.clone(), bias.clone(), visible.clone(), call.clone());
             let compute = move || {
-                let (o, lse) = forward(call, &operands(&inputs), &visible);
+                let (o, lse) = forward(call, &operands(&inputs, bias.as_ref()), &visible);
                 [
                     from_vec(o, &call.query_shape()),
                     from_vec(lse, &[call.batch, call.heads, call.queries]),
                 ]
             };
-            let backward = move |[_, lse]: [Plain; 2]| -> op::Backward {
+            let backward = move |[_, lse]: [RawTensor; 2]| -> autograd::Backward {
                 let lse = CpuTensor::read(&lse);
                 Arc::new(move |incoming| {
-                    let (inputs, visible, call) = &again;
+                    let (inputs, bias, visible, call) = &again;
                     let gradient = CpuTensor::read(incoming.gradient());
                     let saved = Saved {
-                        operands: operands(inputs),
+                        operands: operands(inputs, bias.as_ref()),
                         lse: lse.values(),
                         visible,
                     };
@@ -85,9 +89,10 @@ impl AttentionBackend for CpuAttention {
     }
 }
 
-fn operands(inputs: &[CpuTensor]) -> Operands<'_> {
+fn operands<'a>(inputs: &'a [CpuTensor], bias: Option<&'a CpuTensor>) -> Operands<'a> {
     Operands {
         q: inputs[0].values(),
+        bias: bias.map(CpuTensor::values),
         parts: inputs[1..]
             .chunks(2)
             .map(|pair| [pair[0].values(), pair[1].values()])

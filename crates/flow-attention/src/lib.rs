@@ -14,6 +14,7 @@ mod registry;
 pub use attention::{Attention, attention};
 pub use automatic::AutomaticAttention;
 pub use cpu::CpuAttention;
-pub use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, attention::Mask};
+pub use flow_core::ops::attention::Mask;
+pub use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, RelativeBias};
 pub use reference::ReferenceAttention;
 pub use registry::{AttentionRegistry, UnknownBackend, register};

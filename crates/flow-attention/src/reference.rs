@@ -1,6 +1,6 @@
 //! Attention as its formula reads, in f64, forward and backward: what other backends are held against.
 //!
-//! `s = scale · q kᵀ`, `p = softmax(s)`, `o = p v`; backward with `D = Σ do · o` per query (Dao 2023, arXiv:2307.08691,
+//! `s = scale · q kᵀ + bias`, `p = softmax(s)`, `o = p v`; backward with `D = Σ do · o` per query (Dao 2023, arXiv:2307.08691,
 //! section 2.3): `dv = pᵀ do`, `ds = p (do vᵀ - D)`, `dq = scale · ds k`, `dk = scale · dsᵀ q`. Every sum runs in the
 //! order of its index.
 
@@ -8,9 +8,9 @@ use crate::cpu::on_the_host;
 use crate::node::through;
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// Tokens from `first` on of heads of all samples, as one tensor of `shape`, `[B, T, H, D]`.
-fn gathered(heads: &[Rows], first: usize, shape: [usize; 4]) -> Plain {
+fn gathered(heads: &[Rows], first: usize, shape: [usize; 4]) -> RawTensor {
     let [batch, tokens, count, _] = shape;
     let mut values = Vec::with_capacity(shape.iter().product());
     for sample in 0..batch {
@@ -88,6 +88,8 @@ fn gathered(heads: &[Rows], first: usize, shape: [usize; 4]) -> Plain {
 struct Head<'a> {
     call: &'a AttentionCall,
     sample: usize,
+    /// What is added to the scores, by distance.
+    bias: Option<Vec<f64>>,
     q: Rows,
     k: Rows,
     v: Rows,
@@ -102,9 +104,18 @@ impl<'a> Head<'a> {
             let parts = operands[1..].iter().skip(which).step_by(2);
             parts.fold(none, |rows, part| rows.then(Rows::of(part, [sample, kv_head])))
         };
+        let bias = call.bias.as_ref().map(|bias| {
+            let (bias, distances) = (
+                CpuTensor::read(bias.values()),
+                call.queries + call.key_count() - 1,
+            );
+            let of_head = &bias.values()[head * distances..][..distances];
+            of_head.iter().map(|value| f64::from(*value)).collect()
+        });
         Self {
             call,
             sample,
+            bias,
             q: Rows::of(&operands[0], [sample, head]),
             k: both(0),
             v: both(1),
@@ -120,7 +131,14 @@ impl<'a> Head<'a> {
         let scale = f64::from(self.call.scale);
         (0..self.call.key_count())
             .filter(|key| mask.is_none_or(|mask| mask.allows(self.sample, query, *key)))
-            .map(|key| (key, scale * dot(self.q.row(query), self.k.row(key))))
+            .map(|key| {
+                let bias = self
+                    .bias
+                    .as_ref()
+                    .map(|bias| bias[key + self.call.queries - 1 - query]);
+                let score = scale * dot(self.q.row(query), self.k.row(key));
+                (key, score + bias.unwrap_or(0.0))
+            })
             .collect()
     }
 
@@ -175,7 +193,7 @@ fn gradients(
     operands: &[CpuTensor],
     gradient: &CpuTensor,
     wanted: &[bool],
-) -> Vec<Option<Plain>> {
+) -> Vec<Option<RawTensor>> {
     let group = call.heads / call.kv_heads;
     // One task for the heads that share keys, so that their sums have one order.
     let done: Vec<(Vec<Rows>, [Rows; 2])> = (0..call.batch * call.kv_heads)
@@ -214,7 +232,10 @@ impl AttentionBackend for ReferenceAttention {
     }
 
     fn capability(&self) -> AttentionCapability {
-        AttentionCapability::HOST
+        AttentionCapability {
+            bias: true,
+            ..AttentionCapability::HOST
+        }
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
@@ -250,7 +271,7 @@ impl AttentionBackend for ReferenceAttention {
                     from_vec(lse, &[call.batch, call.heads, call.queries]),
                 ]
             };
-            let backward = move |_| -> op::Backward {
+            let backward = move |_| -> autograd::Backward {
                 Arc::new(move |incoming| {
                     let (operands, call) = &again;
                     let gradient = CpuTensor::read(incoming.gradient());

@@ -6,8 +6,8 @@ mod support;
 use burn::backend::DispatchTensor;
 use flow_attention::{AttentionRegistry, CpuAttention, ReferenceAttention, register};
 use flow_core::cpu::to_host;
-use flow_core::exec::{Compute, Stash};
-use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, Plain};
+use flow_core::ops::{Compute, Stash};
+use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, RawTensor};
 use std::sync::Mutex;
 use support::{Operand, bits, check, check_threads, distance, operand, run};
 
@@ -46,7 +46,7 @@ fn attend(
     }];
     let spec = AttentionSpec {
         scale: Some(scale),
-        mask: None,
+        ..AttentionSpec::default()
     };
     let call = AttentionCall::new(&inputs[0], &parts, &spec)?;
     Ok(backend.attend(stash, &inputs[0], &parts, &call)?.output)
@@ -199,7 +199,7 @@ fn large_scores_neither_overflow_nor_lose_the_largest() {
         ..shape([1, 5, 9, 2, 8])
     };
     let operands = operands(&shape);
-    let inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+    let inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
     let wide: Vec<Vec<f64>> = operands.iter().map(Operand::wide).collect();
     let found = to_host(&kernel(&Compute, &shape, &inputs));
     // Scores of some thousands carry an f32 rounding error of some 1e-4, which the exponential turns into a relative one.
@@ -212,7 +212,7 @@ fn a_value_that_is_not_a_number_stays_visible() {
     let shape = shape([2, 3, 5, 1, 4]);
     let mut operands = operands(&shape);
     operands[0].values[4] = f32::NAN;
-    let inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+    let inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
     let found = to_host(&kernel(&Compute, &shape, &inputs));
     assert!(
         found[4..8].iter().all(|value| value.is_nan()),
@@ -228,10 +228,10 @@ fn a_value_that_is_not_a_number_stays_visible() {
 
 /// Keeps what a first run makes and gives it to later runs; counts how often it was computed.
 #[derive(Debug, Default)]
-struct Kept(Mutex<(usize, Vec<Plain>)>);
+struct Kept(Mutex<(usize, Vec<RawTensor>)>);
 
 impl Stash for Kept {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         assert_eq!(name, "attention");
         let mut kept = self.0.lock().expect("not poisoned");
         if kept.1.is_empty() {
@@ -246,7 +246,7 @@ fn a_kept_output_serves_a_tracked_run_without_computing_attention_again() {
     let shape = shape([2, 13, 21, 2, 5]);
     let (operands, seed) = (operands(&shape), operand(9, &[2, 13, 2, 5]));
     let stash = Kept::default();
-    let inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+    let inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
     let first = to_host(&kernel(&stash, &shape, &inputs));
     let replayed = run(
         &operands,

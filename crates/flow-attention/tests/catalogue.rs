@@ -8,7 +8,7 @@ use flow_attention_cube::Element;
 use flow_attention_cube::catalogue::{Case, Data, Layout, Operand, Results, cases, reference};
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::leaf;
-use flow_core::{AttentionBackend, op};
+use flow_core::{AttentionBackend, autograd};
 use std::sync::Arc;
 
 /// The operand as a tensor `[B, S, H, D]` that lies in memory as the case says.
@@ -46,6 +46,7 @@ fn run(backend: &dyn AttentionBackend, case: &Case, data: &Data) -> Results {
                 .mask(case.sizes())
                 .expect("the masks of the catalogue fit"),
         )),
+        ..AttentionSpec::default()
     };
     let tracked = |operand: &Operand| leaf(&tensor(case.layout, operand).into_dispatch());
     let q = tracked(&data.q);
@@ -64,7 +65,7 @@ fn run(backend: &dyn AttentionBackend, case: &Case, data: &Data) -> Results {
     let lse = done.lse.into_data();
     let seed = tensor(case.layout, &data.d_o).into_dispatch();
     let output = done.output.into_dispatch();
-    let mut gradients = op::backward_from(vec![output.clone()], vec![Some(seed)]).expect("tracked");
+    let mut gradients = autograd::backward_from(vec![output.clone()], vec![Some(seed)]).expect("tracked");
     let mut gradient = |of: &DispatchTensor| {
         let found = <Dispatch as AutodiffBackend>::grad_remove(of, &mut gradients);
         heads_first(Tensor::from_dispatch(
@@ -116,6 +117,7 @@ fn a_mask_that_was_made_for_other_sizes_is_declined() {
         mask: Some(Arc::new(
             flow_attention::Mask::key_padding(vec![3]).expect("a mask"),
         )),
+        ..AttentionSpec::default()
     };
     let error = attention(&CpuAttention, tensor(3), [(tensor(5), tensor(5))], &spec).expect_err("declined");
     assert!(error.to_string().contains("batch"), "{error}");

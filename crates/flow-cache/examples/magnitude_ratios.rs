@@ -7,7 +7,8 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    CallContext, Condition, FlowModel, Lane, LatentShape, ModelInput, Plan, Rollout, Stage, Weights,
+    Backends, CallContext, Condition, FlowModel, InferencePass, LatentShape, ModelInput, Stage, TrajectoryId,
+    Weights,
 };
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, DitConfig, Position};
@@ -47,23 +48,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     let measured = Arc::new(MagnitudeRatios::new());
-    let plan = Plan {
+    let plan = Backends {
         stacks: measured.clone(),
-        ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+        ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
     };
-    let rollout = Rollout::new(&weights, Arc::new(plan));
+    let rollout = InferencePass::new(&weights, Arc::new(plan));
     let sigma = |step| 1.0 - step as f32 / STEPS as f32;
     let mut x = vec![0.0f32; 64];
     Stream::new(2, Purpose::InitialNoise).at(0, 0).fill_normal(&mut x);
     for step in 0..STEPS {
-        let lane = Lane {
+        let trajectory = TrajectoryId {
             sample: 0,
             conditional: true,
         };
         let call = CallContext {
             step,
             steps: STEPS,
-            lanes: Arc::from([lane]),
+            trajectories: Arc::from([trajectory]),
             ..CallContext::single(Stage::Rollout)
         };
         let input = ModelInput {

@@ -1,7 +1,7 @@
 //! Forecasts: how an answer is made of features that were computed.
 //!
 //! Every forecast here is a linear combination of what is kept, so a forecast is its weights: host numbers in f64 that
-//! depend on step numbers and noise levels only. One operation, [`LaneKernels::assemble`](flow_core::LaneKernels::assemble), applies them.
+//! depend on step numbers and noise levels only. One operation, [`FeatureCacheOps::assemble`](flow_core::FeatureCacheOps::assemble), applies them.
 
 use crate::Moment;
 

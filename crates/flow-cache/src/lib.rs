@@ -6,11 +6,11 @@ mod drivers;
 mod engine;
 mod exact;
 mod forecast;
-mod lanes;
 mod policies;
 mod policy;
 mod round;
 mod rules;
+mod trajectories;
 
 pub use drivers::{
     GuidanceCache, LayerCache, LayerPolicy, MagnitudeRatios, SignalChanges, StackCache, StackPolicy,
@@ -18,10 +18,7 @@ pub use drivers::{
 };
 pub use engine::{OnCall, Tally};
 pub use exact::{ExactReuse, OnReused, Reused};
-pub use flow_core::kernels::combine;
-pub use flow_core::kernels::split_frequencies;
 pub use forecast::Forecast;
-pub use lanes::{LaneStore, StepOrder};
 pub use policies::{
     Auto, AutoState, DbCache, DbCacheState, EasyCache, EasyCacheState, FasterAttention, FasterGuidance,
     FirstBlock, GuidanceState, MagCache, MagCacheState, Mask, PublishedMask, Pyramid, StepMask, TaylorSeer,
@@ -29,11 +26,12 @@ pub use policies::{
 };
 pub use policy::{Change, Compares, Outcome, Policy, Situation};
 pub use rules::{Moment, Rules};
+pub use trajectories::{StepOrder, TrajectoryStore};
 
-use flow_core::{RunAll, StackDriver};
+use flow_core::{RunAllBlocks, StackDriver};
 use std::sync::Arc;
 
 /// The driver that reuses nothing.
 pub fn no_reuse() -> Arc<dyn StackDriver> {
-    Arc::new(RunAll)
+    Arc::new(RunAllBlocks)
 }

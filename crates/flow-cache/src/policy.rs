@@ -1,18 +1,18 @@
-//! What a policy is: it decides for one lane at a time, from host data only.
+//! What a policy is: it decides for one trajectory at a time, from host data only.
 
 use crate::{Forecast, Moment};
-use flow_core::kernels::LaneSum;
-use flow_core::{AttentionLayer, Lane};
+use flow_core::ops::PairSums;
+use flow_core::{AttentionLayer, TrajectoryId};
 use std::fmt::Debug;
 use std::ops::Add;
 
-/// Decides which steps of a lane are computed, and how the others are forecast.
+/// Decides which steps of a trajectory are computed, and how the others are forecast.
 ///
-/// A policy holds parameters, never state: what a lane remembers is a [`State`](Self::State), which the driver keeps
+/// A policy holds parameters, never state: what a trajectory remembers is a [`State`](Self::State), which the driver keeps
 /// by sample and branch. The driver has measured what the policy [`compares`](Self::compares), obeys the
 /// [`Rules`](crate::Rules) before it asks, gathers the rows to be computed, and forecasts the others.
 pub trait Policy: Debug + Send + Sync + 'static {
-    /// What a lane remembers besides features; new where nothing is known.
+    /// What a trajectory remembers besides features; new where nothing is known.
     type State: Clone + Debug + Default + Send;
 
     /// Name in configs, logs and manifests.
@@ -23,16 +23,16 @@ pub trait Policy: Debug + Send + Sync + 'static {
         Compares::default()
     }
 
-    /// Whether a lane with features in store is answered now.
+    /// Whether a trajectory with features in store is answered now.
     fn answers(&self, now: &Situation<'_>, state: &mut Self::State) -> bool;
 
-    /// Whether what a lane shows when it is computed is kept. Not for lanes that are never answered: a feature has the size of what
+    /// Whether what a trajectory shows when it is computed is kept. Not for trajectories that are never answered: a feature has the size of what
     /// it answers for.
-    fn keeps(&self, _lane: &Lane) -> bool {
+    fn keeps(&self, _lane: &TrajectoryId) -> bool {
         true
     }
 
-    /// Called after a lane was computed. `outcome` is there if the policy compares outcomes and the lane was computed
+    /// Called after a trajectory was computed. `outcome` is there if the policy compares outcomes and the trajectory was computed
     /// before.
     fn computed(&self, _now: &Situation<'_>, _outcome: Option<Outcome>, _state: &mut Self::State) {}
 
@@ -47,13 +47,13 @@ pub trait Policy: Debug + Send + Sync + 'static {
         None
     }
 
-    /// Whether an unconditional lane does what the conditional lane of its sample does, if that is in the same call.
+    /// Whether an unconditional trajectory does what the conditional trajectory of its sample does, if that is in the same call.
     fn follows_conditional(&self) -> bool {
         false
     }
 }
 
-/// Comparisons that a policy wants; each costs a tensor of memory per lane.
+/// Comparisons that a policy wants; each costs a tensor of memory per trajectory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compares {
     /// The probe with that of the step before.
@@ -73,13 +73,13 @@ impl Compares {
     }
 }
 
-/// What is known of a lane when it is decided about.
+/// What is known of a trajectory when it is decided about.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
     /// Where in the trajectory.
     pub moment: Moment,
-    /// The lane.
-    pub lane: Lane,
+    /// The trajectory.
+    pub trajectory: TrajectoryId,
     /// The attention layer, in a driver of layers.
     pub layer: Option<&'a AttentionLayer>,
     /// Whether the other branch of the sample is in the call, too.
@@ -101,7 +101,7 @@ pub struct Change {
 
 impl Change {
     /// From `b` to `a` of a pair of rows.
-    pub fn of(sum: &LaneSum) -> Self {
+    pub fn of(sum: &PairSums) -> Self {
         Self {
             change: sum.change,
             size: sum.of_b,

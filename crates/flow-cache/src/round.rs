@@ -1,26 +1,36 @@
-//! A call, decided about: its rows, what is kept of their lanes, and the forecasts of those that are answered.
+//! A call, decided about: its rows, what is kept of their trajectories, and the forecasts of those that are answered.
 
 use crate::Moment;
-use crate::engine::Place;
 use crate::policy::{Change, Outcome, Situation};
 use burn::backend::TensorMetadata;
-use flow_core::kernels::RowOf;
-use flow_core::{Lane, LaneKernels, LaneRow, Plain};
+use flow_core::ops::TensorRow;
+use flow_core::{AttentionLayer, FeatureCacheOps, RawTensor, RowSource, TrajectoryId};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What is kept of a lane at a place.
+/// What is answered for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    /// Blocks of the stack of this name.
+    Stack(String),
+    /// An attention layer.
+    Layer(AttentionLayer),
+    /// The whole model.
+    Velocity,
+}
+
+/// What is kept of a trajectory at a place.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LaneState<S> {
     pub policy: S,
     /// Steps answered since the last computed one.
     pub answered: u32,
     /// The probe of the step before.
-    pub previous: Option<Plain>,
+    pub previous: Option<RawTensor>,
     /// The probe of the last computed step.
-    pub reference: Option<Plain>,
+    pub reference: Option<RawTensor>,
     /// The first output of the last computed step.
-    pub output: Option<Plain>,
+    pub output: Option<RawTensor>,
     /// Features of computed steps, latest first.
     pub history: VecDeque<Snapshot>,
 }
@@ -32,16 +42,16 @@ pub(crate) struct Snapshot {
     pub features: Vec<Feature>,
 }
 
-/// A row of a tensor that several lanes may share, which lives until the last of them has let go of it.
+/// A row of a tensor that several trajectories may share, which lives until the last of them has let go of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Feature {
-    tensor: Arc<Plain>,
+    tensor: Arc<RawTensor>,
     row: usize,
 }
 
 impl Feature {
     /// A tensor `[1, …]`.
-    pub fn alone(tensor: Plain) -> Self {
+    pub fn alone(tensor: RawTensor) -> Self {
         Self {
             tensor: Arc::new(tensor),
             row: 0,
@@ -49,7 +59,7 @@ impl Feature {
     }
 
     /// The first `count` rows of a tensor.
-    pub fn rows(tensor: Plain, count: usize) -> impl Iterator<Item = Self> {
+    pub fn rows(tensor: RawTensor, count: usize) -> impl Iterator<Item = Self> {
         let tensor = Arc::new(tensor);
         (0..count).map(move |row| Self {
             tensor: tensor.clone(),
@@ -58,7 +68,7 @@ impl Feature {
     }
 
     /// Where it is.
-    pub fn place(&self) -> RowOf<'_> {
+    pub fn place(&self) -> TensorRow<'_> {
         (&self.tensor, self.row)
     }
 
@@ -77,7 +87,7 @@ impl Feature {
 
 /// A row of a call, decided about.
 pub(crate) struct Row<S> {
-    pub lane: Lane,
+    pub trajectory: TrajectoryId,
     pub state: LaneState<S>,
     pub answered: bool,
     pub has_partner: bool,
@@ -87,7 +97,7 @@ pub(crate) struct Row<S> {
 }
 
 /// A call, decided about. What it took out of the store comes back with [`Engine::close`]; after a panic in between
-/// nothing is kept of its lanes.
+/// nothing is kept of its trajectories.
 pub(crate) struct Round<S> {
     pub place: Place,
     pub moment: Moment,
@@ -98,7 +108,7 @@ impl<S> Row<S> {
     pub fn situation<'a>(&self, place: &'a Place, moment: Moment) -> Situation<'a> {
         Situation {
             moment,
-            lane: self.lane,
+            trajectory: self.trajectory,
             layer: match place {
                 Place::Layer(layer) => Some(layer),
                 _ => None,
@@ -110,12 +120,12 @@ impl<S> Row<S> {
     }
 
     /// What output `at` is made of if this row is answered.
-    pub fn answer(&self, at: usize) -> LaneRow<'_> {
-        LaneRow::Forecast(self.terms(&self.weights, at))
+    pub fn answer(&self, at: usize) -> RowSource<'_> {
+        RowSource::Forecast(self.terms(&self.weights, at))
     }
 
     /// The kept features of output `at`, with these weights.
-    pub fn terms(&self, weights: &[f64], at: usize) -> Vec<(f32, RowOf<'_>)> {
+    pub fn terms(&self, weights: &[f64], at: usize) -> Vec<(f32, TensorRow<'_>)> {
         (weights.iter().zip(&self.state.history))
             .map(|(weight, snapshot)| (*weight as f32, snapshot.features[at].place()))
             .collect()
@@ -131,9 +141,9 @@ impl<S> Round<S> {
     }
 
     /// Whether all rows of which something is kept are computed, and were at the same steps before, with this batch: then what is
-    /// kept of them is rows of one tensor. Lanes that part later keep what they share until each has computed anew.
-    pub fn is_in_step(&self, kept: impl Fn(&Lane) -> bool) -> bool {
-        let mut rows = self.rows.iter().filter(|row| kept(&row.lane)).peekable();
+    /// kept of them is rows of one tensor. Trajectories that part later keep what they share until each has computed anew.
+    pub fn is_in_step(&self, kept: impl Fn(&TrajectoryId) -> bool) -> bool {
+        let mut rows = self.rows.iter().filter(|row| kept(&row.trajectory)).peekable();
         let Some(first) = rows.peek().copied() else {
             return false;
         };
@@ -148,10 +158,10 @@ impl<S> Round<S> {
     /// Outputs of the computed rows and forecasts of the others, in one tensor each.
     pub fn assemble(
         &self,
-        kernels: &dyn LaneKernels,
-        outputs: &[Plain],
-        base: Option<&[Plain]>,
-    ) -> Vec<Plain> {
+        ops: &dyn FeatureCacheOps,
+        outputs: &[RawTensor],
+        base: Option<&[RawTensor]>,
+    ) -> Vec<RawTensor> {
         let features = (self.rows.iter())
             .find(|row| row.answered)
             .map(|row| &row.state.history[0].features)
@@ -160,13 +170,13 @@ impl<S> Round<S> {
             .map(|(at, feature)| {
                 let shape = feature.shape(self.rows.len());
                 let base = base.map(|base| &base[at]);
-                kernels.assemble(&shape, outputs.get(at), base, &self.sources(at))
+                ops.assemble(&shape, outputs.get(at), base, &self.sources(at))
             })
             .collect()
     }
 
     /// Where each row of output `at` comes from.
-    pub fn sources(&self, at: usize) -> Vec<LaneRow<'_>> {
+    pub fn sources(&self, at: usize) -> Vec<RowSource<'_>> {
         let mut computed = 0;
         let source = |row: &'_ Row<S>| -> Option<usize> {
             let place = (!row.answered).then_some(computed);
@@ -175,15 +185,15 @@ impl<S> Round<S> {
         };
         let places: Vec<Option<usize>> = self.rows.iter().map(source).collect();
         (self.rows.iter().zip(places))
-            .map(|(row, place)| place.map_or_else(|| row.answer(at), LaneRow::Computed))
+            .map(|(row, place)| place.map_or_else(|| row.answer(at), RowSource::Computed))
             .collect()
     }
 }
 
-pub(crate) fn conditional(lane: Lane) -> Lane {
-    Lane {
+pub(crate) fn conditional(trajectory: TrajectoryId) -> TrajectoryId {
+    TrajectoryId {
         conditional: true,
-        ..lane
+        ..trajectory
     }
 }
 
@@ -191,7 +201,7 @@ pub(crate) fn conditional(lane: Lane) -> Lane {
 pub(crate) fn pool<S>(rows: &mut [Row<S>], of: impl Fn(&mut Row<S>) -> &mut Option<Change>) {
     for branch in [true, false] {
         let mut mine: Vec<&mut Option<Change>> = (rows.iter_mut())
-            .filter(|row| row.lane.conditional == branch)
+            .filter(|row| row.trajectory.conditional == branch)
             .map(&of)
             .collect();
         let sum = (mine.iter()).try_fold(Change::default(), |sum, change| Some(sum + (**change)?));

@@ -47,7 +47,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Whether a lane that was answered `answered` times in a row must be computed now.
+    /// Whether a trajectory that was answered `answered` times in a row must be computed now.
     pub fn force(&self, moment: &Moment, answered: u32) -> bool {
         let last = moment.step + 1 == moment.steps;
         moment.step < self.warmup_steps

@@ -22,14 +22,14 @@
 
 use burn::tensor::{FloatDType, Tensor};
 use flow_attention::AttentionRegistry;
-use flow_checkpoint::meter::Meter;
 use flow_checkpoint::planner::{Measured, Planner, Predicted, Workload};
-use flow_checkpoint::{Assignment, Checkpointing, CountingAllocator, Gauge, Policy};
+use flow_checkpoint::profiler::OpProfiler;
+use flow_checkpoint::{Assignment, Checkpointing, CountingAllocator, MemoryProbe, Policy};
 use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, ModelInput, TextWidth};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
-use flow_core::{CallContext, Plain, Plan, Stage, Training, Weights, cpu};
+use flow_core::{Backends, CallContext, RawTensor, Stage, TrainingPass, Weights, cpu};
 use flow_kernels::KernelRegistry;
 use flow_models::{Architecture, ModelRegistry, StoredDtype, Trained, add_lora, initialize, trained_mask};
 use rayon::prelude::*;
@@ -113,13 +113,13 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// What tells how much of the device's memory is in use.
-fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn Gauge>, Box<dyn Error>> {
+fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn MemoryProbe>, Box<dyn Error>> {
     match kind {
         "cpu" => Ok(Arc::new(&MEMORY)),
         #[cfg(feature = "cuda")]
         "cuda" => {
             let device = device.clone();
-            let in_use = move || flow_core::cube::bytes_in_use(&device);
+            let in_use = move || device.bytes_in_use();
             Ok(Arc::new(flow_checkpoint::Sampled::new(Arc::new(in_use))))
         }
         _ => Err(format!("nothing measures the memory of {}", device.name()).into()),
@@ -134,7 +134,7 @@ struct Subject {
     rows: usize,
     text_tokens: usize,
     /// What the model reads, and what its velocity is compared with. Made once: a step does not draw numbers.
-    given: Option<(ModelInput, Plain)>,
+    given: Option<(ModelInput, RawTensor)>,
 }
 
 fn noise(count: usize, salt: u64) -> Vec<f32> {
@@ -227,7 +227,7 @@ impl Subject {
     }
 
     /// What the model reads, and the target.
-    fn input(&self) -> (ModelInput, Plain) {
+    fn input(&self) -> (ModelInput, RawTensor) {
         let mut given = self.given();
         let mut take = |name: &str| {
             let at = given.iter().position(|(found, ..)| *found == name)?;
@@ -244,6 +244,7 @@ impl Subject {
             tokens,
             text: take("text").map(Tensor::from_dispatch),
             pooled: take("pooled").map(Tensor::from_dispatch),
+            guidance: None,
         };
         let input = ModelInput {
             x: Tensor::from_dispatch(x),
@@ -253,17 +254,17 @@ impl Subject {
         (input, target)
     }
 
-    fn forward<'s>(&'s self, plan: &Arc<Plan>) -> (Training<'s>, Tensor<1>) {
-        let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
+    fn forward<'s>(&'s self, plan: &Arc<Backends>) -> (TrainingPass<'s>, Tensor<1>) {
+        let training = TrainingPass::new(&self.weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let (input, target) = self.given.clone().expect("made with the subject");
         let velocity = self.model.velocity(&exec, input).into_dispatch();
-        let distances = plan.kernels.mean_squared_distance(&velocity, &target);
+        let distances = plan.kernels.ops().loss.mean_squared_distance(&velocity, &target);
         (training, Tensor::<1>::from_dispatch(distances).mean())
     }
 
     /// The loss, and the gradients of the weights.
-    fn step(&self, plan: &Arc<Plan>) -> (Plain, Vec<Option<Plain>>) {
+    fn step(&self, plan: &Arc<Backends>) -> (RawTensor, Vec<Option<RawTensor>>) {
         let (training, loss) = self.forward(plan);
         (plain(&loss.clone().into_dispatch()), training.gradients(&loss))
     }
@@ -302,7 +303,7 @@ impl Subject {
 
 /// A fingerprint of all bits of all gradients (FNV-1a over the words of each, then over these), and the root of the sum of
 /// their squares. Keeping them would count as memory of every policy but the first.
-fn fingerprint(gradients: &[Option<Plain>]) -> (u64, f64) {
+fn fingerprint(gradients: &[Option<RawTensor>]) -> (u64, f64) {
     const START: u64 = 0xcbf2_9ce4_8422_2325;
     let add = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
     let of_one = |host: &Vec<f32>| {
@@ -340,7 +341,7 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
     flow_kernels::register(&mut kernels);
     flow_attention::register(&mut attention);
     let name = problem.kernels.as_ref().unwrap_or(&problem.device);
-    let plan = Plan::new(attention.get(&problem.device)?, kernels.get(name)?);
+    let plan = Backends::new(attention.get(&problem.device)?, kernels.get(name)?);
     let gauge = gauge(&subject.device, &problem.device)?;
     let waiting = gauge.clone();
     let workload = Workload {
@@ -428,7 +429,7 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
 fn serve(
     problem: &Problem,
     subject: &Subject,
-    plan: &Plan,
+    plan: &Backends,
     planner: &Planner<'_>,
     rows: &[Row],
 ) -> Result<(), Box<dyn Error>> {
@@ -507,8 +508,8 @@ impl Row {
         )
     }
 
-    fn plan(&self, plan: &Plan) -> Arc<Plan> {
-        Arc::new(Plan {
+    fn plan(&self, plan: &Backends) -> Arc<Backends> {
+        Arc::new(Backends {
             regions: Arc::new(Checkpointing::new(self.name.clone(), self.assignment.clone())),
             ..plan.clone()
         })
@@ -518,11 +519,11 @@ impl Row {
     fn checked(
         mut self,
         subject: &Subject,
-        plan: &Plan,
+        plan: &Backends,
         reference: &mut Option<u64>,
     ) -> Result<Self, Box<dyn Error>> {
-        let meter = Meter::on_processor();
-        let (loss, gradients) = subject.step(&self.plan(&meter.plan(plan)));
+        let profiler = OpProfiler::on_processor();
+        let (loss, gradients) = subject.step(&self.plan(&profiler.plan(plan)));
         self.found["loss"] = cpu::to_host(&loss)[0].into();
         let (found, norm) = fingerprint(&gradients);
         self.found["gradient_norm"] = norm.into();
@@ -531,7 +532,7 @@ impl Row {
         if *reference.get_or_insert(found) != found {
             return Err(format!("`{}` gives other gradients than keeping everything", self.name).into());
         }
-        let usage = meter.usage().into_iter().map(|(name, usage)| {
+        let usage = profiler.usage().into_iter().map(|(name, usage)| {
             let value = json!({
                 "forwards": usage.forwards, "backwards": usage.backwards,
                 "flop": usage.forward_flops + usage.backward_flops,
@@ -539,7 +540,7 @@ impl Row {
             (name.to_owned(), value)
         });
         self.found["usage"] = usage.collect::<serde_json::Map<String, Value>>().into();
-        self.found["operations"] = meter.operations().into();
+        self.found["operations"] = profiler.operations().into();
         Ok(self)
     }
 }

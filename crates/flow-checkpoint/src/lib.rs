@@ -2,18 +2,18 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod block_policy;
 mod engine;
-mod gauge;
-pub mod meter;
+mod memory_probe;
 mod names;
 pub mod planner;
 mod policy;
-mod treatment;
+pub mod profiler;
 
-pub use engine::{Checkpointing, Counts};
-pub use gauge::{CountingAllocator, Gauge, Sampled};
-pub use policy::{Policy, PolicyError};
-pub use treatment::{
-    ATTENTION, Assignment, BlockTreatment, GROUPED_LINEAR, LINEAR, Ordinals, ROUTER, RegionTreatment,
-    SaveRule, Saves,
+pub use block_policy::{
+    ATTENTION, Assignment, BlockPolicy, GROUPED_LINEAR, LINEAR, Ordinals, ROUTER, RegionPolicy, SaveRule,
+    Saves,
 };
+pub use engine::{Checkpointing, Counts};
+pub use memory_probe::{CountingAllocator, MemoryProbe, Sampled};
+pub use policy::{Policy, PolicyError};

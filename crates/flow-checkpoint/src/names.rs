@@ -3,7 +3,7 @@
 //! A region is `STACK.BLOCK.KIND`, for instance `transformer_blocks.3.attention`. The results that operations within a
 //! region may keep are `REGION:RESULT`, for instance `transformer_blocks.3.attention:linear`, all of that name together.
 
-use crate::treatment::{ATTENTION, GROUPED_LINEAR, LINEAR, ROUTER};
+use crate::block_policy::{ATTENTION, GROUPED_LINEAR, LINEAR, ROUTER};
 use flow_core::{ModelSpec, RegionKind, UnknownName};
 use std::collections::BTreeSet;
 

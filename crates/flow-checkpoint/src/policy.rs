@@ -2,10 +2,10 @@
 //!
 //! A policy is a function of those two alone. It never reads which device, kernels or fusions are in use.
 
-use crate::names::{self, Pattern};
-use crate::treatment::{
-    ATTENTION, Assignment, BlockTreatment, GROUPED_LINEAR, LINEAR, Ordinals, RegionTreatment, SaveRule, Saves,
+use crate::block_policy::{
+    ATTENTION, Assignment, BlockPolicy, GROUPED_LINEAR, LINEAR, Ordinals, RegionPolicy, SaveRule, Saves,
 };
+use crate::names::{self, Pattern};
 use flow_core::{ModelSpec, RegionKind};
 use std::fmt;
 
@@ -148,9 +148,7 @@ impl Policy {
     /// If a number of the policy is 0, which no config can have.
     pub fn assign(&self, spec: &ModelSpec) -> Result<Option<Assignment>, PolicyError> {
         if *self == Self::None {
-            return Ok(Some(Assignment::new(&spec.stacks, |_, _| {
-                BlockTreatment::default()
-            })));
+            return Ok(Some(Assignment::new(&spec.stacks, |_, _| BlockPolicy::default())));
         }
         if spec.stacks.iter().all(|(_, blocks)| *blocks == 0) {
             return Err(self.ignored(spec, "blocks that could be computed again"));
@@ -158,7 +156,7 @@ impl Policy {
         if spec.regions.is_empty() {
             return Err(self.ignored(spec, "regions that could be computed again"));
         }
-        let every = |treatment: BlockTreatment| Assignment::new(&spec.stacks, |_, _| treatment.clone());
+        let every = |block_policy: BlockPolicy| Assignment::new(&spec.stacks, |_, _| block_policy.clone());
         let attention = || {
             if spec.regions.contains(&RegionKind::Attention) {
                 Ok(())
@@ -173,9 +171,9 @@ impl Policy {
                 assert!(*every > 0, "every 0th block");
                 Assignment::new(&spec.stacks, |_, index| {
                     if index.is_multiple_of(*every) {
-                        BlockTreatment::recomputed(Saves::default())
+                        BlockPolicy::recomputed(Saves::default())
                     } else {
-                        BlockTreatment::default()
+                        BlockPolicy::default()
                     }
                 })
             }
@@ -189,7 +187,7 @@ impl Policy {
                 // Layers of experts are counted by themselves: they have another name, and are larger.
                 let linear = [LINEAR, GROUPED_LINEAR].map(|name| rule(name, Ordinals::EveryNth(*n)));
                 let rules = linear.into_iter().chain([rule(ATTENTION, Ordinals::All)]);
-                every(BlockTreatment::recomputed(Saves::new(rules)))
+                every(BlockPolicy::recomputed(Saves::new(rules)))
             }
             Self::AttnOnly { split } => {
                 attention()?;
@@ -210,13 +208,13 @@ impl Policy {
 }
 
 /// A block that runs again, in one or with its large regions apart.
-fn whole(saves: Saves, split: bool) -> BlockTreatment {
-    let mut treatment = BlockTreatment::recomputed(saves);
+fn whole(saves: Saves, split: bool) -> BlockPolicy {
+    let mut block_policy = BlockPolicy::recomputed(saves);
     if split {
         let apart = [RegionKind::Attention, RegionKind::Mlp, RegionKind::Moe];
-        treatment.regions = apart.map(|kind| (kind, RegionTreatment::Apart)).into();
+        block_policy.regions = apart.map(|kind| (kind, RegionPolicy::Separate)).into();
     }
-    treatment
+    block_policy
 }
 
 fn regions(save: &[String], spec: &ModelSpec) -> Result<Assignment, PolicyError> {
@@ -238,7 +236,7 @@ fn regions(save: &[String], spec: &ModelSpec) -> Result<Assignment, PolicyError>
         }
         found
     };
-    let mut treatments = std::collections::BTreeMap::new();
+    let mut block_policies = std::collections::BTreeMap::new();
     for (stack, blocks) in &spec.stacks {
         for block in 0..*blocks {
             let mut apart = std::collections::BTreeMap::new();
@@ -246,7 +244,7 @@ fn regions(save: &[String], spec: &ModelSpec) -> Result<Assignment, PolicyError>
             for kind in &spec.regions {
                 let region = names::region(stack, block, *kind);
                 if named(&region) {
-                    apart.insert(*kind, RegionTreatment::Apart);
+                    apart.insert(*kind, RegionPolicy::Separate);
                 }
                 for name in names::results(*kind) {
                     if named(&names::result(&region, name)) {
@@ -258,9 +256,9 @@ fn regions(save: &[String], spec: &ModelSpec) -> Result<Assignment, PolicyError>
                     }
                 }
             }
-            let mut treatment = BlockTreatment::recomputed(Saves::new(rules));
-            treatment.regions = apart;
-            treatments.insert((stack.as_str(), block), treatment);
+            let mut block_policy = BlockPolicy::recomputed(Saves::new(rules));
+            block_policy.regions = apart;
+            block_policies.insert((stack.as_str(), block), block_policy);
         }
     }
     if let Some(lost) = matched.iter().position(|matched| !matched) {
@@ -272,7 +270,7 @@ fn regions(save: &[String], spec: &ModelSpec) -> Result<Assignment, PolicyError>
         });
     }
     Ok(Assignment::new(&spec.stacks, |stack, block| {
-        treatments[&(stack, block)].clone()
+        block_policies[&(stack, block)].clone()
     }))
 }
 

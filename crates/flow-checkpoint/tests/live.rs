@@ -4,13 +4,13 @@ use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_checkpoint::planner::{PlanError, Planner, Workload, cost};
 use flow_checkpoint::{
-    Assignment, BlockTreatment, CountingAllocator, Gauge, Policy, RegionTreatment, Sampled, Saves,
+    Assignment, BlockPolicy, CountingAllocator, MemoryProbe, Policy, RegionPolicy, Sampled, Saves,
 };
+use flow_core::autograd::backward_from;
 use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, LatentShape, ModelInput};
-use flow_core::op::backward_from;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{CallContext, Plan, RegionKind, Stage, Training, Weights};
+use flow_core::{Backends, CallContext, RegionKind, Stage, TrainingPass, Weights};
 use flow_kernels::CpuKernels;
 use flow_models::{
     Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, Trained, trained_mask,
@@ -68,7 +68,7 @@ impl Bench {
         }
     }
 
-    fn velocity(&self, training: &Training<'_>) -> Tensor<2> {
+    fn velocity(&self, training: &TrainingPass<'_>) -> Tensor<2> {
         let device = ComputeDevice::cpu();
         let values = self.model.spec().latent.values();
         let mut input = ModelInput {
@@ -84,7 +84,7 @@ impl Bench {
         self.model.velocity(&exec, input)
     }
 
-    fn planner<'s>(&'s self, plan: &'s Plan, gauge: Arc<dyn Gauge>) -> Planner<'s> {
+    fn planner<'s>(&'s self, plan: &'s Backends, gauge: Arc<dyn MemoryProbe>) -> Planner<'s> {
         let start = Instant::now();
         let workload = Workload {
             spec: self.model.spec(),
@@ -99,12 +99,16 @@ impl Bench {
         Planner::new(workload).expect("it has blocks")
     }
 
-    fn forward(&self, plan: &Arc<Plan>) {
-        self.velocity(&Training::new(&self.weights, plan.clone(), self.trained.clone()));
+    fn forward(&self, plan: &Arc<Backends>) {
+        self.velocity(&TrainingPass::new(
+            &self.weights,
+            plan.clone(),
+            self.trained.clone(),
+        ));
     }
 
-    fn step(&self, plan: &Arc<Plan>) {
-        let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
+    fn step(&self, plan: &Arc<Backends>) {
+        let training = TrainingPass::new(&self.weights, plan.clone(), self.trained.clone());
         let velocity = self.velocity(&training).into_dispatch();
         let values = self.model.spec().latent.values();
         let seed = ComputeDevice::cpu().plain(noise(ROWS * values, 2), &[ROWS, values]);
@@ -125,7 +129,7 @@ fn memory_is_what_the_planner_says_and_a_budget_is_kept() {
 
 fn everything() {
     let bench = Bench::new(Box::new(model(None)));
-    let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let mut planner = bench.planner(&plan, Arc::new(&MEMORY));
     let profile = planner.profile().clone();
     assert_eq!(profile.kinds.len(), 1, "all blocks are alike");
@@ -163,7 +167,7 @@ fn everything() {
     }
     // Every way to treat a block that a plan may take.
     for option in planner.options()[0].clone() {
-        let same = Assignment::new(&bench.model.spec().stacks, |_, _| option.treatment.clone());
+        let same = Assignment::new(&bench.model.spec().stacks, |_, _| option.block_policy.clone());
         let (predicted, measured) = (planner.predict(&same), planner.measure("same", &same));
         assert_eq!(
             predicted.held_bytes, measured.counts.most_held_bytes,
@@ -219,7 +223,7 @@ fn everything() {
 }
 
 /// Blocks with and without a second attention, and a last one that hands the text on as it came.
-fn blocks_of_several_kinds_are_predicted_each_by_its_own(plan: &Plan) {
+fn blocks_of_several_kinds_are_predicted_each_by_its_own(plan: &Backends) {
     let config = MmditConfig {
         sample_size: 16,
         latent_height: None,
@@ -264,7 +268,7 @@ fn blocks_of_several_kinds_are_predicted_each_by_its_own(plan: &Plan) {
     }
 }
 
-fn experts_are_predicted_and_a_budget_for_them_is_kept(plan: &Plan) {
+fn experts_are_predicted_and_a_budget_for_them_is_kept(plan: &Backends) {
     let bench = Bench::new(Box::new(model(Some(MoeConfig {
         experts: 4,
         top_k: 2,
@@ -302,7 +306,7 @@ fn experts_are_predicted_and_a_budget_for_them_is_kept(plan: &Plan) {
 
 /// A device that only says what is in use now is asked after every operation, which misses what an operation has in use
 /// by itself.
-fn samples_come_close_to_the_peak(bench: &Bench, plan: &Plan) {
+fn samples_come_close_to_the_peak(bench: &Bench, plan: &Backends) {
     let sampled = Sampled::new(Arc::new(|| MEMORY.in_use_bytes()));
     let plan = Arc::new(sampled.observed(plan));
     bench.step(&plan);
@@ -318,7 +322,7 @@ fn samples_come_close_to_the_peak(bench: &Bench, plan: &Plan) {
 }
 
 /// The planner where memory can only be sampled, as on a GPU.
-fn sampled_memory_is_predicted_too(bench: &Bench, plan: &Plan) {
+fn sampled_memory_is_predicted_too(bench: &Bench, plan: &Backends) {
     let mut planner = bench.planner(plan, Arc::new(Sampled::new(Arc::new(|| MEMORY.in_use_bytes()))));
     let assign = |policy: Policy| policy.assign(bench.model.spec()).unwrap().unwrap();
     let peaks = [Policy::AttnOnly { split: false }, Policy::None].map(|policy| {
@@ -360,29 +364,29 @@ fn a_block_is_measured_to_the_byte(planner: &Planner<'_>) {
     ];
     assert_eq!(slots, expected);
     // To keep more never takes more time, nor less memory.
-    let of = |treatment: BlockTreatment| cost(block, &treatment);
-    let full = of(BlockTreatment::recomputed(Saves::default()));
-    let attention = of(BlockTreatment::recomputed(Saves::all(["attention"])));
+    let of = |block_policy: BlockPolicy| cost(block, &block_policy);
+    let full = of(BlockPolicy::recomputed(Saves::default()));
+    let attention = of(BlockPolicy::recomputed(Saves::all(["attention"])));
     assert_eq!(attention.held_bytes, full.held_bytes + stream + log_sum_exp);
     assert!(attention.time < full.time);
-    let mut split = BlockTreatment::recomputed(Saves::default());
-    split.regions = [(RegionKind::Attention, RegionTreatment::Apart)].into();
+    let mut split = BlockPolicy::recomputed(Saves::default());
+    split.regions = [(RegionKind::Attention, RegionPolicy::Separate)].into();
     let split = of(split);
     assert_eq!(split.held_bytes, full.held_bytes + stream);
     assert_eq!(split.time, full.time);
     for option in &planner.options()[0] {
-        assert_eq!(cost(block, &option.treatment), option.cost, "{option:?}");
+        assert_eq!(cost(block, &option.block_policy), option.cost, "{option:?}");
     }
 }
 
 /// Twenty steps leave what one leaves.
-fn nothing_grows(bench: &Bench, plan: &Plan) {
+fn nothing_grows(bench: &Bench, plan: &Backends) {
     let assignment = Policy::AttnOnly { split: true }
         .assign(bench.model.spec())
         .unwrap()
         .unwrap();
     let engine = Arc::new(flow_checkpoint::Checkpointing::new("attn-only", assignment));
-    let plan = Arc::new(Plan {
+    let plan = Arc::new(Backends {
         regions: engine,
         ..plan.clone()
     });

@@ -53,5 +53,5 @@ pub use schema::{
     schema, tidy as tidy_schema,
 };
 pub use sections::*;
-pub use suggest::nearest;
+pub use suggest::{likeness, nearest};
 pub use tree::quoted_key as key_in_path;

@@ -79,6 +79,11 @@ pub fn nearest<'c>(written: &str, candidates: impl IntoIterator<Item = &'c str>)
     best.map(|(_, candidate)| candidate)
 }
 
+/// How like two names are, from 0 to 1, letters and digits in lower case alone.
+pub fn likeness(one: &str, other: &str) -> f64 {
+    strsim::normalized_damerau_levenshtein(&simplify(one), &simplify(other))
+}
+
 /// Letters and digits in lower case: `-`, `_` and case are no difference.
 fn simplify(name: &str) -> String {
     name.chars()

@@ -3,15 +3,15 @@
 //! `y = x + sin²(a x) / a` (Ziyin, Hartwig and Ueda 2020, arXiv:2006.08195), `x [.., D]`, `a [D]`.
 
 use burn::backend::DispatchTensor;
+use flow_core::autograd::{self, Backward};
 use flow_core::cpu::{CpuTensor, from_vec, to_host};
-use flow_core::op::{self, Backward};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use std::sync::Arc;
 
 /// `x + sin²(a x) / a`; `x` and `a` may be tracked or not.
 fn snake(x: &DispatchTensor, frequency: &DispatchTensor) -> DispatchTensor {
-    op::apply("snake", &[x, frequency], |inputs, _| {
+    autograd::apply("snake", &[x, frequency], |inputs, _| {
         let (x, a) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
         let frequencies = a.values().iter().cycle();
         let output = x
@@ -61,8 +61,8 @@ fn main() {
     // The gradient of the sum of the outputs, against central differences.
     let ones = from_vec(vec![1.0; rows * channels], &[rows, channels]);
     let mut gradients =
-        op::backward_from(vec![in_training], vec![Some(ones)]).expect("the output is tracked");
-    let found = op::take_gradient(&leaves.1, &mut gradients).expect("the frequency is tracked");
+        autograd::backward_from(vec![in_training], vec![Some(ones)]).expect("the output is tracked");
+    let found = autograd::take_gradient(&leaves.1, &mut gradients).expect("the frequency is tracked");
     let x = to_host(&x);
     let sum = |a: f64, channel: usize| -> f64 {
         let column = x.iter().skip(channel).step_by(channels).map(|x| f64::from(*x));

@@ -3,50 +3,43 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
-pub mod attention;
-mod concurrency;
-pub mod cpu;
-#[cfg(feature = "cube")]
-pub mod cube;
+pub mod autograd;
 pub mod device;
-#[cfg(feature = "cuda")]
-mod driver_memory;
 pub mod error;
 pub mod exec;
-pub mod experts;
-pub mod halves;
-pub mod kernels;
+mod latent;
 pub mod model;
 pub mod names;
-pub mod op;
+pub mod ops;
 pub mod params;
-pub mod recording;
+pub mod split_f32;
 pub mod stopped;
 pub mod tensors;
 
 pub use flow_rng as rng;
 
-pub use attention::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, AttentionSpec, Declined, KeyValue,
-};
+pub use device::cpu;
+#[cfg(feature = "cube")]
+pub use device::cube;
+pub use device::graph::{NotRecorded, Recorded, Recorder};
 pub use error::CoreError;
 pub use exec::{
-    AttentionKind, AttentionLayer, Block, CallContext, CallModel, ComputeLayers, DependsOn, Effect, Exec,
-    KeepAll, Lane, LayerBody, LayerDriver, Plan, Recompute, RegionEngine, RegionKind, ReuseDriver, Rollout,
-    RowKey, RunAll, Site, Stack, StackDriver, Stage, Training, VelocityDriver,
+    AttentionKind, AttentionLayer, Backends, Block, CallContext, CallModel, ComputeAllLayers, DependsOn,
+    Effect, Exec, FlowModel, InferencePass, LayerBody, LayerDriver, NoCheckpointing, NoReuse, RegionEngine,
+    ReuseDriver, RowKey, RunAllBlocks, Site, Stack, StackDriver, Stage, TrainingPass, TrajectoryId,
+    VelocityDriver,
 };
-pub use experts::ExpertKernels;
-pub use halves::Halves;
-pub use kernels::{
-    Activation, AdamWStep, Beside, Kernels, LaneKernels, LaneRow, Noise, Rounding, StepFactors, StepValues,
-    Updated,
-};
-pub use model::{AttentionShape, Condition, FlowModel, LatentShape, ModelInput, ModelSpec, TextWidth};
+pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};
 pub use names::UnknownName;
+pub use ops::{
+    Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Attended, AttentionBackend, AttentionCall,
+    AttentionCapability, AttentionSpec, Declined, ExpertOps, FeatureCacheOps, KernelOps, Kernels, KeyValue,
+    LayeredKernels, MasterWeight, Noise, RelativeBias, Rounding, RowSource,
+};
 pub use params::{
     Changing, Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows, Standing, WeightStorage,
     Weights, WeightsUpdate, WeightsVersion,
 };
-pub use recording::{NotRecorded, Recorded, Recorder};
+pub use split_f32::SplitF32;
 pub use stopped::Stopped;
-pub use tensors::{Plain, Tensors};
+pub use tensors::{RawTensor, Tensors};

@@ -1,31 +1,10 @@
-//! The interface of flow-matching models.
+//! What a flow-matching model is, and what it is given, as data.
 
-use crate::exec::{Exec, RegionKind};
-use crate::params::{ParamLayout, Rows};
+pub use crate::latent::LatentShape;
+use crate::params::Rows;
 use crate::tensors::select;
 use burn::tensor::{Int, Tensor};
-use std::fmt::Debug;
-use std::sync::Arc;
-
-/// Axes of one latent. Images have one frame.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LatentShape {
-    /// Channels.
-    pub channels: usize,
-    /// Frames.
-    pub frames: usize,
-    /// Rows.
-    pub height: usize,
-    /// Columns.
-    pub width: usize,
-}
-
-impl LatentShape {
-    /// Number of values, in the order channels, frames, rows, columns.
-    pub fn values(&self) -> usize {
-        self.channels * self.frames * self.height * self.width
-    }
-}
+use std::fmt;
 
 /// What a model is told to generate. Each part has the batch as its first axis.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +15,8 @@ pub struct Condition {
     pub text: Option<Tensor<3>>,
     /// Pooled text, `[B, D]`.
     pub pooled: Option<Tensor<2>>,
+    /// Guidance scale that the model embeds, `[B]`: guidance that was distilled into its weights, of which one call suffices.
+    pub guidance: Option<Tensor<1>>,
 }
 
 impl Condition {
@@ -51,6 +32,7 @@ impl Condition {
             tokens: join(self.tokens, other.tokens),
             text: join(self.text, other.text),
             pooled: join(self.pooled, other.pooled),
+            guidance: join(self.guidance, other.guidance),
         }
     }
 
@@ -63,6 +45,7 @@ impl Condition {
             tokens: self.tokens.as_ref().map(|tokens| select(tokens, rows)),
             text: self.text.as_ref().map(|text| select(text, rows)),
             pooled: self.pooled.as_ref().map(|pooled| select(pooled, rows)),
+            guidance: (self.guidance.as_ref()).map(|guidance| select(guidance, rows)),
         }
     }
 }
@@ -109,6 +92,8 @@ pub struct ModelSpec {
     pub stacks: Vec<(String, usize)>,
     /// Kinds of the regions that its blocks announce.
     pub regions: Vec<RegionKind>,
+    /// Whether it reads [`Condition::guidance`].
+    pub guidance: bool,
     /// Its attention layers, for estimates of what it computes.
     pub attentions: Vec<AttentionShape>,
 }
@@ -119,8 +104,42 @@ impl ModelSpec {
         match rows {
             Rows::Tokens => self.tokens,
             Rows::Text => text_tokens,
+            Rows::TokensAndText => self.tokens + text_tokens,
             Rows::Sample => 1,
         }
+    }
+}
+
+/// What a region computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RegionKind {
+    /// A whole block of a stack.
+    Block,
+    /// Projections, attention and output projection.
+    Attention,
+    /// Feed-forward.
+    Mlp,
+    /// Mixture of experts.
+    Moe,
+    /// The router of a mixture of experts.
+    Router,
+    /// Normalisation with modulation.
+    Norm,
+    /// The modulation from the conditioning.
+    AdaLn,
+}
+
+impl fmt::Display for RegionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Block => "block",
+            Self::Attention => "attention",
+            Self::Mlp => "mlp",
+            Self::Moe => "moe",
+            Self::Router => "router",
+            Self::Norm => "norm",
+            Self::AdaLn => "adaln",
+        })
     }
 }
 
@@ -155,25 +174,4 @@ pub struct Vocabulary {
     pub size: usize,
     /// Tokens of one condition.
     pub length: usize,
-}
-
-/// A model that predicts the velocity `noise - data` (Lipman et al. 2022, arXiv:2210.02747; Liu et al. 2022,
-/// arXiv:2209.03003).
-///
-/// Written once against [`Exec`]; it holds weight handles, not weights.
-pub trait FlowModel: Debug + Send + Sync {
-    /// What it is.
-    fn spec(&self) -> &ModelSpec;
-
-    /// Its weights' names and shapes.
-    fn layout(&self) -> &Arc<ParamLayout>;
-
-    /// The velocity, `[B, N]`.
-    fn velocity(&self, exec: &Exec<'_>, input: ModelInput) -> Tensor<2>;
-
-    /// The velocity, and of a model with experts how unevenly each row's tokens load them: the mean over its blocks of
-    /// [`Routed::balance`](crate::experts::Routed::balance), `[B]`. Training from random weights adds it to the loss.
-    fn velocity_and_balance(&self, exec: &Exec<'_>, input: ModelInput) -> (Tensor<2>, Option<Tensor<1>>) {
-        (self.velocity(exec, input), None)
-    }
 }

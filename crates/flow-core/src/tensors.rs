@@ -4,7 +4,7 @@ use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData, kind::Basic};
 
 /// A tensor outside any autodiff graph, its rank erased. Kernels compute on these only.
-pub type Plain = DispatchTensor;
+pub type RawTensor = DispatchTensor;
 
 /// Whether `tensor` belongs to an autodiff graph and needs a gradient.
 pub fn is_tracked(tensor: &DispatchTensor) -> bool {
@@ -18,7 +18,7 @@ pub fn is_leaf(tensor: &DispatchTensor) -> bool {
 }
 
 /// `tensor` without its graph.
-pub fn plain(tensor: &DispatchTensor) -> Plain {
+pub fn plain(tensor: &DispatchTensor) -> RawTensor {
     use burn::backend::AutodiffBackend;
     match tensor.kind {
         DispatchTensorKind::Autodiff(_) => <Dispatch as AutodiffBackend>::inner(tensor.clone()),
@@ -31,7 +31,7 @@ pub fn plain(tensor: &DispatchTensor) -> Plain {
 }
 
 /// A fresh leaf of a new graph holding `tensor`'s values.
-pub fn leaf(tensor: &Plain) -> DispatchTensor {
+pub fn leaf(tensor: &RawTensor) -> DispatchTensor {
     use burn::backend::{AutodiffBackend, ops::FloatTensorOps};
     let untracked = <Dispatch as AutodiffBackend>::from_inner(tensor.clone());
     Dispatch::float_set_require_grad(untracked, true)
@@ -50,7 +50,7 @@ pub struct Buffer {
 ///
 /// # Panics
 /// If `tensor` is tracked, quantised, or of a backend that this build has not.
-pub fn buffer(tensor: &Plain) -> Buffer {
+pub fn buffer(tensor: &RawTensor) -> Buffer {
     use burn::backend::BackendTensor;
     match &tensor.kind {
         DispatchTensorKind::Flex(
@@ -98,7 +98,7 @@ pub fn select<const D: usize, K: Basic + 'static>(tensor: &Tensor<D, K>, rows: &
 ///
 /// # Panics
 /// As [`select`].
-pub fn select_rows(tensor: &Plain, rows: &[usize]) -> Plain {
+pub fn select_rows(tensor: &RawTensor, rows: &[usize]) -> RawTensor {
     use burn::backend::{
         TensorMetadata,
         ops::{FloatTensorOps, IntTensorOps},
@@ -112,19 +112,19 @@ pub fn select_rows(tensor: &Plain, rows: &[usize]) -> Plain {
 ///
 /// # Panics
 /// If there is none, or the shapes differ.
-pub fn stacked(tensors: Vec<Plain>) -> Plain {
+pub fn stacked(tensors: Vec<RawTensor>) -> RawTensor {
     use burn::backend::ops::FloatTensorOps;
     Dispatch::float_cat(tensors, 0)
 }
 
 /// Zeros of `tensor`'s shape, on its device.
-pub fn zeros_like(tensor: &Plain) -> Plain {
+pub fn zeros_like(tensor: &RawTensor) -> RawTensor {
     use burn::backend::{TensorMetadata, ops::FloatTensorOps};
     Dispatch::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
 }
 
 /// `tensor` in another float type; itself if it has that type.
-pub fn cast(tensor: &Plain, dtype: FloatDType) -> Plain {
+pub fn cast(tensor: &RawTensor, dtype: FloatDType) -> RawTensor {
     use burn::backend::{TensorMetadata, ops::FloatTensorOps};
     if tensor.dtype() == dtype.into() {
         return tensor.clone();
@@ -136,7 +136,7 @@ pub fn cast(tensor: &Plain, dtype: FloatDType) -> Plain {
 }
 
 /// Makes `copy` the values of `of` in the type that it has.
-pub fn copy_again(copy: &mut Plain, of: &Plain) {
+pub fn copy_again(copy: &mut RawTensor, of: &RawTensor) {
     use burn::backend::TensorMetadata;
     *copy = cast(of, copy.dtype().into());
 }
@@ -144,7 +144,7 @@ pub fn copy_again(copy: &mut Plain, of: &Plain) {
 /// A fixed tuple of tensors, erased to a list and back.
 ///
 /// Every tensor that crosses a block's edge has the batch as its first axis, so that a feature cache may gather and
-/// scatter lanes without knowing the model.
+/// scatter trajectories without knowing the model.
 pub trait Tensors: Sized + Clone + Send + 'static {
     /// The tensors in order.
     fn split(self) -> Vec<DispatchTensor>;

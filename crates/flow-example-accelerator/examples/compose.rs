@@ -5,7 +5,7 @@
 use flow_accel::{AcceleratorRegistry, Engagement, Params};
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
-use flow_core::{CallContext, Condition, Lane, ModelInput, Plan, Stage, Weights};
+use flow_core::{Backends, CallContext, Condition, ModelInput, Stage, TrajectoryId, Weights};
 use flow_kernels::CpuKernels;
 use flow_models::ModelRegistry;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut registry = AcceleratorRegistry::default();
     flow_example_accelerator::register(&mut registry)?;
     let params = Params::from([("every".into(), 3.into())]);
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let acceleration = registry
         .arrangement(base, [], [("step_reuse", &params)], model.spec())
         .map_err(|errors| errors[0].clone())?
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{acceleration}");
 
     let scope = acceleration.rollout(&weights)?;
-    let lane = Lane {
+    let trajectory = TrajectoryId {
         sample: 0,
         conditional: true,
     };
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let exec = scope.rollout().exec(CallContext {
             step,
             steps: STEPS,
-            lanes: Arc::from([lane]),
+            trajectories: Arc::from([trajectory]),
             ..CallContext::single(Stage::Rollout)
         });
         let sigma = 1.0 - step as f32 / STEPS as f32;

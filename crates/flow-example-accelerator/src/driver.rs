@@ -2,14 +2,14 @@
 
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use flow_accel::{Engagement, Meter};
-use flow_core::exec::{Exec, Lane, Stack, StackDriver};
+use flow_core::exec::{Exec, Stack, StackDriver, TrajectoryId};
 use flow_core::tensors::is_tracked;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Of a stack, for a batch of these lanes.
-type Key = (String, Arc<[Lane]>);
+/// Of a stack, for a batch of these trajectories.
+type Key = (String, Arc<[TrajectoryId]>);
 
 /// Computes a stack in every so many steps of a trajectory, and otherwise adds the change that it made last.
 pub struct StepReuseDriver {
@@ -60,17 +60,17 @@ impl StackDriver for StepReuseDriver {
     ) -> Vec<DispatchTensor> {
         let call = exec.call();
         // Outside of a trajectory there is no step before, and a gradient needs the blocks.
-        if call.lanes.is_empty() || carried.iter().chain(&shared).any(is_tracked) {
+        if call.trajectories.is_empty() || carried.iter().chain(&shared).any(is_tracked) {
             return stack.run_blocks(exec, 0..stack.len(), carried, &shared);
         }
-        let key = (stack.name().to_owned(), call.lanes.clone());
+        let key = (stack.name().to_owned(), call.trajectories.clone());
         let spared = self.spare_stochastic && call.stochastic;
         // Taken out: what is not put back is forgotten.
         let known = self.with_changes(|changes| changes.remove(&key));
         let last = call.step + 1 == call.steps;
         let (results, changes) = match known {
             Some(changes) if !spared && !call.step.is_multiple_of(self.every) => {
-                let skipped = stack.len() * call.lanes.len();
+                let skipped = stack.len() * call.trajectories.len();
                 self.meter.count(Engagement::BlockSkipped, skipped as u64);
                 let sums = carried.into_iter().zip(&changes);
                 let sums = sums.map(|(x, change)| Dispatch::float_add(x, change.clone()));

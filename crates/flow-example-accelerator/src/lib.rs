@@ -9,8 +9,8 @@ pub use driver::StepReuseDriver;
 use flow_accel::{
     Accelerator, AcceleratorRegistry, AcceleratorStage, AlreadyRegistered, Refusal, Safety, StepScope, Target,
 };
-use flow_core::Plan;
-use flow_core::exec::{RunAll, StackDriver};
+use flow_core::Backends;
+use flow_core::exec::{RunAllBlocks, StackDriver};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -55,11 +55,11 @@ impl Accelerator for StepReuse {
         AcceleratorStage::Rollout
     }
 
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossy(self.params.scope)
     }
 
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         if target.model.stacks.is_empty() {
             return Err(Refusal::new(
                 format!(
@@ -69,14 +69,14 @@ impl Accelerator for StepReuse {
                 "Remove the entry",
             ));
         }
-        if plan.stacks.name() != RunAll.name() {
+        if plan.stacks.name() != RunAllBlocks.name() {
             return Err(Refusal::new(
                 format!("`{}` drives the stacks of this plan already", plan.stacks.name()),
                 "Keep one of the entries",
             ));
         }
         let spare_stochastic = self.params.scope == StepScope::OutsideSdeWindow;
-        Ok(Plan {
+        Ok(Backends {
             stacks: Arc::new(StepReuseDriver::new(
                 self.params.every,
                 spare_stochastic,

@@ -3,7 +3,7 @@
 use flow_accel::AcceleratorRegistry;
 use flow_attention::CpuAttention;
 use flow_config::Config;
-use flow_core::{Plan, device::ComputeDevice};
+use flow_core::{Backends, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_models::ModelRegistry;
 use flow_report::{Manifest, OnExists, RunDirectory};
@@ -16,7 +16,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 
-/// 12 samples of 2 blocks in 5 steps, without guidance: one lane per sample.
+/// 12 samples of 2 blocks in 5 steps, without guidance: one trajectory per sample.
 const CONFIG: &str = r#"
 config_version = 1
 [run]
@@ -80,7 +80,7 @@ fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
     let rewards = RewardRegistry::with_built_in().expect("different names");
     let mut accelerators = AcceleratorRegistry::default();
     flow_example_accelerator::register(&mut accelerators).expect("a free name");
-    let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let environment = Environment {
         device: ComputeDevice::cpu(),
         plan: Arc::new(plan),

@@ -4,10 +4,9 @@
 
 use burn::backend::DispatchTensor;
 use flow_core::cpu::from_vec;
-use flow_core::exec::Compute;
-use flow_core::kernels::LinearWeights;
+use flow_core::ops::{Compute, GatedResidual, LinearWeights, ModulatedNorm, NormChunks, RotaryTables};
 use flow_core::tensors::leaf;
-use flow_core::{Activation, AdamWStep, Kernels, Plain, op};
+use flow_core::{Activation, AdamWParam, AdamWStep, Kernels, MasterWeight, RawTensor, autograd};
 use flow_kernels::CpuKernels;
 use std::time::Instant;
 
@@ -76,7 +75,10 @@ fn linear_layers(rows: usize, channels: usize) {
         let products = 2.0 * (rows * inputs * outputs) as f64;
         let backward = products * if rank.is_some() { 1.0 } else { 2.0 };
         report(name, Some((products, backward)), &[rows, outputs], || {
-            CpuKernels::default().linear(&Compute, &x, &weights, activation)
+            CpuKernels::default()
+                .ops()
+                .model
+                .linear(&Compute, &x, &weights, activation)
         });
     }
 }
@@ -86,22 +88,52 @@ fn elementwise(batch: usize, tokens: usize, channels: usize) {
     let (x, branch) = (leaf(&values(&shape)), leaf(&values(&shape)));
     let modulation = leaf(&values(&[batch, 6, channels]));
     report("modulated layer norm", None, &shape, || {
-        CpuKernels::default().modulated_layer_norm(&x, &modulation, 0, 1, 1e-6)
+        CpuKernels::default()
+            .ops()
+            .model
+            .modulated_layer_norm(ModulatedNorm {
+                x: &x,
+                modulation: &modulation,
+                chunks: NormChunks {
+                    shift: 0,
+                    scale: 1,
+                    epsilon: 1e-6,
+                },
+            })
     });
     report("gated residual", None, &shape, || {
-        CpuKernels::default().gated_residual(&x, &branch, &modulation, 2)
+        CpuKernels::default().ops().model.gated_residual(
+            GatedResidual {
+                residual: &x,
+                modulation: &modulation,
+                gate: 2,
+            },
+            &branch,
+        )
     });
     let heads = [batch, tokens, 4, channels / 4];
     let (q, weight) = (leaf(&values(&heads)), leaf(&values(&[channels / 4])));
     report("rms norm of a head", None, &heads, || {
-        CpuKernels::default().rms_norm(&q, Some(&weight), 1e-6)
+        CpuKernels::default()
+            .ops()
+            .model
+            .rms_norm(&q, Some(&weight), 1e-6)
     });
     let table = values(&[tokens, channels / 8]);
     report("rotary", None, &heads, || {
-        CpuKernels::default().rotary(&q, &table, &table)
+        CpuKernels::default().ops().model.rotary(
+            &q,
+            RotaryTables {
+                cos: &table,
+                sin: &table,
+            },
+        )
     });
     report("gelu", None, &shape, || {
-        CpuKernels::default().activation(&x, Activation::GeluTanh)
+        CpuKernels::default()
+            .ops()
+            .model
+            .activation(&x, Activation::GeluTanh)
     });
 }
 
@@ -112,19 +144,34 @@ fn optimizer() {
         from_vec(vec![0.0; count], &[count]),
         from_vec(vec![0.0; count], &[count]),
     );
-    let varying = from_vec(vec![1e-3, 0.1, 0.001, 1.0], &[4]);
+    let scalars = from_vec(vec![1e-3, 0.1, 0.001, 1.0], &[4]);
     let step = AdamWStep {
         betas: (0.9, 0.999),
         epsilon: 1e-8,
         weight_decay: 0.01,
-        varying,
+        scalars,
         rounding: Default::default(),
     };
-    let time =
-        best(|| CpuKernels::default().adamw(&mut weight, None, &gradient, &mut first, &mut second, &step));
+    let time = best(|| {
+        CpuKernels::default().ops().optimizer.adamw(
+            AdamWParam {
+                weight: &mut weight,
+                master: MasterWeight::F32,
+                gradient: &gradient,
+                first: &mut first,
+                second: &mut second,
+            },
+            &step,
+        )
+    });
     println!("{:<34} {:>12.1}", format!("adamw, {count} values"), time * 1e6);
     let time = best(|| {
-        std::hint::black_box(CpuKernels::default().sums_of_squares(&[&gradient]));
+        std::hint::black_box(
+            CpuKernels::default()
+                .ops()
+                .optimizer
+                .sums_of_squares(&[&gradient]),
+        );
     });
     println!(
         "{:<34} {:>12.1}",
@@ -137,7 +184,7 @@ fn optimizer() {
 fn report(name: &str, products: Option<(f64, f64)>, shape: &[usize], forward: impl Fn() -> DispatchTensor) {
     let seed = values(shape);
     let forward_time = best(|| drop(forward()));
-    let both = best(|| drop(op::backward_from(vec![forward()], vec![Some(seed.clone())])));
+    let both = best(|| drop(autograd::backward_from(vec![forward()], vec![Some(seed.clone())])));
     let backward_time = both - forward_time;
     print!(
         "{name:<34} {:>12.1} {:>12.1}",
@@ -169,7 +216,7 @@ fn best(mut run: impl FnMut()) -> f64 {
 }
 
 /// A tensor of values between `-1/sqrt(n)` and `1/sqrt(n)` for a last axis of `n`.
-fn values(shape: &[usize]) -> Plain {
+fn values(shape: &[usize]) -> RawTensor {
     let count: usize = shape.iter().product();
     let bound = (*shape.last().unwrap_or(&1) as f32).sqrt().recip();
     let values = (0..count).map(|index| (((index * 7919) % 2000) as f32 / 1000.0 - 1.0) * bound);

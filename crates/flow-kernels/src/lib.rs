@@ -4,25 +4,14 @@
 
 pub mod host;
 
-mod activation;
 mod cpu;
 #[cfg(feature = "cube")]
 mod cube;
-mod embedding;
-mod experts;
-mod fused;
-mod gated_residual;
-mod layer_norm;
-mod linear;
-mod modulated_layer_norm;
-mod narrow;
-mod optimizer;
 mod registry;
-mod rms_norm;
-mod rotary;
-mod sde;
 
-pub use cpu::{CpuKernels, NoBf16};
+pub use cpu::{
+    CpuFeatureCache, CpuKernels, NoBf16, combine, draw_noise, low_frequency_radius, split_frequencies,
+};
 #[cfg(feature = "cube")]
 pub use cube::CubeKernels;
 pub use registry::{KernelRegistry, UnknownKernels, register};

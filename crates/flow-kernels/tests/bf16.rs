@@ -2,8 +2,7 @@
 
 mod support;
 
-use flow_core::exec::Compute;
-use flow_core::kernels::LinearWeights;
+use flow_core::ops::{Compute, LinearWeights};
 use flow_core::{Activation, Kernels};
 use flow_kernels::host::bf16::{is_supported, multiply};
 use flow_kernels::host::matrix::{Matrix, MatrixMut, Write};
@@ -166,7 +165,10 @@ fn a_linear_layer_of_values_that_bf16_holds_has_the_output_and_gradients_of_f64(
             bias: Some(inputs[2].clone()),
             adapter: None,
         };
-        kernels.linear(&Compute, &inputs[0], &weights, Activation::None)
+        kernels
+            .ops()
+            .model
+            .linear(&Compute, &inputs[0], &weights, Activation::None)
     });
 }
 
@@ -192,7 +194,10 @@ fn adapter_and_activation_stay_within_the_rounding_of_bf16() {
                     bias: None,
                     adapter: Some((inputs[2].clone(), inputs[3].clone(), 1.5)),
                 };
-                kernels.linear(&Compute, &inputs[0], &weights, Activation::GeluTanh)
+                kernels
+                    .ops()
+                    .model
+                    .linear(&Compute, &inputs[0], &weights, Activation::GeluTanh)
             },
             &seed,
         )

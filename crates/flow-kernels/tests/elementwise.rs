@@ -2,9 +2,12 @@
 
 mod support;
 
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
 use flow_core::cpu::{from_vec, to_host};
 use flow_core::device::ComputeDevice;
-use flow_core::kernels::composed;
+use flow_core::ops::{GatedResidual, ModulatedNorm, NormChunks, RotaryTables};
+use flow_core::tensors::{plain, zeros_like};
 use flow_core::{Activation, Kernels};
 use flow_kernels::CpuKernels;
 use support::{Operand, bits, check, check_threads, operand, run};
@@ -44,9 +47,40 @@ fn modulated_layer_norm_agrees_with_f64() {
         check(
             &operands,
             &|values| layer_norm(&values[0], &values[1], shape, 6, 3, 4),
-            &|inputs| CpuKernels::default().modulated_layer_norm(&inputs[0], &inputs[1], 3, 4, EPSILON),
+            &|inputs| {
+                CpuKernels::default()
+                    .ops()
+                    .model
+                    .modulated_layer_norm(ModulatedNorm {
+                        x: &inputs[0],
+                        modulation: &inputs[1],
+                        chunks: NormChunks {
+                            shift: 3,
+                            scale: 4,
+                            epsilon: EPSILON,
+                        },
+                    })
+            },
         );
     }
+}
+
+/// A layer norm by a modulation of zeros and two operations of Burn.
+fn composed_layer_norm(kernels: &CpuKernels, inputs: &[DispatchTensor]) -> DispatchTensor {
+    let first_token = Tensor::<3>::from_dispatch(plain(&inputs[0])).narrow(1, 0, 1);
+    let norm = ModulatedNorm {
+        x: &inputs[0],
+        modulation: &zeros_like(&first_token.into_dispatch()),
+        chunks: NormChunks {
+            shift: 0,
+            scale: 0,
+            epsilon: EPSILON,
+        },
+    };
+    let normed = kernels.ops().model.modulated_layer_norm(norm);
+    let [weight, bias] =
+        [1, 2].map(|at: usize| Tensor::<1>::from_dispatch(inputs[at].clone()).unsqueeze::<3>());
+    (Tensor::<3>::from_dispatch(normed) * weight + bias).into_dispatch()
 }
 
 #[test]
@@ -61,10 +95,13 @@ fn layer_norm_with_weight_and_bias_agrees_with_f64_as_one_operation_and_composed
             layer_norm(&values[0], &modulation, shape, 2, 0, 1)
         };
         check(&operands, &reference, &|inputs| {
-            kernels.layer_norm(&inputs[0], &inputs[1], &inputs[2], EPSILON)
+            kernels
+                .ops()
+                .model
+                .layer_norm(&inputs[0], &inputs[1], &inputs[2], EPSILON)
         });
         check(&operands, &reference, &|inputs| {
-            composed::layer_norm(&kernels, &inputs[0], &inputs[1], &inputs[2], EPSILON)
+            composed_layer_norm(&kernels, inputs)
         });
     }
 }
@@ -85,7 +122,14 @@ fn gated_residual_agrees_with_f64() {
                 .collect()
         };
         check(&operands, &reference, &|inputs| {
-            CpuKernels::default().gated_residual(&inputs[0], &inputs[1], &inputs[2], 2)
+            CpuKernels::default().ops().model.gated_residual(
+                GatedResidual {
+                    residual: &inputs[0],
+                    modulation: &inputs[2],
+                    gate: 2,
+                },
+                &inputs[1],
+            )
         });
     }
 }
@@ -109,12 +153,22 @@ fn rms_norm_agrees_with_f64_with_and_without_weight() {
         check(
             &operands,
             &|values| rms_norm(&values[0], Some(&values[1]), columns),
-            &|inputs| CpuKernels::default().rms_norm(&inputs[0], Some(&inputs[1]), EPSILON),
+            &|inputs| {
+                CpuKernels::default()
+                    .ops()
+                    .model
+                    .rms_norm(&inputs[0], Some(&inputs[1]), EPSILON)
+            },
         );
         check(
             &operands[..1],
             &|values| rms_norm(&values[0], None, columns),
-            &|inputs| CpuKernels::default().rms_norm(&inputs[0], None, EPSILON),
+            &|inputs| {
+                CpuKernels::default()
+                    .ops()
+                    .model
+                    .rms_norm(&inputs[0], None, EPSILON)
+            },
         );
     }
 }
@@ -148,7 +202,15 @@ fn rotary_rotates_pairs_by_the_angle_of_their_token() {
         check(
             &[operand(1, &[batch, tokens, heads, width])],
             &reference,
-            &|inputs| CpuKernels::default().rotary(&inputs[0], &cos_plain, &sin_plain),
+            &|inputs| {
+                CpuKernels::default().ops().model.rotary(
+                    &inputs[0],
+                    RotaryTables {
+                        cos: &cos_plain,
+                        sin: &sin_plain,
+                    },
+                )
+            },
         );
     }
 }
@@ -164,7 +226,10 @@ fn activations_agree_with_f64() {
         operand.values.iter_mut().for_each(|x| *x *= 6.0);
         let reference = |values: &[Vec<f64>]| values[0].iter().map(|x| reference(*x)).collect();
         check(&[operand], &reference, &|inputs| {
-            CpuKernels::default().activation(&inputs[0], activation)
+            CpuKernels::default()
+                .ops()
+                .model
+                .activation(&inputs[0], activation)
         });
     }
 }
@@ -181,7 +246,10 @@ fn embedding_adds_up_the_gradients_of_a_repeated_index() {
             .collect()
     };
     check(&[operand(1, &[4, 5])], &reference, &|inputs| {
-        CpuKernels::default().embedding(&inputs[0], &plain_index)
+        CpuKernels::default()
+            .ops()
+            .model
+            .embedding(&inputs[0], &plain_index)
     });
 }
 
@@ -191,7 +259,10 @@ fn an_embedding_index_beyond_the_table_is_named() {
     let index = ComputeDevice::cpu()
         .int_tensor(vec![0, 4], [1, 2])
         .into_dispatch();
-    CpuKernels::default().embedding(&operand(1, &[4, 5]).plain(), &index);
+    CpuKernels::default()
+        .ops()
+        .model
+        .embedding(&operand(1, &[4, 5]).plain(), &index);
 }
 
 #[test]
@@ -199,20 +270,47 @@ fn one_thread_and_three_give_the_same_bits() {
     let shape = [5, 70, 200];
     let modulation = operand(3, &[5, 6, 200]);
     check_threads(&[operand(1, &shape), modulation.clone()], &|inputs| {
-        CpuKernels::default().modulated_layer_norm(&inputs[0], &inputs[1], 0, 1, EPSILON)
+        CpuKernels::default()
+            .ops()
+            .model
+            .modulated_layer_norm(ModulatedNorm {
+                x: &inputs[0],
+                modulation: &inputs[1],
+                chunks: NormChunks {
+                    shift: 0,
+                    scale: 1,
+                    epsilon: EPSILON,
+                },
+            })
     });
     check_threads(&[operand(1, &shape), operand(2, &shape), modulation], &|inputs| {
-        CpuKernels::default().gated_residual(&inputs[0], &inputs[1], &inputs[2], 5)
+        CpuKernels::default().ops().model.gated_residual(
+            GatedResidual {
+                residual: &inputs[0],
+                modulation: &inputs[2],
+                gate: 5,
+            },
+            &inputs[1],
+        )
     });
     check_threads(&[operand(1, &shape), operand(2, &[200])], &|inputs| {
-        CpuKernels::default().rms_norm(&inputs[0], Some(&inputs[1]), EPSILON)
+        CpuKernels::default()
+            .ops()
+            .model
+            .rms_norm(&inputs[0], Some(&inputs[1]), EPSILON)
     });
     check_threads(&[operand(1, &shape)], &|inputs| {
-        CpuKernels::default().activation(&inputs[0], Activation::GeluTanh)
+        CpuKernels::default()
+            .ops()
+            .model
+            .activation(&inputs[0], Activation::GeluTanh)
     });
     let (cos, sin) = (operand(4, &[70, 10]).plain(), operand(5, &[70, 10]).plain());
     check_threads(&[operand(1, &[5, 70, 10, 20])], &|inputs| {
-        CpuKernels::default().rotary(&inputs[0], &cos, &sin)
+        CpuKernels::default()
+            .ops()
+            .model
+            .rotary(&inputs[0], RotaryTables { cos: &cos, sin: &sin })
     });
 }
 
@@ -229,8 +327,20 @@ fn a_sample_has_the_same_bits_in_a_batch_of_any_size() {
             shape,
         }
     };
-    let norm: &(dyn Fn(&[burn::backend::DispatchTensor]) -> _ + Sync) =
-        &|inputs| CpuKernels::default().modulated_layer_norm(&inputs[0], &inputs[1], 0, 1, EPSILON);
+    let norm: &(dyn Fn(&[burn::backend::DispatchTensor]) -> _ + Sync) = &|inputs| {
+        CpuKernels::default()
+            .ops()
+            .model
+            .modulated_layer_norm(ModulatedNorm {
+                x: &inputs[0],
+                modulation: &inputs[1],
+                chunks: NormChunks {
+                    shift: 0,
+                    scale: 1,
+                    epsilon: EPSILON,
+                },
+            })
+    };
     let (whole, gradients) = run(&[x.clone(), modulation.clone()], &[true, true], norm, &seed);
     for sample in 0..5 {
         let operands = [part(&x, sample), part(&modulation, sample)];
@@ -253,13 +363,20 @@ fn a_sample_has_the_same_bits_in_a_batch_of_any_size() {
 fn what_is_not_finite_stays_visible() {
     let mut x = operand(1, &[1, 3, 8]);
     x.values[9] = f32::NAN;
-    let normed = to_host(&CpuKernels::default().modulated_layer_norm(
-        &x.plain(),
-        &operand(2, &[1, 2, 8]).plain(),
-        0,
-        1,
-        EPSILON,
-    ));
+    let normed = to_host(
+        &CpuKernels::default()
+            .ops()
+            .model
+            .modulated_layer_norm(ModulatedNorm {
+                x: &x.plain(),
+                modulation: &operand(2, &[1, 2, 8]).plain(),
+                chunks: NormChunks {
+                    shift: 0,
+                    scale: 1,
+                    epsilon: EPSILON,
+                },
+            }),
+    );
     assert!(
         normed[8..16].iter().all(|y| y.is_nan()),
         "the row is lost, and says so"
@@ -269,6 +386,14 @@ fn what_is_not_finite_stays_visible() {
         "the others are not"
     );
     for activation in [Activation::Silu, Activation::GeluTanh] {
-        assert!(to_host(&CpuKernels::default().activation(&x.plain(), activation))[9].is_nan());
+        assert!(
+            to_host(
+                &CpuKernels::default()
+                    .ops()
+                    .model
+                    .activation(&x.plain(), activation)
+            )[9]
+            .is_nan()
+        );
     }
 }

@@ -4,10 +4,9 @@ mod support;
 
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{from_ints, from_vec, read_ints, to_host};
-use flow_core::exec::{Compute, Stash};
-use flow_core::experts::{GroupedWeights, Grouping, Routed};
+use flow_core::ops::{Compute, GroupedWeights, Grouping, Routed, Stash};
 use flow_core::tensors::plain;
-use flow_core::{Activation, ExpertKernels, Kernels, Plain};
+use flow_core::{Activation, ExpertOps, Kernels, RawTensor};
 use flow_kernels::CpuKernels;
 use support::{Operand, bits, check, check_threads, gelu, operand};
 
@@ -16,9 +15,9 @@ const TOKENS: usize = 7;
 const EXPERTS: usize = 5;
 const TOP_K: usize = 2;
 
-fn with<R>(work: impl FnOnce(&dyn ExpertKernels) -> R) -> R {
+fn with<R>(work: impl FnOnce(&dyn ExpertOps) -> R) -> R {
     let kernels = CpuKernels::default();
-    work(kernels.experts().expect("the processor has them"))
+    work(kernels.ops().experts.expect("the processor has them"))
 }
 
 fn route(logits: &DispatchTensor, normalize: bool) -> Routed {
@@ -106,10 +105,10 @@ fn of_equal_scores_the_lowest_index_is_chosen() {
 
 /// Answers with choices of its own, as a checkpoint that kept them does.
 #[derive(Debug)]
-struct Kept(Plain);
+struct Kept(RawTensor);
 
 impl Stash for Kept {
-    fn through(&self, name: &'static str, _: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, _: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         assert_eq!(name, "router");
         vec![self.0.clone()]
     }
@@ -185,8 +184,9 @@ fn grouped(inputs: &[DispatchTensor], grouping: &Grouping, activation: Activatio
     let weights = GroupedWeights {
         weight: inputs[1].clone(),
         bias: inputs[2].clone(),
+        activation,
     };
-    with(|kernels| kernels.grouped_linear(&Compute, &inputs[0], grouping, &weights, activation))
+    with(|kernels| kernels.grouped_linear(&Compute, &inputs[0], grouping, &weights))
 }
 
 fn layer(rows: usize, inputs: usize, outputs: usize) -> [Operand; 3] {

@@ -4,9 +4,10 @@ mod support;
 
 use burn::backend::DispatchTensor;
 use flow_core::cpu::to_host;
-use flow_core::exec::{Compute, Stash};
-use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
-use flow_core::{Activation, Kernels, Plain};
+use flow_core::ops::{
+    Compute, FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, NormChunks, Stash,
+};
+use flow_core::{Activation, Kernels, RawTensor};
 use flow_kernels::CpuKernels;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -107,11 +108,33 @@ impl Case {
         match self.operation {
             Operation::GatedLinear => {
                 let weights = self.weights(&inputs[3..]);
-                kernels.linear_gated_residual(stash, x, &inputs[2], &weights, modulation, GATE)
+                kernels.ops().fused_or_composed(|ops| {
+                    ops.linear_gated_residual(
+                        stash,
+                        GatedResidual {
+                            residual: x,
+                            modulation,
+                            gate: GATE,
+                        },
+                        &inputs[2],
+                        &weights,
+                    )
+                })
             }
             Operation::ModulatedLinear(activation) => {
                 let weights = self.weights(&inputs[2..]);
-                kernels.modulated_linear(stash, x, modulation, NORM, &weights, activation)
+                kernels.ops().fused_or_composed(|ops| {
+                    ops.modulated_linear(
+                        stash,
+                        ModulatedNorm {
+                            x,
+                            modulation,
+                            chunks: NORM,
+                        },
+                        &weights,
+                        activation,
+                    )
+                })
             }
             Operation::FeedForward(activation) => {
                 let layers = &inputs[2..];
@@ -121,7 +144,18 @@ impl Case {
                     activation,
                     down: self.weights(down),
                 };
-                kernels.modulated_feed_forward(stash, x, modulation, NORM, &weights, GATE)
+                kernels.ops().fused_or_composed(|ops| {
+                    ops.modulated_feed_forward(
+                        stash,
+                        ModulatedNorm {
+                            x,
+                            modulation,
+                            chunks: NORM,
+                        },
+                        &weights,
+                        GATE,
+                    )
+                })
             }
         }
     }
@@ -246,7 +280,7 @@ fn what_is_not_finite_stays_visible() {
         let mut operands = case.operands();
         operands[0].values[0] = f32::NAN;
         operands[1].values[0] = f32::INFINITY;
-        let inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+        let inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
         let of = |kernels: &dyn Kernels| to_host(&case.run(kernels, &Compute, &inputs));
         // Payloads of NaN may differ.
         let finite = |values: Vec<f32>| -> Vec<bool> { values.iter().map(|v| v.is_finite()).collect() };
@@ -259,11 +293,11 @@ fn what_is_not_finite_stays_visible() {
 #[derive(Debug, Default)]
 struct Kept {
     replays: bool,
-    results: Mutex<VecDeque<(&'static str, Vec<Plain>)>>,
+    results: Mutex<VecDeque<(&'static str, Vec<RawTensor>)>>,
 }
 
 impl Stash for Kept {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         let mut results = self.results.lock().expect("not poisoned");
         if self.replays {
             let (kept, values) = results.pop_front().expect("as many requests as in the first run");
@@ -288,7 +322,7 @@ fn results_kept_from_a_plain_run_serve_a_tracked_run_with_the_same_bits() {
             rank: Some(2),
         };
         let stash = Kept::default();
-        let inputs: Vec<Plain> = case.operands().iter().map(Operand::plain).collect();
+        let inputs: Vec<RawTensor> = case.operands().iter().map(Operand::plain).collect();
         let first = bits(&to_host(&case.run(&*fused, &stash, &inputs)));
         let stash = Kept {
             replays: true,
@@ -326,7 +360,7 @@ fn every_fused_operation_is_told_once_and_fused_kernels_are_not_fused_again() {
             bias: true,
             rank: None,
         };
-        let inputs: Vec<Plain> = case.operands().iter().map(Operand::plain).collect();
+        let inputs: Vec<RawTensor> = case.operands().iter().map(Operand::plain).collect();
         case.run(&*fused, &Compute, &inputs);
         assert_eq!(told.load(Ordering::Relaxed), index as u64 + 1);
     }

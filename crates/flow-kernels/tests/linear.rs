@@ -4,9 +4,8 @@ mod support;
 
 use burn::backend::DispatchTensor;
 use flow_core::cpu::to_host;
-use flow_core::exec::{Compute, Stash};
-use flow_core::kernels::LinearWeights;
-use flow_core::{Activation, Kernels, Plain};
+use flow_core::ops::{Compute, LinearWeights, Stash};
+use flow_core::{Activation, Kernels, RawTensor};
 use flow_kernels::CpuKernels;
 use std::sync::Mutex;
 use support::{Operand, bits, check, check_threads, operand, run};
@@ -51,7 +50,10 @@ impl Case {
     }
 
     fn kernel(&self, stash: &dyn Stash, inputs: &[DispatchTensor]) -> DispatchTensor {
-        CpuKernels::default().linear(stash, &inputs[0], &self.weights(inputs), self.activation)
+        CpuKernels::default()
+            .ops()
+            .model
+            .linear(stash, &inputs[0], &self.weights(inputs), self.activation)
     }
 
     fn reference(&self, operands: &[Vec<f64>]) -> Vec<f64> {
@@ -174,7 +176,7 @@ fn an_adapter_whose_second_factor_is_zero_changes_no_bit() {
     };
     let mut operands = case.operands();
     operands[4].values.fill(0.0);
-    let inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+    let inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
     let base = Case { rank: None, ..case };
     assert_eq!(
         bits(&to_host(&case.kernel(&Compute, &inputs))),
@@ -261,10 +263,10 @@ fn a_row_has_the_same_bits_in_a_batch_of_any_size() {
 
 /// Keeps what a first run makes and gives it to later runs.
 #[derive(Debug, Default)]
-struct Kept(Mutex<Vec<(&'static str, Vec<Plain>)>>);
+struct Kept(Mutex<Vec<(&'static str, Vec<RawTensor>)>>);
 
 impl Stash for Kept {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         let mut kept = self.0.lock().expect("not poisoned");
         if kept.is_empty() {
             kept.push((name, compute()));
@@ -283,7 +285,7 @@ fn a_result_kept_from_a_plain_run_serves_a_tracked_run_with_the_same_bits() {
         };
         let (operands, seed) = (case.operands(), operand(8, &[case.rows, case.outputs]));
         let stash = Kept::default();
-        let inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+        let inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
         let first = to_host(&case.kernel(&stash, &inputs));
         {
             let kept = stash.0.lock().expect("not poisoned");
@@ -302,7 +304,7 @@ fn leading_axes_are_kept() {
     let case = Case { rows: 6, ..PLAIN };
     let mut operands = case.operands();
     operands[0].shape = vec![2, 3, 13];
-    let inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+    let inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
     let output = case.kernel(&Compute, &inputs);
     assert_eq!(
         burn::backend::TensorMetadata::shape(&output).to_vec(),

@@ -5,7 +5,7 @@ mod support;
 use burn::tensor::FloatDType;
 use flow_core::cpu::{from_vec, to_host};
 use flow_core::tensors::cast;
-use flow_core::{AdamWStep, Kernels};
+use flow_core::{AdamWParam, AdamWStep, Kernels, MasterWeight};
 use flow_kernels::CpuKernels;
 use support::{bits, distance, on_threads, operand};
 
@@ -23,7 +23,7 @@ fn ten_adamw_steps_agree_with_f64() {
     for t in 1..=10 {
         let gradient = operand(100 + t, &[77]);
         let corrections = (1.0 - b1.powi(t as i32), 1.0 - b2.powi(t as i32));
-        let varying = from_vec(
+        let scalars = from_vec(
             vec![rate, corrections.0 as f32, corrections.1 as f32, scale],
             &[4],
         );
@@ -31,17 +31,19 @@ fn ten_adamw_steps_agree_with_f64() {
             betas,
             epsilon,
             weight_decay: decay,
-            varying,
+            scalars,
             rounding: Default::default(),
         };
         let mut copy = cast(&weight, FloatDType::BF16);
         let kernels = CpuKernels::default();
-        kernels.adamw(
-            &mut weight,
-            Some(&mut copy),
-            &gradient.plain(),
-            &mut first,
-            &mut second,
+        kernels.ops().optimizer.adamw(
+            AdamWParam {
+                weight: &mut weight,
+                master: MasterWeight::F32WithCopy(&mut copy),
+                gradient: &gradient.plain(),
+                first: &mut first,
+                second: &mut second,
+            },
             &step,
         );
         let new = to_host(&weight);
@@ -67,20 +69,22 @@ fn a_step_leaves_a_shared_copy_of_the_weight_alone() {
     let snapshot = weight.clone();
     let before = to_host(&snapshot);
     let zeros = || from_vec(vec![0.0; 40_000], &[40_000]);
-    let varying = from_vec(vec![0.1, 0.1, 0.001, 1.0], &[4]);
+    let scalars = from_vec(vec![0.1, 0.1, 0.001, 1.0], &[4]);
     let step = AdamWStep {
         betas: (0.9, 0.999),
         epsilon: 1e-8,
         weight_decay: 0.0,
-        varying,
+        scalars,
         rounding: Default::default(),
     };
-    CpuKernels::default().adamw(
-        &mut weight,
-        None,
-        &operand(2, &[40_000]).plain(),
-        &mut zeros(),
-        &mut zeros(),
+    CpuKernels::default().ops().optimizer.adamw(
+        AdamWParam {
+            weight: &mut weight,
+            master: MasterWeight::F32,
+            gradient: &operand(2, &[40_000]).plain(),
+            first: &mut zeros(),
+            second: &mut zeros(),
+        },
         &step,
     );
     assert_eq!(to_host(&snapshot), before);
@@ -94,19 +98,34 @@ fn one_thread_and_three_take_the_same_step() {
         let mut second = operand(3, &[70_001]).values;
         second.iter_mut().for_each(|v| *v = v.abs());
         let mut second = from_vec(second, &[70_001]);
-        let varying = from_vec(vec![0.1, 0.1, 0.001, 1.0], &[4]);
+        let scalars = from_vec(vec![0.1, 0.1, 0.001, 1.0], &[4]);
         let step = AdamWStep {
             betas: (0.9, 0.999),
             epsilon: 1e-8,
             weight_decay: 0.1,
-            varying,
+            scalars,
             rounding: Default::default(),
         };
         let gradient = operand(4, &[70_001]).plain();
-        CpuKernels::default().adamw(&mut weight, None, &gradient, &mut first, &mut second, &step);
-        CpuKernels::default().average(&mut first, &weight, &from_vec(vec![0.9], &[1]));
-        CpuKernels::default().accumulate(&mut second, &weight);
-        let squares = CpuKernels::default().sums_of_squares(&[&weight])[0];
+        CpuKernels::default().ops().optimizer.adamw(
+            AdamWParam {
+                weight: &mut weight,
+                master: MasterWeight::F32,
+                gradient: &gradient,
+                first: &mut first,
+                second: &mut second,
+            },
+            &step,
+        );
+        CpuKernels::default()
+            .ops()
+            .optimizer
+            .average(&mut first, &weight, &from_vec(vec![0.9], &[1]));
+        CpuKernels::default()
+            .ops()
+            .optimizer
+            .accumulate(&mut second, &weight);
+        let squares = CpuKernels::default().ops().optimizer.sums_of_squares(&[&weight])[0];
         (
             bits(&to_host(&weight)),
             bits(&to_host(&first)),
@@ -122,7 +141,10 @@ fn sums_of_squares_are_those_of_f64() {
     for count in [0, 1, 13, 129, 70_001] {
         let tensor = operand(1, &[count]);
         let expected: f64 = tensor.wide().iter().map(|x| x * x).sum();
-        let found = CpuKernels::default().sums_of_squares(&[&tensor.plain()])[0];
+        let found = CpuKernels::default()
+            .ops()
+            .optimizer
+            .sums_of_squares(&[&tensor.plain()])[0];
         assert!(
             (found - expected).abs() <= 1e-12 * expected.max(1.0),
             "{found} {expected}"
@@ -134,11 +156,17 @@ fn sums_of_squares_are_those_of_f64() {
 fn accumulation_and_averages_are_those_of_f64() {
     let (a, b) = (operand(1, &[7, 19]), operand(2, &[7, 19]));
     let mut sum = a.plain();
-    CpuKernels::default().accumulate(&mut sum, &b.plain());
+    CpuKernels::default()
+        .ops()
+        .optimizer
+        .accumulate(&mut sum, &b.plain());
     let expected: Vec<f64> = a.wide().iter().zip(b.wide()).map(|(a, b)| a + b).collect();
     assert!(distance(&to_host(&sum), &expected) < 1e-7);
     let mut average = a.plain();
-    CpuKernels::default().average(&mut average, &b.plain(), &from_vec(vec![0.75], &[1]));
+    CpuKernels::default()
+        .ops()
+        .optimizer
+        .average(&mut average, &b.plain(), &from_vec(vec![0.75], &[1]));
     let expected: Vec<f64> = a
         .wide()
         .iter()

@@ -4,8 +4,9 @@ mod support;
 
 use burn::backend::{AutodiffBackend, Dispatch};
 use flow_core::cpu::{from_vec, to_host};
+use flow_core::ops::SdeStep;
 use flow_core::tensors::{leaf, plain};
-use flow_core::{Kernels, Plain, op};
+use flow_core::{Kernels, RawTensor, autograd};
 use flow_kernels::CpuKernels;
 use support::{Operand, bits, check, distance, numeric_gradients, on_threads, operand};
 
@@ -58,8 +59,14 @@ fn a_step_agrees_with_f64() {
             operand(3, &[rows, columns]),
         );
         let coefficients = coefficients(rows);
-        let found =
-            CpuKernels::default().sde_step(&x.plain(), &v.plain(), &noise.plain(), &coefficients.plain());
+        let found = CpuKernels::default().ops().sampler.sde_step(
+            SdeStep {
+                x: &x.plain(),
+                v: &v.plain(),
+                coefficients: &coefficients.plain(),
+            },
+            &noise.plain(),
+        );
         let wide = coefficients.wide();
         let expected_mean = mean(&x.wide(), &v.wide(), &wide, columns);
         let next: Vec<f64> = expected_mean
@@ -71,7 +78,7 @@ fn a_step_agrees_with_f64() {
         assert!(distance(&to_host(&found.mean), &expected_mean) < 1e-7);
         assert!(distance(&to_host(&found.x_next), &next) < 1e-7);
         // The log-probability is that of the values as stored.
-        let stored = |tensor: &Plain| to_host(tensor).iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+        let stored = |tensor: &RawTensor| to_host(tensor).iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
         let expected = log_prob(&stored(&found.mean), &stored(&found.x_next), &wide, columns);
         assert!(distance(&to_host(&found.log_prob), &expected) < 1e-6);
     }
@@ -87,11 +94,25 @@ fn training_gives_a_step_the_log_probability_it_had_in_the_rollout_bit_for_bit()
     );
     let coefficients = coefficients(rows);
     let step = on_threads(1, || {
-        CpuKernels::default().sde_step(&x.plain(), &v.plain(), &noise.plain(), &coefficients.plain())
+        CpuKernels::default().ops().sampler.sde_step(
+            SdeStep {
+                x: &x.plain(),
+                v: &v.plain(),
+                coefficients: &coefficients.plain(),
+            },
+            &noise.plain(),
+        )
     });
     for v in [v.plain(), leaf(&v.plain())] {
         let (log_prob, mean) = on_threads(3, || {
-            CpuKernels::default().sde_log_prob(&x.plain(), &v, &step.x_next, &coefficients.plain())
+            CpuKernels::default().ops().loss.sde_log_prob(
+                SdeStep {
+                    x: &x.plain(),
+                    v: &v,
+                    coefficients: &coefficients.plain(),
+                },
+                &step.x_next,
+            )
         });
         assert_eq!(bits(&to_host(&plain(&log_prob))), bits(&to_host(&step.log_prob)));
         assert_eq!(bits(&to_host(&plain(&mean))), bits(&to_host(&step.mean)));
@@ -107,17 +128,26 @@ fn a_row_has_the_same_log_probability_in_a_batch_of_any_size() {
         operand(3, &[rows, columns]),
     );
     let all = coefficients(rows);
-    let (whole, _) = CpuKernels::default().sde_log_prob(&x.plain(), &v.plain(), &next.plain(), &all.plain());
+    let (whole, _) = CpuKernels::default().ops().loss.sde_log_prob(
+        SdeStep {
+            x: &x.plain(),
+            v: &v.plain(),
+            coefficients: &all.plain(),
+        },
+        &next.plain(),
+    );
     let whole = to_host(&whole);
     for row in 0..rows {
         let part = |operand: &Operand, columns: usize| {
             from_vec(operand.values[row * columns..][..columns].to_vec(), &[1, columns])
         };
-        let (alone, _) = CpuKernels::default().sde_log_prob(
-            &part(&x, columns),
-            &part(&v, columns),
+        let (alone, _) = CpuKernels::default().ops().loss.sde_log_prob(
+            SdeStep {
+                x: &part(&x, columns),
+                v: &part(&v, columns),
+                coefficients: &part(&all, 5),
+            },
             &part(&next, columns),
-            &part(&all, 5),
         );
         assert_eq!(bits(&to_host(&alone)), bits(&whole[row..=row]));
     }
@@ -135,14 +165,20 @@ fn both_outputs_are_differentiated_in_the_velocity_alone_and_together() {
     let (log_prob_seed, mean_seed) = (operand(4, &[rows]), operand(5, &[rows, columns]));
     for (with_log_prob, with_mean) in [(true, false), (false, true), (true, true)] {
         let tracked = leaf(&v.plain());
-        let (log, mean_output) =
-            CpuKernels::default().sde_log_prob(&x.plain(), &tracked, &next.plain(), &coefficients.plain());
+        let (log, mean_output) = CpuKernels::default().ops().loss.sde_log_prob(
+            SdeStep {
+                x: &x.plain(),
+                v: &tracked,
+                coefficients: &coefficients.plain(),
+            },
+            &next.plain(),
+        );
         let seeds = vec![
             with_log_prob.then(|| log_prob_seed.plain()),
             with_mean.then(|| mean_seed.plain()),
         ];
         let mut gradients =
-            op::backward_from(vec![log, mean_output], seeds).expect("the velocity is tracked");
+            autograd::backward_from(vec![log, mean_output], seeds).expect("the velocity is tracked");
         let found = to_host(
             &<Dispatch as AutodiffBackend>::grad_remove(&tracked, &mut gradients).expect("a gradient"),
         );
@@ -184,7 +220,10 @@ fn mean_squared_distance_agrees_with_f64() {
                 .collect()
         };
         check(&[operand(1, &[rows, columns])], &reference, &|inputs| {
-            CpuKernels::default().mean_squared_distance(&inputs[0], &b.plain())
+            CpuKernels::default()
+                .ops()
+                .loss
+                .mean_squared_distance(&inputs[0], &b.plain())
         });
     }
 }

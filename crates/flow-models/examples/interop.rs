@@ -6,7 +6,7 @@
 
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{CallContext, Plan, Rollout, Stage};
+use flow_core::exec::{Backends, CallContext, InferencePass, Stage};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{ParamKind, Weights};
@@ -245,13 +245,16 @@ impl Exchange {
             x: device.tensor(values("in.hidden_states"), [2, self.model.spec().latent.values()]),
             sigma: device.tensor(values("in.timestep").iter().map(|it| it / 1000.0).collect(), [2]),
             condition: Condition {
-                tokens: None,
                 text: Some(device.tensor(values("in.encoder_hidden_states"), [2, text[1], text[2]])),
                 pooled: pooled.map(|(shape, values)| device.tensor(values.clone(), [2, shape[1]])),
+                ..Condition::default()
             },
         };
-        let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
-        let rollout = Rollout::new(weights, plan);
+        let plan = Arc::new(Backends::new(
+            Arc::new(CpuAttention),
+            Arc::new(CpuKernels::default()),
+        ));
+        let rollout = InferencePass::new(weights, plan);
         let velocity = self
             .model
             .velocity(&rollout.exec(CallContext::single(Stage::Rollout)), input);

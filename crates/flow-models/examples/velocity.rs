@@ -4,7 +4,7 @@
 
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{CallContext, Plan, Rollout, Stage};
+use flow_core::exec::{Backends, CallContext, InferencePass, Stage};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::rng::{Purpose, Stream};
 use flow_kernels::CpuKernels;
@@ -55,8 +55,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ..Condition::default()
         },
     };
-    let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
-    let rollout = Rollout::new(&weights, plan);
+    let plan = Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ));
+    let rollout = InferencePass::new(&weights, plan);
     let velocity = model.velocity(&rollout.exec(CallContext::single(Stage::Rollout)), input);
     let velocity: Vec<f32> = velocity.into_data().iter().collect();
     let largest = velocity

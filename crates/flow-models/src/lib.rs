@@ -4,6 +4,7 @@
 
 pub mod dit;
 mod error;
+pub mod flux;
 mod layers;
 pub mod lora;
 pub mod mmdit;
@@ -15,6 +16,7 @@ pub mod weights;
 
 pub use dit::{Dit, DitConfig, MoeConfig, Position};
 pub use error::ModelError;
+pub use flux::{Flux, FluxConfig};
 pub use lora::{
     AdapterFile, AdapterLayout, Trained, add_lora, export_adapters, load_adapters, merge, trained_mask,
 };
@@ -26,6 +28,7 @@ pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save, save_t
 /// Adds every architecture of this crate to `registry`.
 pub fn register(registry: &mut ModelRegistry) {
     registry.add("dit", dit::build);
+    registry.add("flux", flux::build);
     registry.add("mmdit", mmdit::build);
     registry.add("wan", wan::build);
 }

@@ -5,7 +5,7 @@ mod common;
 use common::reference::{self, Weights64};
 use common::*;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Stage, Training};
+use flow_core::exec::{Stage, TrainingPass};
 use flow_core::{CallContext, FlowModel, Weights};
 use flow_models::{Dit, DitConfig, Position, initialize};
 use std::sync::Arc;
@@ -201,7 +201,7 @@ fn the_load_balance_is_a_number_per_row_that_trains_the_routers_and_a_dense_mode
     let balance = |config: &DitConfig, rows: &[usize]| {
         let model = Dit::new(config, &device).unwrap();
         let weights = noisy_weights(model.layout(), &device);
-        let training = Training::new(&weights, plan(), everything(&weights));
+        let training = TrainingPass::new(&weights, plan(), everything(&weights));
         let exec = training.exec(CallContext::single(Stage::Training));
         let input = model_input(config, &host_values, &device).rows(rows);
         let balance = model.velocity_and_balance(&exec, input).1?;

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use flow_core::device::ComputeDevice;
-use flow_core::{Condition, Kernels, ModelInput, Plan, Weights};
+use flow_core::{Backends, Condition, Kernels, ModelInput, Weights};
 use flow_kernels::CpuKernels;
 use flow_models::{Architecture, Dit, Mmdit, MmditConfig, Trained, Wan, WanConfig, add_lora, trained_mask};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const BATCH: usize = 2;
 
 /// The plan without, with fused kernels in the blocks, and with fused kernels everywhere; how often they were asked.
-fn plans() -> [(Arc<Plan>, Arc<AtomicU64>); 3] {
+fn plans() -> [(Arc<Backends>, Arc<AtomicU64>); 3] {
     let fused = || {
         let count = Arc::new(AtomicU64::new(0));
         let counter = count.clone();
@@ -25,11 +25,11 @@ fn plans() -> [(Arc<Plan>, Arc<AtomicU64>); 3] {
     };
     let (in_blocks, asked_in_blocks) = fused();
     let (everywhere, asked_everywhere) = fused();
-    let regional = Plan {
+    let regional = Backends {
         block_kernels: Some(in_blocks),
         ..(*plan()).clone()
     };
-    let full = Plan {
+    let full = Backends {
         kernels: everywhere,
         ..(*plan()).clone()
     };

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{CallContext, Rollout, Stage};
+use flow_core::exec::{CallContext, InferencePass, Stage};
 use flow_core::{FlowModel, ParamKind, ParamLayout, Weights};
 use flow_models::{
     Dit, DitConfig, Position, StoredDtype, Trained, add_lora, load_into, merge, save, trained_mask,
@@ -132,7 +132,7 @@ fn without_adapters_the_base_model_answers() {
         base.set(index, weights.stored()[index].clone()).unwrap();
     }
     let input = || model_input(&config, &host_input(&config, 3), &device);
-    let rollout = Rollout::new(&weights, plan()).without_adapters();
+    let rollout = InferencePass::new(&weights, plan()).without_adapters();
     let reference = host(model.velocity(&rollout.exec(CallContext::single(Stage::Rollout)), input()));
     assert_eq!(reference, velocity(&model, &base, input()));
     assert!(relative_distance(&velocity(&model, &weights, input()), &reference) > 1e-2);

@@ -8,7 +8,7 @@ mod common;
 use common::parity::*;
 use common::*;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{CallContext, Rollout, Stage, Training};
+use flow_core::exec::{CallContext, InferencePass, Stage, TrainingPass};
 use flow_core::{Condition, FlowModel, ModelInput, ParamKind, Weights};
 use flow_models::{Architecture, Mmdit, MmditConfig, ModelRegistry, initialize, load};
 use std::sync::Arc;
@@ -33,9 +33,9 @@ fn fixture_input(device: &ComputeDevice, io: &Named) -> ModelInput {
         x: tensor(device, io, "in.hidden_states", [2, 4 * 8 * 12]),
         sigma: noise_levels(device, io),
         condition: Condition {
-            tokens: None,
             text: Some(tensor(device, io, "in.encoder_hidden_states", [2, 7, 32])),
             pooled: Some(tensor(device, io, "in.pooled_projections", [2, 48])),
+            ..Condition::default()
         },
     }
 }
@@ -54,9 +54,9 @@ fn plain_and_tracked_weights_give_the_same_bits() {
     let (model, weights) = fixture_model(&device);
     let io = tensors("sd3-tiny/io.safetensors");
     let call = || CallContext::single(Stage::Rollout);
-    let rollout = Rollout::new(&weights, plan());
+    let rollout = InferencePass::new(&weights, plan());
     let plain = || host(model.velocity(&rollout.exec(call()), fixture_input(&device, &io)));
-    let training = Training::new(&weights, plan(), vec![true; model.layout().len()].into());
+    let training = TrainingPass::new(&weights, plan(), vec![true; model.layout().len()].into());
     let tracked = host(model.velocity(&training.exec(call()), fixture_input(&device, &io)));
     assert_eq!(plain(), tracked);
     assert_eq!(plain(), plain());

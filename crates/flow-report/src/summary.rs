@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::metrics::{Metrics, Record};
 use crate::statistics::{Interval, PairedDifference};
 
 /// How the run stands.
@@ -35,8 +36,10 @@ pub struct RunSummary {
     pub steps: u64,
     /// Images sampled in rollouts.
     pub images: u64,
-    /// Rewards before and after, one entry for each reward.
+    /// Rewards before and after, one entry for each reward of the evaluations.
     pub rewards: Vec<RewardChange>,
+    /// What was trained on, in the rollouts; none before the first iteration, and in summaries of older versions.
+    pub trained: Option<TrainedReward>,
     /// Processes that worked on the run: 1 and its resumptions.
     pub processes: u64,
     /// Seconds of wall clock over all processes.
@@ -69,6 +72,74 @@ pub struct RewardChange {
     pub after: Interval,
     /// Mean of the differences by prompt.
     pub difference: PairedDifference,
+}
+
+/// The weighted sum of rewards that a run is trained on, as its rollouts had it: the mean over the images of an iteration. Each
+/// iteration has prompts and noise of its own, so that single values scatter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainedReward {
+    /// What is added up: names and weights.
+    pub terms: Vec<(String, f64)>,
+    /// In the first iteration, which samples with the weights that the run began with.
+    pub first: RewardAt,
+    /// In the last iteration.
+    pub last: RewardAt,
+    /// In the iteration where it was highest, the first of equals.
+    pub best: RewardAt,
+}
+
+/// A reward in an iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RewardAt {
+    /// The iteration, from 1.
+    pub step: u64,
+    /// The mean over its images.
+    pub mean: f64,
+}
+
+impl TrainedReward {
+    /// Of the records `train` of a run's metrics, which have each reward as `reward/NAME`. The weights are the same for all
+    /// iterations, also for those before a resumed run changed them, so that they compare. None if no record has all rewards.
+    pub fn of(metrics: &Metrics, terms: Vec<(String, f64)>) -> Option<Self> {
+        let sum = |record: &Record| {
+            let each = terms.iter().map(|(name, weight)| {
+                let mean = record.number(&format!("reward/{name}"))?;
+                Some(weight * mean)
+            });
+            each.sum::<Option<f64>>().filter(|mean| mean.is_finite())
+        };
+        let records = metrics.of_kind("train");
+        let values: Vec<RewardAt> = records
+            .filter_map(|record| {
+                Some(RewardAt {
+                    step: record.step,
+                    mean: sum(record)?,
+                })
+            })
+            .collect();
+        let (first, last) = (*values.first()?, *values.last()?);
+        let higher = |best: RewardAt, other: &RewardAt| if other.mean > best.mean { *other } else { best };
+        Some(Self {
+            terms,
+            first,
+            last,
+            best: values.iter().fold(first, higher),
+        })
+    }
+
+    /// What is added up, in words: `mid-grey`, or `1 × digit-classifier + 0.1 × jpeg-compressibility`.
+    pub fn name(&self) -> String {
+        match self.terms.as_slice() {
+            [(name, weight)] if *weight == 1.0 => name.clone(),
+            terms => {
+                let terms: Vec<String> = terms
+                    .iter()
+                    .map(|(name, weight)| format!("{weight} × {name}"))
+                    .collect();
+                terms.join(" + ")
+            }
+        }
+    }
 }
 
 /// The result of comparing log-probabilities of rollout and training before the first optimizer step of each

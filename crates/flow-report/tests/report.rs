@@ -244,6 +244,72 @@ fn runs_of_a_folder_are_compared_by_what_differs_and_what_came_out() {
 }
 
 #[test]
+fn what_was_trained_on_is_summed_by_its_weights_and_shown_with_first_last_and_best() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path(), "grey", OnExists::Error).unwrap();
+    let mut metrics = run.metrics(MetricsStart::Fresh).unwrap();
+    // The third iteration has a reward that is no number, and evaluations are no rollouts.
+    for (step, grey, size) in [
+        (1, 0.25, -2.0),
+        (2, 0.75, -1.0),
+        (3, f64::NAN, 0.0),
+        (4, 0.5, -1.0),
+    ] {
+        let record = MetricRecord::new(step, "train")
+            .with("reward", 9.0)
+            .with("reward/grey <i>", grey)
+            .with("reward/size", size);
+        metrics.append(&record).unwrap();
+        metrics
+            .append(&MetricRecord::new(step, "eval").with("reward/grey <i>", 7.0))
+            .unwrap();
+    }
+    let terms = vec![("grey <i>".to_owned(), 2.0), ("size".to_owned(), 0.5)];
+    let trained = TrainedReward::of(&run.read_metrics().unwrap(), terms).unwrap();
+    let at = |step: u64, mean: f64| RewardAt { step, mean };
+    assert_eq!(
+        (trained.first, trained.last, trained.best),
+        (at(1, -0.5), at(4, 0.5), at(2, 1.0))
+    );
+    assert_eq!(trained.name(), "2 × grey <i> + 0.5 × size");
+    let alone = TrainedReward {
+        terms: vec![("grey".into(), 1.0)],
+        ..trained.clone()
+    };
+    assert_eq!(alone.name(), "grey");
+    let terms = vec![("never recorded".to_owned(), 1.0)];
+    assert_eq!(TrainedReward::of(&run.read_metrics().unwrap(), terms), None);
+
+    run.write_manifest(&Manifest::new("grey", vec![], json!({}), root.path()))
+        .unwrap();
+    let summary = RunSummary {
+        trained: Some(trained),
+        ..RunSummary::default()
+    };
+    run.write_summary(&summary).unwrap();
+    assert_eq!(run.read_summary().unwrap(), Some(summary));
+    let html = fs::read_to_string(run.write_report().unwrap()).unwrap();
+    for part in [
+        "2 × grey &lt;i&gt; + 0.5 × size · trained on",
+        "<span>-0.5000</span><span class=\"arrow\">→</span><span>0.5000</span>",
+        "+1.0000 from iteration 1 to iteration 4; highest 1.0000 in iteration 2",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    let comparison = write_comparison(root.path()).unwrap();
+    let page = fs::read_to_string(comparison.path).unwrap();
+    assert!(page.contains("<td>2 × grey &lt;i&gt; + 0.5 × size: -0.500 → 0.500</td>"));
+}
+
+#[test]
+fn a_summary_from_before_there_was_a_trained_reward_is_read() {
+    let old =
+        json!({ "status": { "state": "finished" }, "steps": 3, "images": 12, "rewards": [], "notes": ["a"] });
+    let read: RunSummary = serde_json::from_value(old).unwrap();
+    assert_eq!((read.steps, read.trained, read.notes.len()), (3, None, 1));
+}
+
+#[test]
 fn the_report_shows_every_section_with_the_runs_own_values() {
     let root = tempfile::tempdir().unwrap();
     let run = RunDirectory::open(root.path(), "digits", OnExists::Error).unwrap();

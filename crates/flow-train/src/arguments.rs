@@ -186,6 +186,9 @@ pub struct PlanArguments {
     /// Write what a budget of activation checkpointing keeps into this folder, as plan.json and plan.svg
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
+    /// How to print the plan, or what is found to be wrong
+    #[arg(long, value_enum, default_value_t = Format::Human)]
+    pub format: Format,
     #[command(flatten)]
     pub there: ThereAlready,
     #[command(flatten)]
@@ -243,6 +246,9 @@ pub struct SampleArguments {
     /// Where the picture goes; without it, `sample.png` or the next free name like it
     #[arg(long, value_name = "FILE.png", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
+    /// Write every image to a file of its own, too, beside the picture and at its full size: FILE-prompt-001-sample-001.png
+    #[arg(long)]
+    pub each: bool,
     #[command(flatten)]
     pub there: ThereAlready,
 }
@@ -339,9 +345,9 @@ fn memory_gib(text: &str) -> Result<f64, String> {
 /// How diagnostics are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people, with the lines concerned, on standard error
+    /// For people; what is wrong is on standard error, with the lines concerned
     Human,
-    /// For programs, on standard output
+    /// For programs: one JSON document on standard output, whatever is found
     Json,
 }
 

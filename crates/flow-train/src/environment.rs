@@ -2,9 +2,9 @@
 
 use crate::Registries;
 use burn::tensor::FloatDType;
-use flow_checkpoint::Gauge;
+use flow_checkpoint::MemoryProbe;
 use flow_config::{Config, DType, DeviceKind, GradientStorage};
-use flow_core::{CoreError, Plan, device::ComputeDevice};
+use flow_core::{Backends, CoreError, device::ComputeDevice};
 use flow_trainer::setup::Environment;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -85,9 +85,9 @@ pub fn environment<'a>(
 
 /// The pool of a GPU's memory, which is asked after every operation.
 #[cfg(feature = "cuda")]
-fn gpu_gauge(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn Gauge>> {
+fn gpu_gauge(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn MemoryProbe>> {
     let device = device.clone();
-    let in_use = move || flow_core::cube::bytes_in_use(&device);
+    let in_use = move || device.bytes_in_use();
     match config.device.kind {
         DeviceKind::Cuda => Some(Arc::new(flow_checkpoint::Sampled::new(Arc::new(in_use)))),
         DeviceKind::Cpu => None,
@@ -96,7 +96,7 @@ fn gpu_gauge(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn Gauge>> 
 
 /// This build opens no GPU.
 #[cfg(not(feature = "cuda"))]
-fn gpu_gauge(_: &Config, _: &ComputeDevice) -> Option<Arc<dyn Gauge>> {
+fn gpu_gauge(_: &Config, _: &ComputeDevice) -> Option<Arc<dyn MemoryProbe>> {
     None
 }
 
@@ -104,7 +104,7 @@ fn gpu_gauge(_: &Config, _: &ComputeDevice) -> Option<Arc<dyn Gauge>> {
 ///
 /// # Errors
 /// If the device or its precision is not there.
-pub fn base_plan(config: &Config, registries: &Registries) -> Result<Plan, EnvironmentError> {
+pub fn base_plan(config: &Config, registries: &Registries) -> Result<Backends, EnvironmentError> {
     let kind = config.device.kind.name();
     let kernels = match (config.device.kind, config.device.dtype) {
         (_, DType::F32) => registries.kernels.get(kind)?,
@@ -118,7 +118,7 @@ pub fn base_plan(config: &Config, registries: &Registries) -> Result<Plan, Envir
             narrow.ok_or_else(|| EnvironmentError::Gradients(kernels.name().to_owned()))?
         }
     };
-    Ok(Plan::new(registries.attention.get(kind)?, kernels))
+    Ok(Backends::new(registries.attention.get(kind)?, kernels))
 }
 
 /// Threads for the CPU backend: `device.threads`, or one per core. Run a session inside its `install`.

@@ -159,18 +159,39 @@ fn writable(folder: &Path) -> io::Result<()> {
 
 /// The first free name like `path`: `a.png`, `a-2.png`, `a-3.png`, …
 pub fn free(path: &Path) -> PathBuf {
-    first_free(|number| {
-        if number == 1 {
-            return path.to_owned();
+    first_free(|number| numbered(path, number))
+}
+
+/// As [`free`], of a file with others that are named after it, as `beside` says: all of them are free.
+pub fn free_with(path: &Path, beside: impl Fn(&Path) -> Vec<PathBuf>) -> PathBuf {
+    let mut number = 1;
+    loop {
+        let candidate = numbered(path, number);
+        let is_free = |path: &Path| path.symlink_metadata().is_err();
+        if is_free(&candidate) && beside(&candidate).iter().all(|path| is_free(path)) {
+            return candidate;
         }
-        let mut name: OsString = path.file_stem().unwrap_or_default().to_owned();
-        name.push(format!("-{number}"));
-        if let Some(extension) = path.extension() {
-            name.push(".");
-            name.push(extension);
-        }
-        path.with_file_name(name)
-    })
+        number += 1;
+    }
+}
+
+/// `a.png` as `a-2.png`; the first stays as it is.
+fn numbered(path: &Path, number: u64) -> PathBuf {
+    match number {
+        1 => path.to_owned(),
+        _ => with_stem_end(path, &format!("-{number}")),
+    }
+}
+
+/// `a.png` as `a-END.png`, whatever stands for `-END`.
+pub fn with_stem_end(path: &Path, end: &str) -> PathBuf {
+    let mut name: OsString = path.file_stem().unwrap_or_default().to_owned();
+    name.push(end);
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
 }
 
 /// The first free name of `path.old`, `path.old2`, `path.old3`, …

@@ -12,7 +12,7 @@ use flow_core::model::Vocabulary;
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Activation, Exec, FlowModel, Handle, Init, LatentShape, ModelInput, ModelSpec, ParamLayout, Plan,
+    Activation, Backends, Exec, FlowModel, Handle, Init, LatentShape, ModelInput, ModelSpec, ParamLayout,
     Weights, device::ComputeDevice, tensors::plain,
 };
 use flow_kernels::CpuKernels;
@@ -130,7 +130,8 @@ impl Algorithm for RewardWeighted {
         let exec = context.pass.exec(call);
         let sigma_b = context.device.tensor(vec![sigma as f32; rows], [rows]);
         let v = context.policy.velocity(&exec, x, sigma_b, &batch.conditions);
-        let error_b = context.kernels.mean_squared_distance(&v.into_dispatch(), &target);
+        let losses = context.kernels.ops().loss;
+        let error_b = losses.mean_squared_distance(&v.into_dispatch(), &target);
         let weight_b = (context.advantages.clone() / self.temperature).exp();
         let loss = (Tensor::<1>::from_dispatch(error_b) * weight_b).mean_dim(0);
         UnitLoss {
@@ -179,6 +180,7 @@ impl Mlp {
             tokens: 1,
             vocabulary: Some(vocabulary),
             text: None,
+            guidance: false,
             stacks: Vec::new(),
             regions: Vec::new(),
             attentions: Vec::new(),
@@ -239,7 +241,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
     flow_models::register(&mut models);
     let device = ComputeDevice::cpu();
-    let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+    let plan = Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ));
     let accelerators = AcceleratorRegistry::default();
     let environment = Environment {
         device: device.clone(),

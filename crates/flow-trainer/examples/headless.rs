@@ -5,7 +5,7 @@
 use flow_accel::AcceleratorRegistry;
 use flow_attention::AttentionRegistry;
 use flow_config::Config;
-use flow_core::{Plan, device::ComputeDevice};
+use flow_core::{Backends, device::ComputeDevice};
 use flow_kernels::KernelRegistry;
 use flow_models::{ModelRegistry, StoredDtype};
 use flow_report::{Interval, Manifest, OnExists, RunDirectory, Stopwatch, peak_resident_gib};
@@ -133,7 +133,7 @@ fn main() -> Result<(), Failure> {
     flow_attention::register(&mut attention);
     flow_models::register(&mut models);
     let rewards = RewardRegistry::with_built_in()?;
-    let plan = Arc::new(Plan::new(attention.get("cpu")?, kernels.get("cpu")?));
+    let plan = Arc::new(Backends::new(attention.get("cpu")?, kernels.get("cpu")?));
     let base = Path::new(path).parent().unwrap_or(Path::new("."));
     let accelerators = AcceleratorRegistry::default();
     let environment = Environment {

@@ -12,7 +12,7 @@ use flow_accel::AcceleratorRegistry;
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Plan, Rollout, Stage, cpu};
+use flow_core::{Backends, InferencePass, Stage, cpu};
 use flow_data::{Image, Prompt, PromptSpec, Shapes, ShapesSettings};
 use flow_kernels::CpuKernels;
 use flow_models::{ModelRegistry, StoredDtype};
@@ -62,7 +62,10 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
     let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
     flow_models::register(&mut models);
     let device = ComputeDevice::cpu();
-    let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+    let plan = Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ));
     let environment = Environment {
         device: device.clone(),
         plan: plan.clone(),
@@ -104,7 +107,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
     wanted.tokens("tokens", &tokens);
     let steps = setup::schedule(&config, spec.tokens)?.steps_for(0);
     let conditioner = Conditioner::new(&*dataset, spec, false, &device)?;
-    let rollout = Rollout::new(&model.weights, plan.clone());
+    let rollout = InferencePass::new(&model.weights, plan.clone());
     let mut clean = Vec::new();
     let history = GeometryHistory::new(&geometry);
     for range in geometry.micro_batch_samples() {

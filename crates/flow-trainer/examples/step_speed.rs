@@ -21,7 +21,7 @@ use flow_attention::CpuAttention;
 use flow_config::{AlgorithmConfig, Config};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
-use flow_core::{Plain, Plan, Rollout, Stage, Training, Weights};
+use flow_core::{Backends, InferencePass, RawTensor, Stage, TrainingPass, Weights};
 use flow_kernels::CpuKernels;
 use flow_models::{ModelRegistry, StoredDtype};
 use flow_rewards::RewardRegistry;
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
 struct Job {
     config: Config,
     device: ComputeDevice,
-    plan: Arc<Plan>,
+    plan: Arc<Backends>,
     model: setup::ModelParts,
     weights: Weights,
     conditions: Conditions,
@@ -82,7 +82,10 @@ impl Job {
         let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
         flow_models::register(&mut models);
         let device = ComputeDevice::cpu();
-        let plan = Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())));
+        let plan = Arc::new(Backends::new(
+            Arc::new(CpuAttention),
+            Arc::new(CpuKernels::default()),
+        ));
         let base = flow_config::base_dir(path);
         let accelerators = AcceleratorRegistry::default();
         let environment = Environment {
@@ -144,7 +147,7 @@ impl Job {
     }
 
     fn roll_out(&self, sampler: &Sampler) -> Trajectories {
-        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let rollout = InferencePass::new(&self.weights, self.plan.clone());
         let request = SampleRequest {
             site: self.site(Stage::Rollout),
             source: NoiseSource::Rollout,
@@ -177,13 +180,13 @@ impl Job {
     }
 
     /// Loss and gradients at the first stochastic step.
-    fn unit(&self, sampler: &Sampler, batch: &Trajectories) -> (Plain, Vec<Option<Plain>>) {
-        let pass = Training::new(
+    fn unit(&self, sampler: &Sampler, batch: &Trajectories) -> (RawTensor, Vec<Option<RawTensor>>) {
+        let pass = TrainingPass::new(
             &self.weights,
             self.plan.clone(),
             self.model.trained.clone().into(),
         );
-        let sampling = Rollout::new(&self.weights, self.plan.clone());
+        let sampling = InferencePass::new(&self.weights, self.plan.clone());
         let advantages = self.advantages();
         let rows = advantages.len();
         let context = LossContext {

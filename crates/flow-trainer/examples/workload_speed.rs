@@ -51,7 +51,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
 use flow_core::{
-    CallContext, ModelInput, ParamLayout, Plain, Plan, Rollout, Stage, Training, WeightStorage, Weights, cpu,
+    Backends, CallContext, InferencePass, ModelInput, ParamLayout, RawTensor, Stage, TrainingPass,
+    WeightStorage, Weights, cpu,
 };
 use flow_models::{Architecture, ModelRegistry, Trained, add_lora, load_into, trained_mask};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
@@ -127,7 +128,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
 struct Job {
     workload: Workload,
     device: ComputeDevice,
-    plan: Arc<Plan>,
+    plan: Arc<Backends>,
     model: Arc<dyn Architecture>,
     weights: Weights,
     trained: Arc<[bool]>,
@@ -191,7 +192,7 @@ impl Job {
         }
         let storage = match options.weights {
             FloatDType::BF16 => WeightStorage::Narrow,
-            _ => WeightStorage::Halves,
+            _ => WeightStorage::SplitF32,
         };
         weights.store(&trained, storage, &*plan.kernels);
         let mut config = Config::default();
@@ -256,14 +257,14 @@ impl Job {
     }
 
     /// The velocity without a gradient.
-    fn forward(&self, input: ModelInput) -> Plain {
-        let rollout = Rollout::new(&self.weights, self.plan.clone());
+    fn forward(&self, input: ModelInput) -> RawTensor {
+        let rollout = InferencePass::new(&self.weights, self.plan.clone());
         let exec = rollout.exec(CallContext::single(Stage::Rollout));
         plain(&exec.velocity(&*self.model, input).into_dispatch())
     }
 
     fn roll_out(&self, sampler: &Sampler) -> Trajectories {
-        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let rollout = InferencePass::new(&self.weights, self.plan.clone());
         let request = SampleRequest {
             site: self.site(Stage::Rollout),
             source: NoiseSource::Rollout,
@@ -308,17 +309,22 @@ impl Job {
     }
 
     /// The loss and its gradients: Flow-GRPO's under guidance, else the mean squared distance to the target.
-    fn loss(&self, what: &Learnt) -> (Plain, Vec<Option<Plain>>) {
-        let pass = Training::new(&self.weights, self.plan.clone(), self.trained.clone());
+    fn loss(&self, what: &Learnt) -> (RawTensor, Vec<Option<RawTensor>>) {
+        let pass = TrainingPass::new(&self.weights, self.plan.clone(), self.trained.clone());
         let loss = match what {
             Learnt::Target { input, target } => {
                 let exec = pass.exec(CallContext::single(Stage::Training));
                 let velocity = exec.velocity(&*self.model, input.clone()).into_dispatch();
-                let distances = self.plan.kernels.mean_squared_distance(&velocity, target);
+                let distances = self
+                    .plan
+                    .kernels
+                    .ops()
+                    .loss
+                    .mean_squared_distance(&velocity, target);
                 Tensor::<1>::from_dispatch(distances).mean()
             }
             Learnt::Recorded { sampler, batch } => {
-                let sampling = Rollout::new(&self.weights, self.plan.clone());
+                let sampling = InferencePass::new(&self.weights, self.plan.clone());
                 let advantages = self.inputs.advantages.clone();
                 let rows = advantages.len();
                 let context = LossContext {
@@ -380,7 +386,7 @@ impl Job {
         )
     }
 
-    fn update(&mut self, optimizer: &mut AdamW, gradients: Vec<Option<Plain>>) -> Result<(), Failure> {
+    fn update(&mut self, optimizer: &mut AdamW, gradients: Vec<Option<RawTensor>>) -> Result<(), Failure> {
         let kernels = &*self.plan.kernels;
         let mut sums = Accumulated::default();
         sums.add(kernels, gradients);
@@ -394,7 +400,7 @@ impl Job {
 enum Learnt {
     Target {
         input: ModelInput,
-        target: Plain,
+        target: RawTensor,
     },
     Recorded {
         sampler: Sampler,

@@ -8,14 +8,14 @@
 //! checks the ratio with tolerance 0 in its tests; here both are checked in every iteration.
 
 use crate::policy::CallSite;
-use flow_core::{Plain, cpu};
+use flow_core::{RawTensor, cpu};
 use std::fmt;
 
 /// What the loss computed again of a recorded step.
 #[derive(Clone, Debug)]
 pub struct ReplayedStep {
     /// Importance ratio per row, `[B]`.
-    pub ratio: Plain,
+    pub ratio: RawTensor,
     /// Log-probability of each row's recorded latents, `[B]`, and their mean, `[B, N]`; none of an algorithm that does not
     /// hand them out.
     pub distribution: Option<Distribution>,
@@ -25,9 +25,9 @@ pub struct ReplayedStep {
 #[derive(Clone, Debug)]
 pub struct Distribution {
     /// Log-probability of what the step came to, `[B]`.
-    pub log_prob: Plain,
+    pub log_prob: RawTensor,
     /// Mean, `[B, N]`.
-    pub mean: Plain,
+    pub mean: RawTensor,
 }
 
 /// The deviations seen in an iteration.
@@ -120,7 +120,7 @@ impl OnPolicyAudit {
             .as_ref()
             .zip(recorded)
             .map(|(loss, rollout)| {
-                let of = |tensor: &Plain| cpu::to_host(tensor);
+                let of = |tensor: &RawTensor| cpu::to_host(tensor);
                 [
                     (of(&rollout.log_prob), of(&loss.log_prob)),
                     (of(&rollout.mean), of(&loss.mean)),

@@ -80,27 +80,26 @@ pub enum TrainError {
     Accelerator(#[from] flow_accel::AccelerationError),
     /// An accelerator without effect.
     #[error(
-        "the accelerator `{name}` did nothing in iteration {iteration}: {why}. Or set `acceleration.strict = false` to \
-         make this a warning"
+        "the accelerator `{name}` did nothing in {within}: {why}. Or set `acceleration.strict = false` to make this a warning"
     )]
     IdleAccelerator {
         /// The accelerator.
         name: String,
-        /// Iteration, from 1.
-        iteration: u64,
+        /// Where it was in force, in words: `iteration 3`, `the evaluation`.
+        within: String,
         /// Why that may be, without a full stop.
         why: String,
     },
     /// An accelerator that did less than it is in force for.
     #[error(
-        "the accelerator `{name}` did not do all it is in force for in iteration {iteration}: {why}. Or set \
-         `acceleration.strict = false` to make this a warning"
+        "the accelerator `{name}` did not do all it is in force for in {within}: {why}. Or set `acceleration.strict = false` to \
+         make this a warning"
     )]
     AcceleratorFellShort {
         /// The accelerator.
         name: String,
-        /// Iteration, from 1.
-        iteration: u64,
+        /// Where it was in force, in words: `iteration 3`, `the evaluation`.
+        within: String,
         /// What happened and what to change, without a full stop.
         why: String,
     },
@@ -116,10 +115,12 @@ pub enum TrainError {
         help: String,
     },
     /// The adapter is not there.
-    #[error("there is no adapter at `{}`, which `model.adapter` names; a path in a config starts from its folder", file.display())]
+    #[error("there is no adapter at `{}`, which `model.adapter` names; {start}", file.display())]
     NoAdapter {
         /// The file or folder.
         file: PathBuf,
+        /// Where a relative path starts.
+        start: String,
     },
     /// Latents that are infinite or not a number.
     #[error(

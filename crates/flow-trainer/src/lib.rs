@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod absent_file;
 pub mod advantage;
 pub mod algorithm;
 pub mod audit;
@@ -24,7 +25,9 @@ pub mod setup;
 mod state_sections;
 pub mod text;
 pub mod timesteps;
+pub mod undone;
 
+pub use absent_file::AbsentFile;
 pub use error::TrainError;
 pub use export::export;
 pub use sample::sample;

@@ -6,7 +6,8 @@ pub use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
 use flow_core::{
-    AdamWStep, Beside, Kernels, ParamLayout, Plain, Rounding, StepFactors, StepValues, Updated, Weights, cpu,
+    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, MasterWeight, ParamLayout, RawTensor,
+    Rounding, Weights, cpu,
 };
 
 /// How the learning rate goes on after the warm-up. Steps count from 1.
@@ -79,9 +80,9 @@ pub struct AdamWSettings {
 #[derive(Clone, Debug)]
 pub struct Moments {
     /// Mean of the gradient.
-    pub first: Plain,
+    pub first: RawTensor,
     /// Mean of its square.
-    pub second: Plain,
+    pub second: RawTensor,
 }
 
 /// AdamW with its state.
@@ -96,7 +97,7 @@ pub struct AdamW {
 /// Sums of gradients over the units of one optimizer step.
 #[derive(Debug, Default)]
 pub struct Accumulated {
-    sums: Vec<Option<Plain>>,
+    sums: Vec<Option<RawTensor>>,
     units: usize,
     expected: usize,
 }
@@ -135,14 +136,14 @@ impl Accumulated {
     }
 
     /// Adds one unit's gradients.
-    pub fn add(&mut self, kernels: &dyn Kernels, gradients: Vec<Option<Plain>>) {
+    pub fn add(&mut self, kernels: &dyn Kernels, gradients: Vec<Option<RawTensor>>) {
         self.units += 1;
         if self.sums.is_empty() {
             // A recorded backward pass writes the next unit's gradients where it wrote these.
             let recorder = kernels.recorder().filter(|_| self.expected > 1);
             self.sums = match recorder {
                 Some(recorder) => {
-                    let copied = |gradient: Plain| recorder.copied(&gradient);
+                    let copied = |gradient: RawTensor| recorder.copied(&gradient);
                     gradients
                         .into_iter()
                         .map(|gradient| gradient.map(copied))
@@ -154,7 +155,7 @@ impl Accumulated {
         }
         for (sum, gradient) in self.sums.iter_mut().zip(gradients) {
             match (sum.as_mut(), gradient) {
-                (Some(sum), Some(gradient)) => kernels.accumulate(sum, &gradient),
+                (Some(sum), Some(gradient)) => kernels.ops().optimizer.accumulate(sum, &gradient),
                 (None, Some(gradient)) => *sum = Some(gradient),
                 (_, None) => {}
             }
@@ -168,7 +169,7 @@ impl Accumulated {
 }
 
 /// `moment` as it is stored. Values that were stored as `dtype` before stay what they are.
-fn stored(moment: Plain, dtype: FloatDType) -> Plain {
+fn stored(moment: RawTensor, dtype: FloatDType) -> RawTensor {
     match dtype {
         FloatDType::F32 => moment,
         other => cast(&moment, other),
@@ -190,7 +191,7 @@ impl AdamW {
                 second: zeros(&spec.shape),
             })
         });
-        let moments = device.lasting(|| moments.collect());
+        let moments = device.with_persistent_allocation(|| moments.collect());
         Self {
             settings,
             trained,
@@ -252,22 +253,23 @@ impl AdamW {
     ) -> Result<StepReport, NonFiniteGradient> {
         let Accumulated { sums, units, .. } = gradients;
         let layout = weights.layout().clone();
-        let present: Vec<&Plain> = sums.iter().flatten().collect();
+        let present: Vec<&RawTensor> = sums.iter().flatten().collect();
         self.steps += 1;
         let (beta1, beta2) = self.settings.betas;
         let exponent = self.steps as f64;
-        let factors = StepFactors {
+        let factors = AdamWFactors {
             learning_rate: self.learning_rate_at(self.steps),
             corrections: [1.0 - beta1.powf(exponent), 1.0 - beta2.powf(exponent)],
             max_norm: self.settings.max_grad_norm,
             units,
         };
-        let StepValues { varying, norm } = kernels.step_values(&present, &factors, device);
+        let AdamWScalars { scalars, norm } =
+            kernels.ops().optimizer.adamw_scalars(&present, &factors, device);
         let step = |weight_decay: f64| AdamWStep {
             betas: (beta1 as f32, beta2 as f32),
             epsilon: self.settings.epsilon as f32,
             weight_decay: weight_decay as f32,
-            varying: varying.clone(),
+            scalars: scalars.clone(),
             rounding: Rounding {
                 seed: self.settings.seed,
                 step: self.steps as u32 & 0xFF_FFFF,
@@ -282,13 +284,13 @@ impl AdamW {
                 continue;
             };
             let narrow = changing.value.dtype() == DType::BF16;
-            let of = Updated {
+            let of = AdamWParam {
                 weight: changing.value,
-                beside: match (changing.lower, changing.copy) {
-                    (Some(lower), _) => Beside::Lower(lower),
-                    (None, Some(copy)) => Beside::Copy(copy),
-                    (None, None) if narrow => Beside::Stream(stream),
-                    (None, None) => Beside::Nothing,
+                master: match (changing.lower, changing.copy) {
+                    (Some(lower), _) => MasterWeight::SplitF32(lower),
+                    (None, Some(copy)) => MasterWeight::F32WithCopy(copy),
+                    (None, None) if narrow => MasterWeight::StochasticRounding(stream),
+                    (None, None) => MasterWeight::F32,
                 },
                 gradient,
                 first,
@@ -297,15 +299,15 @@ impl AdamW {
             if spec.decays { &mut decayed } else { &mut others }.push(of);
         }
         // What something else still holds is written to a new place, which lasts as well.
-        device.lasting(|| {
-            kernels.adamw_all(decayed, &decaying);
-            kernels.adamw_all(others, &steady);
+        device.with_persistent_allocation(|| {
+            kernels.ops().optimizer.adamw_all(decayed, &decaying);
+            kernels.ops().optimizer.adamw_all(others, &steady);
         });
         // Read after all is launched: the device need not wait for the host.
-        let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&varying)[4]));
+        let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&scalars)[4]));
         if !gradient_norm.is_finite() {
             self.steps -= 1;
-            let squares = kernels.sums_of_squares(&present);
+            let squares = kernels.ops().optimizer.sums_of_squares(&present);
             let specs = sums.iter().zip(layout.specs()).filter(|(sum, _)| sum.is_some());
             // The first that is not finite. All may be, and their sum too large for f32: the largest then.
             let size = |squares: f64| {

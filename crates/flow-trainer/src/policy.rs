@@ -4,7 +4,7 @@
 //! runs both branches as one batch of `2 B` rows, conditional rows first, in the rollout and in the loss alike.
 
 use burn::tensor::Tensor;
-use flow_core::{CallContext, Condition, Exec, FlowModel, Lane, ModelInput, RowKey, Stage};
+use flow_core::{CallContext, Condition, Exec, FlowModel, ModelInput, RowKey, Stage, TrajectoryId};
 use std::sync::Arc;
 
 /// Conditional and, under guidance, unconditional inputs of a batch.
@@ -61,15 +61,15 @@ impl Policy {
 
     /// The context of a call on `samples`.
     pub fn call(&self, site: CallSite, samples: &[u64]) -> CallContext {
-        let lane = |conditional| {
-            move |sample: &u64| Lane {
+        let trajectory = |conditional| {
+            move |sample: &u64| TrajectoryId {
                 sample: *sample,
                 conditional,
             }
         };
-        let mut lanes: Vec<Lane> = samples.iter().map(lane(true)).collect();
+        let mut trajectories: Vec<TrajectoryId> = samples.iter().map(trajectory(true)).collect();
         if self.is_guided() {
-            lanes.extend(samples.iter().map(lane(false)));
+            trajectories.extend(samples.iter().map(trajectory(false)));
         }
         let CallSite {
             stage,
@@ -86,7 +86,7 @@ impl Policy {
             steps,
             sigma,
             stochastic,
-            lanes: lanes.into(),
+            trajectories: trajectories.into(),
         }
     }
 

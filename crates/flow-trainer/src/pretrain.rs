@@ -17,8 +17,8 @@ use burn::tensor::{DType, Tensor};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    CallContext, Exec, FlowModel, ModelInput, Noise, Plain, Plan, RegionKind, Stage, Training, Weights, cpu,
-    tensors::plain,
+    Backends, CallContext, Exec, FlowModel, ModelInput, Noise, RawTensor, RegionKind, Stage, TrainingPass,
+    Weights, cpu, tensors::plain,
 };
 use flow_data::Dataset;
 use flow_report::Stopwatch;
@@ -128,7 +128,7 @@ pub struct Pretraining<'a> {
     /// The model.
     pub model: &'a Arc<dyn FlowModel>,
     /// Kernels and attention.
-    pub plan: &'a Arc<Plan>,
+    pub plan: &'a Arc<Backends>,
     /// Images with captions.
     pub dataset: &'a dyn Dataset,
     /// From captions to what the model takes.
@@ -146,7 +146,7 @@ impl Pretraining<'_> {
         batch: &Batch,
         rows: Range<usize>,
         settings: &PretrainSettings,
-    ) -> (Plain, Vec<Option<Plain>>) {
+    ) -> (RawTensor, Vec<Option<RawTensor>>) {
         let values = self.dataset.image_shape().len();
         let shape = [rows.len(), values];
         let elements = rows.start * values..rows.end * values;
@@ -157,14 +157,15 @@ impl Pretraining<'_> {
             step: 0,
             values,
         };
-        let noise: Tensor<2> = Tensor::from_dispatch(self.plan.kernels.noise(&noise, self.device));
+        let noise: Tensor<2> =
+            Tensor::from_dispatch(self.plan.kernels.ops().sampler.noise(&noise, self.device));
         let sigma: Tensor<1> = self
             .device
             .tensor(batch.sigmas[rows.clone()].to_vec(), [rows.len()]);
         let sigma_b1: Tensor<2> = sigma.clone().unsqueeze_dim(1);
         let x = data.clone() + (noise.clone() - data.clone()) * sigma_b1;
         let target = plain(&(noise - data).into_dispatch());
-        let pass = Training::new(weights, self.plan.clone(), trained.clone());
+        let pass = TrainingPass::new(weights, self.plan.clone(), trained.clone());
         let exec = pass.exec(CallContext::single(Stage::Training));
         let condition = self.conditioner.rows(&batch.captions[rows]);
         let input = ModelInput { x, sigma, condition };
@@ -172,6 +173,8 @@ impl Pretraining<'_> {
         let error_b = self
             .plan
             .kernels
+            .ops()
+            .loss
             .mean_squared_distance(&v.into_dispatch(), &target);
         let mut loss = Tensor::<1>::from_dispatch(error_b).mean_dim(0);
         if let Some(balance_b) = balance_b {
@@ -302,7 +305,7 @@ pub fn pretrain(
             .min((1.0 + step as f64) / (10.0 + step as f64));
         let decay = device.plain(vec![decay as f32], &[1]);
         let pairs = average.values_mut().iter_mut().zip(weights.stored());
-        device.lasting(|| kernels.average_all(pairs.collect(), &decay));
+        device.with_persistent_allocation(|| kernels.ops().optimizer.average_all(pairs.collect(), &decay));
         losses.push(value);
         state.step = step + 1;
         observer.advance(1);

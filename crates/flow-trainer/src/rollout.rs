@@ -6,8 +6,9 @@ use crate::policy::{CallSite, Conditions, Policy};
 use crate::scheduler::StepCoefficients;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
+use flow_core::ops::SdeStep;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Kernels, Noise, Plain, Rollout, Stage, tensors::plain};
+use flow_core::{InferencePass, Kernels, Noise, RawTensor, Stage, tensors::plain};
 use std::sync::Arc;
 
 /// One stochastic step of a micro-batch, as the loss will replay it.
@@ -16,13 +17,13 @@ pub struct StepRecord {
     /// The step.
     pub step: StepCoefficients,
     /// Latents before, `[B, N]`.
-    pub x: Plain,
+    pub x: RawTensor,
     /// Latents after, as stored, `[B, N]`.
-    pub x_next: Plain,
+    pub x_next: RawTensor,
     /// Mean of their distribution, `[B, N]`.
-    pub mean: Plain,
+    pub mean: RawTensor,
     /// Log-probability, `[B]`.
-    pub log_prob: Plain,
+    pub log_prob: RawTensor,
 }
 
 /// A finished micro-batch.
@@ -35,7 +36,7 @@ pub struct Trajectories {
     /// The stochastic steps, in order.
     pub records: Vec<StepRecord>,
     /// Final latents, `[B, N]`.
-    pub clean: Plain,
+    pub clean: RawTensor,
 }
 
 /// What a sampler needs besides weights.
@@ -57,7 +58,7 @@ pub struct Stepped<'a> {
     /// Steps done.
     pub done: usize,
     /// Its guided velocity, `[B, N]`.
-    pub velocity: &'a Plain,
+    pub velocity: &'a RawTensor,
 }
 
 /// Which random numbers a trajectory starts from and adds.
@@ -88,7 +89,7 @@ pub struct SampleRequest<'a> {
 }
 
 /// `[B, 5]`, the row `a, b, c, k, offset` of [`Kernels::sde_step`] repeated.
-pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: usize) -> Plain {
+pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: usize) -> RawTensor {
     let log_prob = step.log_prob.as_ref();
     let row = [
         step.mean_x,
@@ -106,7 +107,7 @@ impl Sampler {
     /// `on_step` is called after each step.
     pub fn run(
         &self,
-        rollout: &Rollout<'_>,
+        rollout: &InferencePass<'_>,
         request: SampleRequest<'_>,
         mut on_step: impl FnMut(Stepped<'_>),
     ) -> Trajectories {
@@ -153,11 +154,25 @@ impl Sampler {
             let coefficients = coefficient_rows(&self.device, step, batch);
             let done = if step.is_stochastic() {
                 let noise = self.addressed(added, samples, index as u32 + 1, values);
-                self.kernels
-                    .sde_step_drawn(&x, &v, &noise, &coefficients, &self.device)
+                self.kernels.ops().sampler.sde_step_drawn(
+                    SdeStep {
+                        x: &x,
+                        v: &v,
+                        coefficients: &coefficients,
+                    },
+                    &noise,
+                    &self.device,
+                )
             } else {
                 let noise = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
-                self.kernels.sde_step(&x, &v, noise, &coefficients)
+                self.kernels.ops().sampler.sde_step(
+                    SdeStep {
+                        x: &x,
+                        v: &v,
+                        coefficients: &coefficients,
+                    },
+                    noise,
+                )
             };
             if step.log_prob.is_some() && site.stage == Stage::Rollout {
                 records.push(StepRecord {
@@ -183,9 +198,9 @@ impl Sampler {
     }
 
     /// Standard normal values, `[B, N]`, each row addressed by its sample and the step.
-    pub fn noise(&self, purpose: Purpose, samples: &[u64], step: u32, values: usize) -> Plain {
+    pub fn noise(&self, purpose: Purpose, samples: &[u64], step: u32, values: usize) -> RawTensor {
         let noise = self.addressed(purpose, samples, step, values);
-        self.kernels.noise(&noise, &self.device)
+        self.kernels.ops().sampler.noise(&noise, &self.device)
     }
 
     fn addressed<'a>(&self, purpose: Purpose, samples: &'a [u64], step: u32, values: usize) -> Noise<'a> {

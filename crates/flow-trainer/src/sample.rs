@@ -5,7 +5,7 @@ use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest};
 use crate::setup::Common;
 use flow_accel::Acceleration;
-use flow_core::{Rollout, Stage, cpu};
+use flow_core::{InferencePass, Stage, cpu};
 use flow_data::{Image, Prompt};
 
 /// One image per entry of `wanted`, `micro_batch` of them in a call of the model. Image `i` starts from the noise of
@@ -20,7 +20,7 @@ pub fn sample(
 ) -> Result<Vec<Image>, TrainError> {
     let evaluation = &common.evaluation;
     let steps = evaluation.schedule.ode_steps();
-    let rollout = Rollout::new(&common.model.weights, common.acceleration.training().clone());
+    let rollout = InferencePass::new(&common.model.weights, common.acceleration.training().clone());
     let site = CallSite {
         stage: Stage::Evaluation,
         iteration: 0,

@@ -4,7 +4,7 @@
 use crate::error::TrainError;
 use crate::optimizer::{AdamW, Moments};
 use flow_core::device::ComputeDevice;
-use flow_core::{ParamLayout, ParamSpec, Plain, Weights, cpu};
+use flow_core::{ParamLayout, ParamSpec, RawTensor, Weights, cpu};
 use flow_report::{CheckpointError, CheckpointReader, CheckpointWriter};
 use std::io::{self, Write};
 
@@ -94,10 +94,12 @@ impl Sections<'_> {
         layout.specs().iter().zip(trained).map(of).collect()
     }
 
-    fn tensor(&self, set: &str, spec: &ParamSpec) -> Result<Plain, TrainError> {
+    fn tensor(&self, set: &str, spec: &ParamSpec) -> Result<RawTensor, TrainError> {
         let count = spec.shape.iter().product();
         let values = self.values(&format!("{set}/{}", spec.name), count)?;
-        Ok(self.device.lasting(|| self.device.plain(values, &spec.shape)))
+        Ok(self
+            .device
+            .with_persistent_allocation(|| self.device.plain(values, &spec.shape)))
     }
 }
 

@@ -81,7 +81,7 @@ impl EncodedText {
             prompts.iter().flat_map(sum).collect::<Vec<f32>>()
         };
         let (table, count) = (table.collect(), prompts.len());
-        Ok(device.lasting(|| Self {
+        Ok(device.with_persistent_allocation(|| Self {
             numbers: numbers(prompts.clone()),
             rows: Arc::new(rows.collect()),
             table_rc: device.tensor(table, [words, width.channels]),
@@ -138,7 +138,7 @@ impl EncodedText {
                 .map(|row| row as i64)
                 .collect()
         };
-        Ok(device.lasting(|| Self {
+        Ok(device.with_persistent_allocation(|| Self {
             numbers: numbers(tokens_of(dataset)),
             rows: Arc::new((0..=count).map(row).collect()),
             table_rc: device.tensor([text, negative].concat(), [(count + 1) * tokens, width.channels]),
@@ -180,9 +180,9 @@ impl EncodedText {
             pooled.clone().select(0, rows)
         });
         Condition {
-            tokens: None,
             text: Some(text.reshape([batch, tokens, channels])),
             pooled,
+            ..Condition::default()
         }
     }
 }

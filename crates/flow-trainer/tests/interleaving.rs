@@ -9,7 +9,7 @@ use flow_accel::{
     Accelerator, AcceleratorRegistry, AcceleratorStage, Engagement, Meter, Refusal, Safety, StepScope, Target,
 };
 use flow_core::exec::Stack;
-use flow_core::{Exec, Lane, Plain, Plan, StackDriver, Stage};
+use flow_core::{Backends, Exec, RawTensor, StackDriver, Stage, TrajectoryId};
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer, Phase, Silent};
@@ -73,18 +73,18 @@ impl Ledger {
 /// Beside each state, so that it weighs something.
 const BALLAST: usize = 1 << 16;
 
-/// The state of one lane in one rollout.
+/// The state of one trajectory in one rollout.
 #[derive(Debug)]
 struct State {
     iteration: u64,
     step: u32,
-    _carried: Vec<Plain>,
+    _carried: Vec<RawTensor>,
     _ballast: Vec<u8>,
     ledger: Arc<Ledger>,
 }
 
 impl State {
-    fn new(iteration: u64, step: u32, carried: &[Plain], ledger: &Arc<Ledger>) -> Self {
+    fn new(iteration: u64, step: u32, carried: &[RawTensor], ledger: &Arc<Ledger>) -> Self {
         ledger.held.fetch_add(1, Ordering::SeqCst);
         let bytes = ledger.held_bytes.fetch_add(BALLAST as i64, Ordering::SeqCst) + BALLAST as i64;
         ledger.peak_bytes.fetch_max(bytes, Ordering::SeqCst);
@@ -105,12 +105,12 @@ impl Drop for State {
     }
 }
 
-/// Keeps a state for every lane from step to step, and computes every block.
+/// Keeps a state for every trajectory from step to step, and computes every block.
 #[derive(Debug)]
 struct Holding {
     ledger: Arc<Ledger>,
     meter: Meter,
-    states: Mutex<BTreeMap<Lane, State>>,
+    states: Mutex<BTreeMap<TrajectoryId, State>>,
 }
 
 impl StackDriver for Holding {
@@ -118,7 +118,13 @@ impl StackDriver for Holding {
         "holding"
     }
 
-    fn run(&self, exec: &Exec<'_>, stack: &dyn Stack, carried: Vec<Plain>, shared: Vec<Plain>) -> Vec<Plain> {
+    fn run(
+        &self,
+        exec: &Exec<'_>,
+        stack: &dyn Stack,
+        carried: Vec<RawTensor>,
+        shared: Vec<RawTensor>,
+    ) -> Vec<RawTensor> {
         let call = exec.call();
         let ledger = &self.ledger;
         if call.stage != Stage::Rollout {
@@ -127,9 +133,9 @@ impl StackDriver for Holding {
         let mut panics = false;
         {
             let mut states = self.states.lock().expect("not poisoned");
-            for lane in call.lanes.iter() {
+            for trajectory in call.trajectories.iter() {
                 let new = State::new(call.iteration, call.step, &carried, ledger);
-                let old = states.insert(*lane, new);
+                let old = states.insert(*trajectory, new);
                 match (&old, call.step) {
                     (None, 0) => {}
                     (Some(old), step) if old.iteration == call.iteration && old.step + 1 == step => {
@@ -160,11 +166,11 @@ impl Accelerator for HoldingAccelerator {
     fn stage(&self) -> AcceleratorStage {
         AcceleratorStage::Rollout
     }
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossy(StepScope::OutsideSdeWindow)
     }
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
-        Ok(Plan {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
+        Ok(Backends {
             stacks: Arc::new(Holding {
                 ledger: self.0.clone(),
                 meter: target.meter.clone(),
@@ -309,7 +315,7 @@ fn rollouts_and_evaluations_in_turns_see_nothing_stale_and_leave_nothing() {
     for (phase, held) in &watch.phases {
         assert_eq!(*held, 0, "{phase:?}");
     }
-    // One more than there are lanes: the new state is made before the old one goes.
+    // One more than there are trajectories: the new state is made before the old one goes.
     let peak = (LANES + 1) * BALLAST as i64;
     assert_eq!(watch.peaks, vec![peak; ITERATIONS as usize]);
     // The first iterations fill buffers and tables. Half a state is less than the smallest thing that could be left.

@@ -232,7 +232,7 @@ fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, load: &Load) -> f
         };
         let (all, input) = blocks.entry(block).or_insert((0.0, f64::INFINITY));
         *all += values;
-        if weight.kind == ParamKind::Base && weight.rows == Rows::Tokens {
+        if weight.kind == ParamKind::Base && matches!(weight.rows, Rows::Tokens | Rows::TokensAndText) {
             *input = input.min(rows * input_channels as f64);
         }
     }

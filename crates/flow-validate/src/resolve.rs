@@ -7,7 +7,7 @@ use crate::codes::{
 use crate::{Entry, Trainer, check, errors};
 use flow_accel::{AccelerationError, Accelerator, AcceleratorRegistry, Arrangement, Safety, Slot, StepScope};
 use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity};
-use flow_core::{ModelSpec, Plan};
+use flow_core::{Backends, ModelSpec};
 use std::sync::Arc;
 
 /// An accelerator with its place in the config.
@@ -29,7 +29,7 @@ type Found = Vec<((Slot, usize), Diagnostic)>;
 pub fn resolve(
     config: &Config,
     registry: &AcceleratorRegistry,
-    base: &Plan,
+    base: &Backends,
     model: &ModelSpec,
     trainer: &Trainer,
 ) -> (Vec<Diagnostic>, Option<Arrangement>) {

@@ -5,7 +5,7 @@ use crate::{Gpu, Load, MemoryEstimate};
 use crate::{Trainer, features, kernels, memory, resolve, timesteps};
 use flow_accel::AcceleratorRegistry;
 use flow_config::{Config, Diagnostic, Severity};
-use flow_core::{ModelSpec, ParamLayout, Plan};
+use flow_core::{Backends, ModelSpec, ParamLayout};
 use std::collections::BTreeSet;
 
 /// What a build and a machine can do, as data.
@@ -46,7 +46,7 @@ pub struct Question<'a> {
     /// The accelerators of the program.
     pub accelerators: &'a AcceleratorRegistry,
     /// Who computes without accelerators; nothing if the config's device is not there.
-    pub plan: Option<&'a Plan>,
+    pub plan: Option<&'a Backends>,
     /// The model; nothing if the config does not describe one.
     pub model: Option<Capabilities<'a>>,
     /// The sigma at the start of each of the sampler's steps; empty if the config has no schedule.

@@ -5,7 +5,7 @@ use flow_accel::{
 };
 use flow_attention::CpuAttention;
 use flow_config::{AccelerationConfig, AcceleratorEntry, Config};
-use flow_core::{ModelSpec, Plan};
+use flow_core::{Backends, ModelSpec};
 use flow_kernels::CpuKernels;
 use flow_validate::{Entry, RULES, Severity, Trainer, check, errors, explain, resolve};
 use schemars::JsonSchema;
@@ -182,14 +182,14 @@ impl Accelerator for Cache {
     fn stage(&self) -> AcceleratorStage {
         Rollout
     }
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         if self.threshold == 0.0 {
             Lossless
         } else {
             Lossy(AllSteps)
         }
     }
-    fn apply(&self, plan: Plan, _: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, _: &Target<'_>) -> Result<Backends, Refusal> {
         if self.threshold > 1.0 {
             return Err(Refusal::new(
                 "a threshold above 1 reuses everything",
@@ -224,7 +224,7 @@ fn listed(name: &str, threshold: serde_json::Value) -> AcceleratorEntry {
 }
 
 fn codes(config: &AccelerationConfig, paradigm: Paradigm) -> Vec<(String, &'static str)> {
-    let base = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let model = ModelSpec::default();
     let whole = Config {
         acceleration: config.clone(),

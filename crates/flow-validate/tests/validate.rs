@@ -4,7 +4,7 @@ use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Refusal, Sa
 use flow_attention::CpuAttention;
 use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity, WordsText, parse_str};
 use flow_core::params::LayoutBuilder;
-use flow_core::{AttentionShape, Init, ModelSpec, ParamLayout, Plan, RegionKind, Rows};
+use flow_core::{AttentionShape, Backends, Init, ModelSpec, ParamLayout, RegionKind, Rows};
 use flow_kernels::CpuKernels;
 use flow_validate::{
     Capabilities, Load, Machine, MemoryEstimate, Operations, Question, Stored, Trainer, errors, explain, gib,
@@ -28,7 +28,7 @@ impl Accelerator for Outside {
     fn stage(&self) -> AcceleratorStage {
         AcceleratorStage::Rollout
     }
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossy(StepScope::OutsideSdeWindow)
     }
     fn conflicts(&self) -> &[(&'static str, &'static str)] {
@@ -45,7 +45,7 @@ impl Accelerator for Outside {
             &[]
         }
     }
-    fn apply(&self, plan: Plan, _: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, _: &Target<'_>) -> Result<Backends, Refusal> {
         Ok(plan)
     }
 }
@@ -92,7 +92,7 @@ fn ask(text: &str, machine: &Machine, spec: &ModelSpec, sigmas: &[f64]) -> Vec<D
     let config = parse_str(&format!("config_version = 1\n{text}\n"))
         .expect("right by itself")
         .config;
-    let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     validate(&Question {
         config: &config,
         accelerators: &registry(),
@@ -481,7 +481,7 @@ fn equal_questions_have_equal_answers_and_all_of_them_come_at_once() {
 #[test]
 fn the_words_of_a_finding_are_those_of_the_error() {
     let registry = registry();
-    let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     let entry = |name: &str| AcceleratorEntry {
         name: name.into(),
         params: Default::default(),

@@ -28,6 +28,23 @@ impl Steps {
         result.with_context(|| format!("step `{name}`"))
     }
 
+    /// A step that gives the reason where what it needs cannot be had: it is then left out, and no failure.
+    pub fn step_if_possible(
+        &mut self,
+        name: &'static str,
+        work: impl FnOnce() -> Result<Option<String>>,
+    ) -> Result<()> {
+        let mut missing = None;
+        self.step(name, |_| {
+            missing = work()?;
+            Ok(())
+        })?;
+        if let Some(reason) = missing {
+            self.skips.step(name, &reason);
+        }
+        Ok(())
+    }
+
     /// A step that runs cargo.
     pub fn cargo(&mut self, name: &'static str, workspace: &Workspace, arguments: &[&[&str]]) -> Result<()> {
         self.step(name, |_| run_command(&mut cargo(workspace, &arguments.concat())))

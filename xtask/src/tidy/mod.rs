@@ -2,6 +2,7 @@
 
 mod graph;
 mod layout;
+mod project;
 mod publish;
 mod sources;
 
@@ -37,6 +38,7 @@ pub fn run(workspace: &Workspace) -> Result<()> {
     layout::check(workspace, &members, &mut problems)?;
     graph::check(workspace, &members, &mut problems)?;
     publish::check(workspace, &members, &mut problems)?;
+    project::check(workspace, &mut problems)?;
     let found = problems.found;
     if !found.is_empty() {
         bail!("{} rules are broken:\n  {}", found.len(), found.join("\n  "));

@@ -15,7 +15,7 @@ use flow_cache::{
     VelocityPolicy,
 };
 use flow_core::{
-    CallModel, ComputeLayers, LayerDriver, Plan, RegionKind, RunAll, StackDriver, VelocityDriver,
+    Backends, CallModel, ComputeAllLayers, LayerDriver, RegionKind, RunAllBlocks, StackDriver, VelocityDriver,
 };
 use policies::Built;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,11 +72,11 @@ impl Accelerator for FeatureCache {
         AcceleratorStage::Rollout
     }
 
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossy(self.params.scope())
     }
 
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         let into = Into { plan, target };
         match self.built.clone() {
             Built::Auto(policy, rules) => {
@@ -96,7 +96,7 @@ impl Accelerator for FeatureCache {
                 let count = into.count(Engagement::BlockSkipped);
                 let velocities = Arc::new(GuidanceCache::new(guidance, rules, count));
                 let plan = into.layers(attention, rules)?;
-                Ok(Plan { velocities, ..plan })
+                Ok(Backends { velocities, ..plan })
             }
         }
     }
@@ -149,12 +149,12 @@ impl FeatureCache {
 
 /// The plan that a cache is put into.
 struct Into<'a> {
-    plan: Plan,
+    plan: Backends,
     target: &'a Target<'a>,
 }
 
 impl Into<'_> {
-    fn stack<P: StackPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+    fn stack<P: StackPolicy>(self, policy: P, rules: Rules) -> Result<Backends, Refusal> {
         self.within_calls()?;
         let (shape, model) = (policy.shape(), self.target.model);
         let always = shape.front + shape.back;
@@ -175,27 +175,27 @@ impl Into<'_> {
             };
             return Err(Refusal::new(why, help));
         }
-        free(self.plan.stacks.name(), RunAll.name(), "the stacks")?;
+        free(self.plan.stacks.name(), RunAllBlocks.name(), "the stacks")?;
         let count = self.count(Engagement::BlockSkipped);
-        Ok(Plan {
+        Ok(Backends {
             stacks: Arc::new(StackCache::new(policy, rules, count)),
             ..self.plan
         })
     }
 
-    fn velocity<P: VelocityPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+    fn velocity<P: VelocityPolicy>(self, policy: P, rules: Rules) -> Result<Backends, Refusal> {
         let calls = self.plan.velocities.clone();
         if !calls.computes_every_row() {
             return Err(taken(calls.name(), "the velocities"));
         }
         let count = self.count(Engagement::BlockSkipped);
-        Ok(Plan {
+        Ok(Backends {
             velocities: Arc::new(VelocityCache::new(policy, rules, count).above(calls)),
             ..self.plan
         })
     }
 
-    fn layers<P: LayerPolicy>(self, policy: P, rules: Rules) -> Result<Plan, Refusal> {
+    fn layers<P: LayerPolicy>(self, policy: P, rules: Rules) -> Result<Backends, Refusal> {
         self.within_calls()?;
         let model = self.target.model;
         if !model.regions.contains(&RegionKind::Attention) {
@@ -206,11 +206,11 @@ impl Into<'_> {
         }
         free(
             self.plan.layers.name(),
-            ComputeLayers.name(),
+            ComputeAllLayers.name(),
             "the attention layers",
         )?;
         let count = self.count(Engagement::AttentionSkipped);
-        Ok(Plan {
+        Ok(Backends {
             layers: Arc::new(LayerCache::new(policy, rules, count)),
             ..self.plan
         })
@@ -239,8 +239,8 @@ impl Into<'_> {
         let meter = self.target.meter.clone();
         Box::new(move |tally| {
             meter.count(what, tally.skipped());
-            for (lane, error) in &tally.predicted {
-                meter.predict(lane.sample, *error);
+            for (trajectory, error) in &tally.predicted {
+                meter.predict(trajectory.sample, *error);
             }
             // Of a step that is left alone there is no share.
             if tally.rows == 0 {

@@ -1,6 +1,8 @@
 //! From parameters, whose ranges their schema has checked, to policies; what a schema cannot say is checked here.
 
-use super::params::{Basis, FeatureCacheParams, ForecastTarget, TeaCacheSignal};
+use super::params::{
+    Basis, FasterParams, FeatureCacheParams, ForecastTarget, MagCacheParams, PyramidParams, TeaCacheSignal,
+};
 use flow_accel::{Refusal, StepScope};
 use flow_cache::{
     Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, MagCache, Mask,
@@ -87,27 +89,7 @@ impl FeatureCacheParams {
                     ForecastTarget::Velocity => Built::TaylorSeerVelocity(policy, params.rules()),
                 }
             }
-            Self::MagCache(params) => {
-                if params.ratios.is_empty()
-                    || !params
-                        .ratios
-                        .iter()
-                        .all(|ratio| ratio.is_finite() && *ratio > 0.0)
-                {
-                    return Err(Refusal::new(
-                        "`ratios` must hold the ratio of the magnitudes of successive residuals for each step, all \
-                         above 0",
-                        "Measure them on the model with `flow-train calibrate CONFIG --policy magcache`, which writes the \
-                         entry",
-                    ));
-                }
-                let policy = MagCache {
-                    threshold: params.threshold,
-                    retention: params.retention,
-                    ratios: params.ratios.clone(),
-                };
-                Built::MagCache(policy, params.rules())
-            }
+            Self::MagCache(params) => magcache(params)?,
             Self::TeaCache(params) => {
                 let policy = TeaCache {
                     threshold: params.threshold,
@@ -121,48 +103,8 @@ impl FeatureCacheParams {
                 let rules = together(params.rules(), params.per_batch);
                 Built::EasyCache(EasyCache { threshold }, rules)
             }
-            Self::Pyramid(params) => {
-                let every = [params.spatial_every, params.temporal_every, params.cross_every];
-                if every == [1; 3] {
-                    return Err(Refusal::new(
-                        "every kind of attention is computed in every step, so nothing is ever repeated",
-                        "Set `params.spatial_every`, for instance to 2",
-                    ));
-                }
-                let policy = Pyramid {
-                    spatial: params.spatial_every,
-                    temporal: params.temporal_every,
-                    cross: params.cross_every,
-                    timesteps: timesteps("timesteps", params.timesteps)?,
-                };
-                Built::Pyramid(policy, params.rules())
-            }
-            Self::Faster(params) => {
-                if [params.attention_every, params.unconditional_every] == [1; 2] {
-                    return Err(Refusal::new(
-                        "attention and the unconditional branch are computed in every step, so nothing is ever predicted",
-                        "Set `params.attention_every`, for instance to 2",
-                    ));
-                }
-                let attention = FasterAttention {
-                    every: params.attention_every,
-                    timesteps: timesteps("attention_timesteps", params.attention_timesteps)?,
-                    weight: params.attention_weight,
-                };
-                let guidance = FasterGuidance {
-                    every: params.unconditional_every,
-                    timesteps: timesteps("unconditional_timesteps", params.unconditional_timesteps)?,
-                    low: (
-                        timesteps("low_frequency_timesteps", params.low_frequency_timesteps)?,
-                        params.low_frequency_factor,
-                    ),
-                    high: (
-                        timesteps("high_frequency_timesteps", params.high_frequency_timesteps)?,
-                        params.high_frequency_factor,
-                    ),
-                };
-                Built::Faster(attention, guidance, params.rules())
-            }
+            Self::Pyramid(params) => pyramid(params)?,
+            Self::Faster(params) => faster(params)?,
         })
     }
 
@@ -229,6 +171,64 @@ impl FeatureCacheParams {
             ),
         }
     }
+}
+
+fn magcache(params: &MagCacheParams) -> Result<Built, Refusal> {
+    let is_ratio = |ratio: &f64| ratio.is_finite() && *ratio > 0.0;
+    if params.ratios.is_empty() || !params.ratios.iter().all(is_ratio) {
+        return Err(Refusal::new(
+            "`ratios` must hold the ratio of the magnitudes of successive residuals for each step, all \
+             above 0",
+            "Measure them on the model with `flow-train calibrate CONFIG --policy magcache`, which writes the \
+             entry",
+        ));
+    }
+    let policy = MagCache {
+        threshold: params.threshold,
+        retention: params.retention,
+        ratios: params.ratios.clone(),
+    };
+    Ok(Built::MagCache(policy, params.rules()))
+}
+
+fn pyramid(params: &PyramidParams) -> Result<Built, Refusal> {
+    let every = [params.spatial_every, params.temporal_every, params.cross_every];
+    if every == [1; 3] {
+        return Err(Refusal::new(
+            "every kind of attention is computed in every step, so nothing is ever repeated",
+            "Set `params.spatial_every`, for instance to 2",
+        ));
+    }
+    let policy = Pyramid {
+        spatial: params.spatial_every,
+        temporal: params.temporal_every,
+        cross: params.cross_every,
+        timesteps: timesteps("timesteps", params.timesteps)?,
+    };
+    Ok(Built::Pyramid(policy, params.rules()))
+}
+
+fn faster(params: &FasterParams) -> Result<Built, Refusal> {
+    if [params.attention_every, params.unconditional_every] == [1; 2] {
+        return Err(Refusal::new(
+            "attention and the unconditional branch are computed in every step, so nothing is ever predicted",
+            "Set `params.attention_every`, for instance to 2",
+        ));
+    }
+    let attention = FasterAttention {
+        every: params.attention_every,
+        timesteps: timesteps("attention_timesteps", params.attention_timesteps)?,
+        weight: params.attention_weight,
+    };
+    let low = timesteps("low_frequency_timesteps", params.low_frequency_timesteps)?;
+    let high = timesteps("high_frequency_timesteps", params.high_frequency_timesteps)?;
+    let guidance = FasterGuidance {
+        every: params.unconditional_every,
+        timesteps: timesteps("unconditional_timesteps", params.unconditional_timesteps)?,
+        low: (low, params.low_frequency_factor),
+        high: (high, params.high_frequency_factor),
+    };
+    Ok(Built::Faster(attention, guidance, params.rules()))
 }
 
 fn timesteps(name: &str, [above, below]: [f64; 2]) -> Result<Timesteps, Refusal> {

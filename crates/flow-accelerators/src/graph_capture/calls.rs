@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 use flow_accel::{Engagements, Meter};
 use flow_core::params::Standing;
 use flow_core::tensors::shape;
-use flow_core::{Condition, FlowModel, ModelInput, Plain, Recorded};
+use flow_core::{Condition, FlowModel, ModelInput, RawTensor, Recorded};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
@@ -19,15 +19,22 @@ pub(super) struct Form {
     tokens: bool,
     text: bool,
     pooled: bool,
+    guidance: bool,
 }
 
 /// The tensors of an input in order.
-pub(super) fn split(input: &ModelInput) -> (Form, Vec<Plain>) {
-    let Condition { tokens, text, pooled } = input.condition.clone();
+pub(super) fn split(input: &ModelInput) -> (Form, Vec<RawTensor>) {
+    let Condition {
+        tokens,
+        text,
+        pooled,
+        guidance,
+    } = input.condition.clone();
     let form = Form {
         tokens: tokens.is_some(),
         text: text.is_some(),
         pooled: pooled.is_some(),
+        guidance: guidance.is_some(),
     };
     let mut tensors = vec![
         input.x.clone().into_dispatch(),
@@ -36,11 +43,12 @@ pub(super) fn split(input: &ModelInput) -> (Form, Vec<Plain>) {
     tensors.extend(tokens.map(Tensor::into_dispatch));
     tensors.extend(text.map(Tensor::into_dispatch));
     tensors.extend(pooled.map(Tensor::into_dispatch));
+    tensors.extend(guidance.map(Tensor::into_dispatch));
     (form, tensors)
 }
 
 /// The inverse of [`split`].
-pub(super) fn join(form: Form, tensors: &[Plain]) -> ModelInput {
+pub(super) fn join(form: Form, tensors: &[RawTensor]) -> ModelInput {
     let mut tensors = tensors.iter().cloned();
     let mut next = || tensors.next().expect("as many tensors as were split");
     ModelInput {
@@ -50,6 +58,7 @@ pub(super) fn join(form: Form, tensors: &[Plain]) -> ModelInput {
             tokens: form.tokens.then(|| Tensor::from_dispatch(next())),
             text: form.text.then(|| Tensor::from_dispatch(next())),
             pooled: form.pooled.then(|| Tensor::from_dispatch(next())),
+            guidance: form.guidance.then(|| Tensor::from_dispatch(next())),
         },
     }
 }
@@ -65,7 +74,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    pub fn new(model: &dyn FlowModel, form: Form, inputs: &[Plain], weights: Standing) -> Self {
+    pub fn new(model: &dyn FlowModel, form: Form, inputs: &[RawTensor], weights: Standing) -> Self {
         Self {
             model: std::ptr::from_ref(model).cast::<()>() as usize,
             form,
@@ -103,7 +112,7 @@ impl Counted {
 #[derive(Debug)]
 pub(super) enum Call {
     /// The velocity, recorded.
-    Plain(Box<dyn Recorded>, Counted),
+    RawTensor(Box<dyn Recorded>, Counted),
     /// The velocity, and its gradients, recorded.
     Differentiated(Pair),
     /// The device did not record it, for this reason: it is computed each time.

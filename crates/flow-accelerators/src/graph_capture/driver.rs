@@ -11,10 +11,10 @@ use super::calls::{Call, Calls, Counted, Form, Key, MOST, Pair, join, split};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_accel::{Engagement, Engagements, Meter};
-use flow_core::op::{self, Backward};
+use flow_core::autograd::{self, Backward};
 use flow_core::tensors::{is_tracked, plain, zeros_like};
 use flow_core::{
-    Exec, FlowModel, ModelInput, NotRecorded, ParamView, Plain, Recorder, Stopped, VelocityDriver,
+    Exec, FlowModel, ModelInput, NotRecorded, ParamView, RawTensor, Recorder, Stopped, VelocityDriver,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -35,7 +35,7 @@ struct ToRecord<'a> {
     exec: &'a Exec<'a>,
     model: &'a dyn FlowModel,
     form: Form,
-    inputs: &'a [Plain],
+    inputs: &'a [RawTensor],
 }
 
 impl VelocityDriver for Replaying {
@@ -53,7 +53,7 @@ impl VelocityDriver for Replaying {
         if inputs.iter().any(is_tracked) {
             return self.inner.run(exec, model, input);
         }
-        let inputs: Vec<Plain> = inputs.iter().map(plain).collect();
+        let inputs: Vec<RawTensor> = inputs.iter().map(plain).collect();
         let key = Key::new(model, form, &inputs, exec.params().standing());
         let of = ToRecord {
             driver: self,
@@ -75,7 +75,7 @@ impl VelocityDriver for Replaying {
             );
         }
         let replayed = match call {
-            Call::Plain(recorded, counted) => recorded.replay(&inputs).map(|outputs| {
+            Call::RawTensor(recorded, counted) => recorded.replay(&inputs).map(|outputs| {
                 let velocity = self.recorder.copied(&outputs[0]);
                 counted.again();
                 Some(velocity)
@@ -121,17 +121,16 @@ impl Replaying {
         }
     }
 
+    /// What the accelerators whose work is recorded have counted so far.
+    fn counts(&self) -> Vec<Engagements> {
+        self.recorded.iter().map(Meter::counted).collect()
+    }
+
     /// Runs `compute`, which is being recorded, and notes what others count meanwhile.
     fn counting<T>(&self, counted: &mut Counted, compute: impl FnOnce() -> T) -> T {
-        let read = || {
-            self.recorded
-                .iter()
-                .map(Meter::counted)
-                .collect::<Vec<Engagements>>()
-        };
-        let before = read();
+        let before = self.counts();
         let computed = compute();
-        *counted = Counted::new(&self.recorded, before, read());
+        *counted = Counted::new(&self.recorded, before, self.counts());
         computed
     }
 
@@ -142,7 +141,7 @@ impl Replaying {
         exec: &Exec<'_>,
         model: &dyn FlowModel,
         pair: &mut Pair,
-        inputs: &[Plain],
+        inputs: &[RawTensor],
     ) -> Result<Option<DispatchTensor>, NotRecorded> {
         let Some(pass) = pair.begin() else {
             return Ok(None);
@@ -184,26 +183,31 @@ impl Replaying {
             // Not copied: they are as large as the weights. Who holds them when the next pass begins keeps it from replaying.
             outputs.iter().cloned().map(Some).collect()
         });
-        let outputs = op::bind_with_leaves("recorded call", &[], &leaves, vec![velocity], gradients);
+        let outputs = autograd::bind_with_leaves("recorded call", &[], &leaves, vec![velocity], gradients);
         Ok(outputs.into_iter().next())
     }
 }
 
 impl ToRecord<'_> {
     fn record(&self) -> Call {
+        let before = self.driver.counts();
         let recorded = if self.exec.params().is_training() {
             self.pair().map(Call::Differentiated)
         } else {
             self.plain()
         };
         self.driver.recorder.release(&self.inputs[0]);
+        // Each replay counts for itself, so that a run that was stopped and records anew counts as one that was not.
+        for ((meter, before), after) in self.driver.recorded.iter().zip(before).zip(self.driver.counts()) {
+            meter.take_back(before, after);
+        }
         recorded.unwrap_or_else(|why| self.without_recording(why))
     }
 
     /// What becomes of a call that the device did not record or replay, if what it was given is still there; else this stops.
     fn without_recording(&self, NotRecorded(why): NotRecorded) -> Call {
         let weights = self.exec.params().values().iter();
-        let given: Vec<Plain> = self.inputs.iter().chain(weights).cloned().collect();
+        let given: Vec<RawTensor> = self.inputs.iter().chain(weights).cloned().collect();
         if !self.driver.recorder.is_readable(&given) {
             let model = self.model.spec().architecture.clone();
             Stopped::RecordingLost { model, why }.stop();
@@ -212,7 +216,7 @@ impl ToRecord<'_> {
     }
 
     fn plain(&self) -> Result<Call, NotRecorded> {
-        let velocity = |views: &[Plain]| plain(&self.velocity(self.exec, views));
+        let velocity = |views: &[RawTensor]| plain(&self.velocity(self.exec, views));
         let mut counted = Counted::default();
         let recorded =
             self.driver
@@ -220,16 +224,16 @@ impl ToRecord<'_> {
                 .record(self.inputs, &mut |views| drop(velocity(views)), &mut |views| {
                     self.driver.counting(&mut counted, || vec![velocity(views)])
                 })?;
-        Ok(Call::Plain(recorded, counted))
+        Ok(Call::RawTensor(recorded, counted))
     }
 
-    fn velocity(&self, exec: &Exec<'_>, inputs: &[Plain]) -> DispatchTensor {
+    fn velocity(&self, exec: &Exec<'_>, inputs: &[RawTensor]) -> DispatchTensor {
         let input = join(self.form, inputs);
         self.driver.inner.run(exec, self.model, input).into_dispatch()
     }
 
     /// A forward pass on leaves of its own.
-    fn forward(&self, inputs: &[Plain]) -> (DispatchTensor, ParamView) {
+    fn forward(&self, inputs: &[RawTensor]) -> (DispatchTensor, ParamView) {
         let params = self.exec.params().fresh_leaves();
         let within = self.exec.replay(params.clone(), self.exec.stash().clone());
         (self.velocity(&within, inputs), params)
@@ -244,7 +248,7 @@ impl ToRecord<'_> {
             self.inputs,
             &mut |views| {
                 drop(self.forward(views));
-                op::free_abandoned(&views[0]);
+                autograd::free_abandoned(&views[0]);
             },
             &mut |views| {
                 let (velocity, params) = (self.driver).counting(of_forward, || self.forward(views));
@@ -256,8 +260,8 @@ impl ToRecord<'_> {
         let (velocity, params) = kept.expect("a recorded pass was computed");
         recorder.release(&self.inputs[0]);
         let seed = zeros_like(&plain(&velocity));
-        let differentiate = |velocity: DispatchTensor, params: &ParamView, seed: &Plain| {
-            let gradients = op::backward_from(vec![velocity], vec![Some(seed.clone())]);
+        let differentiate = |velocity: DispatchTensor, params: &ParamView, seed: &RawTensor| {
+            let gradients = autograd::backward_from(vec![velocity], vec![Some(seed.clone())]);
             gradients.map_or_else(Vec::new, |mut gradients| params.take_gradients(&mut gradients))
         };
         let mut graph = Some(velocity);

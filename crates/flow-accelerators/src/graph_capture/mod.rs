@@ -6,7 +6,9 @@ mod driver;
 use driver::Replaying;
 use flow_accel::{Accelerator, AcceleratorStage, Refusal, Safety, Target};
 use flow_core::VelocityDriver;
-use flow_core::{CallModel, ComputeLayers, LayerDriver, Plan, Recompute, ReuseDriver, RunAll, StackDriver};
+use flow_core::{
+    Backends, CallModel, ComputeAllLayers, LayerDriver, NoReuse, ReuseDriver, RunAllBlocks, StackDriver,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -37,7 +39,7 @@ impl Accelerator for GraphCaptureAccelerator {
     }
 
     // A replay launches what a call would, on the same bits, in the same order.
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossless
     }
 
@@ -54,12 +56,12 @@ impl Accelerator for GraphCaptureAccelerator {
         ]
     }
 
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         let deciding = [
-            (plan.stacks.name(), RunAll.name()),
-            (plan.layers.name(), ComputeLayers.name()),
+            (plan.stacks.name(), RunAllBlocks.name()),
+            (plan.layers.name(), ComputeAllLayers.name()),
             (plan.velocities.name(), CallModel.name()),
-            (plan.reuse.name(), Recompute.name()),
+            (plan.reuse.name(), NoReuse.name()),
         ];
         if let Some((other, _)) = deciding.iter().find(|(found, plain)| found != plain) {
             return Err(Refusal::new(
@@ -78,7 +80,7 @@ impl Accelerator for GraphCaptureAccelerator {
         };
         let (meter, recorded) = (target.meter.clone(), target.below.to_vec());
         let velocities = Replaying::new(plan.velocities.clone(), recorder, meter, recorded);
-        Ok(Plan {
+        Ok(Backends {
             velocities: Arc::new(velocities),
             ..plan
         })

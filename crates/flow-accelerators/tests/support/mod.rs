@@ -4,7 +4,7 @@ use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
 use flow_attention::AttentionRegistry;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Condition, FlowModel, Lane, Weights};
+use flow_core::{Condition, FlowModel, TrajectoryId, Weights};
 use flow_models::ModelRegistry;
 use serde_json::json;
 use std::sync::Arc;
@@ -77,31 +77,36 @@ pub fn noise(count: usize, salt: u64) -> Vec<f32> {
     values
 }
 
-/// The condition of each lane's sample, and the empty one.
-pub fn condition(model: &dyn FlowModel, lanes: &[Lane]) -> Condition {
+/// The condition of each trajectory's sample, and the empty one.
+pub fn condition(model: &dyn FlowModel, trajectories: &[TrajectoryId]) -> Condition {
     let device = ComputeDevice::cpu();
     if model.spec().vocabulary.is_some() {
-        let token = |lane: &Lane| {
-            let token = if lane.conditional {
-                1 + lane.sample as i64
+        let token = |trajectory: &TrajectoryId| {
+            let token = if trajectory.conditional {
+                1 + trajectory.sample as i64
             } else {
                 0
             };
             [token.min(3), 0]
         };
-        let tokens = lanes.iter().flat_map(token).collect();
+        let tokens = trajectories.iter().flat_map(token).collect();
         return Condition {
-            tokens: Some(device.int_tensor(tokens, [lanes.len(), 2])),
+            tokens: Some(device.int_tensor(tokens, [trajectories.len(), 2])),
             ..Condition::default()
         };
     }
     let rows = |count: usize, salt: u64| {
-        let of = |lane: &Lane| noise(count, salt + 2 * lane.sample + u64::from(lane.conditional));
-        lanes.iter().flat_map(of).collect::<Vec<f32>>()
+        let of = |trajectory: &TrajectoryId| {
+            noise(
+                count,
+                salt + 2 * trajectory.sample + u64::from(trajectory.conditional),
+            )
+        };
+        trajectories.iter().flat_map(of).collect::<Vec<f32>>()
     };
     Condition {
-        tokens: None,
-        text: Some(device.tensor(rows(5 * 8, 1000), [lanes.len(), 5, 8])),
-        pooled: Some(device.tensor(rows(6, 2000), [lanes.len(), 6])),
+        text: Some(device.tensor(rows(5 * 8, 1000), [trajectories.len(), 5, 8])),
+        pooled: Some(device.tensor(rows(6, 2000), [trajectories.len(), 6])),
+        ..Condition::default()
     }
 }

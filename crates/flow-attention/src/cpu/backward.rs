@@ -6,7 +6,7 @@ use super::softmax::{probabilities, score_gradients};
 use super::tiles::{QUERIES, Tiles, copy_rows, copy_to_columns, padded, work};
 use super::visible::Visible;
 use flow_core::cpu::from_vec;
-use flow_core::{AttentionCall, Plain};
+use flow_core::{AttentionCall, RawTensor};
 use flow_kernels::host::matrix::{Matrix, Write};
 use flow_kernels::host::narrow::multiply_narrow;
 use flow_kernels::host::threads;
@@ -40,7 +40,7 @@ pub(super) fn backward(
     saved: &Saved<'_>,
     gradient: &[f32],
     wanted: &[bool],
-) -> Vec<Option<Plain>> {
+) -> Vec<Option<RawTensor>> {
     let layouts = |index: usize| match index {
         0 => (Layout::of_queries(call), call.query_shape()),
         _ => (

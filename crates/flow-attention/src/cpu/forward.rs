@@ -3,17 +3,19 @@
 use super::heads::{Heads, Layout};
 use super::softmax::softmax;
 use super::tiles::{QUERIES, Tiles, copy_to_columns, padded, work};
-use super::visible::Visible;
+use super::visible::{Run, Visible};
 use flow_core::AttentionCall;
 use flow_kernels::host::matrix::Write;
 use flow_kernels::host::narrow::multiply_narrow;
 use flow_kernels::host::threads;
 
-/// Values of the operands: queries `[B, S, H, D]`, and `[keys, values]` of each part, `[B, T, H_kv, D]`.
+/// Values of the operands: queries `[B, S, H, D]`, `[keys, values]` of each part, `[B, T, H_kv, D]`, and what is added to the
+/// scores by distance, `[H, S + T - 1]`.
 #[derive(Clone, Debug)]
 pub(super) struct Operands<'a> {
     pub(super) q: &'a [f32],
     pub(super) parts: Vec<[&'a [f32]; 2]>,
+    pub(super) bias: Option<&'a [f32]>,
 }
 
 /// Output `[B, S, H, D]` and log-sum-exp `[B, H, S]`.
@@ -119,8 +121,33 @@ pub(super) fn scores(
             Layout::of_keys(call, run.part).head(operands.parts[run.part][0], kv_head, run.start, run.count);
         let scores = &mut into[keys * width..][..run.count * width];
         multiply_narrow(scores, k, scaled, width, Write::Replace);
+        if let Some(bias) = operands.bias {
+            add_bias(call, bias, head[1], run, range.clone(), scores);
+        }
         visible.hide(run, head[0], range.start, range.len(), scores);
         keys += run.count;
     }
     keys
+}
+
+/// Adds the bias of `head` to the scores `[keys of the run, width]` of the queries `range`.
+fn add_bias(
+    call: &AttentionCall,
+    bias: &[f32],
+    head: usize,
+    run: &Run,
+    range: std::ops::Range<usize>,
+    scores: &mut [f32],
+) {
+    let distances = call.queries + call.key_count() - 1;
+    let of_head = &bias[head * distances..][..distances];
+    let (width, count) = (padded(range.len()), range.len());
+    for (key, row) in scores.chunks_exact_mut(width).enumerate() {
+        // Where the first query finds its value; each query after it, one place before.
+        let first = run.first + key + call.queries - 1 - range.start;
+        let values = of_head[first + 1 - count..=first].iter().rev();
+        row.iter_mut()
+            .zip(values)
+            .for_each(|(score, bias)| *score += bias);
+    }
 }

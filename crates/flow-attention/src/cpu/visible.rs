@@ -3,7 +3,7 @@
 use super::tiles::QUERIES;
 use flow_attention_mask::Mask;
 use flow_core::AttentionCall;
-use flow_core::attention::Sizes;
+use flow_core::ops::attention::Sizes;
 use std::sync::Arc;
 
 /// Keys judged at a time.

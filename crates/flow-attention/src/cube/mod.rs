@@ -11,13 +11,16 @@ pub use portable::PortableAttention;
 pub use tensor_cores::{CubeAttention, MmaAttention, WgmmaAttention};
 
 use flow_attention_cube::tensors::Heads;
-use flow_core::attention::Place;
 use flow_core::cube::{Client, CubeTensor};
-use flow_core::{AttentionCall, Declined, Plain};
+use flow_core::ops::attention::Place;
+use flow_core::{AttentionCall, Declined, RawTensor};
 
-/// The device of `call`.
+/// The device of `call`, which has nothing that no kernel here computes.
 fn client(call: &AttentionCall) -> Result<&Client, Declined> {
     match &call.place {
+        Place::Cube(_) if call.bias.is_some() => Err(Declined::new(
+            "the kernels of GPUs add no bias to scores, and the call has one (relative positions of a T5 encoder)",
+        )),
         Place::Cube(client) => Ok(client),
         _ => Err(Declined::new(
             "this backend computes on a GPU; the operands are in the host's memory. The backends `cpu` and `reference` compute \
@@ -27,7 +30,7 @@ fn client(call: &AttentionCall) -> Result<&Client, Declined> {
 }
 
 /// The device's tensor.
-fn read(tensor: &Plain) -> CubeTensor {
+fn read(tensor: &RawTensor) -> CubeTensor {
     let tensor = flow_core::cube::read(tensor);
     tensor.expect("the call's operands are on its device").clone()
 }

@@ -8,11 +8,11 @@ use burn::tensor::DType;
 use flow_attention_cube::Element;
 use flow_attention_cube::portable::{self, Call, KeyValues, PortableMask, Statistics, check_device};
 use flow_attention_cube::tensors::Heads;
-use flow_core::attention::{Mask, Sizes};
 use flow_core::cube::{Client, CubeTensor, LaunchesOn, empty_like, wrap};
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
+use flow_core::ops::attention::{Mask, Sizes};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -110,7 +110,7 @@ impl Operands {
         }
     }
 
-    fn forward(&self) -> [Plain; 2] {
+    fn forward(&self) -> [RawTensor; 2] {
         let q = &self.tensors[0];
         let [batch, heads_count, queries, _] = self.q.shape;
         let output = empty_like(q, &q.meta.shape.to_vec(), q.dtype);
@@ -124,7 +124,12 @@ impl Operands {
         [wrap(output), wrap(lse)]
     }
 
-    fn backward(&self, [output, lse]: &[Plain; 2], gradient: &Plain, wanted: &[bool]) -> Vec<Option<Plain>> {
+    fn backward(
+        &self,
+        [output, lse]: &[RawTensor; 2],
+        gradient: &RawTensor,
+        wanted: &[bool],
+    ) -> Vec<Option<RawTensor>> {
         let (output, lse, gradient) = (read(output), read(lse), read(gradient));
         let delta = empty_like(&lse, &lse.meta.shape.to_vec(), DType::F32);
         let statistics = |tensor: &CubeTensor| Statistics {
@@ -164,6 +169,7 @@ impl AttentionBackend for PortableAttention {
         AttentionCapability {
             devices: &["cuda", "vulkan"],
             dtypes: &[DType::F32, DType::BF16, DType::F16],
+            bias: false,
         }
     }
 
@@ -199,7 +205,7 @@ impl AttentionBackend for PortableAttention {
             };
             let again = operands.clone();
             let compute = move || operands.forward();
-            let backward = move |saved: [Plain; 2]| -> op::Backward {
+            let backward = move |saved: [RawTensor; 2]| -> autograd::Backward {
                 Arc::new(move |incoming| again.backward(&saved, incoming.gradient(), incoming.wanted))
             };
             (compute, backward)

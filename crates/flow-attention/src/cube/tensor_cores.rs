@@ -11,11 +11,11 @@ use flow_attention_cube::run::{Kernels, Offer, Prepared};
 use flow_attention_cube::sources::Sources;
 use flow_attention_cube::tensors::{Heads, Part, lse_rows};
 use flow_attention_cube::wgmma::Wgmma;
-use flow_core::attention::Mask;
 use flow_core::cube::{Client, CubeTensor, LaunchesOn, contiguous, empty_like, wrap};
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
+use flow_core::ops::attention::Mask;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, Plain, op,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
 };
 use flow_cube::wgmma::Factor;
 use std::fmt;
@@ -60,7 +60,7 @@ impl<K: Kernels> fmt::Debug for CubeAttention<K> {
 }
 
 /// The tensor as kernels read it: last axis dense, the others at multiples of 16 bytes.
-fn operand(tensor: &Plain) -> CubeTensor {
+fn operand(tensor: &RawTensor) -> CubeTensor {
     let tensor = read(tensor);
     let aligned = match tensor.meta.strides.split_last() {
         Some((last, others)) => *last == 1 && others.iter().all(|stride| stride % 8 == 0),
@@ -115,7 +115,7 @@ impl<K: Sources> CubeAttention<K> {
     }
 }
 
-fn forward<K: Kernels>(prepared: &Prepared<K>, operands: &[CubeTensor]) -> [Plain; 2] {
+fn forward<K: Kernels>(prepared: &Prepared<K>, operands: &[CubeTensor]) -> [RawTensor; 2] {
     let q = &operands[0];
     let call = prepared.call();
     let output = empty_like(q, &[call.batch, call.queries, call.heads, call.head_dim], q.dtype);
@@ -135,10 +135,10 @@ fn forward<K: Kernels>(prepared: &Prepared<K>, operands: &[CubeTensor]) -> [Plai
 fn backward<K: Kernels>(
     prepared: &Prepared<K>,
     operands: &[CubeTensor],
-    saved: &[Plain; 2],
-    gradient: &Plain,
+    saved: &[RawTensor; 2],
+    gradient: &RawTensor,
     wanted: &[bool],
-) -> Vec<Option<Plain>> {
+) -> Vec<Option<RawTensor>> {
     let [output, lse] = [0, 1].map(|i| read(&saved[i]));
     let gradient = operand(gradient);
     let delta = empty_like(&lse, &[prepared.scratch()], DType::F32);
@@ -179,6 +179,7 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
         AttentionCapability {
             devices: &["cuda"],
             dtypes: &[DType::BF16, DType::F16],
+            bias: false,
         }
     }
 
@@ -208,7 +209,7 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
             let operands: Arc<[CubeTensor]> = inputs.iter().map(operand).collect();
             let again = (prepared.clone(), operands.clone());
             let compute = move || forward(&prepared, &operands);
-            let backward = move |saved: [Plain; 2]| -> op::Backward {
+            let backward = move |saved: [RawTensor; 2]| -> autograd::Backward {
                 Arc::new(move |incoming| {
                     backward(&again.0, &again.1, &saved, incoming.gradient(), incoming.wanted)
                 })

@@ -2,13 +2,13 @@
 //! frequencies of their difference.
 
 use super::velocity::blocks;
-use crate::engine::{Engine, OnCall, Place};
-use crate::round::{Feature, Row, Snapshot, conditional};
+use crate::engine::{Engine, OnCall};
+use crate::round::{Feature, Place, Row, Snapshot, conditional};
 use crate::{FasterGuidance, Policy, Rules};
 use burn::tensor::Tensor;
-use flow_core::kernels::RowOf;
+use flow_core::ops::TensorRow;
 use flow_core::tensors::{is_tracked, select_rows};
-use flow_core::{Exec, FlowModel, Lane, ModelInput, VelocityDriver};
+use flow_core::{Exec, FlowModel, ModelInput, TrajectoryId, VelocityDriver};
 
 /// The driver of [`FasterGuidance`]. Lives as long as one rollout.
 ///
@@ -44,23 +44,25 @@ impl VelocityDriver for GuidanceCache {
         let output = if computed.len() == count {
             model.velocity(exec, input)
         } else {
-            let lanes = computed.iter().map(|row| round.rows[*row].lane).collect();
-            model.velocity(&exec.on_lanes(lanes), input.rows(&computed))
+            let trajectories = computed.iter().map(|row| round.rows[*row].trajectory).collect();
+            model.velocity(&exec.on_trajectories(trajectories), input.rows(&computed))
         };
         let output_tensor = output.clone().into_dispatch();
         // Conditional rows are always computed, so the other branch of a row is among the computed ones if in the call.
-        let lanes: Vec<Lane> = computed.iter().map(|row| round.rows[*row].lane).collect();
-        let leader = |lane| lanes.iter().position(|of| *of == conditional(lane));
+        let trajectories: Vec<TrajectoryId> =
+            computed.iter().map(|row| round.rows[*row].trajectory).collect();
+        let leader = |trajectory| trajectories.iter().position(|of| *of == conditional(trajectory));
         let moment = round.moment;
-        let partners: Vec<Option<usize>> = (lanes.iter())
-            .map(|lane| leader(*lane).filter(|_| !lane.conditional))
+        let partners: Vec<Option<usize>> = (trajectories.iter())
+            .map(|trajectory| leader(*trajectory).filter(|_| !trajectory.conditional))
             .collect();
         let pair = |(index, partner): (usize, &Option<usize>)| {
             Some(((&output_tensor, index), (&output_tensor, (*partner)?)))
         };
-        let pairs: Vec<(RowOf<'_>, RowOf<'_>)> = partners.iter().enumerate().filter_map(pair).collect();
-        let kernels = exec.plan().kernels.lanes();
-        let mut parts = kernels.frequencies(&pairs, &model.spec().latent).into_iter();
+        let pairs: Vec<(TensorRow<'_>, TensorRow<'_>)> =
+            partners.iter().enumerate().filter_map(pair).collect();
+        let ops = exec.backends().kernels.ops().feature_cache;
+        let mut parts = ops.frequencies(&pairs, &model.spec().latent).into_iter();
         let snapshot = |partner: &Option<usize>| -> Vec<Snapshot> {
             let parts = partner.and_then(|_| parts.next()).into_iter().flatten();
             let part = |feature| Snapshot {
@@ -70,24 +72,19 @@ impl VelocityDriver for GuidanceCache {
             parts.map(part).collect()
         };
         let snapshots = partners.iter().map(snapshot).collect();
-        self.engine.keep(kernels, &mut round, snapshots, &output_tensor);
+        self.engine.keep(ops, &mut round, snapshots, &output_tensor);
         let all = if computed.len() == count {
             output
         } else {
             // An answer is added to what the conditional branch of its sample came to.
             let of = |(index, row): (usize, &Row<_>)| match computed.binary_search(&index) {
                 Ok(place) => place,
-                Err(_) => leader(row.lane).expect("a branch is answered only beside the other one"),
+                Err(_) => leader(row.trajectory).expect("a branch is answered only beside the other one"),
             };
             let base: Vec<usize> = round.rows.iter().enumerate().map(of).collect();
             let base = select_rows(&output_tensor, &base);
             let shape = [count, model.spec().latent.values()];
-            Tensor::from_dispatch(kernels.assemble(
-                &shape,
-                Some(&output_tensor),
-                Some(&base),
-                &round.sources(0),
-            ))
+            Tensor::from_dispatch(ops.assemble(&shape, Some(&output_tensor), Some(&base), &round.sources(0)))
         };
         self.engine.close(exec, round, blocks(model));
         all

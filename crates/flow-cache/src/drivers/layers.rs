@@ -1,6 +1,7 @@
 //! Attention layers answered for: the features are their outputs.
 
-use crate::engine::{Engine, OnCall, Place};
+use crate::engine::{Engine, OnCall};
+use crate::round::Place;
 use crate::{Policy, Rules};
 use burn::backend::DispatchTensor;
 use flow_core::tensors::{is_tracked, select_rows as rows};

@@ -4,7 +4,7 @@ use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use flow_core::cpu::to_host;
 use flow_core::exec::Stack;
 use flow_core::tensors::shape;
-use flow_core::{Exec, Lane, Plain, StackDriver};
+use flow_core::{Exec, RawTensor, StackDriver, TrajectoryId};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -20,8 +20,8 @@ pub struct MagnitudeRatios {
 
 #[derive(Debug, Default)]
 struct Measured {
-    /// Of the last step of each lane: the step, and the norm of each token.
-    norms: HashMap<Lane, (u32, Vec<f64>)>,
+    /// Of the last step of each trajectory: the step, and the norm of each token.
+    norms: HashMap<TrajectoryId, (u32, Vec<f64>)>,
     /// Sum and number of ratios per step.
     ratios: BTreeMap<u32, (f64, u64)>,
 }
@@ -52,7 +52,7 @@ impl MagnitudeRatios {
 }
 
 /// The Euclidean norm of each token of each row: `[B, …, D]` to `B` lists.
-fn norms(residual: &Plain, rows: usize) -> Vec<Vec<f64>> {
+fn norms(residual: &RawTensor, rows: usize) -> Vec<Vec<f64>> {
     let (shape, values) = (shape(residual), to_host(residual));
     let channels = shape.last().copied().unwrap_or(1).max(1);
     let tokens = values.len() / channels;
@@ -80,14 +80,14 @@ impl StackDriver for MagnitudeRatios {
     ) -> Vec<DispatchTensor> {
         let before = carried[0].clone();
         let results = stack.run_blocks(exec, 0..stack.len(), carried, &shared);
-        let (step, lanes) = (exec.call().step, &exec.call().lanes);
-        if lanes.is_empty() {
+        let (step, trajectories) = (exec.call().step, &exec.call().trajectories);
+        if trajectories.is_empty() {
             return results;
         }
         let residual = Dispatch::float_sub(results[0].clone(), before);
         let mut measured = self.measured();
-        for (lane, now) in lanes.iter().zip(norms(&residual, lanes.len())) {
-            if let Some((_, before)) = measured.norms.get(lane).filter(|(of, _)| of + 1 == step) {
+        for (trajectory, now) in trajectories.iter().zip(norms(&residual, trajectories.len())) {
+            if let Some((_, before)) = measured.norms.get(trajectory).filter(|(of, _)| of + 1 == step) {
                 let ratios = now
                     .iter()
                     .zip(before)
@@ -96,7 +96,7 @@ impl StackDriver for MagnitudeRatios {
                 let (sum, count) = measured.ratios.entry(step).or_default();
                 (*sum, *count) = (*sum + mean, *count + 1);
             }
-            measured.norms.insert(*lane, (step, now));
+            measured.norms.insert(*trajectory, (step, now));
         }
         results
     }

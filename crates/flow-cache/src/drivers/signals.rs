@@ -3,7 +3,7 @@
 use crate::policy::Change;
 use burn::backend::DispatchTensor;
 use flow_core::exec::Stack;
-use flow_core::{Exec, Lane, Plain, StackDriver};
+use flow_core::{Exec, RawTensor, StackDriver, TrajectoryId};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,8 +17,8 @@ pub struct SignalChanges {
 
 #[derive(Debug, Default)]
 struct Measured {
-    /// Of the last step of each lane: the step, the signal, and the output, `[1, …]`.
-    last: HashMap<Lane, (u32, Plain, Plain)>,
+    /// Of the last step of each trajectory: the step, the signal, and the output, `[1, …]`.
+    last: HashMap<TrajectoryId, (u32, RawTensor, RawTensor)>,
     points: Vec<(f64, f64)>,
 }
 
@@ -35,7 +35,7 @@ impl SignalChanges {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Change of the signal and change of the output, per lane and pair of steps.
+    /// Change of the signal and change of the output, per trajectory and pair of steps.
     pub fn points(&self) -> Vec<(f64, f64)> {
         self.measured().points.clone()
     }
@@ -59,25 +59,28 @@ impl StackDriver for SignalChanges {
             stack.modulated_input(exec, 0, &carried, &shared)
         };
         let results = stack.run_blocks(exec, 0..stack.len(), carried, &shared);
-        let (step, lanes) = (exec.call().step, &exec.call().lanes);
-        let Some(signal) = signal.filter(|_| !lanes.is_empty()) else {
+        let (step, trajectories) = (exec.call().step, &exec.call().trajectories);
+        let Some(signal) = signal.filter(|_| !trajectories.is_empty()) else {
             return results;
         };
-        let kernels = exec.plan().kernels.lanes();
-        let rows = kernels
+        let ops = exec.backends().kernels.ops().feature_cache;
+        let rows = ops
             .features(&signal, None)
             .into_iter()
-            .zip(kernels.features(&results[0], None));
+            .zip(ops.features(&results[0], None));
         let mut measured = self.measured();
-        for (lane, (signal, output)) in lanes.iter().zip(rows) {
+        for (trajectory, (signal, output)) in trajectories.iter().zip(rows) {
             let now = (step, signal.clone(), output.clone());
-            let before = measured.last.insert(*lane, now).filter(|(of, ..)| of + 1 == step);
+            let before = measured
+                .last
+                .insert(*trajectory, now)
+                .filter(|(of, ..)| of + 1 == step);
             if let Some((_, before_signal, before_output)) = before {
                 let pairs = [
                     ((&signal, 0), (&before_signal, 0)),
                     ((&output, 0), (&before_output, 0)),
                 ];
-                let sums = kernels.changes(&pairs).read();
+                let sums = ops.changes(&pairs).read();
                 let changes = (Change::of(&sums[0]).relative(), Change::of(&sums[1]).relative());
                 measured.points.push(changes);
             }

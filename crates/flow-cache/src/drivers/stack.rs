@@ -1,6 +1,7 @@
 //! Blocks of a stack answered for: the features are what the blocks add to what enters them.
 
-use crate::engine::{Engine, OnCall, Place};
+use crate::engine::{Engine, OnCall};
+use crate::round::Place;
 use crate::{Policy, Rules};
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use flow_core::exec::Stack;

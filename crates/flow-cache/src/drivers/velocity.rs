@@ -1,6 +1,7 @@
 //! Whole calls of the model answered for: the features are velocities, or what is added to the latent to get one.
 
-use crate::engine::{Engine, OnCall, Place};
+use crate::engine::{Engine, OnCall};
+use crate::round::Place;
 use crate::{Policy, Rules};
 use burn::tensor::Tensor;
 use flow_core::tensors::is_tracked;

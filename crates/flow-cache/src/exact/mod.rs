@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_core::exec::{CallBody, DependsOn, Reusable, RowKey, RowsBody};
 use flow_core::tensors::{is_tracked, select, select_rows, stacked};
-use flow_core::{Exec, FlowModel, ModelInput, Plain, ReuseDriver, Stage};
+use flow_core::{Exec, FlowModel, ModelInput, RawTensor, ReuseDriver, Stage};
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
 use std::hash::Hash;
@@ -109,7 +109,7 @@ fn read_by(part: Reusable, row: &RowKey) -> Option<RowKey> {
 }
 
 /// The rows of `outputs`, each a list with one tensor `[1, …]` per output.
-fn split(outputs: &[DispatchTensor], rows: usize) -> Vec<Vec<Plain>> {
+fn split(outputs: &[DispatchTensor], rows: usize) -> Vec<Vec<RawTensor>> {
     let of = |row: usize| outputs.iter().map(|output| select_rows(output, &[row])).collect();
     (0..rows).map(of).collect()
 }
@@ -144,7 +144,7 @@ impl ReuseDriver for ExactReuse {
                 read: read[*row].clone(),
             })
             .collect();
-        let mut values: Vec<Option<Vec<Plain>>> = vec![None; keys.len()];
+        let mut values: Vec<Option<Vec<RawTensor>>> = vec![None; keys.len()];
         let mut computed = 0;
         // What this thread is first to ask for it computes, all at once; only then does it wait for others.
         let mut waits = false;
@@ -184,7 +184,7 @@ impl ReuseDriver for ExactReuse {
             }
         }
         self.tell_part(read.len(), computed);
-        let values: Vec<Vec<Plain>> = values.into_iter().flatten().collect();
+        let values: Vec<Vec<RawTensor>> = values.into_iter().flatten().collect();
         let outputs = values[0].len();
         let same_order = like.iter().copied().eq(0..keys.len());
         (0..outputs)

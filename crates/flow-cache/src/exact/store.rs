@@ -2,7 +2,7 @@
 
 use burn::backend::TensorMetadata;
 use flow_core::exec::RowKey;
-use flow_core::{Plain, WeightsVersion};
+use flow_core::{RawTensor, WeightsVersion};
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -33,7 +33,7 @@ pub(super) struct Period {
 #[derive(Debug)]
 enum Value {
     Underway,
-    Kept(Vec<Plain>),
+    Kept(Vec<RawTensor>),
 }
 
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ pub(super) struct Store {
 
 /// What became of a request.
 pub(super) enum Take<'a> {
-    Kept(Vec<Plain>),
+    Kept(Vec<RawTensor>),
     /// Whoever asked is to compute it.
     Mine(Promise<'a>),
     /// Another thread computes it.
@@ -67,7 +67,7 @@ pub(super) struct Promise<'a> {
     key: Option<Key>,
 }
 
-fn bytes_of(value: &[Plain]) -> u64 {
+fn bytes_of(value: &[RawTensor]) -> u64 {
     value
         .iter()
         .map(|tensor| 4 * tensor.shape().num_elements() as u64)
@@ -137,7 +137,7 @@ impl Store {
 
 impl Promise<'_> {
     /// Keeps the value, unless that would be too much.
-    pub fn keep(mut self, value: Vec<Plain>) {
+    pub fn keep(mut self, value: Vec<RawTensor>) {
         let Some(key) = self.key.take() else { return };
         let bytes = bytes_of(&value);
         let mut kept = self.store.kept();

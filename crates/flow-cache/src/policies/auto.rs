@@ -23,7 +23,7 @@ pub struct Auto {
     pub order: usize,
 }
 
-/// What a lane of `auto` remembers.
+/// What a trajectory of `auto` remembers.
 #[derive(Clone, Debug, Default)]
 pub struct AutoState {
     /// Noise levels of computed steps, latest first.

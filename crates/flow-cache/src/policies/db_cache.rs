@@ -31,7 +31,7 @@ pub struct DbCache {
     pub forecast: Forecast,
 }
 
-/// What a lane of DBCache remembers.
+/// What a trajectory of DBCache remembers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DbCacheState {
     answered: u32,

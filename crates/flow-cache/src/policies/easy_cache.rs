@@ -20,7 +20,7 @@ pub struct EasyCache {
     pub threshold: f64,
 }
 
-/// What a lane of EasyCache remembers.
+/// What a trajectory of EasyCache remembers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EasyCacheState {
     accumulated: f64,

@@ -11,13 +11,13 @@
 //! to 11; diffusers `hooks/faster_cache.py`.
 //!
 //! Unlike in diffusers, extrapolations do not enter the history that later ones are made from, and whether a branch is
-//! computed is known from the lanes of a call, not from the size of its batch.
+//! computed is known from the trajectories of a call, not from the size of its batch.
 
 use crate::drivers::LayerPolicy;
 use crate::policies::Timesteps;
 use crate::policy::{Policy, Situation};
 use crate::{Forecast, Outcome};
-use flow_core::{AttentionKind, AttentionLayer, Lane};
+use flow_core::{AttentionKind, AttentionLayer, TrajectoryId};
 
 /// The part of the policy `faster` for attention layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,14 +38,14 @@ impl Policy for FasterAttention {
     }
 
     fn answers(&self, now: &Situation<'_>, (): &mut ()) -> bool {
-        now.lane.conditional
+        now.trajectory.conditional
             && !now.has_partner
             && self.timesteps.contain(&now.moment)
             && !now.moment.step.is_multiple_of(self.every)
     }
 
-    fn keeps(&self, lane: &Lane) -> bool {
-        lane.conditional
+    fn keeps(&self, trajectory: &TrajectoryId) -> bool {
+        trajectory.conditional
     }
 
     fn forecast(&self, (): &()) -> Forecast {
@@ -72,7 +72,7 @@ pub struct FasterGuidance {
     pub high: (Timesteps, f64),
 }
 
-/// What an unconditional lane remembers: the weights of its low and its high frequencies.
+/// What an unconditional trajectory remembers: the weights of its low and its high frequencies.
 #[derive(Clone, Copy, Debug)]
 pub struct GuidanceState {
     weights: [f64; 2],
@@ -92,7 +92,7 @@ impl Policy for FasterGuidance {
     }
 
     fn answers(&self, now: &Situation<'_>, state: &mut GuidanceState) -> bool {
-        let answered = !now.lane.conditional
+        let answered = !now.trajectory.conditional
             && now.has_partner
             && self.timesteps.contain(&now.moment)
             && !now.moment.step.is_multiple_of(self.every);

@@ -22,7 +22,7 @@ pub struct MagCache {
     pub ratios: Vec<f64>,
 }
 
-/// What a lane of MagCache remembers.
+/// What a trajectory of MagCache remembers.
 #[derive(Clone, Copy, Debug)]
 pub struct MagCacheState {
     ratio: f64,

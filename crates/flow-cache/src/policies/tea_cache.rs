@@ -25,7 +25,7 @@ impl TeaCache {
     pub const FLUX: [f64; 5] = [498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861];
 }
 
-/// What a lane of TeaCache remembers.
+/// What a trajectory of TeaCache remembers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TeaCacheState {
     accumulated: f64,

@@ -10,7 +10,10 @@ use flow_cache::{
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Body, RegionEngine};
-use flow_core::{CallContext, Condition, Exec, Lane, ModelInput, Plan, RegionKind, Rollout, Stage, Weights};
+use flow_core::{
+    Backends, CallContext, Condition, Exec, InferencePass, ModelInput, RegionKind, Stage, TrajectoryId,
+    Weights,
+};
 use flow_kernels::CpuKernels;
 use flow_models::Architecture;
 use serde_json::Value;
@@ -109,14 +112,14 @@ impl Fixture {
     }
 
     /// Takes both samples through the run called `run`, with the drivers of `plan`.
-    fn run(&self, run: &str, accelerate: impl FnOnce(Plan) -> Plan) -> Outcome {
+    fn run(&self, run: &str, accelerate: impl FnOnce(Backends) -> Backends) -> Outcome {
         let device = ComputeDevice::cpu();
         let recorder = Arc::new(Recorder::default());
-        let base = Plan {
+        let base = Backends {
             regions: recorder.clone(),
-            ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+            ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
         };
-        let rollout = Rollout::new(&self.weights, Arc::new(accelerate(base)));
+        let rollout = InferencePass::new(&self.weights, Arc::new(accelerate(base)));
         let sigmas = self.numbers(run, "sigmas");
         let scale = self.runs[run]["cfg_scale"].as_f64();
         let (mut tensors, mut computed) = (BTreeMap::new(), BTreeMap::<_, Vec<String>>::new());
@@ -124,7 +127,7 @@ impl Fixture {
         let mut x = self.tensors["x0"].clone();
         for step in 0..sigmas.len() - 1 {
             let mut velocity = |branch: &'static str| {
-                let lane = |sample| Lane {
+                let trajectory = |sample| TrajectoryId {
                     sample,
                     conditional: branch == "cond",
                 };
@@ -133,7 +136,7 @@ impl Fixture {
                     steps: sigmas.len() as u32 - 1,
                     // The last digits are f32's, of a shift of the schedule; the timestep that diffusers compares is 100.
                     sigma: Some((sigmas[step] * 1e6).round() / 1e6),
-                    lanes: Arc::from([lane(0), lane(1)]),
+                    trajectories: Arc::from([trajectory(0), trajectory(1)]),
                     ..CallContext::single(Stage::Rollout)
                 };
                 let input = ModelInput {
@@ -166,7 +169,7 @@ impl Fixture {
     }
 
     /// That every decision is diffusers', and every value kept in the fixture within the tolerance.
-    fn assert_parity(&self, run: &str, accelerate: impl FnOnce(Plan) -> Plan) {
+    fn assert_parity(&self, run: &str, accelerate: impl FnOnce(Backends) -> Backends) {
         let outcome = self.run(run, accelerate);
         for (branch, blocks) in &outcome.computed {
             let expected: Vec<&str> = self.runs[run]["blocks_computed"][branch]
@@ -229,7 +232,7 @@ fn first_block_decides_and_answers_as_diffusers_does() {
         ("first_block_0.08_cfg", 0.08),
         ("first_block_0.08_8steps", 0.08),
     ] {
-        fixture.assert_parity(run, |plan| Plan {
+        fixture.assert_parity(run, |plan| Backends {
             stacks: Arc::new(StackCache::new(
                 FirstBlock { threshold },
                 PER_BATCH,
@@ -252,7 +255,7 @@ fn magcache_decides_and_answers_as_diffusers_does() {
         max_consecutive: 3,
         ..PER_BATCH
     };
-    fixture.assert_parity("magcache", |plan| Plan {
+    fixture.assert_parity("magcache", |plan| Backends {
         stacks: Arc::new(StackCache::new(policy, rules, Box::new(|_| {}))),
         ..plan
     });
@@ -278,7 +281,7 @@ fn taylorseer_runs_of_the_fixture_are_those_without_a_cache_and_ours_is_not() {
         let count = move |tally: &Tally| {
             counter.fetch_add(tally.skipped(), Ordering::Relaxed);
         };
-        let outcome = fixture.run(&run, |plan| Plan {
+        let outcome = fixture.run(&run, |plan| Backends {
             layers: Arc::new(LayerCache::new(policy, PER_BATCH, Box::new(count))),
             ..plan
         });
@@ -300,7 +303,7 @@ fn pyramid_repeats_as_diffusers_does_without_guidance() {
             below: 800.0,
         },
     };
-    Fixture::new().assert_parity("pyramid", |plan| Plan {
+    Fixture::new().assert_parity("pyramid", |plan| Backends {
         layers: Arc::new(LayerCache::new(policy, PER_BATCH, Box::new(|_| {}))),
         ..plan
     });
@@ -311,7 +314,7 @@ fn decisions_of_a_sample_are_its_own_where_the_original_decides_for_the_batch() 
     // The same run without `per_batch`: each sample is computed where it, not the mean, calls for it.
     let fixture = Fixture::new();
     let run = |rules: Rules| {
-        let outcome = fixture.run("first_block_0.05", |plan| Plan {
+        let outcome = fixture.run("first_block_0.05", |plan| Backends {
             stacks: Arc::new(StackCache::new(
                 FirstBlock { threshold: 0.05 },
                 rules,

@@ -1,9 +1,9 @@
 //! `auto`: the error that it predicts is the error that there is, and stays below the target, where both are known in closed
 //! form.
 
-use crate::toy::{Run, Toy, lane};
+use crate::toy::{Run, Toy, trajectory_id};
 use flow_cache::{Auto, Rules, SignalChanges, VelocityCache, fit_polynomial};
-use flow_core::Plan;
+use flow_core::Backends;
 use proptest::prelude::*;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ fn around(model: &Toy, steps: u32, policy: Option<Auto>, window: Range<u32>) -> 
     let (told, left_out) = (predicted.clone(), skipped.clone());
     let run = Run::new(steps, |plan, _| match policy {
         None => plan,
-        Some(policy) => Plan {
+        Some(policy) => Backends {
             velocities: Arc::new(VelocityCache::new(
                 policy,
                 Rules {
@@ -61,7 +61,7 @@ fn around(model: &Toy, steps: u32, policy: Option<Auto>, window: Range<u32>) -> 
             step,
             sigma(step),
             window.contains(&step),
-            &[(lane(1, true), vec![x])],
+            &[(trajectory_id(1, true), vec![x])],
         )[0][0];
         x += (sigma(step + 1) - sigma(step)) as f32 * v;
     }
@@ -156,7 +156,7 @@ fn changes_of_signal_and_output_are_measured_from_step_to_step() {
     let model = Toy::new(1, [1, 2], |sigma, _| 4.0 * sigma);
     let measured = Arc::new(SignalChanges::new(false));
     let driver = measured.clone();
-    let run = Run::new(4, |plan, _| Plan {
+    let run = Run::new(4, |plan, _| Backends {
         stacks: driver,
         ..plan
     });

@@ -1,11 +1,11 @@
 //! Which steps each policy computes, and what its answers are, by hand.
 
-use crate::toy::{Run, Toy, lane};
+use crate::toy::{Run, Toy, trajectory_id};
 use flow_cache::{
     DbCache, EasyCache, Forecast, LayerCache, MagCache, MagnitudeRatios, Mask, Moment, Pyramid, Rules,
     StackCache, StackPolicy, StepMask, TaylorSeer, TeaCache, Timesteps, VelocityCache, VelocityPolicy,
 };
-use flow_core::Plan;
+use flow_core::Backends;
 use std::sync::Arc;
 
 const EVERYWHERE: Timesteps = Timesteps {
@@ -14,14 +14,14 @@ const EVERYWHERE: Timesteps = Timesteps {
 };
 
 fn stack<P: StackPolicy>(steps: u32, policy: P, rules: Rules) -> Run {
-    Run::new(steps, |plan, count| Plan {
+    Run::new(steps, |plan, count| Backends {
         stacks: Arc::new(StackCache::new(policy, rules, count())),
         ..plan
     })
 }
 
 fn velocity<P: VelocityPolicy>(steps: u32, policy: P, rules: Rules) -> Run {
-    Run::new(steps, |plan, count| Plan {
+    Run::new(steps, |plan, count| Backends {
         velocities: Arc::new(VelocityCache::new(policy, rules, count())),
         ..plan
     })
@@ -195,7 +195,10 @@ fn easycache_s_unconditional_branch_does_what_the_conditional_one_does() {
     let run = velocity(8, EasyCache { threshold: 0.1 }, rules);
     for (step, x) in [2.0, 4.0, 4.25, 4.5, 4.75].into_iter().enumerate() {
         // The unconditional row stands first: order does not matter.
-        let rows = [(lane(1, false), vec![x]), (lane(1, true), vec![x])];
+        let rows = [
+            (trajectory_id(1, false), vec![x]),
+            (trajectory_id(1, true), vec![x]),
+        ];
         run.call(&model, step as u32, 1.0 - 0.01 * step as f64, false, &rows);
         let computed = if [2, 3].contains(&step) { 0 } else { 2 };
         assert_eq!(model.take_rows(), [computed], "step {step}");
@@ -230,7 +233,7 @@ fn taylorseer_computes_on_its_schedule_and_extrapolates_lines_exactly() {
 
     // x stays, and the velocity is a straight line in the step: attention and velocity are forecast without error.
     let exact = Run::plain(28);
-    let layers = Run::new(28, |plan, count| Plan {
+    let layers = Run::new(28, |plan, count| Backends {
         layers: Arc::new(LayerCache::new(policy, Rules::default(), count())),
         ..plan
     });
@@ -370,7 +373,7 @@ fn pyramid_repeats_attention_within_its_timesteps() {
         (3, middle, vec![4, 5, 7, 8]),
         (1, EVERYWHERE, vec![]),
     ] {
-        let run = Run::new(10, |plan, count| Plan {
+        let run = Run::new(10, |plan, count| Backends {
             layers: Arc::new(LayerCache::new(
                 policy(every, timesteps),
                 Rules::default(),
@@ -397,13 +400,13 @@ fn pyramid_never_answers_a_branch_with_the_other_one_s_output() {
         cross: 1,
         timesteps: EVERYWHERE,
     };
-    let run = Run::new(6, |plan, count| Plan {
+    let run = Run::new(6, |plan, count| Backends {
         layers: Arc::new(LayerCache::new(policy, Rules::default(), count())),
         ..plan
     });
     for step in 0..6 {
         for (conditional, expected) in [(true, 7.0), (false, -1.0)] {
-            let rows = [(lane(7, conditional), vec![0.0])];
+            let rows = [(trajectory_id(7, conditional), vec![0.0])];
             let found = run.call(&model, step, 0.5, false, &rows);
             assert_eq!(found, [[expected]], "step {step}");
         }
@@ -416,14 +419,17 @@ fn magnitude_ratios_are_the_growth_of_what_the_blocks_add() {
     // x stays 0, so the block adds the signal alone, which grows by 1.25 for one sample and 1.25² for the other.
     let model = Toy::new(1, [1, 2], |sigma, token| sigma.powi(token as i32));
     let measured = Arc::new(MagnitudeRatios::new());
-    let run = Run::new(4, |plan, _| Plan {
+    let run = Run::new(4, |plan, _| Backends {
         stacks: measured.clone(),
         ..plan
     });
     let plain = Run::plain(4);
     assert_eq!(measured.ratios(), [0.0; 0]);
     for step in 0..4 {
-        let rows = [(lane(1, true), vec![0.0; 2]), (lane(2, true), vec![0.0; 2])];
+        let rows = [
+            (trajectory_id(1, true), vec![0.0; 2]),
+            (trajectory_id(2, true), vec![0.0; 2]),
+        ];
         let sigma = 1.25f64.powi(step as i32);
         let found = run.call(&model, step, sigma, false, &rows);
         assert_eq!(found, plain.call(&model, step, sigma, false, &rows));

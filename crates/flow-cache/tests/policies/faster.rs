@@ -1,10 +1,9 @@
 //! FasterCache: frequencies, the predicted branch, and extrapolated attention.
 
-use crate::toy::{Run, Toy, lane};
-use flow_cache::{
-    FasterAttention, FasterGuidance, GuidanceCache, LayerCache, Rules, Timesteps, split_frequencies,
-};
-use flow_core::{LatentShape, Plan};
+use crate::toy::{Run, Toy, trajectory_id};
+use flow_cache::{FasterAttention, FasterGuidance, GuidanceCache, LayerCache, Rules, Timesteps};
+use flow_core::{Backends, LatentShape};
+use flow_kernels::split_frequencies;
 use proptest::prelude::*;
 use std::f64::consts::TAU;
 use std::sync::Arc;
@@ -105,7 +104,7 @@ const GUIDANCE: FasterGuidance = FasterGuidance {
 };
 
 fn guided(policy: FasterGuidance) -> Run {
-    Run::new(10, |plan, count| Plan {
+    Run::new(10, |plan, count| Backends {
         velocities: Arc::new(GuidanceCache::new(policy, Rules::default(), count())),
         ..plan
     })
@@ -118,7 +117,7 @@ fn the_unconditional_branch_is_the_conditional_one_plus_a_difference_that_grows(
     let run = guided(GUIDANCE);
     for step in 0..10u32 {
         let x = vec![step as f32; 25];
-        let rows = [(lane(4, false), x.clone()), (lane(4, true), x)];
+        let rows = [(trajectory_id(4, false), x.clone()), (trajectory_id(4, true), x)];
         let found = run.call(&model, step, 0.95 - 0.05 * f64::from(step), false, &rows);
         let conditional = step as f32 / 2.0 + 1.0;
         assert_eq!(found[1], [conditional; 25], "step {step}");
@@ -144,14 +143,20 @@ fn equal_branches_stay_equal_and_a_branch_alone_is_computed() {
     let model = Toy::new(1, [5, 5], |sigma, _| sigma);
     let run = guided(GUIDANCE);
     for step in 0..5 {
-        let row = |conditional| (lane(4, conditional), vec![0.5; 25]);
+        let row = |conditional| (trajectory_id(4, conditional), vec![0.5; 25]);
         let found = run.call(&model, step, 0.5, false, &[row(true), row(false)]);
         assert_eq!(found[0], found[1], "step {step}");
     }
     assert_eq!(run.skipped(), 4);
     let alone = guided(GUIDANCE);
     for step in 0..5 {
-        alone.call(&model, step, 0.5, false, &[(lane(4, false), vec![0.5; 25])]);
+        alone.call(
+            &model,
+            step,
+            0.5,
+            false,
+            &[(trajectory_id(4, false), vec![0.5; 25])],
+        );
     }
     assert_eq!(alone.skipped(), 0);
 }
@@ -165,7 +170,7 @@ fn attention_is_extrapolated_from_computed_steps_only() {
         weight: 0.5,
     };
     let run = || {
-        Run::new(8, |plan, count| Plan {
+        Run::new(8, |plan, count| Backends {
             layers: Arc::new(LayerCache::new(policy, Rules::default(), count())),
             ..plan
         })
@@ -184,7 +189,10 @@ fn attention_is_extrapolated_from_computed_steps_only() {
     // With both branches in a call nothing is extrapolated, nor is the unconditional one.
     let both = run();
     for step in 0..4 {
-        let rows = [(lane(1, true), vec![0.0]), (lane(1, false), vec![0.0])];
+        let rows = [
+            (trajectory_id(1, true), vec![0.0]),
+            (trajectory_id(1, false), vec![0.0]),
+        ];
         both.call(&model, step, 0.5, false, &rows);
     }
     assert_eq!(both.skipped(), 0);

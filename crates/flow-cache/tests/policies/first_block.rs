@@ -8,7 +8,9 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Stack;
 use flow_core::params::LayoutBuilder;
-use flow_core::{CallContext, Exec, Init, Lane, ParamLayout, Plan, Rollout, StackDriver, Stage, Weights};
+use flow_core::{
+    Backends, CallContext, Exec, InferencePass, Init, ParamLayout, StackDriver, Stage, TrajectoryId, Weights,
+};
 use flow_kernels::CpuKernels;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -88,9 +90,9 @@ impl Bench {
 
     /// One step for samples, each with `x` (two values) and what block 0 adds to both.
     fn step(&self, step: u32, stochastic: bool, samples: &[(u64, f32, f32)]) -> Vec<f32> {
-        let plan = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
-        let rollout = Rollout::new(&self.weights, Arc::new(plan));
-        let lane = |sample: &(u64, f32, f32)| Lane {
+        let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+        let rollout = InferencePass::new(&self.weights, Arc::new(plan));
+        let trajectory = |sample: &(u64, f32, f32)| TrajectoryId {
             sample: sample.0,
             conditional: true,
         };
@@ -98,7 +100,7 @@ impl Bench {
             step,
             steps: 8,
             stochastic,
-            lanes: samples.iter().map(lane).collect(),
+            trajectories: samples.iter().map(trajectory).collect(),
             ..CallContext::single(Stage::Rollout)
         };
         let tensor = |value: fn(&(u64, f32, f32)) -> f32| {

@@ -1,6 +1,7 @@
 //! Forecasts are weights: exact where their polynomials are, and the published recursions in another form.
 
-use flow_cache::{Forecast, Moment, combine};
+use flow_cache::{Forecast, Moment};
+use flow_kernels::combine;
 use proptest::prelude::*;
 
 fn moment(step: u32, sigma: f64) -> Moment {

@@ -1,13 +1,13 @@
 //! What the originals get wrong around their policies: batch-mates, second batches, second models, errors, repeated
 //! steps. None of it may show here, whatever the policy.
 
-use crate::toy::{Run, Toy, lane};
+use crate::toy::{Run, Toy, trajectory_id};
 use flow_cache::{
     Auto, DbCache, EasyCache, FasterAttention, FasterGuidance, FirstBlock, Forecast, GuidanceCache,
     LayerCache, MagCache, Mask, PublishedMask, Pyramid, Rules, StackCache, StepMask, TaylorSeer, TeaCache,
     Timesteps, VelocityCache,
 };
-use flow_core::Plan;
+use flow_core::Backends;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,26 +24,20 @@ const EVERYWHERE: Timesteps = Timesteps {
 
 /// Every policy, answering something on the toy.
 pub fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
-    let run = |accelerate: &dyn Fn(Plan, &dyn Fn() -> crate::toy::Counter) -> Plan| {
+    let run = |accelerate: &dyn Fn(Backends, &dyn Fn() -> crate::toy::Counter) -> Backends| {
         Run::new(STEPS, |plan, count| accelerate(plan, &*count))
     };
     macro_rules! place {
         ($name:literal, $place:ident, $driver:ident, $policy:expr) => {
             (
                 $name,
-                run(&|plan, count| Plan {
+                run(&|plan, count| Backends {
                     $place: Arc::new($driver::new($policy, rules, count())),
                     ..plan
                 }),
             )
         };
     }
-    let taylor = |forecast| TaylorSeer {
-        interval: 4,
-        first: 2,
-        last: None,
-        forecast,
-    };
     let guidance = FasterGuidance {
         every: 3,
         timesteps: EVERYWHERE,
@@ -55,40 +49,12 @@ pub fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
         timesteps: EVERYWHERE,
         weight: 0.5,
     };
-    let db_cache = DbCache {
-        threshold: 0.2,
-        front_blocks: 1,
-        back_blocks: 1,
-        max_answered: 0,
-        mask: None,
-        forecast: Forecast::Taylor { order: 1 },
-    };
-    let pyramid = Pyramid {
-        spatial: 3,
-        temporal: 1,
-        cross: 1,
-        timesteps: EVERYWHERE,
-    };
-    let mask = StepMask {
-        mask: Mask::Published(PublishedMask::Fast),
-        front_blocks: 1,
-    };
-    let magcache = MagCache {
-        threshold: 0.06,
-        retention: 0.2,
-        ratios: vec![0.98],
-    };
-    let teacache = TeaCache {
-        threshold: 0.4,
-        coefficients: vec![1.0, 0.0],
-        compare_conditioning: false,
-    };
     vec![
         place!("first_block", stacks, StackCache, FirstBlock { threshold: 0.2 }),
-        place!("db_cache", stacks, StackCache, db_cache.clone()),
-        place!("step_mask", stacks, StackCache, mask.clone()),
-        place!("magcache", stacks, StackCache, magcache.clone()),
-        place!("teacache", stacks, StackCache, teacache.clone()),
+        place!("db_cache", stacks, StackCache, db_cache()),
+        place!("step_mask", stacks, StackCache, step_mask()),
+        place!("magcache", stacks, StackCache, magcache()),
+        place!("teacache", stacks, StackCache, teacache()),
         place!(
             "easycache",
             velocities,
@@ -117,16 +83,68 @@ pub fn policies(rules: Rules) -> Vec<(&'static str, Run)> {
                 order: 1,
             }
         ),
-        place!("pyramid", layers, LayerCache, pyramid),
+        place!("pyramid", layers, LayerCache, pyramid()),
         (
             "faster",
-            run(&|plan, count| Plan {
+            run(&|plan, count| Backends {
                 layers: Arc::new(LayerCache::new(attention, rules, count())),
                 velocities: Arc::new(GuidanceCache::new(guidance, rules, count())),
                 ..plan
             }),
         ),
     ]
+}
+
+fn db_cache() -> DbCache {
+    DbCache {
+        threshold: 0.2,
+        front_blocks: 1,
+        back_blocks: 1,
+        max_answered: 0,
+        mask: None,
+        forecast: Forecast::Taylor { order: 1 },
+    }
+}
+
+fn pyramid() -> Pyramid {
+    Pyramid {
+        spatial: 3,
+        temporal: 1,
+        cross: 1,
+        timesteps: EVERYWHERE,
+    }
+}
+
+fn step_mask() -> StepMask {
+    StepMask {
+        mask: Mask::Published(PublishedMask::Fast),
+        front_blocks: 1,
+    }
+}
+
+fn magcache() -> MagCache {
+    MagCache {
+        threshold: 0.06,
+        retention: 0.2,
+        ratios: vec![0.98],
+    }
+}
+
+fn teacache() -> TeaCache {
+    TeaCache {
+        threshold: 0.4,
+        coefficients: vec![1.0, 0.0],
+        compare_conditioning: false,
+    }
+}
+
+fn taylor(forecast: Forecast) -> TaylorSeer {
+    TaylorSeer {
+        interval: 4,
+        first: 2,
+        last: None,
+        forecast,
+    }
 }
 
 /// Blocks whose signal depends on the noise level and, in another way, on the sample: some move early, some late.
@@ -163,7 +181,7 @@ fn trajectories(
         for batch in batches(step) {
             let row = |conditional| {
                 let latents = &latents;
-                move |sample: &u64| (lane(*sample, conditional), latents[sample].clone())
+                move |sample: &u64| (trajectory_id(*sample, conditional), latents[sample].clone())
             };
             let rows: Vec<_> = batch
                 .iter()
@@ -256,8 +274,11 @@ fn an_evaluation_between_steps_and_a_second_model_do_not_show() {
         let ((_, first), (_, second)) = (run(), run());
         let (one, other) = (toy(), Toy::new(3, [5, 2], |sigma, token| sigma - token as f32));
         let found = trajectories(&first, &one, &samples, |step| {
-            // The same lanes and steps in a run without a cache, and in another model with its own.
-            let rows = [(lane(1, true), start(1)), (lane(1, false), start(1))];
+            // The same trajectories and steps in a run without a cache, and in another model with its own.
+            let rows = [
+                (trajectory_id(1, true), start(1)),
+                (trajectory_id(1, false), start(1)),
+            ];
             plain.call(&one, step, sigma(step), false, &rows);
             second.call(&other, step, sigma(step), false, &rows);
             vec![vec![1, 2]]
@@ -276,7 +297,10 @@ fn an_error_in_mid_rollout_leaves_nothing_behind() {
         // Fails in the first step after the first in which anything is computed, half-way through the blocks.
         let fails = (0..STEPS).any(|step| {
             model.counts.fails.store(step > 0, Ordering::Relaxed);
-            let row = [(lane(1, true), start(1)), (lane(1, false), start(1))];
+            let row = [
+                (trajectory_id(1, true), start(1)),
+                (trajectory_id(1, false), start(1)),
+            ];
             catch_unwind(AssertUnwindSafe(|| {
                 run.call(&model, step, sigma(step), false, &row)
             }))
@@ -295,7 +319,10 @@ fn an_error_in_mid_rollout_leaves_nothing_behind() {
 
 #[test]
 fn steps_that_repeat_go_back_or_are_left_out_are_an_error() {
-    let row = [(lane(1, true), vec![1.0; 10]), (lane(1, false), vec![1.0; 10])];
+    let row = [
+        (trajectory_id(1, true), vec![1.0; 10]),
+        (trajectory_id(1, false), vec![1.0; 10]),
+    ];
     for (step, said) in [
         (1, "is at step 1 after step 1"),
         (0, "at step 0 after step 1"),
@@ -331,7 +358,7 @@ fn outside_the_window_a_stochastic_step_is_the_plain_computation_under_every_pol
         let (model, plain) = (toy(), Run::plain(STEPS));
         for step in 0..STEPS {
             let x = vec![1.0 + 0.01 * step as f32; 10];
-            let rows = [(lane(1, true), x.clone()), (lane(1, false), x)];
+            let rows = [(trajectory_id(1, true), x.clone()), (trajectory_id(1, false), x)];
             let stochastic = window.contains(&step);
             let before = run.skipped();
             let found = run.call(&model, step, sigma(step), stochastic, &rows);

@@ -7,8 +7,8 @@ use flow_core::cpu::{read_ints, to_host};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{AttentionKind, Block};
 use flow_core::{
-    CallContext, Condition, Exec, FlowModel, Kernels, Lane, LatentShape, ModelInput, ModelSpec, ParamLayout,
-    Plan, RegionKind, Rollout, Stage, Weights,
+    Backends, CallContext, Condition, Exec, FlowModel, InferencePass, Kernels, LatentShape, ModelInput,
+    ModelSpec, ParamLayout, RegionKind, Stage, TrajectoryId, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::fmt::{self, Debug};
@@ -147,16 +147,16 @@ impl FlowModel for Toy {
     }
 }
 
-/// Rows of a call: the lane and its latent.
-pub type Rows<'a> = &'a [(Lane, Vec<f32>)];
+/// Rows of a call: the trajectory and its latent.
+pub type Rows<'a> = &'a [(TrajectoryId, Vec<f32>)];
 
-pub fn lane(sample: u64, conditional: bool) -> Lane {
-    Lane { sample, conditional }
+pub fn trajectory_id(sample: u64, conditional: bool) -> TrajectoryId {
+    TrajectoryId { sample, conditional }
 }
 
-/// A rollout with the drivers of a plan. The token of a conditional lane is its sample, of the others -1.
+/// A rollout with the drivers of a plan. The token of a conditional trajectory is its sample, of the others -1.
 pub struct Run {
-    plan: Arc<Plan>,
+    plan: Arc<Backends>,
     weights: Weights,
     pub skipped: Arc<AtomicU64>,
     pub steps: u32,
@@ -167,7 +167,7 @@ pub struct Run {
 pub type Counter = OnCall;
 
 impl Run {
-    pub fn new(steps: u32, accelerate: impl FnOnce(Plan, Box<dyn Fn() -> Counter>) -> Plan) -> Self {
+    pub fn new(steps: u32, accelerate: impl FnOnce(Backends, Box<dyn Fn() -> Counter>) -> Backends) -> Self {
         let skipped = Arc::new(AtomicU64::new(0));
         let count = skipped.clone();
         let counter = move || -> Counter {
@@ -176,7 +176,7 @@ impl Run {
                 count.fetch_add(tally.skipped(), Ordering::Relaxed);
             })
         };
-        let plain = Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+        let plain = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
         Self {
             plan: Arc::new(accelerate(plain, Box::new(counter))),
             weights: Weights::init(Arc::default(), 0, &ComputeDevice::cpu()),
@@ -192,7 +192,7 @@ impl Run {
 
     /// The same run with other kernels.
     pub fn with_kernels(self, kernels: Arc<dyn Kernels>) -> Self {
-        let plan = Plan {
+        let plan = Backends {
             kernels,
             ..(*self.plan).clone()
         };
@@ -223,10 +223,16 @@ impl Run {
             steps: self.steps,
             sigma: Some(sigma),
             stochastic,
-            lanes: rows.iter().map(|(lane, _)| *lane).collect(),
+            trajectories: rows.iter().map(|(trajectory, _)| *trajectory).collect(),
             ..CallContext::single(Stage::Rollout)
         };
-        let token = |(lane, _): &(Lane, Vec<f32>)| if lane.conditional { lane.sample as i64 } else { -1 };
+        let token = |(trajectory, _): &(TrajectoryId, Vec<f32>)| {
+            if trajectory.conditional {
+                trajectory.sample as i64
+            } else {
+                -1
+            }
+        };
         let input = ModelInput {
             x: device.tensor(
                 rows.iter().flat_map(|(_, x)| x.clone()).collect(),
@@ -238,7 +244,7 @@ impl Run {
                 ..Condition::default()
             },
         };
-        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let rollout = InferencePass::new(&self.weights, self.plan.clone());
         let v: Tensor<2> = rollout.exec(call).velocity(model, input);
         to_host(&v.into_dispatch())
             .chunks(values)
@@ -248,7 +254,7 @@ impl Run {
 
     /// One deterministic row: the first value of its velocity.
     pub fn one(&self, model: &dyn FlowModel, step: u32, sigma: f64, x: f32) -> f32 {
-        let row = (lane(1, true), vec![x; model.spec().latent.values()]);
+        let row = (trajectory_id(1, true), vec![x; model.spec().latent.values()]);
         self.call(model, step, sigma, false, &[row])[0][0]
     }
 }

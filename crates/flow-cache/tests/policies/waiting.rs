@@ -3,13 +3,12 @@
 //! all are computed at the same steps.
 
 use crate::isolation::{SAMPLES, STEPS, policies, sigma, start, toy};
-use crate::toy::{Run, lane};
-use burn::backend::{DispatchTensor, TensorMetadata};
+use crate::toy::{Run, trajectory_id};
+use burn::backend::TensorMetadata;
 use flow_cache::Rules;
-use flow_core::exec::Stash;
-use flow_core::kernels::{HostLanes, LaneRow, LaneSums, LinearWeights, RowOf, SdeOutputs};
-use flow_core::{Activation, AdamWStep, Kernels, LaneKernels, LatentShape, Plain, Updated};
-use flow_kernels::CpuKernels;
+use flow_core::ops::{DeferredSums, RowSource, TensorRow};
+use flow_core::{FeatureCacheOps, KernelOps, Kernels, LatentShape, LayeredKernels, RawTensor};
+use flow_kernels::{CpuFeatureCache, CpuKernels};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -27,166 +26,82 @@ impl Counts {
         count.swap(0, Ordering::Relaxed)
     }
 
-    fn keep(&self, outputs: &Plain) {
+    fn keep(&self, outputs: &RawTensor) {
         self.kept_rows.fetch_max(outputs.shape()[0], Ordering::Relaxed);
     }
 }
 
-impl LaneKernels for Counts {
+impl FeatureCacheOps for Counts {
     fn assemble(
         &self,
         shape: &[usize],
-        computed: Option<&Plain>,
-        base: Option<&Plain>,
-        rows: &[LaneRow<'_>],
-    ) -> Plain {
-        HostLanes.assemble(shape, computed, base, rows)
+        computed: Option<&RawTensor>,
+        base: Option<&RawTensor>,
+        rows: &[RowSource<'_>],
+    ) -> RawTensor {
+        CpuFeatureCache.assemble(shape, computed, base, rows)
     }
 
-    fn features(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Vec<Plain> {
+    fn features(&self, outputs: &RawTensor, base: Option<(&RawTensor, &[usize])>) -> Vec<RawTensor> {
         self.apart.fetch_add(1, Ordering::Relaxed);
         self.keep(outputs);
-        HostLanes.features(outputs, base)
+        CpuFeatureCache.features(outputs, base)
     }
 
-    fn together(&self, outputs: &Plain, base: Option<(&Plain, &[usize])>) -> Plain {
+    fn together(&self, outputs: &RawTensor, base: Option<(&RawTensor, &[usize])>) -> RawTensor {
         self.keep(outputs);
-        HostLanes.together(outputs, base)
+        CpuFeatureCache.together(outputs, base)
     }
 
-    fn changes(&self, pairs: &[(RowOf<'_>, RowOf<'_>)]) -> LaneSums {
-        let (sums, counts) = (HostLanes.changes(pairs), self.clone());
-        LaneSums::deferred(move || {
+    fn changes(&self, pairs: &[(TensorRow<'_>, TensorRow<'_>)]) -> DeferredSums {
+        let (sums, counts) = (CpuFeatureCache.changes(pairs), self.clone());
+        DeferredSums::deferred(move || {
             counts.reads.fetch_add(1, Ordering::Relaxed);
             sums.read()
         })
     }
 
-    fn frequencies(&self, pairs: &[(RowOf<'_>, RowOf<'_>)], shape: &LatentShape) -> Vec<[Plain; 2]> {
-        HostLanes.frequencies(pairs, shape)
+    fn frequencies(
+        &self,
+        pairs: &[(TensorRow<'_>, TensorRow<'_>)],
+        shape: &LatentShape,
+    ) -> Vec<[RawTensor; 2]> {
+        CpuFeatureCache.frequencies(pairs, shape)
     }
 }
 
-/// The processor's kernels with counted lanes.
-#[derive(Debug, Default)]
+/// The processor's kernels with a counted feature cache.
+#[derive(Debug)]
 struct Counted {
-    kernels: CpuKernels,
+    kernels: Arc<dyn Kernels>,
     counts: Counts,
 }
 
-impl Kernels for Counted {
-    fn name(&self) -> &str {
-        self.kernels.name()
+impl LayeredKernels for Counted {
+    fn inner(&self) -> &dyn Kernels {
+        &*self.kernels
     }
 
-    fn lanes(&self) -> &dyn LaneKernels {
-        &self.counts
+    fn around(&self, kernels: Arc<dyn Kernels>) -> Arc<dyn Kernels> {
+        let counts = self.counts.clone();
+        Arc::new(Self { kernels, counts })
     }
 
-    fn linear(
-        &self,
-        stash: &dyn Stash,
-        x: &DispatchTensor,
-        weights: &LinearWeights,
-        activation: Activation,
-    ) -> DispatchTensor {
-        self.kernels.linear(stash, x, weights, activation)
-    }
-
-    fn activation(&self, x: &DispatchTensor, activation: Activation) -> DispatchTensor {
-        self.kernels.activation(x, activation)
-    }
-
-    fn modulated_layer_norm(
-        &self,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        shift: usize,
-        scale: usize,
-        epsilon: f32,
-    ) -> DispatchTensor {
-        self.kernels
-            .modulated_layer_norm(x, modulation, shift, scale, epsilon)
-    }
-
-    fn gated_residual(
-        &self,
-        residual: &DispatchTensor,
-        branch: &DispatchTensor,
-        modulation: &DispatchTensor,
-        gate: usize,
-    ) -> DispatchTensor {
-        self.kernels.gated_residual(residual, branch, modulation, gate)
-    }
-
-    fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
-        self.kernels.rms_norm(x, weight, epsilon)
-    }
-
-    fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
-        self.kernels.rotary(x, cos, sin)
-    }
-
-    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
-        self.kernels.embedding(table, index)
-    }
-
-    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-        self.kernels.sde_step(x, v, noise, coefficients)
-    }
-
-    fn sde_log_prob(
-        &self,
-        x: &Plain,
-        v: &DispatchTensor,
-        x_next: &Plain,
-        coefficients: &Plain,
-    ) -> (DispatchTensor, DispatchTensor) {
-        self.kernels.sde_log_prob(x, v, x_next, coefficients)
-    }
-
-    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
-        self.kernels.mean_squared_distance(a, b)
-    }
-
-    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
-        self.kernels.sums_of_squares(tensors)
-    }
-
-    fn step_values(
-        &self,
-        gradients: &[&Plain],
-        factors: &flow_core::StepFactors,
-        device: &flow_core::device::ComputeDevice,
-    ) -> flow_core::StepValues {
-        self.kernels.step_values(gradients, factors, device)
-    }
-
-    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
-        self.kernels.accumulate(accumulated, gradient);
-    }
-
-    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
-        self.kernels.adamw_all(weights, step);
-    }
-
-    fn split(&self, value: &Plain) -> flow_core::Halves {
-        self.kernels.split(value)
-    }
-
-    fn join(&self, halves: &[flow_core::Halves]) -> Vec<Plain> {
-        self.kernels.join(halves)
-    }
-
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
-        self.kernels.average_all(averages, decay);
+    fn ops(&self) -> KernelOps<'_> {
+        KernelOps {
+            feature_cache: &self.counts,
+            ..self.kernels.ops()
+        }
     }
 }
 
 /// The run on counted kernels, and their counts.
 fn counted(run: Run) -> (Run, Counts) {
-    let kernels = Counted::default();
-    let counts = kernels.counts.clone();
+    let counts = Counts::default();
+    let kernels = Counted {
+        kernels: Arc::new(CpuKernels::default()),
+        counts: counts.clone(),
+    };
     (run.with_kernels(Arc::new(kernels)), counts)
 }
 
@@ -198,7 +113,9 @@ fn rollout(run: &Run, mut after: impl FnMut(u32)) {
             let start = start(sample).into_iter();
             start.map(|x| x * sigma(step) as f32).collect()
         };
-        let row = |conditional| (0..SAMPLES).map(move |sample| (lane(sample, conditional), latent(sample)));
+        let row = |conditional| {
+            (0..SAMPLES).map(move |sample| (trajectory_id(sample, conditional), latent(sample)))
+        };
         let rows: Vec<_> = row(true).chain(row(false)).collect();
         run.call(&model, step, sigma(step), false, &rows);
         after(step);

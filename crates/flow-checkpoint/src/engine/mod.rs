@@ -8,27 +8,27 @@
 //! The first run computes on plain tensors. That gives the bits of a run with a graph since every operation here
 //! computes its forward on plain tensors either way ([`flow_core::op`]).
 
+mod counters;
 mod kept;
 mod scope;
-mod tally;
 
-pub use tally::Counts;
+pub use counters::Counts;
 
-use crate::treatment::{Assignment, BlockTreatment, RegionTreatment};
+use crate::block_policy::{Assignment, BlockPolicy, RegionPolicy};
+use counters::{Counters, Held, take_all};
+use flow_core::autograd::{self, Backward, take_gradient};
 use flow_core::exec::Body;
-use flow_core::op::{self, Backward, take_gradient};
 use flow_core::tensors::{is_tracked, leaf, plain, shape, zeros_like};
-use flow_core::{Exec, KeepAll, Plain, RegionEngine, RegionKind, Site};
-use scope::{Apart, Entry, Memory, Recording, Replaying};
+use flow_core::{Exec, NoCheckpointing, RawTensor, RegionEngine, RegionKind, Site};
+use scope::{Entry, Memory, Recording, Replaying, Separate};
 use std::sync::{Arc, Mutex};
-use tally::{Held, Tally, take_all};
 
 /// Follows an [`Assignment`].
 #[derive(Debug)]
 pub struct Checkpointing {
     name: String,
     assignment: Assignment,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
 }
 
 impl Checkpointing {
@@ -37,7 +37,7 @@ impl Checkpointing {
         Self {
             name: name.into(),
             assignment,
-            tally: Arc::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -48,7 +48,7 @@ impl Checkpointing {
 
     /// What the engine did, and holds now.
     pub fn counts(&self) -> Counts {
-        self.tally.counts()
+        self.counters.counts()
     }
 }
 
@@ -57,33 +57,33 @@ impl RegionEngine for Checkpointing {
         &self.name
     }
 
-    fn run(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: Body) -> Vec<Plain> {
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
-        let treatment = self.assignment.block(site);
+        let block_policy = self.assignment.block(site);
         let stash = exec.stash().clone();
         let store = stash.as_any();
         if let Some(recording) = store.and_then(|store| store.downcast_ref::<Recording>()) {
-            return self.record_nested(exec, inputs, body, treatment, recording);
+            return self.record_nested(exec, inputs, body, block_policy, recording);
         }
         let replaying: Option<&Replaying> = store.and_then(|store| store.downcast_ref());
         if let Some(replaying) = replaying {
             if !site.effect.may_replay() {
                 return kept::replay(exec, &inputs, replaying.kept(site.kind));
             }
-            if treatment.region(site.kind) == RegionTreatment::Apart {
-                return self.replay_apart(exec, inputs, body, treatment, replaying);
+            if block_policy.region(site.kind) == RegionPolicy::Separate {
+                return self.replay_apart(exec, inputs, body, block_policy, replaying);
             }
         }
         let differentiated = exec.params().is_training() || inputs.iter().any(is_tracked);
-        let again = match (site.kind, treatment.region(site.kind)) {
-            (RegionKind::Block, _) => treatment.recompute,
-            (_, RegionTreatment::Within) => false,
-            (_, RegionTreatment::Apart) => true,
+        let again = match (site.kind, block_policy.region(site.kind)) {
+            (RegionKind::Block, _) => block_policy.recompute,
+            (_, RegionPolicy::Inline) => false,
+            (_, RegionPolicy::Separate) => true,
         };
         if again && differentiated && site.effect.may_replay() {
-            self.segment(exec, inputs, body, treatment)
+            self.segment(exec, inputs, body, block_policy)
         } else {
-            KeepAll.run(exec, inputs, body)
+            NoCheckpointing.run(exec, inputs, body)
         }
     }
 }
@@ -93,28 +93,33 @@ impl Checkpointing {
     fn segment(
         &self,
         exec: &Exec<'_>,
-        inputs: Vec<Plain>,
+        inputs: Vec<RawTensor>,
         body: Body,
-        treatment: &BlockTreatment,
-    ) -> Vec<Plain> {
+        block_policy: &BlockPolicy,
+    ) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
-        let values: Vec<Plain> = inputs.iter().map(plain).collect();
-        let saves = Arc::new(treatment.saves.clone());
-        let recording = Recording::new(saves.clone(), self.tally.clone(), site.kind, exec.stash().clone());
+        let values: Vec<RawTensor> = inputs.iter().map(plain).collect();
+        let saves = Arc::new(block_policy.saves.clone());
+        let recording = Recording::new(
+            saves.clone(),
+            self.counters.clone(),
+            site.kind,
+            exec.stash().clone(),
+        );
         let params = exec.params().untracked();
         let first = exec.replay(params.clone(), Arc::new(recording.clone()));
         let outputs = body(&first, values.clone());
         self.untracked_only(site, &outputs);
-        self.tally.recorded();
+        self.counters.recorded();
         let pending = Pending {
             memory: recording.finish(),
-            inputs: self.tally.hold_all(values),
+            inputs: self.counters.hold_all(values),
             weights: params.read(),
         };
-        self.bind(exec, &inputs, outputs, body, pending, treatment)
+        self.bind(exec, &inputs, outputs, body, pending, block_policy)
     }
 
-    fn untracked_only(&self, site: &Site, outputs: &[Plain]) {
+    fn untracked_only(&self, site: &Site, outputs: &[RawTensor]) {
         assert!(
             !outputs.iter().any(is_tracked),
             "region {site} read a tensor that is neither among its inputs nor a weight of its context, so it cannot run \
@@ -126,42 +131,42 @@ impl Checkpointing {
     fn bind(
         &self,
         exec: &Exec<'_>,
-        inputs: &[Plain],
-        outputs: Vec<Plain>,
+        inputs: &[RawTensor],
+        outputs: Vec<RawTensor>,
         body: Body,
         pending: Pending,
-        treatment: &BlockTreatment,
-    ) -> Vec<Plain> {
+        block_policy: &BlockPolicy,
+    ) -> Vec<RawTensor> {
         let leaves = exec.params().leaves_of(&pending.weights);
         let again = Again {
             later: exec.for_backward(),
             site: exec.site().cloned().expect("a region has a site"),
             body,
-            saves: Arc::new(treatment.saves.clone()),
-            tally: self.tally.clone(),
+            saves: Arc::new(block_policy.saves.clone()),
+            counters: self.counters.clone(),
             shapes: outputs.iter().map(shape).collect(),
             pending: Mutex::new(Some(pending)),
         };
         let backward: Backward =
             Arc::new(move |incoming| again.gradients(incoming.output_gradients, incoming.wanted));
-        let inputs: Vec<&Plain> = inputs.iter().collect();
-        op::bind_with_leaves("region", &inputs, &leaves, outputs, backward)
+        let inputs: Vec<&RawTensor> = inputs.iter().collect();
+        autograd::bind_with_leaves("region", &inputs, &leaves, outputs, backward)
     }
 
     /// A region within the first run of one that runs again.
     fn record_nested(
         &self,
         exec: &Exec<'_>,
-        inputs: Vec<Plain>,
+        inputs: Vec<RawTensor>,
         body: Body,
-        treatment: &BlockTreatment,
+        block_policy: &BlockPolicy,
         recording: &Recording,
-    ) -> Vec<Plain> {
+    ) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
         if !site.effect.may_replay() {
             return kept::record(exec, site.kind, inputs, &body, recording);
         }
-        if treatment.region(site.kind) != RegionTreatment::Apart {
+        if block_policy.region(site.kind) != RegionPolicy::Separate {
             let within = exec.replay(exec.params().clone(), Arc::new(recording.at(site.kind)));
             return body(&within, inputs);
         }
@@ -169,13 +174,13 @@ impl Checkpointing {
         let params = exec.params().untracked();
         let outputs = body(&exec.replay(params.clone(), Arc::new(apart.clone())), inputs);
         self.untracked_only(site, &outputs);
-        self.tally.recorded();
+        self.counters.recorded();
         let weights = params.read();
         // The enclosing region hands on the gradients of these weights, so it must know that they are read.
         exec.params().leaves_of(&weights);
-        recording.push(Entry::Apart(Apart {
+        recording.push(Entry::Separate(Separate {
             kind: site.kind,
-            outputs: self.tally.hold_all(outputs.clone()),
+            outputs: self.counters.hold_all(outputs.clone()),
             weights,
             memory: apart.finish(),
         }));
@@ -186,13 +191,13 @@ impl Checkpointing {
     fn replay_apart(
         &self,
         exec: &Exec<'_>,
-        inputs: Vec<Plain>,
+        inputs: Vec<RawTensor>,
         body: Body,
-        treatment: &BlockTreatment,
+        block_policy: &BlockPolicy,
         replaying: &Replaying,
-    ) -> Vec<Plain> {
+    ) -> Vec<RawTensor> {
         let site = exec.site().expect("a region has a site");
-        let Entry::Apart(apart) = replaying.next_region(site.kind) else {
+        let Entry::Separate(apart) = replaying.next_region(site.kind) else {
             panic!("region {site} had an effect in the first run and has none now");
         };
         let pending = Pending {
@@ -201,7 +206,7 @@ impl Checkpointing {
             weights: apart.weights,
         };
         let outputs = take_all(apart.outputs);
-        self.bind(exec, &inputs, outputs, body, pending, treatment)
+        self.bind(exec, &inputs, outputs, body, pending, block_policy)
     }
 }
 
@@ -219,8 +224,8 @@ struct Again {
     later: Exec<'static>,
     site: Site,
     body: Body,
-    saves: Arc<crate::treatment::Saves>,
-    tally: Arc<Tally>,
+    saves: Arc<crate::block_policy::Saves>,
+    counters: Arc<Counters>,
     /// Of the outputs.
     shapes: Vec<Vec<usize>>,
     pending: Mutex<Option<Pending>>,
@@ -228,7 +233,7 @@ struct Again {
 
 impl Again {
     /// Gradients of the inputs that are `wanted`, then of the weights.
-    fn gradients(&self, output_gradients: &[Option<Plain>], wanted: &[bool]) -> Vec<Option<Plain>> {
+    fn gradients(&self, output_gradients: &[Option<RawTensor>], wanted: &[bool]) -> Vec<Option<RawTensor>> {
         let pending = self
             .pending
             .lock()
@@ -239,12 +244,12 @@ impl Again {
             memory,
             weights,
         } = pending.unwrap_or_else(|| consumed(&self.site));
-        self.tally.replayed();
+        self.counters.replayed();
         let params = self.later.params().fresh_leaves();
-        let (site, saves, tally) = (self.site.clone(), self.saves.clone(), self.tally.clone());
-        let replaying = Arc::new(Replaying::new(site, saves, tally, memory));
-        let inputs: Vec<Plain> = take_all(inputs);
-        let leaves: Vec<Plain> = inputs
+        let (site, saves, counters) = (self.site.clone(), self.saves.clone(), self.counters.clone());
+        let replaying = Arc::new(Replaying::new(site, saves, counters, memory));
+        let inputs: Vec<RawTensor> = take_all(inputs);
+        let leaves: Vec<RawTensor> = inputs
             .iter()
             .zip(wanted)
             .map(|(value, wanted)| if *wanted { leaf(value) } else { value.clone() })
@@ -261,10 +266,10 @@ impl Again {
             self.site,
             self.shapes
         );
-        let mut gradients = op::backward_from(outputs, output_gradients.to_vec());
+        let mut gradients = autograd::backward_from(outputs, output_gradients.to_vec());
         let mut take = |leaf| take_gradient(leaf, gradients.as_mut()?);
         let of_inputs = leaves.iter().zip(&inputs).zip(wanted);
-        let mut found: Vec<Option<Plain>> = of_inputs
+        let mut found: Vec<Option<RawTensor>> = of_inputs
             .map(|((leaf, value), wanted)| wanted.then(|| take(leaf).unwrap_or_else(|| zeros_like(value))))
             .collect();
         found.extend(params.leaves_of(&weights).iter().map(take));

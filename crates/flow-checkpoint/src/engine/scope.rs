@@ -3,11 +3,11 @@
 //! A result is found by its name and its order among those of that name in the same run of the same region; what
 //! several operations of one kind keep can never be taken for one another's. A store belongs to one run of one region.
 
+use super::counters::{Counters, Held, take_all};
 use super::kept::Kept;
-use super::tally::{Held, Tally, take_all};
-use crate::treatment::Saves;
-use flow_core::exec::Stash;
-use flow_core::{Plain, RegionKind, Site};
+use crate::block_policy::Saves;
+use flow_core::ops::Stash;
+use flow_core::{RawTensor, RegionKind, Site};
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ pub(super) enum Entry {
         values: Vec<Held>,
     },
     /// A region that the replay does not run: it runs again by itself.
-    Apart(Apart),
+    Separate(Separate),
     /// A region that runs once.
     Kept(Kept),
 }
@@ -32,7 +32,7 @@ impl Entry {
     fn describe(&self) -> String {
         match self {
             Self::Result { name, ordinal, .. } => format!("result {ordinal} of operation `{name}`"),
-            Self::Apart(apart) => format!("the outputs of region `{}`", apart.kind),
+            Self::Separate(apart) => format!("the outputs of region `{}`", apart.kind),
             Self::Kept(kept) => format!("region `{}`, which runs once", kept.kind),
         }
     }
@@ -40,7 +40,7 @@ impl Entry {
 
 /// A region's outputs, and what its own replay needs.
 #[derive(Debug)]
-pub(super) struct Apart {
+pub(super) struct Separate {
     pub kind: RegionKind,
     pub outputs: Vec<Held>,
     /// Positions of the trained weights it read.
@@ -89,7 +89,7 @@ struct Recorded {
 #[derive(Clone, Debug)]
 pub(super) struct Recording {
     saves: Arc<Saves>,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
     kind: RegionKind,
     /// Counts of the whole block, by which policies choose.
     block: Arc<Ordinals>,
@@ -99,10 +99,10 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    pub fn new(saves: Arc<Saves>, tally: Arc<Tally>, kind: RegionKind, outer: Arc<dyn Stash>) -> Self {
+    pub fn new(saves: Arc<Saves>, counters: Arc<Counters>, kind: RegionKind, outer: Arc<dyn Stash>) -> Self {
         Self {
             saves,
-            tally,
+            counters,
             kind,
             block: Arc::default(),
             recorded: Recorded::empty(),
@@ -129,8 +129,8 @@ impl Recording {
         &self.outer
     }
 
-    pub fn tally(&self) -> &Arc<Tally> {
-        &self.tally
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
     }
 
     pub fn push(&self, entry: Entry) {
@@ -156,14 +156,14 @@ impl Recorded {
 }
 
 impl Stash for Recording {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         let result = self.outer.through(name, compute);
         let (in_block, ordinal) = (self.block.next(name), self.recorded.ordinals.next(name));
         if self.saves.takes(self.kind, name, in_block) {
             self.push(Entry::Result {
                 name,
                 ordinal,
-                values: self.tally.hold_all(result.clone()),
+                values: self.counters.hold_all(result.clone()),
             });
         }
         result
@@ -183,18 +183,18 @@ impl Stash for Recording {
 pub(super) struct Replaying {
     site: Site,
     saves: Arc<Saves>,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
     entries: Mutex<VecDeque<Entry>>,
     requests: BTreeMap<&'static str, usize>,
     ordinals: Ordinals,
 }
 
 impl Replaying {
-    pub fn new(site: Site, saves: Arc<Saves>, tally: Arc<Tally>, memory: Memory) -> Self {
+    pub fn new(site: Site, saves: Arc<Saves>, counters: Arc<Counters>, memory: Memory) -> Self {
         Self {
             site,
             saves,
-            tally,
+            counters,
             entries: Mutex::new(memory.entries),
             requests: memory.requests,
             ordinals: Ordinals::default(),
@@ -205,7 +205,7 @@ impl Replaying {
     pub fn next_region(&self, kind: RegionKind) -> Entry {
         let entry = lock(&self.entries).pop_front();
         match entry {
-            Some(Entry::Apart(apart)) if apart.kind == kind => Entry::Apart(apart),
+            Some(Entry::Separate(apart)) if apart.kind == kind => Entry::Separate(apart),
             Some(Entry::Kept(kept)) if kept.kind == kind => Entry::Kept(kept),
             other => panic!(
                 "replay of region {}: it is at region `{kind}`, where the first run had {}",
@@ -241,7 +241,7 @@ impl Replaying {
 }
 
 impl Stash for Replaying {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         let asked = self.ordinals.next(name);
         let mut entries = lock(&self.entries);
         match entries.pop_front() {
@@ -251,7 +251,7 @@ impl Stash for Replaying {
                 values,
             }) if kept == name && ordinal == asked => {
                 drop(entries);
-                self.tally.restored();
+                self.counters.restored();
                 take_all(values)
             }
             other => {

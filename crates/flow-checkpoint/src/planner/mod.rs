@@ -14,12 +14,12 @@ pub use options::{BlockOption, Cost, cost, options};
 pub use profile::{BlockProfile, Profile, Profiler, RegionProfile, Slot};
 pub use record::{BlockRecord, KindRecord, OptionRecord, PlanRecord, StepRecord};
 
+use crate::block_policy::{Assignment, BlockPolicy, RegionPolicy, Saves};
 use crate::engine::{Checkpointing, Counts};
-use crate::gauge::Gauge;
-use crate::meter::Clock;
+use crate::memory_probe::MemoryProbe;
 use crate::policy::PolicyError;
-use crate::treatment::{Assignment, BlockTreatment, RegionTreatment, Saves};
-use flow_core::{ModelSpec, Plan};
+use crate::profiler::Clock;
+use flow_core::{Backends, ModelSpec};
 use search::{BlockChoices, Choice};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,14 +31,14 @@ const REPEATS: usize = 3;
 const ATTEMPTS: usize = 4;
 
 /// Something that is computed under a plan.
-pub type UnderPlan<'a> = Box<dyn Fn(&Arc<Plan>) + 'a>;
+pub type UnderPlan<'a> = Box<dyn Fn(&Arc<Backends>) + 'a>;
 
 /// What is to be planned for: a training step, which the planner may run under any plan.
 pub struct Workload<'a> {
     /// The model.
     pub spec: &'a ModelSpec,
     /// Who computes.
-    pub plan: &'a Plan,
+    pub plan: &'a Backends,
     /// One forward pass of the model with trained weights, and nothing else, under a plan.
     pub forward: UnderPlan<'a>,
     /// One training step, of as many passes beside one another as in the run, under a plan.
@@ -48,7 +48,7 @@ pub struct Workload<'a> {
     /// Bytes that will be in use during the run and are not yet, for instance the optimizer's moments.
     pub reserved_bytes: u64,
     /// The device's memory.
-    pub gauge: Arc<dyn Gauge>,
+    pub gauge: Arc<dyn MemoryProbe>,
     /// The device's clock.
     pub clock: Clock,
 }
@@ -127,7 +127,7 @@ impl<'a> Planner<'a> {
             workload.clock.clone(),
             REPEATS,
         ));
-        (workload.forward)(&Arc::new(Plan {
+        (workload.forward)(&Arc::new(Backends {
             regions: profiler.clone(),
             ..workload.gauge.observed(workload.plan)
         }));
@@ -147,7 +147,7 @@ impl<'a> Planner<'a> {
             },
             full_again: Duration::ZERO,
         };
-        let all = planner.same(&BlockTreatment::recomputed(Saves::default()));
+        let all = planner.same(&BlockPolicy::recomputed(Saves::default()));
         let measured = planner.measure("full", &all);
         planner.resident_bytes = planner.workload.gauge.in_use_bytes() + planner.workload.reserved_bytes;
         let simulated = planner.simulate(&all);
@@ -167,8 +167,8 @@ impl<'a> Planner<'a> {
         &self.kinds
     }
 
-    fn same(&self, treatment: &BlockTreatment) -> Assignment {
-        Assignment::new(&self.workload.spec.stacks, |_, _| treatment.clone())
+    fn same(&self, block_policy: &BlockPolicy) -> Assignment {
+        Assignment::new(&self.workload.spec.stacks, |_, _| block_policy.clone())
     }
 
     /// Bytes of a whole step whose passes take `bytes` each, without what is outside of the simulation.
@@ -185,7 +185,7 @@ impl<'a> Planner<'a> {
     }
 
     fn simulate(&self, assignment: &Assignment) -> Choice {
-        let treatments: BTreeMap<&str, &[BlockTreatment]> = assignment.stacks().collect();
+        let block_policies: BTreeMap<&str, &[BlockPolicy]> = assignment.stacks().collect();
         let blocks: Vec<BlockChoices> = self
             .profile
             .blocks
@@ -193,7 +193,7 @@ impl<'a> Planner<'a> {
             .map(|(stack, block, kind)| BlockChoices {
                 costs: vec![cost(
                     &self.profile.kinds[*kind],
-                    &treatments[stack.as_str()][*block],
+                    &block_policies[stack.as_str()][*block],
                 )],
                 gradient_bytes: gradients(&self.profile.kinds[*kind]),
             })
@@ -213,19 +213,20 @@ impl<'a> Planner<'a> {
     }
 
     fn held_by_engine(&self, assignment: &Assignment) -> u64 {
-        let treatments: BTreeMap<&str, &[BlockTreatment]> = assignment.stacks().collect();
+        let block_policies: BTreeMap<&str, &[BlockPolicy]> = assignment.stacks().collect();
         let mut held = 0;
         for (stack, block, kind) in &self.profile.blocks {
-            let (profile, blocks) = (&self.profile.kinds[*kind], treatments[stack.as_str()]);
-            let treatment = &blocks[*block];
-            if !treatment.recompute {
+            let (profile, blocks) = (&self.profile.kinds[*kind], block_policies[stack.as_str()]);
+            let block_policy = &blocks[*block];
+            if !block_policy.recompute {
                 continue;
             }
-            held += cost(profile, treatment).held_bytes;
+            held += cost(profile, block_policy).held_bytes;
             // What leaves the block is the next one's input; if that one keeps none, it comes on top.
             if blocks.get(block + 1).is_none_or(|next| !next.recompute) {
                 let regions = profile.regions.iter();
-                let apart = regions.filter(|region| treatment.region(region.kind) == RegionTreatment::Apart);
+                let apart =
+                    regions.filter(|region| block_policy.region(region.kind) == RegionPolicy::Separate);
                 held += apart.map(|region| region.leaving_bytes).sum::<u64>();
             }
         }
@@ -240,8 +241,8 @@ impl<'a> Planner<'a> {
     pub fn measure(&self, name: &str, assignment: &Assignment) -> Measured {
         let gauge = &self.workload.gauge;
         let engine = Arc::new(Checkpointing::new(name, assignment.clone()));
-        let under = |plan: Plan| {
-            Arc::new(Plan {
+        let under = |plan: Backends| {
+            Arc::new(Backends {
                 regions: engine.clone(),
                 ..plan
             })
@@ -259,7 +260,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The time of a real step under `plan`.
-    pub fn time_of(&self, plan: &Arc<Plan>) -> Duration {
+    pub fn time_of(&self, plan: &Arc<Backends>) -> Duration {
         let clock = &self.workload.clock;
         let start = clock();
         (self.workload.step)(plan);
@@ -267,15 +268,15 @@ impl<'a> Planner<'a> {
     }
 
     fn assignment(&self, choice: &Choice) -> Assignment {
-        let mut treatments = BTreeMap::new();
+        let mut block_policies = BTreeMap::new();
         for ((stack, block, kind), option) in self.profile.blocks.iter().zip(&choice.options) {
-            let treatment = &self.kinds[*kind][*option].treatment;
-            treatments.insert((stack.as_str(), *block), treatment);
+            let block_policy = &self.kinds[*kind][*option].block_policy;
+            block_policies.insert((stack.as_str(), *block), block_policy);
         }
         Assignment::new(&self.workload.spec.stacks, |stack, block| {
-            treatments
+            block_policies
                 .get(&(stack, block))
-                .map(|treatment| (*treatment).clone())
+                .map(|block_policy| (*block_policy).clone())
                 // A block that the model declares and never calls.
                 .unwrap_or_default()
         })

@@ -6,7 +6,7 @@
 //! with each of the first two.
 
 use super::profile::{BlockProfile, RegionProfile, Slot};
-use crate::treatment::{BlockTreatment, Ordinals, RegionTreatment, SaveRule, Saves};
+use crate::block_policy::{BlockPolicy, Ordinals, RegionPolicy, SaveRule, Saves};
 use flow_core::RegionKind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,7 +32,7 @@ impl Cost {
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockOption {
     /// What is done.
-    pub treatment: BlockTreatment,
+    pub block_policy: BlockPolicy,
     /// What it takes.
     pub cost: Cost,
 }
@@ -45,7 +45,7 @@ enum Fate {
     /// It runs again with the block.
     Again,
     /// It runs again alone.
-    Apart,
+    Separate,
 }
 
 impl Fate {
@@ -53,7 +53,7 @@ impl Fate {
     /// there already.
     fn bytes_of(self, slot: &Slot) -> u64 {
         match self {
-            Self::Apart => slot.bytes - slot.output_bytes,
+            Self::Separate => slot.bytes - slot.output_bytes,
             Self::Kept | Self::Again => slot.bytes,
         }
     }
@@ -74,7 +74,7 @@ fn simulate(input_bytes: u64, parts: &[Part<'_>]) -> Cost {
         Fate::Kept => part.region.kept_bytes,
         Fate::Again => part.saved_bytes,
         // What leaves the block enters the next one, which holds it anyway.
-        Fate::Apart => part.saved_bytes + part.region.output_bytes - part.region.leaving_bytes,
+        Fate::Separate => part.saved_bytes + part.region.output_bytes - part.region.leaving_bytes,
     };
     let held_bytes = input_bytes + parts.iter().map(held_of).sum::<u64>();
     let mut peak_bytes = held_bytes;
@@ -90,13 +90,13 @@ fn simulate(input_bytes: u64, parts: &[Part<'_>]) -> Cost {
     for (at, part) in parts.iter().enumerate().rev() {
         let before = |part: &Part<'_>| match part.fate {
             Fate::Kept | Fate::Again => part.region.kept_bytes,
-            Fate::Apart => held_of(part),
+            Fate::Separate => held_of(part),
         };
         let below: u64 = parts[..at].iter().map(before).sum();
         let region = part.region;
         let own = match part.fate {
             Fate::Kept | Fate::Again => region.backward_peak_bytes.max(region.kept_bytes),
-            Fate::Apart => region.backward_peak_bytes.max(region.forward_peak_bytes),
+            Fate::Separate => region.backward_peak_bytes.max(region.forward_peak_bytes),
         };
         peak_bytes = peak_bytes.max(input_bytes + below + own + region.output_bytes + gradients);
         gradients += region.gradient_bytes;
@@ -111,21 +111,21 @@ fn simulate(input_bytes: u64, parts: &[Part<'_>]) -> Cost {
     }
 }
 
-/// What `treatment` takes of a block.
-pub fn cost(block: &BlockProfile, treatment: &BlockTreatment) -> Cost {
+/// What `block_policy` takes of a block.
+pub fn cost(block: &BlockProfile, block_policy: &BlockPolicy) -> Cost {
     let parts: Vec<Part<'_>> = block
         .regions
         .iter()
         .map(|region| {
-            let fate = match (treatment.region(region.kind), treatment.recompute) {
-                (RegionTreatment::Apart, _) => Fate::Apart,
-                (RegionTreatment::Within, true) => Fate::Again,
-                (RegionTreatment::Within, false) => Fate::Kept,
+            let fate = match (block_policy.region(region.kind), block_policy.recompute) {
+                (RegionPolicy::Separate, _) => Fate::Separate,
+                (RegionPolicy::Inline, true) => Fate::Again,
+                (RegionPolicy::Inline, false) => Fate::Kept,
             };
             let saved = region
                 .slots
                 .iter()
-                .filter(|slot| treatment.saves.takes(slot.kind, slot.name, slot.ordinal));
+                .filter(|slot| block_policy.saves.takes(slot.kind, slot.name, slot.ordinal));
             let (saved_bytes, saved_time) = saved.fold((0, Duration::ZERO), |(bytes, time), slot| {
                 (bytes + fate.bytes_of(slot), time + slot.time)
             });
@@ -180,15 +180,15 @@ fn subsets(region: &RegionProfile, fate: Fate) -> Vec<Subset> {
 
 /// The ways to treat a block that a best plan may need, the one with least time first.
 pub fn options(block: &BlockProfile) -> Vec<BlockOption> {
-    let kept = BlockTreatment::default();
+    let kept = BlockPolicy::default();
     let mut found = vec![BlockOption {
         cost: cost(block, &kept),
-        treatment: kept,
+        block_policy: kept,
     }];
     let kinds: BTreeSet<RegionKind> = block.regions.iter().map(|region| region.kind).collect();
     let kinds: Vec<RegionKind> = kinds.into_iter().collect();
     let subsets: Vec<[Vec<Subset>; 2]> = (block.regions.iter())
-        .map(|region| [Fate::Again, Fate::Apart].map(|fate| subsets(region, fate)))
+        .map(|region| [Fate::Again, Fate::Separate].map(|fate| subsets(region, fate)))
         .collect();
     for apart in 0..1u32 << kinds.len().min(8) {
         let is_apart = |kind: RegionKind| {
@@ -200,7 +200,7 @@ pub fn options(block: &BlockProfile) -> Vec<BlockOption> {
         let mut chosen: Vec<Vec<u64>> = vec![Vec::new()];
         for (region, [again, alone]) in block.regions.iter().zip(&subsets) {
             let (fate, subsets) = if is_apart(region.kind) {
-                (Fate::Apart, alone)
+                (Fate::Separate, alone)
             } else {
                 (Fate::Again, again)
             };
@@ -221,18 +221,18 @@ pub fn options(block: &BlockProfile) -> Vec<BlockOption> {
         }
         for (parts, bits) in partial.iter().zip(&chosen) {
             let cost = simulate(block.input_bytes, parts);
-            // Most are worse than one that is there already, so no treatment is made of them.
+            // Most are worse than one that is there already, so no policy is made of them.
             if found.iter().any(|option| option.cost.at_most(&cost)) {
                 continue;
             }
             found.retain(|option| !cost.at_most(&option.cost));
             let apart = kinds.iter().filter(|kind| is_apart(**kind));
-            let treatment = BlockTreatment {
+            let block_policy = BlockPolicy {
                 recompute: true,
                 saves: saves(block, bits),
-                regions: apart.map(|kind| (*kind, RegionTreatment::Apart)).collect(),
+                regions: apart.map(|kind| (*kind, RegionPolicy::Separate)).collect(),
             };
-            found.push(BlockOption { treatment, cost });
+            found.push(BlockOption { block_policy, cost });
         }
     }
     found.sort_by_key(|option| (option.cost.time, option.cost.held_bytes, option.cost.peak_bytes));

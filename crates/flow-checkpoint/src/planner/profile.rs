@@ -3,13 +3,14 @@
 //!
 //! Blocks that are alike, by the shapes of what enters them and by what they compute, are measured once.
 
-use crate::gauge::Gauge;
-use crate::meter::Clock;
-use crate::treatment::ROUTER;
-use flow_core::exec::{Body, Stash};
-use flow_core::op::backward_from;
+use crate::block_policy::ROUTER;
+use crate::memory_probe::MemoryProbe;
+use crate::profiler::Clock;
+use flow_core::autograd::backward_from;
+use flow_core::exec::Body;
+use flow_core::ops::Stash;
 use flow_core::tensors::{buffer, is_float, leaf, plain, shape, zeros_like};
-use flow_core::{Exec, ParamView, Plain, RegionEngine, RegionKind};
+use flow_core::{Exec, ParamView, RawTensor, RegionEngine, RegionKind};
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -87,7 +88,7 @@ pub struct Profile {
 /// Measures blocks as a model calls them. Its results are plain: one forward pass suffices, and no graph of it is made.
 #[derive(Debug)]
 pub struct Profiler {
-    gauge: Arc<dyn Gauge>,
+    gauge: Arc<dyn MemoryProbe>,
     clock: ClockHolder,
     repeats: usize,
     found: Mutex<Found>,
@@ -106,7 +107,7 @@ struct Found {
     profile: Profile,
     signatures: BTreeMap<String, usize>,
     /// What enters each block, held so that no other buffer takes its place in memory.
-    inputs: Vec<Vec<Plain>>,
+    inputs: Vec<Vec<RawTensor>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -125,9 +126,9 @@ struct Log {
     /// Whether regions run without a look at the clock in between, for which a device has to be waited for.
     unbroken: bool,
     /// What each region made, held so that it can be told what leaves the block. Not held where memory is measured.
-    outputs: Vec<Vec<Plain>>,
+    outputs: Vec<Vec<RawTensor>>,
     /// The results in each region that may be kept, likewise.
-    results: Vec<Vec<Vec<Plain>>>,
+    results: Vec<Vec<Vec<RawTensor>>>,
 }
 
 /// The store of a run that is measured: everything is computed, timed and noted.
@@ -139,7 +140,7 @@ struct Trace {
 }
 
 impl Stash for Trace {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         if lock(&self.log).unbroken {
             return compute();
         }
@@ -175,7 +176,7 @@ impl Stash for Trace {
 
 impl Profiler {
     /// A profiler that takes the least time of `repeats` runs.
-    pub fn new(gauge: Arc<dyn Gauge>, clock: Clock, repeats: usize) -> Self {
+    pub fn new(gauge: Arc<dyn MemoryProbe>, clock: Clock, repeats: usize) -> Self {
         Self {
             gauge,
             clock: ClockHolder(clock),
@@ -204,7 +205,7 @@ impl Profiler {
         profile
     }
 
-    fn trace(&self, exec: &Exec<'_>, inputs: &[Plain], body: &Body, log: Log) -> (Vec<Plain>, Log) {
+    fn trace(&self, exec: &Exec<'_>, inputs: &[RawTensor], body: &Body, log: Log) -> (Vec<RawTensor>, Log) {
         let log = Arc::new(Mutex::new(log));
         let trace = Trace {
             log: log.clone(),
@@ -218,9 +219,9 @@ impl Profiler {
         (outputs, log)
     }
 
-    fn block(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: &Body) -> Vec<Plain> {
+    fn block(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: &Body) -> Vec<RawTensor> {
         let site = exec.site().expect("a block has a site");
-        let inputs: Vec<Plain> = inputs.iter().map(plain).collect();
+        let inputs: Vec<RawTensor> = inputs.iter().map(plain).collect();
         let (outputs, log) = self.trace(exec, &inputs, body, Log::default());
         let leaving = leaving_bytes(&outputs, &log.outputs);
         let shared = output_bytes(&outputs, &log);
@@ -263,7 +264,7 @@ impl Profiler {
 
     /// The least times of several runs: of regions in runs without a look at the clock within, of results that may be kept in
     /// others, in proportion to their region, since each look adds a wait for the device.
-    fn time(&self, exec: &Exec<'_>, inputs: &[Plain], body: &Body, regions: &mut [RegionProfile]) {
+    fn time(&self, exec: &Exec<'_>, inputs: &[RawTensor], body: &Body, regions: &mut [RegionProfile]) {
         let mut broken = vec![Duration::MAX; regions.len()];
         for region in regions.iter_mut() {
             region.forward = Duration::MAX;
@@ -296,7 +297,7 @@ impl Profiler {
         }
     }
 
-    fn region(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: &Body, trace: &Trace) -> Vec<Plain> {
+    fn region(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: &Body, trace: &Trace) -> Vec<RawTensor> {
         let kind = exec.site().expect("a region has a site").kind;
         let inner = Trace {
             kind,
@@ -328,42 +329,42 @@ impl Profiler {
         log.current = None;
         let region = &mut log.regions[index];
         region.forward = forward;
-        let is_own = |output: &&Plain| !entered.contains(&buffer(output).identity);
-        let own: Vec<Plain> = outputs.iter().filter(is_own).cloned().collect();
+        let is_own = |output: &&RawTensor| !entered.contains(&buffer(output).identity);
+        let own: Vec<RawTensor> = outputs.iter().filter(is_own).cloned().collect();
         region.output_bytes = own.iter().map(|tensor| buffer(tensor).bytes).sum();
         if !log.measures {
             log.outputs.push(own);
         }
         drop(inputs);
         // Gradients of weights are f32, whatever a device computes with.
-        let values = |tensor: &Plain| shape(tensor).iter().product::<usize>();
+        let values = |tensor: &RawTensor| shape(tensor).iter().product::<usize>();
         log.regions[index].gradient_bytes = weights.iter().map(|tensor| 4 * values(tensor) as u64).sum();
         outputs
     }
 
     /// The memory of a region with a graph, and the time of its backward.
-    fn measure(&self, exec: &Exec<'_>, inputs: &[Plain], body: &Body) -> RegionProfile {
+    fn measure(&self, exec: &Exec<'_>, inputs: &[RawTensor], body: &Body) -> RegionProfile {
         let kind = exec.site().expect("a region has a site").kind;
-        let plainly = exec.replay(exec.params().untracked(), Arc::new(flow_core::exec::Compute));
-        let seeds: Vec<Option<Plain>> = body(&plainly, inputs.to_vec())
+        let plainly = exec.replay(exec.params().untracked(), Arc::new(flow_core::ops::Compute));
+        let seeds: Vec<Option<RawTensor>> = body(&plainly, inputs.to_vec())
             .iter()
             .map(|output| is_float(output).then(|| zeros_like(output)))
             .collect();
         let mut profile = empty(kind);
         for _ in 0..self.repeats {
             let params: ParamView = exec.params().fresh_leaves();
-            let lift = |value: &Plain| {
+            let lift = |value: &RawTensor| {
                 if is_float(value) {
                     leaf(value)
                 } else {
                     value.clone()
                 }
             };
-            let again = exec.replay(params, Arc::new(flow_core::exec::Compute));
+            let again = exec.replay(params, Arc::new(flow_core::ops::Compute));
             let base = self.gauge.in_use_bytes();
             let above = |bytes: u64| bytes.saturating_sub(base);
             self.gauge.reset_peak();
-            let leaves: Vec<Plain> = inputs.iter().map(lift).collect();
+            let leaves: Vec<RawTensor> = inputs.iter().map(lift).collect();
             let outputs = body(&again, leaves.clone());
             profile.forward_peak_bytes = above(self.gauge.peak_bytes());
             profile.kept_bytes = above(self.gauge.in_use_bytes());
@@ -383,9 +384,9 @@ impl Profiler {
 }
 
 /// Bytes of what each region made that is among `outputs`, the block's.
-fn leaving_bytes(outputs: &[Plain], of_regions: &[Vec<Plain>]) -> Vec<u64> {
+fn leaving_bytes(outputs: &[RawTensor], of_regions: &[Vec<RawTensor>]) -> Vec<u64> {
     let leaving: Vec<usize> = outputs.iter().map(|tensor| buffer(tensor).identity).collect();
-    let of_region = |made: &Vec<Plain>| {
+    let of_region = |made: &Vec<RawTensor>| {
         let buffers = made.iter().map(buffer);
         let leaving = buffers.filter(|of| leaving.contains(&of.identity));
         leaving.map(|of| of.bytes).sum()
@@ -394,16 +395,16 @@ fn leaving_bytes(outputs: &[Plain], of_regions: &[Vec<Plain>]) -> Vec<u64> {
 }
 
 /// Of each result in each region, the bytes of those that are outputs of the region and not among `outputs`, the block's.
-fn output_bytes(outputs: &[Plain], log: &Log) -> Vec<Vec<u64>> {
-    let identities = |tensors: &[Plain]| -> Vec<usize> {
+fn output_bytes(outputs: &[RawTensor], log: &Log) -> Vec<Vec<u64>> {
+    let identities = |tensors: &[RawTensor]| -> Vec<usize> {
         let buffers = tensors.iter().map(buffer);
         buffers.map(|of| of.identity).collect()
     };
     let leaving = identities(outputs);
-    let of_region = |(made, results): (&Vec<Plain>, &Vec<Vec<Plain>>)| {
+    let of_region = |(made, results): (&Vec<RawTensor>, &Vec<Vec<RawTensor>>)| {
         let mut staying = identities(made);
         staying.retain(|identity| !leaving.contains(identity));
-        let of_result = |result: &Vec<Plain>| {
+        let of_result = |result: &Vec<RawTensor>| {
             let buffers = result.iter().map(buffer);
             let shared = buffers.filter(|of| staying.contains(&of.identity));
             shared.map(|of| of.bytes).sum()
@@ -433,7 +434,7 @@ impl RegionEngine for Profiler {
         "profiler"
     }
 
-    fn run(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: Body) -> Vec<Plain> {
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
         let stash = exec.stash().clone();
         match stash.as_any().and_then(|store| store.downcast_ref::<Trace>()) {
             Some(trace) => self.region(exec, inputs, &body, trace),
@@ -441,7 +442,7 @@ impl RegionEngine for Profiler {
                 self.block(exec, inputs, &body)
             }
             // Within a region that is measured on a graph of its own.
-            None => flow_core::KeepAll.run(exec, inputs, body),
+            None => flow_core::NoCheckpointing.run(exec, inputs, body),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::options::BlockOption;
 use super::profile::BlockProfile;
 use super::search::Choice;
 use super::{Measured, Planner, Predicted};
-use crate::treatment::BlockTreatment;
+use crate::block_policy::BlockPolicy;
 use serde::{Deserialize, Serialize};
 use std::hash::Hasher;
 use std::time::Duration;
@@ -93,20 +93,20 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// A treatment in words.
-fn keeps(block: &BlockProfile, treatment: &BlockTreatment) -> String {
-    if !treatment.recompute {
+/// A policy in words.
+fn keeps(block: &BlockProfile, block_policy: &BlockPolicy) -> String {
+    if !block_policy.recompute {
         return "everything".into();
     }
     let mut parts = vec!["inputs".to_owned()];
     for region in &block.regions {
         for slot in &region.slots {
-            if treatment.saves.takes(slot.kind, slot.name, slot.ordinal) {
+            if block_policy.saves.takes(slot.kind, slot.name, slot.ordinal) {
                 parts.push(format!("{}:{} {}", slot.kind, slot.name, slot.ordinal));
             }
         }
     }
-    parts.extend(treatment.regions.keys().map(|kind| format!("{kind} apart")));
+    parts.extend(block_policy.regions.keys().map(|kind| format!("{kind} apart")));
     parts.join(", ")
 }
 
@@ -127,7 +127,7 @@ impl Planner<'_> {
             options: options
                 .iter()
                 .map(|option| OptionRecord {
-                    keeps: keeps(block, &option.treatment),
+                    keeps: keeps(block, &option.block_policy),
                     held_bytes: option.cost.held_bytes,
                     peak_bytes: option.cost.peak_bytes,
                     again_ms: ms(option.cost.time),

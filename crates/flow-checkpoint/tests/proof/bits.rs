@@ -5,7 +5,7 @@
 use crate::support::*;
 use flow_checkpoint::Policy;
 use flow_core::device::ComputeDevice;
-use flow_core::{CallContext, Plan, Rollout, Stage, Training, cpu};
+use flow_core::{Backends, CallContext, InferencePass, Stage, TrainingPass, cpu};
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
 
@@ -31,7 +31,13 @@ fn every_policy_gives_the_bits_of_none_for_every_model_and_precision() {
 }
 
 /// That so many `calls` by `plan` under every policy give what was `expected`.
-fn assert_bits_under_every_policy(subject: &Subject, place: &str, plan: &Plan, calls: u64, expected: &Found) {
+fn assert_bits_under_every_policy(
+    subject: &Subject,
+    place: &str,
+    plan: &Backends,
+    calls: u64,
+    expected: &Found,
+) {
     for policy in policies(subject.model.spec()) {
         let engine = engine(&policy, &*subject.model);
         let found = subject.pass(&with_engine(plan, &engine), calls);
@@ -53,7 +59,7 @@ fn several_calls_in_flight_add_up_to_the_same_bits() {
 fn three_optimizer_steps_give_the_same_weights_and_moments() {
     for Place { name, device, plan } in Place::all() {
         for subject in Subject::all_on(&device) {
-            let run = |plan: &Arc<Plan>| {
+            let run = |plan: &Arc<Backends>| {
                 let mut state = State::of(&subject.weights, &device);
                 for number in 1..=3 {
                     let found = subject.pass_with(plan, 1, &state.weights);
@@ -79,7 +85,7 @@ fn three_optimizer_steps_give_the_same_weights_and_moments() {
 #[test]
 fn fused_kernels_give_the_same_bits_under_every_policy() {
     for Place { name, device, plan } in Place::all() {
-        let fused = Plan {
+        let fused = Backends {
             block_kernels: plan.kernels.fused(Arc::new(|| {})),
             ..plan.clone()
         };
@@ -124,7 +130,7 @@ fn an_abandoned_forward_changes_nothing_and_is_let_go() {
     let engine = engine(&Policy::AttnOnly { split: false }, &*subject.model);
     let plan = with_engine(&plan, &engine);
     {
-        let training = Training::new(&subject.weights, plan.clone(), subject.trained.clone());
+        let training = TrainingPass::new(&subject.weights, plan.clone(), subject.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let velocity = subject.model.velocity(&exec, subject.input(7));
         drop(velocity);
@@ -143,7 +149,7 @@ fn rollouts_and_evaluations_keep_nothing_and_have_the_bits_of_training() {
         let trained = subject.pass(&plan, 1);
         let before = engine.counts();
         for stage in [Stage::Rollout, Stage::Evaluation] {
-            let exec = Rollout::new(&subject.weights, plan.clone()).exec(CallContext::single(stage));
+            let exec = InferencePass::new(&subject.weights, plan.clone()).exec(CallContext::single(stage));
             let rolled = subject.model.velocity(&exec, subject.input(1)).into_dispatch();
             let host = cpu::to_host(&rolled);
             let host: Vec<u32> = host.iter().map(|value| value.to_bits()).collect();

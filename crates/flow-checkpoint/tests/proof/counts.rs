@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use flow_checkpoint::Policy;
-use flow_checkpoint::meter::{Meter, Usage};
+use flow_checkpoint::profiler::{OpProfiler, Usage};
 use flow_core::device::ComputeDevice;
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, DitConfig, Position, Trained};
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 
 /// Usage of the operations of one pass.
 fn usage(subject: &Subject, policy: &Policy) -> BTreeMap<&'static str, Usage> {
-    let meter = Meter::on_processor();
-    let plan = meter.plan(&plan_of(CpuKernels::default()));
+    let profiler = OpProfiler::on_processor();
+    let plan = profiler.plan(&plan_of(CpuKernels::default()));
     let engine = engine(policy, &*subject.model);
     subject.pass(&with_engine(&plan, &engine), 1);
-    meter.usage()
+    profiler.usage()
 }
 
 fn forwards(usage: &BTreeMap<&'static str, Usage>) -> BTreeMap<&'static str, u64> {

@@ -2,11 +2,12 @@
 
 use crate::support::*;
 use burn::tensor::{Int, Tensor};
-use flow_checkpoint::meter::{Meter, Usage};
+use flow_checkpoint::profiler::{OpProfiler, Usage};
 use flow_checkpoint::{Checkpointing, Policy, ROUTER};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Body, Stash};
-use flow_core::{Exec, KeepAll, Plain, Plan, RegionEngine, RegionKind};
+use flow_core::exec::Body;
+use flow_core::ops::Stash;
+use flow_core::{Backends, Exec, NoCheckpointing, RawTensor, RegionEngine, RegionKind};
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, Position, Trained};
 use std::any::Any;
@@ -49,13 +50,13 @@ struct FickleStash {
 }
 
 impl Stash for FickleStash {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         if name != ROUTER {
             return self.inner.through(name, compute);
         }
         self.inner.through(name, &mut || {
             let number = self.choices.fetch_add(1, Ordering::SeqCst) as i64;
-            let turn = |choice: Plain| {
+            let turn = |choice: RawTensor| {
                 let choice = Tensor::<3, Int>::from_dispatch(choice);
                 ((choice + number).remainder_scalar(EXPERTS)).into_dispatch()
             };
@@ -84,7 +85,7 @@ impl RegionEngine for Fickle {
         self.inner.name()
     }
 
-    fn run(&self, exec: &Exec<'_>, inputs: Vec<Plain>, body: Body) -> Vec<Plain> {
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
         if exec.site().is_none_or(|site| site.kind != RegionKind::Router) {
             return self.inner.run(exec, inputs, body);
         }
@@ -104,7 +105,7 @@ impl RegionEngine for Fickle {
 /// in all.
 fn fickle_pass(subject: &Subject, engine: Arc<dyn RegionEngine>, earlier: usize) -> (Found, usize) {
     let choices = Arc::new(AtomicUsize::new(earlier));
-    let plan = Plan {
+    let plan = Backends {
         regions: Arc::new(Fickle {
             inner: engine,
             choices: choices.clone(),
@@ -118,9 +119,9 @@ fn fickle_pass(subject: &Subject, engine: Arc<dyn RegionEngine>, earlier: usize)
 #[test]
 fn a_replay_routes_as_the_first_run_did_however_ties_would_fall_the_second_time() {
     let subject = tied();
-    let (expected, _) = fickle_pass(&subject, Arc::new(KeepAll), 0);
+    let (expected, _) = fickle_pass(&subject, Arc::new(NoCheckpointing), 0);
     // That the choice matters: other ties give other values.
-    let (other, _) = fickle_pass(&subject, Arc::new(KeepAll), 1);
+    let (other, _) = fickle_pass(&subject, Arc::new(NoCheckpointing), 1);
     assert_ne!(bits(&other.velocities[0]), bits(&expected.velocities[0]));
     let engines = policies(subject.model.spec());
     let engines = engines.iter().map(|policy| engine(policy, &*subject.model));
@@ -134,11 +135,11 @@ fn a_replay_routes_as_the_first_run_did_however_ties_would_fall_the_second_time(
 
 /// Usage of the operations of one pass.
 fn usage(subject: &Subject, policy: &Policy) -> BTreeMap<&'static str, Usage> {
-    let meter = Meter::on_processor();
-    let plan = meter.plan(&plan_of(CpuKernels::default()));
+    let profiler = OpProfiler::on_processor();
+    let plan = profiler.plan(&plan_of(CpuKernels::default()));
     let engine: Arc<Checkpointing> = engine(policy, &*subject.model);
     subject.pass(&with_engine(&plan, &engine), 1);
-    meter.usage()
+    profiler.usage()
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use flow_checkpoint::Policy;
-use flow_core::{CallContext, Stage, Training};
+use flow_core::{CallContext, Stage, TrainingPass};
 use flow_kernels::CpuKernels;
 
 const F32: u64 = 4;
@@ -11,11 +11,11 @@ const F32: u64 = 4;
 fn held(subject: &Subject, policy: &Policy) -> u64 {
     let engine = engine(policy, &*subject.model);
     let plan = with_engine(&plan_of(CpuKernels::default()), &engine);
-    let training = Training::new(&subject.weights, plan, subject.trained.clone());
+    let training = TrainingPass::new(&subject.weights, plan, subject.trained.clone());
     let exec = training.exec(CallContext::single(Stage::Training));
     let velocity = subject.model.velocity(&exec, subject.input(1)).into_dispatch();
     let held = engine.counts().held_bytes;
-    let gradients = flow_core::op::backward_from(vec![velocity], vec![Some(subject.cotangent(2))]);
+    let gradients = flow_core::autograd::backward_from(vec![velocity], vec![Some(subject.cotangent(2))]);
     assert!(gradients.is_some());
     let counts = engine.counts();
     assert_eq!(counts.held_bytes, 0, "{policy}");

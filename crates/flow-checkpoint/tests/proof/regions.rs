@@ -6,15 +6,15 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Int, Tensor, TensorData};
 use flow_attention::CpuAttention;
 use flow_checkpoint::{Checkpointing, Policy, ROUTER};
+use flow_core::autograd::{backward_from, take_gradient};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
-use flow_core::op::{backward_from, take_gradient};
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{cast, leaf, plain};
 use flow_core::{
-    Activation, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, Plain, Plan, RegionKind,
-    Stage, Training, Weights,
+    Activation, Backends, Block, CallContext, Effect, Exec, Init, ModelSpec, ParamLayout, RawTensor,
+    RegionKind, Stage, TrainingPass, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -195,20 +195,20 @@ impl Stack {
     fn pass_at(
         &self,
         policy: &Policy,
-        plan: &Plan,
+        plan: &Backends,
         weights: &Weights,
         step: u32,
         backwards: usize,
-    ) -> (Vec<Vec<u32>>, Vec<Plain>) {
+    ) -> (Vec<Vec<u32>>, Vec<RawTensor>) {
         for block in &self.blocks {
             block.calls.store(0, Ordering::SeqCst);
         }
-        let plan = Plan {
+        let plan = Backends {
             regions: Self::engine(policy),
             ..plan.clone()
         };
         let trained: Arc<[bool]> = vec![true; weights.stored().len()].into();
-        let pass = Training::new(weights, Arc::new(plan), trained);
+        let pass = TrainingPass::new(weights, Arc::new(plan), trained);
         let exec = pass.exec(CallContext {
             step,
             ..CallContext::single(Stage::Training)
@@ -275,7 +275,7 @@ fn three_optimizer_steps_with_values_dropped_give_the_same_weights_and_moments()
             for number in 1..=3 {
                 let step = number as u32;
                 let (found, gradients) = stack.pass_at(policy, &plan, &state.weights, step, 1);
-                let gradients: Vec<Option<Plain>> = gradients.into_iter().map(Some).collect();
+                let gradients: Vec<Option<RawTensor>> = gradients.into_iter().map(Some).collect();
                 state.step(&*plan.kernels, &gradients, number);
                 outputs.extend(found);
             }
@@ -361,12 +361,12 @@ fn the_bits_are_those_of_going_through_the_blocks_by_hand() {
         let stack = Stack::new(part);
         let device = ComputeDevice::cpu();
         let driver = Segmented::new(vec![Some(device.plain(noise(ROWS * WIDTH, 2), &[ROWS, WIDTH]))]);
-        let plan = Plan {
+        let plan = Backends {
             stacks: driver.clone(),
-            ..Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
+            ..Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()))
         };
         let trained: Arc<[bool]> = vec![true; stack.weights.stored().len()].into();
-        let pass = Training::new(&stack.weights, Arc::new(plan), trained);
+        let pass = TrainingPass::new(&stack.weights, Arc::new(plan), trained);
         let exec = pass.exec(CallContext::single(Stage::Training));
         let x: Tensor<2> = device.tensor(noise(ROWS * WIDTH, 1), [ROWS, WIDTH]);
         let output = exec.stack("toys", &stack.blocks, x, ()).into_dispatch();

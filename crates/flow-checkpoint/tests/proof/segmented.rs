@@ -3,29 +3,29 @@
 use crate::support::*;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
-use flow_core::op::{self, Backward, backward_from, take_gradient};
+use flow_core::autograd::{self, Backward, backward_from, take_gradient};
 use flow_core::tensors::{is_tracked, leaf, plain};
-use flow_core::{Exec, Plain, Plan, StackDriver};
+use flow_core::{Backends, Exec, RawTensor, StackDriver};
 use std::sync::{Arc, Mutex};
 
 /// Gradients of a stack's inputs and of all weights of the model, absent where none arrived.
 #[derive(Clone, Debug, Default)]
 pub struct OfStack {
-    pub of_carried: Vec<Option<Plain>>,
-    pub of_shared: Vec<Option<Plain>>,
-    pub of_weights: Vec<Option<Plain>>,
+    pub of_carried: Vec<Option<RawTensor>>,
+    pub of_shared: Vec<Option<RawTensor>>,
+    pub of_weights: Vec<Option<RawTensor>>,
 }
 
 /// Forward on plain tensors, then block by block from the last one, each on leaves of its own.
 #[derive(Debug)]
 pub struct Segmented {
     /// Gradients of the stack's outputs.
-    seeds: Vec<Option<Plain>>,
+    seeds: Vec<Option<RawTensor>>,
     found: Mutex<OfStack>,
 }
 
 impl Segmented {
-    pub fn new(seeds: Vec<Option<Plain>>) -> Arc<Self> {
+    pub fn new(seeds: Vec<Option<RawTensor>>) -> Arc<Self> {
         Arc::new(Self {
             seeds,
             found: Mutex::default(),
@@ -49,7 +49,7 @@ impl StackDriver for Segmented {
         carried: Vec<DispatchTensor>,
         shared: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        let shared: Vec<Plain> = shared.iter().map(plain).collect();
+        let shared: Vec<RawTensor> = shared.iter().map(plain).collect();
         let plainly = exec.replay(exec.params().untracked(), exec.stash().clone());
         let mut inputs = vec![carried.iter().map(plain).collect::<Vec<_>>()];
         for index in 0..stack.len() {
@@ -57,7 +57,7 @@ impl StackDriver for Segmented {
         }
         let outputs = inputs.pop().expect("there are blocks");
         // In the type that they have, as the graph adds them.
-        let add = |sum: &mut Option<Plain>, found: Option<Plain>| {
+        let add = |sum: &mut Option<RawTensor>, found: Option<RawTensor>| {
             *sum = match (sum.take(), found) {
                 (Some(sum), Some(found)) => Some(Dispatch::float_add(sum, found)),
                 (sum, found) => sum.or(found),
@@ -75,9 +75,10 @@ impl StackDriver for Segmented {
             let again = exec.replay(params.clone(), exec.stash().clone());
             let outputs = stack.run_block(&again, index, leaves.clone(), shared.clone());
             let mut gradients = backward_from(outputs, found.of_carried).expect("it is tracked");
-            let taken = |leaves: &[DispatchTensor], gradients: &mut op::Gradients| -> Vec<Option<Plain>> {
-                leaves.iter().map(|leaf| take_gradient(leaf, gradients)).collect()
-            };
+            let taken =
+                |leaves: &[DispatchTensor], gradients: &mut autograd::Gradients| -> Vec<Option<RawTensor>> {
+                    leaves.iter().map(|leaf| take_gradient(leaf, gradients)).collect()
+                };
             found.of_carried = taken(&leaves, &mut gradients);
             for (sum, of_block) in found.of_shared.iter_mut().zip(taken(&shared, &mut gradients)) {
                 add(sum, of_block);
@@ -101,7 +102,7 @@ struct Watching {
     outputs: Seen,
 }
 
-type Seen = Arc<Mutex<Vec<Option<Plain>>>>;
+type Seen = Arc<Mutex<Vec<Option<RawTensor>>>>;
 
 /// `tensors` behind nodes that note their gradients.
 fn watched(tensors: Vec<DispatchTensor>, seen: &Seen) -> Vec<DispatchTensor> {
@@ -111,7 +112,7 @@ fn watched(tensors: Vec<DispatchTensor>, seen: &Seen) -> Vec<DispatchTensor> {
             return tensor;
         }
         let seen = seen.clone();
-        op::apply("watched", &[&tensor], move |values, _| {
+        autograd::apply("watched", &[&tensor], move |values, _| {
             let backward: Backward = Arc::new(move |incoming| {
                 let gradient = incoming.gradient().clone();
                 seen.lock().expect("nothing panics while it holds the lock")[at] = Some(gradient.clone());
@@ -142,7 +143,7 @@ impl StackDriver for Watching {
     }
 }
 
-fn all_bits(gradients: &[Option<Plain>]) -> Vec<Option<Vec<u32>>> {
+fn all_bits(gradients: &[Option<RawTensor>]) -> Vec<Option<Vec<u32>>> {
     gradients.iter().map(|it| it.as_ref().map(bits)).collect()
 }
 
@@ -153,7 +154,7 @@ fn gradients_of_every_models_blocks_are_those_of_going_through_them_by_hand() {
             for policy in policies(subject.model.spec()) {
                 let what = format!("{}, {}, {policy}", subject.name, place.name);
                 let watching = Arc::new(Watching::default());
-                let plan = Plan {
+                let plan = Backends {
                     stacks: watching.clone(),
                     regions: engine(&policy, &*subject.model),
                     ..place.plan.clone()
@@ -161,7 +162,7 @@ fn gradients_of_every_models_blocks_are_those_of_going_through_them_by_hand() {
                 let found = subject.pass(&Arc::new(plan), 1);
                 let seen = |seen: &Seen| seen.lock().expect("the pass is over").clone();
                 let by_hand = Segmented::new(seen(&watching.outputs));
-                let plan = Plan {
+                let plan = Backends {
                     stacks: by_hand.clone(),
                     ..place.plan.clone()
                 };

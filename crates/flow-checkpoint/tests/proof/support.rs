@@ -6,15 +6,15 @@ use burn::tensor::Tensor;
 #[cfg(any(feature = "lavapipe", feature = "cuda"))]
 use flow_attention::AttentionRegistry;
 use flow_attention::CpuAttention;
-use flow_checkpoint::{Assignment, BlockTreatment, Checkpointing, Policy, RegionTreatment, Saves};
+use flow_checkpoint::{Assignment, BlockPolicy, Checkpointing, Policy, RegionPolicy, Saves};
+use flow_core::autograd::take_gradient;
 use flow_core::device::ComputeDevice;
 use flow_core::model::{LatentShape, ModelInput, Vocabulary};
-use flow_core::op::take_gradient;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{
-    AdamWStep, CallContext, Condition, FlowModel, Kernels, ModelSpec, ParamLayout, Plain, Plan, RegionKind,
-    Stage, Training, Weights, cpu,
+    AdamWParam, AdamWStep, Backends, CallContext, Condition, FlowModel, Kernels, MasterWeight, ModelSpec,
+    ParamLayout, RawTensor, RegionKind, Stage, TrainingPass, Weights, cpu,
 };
 use flow_kernels::CpuKernels;
 #[cfg(any(feature = "lavapipe", feature = "cuda"))]
@@ -36,7 +36,7 @@ pub fn noise(count: usize, salt: u64) -> Vec<f32> {
     values
 }
 
-pub fn bits(tensor: &Plain) -> Vec<u32> {
+pub fn bits(tensor: &RawTensor) -> Vec<u32> {
     let host = cpu::to_host(tensor);
     host.iter().map(|value| value.to_bits()).collect()
 }
@@ -46,7 +46,7 @@ pub fn bits(tensor: &Plain) -> Vec<u32> {
 pub struct Place {
     pub name: &'static str,
     pub device: ComputeDevice,
-    pub plan: Plan,
+    pub plan: Backends,
 }
 
 impl Place {
@@ -96,7 +96,7 @@ fn gpus() -> Vec<Place> {
             FloatDType::F32 => device.clone(),
             other => device.clone().computing_in(other),
         },
-        plan: Plan::new(
+        plan: Backends::new(
             attention.clone(),
             registries.0.get(name).expect("it is registered"),
         ),
@@ -281,29 +281,29 @@ impl Subject {
     }
 
     /// The gradient that a loss would give the velocity.
-    pub fn cotangent(&self, salt: u64) -> Plain {
+    pub fn cotangent(&self, salt: u64) -> RawTensor {
         let values = self.model.spec().latent.values();
         self.device
             .plain(noise(self.rows * values, salt), &[self.rows, values])
     }
 
     /// The velocity of a training pass that is never differentiated.
-    pub fn forward(&self, plan: &Arc<Plan>) -> Plain {
-        let training = Training::new(&self.weights, plan.clone(), self.trained.clone());
+    pub fn forward(&self, plan: &Arc<Backends>) -> RawTensor {
+        let training = TrainingPass::new(&self.weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let (velocity, _) = self.model.velocity_and_balance(&exec, self.input(1));
         plain(&velocity.into_dispatch())
     }
 
     /// Velocities and losses of `calls` calls, the gradients of their inputs, and of the weights.
-    pub fn pass(&self, plan: &Arc<Plan>, calls: u64) -> Found {
+    pub fn pass(&self, plan: &Arc<Backends>, calls: u64) -> Found {
         self.pass_with(plan, calls, &self.weights)
     }
 
     /// Each call ends in a loss: the mean squared distance of its velocity to a target, and, of experts, how unevenly
     /// they are loaded. The sum of all is differentiated.
-    pub fn pass_with(&self, plan: &Arc<Plan>, calls: u64, weights: &Weights) -> Found {
-        let training = Training::new(weights, plan.clone(), self.trained.clone());
+    pub fn pass_with(&self, plan: &Arc<Backends>, calls: u64, weights: &Weights) -> Found {
+        let training = TrainingPass::new(weights, plan.clone(), self.trained.clone());
         let exec = training.exec(CallContext::single(Stage::Training));
         let (mut velocities, mut losses, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
         for call in 0..calls {
@@ -311,7 +311,7 @@ impl Subject {
             let (velocity, balance) = self.model.velocity_and_balance(&exec, input);
             let velocity = velocity.into_dispatch();
             let target = self.cotangent(100 * call + 50);
-            losses.push(plan.kernels.mean_squared_distance(&velocity, &target));
+            losses.push(plan.kernels.ops().loss.mean_squared_distance(&velocity, &target));
             losses.extend(balance.map(Tensor::into_dispatch));
             velocities.push(plain(&velocity));
             inputs.extend(leaves);
@@ -321,7 +321,7 @@ impl Subject {
             .iter()
             .map(|_| Some(self.device.plain(vec![0.7; self.rows], &[self.rows])));
         let seeds = seeds.collect();
-        let mut gradients = flow_core::op::backward_from(losses, seeds).expect("something is trained");
+        let mut gradients = flow_core::autograd::backward_from(losses, seeds).expect("something is trained");
         let of_inputs = inputs.iter().map(|leaf| take_gradient(leaf, &mut gradients));
         let of_inputs: Vec<_> = of_inputs.collect();
         assert!(of_inputs[0].is_some(), "the velocity depends on the latents");
@@ -335,8 +335,8 @@ impl Subject {
 }
 
 /// `input` with everything in it that is a real number as a leaf, and these leaves.
-fn on_leaves(mut input: ModelInput) -> (ModelInput, Vec<Plain>) {
-    fn lift<const D: usize>(tensor: &mut Tensor<D>) -> Plain {
+fn on_leaves(mut input: ModelInput) -> (ModelInput, Vec<RawTensor>) {
+    fn lift<const D: usize>(tensor: &mut Tensor<D>) -> RawTensor {
         let lifted = leaf(&plain(&tensor.clone().into_dispatch()));
         *tensor = Tensor::from_dispatch(lifted.clone());
         lifted
@@ -349,25 +349,25 @@ fn on_leaves(mut input: ModelInput) -> (ModelInput, Vec<Plain>) {
 
 /// What a pass gives.
 pub struct Found {
-    pub velocities: Vec<Plain>,
+    pub velocities: Vec<RawTensor>,
     /// Of each call, by row: the distance, and the balance of experts if there are any.
-    pub losses: Vec<Plain>,
+    pub losses: Vec<RawTensor>,
     /// Of each call: latents, text and pooled text, as far as the model reads them.
-    pub of_inputs: Vec<Option<Plain>>,
-    pub of_weights: Vec<Option<Plain>>,
+    pub of_inputs: Vec<Option<RawTensor>>,
+    pub of_weights: Vec<Option<RawTensor>>,
 }
 
 impl Found {
     #[track_caller]
     pub fn assert_same_bits(&self, expected: &Self, what: &str, layout: &ParamLayout) {
-        let all = |tensors: &[Plain]| tensors.iter().map(bits).collect::<Vec<_>>();
+        let all = |tensors: &[RawTensor]| tensors.iter().map(bits).collect::<Vec<_>>();
         assert_eq!(
             all(&self.velocities),
             all(&expected.velocities),
             "{what}: velocities"
         );
         assert_eq!(all(&self.losses), all(&expected.losses), "{what}: losses");
-        let inputs = |tensors: &[Option<Plain>]| -> Vec<Option<Vec<u32>>> {
+        let inputs = |tensors: &[Option<RawTensor>]| -> Vec<Option<Vec<u32>>> {
             tensors.iter().map(|found| found.as_ref().map(bits)).collect()
         };
         assert_eq!(
@@ -403,12 +403,12 @@ pub fn noisy_weights(layout: &Arc<ParamLayout>, device: &ComputeDevice) -> Weigh
 }
 
 /// The processor, with these kernels.
-pub fn plan_of(kernels: CpuKernels) -> Plan {
-    Plan::new(Arc::new(CpuAttention), Arc::new(kernels))
+pub fn plan_of(kernels: CpuKernels) -> Backends {
+    Backends::new(Arc::new(CpuAttention), Arc::new(kernels))
 }
 
-pub fn with_engine(plan: &Plan, engine: &Arc<Checkpointing>) -> Arc<Plan> {
-    Arc::new(Plan {
+pub fn with_engine(plan: &Backends, engine: &Arc<Checkpointing>) -> Arc<Backends> {
+    Arc::new(Backends {
         regions: engine.clone(),
         ..plan.clone()
     })
@@ -455,32 +455,32 @@ pub fn policies(spec: &ModelSpec) -> Vec<Policy> {
 /// computed again.
 pub fn unusual(model: &dyn FlowModel) -> Vec<Arc<Checkpointing>> {
     let kinds = &model.spec().regions;
-    let mut nested = BlockTreatment::recomputed(Saves::all(["attention"]));
-    nested.regions = (kinds.iter().map(|kind| (*kind, RegionTreatment::Apart))).collect();
-    let treatments = [
+    let mut nested = BlockPolicy::recomputed(Saves::all(["attention"]));
+    nested.regions = (kinds.iter().map(|kind| (*kind, RegionPolicy::Separate))).collect();
+    let block_policies = [
         (
             "regions alone",
-            BlockTreatment::split(Saves::default(), kinds.iter().copied()),
+            BlockPolicy::split(Saves::default(), kinds.iter().copied()),
         ),
         (
             "attention alone",
-            BlockTreatment::split(Saves::all(["linear"]), [RegionKind::Attention]),
+            BlockPolicy::split(Saves::all(["linear"]), [RegionKind::Attention]),
         ),
         ("regions within blocks", nested),
     ];
-    let engine = |(name, treatment): (&str, BlockTreatment)| {
-        let assignment = Assignment::new(&model.spec().stacks, |_, _| treatment.clone());
+    let engine = |(name, block_policy): (&str, BlockPolicy)| {
+        let assignment = Assignment::new(&model.spec().stacks, |_, _| block_policy.clone());
         Arc::new(Checkpointing::new(name, assignment))
     };
-    treatments.into_iter().map(engine).collect()
+    block_policies.into_iter().map(engine).collect()
 }
 
 /// Weights and AdamW's moments.
 pub struct State {
     device: ComputeDevice,
     pub weights: Weights,
-    pub first: Vec<Plain>,
-    pub second: Vec<Plain>,
+    pub first: Vec<RawTensor>,
+    pub second: Vec<RawTensor>,
 }
 
 impl State {
@@ -499,25 +499,27 @@ impl State {
     }
 
     /// AdamW's step number `number`, from 1.
-    pub fn step(&mut self, kernels: &dyn Kernels, gradients: &[Option<Plain>], number: i32) {
+    pub fn step(&mut self, kernels: &dyn Kernels, gradients: &[Option<RawTensor>], number: i32) {
         let corrections = [1.0 - 0.9f32.powi(number), 1.0 - 0.95f32.powi(number)];
-        let varying = vec![1e-2, corrections[0], corrections[1], 1.0];
-        let varying = self.device.plain(varying, &[4]);
+        let scalars = vec![1e-2, corrections[0], corrections[1], 1.0];
+        let scalars = self.device.plain(scalars, &[4]);
         let step = AdamWStep {
             betas: (0.9, 0.95),
             epsilon: 1e-8,
             weight_decay: 1e-3,
-            varying,
+            scalars,
             rounding: Default::default(),
         };
         for (index, value) in self.weights.values_mut().iter_mut().enumerate() {
             if let Some(gradient) = &gradients[index] {
-                kernels.adamw(
-                    value,
-                    None,
-                    gradient,
-                    &mut self.first[index],
-                    &mut self.second[index],
+                kernels.ops().optimizer.adamw(
+                    AdamWParam {
+                        weight: value,
+                        master: MasterWeight::F32,
+                        gradient,
+                        first: &mut self.first[index],
+                        second: &mut self.second[index],
+                    },
                     &step,
                 );
             }

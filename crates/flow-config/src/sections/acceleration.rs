@@ -18,7 +18,7 @@ pub struct AccelerationConfig {
     #[serde(deserialize_with = "one_or_many")]
     #[schemars(schema_with = "one_or_many_schema")]
     pub rollout: Vec<AcceleratorEntry>,
-    /// An accelerator that did nothing in a whole iteration stops the run; otherwise it is a warning.
+    /// An accelerator that did nothing in an iteration, or less than it is in force for, ends the command; otherwise it is named.
     pub strict: bool,
 }
 

@@ -15,7 +15,7 @@ pub enum Stage {
 
 /// Identity of one batch row, the key of any state kept between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Lane {
+pub struct TrajectoryId {
     /// The sample, unique within a run.
     pub sample: u64,
     /// Whether the row carries the condition, or is the unconditional branch of classifier-free guidance.
@@ -39,7 +39,7 @@ pub struct CallContext {
     /// Whether the step is stochastic, so that a coupled loss has a term for it.
     pub stochastic: bool,
     /// One entry per batch row; empty where nothing is kept between steps.
-    pub lanes: Arc<[Lane]>,
+    pub trajectories: Arc<[TrajectoryId]>,
 }
 
 impl CallContext {
@@ -52,7 +52,7 @@ impl CallContext {
             steps: 1,
             sigma: None,
             stochastic: false,
-            lanes: Arc::from([]),
+            trajectories: Arc::from([]),
         }
     }
 }

@@ -3,8 +3,7 @@
 //! Legend: `B` batch, `S` tokens, `D` channels, `E` experts, `K` experts of a token.
 
 use super::Exec;
-use crate::experts::{ExpertKernels, GroupedWeights};
-use crate::kernels::Activation;
+use crate::ops::{Activation, ExpertOps, GroupedWeights};
 use crate::params::Handle;
 use crate::tensors::plain;
 use burn::tensor::{Int, Tensor};
@@ -18,7 +17,7 @@ pub struct ExpertLayer {
     pub bias: Handle<2>,
 }
 
-/// What a router decided; see [`Routed`](crate::experts::Routed). All of it has the batch first, so it may cross the edge
+/// What a router decided; see [`Routed`](crate::ops::Routed). All of it has the batch first, so it may cross the edge
 /// of a region.
 #[derive(Clone, Debug)]
 pub struct Routing {
@@ -31,9 +30,9 @@ pub struct Routing {
 }
 
 impl Exec<'_> {
-    fn expert_kernels(&self) -> &dyn ExpertKernels {
+    fn expert_ops(&self) -> &dyn ExpertOps {
         let kernels = self.kernels();
-        kernels.experts().unwrap_or_else(|| {
+        kernels.ops().experts.unwrap_or_else(|| {
             panic!(
                 "kernels `{}` have no operations of a mixture of experts",
                 kernels.name()
@@ -52,9 +51,7 @@ impl Exec<'_> {
             "{top_k} experts of {experts} for a token"
         );
         let logits = logits_bse.into_dispatch();
-        let routed = self
-            .expert_kernels()
-            .route(&*self.stash, &logits, top_k, normalize);
+        let routed = self.expert_ops().route(&*self.stash, &logits, top_k, normalize);
         Routing {
             weights: Tensor::from_dispatch(routed.weights),
             experts: Tensor::from_dispatch(routed.experts),
@@ -83,19 +80,20 @@ impl Exec<'_> {
             experts_bsk.dims(),
             "experts and how much they count"
         );
-        let kernels = self.expert_kernels();
-        let weights = |layer: &ExpertLayer| GroupedWeights {
+        let ops = self.expert_ops();
+        let weights = |layer: &ExpertLayer, activation| GroupedWeights {
             weight: self.params.get(layer.weight).into_dispatch(),
             bias: self.params.get(layer.bias).into_dispatch(),
+            activation,
         };
-        let up = weights(up);
+        let up = weights(up, activation);
         let count = Tensor::<3>::from_dispatch(up.weight.clone()).dims()[0];
-        let grouping = kernels.group(&plain(&experts_bsk.into_dispatch()), count);
-        let sorted = kernels.permute(&x_bsd.into_dispatch(), &grouping);
-        let inner = kernels.grouped_linear(&*self.stash, &sorted, &grouping, &up, activation);
-        let none = Activation::None;
-        let outer = kernels.grouped_linear(&*self.stash, &inner, &grouping, &weights(down), none);
+        let grouping = ops.group(&plain(&experts_bsk.into_dispatch()), count);
+        let sorted = ops.permute(&x_bsd.into_dispatch(), &grouping);
+        let inner = ops.grouped_linear(&*self.stash, &sorted, &grouping, &up);
+        let down = weights(down, Activation::None);
+        let outer = ops.grouped_linear(&*self.stash, &inner, &grouping, &down);
         let weights = weights_bsk.into_dispatch();
-        Tensor::from_dispatch(kernels.combine(&outer, &weights, &grouping))
+        Tensor::from_dispatch(ops.combine(&outer, &weights, &grouping))
     }
 }

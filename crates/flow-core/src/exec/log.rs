@@ -1,6 +1,6 @@
 //! Which kernels answered: for logs and the run manifest.
 
-use crate::attention::{AttentionBackend, AttentionCall};
+use crate::ops::AttentionCall;
 use burn::tensor::DType;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard};
@@ -12,6 +12,7 @@ pub struct AttentionUse {
     sizes: [usize; 7],
     dtype: DType,
     masked: bool,
+    biased: bool,
     kernel: String,
 }
 
@@ -34,7 +35,8 @@ impl fmt::Display for AttentionUse {
             write!(f, " over {kv_heads}")?;
         }
         let mask = if self.masked { ", masked" } else { "" };
-        write!(f, ", D {head_dim}, {:?}{mask}: {}", self.dtype, self.kernel)
+        let bias = if self.biased { ", biased" } else { "" };
+        write!(f, ", D {head_dim}, {:?}{mask}{bias}: {}", self.dtype, self.kernel)
     }
 }
 
@@ -43,8 +45,8 @@ impl fmt::Display for AttentionUse {
 pub struct AttentionLog(Mutex<Vec<AttentionUse>>);
 
 impl AttentionLog {
-    /// Notes `call`, which `backend` serves, unless it was seen before.
-    pub(crate) fn note(&self, backend: &dyn AttentionBackend, call: &AttentionCall) {
+    /// Notes `call`, which `kernel` served, unless it was seen before.
+    pub(crate) fn note(&self, call: &AttentionCall, kernel: impl FnOnce() -> Option<String>) {
         let [first, second] = call.keys;
         let sizes = [
             call.batch,
@@ -55,20 +57,21 @@ impl AttentionLog {
             call.kv_heads,
             call.head_dim,
         ];
-        let (dtype, masked) = (call.dtype, call.mask.is_some());
+        let (dtype, masked, biased) = (call.dtype, call.mask.is_some(), call.bias.is_some());
         let mut seen = self.lock();
-        if seen
-            .iter()
-            .any(|known| known.sizes == sizes && known.dtype == dtype && known.masked == masked)
-        {
+        let is_this = |known: &AttentionUse| {
+            known.sizes == sizes && known.dtype == dtype && known.masked == masked && known.biased == biased
+        };
+        if seen.iter().any(is_this) {
             return;
         }
         // A call that was served has a kernel.
-        if let Ok(kernel) = backend.kernel(call) {
+        if let Some(kernel) = kernel() {
             seen.push(AttentionUse {
                 sizes,
                 dtype,
                 masked,
+                biased,
                 kernel,
             });
         }

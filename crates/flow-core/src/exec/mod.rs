@@ -1,158 +1,30 @@
 //! The execution context: everything a model may do.
 //!
 //! A model announces its structure ([`Exec::stack`], [`Exec::region`]) and asks for operations
-//! ([`Exec::attention`], [`Exec::linear`], …). The [`Plan`] says who answers. So an accelerator never touches a model,
+//! ([`Exec::attention`], [`Exec::linear`], …). [`Backends`] say who answers. So an accelerator never touches a model,
 //! and a model never knows an accelerator.
 
+mod backends;
 mod call;
+mod context;
 mod experts;
-mod layer;
+mod hooks;
 mod log;
-mod operations;
-mod plan;
-mod region;
-mod reuse;
+mod model;
+mod model_ops;
 mod session;
-mod stack;
-mod stash;
-mod velocity;
 
-pub use call::{CallContext, Lane, Stage};
+pub use crate::model::RegionKind;
+pub use backends::Backends;
+pub use call::{CallContext, Stage, TrajectoryId};
+pub use context::Exec;
 pub use experts::{ExpertLayer, Routing};
-pub use layer::{AttentionKind, AttentionLayer, ComputeLayers, LayerBody, LayerDriver};
+pub use hooks::{
+    AttentionKind, AttentionLayer, Block, Body, CallBody, CallModel, ComputeAllLayers, DependsOn, Effect,
+    LayerBody, LayerDriver, NoCheckpointing, NoReuse, RegionEngine, Reusable, ReuseDriver, RowKey, RowsBody,
+    RunAllBlocks, Site, Stack, StackDriver, VelocityDriver,
+};
 pub use log::{AttentionLog, AttentionUse};
-pub use operations::{FeedForward, Linear};
-pub use plan::Plan;
-pub use region::{Body, Effect, KeepAll, RegionEngine, RegionKind, Site};
-pub use reuse::{CallBody, DependsOn, Recompute, Reusable, ReuseDriver, RowKey, RowsBody};
-pub use session::{Rollout, Training};
-pub use stack::{Block, RunAll, Stack, StackDriver};
-pub use stash::{Compute, Stash};
-pub use velocity::{CallModel, VelocityDriver};
-
-use crate::kernels::Kernels;
-use crate::params::ParamView;
-use std::marker::PhantomData;
-use std::sync::Arc;
-
-/// What a model computes through, for one call. Borrows the weights, so they cannot change meanwhile.
-#[derive(Clone, Debug)]
-pub struct Exec<'w> {
-    params: ParamView,
-    plan: Arc<Plan>,
-    call: Arc<CallContext>,
-    rows: Arc<[RowKey]>,
-    stash: Arc<dyn Stash>,
-    site: Option<Site>,
-    weights: PhantomData<&'w ()>,
-}
-
-impl<'w> Exec<'w> {
-    fn new(params: ParamView, plan: Arc<Plan>, call: CallContext) -> Self {
-        Self {
-            params,
-            plan,
-            call: Arc::new(call),
-            rows: Arc::from([]),
-            stash: Arc::new(Compute),
-            site: None,
-            weights: PhantomData,
-        }
-    }
-
-    /// The weights of this call.
-    pub fn params(&self) -> &ParamView {
-        &self.params
-    }
-
-    /// Who answers for what.
-    pub fn plan(&self) -> &Arc<Plan> {
-        &self.plan
-    }
-
-    /// The kernels of the place where this context computes: within a block of a stack, or outside.
-    pub fn kernels(&self) -> &dyn Kernels {
-        let of_blocks = self.site.as_ref().and(self.plan.block_kernels.as_ref());
-        &**of_blocks.unwrap_or(&self.plan.kernels)
-    }
-
-    /// Stage, step and lanes of this call.
-    pub fn call(&self) -> &CallContext {
-        &self.call
-    }
-
-    /// The same call on other parameter leaves and with another store of results: how a region engine runs a body
-    /// again.
-    pub fn replay(&self, params: ParamView, stash: Arc<dyn Stash>) -> Exec<'w> {
-        Exec {
-            params,
-            stash,
-            ..self.clone()
-        }
-    }
-
-    /// The same call as a value that lives until backward: no leaf is made yet and nothing is kept. A region engine
-    /// holds it, takes [`fresh_leaves`](ParamView::fresh_leaves) of its parameters, and [`replay`](Self::replay)s on
-    /// them.
-    ///
-    /// It holds the values that the weights have now. If they are updated before it is dropped, they are copied first.
-    pub fn for_backward(&self) -> Exec<'static> {
-        Exec {
-            params: self.params.fresh_leaves(),
-            plan: self.plan.clone(),
-            call: self.call.clone(),
-            rows: self.rows.clone(),
-            stash: Arc::new(Compute),
-            site: self.site.clone(),
-            weights: PhantomData,
-        }
-    }
-
-    /// The same call with what is known of the inputs of its rows, one entry per row.
-    pub fn with_rows(self, rows: Arc<[RowKey]>) -> Self {
-        Exec { rows, ..self }
-    }
-
-    /// What is known of the inputs of each row; empty where nothing is.
-    pub fn rows(&self) -> &Arc<[RowKey]> {
-        &self.rows
-    }
-
-    /// The same call for some lanes of its batch only: how a stack driver runs a block for part of the lanes.
-    pub fn on_lanes(&self, lanes: Arc<[Lane]>) -> Exec<'w> {
-        let row_of = |lane: &Lane| self.call.lanes.iter().position(|of| of == lane);
-        let keys = lanes.iter().map(|lane| self.rows.get(row_of(lane)?).cloned());
-        // Nothing is known of a lane that the call does not have.
-        let rows: Option<Vec<RowKey>> = keys.collect();
-        self.part_of_call(lanes, rows.unwrap_or_default())
-    }
-
-    /// The same call for some rows of its batch only, in the order asked for.
-    pub fn on_rows(&self, rows: &[usize]) -> Exec<'w> {
-        let lanes = rows.iter().filter_map(|row| self.call.lanes.get(*row).copied());
-        let keys = rows.iter().filter_map(|row| self.rows.get(*row).cloned());
-        self.part_of_call(lanes.collect(), keys.collect())
-    }
-
-    fn part_of_call(&self, lanes: Arc<[Lane]>, rows: Vec<RowKey>) -> Exec<'w> {
-        let call = CallContext {
-            lanes,
-            ..(*self.call).clone()
-        };
-        Exec {
-            call: Arc::new(call),
-            rows: rows.into(),
-            ..self.clone()
-        }
-    }
-
-    /// The store that results worth keeping pass through.
-    pub fn stash(&self) -> &Arc<dyn Stash> {
-        &self.stash
-    }
-
-    /// The block and region being computed, `None` outside of a stack.
-    pub fn site(&self) -> Option<&Site> {
-        self.site.as_ref()
-    }
-}
+pub use model::FlowModel;
+pub use model_ops::{FeedForward, Linear};
+pub use session::{InferencePass, TrainingPass};

@@ -1,9 +1,9 @@
 //! Borrowed weights: a rollout or a training pass, during which no weight can change.
 
-use super::{CallContext, Exec, Plan};
-use crate::op;
+use super::{Backends, CallContext, Exec};
+use crate::autograd;
 use crate::params::{ParamView, Weights};
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use burn::tensor::Tensor;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use std::sync::Arc;
 /// Sampling with fixed weights. Holds a borrow of them, so an optimizer step meanwhile does not compile:
 ///
 /// ```compile_fail,E0502
-/// use flow_core::{CallContext, Plan, Rollout, Stage, Weights};
+/// use flow_core::{CallContext, Backends, InferencePass, Stage, Weights};
 /// use std::sync::Arc;
 ///
 /// fn optimizer_step(weights: &mut Weights) {
 ///     weights.values_mut();
 /// }
 ///
-/// fn iteration(weights: &mut Weights, plan: Arc<Plan>) {
-///     let rollout = Rollout::new(weights, plan);
+/// fn iteration(weights: &mut Weights, backends: Arc<Backends>) {
+///     let rollout = InferencePass::new(weights, backends);
 ///     optimizer_step(weights); // the rollout below would go on with other weights
 ///     rollout.exec(CallContext::single(Stage::Rollout));
 /// }
@@ -28,15 +28,15 @@ use std::sync::Arc;
 /// Once the rollout has ended, it does:
 ///
 /// ```
-/// use flow_core::{CallContext, Plan, Rollout, Stage, Weights};
+/// use flow_core::{CallContext, Backends, InferencePass, Stage, Weights};
 /// use std::sync::Arc;
 ///
 /// fn optimizer_step(weights: &mut Weights) {
 ///     weights.values_mut();
 /// }
 ///
-/// fn iteration(weights: &mut Weights, plan: Arc<Plan>) {
-///     let rollout = Rollout::new(weights, plan);
+/// fn iteration(weights: &mut Weights, backends: Arc<Backends>) {
+///     let rollout = InferencePass::new(weights, backends);
 ///     rollout.exec(CallContext::single(Stage::Rollout));
 ///     optimizer_step(weights);
 /// }
@@ -45,35 +45,35 @@ use std::sync::Arc;
 /// Nor can a context made by it outlive the borrow:
 ///
 /// ```compile_fail,E0505
-/// use flow_core::{CallContext, Plan, Rollout, Stage, Weights};
+/// use flow_core::{CallContext, Backends, InferencePass, Stage, Weights};
 /// use std::sync::Arc;
 ///
-/// fn iteration(weights: Weights, plan: Arc<Plan>) {
-///     let exec = Rollout::new(&weights, plan).exec(CallContext::single(Stage::Rollout));
+/// fn iteration(weights: Weights, backends: Arc<Backends>) {
+///     let exec = InferencePass::new(&weights, backends).exec(CallContext::single(Stage::Rollout));
 ///     drop(weights);
 ///     exec.params();
 /// }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Rollout<'w> {
+pub struct InferencePass<'w> {
     params: ParamView,
-    plan: Arc<Plan>,
+    backends: Arc<Backends>,
     weights: PhantomData<&'w Weights>,
 }
 
-impl<'w> Rollout<'w> {
+impl<'w> InferencePass<'w> {
     /// Borrows `weights`.
-    pub fn new(weights: &'w Weights, plan: Arc<Plan>) -> Self {
+    pub fn new(weights: &'w Weights, backends: Arc<Backends>) -> Self {
         Self {
             params: ParamView::plain(weights),
-            plan,
+            backends,
             weights: PhantomData,
         }
     }
 
     /// Who answers for what.
-    pub fn plan(&self) -> &Arc<Plan> {
-        &self.plan
+    pub fn backends(&self) -> &Arc<Backends> {
+        &self.backends
     }
 
     /// The same without adapters: the base model.
@@ -86,18 +86,18 @@ impl<'w> Rollout<'w> {
 
     /// The context of one call.
     pub fn exec(&self, call: CallContext) -> Exec<'w> {
-        Exec::new(self.params.clone(), self.plan.clone(), call)
+        Exec::new(self.params.clone(), self.backends.clone(), call)
     }
 }
 
 /// One forward and backward pass. Holds a borrow of the weights, so they cannot change between forward and backward:
 ///
 /// ```compile_fail,E0502
-/// use flow_core::{CallContext, Plan, Stage, Training, Weights};
+/// use flow_core::{CallContext, Backends, Stage, TrainingPass, Weights};
 /// use std::sync::Arc;
 ///
-/// fn update(weights: &mut Weights, plan: Arc<Plan>, trained: Arc<[bool]>) {
-///     let pass = Training::new(weights, plan, trained);
+/// fn update(weights: &mut Weights, backends: Arc<Backends>, trained: Arc<[bool]>) {
+///     let pass = TrainingPass::new(weights, backends, trained);
 ///     weights.values_mut();
 ///     pass.exec(CallContext::single(Stage::Training));
 /// }
@@ -107,16 +107,16 @@ impl<'w> Rollout<'w> {
 ///
 /// ```
 /// use burn::tensor::Tensor;
-/// use flow_core::{CallContext, Exec, Plan, Stage, Training, Weights};
+/// use flow_core::{CallContext, Exec, Backends, Stage, TrainingPass, Weights};
 /// use std::sync::Arc;
 ///
 /// fn update(
 ///     weights: &mut Weights,
-///     plan: Arc<Plan>,
+///     backends: Arc<Backends>,
 ///     trained: Arc<[bool]>,
 ///     loss: fn(&Exec<'_>) -> Tensor<1>,
 /// ) {
-///     let pass = Training::new(weights, plan, trained);
+///     let pass = TrainingPass::new(weights, backends, trained);
 ///     let loss = loss(&pass.exec(CallContext::single(Stage::Training)));
 ///     let gradients = pass.gradients(&loss);
 ///     for (value, gradient) in weights.values_mut().iter_mut().zip(gradients) {
@@ -125,32 +125,32 @@ impl<'w> Rollout<'w> {
 /// }
 /// ```
 #[derive(Debug)]
-pub struct Training<'w> {
+pub struct TrainingPass<'w> {
     params: ParamView,
-    plan: Arc<Plan>,
+    backends: Arc<Backends>,
     weights: PhantomData<&'w Weights>,
 }
 
-impl<'w> Training<'w> {
+impl<'w> TrainingPass<'w> {
     /// Borrows `weights`; those marked in `trained` get gradients.
-    pub fn new(weights: &'w Weights, plan: Arc<Plan>, trained: Arc<[bool]>) -> Self {
+    pub fn new(weights: &'w Weights, backends: Arc<Backends>, trained: Arc<[bool]>) -> Self {
         Self {
             params: ParamView::training(weights, trained),
-            plan,
+            backends,
             weights: PhantomData,
         }
     }
 
     /// The context of one call. Calls of one pass share the leaves, so their gradients add up.
     pub fn exec(&self, call: CallContext) -> Exec<'w> {
-        Exec::new(self.params.clone(), self.plan.clone(), call)
+        Exec::new(self.params.clone(), self.backends.clone(), call)
     }
 
     /// The same weights, none differentiated, without adapters: a reference policy.
-    pub fn reference(&self) -> Rollout<'w> {
-        Rollout {
+    pub fn reference(&self) -> InferencePass<'w> {
+        InferencePass {
             params: self.params.without_adapters(),
-            plan: self.plan.clone(),
+            backends: self.backends.clone(),
             weights: PhantomData,
         }
     }
@@ -159,8 +159,8 @@ impl<'w> Training<'w> {
     ///
     /// # Panics
     /// If `loss` does not depend on a trained weight.
-    pub fn gradients(self, loss: &Tensor<1>) -> Vec<Option<Plain>> {
-        let mut gradients = op::backward(loss.clone().into_dispatch());
+    pub fn gradients(self, loss: &Tensor<1>) -> Vec<Option<RawTensor>> {
+        let mut gradients = autograd::backward(loss.clone().into_dispatch());
         self.params.take_gradients(&mut gradients)
     }
 }

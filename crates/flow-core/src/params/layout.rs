@@ -34,6 +34,8 @@ pub enum Rows {
     Tokens,
     /// One for each token of the encoded text.
     Text,
+    /// One for each token of both, which stand in one sequence.
+    TokensAndText,
     /// One: the noise level, a pooled condition.
     Sample,
 }

@@ -1,6 +1,6 @@
 //! How weights are stored, and values of weights that are being changed.
 
-use crate::tensors::{Plain, copy_again};
+use crate::tensors::{RawTensor, copy_again};
 
 /// How trained weights are stored where models compute in bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -8,8 +8,8 @@ pub enum WeightStorage {
     /// f32, and beside it a copy in bf16 that models see: 6 bytes a weight.
     #[default]
     Whole,
-    /// f32 in two halves of 16 bits, of which models see the upper one: 4 bytes, and no bit is lost ([`Halves`](crate::halves::Halves)).
-    Halves,
+    /// f32 in two halves of 16 bits, of which models see the upper one: 4 bytes, and no bit is lost ([`SplitF32`](crate::split_f32::SplitF32)).
+    SplitF32,
     /// bf16: 2 bytes. A step rounds its result up or down at random, so that its expectation is what was computed.
     Narrow,
 }
@@ -18,26 +18,26 @@ pub enum WeightStorage {
 #[derive(Debug)]
 pub struct Changing<'a> {
     /// The value, or the upper half of one.
-    pub value: &'a mut Plain,
+    pub value: &'a mut RawTensor,
     /// The lower half, if there is one.
-    pub lower: Option<&'a mut Plain>,
+    pub lower: Option<&'a mut RawTensor>,
     /// The copy that models see, if there is one: it must be the value in its type afterwards.
-    pub copy: Option<&'a mut Plain>,
+    pub copy: Option<&'a mut RawTensor>,
 }
 
 /// Values of weights that are being changed. See [`Weights::update`](super::Weights::update).
 #[derive(Debug)]
 pub struct WeightsUpdate<'a> {
-    values: &'a mut [Plain],
-    lowers: &'a mut [Option<Plain>],
-    copies: Option<&'a mut [Plain]>,
+    values: &'a mut [RawTensor],
+    lowers: &'a mut [Option<RawTensor>],
+    copies: Option<&'a mut [RawTensor]>,
 }
 
 impl<'a> WeightsUpdate<'a> {
     pub(super) fn new(
-        values: &'a mut [Plain],
-        lowers: &'a mut [Option<Plain>],
-        copies: Option<&'a mut [Plain]>,
+        values: &'a mut [RawTensor],
+        lowers: &'a mut [Option<RawTensor>],
+        copies: Option<&'a mut [RawTensor]>,
     ) -> Self {
         Self {
             values,
@@ -62,7 +62,7 @@ impl<'a> WeightsUpdate<'a> {
     ///
     /// # Panics
     /// As [`change_with_copy`](Self::change_with_copy).
-    pub fn change(&mut self, index: usize, change: impl FnOnce(&mut Plain)) {
+    pub fn change(&mut self, index: usize, change: impl FnOnce(&mut RawTensor)) {
         self.change_with_copy(index, |value, copy| {
             change(value);
             if let Some(copy) = copy {
@@ -76,7 +76,11 @@ impl<'a> WeightsUpdate<'a> {
     ///
     /// # Panics
     /// If the value is stored in halves.
-    pub fn change_with_copy(&mut self, index: usize, change: impl FnOnce(&mut Plain, Option<&mut Plain>)) {
+    pub fn change_with_copy(
+        &mut self,
+        index: usize,
+        change: impl FnOnce(&mut RawTensor, Option<&mut RawTensor>),
+    ) {
         assert!(
             self.lowers[index].is_none(),
             "a value in halves is changed by kernels that know them"

@@ -1,6 +1,6 @@
 //! Which values weights hold, as an identity that can be compared and that never comes back.
 
-use crate::tensors::Plain;
+use crate::tensors::RawTensor;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Weak};
 
@@ -12,12 +12,12 @@ use std::sync::{Arc, Weak};
 /// old version can never be mistaken for a new one (the fault of keys that are addresses).
 #[derive(Clone, Debug)]
 pub struct WeightsVersion {
-    values: Weak<Vec<Plain>>,
+    values: Weak<Vec<RawTensor>>,
     with_adapters: bool,
 }
 
 impl WeightsVersion {
-    pub(super) fn of(values: &Arc<Vec<Plain>>, with_adapters: bool) -> Self {
+    pub(super) fn of(values: &Arc<Vec<RawTensor>>, with_adapters: bool) -> Self {
         Self {
             values: Arc::downgrade(values),
             with_adapters,

@@ -1,8 +1,8 @@
 //! What a model sees of its weights during one call.
 
 use super::{Adapter, Handle, ParamLayout, Weights, WeightsVersion};
-use crate::op::{self, Gradients};
-use crate::tensors::{Plain, buffer, leaf};
+use crate::autograd::{self, Gradients};
+use crate::tensors::{RawTensor, buffer, leaf};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 #[derive(Clone, Debug)]
 pub struct ParamView {
     layout: Arc<ParamLayout>,
-    values: Arc<Vec<Plain>>,
+    values: Arc<Vec<RawTensor>>,
     trained: Option<Arc<[bool]>>,
     // Leaves are made when a model first asks for them, so a replay of one block makes that block's only.
     leaves: Arc<Mutex<BTreeMap<u32, DispatchTensor>>>,
@@ -134,7 +134,7 @@ impl ParamView {
     }
 
     /// The values it shows, plain, in the order of the layout.
-    pub fn values(&self) -> &[Plain] {
+    pub fn values(&self) -> &[RawTensor] {
         &self.values
     }
 
@@ -173,10 +173,10 @@ impl ParamView {
     }
 
     /// Takes this view's gradients out of `gradients`: one entry per weight, absent where no gradient arrived.
-    pub fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Plain>> {
+    pub fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<RawTensor>> {
         let mut found = vec![None; self.values.len()];
         for (index, leaf) in self.leaves() {
-            found[index as usize] = op::take_gradient(&leaf, gradients);
+            found[index as usize] = autograd::take_gradient(&leaf, gradients);
         }
         found
     }

@@ -1,11 +1,12 @@
 //! The values of a layout's weights.
 
 use super::{ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
-use crate::halves::{self, Halves};
-use crate::kernels::Kernels;
+use crate::device::{ComputeDevice, cpu};
+use crate::error::CoreError;
+use crate::ops::Kernels;
 use crate::rng::Purpose;
-use crate::tensors::{Plain, cast};
-use crate::{CoreError, cpu, device::ComputeDevice};
+use crate::split_f32::{self, SplitF32};
+use crate::tensors::{RawTensor, cast};
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType};
 use rayon::prelude::*;
@@ -19,10 +20,10 @@ use std::sync::{Arc, OnceLock};
 pub struct Weights {
     layout: Arc<ParamLayout>,
     /// Values, or upper halves of those that have a lower half.
-    values: Arc<Vec<Plain>>,
-    lowers: Arc<Vec<Option<Plain>>>,
+    values: Arc<Vec<RawTensor>>,
+    lowers: Arc<Vec<Option<RawTensor>>>,
     device: ComputeDevice,
-    copies: OnceLock<Arc<Vec<Plain>>>,
+    copies: OnceLock<Arc<Vec<RawTensor>>>,
     stored: Option<Stored>,
 }
 
@@ -47,6 +48,34 @@ impl Weights {
     /// All zero: for values that a file is about to give.
     pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
         Self::drawn(layout, 0, device, |_| false)
+    }
+
+    /// Weights of what `value` gives for each weight of the layout, asked for one after another in memory that lasts: so files
+    /// of many gigabytes are never on the host as a whole. A device that computes in 16 bits may be given values of that type;
+    /// if all are, there is no other copy of them.
+    ///
+    /// # Errors
+    /// What `value` gives; [`CoreError::Shape`] if a value has not the declared shape.
+    pub fn from_values<E: From<CoreError> + Send>(
+        layout: Arc<ParamLayout>,
+        device: &ComputeDevice,
+        value: impl Fn(usize, &ParamSpec) -> Result<RawTensor, E> + Send,
+    ) -> Result<Self, E> {
+        let checked = move |(index, spec): (usize, &ParamSpec)| {
+            let given = value(index, spec)?;
+            let found = given.shape().to_vec();
+            if found != spec.shape {
+                return Err(E::from(CoreError::Shape {
+                    name: spec.name.clone(),
+                    expected: spec.shape.clone(),
+                    found,
+                }));
+            }
+            Ok(given)
+        };
+        let specs = layout.specs().iter().enumerate();
+        let values = device.with_persistent_allocation(|| specs.map(checked).collect::<Result<_, E>>())?;
+        Ok(Self::new(layout.clone(), values, device))
     }
 
     /// Initial values of those that are `wanted`, zeros for the others.
@@ -77,11 +106,11 @@ impl Weights {
                 None => device.zeros(&spec.shape),
             })
         });
-        let values = device.lasting(|| values.collect());
+        let values = device.with_persistent_allocation(|| values.collect());
         Self::new(layout.clone(), values, device)
     }
 
-    fn new(layout: Arc<ParamLayout>, values: Vec<Plain>, device: &ComputeDevice) -> Self {
+    fn new(layout: Arc<ParamLayout>, values: Vec<RawTensor>, device: &ComputeDevice) -> Self {
         Self {
             layout,
             lowers: Arc::new(vec![None; values.len()]),
@@ -98,19 +127,19 @@ impl Weights {
     }
 
     /// What is stored of each weight in the layout's order: the value, or the upper half of one in halves.
-    pub fn stored(&self) -> &[Plain] {
+    pub fn stored(&self) -> &[RawTensor] {
         &self.values
     }
 
     /// The values at `indices`: as they are stored, or put together from their halves by `kernels`.
-    pub fn values(&self, indices: &[usize], kernels: &dyn Kernels) -> Vec<Plain> {
+    pub fn values(&self, indices: &[usize], kernels: &dyn Kernels) -> Vec<RawTensor> {
         let halves = |index: &usize| {
             let lower = self.lowers[*index].clone()?;
             let upper = self.values[*index].clone();
-            Some(Halves { upper, lower })
+            Some(SplitF32 { upper, lower })
         };
-        let halves: Vec<Halves> = indices.iter().filter_map(halves).collect();
-        let mut joined = kernels.join(&halves).into_iter();
+        let halves: Vec<SplitF32> = indices.iter().filter_map(halves).collect();
+        let mut joined = kernels.ops().weights.join(&halves).into_iter();
         let value = |index: &usize| match &self.lowers[*index] {
             Some(_) => joined.next().expect("kernels join all they are given"),
             None => self.values[*index].clone(),
@@ -119,7 +148,7 @@ impl Weights {
     }
 
     /// What models compute with: the values, or copies of them in the device's type.
-    pub(crate) fn shared(&self) -> Arc<Vec<Plain>> {
+    pub(crate) fn shared(&self) -> Arc<Vec<RawTensor>> {
         let Some(dtype) = self.device.compute_dtype() else {
             return self.values.clone();
         };
@@ -127,7 +156,7 @@ impl Weights {
             return self.values.clone();
         }
         let cast_all = || self.values.iter().map(|value| cast(value, dtype)).collect();
-        let copies = || Arc::new(self.device.lasting(cast_all));
+        let copies = || Arc::new(self.device.with_persistent_allocation(cast_all));
         self.copies.get_or_init(copies).clone()
     }
 
@@ -135,7 +164,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`CoreError::Shape`] if its shape is not the declared one.
-    pub fn set(&mut self, index: usize, value: Plain) -> Result<(), CoreError> {
+    pub fn set(&mut self, index: usize, value: RawTensor) -> Result<(), CoreError> {
         let spec = &self.layout.specs()[index];
         let found = value.shape().to_vec();
         if found != spec.shape {
@@ -149,7 +178,7 @@ impl Weights {
         Ok(())
     }
 
-    fn replace(&mut self, index: usize, value: Plain) {
+    fn replace(&mut self, index: usize, value: RawTensor) {
         self.copies = OnceLock::new();
         Arc::make_mut(&mut self.values)[index] = value;
         Arc::make_mut(&mut self.lowers)[index] = None;
@@ -169,18 +198,18 @@ impl Weights {
             });
         }
         let device = &self.device;
-        let value = device.lasting(|| device.plain(values, &spec.shape));
+        let value = device.with_persistent_allocation(|| device.plain(values, &spec.shape));
         self.replace(index, value);
         Ok(())
     }
 
     /// Mutable values, none of them in halves. Those still held by a view or a snapshot are copied when a kernel writes them.
-    pub fn values_mut(&mut self) -> &mut [Plain] {
+    pub fn values_mut(&mut self) -> &mut [RawTensor] {
         for index in 0..self.values.len() {
             if self.lowers[index].is_some() {
                 let (values, device) = (self.host(index), self.device.clone());
                 let shape = &self.layout.specs()[index].shape;
-                let value = device.lasting(|| device.plain(values, shape));
+                let value = device.with_persistent_allocation(|| device.plain(values, shape));
                 self.replace(index, value);
             }
         }
@@ -222,7 +251,7 @@ impl Weights {
 
     /// [`Freezes`](Self::freeze) weights that are not `trained`, and stores the others as `storage` says, on a device where models
     /// compute in bf16; elsewhere all stay f32. What models see of a trained weight is the nearest bf16 either way; of two
-    /// equally near ones [`Halves`](WeightStorage::Halves) take the one farther from zero, the others the even one.
+    /// equally near ones [`SplitF32`](WeightStorage::SplitF32) take the one farther from zero, the others the even one.
     ///
     /// # Panics
     /// As [`freeze`](Self::freeze).
@@ -244,8 +273,8 @@ impl Weights {
         self.convert(|index, value| match storage {
             _ if !trained[index] || value.dtype() != DType::F32 => None,
             WeightStorage::Whole => None,
-            WeightStorage::Halves => {
-                let Halves { upper, lower } = kernels.split(value);
+            WeightStorage::SplitF32 => {
+                let SplitF32 { upper, lower } = kernels.ops().weights.split(value);
                 Some((upper, Some(lower)))
             }
             WeightStorage::Narrow => Some((cast(value, FloatDType::BF16), None)),
@@ -266,7 +295,7 @@ impl Weights {
         if let Some(stored) = &mut whole.stored {
             stored.storage = WeightStorage::Whole;
             let trained = stored.trained.clone();
-            let joined = |index: usize, value: &Plain| {
+            let joined = |index: usize, value: &RawTensor| {
                 let narrow = trained[index] && value.dtype() != DType::F32;
                 narrow.then(|| {
                     let value = self.values(&[index], kernels).remove(0);
@@ -279,11 +308,11 @@ impl Weights {
     }
 
     /// Replaces values, with their lower halves, by what `into` makes of them, in memory that lasts.
-    fn convert(&mut self, into: impl Fn(usize, &Plain) -> Option<(Plain, Option<Plain>)> + Sync) {
+    fn convert(&mut self, into: impl Fn(usize, &RawTensor) -> Option<(RawTensor, Option<RawTensor>)> + Sync) {
         let device = self.device.clone();
         self.copies = OnceLock::new();
         let (values, lowers) = (Arc::make_mut(&mut self.values), Arc::make_mut(&mut self.lowers));
-        device.lasting(|| {
+        device.with_persistent_allocation(|| {
             let all = values.iter_mut().zip(lowers).enumerate();
             all.for_each(|(index, (value, lower))| {
                 if let Some(converted) = into(index, value) {
@@ -298,9 +327,11 @@ impl Weights {
     pub fn host(&self, index: usize) -> Vec<f32> {
         match &self.lowers[index] {
             Some(lower) => {
-                let (uppers, lowers) = (halves::bits(&self.values[index]), halves::bits(lower));
+                let (uppers, lowers) = (split_f32::bits(&self.values[index]), split_f32::bits(lower));
                 let pairs = uppers.into_iter().zip(lowers);
-                pairs.map(|(upper, lower)| halves::join([upper, lower])).collect()
+                pairs
+                    .map(|(upper, lower)| split_f32::join([upper, lower]))
+                    .collect()
             }
             None => cpu::to_host(&self.values[index]),
         }

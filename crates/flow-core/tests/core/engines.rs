@@ -2,22 +2,23 @@
 
 use burn::backend::DispatchTensor;
 use flow_attention::CpuAttention;
-use flow_core::exec::{Body, Stash};
-use flow_core::op::{self, Backward, Incoming, take_gradient};
+use flow_core::autograd::{self, Backward, Incoming, take_gradient};
+use flow_core::exec::Body;
+use flow_core::ops::Stash;
 use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Exec, KeepAll, KeyValue, Plain,
-    RegionEngine, RegionKind,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Exec, KeyValue,
+    NoCheckpointing, RawTensor, RegionEngine, RegionKind,
 };
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Notes every region it is asked to run, with the number of lanes of the call.
+/// Notes every region it is asked to run, with the number of trajectories of the call.
 #[derive(Debug, Default)]
 pub struct Recorder {
     pub sites: Mutex<Vec<String>>,
-    pub lanes: Mutex<Vec<usize>>,
+    pub trajectories: Mutex<Vec<usize>>,
 }
 
 impl RegionEngine for Recorder {
@@ -28,7 +29,10 @@ impl RegionEngine for Recorder {
     fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
         let site = exec.site().expect("a region has a site");
         self.sites.lock().unwrap().push(site.to_string());
-        self.lanes.lock().unwrap().push(exec.call().lanes.len());
+        self.trajectories
+            .lock()
+            .unwrap()
+            .push(exec.call().trajectories.len());
         body(exec, inputs)
     }
 }
@@ -49,9 +53,9 @@ impl RegionEngine for Recompute {
     fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
         let differentiated = exec.params().is_training() || inputs.iter().any(is_tracked);
         if !self.at.contains(&exec.site().unwrap().kind) || !differentiated {
-            return KeepAll.run(exec, inputs, body);
+            return NoCheckpointing.run(exec, inputs, body);
         }
-        let values: Vec<Plain> = inputs.iter().map(plain).collect();
+        let values: Vec<RawTensor> = inputs.iter().map(plain).collect();
         let record = Arc::new(Record {
             save: self.save,
             outer: exec.stash().clone(),
@@ -84,7 +88,7 @@ impl RegionEngine for Recompute {
                 stash.kept.lock().unwrap().is_empty(),
                 "the replay asks for all that was kept"
             );
-            let mut gradients = op::backward_from(outputs, incoming.output_gradients.to_vec());
+            let mut gradients = autograd::backward_from(outputs, incoming.output_gradients.to_vec());
             let mut take = |leaf| take_gradient(leaf, gradients.as_mut()?);
             let of_inputs = again
                 .iter()
@@ -98,7 +102,7 @@ impl RegionEngine for Recompute {
             found
         });
         let inputs: Vec<&DispatchTensor> = inputs.iter().collect();
-        op::bind_with_leaves("recompute", &inputs, &leaves, outputs, backward)
+        autograd::bind_with_leaves("recompute", &inputs, &leaves, outputs, backward)
     }
 }
 
@@ -107,11 +111,11 @@ impl RegionEngine for Recompute {
 struct Record {
     save: &'static [&'static str],
     outer: Arc<dyn Stash>,
-    kept: Mutex<VecDeque<Vec<Plain>>>,
+    kept: Mutex<VecDeque<Vec<RawTensor>>>,
 }
 
 impl Stash for Record {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         let result = self.outer.through(name, compute);
         if self.save.contains(&name) {
             self.kept.lock().unwrap().push_back(result.clone());
@@ -128,11 +132,11 @@ impl Stash for Record {
 #[derive(Debug)]
 struct Replay {
     save: &'static [&'static str],
-    kept: Mutex<VecDeque<Vec<Plain>>>,
+    kept: Mutex<VecDeque<Vec<RawTensor>>>,
 }
 
 impl Stash for Replay {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         if !self.save.contains(&name) {
             return compute();
         }
@@ -161,7 +165,7 @@ struct CountingStash<'a> {
 }
 
 impl Stash for CountingStash<'_> {
-    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         self.inner.through(name, &mut || {
             self.computed.fetch_add(1, Ordering::SeqCst);
             compute()
@@ -180,6 +184,10 @@ impl AttentionBackend for CountingAttention {
 
     fn capability(&self) -> AttentionCapability {
         AttentionCapability::HOST
+    }
+
+    fn is_row_independent(&self) -> bool {
+        CpuAttention.is_row_independent()
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {

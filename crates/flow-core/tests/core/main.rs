@@ -2,8 +2,7 @@
 
 mod concurrency;
 mod engines;
-mod lane_kernels;
-mod lanes;
+mod layered;
 mod layout;
 mod model;
 mod operations;
@@ -11,4 +10,5 @@ mod parameters;
 mod places;
 mod regions;
 mod support;
+mod trajectories;
 mod versions;

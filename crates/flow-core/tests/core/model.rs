@@ -8,8 +8,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::{
-    Activation, Block, CallContext, Exec, Handle, Init, ParamLayout, Plain, Plan, RegionKind, Stage,
-    Training, Weights,
+    Activation, Backends, Block, CallContext, Exec, Handle, Init, ParamLayout, RawTensor, RegionKind, Stage,
+    TrainingPass, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
@@ -21,8 +21,11 @@ const HEADS: usize = 3;
 const EPSILON: f32 = 1e-6;
 
 /// Reference kernels, every block run, everything kept.
-pub fn plan() -> Arc<Plan> {
-    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())))
+pub fn plan() -> Arc<Backends> {
+    Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ))
 }
 
 /// One block: attention and feed-forward, each modulated by the conditioning, each a region.
@@ -184,11 +187,11 @@ impl Transformer {
     /// Output and gradients of one pass, with the loss `sum of w · forward(..)`.
     pub fn pass(
         &self,
-        plan: Arc<Plan>,
+        plan: Arc<Backends>,
         trained: Trained,
         forward: impl Fn(&Self, &Exec<'_>) -> DispatchTensor,
-    ) -> (Plain, Vec<Option<Plain>>) {
-        let pass = Training::new(&self.weights, plan, self.flags(trained));
+    ) -> (RawTensor, Vec<Option<RawTensor>>) {
+        let pass = TrainingPass::new(&self.weights, plan, self.flags(trained));
         let output = forward(self, &pass.exec(CallContext::single(Stage::Training)));
         let loss = weighted_sum(&output, &operand(99, &[BATCH, TOKENS, WIDTH]));
         let gradients = pass.gradients(&Tensor::from_dispatch(loss));

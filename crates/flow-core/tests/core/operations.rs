@@ -2,10 +2,10 @@
 
 use crate::support::{add, assert_close, bits, operand, tracked_operand, weighted_sum, wide};
 use burn::backend::DispatchTensor;
+use flow_core::autograd::{self, Backward};
 use flow_core::cpu::{CpuTensor, from_vec, to_host};
-use flow_core::op::{self, Backward};
 use flow_core::tensors::{is_tracked, leaf, zeros_like};
-use flow_core::{Plain, op::take_gradient};
+use flow_core::{RawTensor, autograd::take_gradient};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +17,7 @@ fn zip(a: &[f32], b: &[f32], with: impl Fn(f32, f32) -> f32) -> Vec<f32> {
 
 /// `a · sin(b)`.
 fn product(a: &DispatchTensor, b: &DispatchTensor) -> DispatchTensor {
-    op::apply("product", &[a, b], |inputs, _| {
+    autograd::apply("product", &[a, b], |inputs, _| {
         let (a, b) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
         let output = from_vec(zip(a.values(), b.values(), |a, b| a * b.sin()), a.shape());
         let backward: Backward = Arc::new(move |incoming| {
@@ -38,7 +38,7 @@ fn product(a: &DispatchTensor, b: &DispatchTensor) -> DispatchTensor {
 /// `(a · b, a + 2b, -b)`; notes which outputs' gradients arrive at each backward.
 fn three(a: &DispatchTensor, b: &DispatchTensor, seen: &Arc<Mutex<Vec<Vec<bool>>>>) -> Vec<DispatchTensor> {
     let seen = seen.clone();
-    op::apply_many("three", &[a, b], |inputs, _| {
+    autograd::apply_many("three", &[a, b], |inputs, _| {
         let (a, b) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
         let outputs = [
             zip(a.values(), b.values(), |a, b| a * b),
@@ -68,8 +68,8 @@ fn three(a: &DispatchTensor, b: &DispatchTensor, seen: &Arc<Mutex<Vec<Vec<bool>>
     })
 }
 
-fn gradients_of(loss: DispatchTensor, leaves: &[&DispatchTensor]) -> Vec<Option<Plain>> {
-    let mut gradients = op::backward(loss);
+fn gradients_of(loss: DispatchTensor, leaves: &[&DispatchTensor]) -> Vec<Option<RawTensor>> {
+    let mut gradients = autograd::backward(loss);
     leaves
         .iter()
         .map(|leaf| take_gradient(leaf, &mut gradients))
@@ -180,7 +180,7 @@ fn one_result_in_two_losses_runs_its_backward_once() {
     let w = operand(12, &SHAPE);
     let runs = Arc::new(AtomicUsize::new(0));
     let counted = runs.clone();
-    let y = op::apply("negate", &[&x], |inputs, tracked| {
+    let y = autograd::apply("negate", &[&x], |inputs, tracked| {
         assert!(tracked, "the forward is told that a gradient is wanted");
         let x = CpuTensor::read(&inputs[0]);
         let negated = x.values().iter().map(|x| -x).collect();
@@ -208,7 +208,7 @@ fn backward_from_hands_every_seed_on_bit_for_bit() {
     );
     let seeds = vec![Some(from_vec(seed.clone(), &[7])), None, Some(operand(4, &[7]))];
     let outputs = vec![a.clone(), b.clone(), c.clone()];
-    let mut gradients = op::backward_from(outputs, seeds).expect("two outputs have a gradient");
+    let mut gradients = autograd::backward_from(outputs, seeds).expect("two outputs have a gradient");
     let found = [&a, &b, &c].map(|leaf| take_gradient(leaf, &mut gradients));
     assert_eq!(bits(found[0].as_ref().unwrap()), bits(&from_vec(seed, &[7])));
     assert!(found[1].is_none(), "an output without a seed gives none");
@@ -223,7 +223,7 @@ fn backward_from_equals_backward_of_the_weighted_sum() {
         operand(3, &SHAPE),
     );
     let from_loss = gradients_of(weighted_sum(&product(&a, &b), &w), &[&a, &b]);
-    let mut gradients = op::backward_from(vec![product(&a, &b)], vec![Some(w)]).unwrap();
+    let mut gradients = autograd::backward_from(vec![product(&a, &b)], vec![Some(w)]).unwrap();
     for (leaf, expected) in [&a, &b].into_iter().zip(from_loss) {
         assert_eq!(
             bits(&take_gradient(leaf, &mut gradients).unwrap()),
@@ -234,8 +234,8 @@ fn backward_from_equals_backward_of_the_weighted_sum() {
 
 #[test]
 fn backward_from_nothing_tracked_gives_nothing() {
-    assert!(op::backward_from(vec![operand(1, &[2])], vec![Some(operand(2, &[2]))]).is_none());
-    assert!(op::backward_from(vec![tracked_operand(1, &[2])], vec![None]).is_none());
+    assert!(autograd::backward_from(vec![operand(1, &[2])], vec![Some(operand(2, &[2]))]).is_none());
+    assert!(autograd::backward_from(vec![tracked_operand(1, &[2])], vec![None]).is_none());
 }
 
 #[test]
@@ -254,8 +254,9 @@ fn more_leaves_than_parents_fit_get_their_gradients_with_or_without_a_tracked_in
             found.extend((0..40).map(|index| (index != 3).then(|| g.clone())));
             found
         });
-        let output = op::bind_with_leaves("many", &[&input], &weights, vec![operand(51, &[2])], backward);
-        let mut gradients = op::backward(weighted_sum(&output[0], &operand(52, &[2])));
+        let output =
+            autograd::bind_with_leaves("many", &[&input], &weights, vec![operand(51, &[2])], backward);
+        let mut gradients = autograd::backward(weighted_sum(&output[0], &operand(52, &[2])));
         for (index, weight) in weights.iter().enumerate() {
             let found = take_gradient(weight, &mut gradients);
             assert_eq!(found.is_some(), index != 3, "weight {index}");
@@ -269,7 +270,7 @@ fn more_leaves_than_parents_fit_get_their_gradients_with_or_without_a_tracked_in
 fn a_computed_tensor_is_refused_as_a_leaf() {
     let x = tracked_operand(1, &[2]);
     let computed = add(&x, &x);
-    op::bind_with_leaves(
+    autograd::bind_with_leaves(
         "twice",
         &[],
         &[computed],

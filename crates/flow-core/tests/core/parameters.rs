@@ -8,7 +8,9 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::tensors::{is_tracked, plain};
-use flow_core::{CallContext, Exec, Init, ParamLayout, ParamView, Rollout, Stage, Training, Weights, op};
+use flow_core::{
+    CallContext, Exec, InferencePass, Init, ParamLayout, ParamView, Stage, TrainingPass, Weights, autograd,
+};
 use std::sync::Arc;
 
 const ROWS: usize = 5;
@@ -113,7 +115,7 @@ fn gradients_land_on_the_weights_they_belong_to_and_frozen_ones_get_none() {
         "first.lora_B.weight",
         "unused.weight",
     ];
-    let pass = Training::new(&layers.weights, plan(), flags(&layers, &trained));
+    let pass = TrainingPass::new(&layers.weights, plan(), flags(&layers, &trained));
     let exec = pass.exec(CallContext::single(Stage::Training));
     let w = operand(14, &[ROWS, 2]);
     let loss = weighted_sum(&forward(&layers, &exec).into_dispatch(), &w);
@@ -171,7 +173,7 @@ fn gradients_land_on_the_weights_they_belong_to_and_frozen_ones_get_none() {
 fn leaves_are_made_when_a_weight_is_asked_for_and_shared_by_the_calls_of_a_pass() {
     let layers = layers();
     let trained = flags(&layers, &["first.weight", "second.weight", "unused.weight"]);
-    let pass = Training::new(&layers.weights, plan(), trained);
+    let pass = TrainingPass::new(&layers.weights, plan(), trained);
     let exec = pass.exec(CallContext::single(Stage::Training));
     assert!(exec.params().leaves().is_empty());
     let once = weighted_sum(&forward(&layers, &exec).into_dispatch(), &operand(14, &[ROWS, 2]));
@@ -190,7 +192,7 @@ fn leaves_are_made_when_a_weight_is_asked_for_and_shared_by_the_calls_of_a_pass(
         &operand(14, &[ROWS, 2]),
     );
     let doubled = pass.gradients(&Tensor::from_dispatch(add(&once, &twice)));
-    let single = Training::new(&layers.weights, plan(), flags(&layers, &["first.weight"]));
+    let single = TrainingPass::new(&layers.weights, plan(), flags(&layers, &["first.weight"]));
     let exec = single.exec(CallContext::single(Stage::Training));
     let loss = weighted_sum(&forward(&layers, &exec).into_dispatch(), &operand(14, &[ROWS, 2]));
     let single = single.gradients(&Tensor::from_dispatch(loss));
@@ -204,7 +206,7 @@ fn leaves_are_made_when_a_weight_is_asked_for_and_shared_by_the_calls_of_a_pass(
 #[test]
 fn a_view_without_adapters_is_the_base_model_and_untracked() {
     let layers = layers();
-    let rollout = Rollout::new(&layers.weights, plan());
+    let rollout = InferencePass::new(&layers.weights, plan());
     let call = || CallContext::single(Stage::Rollout);
     let adapted = forward(&layers, &rollout.exec(call())).into_dispatch();
     let base = forward(&layers, &rollout.without_adapters().exec(call())).into_dispatch();
@@ -212,10 +214,10 @@ fn a_view_without_adapters_is_the_base_model_and_untracked() {
     let mut off = layers.weights.clone();
     let up = off.layout().position("first.lora_B.weight").unwrap();
     update(&mut off.values_mut()[up], |values| values.fill(0.0));
-    let expected = forward(&layers, &Rollout::new(&off, plan()).exec(call())).into_dispatch();
+    let expected = forward(&layers, &InferencePass::new(&off, plan()).exec(call())).into_dispatch();
     assert_close(&base, &wide(&expected));
 
-    let pass = Training::new(
+    let pass = TrainingPass::new(
         &layers.weights,
         plan(),
         flags(&layers, &["first.weight", "first.lora_A.weight"]),
@@ -232,7 +234,7 @@ fn fresh_leaves_are_other_leaves_of_the_same_values() {
     let fresh = view.fresh_leaves();
     let (old, new) = (view.get(layers.first.weight), fresh.get(layers.first.weight));
     let w = operand(15, &[OUT, IN]);
-    let mut gradients = op::backward(weighted_sum(&new.into_dispatch(), &w));
+    let mut gradients = autograd::backward(weighted_sum(&new.into_dispatch(), &w));
     assert!(view.take_gradients(&mut gradients).iter().all(Option::is_none));
     assert_eq!(
         bits(fresh.take_gradients(&mut gradients)[0].as_ref().unwrap()),

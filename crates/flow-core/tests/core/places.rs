@@ -1,4 +1,4 @@
-//! Attention layers and whole velocities: drivers written in a test answer for some lanes, as a feature cache does.
+//! Attention layers and whole velocities: drivers written in a test answer for some trajectories, as a feature cache does.
 
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
@@ -6,9 +6,9 @@ use flow_core::cpu::{read_ints, to_host};
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::select_rows as rows;
 use flow_core::{
-    AttentionKind, AttentionLayer, Block, CallContext, Condition, Exec, FlowModel, Lane, LayerBody,
-    LayerDriver, ModelInput, ModelSpec, ParamLayout, Plan, RegionKind, Rollout, Stage, VelocityDriver,
-    Weights,
+    AttentionKind, AttentionLayer, Backends, Block, CallContext, Condition, Exec, FlowModel, InferencePass,
+    LayerBody, LayerDriver, ModelInput, ModelSpec, ParamLayout, RegionKind, Stage, TrajectoryId,
+    VelocityDriver, Weights,
 };
 use std::sync::{Arc, Mutex};
 
@@ -69,9 +69,9 @@ struct AllButTheFirst {
 
 impl AllButTheFirst {
     fn run(&self, exec: &Exec<'_>, inputs: &[DispatchTensor], body: LayerBody<'_>) -> DispatchTensor {
-        let lanes = &exec.call().lanes;
-        let others: Vec<usize> = (1..lanes.len()).collect();
-        let some = exec.on_lanes(others.iter().map(|row| lanes[*row]).collect());
+        let trajectories = &exec.call().trajectories;
+        let others: Vec<usize> = (1..trajectories.len()).collect();
+        let some = exec.on_trajectories(others.iter().map(|row| trajectories[*row]).collect());
         let computed = body(&some, inputs.iter().map(|input| rows(input, &others)).collect()).remove(0);
         let first = Dispatch::float_mul_scalar(rows(&inputs[0], &[0]), 0.into());
         Dispatch::float_cat(vec![first, computed], 0)
@@ -106,10 +106,10 @@ impl VelocityDriver for EverySecond {
     }
 
     fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
-        let lanes = &exec.call().lanes;
-        let some: Vec<usize> = (0..lanes.len()).rev().filter(|row| row % 2 == 1).collect();
+        let trajectories = &exec.call().trajectories;
+        let some: Vec<usize> = (0..trajectories.len()).rev().filter(|row| row % 2 == 1).collect();
         let computed = model.velocity(
-            &exec.on_lanes(some.iter().map(|row| lanes[*row]).collect()),
+            &exec.on_trajectories(some.iter().map(|row| trajectories[*row]).collect()),
             input.rows(&some),
         );
         let place = |row: usize| some.iter().position(|of| *of == row);
@@ -117,21 +117,21 @@ impl VelocityDriver for EverySecond {
             Some(place) => computed.clone().narrow(0, place, 1),
             None => input.x.clone().narrow(0, row, 1),
         };
-        Tensor::cat((0..lanes.len()).map(row).collect(), 0)
+        Tensor::cat((0..trajectories.len()).map(row).collect(), 0)
     }
 }
 
 /// Velocities of four rows with latents 1 to 4, tokens 1 to 4, at noise level 1/2.
-fn velocities(plan: Plan) -> Vec<f32> {
+fn velocities(plan: Backends) -> Vec<f32> {
     let device = ComputeDevice::cpu();
     let model = Model::default();
     let weights = Weights::init(model.layout.clone(), 0, &device);
-    let lane = |sample| Lane {
+    let trajectory = |sample| TrajectoryId {
         sample,
         conditional: true,
     };
     let call = CallContext {
-        lanes: (0..4).map(lane).collect(),
+        trajectories: (0..4).map(trajectory).collect(),
         ..CallContext::single(Stage::Rollout)
     };
     let input = ModelInput {
@@ -142,7 +142,7 @@ fn velocities(plan: Plan) -> Vec<f32> {
             ..Condition::default()
         },
     };
-    let rollout = Rollout::new(&weights, Arc::new(plan));
+    let rollout = InferencePass::new(&weights, Arc::new(plan));
     let v: Tensor<2> = rollout.exec(call).velocity(&model, input);
     to_host(&v.into_dispatch())
 }
@@ -161,7 +161,7 @@ fn a_driver_answers_attention_layers_for_some_lanes_and_knows_which_they_are() {
     let layers = driver.clone();
     // The first row passes every block as it came.
     assert_eq!(
-        velocities(Plan { layers, ..plain }),
+        velocities(Backends { layers, ..plain }),
         [1.0, all[1], all[2], all[3]]
     );
     let asked = driver.asked.lock().expect("no panic").clone();
@@ -178,7 +178,7 @@ fn a_driver_answers_attention_layers_for_some_lanes_and_knows_which_they_are() {
 
 #[test]
 fn a_driver_calls_the_model_for_some_rows_and_they_keep_their_latents_levels_and_conditions() {
-    let plan = Plan {
+    let plan = Backends {
         velocities: Arc::new(EverySecond),
         ..(*crate::model::plan()).clone()
     };
@@ -195,13 +195,20 @@ fn rows_of_an_input_are_those_asked_for_in_that_order_in_every_part() {
             tokens: Some(device.int_tensor(vec![7, 8, 9], [3, 1])),
             text: Some(device.tensor(vec![1.0, 2.0, 3.0], [3, 1, 1])),
             pooled: Some(device.tensor(vec![4.0, 5.0, 6.0], [3, 1])),
+            guidance: Some(device.tensor(vec![1.0, 2.0, 3.5], [3])),
         },
     };
     let some = input.rows(&[2, 0]);
     assert_eq!(to_host(&some.x.into_dispatch()), [5.0, 6.0, 1.0, 2.0]);
     assert_eq!(to_host(&some.sigma.into_dispatch()), [0.3, 0.1]);
-    let Condition { tokens, text, pooled } = some.condition;
+    let Condition {
+        tokens,
+        text,
+        pooled,
+        guidance,
+    } = some.condition;
     assert_eq!(read_ints(&tokens.expect("given").into_dispatch()), [9, 7]);
     assert_eq!(to_host(&text.expect("given").into_dispatch()), [3.0, 1.0]);
     assert_eq!(to_host(&pooled.expect("given").into_dispatch()), [6.0, 4.0]);
+    assert_eq!(to_host(&guidance.expect("given").into_dispatch()), [3.5, 1.0]);
 }

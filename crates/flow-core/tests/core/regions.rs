@@ -10,8 +10,8 @@ use flow_core::exec::Linear;
 use flow_core::params::LayoutBuilder;
 use flow_core::tensors::is_tracked;
 use flow_core::{
-    Block, CallContext, Exec, Handle, Init, ParamLayout, Plain, Plan, RegionEngine, RegionKind, Rollout,
-    Stage, Training, Weights,
+    Backends, Block, CallContext, Exec, Handle, InferencePass, Init, ParamLayout, RawTensor, RegionEngine,
+    RegionKind, Stage, TrainingPass, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ const NESTED: &[RegionKind] = &[RegionKind::Block, RegionKind::Attention];
 const FULL: &[&str] = &[];
 const ATTENTION: &[&str] = &["attention"];
 
-fn with_engine(engine: impl RegionEngine + 'static) -> Arc<Plan> {
-    Arc::new(Plan {
+fn with_engine(engine: impl RegionEngine + 'static) -> Arc<Backends> {
+    Arc::new(Backends {
         regions: Arc::new(engine),
         ..(*plan()).clone()
     })
@@ -40,8 +40,8 @@ fn conditioned(model: &Transformer, exec: &Exec<'_>) -> DispatchTensor {
 
 #[track_caller]
 fn assert_same_bits(
-    found: &(Plain, Vec<Option<Plain>>),
-    expected: &(Plain, Vec<Option<Plain>>),
+    found: &(RawTensor, Vec<Option<RawTensor>>),
+    expected: &(RawTensor, Vec<Option<RawTensor>>),
     model: &Transformer,
 ) {
     assert_eq!(bits(&found.0), bits(&expected.0), "outputs");
@@ -65,11 +65,11 @@ fn assert_same_bits(
 fn an_engine_sees_blocks_and_regions_in_order_with_their_sites() {
     let model = Transformer::new();
     let recorder = Arc::new(Recorder::default());
-    let plan = Arc::new(Plan {
+    let plan = Arc::new(Backends {
         regions: recorder.clone(),
         ..(*plan()).clone()
     });
-    let exec = Rollout::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
+    let exec = InferencePass::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
     assert!(exec.site().is_none());
     blocks(&model, &exec);
     let expected = [
@@ -87,7 +87,7 @@ fn an_engine_sees_blocks_and_regions_in_order_with_their_sites() {
 #[should_panic(expected = "a region lies within a block of a stack")]
 fn a_region_outside_of_a_stack_is_a_bug() {
     let model = Transformer::new();
-    let exec = Rollout::new(&model.weights, plan()).exec(CallContext::single(Stage::Rollout));
+    let exec = InferencePass::new(&model.weights, plan()).exec(CallContext::single(Stage::Rollout));
     exec.region(RegionKind::Mlp, &model.blocks[0], (), |_, _, ()| ());
 }
 
@@ -148,7 +148,7 @@ fn attention_runs_once_per_block_when_kept_or_saved_and_twice_when_recomputed() 
     let count = |engine: Option<Recompute>| {
         let attention = CountingAttention::default();
         let computed = attention.computed.clone();
-        let mut plan = Plan::new(Arc::new(attention), Arc::new(CpuKernels::default()));
+        let mut plan = Backends::new(Arc::new(attention), Arc::new(CpuKernels::default()));
         if let Some(engine) = engine {
             plan.regions = Arc::new(engine);
         }
@@ -200,7 +200,7 @@ fn a_rollout_under_a_recompute_engine_stays_plain_and_has_the_bits_of_training()
         at: BLOCK,
         save: ATTENTION,
     });
-    let exec = Rollout::new(&model.weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
+    let exec = InferencePass::new(&model.weights, plan.clone()).exec(CallContext::single(Stage::Rollout));
     let rolled = conditioned(&model, &exec);
     assert!(!is_tracked(&rolled));
     let trained = model.pass(plan, Trained::All, conditioned);
@@ -215,7 +215,7 @@ fn a_wholly_frozen_region_is_not_tracked() {
         save: FULL,
     });
     let frozen: Arc<[bool]> = model.weights.layout().specs().iter().map(|_| false).collect();
-    let pass = Training::new(&model.weights, plan, frozen);
+    let pass = TrainingPass::new(&model.weights, plan, frozen);
     let output = blocks(&model, &pass.exec(CallContext::single(Stage::Training)));
     assert!(!is_tracked(&output));
 }
@@ -223,16 +223,16 @@ fn a_wholly_frozen_region_is_not_tracked() {
 #[test]
 fn an_input_of_the_stack_gets_its_gradient_through_recomputed_blocks_of_frozen_weights() {
     let model = Transformer::new();
-    let gradient = |plan: Arc<Plan>| {
-        let exec = Rollout::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
+    let gradient = |plan: Arc<Backends>| {
+        let exec = InferencePass::new(&model.weights, plan).exec(CallContext::single(Stage::Rollout));
         let x = flow_core::tensors::leaf(&operand(61, &[BATCH, TOKENS, WIDTH]));
         let (_, condition) = Transformer::inputs(31);
         let output = model
             .blocks(&exec, (Tensor::from_dispatch(x.clone()), condition))
             .into_dispatch();
         let seed = operand(62, &[BATCH, TOKENS, WIDTH]);
-        let mut gradients = flow_core::op::backward_from(vec![output], vec![Some(seed)]).unwrap();
-        bits(&flow_core::op::take_gradient(&x, &mut gradients).unwrap())
+        let mut gradients = flow_core::autograd::backward_from(vec![output], vec![Some(seed)]).unwrap();
+        bits(&flow_core::autograd::take_gradient(&x, &mut gradients).unwrap())
     };
     assert_eq!(
         gradient(with_engine(Recompute {
@@ -282,8 +282,8 @@ fn an_integer_choice_passes_between_recomputed_regions() {
     };
     let blocks = [router(0), router(1)];
     let weights = Weights::init(Arc::new(layout), 3, &ComputeDevice::cpu());
-    let pass = |plan: Arc<Plan>| {
-        let pass = Training::new(&weights, plan, Arc::from([true; 4]));
+    let pass = |plan: Arc<Backends>| {
+        let pass = TrainingPass::new(&weights, plan, Arc::from([true; 4]));
         let exec = pass.exec(CallContext::single(Stage::Training));
         let x = Tensor::from_dispatch(operand(81, &[5, 6]));
         let output = exec.stack("routed", &blocks, x, ());

@@ -1,9 +1,9 @@
 //! Operands, host helpers and losses of the tests.
 
 use burn::backend::DispatchTensor;
-use flow_core::Plain;
+use flow_core::RawTensor;
+use flow_core::autograd::{self, Backward};
 use flow_core::cpu::{CpuTensor, from_vec, to_host};
-use flow_core::op::{self, Backward};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::leaf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub fn normal(seed: u64, count: usize) -> Vec<f32> {
 }
 
 /// A plain tensor of standard normal values.
-pub fn operand(seed: u64, shape: &[usize]) -> Plain {
+pub fn operand(seed: u64, shape: &[usize]) -> RawTensor {
     from_vec(normal(seed, shape.iter().product()), shape)
 }
 
@@ -25,16 +25,16 @@ pub fn tracked_operand(seed: u64, shape: &[usize]) -> DispatchTensor {
     leaf(&operand(seed, shape))
 }
 
-pub fn bits(tensor: &Plain) -> Vec<u32> {
+pub fn bits(tensor: &RawTensor) -> Vec<u32> {
     to_host(tensor).iter().map(|value| value.to_bits()).collect()
 }
 
-pub fn wide(tensor: &Plain) -> Vec<f64> {
+pub fn wide(tensor: &RawTensor) -> Vec<f64> {
     to_host(tensor).iter().map(|value| f64::from(*value)).collect()
 }
 
 /// Fails unless every value lies within a few roundings of `expected`.
-pub fn assert_close(found: &Plain, expected: &[f64]) {
+pub fn assert_close(found: &RawTensor, expected: &[f64]) {
     let found = to_host(found);
     assert_eq!(found.len(), expected.len(), "number of values");
     let largest = expected.iter().fold(1.0f64, |most, value| most.max(value.abs()));
@@ -45,9 +45,9 @@ pub fn assert_close(found: &Plain, expected: &[f64]) {
 }
 
 /// `sum of weights · x`, of shape `[1]`: a loss whose gradient in `x` is `weights`, exactly.
-pub fn weighted_sum(x: &DispatchTensor, weights: &Plain) -> DispatchTensor {
+pub fn weighted_sum(x: &DispatchTensor, weights: &RawTensor) -> DispatchTensor {
     let weights = weights.clone();
-    op::apply("weighted-sum", &[x], |inputs, _| {
+    autograd::apply("weighted-sum", &[x], |inputs, _| {
         let (x, w) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&weights));
         let sum: f64 = x
             .values()
@@ -66,7 +66,7 @@ pub fn weighted_sum(x: &DispatchTensor, weights: &Plain) -> DispatchTensor {
 
 /// `a + b`, of one shape, with exact gradients.
 pub fn add(a: &DispatchTensor, b: &DispatchTensor) -> DispatchTensor {
-    op::apply("add", &[a, b], |inputs, _| {
+    autograd::apply("add", &[a, b], |inputs, _| {
         let (a, b) = (CpuTensor::read(&inputs[0]), CpuTensor::read(&inputs[1]));
         let sum = a.values().iter().zip(b.values()).map(|(a, b)| a + b).collect();
         let backward: Backward = Arc::new(|incoming| vec![Some(incoming.gradient().clone()); 2]);

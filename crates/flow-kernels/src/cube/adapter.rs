@@ -6,8 +6,8 @@
 
 use super::operand::Operand;
 use super::products::{Products, matrix, part, part_alignment};
-use flow_core::Plain;
-use flow_core::kernels::LinearWeights;
+use flow_core::RawTensor;
+use flow_core::ops::LinearWeights;
 use flow_kernels_cube::Element;
 use flow_kernels_cube::cast::MOST_JOINED;
 use flow_matmul_cube::call::{Layout, Matmul};
@@ -15,10 +15,10 @@ use flow_matmul_cube::tensors::{Matrix, Operands};
 use std::sync::{Arc, OnceLock};
 
 /// `A [rank, in]`, `B [out, rank]` and the scale of an adapter.
-pub(super) type Factors<'a> = (&'a Plain, &'a Plain, f32);
+pub(super) type Factors<'a> = (&'a RawTensor, &'a RawTensor, f32);
 
 /// The adapter's factors among `plain`, the values of [`LinearWeights::tensors`].
-pub(super) fn factors<'a>(plain: &'a [Plain], weights: &LinearWeights) -> Option<Factors<'a>> {
+pub(super) fn factors<'a>(plain: &'a [RawTensor], weights: &LinearWeights) -> Option<Factors<'a>> {
     let (_, _, scale) = weights.adapter.as_ref()?;
     Some((&plain[plain.len() - 2], &plain[plain.len() - 1], *scale))
 }
@@ -129,7 +129,7 @@ impl Adapter {
             let downs = &self.reduced.downs;
             let (columns, _) = downs.rows_and_columns();
             let call = Matmul::plain(Layout::Nt, [rows, columns, inputs], x.element());
-            let output = x.room(&[rows, columns], x.element());
+            let output = x.empty(&[rows, columns], x.element());
             products.run(
                 x,
                 call,
@@ -145,7 +145,7 @@ impl Adapter {
     pub fn reduced_gradient(&self, gradient: &Operand, products: &Products) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
         let call = Matmul::plain(Layout::Nn, [rows, self.rank, outputs], gradient.element());
-        let output = gradient.room(&[rows, self.rank], gradient.element());
+        let output = gradient.empty(&[rows, self.rank], gradient.element());
         products.run(
             gradient,
             call,

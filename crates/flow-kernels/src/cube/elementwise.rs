@@ -1,9 +1,9 @@
 //! Activations, gated residuals, rotary embeddings and token embeddings.
 
-use super::operand::{Operand, done};
+use super::operand::{Operand, expect_launched};
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
-use flow_core::{Activation, Plain, cube, op};
+use flow_core::{Activation, RawTensor, autograd, cube};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::activation::{self, Activation as Function};
 use flow_kernels_cube::embedding::Embedding;
@@ -27,8 +27,8 @@ pub(super) fn activated(x: &Operand, activation: Activation) -> Operand {
     let Some(function) = function(activation) else {
         return x.clone();
     };
-    let y = x.room_alike();
-    done(
+    let y = x.empty_like();
+    expect_launched(
         "activation",
         activation::forward(x.client(), &x.buffer(), &y.buffer(), function),
     );
@@ -43,9 +43,9 @@ pub(super) fn activation_gradient(
     bias: bool,
 ) -> (Operand, Option<Operand>) {
     let (_, columns) = gradient.rows_and_columns();
-    let dbias = bias.then(|| gradient.room(&[columns], Element::F32));
+    let dbias = bias.then(|| gradient.empty(&[columns], Element::F32));
     let x = x.filter(|_| activation != Activation::None);
-    let dx = x.map(Operand::room_alike);
+    let dx = x.map(Operand::empty_like);
     if dx.is_none() && dbias.is_none() {
         return (gradient, None);
     }
@@ -58,18 +58,18 @@ pub(super) fn activation_gradient(
         dx: of_dx.as_ref(),
         dbias: of_dbias.as_ref(),
     };
-    done("activation", activation::backward(gradient.client(), call));
+    expect_launched("activation", activation::backward(gradient.client(), call));
     (dx.unwrap_or(gradient), dbias)
 }
 
 /// As the CPU's; backward keeps `x`.
 pub(super) fn activation(x: &DispatchTensor, activation: Activation, element: Element) -> DispatchTensor {
-    op::apply("activation", &[x], |inputs, _| {
+    autograd::apply("activation", &[x], |inputs, _| {
         let x = Operand::read(&inputs[0]);
         let of = x.element();
         let x = x.cast(element);
         let y = activated(&x, activation);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read_as(incoming.gradient(), element);
             let (dx, _) = activation_gradient(Some(&x), activation, gradient, false);
             vec![Some(dx.into_plain_as(of))]
@@ -92,7 +92,7 @@ pub(super) struct Gated {
 
 impl Gated {
     /// Reads the operands, to be computed on in `element`.
-    pub fn read(residual: &Plain, modulation: &Plain, gate: usize, element: Element) -> Self {
+    pub fn read(residual: &RawTensor, modulation: &RawTensor, gate: usize, element: Element) -> Self {
         let [residual, modulation] = [residual, modulation].map(Operand::read);
         let of = [residual.element(), modulation.element()];
         let [residual, modulation] = [residual, modulation].map(|operand| operand.cast(element));
@@ -116,7 +116,7 @@ impl Gated {
 
     /// The result for a branch that is a tensor.
     pub fn with(&self, branch: &Operand) -> Operand {
-        let y = self.residual.room_alike();
+        let y = self.residual.empty_like();
         let forward = self.call.forward(
             y.client(),
             &self.residual.buffer(),
@@ -124,12 +124,12 @@ impl Gated {
             &self.modulation.buffer(),
             &y.buffer(),
         );
-        done(GATE, forward);
+        expect_launched(GATE, forward);
         y
     }
 
     /// The gradient of the residual for the `gradient` of the result.
-    pub fn residual_gradient(&self, gradient: &Operand) -> Plain {
+    pub fn residual_gradient(&self, gradient: &Operand) -> RawTensor {
         gradient.clone().into_plain_as(self.of[0])
     }
 
@@ -139,9 +139,9 @@ impl Gated {
         branch: Option<&Operand>,
         gradient: &Operand,
         want_branch: bool,
-    ) -> (Option<Operand>, Option<Plain>) {
-        let dbranch = want_branch.then(|| gradient.room_alike());
-        let dmodulation = branch.map(|_| self.modulation.room_alike());
+    ) -> (Option<Operand>, Option<RawTensor>) {
+        let dbranch = want_branch.then(|| gradient.empty_like());
+        let dmodulation = branch.map(|_| self.modulation.empty_like());
         let backward = self.call.backward(
             gradient.client(),
             // Read for the gradient of the modulation only.
@@ -151,7 +151,7 @@ impl Gated {
             dbranch.as_ref().map(Operand::buffer).as_ref(),
             dmodulation.as_ref().map(Operand::buffer).as_ref(),
         );
-        done(GATE, backward);
+        expect_launched(GATE, backward);
         let dmodulation = dmodulation.map(|dmodulation| dmodulation.into_plain_as(self.of[1]));
         (dbranch, dmodulation)
     }
@@ -165,13 +165,13 @@ pub(super) fn gated_residual(
     gate: usize,
     element: Element,
 ) -> DispatchTensor {
-    op::apply(GATE, &[residual, branch, modulation], |inputs, _| {
+    autograd::apply(GATE, &[residual, branch, modulation], |inputs, _| {
         let gated = Gated::read(&inputs[0], &inputs[2], gate, element);
         let branch = Operand::read(&inputs[1]);
         let of_branch = branch.element();
         let branch = branch.cast(element);
         let y = gated.with(&branch);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let branch = wanted[2].then_some(&branch);
@@ -187,10 +187,15 @@ pub(super) fn gated_residual(
 }
 
 /// As the CPU's; backward keeps the tables.
-pub(super) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain, element: Element) -> DispatchTensor {
+pub(super) fn rotary(
+    x: &DispatchTensor,
+    cos: &RawTensor,
+    sin: &RawTensor,
+    element: Element,
+) -> DispatchTensor {
     const NAME: &str = "rotary";
     let tables = [cos, sin].map(|table| Operand::read_as(table, Element::F32));
-    op::apply(NAME, &[x], |inputs, _| {
+    autograd::apply(NAME, &[x], |inputs, _| {
         let x = Operand::read(&inputs[0]);
         let of = x.element();
         let x = x.cast(element);
@@ -203,18 +208,18 @@ pub(super) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain, element: Elem
             heads,
             head_dim,
         };
-        let y = x.room_alike();
+        let y = x.empty_like();
         let [cos, sin] = [0, 1].map(|at| tables[at].buffer());
-        done(
+        expect_launched(
             NAME,
             call.forward(x.client(), &x.buffer(), [&cos, &sin], &y.buffer()),
         );
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let dx = gradient.room_alike();
+            let dx = gradient.empty_like();
             let [cos, sin] = [0, 1].map(|at| tables[at].buffer());
             let backward = call.backward(gradient.client(), &gradient.buffer(), [&cos, &sin], &dx.buffer());
-            done(NAME, backward);
+            expect_launched(NAME, backward);
             vec![Some(dx.into_plain_as(of))]
         });
         (y.into_plain(), backward)
@@ -223,9 +228,9 @@ pub(super) fn rotary(x: &DispatchTensor, cos: &Plain, sin: &Plain, element: Elem
 
 /// As the CPU's, but that an index out of range gives a row of NaN: to look would be to wait for the device. The gradient
 /// of the table is f32.
-pub(super) fn embedding(table: &DispatchTensor, index: &Plain, element: Element) -> DispatchTensor {
+pub(super) fn embedding(table: &DispatchTensor, index: &RawTensor, element: Element) -> DispatchTensor {
     const NAME: &str = "embedding";
-    op::apply(NAME, &[table], |inputs, _| {
+    autograd::apply(NAME, &[table], |inputs, _| {
         let table = Operand::read(&inputs[0]);
         let index = cube::read_ints(index).expect("indices are integers on the table's device");
         let index = cube::contiguous(cube::cast(index.clone(), DType::I32));
@@ -236,19 +241,19 @@ pub(super) fn embedding(table: &DispatchTensor, index: &Plain, element: Element)
             channels,
             count: shape.iter().product(),
         };
-        let y = table.room(&[&shape[..], &[channels]].concat(), element);
+        let y = table.empty(&[&shape[..], &[channels]].concat(), element);
         let forward = call.forward(y.client(), &table.buffer(), &index.handle, &y.buffer());
-        done(NAME, forward);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        expect_launched(NAME, forward);
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read(incoming.gradient());
-            let dtable = gradient.room(&[rows, channels], Element::F32);
+            let dtable = gradient.empty(&[rows, channels], Element::F32);
             let backward = call.backward(
                 dtable.client(),
                 &gradient.buffer(),
                 &index.handle,
                 &dtable.buffer(),
             );
-            done(NAME, backward);
+            expect_launched(NAME, backward);
             vec![Some(dtable.into_plain())]
         });
         (y.into_plain(), backward)

@@ -3,14 +3,13 @@
 
 use super::CubeKernels;
 use super::elementwise::{activated, activation_gradient, function};
-use super::operand::{Operand, done};
+use super::operand::{Operand, expect_launched};
 use super::products::{Products, matrix};
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_core::cube::{self, CubeTensor};
-use flow_core::exec::Stash;
-use flow_core::experts::{ExpertKernels, GroupedWeights, Grouping, Routed};
-use flow_core::{Activation, Plain, op};
+use flow_core::ops::{ExpertOps, GroupedWeights, Grouping, Routed, Stash};
+use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::experts::route::Shares;
 use flow_kernels_cube::experts::{self, Mix, Routing, group_sums};
@@ -22,7 +21,7 @@ use std::sync::Arc;
 ///
 /// # Panics
 /// If they are not integers of a CubeCL device: kernels are chosen by device, so this is a bug.
-fn indices(tensor: &Plain) -> CubeTensor {
+fn indices(tensor: &RawTensor) -> CubeTensor {
     let tensor = cube::read_ints(tensor).expect("indices are integers on the device of what they index");
     cube::contiguous(cube::cast(tensor.clone(), DType::I32))
 }
@@ -31,12 +30,12 @@ fn length(indices: &CubeTensor) -> usize {
     indices.meta.shape().iter().product()
 }
 
-impl ExpertKernels for CubeKernels {
+impl ExpertOps for CubeKernels {
     /// As the CPU's; of two scores that differ in the last bits another may be the larger there, since exponentials do.
     fn route(&self, stash: &dyn Stash, logits: &DispatchTensor, top_k: usize, normalize: bool) -> Routed {
         const NAME: &str = "route";
-        let mut chosen: Option<Plain> = None;
-        let outputs = op::apply_many(NAME, &[logits], |inputs, _| {
+        let mut chosen: Option<RawTensor> = None;
+        let outputs = autograd::apply_many(NAME, &[logits], |inputs, _| {
             let logits = Operand::read(&inputs[0]);
             let of = logits.element();
             let shape = logits.shape();
@@ -51,44 +50,44 @@ impl ExpertKernels for CubeKernels {
                 normalize,
             };
             let client = logits.client().clone();
-            let room = |shape: &[usize]| logits.room(shape, Element::F32);
-            let scores = room(&shape);
-            done(NAME, call.scores(&client, &logits.buffer(), &scores.buffer()));
+            let empty = |shape: &[usize]| logits.empty(shape, Element::F32);
+            let scores = empty(&shape);
+            expect_launched(NAME, call.scores(&client, &logits.buffer(), &scores.buffer()));
             let mut kept = stash.through("router", &mut || {
-                let choices = logits.room_for_indices(&[batch, tokens, top_k]);
-                done(NAME, call.choose(&client, &scores.buffer(), &choices.handle));
+                let choices = logits.empty_indices(&[batch, tokens, top_k]);
+                expect_launched(NAME, call.choose(&client, &scores.buffer(), &choices.handle));
                 vec![cube::wrap_ints(choices)]
             });
             let kept = kept.pop().expect("a router keeps one tensor");
             let choices = indices(&kept);
             chosen = Some(kept);
-            let (weights, loads) = (room(&[batch, tokens, top_k]), room(&[batch, experts]));
-            let balance = room(&[batch]);
+            let (weights, loads) = (empty(&[batch, tokens, top_k]), empty(&[batch, experts]));
+            let balance = empty(&[batch]);
             let of_shares = [&weights, &loads, &balance].map(Operand::buffer);
             let shares = Shares {
                 weights: &of_shares[0],
                 loads: &of_shares[1],
                 balance: &of_shares[2],
             };
-            done(
+            expect_launched(
                 NAME,
                 call.weigh(&client, &scores.buffer(), &choices.handle, shares),
             );
             let outputs = vec![weights.into_plain(), balance.into_plain()];
-            let backward: op::Backward = Arc::new(move |incoming| {
+            let backward: autograd::Backward = Arc::new(move |incoming| {
                 let gradients = incoming.output_gradients.iter();
                 let gradients: Vec<Option<Operand>> = gradients
                     .map(|it| it.as_ref().map(|it| Operand::read_as(it, Element::F32)))
                     .collect();
                 let [dweights, dbalance] = [0, 1].map(|at| gradients[at].as_ref().map(Operand::buffer));
-                let dlogits = scores.room(&shape, of);
+                let dlogits = scores.empty(&shape, of);
                 let backward = call.backward(
                     scores.client(),
                     (&scores.buffer(), &choices.handle, &loads.buffer()),
                     [dweights.as_ref(), dbalance.as_ref()],
                     &dlogits.buffer(),
                 );
-                done(NAME, backward);
+                expect_launched(NAME, backward);
                 vec![Some(dlogits.into_plain())]
             });
             (outputs, backward)
@@ -101,11 +100,11 @@ impl ExpertKernels for CubeKernels {
         }
     }
 
-    fn group(&self, choices: &Plain, experts: usize) -> Grouping {
+    fn group(&self, choices: &RawTensor, experts: usize) -> Grouping {
         let choices = indices(choices);
         let slots = length(&choices);
-        let room = |count: usize| cube::empty_like(&choices, &[count], DType::I32);
-        let (of_rows, of_slots, offsets) = (room(slots), room(slots), room(experts + 1));
+        let empty = |count: usize| cube::empty_like(&choices, &[count], DType::I32);
+        let (of_rows, of_slots, offsets) = (empty(slots), empty(slots), empty(experts + 1));
         let call = experts::Grouping { slots, experts };
         let sorted = call.sort(
             &choices.client,
@@ -114,7 +113,7 @@ impl ExpertKernels for CubeKernels {
             &of_slots.handle,
             &offsets.handle,
         );
-        done("group", sorted);
+        expect_launched("group", sorted);
         Grouping {
             slots: cube::wrap_ints(of_rows),
             rows: cube::wrap_ints(of_slots),
@@ -126,7 +125,7 @@ impl ExpertKernels for CubeKernels {
         const NAME: &str = "permute";
         let element = self.element;
         let (slots, rows) = (indices(&grouping.slots), indices(&grouping.rows));
-        op::apply(NAME, &[x], |inputs, _| {
+        autograd::apply(NAME, &[x], |inputs, _| {
             let x = Operand::read(&inputs[0]);
             let of = x.element();
             let x = x.cast(element);
@@ -136,17 +135,17 @@ impl ExpertKernels for CubeKernels {
                 top_k: length(&slots).checked_div(tokens).unwrap_or(0),
                 channels,
             };
-            let y = x.room(&[length(&slots), channels], element);
-            done(
+            let y = x.empty(&[length(&slots), channels], element);
+            expect_launched(
                 NAME,
                 call.permute(x.client(), &x.buffer(), &slots.handle, &y.buffer()),
             );
-            let backward: op::Backward = Arc::new(move |incoming| {
+            let backward: autograd::Backward = Arc::new(move |incoming| {
                 let gradient = Operand::read_as(incoming.gradient(), element);
-                let dx = gradient.room(&shape, element);
+                let dx = gradient.empty(&shape, element);
                 let backward =
                     call.permute_backward(gradient.client(), &gradient.buffer(), &rows.handle, &dx.buffer());
-                done(NAME, backward);
+                expect_launched(NAME, backward);
                 vec![Some(dx.into_plain_as(of))]
             });
             (y.into_plain(), backward)
@@ -160,13 +159,12 @@ impl ExpertKernels for CubeKernels {
         x: &DispatchTensor,
         grouping: &Grouping,
         weights: &GroupedWeights,
-        activation: Activation,
     ) -> DispatchTensor {
         const NAME: &str = "grouped_linear";
-        let element = self.element;
+        let (element, activation) = (self.element, weights.activation);
         let offsets = indices(&grouping.offsets);
         let inputs = [x, &weights.weight, &weights.bias];
-        op::apply(NAME, &inputs, |plain, tracked| {
+        autograd::apply(NAME, &inputs, |plain, tracked| {
             let x = Operand::read(&plain[0]);
             let (of_x, x) = (x.element(), x.cast(element));
             let layer = Layer::read(&plain[1], &plain[2], element, offsets, &self.products);
@@ -189,7 +187,7 @@ impl ExpertKernels for CubeKernels {
                 (Some(sum), None) => activated(sum, activation).into_plain(),
                 (None, _) => kept,
             };
-            let backward: op::Backward = Arc::new(move |incoming| {
+            let backward: autograd::Backward = Arc::new(move |incoming| {
                 let wanted = incoming.wanted;
                 let gradient = Operand::read_as(incoming.gradient(), element);
                 let (gradient, _) = activation_gradient(sum.as_ref(), activation, gradient, false);
@@ -207,7 +205,7 @@ impl ExpertKernels for CubeKernels {
         const NAME: &str = "combine";
         let element = self.element;
         let (slots, rows) = (indices(&grouping.slots), indices(&grouping.rows));
-        op::apply(NAME, &[y, weights], |inputs, _| {
+        autograd::apply(NAME, &[y, weights], |inputs, _| {
             let [y, weights] = [0, 1].map(|at| Operand::read(&inputs[at]));
             let [of_y, of_weights] = [&y, &weights].map(Operand::element);
             let (y, weights) = (y.cast(element), weights.cast(Element::F32));
@@ -221,7 +219,7 @@ impl ExpertKernels for CubeKernels {
                 top_k,
                 channels,
             };
-            let x = y.room(&[batch, tokens, channels], element);
+            let x = y.empty(&[batch, tokens, channels], element);
             let forward = call.combine(
                 y.client(),
                 &y.buffer(),
@@ -229,12 +227,12 @@ impl ExpertKernels for CubeKernels {
                 &rows.handle,
                 &x.buffer(),
             );
-            done(NAME, forward);
-            let backward: op::Backward = Arc::new(move |incoming| {
+            expect_launched(NAME, forward);
+            let backward: autograd::Backward = Arc::new(move |incoming| {
                 let gradient = Operand::read_as(incoming.gradient(), element);
                 let client = gradient.client();
                 let dy = incoming.wanted[0].then(|| {
-                    let dy = y.room_alike();
+                    let dy = y.empty_like();
                     let backward = call.combine_backward(
                         client,
                         &gradient.buffer(),
@@ -242,11 +240,11 @@ impl ExpertKernels for CubeKernels {
                         &slots.handle,
                         &dy.buffer(),
                     );
-                    done(NAME, backward);
+                    expect_launched(NAME, backward);
                     dy.into_plain_as(of_y)
                 });
                 let dweights = incoming.wanted[1].then(|| {
-                    let dweights = weights.room_alike();
+                    let dweights = weights.empty_like();
                     let backward = call.weights_backward(
                         client,
                         &y.buffer(),
@@ -254,7 +252,7 @@ impl ExpertKernels for CubeKernels {
                         &rows.handle,
                         &dweights.buffer(),
                     );
-                    done(NAME, backward);
+                    expect_launched(NAME, backward);
                     dweights.into_plain_as(of_weights)
                 });
                 vec![dy, dweights]
@@ -281,8 +279,8 @@ struct Layer {
 
 impl Layer {
     fn read(
-        weight: &Plain,
-        bias: &Plain,
+        weight: &RawTensor,
+        bias: &RawTensor,
         element: Element,
         offsets: CubeTensor,
         products: &Arc<Products>,
@@ -318,8 +316,8 @@ impl Layer {
     /// The sum before the activation, if wanted, and the output.
     fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
         let (rows, inputs) = x.rows_and_columns();
-        let output = x.room(&[rows, self.outputs], x.element());
-        let sum = keep_sum.then(|| output.room_alike());
+        let output = x.empty(&[rows, self.outputs], x.element());
+        let sum = keep_sum.then(|| output.empty_like());
         let epilogue = function(activation).map_or(Epilogue::Store, |activation| Epilogue::Activate {
             activation,
             keep_sum,
@@ -343,7 +341,7 @@ impl Layer {
 
     fn input_gradient(&self, gradient: &Operand) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
-        let output = gradient.room(&[rows, self.inputs], gradient.element());
+        let output = gradient.empty(&[rows, self.inputs], gradient.element());
         let call = self.product(Layout::Nn, [rows, self.inputs, outputs], gradient.element());
         let (a, b, d) = (matrix(gradient), matrix(&self.weight), matrix(&output));
         let operands = Operands {
@@ -357,7 +355,7 @@ impl Layer {
     /// `[E, out, in]`, f32.
     fn weight_gradient(&self, x: &Operand, gradient: &Operand) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();
-        let output = gradient.room(&[self.experts, outputs, self.inputs], Element::F32);
+        let output = gradient.empty(&[self.experts, outputs, self.inputs], Element::F32);
         let call = Matmul {
             output: flow_matmul_cube::Element::F32,
             ..self.product(Layout::Tn, [outputs, self.inputs, rows], gradient.element())
@@ -374,7 +372,7 @@ impl Layer {
     /// `[E, out]`, f32.
     fn bias_gradient(&self, gradient: &Operand) -> Operand {
         let sizes = [self.experts, self.outputs];
-        let sums = gradient.room(&sizes, Element::F32);
+        let sums = gradient.empty(&sizes, Element::F32);
         let summed = group_sums(
             gradient.client(),
             &gradient.buffer(),
@@ -382,7 +380,7 @@ impl Layer {
             sizes,
             &sums.buffer(),
         );
-        done("grouped_linear", summed);
+        expect_launched("grouped_linear", summed);
         sums
     }
 }

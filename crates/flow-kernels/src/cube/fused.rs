@@ -9,12 +9,11 @@ use super::linear::{LINEAR, Layer, OfSums, Summed, Then, kept};
 use super::norm::Normed;
 use super::operand::Operand;
 use super::products::Products;
-use crate::linear::has_trained_matrix;
+use crate::cpu::linear::has_trained_matrix;
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
-use flow_core::exec::Stash;
-use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
+use flow_core::ops::{FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Activation, Plain, op};
+use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -29,31 +28,34 @@ pub(super) struct With<'a> {
 }
 
 impl With<'_> {
-    fn layer(&self, plain: &[Plain], weights: &LinearWeights) -> Layer {
+    fn layer(&self, plain: &[RawTensor], weights: &LinearWeights) -> Layer {
         Layer::read(plain, weights, self.element, self.products)
     }
 }
 
 /// The sum of two gradients of one tensor, as the graph adds them up.
-fn plus(a: Plain, b: Plain) -> Plain {
+fn plus(a: RawTensor, b: RawTensor) -> RawTensor {
     Dispatch::float_add(a, b)
 }
 
 /// `gated_residual(residual, linear(x))`. Keeps the branch only for the gradient of the gates.
 pub(super) fn linear_gated_residual(
     with: With<'_>,
-    residual: &DispatchTensor,
+    gated: GatedResidual<'_>,
     x: &DispatchTensor,
     weights: &LinearWeights,
-    modulation: &DispatchTensor,
-    gate: usize,
 ) -> DispatchTensor {
+    let GatedResidual {
+        residual,
+        modulation,
+        gate,
+    } = gated;
     let mut inputs = vec![residual, x, modulation];
     inputs.extend(weights.tensors());
     let keep_x = has_trained_matrix(weights);
     let keep_branch = is_tracked(modulation) || with.stash.keeps(LINEAR);
     let element = with.element;
-    op::apply("linear_gated_residual", &inputs, |plain, _| {
+    autograd::apply("linear_gated_residual", &inputs, |plain, _| {
         let x = Operand::read(&plain[1]);
         let (of_x, x_shape) = (x.element(), x.shape());
         let x = x.cast(element);
@@ -65,7 +67,7 @@ pub(super) fn linear_gated_residual(
             None => layer.gated(&x, &gated),
         };
         let x = keep_x.then_some(x);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let want_branch = wanted[1] || wanted[3..].contains(&true);
@@ -95,22 +97,20 @@ pub(super) fn linear_gated_residual(
 /// `linear(modulated_layer_norm(x))`. Keeps `x`, and the sum before the activation if there is one.
 pub(super) fn modulated_linear(
     with: With<'_>,
-    x: &DispatchTensor,
-    modulation: &DispatchTensor,
-    norm: NormChunks,
+    norm: ModulatedNorm<'_>,
     weights: &LinearWeights,
     activation: Activation,
 ) -> DispatchTensor {
-    let mut inputs = vec![x, modulation];
+    let mut inputs = vec![norm.x, norm.modulation];
     inputs.extend(weights.tensors());
     let train_matrix = has_trained_matrix(weights);
     let element = with.element;
-    op::apply("modulated_linear", &inputs, |plain, tracked| {
-        let normed = Normed::read(&plain[0], &plain[1], norm, element);
+    autograd::apply("modulated_linear", &inputs, |plain, tracked| {
+        let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let layer = with.layer(&plain[2..], weights);
         let keep_sum = activation != Activation::None && (tracked || with.stash.keeps(LINEAR));
         let (output, sum) = layer.through(with.stash, activation, keep_sum, || normed.forward().0);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let want_bias = layer.has_bias() && wanted[3];
@@ -134,7 +134,7 @@ fn layer_gradients(
     added: Option<&Operand>,
     dbias: Option<Operand>,
     wanted: &[bool],
-) -> [Vec<Option<Plain>>; 3] {
+) -> [Vec<Option<RawTensor>>; 3] {
     let want_norm = wanted[0] || wanted[1];
     let again = (want_norm || train_matrix).then(|| normed.forward());
     let (rows, statistics) = again.unzip();
@@ -153,12 +153,10 @@ fn layer_gradients(
 /// up in their products' epilogues, the last layer's first, as the graph does it.
 pub(super) fn modulated_linears(
     with: With<'_>,
-    x: &DispatchTensor,
-    modulation: &DispatchTensor,
-    norm: NormChunks,
+    norm: ModulatedNorm<'_>,
     weights: &[LinearWeights],
 ) -> Vec<DispatchTensor> {
-    let mut inputs = vec![x, modulation];
+    let mut inputs = vec![norm.x, norm.modulation];
     let mut starts = Vec::with_capacity(weights.len() + 1);
     for of in weights {
         starts.push(inputs.len());
@@ -167,10 +165,10 @@ pub(super) fn modulated_linears(
     starts.push(inputs.len());
     let train_matrix = weights.iter().any(has_trained_matrix);
     let element = with.element;
-    op::apply_many("modulated_linears", &inputs, |plain, _| {
-        let normed = Normed::read(&plain[0], &plain[1], norm, element);
+    autograd::apply_many("modulated_linears", &inputs, |plain, _| {
+        let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let ranges = || starts.windows(2).map(|ends| ends[0]..ends[1]);
-        let read: Vec<(&[Plain], &LinearWeights)> =
+        let read: Vec<(&[RawTensor], &LinearWeights)> =
             ranges().map(|range| &plain[range]).zip(weights).collect();
         let layers = Layer::read_all(&read, element, with.products);
         let layers: Vec<(Layer, Range<usize>)> = layers.into_iter().zip(ranges()).collect();
@@ -182,7 +180,7 @@ pub(super) fn modulated_linears(
             output.into_plain()
         });
         let outputs = outputs.collect();
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let mut gradients = vec![None; wanted.len()];
             let want_norm = wanted[0] || wanted[1];
@@ -216,21 +214,19 @@ pub(super) fn modulated_linears(
 /// the gradient of the gates, the branch.
 pub(super) fn modulated_feed_forward(
     with: With<'_>,
-    x: &DispatchTensor,
-    modulation: &DispatchTensor,
-    norm: NormChunks,
+    norm: ModulatedNorm<'_>,
     weights: &FeedForwardWeights,
     gate: usize,
 ) -> DispatchTensor {
-    let mut inputs = vec![x, modulation];
+    let mut inputs = vec![norm.x, norm.modulation];
     inputs.extend(weights.up.tensors());
     let first_down = inputs.len();
     inputs.extend(weights.down.tensors());
     let [train_up, train_down] = [&weights.up, &weights.down].map(has_trained_matrix);
-    let keep_branch = is_tracked(modulation) || with.stash.keeps(LINEAR);
+    let keep_branch = is_tracked(norm.modulation) || with.stash.keeps(LINEAR);
     let (element, activation) = (with.element, weights.activation);
-    op::apply("modulated_feed_forward", &inputs, |plain, tracked| {
-        let normed = Normed::read(&plain[0], &plain[1], norm, element);
+    autograd::apply("modulated_feed_forward", &inputs, |plain, tracked| {
+        let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let gated = Gated::read(&plain[0], &plain[1], gate, element);
         let up = with.layer(&plain[2..first_down], &weights.up);
         let down = with.layer(&plain[first_down..], &weights.down);
@@ -247,10 +243,10 @@ pub(super) fn modulated_feed_forward(
             (down.gated(&inner(), &gated), None)
         };
         let Some(Summed { sum, .. }) = summed else {
-            let nothing: op::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
+            let nothing: autograd::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
             return (output.into_plain(), nothing);
         };
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let (wanted, wanted_down) = incoming.wanted.split_at(first_down);
             let gradient = Operand::read_as(incoming.gradient(), element);
             let branch = branch.as_ref().filter(|_| wanted[1]);

@@ -1,16 +1,17 @@
 //! SDE steps, their log-probabilities, and distances: f32 whatever the model computes in, but for its velocities.
 
-use super::operand::{Operand, done};
+use super::operand::{Operand, expect_launched};
+use crate::cpu::noise::draw_noise;
 use burn::backend::DispatchTensor;
 use flow_core::device::ComputeDevice;
-use flow_core::kernels::{Noise, SdeOutputs};
-use flow_core::{Plain, cube, op};
+use flow_core::ops::{Noise, SdeOutputs, SdeStep};
+use flow_core::{RawTensor, autograd, cube};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::normals::{self, Drawn};
 use flow_kernels_cube::sde::{self, Latents, Outcome, Step};
 use std::sync::Arc;
 
-fn wide(tensor: &Plain) -> Operand {
+fn wide(tensor: &RawTensor) -> Operand {
     Operand::read_as(tensor, Element::F32)
 }
 
@@ -20,21 +21,15 @@ fn latents(x: &Operand) -> Latents {
 }
 
 /// Takes a step.
-pub(super) fn step(x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-    step_with(x, v, sde::Noise::Given(&wide(noise).buffer()), coefficients)
+pub(super) fn step(step: SdeStep<'_>, noise: &RawTensor) -> SdeOutputs {
+    step_with(step, sde::Noise::Given(&wide(noise).buffer()))
 }
 
 /// Takes a step that draws its noise, where the device can.
-pub(super) fn step_drawn(
-    x: &Plain,
-    v: &Plain,
-    noise: &Noise<'_>,
-    coefficients: &Plain,
-    device: &ComputeDevice,
-) -> SdeOutputs {
-    match cube::read(x).is_some_and(|x| normals::drawn_by(&x.client)) {
-        true => step_with(x, v, sde::Noise::Drawn(drawn(noise)), coefficients),
-        false => step(x, v, &noise.drawn_by_host(device), coefficients),
+pub(super) fn step_drawn(given: SdeStep<'_>, noise: &Noise<'_>, device: &ComputeDevice) -> SdeOutputs {
+    match cube::read(given.x).is_some_and(|x| normals::drawn_by(&x.client)) {
+        true => step_with(given, sde::Noise::Drawn(drawn(noise))),
+        false => step(given, &draw_noise(noise, device)),
     }
 }
 
@@ -47,22 +42,22 @@ fn drawn<'a>(noise: &Noise<'a>) -> Drawn<'a> {
 }
 
 /// Draws noise on the device, where it can.
-pub(super) fn noise(noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
-    let room = cube::empty(device, &[noise.samples.len(), noise.values]);
-    let room = Operand::read(&room);
-    if !normals::drawn_by(room.client()) {
-        return noise.drawn_by_host(device);
+pub(super) fn noise(noise: &Noise<'_>, device: &ComputeDevice) -> RawTensor {
+    let empty = device.empty(&[noise.samples.len(), noise.values]);
+    let empty = Operand::read(&empty);
+    if !normals::drawn_by(empty.client()) {
+        return draw_noise(noise, device);
     }
-    done("noise", drawn(noise).draw(room.client(), &room.buffer()));
-    room.into_plain()
+    expect_launched("noise", drawn(noise).draw(empty.client(), &empty.buffer()));
+    empty.into_plain()
 }
 
-fn step_with(x: &Plain, v: &Plain, noise: sde::Noise<'_>, coefficients: &Plain) -> SdeOutputs {
-    let [x, coefficients] = [x, coefficients].map(wide);
-    let v = Operand::read(v);
+fn step_with(given: SdeStep<'_>, noise: sde::Noise<'_>) -> SdeOutputs {
+    let [x, coefficients] = [given.x, given.coefficients].map(wide);
+    let v = Operand::read(given.v);
     let call = latents(&x);
-    let (x_next, mean) = (x.room_alike(), x.room_alike());
-    let log_prob = x.room(&[call.rows], Element::F32);
+    let (x_next, mean) = (x.empty_like(), x.empty_like());
+    let log_prob = x.empty(&[call.rows], Element::F32);
     let step = Step {
         x: &x.buffer(),
         v: &v.buffer(),
@@ -73,7 +68,7 @@ fn step_with(x: &Plain, v: &Plain, noise: sde::Noise<'_>, coefficients: &Plain) 
         log_prob: &log_prob.buffer(),
     };
     let taken = call.step(x.client(), step, noise, &x_next.buffer(), outcome);
-    done("sde_step", taken);
+    expect_launched("sde_step", taken);
     SdeOutputs {
         x_next: x_next.into_plain(),
         mean: mean.into_plain(),
@@ -82,19 +77,14 @@ fn step_with(x: &Plain, v: &Plain, noise: sde::Noise<'_>, coefficients: &Plain) 
 }
 
 /// `(log_prob, mean)` of a step taken before, differentiable in `v`. Backward keeps the mean and the next latents.
-pub(super) fn log_prob(
-    x: &Plain,
-    v: &DispatchTensor,
-    x_next: &Plain,
-    coefficients: &Plain,
-) -> (DispatchTensor, DispatchTensor) {
+pub(super) fn log_prob(given: SdeStep<'_>, x_next: &RawTensor) -> (DispatchTensor, DispatchTensor) {
     const NAME: &str = "sde_log_prob";
-    let [x, x_next, coefficients] = [x, x_next, coefficients].map(wide);
+    let [x, x_next, coefficients] = [given.x, x_next, given.coefficients].map(wide);
     let call = latents(&x);
-    let outputs = op::apply_many(NAME, &[v], |inputs, _| {
+    let outputs = autograd::apply_many(NAME, &[given.v], |inputs, _| {
         let v = Operand::read(&inputs[0]);
         let of = v.element();
-        let (log_prob, mean) = (x.room(&[call.rows], Element::F32), x.room_alike());
+        let (log_prob, mean) = (x.empty(&[call.rows], Element::F32), x.empty_like());
         let step = Step {
             x: &x.buffer(),
             v: &v.buffer(),
@@ -104,12 +94,12 @@ pub(super) fn log_prob(
             mean: &mean.buffer(),
             log_prob: &log_prob.buffer(),
         };
-        done(NAME, call.log_prob(x.client(), step, &x_next.buffer(), outcome));
+        expect_launched(NAME, call.log_prob(x.client(), step, &x_next.buffer(), outcome));
         let outputs = vec![log_prob.into_plain(), mean.clone().into_plain()];
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let read = |index: usize| incoming.output_gradients[index].as_ref().map(wide);
             let (dlog_prob, dmean) = (read(0), read(1));
-            let dv = mean.room(&mean.shape(), of);
+            let dv = mean.empty(&mean.shape(), of);
             let backward = call.log_prob_backward(
                 mean.client(),
                 &mean.buffer(),
@@ -119,7 +109,7 @@ pub(super) fn log_prob(
                 dmean.as_ref().map(Operand::buffer).as_ref(),
                 &dv.buffer(),
             );
-            done(NAME, backward);
+            expect_launched(NAME, backward);
             vec![Some(dv.into_plain())]
         });
         (outputs, backward)
@@ -129,17 +119,17 @@ pub(super) fn log_prob(
 }
 
 /// `mean over N of (a - b)²` per row in f32, differentiable in `a`.
-pub(super) fn mean_squared_distance(a: &DispatchTensor, b: &Plain) -> DispatchTensor {
+pub(super) fn mean_squared_distance(a: &DispatchTensor, b: &RawTensor) -> DispatchTensor {
     const NAME: &str = "mean_squared_distance";
     let b = wide(b);
-    op::apply(NAME, &[a], |inputs, _| {
+    autograd::apply(NAME, &[a], |inputs, _| {
         let a = Operand::read(&inputs[0]);
         let call = latents(&a);
-        let distance = a.room(&[call.rows], Element::F32);
+        let distance = a.empty(&[call.rows], Element::F32);
         let forward = call.distance(a.client(), &a.buffer(), &b.buffer(), &distance.buffer());
-        done(NAME, forward);
-        let backward: op::Backward = Arc::new(move |incoming| {
-            let (gradient, da) = (wide(incoming.gradient()), a.room_alike());
+        expect_launched(NAME, forward);
+        let backward: autograd::Backward = Arc::new(move |incoming| {
+            let (gradient, da) = (wide(incoming.gradient()), a.empty_like());
             let backward = call.distance_backward(
                 a.client(),
                 &a.buffer(),
@@ -147,7 +137,7 @@ pub(super) fn mean_squared_distance(a: &DispatchTensor, b: &Plain) -> DispatchTe
                 &gradient.buffer(),
                 &da.buffer(),
             );
-            done(NAME, backward);
+            expect_launched(NAME, backward);
             vec![Some(da.into_plain())]
         });
         (distance.into_plain(), backward)

@@ -4,12 +4,11 @@ use super::adapter::{Adapter, Factors, factors};
 use super::elementwise::{Gated, activated, activation_gradient, function};
 use super::operand::Operand;
 use super::products::{Products, matrix};
-use crate::linear::has_trained_matrix;
+use crate::cpu::linear::has_trained_matrix;
 use burn::backend::DispatchTensor;
-use flow_core::exec::Stash;
-use flow_core::kernels::LinearWeights;
+use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::zeros_like;
-use flow_core::{Activation, Plain, op};
+use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
 use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::{Gate as MatmulGate, Matrix, Operands};
@@ -44,7 +43,7 @@ pub(super) fn linear(
     let mut inputs = vec![x];
     inputs.extend(weights.tensors());
     let keep_x = has_trained_matrix(weights);
-    op::apply("linear", &inputs, |plain, tracked| {
+    autograd::apply("linear", &inputs, |plain, tracked| {
         let x = Operand::read(&plain[0]);
         let (of_x, x_shape) = (x.element(), x.shape());
         let x = x.cast(element);
@@ -52,7 +51,7 @@ pub(super) fn linear(
         let keep_sum = activation != Activation::None && (tracked || stash.keeps(LINEAR));
         let (output, sum) = layer.through(stash, activation, keep_sum, || x.clone());
         let x = keep_x.then_some(x);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let bias = layer.has_bias() && wanted[2];
@@ -134,7 +133,7 @@ impl Summed {
 impl Layer {
     /// `plain` holds the values of [`LinearWeights::tensors`].
     pub fn read(
-        plain: &[Plain],
+        plain: &[RawTensor],
         weights: &LinearWeights,
         element: Element,
         products: &Arc<Products>,
@@ -145,7 +144,7 @@ impl Layer {
 
     fn with(
         adapter: Option<Adapter>,
-        plain: &[Plain],
+        plain: &[RawTensor],
         weights: &LinearWeights,
         element: Element,
         products: &Arc<Products>,
@@ -167,7 +166,7 @@ impl Layer {
 
     /// Layers of one input: what their adapters have in common is computed for all at once.
     pub fn read_all(
-        layers: &[(&[Plain], &LinearWeights)],
+        layers: &[(&[RawTensor], &LinearWeights)],
         element: Element,
         products: &Arc<Products>,
     ) -> Vec<Self> {
@@ -215,8 +214,8 @@ impl Layer {
 
     /// The sum before the activation, if wanted, and the output.
     pub fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
-        let output = self.room(x);
-        let sum = keep_sum.then(|| output.room_alike());
+        let output = self.empty(x);
+        let sum = keep_sum.then(|| output.empty_like());
         let epilogue = function(activation).map_or(Epilogue::Store, |activation| Epilogue::Activate {
             activation,
             keep_sum,
@@ -233,17 +232,17 @@ impl Layer {
             start: call.gate * call.channels,
             stride: call.chunks * call.channels,
         };
-        let output = gated.residual.room_alike();
+        let output = gated.residual.empty_like();
         let epilogue = Epilogue::GateAndAdd { tokens: call.tokens };
         self.sums(x, epilogue, Some(&gated.residual), Some(&gate), &output);
         output
     }
 
     /// Room for the output.
-    fn room(&self, x: &Operand) -> Operand {
+    fn empty(&self, x: &Operand) -> Operand {
         let mut shape = x.shape();
         *shape.last_mut().expect("a linear layer's input has an axis") = self.outputs;
-        x.room(&shape, x.element())
+        x.empty(&shape, x.element())
     }
 
     /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue.
@@ -282,7 +281,7 @@ impl Layer {
         let gradient = &of_sums.gradient;
         let (rows, outputs) = gradient.rows_and_columns();
         let (_, inputs) = self.weight.rows_and_columns();
-        let output = gradient.room(shape, gradient.element());
+        let output = gradient.empty(shape, gradient.element());
         let (epilogue, other) = match then {
             Then::Nothing => (Epilogue::Store, None),
             Then::Plus(other) => (Epilogue::Add, Some(other)),
@@ -338,7 +337,7 @@ impl Layer {
         of_sums: &OfSums,
         dbias: Option<Operand>,
         wanted: &[bool],
-    ) -> Vec<Option<Plain>> {
+    ) -> Vec<Option<RawTensor>> {
         let (products, gradient) = (&self.products, &of_sums.gradient);
         let x = || x.expect("the input is kept if a matrix is tracked");
         let mut wanted = wanted.iter().copied();
@@ -372,7 +371,7 @@ fn over_rows(left: &Operand, right: &Matrix, products: &Products, element: Eleme
         output: element,
         ..Matmul::plain(Layout::Tn, [m, n, rows], left.element())
     };
-    let output = left.room(&[m, n], element);
+    let output = left.empty(&[m, n], element);
     if rows == 0 {
         // No product has nothing to add up.
         return Operand::read(&zeros_like(&output.into_plain()));

@@ -1,12 +1,12 @@
 //! A CubeCL device's answer to every operation of [`Kernels`], with the kernels of `flow-kernels-cube`.
 
 mod adapter;
+#[cfg(any(feature = "cuda", all(test, feature = "lavapipe")))]
+mod backward_products;
 mod elementwise;
 mod experts;
-#[cfg(any(feature = "cuda", all(test, feature = "lavapipe")))]
-mod foreseen;
+mod feature_cache;
 mod fused;
-mod lanes;
 mod latents;
 mod linear;
 mod norm;
@@ -18,11 +18,13 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, FloatDType};
 use flow_core::cube::CubeRecorder;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::Stash;
-use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks, OnFused, SdeOutputs, composed};
+use flow_core::ops::{
+    FeedForwardWeights, FusedOps, GatedResidual, KernelOps, LinearWeights, LossOps, ModelOps, ModulatedNorm,
+    OnFused, OptimizerOps, RotaryTables, SamplerOps, SdeOutputs, SdeStep, Stash, WeightOps,
+};
 use flow_core::{
-    Activation, AdamWStep, ExpertKernels, Halves, Kernels, LaneKernels, Noise, Plain, Recorder, StepFactors,
-    StepValues, Updated,
+    Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, Noise, RawTensor, Recorder,
+    SplitF32,
 };
 use flow_kernels_cube::Element;
 use products::Products;
@@ -84,15 +86,21 @@ impl CubeKernels {
 }
 
 impl CubeKernels {
-    /// Tells who wants to know that an operation made of others is about to be computed as one; with what it is, if so.
-    fn fuses<'a>(&'a self, stash: &'a dyn Stash) -> Option<fused::With<'a>> {
-        let on_fused = self.on_fused.as_ref()?;
-        on_fused();
-        Some(fused::With {
+    /// Tells who wants to know that an operation made of others is about to be computed as one.
+    fn note_fused(&self) {
+        if let Some(on_fused) = &self.on_fused {
+            on_fused();
+        }
+    }
+
+    /// What a fused operation computes with, which is told of.
+    fn fusing<'a>(&'a self, stash: &'a dyn Stash) -> fused::With<'a> {
+        self.note_fused();
+        fused::With {
             stash,
             element: self.element,
             products: &self.products,
-        })
+        }
     }
 }
 
@@ -115,14 +123,43 @@ impl Kernels for CubeKernels {
         self.products.names()
     }
 
-    fn lanes(&self) -> &dyn LaneKernels {
-        &lanes::CubeLanes
+    fn recorder(&self) -> Option<Arc<dyn Recorder>> {
+        Some(Arc::new(CubeRecorder))
     }
 
-    fn experts(&self) -> Option<&dyn ExpertKernels> {
-        Some(self)
+    fn fused(&self, on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
+        self.on_fused.is_none().then(|| {
+            Arc::new(Self {
+                on_fused: Some(on_fused),
+                ..self.clone()
+            }) as Arc<dyn Kernels>
+        })
     }
 
+    fn with_matrix_gradients(&self, dtype: FloatDType) -> Option<Arc<dyn Kernels>> {
+        let stored = [Element::F32, self.element];
+        let gradients = (stored.into_iter()).find(|element| operand::dtype(*element) == dtype.into())?;
+        Some(Arc::new(Self {
+            products: Products::storing(gradients),
+            ..self.clone()
+        }))
+    }
+
+    fn ops(&self) -> KernelOps<'_> {
+        KernelOps {
+            model: self,
+            fused: self.on_fused.is_some().then_some(self as &dyn FusedOps),
+            experts: Some(self),
+            sampler: self,
+            loss: self,
+            optimizer: self,
+            weights: self,
+            feature_cache: &feature_cache::CubeFeatureCache,
+        }
+    }
+}
+
+impl ModelOps for CubeKernels {
     fn linear(
         &self,
         stash: &dyn Stash,
@@ -137,39 +174,8 @@ impl Kernels for CubeKernels {
         elementwise::activation(x, activation, self.element)
     }
 
-    fn modulated_layer_norm(
-        &self,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        shift: usize,
-        scale: usize,
-        epsilon: f32,
-    ) -> DispatchTensor {
-        let norm = NormChunks {
-            shift,
-            scale,
-            epsilon,
-        };
-        norm::modulated_layer_norm(x, modulation, norm, self.element)
-    }
-
-    fn gated_residual(
-        &self,
-        residual: &DispatchTensor,
-        branch: &DispatchTensor,
-        modulation: &DispatchTensor,
-        gate: usize,
-    ) -> DispatchTensor {
-        elementwise::gated_residual(residual, branch, modulation, gate, self.element)
-    }
-
-    fn fused(&self, on_fused: OnFused) -> Option<Arc<dyn Kernels>> {
-        self.on_fused.is_none().then(|| {
-            Arc::new(Self {
-                on_fused: Some(on_fused),
-                ..self.clone()
-            }) as Arc<dyn Kernels>
-        })
+    fn modulated_layer_norm(&self, norm: ModulatedNorm<'_>) -> DispatchTensor {
+        norm::modulated_layer_norm(norm.x, norm.modulation, norm.chunks, self.element)
     }
 
     fn layer_norm(
@@ -182,75 +188,66 @@ impl Kernels for CubeKernels {
         norm::layer_norm(x, weight, bias, epsilon, self.element)
     }
 
-    fn recorder(&self) -> Option<Arc<dyn Recorder>> {
-        Some(Arc::new(CubeRecorder))
-    }
-
-    fn linear_gated_residual(
-        &self,
-        stash: &dyn Stash,
-        residual: &DispatchTensor,
-        x: &DispatchTensor,
-        weights: &LinearWeights,
-        modulation: &DispatchTensor,
-        gate: usize,
-    ) -> DispatchTensor {
-        match self.fuses(stash) {
-            Some(with) => fused::linear_gated_residual(with, residual, x, weights, modulation, gate),
-            None => composed::linear_gated_residual(self, stash, residual, x, weights, modulation, gate),
-        }
-    }
-
-    fn modulated_linear(
-        &self,
-        stash: &dyn Stash,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        norm: NormChunks,
-        weights: &LinearWeights,
-        activation: Activation,
-    ) -> DispatchTensor {
-        match self.fuses(stash) {
-            Some(with) => fused::modulated_linear(with, x, modulation, norm, weights, activation),
-            None => composed::modulated_linear(self, stash, x, modulation, norm, weights, activation),
-        }
-    }
-
-    fn modulated_linears(
-        &self,
-        stash: &dyn Stash,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        norm: NormChunks,
-        weights: &[LinearWeights],
-    ) -> Vec<DispatchTensor> {
-        match self.fuses(stash) {
-            Some(with) => fused::modulated_linears(with, x, modulation, norm, weights),
-            None => composed::modulated_linears(self, stash, x, modulation, norm, weights),
-        }
-    }
-
-    fn modulated_feed_forward(
-        &self,
-        stash: &dyn Stash,
-        x: &DispatchTensor,
-        modulation: &DispatchTensor,
-        norm: NormChunks,
-        weights: &FeedForwardWeights,
-        gate: usize,
-    ) -> DispatchTensor {
-        match self.fuses(stash) {
-            Some(with) => fused::modulated_feed_forward(with, x, modulation, norm, weights, gate),
-            None => composed::modulated_feed_forward(self, stash, x, modulation, norm, weights, gate),
-        }
+    fn gated_residual(&self, gated: GatedResidual<'_>, branch: &DispatchTensor) -> DispatchTensor {
+        let GatedResidual {
+            residual,
+            modulation,
+            gate,
+        } = gated;
+        elementwise::gated_residual(residual, branch, modulation, gate, self.element)
     }
 
     fn rms_norm(&self, x: &DispatchTensor, weight: Option<&DispatchTensor>, epsilon: f32) -> DispatchTensor {
         norm::rms_norm(x, weight, epsilon, None, self.element)
     }
 
-    fn rotary(&self, x: &DispatchTensor, cos: &Plain, sin: &Plain) -> DispatchTensor {
-        elementwise::rotary(x, cos, sin, self.element)
+    fn rotary(&self, x: &DispatchTensor, tables: RotaryTables<'_>) -> DispatchTensor {
+        elementwise::rotary(x, tables.cos, tables.sin, self.element)
+    }
+
+    fn embedding(&self, table: &DispatchTensor, index: &RawTensor) -> DispatchTensor {
+        elementwise::embedding(table, index, self.element)
+    }
+}
+
+impl FusedOps for CubeKernels {
+    fn linear_gated_residual(
+        &self,
+        stash: &dyn Stash,
+        gated: GatedResidual<'_>,
+        x: &DispatchTensor,
+        weights: &LinearWeights,
+    ) -> DispatchTensor {
+        fused::linear_gated_residual(self.fusing(stash), gated, x, weights)
+    }
+
+    fn modulated_linear(
+        &self,
+        stash: &dyn Stash,
+        norm: ModulatedNorm<'_>,
+        weights: &LinearWeights,
+        activation: Activation,
+    ) -> DispatchTensor {
+        fused::modulated_linear(self.fusing(stash), norm, weights, activation)
+    }
+
+    fn modulated_linears(
+        &self,
+        stash: &dyn Stash,
+        norm: ModulatedNorm<'_>,
+        weights: &[LinearWeights],
+    ) -> Vec<DispatchTensor> {
+        fused::modulated_linears(self.fusing(stash), norm, weights)
+    }
+
+    fn modulated_feed_forward(
+        &self,
+        stash: &dyn Stash,
+        norm: ModulatedNorm<'_>,
+        weights: &FeedForwardWeights,
+        gate: usize,
+    ) -> DispatchTensor {
+        fused::modulated_feed_forward(self.fusing(stash), norm, weights, gate)
     }
 
     fn rms_norm_rotary(
@@ -258,92 +255,76 @@ impl Kernels for CubeKernels {
         x: &DispatchTensor,
         weight: Option<&DispatchTensor>,
         epsilon: f32,
-        [cos, sin]: [&Plain; 2],
+        tables: RotaryTables<'_>,
     ) -> DispatchTensor {
-        let Some(on_fused) = &self.on_fused else {
-            return composed::rms_norm_rotary(self, x, weight, epsilon, [cos, sin]);
-        };
-        on_fused();
-        let tables = norm::Tables::read(cos, sin);
+        self.note_fused();
+        let tables = norm::Tables::read(tables.cos, tables.sin);
         norm::rms_norm(x, weight, epsilon, Some(tables), self.element)
     }
+}
 
-    fn embedding(&self, table: &DispatchTensor, index: &Plain) -> DispatchTensor {
-        elementwise::embedding(table, index, self.element)
-    }
-
-    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-        latents::step(x, v, noise, coefficients)
-    }
-
-    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> Plain {
+impl SamplerOps for CubeKernels {
+    fn noise(&self, noise: &Noise<'_>, device: &ComputeDevice) -> RawTensor {
         latents::noise(noise, device)
     }
 
-    fn sde_step_drawn(
-        &self,
-        x: &Plain,
-        v: &Plain,
-        noise: &Noise<'_>,
-        coefficients: &Plain,
-        device: &ComputeDevice,
-    ) -> SdeOutputs {
-        latents::step_drawn(x, v, noise, coefficients, device)
+    fn sde_step(&self, step: SdeStep<'_>, noise: &RawTensor) -> SdeOutputs {
+        latents::step(step, noise)
     }
 
-    fn sde_log_prob(
-        &self,
-        x: &Plain,
-        v: &DispatchTensor,
-        x_next: &Plain,
-        coefficients: &Plain,
-    ) -> (DispatchTensor, DispatchTensor) {
-        latents::log_prob(x, v, x_next, coefficients)
+    fn sde_step_drawn(&self, step: SdeStep<'_>, noise: &Noise<'_>, device: &ComputeDevice) -> SdeOutputs {
+        latents::step_drawn(step, noise, device)
+    }
+}
+
+impl LossOps for CubeKernels {
+    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &RawTensor) -> (DispatchTensor, DispatchTensor) {
+        latents::log_prob(step, x_next)
     }
 
-    fn mean_squared_distance(&self, a: &DispatchTensor, b: &Plain) -> DispatchTensor {
+    fn mean_squared_distance(&self, a: &DispatchTensor, b: &RawTensor) -> DispatchTensor {
         latents::mean_squared_distance(a, b)
     }
+}
 
-    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
+impl OptimizerOps for CubeKernels {
+    fn sums_of_squares(&self, tensors: &[&RawTensor]) -> Vec<f64> {
         optimizer::sums_of_squares(tensors)
     }
 
-    fn step_values(&self, gradients: &[&Plain], factors: &StepFactors, device: &ComputeDevice) -> StepValues {
+    fn adamw_scalars(
+        &self,
+        gradients: &[&RawTensor],
+        factors: &AdamWFactors,
+        device: &ComputeDevice,
+    ) -> AdamWScalars {
         // Without gradients there is no tensor to say which device it is.
-        optimizer::step_values(gradients, factors).unwrap_or_else(|| factors.values(0.0, device))
+        optimizer::adamw_scalars(gradients, factors).unwrap_or_else(|| factors.values(0.0, device))
     }
 
-    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
+    fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor) {
         optimizer::accumulate(accumulated, gradient);
     }
 
-    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
+    fn adamw_all(&self, weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
         optimizer::adamw_all(weights, step);
     }
 
-    fn split(&self, value: &Plain) -> Halves {
+    fn average_all(&self, averages: Vec<(&mut RawTensor, &RawTensor)>, decay: &RawTensor) {
+        optimizer::average_all(averages, decay);
+    }
+}
+
+impl WeightOps for CubeKernels {
+    fn split(&self, value: &RawTensor) -> SplitF32 {
         optimizer::split(value)
     }
 
-    fn join(&self, halves: &[Halves]) -> Vec<Plain> {
+    fn join(&self, halves: &[SplitF32]) -> Vec<RawTensor> {
         optimizer::join(halves)
     }
 
-    fn with_matrix_gradients(&self, dtype: FloatDType) -> Option<Arc<dyn Kernels>> {
-        let stored = [Element::F32, self.element];
-        let gradients = (stored.into_iter()).find(|element| operand::dtype(*element) == dtype.into())?;
-        Some(Arc::new(Self {
-            products: Products::storing(gradients),
-            ..self.clone()
-        }))
-    }
-
-    fn copy_all(&self, copies: Vec<(&mut Plain, &Plain)>) {
+    fn copy_all(&self, copies: Vec<(&mut RawTensor, &RawTensor)>) {
         optimizer::copy_all(copies);
-    }
-
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
-        optimizer::average_all(averages, decay);
     }
 }

@@ -1,11 +1,11 @@
 //! Layer norm, modulated or with a weight and a bias, and RMS norm.
 
-use super::operand::{Operand, done};
+use super::operand::{Operand, expect_launched};
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
-use flow_core::kernels::NormChunks;
+use flow_core::ops::NormChunks;
 use flow_core::tensors::stacked;
-use flow_core::{Plain, op};
+use flow_core::{RawTensor, autograd};
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
 use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
 use flow_kernels_cube::{Buffer, Element};
@@ -29,7 +29,7 @@ pub(super) struct Normed {
 
 impl Normed {
     /// Reads the operands, to be computed on in `element`.
-    pub fn read(x: &Plain, modulation: &Plain, norm: NormChunks, element: Element) -> Self {
+    pub fn read(x: &RawTensor, modulation: &RawTensor, norm: NormChunks, element: Element) -> Self {
         let [x, modulation] = [x, modulation].map(Operand::read);
         let of = [x.element(), modulation.element()];
         let [x, modulation] = [x, modulation].map(|operand| operand.cast(element));
@@ -57,11 +57,17 @@ impl Normed {
 
     /// As [`read`](Self::read), with a weight and a bias: all rows as if they were of one sample, whose shift is the bias and
     /// whose scale is the weight. Their gradients are f32.
-    pub fn with_weight(x: &Plain, weight: &Plain, bias: &Plain, epsilon: f32, element: Element) -> Self {
+    pub fn with_weight(
+        x: &RawTensor,
+        weight: &RawTensor,
+        bias: &RawTensor,
+        epsilon: f32,
+        element: Element,
+    ) -> Self {
         let x = Operand::read(x);
         let of = [x.element(), Element::F32];
         let (rows, channels) = x.rows_and_columns();
-        let row = |vector: &Plain| Dispatch::float_reshape(vector.clone(), [1, channels].into());
+        let row = |vector: &RawTensor| Dispatch::float_reshape(vector.clone(), [1, channels].into());
         Self {
             x: x.cast(element),
             modulation: Operand::read_as(&stacked(vec![row(bias), row(weight)]), element),
@@ -89,8 +95,8 @@ impl Normed {
     pub fn forward(&self) -> (Operand, Operand) {
         let [batch, tokens] = [self.call.batch, self.call.tokens];
         let (y, statistics) = (
-            self.x.room_alike(),
-            self.x.room(&[batch, tokens, 2], Element::F32),
+            self.x.empty_like(),
+            self.x.empty(&[batch, tokens, 2], Element::F32),
         );
         let forward = self.call.forward(
             y.client(),
@@ -99,7 +105,7 @@ impl Normed {
             &y.buffer(),
             &statistics.buffer(),
         );
-        done(NORM, forward);
+        expect_launched(NORM, forward);
         (y, statistics)
     }
 
@@ -111,9 +117,9 @@ impl Normed {
         gradient: &Operand,
         added: Option<&Operand>,
         want_modulation: bool,
-    ) -> (Plain, Option<Plain>) {
-        let dx = self.x.room_alike();
-        let dmodulation = want_modulation.then(|| self.modulation.room(&self.modulation.shape(), self.sums));
+    ) -> (RawTensor, Option<RawTensor>) {
+        let dx = self.x.empty_like();
+        let dmodulation = want_modulation.then(|| self.modulation.empty(&self.modulation.shape(), self.sums));
         let backward = self.call.backward(
             dx.client(),
             &self.x.buffer(),
@@ -124,7 +130,7 @@ impl Normed {
             &dx.buffer(),
             dmodulation.as_ref().map(Operand::buffer).as_ref(),
         );
-        done(NORM, backward);
+        expect_launched(NORM, backward);
         let dmodulation = dmodulation.map(|dmodulation| dmodulation.into_plain_as(self.of[1]));
         (dx.into_plain_as(self.of[0]), dmodulation)
     }
@@ -137,10 +143,10 @@ pub(super) fn modulated_layer_norm(
     norm: NormChunks,
     element: Element,
 ) -> DispatchTensor {
-    op::apply(NORM, &[x, modulation], |inputs, _| {
+    autograd::apply(NORM, &[x, modulation], |inputs, _| {
         let normed = Normed::read(&inputs[0], &inputs[1], norm, element);
         let (y, statistics) = normed.forward();
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let gradient = Operand::read_as(incoming.gradient(), element);
             let (dx, dmodulation) = normed.backward(&statistics, &gradient, None, incoming.wanted[1]);
             vec![Some(dx), dmodulation]
@@ -157,11 +163,11 @@ pub(super) fn layer_norm(
     epsilon: f32,
     element: Element,
 ) -> DispatchTensor {
-    op::apply("layer_norm", &[x, weight, bias], |inputs, _| {
+    autograd::apply("layer_norm", &[x, weight, bias], |inputs, _| {
         let [of_weight, of_bias] = [&inputs[1], &inputs[2]].map(|vector| Operand::read(vector).element());
         let normed = Normed::with_weight(&inputs[0], &inputs[1], &inputs[2], epsilon, element);
         let (y, statistics) = normed.forward();
-        let backward: op::Backward = Arc::new(move |incoming| {
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
             let (dx, both) = normed.backward(&statistics, &gradient, None, wanted[1] || wanted[2]);
@@ -184,7 +190,7 @@ pub(super) fn layer_norm(
 pub(super) struct Tables([Operand; 2]);
 
 impl Tables {
-    pub fn read(cos: &Plain, sin: &Plain) -> Self {
+    pub fn read(cos: &RawTensor, sin: &RawTensor) -> Self {
         Self([cos, sin].map(|table| Operand::read_as(table, Element::F32)))
     }
 
@@ -228,7 +234,7 @@ pub(super) fn rms_norm(
 ) -> DispatchTensor {
     const NAME: &str = "rms_norm";
     let inputs: Vec<&DispatchTensor> = std::iter::once(x).chain(weight).collect();
-    op::apply(NAME, &inputs, |inputs, _| {
+    autograd::apply(NAME, &inputs, |inputs, _| {
         let x = Operand::read(&inputs[0]);
         let of = x.element();
         let x = x.cast(element);
@@ -243,7 +249,7 @@ pub(super) fn rms_norm(
             Some(tables) => tables.heads_of(&x.shape()),
             None => x.shape().to_vec(),
         };
-        let (y, reciprocals) = (x.room(&shape, element), x.room(&[rows], Element::F32));
+        let (y, reciprocals) = (x.empty(&shape, element), x.empty(&[rows], Element::F32));
         let of_weight = weight.as_ref().map(Operand::buffer);
         let buffers = tables.as_ref().map(Tables::buffers);
         let forward = call.forward(
@@ -254,13 +260,13 @@ pub(super) fn rms_norm(
             &y.buffer(),
             &reciprocals.buffer(),
         );
-        done(NAME, forward);
-        let backward: op::Backward = Arc::new(move |incoming| {
+        expect_launched(NAME, forward);
+        let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let dx = wanted[0].then(|| x.room_alike());
+            let dx = wanted[0].then(|| x.empty_like());
             let dweight = weight.as_ref().filter(|_| wanted[1]);
-            let dweight = dweight.map(|weight| weight.room(&weight.shape(), Element::F32));
+            let dweight = dweight.map(|weight| weight.empty(&weight.shape(), Element::F32));
             let backward = call.backward(
                 x.client(),
                 &x.buffer(),
@@ -271,7 +277,7 @@ pub(super) fn rms_norm(
                 dx.as_ref().map(Operand::buffer).as_ref(),
                 dweight.as_ref().map(Operand::buffer).as_ref(),
             );
-            done(NAME, backward);
+            expect_launched(NAME, backward);
             let mut gradients = vec![dx.map(|dx| dx.into_plain_as(of))];
             gradients.resize_with(wanted.len(), || None);
             if let Some(dweight) = dweight {

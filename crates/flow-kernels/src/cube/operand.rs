@@ -1,7 +1,7 @@
 //! Burn's tensors of a CubeCL device as the kernels of `flow-kernels-cube` take them.
 
 use burn::tensor::DType;
-use flow_core::Plain;
+use flow_core::RawTensor;
 use flow_core::cube::{self, Client, CubeDevice, CubeTensor};
 use flow_kernels_cube::cast::{cast, join};
 use flow_kernels_cube::{Buffer, Element, Refused};
@@ -14,7 +14,7 @@ pub(super) struct Operand {
 }
 
 /// A call that does not fit is a bug of the caller: [`Exec`](flow_core::Exec) checks shapes.
-pub(super) fn done(operation: &str, result: Result<(), Refused>) {
+pub(super) fn expect_launched(operation: &str, result: Result<(), Refused>) {
     if let Err(refused) = result {
         panic!("operation `{operation}`: {refused}");
     }
@@ -62,7 +62,7 @@ fn dense(tensor: &CubeTensor) -> CubeTensor {
 fn copied(tensor: &CubeTensor, to: Element, factor: f32) -> CubeTensor {
     let from = element(tensor.dtype);
     let copy = cube::empty_like(tensor, &tensor.meta.shape().to_vec(), dtype(to));
-    done(
+    expect_launched(
         "cast",
         cast(
             &tensor.client,
@@ -80,7 +80,7 @@ impl Operand {
     ///
     /// # Panics
     /// If it is tracked, or on another device: kernels are chosen by device, so this is a bug.
-    pub fn read(tensor: &Plain) -> Self {
+    pub fn read(tensor: &RawTensor) -> Self {
         let tensor = cube::read(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
         let tensor = dense(tensor);
         Self {
@@ -90,7 +90,7 @@ impl Operand {
     }
 
     /// Reads `tensor` as values of type `element`.
-    pub fn read_as(tensor: &Plain, element: Element) -> Self {
+    pub fn read_as(tensor: &RawTensor, element: Element) -> Self {
         Self::read(tensor).cast(element)
     }
 
@@ -118,17 +118,17 @@ impl Operand {
     /// # Panics
     /// If they are none, more than [`MOST_JOINED`](flow_kernels_cube::cast::MOST_JOINED), or not as many values as `shape` has.
     pub fn joined(parts: &[(&Self, f32)], shape: &[usize], element: Element) -> Self {
-        let joined = parts[0].0.room(shape, element);
+        let joined = parts[0].0.empty(shape, element);
         let parts: Vec<(Buffer, f32)> = parts
             .iter()
             .map(|(part, factor)| (part.buffer(), *factor))
             .collect();
-        done("join", join(joined.client(), &parts, &joined.buffer()));
+        expect_launched("join", join(joined.client(), &parts, &joined.buffer()));
         joined
     }
 
     /// Room on the same device, its values unspecified.
-    pub fn room(&self, shape: &[usize], element: Element) -> Self {
+    pub fn empty(&self, shape: &[usize], element: Element) -> Self {
         Self {
             tensor: cube::empty_like(&self.tensor, shape, dtype(element)),
             element,
@@ -136,13 +136,13 @@ impl Operand {
     }
 
     /// Room for 32-bit integers on the same device.
-    pub fn room_for_indices(&self, shape: &[usize]) -> CubeTensor {
+    pub fn empty_indices(&self, shape: &[usize]) -> CubeTensor {
         cube::empty_like(&self.tensor, shape, DType::I32)
     }
 
     /// Room for as many values of the same type.
-    pub fn room_alike(&self) -> Self {
-        self.room(&self.shape(), self.element)
+    pub fn empty_like(&self) -> Self {
+        self.empty(&self.shape(), self.element)
     }
 
     pub fn shape(&self) -> Vec<usize> {
@@ -174,12 +174,12 @@ impl Operand {
     }
 
     /// The tensor without graph.
-    pub fn into_plain(self) -> Plain {
+    pub fn into_plain(self) -> RawTensor {
         cube::wrap(self.tensor)
     }
 
     /// The tensor without graph, as type `element`: a gradient has the type of what it is the gradient of.
-    pub fn into_plain_as(self, element: Element) -> Plain {
+    pub fn into_plain_as(self, element: Element) -> RawTensor {
         self.cast(element).into_plain()
     }
 }
@@ -189,7 +189,7 @@ impl Operand {
 ///
 /// # Panics
 /// As [`Operand::read`].
-pub(super) fn update(tensor: &mut Plain, allowed: &[Element], change: impl FnOnce(&Client, &Buffer)) {
+pub(super) fn update(tensor: &mut RawTensor, allowed: &[Element], change: impl FnOnce(&Client, &Buffer)) {
     let buffer = dense_mut(tensor, allowed);
     let tensor = cube::read(tensor).expect("it was one before");
     change(&tensor.client, &buffer);
@@ -199,7 +199,7 @@ pub(super) fn update(tensor: &mut Plain, allowed: &[Element], change: impl FnOnc
 ///
 /// # Panics
 /// As [`Operand::read`].
-pub(super) fn dense_mut(tensor: &mut Plain, allowed: &[Element]) -> Buffer {
+pub(super) fn dense_mut(tensor: &mut RawTensor, allowed: &[Element]) -> Buffer {
     let tensor = cube::read_mut(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
     let found = element(tensor.dtype);
     let to = if allowed.contains(&found) {
@@ -221,7 +221,7 @@ pub(super) fn dense_mut(tensor: &mut Plain, allowed: &[Element]) -> Buffer {
 ///
 /// # Panics
 /// As [`Operand::read`].
-pub(super) fn bits_mut(tensor: &mut Plain) -> Buffer {
+pub(super) fn bits_mut(tensor: &mut RawTensor) -> Buffer {
     let tensor = cube::read_mut(tensor).expect("a kernel for CubeCL devices got a plain tensor of one");
     if !tensor.is_contiguous() || !is_aligned(tensor) || !tensor.can_mut() {
         *tensor = tensor.copy();

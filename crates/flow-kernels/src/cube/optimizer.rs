@@ -1,10 +1,10 @@
 //! What an optimizer step needs: the gradient's norm, accumulation, AdamW and moving averages.
 
-use super::operand::{Operand, bits_mut, dense_mut, done, update};
+use super::operand::{Operand, bits_mut, dense_mut, expect_launched, update};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use flow_core::rng::Purpose;
-use flow_core::{AdamWStep, Beside, Halves, Plain, StepFactors, StepValues, Updated};
+use flow_core::{AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, MasterWeight, RawTensor, SplitF32};
 use flow_kernels_cube::adamw::{AdamW, Beside as Is, Rounding as Drawn, Updated as Updating};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::halves::{self, Halves as InHalves};
@@ -12,7 +12,7 @@ use flow_kernels_cube::optimizer::{self, Factors};
 use flow_kernels_cube::{Buffer, Element};
 
 /// Sums of squares: pieces in f32, their sums in f64 on the host. Waits for the device once.
-pub(super) fn sums_of_squares(tensors: &[&Plain]) -> Vec<f64> {
+pub(super) fn sums_of_squares(tensors: &[&RawTensor]) -> Vec<f64> {
     let tensors: Vec<Operand> = tensors.iter().map(|tensor| Operand::read(tensor)).collect();
     let Some(first) = tensors.first() else {
         return Vec::new();
@@ -24,7 +24,7 @@ pub(super) fn sums_of_squares(tensors: &[&Plain]) -> Vec<f64> {
 }
 
 /// The factors of a step, computed on the device.
-pub(super) fn step_values(gradients: &[&Plain], factors: &StepFactors) -> Option<StepValues> {
+pub(super) fn adamw_scalars(gradients: &[&RawTensor], factors: &AdamWFactors) -> Option<AdamWScalars> {
     let tensors: Vec<Operand> = gradients.iter().map(|tensor| Operand::read(tensor)).collect();
     let first = tensors.first()?;
     let buffers: Vec<Buffer> = tensors.iter().map(Operand::buffer).collect();
@@ -33,23 +33,23 @@ pub(super) fn step_values(gradients: &[&Plain], factors: &StepFactors) -> Option
         learning_rate: factors.learning_rate as f32,
         corrections: factors.corrections.map(|correction| correction as f32),
         max_norm: factors.max_norm as f32,
-        small: StepFactors::SMALL as f32,
+        small: AdamWFactors::SMALL as f32,
         units: factors.units.max(1) as f32,
     };
-    let varying = first.room(&[5], Element::F32);
+    let varying = first.empty(&[5], Element::F32);
     let launched = optimizer::step_values(first.client(), &buffers, &factors, &varying.buffer());
-    done("step_values", launched);
-    Some(StepValues {
-        varying: varying.into_plain(),
+    expect_launched("step_values", launched);
+    Some(AdamWScalars {
+        scalars: varying.into_plain(),
         norm: None,
     })
 }
 
 /// `accumulated += gradient`, in f32.
-pub(super) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
+pub(super) fn accumulate(accumulated: &mut RawTensor, gradient: &RawTensor) {
     let gradient = Operand::read(gradient);
     update(accumulated, &[Element::F32], |client, accumulated| {
-        done(
+        expect_launched(
             "accumulate",
             optimizer::accumulate(client, accumulated, &gradient.buffer()),
         );
@@ -57,14 +57,17 @@ pub(super) fn accumulate(accumulated: &mut Plain, gradient: &Plain) {
 }
 
 /// One AdamW step, computed in f32, of every weight; moments may be stored as bf16. What is beside a weight is written in the same pass.
-pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
-    let varying = Operand::read_as(&step.varying, Element::F32);
+pub(super) fn adamw_all(weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
+    let varying = Operand::read_as(&step.scalars, Element::F32);
     let step_buffer = varying.buffer();
     let moments = [Element::F32, Element::Bf16];
     let mut copied_after = Vec::new();
     let mut all = Vec::new();
     for of in weights {
-        let narrow = matches!(of.beside, Beside::Lower(_) | Beside::Stream(_));
+        let narrow = matches!(
+            of.master,
+            MasterWeight::SplitF32(_) | MasterWeight::StochasticRounding(_)
+        );
         let stored = if narrow { Element::Bf16 } else { Element::F32 };
         let mut prepared = Prepared {
             weight: dense_mut(of.weight, &[stored]),
@@ -73,14 +76,14 @@ pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
             second: dense_mut(of.second, &moments),
             beside: Held::Nothing,
         };
-        match of.beside {
-            Beside::Copy(copy) if copy.dtype() == DType::BF16 => {
+        match of.master {
+            MasterWeight::F32WithCopy(copy) if copy.dtype() == DType::BF16 => {
                 prepared.beside = Held::Copy(dense_mut(copy, &[Element::Bf16]));
             }
-            Beside::Copy(copy) => copied_after.push((copy, of.weight)),
-            Beside::Lower(lower) => prepared.beside = Held::Lower(bits_mut(lower)),
-            Beside::Stream(stream) => prepared.beside = Held::Stream(stream),
-            Beside::Nothing => {}
+            MasterWeight::F32WithCopy(copy) => copied_after.push((copy, of.weight)),
+            MasterWeight::SplitF32(lower) => prepared.beside = Held::Lower(bits_mut(lower)),
+            MasterWeight::StochasticRounding(stream) => prepared.beside = Held::Stream(stream),
+            MasterWeight::F32 => {}
         }
         all.push(prepared);
     }
@@ -107,18 +110,18 @@ pub(super) fn adamw_all(weights: Vec<Updated<'_>>, step: &AdamWStep) {
             step: step.rounding.step,
         },
     };
-    done("adamw", step.update(varying.client(), &updated));
+    expect_launched("adamw", step.update(varying.client(), &updated));
     let copied_after = copied_after.into_iter();
     copy_all(copied_after.map(|(copy, weight)| (copy, &*weight)).collect());
 }
 
 /// Writes the values beside them to copies, in their types.
-pub(super) fn copy_all(copies: Vec<(&mut Plain, &Plain)>) {
+pub(super) fn copy_all(copies: Vec<(&mut RawTensor, &RawTensor)>) {
     for (copy, of) in copies {
         let of = Operand::read(of);
         // Whatever float type the copy has, it keeps.
         let copy = dense_mut(copy, &[Element::F32, Element::F16, Element::Bf16]);
-        done("copy", cast(of.client(), &of.buffer(), &copy, 1.0, true));
+        expect_launched("copy", cast(of.client(), &of.buffer(), &copy, 1.0, true));
     }
 }
 
@@ -151,25 +154,25 @@ impl Held {
 }
 
 /// See [`flow_core::Kernels::split`].
-pub(super) fn split(value: &Plain) -> Halves {
+pub(super) fn split(value: &RawTensor) -> SplitF32 {
     let value = Operand::read_as(value, Element::F32);
-    let [upper, lower] = [(); 2].map(|()| value.room(&value.shape(), Element::Bf16));
+    let [upper, lower] = [(); 2].map(|()| value.empty(&value.shape(), Element::Bf16));
     let halves = InHalves {
         upper: &upper.buffer(),
         lower: &lower.buffer(),
     };
-    done("split", halves.split(value.client(), &value.buffer()));
-    Halves {
+    expect_launched("split", halves.split(value.client(), &value.buffer()));
+    SplitF32 {
         upper: upper.into_plain(),
         lower: lower.into_plain(),
     }
 }
 
 /// See [`flow_core::Kernels::join`].
-pub(super) fn join(all: &[Halves]) -> Vec<Plain> {
-    let read = |of: &Halves| {
+pub(super) fn join(all: &[SplitF32]) -> Vec<RawTensor> {
+    let read = |of: &SplitF32| {
         let (upper, lower) = (Operand::read(&of.upper), Operand::read(&of.lower));
-        let value = upper.room(&upper.shape(), Element::F32);
+        let value = upper.empty(&upper.shape(), Element::F32);
         (upper, lower, value)
     };
     let all: Vec<(Operand, Operand, Operand)> = all.iter().map(read).collect();
@@ -180,13 +183,13 @@ pub(super) fn join(all: &[Halves]) -> Vec<Plain> {
         .map(|[upper, lower, value]| (InHalves { upper, lower }, value))
         .collect();
     if let Some((first, ..)) = all.first() {
-        done("join", halves::join(first.client(), &halves));
+        expect_launched("join", halves::join(first.client(), &halves));
     }
     all.into_iter().map(|(.., value)| value.into_plain()).collect()
 }
 
 /// `average = decay · average + (1 - decay) · value` of each pair, in f32.
-pub(super) fn average_all(averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
+pub(super) fn average_all(averages: Vec<(&mut RawTensor, &RawTensor)>, decay: &RawTensor) {
     let decay = Operand::read_as(decay, Element::F32);
     let pairs = averages.into_iter().map(|(average, value)| {
         let average = dense_mut(average, &[Element::F32]);
@@ -198,7 +201,7 @@ pub(super) fn average_all(averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
         .map(|(average, value)| (average, value.buffer()))
         .collect();
     let pairs: Vec<(&Buffer, &Buffer)> = pairs.iter().map(|(average, value)| (*average, value)).collect();
-    done(
+    expect_launched(
         "average",
         optimizer::average(decay.client(), &pairs, &decay.buffer()),
     );

@@ -113,7 +113,7 @@ impl Products {
     fn compile_ahead(&self, client: &flow_core::cube::Client, prepared: &Prepared) {
         self.ahead.compile(client, || {
             let offer = Offer::of(client);
-            let backward = super::foreseen::backward_of(prepared.call(), self.gradients);
+            let backward = super::backward_products::backward_of(prepared.call(), self.gradients);
             let backward = backward.into_iter().filter_map(move |call| {
                 let plan = flow_matmul_cube::run::Plan::new(&call, offer).ok()?;
                 Some(plan.kernels(client, &call))

@@ -14,11 +14,11 @@ use flow_cache::{Forecast, Rules, TaylorSeer, VelocityCache};
 use flow_checkpoint::{Checkpointing, Policy};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Stage, Training};
+use flow_core::exec::{Stage, TrainingPass};
 use flow_core::model::{Condition, ModelInput};
 use flow_core::{
-    AdamWStep, CallContext, FlowModel, KeepAll, Kernels, Lane, ParamView, Plain, Plan, RegionEngine, Rollout,
-    Weights,
+    AdamWParam, AdamWStep, Backends, CallContext, FlowModel, InferencePass, Kernels, MasterWeight,
+    NoCheckpointing, ParamView, RawTensor, RegionEngine, TrajectoryId, Weights,
 };
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use setting::{config, cube, noise};
@@ -34,8 +34,8 @@ struct Run {
     kernels: Arc<dyn Kernels>,
     model: Dit,
     weights: Weights,
-    moments: Vec<[Plain; 2]>,
-    plan: Arc<Plan>,
+    moments: Vec<[RawTensor; 2]>,
+    plan: Arc<Backends>,
     meter: Meter,
 }
 
@@ -56,9 +56,9 @@ impl Run {
             moments.push([(); 2].map(|()| device.plain(vec![0.0; count], &spec.shape)));
         }
         let meter = Meter::default();
-        let plan = Plan {
+        let plan = Backends {
             regions,
-            ..Plan::new(Arc::new(PortableAttention::default()), kernels.clone())
+            ..Backends::new(Arc::new(PortableAttention::default()), kernels.clone())
         };
         let target = Target {
             model: model.spec(),
@@ -98,16 +98,16 @@ impl Run {
     }
 
     fn velocity(&self, batch: usize, draw: u64) -> Vec<u32> {
-        let rollout = Rollout::new(&self.weights, self.plan.clone());
+        let rollout = InferencePass::new(&self.weights, self.plan.clone());
         let exec = rollout.exec(CallContext::single(Stage::Rollout));
         let velocity = exec.velocity(&self.model, self.input(batch, draw));
         bits(&velocity.into_dispatch())
     }
 
     /// The loss, and the gradient of every weight.
-    fn gradients(&self, batch: usize, draw: u64) -> (Vec<u32>, Vec<Option<Plain>>) {
+    fn gradients(&self, batch: usize, draw: u64) -> (Vec<u32>, Vec<Option<RawTensor>>) {
         let trained: Arc<[bool]> = vec![true; self.weights.layout().len()].into();
-        let training = Training::new(&self.weights, self.plan.clone(), trained);
+        let training = TrainingPass::new(&self.weights, self.plan.clone(), trained);
         let exec = training.exec(CallContext::single(Stage::Training));
         let velocity = exec
             .velocity(&self.model, self.input(batch, draw))
@@ -116,7 +116,7 @@ impl Run {
         let target = self
             .device
             .plain(noise(batch * values, 50 + draw), &[batch, values]);
-        let distance = self.kernels.mean_squared_distance(&velocity, &target);
+        let distance = self.kernels.ops().loss.mean_squared_distance(&velocity, &target);
         let loss = Tensor::<1>::from_dispatch(distance).sum_dim(0);
         let value = loss.clone().into_data().iter::<f32>().map(f32::to_bits).collect();
         (value, training.gradients(&loss))
@@ -126,7 +126,7 @@ impl Run {
     fn step(&mut self, step: u64) -> Vec<Vec<u32>> {
         let units = [2 * step, 2 * step + 1].map(|draw| {
             let (loss, gradients) = self.gradients(2, draw);
-            let copied = |gradient: Plain| match self.kernels.recorder() {
+            let copied = |gradient: RawTensor| match self.kernels.recorder() {
                 Some(recorder) => recorder.copied(&gradient),
                 None => gradient,
             };
@@ -143,7 +143,7 @@ impl Run {
             betas: (0.9, 0.99),
             epsilon: 1e-8,
             weight_decay: 0.01,
-            varying: self.device.plain(vec![0.05, 0.1, 0.01, 1.0], &[4]),
+            scalars: self.device.plain(vec![0.05, 0.1, 0.01, 1.0], &[4]),
             rounding: Default::default(),
         };
         let before = ParamView::plain(&self.weights).standing();
@@ -154,7 +154,16 @@ impl Run {
                 found.push(bits(gradient));
                 let [first, second] = &mut self.moments[index];
                 update.change_with_copy(index, |weight, copy| {
-                    self.kernels.adamw(weight, copy, gradient, first, second, &of);
+                    self.kernels.ops().optimizer.adamw(
+                        AdamWParam {
+                            weight,
+                            master: copy.map_or(MasterWeight::F32, MasterWeight::F32WithCopy),
+                            gradient,
+                            first,
+                            second,
+                        },
+                        &of,
+                    );
                 });
             }
         }
@@ -168,7 +177,7 @@ impl Run {
     }
 }
 
-fn bits(tensor: &Plain) -> Vec<u32> {
+fn bits(tensor: &RawTensor) -> Vec<u32> {
     to_host(tensor).into_iter().map(f32::to_bits).collect()
 }
 
@@ -206,9 +215,10 @@ fn recorded_calls_have_the_bits_of_calls_while_weights_change() {
         ),
     ] {
         let regions = || -> Arc<dyn RegionEngine> {
-            policy
-                .as_ref()
-                .map_or_else(|| Arc::new(KeepAll) as _, |policy| engine(policy, &config))
+            policy.as_ref().map_or_else(
+                || Arc::new(NoCheckpointing) as _,
+                |policy| engine(policy, &config),
+            )
         };
         let mut plain = Run::new(&config, regions(), false);
         let mut captured = Run::new(&config, regions(), true);
@@ -229,8 +239,8 @@ fn recorded_calls_have_the_bits_of_calls_while_weights_change() {
 fn a_call_of_another_shape_is_another_recording_and_two_passes_at_once_share_none() {
     let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
     let config = config(Position::Rope, None);
-    let plain = Run::new(&config, Arc::new(KeepAll), false);
-    let captured = Run::new(&config, Arc::new(KeepAll), true);
+    let plain = Run::new(&config, Arc::new(NoCheckpointing), false);
+    let captured = Run::new(&config, Arc::new(NoCheckpointing), true);
     for (batch, draw) in [(2, 0), (3, 1), (2, 2), (3, 3)] {
         assert!(
             plain.velocity(batch, draw) == captured.velocity(batch, draw),
@@ -242,7 +252,7 @@ fn a_call_of_another_shape_is_another_recording_and_two_passes_at_once_share_non
     // Two calls of one pass: the second begins before the first is differentiated.
     let both = |run: &Run| {
         let trained: Arc<[bool]> = vec![true; run.weights.layout().len()].into();
-        let training = Training::new(&run.weights, run.plan.clone(), trained);
+        let training = TrainingPass::new(&run.weights, run.plan.clone(), trained);
         let [a, b] = [4, 5].map(|draw| {
             let exec = training.exec(CallContext::single(Stage::Training));
             exec.velocity(&run.model, run.input(2, draw))
@@ -260,10 +270,10 @@ fn a_call_of_another_shape_is_another_recording_and_two_passes_at_once_share_non
 fn gradients_that_someone_holds_are_not_written_over() {
     let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
     let config = config(Position::Rope, None);
-    let plain = Run::new(&config, Arc::new(KeepAll), false);
-    let captured = Run::new(&config, Arc::new(KeepAll), true);
+    let plain = Run::new(&config, Arc::new(NoCheckpointing), false);
+    let captured = Run::new(&config, Arc::new(NoCheckpointing), true);
     let of = |run: &Run, draw| run.gradients(2, draw).1;
-    let all = |gradients: &[Option<Plain>]| gradients.iter().flatten().map(bits).collect::<Vec<_>>();
+    let all = |gradients: &[Option<RawTensor>]| gradients.iter().flatten().map(bits).collect::<Vec<_>>();
     let held = of(&captured, 0);
     let next = of(&captured, 1);
     assert!(all(&held) == all(&of(&plain, 0)), "gradients of the first pass");
@@ -282,7 +292,7 @@ fn a_cache_of_whole_calls_above_recordings_gives_the_bits_of_one_above_calls() {
     let config = config(Position::Rope, None);
     // Three rollouts, as in three iterations: the cache is a new one in each, the recordings stay.
     let rolled_out = |captured: bool| {
-        let run = Run::new(&config, Arc::new(KeepAll), captured);
+        let run = Run::new(&config, Arc::new(NoCheckpointing), captured);
         let of = |iteration: u64| {
             let policy = TaylorSeer {
                 interval: 2,
@@ -291,12 +301,12 @@ fn a_cache_of_whole_calls_above_recordings_gives_the_bits_of_one_above_calls() {
                 forecast: Forecast::Newton { order: 1 },
             };
             let cache = VelocityCache::new(policy, Rules::default(), Box::new(|_| {}));
-            let plan = Plan {
+            let plan = Backends {
                 velocities: Arc::new(cache.above(run.plan.velocities.clone())),
                 ..(*run.plan).clone()
             };
-            let rollout = Rollout::new(&run.weights, Arc::new(plan));
-            let lane = |sample| Lane {
+            let rollout = InferencePass::new(&run.weights, Arc::new(plan));
+            let trajectory = |sample| TrajectoryId {
                 sample,
                 conditional: true,
             };
@@ -306,7 +316,7 @@ fn a_cache_of_whole_calls_above_recordings_gives_the_bits_of_one_above_calls() {
                     step,
                     steps: STEPS,
                     sigma: Some(1.0 - f64::from(step) / f64::from(STEPS)),
-                    lanes: [lane(0), lane(1)].into(),
+                    trajectories: [trajectory(0), trajectory(1)].into(),
                     ..CallContext::single(Stage::Rollout)
                 });
                 let input = run.input(2, 10 * iteration + u64::from(step));

@@ -4,10 +4,9 @@ use crate::support::{Input, Operation, Side, layer, run, sides, values};
 use burn::backend::DispatchTensor;
 use burn::tensor::{FloatDType, Tensor};
 use flow_core::cpu::to_host;
-use flow_core::exec::Compute;
-use flow_core::kernels::{LinearWeights, NormChunks};
+use flow_core::ops::{Compute, GatedResidual, LinearWeights, ModulatedNorm, NormChunks};
 use flow_core::tensors::cast;
-use flow_core::{Activation, AdamWStep, Kernels};
+use flow_core::{Activation, AdamWParam, AdamWStep, Kernels, MasterWeight};
 use flow_kernels::CubeKernels;
 use std::sync::Arc;
 
@@ -81,20 +80,60 @@ fn in_bf16_everything_is_as_near_as_its_roundings_allow() {
                 .collect();
             let (up, down) = (layer(&scaled, 2), layer(&scaled, 6));
             vec![match kind {
-                0 => kernels.modulated_linear(&Compute, x, modulation, norm, &up, Activation::GeluTanh),
-                1 => kernels.linear_gated_residual(&Compute, &inputs[10], &inputs[11], &down, modulation, 2),
-                2 => kernels.modulated_layer_norm(x, modulation, 0, 1, 1e-6),
-                _ => kernels.linear(&Compute, x, &up, Activation::None),
+                0 => kernels.ops().fused_or_composed(|ops| {
+                    ops.modulated_linear(
+                        &Compute,
+                        ModulatedNorm {
+                            x,
+                            modulation,
+                            chunks: norm,
+                        },
+                        &up,
+                        Activation::GeluTanh,
+                    )
+                }),
+                1 => kernels.ops().fused_or_composed(|ops| {
+                    ops.linear_gated_residual(
+                        &Compute,
+                        GatedResidual {
+                            residual: &inputs[10],
+                            modulation,
+                            gate: 2,
+                        },
+                        &inputs[11],
+                        &down,
+                    )
+                }),
+                2 => kernels.ops().model.modulated_layer_norm(ModulatedNorm {
+                    x,
+                    modulation,
+                    chunks: NormChunks {
+                        shift: 0,
+                        scale: 1,
+                        epsilon: 1e-6,
+                    },
+                }),
+                _ => kernels.ops().model.linear(&Compute, x, &up, Activation::None),
             }]
         });
     }
     let of: [Input<'_>; 2] = [(&[2, 40, 3, 64], true), (&[64], true)];
     compare_bf16("rms_norm", &of, &|side, inputs| {
-        vec![side.kernels.rms_norm(&inputs[0], Some(&inputs[1]), 1e-6)]
+        vec![
+            side.kernels
+                .ops()
+                .model
+                .rms_norm(&inputs[0], Some(&inputs[1]), 1e-6),
+        ]
     });
     compare_bf16("embedding", &[(&[5, 24], true)], &|side, inputs| {
         let index = side.device.int_tensor(vec![4, 0, 3, 2, 4, 1], [2, 3]);
-        vec![side.kernels.embedding(&inputs[0], &index.into_dispatch())]
+        vec![
+            side.kernels
+                .ops()
+                .model
+                .embedding(&inputs[0], &index.into_dispatch()),
+        ]
     });
 }
 
@@ -112,10 +151,12 @@ fn a_gradient_of_a_matrix_in_bf16_is_the_f32_one_rounded_and_others_stay_f32() {
             device: cube.device.clone(),
         };
         run(&side, &of, &|side, inputs| {
-            vec![
-                side.kernels
-                    .linear(&Compute, &inputs[0], &biased(&inputs[1..]), Activation::None),
-            ]
+            vec![side.kernels.ops().model.linear(
+                &Compute,
+                &inputs[0],
+                &biased(&inputs[1..]),
+                Activation::None,
+            )]
         })
     });
     // The output and the gradient of `x` come before the weight's.
@@ -158,7 +199,7 @@ fn a_step_of_the_optimizer_leaves_the_copy_that_models_see_rounded_from_the_weig
         betas: (0.9, 0.999),
         epsilon: 1e-8,
         weight_decay: 0.1,
-        varying: cube.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
+        scalars: cube.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
         rounding: Default::default(),
     };
     let kernels = CubeKernels::cuda_bf16();
@@ -167,7 +208,16 @@ fn a_step_of_the_optimizer_leaves_the_copy_that_models_see_rounded_from_the_weig
         let mut copy = cast(&weight, FloatDType::BF16);
         let stale = copy.clone();
         let given = with_copy.then_some(&mut copy);
-        kernels.adamw(&mut weight, given, &plain(1), &mut first, &mut second, &step);
+        kernels.ops().optimizer.adamw(
+            AdamWParam {
+                weight: &mut weight,
+                master: given.map_or(MasterWeight::F32, MasterWeight::F32WithCopy),
+                gradient: &plain(1),
+                first: &mut first,
+                second: &mut second,
+            },
+            &step,
+        );
         assert_eq!(
             to_host(&stale),
             to_host(&cast(&plain(0), FloatDType::BF16)),

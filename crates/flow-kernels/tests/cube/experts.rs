@@ -5,20 +5,19 @@ use crate::bf16::compare_bf16;
 use crate::support::*;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
-use flow_core::exec::{Compute, Stash};
-use flow_core::experts::{GroupedWeights, Grouping};
-use flow_core::{Activation, ExpertKernels, Plain};
+use flow_core::ops::{Compute, GroupedWeights, Grouping, Stash};
+use flow_core::{Activation, ExpertOps, RawTensor};
 
 const EXPERTS: usize = 5;
 const TOP_K: usize = 2;
 const BATCH: usize = 2;
 const TOKENS: usize = 13;
 
-fn experts(side: &Side) -> &dyn ExpertKernels {
-    side.kernels.experts().expect("both have experts")
+fn experts(side: &Side) -> &dyn ExpertOps {
+    side.kernels.ops().experts.expect("both have experts")
 }
 
-fn indices(tensor: &Plain) -> Vec<i64> {
+fn indices(tensor: &RawTensor) -> Vec<i64> {
     let count = flow_core::tensors::shape(tensor).iter().product::<usize>();
     let shape: Vec<usize> = flow_core::tensors::shape(tensor);
     let data = match shape.len() {
@@ -31,7 +30,7 @@ fn indices(tensor: &Plain) -> Vec<i64> {
 }
 
 /// Choices as a router might make them, but that expert 3 has no token.
-fn some_choices(side: &Side) -> Plain {
+fn some_choices(side: &Side) -> RawTensor {
     let of_token = |token: usize| [[0, 4], [4, 1], [1, 2], [4, 0], [0, 2]][token * token % 7 % 5];
     let choices = (0..BATCH * TOKENS).flat_map(of_token).collect();
     let choices = side.device.int_tensor(choices, [BATCH, TOKENS, TOP_K]);
@@ -84,10 +83,10 @@ fn the_same_experts_are_chosen_and_of_equal_ones_the_first() {
 
 /// Gives choices of its own, as a checkpoint that kept them does.
 #[derive(Debug)]
-struct Kept(Plain);
+struct Kept(RawTensor);
 
 impl Stash for Kept {
-    fn through(&self, name: &'static str, _: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, name: &'static str, _: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         assert_eq!(name, "router");
         vec![self.0.clone()]
     }
@@ -134,9 +133,10 @@ fn layer(
     let weights = GroupedWeights {
         weight: inputs[1].clone(),
         bias: inputs[2].clone(),
+        activation,
     };
     let grouping = some_grouping(side);
-    vec![experts(side).grouped_linear(stash, &inputs[0], &grouping, &weights, activation)]
+    vec![experts(side).grouped_linear(stash, &inputs[0], &grouping, &weights)]
 }
 
 const LAYER: [Input<'static>; 3] = [
@@ -179,13 +179,14 @@ fn mixture(side: &Side, inputs: &[DispatchTensor]) -> Vec<DispatchTensor> {
     let kernels = experts(side);
     let routed = kernels.route(&Compute, &inputs[0], TOP_K, true);
     let grouping = kernels.group(&routed.experts, EXPERTS);
-    let weights = |at: usize| GroupedWeights {
+    let weights = |at: usize, activation| GroupedWeights {
         weight: inputs[at].clone(),
         bias: inputs[at + 1].clone(),
+        activation,
     };
     let sorted = kernels.permute(&inputs[1], &grouping);
-    let inner = kernels.grouped_linear(&Compute, &sorted, &grouping, &weights(2), Activation::GeluTanh);
-    let outer = kernels.grouped_linear(&Compute, &inner, &grouping, &weights(4), Activation::None);
+    let inner = kernels.grouped_linear(&Compute, &sorted, &grouping, &weights(2, Activation::GeluTanh));
+    let outer = kernels.grouped_linear(&Compute, &inner, &grouping, &weights(4, Activation::None));
     vec![
         kernels.combine(&outer, &routed.weights, &grouping),
         routed.balance,

@@ -3,8 +3,9 @@
 use crate::support::{Input, Keep, Side, computing, layer, run};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
-use flow_core::exec::{Compute, Stash};
-use flow_core::kernels::{FeedForwardWeights, NormChunks};
+use flow_core::ops::{
+    Compute, FeedForwardWeights, GatedResidual, ModulatedNorm, NormChunks, RotaryTables, Stash,
+};
 use flow_core::tensors::{plain, shape};
 use flow_core::{Activation, Kernels};
 use std::sync::Arc;
@@ -78,15 +79,56 @@ fn compute(made: Made, side: &Side, stash: &dyn Stash, inputs: &[DispatchTensor]
     vec![match made {
         Made::ModulatedLinears => {
             let layers = [up, layer(inputs, 11), layer(inputs, 15)];
-            return kernels.modulated_linears(stash, x, modulation, NORM, &layers);
+            return kernels.ops().fused_or_composed(|ops| {
+                ops.modulated_linears(
+                    stash,
+                    ModulatedNorm {
+                        x,
+                        modulation,
+                        chunks: NORM,
+                    },
+                    &layers,
+                )
+            });
         }
-        Made::GatedLinear => kernels.linear_gated_residual(stash, x, inner, &down, modulation, 2),
-        Made::ModulatedLinear(activation) => {
-            kernels.modulated_linear(stash, x, modulation, NORM, &up, activation)
-        }
+        Made::GatedLinear => kernels.ops().fused_or_composed(|ops| {
+            ops.linear_gated_residual(
+                stash,
+                GatedResidual {
+                    residual: x,
+                    modulation,
+                    gate: 2,
+                },
+                inner,
+                &down,
+            )
+        }),
+        Made::ModulatedLinear(activation) => kernels.ops().fused_or_composed(|ops| {
+            ops.modulated_linear(
+                stash,
+                ModulatedNorm {
+                    x,
+                    modulation,
+                    chunks: NORM,
+                },
+                &up,
+                activation,
+            )
+        }),
         Made::FeedForward(activation) => {
             let weights = FeedForwardWeights { up, activation, down };
-            kernels.modulated_feed_forward(stash, x, modulation, NORM, &weights, 5)
+            kernels.ops().fused_or_composed(|ops| {
+                ops.modulated_feed_forward(
+                    stash,
+                    ModulatedNorm {
+                        x,
+                        modulation,
+                        chunks: NORM,
+                    },
+                    &weights,
+                    5,
+                )
+            })
         }
         Made::NormedRotary | Made::NormedRotaryTogether => {
             let [cos, sin] = [21, 22].map(|at| plain(&inputs[at]));
@@ -101,7 +143,9 @@ fn compute(made: Made, side: &Side, stash: &dyn Stash, inputs: &[DispatchTensor]
                 }
                 _ => (x.clone(), &inputs[20]),
             };
-            kernels.rms_norm_rotary(&x, Some(weight), 1e-6, [&cos, &sin])
+            kernels.ops().fused_or_composed(|ops| {
+                ops.rms_norm_rotary(&x, Some(weight), 1e-6, RotaryTables { cos: &cos, sin: &sin })
+            })
         }
     }]
 }

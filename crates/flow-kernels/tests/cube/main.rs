@@ -6,8 +6,8 @@
 #[cfg(all(feature = "cuda", not(feature = "lavapipe")))]
 mod bf16;
 mod experts;
+mod feature_cache;
 mod fused;
-mod lanes;
 mod model;
 mod operations;
 mod setting;

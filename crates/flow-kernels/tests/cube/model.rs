@@ -8,9 +8,11 @@ use flow_attention::cube::PortableAttention;
 use flow_checkpoint::{Checkpointing, Policy};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Stage, Training};
+use flow_core::exec::{Stage, TrainingPass};
 use flow_core::model::{Condition, ModelInput};
-use flow_core::{AttentionBackend, CallContext, FlowModel, KeepAll, Kernels, Plan, RegionEngine, Weights};
+use flow_core::{
+    AttentionBackend, Backends, CallContext, FlowModel, Kernels, NoCheckpointing, RegionEngine, Weights,
+};
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, DitConfig, MoeConfig, Position};
 use std::sync::Arc;
@@ -43,16 +45,16 @@ fn losses_and_gradients(
         },
     };
     let trained: Arc<[bool]> = vec![true; weights.layout().len()].into();
-    let plan = Arc::new(Plan {
+    let plan = Arc::new(Backends {
         regions,
-        ..Plan::new(attention, kernels.clone())
+        ..Backends::new(attention, kernels.clone())
     });
-    let training = Training::new(&weights, plan, trained);
+    let training = TrainingPass::new(&weights, plan, trained);
     let exec = training.exec(CallContext::single(Stage::Training));
     let (velocity, balance) = model.velocity_and_balance(&exec, input);
     let velocity = velocity.into_dispatch();
     let target = device.plain(noise(batch * values, 2), &[batch, values]);
-    let distance = kernels.mean_squared_distance(&velocity, &target);
+    let distance = kernels.ops().loss.mean_squared_distance(&velocity, &target);
     let mut loss = Tensor::<1>::from_dispatch(distance).sum_dim(0);
     if let Some(balance) = balance {
         loss = loss + balance.sum_dim(0);
@@ -102,14 +104,14 @@ fn a_small_dit_has_the_cpus_loss_and_gradients() {
             &ComputeDevice::cpu(),
             Arc::new(CpuAttention),
             Arc::new(CpuKernels::default()),
-            Arc::new(KeepAll),
+            Arc::new(NoCheckpointing),
         );
         let found = losses_and_gradients(
             &config,
             &device,
             Arc::new(PortableAttention::default()),
             kernels.clone(),
-            Arc::new(KeepAll),
+            Arc::new(NoCheckpointing),
         );
         // Gradients that are zero but for rounding (a bias of the keys) are measured against the largest.
         let length = |values: &[f32]| values.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
@@ -139,7 +141,7 @@ fn no_bit_depends_on_what_is_computed_again() {
             let found = found.into_iter().map(|(name, values)| (name, bits(values)));
             found.collect::<Vec<(String, Vec<u32>)>>()
         };
-        let expected = run(Arc::new(KeepAll));
+        let expected = run(Arc::new(NoCheckpointing));
         let large = if config.moe.is_some() {
             "moe:grouped_linear"
         } else {

@@ -6,11 +6,14 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, FloatDType};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::Compute;
-use flow_core::kernels::{FeedForwardWeights, LinearWeights, NormChunks};
+use flow_core::ops::{
+    Compute, FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, NormChunks, RotaryTables,
+    SdeStep,
+};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{buffer, cast, plain};
-use flow_core::{Activation, AdamWStep, Beside, Kernels, Noise, Plain, StepFactors, Updated};
+use flow_core::{Activation, AdamWFactors, AdamWParam, AdamWStep, Kernels, MasterWeight, Noise, RawTensor};
+use flow_kernels::draw_noise;
 use std::sync::Arc;
 
 #[test]
@@ -26,6 +29,8 @@ fn linear_layers_with_bias_adapter_and_activation() {
         compare("linear", 60, &of, &|side, inputs| {
             vec![
                 side.kernels
+                    .ops()
+                    .model
                     .linear(&Compute, &inputs[0], &layer(inputs, 1), activation),
             ]
         });
@@ -39,6 +44,8 @@ fn linear_layers_with_bias_adapter_and_activation() {
         };
         vec![
             side.kernels
+                .ops()
+                .model
                 .linear(&Compute, &inputs[0], &weights, Activation::None),
         ]
     });
@@ -48,33 +55,45 @@ fn linear_layers_with_bias_adapter_and_activation() {
 fn norms_gates_and_activations() {
     let of: [Input<'_>; 2] = [(&[3, 13, 72], true), (&[3, 6, 72], true)];
     compare("modulated_layer_norm", 72, &of, &|side, inputs| {
-        vec![
-            side.kernels
-                .modulated_layer_norm(&inputs[0], &inputs[1], 3, 4, 1e-6),
-        ]
+        vec![side.kernels.ops().model.modulated_layer_norm(ModulatedNorm {
+            x: &inputs[0],
+            modulation: &inputs[1],
+            chunks: NormChunks {
+                shift: 3,
+                scale: 4,
+                epsilon: 1e-6,
+            },
+        })]
     });
     let of: [Input<'_>; 3] = [(&[3, 13, 72], true), (&[72], true), (&[72], true)];
     compare("layer_norm", 72, &of, &|side, inputs| {
         let [x, weight, bias] = inputs else {
             panic!("three inputs")
         };
-        vec![side.kernels.layer_norm(x, weight, bias, 1e-6)]
+        vec![side.kernels.ops().model.layer_norm(x, weight, bias, 1e-6)]
     });
     let of: [Input<'_>; 3] = [(&[3, 13, 72], true), (&[3, 13, 72], true), (&[3, 6, 72], true)];
     compare("gated_residual", 13, &of, &|side, inputs| {
-        vec![side.kernels.gated_residual(&inputs[0], &inputs[1], &inputs[2], 5)]
+        vec![side.kernels.ops().model.gated_residual(
+            GatedResidual {
+                residual: &inputs[0],
+                modulation: &inputs[2],
+                gate: 5,
+            },
+            &inputs[1],
+        )]
     });
     let of: [Input<'_>; 2] = [(&[2, 5, 3, 24], true), (&[24], true)];
     compare("rms_norm", 30, &of, &|side, inputs| {
         let weight = Some(&inputs[1]);
         vec![
-            side.kernels.rms_norm(&inputs[0], weight, 1e-6),
-            side.kernels.rms_norm(&inputs[0], None, 1e-6),
+            side.kernels.ops().model.rms_norm(&inputs[0], weight, 1e-6),
+            side.kernels.ops().model.rms_norm(&inputs[0], None, 1e-6),
         ]
     });
     for activation in [Activation::None, Activation::Silu, Activation::GeluTanh] {
         compare("activation", 16, &[(&[5, 7], true)], &|side, inputs| {
-            vec![side.kernels.activation(&inputs[0], activation)]
+            vec![side.kernels.ops().model.activation(&inputs[0], activation)]
         });
     }
 }
@@ -83,14 +102,22 @@ fn norms_gates_and_activations() {
 fn rotary_and_token_embeddings() {
     let of: [Input<'_>; 3] = [(&[2, 5, 3, 24], true), (&[5, 12], false), (&[5, 12], false)];
     compare("rotary", 2, &of, &|side, inputs| {
-        vec![
-            side.kernels
-                .rotary(&inputs[0], &plain(&inputs[1]), &plain(&inputs[2])),
-        ]
+        vec![side.kernels.ops().model.rotary(
+            &inputs[0],
+            RotaryTables {
+                cos: &plain(&inputs[1]),
+                sin: &plain(&inputs[2]),
+            },
+        )]
     });
     compare("embedding", 6, &[(&[5, 24], true)], &|side, inputs| {
         let index = side.device.int_tensor(vec![4, 0, 4, 2, 4, 1], [2, 3]);
-        vec![side.kernels.embedding(&inputs[0], &index.into_dispatch())]
+        vec![
+            side.kernels
+                .ops()
+                .model
+                .embedding(&inputs[0], &index.into_dispatch()),
+        ]
     });
 }
 
@@ -103,7 +130,14 @@ fn rms_norm_and_rotary_in_one_pass_are_the_two() {
         compare("rms_norm and rotary", 60, &of, &|side, inputs| {
             let fused = side.kernels.fused(Arc::new(|| {})).expect("not fused yet");
             let [cos, sin] = [2, 3].map(|at| plain(&inputs[at]));
-            vec![fused.rms_norm_rotary(&inputs[0], Some(&inputs[1]), 1e-6, [&cos, &sin])]
+            vec![fused.ops().fused_or_composed(|ops| {
+                ops.rms_norm_rotary(
+                    &inputs[0],
+                    Some(&inputs[1]),
+                    1e-6,
+                    RotaryTables { cos: &cos, sin: &sin },
+                )
+            })]
         });
     }
 }
@@ -115,7 +149,15 @@ fn views_with_gaps_and_odd_beginnings_are_read_as_they_are() {
     compare("modulated_layer_norm of a slice", 72, &of, &|side, inputs| {
         let x: Tensor<3> = Tensor::from_dispatch(inputs[0].clone());
         let x = x.slice([0..3, 0..13, 3..75]).into_dispatch();
-        vec![side.kernels.modulated_layer_norm(&x, &inputs[1], 0, 1, 1e-6)]
+        vec![side.kernels.ops().model.modulated_layer_norm(ModulatedNorm {
+            x: &x,
+            modulation: &inputs[1],
+            chunks: NormChunks {
+                shift: 0,
+                scale: 1,
+                epsilon: 1e-6,
+            },
+        })]
     });
     compare(
         "activation of a row from its middle on",
@@ -124,7 +166,7 @@ fn views_with_gaps_and_odd_beginnings_are_read_as_they_are() {
         &|side, inputs| {
             let x: Tensor<2> = Tensor::from_dispatch(inputs[0].clone());
             let x = x.slice([0..1, 5..69]).into_dispatch();
-            vec![side.kernels.activation(&x, Activation::Silu)]
+            vec![side.kernels.ops().model.activation(&x, Activation::Silu)]
         },
     );
 }
@@ -161,16 +203,49 @@ fn operations_made_of_others() {
         let silu = Activation::Silu;
         let kernels = &side.kernels;
         vec![
-            kernels.modulated_feed_forward(&Compute, x, modulation, norm, &weights, 5),
-            kernels.modulated_linear(&Compute, x, modulation, norm, &weights.up, silu),
-            kernels.linear_gated_residual(&Compute, residual, inner, &weights.down, modulation, 2),
+            kernels.ops().fused_or_composed(|ops| {
+                ops.modulated_feed_forward(
+                    &Compute,
+                    ModulatedNorm {
+                        x,
+                        modulation,
+                        chunks: norm,
+                    },
+                    &weights,
+                    5,
+                )
+            }),
+            kernels.ops().fused_or_composed(|ops| {
+                ops.modulated_linear(
+                    &Compute,
+                    ModulatedNorm {
+                        x,
+                        modulation,
+                        chunks: norm,
+                    },
+                    &weights.up,
+                    silu,
+                )
+            }),
+            kernels.ops().fused_or_composed(|ops| {
+                ops.linear_gated_residual(
+                    &Compute,
+                    GatedResidual {
+                        residual,
+                        modulation,
+                        gate: 2,
+                    },
+                    inner,
+                    &weights.down,
+                )
+            }),
         ]
     });
 }
 
 #[test]
 fn noise_has_the_bits_of_the_host_and_a_step_may_draw_it_itself() {
-    let bits = |values: &Plain| to_host(values).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let bits = |values: &RawTensor| to_host(values).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for (values, batch) in [(333, 3), (4096, 2), (30_002, 5)] {
         let samples: Vec<u64> = (0..batch).map(|row| (row << 33) + 7 * row).collect();
         let noise = Noise {
@@ -179,9 +254,9 @@ fn noise_has_the_bits_of_the_host_and_a_step_may_draw_it_itself() {
             step: 3,
             values,
         };
-        let host = noise.drawn_by_host(&ComputeDevice::cpu());
+        let host = draw_noise(&noise, &ComputeDevice::cpu());
         for Side { device, kernels } in computing() {
-            let drawn = kernels.noise(&noise, &device);
+            let drawn = kernels.ops().sampler.noise(&noise, &device);
             assert_eq!(bits(&drawn), bits(&host), "noise of {batch} x {values}");
             let of: [Input<'_>; 3] = [
                 (&[samples.len(), values], false),
@@ -191,8 +266,23 @@ fn noise_has_the_bits_of_the_host_and_a_step_may_draw_it_itself() {
             let side = Side { device, kernels };
             let [x, v, coefficients]: [_; 3] = inputs(&side, &of).try_into().expect("three");
             let Side { device, kernels } = side;
-            let given = kernels.sde_step(&x, &v, &drawn, &coefficients);
-            let by_itself = kernels.sde_step_drawn(&x, &v, &noise, &coefficients, &device);
+            let given = kernels.ops().sampler.sde_step(
+                SdeStep {
+                    x: &x,
+                    v: &v,
+                    coefficients: &coefficients,
+                },
+                &drawn,
+            );
+            let by_itself = kernels.ops().sampler.sde_step_drawn(
+                SdeStep {
+                    x: &x,
+                    v: &v,
+                    coefficients: &coefficients,
+                },
+                &noise,
+                &device,
+            );
             for (given, by_itself) in [
                 (&given.x_next, &by_itself.x_next),
                 (&given.mean, &by_itself.mean),
@@ -213,9 +303,14 @@ fn steps_log_probabilities_and_distances() {
         (&[3, 5], false),
     ];
     compare("sde_step", 400, &of, &|side, inputs| {
-        let step = side
-            .kernels
-            .sde_step(&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
+        let step = side.kernels.ops().sampler.sde_step(
+            SdeStep {
+                x: &inputs[0],
+                v: &inputs[1],
+                coefficients: &inputs[3],
+            },
+            &inputs[2],
+        );
         vec![step.x_next, step.mean, step.log_prob]
     });
     let of: [Input<'_>; 4] = [
@@ -225,14 +320,24 @@ fn steps_log_probabilities_and_distances() {
         (&[3, 5], false),
     ];
     compare("sde_log_prob", 400, &of, &|side, inputs| {
-        let (log_prob, mean) = side
-            .kernels
-            .sde_log_prob(&inputs[0], &inputs[1], &inputs[2], &inputs[3]);
+        let (log_prob, mean) = side.kernels.ops().loss.sde_log_prob(
+            SdeStep {
+                x: &inputs[0],
+                v: &inputs[1],
+                coefficients: &inputs[3],
+            },
+            &inputs[2],
+        );
         vec![log_prob, mean]
     });
     let of: [Input<'_>; 2] = [(&[3, 333], true), (&[3, 333], false)];
     compare("mean_squared_distance", 333, &of, &|side, inputs| {
-        vec![side.kernels.mean_squared_distance(&inputs[0], &inputs[1])]
+        vec![
+            side.kernels
+                .ops()
+                .loss
+                .mean_squared_distance(&inputs[0], &inputs[1]),
+        ]
     });
 }
 
@@ -246,7 +351,7 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
         (&[4], false),
     ];
     compare("adamw, accumulate and average", 16, &of, &|side, inputs| {
-        let square = |tensor: &Plain| {
+        let square = |tensor: &RawTensor| {
             let squares = to_host(tensor).into_iter().map(|x| x * x).collect();
             side.device.plain(squares, &[77])
         };
@@ -256,33 +361,45 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
             betas: (0.9, 0.999),
             epsilon: 1e-8,
             weight_decay: 0.1,
-            varying: side.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
+            scalars: side.device.plain(vec![1e-2, 0.271, 0.003, 0.5], &[4]),
             rounding: Default::default(),
         };
-        side.kernels
-            .adamw(&mut weight, None, gradient, &mut first, &mut second, &step);
+        side.kernels.ops().optimizer.adamw(
+            AdamWParam {
+                weight: &mut weight,
+                master: MasterWeight::F32,
+                gradient,
+                first: &mut first,
+                second: &mut second,
+            },
+            &step,
+        );
         assert_eq!(
             to_host(&inputs[0]),
             values(0, &[77]),
             "a weight that something else holds"
         );
         let (mut sum, mut mean) = (inputs[1].clone(), inputs[2].clone());
-        side.kernels.accumulate(&mut sum, gradient);
-        side.kernels.accumulate(&mut sum, gradient);
+        side.kernels.ops().optimizer.accumulate(&mut sum, gradient);
+        side.kernels.ops().optimizer.accumulate(&mut sum, gradient);
         side.kernels
+            .ops()
+            .optimizer
             .average(&mut mean, gradient, &side.device.plain(vec![0.75], &[1]));
-        let squares = side.kernels.sums_of_squares(&[gradient])[0] as f32;
-        let factors = |max_norm| StepFactors {
+        let squares = side.kernels.ops().optimizer.sums_of_squares(&[gradient])[0] as f32;
+        let factors = |max_norm| AdamWFactors {
             learning_rate: 0.01,
             corrections: [0.271, 0.003],
             max_norm,
             units: 3,
         };
         let [clipped, free] = [1.5, 0.0].map(|bound| {
-            let values = side
-                .kernels
-                .step_values(&[gradient, &inputs[0]], &factors(bound), &side.device);
-            values.varying
+            let values = side.kernels.ops().optimizer.adamw_scalars(
+                &[gradient, &inputs[0]],
+                &factors(bound),
+                &side.device,
+            );
+            values.scalars
         });
         vec![
             weight,
@@ -313,6 +430,8 @@ fn a_kept_result_of_a_linear_layer_gives_the_same_output_and_gradients() {
         let activation = Activation::GeluTanh;
         vec![
             side.kernels
+                .ops()
+                .model
                 .linear(&keep, &inputs[0], &layer(inputs, 1), activation),
         ]
     };
@@ -322,6 +441,8 @@ fn a_kept_result_of_a_linear_layer_gives_the_same_output_and_gradients() {
         let activation = Activation::GeluTanh;
         vec![
             side.kernels
+                .ops()
+                .model
                 .linear(&Compute, &inputs[0], &layer(inputs, 1), activation),
         ]
     });
@@ -338,7 +459,7 @@ fn a_step_with_gradients_that_are_not_finite_changes_nothing() {
             let mut slopes = values(3, &[333]);
             slopes[217] = wrong;
             let gradient = side.device.plain(slopes, &[333]);
-            let factors = StepFactors {
+            let factors = AdamWFactors {
                 learning_rate: 0.01,
                 corrections: [0.271, 0.003],
                 max_norm: 1.0,
@@ -348,14 +469,25 @@ fn a_step_with_gradients_that_are_not_finite_changes_nothing() {
                 betas: (0.9, 0.999),
                 epsilon: 1e-8,
                 weight_decay: 0.1,
-                varying: side
+                scalars: side
                     .kernels
-                    .step_values(&[&gradient], &factors, &side.device)
-                    .varying,
+                    .ops()
+                    .optimizer
+                    .adamw_scalars(&[&gradient], &factors, &side.device)
+                    .scalars,
                 rounding: Default::default(),
             };
             let kernels = &side.kernels;
-            kernels.adamw(&mut weight, None, &gradient, &mut first, &mut second, &step);
+            kernels.ops().optimizer.adamw(
+                AdamWParam {
+                    weight: &mut weight,
+                    master: MasterWeight::F32,
+                    gradient: &gradient,
+                    first: &mut first,
+                    second: &mut second,
+                },
+                &step,
+            );
             assert_eq!([&weight, &first, &second].map(to_host), before, "{wrong}");
         }
     }
@@ -388,15 +520,15 @@ fn what_lasts_stands_apart_from_the_pools_that_steps_use() {
     let (device, _) = cube();
     let values = 1 << 18;
     let plain = || device.plain(vec![1.0; values], &[values]);
-    let before = flow_core::cube::bytes_lasting(&device);
-    let weights = device.lasting(plain);
+    let before = device.bytes_persistent();
+    let weights = device.with_persistent_allocation(plain);
     let passing = plain();
-    let lasting = flow_core::cube::bytes_lasting(&device) - before;
-    assert_eq!(lasting, 4 * values as u64);
+    let with_persistent_allocation = device.bytes_persistent() - before;
+    assert_eq!(with_persistent_allocation, 4 * values as u64);
     assert_eq!(to_host(&weights), to_host(&passing));
     drop(weights);
-    assert_eq!(flow_core::cube::bytes_lasting(&device), before);
-    assert_eq!(ComputeDevice::cpu().lasting(|| 3), 3);
+    assert_eq!(device.bytes_persistent(), before);
+    assert_eq!(ComputeDevice::cpu().with_persistent_allocation(|| 3), 3);
 }
 
 #[test]
@@ -413,13 +545,13 @@ fn a_copy_that_is_written_again_stays_where_recordings_read_it() {
             copy = cast(&copy, dtype);
             let place = buffer(&copy).identity;
             for of in [&first, &second] {
-                kernels.copy_all(vec![(&mut copy, of)]);
+                kernels.ops().weights.copy_all(vec![(&mut copy, of)]);
                 assert_eq!(buffer(&copy).identity, place, "{dtype:?}: it moved");
                 assert_eq!(to_host(&copy), to_host(&cast(of, dtype)), "{dtype:?}");
             }
             // Who holds what was there keeps it.
             let kept = copy.clone();
-            kernels.copy_all(vec![(&mut copy, &first)]);
+            kernels.ops().weights.copy_all(vec![(&mut copy, &first)]);
             assert_eq!(to_host(&kept), to_host(&cast(&second, dtype)), "{dtype:?}");
             assert_eq!(to_host(&copy), to_host(&cast(&first, dtype)), "{dtype:?}");
         }
@@ -431,7 +563,7 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
     let (device, kernels) = cube();
     let shapes: Vec<[usize; 2]> = (0..37).map(|index| [1 + index % 5, 1 + 7 * index]).collect();
     let plain = |draw: u64, shape: &[usize; 2]| device.plain(values(draw, shape), shape);
-    let fresh = || -> Vec<[Plain; 4]> {
+    let fresh = || -> Vec<[RawTensor; 4]> {
         let sets = shapes.iter().enumerate();
         sets.map(|(index, shape)| {
             let zeros = || device.plain(vec![0.0; shape[0] * shape[1]], shape);
@@ -439,7 +571,7 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
         })
         .collect()
     };
-    let gradients: Vec<Plain> = (0..)
+    let gradients: Vec<RawTensor> = (0..)
         .zip(&shapes)
         .map(|(index, shape)| plain(100 + index, shape))
         .collect();
@@ -447,34 +579,46 @@ fn many_weights_and_averages_at_once_have_the_bits_of_each_alone() {
         betas: (0.9, 0.99),
         epsilon: 1e-8,
         weight_decay: 0.1,
-        varying: device.plain(vec![0.05, 0.1, 0.01, 0.5], &[4]),
+        scalars: device.plain(vec![0.05, 0.1, 0.01, 0.5], &[4]),
         rounding: Default::default(),
     };
     let decay = device.plain(vec![0.75], &[1]);
     let mut alone = fresh();
     for ([weight, first, second, average], gradient) in alone.iter_mut().zip(&gradients) {
-        kernels.adamw(weight, None, gradient, first, second, &step);
-        kernels.average(average, weight, &decay);
+        kernels.ops().optimizer.adamw(
+            AdamWParam {
+                weight,
+                master: MasterWeight::F32,
+                gradient,
+                first,
+                second,
+            },
+            &step,
+        );
+        kernels.ops().optimizer.average(average, weight, &decay);
     }
     let mut together = fresh();
     let (mut updated, mut averages) = (Vec::new(), Vec::new());
     for ([weight, first, second, average], gradient) in together.iter_mut().zip(&gradients) {
-        updated.push(Updated {
+        updated.push(AdamWParam {
             weight,
-            beside: Beside::Nothing,
+            master: MasterWeight::F32,
             gradient,
             first,
             second,
         });
         averages.push(average);
     }
-    kernels.adamw_all(updated, &step);
-    let weights: Vec<Plain> = alone.iter().map(|[weight, ..]| weight.clone()).collect();
-    kernels.average_all(averages.into_iter().zip(&weights).collect(), &decay);
+    kernels.ops().optimizer.adamw_all(updated, &step);
+    let weights: Vec<RawTensor> = alone.iter().map(|[weight, ..]| weight.clone()).collect();
+    kernels
+        .ops()
+        .optimizer
+        .average_all(averages.into_iter().zip(&weights).collect(), &decay);
     for (index, (together, alone)) in together.iter().zip(&alone).enumerate() {
         for (together, alone) in together.iter().zip(alone) {
             let bits =
-                |tensor: &Plain| -> Vec<u32> { to_host(tensor).into_iter().map(f32::to_bits).collect() };
+                |tensor: &RawTensor| -> Vec<u32> { to_host(tensor).into_iter().map(f32::to_bits).collect() };
             assert_eq!(bits(together), bits(alone), "weight {index}");
         }
     }

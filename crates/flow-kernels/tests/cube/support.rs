@@ -3,10 +3,9 @@
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::Stash;
-use flow_core::kernels::LinearWeights;
+use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::{is_tracked, leaf, plain};
-use flow_core::{Kernels, Plain, op};
+use flow_core::{Kernels, RawTensor, autograd};
 use flow_kernels::{CpuKernels, CubeKernels};
 use std::sync::{Arc, Mutex};
 
@@ -78,7 +77,7 @@ pub fn run(side: &Side, of: &[Input<'_>], operation: Operation<'_>) -> Vec<Vec<f
         Some(side.device.plain(values(100 + number as u64, &shape), &shape))
     });
     let seeds = seeds.collect();
-    if let Some(mut gradients) = op::backward_from(outputs, seeds) {
+    if let Some(mut gradients) = autograd::backward_from(outputs, seeds) {
         for input in inputs.iter().filter(|input| is_tracked(input)) {
             let gradient = <Dispatch as AutodiffBackend>::grad_remove(input, &mut gradients);
             found.extend(gradient.as_ref().map(to_host));
@@ -129,7 +128,7 @@ pub fn layer(inputs: &[DispatchTensor], first: usize) -> LinearWeights {
 
 /// Keeps every result, and gives it again when it is asked for the second time.
 #[derive(Debug, Default)]
-pub struct Keep(Mutex<(usize, Vec<Vec<Plain>>)>);
+pub struct Keep(Mutex<(usize, Vec<Vec<RawTensor>>)>);
 
 impl Keep {
     /// What follows asks from the beginning again.
@@ -139,7 +138,7 @@ impl Keep {
 }
 
 impl Stash for Keep {
-    fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<Plain>) -> Vec<Plain> {
+    fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
         let mut kept = self.0.lock().expect("no test panics meanwhile");
         let at = kept.0;
         kept.0 += 1;

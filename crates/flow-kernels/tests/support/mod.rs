@@ -4,7 +4,7 @@
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use flow_core::cpu::{from_vec, to_host};
 use flow_core::tensors::leaf;
-use flow_core::{Plain, op};
+use flow_core::{RawTensor, autograd};
 
 /// An operand.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ pub struct Operand {
 }
 
 impl Operand {
-    pub fn plain(&self) -> Plain {
+    pub fn plain(&self) -> RawTensor {
         from_vec(self.values.clone(), &self.shape)
     }
     pub fn wide(&self) -> Vec<f64> {
@@ -93,7 +93,7 @@ pub fn run(
         .collect();
     let output = kernel(&inputs);
     let values = to_host(&flow_core::tensors::plain(&output));
-    let mut gradients = op::backward_from(vec![output], vec![Some(seed.plain())]);
+    let mut gradients = autograd::backward_from(vec![output], vec![Some(seed.plain())]);
     let found = inputs.iter().zip(tracked).map(|(input, tracked)| {
         let gradients = gradients.as_mut().filter(|_| *tracked)?;
         let gradient = <Dispatch as AutodiffBackend>::grad_remove(input, gradients);
@@ -145,7 +145,7 @@ pub fn check(
     let wide: Vec<Vec<f64>> = operands.iter().map(Operand::wide).collect();
     let expected = reference(&wide);
     let all = vec![true; operands.len()];
-    let plain_inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+    let plain_inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
     let output = kernel(&plain_inputs);
     let shape = burn::backend::TensorMetadata::shape(&output).to_vec();
     let plain = to_host(&output);
@@ -181,7 +181,7 @@ pub fn check(
 /// Checks that one thread and three give the same bits, output and gradients, on operands too large for [`check`].
 pub fn check_threads(operands: &[Operand], kernel: &(dyn Fn(&[DispatchTensor]) -> DispatchTensor + Sync)) {
     let all = vec![true; operands.len()];
-    let plain_inputs: Vec<Plain> = operands.iter().map(Operand::plain).collect();
+    let plain_inputs: Vec<RawTensor> = operands.iter().map(Operand::plain).collect();
     let output = kernel(&plain_inputs);
     let seed = operand(98, &burn::backend::TensorMetadata::shape(&output).to_vec());
     let one = on_threads(1, || run(operands, &all, kernel, &seed));

@@ -17,9 +17,10 @@ use crate::layers::{
 use crate::{Architecture, ModelError, settings};
 use block::DitBlock;
 use burn::tensor::Tensor;
+use flow_core::FlowModel;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
-use flow_core::model::{FlowModel, ModelInput, ModelSpec};
+use flow_core::model::{ModelInput, ModelSpec};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionShape, Handle, Init, ParamLayout, Rows};
 use moe::MoeBlock;
@@ -151,6 +152,7 @@ impl Dit {
             text: None,
             stacks: vec![("transformer_blocks".into(), config.layers)],
             regions: blocks.regions(),
+            guidance: false,
             attentions: vec![AttentionShape {
                 layers: config.layers,
                 queries: &[Rows::Tokens],

@@ -3,7 +3,7 @@
 use super::{NORM_EPSILON, Parts, RotaryTable};
 use burn::tensor::Tensor;
 use flow_core::exec::{Exec, Linear};
-use flow_core::kernels::NormChunks;
+use flow_core::ops::NormChunks;
 use flow_core::{Handle, Init, Rows};
 
 /// `[B, S, H, D]` to `[B, S, H·D]`.

@@ -13,13 +13,13 @@ mod timestep;
 pub(crate) use attention::{Projection, SelfAttention, heads_to_width};
 pub(crate) use feed_forward::feed_forward;
 pub(crate) use parts::Parts;
-pub(crate) use patch::{PatchEmbedding, unpatchify};
+pub(crate) use patch::{PatchEmbedding, pack_latents, unpack_latents, unpatchify};
 pub(crate) use position::{RotaryAxis, RotaryTable, add_positions, rotary_2d, rotary_table, sincos_2d};
 pub(crate) use timestep::{TIMESTEP_CHANNELS, TimestepEmbedding};
 
 use burn::tensor::Tensor;
 use flow_core::exec::{DependsOn, Exec, Linear};
-use flow_core::kernels::NormChunks;
+use flow_core::ops::NormChunks;
 
 /// Epsilon of every layer norm and RMS norm, as in DiT and SD3 (diffusers 0.42.1, `models/attention.py`).
 pub(crate) const NORM_EPSILON: f32 = 1e-6;

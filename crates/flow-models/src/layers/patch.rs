@@ -3,7 +3,7 @@
 use super::Parts;
 use burn::tensor::Tensor;
 use flow_core::exec::Exec;
-use flow_core::kernels::LinearWeights;
+use flow_core::ops::LinearWeights;
 use flow_core::{Activation, Handle, Init, LatentShape};
 
 /// A strided convolution, computed as a linear layer over patches. A patch lies within one frame.
@@ -54,7 +54,7 @@ impl<const AXES: usize> PatchEmbedding<AXES> {
             bias: Some(exec.params().get(self.bias).into_dispatch()),
             adapter: None,
         };
-        Tensor::from_dispatch(exec.kernels().linear(
+        Tensor::from_dispatch(exec.kernels().ops().model.linear(
             &**exec.stash(),
             &patches.into_dispatch(),
             &weights,
@@ -76,6 +76,21 @@ fn patchify(x_bn: Tensor<2>, latent: &LatentShape, patch: usize) -> Tensor<3> {
     x_bn.reshape([batch, latent.channels, rows, patch, columns, patch])
         .permute([0, 2, 4, 1, 3, 5])
         .reshape([batch, rows * columns, latent.channels * patch * patch])
+}
+
+/// `[B, N]` to `[B, S, C·P·P]`: packed latents, as diffusers' pipelines of FLUX.1 and Qwen-Image have them (`_pack_latents`).
+pub(crate) fn pack_latents(x_bn: Tensor<2>, latent: &LatentShape, patch: usize) -> Tensor<3> {
+    patchify(x_bn, latent, patch)
+}
+
+/// The inverse of [`pack_latents`].
+pub(crate) fn unpack_latents(y_bsd: Tensor<3>, latent: &LatentShape, patch: usize) -> Tensor<2> {
+    let [batch, _, _] = y_bsd.dims();
+    let (rows, columns) = grid(latent, patch);
+    y_bsd
+        .reshape([batch, rows, columns, latent.channels, patch, patch])
+        .permute([0, 3, 1, 4, 2, 5])
+        .reshape([batch, latent.values()])
 }
 
 /// `[B, S, P·P·C]`, channels innermost as diffusers has them, to `[B, N]`.

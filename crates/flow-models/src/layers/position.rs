@@ -51,6 +51,30 @@ pub(crate) struct RotaryTable {
     pub sin: Tensor<2>,
 }
 
+impl RotaryTable {
+    /// The table of the first `tokens`.
+    pub fn first(&self, tokens: usize) -> Self {
+        let first = |table: &Tensor<2>| table.clone().narrow(0, 0, tokens);
+        Self {
+            cos: first(&self.cos),
+            sin: first(&self.sin),
+        }
+    }
+
+    /// The table with `tokens` behind it that do not turn: they stand at the origin.
+    pub fn followed_by_still(self, tokens: usize, device: &ComputeDevice) -> Self {
+        let [_, pairs] = self.cos.dims();
+        let followed = |table: Tensor<2>, value: f32| {
+            let still = device.tensor(vec![value; tokens * pairs], [tokens, pairs]);
+            Tensor::cat(vec![table, still], 0)
+        };
+        Self {
+            cos: followed(self.cos, 1.0),
+            sin: followed(self.sin, 0.0),
+        }
+    }
+}
+
 /// An axis of positions, and how many of a head's channel pairs turn with it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RotaryAxis {

@@ -39,9 +39,14 @@ impl TimestepEmbedding {
 
     /// `[B]` to `[B, D]`. Everything on the device: a captured graph replays it with other noise levels.
     pub fn forward(&self, exec: &Exec<'_>, sigma_b: Tensor<1>) -> Tensor<2> {
-        exec.reusable("timestep_embedder", DependsOn::Sigma, sigma_b, |exec, sigma_b| {
-            self.embed(exec, sigma_b)
-        })
+        let embed = |exec: &Exec<'_>, sigma_b| self.embed(exec, sigma_b);
+        exec.reusable("timestep_embedder", DependsOn::Sigma, sigma_b, embed)
+    }
+
+    /// As [`forward`](Self::forward), of guidance scales `[B]`, which FLUX.1 embeds as it does noise levels.
+    pub fn of_guidance(&self, exec: &Exec<'_>, guidance_b: Tensor<1>) -> Tensor<2> {
+        let embed = |exec: &Exec<'_>, guidance_b| self.embed(exec, guidance_b);
+        exec.reusable("guidance_embedder", DependsOn::Condition, guidance_b, embed)
     }
 
     fn embed(&self, exec: &Exec<'_>, sigma_b: Tensor<1>) -> Tensor<2> {

@@ -17,9 +17,10 @@ use crate::lora::OriginalLayer;
 use crate::{Architecture, ModelError, settings};
 use block::MmditBlock;
 use burn::tensor::Tensor;
+use flow_core::FlowModel;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
-use flow_core::model::{FlowModel, ModelInput, ModelSpec, TextWidth};
+use flow_core::model::{ModelInput, ModelSpec, TextWidth};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionShape, Handle, Init, ParamLayout, Rows};
 use serde_json::Value;
@@ -125,6 +126,7 @@ impl Mmdit {
             }),
             stacks: vec![("transformer_blocks".into(), config.num_layers)],
             regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
+            guidance: false,
             attentions: vec![
                 AttentionShape {
                     layers: config.num_layers,

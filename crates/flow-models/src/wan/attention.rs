@@ -4,7 +4,7 @@ use super::WanConfig;
 use crate::layers::{Parts, RotaryTable, heads_to_width};
 use burn::tensor::Tensor;
 use flow_core::exec::{Exec, Linear};
-use flow_core::kernels::NormChunks;
+use flow_core::ops::NormChunks;
 use flow_core::{Handle, Init, Rows};
 
 /// Projections and attention, queries and keys normalised over all heads at once (diffusers' `WanAttention`).

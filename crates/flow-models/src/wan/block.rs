@@ -5,7 +5,7 @@ use super::attention::Attention;
 use crate::layers::{Parts, RotaryTable, feed_forward};
 use burn::tensor::Tensor;
 use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, RegionKind};
-use flow_core::kernels::NormChunks;
+use flow_core::ops::NormChunks;
 use flow_core::{Handle, Init, Rows};
 use std::sync::Arc;
 

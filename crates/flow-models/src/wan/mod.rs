@@ -17,10 +17,11 @@ use crate::lora::OriginalLayer;
 use crate::{Architecture, ModelError, settings};
 use block::{CHUNKS, WanBlock};
 use burn::tensor::Tensor;
+use flow_core::FlowModel;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
-use flow_core::kernels::NormChunks;
-use flow_core::model::{FlowModel, ModelInput, ModelSpec, TextWidth};
+use flow_core::model::{ModelInput, ModelSpec, TextWidth};
+use flow_core::ops::NormChunks;
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionShape, Handle, Init, ParamLayout, Rows};
 use serde_json::Value;
@@ -100,6 +101,7 @@ impl Wan {
             }),
             stacks: vec![("blocks".into(), config.num_layers)],
             regions: vec![RegionKind::AdaLn, RegionKind::Attention, RegionKind::Mlp],
+            guidance: false,
             attentions: [&[Rows::Tokens], &[Rows::Text]]
                 .map(|keys| AttentionShape {
                     layers: config.num_layers,

@@ -18,5 +18,4 @@ pub use report::{Duplicated, LoadReport, Misplaced, Misshapen, Missing, NotFinit
 pub use save::{save, save_tensors};
 
 pub(crate) use flow_diffusers::safetensors::replace;
-pub(crate) use source::FileMap;
-use source::Source;
+pub use source::{FileMap, Source};

@@ -8,21 +8,28 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// Ending of the index of a sharded checkpoint.
+/// Ending of the index of a sharded checkpoint; that of a variant has its name before the last dot.
 const INDEX_ENDING: &str = ".safetensors.index.json";
+const INDEX: &str = ".safetensors.index.";
 const ENDING: &str = ".safetensors";
 /// The file of a pipeline's folder that says what is in it, and the folder of its transformer (diffusers).
 const PIPELINE_FILE: &str = "model_index.json";
 const TRANSFORMER: &str = "transformer";
 
 /// A mapped file.
-pub(crate) struct FileMap {
+#[derive(Debug)]
+pub struct FileMap {
+    /// Where it is.
     pub path: PathBuf,
+    /// What it holds.
     pub bytes: Mmap,
 }
 
 impl FileMap {
     /// Maps the file `path`.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`]; [`ModelError::Format`] if it is a folder.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let file = File::open(path).map_err(|source| io("open", path, source))?;
         if file.metadata().is_ok_and(|kind| kind.is_dir()) {
@@ -38,13 +45,17 @@ impl FileMap {
     }
 
     /// Its contents.
+    ///
+    /// # Errors
+    /// [`ModelError::Format`] if it is damaged or no safetensors file.
     pub fn parse(&self) -> Result<Parsed<'_>, ModelError> {
         parse(&self.bytes).map_err(|problem| format(&self.path, &problem))
     }
 }
 
-/// Mapped weight files.
-pub(crate) struct Source {
+/// Mapped weight files: one, those of a folder, or the shards of an index.
+#[derive(Debug)]
+pub struct Source {
     /// The files, in the order of their names.
     pub files: Vec<FileMap>,
     /// Which file the index says a tensor is in; empty without an index.
@@ -67,13 +78,17 @@ pub(crate) fn folder_of_weights(path: &Path) -> PathBuf {
 }
 
 impl Source {
-    /// Opens what `path` stands for.
+    /// Opens what `path` stands for: a file, a folder with one model, or an index.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`]; [`ModelError::Format`] for a folder that holds no weights or several models, or a damaged index.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let kind = fs::metadata(path).map_err(|source| io("open", path, source))?;
         if kind.is_dir() {
             return Self::directory(&folder_of_weights(path));
         }
-        if path.to_string_lossy().ends_with(INDEX_ENDING) {
+        let name = path.to_string_lossy();
+        if name.contains(INDEX) && name.ends_with(".json") {
             return Self::index(path);
         }
         Ok(Self {

@@ -1,6 +1,6 @@
 //! LoRA files for tests: a model that diffusers wrote with what it computed, and files under other names.
 
-use super::parity::{Named, noise_levels, tensor};
+use super::parity::{Named, noise_levels, tensor, unpacked};
 use super::{fixture, noise, relative_distance, tensors, velocity};
 use flow_core::device::ComputeDevice;
 use flow_core::{Condition, ModelInput, Weights};
@@ -31,6 +31,7 @@ impl Oracle {
         let mut settings: Value = serde_json::from_slice(&text).unwrap();
         let sides: &[(&str, usize)] = match name {
             "sd3-lora" => &[("latent_height", 8), ("latent_width", 6)],
+            "flux-lora" => &[("latent_height", 8), ("latent_width", 6)],
             _ => &[("latent_frames", 2), ("latent_height", 4), ("latent_width", 6)],
         };
         for (key, side) in sides {
@@ -38,7 +39,11 @@ impl Oracle {
         }
         let mut registry = ModelRegistry::new();
         flow_models::register(&mut registry);
-        let architecture = if name == "sd3-lora" { "mmdit" } else { "wan" };
+        let architecture = match name {
+            "sd3-lora" => "mmdit",
+            "flux-lora" => "flux",
+            _ => "wan",
+        };
         let model = registry.build(architecture, &settings, &device).unwrap();
         let mut base = Weights::init(model.layout().clone(), 0, &device);
         // The folder has LoRA files, too.
@@ -47,7 +52,10 @@ impl Oracle {
             name,
             model,
             base,
-            io: tensors(&format!("{name}/io.safetensors")),
+            io: match name {
+                "flux-lora" => unpacked(tensors("flux-lora/io.safetensors"), 4, 3),
+                _ => tensors(&format!("{name}/io.safetensors")),
+            },
         }
     }
 
@@ -57,9 +65,12 @@ impl Oracle {
         let text = &self.io["in.encoder_hidden_states"].0;
         ModelInput {
             x: tensor(&device, &self.io, "in.hidden_states", [2, values]),
-            sigma: noise_levels(&device, &self.io),
+            sigma: match self.name {
+                // FLUX.1 is given the noise level itself.
+                "flux-lora" => tensor(&device, &self.io, "in.timestep", [2]),
+                _ => noise_levels(&device, &self.io),
+            },
             condition: Condition {
-                tokens: None,
                 text: Some(tensor(
                     &device,
                     &self.io,
@@ -70,6 +81,8 @@ impl Oracle {
                     .io
                     .get("in.pooled_projections")
                     .map(|(shape, _)| tensor(&device, &self.io, "in.pooled_projections", [2, shape[1]])),
+                guidance: (self.io.get("in.guidance")).map(|_| tensor(&device, &self.io, "in.guidance", [2])),
+                tokens: None,
             },
         }
     }

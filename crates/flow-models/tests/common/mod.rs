@@ -4,11 +4,11 @@
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;
-use flow_core::exec::{Rollout, Stage, Training};
+use flow_core::exec::{InferencePass, Stage, TrainingPass};
 use flow_core::model::{Condition, LatentShape, ModelInput, Vocabulary};
 use flow_core::rng::{Purpose, Stream};
-use flow_core::tensors::{Plain, leaf, plain};
-use flow_core::{CallContext, FlowModel, ParamLayout, Plan, Weights, cpu};
+use flow_core::tensors::{RawTensor, leaf, plain};
+use flow_core::{Backends, CallContext, FlowModel, ParamLayout, Weights, cpu};
 use flow_kernels::CpuKernels;
 use flow_models::{DitConfig, MoeConfig, Position};
 use std::collections::BTreeMap;
@@ -20,8 +20,11 @@ pub mod parity;
 pub mod reference;
 
 /// The CPU's attention and kernels.
-pub fn plan() -> Arc<Plan> {
-    Arc::new(Plan::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default())))
+pub fn plan() -> Arc<Backends> {
+    Arc::new(Backends::new(
+        Arc::new(CpuAttention),
+        Arc::new(CpuKernels::default()),
+    ))
 }
 
 /// Normal values; `salt` tells draws apart.
@@ -124,7 +127,7 @@ pub fn model_input(config: &DitConfig, host: &HostInput, device: &ComputeDevice)
 
 /// The velocity on plain tensors.
 pub fn velocity(model: &dyn FlowModel, weights: &Weights, input: ModelInput) -> Vec<f32> {
-    let rollout = Rollout::new(weights, plan());
+    let rollout = InferencePass::new(weights, plan());
     let exec = rollout.exec(CallContext::single(Stage::Rollout));
     host(model.velocity(&exec, input))
 }
@@ -145,25 +148,25 @@ pub fn velocity_and_gradients(
     weights: &Weights,
     trained: Arc<[bool]>,
     input: ModelInput,
-    cotangent: &Plain,
+    cotangent: &RawTensor,
 ) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
     velocity_and_gradients_of(plan(), model, weights, trained, input, cotangent)
 }
 
 /// As [`velocity_and_gradients`], through another plan.
 pub fn velocity_and_gradients_of(
-    plan: Arc<Plan>,
+    plan: Arc<Backends>,
     model: &dyn FlowModel,
     weights: &Weights,
     trained: Arc<[bool]>,
     input: ModelInput,
-    cotangent: &Plain,
+    cotangent: &RawTensor,
 ) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
-    let training = Training::new(weights, plan, trained);
+    let training = TrainingPass::new(weights, plan, trained);
     let exec = training.exec(CallContext::single(Stage::Training));
     let output = model.velocity(&exec, input).into_dispatch();
     let values = cpu::to_host(&plain(&output));
-    let gradients = flow_core::op::backward_from(vec![output], vec![Some(cotangent.clone())]);
+    let gradients = flow_core::autograd::backward_from(vec![output], vec![Some(cotangent.clone())]);
     let mut gradients = gradients.expect("something is trained");
     let gradients = exec.params().take_gradients(&mut gradients);
     let gradients = gradients

@@ -163,7 +163,10 @@ fn write_outcomes(out: &mut String, runs: &[ComparedRun]) -> std::fmt::Result {
     for reward in &rewards {
         write!(out, "<th>{}, last evaluation</th><th>gain</th>", escape(reward))?;
     }
-    writeln!(out, "<th>Time</th></tr></thead><tbody>")?;
+    writeln!(
+        out,
+        "<th>Trained on, first → last</th><th>Time</th></tr></thead><tbody>"
+    )?;
     for run in runs {
         let name = escape(&run.name);
         if let Some(href) = &run.report_href {
@@ -185,8 +188,12 @@ fn write_outcomes(out: &mut String, runs: &[ComparedRun]) -> std::fmt::Result {
                 None => write!(out, "<td></td><td></td>")?,
             }
         }
+        let trained = summary.and_then(|summary| summary.trained.as_ref());
+        let trained = trained.map_or(String::new(), |it| {
+            format!("{}: {:.3} → {:.3}", it.name(), it.first.mean, it.last.mean)
+        });
         let time = summary.map_or(String::new(), |summary| human_duration(summary.wall_s));
-        writeln!(out, "<td>{time}</td></tr>")?;
+        writeln!(out, "<td>{}</td><td>{time}</td></tr>", escape(&trained))?;
     }
     writeln!(out, "</tbody></table></div>\n</section>")
 }

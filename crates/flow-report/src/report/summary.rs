@@ -9,7 +9,7 @@ use crate::escape::escape;
 use crate::manifest::Manifest;
 use crate::probe::human_duration;
 use crate::statistics::Interval;
-use crate::summary::{Audit, RewardChange, RunStatus, RunSummary};
+use crate::summary::{Audit, RewardChange, RunStatus, RunSummary, TrainedReward};
 
 pub(super) fn write_summary(
     out: &mut String,
@@ -26,6 +26,9 @@ pub(super) fn write_summary(
     write_status(out, summary, manifest)?;
     for reward in &summary.rewards {
         write_reward(out, reward)?;
+    }
+    if let Some(trained) = &summary.trained {
+        write_trained(out, trained)?;
     }
     writeln!(out, "<div class=\"cards\">")?;
     write_card(
@@ -185,6 +188,30 @@ fn write_reward(out: &mut String, reward: &RewardChange) -> std::fmt::Result {
     )?;
     write_intervals(out, before, after, digits)?;
     writeln!(out, "</div>")
+}
+
+/// What the run was trained on, in its rollouts. One value against another is no test, so nothing is said of rise or fall.
+fn write_trained(out: &mut String, trained: &TrainedReward) -> std::fmt::Result {
+    let TrainedReward {
+        first, last, best, ..
+    } = trained;
+    writeln!(
+        out,
+        "<div class=\"reward\">\n<div class=\"reward-text\"><span class=\"kicker\">{} · trained on, mean of the rollouts</span>",
+        escape(&trained.name())
+    )?;
+    writeln!(
+        out,
+        "<div class=\"big\"><span>{:.4}</span><span class=\"arrow\">→</span><span>{:.4}</span></div>",
+        first.mean, last.mean
+    )?;
+    let change = last.mean - first.mean;
+    let sign = if change > 0.0 { "+" } else { "" };
+    writeln!(
+        out,
+        "<p class=\"faint\">{sign}{change:.4} from iteration {} to iteration {}; highest {:.4} in iteration {}</p></div>\n</div>",
+        first.step, last.step, best.mean, best.step
+    )
 }
 
 /// Both intervals on one scale, as dots with whiskers.

@@ -7,6 +7,7 @@
 
 mod pairs;
 
+use super::nearest::did_you_mean;
 use super::{Loaded, survey::Use, tokens};
 use crate::arguments::AuditArguments;
 use crate::failure::{Failure, OrFailure};
@@ -18,13 +19,13 @@ use flow_config::{
     AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, DeviceKind, Dynamics, Finetune,
     GrpoConfig, GrpoGuardConfig, InitialNoise,
 };
-use flow_core::Plan;
+use flow_core::Backends;
 use flow_train::{EnvironmentError, Registries, base_plan};
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::audit::OnPolicyAudit;
 use flow_trainer::observer::Silent;
 use flow_trainer::setup::{self, Environment, ModelParts, WithAlgorithm};
+use flow_trainer::undone::{Undone, undone};
 use flow_validate::checkpoint_policy;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -168,8 +169,9 @@ fn narrow(combinations: Vec<Combination>, only: &[String]) -> Result<Vec<Combina
         let there: BTreeSet<String> = kept.iter().map(|one| one.values()[number].clone()).collect();
         if let Some(unknown) = wanted.iter().find(|value| !there.contains(*value)) {
             return Err(Failure::Input(format!(
-                "`--only {column}={unknown}`: no combination has it. `{column}` is one of: {}",
-                there.into_iter().collect::<Vec<_>>().join(", ")
+                "`--only {column}={unknown}`: no combination has it{}. `{column}` is one of: {}",
+                did_you_mean(unknown, there.iter().map(String::as_str)),
+                there.iter().cloned().collect::<Vec<_>>().join(", ")
             )));
         }
         if !wanted.is_empty() {
@@ -181,10 +183,14 @@ fn narrow(combinations: Vec<Combination>, only: &[String]) -> Result<Vec<Combina
         !column.is_some_and(|column| COLUMNS.contains(&column))
     };
     match only.iter().find(is_unknown) {
-        Some(unknown) => Err(Failure::Input(format!(
-            "`--only {unknown}` is not COLUMN=VALUE with a column of: {}",
-            COLUMNS.join(", ")
-        ))),
+        Some(unknown) => {
+            let column = unknown.split('=').next().unwrap_or_default();
+            Err(Failure::Input(format!(
+                "`--only {unknown}` is not COLUMN=VALUE with a column of: {}{}",
+                COLUMNS.join(", "),
+                did_you_mean(column, COLUMNS)
+            )))
+        }
         None => Ok(kept),
     }
 }
@@ -219,14 +225,21 @@ pub fn run(arguments: &AuditArguments, quiet: bool) -> Result<(), Failure> {
     }
     let table = Table::new(&combinations)?;
     let mut progress = progress::Count::new("combinations", combinations.len() as u64, quiet);
-    let failed = loaded.compute_several(|| audited(&loaded, &combinations, &table, &mut progress))?;
+    let found = loaded.compute_several(|| audited(&loaded, &combinations, &table, &mut progress))?;
     drop(progress);
     terminal::line("")?;
     let count = combinations.len();
+    let Outcome { failed, undone } = found;
     if failed > 0 {
         return Err(Failure::Run(format!(
             "{failed} of {count} combinations are not exact: rollout and training do not compute the same bits. This is a \
              defect; please report it with this table"
+        )));
+    }
+    if undone > 0 && loaded.config().acceleration.strict {
+        return Err(Failure::Run(format!(
+            "in {undone} of {count} combinations an accelerator did not do what it is in force for; the lines below them in the \
+             table say what to change. Or set `acceleration.strict = false` to make this a warning"
         )));
     }
     terminal::line(&match in_all - count {
@@ -237,14 +250,23 @@ pub fn run(arguments: &AuditArguments, quiet: bool) -> Result<(), Failure> {
     })
 }
 
-/// Runs the combinations one after the other; gives how many are not exact.
+/// What came of the combinations.
+#[derive(Default)]
+struct Outcome {
+    /// Those that are not exact.
+    failed: usize,
+    /// Those in which an accelerator did nothing, or less than it is in force for.
+    undone: usize,
+}
+
+/// Runs the combinations one after the other.
 fn audited(
     loaded: &Loaded,
     combinations: &[Combination],
     table: &Table,
     progress: &mut progress::Count,
-) -> Result<usize, Failure> {
-    let mut failed = 0;
+) -> Result<Outcome, Failure> {
+    let mut outcome = Outcome::default();
     // Neighbours of the same weights and precision share what was loaded.
     let mut model = None;
     for combination in combinations {
@@ -262,20 +284,23 @@ fn audited(
             environment: &environment,
             model: parts.clone(),
         };
-        let audit = setup::with_algorithm(config, tokens, run)
-            .and_then(|audit| audit)
-            .or_bad_input()?;
+        let (audit, undone) = setup::with_algorithm(config, tokens, run).or_bad_input()??;
         let exact = audit.worst().is_none() && audit.checked() > 0;
-        failed += usize::from(!exact);
+        outcome.failed += usize::from(!exact);
+        outcome.undone += usize::from(!undone.is_empty());
         progress.print_above(|| {
             table.row(combination, &audit)?;
-            let Some(worst) = audit.worst() else { return Ok(()) };
-            let (other, checked) = (audit.other_bits(), audit.compared());
-            terminal::line(&format!("  {worst}; {other} of {checked} have other bits"))
+            if let Some(worst) = audit.worst() {
+                let (other, checked) = (audit.other_bits(), audit.compared());
+                terminal::line(&format!("  {worst}; {other} of {checked} have other bits"))?;
+            }
+            undone
+                .iter()
+                .try_for_each(|one| terminal::line(&format!("  {one}")))
         })?;
         progress.advance();
     }
-    Ok(failed)
+    Ok(outcome)
 }
 
 /// Everything lossless that the config's model and device can be computed by.
@@ -292,12 +317,12 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
     for attention in loaded.registries.attention.names() {
         let backend = loaded.registries.attention.get(attention)?;
         // What cannot be in force on this device is no combination: `check` says why if a config asks for it.
-        let served: Vec<&(DType, Plan)> = plans
+        let served: Vec<&(DType, Backends)> = plans
             .iter()
             .filter(|(_, plan)| AttentionBackendAccelerator::serves(&*backend, plan).is_ok())
             .collect();
         let dtypes: Vec<DType> = served.iter().map(|(dtype, _)| *dtype).collect();
-        let every = |holds: fn(&Plan) -> bool| served.iter().all(|(_, plan)| holds(plan));
+        let every = |holds: fn(&Backends) -> bool| served.iter().all(|(_, plan)| holds(plan));
         let fusible = every(|plan| plan.kernels.fused(Arc::new(|| ())).is_some());
         let recordable = every(|plan| plan.kernels.recorder().is_some());
         let reusable = backend.is_row_independent() && every(|plan| plan.kernels.is_row_independent());
@@ -358,7 +383,7 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
 }
 
 /// The plans of the config's device without accelerators, one per precision that it has.
-fn plans(config: &Config, registries: &Registries) -> Result<Vec<(DType, Plan)>, EnvironmentError> {
+fn plans(config: &Config, registries: &Registries) -> Result<Vec<(DType, Backends)>, EnvironmentError> {
     let bf16 = config.device.kind != DeviceKind::Cpu || flow_kernels::CpuKernels::bf16().is_ok();
     let dtypes = [DType::F32].into_iter().chain(bf16.then_some(DType::Bf16));
     dtypes
@@ -414,10 +439,14 @@ struct Run<'a> {
 }
 
 impl WithAlgorithm for Run<'_> {
-    type Output = Result<OnPolicyAudit, TrainError>;
+    type Output = Result<(OnPolicyAudit, Vec<Undone>), Failure>;
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
-        let parts = setup::parts_of(self.config, self.environment, self.model, algorithm)?.set_up()?;
-        parts.audit(&mut Silent)
+        let parts = setup::parts_of(self.config, self.environment, self.model, algorithm)
+            .and_then(|parts| parts.set_up())
+            .or_bad_input()?;
+        let audit = parts.audit(&mut Silent).or_failed()?;
+        let activity = parts.acceleration.take_activity();
+        Ok((audit, undone(&activity, "this combination")))
     }
 }

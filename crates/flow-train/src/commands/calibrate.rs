@@ -8,9 +8,9 @@ use crate::output::Output;
 use crate::{progress, terminal};
 use flow_cache::{MagnitudeRatios, SignalChanges, fit_polynomial};
 use flow_config::Config;
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::undone::{settle, shortfalls};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -33,9 +33,7 @@ pub fn run(arguments: &CalibrateArguments, quiet: bool) -> Result<(), Failure> {
             policy: arguments.policy,
             quiet,
         };
-        setup::with_algorithm(config, tokens, measuring)
-            .and_then(|values| values)
-            .or_bad_input()
+        setup::with_algorithm(config, tokens, measuring).or_bad_input()?
     })?;
     let (name, key, digits) = match arguments.policy {
         MeasuredPolicy::Magcache => ("magcache", "ratios", 5),
@@ -84,16 +82,17 @@ struct Measuring<'a> {
 }
 
 impl WithAlgorithm for Measuring<'_> {
-    type Output = Result<Vec<f64>, TrainError>;
+    type Output = Result<Vec<f64>, Failure>;
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
         // What is to be measured for is not in force yet.
         let mut config = self.config.clone();
         config.acceleration.rollout.clear();
-        let model = setup::model(&config, self.environment)?;
-        let parts = setup::parts_of(&config, self.environment, model, algorithm)?.set_up()?;
+        let parts = setup::model(&config, self.environment)
+            .and_then(|model| setup::parts_of(&config, self.environment, model, algorithm)?.set_up());
+        let parts = parts.or_bad_input()?;
         let mut observer = progress::observer(1, 1, self.quiet, Interrupt::default());
-        Ok(match self.policy {
+        let values = match self.policy {
             MeasuredPolicy::Magcache => {
                 let measured = Arc::new(MagnitudeRatios::new());
                 parts.measure(measured.clone(), &mut *observer);
@@ -104,6 +103,14 @@ impl WithAlgorithm for Measuring<'_> {
                 parts.measure(measured.clone(), &mut *observer);
                 fit_polynomial(&measured.points(), DEGREE).unwrap_or_default()
             }
-        })
+        };
+        let fell_short = shortfalls(
+            &parts.acceleration.take_activity(),
+            "the rollout that is measured",
+        );
+        for undone in settle(fell_short, config.acceleration.strict).or_failed()? {
+            observer.notice(&undone.to_string());
+        }
+        Ok(values)
     }
 }

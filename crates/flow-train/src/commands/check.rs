@@ -1,38 +1,23 @@
 //! `check`: is a config right, and do its parts fit together?
 
 use super::survey::{Survey, Target, Use};
-use super::{Loaded, pretrain, refusal, tokens};
+use super::{Loaded, json_report, pretrain, refusal, tokens};
 use crate::arguments::{CheckArguments, Format, Purpose};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
-use flow_config::{Config, Diagnostic, Report, Severity};
+use flow_config::{Config, Diagnostic, Report};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
-use flow_validate::codes::SETUP_REFUSED;
-use serde_json::json;
 
 /// Reads the config, builds what it describes, and says everything that is wrong.
 pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
-    let name = arguments.config.config.display().to_string();
-    let examined = examine(arguments);
+    let config = &arguments.config.config;
     if arguments.format == Format::Json {
-        let report = match examined {
-            Ok((report, _)) => report,
-            Err(failure) => Report {
-                diagnostics: vec![Diagnostic::error(SETUP_REFUSED, failure.to_string())],
-                ..Report::default()
-            },
-        };
-        terminal::line(&json_text(&name, &report).or_failed()?)?;
-        return if report.has_errors() {
-            Err(Failure::Said)
-        } else {
-            Ok(())
-        };
+        return json_report::print(config, || Ok((examine(arguments)?.0, Vec::new())));
     }
-    let (report, loaded) = examined?;
+    let (report, loaded) = examine(arguments)?;
     diagnostics::settle(&report)?;
     let sources = loaded.iter().flat_map(|loaded| loaded.resolved.sources.values());
     let (mut given, mut all) = (0, 0);
@@ -47,6 +32,7 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
             "\nfor {elsewhere}, which is not here: what accelerators refuse on the device itself was not asked"
         ),
     };
+    let name = config.display();
     terminal::line(&format!("{name}: ok, {given} of {all} values given{place}"))
 }
 
@@ -65,25 +51,6 @@ fn examine(arguments: &CheckArguments) -> Result<(Report, Option<Loaded>), Failu
         }
     }
     Ok((report, loaded))
-}
-
-/// The report as JSON: `docs/src/config.md` describes it. `format` counts changes that a reader would stumble over.
-fn json_text(name: &str, report: &Report) -> Result<String, serde_json::Error> {
-    let count = |severity| {
-        report
-            .diagnostics
-            .iter()
-            .filter(|one| one.severity == severity)
-            .count()
-    };
-    serde_json::to_string_pretty(&json!({
-        "format": 1,
-        "config": name,
-        "ok": !report.has_errors(),
-        "errors": count(Severity::Error),
-        "warnings": count(Severity::Warning),
-        "diagnostics": report.diagnostics,
-    }))
 }
 
 /// Builds the parts of a run and drops them; gives what they refuse.

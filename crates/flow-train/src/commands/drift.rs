@@ -8,11 +8,11 @@ use crate::{progress, terminal};
 use flow_accel::{Engagement, Slot};
 use flow_config::Config;
 use flow_report::{IntervalMethod, PairedDifference, paired_difference};
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::session::DriftRun;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// Compares, and prints what was found.
 pub fn run(arguments: &DriftArguments, quiet: bool) -> Result<(), Failure> {
@@ -38,9 +38,7 @@ pub fn run(arguments: &DriftArguments, quiet: bool) -> Result<(), Failure> {
             rollouts: arguments.rollouts,
             quiet,
         };
-        setup::with_algorithm(config, tokens, comparing)
-            .and_then(|runs| runs)
-            .or_bad_input()
+        setup::with_algorithm(config, tokens, comparing).or_bad_input()?
     })?;
     let found = Found::of(&runs).or_failed()?;
     if arguments.json {
@@ -58,16 +56,23 @@ struct Comparing<'a> {
 }
 
 impl WithAlgorithm for Comparing<'_> {
-    type Output = Result<Vec<DriftRun>, TrainError>;
+    type Output = Result<Vec<DriftRun>, Failure>;
 
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
         let (config, environment) = (self.config, self.environment);
-        let model = setup::model(config, environment)?;
-        let mut parts = setup::parts_of(config, environment, model, algorithm)?.set_up()?;
+        let parts = setup::model(config, environment)
+            .and_then(|model| setup::parts_of(config, environment, model, algorithm)?.set_up());
+        let mut parts = parts.or_bad_input()?;
         let mut observer = progress::observer(self.rollouts, self.rollouts, self.quiet, Interrupt::default());
-        (0..self.rollouts)
-            .map(|iteration| parts.drift(iteration, &mut *observer))
-            .collect()
+        let (mut runs, mut named) = (Vec::new(), BTreeSet::new());
+        for iteration in 0..self.rollouts {
+            let run = parts.drift(iteration, &mut *observer).or_failed()?;
+            for undone in run.undone.iter().filter(|one| named.insert(one.key())) {
+                observer.notice(&undone.to_string());
+            }
+            runs.push(run);
+        }
+        Ok(runs)
     }
 }
 

@@ -28,6 +28,9 @@ pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
             rewards: &rewards.workers,
         };
         let evaluation = settings.measure(subject, 0, &mut *observer).or_failed()?;
+        for undone in common.shortfalls("the evaluation").or_failed()? {
+            observer.notice(&undone.to_string());
+        }
         drop(observer);
         let names = rewards.weights.iter().map(|reward| reward.name.clone());
         let mut rows = vec![

@@ -45,18 +45,43 @@ pub fn run(key: &str) -> Result<(), Failure> {
         })
         .collect();
     let codes = flow_validate::all_codes().map(|known| known.code);
-    let known = [&names, &keys, &params]
+    let known: Vec<&str> = [&names, &keys, &params]
         .into_iter()
         .flatten()
         .map(String::as_str)
-        .chain(codes);
-    let hint = match flow_config::nearest(key, known) {
+        .chain(codes)
+        .collect();
+    let nearest = nearest_member(key, &known).or_else(|| flow_config::nearest(key, known.iter().copied()));
+    let hint = match nearest {
         Some(nearest) => format!("did you mean `{nearest}`?"),
         None => "`flow-train schema` prints all keys, `flow-train list codes` all codes".into(),
     };
     Err(Failure::Input(format!(
         "there is no key, value or code `{key}`; {hint}"
     )))
+}
+
+/// Of `GROUP::NAME` and `SECTION.KEY`: the nearest name of that form, or if none is near, what is nearest in the group that was
+/// named or probably meant, however far.
+fn nearest_member<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
+    let separator = ["::", "."].into_iter().find(|one| written.contains(one))?;
+    let parts = |name: &'a str| {
+        name.rsplit_once(separator)
+            .map(|(group, member)| (group, member, name))
+    };
+    let members: Vec<(&str, &str, &str)> = known.iter().copied().filter_map(parts).collect();
+    let near = flow_config::nearest(written, members.iter().map(|(.., name)| *name));
+    if near.is_some() {
+        return near;
+    }
+    let (group, member) = written.rsplit_once(separator)?;
+    let group = flow_config::nearest(group, members.iter().map(|(group, ..)| *group))?;
+    let of_group = members.iter().filter(|(of, ..)| *of == group);
+    let nearest = of_group.max_by(|(_, one, _), (_, other, _)| {
+        let likeness = |known: &str| flow_config::likeness(member, known);
+        likeness(one).total_cmp(&likeness(other))
+    });
+    nearest.map(|(.., name)| *name)
 }
 
 /// The accelerators and their parameters, each parameter under the accelerator's name.

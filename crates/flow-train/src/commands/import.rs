@@ -1,5 +1,6 @@
 //! `import`: a Flow-Factory config as one of ours.
 
+use super::nearest;
 use crate::arguments::ExistingFile;
 use crate::failure::{Failure, OrFailure};
 use crate::output::Output;
@@ -12,8 +13,11 @@ use std::path::Path;
 pub fn run(yaml: &Path, out: Option<&Path>, on_exists: ExistingFile, all_notes: bool) -> Result<(), Failure> {
     let output = out.map(|path| Output::at(path, "--out", on_exists)).transpose()?;
     let name = yaml.display();
-    let bytes = fs::read(yaml)
-        .map_err(|error| Failure::Input(format!("cannot read {name}: {error}; check the path")))?;
+    let bytes = fs::read(yaml).map_err(|error| {
+        let is_yaml = |path: &Path| nearest::has_ending(path, "yaml") || nearest::has_ending(path, "yml");
+        let hint = nearest::path_in_words(yaml, is_yaml);
+        Failure::Input(format!("cannot read {name}: {error}; check the path{hint}"))
+    })?;
     let imported =
         flow_import::import_bytes(&bytes).map_err(|error| Failure::Input(format!("{name}: {error}")))?;
     let notes = if all_notes {

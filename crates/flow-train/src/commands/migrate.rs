@@ -1,5 +1,6 @@
 //! `migrate`: an older config, brought up to date.
 
+use super::nearest;
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
@@ -10,8 +11,13 @@ use std::path::{Path, PathBuf};
 /// Prints the new text, or writes it with `write`; says on standard error what was changed.
 pub fn run(config: &Path, write: bool) -> Result<(), Failure> {
     let name = config.display();
-    let old = fs::read_to_string(config)
-        .map_err(|error| Failure::Input(format!("cannot read the config {name}: {error}; check the path")))?;
+    let old = fs::read_to_string(config).map_err(|error| {
+        let nearest = nearest::nearest_config(config).filter(|_| !config.exists());
+        let hint = nearest.map_or("check the path".into(), |path| {
+            format!("did you mean `{}`?", path.display())
+        });
+        Failure::Input(format!("cannot read the config {name}: {error}; {hint}"))
+    })?;
     let (new, changes) = match flow_config::migrate(&old) {
         Ok(migrated) => migrated,
         Err(report) => {

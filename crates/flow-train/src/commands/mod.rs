@@ -11,9 +11,10 @@ mod eval;
 mod explain;
 mod import;
 mod init;
+mod json_report;
 mod list;
 mod migrate;
-mod nearest_file;
+mod nearest;
 mod plan;
 mod pretrain;
 mod refusal;
@@ -82,12 +83,8 @@ struct Loaded {
 impl Loaded {
     /// Reads a config and shows its warnings, or everything that is wrong with it, also for this build and machine.
     fn read(arguments: &ConfigArguments, wanted: Use) -> Result<Self, Failure> {
-        Self::read_for(arguments, wanted, &TargetArguments::default())
-    }
-
-    /// As [`read`](Self::read), for a device that need not be here.
-    fn read_for(arguments: &ConfigArguments, wanted: Use, target: &TargetArguments) -> Result<Self, Failure> {
-        let Survey { report, loaded } = Survey::of(arguments, wanted, target)?;
+        let here = TargetArguments::default();
+        let Survey { report, loaded } = Survey::of(arguments, wanted, &here)?;
         diagnostics::settle(&report)?;
         loaded.ok_or_else(|| Failure::Input(report.render()))
     }

@@ -1,6 +1,6 @@
 //! `pretrain`: flow matching on the data set, and the classifier that serves as reward.
 
-use super::{Loaded, survey::Use};
+use super::{Loaded, nearest, survey::Use};
 use crate::arguments::{ExistingFile, PretrainArguments};
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
@@ -15,6 +15,7 @@ use flow_rewards::classifier::{ClassifierTraining, train_classifier};
 use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
 use flow_trainer::pretrain::{Keeping, PretrainCheckpoint, PretrainSettings, Pretraining, pretrain};
 use flow_trainer::setup;
+use flow_trainer::undone::{settle, shortfalls};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -110,6 +111,10 @@ fn weights_of(
             &mut *observer,
         )
         .or_failed()?;
+        let fell_short = shortfalls(&common.acceleration.take_activity(), "pretraining");
+        for undone in &fell_short {
+            observer.notice(&undone.to_string());
+        }
         drop(observer);
         let steps = trained.losses.len();
         if steps == config.pretrain.steps {
@@ -121,6 +126,8 @@ fn weights_of(
             // It is whole in the weights; that it cannot be removed harms nothing.
             let _ = fs::remove_file(&keeping.path);
         }
+        // The weights are right, and took longer than the config says.
+        settle(fell_short, config.acceleration.strict).or_failed()?;
         Ok((trained.final_loss, steps))
     })
 }
@@ -188,8 +195,9 @@ impl Files {
         let path = if latest { &self.state } else { from };
         if !path.is_file() {
             return Err(Failure::Input(format!(
-                "there is no checkpoint `{}`; pass `--resume latest`, or the file that a pretraining keeps beside its weights",
-                path.display()
+                "there is no checkpoint `{}`; pass `--resume latest`, or the file that a pretraining keeps beside its weights{}",
+                path.display(),
+                nearest::path_in_words(path, |path| nearest::has_ending(path, "ckpt"))
             )));
         }
         let from = PretrainCheckpoint::open(path, &description(config)).or_bad_input()?;

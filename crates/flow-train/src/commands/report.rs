@@ -1,5 +1,6 @@
 //! `report`: the report of a run made again from its files, or a page that compares the runs of a folder.
 
+use super::nearest;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
 use flow_report::{ComparedRun, RunStatus};
@@ -13,8 +14,9 @@ pub fn run(folder: &Path) -> Result<(), Failure> {
     }
     let place = folder.display();
     if !folder.is_dir() {
+        let hint = nearest::path_in_words(folder, Path::is_dir);
         return Err(Failure::Input(format!(
-            "there is no folder `{place}`\n  help: pass the folder of a run, or one that holds runs"
+            "there is no folder `{place}`{hint}\n  help: pass the folder of a run, or one that holds runs"
         )));
     }
     if flow_report::runs_in(folder).or_bad_input()?.is_empty() {
@@ -51,6 +53,11 @@ fn outcome(run: &ComparedRun) -> String {
             reward.before.text(4),
             reward.after.text(4)
         ));
+    }
+    if let Some(trained) = &summary.trained {
+        let name = trained.name();
+        let (first, last) = (trained.first.mean, trained.last.mean);
+        text.push_str(&format!("  trained on {name}: {first:.4} -> {last:.4}\n"));
     }
     text
 }

@@ -1,18 +1,19 @@
-//! `sample`: images for prompts, as one picture.
+//! `sample`: images for prompts, as one picture, and on request each as one of its own.
 
 use super::{Loaded, survey::Use, weights};
 use crate::arguments::{ExistingFile, SampleArguments};
 use crate::failure::{Failure, OrFailure};
-use crate::output::Output;
+use crate::output::{self, Output};
 use crate::terminal;
-use flow_data::Prompt;
+use flow_data::{Image, Prompt};
 use flow_report::{ImageGrid, Tile};
 use flow_rewards::{RewardScores, Sample};
-use flow_trainer::setup;
+use flow_trainer::setup::{self, Environment};
+use std::path::{Path, PathBuf};
 
-/// Generates, scores with the config's rewards if it has some, and writes the picture.
+/// Generates, scores with the config's rewards if it has some, and writes the pictures.
 pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
-    let output = output(arguments)?;
+    let files = Files::of(arguments)?;
     let place = weights::instead(&arguments.config, arguments.weights.as_deref());
     let loaded = Loaded::read(&place, Use::Looking)?;
     let config = loaded.config();
@@ -35,74 +36,147 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
             .flat_map(|prompt| vec![prompt.clone(); count])
             .collect();
         let images = flow_trainer::sample(&common, &wanted, config.sampling.micro_batch).or_failed()?;
-        let rewards = config.effective_eval_rewards();
-        let scores = if rewards.is_empty() {
-            Vec::new()
-        } else {
-            let workers = setup::rewards(rewards, environment, 1).or_bad_input()?.workers;
-            let samples = wanted
-                .iter()
-                .zip(&images)
-                .enumerate()
-                .map(|(index, (prompt, image))| Sample {
-                    image: image.clone(),
-                    prompt: prompt.clone(),
-                    group: (index / count) as u64,
-                });
-            workers
-                .submit(samples.collect(), 0)
-                .and_then(|ticket| ticket.wait())
-                .or_failed()?
-                .rewards
-        };
-        let mut grid = ImageGrid::new().scale(config.evaluation.grid.scale.max(1) as u32);
-        for (row, prompt) in prompts.iter().enumerate() {
-            let of_row = row * count..(row + 1) * count;
-            let tiles = images[of_row.clone()].iter().zip(of_row).map(|(image, index)| {
-                let tile = Tile::new(
-                    image.channels,
-                    image.height,
-                    image.width,
-                    image.pixels_chw.clone(),
-                )?;
-                Ok(match scores.first() {
-                    Some(scores) => tile.label(format!("{:.2}", scores.values[index])),
-                    None => tile,
-                })
-            });
-            grid.row(
-                prompt.text.clone(),
-                tiles
-                    .collect::<Result<_, flow_report::ReportError>>()
-                    .or_failed()?,
-            );
+        for undone in common.shortfalls("sampling").or_failed()? {
+            if !quiet {
+                terminal::note(&format!("note: {undone}"));
+            }
         }
-        let picture = grid.picture().or_failed()?;
-        output.make_room_and_say()?;
-        flow_report::atomic_write(output.path(), "picture", |out| out.write_all(&picture.png)).or_failed()?;
+        let scores = scores(&loaded, environment, &wanted, &images, count)?;
+        let scale = config.evaluation.grid.scale.max(1) as u32;
+        let grid = grid(&prompts, &images, scores.first(), count)
+            .map(|grid| grid.scale(scale))
+            .or_failed()?;
+        files.write(&grid)?;
         Ok(lines(&prompts, &scores, count))
     })?;
     if !quiet {
         terminal::print(&text)?;
     }
-    terminal::line(&output.path().display().to_string())
+    for file in files.each.iter().chain([&files.grid]) {
+        terminal::line(&file.path().display().to_string())?;
+    }
+    Ok(())
 }
 
-/// Where the picture goes. A name that promises another format is refused.
-fn output(arguments: &SampleArguments) -> Result<Output, Failure> {
-    let Some(path) = &arguments.out else {
-        return Output::at("sample.png".as_ref(), "--out", ExistingFile::New);
-    };
-    let output = Output::at(path, "--out", arguments.there.on_exists)?;
-    let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
-    if extension.as_deref() != Some("png".as_ref()) {
-        return Err(Failure::Input(format!(
-            "`--out {}`: pictures are written as PNG; name it `{}`",
-            path.display(),
-            path.with_extension("png").display()
-        )));
+/// The scores of every image by the config's rewards, if it has some.
+fn scores(
+    loaded: &Loaded,
+    environment: &Environment<'_>,
+    wanted: &[Prompt],
+    images: &[Image],
+    count: usize,
+) -> Result<Vec<RewardScores>, Failure> {
+    let rewards = loaded.config().effective_eval_rewards();
+    if rewards.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(output)
+    let workers = setup::rewards(rewards, environment, 1).or_bad_input()?.workers;
+    let samples = wanted.iter().zip(images).enumerate();
+    let samples = samples.map(|(index, (prompt, image))| Sample {
+        image: image.clone(),
+        prompt: prompt.clone(),
+        group: (index / count) as u64,
+    });
+    let scored = workers
+        .submit(samples.collect(), 0)
+        .and_then(|ticket| ticket.wait())
+        .or_failed()?;
+    Ok(scored.rewards)
+}
+
+/// A row for each prompt, each image with its score.
+fn grid(
+    prompts: &[Prompt],
+    images: &[Image],
+    scores: Option<&RewardScores>,
+    count: usize,
+) -> Result<ImageGrid, flow_report::ReportError> {
+    let mut grid = ImageGrid::new();
+    for (row, prompt) in prompts.iter().enumerate() {
+        let of_row = row * count..(row + 1) * count;
+        let tiles = images[of_row.clone()].iter().zip(of_row).map(|(image, index)| {
+            let pixels_chw = image.pixels_chw.clone();
+            let tile = Tile::new(image.channels, image.height, image.width, pixels_chw)?;
+            Ok(match scores {
+                Some(scores) => tile.label(format!("{:.2}", scores.values[index])),
+                None => tile,
+            })
+        });
+        let tiles = tiles.collect::<Result<_, flow_report::ReportError>>()?;
+        grid.row(prompt.text.clone(), tiles);
+    }
+    Ok(grid)
+}
+
+/// The files that are written.
+struct Files {
+    /// All images in one picture.
+    grid: Output,
+    /// Every image in a picture of its own, prompt by prompt; empty if nobody asks for them.
+    each: Vec<Output>,
+}
+
+impl Files {
+    /// Where the pictures go. A name that promises another format is refused.
+    fn of(arguments: &SampleArguments) -> Result<Self, Failure> {
+        let (path, policy) = match &arguments.out {
+            Some(path) => (path.as_path(), arguments.there.on_exists),
+            None => (Path::new("sample.png"), ExistingFile::New),
+        };
+        let pictures = |grid: &Path| match arguments.each {
+            true => each(grid, arguments.prompt.len(), usize::from(arguments.count)),
+            false => Vec::new(),
+        };
+        // What is no name for a file is said before what is no name for a picture.
+        let free = |path: &Path| Output::at(path, "--out", policy);
+        let mut grid = free(path)?;
+        let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
+        if extension.as_deref() != Some("png".as_ref()) {
+            return Err(Failure::Input(format!(
+                "`--out {}`: pictures are written as PNG; name it `{}`",
+                path.display(),
+                path.with_extension("png").display()
+            )));
+        }
+        if policy == ExistingFile::New {
+            grid = free(&output::free_with(path, pictures))?;
+        }
+        let each = pictures(grid.path());
+        let each = each.iter().map(|path| free(path)).collect::<Result<_, _>>()?;
+        Ok(Self { grid, each })
+    }
+
+    /// Writes the grid, and its images one by one, a pixel of the image as a pixel of the picture.
+    fn write(&self, grid: &ImageGrid) -> Result<(), Failure> {
+        let write = |output: &Output, picture: &flow_report::Picture| {
+            output.make_room_and_say()?;
+            flow_report::atomic_write(output.path(), "picture", |out| out.write_all(&picture.png)).or_failed()
+        };
+        let pictures = match self.each.is_empty() {
+            true => Vec::new(),
+            false => grid.each(1).or_failed()?,
+        };
+        write(&self.grid, &grid.picture().or_failed()?)?;
+        for (output, (_, _, picture)) in self.each.iter().zip(&pictures) {
+            write(output, picture)?;
+        }
+        Ok(())
+    }
+}
+
+/// The files of the single images beside `grid`: `a-prompt-001-sample-001.png`, numbered from 1 with as many digits as keep
+/// them in order, three at least.
+fn each(grid: &Path, prompts: usize, count: usize) -> Vec<PathBuf> {
+    let digits = |most: usize| most.to_string().len().max(3);
+    let (of_prompt, of_sample) = (digits(prompts), digits(count));
+    let name = |prompt: usize, sample: usize| {
+        output::with_stem_end(
+            grid,
+            &format!("-prompt-{prompt:0of_prompt$}-sample-{sample:0of_sample$}"),
+        )
+    };
+    let all = (1..=prompts).flat_map(|prompt| (1..=count).map(move |sample| (prompt, sample)));
+    all.map(|(prompt, sample)| name(prompt, sample)).collect()
 }
 
 /// Scores, one line per prompt and reward.

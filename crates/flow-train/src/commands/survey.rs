@@ -1,7 +1,7 @@
 //! Everything that can be said of a config before its parts are built.
 
 pub use super::target::Target;
-use super::{Loaded, nearest_file, pretrain};
+use super::{Loaded, nearest, pretrain};
 use crate::arguments::{ConfigArguments, TargetArguments};
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Config, Diagnostic, Report, Resolved, Severity};
@@ -41,7 +41,7 @@ impl Survey {
         let Some(mut resolved) = inspection.partial else {
             let mut report = inspection.report;
             if !arguments.config.exists() {
-                nearest_file::suggest(&arguments.config, &mut report);
+                nearest::suggest_config(&arguments.config, &mut report);
             }
             return Ok(Self { report, loaded: None });
         };

@@ -23,7 +23,7 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
             "this build has no full-screen view; leave `--tui` out, or build with `--features tui`".into(),
         ));
     }
-    open::compare(arguments)?;
+    let goes_on = open::compare(arguments)?;
     let loaded = Loaded::read(&arguments.config, Use::Training)?;
     let interrupt = if arguments.dry_run {
         Interrupt::default()
@@ -34,6 +34,7 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
         let tokens = tokens(loaded.config(), environment).or_bad_input()?;
         let train = Train {
             arguments,
+            goes_on,
             quiet,
             loaded: &loaded,
             environment,
@@ -50,6 +51,8 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
 
 struct Train<'a> {
     arguments: &'a TrainArguments,
+    /// Whether there is a checkpoint, which holds the weights of files that are not there any more.
+    goes_on: bool,
     quiet: bool,
     loaded: &'a Loaded,
     environment: &'a Environment<'a>,
@@ -86,6 +89,10 @@ impl WithAlgorithm for Train<'_> {
     fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
         let (config, environment) = (self.loaded.config(), self.environment);
         let mut parts = setup::parts(config, environment, algorithm).or_bad_input()?;
+        if !self.goes_on {
+            // Before the directory: an older run must not be moved aside for one that cannot begin.
+            parts.expect_files().or_bad_input()?;
+        }
         // They were shown with their places when the config was read.
         parts.notices.clear();
         if self.arguments.dry_run {

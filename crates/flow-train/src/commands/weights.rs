@@ -1,8 +1,10 @@
 //! Weights that a command is given in the place of the config's.
 
+use super::nearest;
 use crate::arguments::ConfigArguments;
 use crate::failure::{Failure, OrFailure};
 use flow_config::Config;
+use flow_trainer::setup;
 use std::path::{Path, PathBuf};
 
 /// Weights that a command was given instead of `model.weights`.
@@ -77,21 +79,11 @@ fn of_run(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 fn missing(path: &Path) -> Failure {
-    let near = path.parent().and_then(|folder| {
-        let name = path.file_name()?.to_string_lossy().into_owned();
-        let entries = std::fs::read_dir(folder).ok()?;
-        let names: Vec<String> = entries
-            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-            .collect();
-        let near = flow_config::nearest(&name, names.iter().map(String::as_str))?;
-        Some(folder.join(near))
-    });
-    let hint = match near {
-        Some(near) => format!("did you mean `{}`?", near.display()),
-        None => "the path starts from the working directory".into(),
-    };
+    let here = std::env::current_dir().unwrap_or_default();
     Failure::Input(format!(
-        "there is nothing at `{}`, which `--weights` names; {hint}",
-        path.display()
+        "there is nothing at `{}`, which `--weights` names{}; {}",
+        path.display(),
+        nearest::path_in_words(path, |_| true),
+        setup::start_on_command_line(&here)
     ))
 }

@@ -72,11 +72,10 @@ impl<'a> Sampling<'a> {
             let common = setup::common(config, environment)?.set_up()?;
             let prompts = prompts.iter().map(|text| common.dataset.parse_prompt(text));
             let prompts: Vec<Prompt> = prompts.collect::<Result<_, _>>()?;
-            Ok(flow_trainer::sample(
-                &common,
-                &prompts,
-                config.sampling.micro_batch,
-            )?)
+            let images = flow_trainer::sample(&common, &prompts, config.sampling.micro_batch)?;
+            // Of a config that is not strict nobody is told here.
+            common.shortfalls("sampling")?;
+            Ok(images)
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Error, compute};
 use crate::Registries;
-use flow_checkpoint::Gauge;
+use flow_checkpoint::MemoryProbe;
 use flow_config::{Config, OnExists};
 use flow_models::Architecture;
 use flow_report::{Continuation, Manifest, Opened, RunDirectory, RunStatus, RunSummary};
@@ -44,7 +44,7 @@ pub struct Training<'a> {
     base: PathBuf,
     registries: Option<&'a Registries>,
     observer: Option<&'a mut dyn Observer>,
-    gauge: Option<Arc<dyn Gauge>>,
+    gauge: Option<Arc<dyn MemoryProbe>>,
 }
 
 impl<'a> Training<'a> {
@@ -80,7 +80,7 @@ impl<'a> Training<'a> {
 
     /// What measures memory on the processor: a [`flow_checkpoint::CountingAllocator`] that the program has as its global
     /// allocator. Without it, `checkpointing.policy = "budget"` is refused there.
-    pub fn gauge(mut self, gauge: Arc<dyn Gauge>) -> Self {
+    pub fn gauge(mut self, gauge: Arc<dyn MemoryProbe>) -> Self {
         self.gauge = Some(gauge);
         self
     }
@@ -142,6 +142,10 @@ impl WithAlgorithm for Visitor<'_> {
             OnExists::Overwrite => flow_report::OnExists::Overwrite,
             OnExists::New => flow_report::OnExists::New,
         };
+        if policy != flow_report::OnExists::Resume {
+            // Before an older run is moved aside.
+            parts.expect_files()?;
+        }
         let directory = RunDirectory::open(&config.run.dir, &config.run.name, policy)?;
         directory
             .notices()
@@ -159,6 +163,7 @@ impl WithAlgorithm for Visitor<'_> {
             && match directory.continuation()? {
                 Continuation::FromCheckpoint => true,
                 Continuation::FromStart => {
+                    parts.expect_files()?;
                     directory.supersede_all()?;
                     false
                 }

@@ -87,6 +87,44 @@ fn without_an_accelerator_of_the_rollout_there_is_nothing_to_compare() {
 }
 
 #[test]
+fn an_accelerator_that_does_nothing_is_named_by_drift_or_ends_a_strict_one_as_it_ends_a_run() {
+    let place = Place::new();
+    let idle = "acceleration.rollout={ name = \"feature_cache\", params = { policy = \"first_block\", threshold = 1e-9, \
+                warmup_steps = 0, scope = \"all_steps\" } }";
+    let outcome = place.run(&with(&["drift", "tiny.toml", "--rollouts", "2"], &[idle]));
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    assert_eq!(
+        outcome.stderr.matches("did nothing in rollout").count(),
+        1,
+        "{outcome:#?}"
+    );
+    let strict = [idle, "acceleration.strict=true"];
+    // As `train` ends, whose exit code is 1, too.
+    for command in ["drift", "train"] {
+        let error = place.fail(1, &with(&[command, "tiny.toml"], &strict));
+        contains(
+            &error,
+            &["`feature_cache` did nothing in", "acceleration.strict = false"],
+        );
+    }
+    // Nothing of it is in force in an evaluation, and a strict one with nothing amiss is as any.
+    for command in [
+        &["eval", "tiny.toml"][..],
+        &["sample", "tiny.toml", "--prompt", "bold 7"],
+    ] {
+        place.succeed(&with(command, &strict));
+    }
+    place.succeed(&[
+        "audit",
+        "tiny.toml",
+        "--set",
+        "acceleration.strict=true",
+        "--only",
+        "dtype=f32",
+    ]);
+}
+
+#[test]
 fn the_auto_policy_audits_itself_and_a_resumed_run_goes_on_with_what_it_learned() {
     let steps = ["run.steps=4", AUTO];
     let whole = Place::new();

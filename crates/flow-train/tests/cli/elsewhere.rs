@@ -5,7 +5,12 @@ use serde_json::Value;
 
 /// What `check --format json` printed, whatever it found.
 fn json(place: &Place, arguments: &[&str]) -> (Option<i32>, Value) {
-    let mut all = vec!["check"];
+    json_of(place, "check", arguments)
+}
+
+/// What `command --format json` printed: one document.
+fn json_of(place: &Place, command: &str, arguments: &[&str]) -> (Option<i32>, Value) {
+    let mut all = vec![command];
     all.extend(arguments);
     all.extend(["--format", "json"]);
     let outcome = place.run(&all);
@@ -48,6 +53,74 @@ fn check_prints_json_on_every_path() {
         let first = &found["diagnostics"][0];
         assert_eq!(first["code"], "device::unavailable");
         contains(&first["help"].to_string(), &["--features cuda", "--device h100"]);
+    }
+}
+
+#[test]
+fn plan_prints_json_on_every_path() {
+    let place = Place::bare();
+    let plan = |more: &[&str]| json_of(&place, "plan", more);
+    let (code, found) = plan(&["tiny.toml"]);
+    assert_eq!(
+        (code, &found["ok"], &found["format"]),
+        (Some(0), &true.into(), &1.into())
+    );
+    let plan_of = &found["plan"];
+    let wanted = [
+        ("/run/name", Value::from("tiny")),
+        ("/run/iterations", 2.into()),
+        ("/model/architecture", "dit".into()),
+        ("/model/tokens", 16.into()),
+        ("/batch/images", 12.into()),
+        ("/batch/micro_batches", 2.into()),
+        // 2 micro-batches, 4 steps of which 3 are random.
+        ("/model_calls/sampling", 8.into()),
+        ("/model_calls/training", 6.into()),
+        ("/algorithm/name", "grpo".into()),
+        ("/rewards/0/weight", 1.0.into()),
+        ("/kernels", "cpu".into()),
+        ("/schedule/1/sigma", 0.75.into()),
+        ("/schedule/3/std_dev", Value::Null),
+        ("/schedule/3/trained", false.into()),
+        ("/checkpoint_plan", Value::Null),
+    ];
+    for (pointer, value) in wanted {
+        assert_eq!(plan_of.pointer(pointer), Some(&value), "{pointer}: {plan_of:#}");
+    }
+    let total = plan_of.pointer("/memory_bytes/total").and_then(Value::as_f64);
+    assert!(total > Some(0.0), "{plan_of:#}");
+    // A plan of which a part was measured, written to files as well.
+    let budget = "checkpointing={ policy = \"budget\", peak_gib = 1.0 }";
+    let (code, found) = plan(&["tiny.toml", "--set", budget, "--out", "planned"]);
+    assert_eq!((code, &found["ok"]), (Some(0), &true.into()), "{found:#}");
+    let record: Value = serde_json::from_str(&place.text("planned/plan.json")).unwrap();
+    assert_eq!(found["plan"]["checkpoint_plan"], record);
+    let (code, found) = plan(&["tiny.toml", "--device", "h100"]);
+    assert_eq!(code, Some(0));
+    assert!(found["plan"]["device"].as_str().unwrap().contains("NVIDIA H100"));
+
+    let small = "checkpointing={ policy = \"budget\", peak_gib = 0.001 }";
+    std::fs::write(place.path("broken.toml"), "not = [toml").unwrap();
+    let failures: [&[&str]; 6] = [
+        &["none.toml"],
+        &["broken.toml"],
+        &["tiny.toml", "--set", "run.step=1"],
+        &["tiny.toml", "--set", small],
+        &["tiny.toml", "--out", "nothing"],
+        &["tiny.toml", "--set", budget, "--out", "planned"],
+    ];
+    for arguments in failures {
+        let (code, found) = plan(arguments);
+        assert_eq!(
+            (code, &found["ok"]),
+            (Some(2), &false.into()),
+            "{arguments:?}: {found:#}"
+        );
+        assert!(
+            found["plan"].is_null() && found["errors"].as_u64() > Some(0),
+            "{found:#}"
+        );
+        assert!(!found["diagnostics"][0]["message"].as_str().unwrap().is_empty());
     }
 }
 

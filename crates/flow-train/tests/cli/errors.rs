@@ -124,6 +124,48 @@ fn missing_weights_are_named_with_their_path() {
 }
 
 #[test]
+fn a_file_that_is_not_there_is_named_with_the_folder_that_its_path_starts_from() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("configs")).unwrap();
+    let config = place.text("tiny.toml");
+    std::fs::write(place.path("configs/tiny.toml"), &config).unwrap();
+    let folder = place.path("configs").canonicalize().unwrap();
+    let here = place.path(".").canonicalize().unwrap();
+    let of_config = format!("a config starts from the config's folder, `{}`", folder.display());
+    let of_line = format!(
+        "the command line starts from the working directory, `{}`",
+        here.display()
+    );
+    // The weights are in the working directory, and the config that names them is not.
+    let train = ["train", "configs/tiny.toml"];
+    contains(&place.fail(2, &train), &["configs/tiny.safetensors", &of_config]);
+    contains(
+        &place.fail(2, &["check", "configs/tiny.toml"]),
+        &["files::no-weights", "configs"],
+    );
+    let reward = config.replace("weights = \"built-in\"", "weights = \"reads.safetensors\"");
+    let reward = reward.replace("\"tiny.safetensors\"", "\"../tiny.safetensors\"");
+    std::fs::write(place.path("configs/reward.toml"), reward).unwrap();
+    contains(
+        &place.fail(2, &["train", "configs/reward.toml"]),
+        &["configs/reads.safetensors", &of_config],
+    );
+    for (set, named) in [
+        ("model.weights=none.safetensors", "`model.weights`"),
+        ("model.adapter=none", "`model.adapter`"),
+        (
+            "rewards=[{ kind = \"digit-classifier\", weights = \"none\" }]",
+            "classifier weights",
+        ),
+    ] {
+        let train = ["train", "tiny.toml", "--set", "model.finetune=lora", "--set", set];
+        contains(&place.fail(2, &train), &[named, "none", &of_line]);
+    }
+    let weights = ["eval", "configs/tiny.toml", "--weights", "none"];
+    contains(&place.fail(2, &weights), &["`--weights`", &of_line]);
+}
+
+#[test]
 fn a_file_in_place_of_the_folder_of_runs_is_a_clear_error() {
     let place = Place::new();
     std::fs::write(place.path("runs"), "mine").unwrap();

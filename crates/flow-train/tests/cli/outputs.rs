@@ -37,6 +37,74 @@ fn sample_keeps_pictures_and_refuses_what_is_no_png() {
 }
 
 #[test]
+fn sample_writes_each_image_to_a_file_of_its_own_and_keeps_those_that_are_there() {
+    let place = Place::new();
+    let each = |more: &[&'static str]| {
+        let mut arguments = vec!["sample", "tiny.toml", "--prompt", "bold 7", "--prompt", "thin 3"];
+        arguments.extend(["-n", "2", "--each"]);
+        arguments.extend(more);
+        arguments
+    };
+    let out = place.succeed(&each(&["--out", "new/a.png", "--quiet"]));
+    let names = [
+        "new/a-prompt-001-sample-001.png",
+        "new/a-prompt-001-sample-002.png",
+        "new/a-prompt-002-sample-001.png",
+        "new/a-prompt-002-sample-002.png",
+        "new/a.png",
+    ];
+    assert_eq!(out.lines().collect::<Vec<_>>(), names, "in order, the grid last");
+    // The size of an image: 8 by 8, not that of its place in the grid. PNG has both sides from byte 16 on.
+    let pictures: Vec<Vec<u8>> = names[..4].iter().map(|name| place.bytes(name)).collect();
+    for picture in &pictures {
+        assert_eq!(picture[16..24], [0, 0, 0, 8, 0, 0, 0, 8]);
+    }
+    assert!(
+        pictures
+            .iter()
+            .zip(&pictures[1..])
+            .all(|(one, other)| one != other)
+    );
+    // They are those of the grid, whether or not they are written.
+    place.succeed(&[
+        "sample",
+        "tiny.toml",
+        "--prompt",
+        "bold 7",
+        "--prompt",
+        "thin 3",
+        "-n",
+        "2",
+        "--out",
+        "b.png",
+    ]);
+    assert_eq!(place.bytes("new/a.png"), place.bytes("b.png"));
+
+    // One of them is in the way: nothing is written, or all of it goes elsewhere, or what is there is moved aside.
+    std::fs::remove_file(place.path(names[4])).unwrap();
+    std::fs::write(place.path(names[2]), "mine").unwrap();
+    contains(
+        &place.fail(2, &each(&["--out", "new/a.png"])),
+        &[
+            "a-prompt-002-sample-001.png is there already",
+            "--on-exists overwrite",
+        ],
+    );
+    assert!(!place.path(names[4]).exists());
+    place.succeed(&each(&["--out", "new/a.png", "--on-exists", "new"]));
+    assert_eq!(place.bytes("new/a-2-prompt-001-sample-002.png"), pictures[1]);
+    assert!(place.path("new/a-2.png").exists() && !place.path(names[4]).exists());
+    assert_eq!(place.text(names[2]), "mine");
+    place.succeed(&each(&["--out", "new/a.png", "--on-exists", "overwrite"]));
+    assert_eq!(place.bytes(names[2]), pictures[2]);
+    assert_eq!(place.text("new/a-prompt-002-sample-001.png.old"), "mine");
+    contains(
+        &place.succeed(&each(&[])),
+        &["sample-prompt-001-sample-001.png", "sample.png"],
+    );
+}
+
+#[test]
 fn plan_import_and_calibrate_keep_what_is_there() {
     let place = Place::new();
     let budget = "checkpointing={ policy = \"budget\", peak_gib = 1.0 }";

@@ -420,6 +420,36 @@ fn checkpoints_alone_are_a_run_on_another_machine() {
 }
 
 #[test]
+fn a_run_whose_weights_file_is_gone_goes_on_from_its_checkpoint_and_says_so() {
+    let place = Place::new();
+    place.succeed(&["train", "tiny.toml", "--quiet", "--set", "run.dir=base"]);
+    let weights = "model.weights=base/tiny/weights/final.safetensors";
+    let set = ["--set", weights, "--set", "run.steps=3"];
+    let whole = reference(&place, &set);
+    place.succeed(&["train", "tiny.toml", "--quiet", "--set", weights]);
+    std::fs::rename(place.path("base"), place.path("elsewhere")).unwrap();
+
+    let before = files_of(&place, "runs/tiny");
+    let anew = [&["train", "tiny.toml", "--on-exists", "overwrite"][..], &set].concat();
+    contains(
+        &place.fail(2, &anew),
+        &["there are no weights at", "model.weights"],
+    );
+    assert!(
+        files_of(&place, "runs/tiny") == before,
+        "the older run stays where it is"
+    );
+
+    let outcome = place.run(&[&["train", "tiny.toml", "--resume", "latest"][..], &set].concat());
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    contains(
+        &outcome.stderr,
+        &["which `model.weights` names; its weights are taken from the checkpoint"],
+    );
+    assert_same(&place, "runs", &whole, "without the file that it began from");
+}
+
+#[test]
 fn a_finished_run_that_is_resumed_says_the_same_of_itself() {
     let place = Place::new();
     place.succeed(&["train", "tiny.toml"]);

@@ -10,6 +10,7 @@ fn a_run_leaves_every_documented_file() {
         &out,
         &[
             "finished   2 iterations",
+            "trained    digit-classifier: ",
             "before",
             "after",
             "ratio - 1| = 0",

@@ -1,6 +1,6 @@
 //! Tensors on their way into a safetensors file, for a program that computes the same.
 
-use flow_core::{Plain, cpu};
+use flow_core::{RawTensor, cpu};
 use safetensors::{Dtype, tensor::TensorView};
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -16,7 +16,7 @@ impl Arrays {
         self.0.insert(name.into(), (Dtype::F32, shape.to_vec(), bytes));
     }
 
-    pub fn plain(&mut self, name: &str, tensor: &Plain) {
+    pub fn plain(&mut self, name: &str, tensor: &RawTensor) {
         use burn::backend::TensorMetadata;
         self.floats(name, &tensor.shape().to_vec(), &cpu::to_host(tensor));
     }

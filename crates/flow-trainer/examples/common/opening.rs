@@ -6,7 +6,7 @@ use flow_accelerators::GraphCaptureAccelerator;
 use flow_attention::AttentionRegistry;
 use flow_checkpoint::{Checkpointing, Policy};
 use flow_core::device::ComputeDevice;
-use flow_core::{ModelSpec, Plan};
+use flow_core::{Backends, ModelSpec};
 use flow_kernels::KernelRegistry;
 use std::error::Error;
 use std::sync::Arc;
@@ -16,7 +16,11 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// If this build or this machine lacks it.
-pub fn open(kind: &str, backend: Option<&str>, fused: bool) -> Result<(ComputeDevice, Plan), Box<dyn Error>> {
+pub fn open(
+    kind: &str,
+    backend: Option<&str>,
+    fused: bool,
+) -> Result<(ComputeDevice, Backends), Box<dyn Error>> {
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
     flow_kernels::register(&mut kernels);
     flow_attention::register(&mut attention);
@@ -32,7 +36,7 @@ pub fn open(kind: &str, backend: Option<&str>, fused: bool) -> Result<(ComputeDe
     };
     Ok((
         device,
-        Plan::new(attention.get(backend.unwrap_or(kind))?, kernels),
+        Backends::new(attention.get(backend.unwrap_or(kind))?, kernels),
     ))
 }
 
@@ -40,20 +44,20 @@ pub fn open(kind: &str, backend: Option<&str>, fused: bool) -> Result<(ComputeDe
 ///
 /// # Errors
 /// If its kernels cannot.
-pub fn storing_gradients(plan: Plan, dtype: FloatDType) -> Result<Plan, Box<dyn Error>> {
+pub fn storing_gradients(plan: Backends, dtype: FloatDType) -> Result<Backends, Box<dyn Error>> {
     if dtype == FloatDType::F32 {
         return Ok(plan);
     }
     let kernels = plan.kernels.with_matrix_gradients(dtype);
     let kernels = kernels.ok_or("these kernels store gradients in f32 alone")?;
-    Ok(Plan { kernels, ..plan })
+    Ok(Backends { kernels, ..plan })
 }
 
 /// `plan` under the policy of activation checkpointing called `name`.
 ///
 /// # Errors
 /// If there is no such policy without parameters, or the model has nothing that it speaks of.
-pub fn under(plan: Plan, name: &str, spec: &ModelSpec) -> Result<Plan, Box<dyn Error>> {
+pub fn under(plan: Backends, name: &str, spec: &ModelSpec) -> Result<Backends, Box<dyn Error>> {
     let policy = match name {
         "none" => return Ok(plan),
         "full" => Policy::Full { split: false },
@@ -64,7 +68,7 @@ pub fn under(plan: Plan, name: &str, spec: &ModelSpec) -> Result<Plan, Box<dyn E
         }
     };
     let assignment = policy.assign(spec)?.ok_or("the policy is a fixed one")?;
-    Ok(Plan {
+    Ok(Backends {
         regions: Arc::new(Checkpointing::new(name, assignment)),
         ..plan
     })
@@ -74,7 +78,7 @@ pub fn under(plan: Plan, name: &str, spec: &ModelSpec) -> Result<Plan, Box<dyn E
 ///
 /// # Errors
 /// If the device has no graphs.
-pub fn captured(plan: Plan, spec: &ModelSpec) -> Result<Plan, Box<dyn Error>> {
+pub fn captured(plan: Backends, spec: &ModelSpec) -> Result<Backends, Box<dyn Error>> {
     let target = Target {
         model: spec,
         meter: &Meter::default(),

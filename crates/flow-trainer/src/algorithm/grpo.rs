@@ -12,6 +12,7 @@ use crate::scheduler::Schedule;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
+use flow_core::ops::SdeStep;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec};
 
@@ -103,9 +104,14 @@ fn distribution_at(
 ) -> (Tensor<1>, Tensor<2>) {
     let coefficients = coefficient_rows(context.device, &record.step, context.batch.samples.len());
     let velocity = velocity_bn.clone().into_dispatch();
-    let (log_prob, mean) = context
-        .kernels
-        .sde_log_prob(&record.x, &velocity, &record.x_next, &coefficients);
+    let (log_prob, mean) = context.kernels.ops().loss.sde_log_prob(
+        SdeStep {
+            x: &record.x,
+            v: &velocity,
+            coefficients: &coefficients,
+        },
+        &record.x_next,
+    );
     (Tensor::from_dispatch(log_prob), Tensor::from_dispatch(mean))
 }
 
@@ -155,7 +161,7 @@ pub(super) fn kl_per_row(
         }
     };
     let (ours, theirs) = (ours.clone().into_dispatch(), plain(&theirs.into_dispatch()));
-    Tensor::from_dispatch(context.kernels.mean_squared_distance(&ours, &theirs))
+    Tensor::from_dispatch(context.kernels.ops().loss.mean_squared_distance(&ours, &theirs))
 }
 
 /// Ratio, losses and terms shared by the clipped algorithms; `weight` multiplies the policy term.

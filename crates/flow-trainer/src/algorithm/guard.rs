@@ -54,6 +54,8 @@ impl Algorithm for GrpoGuard {
         let mean = replayed.mean_bn.clone().into_dispatch();
         let drift = context
             .kernels
+            .ops()
+            .loss
             .mean_squared_distance(&mean, &replayed.record.mean);
         let drift: Tensor<1> = Tensor::from_dispatch(drift);
         let ratio = ((replayed.log_prob_b.clone() - old) * q as f32 + drift * (0.5 / q) as f32).exp();

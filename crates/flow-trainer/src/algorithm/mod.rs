@@ -18,7 +18,7 @@ use crate::scheduler::Schedule;
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
 use flow_core::device::ComputeDevice;
-use flow_core::{Kernels, Plain, Rollout, Training};
+use flow_core::{InferencePass, Kernels, RawTensor, TrainingPass};
 
 /// Which weights a rollout samples with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +56,11 @@ pub enum Position {
 #[derive(Debug)]
 pub struct LossContext<'a, 'w> {
     /// The pass to differentiate.
-    pub pass: &'a Training<'w>,
+    pub pass: &'a TrainingPass<'w>,
     /// The sampling weights, not differentiated.
-    pub sampling: &'a Rollout<'w>,
+    pub sampling: &'a InferencePass<'w>,
     /// The reference weights, if the algorithm asked for some.
-    pub reference: Option<&'a Rollout<'w>>,
+    pub reference: Option<&'a InferencePass<'w>>,
     /// Model and guidance.
     pub policy: &'a Policy,
     /// Fused operations.
@@ -72,7 +72,7 @@ pub struct LossContext<'a, 'w> {
     /// One advantage per row, `[B]`.
     pub advantages: Tensor<1>,
     /// Noise for [`Position::Time`], `[B, N]`; drawn by the loop.
-    pub noise: Option<Plain>,
+    pub noise: Option<RawTensor>,
     /// Stage, iteration and number of steps.
     pub site: CallSite,
 }
@@ -86,7 +86,7 @@ pub struct UnitLoss {
     /// rollout.
     pub replayed: Option<ReplayedStep>,
     /// Other terms by name; their means are logged.
-    pub terms: Vec<(&'static str, Plain)>,
+    pub terms: Vec<(&'static str, RawTensor)>,
 }
 
 /// A reinforcement learning algorithm for flow-matching models.

@@ -157,7 +157,11 @@ impl Algorithm for Nft {
         let mut terms = vec![("policy_loss", plain(&loss.clone().into_dispatch()))];
         if let (Some((beta, _)), Some(reference)) = (self.kl, context.reference) {
             let v_ref = plain(&velocity(&reference.exec(call())).into_dispatch());
-            let distance = context.kernels.mean_squared_distance(&v.into_dispatch(), &v_ref);
+            let distance = context
+                .kernels
+                .ops()
+                .loss
+                .mean_squared_distance(&v.into_dispatch(), &v_ref);
             let distance = mean_over_rows(Tensor::from_dispatch(distance));
             terms.push(("kl", plain(&distance.clone().into_dispatch())));
             loss = loss + distance * beta;

@@ -5,9 +5,10 @@ use crate::optimizer::AdamW;
 use crate::state_sections::{Sections, add_moments, add_weights};
 use flow_core::Weights;
 use flow_core::device::ComputeDevice;
-use flow_report::{CheckpointReader, CheckpointWriter};
+use flow_report::{CheckpointReader, CheckpointWriter, flatten};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// What the checkpoint of a pretraining calls itself.
@@ -70,7 +71,7 @@ impl PretrainCheckpoint {
                 "Checkpoints of runs are for `flow-train train CONFIG --resume PATH`",
             ));
         };
-        if let Some((key, then, now)) = difference(&meta.description, description, "") {
+        if let Some((key, then, now)) = difference(&meta.description, description) {
             let help = format!("Set `{key}` back to {then}, or begin anew with `--on-exists overwrite`");
             return Err(mismatch(
                 format!("it was begun with `{key}` = {then}, and the config has {now}"),
@@ -99,7 +100,7 @@ impl PretrainCheckpoint {
         sections.weights("average", &mut state.average)?;
         let trained: Vec<bool> = (state.optimizer.moments().iter()).map(Option::is_some).collect();
         let moments = sections.moments(state.weights.layout(), trained)?;
-        device.lasting(|| state.optimizer.restore(self.optimizer_steps, moments));
+        device.with_persistent_allocation(|| state.optimizer.restore(self.optimizer_steps, moments));
         state.step = self.steps();
         state.losses = sections.values("losses", self.steps() as usize)?;
         Ok(())
@@ -132,18 +133,15 @@ impl Keeping {
 }
 
 /// The first key whose values differ, with both.
-fn difference<'a>(then: &'a Value, now: &'a Value, key: &str) -> Option<(String, &'a Value, &'a Value)> {
-    const ABSENT: &Value = &Value::Null;
-    if let (Value::Object(a), Value::Object(b)) = (then, now) {
-        let names = a.keys().chain(b.keys().filter(|name| !a.contains_key(*name)));
-        let under = |name: &str| match key {
-            "" => name.to_owned(),
-            key => format!("{key}.{name}"),
-        };
-        return names.into_iter().find_map(|name| {
-            let (then, now) = (a.get(name).unwrap_or(ABSENT), b.get(name).unwrap_or(ABSENT));
-            difference(then, now, &under(name))
-        });
-    }
-    (then != now).then(|| (key.to_owned(), then, now))
+fn difference(then: &Value, now: &Value) -> Option<(String, Value, Value)> {
+    let leaves = |value: &Value| flatten(value).into_iter().collect::<BTreeMap<String, Value>>();
+    let (mut then, mut now) = (leaves(then), leaves(now));
+    let keys: BTreeSet<String> = then.keys().chain(now.keys()).cloned().collect();
+    keys.into_iter().find_map(|key| {
+        let (then, now) = (
+            then.remove(&key).unwrap_or_default(),
+            now.remove(&key).unwrap_or_default(),
+        );
+        (then != now).then_some((key, then, now))
+    })
 }

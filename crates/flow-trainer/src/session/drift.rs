@@ -7,6 +7,7 @@ use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::rollout::Trajectories;
+use crate::undone::{Undone, settle, shortfalls, undone};
 use flow_accel::Acceleration;
 use flow_core::cpu;
 use flow_report::{IntervalMethod, PairedDifference, ValueRange, paired_difference};
@@ -229,6 +230,8 @@ pub struct DriftRun {
     pub predicted: Vec<(f64, f64)>,
     /// What each accelerator did in the rollout with them.
     pub activity: Vec<flow_accel::Activity>,
+    /// What accelerators did not do in it, and what those that are in force in both rollouts fell short of in the other.
+    pub undone: Vec<Undone>,
     /// Wall seconds, summed over micro-batches: with the accelerators of the rollout, and without.
     pub wall_s: (f64, f64),
     /// Processor seconds of the process, with and without; absent where the system does not tell.
@@ -260,7 +263,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     /// the run changes.
     ///
     /// # Errors
-    /// As those of a run.
+    /// As those of a run; of strict parts what an accelerator did not do is one.
     pub fn drift(&mut self, iteration: u64, observer: &mut dyn Observer) -> Result<DriftRun, TrainError> {
         let before = std::mem::replace(&mut self.state.iteration, iteration);
         let outcome = self.drift_now(observer);
@@ -272,6 +275,10 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         self.acceleration.take_activity();
         let groups = self.settings.geometry.prompts();
         let rolled = self.roll_out_comparing(groups, false, observer)?;
+        let within = format!("rollout {}", self.state.iteration + 1);
+        let mut found = undone(&rolled.activity, &within);
+        found.extend(shortfalls(&self.acceleration.take_activity(), &within));
+        let undone = settle(found, self.settings.strict)?;
         observer.phase(Phase::Rewards, rolled.tickets.len());
         let names = &self.rewards.1;
         let mut columns: Vec<Vec<f32>> = vec![Vec::new(); names.len()];
@@ -294,6 +301,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             drift,
             predicted,
             activity: rolled.activity,
+            undone,
             wall_s,
             cpu_s: rolled.cpu_s,
             blocks: (rows * blocks) as u64,

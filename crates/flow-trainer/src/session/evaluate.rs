@@ -8,7 +8,8 @@ use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest};
-use flow_core::{Plan, Rollout, Stage, Weights};
+use crate::undone::shortfalls;
+use flow_core::{Backends, InferencePass, Stage, Weights};
 use flow_data::{Image, Prompt};
 use flow_report::{
     ImageGrid, Interval, IntervalMethod, MetricRecord, ReportError, RunStatus, Stopwatch, Tile, ValueRange,
@@ -23,7 +24,7 @@ pub struct Subject<'a> {
     /// The weights that sample.
     pub weights: &'a Weights,
     /// Kernels and attention.
-    pub plan: &'a Arc<Plan>,
+    pub plan: &'a Arc<Backends>,
     /// From prompts to what the model takes.
     pub conditioner: &'a Conditioner,
     /// Images per call of the model.
@@ -74,7 +75,7 @@ impl EvaluationSettings {
             Phase::Evaluation,
             wanted.len().div_ceil(micro_batch) * steps.len(),
         );
-        let rollout = Rollout::new(weights, plan.clone());
+        let rollout = InferencePass::new(weights, plan.clone());
         let site = CallSite {
             stage: Stage::Evaluation,
             iteration,
@@ -247,6 +248,10 @@ impl<A: Algorithm> Session<A> {
         self.write(record)?;
         self.record_timing(&[("evaluation_s", watch.wall_s())])?;
         observer.evaluation(step, &seen);
+        // Which of its accelerators had nothing to do in it does not matter; what they were asked for and did not do is named.
+        let did = self.parts.acceleration.take_activity();
+        let within = format!("the evaluation after iteration {step}");
+        self.name_undone(shortfalls(&did, &within), observer)?;
         self.tell_of_falls(observer);
         // Whoever looks at the run's page before its end, or after the process was killed, sees how far it came.
         self.write_outcome(RunStatus::Unfinished, observer)?;

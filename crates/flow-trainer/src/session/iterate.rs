@@ -7,6 +7,7 @@ use crate::advantage::{RewardColumn, compute_advantages};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
+use crate::undone::{Undone, settle, undone};
 use flow_accel::{Acceleration, Activity};
 use flow_report::Stopwatch;
 use std::collections::BTreeSet;
@@ -15,9 +16,8 @@ impl<A: Algorithm> Session<A> {
     /// Runs the next iteration and writes its metrics.
     pub(super) fn iterate(&mut self, observer: &mut dyn Observer) -> Result<IterationSummary, TrainError> {
         let mut watch = Stopwatch::start();
-        // What an evaluation did before does not count; what it did not do is named.
-        let before = self.parts.acceleration.take_activity();
-        self.name_shortfalls(&before, observer)?;
+        // What was done before does not count.
+        self.parts.acceleration.take_activity();
         let rolled = self.parts.roll_out(observer)?;
         let rollout_s = watch.lap_s();
         let rollout_gib = self
@@ -99,49 +99,27 @@ impl<A: Algorithm> Session<A> {
 }
 
 impl<A: Algorithm> Session<A> {
-    /// What the accelerators did in this iteration. One that did nothing is named once, or stops a strict run.
+    /// What the accelerators did in this iteration. What they did not do is named once, or stops a strict run.
     fn activity(&mut self, observer: &mut dyn Observer) -> Result<Vec<Activity>, TrainError> {
         let activity = self.parts.acceleration.take_activity();
-        self.name_shortfalls(&activity, observer)?;
-        for idle in &activity {
-            let Some(why) = &idle.why_idle else { continue };
-            let iteration = self.parts.state.iteration + 1;
-            if self.parts.settings.strict {
-                return Err(TrainError::IdleAccelerator {
-                    name: idle.name.clone(),
-                    iteration,
-                    why: why.clone(),
-                });
-            }
-            if self.named_idle.insert(idle.name.clone()) {
-                observer.notice(&format!(
-                    "the accelerator `{}` did nothing in iteration {iteration}: {why}",
-                    idle.name
-                ));
-            }
-        }
+        self.name_undone(undone(&activity, &self.this_iteration()), observer)?;
         Ok(activity)
     }
 
-    /// Names what accelerators were in force for and did not do, once each, or stops a strict run.
-    fn name_shortfalls(
+    /// The iteration that is under way, in words.
+    fn this_iteration(&self) -> String {
+        format!("iteration {}", self.parts.state.iteration + 1)
+    }
+
+    /// Names what accelerators did not do, once each, or stops a strict run.
+    pub(super) fn name_undone(
         &mut self,
-        activity: &[Activity],
+        found: Vec<Undone>,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        for each in activity {
-            for shortfall in each.shortfalls.keys() {
-                let iteration = self.parts.state.iteration + 1;
-                let (name, why) = (each.name.clone(), shortfall.why.clone());
-                if self.parts.settings.strict {
-                    return Err(TrainError::AcceleratorFellShort { name, iteration, why });
-                }
-                if self.named_shortfalls.insert((name, shortfall.name)) {
-                    let name = &each.name;
-                    observer.notice(&format!(
-                        "the accelerator `{name}` did not do all it is in force for in iteration {iteration}: {why}"
-                    ));
-                }
+        for one in settle(found, self.parts.settings.strict)? {
+            if self.named_undone.insert(one.key()) {
+                observer.notice(&one.to_string());
             }
         }
         Ok(())

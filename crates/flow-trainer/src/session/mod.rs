@@ -20,6 +20,7 @@ pub use evaluate::{Evaluation, Subject};
 pub use state::{PolicyWeights, TrainState};
 use tally::Tally;
 
+use crate::absent_file::AbsentFile;
 use crate::advantage::AdvantageOptions;
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
@@ -33,7 +34,7 @@ use crate::scheduler::Schedule;
 use flow_accel::{Acceleration, Arrangement};
 use flow_checkpoint::planner::PlanRecord;
 use flow_config::InitialNoise;
-use flow_core::{Plan, device::ComputeDevice, stopped};
+use flow_core::{Backends, device::ComputeDevice, stopped};
 use flow_data::{Dataset, Prompt};
 use flow_report::{
     CheckpointStore, EventWriter, Manifest, MetricsStart, MetricsWriter, RunDirectory, RunStamp, RunStatus,
@@ -108,7 +109,7 @@ pub struct SessionSettings {
     pub drift_every: u64,
     /// Whether the accelerators promise bit-exact ratios.
     pub lossless: bool,
-    /// Whether an accelerator that did nothing in an iteration stops the run.
+    /// Whether an accelerator that did nothing in an iteration, or not all it is in force for, stops the run.
     pub strict: bool,
     /// Iterations between checkpoints; 0 for one at the end only.
     pub checkpoint_every: u64,
@@ -133,6 +134,8 @@ pub struct Parts<A, S = Arrangement> {
     pub acceleration: S,
     /// What a person should know before the run starts.
     pub notices: Vec<String>,
+    /// Files of weights that are not there: what stands in their place is no model.
+    pub absent: Vec<AbsentFile>,
     /// How a budget of activation checkpointing is spent, if there is one.
     pub checkpoint_plan: Option<PlanRecord>,
     /// The sampler of the rollout.
@@ -158,6 +161,14 @@ pub struct Parts<A, S = Arrangement> {
 }
 
 impl<A> Parts<A> {
+    /// That every file of weights is there, without which a run cannot begin.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn expect_files(&self) -> Result<(), TrainError> {
+        self.absent.first().map_or(Ok(()), |absent| Err(absent.error()))
+    }
+
     /// Sets the accelerators up with the weights there are: no weight may change before they compute.
     ///
     /// # Errors
@@ -170,6 +181,7 @@ impl<A> Parts<A> {
             description: self.description,
             algorithm: self.algorithm,
             notices: self.notices,
+            absent: self.absent,
             checkpoint_plan: self.checkpoint_plan,
             sampler: self.sampler,
             schedule: self.schedule,
@@ -187,7 +199,7 @@ impl<A> Parts<A> {
 
 impl<A> Parts<A, Acceleration> {
     /// The plan of losses and evaluations.
-    pub fn training_plan(&self) -> &Arc<Plan> {
+    pub fn training_plan(&self) -> &Arc<Backends> {
         self.acceleration.training()
     }
 }
@@ -202,10 +214,8 @@ pub struct Session<A> {
     resumed: bool,
     /// Whether the run's folder does not hold the state that it goes on from.
     unsaved: bool,
-    /// Accelerators of which a person has been told that they did nothing.
-    named_idle: BTreeSet<String>,
-    /// Accelerators, and what a person has been told that they did not do.
-    named_shortfalls: BTreeSet<(String, &'static str)>,
+    /// Accelerators, and what a person has been told that they did not do; none for nothing at all.
+    named_undone: BTreeSet<(String, Option<&'static str>)>,
     /// Rewards of which a person has been told that they fell.
     named_falls: BTreeSet<String>,
     /// Kinds of attention call that the manifest names.
@@ -229,6 +239,7 @@ impl<A: Algorithm> Session<A> {
     /// # Errors
     /// If a file cannot be written.
     pub fn start(parts: Parts<A>, directory: RunDirectory, manifest: &Manifest) -> Result<Self, TrainError> {
+        parts.expect_files()?;
         let parts = parts.set_up()?;
         directory.write_manifest(manifest)?;
         let logs = (directory.metrics(MetricsStart::Fresh)?, directory.timing()?);
@@ -245,8 +256,7 @@ impl<A: Algorithm> Session<A> {
             tally,
             resumed: false,
             unsaved: false,
-            named_idle: BTreeSet::new(),
-            named_shortfalls: BTreeSet::new(),
+            named_undone: BTreeSet::new(),
             named_falls: BTreeSet::new(),
             named_attention: 0,
             named_products: BTreeSet::new(),

@@ -9,8 +9,8 @@ use crate::error::TrainError;
 use crate::observer::Observer;
 use flow_accel::Activity;
 use flow_report::{
-    BYTES_PER_GIB, IntervalMethod, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, mean_interval,
-    paired_difference, resident_bytes,
+    BYTES_PER_GIB, IntervalMethod, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, TrainedReward,
+    mean_interval, paired_difference, resident_bytes,
 };
 use std::path::PathBuf;
 
@@ -208,9 +208,11 @@ impl<A: Algorithm> Session<A> {
         if let Some(events) = &mut self.files.events {
             events.ended(&status)?;
         }
+        let is_finished = status == RunStatus::Finished;
         let report = self.write_outcome(status, observer)?;
         self.files.directory.write_curves()?;
-        if let Some(report) = report {
+        // Whoever finishes a run says what it left.
+        if let (Some(report), false) = (report, is_finished) {
             observer.notice(&format!("report: {}", report.display()));
         }
         Ok(())
@@ -242,6 +244,7 @@ impl<A: Algorithm> Session<A> {
             steps: self.parts.state.iteration,
             images: self.tally.images(),
             rewards,
+            trained: TrainedReward::of(&metrics, self.trained_terms()),
             processes: self.tally.processes(),
             wall_s: self.tally.wall_s(),
             wall_parts: self.tally.wall_parts(),
@@ -268,6 +271,14 @@ impl<A: Algorithm> Session<A> {
     pub(super) fn prompt_texts(&self) -> Vec<String> {
         let prompts = self.parts.evaluation.prompts.iter();
         prompts.map(|prompt| prompt.text.clone()).collect()
+    }
+
+    /// The rewards that are trained on, with their weights.
+    fn trained_terms(&self) -> Vec<(String, f64)> {
+        let rewards = self.parts.rewards.1.iter();
+        rewards
+            .map(|reward| (reward.name.clone(), reward.weight))
+            .collect()
     }
 
     fn reward_changes(&self, metrics: &Metrics) -> Result<Vec<RewardChange>, TrainError> {

@@ -165,7 +165,7 @@ impl Checkpoint {
         fill("current", &mut weights.current)?;
         let moments = sections.moments(&layout, parts.state.optimizer.trained().iter().copied())?;
         let optimizer = &mut parts.state.optimizer;
-        device.lasting(|| optimizer.restore(meta.optimizer_steps, moments));
+        device.with_persistent_allocation(|| optimizer.restore(meta.optimizer_steps, moments));
         parts.acceleration.restore(&meta.accelerators);
         parts.state.iteration = meta.iteration;
         parts.prompt_sampler = parts.prompt_sampler.clone().following(history);

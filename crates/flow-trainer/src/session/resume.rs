@@ -53,6 +53,13 @@ impl<A: Algorithm> Session<A> {
                 .iter()
                 .map(|problem| format!("a checkpoint was passed over: {problem}")),
         );
+        told.extend(parts.absent.iter().map(|absent| {
+            let (key, file) = absent.named();
+            format!(
+                "there is nothing at `{}`, which `{key}` names; its weights are taken from the checkpoint",
+                file.display()
+            )
+        }));
         let mut own = own_manifest(
             &directory,
             &traces,

@@ -10,7 +10,7 @@ use crate::rollout::{NoiseSource, SampleRequest, Trajectories};
 use crate::scheduler::StepCoefficients;
 use flow_accel::{Acceleration, Activity};
 use flow_config::InitialNoise;
-use flow_core::{CallModel, Plan, Rollout, StackDriver, Stage, Weights, cpu};
+use flow_core::{Backends, CallModel, InferencePass, StackDriver, Stage, Weights, cpu};
 use flow_data::{Image, ImageShape, Prompt};
 use flow_report::{Stopwatch, process_cpu_s};
 use flow_rewards::{Sample, Ticket};
@@ -85,7 +85,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     /// Takes the samples of a micro-batch through `steps`; keeps the velocities if `traced`.
     fn sample_range(
         &self,
-        rollout: &Rollout<'_>,
+        rollout: &InferencePass<'_>,
         (drawn, steps): (&[Drawn], &[StepCoefficients]),
         range: Range<usize>,
         traced: bool,
@@ -125,12 +125,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     pub fn measure(&self, stacks: Arc<dyn StackDriver>, observer: &mut dyn Observer) {
         let steps = self.schedule.steps_for(self.state.iteration);
         let geometry = &self.settings.geometry;
-        let plan = Plan {
+        let plan = Backends {
             stacks,
             velocities: Arc::new(CallModel),
             ..(**self.training_plan()).clone()
         };
-        let rollout = Rollout::new(self.sampling_weights(), Arc::new(plan));
+        let rollout = InferencePass::new(self.sampling_weights(), Arc::new(plan));
         observer.phase(Phase::Rollout, geometry.micro_batches() * steps.len());
         let (drawn, observer) = (self.drawn(), Mutex::new(observer));
         for range in geometry.micro_batch_samples() {
@@ -162,7 +162,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let observer = Mutex::new(observer);
         let of = |sample: usize| &drawn[geometry.slot(sample).0];
         let ranges: Vec<Range<usize>> = geometry.micro_batch_samples().collect();
-        let sample = |rollout: &Rollout<'_>, index: usize| {
+        let sample = |rollout: &InferencePass<'_>, index: usize| {
             let traced = index < twice_batches;
             self.sample_range(rollout, (&drawn, &steps), ranges[index].clone(), traced, || {
                 advance(&observer)
@@ -229,7 +229,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             outcome.activity = self.acceleration.take_activity();
         }
         let cpu_between = process_cpu_s();
-        let exact = Rollout::new(weights, self.training_plan().clone());
+        let exact = InferencePass::new(weights, self.training_plan().clone());
         let (mut sums, mut pairs) = (Sums::default(), Vec::new());
         for wave in all[..twice_batches].chunks(device.concurrency()) {
             let sampled = device.concurrently(wave.len(), |at| sample(&exact, wave[at]));
@@ -266,7 +266,7 @@ pub(super) fn advance(observer: &Mutex<&mut dyn Observer>) {
 }
 
 /// Latents as images, clamped to `[-1, 1]`; `None` where a value is not finite.
-pub(super) fn images(latents_bn: &flow_core::Plain, shape: ImageShape) -> Vec<Option<Image>> {
+pub(super) fn images(latents_bn: &flow_core::RawTensor, shape: ImageShape) -> Vec<Option<Image>> {
     let values = cpu::to_host(latents_bn);
     let image = |pixels: &[f32]| {
         if pixels.iter().any(|value| !value.is_finite()) {

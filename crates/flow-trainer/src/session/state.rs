@@ -76,11 +76,11 @@ impl PolicyWeights {
                 let pairs = pairs
                     .map(|((_, slow), value)| (&mut *slow.value, value))
                     .collect();
-                device.lasting(|| kernels.average_all(pairs, &decay));
+                device.with_persistent_allocation(|| kernels.ops().optimizer.average_all(pairs, &decay));
             }
             let copies = slow.into_iter();
             let copies = copies.filter_map(|(_, slow)| Some((slow.copy?, &*slow.value)));
-            device.lasting(|| kernels.copy_all(copies.collect()));
+            device.with_persistent_allocation(|| kernels.ops().weights.copy_all(copies.collect()));
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::policy::CallSite;
 use crate::rollout::Trajectories;
 use flow_accel::{Acceleration, Paradigm};
 use flow_core::rng::Purpose;
-use flow_core::{Plain, Rollout, Stage, Training, cpu};
+use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -31,7 +31,7 @@ pub(super) struct Mean {
 }
 
 impl Mean {
-    pub(super) fn add(&mut self, values: &Plain) {
+    pub(super) fn add(&mut self, values: &RawTensor) {
         for value in cpu::to_host(values) {
             self.sum += f64::from(value);
             self.count += 1;
@@ -50,10 +50,10 @@ impl Mean {
 /// One loss and its gradients.
 struct Unit {
     loss: f32,
-    loss_values: Plain,
+    loss_values: RawTensor,
     replayed: Option<ReplayedStep>,
-    terms: Vec<(&'static str, Plain)>,
-    gradients: Vec<Option<Plain>>,
+    terms: Vec<(&'static str, RawTensor)>,
+    gradients: Vec<Option<RawTensor>>,
 }
 
 /// Every position of every micro-batch, in order.
@@ -169,15 +169,17 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let weights = &self.state.weights;
         let device = &self.sampler.device;
         let trained = self.state.optimizer.trained();
-        let pass = Training::new(&weights.current, self.training_plan().clone(), trained.into());
+        let pass = TrainingPass::new(&weights.current, self.training_plan().clone(), trained.into());
         let sampling = match self.algorithm.sampling_weights() {
             SamplingWeights::Current => &weights.current,
             SamplingWeights::Old => weights.old(),
         };
-        let sampling = Rollout::new(sampling, self.training_plan().clone());
+        let sampling = InferencePass::new(sampling, self.training_plan().clone());
         let reference = self.algorithm.reference().map(|kind| match kind {
             ReferenceWeights::WithoutAdapters => pass.reference(),
-            ReferenceWeights::Snapshot => Rollout::new(weights.reference(), self.training_plan().clone()),
+            ReferenceWeights::Snapshot => {
+                InferencePass::new(weights.reference(), self.training_plan().clone())
+            }
         });
         let noise = match position {
             Position::Recorded(_) => None,

@@ -10,7 +10,8 @@ use flow_checkpoint::{Checkpointing, Policy};
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    KeepAll, ModelSpec, Plan, RegionEngine, Stage, Training, device::ComputeDevice, tensors::zeros_like,
+    Backends, ModelSpec, NoCheckpointing, RegionEngine, Stage, TrainingPass, device::ComputeDevice,
+    tensors::zeros_like,
 };
 use flow_data::Prompt;
 use flow_validate::{Load, MemoryEstimate, checkpoint_policy};
@@ -29,7 +30,7 @@ pub fn regions(config: &Config, spec: &ModelSpec) -> Result<Arc<dyn RegionEngine
         Some(assignment) if policy != Policy::None => {
             Arc::new(Checkpointing::new(policy.to_string(), assignment))
         }
-        _ => Arc::new(KeepAll),
+        _ => Arc::new(NoCheckpointing),
     })
 }
 
@@ -53,7 +54,7 @@ pub struct TrainingSteps<'a> {
 }
 
 impl TrainingSteps<'_> {
-    fn velocity(&self, pass: &Training<'_>) -> Tensor<2> {
+    fn velocity(&self, pass: &TrainingPass<'_>) -> Tensor<2> {
         let values = self.model.model.spec().latent.values();
         let mut latents = vec![0.0; self.rows * values];
         Stream::new(0, Purpose::InitialNoise)
@@ -74,8 +75,8 @@ impl TrainingSteps<'_> {
         self.policy.velocity(&exec, x, sigma, &self.conditions)
     }
 
-    fn training(&self, plan: &Arc<Plan>) -> Training<'_> {
-        Training::new(
+    fn training(&self, plan: &Arc<Backends>) -> TrainingPass<'_> {
+        TrainingPass::new(
             &self.model.weights,
             plan.clone(),
             self.model.trained.clone().into(),
@@ -83,17 +84,17 @@ impl TrainingSteps<'_> {
     }
 
     /// One forward pass.
-    pub fn forward(&self, plan: &Arc<Plan>) {
+    pub fn forward(&self, plan: &Arc<Backends>) {
         drop(self.velocity(&self.training(plan)));
     }
 
     /// A step: every pass with its backward.
-    pub fn step(&self, plan: &Arc<Plan>) {
+    pub fn step(&self, plan: &Arc<Backends>) {
         let gradients = self.device.concurrently(self.passes, |_| {
             let pass = self.training(plan);
             let velocity = self.velocity(&pass).into_dispatch();
             let target = zeros_like(&flow_core::tensors::plain(&velocity));
-            let loss = plan.kernels.mean_squared_distance(&velocity, &target);
+            let loss = plan.kernels.ops().loss.mean_squared_distance(&velocity, &target);
             pass.gradients(&Tensor::<1>::from_dispatch(loss).mean_dim(0))
         });
         drop(gradients);

@@ -4,6 +4,7 @@
 //! both with [`Said`].
 
 use super::model::outline;
+use super::paths::start_in_config;
 use crate::error::TrainError;
 use flow_config::{Architecture, Conditioning, Config, Finetune, MmditConfig, WanConfig};
 use flow_core::device::ComputeDevice;
@@ -221,7 +222,10 @@ pub fn said_by_adapter(
     };
     let file = base.join(path);
     if !file.exists() {
-        return Err(TrainError::NoAdapter { file });
+        return Err(TrainError::NoAdapter {
+            start: start_in_config(path, base),
+            file,
+        });
     }
     let mut plain = config.clone();
     plain.model.finetune = Finetune::Full;

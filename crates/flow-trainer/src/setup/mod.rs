@@ -6,6 +6,7 @@ mod algorithm;
 mod checkpointing;
 mod described;
 mod model;
+mod paths;
 mod rewards;
 mod schedule;
 mod served;
@@ -14,6 +15,7 @@ pub use algorithm::settings as optimizer_settings;
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
 pub use model::{ModelOutline, ModelParts, architecture, model, outline};
+pub use paths::{start_in_config, start_on_command_line};
 pub use rewards::{RewardParts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas, timesteps};
 
@@ -28,10 +30,11 @@ use crate::policy::Policy;
 use crate::rollout::Sampler;
 use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
 use crate::text::EncodedText;
+use crate::undone::{Undone, settle, shortfalls};
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
-use flow_checkpoint::{Gauge, Policy as CheckpointPolicy};
+use flow_checkpoint::{MemoryProbe, Policy as CheckpointPolicy};
 use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit, TextConfig};
-use flow_core::{CallModel, ModelSpec, Plan, RegionEngine, RegionKind, device::ComputeDevice};
+use flow_core::{Backends, CallModel, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
 use flow_models::ModelRegistry;
 use flow_rewards::RewardRegistry;
@@ -46,7 +49,7 @@ pub struct Environment<'a> {
     /// Where tensors live.
     pub device: ComputeDevice,
     /// Who computes where no accelerator does. It gives the same bits in rollout and training.
-    pub plan: Arc<Plan>,
+    pub plan: Arc<Backends>,
     /// Accelerators.
     pub accelerators: &'a AcceleratorRegistry,
     /// Architectures.
@@ -56,13 +59,13 @@ pub struct Environment<'a> {
     /// Folder that relative paths of the config start from.
     pub base: &'a Path,
     /// Measures the device's memory, which a budget of activation checkpointing needs.
-    pub gauge: Option<Arc<dyn Gauge>>,
+    pub gauge: Option<Arc<dyn MemoryProbe>>,
 }
 
 impl Environment<'_> {
     /// The same with another engine of regions in its plan.
     fn with_regions(&self, regions: Arc<dyn RegionEngine>) -> Self {
-        let plan = Plan {
+        let plan = Backends {
             regions,
             ..(*self.plan).clone()
         };
@@ -112,7 +115,12 @@ pub fn conditioner(
     let text = match &config.text {
         TextConfig::Words(words) => EncodedText::words(dataset, width, words.tokens, words.seed, device),
         TextConfig::File(file) => {
-            EncodedText::file(dataset, width, &environment.base.join(&file.path), device)
+            let path = environment.base.join(&file.path);
+            let read = EncodedText::file(dataset, width, &path, device);
+            read.map_err(|problem| match path.exists() {
+                true => problem,
+                false => format!("{problem}; {}", start_in_config(&file.path, environment.base)),
+            })
         }
     };
     let text = text.map_err(TrainError::Setting)?;
@@ -170,6 +178,19 @@ pub struct Common<S = Arrangement> {
     pub acceleration: S,
     /// What is worth knowing about them.
     pub notices: Vec<String>,
+    /// Whether what an accelerator does not do is an error.
+    pub strict: bool,
+}
+
+impl Common<Acceleration> {
+    /// What accelerators fell short of since this was last asked; `within` says in words what they were in force in.
+    ///
+    /// # Errors
+    /// The first of it, if `acceleration.strict` is set.
+    pub fn shortfalls(&self, within: &str) -> Result<Vec<Undone>, TrainError> {
+        let activity = self.acceleration.take_activity();
+        settle(shortfalls(&activity, within), self.strict)
+    }
 }
 
 impl Common {
@@ -186,6 +207,7 @@ impl Common {
             conditioner: self.conditioner,
             evaluation: self.evaluation,
             notices: self.notices,
+            strict: self.strict,
         })
     }
 }
@@ -237,7 +259,7 @@ fn common_for(
     let spec = model.model.spec();
     fits(spec, &*dataset)?;
     let kernels = &environment.plan.kernels;
-    if spec.regions.contains(&RegionKind::Moe) && kernels.experts().is_none() {
+    if spec.regions.contains(&RegionKind::Moe) && kernels.ops().experts.is_none() {
         return Err(TrainError::Setting(format!(
             "the model has experts, and the kernels `{}` of this device compute none; set `model.dit.moe.experts = 0`, or \
              `device.kind = \"cpu\"`",
@@ -278,6 +300,7 @@ fn common_for(
         evaluation,
         acceleration,
         notices,
+        strict: config.acceleration.strict,
     })
 }
 
@@ -305,7 +328,8 @@ pub fn with_algorithm<V: WithAlgorithm>(
     })
 }
 
-/// Assembles a run.
+/// Assembles a run. Files of weights that are not there are named in [`Parts::absent`]: a checkpoint can stand in for them, and
+/// nothing else can.
 ///
 /// # Errors
 /// Whatever does not fit, with how to mend it.
@@ -316,7 +340,8 @@ pub fn parts<A: Algorithm>(
 ) -> Result<Parts<A>, TrainError> {
     // Before anything is loaded: the contents of files as they are when the run begins.
     let description = Description::of(config, environment.base)?;
-    let parts = parts_of(config, environment, model(config, environment)?, algorithm)?;
+    let model = model::model_with_absent_files(config, environment)?;
+    let parts = parts_of(config, environment, model, algorithm)?;
     Ok(Parts { description, ..parts })
 }
 
@@ -342,6 +367,7 @@ pub fn parts_of<A: Algorithm>(
         evaluation,
         mut acceleration,
         mut notices,
+        strict,
     } = common_for(config, environment, model, &trainer)?;
     let device = &environment.device;
     let sampling = &config.sampling;
@@ -363,7 +389,7 @@ pub fn parts_of<A: Algorithm>(
         // The steps that are measured have accelerators of their own.
         let measured = acceleration.set_up(&model.weights)?;
         // Called as it is: a recording of the first pass would be replayed in place of those that are measured.
-        let plan = Plan {
+        let plan = Backends {
             velocities: Arc::new(CallModel),
             ..(**measured.training()).clone()
         };
@@ -416,7 +442,7 @@ pub fn parts_of<A: Algorithm>(
         drift_groups: config.audit.drift_groups,
         drift_every: config.audit.drift_every as u64,
         lossless: acceleration.is_exact_on_policy(),
-        strict: config.acceleration.strict,
+        strict,
         checkpoint_every: config.checkpoints.every as u64,
         checkpoints_kept: keep,
         tensorboard_every: if config.logging.tensorboard {
@@ -431,6 +457,7 @@ pub fn parts_of<A: Algorithm>(
         algorithm,
         acceleration,
         notices,
+        absent: model.absent,
         checkpoint_plan,
         sampler,
         schedule,

@@ -1,6 +1,8 @@
 //! Architecture, weights, adapters.
 
 use super::Environment;
+use super::paths::start_in_config;
+use crate::absent_file::AbsentFile;
 use crate::error::TrainError;
 use flow_config::{Architecture, Conditioning, Config, Finetune, PositionEncoding};
 use flow_core::{FlowModel, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
@@ -20,6 +22,8 @@ pub struct ModelParts {
     pub trained: Vec<bool>,
     /// Names of the linear layers with adapters.
     pub adapted: Vec<String>,
+    /// Files that the config names and that are not there. Their weights are no model's: a checkpoint has to give them.
+    pub absent: Vec<AbsentFile>,
 }
 
 /// Name and settings of the config's architecture, as the registry takes them.
@@ -163,8 +167,24 @@ pub fn outline(
 /// Builds the model, loads its weights, adds adapters.
 ///
 /// # Errors
-/// A setting, file or adapter target that does not fit.
+/// A setting, file or adapter target that does not fit, or a file that is not there.
 pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelParts, TrainError> {
+    let parts = model_with_absent_files(config, environment)?;
+    match parts.absent.first() {
+        Some(absent) => Err(absent.error()),
+        None => Ok(parts),
+    }
+}
+
+/// As [`model`], for a run that may go on from a checkpoint, which holds all weights: files that are not there are named in
+/// [`ModelParts::absent`].
+///
+/// # Errors
+/// A setting, file or adapter target that does not fit.
+pub(super) fn model_with_absent_files(
+    config: &Config,
+    environment: &Environment<'_>,
+) -> Result<ModelParts, TrainError> {
     let device = &environment.device;
     let ModelOutline {
         model,
@@ -177,18 +197,22 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         None => flow_models::initialize(&*model, &layout, seed, device),
         Some(_) => flow_models::initialize_adapters(&*model, &layout, seed, device),
     };
+    let mut absent = Vec::new();
     if let Some(path) = &config.model.weights {
         let file = environment.base.join(path);
-        if !file.exists() {
-            return Err(TrainError::NoWeights {
-                help: no_weights_help(config, path),
-                file,
-            });
+        if file.exists() {
+            if let Some(description) = flow_models::weights::describe(&file)? {
+                description.expect(&*model)?;
+            }
+            flow_models::load_into(&mut weights, &file)?;
+        } else {
+            let help = format!(
+                "{}. {}",
+                no_weights_help(config, path, &file),
+                capitalized(&start_in_config(path, environment.base))
+            );
+            absent.push(AbsentFile::Weights { file, help });
         }
-        if let Some(description) = flow_models::weights::describe(&file)? {
-            description.expect(&*model)?;
-        }
-        flow_models::load_into(&mut weights, &file)?;
     }
     if let Some(path) = &config.model.adapter {
         let file = environment.base.join(path);
@@ -197,16 +221,18 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
                 "`model.adapter` names adapters to begin from, but `model.finetune` is \"full\"; set it to \"lora\"".into(),
             ));
         }
-        if !file.exists() {
-            return Err(TrainError::NoAdapter { file });
+        if file.exists() {
+            flow_models::load_adapters(&*model, &mut weights, &file)?;
+        } else {
+            let start = start_in_config(path, environment.base);
+            absent.push(AbsentFile::Adapter { start, file });
         }
-        flow_models::load_adapters(&*model, &mut weights, &file)?;
     }
     let storage = match config.optimizer.weights {
         flow_config::WeightStorage::Bf16 => WeightStorage::Narrow,
         // Halves cost a processor time, and it has no copies to save.
         flow_config::WeightStorage::F32 if device.is_processor() => WeightStorage::Whole,
-        flow_config::WeightStorage::F32 => WeightStorage::Halves,
+        flow_config::WeightStorage::F32 => WeightStorage::SplitF32,
     };
     weights.store(&trained, storage, &*environment.plan.kernels);
     Ok(ModelParts {
@@ -214,11 +240,12 @@ pub fn model(config: &Config, environment: &Environment<'_>) -> Result<ModelPart
         weights,
         trained,
         adapted,
+        absent,
     })
 }
 
 /// What to do where `model.weights` names nothing.
-fn no_weights_help(config: &Config, path: &Path) -> String {
+fn no_weights_help(config: &Config, path: &Path, file: &Path) -> String {
     if *path == config.pretrain.output {
         return "Make it with `flow-train pretrain` and this config".into();
     }
@@ -240,5 +267,25 @@ fn no_weights_help(config: &Config, path: &Path) -> String {
             path.display()
         );
     }
-    "Check the path; one in a config starts from the config's folder".into()
+    match nearest_beside(file) {
+        Some(nearest) => format!("Check the path; the nearest name there is `{nearest}`"),
+        None => "Check the path".into(),
+    }
+}
+
+/// The name in the folder of `file` that is nearest to its own.
+fn nearest_beside(file: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(file.parent()?).ok()?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    let name = file.file_name()?.to_str()?;
+    flow_data::suggest::nearest(name, names.iter().map(String::as_str)).map(str::to_owned)
+}
+
+/// A part of a sentence as a sentence of its own.
+fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().into_iter().flat_map(char::to_uppercase);
+    first.chain(letters).collect()
 }

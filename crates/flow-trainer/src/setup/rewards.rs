@@ -1,11 +1,12 @@
 //! Rewards by name.
 
 use super::Environment;
+use super::paths::start_in_config;
 use crate::error::TrainError;
 use crate::session::RewardWeight;
 use flow_config::RewardConfig;
 use flow_report::ValueRange;
-use flow_rewards::{NamedReward, RewardWorkers};
+use flow_rewards::{NamedReward, RewardError, RewardWorkers};
 use serde_json::{Value, json};
 
 /// Worker threads with their rewards, and the rewards' weights in the same order.
@@ -41,6 +42,22 @@ fn params(config: &RewardConfig, environment: &Environment<'_>) -> Value {
     }
 }
 
+/// An error about weights that are not there, with where their path starts.
+fn located(error: RewardError, config: &RewardConfig, environment: &Environment<'_>) -> RewardError {
+    let missing = match config {
+        RewardConfig::DigitClassifier(reward) => Some(&reward.weights),
+        _ => None,
+    };
+    let missing = missing.filter(|path| !environment.base.join(path).exists());
+    match (error, missing) {
+        (RewardError::Weights { file, problem }, Some(path)) => RewardError::Weights {
+            file,
+            problem: format!("{problem}; {}", start_in_config(path, environment.base)),
+        },
+        (error, _) => error,
+    }
+}
+
 /// Builds rewards and starts their threads.
 ///
 /// # Errors
@@ -55,7 +72,8 @@ pub fn rewards(
     for config in configs {
         let reward = environment
             .rewards
-            .build(config.kind(), &params(config, environment))?;
+            .build(config.kind(), &params(config, environment));
+        let reward = reward.map_err(|error| located(error, config, environment))?;
         let (low, high) = reward.range();
         named.push(NamedReward {
             name: config.name().into(),

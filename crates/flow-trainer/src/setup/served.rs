@@ -3,7 +3,7 @@
 use crate::error::TrainError;
 use flow_accel::Arrangement;
 use flow_config::{Config, Diagnostic};
-use flow_core::attention::Place;
+use flow_core::ops::attention::Place;
 use flow_core::{AttentionCall, AttentionShape, ModelSpec, device::ComputeDevice};
 use flow_validate::codes::NO_KERNEL;
 
@@ -73,5 +73,6 @@ fn call_of(layer: &AttentionShape, spec: &ModelSpec, text_tokens: usize) -> Atte
         head_dim,
         scale: 1.0 / (head_dim as f32).sqrt(),
         mask: None,
+        bias: None,
     }
 }

@@ -11,7 +11,7 @@ mod support;
 use flow_accel::AcceleratorRegistry;
 use flow_attention::cube::PortableAttention;
 use flow_config::Config;
-use flow_core::{Plan, device::ComputeDevice};
+use flow_core::{Backends, device::ComputeDevice};
 use flow_kernels::{CpuKernels, CubeKernels};
 use flow_trainer::setup::Environment;
 use serde_json::Value;
@@ -77,7 +77,7 @@ fn config(model: &str, algorithm: &[&str], accelerated: bool) -> Config {
 /// A device with its plan, and the registries of what a config names.
 struct Place {
     device: ComputeDevice,
-    plan: Arc<Plan>,
+    plan: Arc<Backends>,
     registries: Registries,
 }
 
@@ -85,7 +85,7 @@ impl Place {
     fn processor() -> Self {
         Self::new(
             ComputeDevice::cpu(),
-            Plan::new(
+            Backends::new(
                 Arc::new(flow_attention::CpuAttention),
                 Arc::new(CpuKernels::default()),
             ),
@@ -95,10 +95,10 @@ impl Place {
     fn vulkan() -> Self {
         let device = ComputeDevice::vulkan().unwrap_or_else(|error| panic!("{error}"));
         let attention = Arc::new(PortableAttention::default());
-        Self::new(device, Plan::new(attention, Arc::new(CubeKernels::vulkan())))
+        Self::new(device, Backends::new(attention, Arc::new(CubeKernels::vulkan())))
     }
 
-    fn new(device: ComputeDevice, plan: Plan) -> Self {
+    fn new(device: ComputeDevice, plan: Backends) -> Self {
         let mut accelerators = AcceleratorRegistry::default();
         let backends = flow_attention::AttentionRegistry::default();
         flow_accelerators::register(&mut accelerators, &backends).expect("a new registry");

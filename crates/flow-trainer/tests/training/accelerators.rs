@@ -3,11 +3,12 @@
 use crate::support::{RunTo, Visit, config, environment, registries, with_parts};
 use burn::tensor::Tensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
-use flow_core::{Exec, FlowModel, ModelInput, Plan, Stopped, VelocityDriver, Weights};
+use flow_core::{Backends, Exec, FlowModel, ModelInput, Stopped, VelocityDriver, Weights};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::session::Parts;
+use flow_trainer::setup;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ impl Accelerator for Recording {
     fn stage(&self) -> AcceleratorStage {
         AcceleratorStage::Both
     }
-    fn safety(&self, _: &Plan) -> Safety {
+    fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossless
     }
     fn set_up(&self, weights: &Weights) -> Result<(), Refusal> {
@@ -44,7 +45,7 @@ impl Accelerator for Recording {
         self.set_ups.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
-    fn apply(&self, plan: Plan, target: &Target<'_>) -> Result<Plan, Refusal> {
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
         let driver = Driver {
             inner: plan.velocities.clone(),
             set_ups: self.set_ups.clone(),
@@ -52,7 +53,7 @@ impl Accelerator for Recording {
             falls_short: self.falls_short,
             panics: self.panics,
         };
-        Ok(Plan {
+        Ok(Backends {
             velocities: Arc::new(driver),
             ..plan
         })
@@ -196,6 +197,57 @@ fn what_an_accelerator_does_not_do_is_named_once_counted_and_stops_a_strict_run(
         error.to_string().contains("the memory is full; make room"),
         "{error}"
     );
+}
+
+/// An evaluation, with whatever the config says of its accelerators.
+fn evaluated(overrides: &[&str]) -> Result<Vec<String>, TrainError> {
+    let mut registries = registries();
+    let build = |params: RecordingParams| {
+        Ok(Recording {
+            set_ups: Arc::default(),
+            falls_short: params.falls_short,
+            panics: params.panics,
+        })
+    };
+    (registries.accelerators)
+        .register("recording", AcceleratorStage::Both, "For tests.", build)
+        .expect("a free name");
+    let (config, environment) = (config(overrides), environment(&registries));
+    let common = setup::common(&config, &environment)?.set_up()?;
+    let prompts: Vec<_> = common.dataset.held_out_prompts()[..2].to_vec();
+    flow_trainer::sample(&common, &prompts, 2)?;
+    let found = common.shortfalls("the evaluation")?;
+    Ok(found.iter().map(ToString::to_string).collect())
+}
+
+#[test]
+fn what_an_accelerator_does_not_do_ends_strict_evaluations_and_comparisons_as_it_ends_a_strict_run() {
+    let short = "acceleration.shared={ name = \"recording\", params = { falls_short = true } }";
+    let strict = "acceleration.strict=true";
+    let named = evaluated(&[short]).expect("it goes on");
+    assert_eq!(
+        named,
+        [
+            "the accelerator `recording` did not do all it is in force for in the evaluation: the memory is full; make room"
+        ]
+    );
+    assert_eq!(evaluated(&[PLAIN, strict]).expect("nothing is amiss"), [""; 0]);
+    with_recording(&[short], Computes::Drift).expect("it goes on");
+    let ended = [
+        evaluated(&[short, strict]).map(|_| ()),
+        with_recording(&[short, strict], Computes::Drift),
+    ];
+    for error in ended {
+        let error = error.expect_err("it is strict");
+        assert!(
+            matches!(&error, TrainError::AcceleratorFellShort { name, .. } if name == "recording"),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("acceleration.strict = false"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::support::{Visit, config, environment, registries, with_parts};
 use burn::tensor::Tensor;
 use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
-use flow_core::{Plain, Rollout, Stage, Training, cpu};
+use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position, UnitLoss};
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Trajectories};
@@ -20,7 +20,7 @@ const SITE: CallSite = CallSite {
     steps: 4,
 };
 
-fn host(values: &Plain) -> Vec<f64> {
+fn host(values: &RawTensor) -> Vec<f64> {
     cpu::to_host(values).into_iter().map(f64::from).collect()
 }
 
@@ -34,7 +34,7 @@ fn loss_at<A: Algorithm>(
     let conditions = parts.conditioner.conditions(prompts.iter().take(4));
     let steps = parts.schedule.steps_for(0);
     let sampled = parts.state.weights.current.clone();
-    let rollout = Rollout::new(&sampled, parts.training_plan().clone());
+    let rollout = InferencePass::new(&sampled, parts.training_plan().clone());
     let request = SampleRequest {
         site: SITE,
         source: NoiseSource::Rollout,
@@ -53,8 +53,8 @@ fn loss_at<A: Algorithm>(
         .iter()
         .map(|s| s.kind == flow_core::ParamKind::Base)
         .collect();
-    let pass = Training::new(moved, parts.training_plan().clone(), trained.into());
-    let reference = Rollout::new(&sampled, parts.training_plan().clone());
+    let pass = TrainingPass::new(moved, parts.training_plan().clone(), trained.into());
+    let reference = InferencePass::new(&sampled, parts.training_plan().clone());
     let values = parts.sampler.policy.model.spec().latent.values();
     let noise = parts.sampler.noise(Purpose::ForwardNoise, &samples, 3, values);
     let context = LossContext {
@@ -83,7 +83,7 @@ fn loss_at<A: Algorithm>(
         }
     };
     let velocity = |weights| {
-        let exec = Rollout::new(weights, parts.training_plan().clone())
+        let exec = InferencePass::new(weights, parts.training_plan().clone())
             .exec(parts.sampler.policy.call(SITE, &samples));
         let device = &parts.sampler.device;
         let x: Tensor<2> = device.tensor(x.iter().map(|v| *v as f32).collect(), [4, values]);
@@ -175,11 +175,11 @@ impl Visit for CheckClipped {
 }
 
 trait IntoPlain {
-    fn into_dispatch_plain(self) -> Plain;
+    fn into_dispatch_plain(self) -> RawTensor;
 }
 
 impl IntoPlain for Tensor<1> {
-    fn into_dispatch_plain(self) -> Plain {
+    fn into_dispatch_plain(self) -> RawTensor {
         flow_core::tensors::plain(&self.into_dispatch())
     }
 }

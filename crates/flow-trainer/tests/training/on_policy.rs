@@ -1,9 +1,11 @@
 //! The audit: exactly 1 where it must be, and a stop where it is not.
 
 use crate::support::{RunTo, config, environment, environment_with, registries, with_parts};
-use flow_core::exec::Stash;
-use flow_core::kernels::{LinearWeights, SdeOutputs};
-use flow_core::{Activation, AdamWStep, Kernels, Plain, Updated};
+use flow_core::ops::{
+    GatedResidual, KernelOps, LayeredKernels, LinearWeights, LossOps, ModelOps, ModulatedNorm, RotaryTables,
+    SdeStep, Stash,
+};
+use flow_core::{Activation, Kernels, RawTensor};
 use flow_kernels::CpuKernels;
 use flow_trainer::{TrainError, setup};
 use std::sync::Arc;
@@ -186,12 +188,12 @@ enum Bend {
 }
 
 fn bent(bend: Bend) -> Arc<dyn Kernels> {
-    Arc::new(Bent(CpuKernels::default(), bend))
+    Arc::new(Bent(Arc::new(CpuKernels::default()), bend))
 }
 
 /// The CPU kernels, but for the bend.
 #[derive(Debug)]
-struct Bent(CpuKernels, Bend);
+struct Bent(Arc<dyn Kernels>, Bend);
 
 /// Times `factor`.
 fn times(tensor: Tracked, factor: f32) -> Tracked {
@@ -199,10 +201,26 @@ fn times(tensor: Tracked, factor: f32) -> Tracked {
     Dispatch::float_mul_scalar(tensor, factor.into())
 }
 
-impl Kernels for Bent {
+impl LayeredKernels for Bent {
+    fn inner(&self) -> &dyn Kernels {
+        &*self.0
+    }
+    fn around(&self, inner: Arc<dyn Kernels>) -> Arc<dyn Kernels> {
+        Arc::new(Self(inner, self.1))
+    }
     fn name(&self) -> &str {
         "bent"
     }
+    fn ops(&self) -> KernelOps<'_> {
+        KernelOps {
+            model: self,
+            loss: self,
+            ..self.0.ops()
+        }
+    }
+}
+
+impl ModelOps for Bent {
     fn linear(
         &self,
         stash: &dyn Stash,
@@ -210,85 +228,45 @@ impl Kernels for Bent {
         weights: &LinearWeights,
         activation: Activation,
     ) -> Tracked {
-        let y = self.0.linear(stash, x, weights, activation);
+        let y = self.0.ops().model.linear(stash, x, weights, activation);
         match y.kind {
             burn::backend::DispatchTensorKind::Autodiff(_) if self.1 == Bend::Products => times(y, 1.000_001),
             _ => y,
         }
     }
     fn activation(&self, x: &Tracked, activation: Activation) -> Tracked {
-        self.0.activation(x, activation)
+        self.0.ops().model.activation(x, activation)
     }
-    fn modulated_layer_norm(
-        &self,
-        x: &Tracked,
-        m: &Tracked,
-        shift: usize,
-        scale: usize,
-        epsilon: f32,
-    ) -> Tracked {
-        self.0.modulated_layer_norm(x, m, shift, scale, epsilon)
+    fn modulated_layer_norm(&self, norm: ModulatedNorm<'_>) -> Tracked {
+        self.0.ops().model.modulated_layer_norm(norm)
     }
-    fn gated_residual(&self, residual: &Tracked, branch: &Tracked, m: &Tracked, gate: usize) -> Tracked {
-        self.0.gated_residual(residual, branch, m, gate)
+    fn layer_norm(&self, x: &Tracked, weight: &Tracked, bias: &Tracked, epsilon: f32) -> Tracked {
+        self.0.ops().model.layer_norm(x, weight, bias, epsilon)
+    }
+    fn gated_residual(&self, gated: GatedResidual<'_>, branch: &Tracked) -> Tracked {
+        self.0.ops().model.gated_residual(gated, branch)
     }
     fn rms_norm(&self, x: &Tracked, weight: Option<&Tracked>, epsilon: f32) -> Tracked {
-        self.0.rms_norm(x, weight, epsilon)
+        self.0.ops().model.rms_norm(x, weight, epsilon)
     }
-    fn rotary(&self, x: &Tracked, cos: &Plain, sin: &Plain) -> Tracked {
-        self.0.rotary(x, cos, sin)
+    fn rotary(&self, x: &Tracked, tables: RotaryTables<'_>) -> Tracked {
+        self.0.ops().model.rotary(x, tables)
     }
-    fn embedding(&self, table: &Tracked, index: &Plain) -> Tracked {
-        self.0.embedding(table, index)
+    fn embedding(&self, table: &Tracked, index: &RawTensor) -> Tracked {
+        self.0.ops().model.embedding(table, index)
     }
-    fn sde_step(&self, x: &Plain, v: &Plain, noise: &Plain, coefficients: &Plain) -> SdeOutputs {
-        self.0.sde_step(x, v, noise, coefficients)
-    }
-    fn sde_log_prob(
-        &self,
-        x: &Plain,
-        v: &Tracked,
-        x_next: &Plain,
-        coefficients: &Plain,
-    ) -> (Tracked, Tracked) {
-        let (log_prob, mean) = self.0.sde_log_prob(x, v, x_next, coefficients);
+}
+
+impl LossOps for Bent {
+    fn sde_log_prob(&self, step: SdeStep<'_>, x_next: &RawTensor) -> (Tracked, Tracked) {
+        let (log_prob, mean) = self.0.ops().loss.sde_log_prob(step, x_next);
         match self.1 {
             Bend::Products => (log_prob, mean),
             Bend::LogProb => (times(log_prob, 1.0 + f32::EPSILON), mean),
             Bend::Mean => (log_prob, times(mean, 1.0 + f32::EPSILON)),
         }
     }
-    fn mean_squared_distance(&self, a: &Tracked, b: &Plain) -> Tracked {
-        self.0.mean_squared_distance(a, b)
-    }
-    fn sums_of_squares(&self, tensors: &[&Plain]) -> Vec<f64> {
-        self.0.sums_of_squares(tensors)
-    }
-    fn step_values(
-        &self,
-        gradients: &[&Plain],
-        factors: &flow_core::StepFactors,
-        device: &flow_core::device::ComputeDevice,
-    ) -> flow_core::StepValues {
-        self.0.step_values(gradients, factors, device)
-    }
-
-    fn accumulate(&self, accumulated: &mut Plain, gradient: &Plain) {
-        self.0.accumulate(accumulated, gradient);
-    }
-    fn adamw_all(&self, weights: Vec<Updated<'_>>, step: &AdamWStep) {
-        self.0.adamw_all(weights, step);
-    }
-
-    fn split(&self, value: &Plain) -> flow_core::Halves {
-        self.0.split(value)
-    }
-
-    fn join(&self, halves: &[flow_core::Halves]) -> Vec<Plain> {
-        self.0.join(halves)
-    }
-
-    fn average_all(&self, averages: Vec<(&mut Plain, &Plain)>, decay: &Plain) {
-        self.0.average_all(averages, decay);
+    fn mean_squared_distance(&self, a: &Tracked, b: &RawTensor) -> Tracked {
+        self.0.ops().loss.mean_squared_distance(a, b)
     }
 }

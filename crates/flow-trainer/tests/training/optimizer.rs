@@ -4,7 +4,7 @@ use crate::support::{Visit, config, environment, registries, with_parts};
 use flow_core::cpu::to_host;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::shape;
-use flow_core::{Kernels, Plain, Weights, device::ComputeDevice};
+use flow_core::{Kernels, RawTensor, Weights, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, Moments, RateSchedule};
@@ -32,7 +32,7 @@ const SETTINGS: AdamWSettings = AdamWSettings {
     seed: 0,
 };
 
-fn gradients(weights: &Weights, step: u32) -> Vec<Option<Plain>> {
+fn gradients(weights: &Weights, step: u32) -> Vec<Option<RawTensor>> {
     let gradient = |(index, spec): (usize, &flow_core::ParamSpec)| {
         let mut values = vec![0.0; spec.shape.iter().product()];
         Stream::new(5, Purpose::Test)
@@ -129,8 +129,9 @@ fn steps_follow_the_formula_with_clipping_decay_and_warmup() {
 
         let mean: Vec<Vec<f64>> = (0..layout.len())
             .map(|i| {
-                let of =
-                    |set: &Vec<Option<Plain>>| flow_core::cpu::to_host(set[i].as_ref().expect("a gradient"));
+                let of = |set: &Vec<Option<RawTensor>>| {
+                    flow_core::cpu::to_host(set[i].as_ref().expect("a gradient"))
+                };
                 of(&both[0])
                     .iter()
                     .zip(of(&both[1]))
@@ -207,7 +208,7 @@ fn a_snapshot_keeps_its_values_when_the_weights_step_on() {
     assert_eq!(before, crate::support::bits(&snapshot));
     assert_ne!(before, crate::support::bits(&weights));
     let kernels: &dyn Kernels = &CpuKernels::default();
-    assert!(kernels.sums_of_squares(&[&weights.stored()[0]])[0].is_finite());
+    assert!(kernels.ops().optimizer.sums_of_squares(&[&weights.stored()[0]])[0].is_finite());
 }
 
 /// Every weight, and every value of the moments.
@@ -222,7 +223,7 @@ fn bits(weights: &Weights, optimizer: &AdamW) -> Vec<Vec<u32>> {
 /// The moments as a checkpoint holds them, each value changed as `change` says.
 fn in_f32(optimizer: &AdamW, change: impl Fn(f32) -> f32) -> Vec<Option<Moments>> {
     let device = ComputeDevice::cpu();
-    let read = |moment: &Plain| {
+    let read = |moment: &RawTensor| {
         let values = to_host(moment).into_iter().map(&change).collect();
         device.plain(values, &shape(moment))
     };

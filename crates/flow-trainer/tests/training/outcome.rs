@@ -75,7 +75,32 @@ fn a_run_shows_how_far_it_came_before_its_end() {
         assert!(page.contains(curve), "{curve}");
     }
     let last = summary(&watcher.folder);
-    assert_eq!((last.status, last.steps), (RunStatus::Finished, 4));
+    assert_eq!((&last.status, last.steps), (&RunStatus::Finished, 4));
+    // Before the first iteration nothing was trained on; then it is what the rollouts had.
+    assert_eq!(watcher.seen[0].0.trained, None);
+    let trained = last.trained.expect("four iterations");
+    let terms = [("digit-classifier", 1.0), ("jpeg-compressibility", 0.1)];
+    let terms: Vec<(String, f64)> = terms.map(|(name, weight)| (name.to_owned(), weight)).into();
+    assert_eq!(trained.terms, terms);
+    let directory = RunDirectory::resume(root.path(), "run").expect("the run is there");
+    let sums = directory
+        .read_metrics()
+        .expect("readable")
+        .series("train", "reward");
+    assert_eq!(sums.len(), 4);
+    let best = sums.iter().map(|(_, sum)| *sum).fold(f64::MIN, f64::max);
+    for (found, (step, sum)) in [(trained.first, sums[0]), (trained.last, sums[3])] {
+        assert!(
+            found.step == step && (found.mean - sum).abs() < 1e-5,
+            "{found:?} {sum}"
+        );
+    }
+    assert!(
+        (trained.best.mean - best).abs() < 1e-5,
+        "{:?} {best}",
+        trained.best
+    );
+    assert!(watcher.seen[3].1.contains("trained on, mean of the rollouts"));
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use flow_core::cpu::to_host;
-use flow_core::halves;
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Init, ParamLayout, ParamView, Plain, WeightStorage, Weights, device::ComputeDevice};
+use flow_core::split_f32;
+use flow_core::{Init, ParamLayout, ParamView, RawTensor, WeightStorage, Weights, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, RateSchedule};
 use std::sync::Arc;
@@ -102,7 +102,7 @@ impl Run {
     }
 
     /// What models compute with.
-    fn seen(&self) -> Vec<Plain> {
+    fn seen(&self) -> Vec<RawTensor> {
         let all: Vec<usize> = (0..self.weights.layout().len()).collect();
         let view = ParamView::plain(&self.weights);
         view.leaves_of(&all)
@@ -125,7 +125,7 @@ fn trained() -> Vec<bool> {
 #[test]
 fn halves_take_the_steps_of_f32_to_the_bit_and_models_see_the_nearest_bf16() {
     let mut whole = Run::new(WeightStorage::Whole, 7);
-    let mut parts = Run::new(WeightStorage::Halves, 7);
+    let mut parts = Run::new(WeightStorage::SplitF32, 7);
     for number in 1..=5 {
         whole.steps(number..=number);
         parts.steps(number..=number);
@@ -135,9 +135,9 @@ fn halves_take_the_steps_of_f32_to_the_bit_and_models_see_the_nearest_bf16() {
                 .weights
                 .host(index)
                 .into_iter()
-                .map(|value| halves::split(value)[0])
+                .map(|value| split_f32::split(value)[0])
                 .collect();
-            assert_eq!(halves::bits(seen), nearest);
+            assert_eq!(split_f32::bits(seen), nearest);
         }
     }
     let joined = parts.weights.values(&[0, 1, 2], &parts.kernels);
@@ -149,7 +149,7 @@ fn halves_take_the_steps_of_f32_to_the_bit_and_models_see_the_nearest_bf16() {
 
 #[test]
 fn a_snapshot_of_weights_in_halves_stays_as_it_was() {
-    let mut run = Run::new(WeightStorage::Halves, 7);
+    let mut run = Run::new(WeightStorage::SplitF32, 7);
     run.steps(1..=1);
     let (snapshot, before) = (run.weights.clone(), run.weights.host(1));
     run.steps(2..=2);
@@ -159,7 +159,7 @@ fn a_snapshot_of_weights_in_halves_stays_as_it_was() {
 
 #[test]
 fn both_go_on_from_a_checkpoint_to_the_bit() {
-    for storage in [WeightStorage::Halves, WeightStorage::Narrow] {
+    for storage in [WeightStorage::SplitF32, WeightStorage::Narrow] {
         let mut run = Run::new(storage, 7);
         run.steps(1..=3);
         let mut resumed = run.resumed(storage, 7);
@@ -171,7 +171,7 @@ fn both_go_on_from_a_checkpoint_to_the_bit() {
 
 #[test]
 fn a_value_that_was_replaced_is_trained_in_f32_until_it_is_settled() {
-    let mut run = Run::new(WeightStorage::Halves, 7);
+    let mut run = Run::new(WeightStorage::SplitF32, 7);
     let mut whole = Run::new(WeightStorage::Whole, 7);
     for run in [&mut run, &mut whole] {
         run.weights.set_host(1, vec![0.3; 77 * 13]).expect("of its shape");
@@ -187,13 +187,14 @@ fn a_value_that_was_replaced_is_trained_in_f32_until_it_is_settled() {
 
 #[test]
 fn storage_can_be_changed_and_what_is_frozen_later_is_what_models_saw() {
-    let mut run = Run::new(WeightStorage::Halves, 7);
+    let mut run = Run::new(WeightStorage::SplitF32, 7);
     run.steps(1..=2);
     let (before, seen) = (run.weights.host(1), to_host(&run.seen()[1]));
     run.weights.store(&trained(), WeightStorage::Whole, &run.kernels);
     assert_eq!(run.weights.host(1), before);
     assert_eq!(run.weights.stored()[1].dtype(), DType::F32);
-    run.weights.store(&trained(), WeightStorage::Halves, &run.kernels);
+    run.weights
+        .store(&trained(), WeightStorage::SplitF32, &run.kernels);
     assert_eq!(run.weights.host(1), before);
     assert_eq!(to_host(&run.seen()[1]), seen);
     run.weights.freeze(&[false, false, true]);

@@ -3,7 +3,7 @@
 use flow_accel::AcceleratorRegistry;
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Kernels, Plan, Weights, device::ComputeDevice};
+use flow_core::{Backends, Kernels, Weights, device::ComputeDevice};
 use flow_models::ModelRegistry;
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_rewards::RewardRegistry;
@@ -109,7 +109,7 @@ pub fn environment(registries: &Registries) -> Environment<'_> {
 pub fn environment_with(registries: &Registries, kernels: Arc<dyn Kernels>) -> Environment<'_> {
     Environment {
         device: ComputeDevice::cpu(),
-        plan: Arc::new(Plan::new(Arc::new(flow_attention::CpuAttention), kernels)),
+        plan: Arc::new(Backends::new(Arc::new(flow_attention::CpuAttention), kernels)),
         accelerators: &registries.accelerators,
         models: &registries.models,
         rewards: &registries.rewards,

@@ -3,7 +3,7 @@
 use crate::failure::{Failure, OrFailure};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{CallContext, Condition, ModelInput, Plan, Rollout, Stage, cpu};
+use flow_core::{Backends, CallContext, Condition, InferencePass, ModelInput, Stage, cpu};
 use flow_train::Registries;
 use serde_json::json;
 use std::sync::Arc;
@@ -54,11 +54,11 @@ fn velocity() -> Result<Vec<f32>, Failure> {
     let batch = 3;
     let mut x = vec![0.0; batch * model.spec().latent.values()];
     Stream::new(0, Purpose::InitialNoise).at(0, 0).fill_normal(&mut x);
-    let plan = Plan::new(
+    let plan = Backends::new(
         registries.attention.get("cpu").or_failed()?,
         registries.kernels.get("cpu").or_failed()?,
     );
-    let rollout = Rollout::new(&weights, Arc::new(plan));
+    let rollout = InferencePass::new(&weights, Arc::new(plan));
     let input = ModelInput {
         x: device.tensor(x, [batch, model.spec().latent.values()]),
         sigma: device.tensor(vec![0.9, 0.5, 0.1], [batch]),

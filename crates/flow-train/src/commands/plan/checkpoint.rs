@@ -1,6 +1,6 @@
 //! The plan of a budget of activation checkpointing: in words, as a drawing, as a file.
 
-use super::bytes;
+use super::described::bytes;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
 use flow_train::checkpoint::planner::{KindRecord, PlanRecord};

@@ -4,7 +4,7 @@ use crate::failure::{Failure, OrFailure};
 use crate::terminal;
 use flow_config::Config;
 use flow_models::Architecture;
-use flow_report::{Audit, RunSummary, human_duration};
+use flow_report::{Audit, RunSummary, TrainedReward, human_duration};
 use flow_trainer::Session;
 use flow_trainer::algorithm::Algorithm;
 
@@ -48,6 +48,21 @@ fn outcome(summary: &RunSummary) -> String {
             reward.after.text(4),
             difference.interval.text(4),
             reward.measured_on
+        ));
+    }
+    if let Some(trained) = &summary.trained {
+        let TrainedReward {
+            first, last, best, ..
+        } = trained;
+        text.push_str(&format!(
+            "trained    {}: {:.4} in iteration {}, {:.4} in iteration {}, best {:.4} in iteration {}, in rollouts\n",
+            trained.name(),
+            first.mean,
+            first.step,
+            last.mean,
+            last.step,
+            best.mean,
+            best.step
         ));
     }
     let audit = match &summary.audit {

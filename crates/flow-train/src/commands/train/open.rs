@@ -3,7 +3,7 @@
 use super::defaults;
 use crate::arguments::{Existing, TrainArguments};
 use crate::command_line::{self, quoted};
-use crate::commands::Loaded;
+use crate::commands::{Loaded, nearest};
 use crate::failure::{Failure, OrFailure};
 use flow_accel::Arrangement;
 use flow_config::Config;
@@ -25,19 +25,19 @@ pub enum Start {
 }
 
 /// Before anything is built of a config that goes on with a run: whether it describes that run. What cannot be read here is for
-/// others to say.
-pub fn compare(arguments: &TrainArguments) -> Result<(), Failure> {
+/// others to say. Gives whether there is a checkpoint to go on from.
+pub fn compare(arguments: &TrainArguments) -> Result<bool, Failure> {
     let inspection = flow_config::inspect(&arguments.config.config, &arguments.config.set);
     let Some(resolved) = inspection
         .partial
         .filter(|resolved| !resolved.report.has_errors())
     else {
-        return Ok(());
+        return Ok(false);
     };
     let config = &resolved.config;
     let goes_on = arguments.resume.is_some() || policy(arguments, config) == OnExists::Resume;
     if !goes_on {
-        return Ok(());
+        return Ok(false);
     }
     let directory = config.run.dir.join(&config.run.name);
     let traces = Traces::of(&directory).ok();
@@ -58,13 +58,14 @@ pub fn compare(arguments: &TrainArguments) -> Result<(), Failure> {
         .into_iter()
         .find_map(|path| Some((peek_checkpoint(&path).ok()?.1, path)));
     let Some((meta, path)) = readable else {
-        return Ok(());
+        return Ok(false);
     };
     let Some(before) = Description::of_checkpoint(&meta, traces.as_ref()) else {
-        return Ok(());
+        return Ok(true);
     };
     let changes = before.changes(&Description::of_config(config));
-    TrainError::if_other_run(&path, &forbidden(&changes)).or_bad_input()
+    TrainError::if_other_run(&path, &forbidden(&changes)).or_bad_input()?;
+    Ok(true)
 }
 
 /// Opens the run's directory as command line and config ask.
@@ -119,7 +120,10 @@ fn checkpoint(from: &Path) -> Result<Option<PathBuf>, Failure> {
         None if from.is_dir() => {
             "it is a folder, and there is no `step-….ckpt` in it or in its folder `checkpoints`".into()
         }
-        None => "pass `--resume latest`, or one of the files in the run's folder `checkpoints`".into(),
+        None => {
+            let hint = nearest::path_in_words(from, |path| nearest::has_ending(path, "ckpt"));
+            format!("pass `--resume latest`, or one of the files in the run's folder `checkpoints`{hint}")
+        }
     };
     Err(Failure::Input(format!(
         "there is no checkpoint `{}`; {help}",

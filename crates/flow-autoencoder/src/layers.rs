@@ -1,0 +1,210 @@
+//! Layers that autoencoders have in common, on values `[B, T, H, W, C]`.
+
+use crate::convolutions::{Convolutions, Geometry, GroupNormSpec};
+use burn::tensor::{FloatDType, Tensor};
+use flow_core::ops::LinearWeights;
+use flow_core::ops::attention::{AttentionCall, AttentionSpec, KeyValue};
+use flow_core::params::LayoutBuilder;
+use flow_core::{Activation, Exec, Handle, Init};
+
+/// What layers compute through.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub exec: &'a Exec<'a>,
+    pub convolutions: &'a dyn Convolutions,
+}
+
+/// A convolution's weight, one frame deep or several.
+#[derive(Clone, Copy, Debug)]
+enum Kernel {
+    Plane(Handle<4>),
+    Volume(Handle<5>),
+}
+
+/// A convolution with or without bias.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Convolution {
+    kernel: Kernel,
+    taps: [usize; 3],
+    channels: [usize; 2],
+    bias: Option<Handle<1>>,
+    geometry: Geometry,
+}
+
+impl Convolution {
+    /// Of `side` by `side` taps on rows and columns, from `inputs` to `outputs` channels.
+    pub fn plane(
+        mut parts: LayoutBuilder<'_>,
+        [inputs, outputs]: [usize; 2],
+        side: usize,
+        geometry: Geometry,
+    ) -> Self {
+        let weight = parts.param("weight", [outputs, inputs, side, side], Init::FanIn);
+        Self {
+            kernel: Kernel::Plane(weight),
+            taps: [1, side, side],
+            channels: [inputs, outputs],
+            bias: Some(parts.param("bias", [outputs], Init::Zeros)),
+            geometry,
+        }
+    }
+
+    /// As [`plane`](Self::plane), one output for each input and no bias.
+    pub fn plane_without_bias(
+        mut parts: LayoutBuilder<'_>,
+        [inputs, outputs]: [usize; 2],
+        side: usize,
+    ) -> Self {
+        let taps = [1, side, side];
+        Self {
+            kernel: Kernel::Plane(parts.param("weight", [outputs, inputs, side, side], Init::FanIn)),
+            taps,
+            channels: [inputs, outputs],
+            bias: None,
+            geometry: Geometry::same(taps),
+        }
+    }
+
+    /// The same of every pixel twice, or of every second pixel.
+    pub fn with_geometry(self, geometry: Geometry) -> Self {
+        Self { geometry, ..self }
+    }
+
+    /// Of `taps` on frames, rows and columns.
+    pub fn volume(
+        mut parts: LayoutBuilder<'_>,
+        [inputs, outputs]: [usize; 2],
+        taps: [usize; 3],
+        geometry: Geometry,
+    ) -> Self {
+        let [frames, rows, columns] = taps;
+        let weight = parts.param("weight", [outputs, inputs, frames, rows, columns], Init::FanIn);
+        Self {
+            kernel: Kernel::Volume(weight),
+            taps,
+            channels: [inputs, outputs],
+            bias: Some(parts.param("bias", [outputs], Init::Zeros)),
+            geometry,
+        }
+    }
+
+    /// Taps on frames.
+    pub fn frames(&self) -> usize {
+        self.taps[0]
+    }
+
+    /// `[B, T', H', W', out]` of `x [B, T, H, W, in]`.
+    pub fn forward(&self, at: Place<'_>, x: Tensor<5>) -> Tensor<5> {
+        self.forward_after(at, x, self.geometry.padding[0][0])
+    }
+
+    /// As [`forward`](Self::forward), with so many frames of zeros before `x` and none behind it.
+    pub fn forward_after(&self, at: Place<'_>, x: Tensor<5>, zeros: usize) -> Tensor<5> {
+        if self.is_linear() {
+            return self.linear(at, x);
+        }
+        let params = at.exec.params();
+        let weight = match self.kernel {
+            Kernel::Plane(weight) => params.get(weight).into_dispatch(),
+            Kernel::Volume(weight) => params.get(weight).into_dispatch(),
+        };
+        let bias = self.bias.map(|bias| params.get(bias).into_dispatch());
+        let mut geometry = self.geometry;
+        geometry.padding[0] = [zeros, 0];
+        let x = x.into_dispatch();
+        let output = at.convolutions.convolution(&x, &weight, bias.as_ref(), &geometry);
+        Tensor::from_dispatch(output)
+    }
+
+    /// Whether it has one tap on every value: a linear layer over the channels.
+    fn is_linear(&self) -> bool {
+        self.taps == [1; 3] && self.geometry == Geometry::same(self.taps)
+    }
+
+    /// Of values with any axes, channels last.
+    pub fn linear<const D: usize>(&self, at: Place<'_>, x: Tensor<D>) -> Tensor<D> {
+        let params = at.exec.params();
+        let [inputs, outputs] = self.channels;
+        let weight: Tensor<2> = match self.kernel {
+            Kernel::Plane(weight) => params.get(weight).reshape([outputs, inputs]),
+            Kernel::Volume(weight) => params.get(weight).reshape([outputs, inputs]),
+        };
+        let weights = LinearWeights {
+            weight: weight.into_dispatch(),
+            bias: self.bias.map(|bias| params.get(bias).into_dispatch()),
+            adapter: None,
+        };
+        let (model, stash) = (at.exec.kernels().ops().model, &**at.exec.stash());
+        Tensor::from_dispatch(model.linear(stash, &x.into_dispatch(), &weights, Activation::None))
+    }
+}
+
+/// Group norm with weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupNorm {
+    weight: Handle<1>,
+    bias: Handle<1>,
+    spec: GroupNormSpec,
+}
+
+impl GroupNorm {
+    /// Of `channels` in `groups`, with 1e-6 added to the variance, as diffusers' autoencoders have it.
+    pub fn new(mut parts: LayoutBuilder<'_>, channels: usize, groups: usize) -> Self {
+        Self {
+            weight: parts.param("weight", [channels], Init::Ones),
+            bias: parts.param("bias", [channels], Init::Zeros),
+            spec: GroupNormSpec {
+                groups,
+                epsilon: 1e-6,
+                silu: false,
+            },
+        }
+    }
+
+    /// The norm alone.
+    pub fn forward(&self, at: Place<'_>, x: Tensor<5>) -> Tensor<5> {
+        self.compute(at, x, false)
+    }
+
+    /// The norm, and `x · sigmoid(x)` of it.
+    pub fn then_silu(&self, at: Place<'_>, x: Tensor<5>) -> Tensor<5> {
+        self.compute(at, x, true)
+    }
+
+    fn compute(&self, at: Place<'_>, x: Tensor<5>, silu: bool) -> Tensor<5> {
+        let [weight, bias] = [self.weight, self.bias].map(|it| at.exec.params().get(it).into_dispatch());
+        let spec = GroupNormSpec { silu, ..self.spec };
+        let x = x.into_dispatch();
+        Tensor::from_dispatch(at.convolutions.group_norm(&x, &weight, &bias, &spec))
+    }
+}
+
+/// Scores that are held at a time where attention is composed.
+const SCORES: usize = 1 << 26;
+
+/// Attention of one head over the pixels of a picture: `softmax(q kᵀ / sqrt(C)) v` of `[B, S, C]`, by the plan's backend, or of
+/// Burn's products and elementwise operations, some queries at a time, where the backend does not take so many channels.
+pub(crate) fn attention(exec: &Exec<'_>, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>) -> Tensor<3> {
+    let [batch, tokens, channels] = q.dims();
+    let heads = [&q, &k, &v].map(|it| it.clone().reshape([batch, tokens, 1, channels]).into_dispatch());
+    let parts = [KeyValue {
+        k: &heads[1],
+        v: &heads[2],
+    }];
+    let call = AttentionCall::new(&heads[0], &parts, &AttentionSpec::default());
+    if call.is_ok_and(|call| exec.backends().attention.kernel(&call).is_ok()) {
+        let [q, k, v] = heads.map(Tensor::<4>::from_dispatch);
+        return exec.attention(q, k, v).reshape([batch, tokens, channels]);
+    }
+    let scale = 1.0 / (channels as f32).sqrt();
+    let stored = q.dtype();
+    let [q, k, v] = [q, k, v].map(|it| it.cast(FloatDType::F32));
+    let at_once = (SCORES / (batch * tokens).max(1)).clamp(1, tokens.max(1));
+    let strips = (0..tokens).step_by(at_once).map(|first| {
+        let queries = q.clone().narrow(1, first, at_once.min(tokens - first)) * scale;
+        let scores = queries.matmul(k.clone().swap_dims(1, 2));
+        let exponentials = (scores.clone() - scores.max_dim(2).detach()).exp();
+        exponentials.clone().matmul(v.clone()) / exponentials.sum_dim(2)
+    });
+    Tensor::cat(strips.collect(), 1).cast(FloatDType::from(stored))
+}

@@ -1,0 +1,28 @@
+//! Autoencoders of latent diffusion: latents to pictures and videos, and back.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod autoencoder;
+mod causal;
+pub mod config;
+pub mod convolutions;
+mod error;
+mod kl;
+mod latent;
+mod layers;
+mod moments;
+mod open;
+mod pictures;
+mod tiling;
+mod tiny;
+
+pub use autoencoder::{Autoencoder, AutoencoderSpec, Options};
+pub use config::{AutoencoderConfig, CausalConfig, KlConfig};
+pub use convolutions::{BurnConvolutions, Convolutions, HostConvolutions};
+pub use error::AutoencoderError;
+pub use latent::{Latent, LatentScaling, ScaledLatent};
+pub use moments::Moments;
+pub use open::{config_of, open};
+pub use pictures::Pictures;
+pub use tiling::Tiling;
+pub use tiny::open_tiny;

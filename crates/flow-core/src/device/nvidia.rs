@@ -1,0 +1,60 @@
+//! What NVIDIA's driver counts as this process's memory, through its management library (NVML).
+//!
+//! The runtime's pools know tensors. The driver knows the context, the programs and what other libraries take, too, and is what
+//! `nvidia-smi` prints.
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use std::fmt;
+use std::sync::Arc;
+
+/// The driver's count.
+#[derive(Clone)]
+pub(super) struct DriverMemory(Arc<Nvml>);
+
+impl fmt::Debug for DriverMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DriverMemory")
+    }
+}
+
+impl DriverMemory {
+    /// Asks for the library; none where it is not installed.
+    pub fn open() -> Option<Self> {
+        Nvml::init().ok().map(|library| Self(Arc::new(library)))
+    }
+
+    /// All that the GPU with the most memory has.
+    pub fn largest_device_bytes(&self) -> Option<u64> {
+        let library = &self.0;
+        let devices =
+            (0..library.device_count().ok()?).filter_map(|index| library.device_by_index(index).ok());
+        let sizes = devices.filter_map(|device| Some(device.memory_info().ok()?.total));
+        sizes.max()
+    }
+
+    /// Name and compute capability of GPU number `index`.
+    pub fn compute_capability(&self, index: usize) -> Option<(String, (u32, u32))> {
+        let device = self.0.device_by_index(u32::try_from(index).ok()?).ok()?;
+        let capability = device.cuda_compute_capability().ok()?;
+        let (major, minor) = (
+            capability.major.try_into().ok()?,
+            capability.minor.try_into().ok()?,
+        );
+        Some((device.name().ok()?, (major, minor)))
+    }
+
+    /// Bytes of this process on all GPUs; none where the driver does not tell processes apart (some containers).
+    pub fn bytes(&self) -> Option<u64> {
+        let library = &self.0;
+        let devices =
+            (0..library.device_count().ok()?).filter_map(|index| library.device_by_index(index).ok());
+        let processes = devices.flat_map(|device| device.running_compute_processes().unwrap_or_default());
+        let own = processes.filter(|process| process.pid == std::process::id());
+        own.filter_map(|process| match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        })
+        .reduce(|sum, bytes| sum + bytes)
+    }
+}

@@ -1,0 +1,161 @@
+//! Regions: the parts of a block that a checkpoint policy decides about.
+
+use crate::autograd::{self, Backward};
+use crate::exec::Exec;
+use crate::model::RegionKind;
+use crate::tensors::{RawTensor, Tensors, is_tracked, plain, zeros_like};
+use burn::backend::DispatchTensor;
+use std::fmt::{self, Debug};
+use std::sync::Arc;
+
+/// What a region does besides computing its outputs from its inputs and weights.
+///
+/// Numbers drawn by a counter ([`crate::rng`]) are a function of their place, so drawing them is pure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Nothing: it gives the same outputs whenever it runs.
+    #[default]
+    Pure,
+    /// It draws numbers from a generator with state.
+    Random,
+    /// It takes part in a collective operation of several processes.
+    Collective,
+    /// It reads values back to the host, which waits for the device.
+    HostReadBack,
+}
+
+impl Effect {
+    /// Whether the region may run again in backward. What is not pure runs once.
+    pub fn may_replay(self) -> bool {
+        self == Self::Pure
+    }
+}
+
+/// Where a region stands in the model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Site {
+    /// Name of the stack.
+    pub stack: Arc<str>,
+    /// Index of the block.
+    pub block: usize,
+    /// Kind of the region.
+    pub kind: RegionKind,
+    /// What it does besides computing.
+    pub effect: Effect,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}].{:?}", self.stack, self.block, self.kind)
+    }
+}
+
+/// A region as a value: a pure function of its inputs and of the weights that the context shows it. It can run again
+/// during backward, on other leaves.
+pub type Body = Arc<dyn Fn(&Exec<'_>, Vec<DispatchTensor>) -> Vec<DispatchTensor> + Send + Sync>;
+
+/// Runs regions; decides what backward keeps of them.
+pub trait RegionEngine: Debug + Send + Sync {
+    /// Name in logs and manifests.
+    fn name(&self) -> &str;
+
+    /// Runs `body` on `inputs`. `exec` is at the region's [`Site`].
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor>;
+}
+
+/// Backward keeps whatever the operations keep.
+///
+/// What enters a region passes an identity of its own, so that the gradients of a tensor read by several regions (the
+/// conditioning) are summed region by region, as engines that compute a region again sum them. So every engine gives
+/// the same bits.
+#[derive(Debug)]
+pub struct NoCheckpointing;
+
+impl RegionEngine for NoCheckpointing {
+    fn name(&self) -> &str {
+        "keep-all"
+    }
+
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor> {
+        body(exec, boundary(inputs))
+    }
+}
+
+/// `inputs`, the tracked ones behind one node that hands all their gradients on at once.
+fn boundary(mut inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+    let tracked: Vec<usize> = (0..inputs.len())
+        .filter(|index| is_tracked(&inputs[*index]))
+        .collect();
+    let crossing: Vec<&DispatchTensor> = tracked.iter().map(|index| &inputs[*index]).collect();
+    let values: Vec<RawTensor> = crossing.iter().map(|tensor| plain(tensor)).collect();
+    let like = values.clone();
+    let backward: Backward = Arc::new(move |incoming| {
+        let gradients = incoming.output_gradients.iter().cloned().zip(&like);
+        gradients
+            .map(|(gradient, like)| gradient.or_else(|| Some(zeros_like(like))))
+            .collect()
+    });
+    let through = autograd::bind("boundary", &crossing, values, backward);
+    for (index, tensor) in tracked.into_iter().zip(through) {
+        inputs[index] = tensor;
+    }
+    inputs
+}
+
+impl Exec<'_> {
+    /// Runs a part of `block` as a region of its own.
+    ///
+    /// `body` is a function, not a closure: what it computes from comes in through `inputs`, through `block`'s
+    /// constants, or through the context's weights, so it can run again.
+    ///
+    /// # Panics
+    /// If called outside of a stack.
+    pub fn region<B, I, O>(
+        &self,
+        kind: RegionKind,
+        block: &Arc<B>,
+        inputs: I,
+        body: fn(&Arc<B>, &Exec<'_>, I) -> O,
+    ) -> O
+    where
+        B: Send + Sync + 'static,
+        I: Tensors,
+        O: Tensors,
+    {
+        self.region_with_effect(kind, Effect::Pure, block, inputs, body)
+    }
+
+    /// As [`region`](Self::region), for a part of `block` that has an effect and so is never run again.
+    ///
+    /// # Panics
+    /// If called outside of a stack.
+    pub fn region_with_effect<B, I, O>(
+        &self,
+        kind: RegionKind,
+        effect: Effect,
+        block: &Arc<B>,
+        inputs: I,
+        body: fn(&Arc<B>, &Exec<'_>, I) -> O,
+    ) -> O
+    where
+        B: Send + Sync + 'static,
+        I: Tensors,
+        O: Tensors,
+    {
+        let outer = self
+            .site
+            .clone()
+            .expect("a region lies within a block of a stack");
+        let block = block.clone();
+        let erased: Body = Arc::new(move |exec, inputs| body(&block, exec, I::join(inputs)).split());
+        let exec = Exec {
+            site: Some(Site {
+                kind,
+                effect,
+                ..outer
+            }),
+            ..self.clone()
+        };
+        O::join(self.backends.regions.run(&exec, inputs.split(), erased))
+    }
+}

@@ -1,0 +1,207 @@
+//! Stacks: the sequence of blocks that makes up a transformer.
+
+use super::{Body, Effect, Site};
+use crate::exec::Exec;
+use crate::model::RegionKind;
+use crate::tensors::Tensors;
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One block of a stack: a description holding weight handles and constants, never tensors of a call.
+///
+/// Every tensor that enters or leaves has the batch as its first axis.
+pub trait Block: Debug + Send + Sync + 'static {
+    /// What goes from block to block, for instance image and text tokens.
+    type Carried: Tensors;
+    /// What all blocks read, for instance the conditioning.
+    type Shared: Tensors;
+
+    /// Computes the block.
+    fn forward(
+        self: &Arc<Self>,
+        exec: &Exec<'_>,
+        carried: Self::Carried,
+        shared: Self::Shared,
+    ) -> Self::Carried;
+
+    /// What the block's first attention reads: its first carried tensor, normalised and modulated. `None` for a block
+    /// that has no such thing. A feature cache compares it from step to step (TeaCache).
+    fn modulated_input(
+        self: &Arc<Self>,
+        _exec: &Exec<'_>,
+        _carried: &Self::Carried,
+        _shared: &Self::Shared,
+    ) -> Option<Tensor<3>> {
+        None
+    }
+}
+
+/// A stack as a driver sees it.
+pub trait Stack {
+    /// Its name within the model.
+    fn name(&self) -> &str;
+    /// Number of blocks.
+    fn len(&self) -> usize;
+    /// Whether there is no block.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Runs block `index` on all or some trajectories of the batch.
+    fn run_block(
+        &self,
+        exec: &Exec<'_>,
+        index: usize,
+        carried: Vec<DispatchTensor>,
+        shared: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor>;
+    /// [`Block::modulated_input`] of block `index`.
+    fn modulated_input(
+        &self,
+        _exec: &Exec<'_>,
+        _index: usize,
+        _carried: &[DispatchTensor],
+        _shared: &[DispatchTensor],
+    ) -> Option<DispatchTensor> {
+        None
+    }
+    /// Runs the blocks of `range`, one after another.
+    fn run_blocks(
+        &self,
+        exec: &Exec<'_>,
+        range: Range<usize>,
+        carried: Vec<DispatchTensor>,
+        shared: &[DispatchTensor],
+    ) -> Vec<DispatchTensor> {
+        range.fold(carried, |carried, index| {
+            self.run_block(exec, index, carried, shared.to_vec())
+        })
+    }
+}
+
+/// Runs the blocks of a stack, or answers for some of them.
+pub trait StackDriver: Debug + Send + Sync {
+    /// Name in logs and manifests.
+    fn name(&self) -> &str;
+
+    /// Takes `carried` through the stack.
+    fn run(
+        &self,
+        exec: &Exec<'_>,
+        stack: &dyn Stack,
+        carried: Vec<DispatchTensor>,
+        shared: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor>;
+}
+
+/// Runs every block.
+#[derive(Debug)]
+pub struct RunAllBlocks;
+
+impl StackDriver for RunAllBlocks {
+    fn name(&self) -> &str {
+        "run-all"
+    }
+
+    fn run(
+        &self,
+        exec: &Exec<'_>,
+        stack: &dyn Stack,
+        carried: Vec<DispatchTensor>,
+        shared: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor> {
+        stack.run_blocks(exec, 0..stack.len(), carried, &shared)
+    }
+}
+
+struct Blocks<'a, B> {
+    name: Arc<str>,
+    blocks: &'a [Arc<B>],
+}
+
+impl<B> Blocks<'_, B> {
+    fn site(&self, block: usize) -> Site {
+        Site {
+            stack: self.name.clone(),
+            block,
+            kind: RegionKind::Block,
+            effect: Effect::Pure,
+        }
+    }
+}
+
+impl<B: Block> Stack for Blocks<'_, B> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn run_block(
+        &self,
+        exec: &Exec<'_>,
+        index: usize,
+        carried: Vec<DispatchTensor>,
+        shared: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor> {
+        let block = self.blocks[index].clone();
+        let carried_count = carried.len();
+        let body: Body = Arc::new(move |exec, mut inputs| {
+            let shared = inputs.split_off(carried_count);
+            block
+                .forward(exec, B::Carried::join(inputs), B::Shared::join(shared))
+                .split()
+        });
+        let exec = Exec {
+            site: Some(self.site(index)),
+            ..exec.clone()
+        };
+        let mut inputs = carried;
+        inputs.extend(shared);
+        exec.backends.regions.run(&exec, inputs, body)
+    }
+
+    fn modulated_input(
+        &self,
+        exec: &Exec<'_>,
+        index: usize,
+        carried: &[DispatchTensor],
+        shared: &[DispatchTensor],
+    ) -> Option<DispatchTensor> {
+        let exec = Exec {
+            site: Some(self.site(index)),
+            ..exec.clone()
+        };
+        let (carried, shared) = (
+            B::Carried::join(carried.to_vec()),
+            B::Shared::join(shared.to_vec()),
+        );
+        let input = self.blocks[index].modulated_input(&exec, &carried, &shared);
+        input.map(Tensor::into_dispatch)
+    }
+}
+
+impl Exec<'_> {
+    /// Takes `carried` through `blocks`, as the plan's driver decides.
+    pub fn stack<B: Block>(
+        &self,
+        name: &str,
+        blocks: &[Arc<B>],
+        carried: B::Carried,
+        shared: B::Shared,
+    ) -> B::Carried {
+        let stack = Blocks {
+            name: name.into(),
+            blocks,
+        };
+        B::Carried::join(
+            self.backends
+                .stacks
+                .run(self, &stack, carried.split(), shared.split()),
+        )
+    }
+}

@@ -1,0 +1,80 @@
+//! An addend of attention's scores that depends on how far a key lies from a query.
+
+use super::{AttentionCall, Declined, Place};
+use crate::tensors::{RawTensor, is_tracked, plain, shape};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::DType;
+
+/// What is added to the scores of each head, by distance: query `i` of `S` and key `j` get `values[head, j - i + S - 1]`. So
+/// relative positions are held in `S + T - 1` numbers for each head, and never as a matrix of all pairs (Raffel et al. 2020,
+/// arXiv:1910.10683, section 2.1; Press et al. 2022, arXiv:2108.12409).
+///
+/// No gradient goes to it. Two are equal if they are the same one.
+#[derive(Debug)]
+pub struct RelativeBias {
+    values: RawTensor,
+}
+
+impl PartialEq for RelativeBias {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl RelativeBias {
+    /// Of `values` `[H, S + T - 1]`, in f32 or in the type of the operands. Keys of a second part are numbered after the first's.
+    ///
+    /// # Errors
+    /// [`Declined`] if `values` has other axes, or is tracked.
+    pub fn new(values: &DispatchTensor) -> Result<Self, Declined> {
+        if is_tracked(values) {
+            return Err(Declined::new(
+                "attention gives no gradient to a bias of its scores; freeze the table that it is made of",
+            ));
+        }
+        let axes = shape(values);
+        if axes.len() != 2 {
+            return Err(Declined::new(format!(
+                "a bias of scores by distance is [heads, queries + keys - 1], not {axes:?}"
+            )));
+        }
+        Ok(Self {
+            values: plain(values),
+        })
+    }
+
+    /// The values, `[H, S + T - 1]`.
+    pub fn values(&self) -> &RawTensor {
+        &self.values
+    }
+
+    /// Whether it fits `call`.
+    pub(super) fn check(&self, call: &AttentionCall) -> Result<(), Declined> {
+        let (found, wanted) = (
+            shape(&self.values),
+            [call.heads, (call.queries + call.key_count()).saturating_sub(1)],
+        );
+        if found != wanted {
+            return Err(Declined::new(format!(
+                "the bias of the scores is {found:?}; {} heads, {} queries and {} keys need {wanted:?}",
+                call.heads,
+                call.queries,
+                call.key_count()
+            )));
+        }
+        let dtype = self.values.dtype();
+        if dtype != DType::F32 && dtype != call.dtype {
+            return Err(Declined::new(format!(
+                "the bias of the scores is {dtype:?} and the operands are {:?}; it must be f32 or like them",
+                call.dtype
+            )));
+        }
+        let on_the_host = |place: &Place| matches!(place, Place::Host);
+        if on_the_host(&Place::of(&self.values)) != on_the_host(&call.place) {
+            return Err(Declined::new(
+                "the bias of the scores is on another device than the operands",
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,39 @@
+//! A store that results worth keeping pass through.
+
+use crate::tensors::RawTensor;
+use std::any::Any;
+use std::fmt::Debug;
+
+/// Gives a named result, computed now or kept from an earlier run of the same region.
+///
+/// The order and names of requests are the same in every run of a region.
+pub trait Stash: Debug + Send + Sync {
+    /// The result called `name`: `compute`d, or the one kept.
+    fn through(&self, name: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor>;
+
+    /// Whether the result called `name` may be asked for again, so that an operation must make it even where it needs
+    /// none for a gradient of its own.
+    fn keeps(&self, _name: &'static str) -> bool {
+        true
+    }
+
+    /// The store itself, for the region engine that made it: how an engine knows, at a region within another, what it
+    /// is doing with the outer one. `None` for stores that no engine looks for.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
+}
+
+/// Keeps nothing.
+#[derive(Debug)]
+pub struct Compute;
+
+impl Stash for Compute {
+    fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
+        compute()
+    }
+
+    fn keeps(&self, _: &'static str) -> bool {
+        false
+    }
+}

@@ -1,0 +1,25 @@
+//! Text encoders of diffusion pipelines: CLIP, T5, UMT5 and Qwen2.5-VL's text path.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod any;
+pub mod clip;
+mod config;
+mod encoder;
+mod error;
+mod parts;
+pub mod prompts;
+pub mod qwen;
+pub mod t5;
+mod tokens;
+pub mod weights;
+
+pub use any::AnyTextEncoder;
+pub use clip::{ClipConfig, ClipOutput, ClipText};
+pub use encoder::{Padding, TextEncoder};
+pub use error::EncoderError;
+pub use prompts::PromptEmbeds;
+pub use qwen::{QwenConfig, QwenText};
+pub use t5::{T5Config, T5Encoder};
+pub use tokens::Tokens;
+pub use weights::{Loaded, load};

@@ -1,0 +1,244 @@
+//! Loading: every weight by name and shape, all that does not fit reported at once, and nothing read that is not needed.
+
+use super::Role;
+use super::files::weights_of;
+use crate::{EncoderError, TextEncoder};
+use flow_core::device::ComputeDevice;
+use flow_core::tensors::cast;
+use flow_core::{ParamLayout, ParamSpec, RawTensor, Weights};
+use flow_models::ModelError;
+use flow_models::weights::{
+    Duplicated, FileMap, LoadReport, Misplaced, Misshapen, Missing, NotFinite, Parsed, Source, StoredTensor,
+    Unknown, Unreadable,
+};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// What loading found besides the values.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Tensors of the files that are no part of the encoder and were not looked at, sorted.
+    pub ignored: Vec<String>,
+}
+
+/// Loads the weights of `encoder` from `folder`, one file or shards, in f32, bf16 or f16, in `variant` if one is named; or from a
+/// file or an index of shards. Values are those of f32, or of the type that `device` computes in, rounded from f32. One tensor at
+/// a time is on the host.
+///
+/// # Errors
+/// [`EncoderError::Folder`] for a folder that is not whole; [`EncoderError::Model`] for files that cannot be read, are damaged or
+/// stand for others (Git LFS), with everything that is missing, unknown, misshapen, in several files, or of another precision.
+pub fn load(
+    encoder: &dyn TextEncoder,
+    folder: &Path,
+    variant: Option<&str>,
+    device: &ComputeDevice,
+) -> Result<(Weights, Loaded), EncoderError> {
+    let source = Source::open(&weights_of(folder, variant)?)?;
+    let parsed: Vec<Parsed<'_>> = source
+        .files
+        .iter()
+        .map(FileMap::parse)
+        .collect::<Result<_, _>>()?;
+    let layout = encoder.layout();
+    let mut found = Found::default();
+    for (file, parsed) in source.files.iter().zip(parsed) {
+        for tensor in parsed.tensors {
+            found.add(encoder, layout, &file.path, tensor);
+        }
+    }
+    found.settle();
+    let report = found.report(folder, layout, &source);
+    if !report.is_clean() {
+        return Err(ModelError::Mismatch(Box::new(report)).into());
+    }
+    let value = |index: usize, spec: &ParamSpec| found.value(folder, index, spec, device);
+    let weights = Weights::from_values(layout.clone(), device, value)?;
+    // A device keeps what it took for f32 values that were rounded.
+    device.release_unused();
+    let mut ignored = found.ignored;
+    ignored.sort();
+    Ok((weights, Loaded { ignored }))
+}
+
+type Copies<'a> = Vec<(&'a Path, StoredTensor<'a>)>;
+
+/// Tensors of files by what they are to the encoder.
+#[derive(Default)]
+struct Found<'a> {
+    /// By position in the layout, each with all the files it is in.
+    weights: BTreeMap<usize, Copies<'a>>,
+    steads: BTreeMap<usize, Copies<'a>>,
+    ignored: Vec<String>,
+    unknown: Vec<String>,
+}
+
+impl<'a> Found<'a> {
+    fn add(
+        &mut self,
+        encoder: &dyn TextEncoder,
+        layout: &ParamLayout,
+        file: &'a Path,
+        tensor: StoredTensor<'a>,
+    ) {
+        let (name, among) = match encoder.role(&tensor.name) {
+            Role::Ignored => return self.ignored.push(tensor.name),
+            Role::Weight(name) => (name, &mut self.weights),
+            Role::Stead(name) => (name, &mut self.steads),
+        };
+        match layout.position(&name) {
+            Ok(index) => among.entry(index).or_default().push((file, tensor)),
+            Err(_) => self.unknown.push(tensor.name),
+        }
+    }
+
+    /// Takes what stands in a weight's stead where the weight is not there.
+    fn settle(&mut self) {
+        for (index, copies) in std::mem::take(&mut self.steads) {
+            if self.weights.contains_key(&index) {
+                self.ignored
+                    .extend(copies.into_iter().map(|(_, tensor)| tensor.name));
+            } else {
+                self.weights.insert(index, copies);
+            }
+        }
+    }
+
+    /// Everything that does not fit.
+    fn report(&self, folder: &Path, layout: &ParamLayout, source: &Source) -> LoadReport {
+        let mut report = LoadReport {
+            path: folder.to_owned(),
+            ..LoadReport::default()
+        };
+        let unknown = || self.unknown.iter().map(String::as_str);
+        report.unknown = (self.unknown.iter())
+            .map(|name| Unknown {
+                name: name.clone(),
+                nearest: nearest(name, layout.specs().iter().map(|spec| spec.name.as_str())),
+            })
+            .collect();
+        for (index, spec) in layout.specs().iter().enumerate() {
+            let Some(copies) = self.weights.get(&index) else {
+                report.missing.push(Missing {
+                    name: spec.name.clone(),
+                    nearest: nearest(&spec.name, unknown()),
+                });
+                continue;
+            };
+            let (_, tensor) = &copies[0];
+            if copies.len() > 1 {
+                report.duplicated.push(Duplicated {
+                    name: tensor.name.clone(),
+                    files: copies.iter().map(|(file, _)| (*file).to_owned()).collect(),
+                });
+            }
+            if tensor.shape != spec.shape {
+                report.misshapen.push(Misshapen {
+                    name: tensor.name.clone(),
+                    expected: spec.shape.clone(),
+                    found: tensor.shape.clone(),
+                });
+            }
+            if !is_readable(tensor) {
+                report.unreadable.push(Unreadable {
+                    name: tensor.name.clone(),
+                    dtype: format!("{:?}", tensor.dtype),
+                });
+            }
+            if let Some(placed) = source
+                .placed
+                .get(&tensor.name)
+                .filter(|placed| **placed != copies[0].0)
+            {
+                report.misplaced.push(Misplaced {
+                    name: tensor.name.clone(),
+                    file: placed.clone(),
+                });
+            }
+        }
+        report.hint = hint(&report);
+        report
+    }
+
+    /// The value of the weight at `index`, on `device`.
+    fn value(
+        &self,
+        folder: &Path,
+        index: usize,
+        spec: &ParamSpec,
+        device: &ComputeDevice,
+    ) -> Result<RawTensor, EncoderError> {
+        let copies = self.weights.get(&index).map(Vec::as_slice).unwrap_or_default();
+        let tensor = copies.first().map(|(_, tensor)| tensor);
+        let values = tensor.and_then(StoredTensor::to_f32).unwrap_or_default();
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            let report = LoadReport {
+                path: folder.to_owned(),
+                not_finite: vec![NotFinite {
+                    name: tensor.map(|tensor| tensor.name.clone()).unwrap_or_default(),
+                    value: values[at],
+                    place: place(at, &spec.shape),
+                    count: values.iter().filter(|value| !value.is_finite()).count(),
+                }],
+                ..LoadReport::default()
+            };
+            return Err(ModelError::Mismatch(Box::new(report)).into());
+        }
+        let value = device.plain(values, &spec.shape);
+        Ok(match device.compute_dtype() {
+            Some(dtype) => cast(&value, dtype),
+            None => value,
+        })
+    }
+}
+
+/// The candidate that is most like `name`, if any is like it at all.
+fn nearest<'n>(name: &str, candidates: impl Iterator<Item = &'n str>) -> Option<String> {
+    let like = candidates.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other));
+    let (_, nearest) = like
+        .filter(|(likeness, _)| *likeness >= 0.7)
+        .max_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some(nearest.to_owned())
+}
+
+fn is_readable(tensor: &StoredTensor<'_>) -> bool {
+    let of_one = StoredTensor {
+        bytes: &[],
+        ..tensor.clone()
+    };
+    of_one.to_f32().is_some()
+}
+
+/// The index along each axis of value `at` of a tensor of `shape`.
+fn place(mut at: usize, shape: &[usize]) -> Vec<usize> {
+    let mut place: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|length| {
+            let index = at % length;
+            at /= length;
+            index
+        })
+        .collect();
+    place.reverse();
+    place
+}
+
+/// What the problems have in common, and what to do about it.
+fn hint(report: &LoadReport) -> Option<String> {
+    let is_narrow = |it: &Unreadable| {
+        it.dtype.starts_with("F8") || it.dtype.starts_with("F4") || it.dtype.starts_with("F6")
+    };
+    if report.unreadable.iter().any(is_narrow) {
+        return Some(
+            "These are weights in 8 bits or fewer, without the scales that belong to them: take the folder of the bf16 or f16 weights"
+                .into(),
+        );
+    }
+    if !report.missing.is_empty() && !report.unknown.is_empty() {
+        return Some(
+            "These are weights of another class than the folder's `config.json` says; both must be of one `save_pretrained`".into(),
+        );
+    }
+    None
+}
