@@ -143,7 +143,7 @@ impl Tokenizer {
     }
 
     /// One more than the largest id: the fewest rows that an embedding needs.
-    pub fn ids(&self) -> usize {
+    pub fn vocabulary_size(&self) -> usize {
         let ids = self.inner.get_vocab(true).into_values();
         ids.max().map_or(0, |largest| largest as usize + 1)
     }

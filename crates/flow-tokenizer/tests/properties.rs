@@ -43,7 +43,7 @@ proptest! {
     fn any_text_has_tokens_of_the_vocabulary_and_rows_have_the_length_asked_for(text in text(), length in 2usize..90) {
         for (name, tokenizer) in TOKENIZERS.iter() {
             let whole = tokenizer.encode_one(&text).unwrap();
-            prop_assert!(whole.iter().all(|id| (*id as usize) < tokenizer.ids()), "{name}");
+            prop_assert!(whole.iter().all(|id| (*id as usize) < tokenizer.vocabulary_size()), "{name}");
             prop_assert!(whole.len() <= text.len() * 3 + 2, "{name}: {} tokens", whole.len());
             let batch = tokenizer.encode(&[&text], Length::Exactly(length)).unwrap();
             prop_assert_eq!((batch.ids.len(), batch.mask.len()), (length, length));
