@@ -27,6 +27,8 @@ pub struct PromptEmbeds {
 }
 
 /// T5's part of SD3's text.
+// Passed once for many prompts, so its size does not matter.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug)]
 pub enum T5Text {
     /// `[B, L, D]`, encoded with [`Padding::Attended`](crate::Padding::Attended).

@@ -12,6 +12,7 @@ use flow_models::weights::{
     Unknown, Unreadable,
 };
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 
 /// What loading found besides the values.
@@ -95,11 +96,14 @@ impl<'a> Found<'a> {
     /// Takes what stands in a weight's stead where the weight is not there.
     fn settle(&mut self) {
         for (index, copies) in std::mem::take(&mut self.steads) {
-            if self.weights.contains_key(&index) {
-                self.ignored
-                    .extend(copies.into_iter().map(|(_, tensor)| tensor.name));
-            } else {
-                self.weights.insert(index, copies);
+            match self.weights.entry(index) {
+                Entry::Vacant(free) => {
+                    free.insert(copies);
+                }
+                Entry::Occupied(_) => {
+                    let names = copies.into_iter().map(|(_, tensor)| tensor.name);
+                    self.ignored.extend(names);
+                }
             }
         }
     }
