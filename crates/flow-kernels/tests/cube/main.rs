@@ -5,10 +5,12 @@
 
 #[cfg(all(feature = "cuda", not(feature = "lavapipe")))]
 mod bf16;
+mod cache_drivers;
 mod experts;
 mod feature_cache;
 mod fused;
 mod model;
 mod operations;
+mod optimizer;
 mod setting;
 mod support;
