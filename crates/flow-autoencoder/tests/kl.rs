@@ -8,10 +8,10 @@ use common::{
 };
 use flow_autoencoder::{Autoencoder, AutoencoderConfig, Latent, Options, Pictures, Tiling};
 use flow_core::device::ComputeDevice;
-use flow_core::exec::Stash;
+use flow_core::ops::Stash;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, KeyValue, Backends,
-    InferencePass, Stage, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined,
+    InferencePass, KeyValue, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::path::Path;
