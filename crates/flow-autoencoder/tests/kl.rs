@@ -172,6 +172,10 @@ impl AttentionBackend for Declining {
         Err(Declined::new("too many channels"))
     }
 
+    fn is_row_independent(&self) -> bool {
+        true
+    }
+
     fn attend(
         &self,
         _: &dyn Stash,
