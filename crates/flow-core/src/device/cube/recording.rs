@@ -95,7 +95,13 @@ fn client(tensor: &RawTensor) -> Result<Client, NotRecorded> {
 }
 
 fn refused(what: &str, error: impl fmt::Display) -> NotRecorded {
-    NotRecorded(format!("the device refused to {what}: {error}"))
+    // CubeCL writes headings for backtraces that nobody asked for.
+    let error = error.to_string();
+    let lines: Vec<&str> = error
+        .lines()
+        .filter(|line| !line.to_lowercase().contains("backtrace"))
+        .collect();
+    NotRecorded(format!("the device refused to {what}: {}", lines.join("\n")))
 }
 
 /// Waits until all that was asked of the device is done.
@@ -142,6 +148,8 @@ impl Recorder for CubeRecorder {
         let spare = spare_rooms(&client);
         warm_up(&views(&places));
         drop(spare);
+        // Memory that is short is found here: within a recording it would take what was given with it.
+        waited_for(&client)?;
         let begun = client.start_capture();
         begun.map_err(|error| refused("begin a recording", error))?;
         let outputs = compute(&views(&places));
