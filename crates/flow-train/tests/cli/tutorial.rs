@@ -45,13 +45,10 @@ flow-train() {
 /// Runs a block in `folder`.
 fn shell(folder: &Path, block: &str) -> Outcome {
     let program = Path::new(env!("CARGO_BIN_EXE_flow-train"));
-    let mut paths = vec![program.parent().expect("a folder").to_owned()];
-    paths.extend(std::env::split_paths(
-        &std::env::var_os("PATH").unwrap_or_default(),
-    ));
+    let script = format!("PATH=\"$PROGRAMS:$PATH\"\n{PRELUDE}\n{block}");
     let output = Command::new("bash")
-        .args(["--norc", "-c", &format!("{PRELUDE}\n{block}")])
-        .env("PATH", std::env::join_paths(paths).expect("paths"))
+        .args(["--norc", "-c", &script])
+        .env("PROGRAMS", program.parent().expect("a folder"))
         .current_dir(folder)
         .stdin(Stdio::null())
         .output();
