@@ -215,6 +215,7 @@ impl LayeredKernels for Bent {
         KernelOps {
             model: self,
             loss: self,
+            experts: None,
             ..self.0.ops()
         }
     }
