@@ -88,7 +88,7 @@ pub struct SampleRequest<'a> {
     pub steps: &'a [StepCoefficients],
 }
 
-/// `[B, 5]`, the row `a, b, c, k, offset` of [`Kernels::sde_step`] repeated.
+/// `[B, 5]`, the row `a, b, c, k, offset` of [`SamplerOps::sde_step`](flow_core::ops::SamplerOps::sde_step) repeated.
 pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: usize) -> RawTensor {
     let log_prob = step.log_prob.as_ref();
     let row = [
