@@ -138,12 +138,12 @@ pub trait OptimizerOps: Debug + Send + Sync {
 }
 
 impl<'a> dyn OptimizerOps + 'a {
-    /// One AdamW step of one weight. See [`adamw_all`](Self::adamw_all).
+    /// One AdamW step of one weight. See `adamw_all`.
     pub fn adamw(&self, weight: AdamWParam<'_>, step: &AdamWStep) {
         self.adamw_all(vec![weight], step);
     }
 
-    /// One moving average. See [`average_all`](Self::average_all).
+    /// One moving average. See `average_all`.
     pub fn average(&self, average: &mut RawTensor, value: &RawTensor, decay: &RawTensor) {
         self.average_all(vec![(average, value)], decay);
     }
