@@ -1,22 +1,12 @@
 //! A transformer block with adaLN-zero.
 
 use super::DitConfig;
+pub(super) use crate::layers::adaln_zero as chunk;
 use crate::layers::{NORM_EPSILON, Parts, RotaryTable, SelfAttention, feed_forward, modulation, norm};
 use burn::tensor::Tensor;
 use flow_core::exec::{AttentionKind, Block, Exec, FeedForward, Linear, RegionKind};
 use flow_core::{Init, Rows};
 use std::sync::Arc;
-
-/// Order of the modulation's chunks (Peebles and Xie 2022; diffusers' `AdaLayerNormZero`).
-pub(super) mod chunk {
-    pub const ATTENTION_SHIFT: usize = 0;
-    pub const ATTENTION_SCALE: usize = 1;
-    pub const ATTENTION_GATE: usize = 2;
-    pub const MLP_SHIFT: usize = 3;
-    pub const MLP_SCALE: usize = 4;
-    pub const MLP_GATE: usize = 5;
-    pub const COUNT: usize = 6;
-}
 
 /// What a block has before its feed-forward part, whatever that is.
 #[derive(Debug)]

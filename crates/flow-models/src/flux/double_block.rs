@@ -1,6 +1,7 @@
 //! A block with one stream for the sample and one for the text, and joint attention of both.
 
 use super::FluxConfig;
+use crate::layers::adaln_zero as chunk;
 use crate::layers::{
     NORM_EPSILON, Parts, Projection, RotaryTable, feed_forward, heads_to_width, modulation, norm,
 };
@@ -8,17 +9,6 @@ use burn::tensor::Tensor;
 use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, Linear, RegionKind};
 use flow_core::{AttentionSpec, Init, Rows};
 use std::sync::Arc;
-
-/// Order of the chunks of a modulation (diffusers' `AdaLayerNormZero`).
-mod chunk {
-    pub const ATTENTION_SHIFT: usize = 0;
-    pub const ATTENTION_SCALE: usize = 1;
-    pub const ATTENTION_GATE: usize = 2;
-    pub const MLP_SHIFT: usize = 3;
-    pub const MLP_SCALE: usize = 4;
-    pub const MLP_GATE: usize = 5;
-    pub const COUNT: usize = 6;
-}
 
 /// The layers of one stream.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 //! Legend: `B` batch, `S` tokens, `D` channels of the residual stream, `H` heads, `C` latent channels, `N` values of a
 //! latent, `P` side of a patch.
 
+pub(crate) mod adaln_zero;
 mod attention;
 mod feed_forward;
 mod parts;

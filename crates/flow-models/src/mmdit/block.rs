@@ -12,13 +12,8 @@ use std::sync::Arc;
 /// Order of the chunks of a full modulation (diffusers' `AdaLayerNormZero`); with a second attention three more
 /// follow (`SD35AdaLayerNormZeroX`).
 mod chunk {
-    pub const ATTENTION_SHIFT: usize = 0;
-    pub const ATTENTION_SCALE: usize = 1;
-    pub const ATTENTION_GATE: usize = 2;
-    pub const MLP_SHIFT: usize = 3;
-    pub const MLP_SCALE: usize = 4;
-    pub const MLP_GATE: usize = 5;
-    pub const COUNT: usize = 6;
+    pub use crate::layers::adaln_zero::*;
+
     pub const DUAL_SHIFT: usize = 6;
     pub const DUAL_SCALE: usize = 7;
     pub const DUAL_GATE: usize = 8;

@@ -2,6 +2,7 @@
 
 use super::WanConfig;
 use super::attention::Attention;
+use crate::layers::adaln_zero as chunk;
 use crate::layers::{Parts, RotaryTable, feed_forward};
 use burn::tensor::Tensor;
 use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, RegionKind};
@@ -9,18 +10,8 @@ use flow_core::ops::NormChunks;
 use flow_core::{Handle, Init, Rows};
 use std::sync::Arc;
 
-/// Order of the modulation's chunks (diffusers' `WanTransformerBlock`).
-mod chunk {
-    pub const ATTENTION_SHIFT: usize = 0;
-    pub const ATTENTION_SCALE: usize = 1;
-    pub const ATTENTION_GATE: usize = 2;
-    pub const MLP_SHIFT: usize = 3;
-    pub const MLP_SCALE: usize = 4;
-    pub const MLP_GATE: usize = 5;
-}
-
 /// Chunks of a block's modulation.
-pub(super) const CHUNKS: usize = 6;
+pub(super) const CHUNKS: usize = chunk::COUNT;
 
 /// One block. Carries `x [B, S, D]`, reads the projected noise level `[B, 6, D]` and the text `[B, L, D]`.
 #[derive(Debug)]
