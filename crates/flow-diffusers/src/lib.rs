@@ -1,3 +1,4 @@
+//! Folders of diffusers, and the safetensors files in them.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

@@ -1,13 +1,11 @@
 //! Text and JSON, with an answer for each way in which a file is not what its name says.
 
 use crate::FolderError;
+use crate::safetensors::LFS_POINTER;
 use serde::de::DeserializeOwned;
 use std::fs;
 use std::io;
 use std::path::Path;
-
-/// The beginning of what Git LFS leaves in place of a file that it was to fetch.
-const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// The text of `path` without a byte order mark, or `None` if there is no such file.
 ///
@@ -34,7 +32,7 @@ pub fn read_text(path: &Path) -> Result<Option<String>, FolderError> {
     if bytes.is_empty() {
         return refused("it is empty; download it again".into());
     }
-    if bytes.starts_with(POINTER) {
+    if bytes.starts_with(LFS_POINTER) {
         return refused(
             "it is a pointer of Git LFS, and the file itself was not fetched: run `git lfs pull` in its folder, or download \
              the folder again"

@@ -1,3 +1,4 @@
+//! Tokenizers of CLIP, T5, UMT5 and Qwen2, from the folders that diffusers writes.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 

@@ -5,6 +5,7 @@ mod read;
 mod write;
 
 pub use dtype::StoredDtype;
+pub(crate) use read::LFS_POINTER;
 pub use read::{Parsed, StoredTensor, parse};
 /// Precisions that the format knows.
 pub use safetensors::Dtype;

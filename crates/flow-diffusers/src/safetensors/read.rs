@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// What a file begins with that Git LFS put in the place of a large one.
-const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// One tensor of a file.
 #[derive(Clone, Debug)]
