@@ -148,8 +148,6 @@ impl Recorder for CubeRecorder {
         let spare = spare_rooms(&client);
         warm_up(&views(&places));
         drop(spare);
-        // Memory that is short is found here: within a recording it would take what was given with it.
-        waited_for(&client)?;
         let begun = client.start_capture();
         begun.map_err(|error| refused("begin a recording", error))?;
         let outputs = compute(&views(&places));
