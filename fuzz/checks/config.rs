@@ -2,11 +2,11 @@
 //! be rendered. A migration keeps a good config good.
 
 /// Panics if that does not hold for `bytes`.
-pub fn check(bytes: &[u8]) {
+pub fn check(catalog: &flow_config::Catalog, bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
-    match flow_config::parse_str(text) {
+    match flow_config::parse_str(catalog, text) {
         Ok(resolved) => {
             resolved.render();
             resolved.check_training().render();
@@ -16,16 +16,16 @@ pub fn check(bytes: &[u8]) {
         }
     }
     if let Ok((migrated, _)) = flow_config::migrate(text)
-        && flow_config::parse_str(text).is_ok()
+        && flow_config::parse_str(catalog, text).is_ok()
     {
         assert!(
-            flow_config::parse_str(&migrated).is_ok(),
+            flow_config::parse_str(catalog, &migrated).is_ok(),
             "a migration keeps a good config good"
         );
     }
     // The first line as an override of the rest.
     if let Some((first, rest)) = text.split_once('\n')
-        && let Err(report) = flow_config::parse_named("fuzz.toml", rest, &[first.to_owned()])
+        && let Err(report) = flow_config::parse_named(catalog, "fuzz.toml", rest, &[first.to_owned()])
     {
         report.render();
     }

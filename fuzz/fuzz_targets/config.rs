@@ -5,4 +5,4 @@
 #[path = "../checks/config.rs"]
 mod checks;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| checks::check(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| checks::check(&test_catalog::CATALOG, bytes));

@@ -9,7 +9,7 @@ fn main() -> ExitCode {
         return show();
     };
     let overrides: Vec<String> = arguments.collect();
-    match flow_config::load(file, &overrides) {
+    match flow_config::load(&test_catalog::CATALOG, file, &overrides) {
         Ok(resolved) => {
             if !resolved.report.diagnostics.is_empty() {
                 eprintln!("{}", resolved.report);
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 fn show() -> ExitCode {
     let good = "config_version = 1\n\n[optimizer]\nlearning_rate = 3e-4\n";
     let overrides = ["sampling.group_size=8".to_owned()];
-    match flow_config::parse_named("good.toml", good, &overrides) {
+    match flow_config::parse_named(&test_catalog::CATALOG, "good.toml", good, &overrides) {
         Ok(resolved) => {
             for key in [
                 "optimizer.learning_rate",
@@ -44,7 +44,7 @@ fn show() -> ExitCode {
         }
     }
     let bad = "config_version = 1\n\n[optimizer]\nlearning_rte = 3e-4\nbetas = [0.9, 1.5]\n\n[sampling]\nmicro_batch = 48\n";
-    match flow_config::parse_named("bad.toml", bad, &[]) {
+    match flow_config::parse_named(&test_catalog::CATALOG, "bad.toml", bad, &[]) {
         Ok(_) => ExitCode::FAILURE,
         Err(report) => {
             println!("\n{report}");

@@ -3,81 +3,67 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::load::{Resolved, Source};
-use crate::sections::{Config, RewardConfig, TextConfig};
-
-/// Words that stand for weights of flow-train's own, in the place of a path.
-const OWN_WEIGHTS: [&str; 2] = ["built-in", "judge"];
+use crate::catalog::{Catalog, join_key};
+use crate::resolved::{Resolved, Source};
+use crate::sections::{Config, TextConfig};
 
 /// Every path of a config with its key. A test counts the paths that the sections declare.
-pub(crate) fn paths(config: &Config) -> Vec<(String, PathBuf)> {
+pub(crate) fn paths(catalog: &Catalog, config: &Config) -> Vec<(String, PathBuf)> {
     let mut config = config.clone();
-    paths_mut(&mut config)
-        .into_iter()
-        .map(|(key, path)| (key, path.clone()))
-        .collect()
+    let mut paths = Vec::new();
+    each_path(catalog, &mut config, &mut |key, path| {
+        paths.push((key, path.to_owned()))
+    });
+    paths
 }
 
-fn paths_mut(config: &mut Config) -> Vec<(String, &mut PathBuf)> {
-    let Config {
-        run,
-        model,
-        pretrain,
-        text,
-        rewards,
-        eval_rewards,
-        ..
-    } = config;
-    let mut paths = vec![
-        ("run.dir".to_owned(), &mut run.dir),
-        ("pretrain.output".to_owned(), &mut pretrain.output),
+/// Calls `visit` with every path and its key; what it leaves in the path's place is the config's.
+fn each_path(catalog: &Catalog, config: &mut Config, visit: &mut dyn FnMut(String, &mut PathBuf)) {
+    let own = [
+        ("run.dir", Some(&mut config.run.dir)),
+        ("pretrain.output", Some(&mut config.pretrain.output)),
         (
-            "pretrain.classifier.output".to_owned(),
-            &mut pretrain.classifier.output,
+            "pretrain.classifier.output",
+            Some(&mut config.pretrain.classifier.output),
+        ),
+        ("model.weights", config.model.weights.as_mut()),
+        ("model.adapter", config.model.adapter.as_mut()),
+        (
+            "text.path",
+            match &mut config.text {
+                TextConfig::File(file) => Some(&mut file.path),
+                TextConfig::Words(_) => None,
+            },
         ),
     ];
-    paths.extend(
-        model
-            .weights
-            .iter_mut()
-            .map(|path| ("model.weights".to_owned(), path)),
-    );
-    paths.extend(
-        model
-            .adapter
-            .iter_mut()
-            .map(|path| ("model.adapter".to_owned(), path)),
-    );
-    if let TextConfig::File(file) = text {
-        paths.push(("text.path".to_owned(), &mut file.path));
-    }
-    let lists = [
-        ("rewards", Some(rewards)),
-        ("eval_rewards", eval_rewards.as_mut()),
-    ];
-    for (list, rewards) in lists
-        .into_iter()
-        .filter_map(|(list, rewards)| Some((list, rewards?)))
-    {
-        for (index, reward) in rewards.iter_mut().enumerate() {
-            if let RewardConfig::DigitClassifier(reward) = reward
-                && !OWN_WEIGHTS.iter().any(|own| reward.weights.as_os_str() == *own)
-            {
-                paths.push((format!("{list}.{index}.weights"), &mut reward.weights));
-            }
+    for (key, path) in own {
+        if let Some(path) = path {
+            visit(key.to_owned(), path);
         }
     }
-    paths
+    let mut of_plugin = |section: &str, paths: Vec<(String, &mut String)>| {
+        for (key, text) in paths {
+            let mut path = PathBuf::from(&*text);
+            visit(join_key(section, &key), &mut path);
+            *text = path.to_string_lossy().into_owned();
+        }
+    };
+    of_plugin("data", catalog.data_paths(&mut config.data));
+    for (list, rewards) in config.reward_lists_mut() {
+        for (index, reward) in rewards.iter_mut().enumerate() {
+            of_plugin(&format!("{list}.{index}"), catalog.reward_paths(reward));
+        }
+    }
 }
 
 /// Makes relative paths start where they should, for a config file in the folder `base`. Those of the file stay as they
 /// are, since whoever opens them starts at its folder, but for `run.dir`, which is opened from the working directory.
-pub(crate) fn anchor(resolved: &mut Resolved, base: &Path) {
+pub(crate) fn anchor(catalog: &Catalog, resolved: &mut Resolved, base: &Path) {
     let here = std::env::current_dir();
     let Resolved { config, sources, .. } = resolved;
-    for (key, path) in paths_mut(config) {
+    each_path(catalog, config, &mut |key, path| {
         if path.is_absolute() {
-            continue;
+            return;
         }
         match (sources.get(&key), &here) {
             (Some(Source::Override { .. }), Ok(here)) if key != "run.dir" => *path = here.join(&*path),
@@ -86,5 +72,5 @@ pub(crate) fn anchor(resolved: &mut Resolved, base: &Path) {
             }
             _ => {}
         }
-    }
+    });
 }

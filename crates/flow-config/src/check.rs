@@ -5,12 +5,13 @@
 
 use serde_json::Value as Json;
 
+use crate::catalog::Catalog;
 use crate::codes;
 use crate::diagnostic::{Diagnostic, Layer, SourceText};
 use crate::number::toml_number;
 use crate::phrase::{brief, elsewhere_help, join, range_phrase, section_phrase, shortened, type_phrase};
 use crate::removed;
-use crate::schema::{SCHEMA, SECTIONS_OF_KEY, allowed_texts, resolve, tag_of};
+use crate::schema::{allowed_texts, resolve, tag_of};
 use crate::suggest::nearest;
 use crate::tree::{Node, Segment, Value, dotted, quoted_key, whole};
 
@@ -23,14 +24,15 @@ pub(crate) struct Findings {
 }
 
 /// Checks a whole document, whose values stand in these texts.
-pub(crate) fn check(document: &Node, texts: &[SourceText]) -> Findings {
+pub(crate) fn check(catalog: &Catalog, document: &Node, texts: &[SourceText]) -> Findings {
     let mut checker = Checker {
-        root: &SCHEMA,
+        root: catalog.schema(),
+        catalog: Some(catalog),
         texts,
         path: Vec::new(),
         findings: Findings::default(),
     };
-    checker.value(document, &SCHEMA);
+    checker.value(document, catalog.schema());
     checker.findings
 }
 
@@ -38,6 +40,7 @@ pub(crate) fn check(document: &Node, texts: &[SourceText]) -> Findings {
 pub(crate) fn check_below(value: &Node, schema: &Json, path: Vec<Segment>) -> Vec<Diagnostic> {
     let mut checker = Checker {
         root: schema,
+        catalog: None,
         texts: &[],
         path,
         findings: Findings::default(),
@@ -49,6 +52,8 @@ pub(crate) fn check_below(value: &Node, schema: &Json, path: Vec<Segment>) -> Ve
 struct Checker<'s> {
     /// The schema that references are resolved in.
     root: &'s Json,
+    /// Of a whole config, which knows what other sections have.
+    catalog: Option<&'s Catalog>,
     /// The texts that values were written in.
     texts: &'s [SourceText],
     path: Vec<Segment>,
@@ -64,7 +69,7 @@ impl<'s> Checker<'s> {
             .filter(|one| matches!(one, Segment::Key(_)))
             .cloned()
             .collect();
-        if std::ptr::eq(self.root, &*SCHEMA) && !keys.is_empty() {
+        if self.catalog.is_some() && !keys.is_empty() {
             format!("; `flow-train explain {}` says what it means", dotted(&keys))
         } else {
             String::new()
@@ -323,7 +328,7 @@ impl<'s> Checker<'s> {
             return;
         }
         // What other sections have is known of the config alone.
-        let of_config = std::ptr::eq(self.root, &*SCHEMA);
+        let sections_of_key = self.catalog.map(Catalog::sections_of_key);
         let section = &self.path[..self.path.len() - 1];
         let section_name = section_phrase(section);
         let bare_section: Vec<_> = section
@@ -343,12 +348,12 @@ impl<'s> Checker<'s> {
                     .filter_map(move |variant| variant["properties"][tag]["const"].as_str())
             })
             .collect();
-        let elsewhere: Vec<&str> = SECTIONS_OF_KEY
-            .get(key)
+        let elsewhere: Vec<&str> = sections_of_key
+            .and_then(|sections| sections.get(key))
             .into_iter()
             .flatten()
             .map(String::as_str)
-            .filter(|known| of_config && *known != bare_section)
+            .filter(|known| *known != bare_section)
             .collect();
         let help = if let (false, Some((_, tag))) = (other_variants.is_empty(), union) {
             let kinds = other_variants.iter().map(|kind| format!("`{tag} = \"{kind}\"`"));
@@ -360,12 +365,10 @@ impl<'s> Checker<'s> {
             Some(format!("did you mean `{near}`?"))
         } else if !elsewhere.is_empty() {
             Some(elsewhere_help(key, &elsewhere))
-        } else if !of_config {
-            None
         } else {
-            let everywhere = nearest(key, SECTIONS_OF_KEY.keys().map(String::as_str));
-            everywhere.and_then(|known| {
-                let sections: Vec<&str> = SECTIONS_OF_KEY.get(known)?.iter().map(String::as_str).collect();
+            sections_of_key.and_then(|all| {
+                let known = nearest(key, all.keys().map(String::as_str))?;
+                let sections: Vec<&str> = all.get(known)?.iter().map(String::as_str).collect();
                 Some(format!(
                     "perhaps `{known}` is meant: {}",
                     elsewhere_help(known, &sections)

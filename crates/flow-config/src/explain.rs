@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde_json::Value as Json;
 
+use crate::catalog::Catalog;
 use crate::phrase::{range_phrase, type_phrase};
-use crate::schema::{SCHEMA, SECTIONS_OF_KEY, View, allowed_texts, resolve, tag_of, tidy};
+use crate::schema::{View, allowed_texts, resolve, tag_of, tidy};
 use crate::tree::{Segment, dotted};
 
 /// The documentation of one key.
@@ -32,8 +33,8 @@ pub struct FieldDoc {
 }
 
 /// Explains a key such as `optimizer.learning_rate`, `rewards.kind` or `algorithm`. Indices of lists may be left out.
-pub fn explain(key: &str) -> Option<FieldDoc> {
-    explain_in(&SCHEMA, key)
+pub fn explain(catalog: &Catalog, key: &str) -> Option<FieldDoc> {
+    explain_in(catalog.schema(), key)
 }
 
 /// Explains the parameters that schemars made `schema` of, those of an accelerator for instance: all of them for the key
@@ -133,7 +134,7 @@ fn explain_in(root: &Json, key: &str) -> Option<FieldDoc> {
 }
 
 /// The dotted paths of every key called `name`, for `explain` of a key without its section.
-pub fn find_key(name: &str) -> Vec<String> {
+pub fn find_key(catalog: &Catalog, name: &str) -> Vec<String> {
     let join = |section: &String| {
         if section.is_empty() {
             name.to_owned()
@@ -141,7 +142,8 @@ pub fn find_key(name: &str) -> Vec<String> {
             format!("{section}.{name}")
         }
     };
-    SECTIONS_OF_KEY
+    catalog
+        .sections_of_key()
         .get(name)
         .into_iter()
         .flatten()
@@ -150,28 +152,29 @@ pub fn find_key(name: &str) -> Vec<String> {
 }
 
 /// The keys that may have the value `value`, such as `algorithm.kind` of "grpo", each with what the value means there.
-pub fn find_value(value: &str) -> Vec<(String, String)> {
+pub fn find_value(catalog: &Catalog, value: &str) -> Vec<(String, String)> {
     let of_key = |path: String| {
-        let allowed = explain(&path)?.allowed;
+        let allowed = explain(catalog, &path)?.allowed;
         let (_, docs) = allowed.into_iter().find(|(name, _)| name == value)?;
         Some((path, docs))
     };
-    all_keys().into_iter().filter_map(of_key).collect()
+    all_keys(catalog).into_iter().filter_map(of_key).collect()
 }
 
 /// Every name that [`explain`], [`find_key`] and [`find_value`] know: keys without their sections, and values given by
 /// name.
-pub fn names() -> Vec<String> {
-    let mut names: std::collections::BTreeSet<String> = SECTIONS_OF_KEY.keys().cloned().collect();
-    for docs in all_keys().iter().filter_map(|path| explain(path)) {
+pub fn names(catalog: &Catalog) -> Vec<String> {
+    let mut names: std::collections::BTreeSet<String> = catalog.sections_of_key().keys().cloned().collect();
+    for docs in all_keys(catalog).iter().filter_map(|path| explain(catalog, path)) {
         names.extend(docs.allowed.into_iter().map(|(name, _)| name));
     }
     names.into_iter().collect()
 }
 
 /// The dotted paths of every key there is.
-pub fn all_keys() -> Vec<String> {
-    let mut keys: Vec<String> = SECTIONS_OF_KEY.keys().flat_map(|name| find_key(name)).collect();
+pub fn all_keys(catalog: &Catalog) -> Vec<String> {
+    let names = catalog.sections_of_key().keys();
+    let mut keys: Vec<String> = names.flat_map(|name| find_key(catalog, name)).collect();
     keys.sort();
     keys
 }

@@ -18,6 +18,7 @@
 mod readme {}
 
 mod anchor;
+mod catalog;
 mod check;
 pub mod codes;
 mod diagnostic;
@@ -32,26 +33,30 @@ mod phrase;
 mod presets;
 mod printable;
 mod removed;
+mod resolved;
 mod rules;
 mod schema;
 mod sections;
 mod suggest;
 mod tree;
 
+pub use catalog::{Catalog, DataFacts, DataKind, ImageFacts, ParamsError, PluginKind, PromptFacts};
 pub use diagnostic::{Diagnostic, Layer, Report, Severity, SourceText};
 pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key, find_value, names};
+pub use flow_registry::likeness;
 pub use load::{
-    Inspection, Resolved, Source, WeightsLayer, base_dir, check, inspect, inspect_named, inspect_over, load,
-    parse_named, parse_str,
+    WeightsLayer, base_dir, check, inspect, inspect_named, inspect_over, load, parse_named, parse_str,
 };
 pub use migrate::{Change, migrate};
 pub use params::check_params;
 pub use presets::{Preset, presets};
 pub use printable::printable;
+pub use resolved::{Inspection, Resolved, Source};
+pub use rules::{Added, Rules};
 pub use schema::{
     add_example as add_schema_example, examples as schema_examples, for_editors as schema_for_editors,
     schema, tidy as tidy_schema,
 };
 pub use sections::*;
-pub use suggest::{likeness, nearest};
+pub use suggest::nearest;
 pub use tree::quoted_key as key_in_path;

@@ -2,152 +2,21 @@
 //! from.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-use serde_json::Value as Json;
-
 use crate::anchor;
+use crate::catalog::Catalog;
 use crate::check::{self, Findings};
 use crate::codes;
 use crate::diagnostic::{Diagnostic, Layer, Report, Severity, SourceText, line_and_column};
-use crate::locate;
 use crate::migrate;
 use crate::overrides;
 use crate::presets::presets;
+use crate::resolved::{Inspection, Resolved, Source, leaves};
 use crate::rules;
-use crate::schema::{SCHEMA, View};
+use crate::schema::View;
 use crate::sections::{CONFIG_VERSION, Config};
 use crate::tree::{self, Node, Segment, Value};
-
-/// Where a value of a config is from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "from", rename_all = "kebab-case")]
-pub enum Source {
-    /// Nobody gave it.
-    Default,
-    /// The weights that the config names gave it.
-    Weights {
-        /// The file that says it.
-        path: String,
-    },
-    /// The preset gave it.
-    Preset {
-        /// Its name.
-        name: String,
-    },
-    /// The config file gave it.
-    File {
-        /// The file, as it was named.
-        path: String,
-        /// Line, from 1.
-        line: usize,
-        /// Column in characters, from 1.
-        column: usize,
-    },
-    /// An override gave it.
-    Override {
-        /// Which one, from 0.
-        index: usize,
-        /// Its text.
-        text: String,
-    },
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => write!(formatter, "default"),
-            Self::Weights { path } => write!(formatter, "{path}"),
-            Self::Preset { name } => write!(formatter, "preset {name}"),
-            Self::File { path, line, column } => write!(formatter, "{path}:{line}:{column}"),
-            Self::Override { text, .. } => write!(formatter, "--set {text}"),
-        }
-    }
-}
-
-/// A config that passed every check, with the source of each of its values.
-#[derive(Clone, Debug)]
-pub struct Resolved {
-    /// The config.
-    pub config: Config,
-    /// The source of every value, by dotted path. Lists of plain values are one value; entries of lists of tables have
-    /// their index as a path segment. Optional values that nobody gave are not in it.
-    pub sources: BTreeMap<String, Source>,
-    /// Warnings, and the texts that they point into.
-    pub report: Report,
-    pub(crate) document: Node,
-    /// What was taken out of the document because it is wrong.
-    pub(crate) bad: Vec<Vec<Segment>>,
-}
-
-/// A config file that was read, right or wrong.
-#[derive(Clone, Debug)]
-pub struct Inspection {
-    /// Everything that is wrong, or worth knowing.
-    pub report: Report,
-    /// The config, as far as it can be read: what is wrong has its default, or is left out. Nothing if the text is not
-    /// TOML, is of another version, or what is left cannot be a config.
-    pub partial: Option<Resolved>,
-}
-
-impl Resolved {
-    /// What training needs beyond a config that is right in itself: at least one reward, and weights to start from.
-    /// Empty if nothing is missing.
-    pub fn check_training(&self) -> Report {
-        Report::new(
-            rules::check_training(&self.config, &self.document, &self.bad),
-            self.report.sources.clone(),
-        )
-    }
-
-    /// Whether nothing in a section is wrong by itself: what [`inspect`] gives has defaults in the place of wrong values.
-    pub fn is_whole(&self, section: &str) -> bool {
-        let section = Segment::Key(section.to_owned());
-        !self
-            .bad
-            .iter()
-            .any(|path| path.first().is_none_or(|first| *first == section))
-    }
-
-    /// The diagnostics of the config and `found`, with the place of each: the file and line, the preset or the override
-    /// that gave the value.
-    pub fn located(&self, found: impl IntoIterator<Item = Diagnostic>) -> Report {
-        let found = found.into_iter().map(|one| locate::place(&self.document, one));
-        let all = self.report.diagnostics.iter().cloned().chain(found).collect();
-        Report::new(all, self.report.sources.clone())
-    }
-
-    /// The value at a dotted path of [`Resolved::sources`], as JSON.
-    pub fn value(&self, path: &str) -> Option<Json> {
-        leaves(&self.config)
-            .into_iter()
-            .find(|leaf| tree::dotted(&leaf.0) == path)
-            .map(|leaf| leaf.1)
-    }
-
-    /// One line per value: `path = value  # source`, sorted by path.
-    pub fn render(&self) -> String {
-        let values: BTreeMap<String, String> = leaves(&self.config)
-            .into_iter()
-            .map(|(path, value)| (tree::dotted(&path), value.to_string()))
-            .collect();
-        let width = values
-            .iter()
-            .map(|(path, value)| path.len() + value.len())
-            .filter(|w| *w < 60)
-            .max()
-            .unwrap_or(0);
-        let mut text = String::new();
-        for (path, value) in &values {
-            let source = self.sources.get(path).unwrap_or(&Source::Default);
-            let pad = " ".repeat(width.saturating_sub(path.len() + value.len()));
-            text.push_str(&format!("{path} = {value}{pad}  # {source}\n"));
-        }
-        text
-    }
-}
 
 /// What the weights that a config names say of their model: a layer above the defaults, below everything that anybody wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,17 +35,22 @@ pub struct WeightsLayer {
 ///
 /// # Errors
 /// Everything that is wrong, at once; see [`codes`] for what can be.
-pub fn load(path: impl AsRef<Path>, overrides: &[String]) -> Result<Resolved, Report> {
-    strict(inspect(path, overrides))
+pub fn load(catalog: &Catalog, path: impl AsRef<Path>, overrides: &[String]) -> Result<Resolved, Report> {
+    strict(inspect(catalog, path, overrides))
 }
 
 /// As [`load`], but gives what can be read of a wrong config too, so that more can be said of it.
-pub fn inspect(path: impl AsRef<Path>, overrides: &[String]) -> Inspection {
-    inspect_over(path, overrides, &[])
+pub fn inspect(catalog: &Catalog, path: impl AsRef<Path>, overrides: &[String]) -> Inspection {
+    inspect_over(catalog, path, overrides, &[])
 }
 
 /// As [`inspect`], with what weights say where the config is silent.
-pub fn inspect_over(path: impl AsRef<Path>, overrides: &[String], weights: &[WeightsLayer]) -> Inspection {
+pub fn inspect_over(
+    catalog: &Catalog,
+    path: impl AsRef<Path>,
+    overrides: &[String],
+    weights: &[WeightsLayer],
+) -> Inspection {
     let path = path.as_ref();
     let name = path.display().to_string();
     let unreadable = |why: String, help: &str| {
@@ -193,9 +67,9 @@ pub fn inspect_over(path: impl AsRef<Path>, overrides: &[String], weights: &[Wei
     };
     match String::from_utf8(bytes) {
         Ok(text) => {
-            let mut inspection = inspect_text(&name, &text, overrides, weights);
+            let mut inspection = inspect_text(catalog, &name, &text, overrides, weights);
             if let Some(resolved) = &mut inspection.partial {
-                anchor::anchor(resolved, &base_dir(path));
+                anchor::anchor(catalog, resolved, &base_dir(path));
             }
             inspection
         }
@@ -221,9 +95,9 @@ fn strict(inspection: Inspection) -> Result<Resolved, Report> {
 ///
 /// # Errors
 /// Everything that is wrong, at once; also what TOML cannot hold: a number above 2^63 - 1, a path that is not UTF-8.
-pub fn check(config: &Config) -> Result<Resolved, Report> {
+pub fn check(catalog: &Catalog, config: &Config) -> Result<Resolved, Report> {
     match toml::to_string(config) {
-        Ok(text) => parse_named("<config>", &text, &[]),
+        Ok(text) => parse_named(catalog, "<config>", &text, &[]),
         Err(error) => {
             let message = format!("the config cannot be written as TOML: {error}");
             let diagnostic = Diagnostic::error(codes::UNREADABLE, message);
@@ -239,25 +113,37 @@ pub fn check(config: &Config) -> Result<Resolved, Report> {
 ///
 /// # Errors
 /// Everything that is wrong, at once.
-pub fn parse_str(text: &str) -> Result<Resolved, Report> {
-    parse_named("<config>", text, &[])
+pub fn parse_str(catalog: &Catalog, text: &str) -> Result<Resolved, Report> {
+    parse_named(catalog, "<config>", text, &[])
 }
 
 /// Checks a config given as text, which messages call `name`.
 ///
 /// # Errors
 /// Everything that is wrong, at once.
-pub fn parse_named(name: &str, text: &str, overrides: &[String]) -> Result<Resolved, Report> {
-    strict(inspect_named(name, text, overrides))
+pub fn parse_named(
+    catalog: &Catalog,
+    name: &str,
+    text: &str,
+    overrides: &[String],
+) -> Result<Resolved, Report> {
+    strict(inspect_named(catalog, name, text, overrides))
 }
 
 /// As [`parse_named`], but gives what can be read of a wrong config too.
-pub fn inspect_named(name: &str, text: &str, overrides: &[String]) -> Inspection {
-    inspect_text(name, text, overrides, &[])
+pub fn inspect_named(catalog: &Catalog, name: &str, text: &str, overrides: &[String]) -> Inspection {
+    inspect_text(catalog, name, text, overrides, &[])
 }
 
-fn inspect_text(name: &str, text: &str, overrides: &[String], weights: &[WeightsLayer]) -> Inspection {
+fn inspect_text(
+    catalog: &Catalog,
+    name: &str,
+    text: &str,
+    overrides: &[String],
+    weights: &[WeightsLayer],
+) -> Inspection {
     let mut loader = Loader {
+        catalog,
         sources: vec![SourceText {
             name: name.to_owned(),
             layer: Layer::File,
@@ -286,13 +172,14 @@ enum Place {
     Override(usize),
 }
 
-struct Loader {
+struct Loader<'c> {
+    catalog: &'c Catalog,
     sources: Vec<SourceText>,
     places: Vec<Place>,
     problems: Vec<Diagnostic>,
 }
 
-impl Loader {
+impl Loader<'_> {
     fn add_source(&mut self, name: String, text: &str, place: Place) -> usize {
         let layer = match place {
             Place::File => Layer::File,
@@ -325,10 +212,11 @@ impl Loader {
             let source = self.add_source("--set".into(), text, Place::Override(index));
             parsed.extend(overrides::parse(text, source, &mut self.problems));
         }
-        let schema = View::root(&SCHEMA);
+        let catalog = self.catalog;
+        let schema = View::root(catalog.schema());
 
         // The file by itself, as an editor would check it.
-        let findings = check::check(&file, &self.sources);
+        let findings = check::check(catalog, &file, &self.sources);
         self.take(&findings, broken, None);
         let mut bad = findings.bad;
 
@@ -344,12 +232,12 @@ impl Loader {
         }
         file.span = 0..0;
         tree::merge(&mut given, file, &schema);
-        let defaults = serde_json::to_value(Config::default()).ok()?;
+        let defaults = serde_json::to_value(catalog.defaults()).ok()?;
         let mut document = tree::from_json(&defaults)?;
         tree::merge(&mut document, given, &schema);
         overrides::apply(&mut document, parsed, &schema, &mut self.problems);
 
-        let findings = check::check(&document, &self.sources);
+        let findings = check::check(catalog, &document, &self.sources);
         self.take(&findings, broken, Some(0));
         bad.extend(findings.bad);
         if broken {
@@ -369,7 +257,8 @@ impl Loader {
             });
         }
         let config = self.deserialize(&document, !bad.is_empty())?;
-        self.problems.extend(rules::check(&config, &document, &bad));
+        self.problems
+            .extend(rules::check(catalog, &config, &document, &bad));
         Some((config, document, bad))
     }
 
@@ -471,10 +360,32 @@ impl Loader {
         Some(tree::parse(preset.text, source, &mut self.problems))
     }
 
+    /// The config with the defaults of its plug-ins.
+    fn complete(&mut self, mut config: Config, partial: bool) -> Option<Config> {
+        match self.catalog.complete(&mut config) {
+            Ok(()) => Some(config),
+            Err(_) if partial => None,
+            // As in `deserialize`.
+            Err((path, error)) => {
+                let message = format!("`{path}` cannot be read: {error}");
+                self.problems
+                    .push(Diagnostic::new(Severity::Error, codes::WRONG_TYPE, message).path(path));
+                None
+            }
+        }
+    }
+
     fn deserialize(&mut self, document: &Node, partial: bool) -> Option<Config> {
-        let json = document.to_json()?;
+        let mut json = document.to_json()?;
+        // The section of a plug-in that was taken out: another one's keys would mean nothing in it.
+        if let Some(table) = json.as_object_mut()
+            && !table.contains_key("data")
+        {
+            let data = serde_json::to_value(&self.catalog.defaults().data).ok()?;
+            table.insert("data".into(), data);
+        }
         match serde_path_to_error::deserialize(json) {
-            Ok(config) => Some(config),
+            Ok(config) => self.complete(config, partial),
             // The errors that are known already say why.
             Err(_) if partial => None,
             // The schema and the types it is made from disagree. Say so rather than lose the config.
@@ -487,35 +398,6 @@ impl Loader {
             }
         }
     }
-}
-
-/// The values of a config that can have a source of their own. Options that nobody gave are left out.
-pub(crate) fn leaves(config: &Config) -> Vec<(Vec<Segment>, Json)> {
-    fn walk(json: &Json, path: &mut Vec<Segment>, out: &mut Vec<(Vec<Segment>, Json)>) {
-        match json {
-            Json::Null => {}
-            Json::Object(object) if !object.is_empty() => {
-                for (key, value) in object {
-                    path.push(Segment::Key(key.clone()));
-                    walk(value, path, out);
-                    path.pop();
-                }
-            }
-            Json::Array(entries) if entries.iter().any(Json::is_object) => {
-                for (index, value) in entries.iter().enumerate() {
-                    path.push(Segment::Index(index));
-                    walk(value, path, out);
-                    path.pop();
-                }
-            }
-            value => out.push((path.clone(), value.clone())),
-        }
-    }
-    let mut out = Vec::new();
-    if let Ok(json) = serde_json::to_value(config) {
-        walk(&json, &mut Vec::new(), &mut out);
-    }
-    out
 }
 
 fn sources(

@@ -10,33 +10,18 @@ pub use editors::for_editors;
 pub use examples::{add_example, examples};
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::LazyLock;
 
-use schemars::generate::SchemaSettings;
 use serde_json::Value as Json;
 
-use crate::presets::presets;
-use crate::sections::Config;
+use crate::catalog::Catalog;
 use crate::tree::Segment;
 
-/// The JSON schema (draft 2020-12) of a config file as the parser reads it, as far as this crate knows it: parameters of
+/// The JSON schema (draft 2020-12) of a config file as the parser reads it, as far as the catalog knows it: parameters of
 /// accelerators and options of runtimes are free. `flow_train::schema` has them, too, and is [`for_editors`]; it is
 /// committed as `configs/schema.json`.
-pub fn schema() -> Json {
-    SCHEMA.clone()
+pub fn schema(catalog: &Catalog) -> Json {
+    catalog.schema().clone()
 }
-
-/// Made once: it is a constant that is merely too large to write down.
-pub(crate) static SCHEMA: LazyLock<Json> = LazyLock::new(|| {
-    let generated = SchemaSettings::draft2020_12()
-        .into_generator()
-        .into_root_schema_for::<Config>();
-    let mut schema = generated.to_value();
-    tidy(&mut schema);
-    let names: Vec<&str> = presets().iter().map(|preset| preset.name).collect();
-    schema["properties"]["preset"]["enum"] = names.into();
-    schema
-});
 
 /// Makes a generated schema fit for TOML: no `null`, which TOML cannot write; no Rust-only number formats; texts
 /// with their lines joined.
@@ -224,8 +209,8 @@ impl<'s> View<'s> {
     }
 }
 
-/// For every key of the schema, the sections that have it: dotted paths without the key, lists without an index.
-pub(crate) static SECTIONS_OF_KEY: LazyLock<BTreeMap<String, BTreeSet<String>>> = LazyLock::new(|| {
+/// For every key of a schema, the sections that have it: dotted paths without the key, lists without an index.
+pub(crate) fn sections_of_key(schema: &Json) -> BTreeMap<String, BTreeSet<String>> {
     fn walk(view: &View<'_>, section: &str, out: &mut BTreeMap<String, BTreeSet<String>>) {
         let mut keys = BTreeSet::new();
         for schema in view.expanded() {
@@ -257,6 +242,6 @@ pub(crate) static SECTIONS_OF_KEY: LazyLock<BTreeMap<String, BTreeSet<String>>> 
         }
     }
     let mut out = BTreeMap::new();
-    walk(&View::root(&SCHEMA), "", &mut out);
+    walk(&View::root(schema), "", &mut out);
     out
-});
+}

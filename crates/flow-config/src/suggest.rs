@@ -32,7 +32,6 @@ const ALIASES: &[(&str, &str)] = &[
     ("dim", "hidden"),
     ("num_heads", "heads"),
     ("patch_size", "patch"),
-    ("rewards", "rewards"),
     ("reward", "rewards"),
     ("train", "optimizer"),
     ("eval", "evaluation"),
@@ -48,40 +47,18 @@ const ALIASES: &[(&str, &str)] = &[
     ("ckpt", "weights"),
 ];
 
-/// The candidate nearest to what was written, if any is near enough to be worth naming.
+/// The candidate nearest to what was written, if any is near enough to be worth naming: what it is called here, or as
+/// [`flow_registry::nearest`] has it.
 pub fn nearest<'c>(written: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
-    let written = simplify(written);
-    // Beyond this length nobody mistyped a key, and the distance is quadratic.
-    if written.is_empty() || written.len() > 64 {
-        return None;
+    let alias = |(from, _): &&(&str, &str)| simplify(from) == simplify(written);
+    let alias = ALIASES.iter().find(alias).map(|(_, to)| *to);
+    let candidates: Vec<&str> = candidates.into_iter().collect();
+    let same = |candidate: &&&str| simplify(candidate) == simplify(written);
+    let called = candidates.iter().find(|candidate| alias == Some(**candidate));
+    match candidates.iter().find(same).or(called) {
+        Some(candidate) => Some(candidate),
+        None => flow_registry::nearest(written, candidates),
     }
-    let alias = ALIASES
-        .iter()
-        .find(|(from, _)| simplify(from) == written)
-        .map(|(_, to)| *to);
-    let score = |candidate: &str| {
-        let simple = simplify(candidate);
-        if alias == Some(candidate) || simple == written {
-            return 2.0;
-        }
-        let contained =
-            written.len() >= 3 && simple.contains(&written) || simple.len() >= 3 && written.contains(&simple);
-        let distance = strsim::normalized_damerau_levenshtein(&written, &simple);
-        if contained { distance.max(0.7) } else { distance }
-    };
-    let mut best: Option<(f64, &str)> = None;
-    for candidate in candidates {
-        let score = score(candidate);
-        if score >= 0.6 && best.is_none_or(|(least, _)| score > least) {
-            best = Some((score, candidate));
-        }
-    }
-    best.map(|(_, candidate)| candidate)
-}
-
-/// How like two names are, from 0 to 1, letters and digits in lower case alone.
-pub fn likeness(one: &str, other: &str) -> f64 {
-    strsim::normalized_damerau_levenshtein(&simplify(one), &simplify(other))
 }
 
 /// Letters and digits in lower case: `-`, `_` and case are no difference.

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use flow_config::Inspection;
 use flow_config::codes::{ALL, CONFIG_VERSION, Explanation, UNREADABLE, explain_code};
-use flow_config::{Inspection, inspect_named};
+use test_catalog::inspect_named;
 
 /// The codes that are found in an example, those of training included.
 fn found(example: &str) -> BTreeSet<&'static str> {

@@ -3,7 +3,8 @@
 #[path = "../../../fuzz/checks/config.rs"]
 mod fuzz_config;
 
-use flow_config::{Diagnostic, Report, Severity, codes, parse_named};
+use flow_config::{Diagnostic, Report, Severity, codes};
+use test_catalog::parse_named;
 
 fn report(text: &str, overrides: &[&str]) -> Report {
     let overrides: Vec<String> = overrides.iter().map(|one| (*one).to_owned()).collect();
@@ -447,15 +448,15 @@ fn the_seeds_of_the_fuzz_target_hold_whole_cut_and_changed() {
     assert!(seeds.len() >= 4, "{seeds:?}");
     for seed in seeds {
         let whole = std::fs::read(&seed).expect("a seed");
-        fuzz_config::check(&whole);
+        fuzz_config::check(&test_catalog::CATALOG, &whole);
         // 61 and 67 are prime, so that no regular text is met at the same places always.
         for at in (0..whole.len()).step_by(whole.len().div_ceil(61)) {
-            fuzz_config::check(&whole[..at]);
+            fuzz_config::check(&test_catalog::CATALOG, &whole[..at]);
         }
         for (number, at) in (0..whole.len()).step_by(whole.len().div_ceil(67)).enumerate() {
             let mut changed = whole.clone();
             changed[at] = [b'"', b'[', 0, b'=', b'9', b'\n', 0xff][number % 7];
-            fuzz_config::check(&changed);
+            fuzz_config::check(&test_catalog::CATALOG, &changed);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What `explain` says of keys.
 
-use flow_config::{all_keys, explain, find_key};
+use flow_config::find_key;
+use test_catalog::{all_keys, explain};
 
 #[test]
 fn every_key_is_documented() {
@@ -85,9 +86,12 @@ fn indices_and_brackets_may_stand_in_the_path() {
 
 #[test]
 fn a_key_without_its_section_can_be_found() {
-    assert_eq!(find_key("max_grad_norm"), ["optimizer.max_grad_norm"]);
-    assert_eq!(find_key("run"), ["run"]);
-    assert!(find_key("nothing").is_empty());
+    assert_eq!(
+        find_key(&test_catalog::CATALOG, "max_grad_norm"),
+        ["optimizer.max_grad_norm"]
+    );
+    assert_eq!(find_key(&test_catalog::CATALOG, "run"), ["run"]);
+    assert!(find_key(&test_catalog::CATALOG, "nothing").is_empty());
     for unknown in ["nothing", "", ".", "run.nothing", "run.seed.deeper", "0"] {
         assert_eq!(explain(unknown), None, "{unknown}");
     }

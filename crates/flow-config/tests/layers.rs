@@ -2,8 +2,9 @@
 
 use flow_config::{
     AlgorithmConfig, Conditioning, DeviceKind, EmaSchedule, Source, WeightsLayer, Window, inspect_over,
-    parse_named, parse_str, presets,
+    presets,
 };
+use test_catalog::{parse_named, parse_str};
 
 fn resolve(text: &str, overrides: &[&str]) -> flow_config::Resolved {
     let overrides: Vec<String> = overrides.iter().map(|one| (*one).to_owned()).collect();
@@ -13,7 +14,7 @@ fn resolve(text: &str, overrides: &[&str]) -> flow_config::Resolved {
 #[test]
 fn a_file_with_a_version_alone_is_the_default_config() {
     let resolved = resolve("config_version = 1", &[]);
-    assert_eq!(resolved.config, flow_config::Config::default());
+    assert_eq!(resolved.config, test_catalog::defaults());
     let given: Vec<_> = resolved
         .sources
         .iter()
@@ -81,7 +82,9 @@ fn what_weights_say_wins_over_defaults_alone_and_is_named_as_the_source() {
             .into(),
     };
     let overrides = ["model.dit.layers=3".to_owned()];
-    let resolved = inspect_over(&path, &overrides, &[weights]).partial.unwrap();
+    let resolved = inspect_over(&test_catalog::CATALOG, &path, &overrides, &[weights])
+        .partial
+        .unwrap();
     let dit = &resolved.config.model.dit;
     assert_eq!((dit.heads, dit.patch, dit.layers), (2, 4, 3));
     assert!(matches!(&dit.conditioning, Conditioning::Class(class) if class.classes == 7));
@@ -213,7 +216,7 @@ fn overrides_reach_into_lists_and_add_to_their_end() {
         ],
     );
     assert_eq!(resolved.config.rewards.len(), 2);
-    assert_eq!(resolved.config.rewards[0].weight(), 2.5);
+    assert_eq!(resolved.config.rewards[0].weight, 2.5);
     assert_eq!(resolved.config.rewards[1].name(), "target-colour");
     assert!(matches!(
         resolved.sources["rewards.0.kind"],
@@ -307,14 +310,14 @@ fn a_file_is_read_from_disk_and_named_in_errors() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("c.toml");
     std::fs::write(&path, "config_version = 1\n[run]\nseed = 3\n").expect("written");
-    assert_eq!(flow_config::load(&path, &[]).expect("valid").config.run.seed, 3);
+    assert_eq!(test_catalog::load(&path, &[]).expect("valid").config.run.seed, 3);
     assert_eq!(flow_config::base_dir(&path), directory.path());
     std::fs::write(&path, [0x61, 0xff]).expect("written");
     assert_eq!(
-        flow_config::load(&path, &[]).expect_err("not UTF-8").diagnostics[0].code,
+        test_catalog::load(&path, &[]).expect_err("not UTF-8").diagnostics[0].code,
         "unreadable"
     );
-    let missing = flow_config::load(directory.path().join("none.toml"), &[]).expect_err("not there");
+    let missing = test_catalog::load(directory.path().join("none.toml"), &[]).expect_err("not there");
     assert!(missing.to_string().contains("none.toml"), "{missing}");
 }
 
@@ -324,7 +327,7 @@ fn the_committed_configs_are_valid_and_fit_for_training() {
     for entry in std::fs::read_dir("../../configs").expect("configs") {
         let path = entry.expect("an entry").path();
         if path.extension().is_some_and(|extension| extension == "toml") {
-            let resolved = flow_config::load(&path, &[]).unwrap_or_else(|report| panic!("{report}"));
+            let resolved = test_catalog::load(&path, &[]).unwrap_or_else(|report| panic!("{report}"));
             assert!(resolved.report.diagnostics.is_empty(), "{}", resolved.report);
             assert!(
                 resolved.check_training().diagnostics.is_empty(),

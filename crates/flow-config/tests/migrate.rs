@@ -1,6 +1,7 @@
 //! Migrations: what becomes of version 0, and that nothing is lost on the way.
 
-use flow_config::{codes, migrate, parse_str};
+use flow_config::{codes, migrate};
+use test_catalog::parse_str;
 
 const OLD: &str = r#"# Our first run.
 # Two lines.

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_config::Config;
 use flow_config::codes::RULE_HOME;
-use flow_config::{Config, inspect, parse_named};
+use test_catalog::{inspect, parse_named};
 
 const CONFIG: &str = "config_version = 1
 [run]
@@ -29,10 +30,12 @@ fn read(path: &Path, overrides: &[&str]) -> Config {
 }
 
 fn classifier(config: &Config, index: usize) -> PathBuf {
-    match &config.rewards[index] {
-        flow_config::RewardConfig::DigitClassifier(reward) => reward.weights.clone(),
-        other => panic!("{other:?}"),
-    }
+    let reward = &config.rewards[index];
+    PathBuf::from(
+        reward.params["weights"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{reward:?}")),
+    )
 }
 
 #[test]
@@ -69,7 +72,7 @@ fn a_path_starts_where_it_was_written() {
     let config = read(&path, &[&format!("model.weights=\"{}\"", absolute.display())]);
     assert_eq!(config.model.weights, Some(absolute));
     std::fs::write(&path, "config_version = 1\n").expect("written");
-    assert_eq!(read(&path, &[]).run.dir, Config::default().run.dir);
+    assert_eq!(read(&path, &[]).run.dir, test_catalog::defaults().run.dir);
 }
 
 #[test]

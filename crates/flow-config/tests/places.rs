@@ -1,8 +1,9 @@
 //! The place of a diagnostic that somebody else makes, who knows the path of its key and no text.
 
-use flow_config::{Diagnostic, Layer, Resolved, check_params, codes, inspect_named, parse_named};
+use flow_config::{Diagnostic, Layer, Resolved, check_params, codes};
 use schemars::JsonSchema;
 use serde_json::json;
+use test_catalog::{inspect_named, parse_named};
 
 const FILE: &str = r#"config_version = 1
 preset = "digits-dit"

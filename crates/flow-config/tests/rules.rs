@@ -1,6 +1,7 @@
 //! Rules on several keys: each is broken once, and held once where it is easily broken by mistake.
 
-use flow_config::{Severity, parse_named};
+use flow_config::Severity;
+use test_catalog::parse_named;
 
 /// Codes, paths and severities of what is said of a text.
 fn found(text: &str) -> Vec<(&'static str, String, Severity)> {

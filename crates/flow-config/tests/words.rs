@@ -1,7 +1,8 @@
 //! What messages say of values as people write them: the value as it stands in the text, and a help that helps.
 
 use flow_config::codes::{REMOVED_KEY, SYNTAX, WRONG_TYPE};
-use flow_config::{Diagnostic, Report, inspect_named, parse_named};
+use flow_config::{Diagnostic, Report};
+use test_catalog::{inspect_named, parse_named};
 
 /// What is wrong with a file, or with overrides of an empty one.
 fn report(text: &str, overrides: &[&str]) -> Report {
@@ -180,14 +181,14 @@ fn of_many_errors_the_first_are_shown_and_the_others_counted() {
 
 #[test]
 fn values_and_names_are_found_as_keys_are() {
-    let grpo = flow_config::find_value("grpo");
+    let grpo = test_catalog::find_value("grpo");
     assert!(
         grpo.iter()
             .any(|(key, docs)| key == "algorithm.kind" && !docs.is_empty()),
         "{grpo:?}"
     );
-    assert!(flow_config::find_value("no-such-value").is_empty());
-    let names = flow_config::names();
+    assert!(test_catalog::find_value("no-such-value").is_empty());
+    let names = test_catalog::names();
     let nearest = |written: &str| flow_config::nearest(written, names.iter().map(String::as_str));
     assert_eq!(nearest("learning_rat"), Some("learning_rate"));
     assert_eq!(nearest("gropo"), Some("grpo"));

@@ -5,14 +5,20 @@
 //! eight however it is written.
 
 use std::io::Read;
+use std::sync::Arc;
 
 use crate::dataset::{Dataset, Example, check_fraction, check_index};
 use crate::error::{DataError, PromptError};
 use crate::image::{Image, ImageShape};
 use crate::parse;
 use crate::prompt::{Prompt, PromptSpec, Weight};
+use crate::registry::{DatasetFactory, DatasetRegistry};
 use crate::vocabulary::Vocabulary;
+use flow_config::{DataFacts, ImageFacts, PromptFacts};
+use flow_registry::NameTaken;
 use flow_rng::{Purpose, Stream};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// What to cite where the digits are used.
 pub const DIGITS_CITATION: &str = "Alpaydin, E. and Kaynak, C. (1998). Optical Recognition of Handwritten Digits \
@@ -49,6 +55,26 @@ const DIGIT_WORDS: [&str; 10] = [
 const ARTICLES: [&str; 3] = ["a", "an", "the"];
 const NUMERALS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
 
+/// The words of the prompts.
+fn vocabulary() -> Vocabulary {
+    Vocabulary::new(Weight::ALL.map(Weight::word).into_iter().chain(NUMERALS))
+}
+
+/// Settings of [`Digits`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DigitsSettings {
+    /// Height and width in pixels; a multiple of 8, to which the images are enlarged.
+    #[schemars(range(min = 8, max = 512), extend("multipleOf" = 8))]
+    pub image_size: usize,
+}
+
+impl Default for DigitsSettings {
+    fn default() -> Self {
+        Self { image_size: SIDE }
+    }
+}
+
 /// The digits data set; see the module's description.
 #[derive(Debug, Clone)]
 pub struct Digits {
@@ -72,6 +98,29 @@ pub struct DigitsSplit {
 }
 
 impl Digits {
+    /// Adds the data set to a registry.
+    ///
+    /// # Errors
+    /// [`NameTaken`] if there is a data set of its name.
+    pub fn register(registry: &mut DatasetRegistry) -> Result<(), NameTaken> {
+        let facts = |settings: &DigitsSettings| DataFacts {
+            images: Some(ImageFacts {
+                size: settings.image_size,
+                channels: 1,
+            }),
+            prompts: Some(PromptFacts {
+                vocabulary: vocabulary().len(),
+                length: PROMPT_LENGTH,
+            }),
+        };
+        registry.register(DatasetFactory::new::<DigitsSettings>(
+            "digits",
+            "Handwritten digits (UCI, 1,797 images of 8 by 8 pixels, one channel); a prompt is \"thin 3\".",
+            facts,
+            |settings| Ok(Arc::new(Self::with_image_size(settings.image_size)?)),
+        ))
+    }
+
     /// The vendored data.
     ///
     /// # Errors
@@ -141,7 +190,7 @@ impl Digits {
             .zip(&ink)
             .map(|(&label, &ink)| weight_of(ink_bounds[label as usize], ink))
             .collect();
-        let vocabulary = Vocabulary::new(Weight::ALL.map(Weight::word).into_iter().chain(NUMERALS));
+        let vocabulary = vocabulary();
         let prompts = (0..10u8)
             .flat_map(|digit| Weight::ALL.map(|weight| (digit, weight)))
             .map(|(digit, weight)| {

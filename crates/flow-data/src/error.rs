@@ -6,6 +6,17 @@ use crate::image::ImageShape;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
+    /// No data set is registered under this name.
+    #[error(transparent)]
+    NotFound(#[from] flow_registry::NotFound),
+    /// Parameters that a data set does not have or that are missing, and values that do not fit.
+    #[error("data set `{dataset}`, parameters: {problem}")]
+    Params {
+        /// Name of the data set.
+        dataset: String,
+        /// What is wrong, with the name of the parameter and what is allowed.
+        problem: String,
+    },
     /// An example index beyond the end.
     #[error("data set `{dataset}` has {len} examples (0 to {}), and example {index} was asked for", len.saturating_sub(1))]
     IndexOutOfRange {

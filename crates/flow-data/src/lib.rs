@@ -33,24 +33,23 @@ mod image;
 mod parse;
 mod prompt;
 pub mod prompt_list;
+mod registry;
 mod shapes;
-pub mod suggest;
+mod suggest;
 mod vocabulary;
 
 pub use dataset::{Dataset, Example};
-pub use digits::{DIGITS_CITATION, Digits, DigitsSplit, HELD_OUT_WEIGHT};
+pub use digits::{DIGITS_CITATION, Digits, DigitsSettings, DigitsSplit, HELD_OUT_WEIGHT};
 pub use error::{DataError, PromptError};
 pub use image::{Image, ImageShape};
 pub use prompt::{Colour, Position, Prompt, PromptSpec, Shape, Weight};
 pub use prompt_list::{
     PROMPT_KEY, PromptEntry, PromptFormat, PromptList, PromptListError, PromptNote, TestShare,
 };
+pub use registry::{DatasetFactory, DatasetRegistry};
 pub use shapes::render::{BACKGROUND, Object, Scene};
 pub use shapes::{HELD_OUT_COLOUR, Shapes, ShapesSettings};
 pub use vocabulary::{NULL_TOKEN, PAD_TOKEN, Vocabulary};
-
-/// The names of the data sets that this crate brings, in alphabetical order.
-pub const DATASET_NAMES: [&str; 2] = ["digits", "shapes"];
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,7 +1,6 @@
 //! What the prompt parsers of the data sets share: splitting into words, and errors with the nearest word.
 
 use crate::error::PromptError;
-use crate::suggest;
 
 /// Lower-case words of a prompt text; anything that is neither a letter nor a digit separates.
 pub(crate) fn words(text: &str) -> Vec<String> {
@@ -33,7 +32,7 @@ pub(crate) fn set_once<T: Copy>(
 
 /// The error for a word that nothing matches.
 pub(crate) fn unknown_word(text: &str, word: &str, known: Vec<String>) -> PromptError {
-    let nearest = suggest::nearest(word, known.iter().map(String::as_str)).map(str::to_owned);
+    let nearest = flow_registry::nearest(word, known.iter().map(String::as_str)).map(str::to_owned);
     PromptError::UnknownWord {
         text: text.to_owned(),
         word: word.to_owned(),

@@ -10,36 +10,43 @@ use crate::dataset::{Dataset, Example, check_fraction, check_index};
 use crate::error::{DataError, PromptError};
 use crate::image::ImageShape;
 use crate::prompt::{Colour, Position, Prompt, PromptSpec, Shape};
+use crate::registry::{DatasetFactory, DatasetRegistry};
 use crate::vocabulary::Vocabulary;
+use flow_config::{DataFacts, ImageFacts, PromptFacts};
+use flow_registry::NameTaken;
 use flow_rng::{Draws, Purpose, Stream};
 use prompts::{PROMPT_LENGTH, SceneSpec};
 use render::Scene;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 pub use prompts::HELD_OUT_COLOUR;
 
 /// Settings of [`Shapes`].
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
 pub struct ShapesSettings {
-    /// Height and width of the images in pixels, 16 to 1024.
-    pub size: usize,
+    /// Height and width in pixels.
+    #[schemars(range(min = 16, max = 1024))]
+    pub image_size: usize,
     /// Number of training images.
-    pub len: u64,
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub images: u64,
     /// Seed of the training images.
+    #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
     pub seed: u64,
-    /// Whether training images show the held-out combinations, too.
-    ///
-    /// With `true` they are held out from reinforcement learning only; with `false` the model never sees them.
-    pub train_on_held_out: bool,
+    /// Whether pretraining sees the held-out combinations too. They are held out from reinforcement learning anyway.
+    pub pretrain_on_held_out: bool,
 }
 
 impl Default for ShapesSettings {
     fn default() -> Self {
         Self {
-            size: 24,
-            len: 20_000,
+            image_size: 24,
+            images: 20_000,
             seed: 0,
-            train_on_held_out: true,
+            pretrain_on_held_out: true,
         }
     }
 }
@@ -53,21 +60,44 @@ pub struct Shapes {
 }
 
 impl Shapes {
+    /// Adds the data set to a registry.
+    ///
+    /// # Errors
+    /// [`NameTaken`] if there is a data set of its name.
+    pub fn register(registry: &mut DatasetRegistry) -> Result<(), NameTaken> {
+        let facts = |settings: &ShapesSettings| DataFacts {
+            images: Some(ImageFacts {
+                size: settings.image_size,
+                channels: 3,
+            }),
+            prompts: Some(PromptFacts {
+                vocabulary: prompts::vocabulary().len(),
+                length: PROMPT_LENGTH,
+            }),
+        };
+        registry.register(DatasetFactory::new::<ShapesSettings>(
+            "shapes",
+            "Procedural scenes such as \"three red circles\", three channels; a prompt is a sentence.",
+            facts,
+            |settings| Ok(Arc::new(Self::new(settings)?)),
+        ))
+    }
+
     /// The data set with these settings.
     ///
     /// # Errors
     /// [`DataError::Setting`] for a size outside 16 to 1024 or a length of 0.
     pub fn new(settings: ShapesSettings) -> Result<Self, DataError> {
-        if !(16..=1024).contains(&settings.size) {
+        if !(16..=1024).contains(&settings.image_size) {
             return Err(DataError::Setting {
-                setting: "size",
-                value: settings.size.to_string(),
+                setting: "image_size",
+                value: settings.image_size.to_string(),
                 allowed: "images have 16 to 1024 pixels a side (below 16 the shapes cannot be told apart)",
             });
         }
-        if settings.len == 0 {
+        if settings.images == 0 {
             return Err(DataError::Setting {
-                setting: "len",
+                setting: "images",
                 value: "0".to_owned(),
                 allowed: "there must be at least one training image",
             });
@@ -102,7 +132,7 @@ impl Shapes {
         };
         let mut stream = Stream::new(seed, Purpose::Rendering).at(index, 0);
         Ok(Scene::place(
-            self.settings.size,
+            self.settings.image_size,
             count,
             colour,
             shape,
@@ -138,7 +168,7 @@ impl Shapes {
             } else {
                 None
             };
-            if self.settings.train_on_held_out || !prompts::is_held_out(count, colour, shape) {
+            if self.settings.pretrain_on_held_out || !prompts::is_held_out(count, colour, shape) {
                 return SceneSpec {
                     count,
                     colour,
@@ -158,8 +188,8 @@ impl Dataset for Shapes {
     fn image_shape(&self) -> ImageShape {
         ImageShape {
             channels: 3,
-            height: self.settings.size,
-            width: self.settings.size,
+            height: self.settings.image_size,
+            width: self.settings.image_size,
         }
     }
 
@@ -172,7 +202,7 @@ impl Dataset for Shapes {
     }
 
     fn len(&self) -> u64 {
-        self.settings.len
+        self.settings.images
     }
 
     fn example(&self, index: u64) -> Result<Example, DataError> {
@@ -185,7 +215,14 @@ impl Dataset for Shapes {
             shape,
             position,
         } = spec;
-        let scene = Scene::place(self.settings.size, count, colour, shape, position, &mut stream);
+        let scene = Scene::place(
+            self.settings.image_size,
+            count,
+            colour,
+            shape,
+            position,
+            &mut stream,
+        );
         Ok(Example {
             image: scene.render(),
             prompt: self.prompts[spec.prompt_id() as usize].clone(),

@@ -18,7 +18,8 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    pub(crate) fn new<'a>(words: impl IntoIterator<Item = &'a str>) -> Self {
+    /// These words behind the two special ones.
+    pub fn new<'a>(words: impl IntoIterator<Item = &'a str>) -> Self {
         let words = ["<pad>", "<null>"]
             .into_iter()
             .chain(words)
@@ -56,7 +57,7 @@ impl Vocabulary {
     }
 
     /// Token ids of words that are known to be in the vocabulary, filled up with [`PAD_TOKEN`].
-    pub(crate) fn encode(&self, words: &[&str], length: usize) -> Vec<u32> {
+    pub fn encode(&self, words: &[&str], length: usize) -> Vec<u32> {
         let mut tokens: Vec<u32> = words
             .iter()
             .map(|word| self.token(word).unwrap_or(PAD_TOKEN))

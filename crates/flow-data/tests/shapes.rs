@@ -70,8 +70,8 @@ fn the_held_out_combinations_leave_every_pair_of_parts_in_training() {
 #[test]
 fn a_model_can_be_kept_from_ever_seeing_the_held_out_combinations() {
     let settings = ShapesSettings {
-        train_on_held_out: false,
-        len: 3000,
+        pretrain_on_held_out: false,
+        images: 3000,
         ..Default::default()
     };
     let shapes = Shapes::new(settings).unwrap();
@@ -148,7 +148,7 @@ proptest! {
 
     #[test]
     fn a_scene_shows_what_its_prompt_asks_for(id in 0u32..126, size in 16usize..80, seed: u64, index: u64) {
-        let shapes = Shapes::new(ShapesSettings { size, ..Default::default() }).unwrap();
+        let shapes = Shapes::new(ShapesSettings { image_size: size, ..Default::default() }).unwrap();
         let prompt = shapes.prompt(id).unwrap();
         let (count, colour, shape, position) = parts(prompt);
         let scene = shapes.scene_for(prompt, seed, index).unwrap();
@@ -279,16 +279,16 @@ fn prompts_of_another_data_set_are_refused() {
 fn settings_out_of_range_are_errors_that_name_them() {
     let message = |settings| Shapes::new(settings).unwrap_err().to_string();
     let error = message(ShapesSettings {
-        size: 8,
+        image_size: 8,
         ..Default::default()
     });
     assert!(
-        error.starts_with("`size = 8` is not allowed: images have 16 to 1024 pixels"),
+        error.starts_with("`image_size = 8` is not allowed: images have 16 to 1024 pixels"),
         "{error}"
     );
     let error = message(ShapesSettings {
-        len: 0,
+        images: 0,
         ..Default::default()
     });
-    assert!(error.starts_with("`len = 0` is not allowed"), "{error}");
+    assert!(error.starts_with("`images = 0` is not allowed"), "{error}");
 }

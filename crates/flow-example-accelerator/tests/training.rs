@@ -5,9 +5,7 @@ use flow_attention::CpuAttention;
 use flow_config::Config;
 use flow_core::{Backends, device::ComputeDevice};
 use flow_kernels::CpuKernels;
-use flow_models::ModelRegistry;
 use flow_report::{Manifest, OnExists, RunDirectory};
-use flow_rewards::RewardRegistry;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Silent;
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
@@ -51,7 +49,7 @@ const BLOCKS: u64 = 2;
 
 fn config(overrides: &[&str]) -> Config {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-    let resolved = flow_config::parse_named("test.toml", CONFIG, &overrides);
+    let resolved = test_catalog::parse_named("test.toml", CONFIG, &overrides);
     resolved.unwrap_or_else(|report| panic!("{report}")).config
 }
 
@@ -75,9 +73,6 @@ impl WithAlgorithm for Train<'_> {
 
 /// The training records of a run.
 fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
-    let mut models = ModelRegistry::new();
-    flow_models::register(&mut models);
-    let rewards = RewardRegistry::with_built_in().expect("different names");
     let mut accelerators = AcceleratorRegistry::default();
     flow_example_accelerator::register(&mut accelerators).expect("a free name");
     let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
@@ -85,8 +80,7 @@ fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
         device: ComputeDevice::cpu(),
         plan: Arc::new(plan),
         accelerators: &accelerators,
-        models: &models,
-        rewards: &rewards,
+        plugins: &test_catalog::PLUGINS,
         base: Path::new("."),
         gauge: None,
     };

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         for file in files {
             let name = file.strip_prefix(folder).unwrap_or(&file).display();
             match std::fs::read(&file) {
-                Ok(bytes) => match flow_import::import_bytes(&bytes) {
+                Ok(bytes) => match flow_import::import_bytes(&bytes, &test_catalog::CATALOG) {
                     Ok(imported) => println!("{name}\t{}", imported.verdict),
                     Err(error) => println!("{name}\trefused: {error}"),
                 },
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
             }
         },
     };
-    match flow_import::import_bytes(&bytes) {
+    match flow_import::import_bytes(&bytes, &test_catalog::CATALOG) {
         Ok(imported) => {
             eprint!("{}", imported.summary());
             print!("{}", imported.toml);

@@ -9,7 +9,7 @@ use crate::emit::emit;
 pub(crate) fn finish(draft: &mut Draft<'_>) -> String {
     loop {
         let toml = emit(draft);
-        let diagnostics = match flow_config::parse_named("config.toml", &toml, &[]) {
+        let diagnostics = match flow_config::parse_named(draft.catalog, "config.toml", &toml, &[]) {
             Ok(resolved) => resolved.report.diagnostics,
             Err(report) => report.diagnostics,
         };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use flow_config::{AlgorithmConfig, Config, GrpoConfig, GrpoGuardConfig, NftConfig};
+use flow_config::{AlgorithmConfig, Catalog, Config, GrpoConfig, GrpoGuardConfig, NftConfig};
 use toml_edit::Value;
 
 use crate::note::{Note, Outcome, Rank};
@@ -65,6 +65,8 @@ pub(crate) struct Kept {
 
 /// The config as it is being made.
 pub(crate) struct Draft<'y> {
+    /// The plug-ins that a config can name.
+    pub catalog: &'y Catalog,
     items: Vec<Item<'y>>,
     used: BTreeSet<usize>,
     pub entries: Vec<Entry>,
@@ -84,7 +86,7 @@ pub(crate) struct Draft<'y> {
 
 impl<'y> Draft<'y> {
     /// Splits a document into the keys that rules speak of.
-    pub fn new(root: &'y Node) -> Self {
+    pub fn new(root: &'y Node, catalog: &'y Catalog) -> Self {
         let mut items = Vec::new();
         for pair in root.map().unwrap_or_default() {
             let section = quoted(&pair.key);
@@ -106,6 +108,7 @@ impl<'y> Draft<'y> {
             }
         }
         let mut draft = Self {
+            catalog,
             items,
             used: BTreeSet::new(),
             entries: Vec::new(),
@@ -129,7 +132,7 @@ impl<'y> Draft<'y> {
                 "grpo-guard" => AlgorithmConfig::GrpoGuard(GrpoGuardConfig::default()),
                 _ => AlgorithmConfig::Grpo(GrpoConfig::default()),
             },
-            ..Config::default()
+            ..self.catalog.defaults().clone()
         };
         self.kind = kind;
         self.trainer_exists = exists;

@@ -38,6 +38,7 @@ pub use table::{mapping, rules};
 pub use verdict::Verdict;
 
 use draft::{Draft, Item};
+use flow_config::Catalog;
 
 /// A converted config.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -50,13 +51,13 @@ pub struct Imported {
     pub notes: Vec<Note>,
 }
 
-/// Converts the text of a Flow-Factory config.
+/// Converts the text of a Flow-Factory config to one of a program whose plug-ins are those of `catalog`.
 ///
 /// # Errors
 /// [`ImportError`] if the text is not YAML, if it is no config of Flow-Factory, if a map has a key twice, or if it holds
 /// what no config needs (several documents, Python objects, more than 64 levels, more than 20,000 values). A key that
 /// cannot be converted is no error.
-pub fn import(text: &str) -> Result<Imported, ImportError> {
+pub fn import(text: &str, catalog: &Catalog) -> Result<Imported, ImportError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let root = yaml::parse(text).map_err(|error| foreign::instead_of(text, error))?;
     if root.map().is_none() {
@@ -73,7 +74,7 @@ pub fn import(text: &str) -> Result<Imported, ImportError> {
         return Err(foreign::instead_of(text, error));
     }
     foreign::refuse(text, &root)?;
-    let mut draft = Draft::new(&root);
+    let mut draft = Draft::new(&root, catalog);
     join::choose_algorithm(&mut draft);
     let mut joined = Vec::new();
     for rule in rules() {
@@ -101,9 +102,9 @@ pub fn import(text: &str) -> Result<Imported, ImportError> {
 ///
 /// # Errors
 /// As [`import`]; and if the bytes are no UTF-8.
-pub fn import_bytes(bytes: &[u8]) -> Result<Imported, ImportError> {
+pub fn import_bytes(bytes: &[u8], catalog: &Catalog) -> Result<Imported, ImportError> {
     match std::str::from_utf8(bytes) {
-        Ok(text) => import(text),
+        Ok(text) => import(text, catalog),
         Err(_) => Err(ImportError::NotFlowFactory {
             looks: "it is no text (UTF-8) at all".into(),
         }),

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use flow_import::{Imported, Verdict, import, import_bytes};
+use test_catalog::CATALOG;
 
 /// One example.
 struct Example {
@@ -91,7 +92,7 @@ fn every_example_has_its_verdict() {
     for example in &examples {
         let yaml = config(example);
         let Imported { verdict, toml, .. } =
-            import(&yaml).unwrap_or_else(|error| panic!("{}: {error}\n{yaml}", example.file));
+            import(&yaml, &CATALOG).unwrap_or_else(|error| panic!("{}: {error}\n{yaml}", example.file));
         assert_eq!(verdict.to_string(), example.verdict, "{}", example.file);
         assert_eq!(
             toml.lines().nth(1).map(|line| line.starts_with("# Verdict: ")),
@@ -103,8 +104,8 @@ fn every_example_has_its_verdict() {
 #[test]
 fn no_model_and_no_trainer_takes_the_place_of_another() {
     for example in examples() {
-        let Imported { verdict, toml, .. } = import(&config(&example)).expect("converts");
-        let read = flow_config::inspect_named("config.toml", &toml, &[]);
+        let Imported { verdict, toml, .. } = import(&config(&example), &CATALOG).expect("converts");
+        let read = test_catalog::inspect_named("config.toml", &toml, &[]);
         let errors: BTreeSet<&str> = (read.report.diagnostics.iter())
             .filter(|one| one.severity == flow_config::Severity::Error)
             .map(|one| one.path.as_str())
@@ -143,7 +144,8 @@ fn the_files_themselves_have_the_same_verdicts() {
     for example in examples() {
         let file = Path::new(&folder).join(example.file);
         let bytes = std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        let imported = import_bytes(&bytes).unwrap_or_else(|error| panic!("{}: {error}", example.file));
+        let imported =
+            import_bytes(&bytes, &CATALOG).unwrap_or_else(|error| panic!("{}: {error}", example.file));
         assert_eq!(imported.verdict.to_string(), example.verdict, "{}", example.file);
         assert!(imported.summary().starts_with("verdict: "));
     }

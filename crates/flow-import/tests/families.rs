@@ -1,10 +1,11 @@
 //! Models, averages and old policies of Flow-Factory, as numbers.
 
-use flow_config::{AlgorithmConfig, Architecture, Config, DeviceKind, EmaSchedule, Shift, parse_named};
+use flow_config::{AlgorithmConfig, Architecture, Config, DeviceKind, EmaSchedule, Shift};
 use flow_import::{Imported, Outcome, Rank, Verdict, import};
+use test_catalog::{CATALOG, parse_named};
 
 fn imported(yaml: &str) -> Imported {
-    import(yaml).unwrap_or_else(|error| panic!("{error}\n{yaml}"))
+    import(yaml, &CATALOG).unwrap_or_else(|error| panic!("{error}\n{yaml}"))
 }
 
 fn config(yaml: &str) -> Config {

@@ -1,10 +1,11 @@
 //! What is no config of Flow-Factory is refused by name of what it looks like, and nothing is made of it.
 
 use flow_import::{ImportError, import, import_bytes};
+use test_catalog::CATALOG;
 
 /// What is said of a text.
 fn looks(text: &str) -> String {
-    match import(text) {
+    match import(text, &CATALOG) {
         Err(ImportError::NotFlowFactory { looks }) => looks,
         Err(other) => panic!("{other}\n{text}"),
         Ok(imported) => panic!("it was converted:\n{}", imported.toml),
@@ -105,7 +106,7 @@ fn what_nobody_knows_is_refused_with_its_keys() {
         assert!(!found.contains('\u{1b}'));
     }
     assert!(matches!(
-        import_bytes(b"\xff\xfe\x00"),
+        import_bytes(b"\xff\xfe\x00", &CATALOG),
         Err(ImportError::NotFlowFactory { .. })
     ));
 }
@@ -121,6 +122,6 @@ fn a_part_of_a_config_of_flow_factory_is_one_and_so_is_its_json() {
         "my_own_key: 3\ntrain: {trainer_type: grpo, group_size: 8, my_extra: 2}\n",
         "rewards: {name: a, reward_model: PickScore}\n",
     ] {
-        assert!(import(text).is_ok(), "{text}");
+        assert!(import(text, &CATALOG).is_ok(), "{text}");
     }
 }

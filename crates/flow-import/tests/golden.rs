@@ -1,12 +1,11 @@
 //! Whole configs: the TOML of each YAML in `fixtures`, word for word, and what the numbers in it mean to flow-train.
 
-use flow_config::{
-    AlgorithmConfig, Config, EvalWeights, Finetune, Shift, Window, inspect_named, parse_named,
-};
+use flow_config::{AlgorithmConfig, Config, EvalWeights, Finetune, Shift, Window};
 use flow_import::{Imported, Outcome, import};
+use test_catalog::{CATALOG, inspect_named, parse_named};
 
 fn imported(yaml: &str) -> Imported {
-    import(yaml).unwrap_or_else(|error| panic!("{error}"))
+    import(yaml, &CATALOG).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn config(yaml: &str) -> Config {

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use flow_config::{KlKind, Reference, Severity, inspect_named};
+use flow_config::{KlKind, Reference, Severity};
 use flow_import::{Conversion, Imported, Note, Outcome, import, mapping, rules};
 use serde_json::json;
+use test_catalog::{CATALOG, inspect_named};
 
 fn imported(yaml: &str) -> Imported {
-    import(yaml).unwrap_or_else(|error| panic!("{error}"))
+    import(yaml, &CATALOG).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn config(yaml: &str) -> flow_config::Config {
@@ -41,14 +42,14 @@ fn note(yaml: &str, from: &str) -> Note {
 
 #[test]
 fn every_target_of_the_table_is_a_key_of_flow_train() {
-    let known: BTreeSet<String> = flow_config::all_keys().into_iter().collect();
+    let known: BTreeSet<String> = test_catalog::all_keys().into_iter().collect();
     for rule in rules().filter(|rule| !matches!(rule.conversion, Conversion::Nothing)) {
         for to in rule.to.split(", ").filter(|to| !to.is_empty()) {
             let listed = known
                 .iter()
                 .any(|key| key == to || key.starts_with(&format!("{to}.")));
             assert!(
-                listed || flow_config::explain(to).is_some(),
+                listed || test_catalog::explain(to).is_some(),
                 "{}: {to}",
                 rule.from
             );
@@ -432,7 +433,7 @@ fn a_path_below_the_home_folder_is_a_comment_since_flow_train_would_make_a_folde
                 .contains("flow-train does not expand `~`: write the path out"),
             "{note}"
         );
-        assert_eq!(config(&yaml).run.dir, flow_config::Config::default().run.dir);
+        assert_eq!(config(&yaml).run.dir, test_catalog::defaults().run.dir);
     }
     let yaml = "model: {model_type: sd3, model_name_or_path: ~/sd3/transformer.safetensors}";
     let weights = note(yaml, "model.model_name_or_path");

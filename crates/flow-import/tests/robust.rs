@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use flow_config::{Diagnostic, Severity, inspect_named};
+use flow_config::{Diagnostic, Severity};
 use flow_import::{ImportError, Imported, Outcome, Verdict, import, rules};
 use proptest::prelude::*;
+use test_catalog::{CATALOG, inspect_named};
 
 /// What must hold of every result.
 fn check(Imported { verdict, toml, notes }: &Imported) {
@@ -252,7 +253,7 @@ proptest! {
 
     #[test]
     fn any_subset_of_keys_gives_a_valid_config_and_a_note_on_each((text, paths) in document()) {
-        let imported = match import(&text) {
+        let imported = match import(&text, &CATALOG) {
             Ok(imported) => imported,
             // Too little of it is Flow-Factory's.
             Err(ImportError::NotFlowFactory { .. }) => return Ok(()),
@@ -267,14 +268,14 @@ proptest! {
 
     #[test]
     fn no_text_panics(text in any::<String>()) {
-        if let Ok(imported) = import(&text) {
+        if let Ok(imported) = import(&text, &CATALOG) {
             check(&imported);
         }
     }
 
     #[test]
     fn no_text_of_yamls_own_characters_panics(text in "[-:{}\\[\\],&*!|>'\"%@`#? \n\ta-c0<~.]{0,60}") {
-        if let Ok(imported) = import(&text) {
+        if let Ok(imported) = import(&text, &CATALOG) {
             check(&imported);
         }
     }
@@ -284,7 +285,7 @@ proptest! {
         let yaml = include_str!("fixtures/grpo-sd3.yaml");
         let (at, end) = (at.min(yaml.len()), (at + length).min(yaml.len()));
         let text = format!("{}{with}{}", &yaml[..at], &yaml[end..]);
-        if let Ok(imported) = import(&text) {
+        if let Ok(imported) = import(&text, &CATALOG) {
             check(&imported);
         }
     }
@@ -298,13 +299,13 @@ fn the_fixtures_hold_to_it_too() {
         include_str!("fixtures/guard-uneven.yaml"),
         include_str!("fixtures/awm-flux.yaml"),
     ] {
-        check(&import(yaml).expect("converts"));
+        check(&import(yaml, &CATALOG).expect("converts"));
     }
 }
 
 #[test]
 fn a_syntax_error_has_its_line_and_column() {
-    let error = import("model:\n  lora_rank: 8\n train: [1, 2\n").unwrap_err();
+    let error = import("model:\n  lora_rank: 8\n train: [1, 2\n", &CATALOG).unwrap_err();
     let ImportError::Syntax { line, column, .. } = &error else {
         panic!("{error:?}")
     };
@@ -320,7 +321,7 @@ fn a_syntax_error_has_its_line_and_column() {
 #[test]
 fn what_is_missing_at_the_end_is_reported_at_the_end() {
     for text in ["train: {seed: 8", "train: {seed: 8\n", "a: 1\ntrain: [1, 2,"] {
-        let Err(ImportError::Syntax { line, column, .. }) = import(text) else {
+        let Err(ImportError::Syntax { line, column, .. }) = import(text, &CATALOG) else {
             panic!("{text}")
         };
         let last = text.lines().last().expect("a line");
@@ -335,7 +336,7 @@ fn a_top_level_that_is_not_a_map_is_named() {
         ("- a\n- b\n", "a list"),
         ("word\n", "the value word"),
     ] {
-        let error = import(text).unwrap_err();
+        let error = import(text, &CATALOG).unwrap_err();
         assert!(matches!(error, ImportError::NotAMap { .. }), "{error:?}");
         assert!(
             error.to_string().ends_with(&format!("but this is {found}")),
@@ -346,7 +347,7 @@ fn a_top_level_that_is_not_a_map_is_named() {
 
 #[test]
 fn a_repeated_key_names_both_lines() {
-    let error = import("train:\n  seed: 1\n  group_size: 2\n  seed: 3\n").unwrap_err();
+    let error = import("train:\n  seed: 1\n  group_size: 2\n  seed: 3\n", &CATALOG).unwrap_err();
     assert_eq!(
         error,
         ImportError::RepeatedKey {
@@ -373,12 +374,12 @@ fn depth_by_aliases_of_aliases_is_bounded_by_size() {
             "]".repeat(60)
         ));
         let yaml = format!("train: {{trainer_type: grpo, group_size: 4}}\n{yaml}");
-        match import(&yaml) {
+        match import(&yaml, &CATALOG) {
             Ok(imported) => check(&imported),
             Err(error) => assert!(error.to_string().contains("copies by alias"), "{error}"),
         }
     }
-    assert!(import(&yaml).is_err());
+    assert!(import(&yaml, &CATALOG).is_err());
 }
 
 #[test]
@@ -397,7 +398,7 @@ fn what_no_config_needs_is_refused_with_its_place() {
         (deep.as_str(), "levels deep"),
         (bomb.as_str(), "copies by alias"),
     ] {
-        let error = import(text).unwrap_err();
+        let error = import(text, &CATALOG).unwrap_err();
         assert!(matches!(error, ImportError::Unsupported { .. }), "{error:?}");
         assert!(error.to_string().contains(word), "{error}");
     }

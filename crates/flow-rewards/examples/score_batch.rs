@@ -5,16 +5,26 @@
 use flow_data::{Dataset, Digits};
 use flow_rewards::{NamedReward, RewardRegistry, RewardWorkers, Sample};
 use flow_rng::{Purpose, Stream};
-use serde_json::json;
+use serde_json::{Value, json};
+use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let registry = RewardRegistry::with_built_in()?;
     println!("rewards:");
     for factory in registry.iter() {
-        println!("  {:22} {:?}: {}", factory.name, factory.kind, factory.summary);
+        println!(
+            "  {:22} {:?}: {}",
+            factory.name(),
+            factory.kind(),
+            factory.summary()
+        );
     }
-    let reads = registry.build("digit-classifier", &json!({}))?;
-    let judge = registry.build("digit-classifier", &json!({ "weights": "judge" }))?;
+    let build = |name: &str, params: Value| {
+        let params = params.as_object().cloned().unwrap_or_default();
+        registry.build(name, &params, Path::new("."))
+    };
+    let reads = build("digit-classifier", json!({ "weights": "built-in" }))?;
+    let judge = build("digit-classifier", json!({ "weights": "judge" }))?;
     let rewards = vec![
         NamedReward {
             name: "reads".to_owned(),
@@ -24,9 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             name: "judge".to_owned(),
             reward: judge,
         },
-        registry
-            .build("jpeg-compressibility", &json!({ "quality": 95 }))?
-            .into(),
+        build("jpeg-compressibility", json!({ "quality": 95 }))?.into(),
     ];
     let workers = RewardWorkers::new(rewards, 2)?;
 

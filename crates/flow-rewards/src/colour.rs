@@ -8,17 +8,19 @@
 use std::sync::Arc;
 
 use flow_data::Image;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use flow_registry::NameTaken;
 
 use crate::error::RewardError;
-use crate::params::parse_params;
 use crate::registry::{RewardFactory, RewardRegistry};
 use crate::reward::{Reward, RewardKind, RewardSample, check_finite};
 
 const NAME: &str = "target-colour";
-const PARAMS: [&str; 2] = ["rgb", "space"];
 
 /// In which space colours are compared.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ColourSpace {
     /// sRGB values in [0, 1]: the distance of black and white is √3.
@@ -29,15 +31,20 @@ pub enum ColourSpace {
 }
 
 /// Settings of [`TargetColour`].
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TargetColourSettings {
-    /// The target: red, green and blue in sRGB, each 0 to 1.
-    /// Grey images count as three equal channels.
+    /// The colour: red, green, blue, each 0 to 1. A grey image counts as three equal channels.
+    #[schemars(inner(range(min = 0.0, max = 1.0)))]
     pub rgb: [f64; 3],
     /// Where the distance is measured.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_srgb")]
     pub space: ColourSpace,
+}
+
+/// Written where it is another, as records of runs from before it could be chosen have it.
+fn is_srgb(space: &ColourSpace) -> bool {
+    *space == ColourSpace::Srgb
 }
 
 /// Minus the distance of the mean colour to a target; see the module's description.
@@ -144,17 +151,14 @@ impl TargetColour {
     /// Adds the reward to a registry.
     ///
     /// # Errors
-    /// [`RewardError::AlreadyRegistered`] if its name is taken.
-    pub fn register(registry: &mut RewardRegistry) -> Result<(), RewardError> {
-        registry.register(RewardFactory {
-            name: NAME,
-            summary: "minus the distance of the image's mean colour to a target",
-            kind: RewardKind::Pointwise,
-            params: &PARAMS,
-            build: Box::new(|_, params| {
-                let settings = parse_params(NAME, params, &PARAMS)?;
-                Ok(Arc::new(TargetColour::new(settings)?))
-            }),
-        })
+    /// [`NameTaken`] if there is a reward of its name.
+    pub fn register(registry: &mut RewardRegistry) -> Result<(), NameTaken> {
+        let reward = RewardFactory::new::<TargetColourSettings>(
+            NAME,
+            "How near the image's mean colour is to one colour: minus their distance in sRGB, each channel from 0 to 1.",
+            RewardKind::Pointwise,
+            |_, settings| Ok(Arc::new(Self::new(settings)?)),
+        );
+        registry.register(reward)
     }
 }

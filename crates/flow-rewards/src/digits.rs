@@ -5,31 +5,34 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use flow_data::PromptSpec;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::classifier::Classifier;
+use flow_registry::NameTaken;
+
 use crate::error::RewardError;
-use crate::params::parse_params;
 use crate::registry::{RewardFactory, RewardRegistry};
 use crate::reward::{Reward, RewardKind, RewardSample, check_finite};
+use crate::rules::of_data;
 
 const NAME: &str = "digit-classifier";
-const PARAMS: [&str; 2] = ["mode", "weights"];
 
-/// What the score is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// What the digit classifier's reward is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum ScoreMode {
+pub enum ClassifierMode {
     /// The probability of the prompted digit, 0 to 1.
     #[default]
     Probability,
-    /// Its natural logarithm, at most 0.
+    /// Its natural logarithm.
     LogProbability,
 }
 
 /// Which classifier scores.
 ///
 /// As text: `built-in`, `judge`, or the path of a file that `train_classifier` wrote.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum ClassifierWeights {
     /// The one that comes with the crate.
@@ -71,20 +74,23 @@ impl fmt::Display for ClassifierWeights {
 }
 
 /// Settings of [`DigitClassifier`].
-#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct DigitClassifierSettings {
-    /// Probability or log-probability.
-    pub mode: ScoreMode,
-    /// Which classifier.
+    /// The classifier's weights: `built-in`, `judge` (a second one, for evaluation), or a safetensors file relative to
+    /// the config file.
+    #[schemars(with = "String")]
     pub weights: ClassifierWeights,
+    /// What the reward is.
+    #[serde(default)]
+    pub mode: ClassifierMode,
 }
 
 /// The probability of the prompted digit; see the module's description.
 #[derive(Debug, Clone)]
 pub struct DigitClassifier {
     classifier: Classifier,
-    mode: ScoreMode,
+    mode: ClassifierMode,
 }
 
 impl DigitClassifier {
@@ -102,7 +108,7 @@ impl DigitClassifier {
     }
 
     /// The reward with a classifier at hand.
-    pub fn with_classifier(classifier: Classifier, mode: ScoreMode) -> Self {
+    pub fn with_classifier(classifier: Classifier, mode: ClassifierMode) -> Self {
         Self { classifier, mode }
     }
 }
@@ -114,8 +120,8 @@ impl Reward for DigitClassifier {
 
     fn range(&self) -> (f64, f64) {
         match self.mode {
-            ScoreMode::Probability => (0.0, 1.0),
-            ScoreMode::LogProbability => (f64::NEG_INFINITY, 0.0),
+            ClassifierMode::Probability => (0.0, 1.0),
+            ClassifierMode::LogProbability => (f64::NEG_INFINITY, 0.0),
         }
     }
 
@@ -147,8 +153,8 @@ impl Reward for DigitClassifier {
                         ),
                     })?;
             Ok(match self.mode {
-                ScoreMode::Probability => libm::expf(log_probability),
-                ScoreMode::LogProbability => log_probability,
+                ClassifierMode::Probability => libm::expf(log_probability),
+                ClassifierMode::LogProbability => log_probability,
             })
         };
         samples.iter().enumerate().map(score).collect()
@@ -159,17 +165,18 @@ impl DigitClassifier {
     /// Adds the reward to a registry.
     ///
     /// # Errors
-    /// [`RewardError::AlreadyRegistered`] if its name is taken.
-    pub fn register(registry: &mut RewardRegistry) -> Result<(), RewardError> {
-        registry.register(RewardFactory {
-            name: NAME,
-            summary: "how surely a small CNN reads the image as the prompted digit",
-            kind: RewardKind::Pointwise,
-            params: &PARAMS,
-            build: Box::new(|_, params| {
-                let settings = parse_params(NAME, params, &PARAMS)?;
-                Ok(Arc::new(DigitClassifier::new(&settings)?))
-            }),
-        })
+    /// [`NameTaken`] if there is a reward of its name.
+    pub fn register(registry: &mut RewardRegistry) -> Result<(), NameTaken> {
+        let reward = RewardFactory::new::<DigitClassifierSettings>(
+            NAME,
+            "How surely a small classifier reads the image as the prompted digit.",
+            RewardKind::Pointwise,
+            |_, settings| Ok(Arc::new(Self::new(&settings)?)),
+        );
+        registry.register(
+            reward
+                .with_rules(|_: &DigitClassifierSettings, rules, path| of_data("digits", NAME, rules, path))
+                .with_paths(&["weights"], &["built-in", "judge"]),
+        )
     }
 }

@@ -5,34 +5,15 @@
 #[non_exhaustive]
 pub enum RewardError {
     /// No reward is registered under this name.
-    #[error("there is no reward `{name}`{}; the rewards are: {}", flow_data::suggest::hint(nearest), available.join(", "))]
-    UnknownReward {
-        /// The name asked for.
-        name: String,
-        /// The nearest registered name, if one is near.
-        nearest: Option<String>,
-        /// Every registered name, sorted.
-        available: Vec<String>,
-    },
+    #[error(transparent)]
+    NotFound(#[from] flow_registry::NotFound),
     /// Two rewards under one name.
-    #[error("reward `{name}` is registered twice; give the second one another name")]
-    AlreadyRegistered {
+    #[error("reward `{name}` is there twice; give the second one another name")]
+    NameTaken {
         /// The name.
         name: String,
     },
-    /// A parameter that the reward does not have.
-    #[error("reward `{reward}` has no parameter `{param}`{}; its parameters are: {}", flow_data::suggest::hint(nearest), known.join(", "))]
-    UnknownParam {
-        /// Name of the reward.
-        reward: String,
-        /// The parameter found.
-        param: String,
-        /// The nearest parameter, if one is near.
-        nearest: Option<String>,
-        /// Every parameter of the reward.
-        known: Vec<String>,
-    },
-    /// A parameter with a value that does not fit, or a missing one.
+    /// Parameters that the reward does not have or that are missing, and values that do not fit.
     #[error("reward `{reward}`, parameters: {problem}")]
     Params {
         /// Name of the reward.

@@ -9,22 +9,27 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use image::ExtendedColorType;
 use image::codecs::jpeg::JpegEncoder;
 
+use flow_registry::NameTaken;
+
 use crate::error::RewardError;
-use crate::params::parse_params;
 use crate::registry::{RewardFactory, RewardRegistry};
 use crate::reward::{Reward, RewardKind, RewardSample, check_finite};
 
 const NAME: &str = "jpeg-compressibility";
-const PARAMS: [&str; 2] = ["quality", "min_side"];
+const USUAL_SIDE: usize = 128;
 
 /// Settings of [`JpegCompressibility`].
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct JpegSettings {
-    /// JPEG quality, 1 to 100.
+    /// JPEG quality.
+    #[schemars(range(min = 1, max = 100))]
     pub quality: u8,
     /// Images whose shorter side is below this many pixels are enlarged by the least odd factor that reaches it, each
     /// pixel becoming a square (8 pixels become 136, 24 become 168); 1 to 4096.
@@ -32,6 +37,8 @@ pub struct JpegSettings {
     /// The header of a JPEG takes about 600 bytes and would be most of the file of an 8×8 image.
     /// The factor is odd so that the squares do not line up with JPEG's blocks of 8×8 pixels: flat blocks would
     /// compress to almost nothing whatever the image shows.
+    #[serde(skip_serializing_if = "is_usual_side")]
+    #[schemars(range(min = 1, max = 4096))]
     pub min_side: usize,
 }
 
@@ -39,9 +46,14 @@ impl Default for JpegSettings {
     fn default() -> Self {
         Self {
             quality: 95,
-            min_side: 128,
+            min_side: USUAL_SIDE,
         }
     }
+}
+
+/// Written where it is another, as records of runs from before it could be chosen have it.
+fn is_usual_side(side: &usize) -> bool {
+    *side == USUAL_SIDE
 }
 
 /// Minus the size as JPEG; see the module's description.
@@ -121,17 +133,14 @@ impl JpegCompressibility {
     /// Adds the reward to a registry.
     ///
     /// # Errors
-    /// [`RewardError::AlreadyRegistered`] if its name is taken.
-    pub fn register(registry: &mut RewardRegistry) -> Result<(), RewardError> {
-        registry.register(RewardFactory {
-            name: NAME,
-            summary: "minus the size as JPEG, in kB of 1000 bytes",
-            kind: RewardKind::Pointwise,
-            params: &PARAMS,
-            build: Box::new(|_, params| {
-                let settings = parse_params(NAME, params, &PARAMS)?;
-                Ok(Arc::new(JpegCompressibility::new(settings)?))
-            }),
-        })
+    /// [`NameTaken`] if there is a reward of its name.
+    pub fn register(registry: &mut RewardRegistry) -> Result<(), NameTaken> {
+        let reward = RewardFactory::new::<JpegSettings>(
+            NAME,
+            "How small the image is as JPEG: minus its size in kilobytes (1 kB = 1000 bytes), as in flow_grpo.",
+            RewardKind::Pointwise,
+            |_, settings| Ok(Arc::new(Self::new(settings)?)),
+        );
+        registry.register(reward)
     }
 }

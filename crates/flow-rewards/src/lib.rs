@@ -16,10 +16,12 @@
 //! ```
 //! use flow_data::{Dataset, Digits};
 //! use flow_rewards::{RewardRegistry, RewardSample};
+//! use std::path::Path;
 //!
 //! let registry = RewardRegistry::with_built_in()?;
-//! let params = serde_json::json!({ "mode": "probability" });
-//! let reward = registry.build("digit-classifier", &params)?;
+//! let params = serde_json::json!({ "weights": "built-in", "mode": "probability" });
+//! let params = params.as_object().cloned().unwrap_or_default();
+//! let reward = registry.build("digit-classifier", &params, Path::new("."))?;
 //! let example = Digits::new()?.example(0)?;
 //! let scores = reward.score(&[RewardSample { image: &example.image, prompt: &example.prompt }])?;
 //! assert!(scores[0] > 0.5);
@@ -31,20 +33,19 @@ mod colour;
 mod digits;
 mod error;
 mod jpeg;
-mod params;
 mod rank;
 mod registry;
 mod reward;
+mod rules;
 pub mod shapes;
 mod workers;
 
 pub use colour::{ColourSpace, TargetColour, TargetColourSettings};
-pub use digits::{ClassifierWeights, DigitClassifier, DigitClassifierSettings, ScoreMode};
+pub use digits::{ClassifierMode, ClassifierWeights, DigitClassifier, DigitClassifierSettings};
 pub use error::RewardError;
 pub use jpeg::{JpegCompressibility, JpegSettings};
-pub use params::parse_params;
-pub use rank::RankInGroup;
-pub use registry::{RewardFactory, RewardRegistry};
+pub use rank::{RankInGroup, RankInGroupSettings};
+pub use registry::{Params, RewardContext, RewardFactory, RewardRegistry};
 pub use reward::{Reward, RewardKind, RewardSample, check_finite};
 pub use shapes::{RulesMode, ShapesRules, ShapesRulesSettings};
 pub use workers::{NamedReward, RewardBatch, RewardScores, RewardWorkers, Sample, Ticket};

@@ -5,15 +5,16 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use flow_registry::NameTaken;
 
 use crate::error::RewardError;
-use crate::params::parse_params;
-use crate::registry::{RewardFactory, RewardRegistry};
+use crate::registry::{Params, RewardFactory, RewardRegistry};
 use crate::reward::{Reward, RewardKind, RewardSample};
 
 const NAME: &str = "rank-in-group";
-const PARAMS: [&str; 2] = ["reward", "params"];
 
 /// Ranks within the group, scaled so that the worst has 0 and the best 1.
 ///
@@ -72,30 +73,32 @@ fn ranks(scores: &[f32]) -> Vec<f32> {
         .collect()
 }
 
-#[derive(serde::Deserialize)]
-struct Params {
-    reward: String,
+/// Settings of [`RankInGroup`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RankInGroupSettings {
+    /// The reward that ranks, by its `kind`.
+    pub reward: String,
+    /// The keys of that reward, without `kind`, `name` and `weight`.
     #[serde(default)]
-    params: Value,
+    pub params: Params,
 }
 
 impl RankInGroup {
     /// Adds the reward to a registry.
     ///
     /// # Errors
-    /// [`RewardError::AlreadyRegistered`] if its name is taken.
-    pub fn register(registry: &mut RewardRegistry) -> Result<(), RewardError> {
-        registry.register(RewardFactory {
-            name: NAME,
-            summary: "the rank of another reward within the group, 0 (worst) to 1 (best)",
-            kind: RewardKind::Groupwise,
-            params: &PARAMS,
-            build: Box::new(|registry, params| {
-                let params: Params = parse_params(NAME, params, &PARAMS)?;
-                Ok(Arc::new(RankInGroup::new(
-                    registry.build(&params.reward, &params.params)?,
-                )))
-            }),
-        })
+    /// [`NameTaken`] if there is a reward of its name.
+    pub fn register(registry: &mut RewardRegistry) -> Result<(), NameTaken> {
+        let reward = RewardFactory::new::<RankInGroupSettings>(
+            NAME,
+            "The rank of another reward within the group, 0 (worst) to 1 (best).",
+            RewardKind::Groupwise,
+            |context, RankInGroupSettings { reward, params }| {
+                let inner = context.rewards.build(&reward, &params, context.base)?;
+                Ok(Arc::new(Self::new(inner)))
+            },
+        );
+        registry.register(reward.wrapping("reward", "params"))
     }
 }

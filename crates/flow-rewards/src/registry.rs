@@ -1,58 +1,142 @@
 //! Rewards by name: each reward registers itself explicitly, and nothing is registered behind the caller's back.
 
-use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
-use flow_data::suggest;
-use serde_json::Value;
+use flow_config::{PluginKind, Rules};
+use flow_registry::{NameTaken, Registry};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use crate::error::RewardError;
 use crate::reward::{Reward, RewardKind};
 
-/// Makes a reward from its parameters; the registry is passed so that a reward can wrap another one.
-pub type BuildReward = dyn Fn(&RewardRegistry, &Value) -> Result<Arc<dyn Reward>, RewardError> + Send + Sync;
+/// Parameters as a config gives them: by name, untyped.
+pub type Params = Map<String, Value>;
+
+type BuildReward = dyn Fn(&RewardContext<'_>, &Params) -> Result<Arc<dyn Reward>, RewardError> + Send + Sync;
+
+/// What a reward is built in.
+#[derive(Clone, Copy, Debug)]
+pub struct RewardContext<'a> {
+    /// The rewards of the program, so that one can wrap another.
+    pub rewards: &'a RewardRegistry,
+    /// Where relative paths start: the folder of the config.
+    pub base: &'a Path,
+}
 
 /// What is known about a reward before it is built.
+#[derive(Clone)]
 pub struct RewardFactory {
-    /// The name, in lower case with hyphens.
-    pub name: &'static str,
-    /// One sentence for `list`.
-    pub summary: &'static str,
+    plugin: PluginKind,
+    kind: RewardKind,
+    build: Arc<BuildReward>,
+}
+
+impl RewardFactory {
+    /// A reward whose parameters are a `P`, which should carry `#[serde(deny_unknown_fields)]`; `build` makes it from them.
+    /// `summary` is one sentence for lists, editors and `explain`.
+    pub fn new<P>(
+        name: &str,
+        summary: &str,
+        kind: RewardKind,
+        build: fn(&RewardContext<'_>, P) -> Result<Arc<dyn Reward>, RewardError>,
+    ) -> Self
+    where
+        P: Serialize + DeserializeOwned + JsonSchema + 'static,
+    {
+        let plugin = PluginKind::new::<P>(name, summary);
+        let reader = plugin.clone();
+        let build = move |context: &RewardContext<'_>, params: &Params| {
+            let params = reader.read(params).map_err(|error| RewardError::Params {
+                reward: reader.name().to_owned(),
+                problem: error.to_string(),
+            })?;
+            build(context, params)
+        };
+        Self {
+            plugin,
+            kind,
+            build: Arc::new(build),
+        }
+    }
+
+    /// With rules that a schema cannot say; see [`PluginKind::with_rules`].
+    pub fn with_rules<P: DeserializeOwned + 'static>(mut self, check: fn(&P, &mut Rules<'_>, &str)) -> Self {
+        self.plugin = self.plugin.with_rules(check);
+        self
+    }
+
+    /// With parameters that are paths; see [`PluginKind::with_paths`].
+    pub fn with_paths(mut self, keys: &'static [&'static str], words: &'static [&'static str]) -> Self {
+        self.plugin = self.plugin.with_paths(keys, words);
+        self
+    }
+
+    /// With another reward within; see [`PluginKind::wrapping`].
+    pub fn wrapping(mut self, name: &'static str, params: &'static str) -> Self {
+        self.plugin = self.plugin.wrapping(name, params);
+        self
+    }
+
+    /// Its name, in lower case with hyphens.
+    pub fn name(&self) -> &str {
+        self.plugin.name()
+    }
+
+    /// What it is, in one sentence.
+    pub fn summary(&self) -> &str {
+        self.plugin.summary()
+    }
+
     /// Whether it scores samples or groups.
-    pub kind: RewardKind,
-    /// Names of its parameters.
-    pub params: &'static [&'static str],
-    /// Makes it.
-    pub build: Box<BuildReward>,
+    pub fn kind(&self) -> RewardKind {
+        self.kind
+    }
+
+    /// What a config needs to know of it.
+    pub fn plugin(&self) -> &PluginKind {
+        &self.plugin
+    }
 }
 
 impl fmt::Debug for RewardFactory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RewardFactory")
-            .field("name", &self.name)
+            .field("name", &self.name())
             .field("kind", &self.kind)
             .finish_non_exhaustive()
     }
 }
 
 /// The rewards that a config can ask for.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RewardRegistry {
-    factories: BTreeMap<String, RewardFactory>,
+    factories: Registry<RewardFactory>,
+}
+
+impl Default for RewardRegistry {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl RewardRegistry {
     /// An empty registry.
-    pub fn new() -> Self {
-        Self::default()
+    pub const fn new() -> Self {
+        Self {
+            factories: Registry::new("reward"),
+        }
     }
 
     /// A registry with the rewards of this crate.
     ///
     /// # Errors
     /// None in practice: the five names differ.
-    pub fn with_built_in() -> Result<Self, RewardError> {
+    pub fn with_built_in() -> Result<Self, NameTaken> {
         let mut registry = Self::new();
         crate::DigitClassifier::register(&mut registry)?;
         crate::ShapesRules::register(&mut registry)?;
@@ -65,15 +149,9 @@ impl RewardRegistry {
     /// Adds a reward.
     ///
     /// # Errors
-    /// [`RewardError::AlreadyRegistered`] if the name is taken.
-    pub fn register(&mut self, factory: RewardFactory) -> Result<(), RewardError> {
-        let key = normal(factory.name);
-        if self.factories.contains_key(&key) {
-            return Err(RewardError::AlreadyRegistered {
-                name: factory.name.to_owned(),
-            });
-        }
-        self.factories.insert(key, factory);
+    /// [`NameTaken`] if there is one of its name.
+    pub fn register(&mut self, factory: RewardFactory) -> Result<(), NameTaken> {
+        self.factories.register(&factory.name().to_owned(), factory)?;
         Ok(())
     }
 
@@ -82,30 +160,26 @@ impl RewardRegistry {
         self.factories.values()
     }
 
+    /// What a config needs to know of each, for a [`Catalog`](flow_config::Catalog).
+    pub fn plugins(&self) -> impl Iterator<Item = PluginKind> {
+        self.iter().map(|factory| factory.plugin.clone())
+    }
+
     /// The reward with a name; case does not matter, nor whether words are joined by hyphens or underscores.
     ///
     /// # Errors
-    /// [`RewardError::UnknownReward`], which lists what exists and the nearest name.
+    /// [`RewardError::NotFound`], which lists what exists and the nearest name.
     pub fn get(&self, name: &str) -> Result<&RewardFactory, RewardError> {
-        let key = normal(name);
-        self.factories
-            .get(&key)
-            .ok_or_else(|| RewardError::UnknownReward {
-                name: name.to_owned(),
-                nearest: suggest::nearest(&key, self.factories.keys().map(String::as_str)).map(str::to_owned),
-                available: self.factories.keys().cloned().collect(),
-            })
+        Ok(self.factories.find(name)?)
     }
 
-    /// Builds the reward with a name from its parameters, an object or `null`.
+    /// Builds the reward with a name from its parameters; relative paths among them start at `base`.
     ///
     /// # Errors
     /// Those of [`RewardRegistry::get`], and what the reward says of its parameters.
-    pub fn build(&self, name: &str, params: &Value) -> Result<Arc<dyn Reward>, RewardError> {
-        (self.get(name)?.build)(self, params)
+    pub fn build(&self, name: &str, params: &Params, base: &Path) -> Result<Arc<dyn Reward>, RewardError> {
+        let factory = self.get(name)?;
+        let context = RewardContext { rewards: self, base };
+        (factory.build)(&context, &factory.plugin.located(params, base))
     }
-}
-
-fn normal(name: &str) -> String {
-    name.to_lowercase().replace('_', "-")
 }

@@ -8,35 +8,38 @@ mod objects;
 use std::sync::Arc;
 
 use flow_data::{Position, Prompt, PromptSpec};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use flow_registry::NameTaken;
 
 use crate::error::RewardError;
-use crate::params::parse_params;
 use crate::registry::{RewardFactory, RewardRegistry};
 use crate::reward::{Reward, RewardKind, RewardSample, check_finite};
+use crate::rules::of_data;
 
 pub use objects::{FoundObject, find_objects};
 
 const NAME: &str = "shapes-rules";
-const PARAMS: [&str; 1] = ["mode"];
 /// How far from the middle an object must be to be on a side, as a share of the image's side.
 const LEAST_OFFSET: f32 = 0.08;
 
-/// How the parts of a prompt add up to a score.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// How the rules of a scene add up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RulesMode {
-    /// The mean of the parts, 0 to 1.
+    /// The mean of the rules that hold: smooth.
     #[default]
     Mean,
-    /// 1 if every part is fully right, else 0.
+    /// 1 if every rule holds, else 0: GenEval's.
     All,
 }
 
 /// Settings of [`ShapesRules`].
-#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ShapesRulesSettings {
-    /// How the parts add up.
+    /// How the rules add up.
     pub mode: RulesMode,
 }
 
@@ -143,15 +146,17 @@ impl ShapesRules {
     /// Adds the reward to a registry.
     ///
     /// # Errors
-    /// [`RewardError::AlreadyRegistered`] if its name is taken.
-    pub fn register(registry: &mut RewardRegistry) -> Result<(), RewardError> {
-        registry.register(RewardFactory {
-            name: NAME,
-            summary: "the share of count, colour, shape and position that rules find as prompted",
-            kind: RewardKind::Pointwise,
-            params: &PARAMS,
-            build: Box::new(|_, params| Ok(Arc::new(ShapesRules::new(parse_params(NAME, params, &PARAMS)?)))),
-        })
+    /// [`NameTaken`] if there is a reward of its name.
+    pub fn register(registry: &mut RewardRegistry) -> Result<(), NameTaken> {
+        let reward = RewardFactory::new::<ShapesRulesSettings>(
+            NAME,
+            "Whether the scene is the prompted one: count, colour, shape, position, found by rules.",
+            RewardKind::Pointwise,
+            |_, settings| Ok(Arc::new(Self::new(settings))),
+        );
+        registry.register(
+            reward.with_rules(|_: &ShapesRulesSettings, rules, path| of_data("shapes", NAME, rules, path)),
+        )
     }
 }
 

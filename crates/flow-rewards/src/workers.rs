@@ -86,7 +86,7 @@ impl RewardWorkers {
     ///
     /// # Errors
     /// [`RewardError::Setting`] for a number of threads outside 1 to 1024 or no reward at all;
-    /// [`RewardError::AlreadyRegistered`] for two rewards of one name; [`RewardError::Workers`] if the system starts
+    /// [`RewardError::NameTaken`] for two rewards of one name; [`RewardError::Workers`] if the system starts
     /// no more threads.
     pub fn new(rewards: Vec<NamedReward>, threads: usize) -> Result<Self, RewardError> {
         if !(1..=1024).contains(&threads) {
@@ -105,7 +105,7 @@ impl RewardWorkers {
         }
         for (index, reward) in rewards.iter().enumerate() {
             if rewards[..index].iter().any(|other| other.name == reward.name) {
-                return Err(RewardError::AlreadyRegistered {
+                return Err(RewardError::NameTaken {
                     name: reward.name.clone(),
                 });
             }

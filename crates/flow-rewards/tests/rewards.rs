@@ -2,26 +2,43 @@
 
 mod common;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use common::{digit_prompt, digits, noisy, sample};
 use flow_data::{Image, ImageShape, Prompt};
 use flow_rewards::classifier::Classifier;
-use flow_rewards::{
-    Reward, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample, parse_params,
-};
+use flow_rewards::{Params, Reward, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample};
 use serde_json::{Value, json};
 
 fn build(name: &str, params: Value) -> Arc<dyn Reward> {
     RewardRegistry::with_built_in()
         .unwrap()
-        .build(name, &params)
+        .build(name, &table(params), Path::new("."))
         .unwrap()
 }
 
+/// Parameters from JSON; `null` stands for none.
+fn table(params: Value) -> Params {
+    match params {
+        Value::Object(params) => params,
+        Value::Null => Params::new(),
+        other => panic!("{other} is no table"),
+    }
+}
+
+/// The digits' classifier that comes with the crate.
+fn built_in() -> Value {
+    json!({ "weights": "built-in" })
+}
+
 fn refusal(name: &str, params: Value) -> String {
-    match RewardRegistry::with_built_in().unwrap().build(name, &params) {
-        Ok(_) => panic!("`{name}` accepted {params}"),
+    let params = table(params);
+    match RewardRegistry::with_built_in()
+        .unwrap()
+        .build(name, &params, Path::new("."))
+    {
+        Ok(_) => panic!("`{name}` accepted {params:?}"),
         Err(error) => error.to_string(),
     }
 }
@@ -52,8 +69,11 @@ fn rgb(side: usize, [r, g, b]: [f32; 3]) -> Image {
 fn the_digit_reward_is_the_classifiers_probability_of_the_prompted_digit() {
     let digits = digits();
     let classifier = Classifier::built_in().unwrap();
-    let probability = build("digit-classifier", Value::Null);
-    let log_probability = build("digit-classifier", json!({ "mode": "log-probability" }));
+    let probability = build("digit-classifier", built_in());
+    let log_probability = build(
+        "digit-classifier",
+        json!({ "weights": "built-in", "mode": "log-probability" }),
+    );
     for digit in 0..10u8 {
         let prompt = digit_prompt(&format!("thin {digit}"));
         let image = &digits.images()[40];
@@ -71,7 +91,7 @@ fn the_digit_reward_is_the_classifiers_probability_of_the_prompted_digit() {
 fn the_judge_is_another_classifier_that_agrees_on_real_images() {
     let digits = digits();
     let (policy, judge) = (
-        build("digit-classifier", Value::Null),
+        build("digit-classifier", built_in()),
         build("digit-classifier", json!({ "weights": "judge" })),
     );
     let mut means = [0.0; 2];
@@ -92,7 +112,7 @@ fn the_judge_is_another_classifier_that_agrees_on_real_images() {
 
 #[test]
 fn the_digit_reward_refuses_prompts_of_scenes_and_missing_files() {
-    let reward = build("digit-classifier", Value::Null);
+    let reward = build("digit-classifier", built_in());
     let image = &grey(8, 0.0);
     let scene = common::scene_prompt("one red circle");
     let error = reward.score(&[sample(image, &scene)]).unwrap_err().to_string();
@@ -201,7 +221,7 @@ fn no_score_leaves_the_range_that_its_reward_names() {
         ("digit-classifier", json!({}), (0.0, 1.0)),
         (
             "digit-classifier",
-            json!({ "mode": "log-probability" }),
+            json!({ "weights": "built-in", "mode": "log-probability" }),
             (-infinite, 0.0),
         ),
         ("jpeg-compressibility", json!({}), (-infinite, 0.0)),
@@ -243,10 +263,13 @@ fn every_reward_refuses_images_that_are_not_finite() {
     let mut bad = good.clone();
     bad.pixels_chw[63] = f32::INFINITY;
     for (name, params) in [
-        ("digit-classifier", Value::Null),
+        ("digit-classifier", built_in()),
         ("jpeg-compressibility", Value::Null),
         ("target-colour", json!({ "rgb": [0.1, 0.2, 0.3] })),
-        ("rank-in-group", json!({ "reward": "digit-classifier" })),
+        (
+            "rank-in-group",
+            json!({ "reward": "digit-classifier", "params": built_in() }),
+        ),
     ] {
         let error = build(name, params)
             .score(&[sample(&good, &prompt), sample(&bad, &prompt)])
@@ -266,48 +289,62 @@ fn an_unknown_reward_lists_what_exists_and_the_nearest_name() {
     let error = refusal("digit-clasifier", Value::Null);
     assert_eq!(
         error,
-        "there is no reward `digit-clasifier` (did you mean \"digit-classifier\"?); the rewards are: \
-         digit-classifier, jpeg-compressibility, rank-in-group, shapes-rules, target-colour"
+        "there is no reward `digit-clasifier`; available: digit-classifier, jpeg-compressibility, rank-in-group, \
+         shapes-rules, target-colour. The nearest name is `digit-classifier`"
     );
-    assert!(
-        refusal("aesthetic", Value::Null).starts_with("there is no reward `aesthetic`; the rewards are: ")
-    );
-    assert_eq!(build("Digit_Classifier", Value::Null).name(), "digit-classifier");
+    assert!(refusal("aesthetic", Value::Null).starts_with("there is no reward `aesthetic`; available: "));
+    assert_eq!(build("Digit_Classifier", built_in()).name(), "digit-classifier");
 }
 
 #[test]
 fn wrong_parameters_are_errors_that_name_them() {
-    let error = refusal("jpeg-compressibility", json!({ "qualty": 3 }));
-    assert_eq!(
-        error,
-        "reward `jpeg-compressibility` has no parameter `qualty` (did you mean \"quality\"?); its parameters are: \
-         quality, min_side"
-    );
-    let error = refusal("jpeg-compressibility", json!({ "quality": "high" }));
-    assert!(
-        error.contains("`quality`: invalid type: string \"high\", expected u8"),
-        "{error}"
-    );
-    let error = refusal("jpeg-compressibility", json!({ "quality": 0 }));
-    assert!(error.contains("`quality`: 0 is not from 1 to 100"), "{error}");
-    let error = refusal("jpeg-compressibility", json!({ "min_side": 0 }));
-    assert!(error.contains("`min_side`: 0 is not from 1 to 4096"), "{error}");
-    let error = refusal("jpeg-compressibility", json!(95));
-    assert!(
-        error.contains("expected a table such as { quality = … }, found 95"),
-        "{error}"
-    );
-    let error = refusal("target-colour", Value::Null);
-    assert!(error.contains("missing field `rgb`"), "{error}");
-    let error = refusal("target-colour", json!({ "rgb": [0.0, 1.5, 0.0] }));
-    assert!(error.contains("`rgb[1]`: 1.5 is not from 0 to 1"), "{error}");
-    let error = refusal("shapes-rules", json!({ "mode": "men" }));
-    assert!(
-        error.contains("`mode`: unknown variant `men`, expected `mean` or `all`"),
-        "{error}"
-    );
-    let error = refusal("rank-in-group", json!({ "reward": "jpeg" }));
-    assert!(error.contains("there is no reward `jpeg`"), "{error}");
+    for (reward, params, words) in [
+        (
+            "jpeg-compressibility",
+            json!({ "qualty": 3 }),
+            ["reward `jpeg-compressibility`", "no key `qualty`", "`quality`"],
+        ),
+        (
+            "jpeg-compressibility",
+            json!({ "quality": "high" }),
+            ["`params.quality`", "must be an integer", "`high`"],
+        ),
+        (
+            "jpeg-compressibility",
+            json!({ "quality": 0 }),
+            ["`params.quality` is 0", "1", "100"],
+        ),
+        (
+            "jpeg-compressibility",
+            json!({ "min_side": 0 }),
+            ["`params.min_side` is 0", "1", "4096"],
+        ),
+        (
+            "target-colour",
+            Value::Null,
+            ["lacks `rgb`", "must be given", "add"],
+        ),
+        (
+            "target-colour",
+            json!({ "rgb": [0.0, 1.5, 0.0] }),
+            ["`params.rgb.1` is 1.5", "0", "1"],
+        ),
+        (
+            "shapes-rules",
+            json!({ "mode": "men" }),
+            ["`params.mode` cannot be `men`", "mean", "did you mean"],
+        ),
+        (
+            "rank-in-group",
+            json!({ "reward": "jpeg" }),
+            ["there is no reward `jpeg`", "available", "jpeg-compressibility"],
+        ),
+    ] {
+        let error = refusal(reward, params);
+        for word in words {
+            assert!(error.contains(word), "{word}: {error}");
+        }
+    }
 }
 
 /// A reward from outside the crate: the number of words of the prompt, times a factor.
@@ -331,28 +368,27 @@ impl Reward for Words {
 
 #[test]
 fn a_reward_from_outside_registers_itself_once() {
+    #[derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    #[serde(deny_unknown_fields)]
+    struct WordsSettings {
+        factor: f32,
+    }
     fn factory() -> RewardFactory {
-        RewardFactory {
-            name: "words",
-            summary: "the number of words of the prompt",
-            kind: RewardKind::Pointwise,
-            params: &["factor"],
-            build: Box::new(|_, params| {
-                #[derive(serde::Deserialize)]
-                struct Params {
-                    factor: f32,
-                }
-                let Params { factor } = parse_params("words", params, &["factor"])?;
-                Ok(Arc::new(Words { factor }))
-            }),
-        }
+        RewardFactory::new::<WordsSettings>(
+            "words",
+            "The number of words of the prompt.",
+            RewardKind::Pointwise,
+            |_, WordsSettings { factor }| Ok(Arc::new(Words { factor })),
+        )
     }
     let mut registry = RewardRegistry::with_built_in().unwrap();
     registry.register(factory()).unwrap();
-    let names: Vec<_> = registry.iter().map(|factory| factory.name).collect();
+    let names: Vec<_> = registry.iter().map(|factory| factory.name()).collect();
     assert_eq!(names.last(), Some(&"words"));
     assert_eq!(names.len(), 6);
-    let reward = registry.build("words", &json!({ "factor": 0.5 })).unwrap();
+    let reward = registry
+        .build("words", &table(json!({ "factor": 0.5 })), Path::new("."))
+        .unwrap();
     assert_eq!(
         reward
             .score(&[sample(&grey(8, 0.0), &digit_prompt("bold 7"))])
@@ -360,9 +396,7 @@ fn a_reward_from_outside_registers_itself_once() {
         [1.0]
     );
     assert_eq!(
-        registry.register(factory()).unwrap_err(),
-        RewardError::AlreadyRegistered {
-            name: "words".to_owned()
-        }
+        registry.register(factory()).unwrap_err().to_string(),
+        "there is a reward `words` already; register each name once"
     );
 }

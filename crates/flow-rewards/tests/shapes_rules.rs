@@ -32,7 +32,7 @@ fn mean_score(shapes: &Shapes, mode: RulesMode, noise: f32) -> f64 {
 fn rendered_scenes_get_nearly_full_marks_at_every_size_and_with_noise() {
     for (size, noise) in [(24, 0.0), (24, 0.1), (24, 0.2), (32, 0.2), (37, 0.0), (64, 0.2)] {
         let shapes = Shapes::new(ShapesSettings {
-            size,
+            image_size: size,
             ..Default::default()
         })
         .unwrap();

@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -40,7 +41,12 @@ fn built_in() -> Vec<NamedReward> {
         ("rank-in-group", rank),
         ("target-colour", colour),
     ]
-    .map(|(name, params)| registry.build(name, &params).unwrap().into())
+    .map(|(name, params)| {
+        registry
+            .build(name, params.as_object().unwrap(), Path::new("."))
+            .unwrap()
+            .into()
+    })
     .into()
 }
 
@@ -354,7 +360,7 @@ fn pools_and_batches_that_make_no_sense_are_refused() {
     let twice = [built_in(), built_in()].concat();
     assert_eq!(
         refusal(twice, 1),
-        "reward `digit-classifier` is registered twice; give the second one another name"
+        "reward `digit-classifier` is there twice; give the second one another name"
     );
     let workers = RewardWorkers::new(built_in(), 1).unwrap();
     assert_eq!(

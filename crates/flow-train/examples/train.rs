@@ -2,7 +2,7 @@
 //! of it. `cargo run --release -p flow-train --example train -- FOLDER`; the run is written to `FOLDER/example`.
 
 use flow_train::trainer::observer::{IterationSummary, Observer};
-use flow_train::{Sampling, Training, config};
+use flow_train::{Registries, Sampling, Training, config};
 use std::error::Error;
 use std::path::PathBuf;
 
@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args_os()
         .nth(1)
         .ok_or("give the folder that the run is written to")?;
-    let mut config = config::parse_named("example", CONFIG, &[])?.config;
+    let catalog = Registries::built_in()?.catalog();
+    let mut config = config::parse_named(&catalog, "example", CONFIG, &[])?.config;
     config.run.dir = PathBuf::from(folder);
     let trained = Training::new(&config).observer(&mut Print).run()?;
     println!("{}", trained.directory.display());

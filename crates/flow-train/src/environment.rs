@@ -75,8 +75,7 @@ pub fn environment<'a>(
     Ok(Environment {
         plan,
         accelerators: &registries.accelerators,
-        models: &registries.models,
-        rewards: &registries.rewards,
+        plugins: &registries.plugins,
         base,
         gauge: gpu_gauge(config, &device),
         device,

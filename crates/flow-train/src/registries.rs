@@ -2,17 +2,15 @@
 
 use flow_accel::{AcceleratorRegistry, AlreadyRegistered};
 use flow_attention::AttentionRegistry;
+use flow_config::Catalog;
 use flow_kernels::KernelRegistry;
-use flow_models::ModelRegistry;
-use flow_rewards::{RewardError, RewardRegistry};
+use flow_trainer::Plugins;
 
 /// The registries of a program. Nothing registers itself: a plugin is a function that adds to one of them.
 #[derive(Debug, Default)]
 pub struct Registries {
-    /// Architectures.
-    pub models: ModelRegistry,
-    /// Rewards.
-    pub rewards: RewardRegistry,
+    /// Data sets, architectures and rewards.
+    pub plugins: Plugins,
     /// Implementations of the fused operations.
     pub kernels: KernelRegistry,
     /// Implementations of attention.
@@ -25,8 +23,8 @@ pub struct Registries {
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub enum NameTaken {
-    /// Two rewards.
-    Reward(#[from] RewardError),
+    /// Two data sets or two rewards.
+    Plugin(#[from] flow_registry::NameTaken),
     /// Two accelerators.
     Accelerator(#[from] AlreadyRegistered),
 }
@@ -38,13 +36,17 @@ impl Registries {
     /// If two plugins have one name.
     pub fn built_in() -> Result<Self, NameTaken> {
         let mut registries = Self {
-            rewards: RewardRegistry::with_built_in()?,
+            plugins: Plugins::built_in()?,
             ..Self::default()
         };
-        flow_models::register(&mut registries.models);
         flow_kernels::register(&mut registries.kernels);
         flow_attention::register(&mut registries.attention);
         flow_accelerators::register(&mut registries.accelerators, &registries.attention)?;
         Ok(registries)
+    }
+
+    /// What a config may say of its plug-ins. Made anew at each call, and worth keeping.
+    pub fn catalog(&self) -> Catalog {
+        self.plugins.catalog()
     }
 }

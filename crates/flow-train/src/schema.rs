@@ -1,20 +1,22 @@
 //! The JSON schema of a config with everything that the program's registries know: each accelerator's own parameters,
 //! and the options of the runtimes.
 
+use crate::Registries;
 use flow_accel::{AcceleratorKind, AcceleratorRegistry, Params, Slot};
 use serde_json::{Map, Value as Json, json};
 
 /// What names the schema, wherever it is kept.
 const ID: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/raw/main/configs/schema.json");
 
-/// The JSON schema (draft 2020-12) of a config file for the accelerators of `registry`, as editors take it
+/// The JSON schema (draft 2020-12) of a config file for the plug-ins of `registries`, as editors take it
 /// ([`flow_config::schema_for_editors`]).
 ///
 /// A slot takes the entries of the accelerators that may stand in it, one variant per name. Letters of a name may be of
 /// any case, as in the parser: a variant has the name itself, for editors to complete, and a pattern of both cases. What
 /// an accelerator refuses in view of the program or the model (a backend that is not registered) is the parser's alone.
-pub fn schema(registry: &AcceleratorRegistry) -> Json {
-    let mut schema = flow_config::schema();
+pub fn schema(registries: &Registries) -> Json {
+    let registry = &registries.accelerators;
+    let mut schema = flow_config::schema(&registries.catalog());
     let mut definitions = Map::new();
     for slot in Slot::ALL {
         let kinds = registry.kinds().filter(|kind| kind.stage() == slot.takes());
@@ -74,8 +76,8 @@ fn identified(schema: Json) -> Json {
 }
 
 /// The schema as it is committed in `configs/schema.json`: indented, with a newline at the end.
-pub fn schema_text(registry: &AcceleratorRegistry) -> String {
-    format!("{:#}\n", schema(registry))
+pub fn schema_text(registries: &Registries) -> String {
+    format!("{:#}\n", schema(registries))
 }
 
 /// An entry with the parameters of `kind`, whose definitions go into `definitions`.

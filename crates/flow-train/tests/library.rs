@@ -1,6 +1,6 @@
 //! Runs of a program that has no command line.
 
-use flow_train::config::{Config, OnExists, parse_str};
+use flow_train::config::{Config, OnExists};
 use flow_train::report::RunStatus;
 use flow_train::trainer::observer::{IterationSummary, Observer};
 use flow_train::{Sampling, Training, train};
@@ -19,7 +19,7 @@ fn config(folder: &Path) -> Config {
         model = { dit = { hidden = 16, layers = 2, heads = 2 } }
         device = { threads = 2 }
     "#;
-    let mut config = parse_str(text).expect("the config is right").config;
+    let mut config = test_catalog::parse_str(text).expect("the config is right").config;
     config.run.dir = folder.to_owned();
     config
 }

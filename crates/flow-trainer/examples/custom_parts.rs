@@ -16,9 +16,9 @@ use flow_core::{
     Weights, device::ComputeDevice, tensors::plain,
 };
 use flow_kernels::CpuKernels;
-use flow_models::ModelRegistry;
 use flow_report::{Manifest, OnExists, RunDirectory, ValueRange};
-use flow_rewards::{NamedReward, Reward, RewardError, RewardRegistry, RewardSample, RewardWorkers};
+use flow_rewards::{NamedReward, Reward, RewardError, RewardSample, RewardWorkers};
+use flow_trainer::Plugins;
 use flow_trainer::Session;
 use flow_trainer::algorithm::{Algorithm, LossContext, Position, ReferenceWeights, UnitLoss};
 use flow_trainer::observer::{IterationSummary, Observer};
@@ -235,11 +235,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args()
         .nth(1)
         .ok_or("give the folder that the run is written to")?;
-    let config: Config = flow_config::parse_named("custom", CONFIG, &[])
+    let plugins = Plugins::built_in()?;
+    let config: Config = flow_config::parse_named(&plugins.catalog(), "custom", CONFIG, &[])
         .map_err(|report| report.to_string())?
         .config;
-    let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
-    flow_models::register(&mut models);
     let device = ComputeDevice::cpu();
     let plan = Arc::new(Backends::new(
         Arc::new(CpuAttention),
@@ -250,8 +249,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         device: device.clone(),
         plan,
         accelerators: &accelerators,
-        models: &models,
-        rewards: &rewards,
+        plugins: &plugins,
         base: Path::new("."),
         gauge: None,
     };

@@ -7,9 +7,9 @@ use flow_attention::AttentionRegistry;
 use flow_config::Config;
 use flow_core::{Backends, device::ComputeDevice};
 use flow_kernels::KernelRegistry;
-use flow_models::{ModelRegistry, StoredDtype};
+use flow_models::StoredDtype;
 use flow_report::{Interval, Manifest, OnExists, RunDirectory, Stopwatch, peak_resident_gib};
-use flow_rewards::RewardRegistry;
+use flow_trainer::Plugins;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer};
 use flow_trainer::setup::{self, Environment, WithAlgorithm};
@@ -78,7 +78,7 @@ impl WithAlgorithm for Train<'_> {
 
 fn pretrained(config: &Config, environment: &Environment<'_>) -> Result<(), Failure> {
     let settings = &config.pretrain;
-    let dataset = setup::dataset(config)?;
+    let dataset = setup::dataset(config, environment)?;
     let blank = Config {
         model: flow_config::ModelConfig {
             weights: None,
@@ -124,15 +124,13 @@ fn main() -> Result<(), Failure> {
     let [task, path, overrides @ ..] = arguments.as_slice() else {
         return Err("usage: headless train|pretrain CONFIG [KEY=VALUE]…".into());
     };
-    let config = flow_config::load(path, overrides)
+    let plugins = Plugins::built_in()?;
+    let config = flow_config::load(&plugins.catalog(), path, overrides)
         .map_err(|report| report.to_string())?
         .config;
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
-    let mut models = ModelRegistry::new();
     flow_kernels::register(&mut kernels);
     flow_attention::register(&mut attention);
-    flow_models::register(&mut models);
-    let rewards = RewardRegistry::with_built_in()?;
     let plan = Arc::new(Backends::new(attention.get("cpu")?, kernels.get("cpu")?));
     let base = Path::new(path).parent().unwrap_or(Path::new("."));
     let accelerators = AcceleratorRegistry::default();
@@ -140,8 +138,7 @@ fn main() -> Result<(), Failure> {
         device: ComputeDevice::cpu(),
         plan,
         accelerators: &accelerators,
-        models: &models,
-        rewards: &rewards,
+        plugins: &plugins,
         base,
         gauge: None,
     };

@@ -15,8 +15,9 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::{Backends, InferencePass, Stage, cpu};
 use flow_data::{Image, Prompt, PromptSpec, Shapes, ShapesSettings};
 use flow_kernels::CpuKernels;
-use flow_models::{ModelRegistry, StoredDtype};
-use flow_rewards::{RewardRegistry, RewardSample};
+use flow_models::StoredDtype;
+use flow_rewards::RewardSample;
+use flow_trainer::Plugins;
 use flow_trainer::advantage::{RewardColumn, compute_advantages};
 use flow_trainer::conditions::Conditioner;
 use flow_trainer::geometry::{Geometry, PromptSampler};
@@ -56,11 +57,10 @@ fn main() -> ExitCode {
 }
 
 fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error>> {
-    let config = flow_config::load(path, set)
+    let plugins = Plugins::built_in()?;
+    let config = flow_config::load(&plugins.catalog(), path, set)
         .map_err(|report| report.to_string())?
         .config;
-    let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
-    flow_models::register(&mut models);
     let device = ComputeDevice::cpu();
     let plan = Arc::new(Backends::new(
         Arc::new(CpuAttention),
@@ -70,13 +70,12 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
         device: device.clone(),
         plan: plan.clone(),
         accelerators: &AcceleratorRegistry::default(),
-        models: &models,
-        rewards: &rewards,
+        plugins: &plugins,
         base: &flow_config::base_dir(path),
         gauge: None,
     };
     let model = setup::model(&config, &environment)?;
-    let dataset = setup::dataset(&config)?;
+    let dataset = setup::dataset(&config, &environment)?;
     let spec = model.model.spec();
     let mut wanted = Arrays::default();
 
@@ -146,7 +145,10 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
     let rows: Vec<f32> = edge_prompts.iter().flat_map(|prompt| content(prompt)).collect();
     wanted.floats("edge.prompts", &[edge_prompts.len(), 4], &rows);
     for mode in ["mean", "all"] {
-        let rules = rewards.build("shapes-rules", &json!({ "mode": mode }))?;
+        let params = serde_json::Map::from_iter([("mode".to_owned(), json!(mode))]);
+        let rules = plugins
+            .rewards
+            .build("shapes-rules", &params, &flow_config::base_dir(path))?;
         let score = |prompts: &[&Prompt], images: &[Image]| {
             let pairs = prompts.iter().zip(images);
             let samples: Vec<RewardSample<'_>> = pairs
@@ -194,7 +196,7 @@ type Drawn<'a> = (Vec<&'a Prompt>, Vec<Image>);
 /// For each level of noise: right scenes of all prompts, and scenes of others.
 fn edge(prompts: &[Prompt], side: usize) -> Result<Drawn<'_>, Box<dyn Error>> {
     let shapes = Shapes::new(ShapesSettings {
-        size: side,
+        image_size: side,
         ..ShapesSettings::default()
     })?;
     let (mut asked, mut images) = (Vec::new(), Vec::new());

@@ -23,8 +23,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::{Backends, InferencePass, RawTensor, Stage, TrainingPass, Weights};
 use flow_kernels::CpuKernels;
-use flow_models::{ModelRegistry, StoredDtype};
-use flow_rewards::RewardRegistry;
+use flow_models::StoredDtype;
+use flow_trainer::Plugins;
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
 use flow_trainer::conditions::Conditioner;
 use flow_trainer::geometry::Geometry;
@@ -76,11 +76,10 @@ struct Job {
 
 impl Job {
     fn new(path: &str) -> Result<Self, Box<dyn Error>> {
-        let config = flow_config::load(path, &[])
+        let plugins = Plugins::built_in()?;
+        let config = flow_config::load(&plugins.catalog(), path, &[])
             .map_err(|report| report.to_string())?
             .config;
-        let (mut models, rewards) = (ModelRegistry::new(), RewardRegistry::with_built_in()?);
-        flow_models::register(&mut models);
         let device = ComputeDevice::cpu();
         let plan = Arc::new(Backends::new(
             Arc::new(CpuAttention),
@@ -92,13 +91,12 @@ impl Job {
             device: device.clone(),
             plan: plan.clone(),
             accelerators: &accelerators,
-            models: &models,
-            rewards: &rewards,
+            plugins: &plugins,
             base: &base,
             gauge: None,
         };
         let model = setup::model(&config, &environment)?;
-        let dataset = setup::dataset(&config)?;
+        let dataset = setup::dataset(&config, &environment)?;
         let spec = model.model.spec();
         let conditioner = Conditioner::new(&*dataset, spec, true, &device)?;
         let prompts = dataset.train_prompts();

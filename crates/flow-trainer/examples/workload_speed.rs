@@ -46,7 +46,6 @@ mod workloads;
 
 use arrays::Arrays;
 use burn::tensor::Tensor;
-use flow_config::Config;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
@@ -195,7 +194,7 @@ impl Job {
             _ => WeightStorage::SplitF32,
         };
         weights.store(&trained, storage, &*plan.kernels);
-        let mut config = Config::default();
+        let mut config = flow_trainer::Plugins::built_in()?.catalog().defaults().clone();
         config.scheduler.steps = workload.steps;
         let steps = setup::schedule(&config, model.spec().tokens)?.steps_for(0);
         Ok(Self {

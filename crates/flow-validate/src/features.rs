@@ -7,8 +7,8 @@ use crate::{Capabilities, Machine};
 use flow_checkpoint::{Policy, PolicyError};
 use flow_config::codes::RULE_IMAGE_SHAPE;
 use flow_config::{
-    Architecture, CheckpointingConfig, Config, DType, DataConfig, DeviceKind, Diagnostic, GradientStorage,
-    WeightStorage, key_in_path, nearest,
+    Architecture, Catalog, CheckpointingConfig, Config, DType, DeviceKind, Diagnostic, GradientStorage,
+    ImageFacts, WeightStorage, key_in_path, nearest,
 };
 use flow_runtime::{Context, DeviceKind as RuntimeDevice, OptionsError};
 use std::path::Path;
@@ -90,13 +90,9 @@ pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
 }
 
 /// Whether a model makes the images that the data set has. A DiT's own keys are compared by `flow_config`.
-pub(crate) fn images(config: &Config, model: &Capabilities<'_>) -> Option<Diagnostic> {
+pub(crate) fn images(config: &Config, catalog: &Catalog, model: &Capabilities<'_>) -> Option<Diagnostic> {
     let latent = model.spec.latent;
-    let size = config.data.image_size();
-    let channels = match config.data {
-        DataConfig::Digits(_) => 1,
-        DataConfig::Shapes(_) => 3,
-    };
+    let ImageFacts { size, channels } = catalog.data_facts(config)?.images?;
     let same = (latent.frames, latent.channels, latent.height, latent.width) == (1, channels, size, size);
     if config.model.architecture == Architecture::Dit || same {
         return None;

@@ -4,7 +4,7 @@ use crate::codes::LARGE_LEARNING_RATE;
 use crate::{Gpu, Load, MemoryEstimate};
 use crate::{Trainer, features, kernels, memory, resolve, timesteps};
 use flow_accel::AcceleratorRegistry;
-use flow_config::{Config, Diagnostic, Severity};
+use flow_config::{Catalog, Config, Diagnostic, Severity};
 use flow_core::{Backends, ModelSpec, ParamLayout};
 use std::collections::BTreeSet;
 
@@ -43,6 +43,8 @@ pub struct Capabilities<'a> {
 pub struct Question<'a> {
     /// The config.
     pub config: &'a Config,
+    /// What the config can name.
+    pub catalog: &'a Catalog,
     /// The accelerators of the program.
     pub accelerators: &'a AcceleratorRegistry,
     /// Who computes without accelerators; nothing if the config's device is not there.
@@ -67,6 +69,7 @@ const LARGE: f64 = 0.1;
 pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
     let Question {
         config,
+        catalog,
         accelerators,
         plan,
         model,
@@ -78,7 +81,11 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
     let mut found = features::device(config, machine);
     found.extend(features::checkpointing(config, machine, model.as_ref()));
     found.extend(features::runtime(config, machine, question.training));
-    found.extend(model.as_ref().and_then(|model| features::images(config, model)));
+    found.extend(
+        model
+            .as_ref()
+            .and_then(|model| features::images(config, catalog, model)),
+    );
     found.extend(kernels::check(config, machine, model.as_ref()));
     if let (Some(plan), Some(model)) = (plan, model) {
         found.extend(resolve(config, accelerators, plan, model.spec, trainer).0);

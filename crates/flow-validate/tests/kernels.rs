@@ -1,7 +1,7 @@
 //! What is said of a GPU's kernels before a run, and whether it is what those kernels say themselves.
 
 use flow_attention_cube::call::Call;
-use flow_config::{Diagnostic, parse_str};
+use flow_config::Diagnostic;
 use flow_core::device::ComputeDevice;
 use flow_cube::wgmma::Factor;
 use flow_matmul_cube::Element;
@@ -11,6 +11,7 @@ use flow_models::ModelRegistry;
 use flow_validate::kernels::{attends_on_tensor_cores, multiplies_on_tensor_cores};
 use flow_validate::{Capabilities, Gpu, Machine, Question, Trainer, validate};
 use std::collections::BTreeSet;
+use test_catalog::parse_str;
 
 const H100: (&str, (u32, u32)) = ("H100", (9, 0));
 const A100: (&str, (u32, u32)) = ("A100", (8, 0));
@@ -50,6 +51,7 @@ fn found(gpu: Option<(&str, (u32, u32))>, dit: &str, more: &str) -> Vec<Diagnost
     };
     let found = validate(&Question {
         config: &config,
+        catalog: &test_catalog::CATALOG,
         accelerators: &Default::default(),
         plan: None,
         model: Some(Capabilities {

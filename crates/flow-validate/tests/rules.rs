@@ -228,7 +228,7 @@ fn codes(config: &AccelerationConfig, paradigm: Paradigm) -> Vec<(String, &'stat
     let model = ModelSpec::default();
     let whole = Config {
         acceleration: config.clone(),
-        ..Config::default()
+        ..test_catalog::defaults()
     };
     let (found, acceleration) = resolve(&whole, &registry(), &base, &model, &trainer(Some(paradigm)));
     assert_eq!(

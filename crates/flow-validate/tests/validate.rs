@@ -2,7 +2,7 @@
 
 use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Refusal, Safety, StepScope, Target};
 use flow_attention::CpuAttention;
-use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity, WordsText, parse_str};
+use flow_config::{AcceleratorEntry, Diagnostic, Severity, WordsText};
 use flow_core::params::LayoutBuilder;
 use flow_core::{AttentionShape, Backends, Init, ModelSpec, ParamLayout, RegionKind, Rows};
 use flow_kernels::CpuKernels;
@@ -12,6 +12,7 @@ use flow_validate::{
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use test_catalog::{CATALOG, parse_str};
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -89,12 +90,12 @@ fn layout() -> ParamLayout {
 }
 
 fn ask(text: &str, machine: &Machine, spec: &ModelSpec, sigmas: &[f64]) -> Vec<Diagnostic> {
-    let config = parse_str(&format!("config_version = 1\n{text}\n"))
-        .expect("right by itself")
-        .config;
+    let text = format!("config_version = 1\n{text}\n");
+    let config = parse_str(&text).expect("right by itself").config;
     let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     validate(&Question {
         config: &config,
+        catalog: &CATALOG,
         accelerators: &registry(),
         plan: Some(&plan),
         model: Some(Capabilities {
@@ -120,7 +121,6 @@ fn spec() -> ModelSpec {
 }
 
 const STEPS: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
-
 #[test]
 fn each_rule_finds_what_it_is_for_and_nothing_else() {
     let outside = "[[acceleration.rollout]]\nname = \"outside\"";
@@ -432,12 +432,12 @@ fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
         );
         let mut layout = ParamLayout::default();
         LayoutBuilder::new(&mut layout).param("proj_out.weight", [1 << 9, 1 << 9], Init::Zeros);
-        let config = parse_str(&format!("config_version = 1\n{text}\n"))
-            .expect("right")
-            .config;
+        let text = format!("config_version = 1\n{text}\n");
+        let config = parse_str(&text).expect("right").config;
         let (spec, machine) = (spec(), machine());
         validate(&Question {
             config: &config,
+            catalog: &CATALOG,
             accelerators: &registry(),
             plan: None,
             model: Some(Capabilities {
@@ -486,7 +486,7 @@ fn the_words_of_a_finding_are_those_of_the_error() {
         name: name.into(),
         params: Default::default(),
     };
-    let mut config = Config::default();
+    let mut config = test_catalog::defaults();
     config.acceleration.shared = vec![entry("outside")];
     config.acceleration.rollout = vec![entry("rival"), entry("rival"), entry("nobody")];
     let build = |name: &str| registry.build(name, &Default::default());

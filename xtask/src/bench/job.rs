@@ -35,7 +35,7 @@ impl<'a> Job<'a> {
     /// The config at `config` in the workspace, or at an absolute path. Builds the program unless one was given.
     pub fn new(workspace: &Workspace, config: &str, asked: &'a Asked) -> Result<Self> {
         let path = workspace.path(config);
-        let config = match flow_config::load(&path, &asked.set) {
+        let config = match flow_config::load(&flow_config::Catalog::open(), &path, &asked.set) {
             Ok(resolved) => resolved.config,
             Err(report) => bail!("{report}"),
         };

@@ -34,7 +34,7 @@ pub fn run(workspace: &Workspace, program: &Path, jobs: &[String]) -> Result<usi
         if !jobs.is_empty() && !jobs.contains(&stem) {
             continue;
         }
-        let config = match flow_config::load(&path, &[]) {
+        let config = match flow_config::load(&flow_config::Catalog::open(), &path, &[]) {
             Ok(resolved) => resolved.config,
             Err(report) => bail!("{report}"),
         };

@@ -7,8 +7,14 @@ use std::fs;
 use std::path::Path;
 
 /// Members without users, which need neither README nor example. `cubecl-llvm` stands in for a published crate;
-/// `test-support` is for tests alone.
-const INTERNAL: &[&str] = &["cubecl-llvm", "test-support", "workspace-hack", "xtask"];
+/// `test-catalog` and `test-support` are for tests alone.
+const INTERNAL: &[&str] = &[
+    "cubecl-llvm",
+    "test-catalog",
+    "test-support",
+    "workspace-hack",
+    "xtask",
+];
 
 /// Fewest lines of a README that says what the crate owns and shows an example.
 const README_LINES: usize = 5;

@@ -14,6 +14,7 @@ use toml::{Table, Value};
 const KEPT_HERE: &[(&str, &str)] = &[
     ("cubecl-llvm", "stands in for a published crate"),
     ("flow-example-accelerator", "the code of the guide"),
+    ("test-catalog", "for tests alone"),
     ("test-support", "for tests alone"),
     (
         "workspace-hack",

@@ -143,16 +143,16 @@ fn evaluation(rules: &mut Rules<'_>) {
                 .help("set `ema.enabled = true`, or remove it");
         }
     }
-    let (columns, images) = (
+    let (columns, of_a_prompt) = (
         config.evaluation.grid.columns,
         config.evaluation.images_per_prompt,
     );
-    if columns > images && !rules.written_below("evaluation.grid.columns").is_empty() {
+    if columns > of_a_prompt && !rules.written_below("evaluation.grid.columns").is_empty() {
         rules
             .warning(
                 codes::RULE_UNUSED,
                 &["evaluation.grid.columns", "evaluation.images_per_prompt"],
-                format!("the grid has {columns} columns, but there are {images} images per prompt"),
+                format!("the grid has {columns} columns, but there are {of_a_prompt} images per prompt"),
             )
             .help("lower the one, or raise the other");
     }
@@ -160,9 +160,12 @@ fn evaluation(rules: &mut Rules<'_>) {
     if config.evaluation.every == 0 || grid.rows == 0 {
         return;
     }
-    let image = config.data.image_size().saturating_mul(grid.scale);
+    let Some(images) = rules.data_facts().and_then(|facts| facts.images) else {
+        return;
+    };
+    let image = images.size.saturating_mul(grid.scale);
     for (key, count, margin) in [
-        ("evaluation.grid.columns", columns.min(images), MARGIN),
+        ("evaluation.grid.columns", columns.min(of_a_prompt), MARGIN),
         (
             "evaluation.grid.rows",
             grid.rows.min(config.evaluation.prompts),

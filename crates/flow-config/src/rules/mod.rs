@@ -7,14 +7,20 @@ mod precision;
 
 use std::collections::BTreeSet;
 
+use crate::catalog::{Catalog, DataFacts};
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::locate;
-use crate::sections::Config;
+use crate::sections::{Config, RewardConfig};
 use crate::tree::{Node, Segment, Value, dotted};
 
 /// Checks every rule. Rules that read a key in `bad` are passed over: its value is not the user's.
-pub(crate) fn check(config: &Config, document: &Node, bad: &[Vec<Segment>]) -> Vec<Diagnostic> {
-    let mut rules = Rules::new(config, document, bad);
+pub(crate) fn check(
+    catalog: &Catalog,
+    config: &Config,
+    document: &Node,
+    bad: &[Vec<Segment>],
+) -> Vec<Diagnostic> {
+    let mut rules = Rules::new(Some(catalog), config, document, bad);
     model::check(&mut rules);
     path::check(&mut rules);
     algorithm::check(&mut rules);
@@ -24,7 +30,7 @@ pub(crate) fn check(config: &Config, document: &Node, bad: &[Vec<Segment>]) -> V
 
 /// What training needs beyond a config that is right in itself (which may be one for pretraining).
 pub(crate) fn check_training(config: &Config, document: &Node, bad: &[Vec<Segment>]) -> Vec<Diagnostic> {
-    let mut rules = Rules::new(config, document, bad);
+    let mut rules = Rules::new(None, config, document, bad);
     if config.rewards.is_empty() {
         rules
             .error(
@@ -46,7 +52,9 @@ pub(crate) fn check_training(config: &Config, document: &Node, bad: &[Vec<Segmen
     rules.problems
 }
 
-struct Rules<'a> {
+/// What rules are checked with: the config, and where what they find goes.
+pub struct Rules<'a> {
+    catalog: Option<&'a Catalog>,
     config: &'a Config,
     document: &'a Node,
     bad: BTreeSet<Vec<Segment>>,
@@ -54,10 +62,11 @@ struct Rules<'a> {
 }
 
 /// A diagnostic that was just added, or nothing if its rule reads a bad key.
-struct Added<'a>(Option<&'a mut Diagnostic>);
+pub struct Added<'a>(Option<&'a mut Diagnostic>);
 
 impl Added<'_> {
-    fn help(self, help: impl Into<String>) {
+    /// How to mend it: a half-sentence without a full stop.
+    pub fn help(self, help: impl Into<String>) {
         if let Some(diagnostic) = self.0 {
             diagnostic.help = Some(help.into());
         }
@@ -83,7 +92,12 @@ fn same_value(node: &Node, default: Option<&serde_json::Value>) -> bool {
 }
 
 impl<'a> Rules<'a> {
-    fn new(config: &'a Config, document: &'a Node, bad: &[Vec<Segment>]) -> Self {
+    fn new(
+        catalog: Option<&'a Catalog>,
+        config: &'a Config,
+        document: &'a Node,
+        bad: &[Vec<Segment>],
+    ) -> Self {
         // Entries of lists move when one is taken out, so the whole list counts as bad.
         let list = |path: &Vec<Segment>| {
             let keys = path
@@ -92,6 +106,7 @@ impl<'a> Rules<'a> {
             keys.cloned().collect()
         };
         Self {
+            catalog,
             config,
             document,
             bad: bad.iter().map(list).collect(),
@@ -99,11 +114,23 @@ impl<'a> Rules<'a> {
         }
     }
 
-    fn error(&mut self, code: &'static str, paths: &[&str], message: impl Into<String>) -> Added<'_> {
+    /// The config.
+    pub fn config(&self) -> &'a Config {
+        self.config
+    }
+
+    /// What the config's data set is to a model; nothing if that is not known.
+    pub fn data_facts(&self) -> Option<DataFacts> {
+        self.catalog?.data_facts(self.config)
+    }
+
+    /// Adds an error on `paths`, the likeliest culprit first; it points at the first of them that somebody wrote.
+    pub fn error(&mut self, code: &'static str, paths: &[&str], message: impl Into<String>) -> Added<'_> {
         self.add(Severity::Error, code, paths, message.into())
     }
 
-    fn warning(&mut self, code: &'static str, paths: &[&str], message: impl Into<String>) -> Added<'_> {
+    /// Adds a warning, as [`error`](Self::error) does.
+    pub fn warning(&mut self, code: &'static str, paths: &[&str], message: impl Into<String>) -> Added<'_> {
         self.add(Severity::Warning, code, paths, message.into())
     }
 
@@ -127,15 +154,61 @@ impl<'a> Rules<'a> {
         Added(self.problems.last_mut())
     }
 
+    /// Every path of the config with its key.
+    fn paths(&self) -> Vec<(String, std::path::PathBuf)> {
+        self.catalog
+            .map_or_else(Vec::new, |catalog| crate::anchor::paths(catalog, self.config))
+    }
+
+    /// Checks the rules of a reward's plug-in, whose table is at `path`.
+    fn check_reward(&mut self, reward: &RewardConfig, path: &str) {
+        if let Some(catalog) = self.catalog
+            && let Some(kind) = catalog.rewards().get(&reward.kind)
+        {
+            kind.check(catalog.rewards(), &reward.params, self, path);
+        }
+    }
+
+    /// Checks the rules of the data set's plug-in.
+    fn check_data(&mut self) {
+        let data = &self.config.data;
+        if let Some(kind) = self.catalog.and_then(|catalog| catalog.data().get(&data.kind)) {
+            // A data set holds no other within.
+            kind.plugin.check(
+                &flow_registry::Registry::new("data set"),
+                &data.params,
+                self,
+                "data",
+            );
+        }
+    }
+
+    /// A name at `path` that no plug-in has.
+    pub(crate) fn unknown_name(&mut self, path: &str, asked: &str, allowed: Vec<String>, message: String) {
+        let near = crate::suggest::nearest(asked, allowed.iter().map(|name| name.trim_matches('"')));
+        let near = near.map(str::to_owned);
+        if let Added(Some(diagnostic)) = self.error(crate::codes::NOT_ALLOWED, &[path], message) {
+            diagnostic.help = near.as_ref().map(|near| format!("did you mean \"{near}\"?"));
+            diagnostic.nearest = near;
+            diagnostic.allowed = allowed;
+        }
+    }
+
+    /// Adds what was found otherwise, and knows its paths.
+    pub(crate) fn extend(&mut self, found: Vec<Diagnostic>) {
+        let placed = found.into_iter().map(|one| locate::place(self.document, one));
+        self.problems.extend(placed);
+    }
+
     /// Whether somebody wrote the key `path`.
-    fn is_written(&self, path: &str) -> bool {
+    pub fn is_written(&self, path: &str) -> bool {
         let node = self.document.lookup(&segments(path));
         node.is_some_and(|node| node.origin.is_some())
     }
 
     /// The keys below `path` that somebody wrote and that say other than the defaults. A config that is written out in
     /// full repeats the defaults of what it does not use, which is no mistake.
-    fn written_below(&self, path: &str) -> Vec<String> {
+    pub fn written_below(&self, path: &str) -> Vec<String> {
         fn collect(node: &Node, path: &str, default: Option<&serde_json::Value>, out: &mut Vec<String>) {
             match &node.value {
                 Value::Table(table) if !table.is_empty() => {
@@ -150,7 +223,8 @@ impl<'a> Rules<'a> {
         }
         let mut out = Vec::new();
         if let Some(node) = self.document.lookup(&segments(path)) {
-            let defaults = serde_json::to_value(Config::default()).unwrap_or_default();
+            let defaults = self.catalog.map(Catalog::defaults);
+            let defaults = serde_json::to_value(defaults).unwrap_or_default();
             collect(
                 node,
                 path,
@@ -161,8 +235,8 @@ impl<'a> Rules<'a> {
         out
     }
 
-    /// `small` must divide `large`.
-    fn divides(&mut self, small: (&str, usize), large: (&str, usize)) {
+    /// Adds an error unless `small` divides `large`, each a path and its value.
+    pub fn divides(&mut self, small: (&str, usize), large: (&str, usize)) {
         if small.1 != 0 && large.1.is_multiple_of(small.1) {
             return;
         }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::Rules;
+use crate::catalog::{ImageFacts, PromptFacts};
 use crate::codes;
 use crate::sections::{
-    Architecture, Conditioning, DataConfig, DeviceKind, Finetune, PositionEncoding, RateSchedule,
-    RewardConfig, TextConfig,
+    Architecture, Conditioning, DeviceKind, Finetune, PositionEncoding, RateSchedule, TextConfig,
 };
 
 pub(super) fn check(rules: &mut Rules<'_>) {
@@ -27,7 +27,7 @@ pub(super) fn check(rules: &mut Rules<'_>) {
 
 /// A shell expands `~` in words of its own, not in a config and not behind `=`.
 fn home(rules: &mut Rules<'_>) {
-    for (key, path) in crate::anchor::paths(rules.config) {
+    for (key, path) in rules.paths() {
         let text = path.to_string_lossy();
         if !text.starts_with('~') {
             continue;
@@ -287,10 +287,26 @@ fn unused_tables(rules: &mut Rules<'_>) {
 
 fn data(rules: &mut Rules<'_>) {
     let config = rules.config;
-    let (size, channels) = (config.data.image_size(), config.data.channels());
-    if config.model.architecture != Architecture::Dit {
-        text(rules);
+    rules.check_data();
+    let facts = rules.data_facts().unwrap_or_default();
+    if let Some(prompts) = facts.prompts {
+        match config.model.architecture {
+            Architecture::Dit => {}
+            Architecture::Mmdit | Architecture::Wan => text(rules, prompts),
+        }
     }
+    if let Some(images) = facts.images {
+        latent(rules, images);
+    }
+    if let (Architecture::Dit, Some(prompts)) = (config.model.architecture, facts.prompts) {
+        conditioning(rules, prompts);
+    }
+}
+
+/// Whether the model makes images of the data's size.
+fn latent(rules: &mut Rules<'_>, images: ImageFacts) {
+    let config = rules.config;
+    let ImageFacts { size, channels } = images;
     match config.model.architecture {
         Architecture::Dit => {
             let dit = &config.model.dit;
@@ -320,7 +336,6 @@ fn data(rules: &mut Rules<'_>) {
                         .help(format!("set `{key} = {wanted}`, or change `[data]`"));
                 }
             }
-            conditioning(rules);
         }
         Architecture::Mmdit => {
             let mmdit = &config.model.mmdit;
@@ -365,9 +380,8 @@ fn no_autoencoder(rules: &mut Rules<'_>, keys: &[&str], message: String) {
         );
 }
 
-fn conditioning(rules: &mut Rules<'_>) {
-    let data = &rules.config.data;
-    let (words, length) = (data.prompt_vocabulary(), data.prompt_length());
+fn conditioning(rules: &mut Rules<'_>, prompts: PromptFacts) {
+    let (words, length) = (prompts.vocabulary, prompts.length);
     let place = "model.dit.conditioning";
     match &rules.config.model.dit.conditioning {
         Conditioning::Class(_) => {
@@ -416,8 +430,8 @@ fn conditioning(rules: &mut Rules<'_>) {
 }
 
 /// Whether the prompts fit into the encoded text.
-fn text(rules: &mut Rules<'_>) {
-    let length = rules.config.data.prompt_length();
+fn text(rules: &mut Rules<'_>, prompts: PromptFacts) {
+    let length = prompts.length;
     let TextConfig::Words(words) = &rules.config.text else {
         return;
     };
@@ -439,34 +453,11 @@ const PARTS: [&str; 3] = ["/std", "/low", "/high"];
 
 fn rewards(rules: &mut Rules<'_>) {
     let config = rules.config;
-    let lists = [
-        ("rewards", config.rewards.as_slice()),
-        ("eval_rewards", config.eval_rewards.as_deref().unwrap_or(&[])),
-    ];
-    for (list, rewards) in lists {
+    for (list, rewards) in config.reward_lists() {
         let mut seen = BTreeMap::new();
         for (index, reward) in rewards.iter().enumerate() {
             let entry = format!("{list}.{index}");
-            let wanted = match (reward, &config.data) {
-                (RewardConfig::DigitClassifier(_), DataConfig::Shapes(_)) => Some("digits"),
-                (RewardConfig::ShapesRules(_), DataConfig::Digits(_)) => Some("shapes"),
-                _ => None,
-            };
-            if let Some(wanted) = wanted {
-                let message = format!(
-                    "the reward `{}` can only score images of `{wanted}`",
-                    reward.kind()
-                );
-                rules
-                    .error(
-                        codes::RULE_REWARD_DATA,
-                        &[&format!("{entry}.kind"), "data.kind", "data"],
-                        message,
-                    )
-                    .help(format!(
-                        "choose another reward, or set `data.kind = \"{wanted}\"`"
-                    ));
-            }
+            rules.check_reward(reward, &entry);
             let refuse_name = |rules: &mut Rules<'_>, message: String, help: &str| {
                 let keys = [&*format!("{entry}.name"), &*format!("{entry}.kind"), list];
                 rules.error(codes::RULE_REWARD_NAME, &keys, message).help(help);

@@ -5,7 +5,7 @@
 
 use super::Rules;
 use crate::codes;
-use crate::load::leaves;
+use crate::resolved::leaves;
 use crate::tree::dotted;
 
 /// Sections whose numbers are used on the host in f64.

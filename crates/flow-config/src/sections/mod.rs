@@ -66,7 +66,6 @@ pub struct Config {
     #[serde(default)]
     pub lora: LoraConfig,
     /// Data set and prompts.
-    #[serde(default)]
     pub data: DataConfig,
     /// Encoded text, for models that read it.
     #[serde(default)]
@@ -121,8 +120,9 @@ pub struct Config {
     pub runtime: RuntimeConfig,
 }
 
-impl Default for Config {
-    fn default() -> Self {
+impl Config {
+    /// The defaults, but for the parameters of plug-ins, which a catalog fills in.
+    pub(crate) fn without_plugins() -> Self {
         Self {
             config_version: CONFIG_VERSION,
             preset: None,
@@ -130,7 +130,7 @@ impl Default for Config {
             device: DeviceConfig::default(),
             model: ModelConfig::default(),
             lora: LoraConfig::default(),
-            data: DataConfig::default(),
+            data: DataConfig::new("digits", serde_json::Map::new()),
             text: TextConfig::default(),
             pretrain: PretrainConfig::default(),
             rewards: Vec::new(),
@@ -156,6 +156,29 @@ impl Config {
     /// The rewards that evaluation scores by: `eval_rewards`, or `rewards` where it is left out.
     pub fn effective_eval_rewards(&self) -> &[RewardConfig] {
         self.eval_rewards.as_deref().unwrap_or(&self.rewards)
+    }
+
+    /// The lists of rewards that are there, with their keys.
+    pub fn reward_lists(&self) -> impl Iterator<Item = (&'static str, &[RewardConfig])> {
+        let evaluation = self.eval_rewards.as_deref();
+        let lists = [
+            ("rewards", Some(self.rewards.as_slice())),
+            ("eval_rewards", evaluation),
+        ];
+        lists
+            .into_iter()
+            .filter_map(|(list, rewards)| Some((list, rewards?)))
+    }
+
+    pub(crate) fn reward_lists_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut [RewardConfig])> {
+        let evaluation = self.eval_rewards.as_deref_mut();
+        let lists = [
+            ("rewards", Some(self.rewards.as_mut_slice())),
+            ("eval_rewards", evaluation),
+        ];
+        lists
+            .into_iter()
+            .filter_map(|(list, rewards)| Some((list, rewards?)))
     }
 
     /// Whether the model is called with batches of several sizes: the last one of an evaluation may be smaller. (Where a data set

@@ -5,10 +5,11 @@ mod seeds;
 use seeds::SEEDS;
 use std::sync::LazyLock;
 
-use flow_config::{parse_str, schema, schema_for_editors};
+use flow_config::schema_for_editors;
 use jsonschema::Validator;
 use proptest::prelude::*;
 use serde_json::Value as Json;
+use test_catalog::{parse_str, schema};
 use toml::Value;
 
 static VALIDATOR: LazyLock<Validator> =
@@ -116,7 +117,7 @@ fn every_integer_of_the_schema_is_bounded() {
 
 #[test]
 fn the_defaults_of_the_schema_are_valid() {
-    let config = toml::Value::try_from(flow_config::Config::default()).expect("TOML");
+    let config = toml::Value::try_from(test_catalog::defaults()).expect("TOML");
     assert!(VALIDATOR.is_valid(&to_json(&config)));
 }
 
@@ -230,7 +231,7 @@ fn values() -> impl Strategy<Value = Value> {
 
 fn keys() -> impl Strategy<Value = String> {
     prop_oneof![
-        prop::sample::select(flow_config::all_keys()).prop_map(|key| key
+        prop::sample::select(test_catalog::all_keys()).prop_map(|key| key
             .rsplit('.')
             .next()
             .unwrap_or_default()
@@ -321,9 +322,9 @@ fn the_seeds_are_accepted_by_both_and_use_every_variant() {
         assert!(EDITORS.is_valid(&to_json(&document)));
         used.push_str(seed);
     }
-    for key in flow_config::all_keys() {
+    for key in test_catalog::all_keys() {
         let name = key.rsplit('.').next().unwrap_or_default();
-        let doc = flow_config::explain(&key).expect("known");
+        let doc = test_catalog::explain(&key).expect("known");
         // Required keys with named values choose variants.
         for (value, _) in doc.allowed.iter().filter(|_| doc.required) {
             assert!(
@@ -375,7 +376,7 @@ proptest! {
         text in "([a-z_.]{1,12}( = |=)(-?[0-9e.]{1,6}|\"[a-z]{0,5}\"|\\[[0-9, ]{0,8}\\]|\\{ [a-z] = 1 \\})?[\n#]|\\[{1,2}[a-z.]{1,9}\\]{1,2}\n){0,12}"
     ) {
         let _ = parse_str(&text);
-        let _ = flow_config::parse_named("a", "config_version = 1", &[text]);
+        let _ = test_catalog::parse_named("a", "config_version = 1", &[text]);
     }
 }
 

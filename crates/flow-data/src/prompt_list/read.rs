@@ -2,7 +2,6 @@
 
 use super::error::{LineProblem, Wrong};
 use super::{PromptEntry, PromptNote};
-use crate::suggest;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
@@ -147,7 +146,7 @@ pub(super) fn prompt(text: String) -> Result<String, String> {
 
 /// The prompts' key is not among `names`.
 pub(super) fn without<'a>(key: &str, names: impl Iterator<Item = &'a str> + Clone) -> String {
-    let nearest = suggest::nearest(key, names.clone())
+    let nearest = flow_registry::nearest(key, names.clone())
         .map(|near| format!(" (did you mean `{near}`?)"))
         .unwrap_or_default();
     let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();

@@ -73,7 +73,7 @@ fn not_here(draft: &mut Draft<'_>, item: Option<&Item<'_>>, other: Other) {
     };
     let origins: Vec<&Origin> = item.iter().map(|item| &item.origin).collect();
     // What Flow-Factory would not know may be the name of something here.
-    let taken = flow_config::explain("model.architecture")
+    let taken = flow_config::explain(draft.catalog, "model.architecture")
         .is_some_and(|key| key.allowed.iter().any(|(name, _)| name == asked));
     let asked = if taken {
         format!("flow-factory/{asked}")

@@ -90,13 +90,13 @@ fn build_for_elsewhere(
     purpose: Purpose,
 ) -> Result<(), TrainError> {
     const BYTES_PER_GIB: f64 = (1u64 << 30) as f64;
-    let outline = setup::outline(config, environment.models, &environment.device)?;
+    let outline = setup::outline(config, &environment.plugins.models, &environment.device)?;
     let weights_gib = 4.0 * outline.layout.count_values(|_| true) as f64 / BYTES_PER_GIB;
     let room_gib = flow_report::Host::detect().memory_gib.unwrap_or(8.0) / 2.0;
     if weights_gib < room_gib {
         setup::common(config, environment)?;
     } else {
-        setup::fits(outline.model.spec(), &*setup::dataset(config)?)?;
+        setup::fits(outline.model.spec(), &*setup::dataset(config, environment)?)?;
         terminal::note(&format!(
             "note: the weights were not read: they take {weights_gib:.0} GiB, and this machine has {:.0}",
             2.0 * room_gib

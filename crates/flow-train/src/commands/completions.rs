@@ -6,13 +6,16 @@ use crate::terminal;
 use clap::builder::PossibleValuesParser;
 use clap::{Command, CommandFactory, ValueHint};
 use clap_complete::Shell;
+use flow_config::Catalog;
 use flow_train::Registries;
 
 /// Prints the script.
 pub fn run(shell: Shell) -> Result<(), Failure> {
     let mut script = Vec::new();
-    let keys = keys();
-    let mut command = with_names(Arguments::command(), &keys)?;
+    let registries = Registries::built_in().or_failed()?;
+    let catalog = registries.catalog();
+    let keys = keys(&catalog);
+    let mut command = with_names(Arguments::command(), &registries, &catalog, &keys);
     match shell {
         Shell::Bash => {
             // Labels of the generated script do not agree with one another for a name with a hyphen (clap issue 6421).
@@ -29,15 +32,14 @@ pub fn run(shell: Shell) -> Result<(), Failure> {
 }
 
 /// `section.key=` of every key that `--set` takes.
-fn keys() -> Vec<String> {
-    let keys = flow_config::all_keys().into_iter();
+fn keys(catalog: &Catalog) -> Vec<String> {
+    let keys = flow_config::all_keys(catalog).into_iter();
     keys.map(|key| format!("{key}=")).collect()
 }
 
 /// The command line with what only its registries know: the keys of `--set`, and what can be explained.
-fn with_names(command: Command, keys: &[String]) -> Result<Command, Failure> {
-    let registries = Registries::built_in().or_failed()?;
-    let explained = flow_config::all_keys()
+fn with_names(command: Command, registries: &Registries, catalog: &Catalog, keys: &[String]) -> Command {
+    let explained = flow_config::all_keys(catalog)
         .into_iter()
         .chain(registries.accelerators.kinds().map(|kind| kind.name().to_owned()))
         .chain(flow_validate::all_codes().map(|known| known.code.to_owned()));
@@ -58,9 +60,9 @@ fn with_names(command: Command, keys: &[String]) -> Result<Command, Failure> {
             subcommand.mut_arg("set", |set| set.value_parser(keys).value_hint(ValueHint::Other))
         });
     }
-    Ok(command.mut_subcommand("explain", |explain| {
+    command.mut_subcommand("explain", |explain| {
         explain.mut_arg("key", |key| key.value_parser(possible(explained.into_iter())))
-    }))
+    })
 }
 
 /// Names to complete. Clap takes text that is never freed; the process ends with the script.

@@ -5,7 +5,7 @@ use super::weights::Given;
 use super::{refusal, weights};
 use crate::arguments::ConfigArguments;
 use crate::failure::Failure;
-use flow_config::{Config, Diagnostic, Inspection, Resolved, Source, WeightsLayer};
+use flow_config::{Catalog, Config, Diagnostic, Inspection, Resolved, Source, WeightsLayer};
 use flow_models::ModelRegistry;
 use flow_trainer::TrainError;
 use flow_trainer::setup::{Said, said_by_adapter, said_by_weights};
@@ -17,6 +17,7 @@ pub fn inspect(
     arguments: &ConfigArguments,
     wanted: Use,
     models: &ModelRegistry,
+    catalog: &Catalog,
 ) -> Result<Inspection, Failure> {
     let given = match &arguments.weights {
         Some(path) => Some(weights::find(path)?),
@@ -24,7 +25,7 @@ pub fn inspect(
     };
     let mut layers = Vec::new();
     let mut found = Vec::new();
-    let mut inspection = flow_config::inspect(&arguments.config, &arguments.set);
+    let mut inspection = flow_config::inspect(catalog, &arguments.config, &arguments.set);
     // Pretraining makes weights, and those that are there do not matter to it.
     if wanted != Use::Pretraining {
         let base = flow_config::base_dir(&arguments.config);
@@ -53,7 +54,8 @@ pub fn inspect(
                         path: said.from.display().to_string(),
                         text: said.toml(),
                     });
-                    inspection = flow_config::inspect_over(&arguments.config, &arguments.set, &layers);
+                    inspection =
+                        flow_config::inspect_over(catalog, &arguments.config, &arguments.set, &layers);
                 }
                 Err(error) => {
                     found.extend(refusal::diagnostics(&error));

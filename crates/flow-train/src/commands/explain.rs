@@ -3,7 +3,7 @@
 
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
-use flow_config::FieldDoc;
+use flow_config::{Catalog, FieldDoc};
 use flow_train::Registries;
 
 /// Prints the documentation of `key`, of every key of that name, or of an accelerator or its parameter (`name.parameter`); or
@@ -12,31 +12,32 @@ pub fn run(key: &str) -> Result<(), Failure> {
     if let Some(known) = flow_validate::explain(key) {
         return terminal::print(&known.to_string());
     }
-    if let Some(docs) = flow_config::explain(key) {
+    let registries = Registries::built_in().or_failed()?;
+    let catalog = registries.catalog();
+    if let Some(docs) = flow_config::explain(&catalog, key) {
         return terminal::print(&docs.to_string());
     }
-    let found = flow_config::find_key(key);
+    let found = flow_config::find_key(&catalog, key);
     if !found.is_empty() {
         let docs: Vec<String> = found
             .iter()
-            .filter_map(|path| flow_config::explain(path))
+            .filter_map(|path| flow_config::explain(&catalog, path))
             .map(|docs| docs.to_string())
             .collect();
         return terminal::print(&docs.join("\n"));
     }
-    let registries = Registries::built_in().or_failed()?;
     let name = key.split('.').next().unwrap_or_default();
     if let Some(kind) = registries.accelerators.kind(name)
         && let Some(docs) = flow_config::explain_params(name, kind.schema().as_value(), key)
     {
         return terminal::print(&docs.to_string());
     }
-    let values = values(&registries, key);
+    let values = values(&registries, &catalog, key);
     if !values.is_empty() {
         return terminal::print(&values);
     }
-    let keys = flow_config::all_keys();
-    let names = flow_config::names();
+    let keys = flow_config::all_keys(&catalog);
+    let names = flow_config::names(&catalog);
     let params: Vec<String> = params(&registries)
         .into_iter()
         .flat_map(|(name, docs)| {
@@ -100,8 +101,8 @@ fn params(registries: &Registries) -> Vec<(String, FieldDoc)> {
 }
 
 /// What is chosen by the name `value`, of the config's keys and of accelerators' parameters.
-fn values(registries: &Registries, value: &str) -> String {
-    let in_config = flow_config::find_value(value);
+fn values(registries: &Registries, catalog: &Catalog, value: &str) -> String {
+    let in_config = flow_config::find_value(catalog, value);
     let in_params = params(registries).into_iter().filter_map(|(_, docs)| {
         let (_, meaning) = docs.allowed.into_iter().find(|(name, _)| name == value)?;
         Some((docs.path, meaning))

@@ -5,6 +5,7 @@ use crate::arguments::ExistingFile;
 use crate::failure::{Failure, OrFailure};
 use crate::output::Output;
 use crate::terminal;
+use flow_train::Registries;
 use std::fs;
 use std::path::Path;
 
@@ -18,8 +19,8 @@ pub fn run(yaml: &Path, out: Option<&Path>, on_exists: ExistingFile, all_notes: 
         let hint = nearest::path_in_words(yaml, is_yaml);
         Failure::Input(format!("cannot read {name}: {error}; check the path{hint}"))
     })?;
-    let imported =
-        flow_import::import_bytes(&bytes).map_err(|error| Failure::Input(format!("{name}: {error}")))?;
+    let imported = flow_import::import_bytes(&bytes, &Registries::built_in().or_failed()?.catalog())
+        .map_err(|error| Failure::Input(format!("{name}: {error}")))?;
     let notes = if all_notes {
         imported.all_notes()
     } else {

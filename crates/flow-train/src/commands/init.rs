@@ -20,7 +20,7 @@ const SCHEMA_NAME: &str = "flow-train.schema.json";
 pub fn run(arguments: &InitArguments) -> Result<(), Failure> {
     let folder = &arguments.folder;
     let registries = Registries::built_in().or_failed()?;
-    let schema = flow_train::schema_text(&registries.accelerators);
+    let schema = flow_train::schema_text(&registries);
     let config = beside_its_weights(CONFIG);
     let files: [(&str, &[u8]); 3] = [
         (WEIGHTS_NAME, WEIGHTS),

@@ -5,9 +5,10 @@ use crate::failure::{Failure, OrFailure};
 use crate::named_devices::NamedDevice;
 use crate::terminal;
 use clap::ValueEnum;
-use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
+use flow_data::{Dataset, Prompt};
 use flow_rewards::RewardKind;
 use flow_train::Registries;
+use std::path::Path;
 
 /// Names with their meanings.
 type Named = Vec<(String, String)>;
@@ -16,7 +17,7 @@ type Named = Vec<(String, String)>;
 pub fn run(what: Option<Listed>) -> Result<(), Failure> {
     let registries = Registries::built_in().or_failed()?;
     match what {
-        Some(Listed::Prompts) => terminal::print(&terminal::table(&prompts()?, 3)),
+        Some(Listed::Prompts) => terminal::print(&terminal::table(&prompts(&registries)?, 3)),
         Some(listed) => terminal::print(&terminal::pairs(&entries(listed, &registries).1)),
         None => terminal::print(&overview(&registries)),
     }
@@ -52,22 +53,19 @@ fn overview(registries: &Registries) -> String {
 fn entries(listed: Listed, registries: &Registries) -> (&'static str, Named) {
     match listed {
         Listed::Models => {
-            let known = choices("model.architecture");
-            let named = registries.models.names().into_iter();
+            let known = choices(registries, "model.architecture");
+            let named = registries.plugins.models.names().into_iter();
             let named = named.map(|name| (name.to_owned(), meaning(&known, name)));
             ("model.architecture", named.collect())
         }
         Listed::Rewards => {
-            let known = choices("rewards.kind");
-            let named = registries.rewards.iter().map(|reward| {
-                let kind = match reward.kind {
+            let named = registries.plugins.rewards.iter().map(|reward| {
+                let kind = match reward.kind() {
                     RewardKind::Pointwise => "per image",
                     RewardKind::Groupwise => "per group",
                 };
-                let library = known.iter().all(|(known, _)| known != reward.name);
-                let reach = if library { ", from code only" } else { "" };
-                let said = format!("{} ({kind}{reach})", reward.summary);
-                (reward.name.to_owned(), said)
+                let said = format!("{} ({kind})", reward.summary());
+                (reward.name().to_owned(), said)
             });
             ("rewards.kind", named.collect())
         }
@@ -100,10 +98,14 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Named) {
             let named = policies.map(|(name, meaning)| (name.to_owned(), meaning.to_owned()));
             ("checkpointing.policy", named.collect())
         }
-        Listed::Algorithms => ("algorithm.kind", choices("algorithm.kind")),
-        Listed::Schedulers => ("scheduler.dynamics", choices("scheduler.dynamics")),
-        Listed::Data => ("data.kind", choices("data.kind")),
-        Listed::Text => ("text.kind", choices("text.kind")),
+        Listed::Algorithms => ("algorithm.kind", choices(registries, "algorithm.kind")),
+        Listed::Schedulers => ("scheduler.dynamics", choices(registries, "scheduler.dynamics")),
+        Listed::Data => {
+            let sets = registries.plugins.data.iter();
+            let named = sets.map(|set| (set.name().to_owned(), set.summary().to_owned()));
+            ("data.kind", named.collect())
+        }
+        Listed::Text => ("text.kind", choices(registries, "text.kind")),
         Listed::Presets => {
             let presets = flow_config::presets().iter();
             let named = presets.map(|preset| (preset.name.to_owned(), preset.description()));
@@ -161,10 +163,9 @@ fn attention(name: &str) -> &'static str {
 }
 
 /// Data set, id and text of every prompt.
-fn prompts() -> Result<Vec<Vec<String>>, Failure> {
-    let digits = Digits::new().or_failed()?;
-    let shapes = Shapes::new(ShapesSettings::default()).or_failed()?;
-    let sets: [&dyn Dataset; 2] = [&digits, &shapes];
+fn prompts(registries: &Registries) -> Result<Vec<Vec<String>>, Failure> {
+    let catalog = registries.catalog();
+    let mut rows = Vec::new();
     let of = |set: &dyn Dataset| {
         let row = |prompt: &Prompt| {
             vec![
@@ -175,12 +176,23 @@ fn prompts() -> Result<Vec<Vec<String>>, Failure> {
         };
         set.prompts().iter().map(row).collect::<Vec<_>>()
     };
-    Ok(sets.into_iter().flat_map(of).collect())
+    let sets = &registries.plugins.data;
+    for name in sets.iter().map(|set| set.name()) {
+        let Some(kind) = catalog.data().get(name) else {
+            continue;
+        };
+        // One that must be told where its prompts are has none of its own.
+        let Ok(params) = kind.plugin.complete(&Default::default()) else {
+            continue;
+        };
+        rows.extend(of(&*sets.build(name, &params, Path::new(".")).or_failed()?));
+    }
+    Ok(rows)
 }
 
 /// The values that the schema allows for a key, with their meanings.
-fn choices(key: &str) -> Named {
-    flow_config::explain(key)
+fn choices(registries: &Registries, key: &str) -> Named {
+    flow_config::explain(&registries.catalog(), key)
         .map(|docs| docs.allowed)
         .unwrap_or_default()
 }

@@ -29,7 +29,7 @@ mod weights;
 use crate::arguments::{Arguments, Command, ConfigArguments, TargetArguments};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
-use flow_config::{Config, DeviceKind, Resolved};
+use flow_config::{Catalog, Config, DeviceKind, Resolved};
 use flow_runtime::Applied;
 use flow_train::{EnvironmentError, Registries};
 use flow_trainer::TrainError;
@@ -74,6 +74,8 @@ struct Loaded {
     /// Where its relative paths start from.
     base: PathBuf,
     registries: Registries,
+    /// What a config may say of their plug-ins.
+    catalog: Catalog,
     /// Options of the runtimes that are in force, once something was computed.
     options: OnceLock<Vec<Applied>>,
     /// The device that the config was judged for.
@@ -157,6 +159,6 @@ impl Loaded {
 
 /// Tokens of one image in the model that the config describes.
 fn tokens(config: &Config, environment: &Environment<'_>) -> Result<usize, TrainError> {
-    let outline = flow_trainer::setup::outline(config, environment.models, &environment.device)?;
+    let outline = flow_trainer::setup::outline(config, &environment.plugins.models, &environment.device)?;
     Ok(outline.model.spec().tokens)
 }

@@ -61,7 +61,7 @@ pub fn nearest_config(config: &Path) -> Option<PathBuf> {
         .collect();
     let names = files.iter().filter_map(|file| file.file_name()?.to_str());
     let with_ending = format!("{}.toml", name.trim_end_matches(".toml"));
-    let found = flow_data::suggest::nearest(&with_ending, names)?.to_owned();
+    let found = flow_registry::nearest(&with_ending, names)?.to_owned();
     files
         .into_iter()
         .find(|file| file.file_name().is_some_and(|name| *name == *found))

@@ -135,9 +135,9 @@ impl WithAlgorithm for Describe<'_> {
             });
         }
         let outline =
-            setup::outline(self.stand_in, environment.models, &environment.device).or_bad_input()?;
+            setup::outline(self.stand_in, &environment.plugins.models, &environment.device).or_bad_input()?;
         let spec = outline.model.spec();
-        let dataset = setup::dataset(config).or_bad_input()?;
+        let dataset = setup::dataset(config, environment).or_bad_input()?;
         setup::fits(spec, &*dataset).or_bad_input()?;
         let trainer = Trainer {
             name: A::NAME.into(),

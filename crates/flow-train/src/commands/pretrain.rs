@@ -6,7 +6,7 @@ use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::{command_line, progress, terminal};
-use flow_config::{Architecture, Config, DataConfig, Finetune};
+use flow_config::{Architecture, Config, Finetune};
 use flow_data::Digits;
 use flow_models::StoredDtype;
 use flow_models::weights::{MODEL_CONFIG_KEY, config_json};
@@ -119,7 +119,8 @@ fn weights_of(
         let steps = trained.losses.len();
         if steps == config.pretrain.steps {
             let mut metadata = metadata(config, steps, trained.final_loss);
-            let outline = setup::outline(config, environment.models, &environment.device).or_failed()?;
+            let outline =
+                setup::outline(config, &environment.plugins.models, &environment.device).or_failed()?;
             metadata.insert(MODEL_CONFIG_KEY.into(), config_json(&*outline.model).to_string());
             output.make_room_and_say()?;
             flow_models::save(&trained.weights, output.path(), StoredDtype::F32, &metadata).or_failed()?;
@@ -151,7 +152,7 @@ impl Files {
     fn of(config: &Config, base: &Path) -> Self {
         let weights = under(base, &config.pretrain.output);
         let wanted = &config.pretrain.classifier;
-        let reads = wanted.enabled && matches!(config.data, DataConfig::Digits(_));
+        let reads = wanted.enabled && config.data.kind == "digits";
         Self {
             state: weights.with_extension("pretraining.ckpt"),
             classifier: reads.then(|| under(base, &wanted.output)),

@@ -7,5 +7,5 @@ use flow_train::Registries;
 /// Prints the schema as `configs/schema.json` has it.
 pub fn run() -> Result<(), Failure> {
     let registries = Registries::built_in().or_failed()?;
-    terminal::print(&flow_train::schema_text(&registries.accelerators))
+    terminal::print(&flow_train::schema_text(&registries))
 }

@@ -4,7 +4,7 @@ pub use super::target::Target;
 use super::{Loaded, nearest, pretrain};
 use crate::arguments::{ConfigArguments, TargetArguments};
 use crate::failure::{Failure, OrFailure};
-use flow_config::{Config, Diagnostic, Report, Resolved, Severity};
+use flow_config::{Catalog, Config, Diagnostic, Report, Resolved, Severity};
 use flow_core::device::ComputeDevice;
 use flow_train::Registries;
 use flow_train::checkpoint::Policy;
@@ -37,7 +37,8 @@ impl Survey {
     /// that `target` names in their place.
     pub fn of(arguments: &ConfigArguments, wanted: Use, target: &TargetArguments) -> Result<Self, Failure> {
         let registries = Registries::built_in().or_failed()?;
-        let inspection = super::described::inspect(arguments, wanted, &registries.models)?;
+        let catalog = registries.catalog();
+        let inspection = super::described::inspect(arguments, wanted, &registries.plugins.models, &catalog)?;
         let Some(mut resolved) = inspection.partial else {
             let mut report = inspection.report;
             if !arguments.config.exists() {
@@ -46,13 +47,20 @@ impl Survey {
             return Ok(Self { report, loaded: None });
         };
         let place = Target::of(target, &mut resolved.config);
-        let report = resolved.located(found(&resolved, &registries, wanted, place, target.memory_gib));
+        let report = resolved.located(found(
+            &resolved,
+            (&registries, &catalog),
+            wanted,
+            place,
+            target.memory_gib,
+        ));
         Ok(Self {
             report,
             loaded: Some(Loaded {
                 resolved,
                 base: flow_config::base_dir(&arguments.config),
                 registries,
+                catalog,
                 options: OnceLock::new(),
                 target: place,
             }),
@@ -62,7 +70,7 @@ impl Survey {
 
 fn found(
     resolved: &Resolved,
-    registries: &Registries,
+    (registries, catalog): (&Registries, &Catalog),
     wanted: Use,
     target: Target,
     memory_gib: Option<f64>,
@@ -77,7 +85,7 @@ fn found(
         found.extend(resolved.check_training().diagnostics);
     }
     let wrong = resolved.report.has_errors();
-    let outline = setup::outline(&config, &registries.models, &ComputeDevice::cpu());
+    let outline = setup::outline(&config, &registries.plugins.models, &ComputeDevice::cpu());
     let outline = match outline {
         Ok(outline) => Some(outline),
         // If the config is wrong by itself, that is why.
@@ -103,6 +111,7 @@ fn found(
     let sigmas = sigmas.unwrap_or_default();
     let question = Question {
         config: &config,
+        catalog,
         accelerators: &registries.accelerators,
         plan: plan.as_ref(),
         model: outline.as_ref().map(capabilities),

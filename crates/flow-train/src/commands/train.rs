@@ -99,7 +99,8 @@ impl WithAlgorithm for Train<'_> {
             terminal::print(&plan::text(config, environment, &parts)?)?;
             return terminal::line("dry run: everything was built, nothing was written");
         }
-        let outline = setup::outline(config, environment.models, &environment.device).or_bad_input()?;
+        let outline =
+            setup::outline(config, &environment.plugins.models, &environment.device).or_bad_input()?;
         // Before the directory: what cannot be shown must not have moved an older run aside.
         let mut observer = self.observer()?;
         let start = open::directory(self.arguments, config)?;

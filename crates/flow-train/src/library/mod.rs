@@ -48,7 +48,7 @@ fn compute<T: Send>(
             &built_in
         }
     };
-    let resolved = flow_config::check(config)?;
+    let resolved = flow_config::check(&registries.catalog(), config)?;
     crate::apply_runtime_options(&resolved, base)?;
     crate::worker_pool(config)?.install(|| task(&crate::environment(config, base, registries)?))
 }

@@ -106,7 +106,7 @@ impl<'a> Training<'a> {
                 gauge: environment.gauge.clone().or(gauge),
                 ..*environment
             };
-            let outline = setup::outline(config, environment.models, &environment.device)?;
+            let outline = setup::outline(config, &environment.plugins.models, &environment.device)?;
             let visitor = Visitor {
                 config,
                 environment,
@@ -135,7 +135,7 @@ impl WithAlgorithm for Visitor<'_> {
             observer,
         } = self;
         let parts = setup::parts(config, environment, algorithm)?;
-        let outline = setup::outline(config, environment.models, &environment.device)?;
+        let outline = setup::outline(config, &environment.plugins.models, &environment.device)?;
         let policy = match config.run.on_exists {
             OnExists::Error => flow_report::OnExists::Error,
             OnExists::Resume => flow_report::OnExists::Resume,

@@ -1,6 +1,6 @@
 //! A config that the validator passes does not fail afterwards for a reason that the validator could have known.
 
-use flow_config::{Resolved, parse_named};
+use flow_config::Resolved;
 use flow_core::device::ComputeDevice;
 use flow_train::Registries;
 use flow_trainer::TrainError;
@@ -11,6 +11,7 @@ use flow_validate::{Capabilities, Question, Trainer, errors, validate};
 use proptest::prelude::*;
 use proptest::sample::select;
 use std::path::Path;
+use test_catalog::parse_named;
 
 /// One of some texts, as TOML.
 fn one_of(texts: &'static [&'static str]) -> impl Strategy<Value = String> {
@@ -300,12 +301,13 @@ fn config() -> impl Strategy<Value = String> {
 /// What the validator says, or nothing if there is no model to ask about.
 fn passes(resolved: &Resolved, registries: &Registries) -> bool {
     let config = &resolved.config;
-    let Ok(outline) = setup::outline(config, &registries.models, &ComputeDevice::cpu()) else {
+    let Ok(outline) = setup::outline(config, &registries.plugins.models, &ComputeDevice::cpu()) else {
         return false;
     };
     let plan = flow_train::base_plan(config, registries).ok();
     let found = validate(&Question {
         config,
+        catalog: &test_catalog::CATALOG,
         accelerators: &registries.accelerators,
         plan: plan.as_ref(),
         model: Some(Capabilities {
@@ -350,7 +352,7 @@ proptest! {
         }
         let environment = flow_train::environment(&resolved.config, Path::new("."), &registries);
         let environment = environment.map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
-        let tokens = setup::outline(&resolved.config, &registries.models, &environment.device)
+        let tokens = setup::outline(&resolved.config, &registries.plugins.models, &environment.device)
             .expect("as before").model.spec().tokens;
         let built = setup::with_algorithm(&resolved.config, tokens, Build(&resolved, &environment)).and_then(|built| built);
         prop_assert!(built.is_ok(), "{}\n{text}", built.expect_err("failed"));

@@ -122,7 +122,7 @@ fn unions() -> Vec<Union> {
             link = &link["else"];
         }
     }
-    let schema = schema(&REGISTRIES.accelerators);
+    let schema = schema(&REGISTRIES);
     let mut found = Vec::new();
     walk(&schema, &schema, &[], &mut found);
     found
@@ -207,7 +207,7 @@ fn every_choice_of_a_config_is_a_chain_and_none_is_left_that_says_only_that_noth
     ] {
         assert!(found.iter().any(|one| one == place), "{place}: {found:?}");
     }
-    let text = schema(&REGISTRIES.accelerators).to_string();
+    let text = schema(&REGISTRIES).to_string();
     assert!(
         !text.contains("\"oneOf\""),
         "an editor marks the whole of a `oneOf`"
@@ -222,7 +222,7 @@ fn every_choice_of_a_config_is_a_chain_and_none_is_left_that_says_only_that_noth
 
 #[test]
 fn the_least_table_of_every_variant_is_taken() {
-    let root = schema(&REGISTRIES.accelerators);
+    let root = schema(&REGISTRIES);
     for union in unions() {
         for variant in union.variants() {
             let config = union.config(union.table(&root, &variant).into());
@@ -233,7 +233,7 @@ fn the_least_table_of_every_variant_is_taken() {
 
 #[test]
 fn an_unknown_key_is_marked_alone_with_the_keys_there_are() {
-    let root = schema(&REGISTRIES.accelerators);
+    let root = schema(&REGISTRIES);
     for union in unions() {
         for variant in union.variants() {
             let mut table = union.table(&root, &variant);
@@ -256,7 +256,7 @@ fn an_unknown_key_is_marked_alone_with_the_keys_there_are() {
 
 #[test]
 fn a_key_of_another_variant_is_marked_alone() {
-    let root = schema(&REGISTRIES.accelerators);
+    let root = schema(&REGISTRIES);
     for union in unions() {
         for variant in union.variants() {
             for other in union.variants() {
@@ -274,7 +274,7 @@ fn a_key_of_another_variant_is_marked_alone() {
 
 #[test]
 fn a_value_of_another_type_is_marked_alone() {
-    let root = schema(&REGISTRIES.accelerators);
+    let root = schema(&REGISTRIES);
     for union in unions() {
         for variant in union.variants() {
             for key in variant.then["properties"].as_object().expect("keys").keys() {
@@ -290,7 +290,7 @@ fn a_value_of_another_type_is_marked_alone() {
 
 #[test]
 fn an_unknown_variant_is_marked_at_its_name_with_all_names() {
-    let root = schema(&REGISTRIES.accelerators);
+    let root = schema(&REGISTRIES);
     for union in unions() {
         let names: Vec<Json> = union.variants().iter().map(|one| json!(one.name)).collect();
         for variant in union.variants() {
@@ -313,7 +313,7 @@ fn an_unknown_variant_is_marked_at_its_name_with_all_names() {
 
 #[test]
 fn a_table_that_chooses_nothing_and_a_text_in_its_place_are_marked_themselves() {
-    let root = schema(&REGISTRIES.accelerators);
+    let root = schema(&REGISTRIES);
     for union in unions() {
         let mut table = union.table(&root, &union.variants()[0]);
         table.shift_remove(&union.tag);
@@ -357,7 +357,7 @@ fn every_example_is_taken_by_schema_and_parser() {
             config["config_version"] = json!(1);
             assert_eq!(places(&config), BTreeSet::new(), "{config}");
             let text = toml::to_string(&config).expect("TOML");
-            if let Err(report) = flow_train::config::parse_str(&text) {
+            if let Err(report) = test_catalog::parse_str(&text) {
                 let rules = report
                     .diagnostics
                     .iter()
@@ -370,7 +370,7 @@ fn every_example_is_taken_by_schema_and_parser() {
             walk(root, schema, &[path, std::slice::from_ref(key)].concat(), seen);
         }
     }
-    let schema = schema(&REGISTRIES.accelerators);
+    let schema = schema(&REGISTRIES);
     let mut seen = 0;
     walk(&schema, &schema, &[], &mut seen);
     let written = flow_train::config::schema_examples().len();
@@ -383,7 +383,7 @@ fn every_example_is_taken_by_schema_and_parser() {
 
 #[test]
 fn the_schema_says_what_it_is_and_every_definition_has_a_title() {
-    let schema = schema(&REGISTRIES.accelerators);
+    let schema = schema(&REGISTRIES);
     assert_eq!(schema["title"], "flow-train config");
     assert!(
         schema["$id"]

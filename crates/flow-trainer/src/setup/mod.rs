@@ -26,6 +26,7 @@ use crate::error::TrainError;
 use crate::geometry::{Geometry, PromptSampler};
 use crate::geometry_history::GeometryHistory;
 use crate::optimizer::AdamW;
+use crate::plugins::Plugins;
 use crate::policy::Policy;
 use crate::rollout::Sampler;
 use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
@@ -33,11 +34,9 @@ use crate::text::EncodedText;
 use crate::undone::{Undone, settle, shortfalls};
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
 use flow_checkpoint::{MemoryProbe, Policy as CheckpointPolicy};
-use flow_config::{AlgorithmConfig, Config, DataConfig, EvalWeights, OnPolicyAudit, TextConfig};
+use flow_config::{AlgorithmConfig, Config, EvalWeights, OnPolicyAudit, TextConfig};
 use flow_core::{Backends, CallModel, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
-use flow_data::{Dataset, Digits, Prompt, Shapes, ShapesSettings};
-use flow_models::ModelRegistry;
-use flow_rewards::RewardRegistry;
+use flow_data::{Dataset, Prompt};
 use flow_validate::{Trainer, checkpoint_policy, resolve};
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -52,10 +51,8 @@ pub struct Environment<'a> {
     pub plan: Arc<Backends>,
     /// Accelerators.
     pub accelerators: &'a AcceleratorRegistry,
-    /// Architectures.
-    pub models: &'a ModelRegistry,
-    /// Rewards.
-    pub rewards: &'a RewardRegistry,
+    /// What the config can name.
+    pub plugins: &'a Plugins,
     /// Folder that relative paths of the config start from.
     pub base: &'a Path,
     /// Measures the device's memory, which a budget of activation checkpointing needs.
@@ -81,20 +78,10 @@ impl Environment<'_> {
 /// The data set of a config.
 ///
 /// # Errors
-/// If a setting is outside its range.
-pub fn dataset(config: &Config) -> Result<Arc<dyn Dataset>, TrainError> {
-    Ok(match &config.data {
-        DataConfig::Digits(digits) => Arc::new(Digits::with_image_size(digits.image_size)?),
-        DataConfig::Shapes(shapes) => {
-            let settings = ShapesSettings {
-                size: shapes.image_size,
-                len: shapes.images as u64,
-                seed: shapes.seed,
-                train_on_held_out: shapes.pretrain_on_held_out,
-            };
-            Arc::new(Shapes::new(settings)?)
-        }
-    })
+/// If there is none of its name, or a setting is outside its range.
+pub fn dataset(config: &Config, environment: &Environment<'_>) -> Result<Arc<dyn Dataset>, TrainError> {
+    let registry = &environment.plugins.data;
+    Ok(registry.build(&config.data.kind, &config.data.params, environment.base)?)
 }
 
 /// What makes the config's prompts into what a model of `spec` reads; `guided`: with the empty prompt beside each.
@@ -255,7 +242,7 @@ fn common_for(
     model: ModelParts,
     trainer: &Trainer,
 ) -> Result<Common, TrainError> {
-    let dataset = dataset(config)?;
+    let dataset = dataset(config, environment)?;
     let spec = model.model.spec();
     fits(spec, &*dataset)?;
     let kernels = &environment.plan.kernels;

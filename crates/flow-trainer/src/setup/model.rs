@@ -191,7 +191,7 @@ pub(super) fn model_with_absent_files(
         layout,
         trained,
         adapted,
-    } = outline(config, environment.models, device)?;
+    } = outline(config, &environment.plugins.models, device)?;
     let seed = config.lora.seed.unwrap_or(config.run.seed);
     let mut weights = match &config.model.weights {
         None => flow_models::initialize(&*model, &layout, seed, device),
@@ -280,7 +280,7 @@ fn nearest_beside(file: &Path) -> Option<String> {
     let mut names: Vec<String> = names.collect();
     names.sort();
     let name = file.file_name()?.to_str()?;
-    flow_data::suggest::nearest(name, names.iter().map(String::as_str)).map(str::to_owned)
+    flow_registry::nearest(name, names.iter().map(String::as_str)).map(str::to_owned)
 }
 
 /// A part of a sentence as a sentence of its own.

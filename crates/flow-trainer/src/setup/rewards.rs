@@ -7,7 +7,7 @@ use crate::session::RewardWeight;
 use flow_config::RewardConfig;
 use flow_report::ValueRange;
 use flow_rewards::{NamedReward, RewardError, RewardWorkers};
-use serde_json::{Value, json};
+use std::path::Path;
 
 /// Worker threads with their rewards, and the rewards' weights in the same order.
 pub struct RewardParts {
@@ -22,37 +22,17 @@ pub(super) fn threads() -> usize {
     (std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)
 }
 
-fn params(config: &RewardConfig, environment: &Environment<'_>) -> Value {
-    match config {
-        RewardConfig::DigitClassifier(reward) => {
-            let given = reward.weights.to_string_lossy();
-            let weights = match &*given {
-                "built-in" | "judge" => given.into_owned(),
-                _ => environment
-                    .base
-                    .join(&reward.weights)
-                    .to_string_lossy()
-                    .into_owned(),
-            };
-            json!({ "weights": weights, "mode": reward.mode })
-        }
-        RewardConfig::ShapesRules(reward) => json!({ "mode": reward.mode }),
-        RewardConfig::JpegCompressibility(reward) => json!({ "quality": reward.quality }),
-        RewardConfig::TargetColour(reward) => json!({ "rgb": reward.rgb }),
-    }
-}
-
 /// An error about weights that are not there, with where their path starts.
 fn located(error: RewardError, config: &RewardConfig, environment: &Environment<'_>) -> RewardError {
-    let missing = match config {
-        RewardConfig::DigitClassifier(reward) => Some(&reward.weights),
-        _ => None,
-    };
-    let missing = missing.filter(|path| !environment.base.join(path).exists());
+    let factory = environment.plugins.rewards.get(&config.kind).ok();
+    let missing = factory.and_then(|factory| factory.plugin().missing_path(&config.params, environment.base));
     match (error, missing) {
         (RewardError::Weights { file, problem }, Some(path)) => RewardError::Weights {
             file,
-            problem: format!("{problem}; {}", start_in_config(path, environment.base)),
+            problem: format!(
+                "{problem}; {}",
+                start_in_config(Path::new(&path), environment.base)
+            ),
         },
         (error, _) => error,
     }
@@ -70,9 +50,8 @@ pub fn rewards(
     let mut named = Vec::new();
     let mut weights = Vec::new();
     for config in configs {
-        let reward = environment
-            .rewards
-            .build(config.kind(), &params(config, environment));
+        let registry = &environment.plugins.rewards;
+        let reward = registry.build(&config.kind, &config.params, environment.base);
         let reward = reward.map_err(|error| located(error, config, environment))?;
         let (low, high) = reward.range();
         named.push(NamedReward {
@@ -81,7 +60,7 @@ pub fn rewards(
         });
         weights.push(RewardWeight {
             name: config.name().into(),
-            weight: config.weight(),
+            weight: config.weight,
             range: ValueRange::new(low, high),
         });
     }

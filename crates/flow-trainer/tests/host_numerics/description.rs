@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flow_config::{
     AlgorithmConfig, Architecture, Config, DataConfig, Finetune, GrpoGuardConfig, PositionEncoding,
-    ShapesData, TextConfig, WordsText,
+    TextConfig, WordsText,
 };
 use flow_trainer::description::rules::{self, RULES, Rule};
 use flow_trainer::description::{Change, Description, forbidden};
@@ -16,9 +16,16 @@ const BASE: &str = "config_version = 1\n[[rewards]]\nkind = \"digit-classifier\"
 
 fn config(overrides: &[&str]) -> Config {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-    flow_config::parse_named("test.toml", BASE, &overrides)
+    test_catalog::parse_named("test.toml", BASE, &overrides)
         .unwrap_or_else(|report| panic!("{report}"))
         .config
+}
+
+fn shapes(seed: u64) -> DataConfig {
+    DataConfig::new(
+        "shapes",
+        test_catalog::params(json!({ "image_size": 24, "seed": seed })),
+    )
 }
 
 fn changes(before: &[&str], after: &[&str]) -> Vec<Change> {
@@ -77,7 +84,7 @@ fn schema_keys() -> BTreeSet<String> {
         }
         has_keys
     }
-    let schema = flow_config::schema();
+    let schema = test_catalog::schema();
     let mut keys = BTreeSet::new();
     walk(&schema, "", &schema, &mut keys);
     assert!(keys.len() > 150, "{}", keys.len());
@@ -199,21 +206,8 @@ fn constants_that_no_shape_shows_are_refused_by_name() {
             "model.mmdit.num_attention_heads",
         ),
         (same, |c| c.run.seed = 5, "run.seed"),
-        (
-            same,
-            |c| c.data = DataConfig::Shapes(ShapesData::default()),
-            "data.kind",
-        ),
-        (
-            |c| c.data = DataConfig::Shapes(ShapesData::default()),
-            |c| {
-                c.data = DataConfig::Shapes(ShapesData {
-                    seed: 4,
-                    ..ShapesData::default()
-                })
-            },
-            "data.seed",
-        ),
+        (same, |c| c.data = shapes(0), "data.kind"),
+        (|c| c.data = shapes(0), |c| c.data = shapes(4), "data.seed"),
         (
             same,
             |c| c.algorithm = AlgorithmConfig::GrpoGuard(GrpoGuardConfig::default()),

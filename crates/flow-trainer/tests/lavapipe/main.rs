@@ -70,7 +70,7 @@ fn config(model: &str, algorithm: &[&str], accelerated: bool) -> Config {
         "the base config has changed"
     );
     let text = BASE.replace(DIT, model).replace(JPEG, "") + if accelerated { ACCELERATED } else { "" };
-    let parsed = flow_config::parse_named("test.toml", &text, &overrides);
+    let parsed = test_catalog::parse_named("test.toml", &text, &overrides);
     parsed.unwrap_or_else(|report| panic!("{report}")).config
 }
 

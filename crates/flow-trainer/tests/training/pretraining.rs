@@ -14,7 +14,7 @@ fn run_with(overrides: &[&str], seed: u64, steps: u64, balance_weight: f64) -> P
     let registries = registries();
     let environment = environment(&registries);
     let config = config(overrides);
-    let dataset = setup::dataset(&config).expect("digits");
+    let dataset = setup::dataset(&config, &environment).expect("digits");
     let model = setup::model(&config, &environment).expect("a model");
     let device = &environment.device;
     let conditioner = Conditioner::new(&*dataset, model.model.spec(), true, device).expect("it fits");

@@ -4,9 +4,8 @@ use flow_accel::AcceleratorRegistry;
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{Backends, Kernels, Weights, device::ComputeDevice};
-use flow_models::ModelRegistry;
 use flow_report::{Manifest, OnExists, RunDirectory};
-use flow_rewards::RewardRegistry;
+use flow_trainer::Plugins;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
@@ -81,23 +80,19 @@ dual_attention_layers = [0]
 /// The base config with some values set, each `key=value`.
 pub fn config(overrides: &[&str]) -> Config {
     let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-    flow_config::parse_named("test.toml", BASE, &overrides)
+    test_catalog::parse_named("test.toml", BASE, &overrides)
         .unwrap_or_else(|report| panic!("{report}"))
         .config
 }
 
 pub struct Registries {
-    pub models: ModelRegistry,
-    pub rewards: RewardRegistry,
+    pub plugins: Plugins,
     pub accelerators: AcceleratorRegistry,
 }
 
 pub fn registries() -> Registries {
-    let mut models = ModelRegistry::new();
-    flow_models::register(&mut models);
     Registries {
-        models,
-        rewards: RewardRegistry::with_built_in().expect("built-in rewards have different names"),
+        plugins: test_catalog::PLUGINS.clone(),
         accelerators: AcceleratorRegistry::default(),
     }
 }
@@ -111,8 +106,7 @@ pub fn environment_with(registries: &Registries, kernels: Arc<dyn Kernels>) -> E
         device: ComputeDevice::cpu(),
         plan: Arc::new(Backends::new(Arc::new(flow_attention::CpuAttention), kernels)),
         accelerators: &registries.accelerators,
-        models: &registries.models,
-        rewards: &registries.rewards,
+        plugins: &registries.plugins,
         base: Path::new("."),
         gauge: None,
     }

@@ -31,7 +31,7 @@ freq_dim = 16
 
 fn config(model: &str, overrides: &[String]) -> Config {
     assert!(BASE.contains(DIT), "the base config has changed");
-    flow_config::parse_named("test.toml", &BASE.replace(DIT, model), overrides)
+    test_catalog::parse_named("test.toml", &BASE.replace(DIT, model), overrides)
         .unwrap_or_else(|report| panic!("{report}"))
         .config
 }

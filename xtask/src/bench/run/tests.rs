@@ -77,7 +77,7 @@ fn weights_of(folder: &std::path::Path, output: &str) -> anyhow::Result<Weights>
     let text = format!(
         "config_version = 1\n[model]\nweights = \"../weights.safetensors\"\n[pretrain]\noutput = \"{output}\"\n"
     );
-    let config = flow_config::parse_named("a.toml", &text, &[])
+    let config = flow_config::parse_named(&flow_config::Catalog::open(), "a.toml", &text, &[])
         .expect("valid")
         .config;
     Weights::of(&folder.join("configs").join("a.toml"), &config)
@@ -109,7 +109,8 @@ fn weights_that_are_not_there_are_made_by_the_config_whose_pretraining_writes_th
 
 #[test]
 fn a_config_without_weights_says_what_to_name() {
-    let config = flow_config::Config::default();
+    let catalog = flow_config::Catalog::open();
+    let config = catalog.defaults().clone();
     let error = Weights::of(std::path::Path::new("a.toml"), &config).unwrap_err();
     assert!(error.to_string().contains("`model.weights`"), "{error}");
 }

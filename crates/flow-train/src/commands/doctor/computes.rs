@@ -23,7 +23,7 @@ pub fn computes() -> Result<String, Failure> {
     if bits(&many) != bits(&velocity()?) {
         return Err(failed("the same computation gives other bits the second time"));
     }
-    let mut config = flow_config::Config::default();
+    let mut config = Registries::built_in().or_failed()?.catalog().defaults().clone();
     config.device.threads = 1;
     let one = flow_train::worker_pool(&config).or_failed()?.install(velocity)?;
     if bits(&many) != bits(&one) {
@@ -41,7 +41,11 @@ fn velocity() -> Result<Vec<f32>, Failure> {
         "patch": 2, "hidden": 96, "layers": 2, "heads": 4, "mlp_ratio": 4.0,
         "vocabulary": { "size": 5, "length": 2 }, "qk_norm": true, "position": "rope",
     });
-    let model = registries.models.build("dit", &settings, &device).or_failed()?;
+    let model = registries
+        .plugins
+        .models
+        .build("dit", &settings, &device)
+        .or_failed()?;
     let mut weights = flow_models::initialize(&*model, model.layout(), 0, &device);
     let stream = Stream::new(0, Purpose::Weights);
     // Some layers of a fresh model are zero, and so would be its velocity.

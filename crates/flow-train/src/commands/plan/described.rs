@@ -144,7 +144,7 @@ impl Described<'_> {
         let all = self.layout.count_values(|_| true);
         let rewards = config.rewards.iter();
         let rewards: Vec<String> = rewards
-            .map(|reward| format!("{} x {}", reward.weight(), reward.name()))
+            .map(|reward| format!("{} x {}", reward.weight, reward.name()))
             .collect();
         let here = &self.here;
         vec![

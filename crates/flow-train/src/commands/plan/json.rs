@@ -27,7 +27,7 @@ impl Described<'_> {
         let here = &self.here;
         let rewards = config.rewards.iter();
         let rewards: Vec<Value> = rewards
-            .map(|reward| json!({ "name": reward.name(), "kind": reward.kind(), "weight": reward.weight() }))
+            .map(|reward| json!({ "name": reward.name(), "kind": reward.kind, "weight": reward.weight }))
             .collect();
         let mut plan = json!({
             "run": {

@@ -10,6 +10,7 @@ use flow_config::Config;
 use flow_report::{
     CheckpointReader, Continuation, Manifest, OnExists, Opened, RunDirectory, Traces, peek_checkpoint,
 };
+use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::description::{Description, forbidden};
 use flow_trainer::setup::Environment;
@@ -27,7 +28,8 @@ pub enum Start {
 /// Before anything is built of a config that goes on with a run: whether it describes that run. What cannot be read here is for
 /// others to say. Gives whether there is a checkpoint to go on from.
 pub fn compare(arguments: &TrainArguments) -> Result<bool, Failure> {
-    let inspection = flow_config::inspect(&arguments.config.config, &arguments.config.set);
+    let catalog = Registries::built_in().or_failed()?.catalog();
+    let inspection = flow_config::inspect(&catalog, &arguments.config.config, &arguments.config.set);
     let Some(resolved) = inspection
         .partial
         .filter(|resolved| !resolved.report.has_errors())
@@ -175,7 +177,7 @@ pub fn manifest(
         .iter()
         .map(|(key, source)| (manifest_key(key), source.to_string()))
         .collect();
-    manifest.config_defaults = defaults::of(&resolved.sources);
+    manifest.config_defaults = defaults::of(&loaded.catalog, &resolved.sources);
     Ok(manifest)
 }
 

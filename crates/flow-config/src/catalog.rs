@@ -1,0 +1,150 @@
+//! The plug-ins that a config can name, as descriptions: what the schema, the checks and `explain` are made of.
+//!
+//! A plug-in owns the type of its parameters. Its registry hands a [`PluginKind`] to the [`Catalog`]: name, summary, schema,
+//! defaults and rules. This crate depends on none of them.
+
+mod facts;
+mod kind;
+mod schema;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+
+use flow_registry::{NameTaken, Registry};
+use serde_json::Value as Json;
+
+use crate::sections::{Config, RewardConfig};
+
+pub use facts::{DataFacts, DataKind, ImageFacts, PromptFacts};
+pub(crate) use kind::join_key;
+pub use kind::{ParamsError, PluginKind};
+
+/// The plug-ins that configs of a program can name. Built once, of the program's registries.
+#[derive(Clone, Debug)]
+pub struct Catalog {
+    rewards: Registry<PluginKind>,
+    data: Registry<DataKind>,
+    is_open: bool,
+    schema: OnceLock<Json>,
+    sections_of_key: OnceLock<BTreeMap<String, BTreeSet<String>>>,
+    defaults: OnceLock<Config>,
+}
+
+impl Catalog {
+    /// The catalog of these plug-ins.
+    ///
+    /// # Errors
+    /// [`NameTaken`] if two of a kind have one name.
+    pub fn new(
+        rewards: impl IntoIterator<Item = PluginKind>,
+        data: impl IntoIterator<Item = DataKind>,
+    ) -> Result<Self, NameTaken> {
+        let mut catalog = Self {
+            rewards: Registry::new("reward"),
+            data: Registry::new("data set"),
+            is_open: false,
+            schema: OnceLock::new(),
+            sections_of_key: OnceLock::new(),
+            defaults: OnceLock::new(),
+        };
+        for kind in rewards {
+            catalog.rewards.register(&kind.name().to_owned(), kind)?;
+        }
+        for kind in data {
+            catalog.data.register(&kind.plugin.name().to_owned(), kind)?;
+        }
+        Ok(catalog)
+    }
+
+    /// A catalog that takes whatever stands in the tables of plug-ins as it is: for programs that read other sections only, and
+    /// leave the check to those that build what the config names.
+    pub fn open() -> Self {
+        Self {
+            rewards: Registry::new("reward"),
+            data: Registry::new("data set"),
+            is_open: true,
+            schema: OnceLock::new(),
+            sections_of_key: OnceLock::new(),
+            defaults: OnceLock::new(),
+        }
+    }
+
+    /// The rewards.
+    pub fn rewards(&self) -> &Registry<PluginKind> {
+        &self.rewards
+    }
+
+    /// The data sets.
+    pub fn data(&self) -> &Registry<DataKind> {
+        &self.data
+    }
+
+    /// What the data set of a config is to a model; nothing if the catalog does not have it.
+    pub fn data_facts(&self, config: &Config) -> Option<DataFacts> {
+        let facts = self.data.get(&config.data.kind)?.facts(&config.data.params);
+        facts.ok()
+    }
+
+    /// What a config says where nobody says anything.
+    pub fn defaults(&self) -> &Config {
+        self.defaults.get_or_init(|| {
+            let mut config = Config::without_plugins();
+            // The digits, in a program that has them.
+            if self.data.get(&config.data.kind).is_none()
+                && let Some(kind) = self.data.names().next()
+            {
+                config.data.kind = kind.to_owned();
+            }
+            // A default lacks nothing: the tests of each plug-in see to that.
+            let _ = self.complete(&mut config);
+            config
+        })
+    }
+
+    /// Fills in the defaults of parameters that nobody gave.
+    ///
+    /// # Errors
+    /// The dotted path of a plug-in's table and what is wrong with its parameters, of the first one that is wrong.
+    pub(crate) fn complete(&self, config: &mut Config) -> Result<(), (String, ParamsError)> {
+        if let Some(kind) = self.data.get(&config.data.kind) {
+            let complete = kind.plugin.complete(&config.data.params);
+            config.data.params = complete.map_err(|error| ("data".to_owned(), error))?;
+        }
+        for (list, rewards) in config.reward_lists_mut() {
+            for (index, reward) in rewards.iter_mut().enumerate() {
+                let Some(kind) = self.rewards.get(&reward.kind) else {
+                    continue;
+                };
+                let complete = kind.complete(&reward.params);
+                reward.params = complete.map_err(|error| (format!("{list}.{index}"), error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The paths that a reward's parameters hold: key below the reward's table, and path. Words that stand for something
+    /// of the plug-in's own are left out.
+    pub(crate) fn reward_paths<'r>(&self, reward: &'r mut RewardConfig) -> Vec<(String, &'r mut String)> {
+        let kind = self.rewards.get(&reward.kind);
+        kind.map_or_else(Vec::new, |kind| kind.paths_mut(&mut reward.params))
+    }
+
+    pub(crate) fn data_paths<'d>(
+        &self,
+        data: &'d mut crate::sections::DataConfig,
+    ) -> Vec<(String, &'d mut String)> {
+        let kind = self.data.get(&data.kind);
+        kind.map_or_else(Vec::new, |kind| kind.plugin.paths_mut(&mut data.params))
+    }
+
+    /// The JSON schema of a config file; see [`schema`](crate::schema()).
+    pub(crate) fn schema(&self) -> &Json {
+        self.schema.get_or_init(|| schema::assemble(self))
+    }
+
+    /// For every key of the schema, the sections that have it: dotted paths without the key, lists without an index.
+    pub(crate) fn sections_of_key(&self) -> &BTreeMap<String, BTreeSet<String>> {
+        self.sections_of_key
+            .get_or_init(|| crate::schema::sections_of_key(self.schema()))
+    }
+}

@@ -1,0 +1,40 @@
+//! What a config can ask for by name and the trainer builds.
+
+use flow_config::Catalog;
+use flow_data::DatasetRegistry;
+use flow_models::ModelRegistry;
+use flow_registry::NameTaken;
+use flow_rewards::RewardRegistry;
+
+/// The plug-ins of a program. Nothing registers itself: a plug-in is a function that adds to one of these.
+#[derive(Clone, Debug, Default)]
+pub struct Plugins {
+    /// Data sets.
+    pub data: DatasetRegistry,
+    /// Architectures.
+    pub models: ModelRegistry,
+    /// Rewards.
+    pub rewards: RewardRegistry,
+}
+
+impl Plugins {
+    /// Everything that this workspace brings.
+    ///
+    /// # Errors
+    /// None in practice: the names differ.
+    pub fn built_in() -> Result<Self, NameTaken> {
+        let mut models = ModelRegistry::new();
+        flow_models::register(&mut models);
+        Ok(Self {
+            data: DatasetRegistry::with_built_in()?,
+            models,
+            rewards: RewardRegistry::with_built_in()?,
+        })
+    }
+
+    /// What a config may say of them. Made anew at each call, and worth keeping.
+    pub fn catalog(&self) -> Catalog {
+        Catalog::new(self.rewards.plugins(), self.data.plugins())
+            .expect("a registry takes each name once, whatever its case")
+    }
+}
