@@ -48,6 +48,7 @@ fn each_path(catalog: &Catalog, config: &mut Config, visit: &mut dyn FnMut(Strin
             *text = path.to_string_lossy().into_owned();
         }
     };
+    of_plugin("algorithm", catalog.algorithm_paths(&mut config.algorithm));
     of_plugin("data", catalog.data_paths(&mut config.data));
     for (list, rewards) in config.reward_lists_mut() {
         for (index, reward) in rewards.iter_mut().enumerate() {

@@ -3,7 +3,8 @@
 //! A plug-in owns the type of its parameters. Its registry hands a [`PluginKind`] to the [`Catalog`]: name, summary, schema,
 //! defaults and rules. This crate depends on none of them.
 
-mod facts;
+mod algorithm;
+mod data;
 mod kind;
 mod schema;
 
@@ -11,17 +12,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use flow_registry::{NameTaken, Registry};
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
-use crate::sections::{Config, RewardConfig};
+use crate::sections::{AlgorithmConfig, Config, RewardConfig};
 
-pub use facts::{DataFacts, DataKind, ImageFacts, PromptFacts};
+pub use algorithm::{AlgorithmFacts, AlgorithmKind};
+pub use data::{DataFacts, DataKind, ImageFacts, PromptFacts};
 pub(crate) use kind::join_key;
 pub use kind::{ParamsError, PluginKind};
+
+/// The plug-ins of a program, sort by sort.
+#[derive(Clone, Debug, Default)]
+pub struct Kinds {
+    /// Algorithms.
+    pub algorithms: Vec<AlgorithmKind>,
+    /// Data sets.
+    pub data: Vec<DataKind>,
+    /// Rewards.
+    pub rewards: Vec<PluginKind>,
+}
 
 /// The plug-ins that configs of a program can name. Built once, of the program's registries.
 #[derive(Clone, Debug)]
 pub struct Catalog {
+    algorithms: Registry<AlgorithmKind>,
     rewards: Registry<PluginKind>,
     data: Registry<DataKind>,
     is_open: bool,
@@ -34,24 +48,22 @@ impl Catalog {
     /// The catalog of these plug-ins.
     ///
     /// # Errors
-    /// [`NameTaken`] if two of a kind have one name.
-    pub fn new(
-        rewards: impl IntoIterator<Item = PluginKind>,
-        data: impl IntoIterator<Item = DataKind>,
-    ) -> Result<Self, NameTaken> {
+    /// [`NameTaken`] if two of a sort have one name.
+    pub fn new(kinds: Kinds) -> Result<Self, NameTaken> {
         let mut catalog = Self {
-            rewards: Registry::new("reward"),
-            data: Registry::new("data set"),
             is_open: false,
-            schema: OnceLock::new(),
-            sections_of_key: OnceLock::new(),
-            defaults: OnceLock::new(),
+            ..Self::open()
         };
-        for kind in rewards {
-            catalog.rewards.register(&kind.name().to_owned(), kind)?;
+        for kind in kinds.algorithms {
+            catalog
+                .algorithms
+                .register(&kind.plugin.name().to_owned(), kind)?;
         }
-        for kind in data {
+        for kind in kinds.data {
             catalog.data.register(&kind.plugin.name().to_owned(), kind)?;
+        }
+        for kind in kinds.rewards {
+            catalog.rewards.register(&kind.name().to_owned(), kind)?;
         }
         Ok(catalog)
     }
@@ -60,6 +72,7 @@ impl Catalog {
     /// leave the check to those that build what the config names.
     pub fn open() -> Self {
         Self {
+            algorithms: Registry::new("algorithm"),
             rewards: Registry::new("reward"),
             data: Registry::new("data set"),
             is_open: true,
@@ -67,6 +80,26 @@ impl Catalog {
             sections_of_key: OnceLock::new(),
             defaults: OnceLock::new(),
         }
+    }
+
+    /// The algorithms.
+    pub fn algorithms(&self) -> &Registry<AlgorithmKind> {
+        &self.algorithms
+    }
+
+    /// What the algorithm of a config asks of a run; nothing if the catalog does not have it.
+    pub fn algorithm_facts(&self, config: &Config) -> Option<AlgorithmFacts> {
+        let facts = self
+            .algorithms
+            .get(&config.algorithm.kind)?
+            .facts(&config.algorithm.params);
+        facts.ok()
+    }
+
+    /// The algorithm `kind` with its defaults; nothing if the catalog does not have it, or it has parameters without a default.
+    pub fn algorithm(&self, kind: &str) -> Option<AlgorithmConfig> {
+        let params = self.algorithms.get(kind)?.plugin.complete(&Map::new()).ok()?;
+        Some(AlgorithmConfig::new(kind, params))
     }
 
     /// The rewards.
@@ -89,11 +122,16 @@ impl Catalog {
     pub fn defaults(&self) -> &Config {
         self.defaults.get_or_init(|| {
             let mut config = Config::without_plugins();
-            // The digits, in a program that has them.
+            // The digits and GRPO, in a program that has them.
             if self.data.get(&config.data.kind).is_none()
                 && let Some(kind) = self.data.names().next()
             {
                 config.data.kind = kind.to_owned();
+            }
+            if self.algorithms.get(&config.algorithm.kind).is_none()
+                && let Some(kind) = self.algorithms.names().next()
+            {
+                config.algorithm.kind = kind.to_owned();
             }
             // A default lacks nothing: the tests of each plug-in see to that.
             let _ = self.complete(&mut config);
@@ -106,6 +144,10 @@ impl Catalog {
     /// # Errors
     /// The dotted path of a plug-in's table and what is wrong with its parameters, of the first one that is wrong.
     pub(crate) fn complete(&self, config: &mut Config) -> Result<(), (String, ParamsError)> {
+        if let Some(kind) = self.algorithms.get(&config.algorithm.kind) {
+            let complete = kind.plugin.complete(&config.algorithm.params);
+            config.algorithm.params = complete.map_err(|error| ("algorithm".to_owned(), error))?;
+        }
         if let Some(kind) = self.data.get(&config.data.kind) {
             let complete = kind.plugin.complete(&config.data.params);
             config.data.params = complete.map_err(|error| ("data".to_owned(), error))?;
@@ -135,6 +177,14 @@ impl Catalog {
     ) -> Vec<(String, &'d mut String)> {
         let kind = self.data.get(&data.kind);
         kind.map_or_else(Vec::new, |kind| kind.plugin.paths_mut(&mut data.params))
+    }
+
+    pub(crate) fn algorithm_paths<'a>(
+        &self,
+        algorithm: &'a mut AlgorithmConfig,
+    ) -> Vec<(String, &'a mut String)> {
+        let kind = self.algorithms.get(&algorithm.kind);
+        kind.map_or_else(Vec::new, |kind| kind.plugin.paths_mut(&mut algorithm.params))
     }
 
     /// The JSON schema of a config file; see [`schema`](crate::schema()).

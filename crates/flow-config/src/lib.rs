@@ -40,7 +40,10 @@ mod sections;
 mod suggest;
 mod tree;
 
-pub use catalog::{Catalog, DataFacts, DataKind, ImageFacts, ParamsError, PluginKind, PromptFacts};
+pub use catalog::{
+    AlgorithmFacts, AlgorithmKind, Catalog, DataFacts, DataKind, ImageFacts, Kinds, ParamsError, PluginKind,
+    PromptFacts,
+};
 pub use diagnostic::{Diagnostic, Layer, Report, Severity, SourceText};
 pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key, find_value, names};
 pub use flow_registry::likeness;

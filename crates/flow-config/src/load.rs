@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value as Json;
+
 use crate::anchor;
 use crate::catalog::Catalog;
 use crate::check::{self, Findings};
@@ -378,11 +380,15 @@ impl Loader<'_> {
     fn deserialize(&mut self, document: &Node, partial: bool) -> Option<Config> {
         let mut json = document.to_json()?;
         // The section of a plug-in that was taken out: another one's keys would mean nothing in it.
-        if let Some(table) = json.as_object_mut()
-            && !table.contains_key("data")
-        {
-            let data = serde_json::to_value(&self.catalog.defaults().data).ok()?;
-            table.insert("data".into(), data);
+        if let (Some(table), Json::Object(defaults)) = (
+            json.as_object_mut(),
+            serde_json::to_value(self.catalog.defaults()).ok()?,
+        ) {
+            for (section, default) in defaults {
+                if ["algorithm", "data"].contains(&&*section) {
+                    table.entry(section).or_insert(default);
+                }
+            }
         }
         match serde_path_to_error::deserialize(json) {
             Ok(config) => self.complete(config, partial),

@@ -8,7 +8,7 @@ use flow_kernels::CpuKernels;
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Silent;
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment};
 use flow_trainer::{Session, TrainError};
 use serde_json::Value;
 use std::path::Path;
@@ -59,10 +59,8 @@ struct Train<'a> {
     root: &'a Path,
 }
 
-impl WithAlgorithm for Train<'_> {
-    type Output = Result<(), TrainError>;
-
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+impl Train<'_> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), TrainError> {
         let parts = setup::parts(self.config, self.environment, algorithm)?;
         let directory = RunDirectory::open(self.root, "run", OnExists::Error)?;
         let manifest = Manifest::new("run", vec![], Value::Null, self.root);
@@ -91,7 +89,7 @@ fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
         environment: &environment,
         root: root.path(),
     };
-    setup::with_algorithm(config, tokens, task)??;
+    task.with(setup::algorithm(config, environment.plugins, tokens)?)?;
     let text = std::fs::read_to_string(root.path().join("run/metrics.jsonl")).expect("metrics");
     let records = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
     Ok(records

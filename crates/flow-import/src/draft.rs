@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use flow_config::{AlgorithmConfig, Catalog, Config, GrpoConfig, GrpoGuardConfig, NftConfig};
+use flow_config::Catalog;
 use toml_edit::Value;
 
 use crate::note::{Note, Outcome, Rank};
@@ -126,14 +126,10 @@ impl<'y> Draft<'y> {
 
     /// Chooses the algorithm, on which flow-train's defaults depend.
     pub fn set_kind(&mut self, kind: &'static str, exists: bool) {
-        let config = Config {
-            algorithm: match kind {
-                "nft" => AlgorithmConfig::Nft(NftConfig::default()),
-                "grpo-guard" => AlgorithmConfig::GrpoGuard(GrpoGuardConfig::default()),
-                _ => AlgorithmConfig::Grpo(GrpoConfig::default()),
-            },
-            ..self.catalog.defaults().clone()
-        };
+        let mut config = self.catalog.defaults().clone();
+        if let Some(algorithm) = self.catalog.algorithm(kind) {
+            config.algorithm = algorithm;
+        }
         self.kind = kind;
         self.trainer_exists = exists;
         self.defaults = serde_json::to_value(config).unwrap_or_default();

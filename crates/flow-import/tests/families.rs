@@ -1,7 +1,8 @@
 //! Models, averages and old policies of Flow-Factory, as numbers.
 
-use flow_config::{AlgorithmConfig, Architecture, Config, DeviceKind, EmaSchedule, Shift};
+use flow_config::{Architecture, Config, DeviceKind, EmaSchedule, Shift};
 use flow_import::{Imported, Outcome, Rank, Verdict, import};
+use flow_trainer::algorithm::NftSettings;
 use test_catalog::{CATALOG, parse_named};
 
 fn imported(yaml: &str) -> Imported {
@@ -261,9 +262,7 @@ fn the_old_policy_of_nft_follows_flow_factorys_average_exactly_or_says_that_it_d
     let old = |train: &str| {
         let yaml =
             format!("model: {{model_type: sd3-5}}\ntrain: {{trainer_type: nft, off_policy: true, {train}}}");
-        let AlgorithmConfig::Nft(nft) = config(&yaml).algorithm else {
-            panic!()
-        };
+        let nft: NftSettings = config(&yaml).algorithm.params().expect("of nft");
         (nft.old_policy, imported(&yaml))
     };
     let slow = "ema_decay_schedule: piecewise_linear, ema_decay: 0.999, flat_steps: 75, ramp_rate: 0.0075, ema_update_interval: 1";

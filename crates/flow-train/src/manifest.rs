@@ -36,7 +36,7 @@ pub fn weights_metadata(config: &Config, run: &str, iteration: u64) -> BTreeMap<
     let pairs = [
         ("flow-train.version", env!("CARGO_PKG_VERSION").to_owned()),
         ("flow-train.run", run.to_owned()),
-        ("flow-train.algorithm", config.algorithm.kind().to_owned()),
+        ("flow-train.algorithm", config.algorithm.kind.clone()),
         ("flow-train.iteration", iteration.to_string()),
         ("flow-train.seed", config.run.seed.to_string()),
     ];

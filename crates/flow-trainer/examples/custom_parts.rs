@@ -83,8 +83,13 @@ struct RewardWeighted {
 }
 
 impl Algorithm for RewardWeighted {
-    const NAME: &'static str = "reward-weighted";
-    const PARADIGM: Paradigm = Paradigm::Decoupled;
+    fn name(&self) -> &str {
+        "reward-weighted"
+    }
+
+    fn paradigm(&self) -> Paradigm {
+        Paradigm::Decoupled
+    }
 
     fn reference(&self) -> Option<ReferenceWeights> {
         None

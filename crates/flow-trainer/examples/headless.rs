@@ -12,7 +12,7 @@ use flow_report::{Interval, Manifest, OnExists, RunDirectory, Stopwatch, peak_re
 use flow_trainer::Plugins;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer};
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment};
 use flow_trainer::{Session, TrainError, pretrain};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -54,10 +54,8 @@ struct Train<'a> {
     environment: &'a Environment<'a>,
 }
 
-impl WithAlgorithm for Train<'_> {
-    type Output = Result<(), TrainError>;
-
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+impl Train<'_> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), TrainError> {
         let run = &self.config.run;
         let parts = setup::parts(self.config, self.environment, algorithm)?;
         let directory = RunDirectory::open(&run.dir, &run.name, OnExists::New)?;
@@ -147,14 +145,12 @@ fn main() -> Result<(), Failure> {
         "pretrain" => pretrained(&config, &environment)?,
         "train" => {
             let tokens = setup::common(&config, &environment)?.model.model.spec().tokens;
-            setup::with_algorithm(
-                &config,
-                tokens,
-                Train {
-                    config: &config,
-                    environment: &environment,
-                },
-            )??;
+            let algorithm = setup::algorithm(&config, environment.plugins, tokens)?;
+            let task = Train {
+                config: &config,
+                environment: &environment,
+            };
+            task.with(algorithm)?;
         }
         _ => return Err("the task is train or pretrain".into()),
     }

@@ -18,7 +18,7 @@ mod timing;
 use arrays::Arrays;
 use flow_accel::AcceleratorRegistry;
 use flow_attention::CpuAttention;
-use flow_config::{AlgorithmConfig, Config};
+use flow_config::Config;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::{Backends, InferencePass, RawTensor, Stage, TrainingPass, Weights};
@@ -165,15 +165,10 @@ impl Job {
     }
 
     fn grpo(&self) -> Grpo {
-        let clip_range = match &self.config.algorithm {
-            AlgorithmConfig::Grpo(grpo) => (grpo.clip_range[0] as f32, grpo.clip_range[1] as f32),
-            _ => (-1e-3, 1e-3),
-        };
+        let own = self.config.algorithm.params::<Grpo>().ok();
         Grpo {
-            clip_range,
-            advantage_clip: 5.0,
-            kl: None,
-            inner_epochs: 1,
+            clip_range: own.map_or([-1e-3, 1e-3], |own| own.clip_range),
+            ..Grpo::default()
         }
     }
 
@@ -237,7 +232,7 @@ impl Job {
             "micro_batch": self.samples.len(),
             "steps": self.steps.len(),
             "guidance_scale": SCALES[1].1,
-            "clip_range": [grpo.clip_range.0, grpo.clip_range.1],
+            "clip_range": grpo.clip_range,
             "learning_rate": optimizer.learning_rate,
             "betas": [optimizer.betas.0, optimizer.betas.1],
             "epsilon": optimizer.epsilon,

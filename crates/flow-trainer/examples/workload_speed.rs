@@ -85,7 +85,7 @@ const LEARNING_RATE: f64 = 1e-4;
 /// Of updates that are timed: so small that all runs are of much the same data. What a GPU draws depends on its data, and its
 /// clock on what it draws; of numbers that are not finite any more, or all alike, a step is up to a sixth faster.
 const TIMED_LEARNING_RATE: f64 = 1e-8;
-const CLIP_RANGE: (f32, f32) = (-0.1, 0.1);
+const CLIP_RANGE: [f64; 2] = [-0.1, 0.1];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -340,9 +340,7 @@ impl Job {
                 };
                 let grpo = Grpo {
                     clip_range: CLIP_RANGE,
-                    advantage_clip: 5.0,
-                    kl: None,
-                    inner_epochs: 1,
+                    ..Grpo::default()
                 };
                 grpo.loss(&context, Position::Recorded(0)).loss
             }
@@ -525,7 +523,7 @@ fn export(workload: Workload, folder: &Path, options: &Options) -> Result<(), Fa
         "workload": name, "architecture": architecture, "settings": settings, "batch": batch,
         "lora": lora.map(|lora| json!({ "rank": lora.rank, "alpha": lora.alpha })),
         "guidance_scale": guidance_scale, "steps": job.steps.len(), "recorded": RECORDED,
-        "clip_range": [CLIP_RANGE.0, CLIP_RANGE.1], "learning_rate": LEARNING_RATE,
+        "clip_range": CLIP_RANGE, "learning_rate": LEARNING_RATE,
         "timed_learning_rate": TIMED_LEARNING_RATE,
     });
     std::fs::write(

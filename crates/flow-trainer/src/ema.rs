@@ -248,8 +248,8 @@ impl From<&flow_config::EmaSchedule> for EmaSchedule {
     }
 }
 
-impl From<&flow_config::OldPolicyConfig> for EmaSchedule {
-    fn from(policy: &flow_config::OldPolicyConfig) -> Self {
+impl From<&crate::algorithm::OldPolicyConfig> for EmaSchedule {
+    fn from(policy: &crate::algorithm::OldPolicyConfig) -> Self {
         Self::PiecewiseLinear {
             decay: policy.hold,
             flat_steps: policy.flat as u64,

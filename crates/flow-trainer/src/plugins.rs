@@ -1,6 +1,7 @@
 //! What a config can ask for by name and the trainer builds.
 
-use flow_config::Catalog;
+use crate::algorithm::AlgorithmRegistry;
+use flow_config::{Catalog, Kinds};
 use flow_data::DatasetRegistry;
 use flow_models::ModelRegistry;
 use flow_registry::NameTaken;
@@ -9,6 +10,8 @@ use flow_rewards::RewardRegistry;
 /// The plug-ins of a program. Nothing registers itself: a plug-in is a function that adds to one of these.
 #[derive(Clone, Debug, Default)]
 pub struct Plugins {
+    /// Algorithms.
+    pub algorithms: AlgorithmRegistry,
     /// Data sets.
     pub data: DatasetRegistry,
     /// Architectures.
@@ -26,6 +29,7 @@ impl Plugins {
         let mut models = ModelRegistry::new();
         flow_models::register(&mut models);
         Ok(Self {
+            algorithms: AlgorithmRegistry::with_built_in()?,
             data: DatasetRegistry::with_built_in()?,
             models,
             rewards: RewardRegistry::with_built_in()?,
@@ -34,7 +38,11 @@ impl Plugins {
 
     /// What a config may say of them. Made anew at each call, and worth keeping.
     pub fn catalog(&self) -> Catalog {
-        Catalog::new(self.rewards.plugins(), self.data.plugins())
-            .expect("a registry takes each name once, whatever its case")
+        let kinds = Kinds {
+            algorithms: self.algorithms.plugins().collect(),
+            data: self.data.plugins().collect(),
+            rewards: self.rewards.plugins().collect(),
+        };
+        Catalog::new(kinds).expect("a registry takes each name once, whatever its case")
     }
 }

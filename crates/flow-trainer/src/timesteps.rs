@@ -150,8 +150,11 @@ impl TimestepSampler {
     ///
     /// # Errors
     /// As [`TimestepSampler::new`].
-    pub fn from_config(config: &flow_config::TrainTimestepsConfig, grid: &SigmaGrid) -> Result<Self, String> {
-        use flow_config::TimeSampling as Config;
+    pub fn from_config(
+        config: &crate::algorithm::TrainTimestepsConfig,
+        grid: &SigmaGrid,
+    ) -> Result<Self, String> {
+        use crate::algorithm::TimeSampling as Config;
         let shift = config.shift;
         let strategy = match config.strategy {
             Config::Uniform => TimestepStrategy::Uniform { shift },

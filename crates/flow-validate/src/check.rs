@@ -2,7 +2,7 @@
 
 use crate::{RULES, Rule};
 use flow_accel::{AcceleratorStage, Paradigm, Safety, Slot};
-use flow_config::Diagnostic;
+use flow_config::{Catalog, Config, Diagnostic};
 
 /// An accelerator in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,15 +30,16 @@ pub struct Trainer {
 
 impl Trainer {
     /// The trainer that a config names.
-    pub fn of(config: &flow_config::Config) -> Self {
-        let paradigm = if config.algorithm.is_coupled() {
-            Paradigm::Coupled
-        } else {
-            Paradigm::Decoupled
-        };
+    pub fn of(config: &Config, catalog: &Catalog) -> Self {
+        let paradigm = catalog
+            .algorithm_facts(config)
+            .map(|facts| match facts.is_coupled {
+                true => Paradigm::Coupled,
+                false => Paradigm::Decoupled,
+            });
         Self {
-            name: config.algorithm.kind().into(),
-            paradigm: Some(paradigm),
+            name: config.algorithm.kind.clone(),
+            paradigm,
         }
     }
 }

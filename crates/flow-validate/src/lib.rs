@@ -12,7 +12,6 @@ mod memory;
 mod operations;
 mod resolve;
 mod rules;
-mod timesteps;
 mod validate;
 
 pub use check::{Entry, Trainer, check};

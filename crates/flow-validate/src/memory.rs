@@ -22,8 +22,8 @@ use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
 use crate::features::is_bf16_gpu;
 use flow_checkpoint::Policy;
 use flow_config::{
-    AlgorithmConfig, Architecture, Config, Diagnostic, Dynamics, Finetune, GradientStorage, KlConfig, KlKind,
-    MomentStorage, Reference, TextConfig, WeightStorage, Window,
+    Architecture, Catalog, Config, Diagnostic, Dynamics, Finetune, GradientStorage, MomentStorage,
+    TextConfig, WeightStorage, Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
@@ -85,18 +85,14 @@ impl Stored {
 
 impl Load {
     /// That of a config. Of text that is read from a file it knows no length, so `text_tokens` is 0 then and the estimate a little lower.
-    pub fn of(config: &Config) -> Self {
+    pub fn of(config: &Config, catalog: &Catalog) -> Self {
         let sampling = &config.sampling;
         let branches = if sampling.guidance_scale == 1.0 { 1 } else { 2 };
-        let snapshot = |kl: &KlConfig| kl.kind != KlKind::None && kl.reference == Reference::Snapshot;
-        let (sampler, reference) = match &config.algorithm {
-            AlgorithmConfig::Grpo(grpo) => (false, snapshot(&grpo.kl)),
-            AlgorithmConfig::GrpoGuard(guard) => (false, snapshot(&guard.kl)),
-            AlgorithmConfig::Nft(nft) => (true, nft.kl_beta != 0.0 && nft.reference == Reference::Snapshot),
-        };
+        let algorithm = catalog.algorithm_facts(config);
+        let is_coupled = algorithm.is_some_and(|facts| facts.is_coupled);
         let scheduler = &config.scheduler;
         let records = match &scheduler.window {
-            _ if !config.algorithm.is_coupled() || scheduler.dynamics == Dynamics::Ode => 0,
+            _ if !is_coupled || scheduler.dynamics == Dynamics::Ode => 0,
             Window::All(_) => scheduler.steps.saturating_sub(1),
             Window::List(list) => list.steps.len(),
             Window::Random(random) => random.count,
@@ -106,10 +102,7 @@ impl Load {
             rows: sampling.micro_batch * branches,
             images: sampling.images_per_step(),
             records,
-            copies: [config.ema.enabled, sampler, reference]
-                .into_iter()
-                .filter(|kept| *kept)
-                .count(),
+            copies: usize::from(config.ema.enabled) + algorithm.map_or(0, |facts| facts.copies),
             recomputed_every: match checkpoint_policy(config) {
                 Policy::None => None,
                 Policy::BlockSkip { every } => Some(every),

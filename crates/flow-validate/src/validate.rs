@@ -2,7 +2,7 @@
 
 use crate::codes::LARGE_LEARNING_RATE;
 use crate::{Gpu, Load, MemoryEstimate};
-use crate::{Trainer, features, kernels, memory, resolve, timesteps};
+use crate::{Trainer, features, kernels, memory, resolve};
 use flow_accel::AcceleratorRegistry;
 use flow_config::{Catalog, Config, Diagnostic, Severity};
 use flow_core::{Backends, ModelSpec, ParamLayout};
@@ -90,7 +90,8 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
     if let (Some(plan), Some(model)) = (plan, model) {
         found.extend(resolve(config, accelerators, plan, model.spec, trainer).0);
     }
-    found.extend(timesteps::check(config, sigmas));
+    let algorithm = catalog.algorithms().get(&config.algorithm.kind);
+    found.extend(algorithm.and_then(|kind| kind.check_steps(&config.algorithm.params, sigmas)));
     if training && config.optimizer.learning_rate >= LARGE {
         let message = format!(
             "a step of AdamW changes each weight by about {}, which is more than most weights are",
@@ -103,7 +104,12 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         );
     }
     if let (true, Some(model)) = (training, model) {
-        let estimate = MemoryEstimate::new(model.layout, model.spec, model.trained, &Load::of(config));
+        let estimate = MemoryEstimate::new(
+            model.layout,
+            model.spec,
+            model.trained,
+            &Load::of(config, catalog),
+        );
         found.extend(memory::check_budget(config, &estimate));
         if let Some(available) = machine.memory_bytes {
             found.extend(memory::check(config, &estimate, available));

@@ -60,7 +60,7 @@ fn found(gpu: Option<(&str, (u32, u32))>, dit: &str, more: &str) -> Vec<Diagnost
             trained: 1,
         }),
         sigmas: &[],
-        trainer: &Trainer::of(&config),
+        trainer: &Trainer::of(&config, &test_catalog::CATALOG),
         machine: &machine,
         training: false,
     });

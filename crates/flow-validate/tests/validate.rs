@@ -104,7 +104,7 @@ fn ask(text: &str, machine: &Machine, spec: &ModelSpec, sigmas: &[f64]) -> Vec<D
             trained: 10,
         }),
         sigmas,
-        trainer: &Trainer::of(&config),
+        trainer: &Trainer::of(&config, &CATALOG),
         machine,
         training: true,
     })
@@ -281,7 +281,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     let parsed = parse_str(&format!("config_version = 1\n{config}\n"))
         .expect("right")
         .config;
-    let load = Load::of(&parsed);
+    let load = Load::of(&parsed, &test_catalog::CATALOG);
     assert_eq!(
         load,
         Load {
@@ -313,7 +313,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     assert_eq!(estimate.parts().map(|(_, bytes)| bytes), by_hand);
     assert_eq!(estimate.total(), by_hand.iter().sum::<f64>());
     let narrow = parse_str("config_version = 1\n[optimizer]\nmoments = \"bf16\"\n");
-    let narrow = Load::of(&narrow.expect("right").config);
+    let narrow = Load::of(&narrow.expect("right").config, &CATALOG);
     let narrow = MemoryEstimate::new(&layout(), &spec, 10, &narrow);
     assert_eq!(narrow.moments, 40.0, "two moments of 10 values, 2 bytes each");
     let on_a_gpu = "config_version = 1\n[device]\nkind = \"cuda\"\ndtype = \"bf16\"\n[ema]\nenabled = true\n[optimizer]\n";
@@ -322,7 +322,8 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
         ("weights = \"bf16\"\n", 2.0, 4.0),
         ("gradients = \"bf16\"\n", 4.0, 2.0),
     ] {
-        let load = Load::of(&parse_str(&format!("{on_a_gpu}{keys}")).expect("right").config);
+        let config = parse_str(&format!("{on_a_gpu}{keys}")).expect("right").config;
+        let load = Load::of(&config, &CATALOG);
         // Of the 10 weights 7 are trained.
         let estimate = MemoryEstimate::new(&layout(), &spec, 7, &load);
         let found = [
@@ -389,7 +390,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
 fn blocks_that_are_computed_again_count_with_their_inputs_and_the_largest_one() {
     let load = |policy: &str| {
         let text = format!("config_version = 1\n[checkpointing]\n{policy}\n");
-        Load::of(&parse_str(&text).expect("right").config)
+        Load::of(&parse_str(&text).expect("right").config, &CATALOG)
     };
     let mut layout = ParamLayout::default();
     let mut builder = LayoutBuilder::new(&mut layout);
@@ -446,7 +447,7 @@ fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
                 trained: 1 << 18,
             }),
             sigmas: &[],
-            trainer: &Trainer::of(&config),
+            trainer: &Trainer::of(&config, &CATALOG),
             machine: &machine,
             training: true,
         })
@@ -499,7 +500,13 @@ fn the_words_of_a_finding_are_those_of_the_error() {
     )
     .expect_err("arranged badly");
     errors.push(build("nobody").expect_err("unknown"));
-    let (found, _) = flow_validate::resolve(&config, &registry, &plan, &spec(), &Trainer::of(&config));
+    let (found, _) = flow_validate::resolve(
+        &config,
+        &registry,
+        &plan,
+        &spec(),
+        &Trainer::of(&config, &CATALOG),
+    );
     for error in errors {
         let same = |one: &&Diagnostic| one.message == error.message() && one.help == Some(error.help());
         assert!(

@@ -22,11 +22,16 @@ pub(super) fn assemble(catalog: &Catalog) -> Json {
     let mut definitions = Definitions::new(&mut schema);
     if !catalog.is_open {
         definitions.choose("RewardConfig", catalog.rewards.values());
+        definitions.choose(
+            "AlgorithmConfig",
+            catalog.algorithms.values().map(|kind| &kind.plugin),
+        );
         definitions.choose("DataConfig", catalog.data.values().map(|kind| &kind.plugin));
     }
     let all = definitions.all;
     schema["$defs"] = all.into();
     default_of(&mut schema, "data", &catalog.defaults().data);
+    default_of(&mut schema, "algorithm", &catalog.defaults().algorithm);
     schema
 }
 

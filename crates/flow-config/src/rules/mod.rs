@@ -7,7 +7,7 @@ mod precision;
 
 use std::collections::BTreeSet;
 
-use crate::catalog::{Catalog, DataFacts};
+use crate::catalog::{AlgorithmFacts, Catalog, DataFacts};
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::locate;
 use crate::sections::{Config, RewardConfig};
@@ -124,6 +124,11 @@ impl<'a> Rules<'a> {
         self.catalog?.data_facts(self.config)
     }
 
+    /// What the config's algorithm asks of a run; nothing if that is not known.
+    pub fn algorithm_facts(&self) -> Option<AlgorithmFacts> {
+        self.catalog?.algorithm_facts(self.config)
+    }
+
     /// Adds an error on `paths`, the likeliest culprit first; it points at the first of them that somebody wrote.
     pub fn error(&mut self, code: &'static str, paths: &[&str], message: impl Into<String>) -> Added<'_> {
         self.add(Severity::Error, code, paths, message.into())
@@ -166,6 +171,19 @@ impl<'a> Rules<'a> {
             && let Some(kind) = catalog.rewards().get(&reward.kind)
         {
             kind.check(catalog.rewards(), &reward.params, self, path);
+        }
+    }
+
+    /// Checks the rules of the algorithm's plug-in.
+    fn check_algorithm(&mut self) {
+        let algorithm = &self.config.algorithm;
+        if let Some(kind) = self
+            .catalog
+            .and_then(|catalog| catalog.algorithms().get(&algorithm.kind))
+        {
+            // An algorithm holds no other within.
+            let none = flow_registry::Registry::new("algorithm");
+            kind.plugin.check(&none, &algorithm.params, self, "algorithm");
         }
     }
 

@@ -543,7 +543,7 @@ fn optimizer_steps(rules: &Rules<'_>) -> Option<usize> {
         accumulated => batches / accumulated,
     };
     a_pass
-        .checked_mul(config.algorithm.inner_epochs())
+        .checked_mul(rules.algorithm_facts()?.inner_epochs)
         .filter(|steps| *steps > 0)
 }
 

@@ -136,12 +136,13 @@ fn candidates(window: &Window, steps: usize) -> Vec<usize> {
 fn coupled(rules: &mut Rules<'_>) {
     let config = rules.config;
     let scheduler = &config.scheduler;
+    let is_coupled = rules.algorithm_facts().is_some_and(|facts| facts.is_coupled);
     if scheduler.dynamics == Dynamics::Ode {
-        if config.algorithm.is_coupled() {
+        if is_coupled {
             let message = format!(
                 "`algorithm.kind = \"{}\"` trains on log-probabilities, which `scheduler.dynamics = \"ode\"` does not \
                  have",
-                config.algorithm.kind()
+                config.algorithm.kind
             );
             rules
                 .error(
@@ -174,11 +175,11 @@ fn coupled(rules: &mut Rules<'_>) {
         "algorithm.kind",
         "algorithm",
     ];
-    if config.algorithm.is_coupled() {
+    if is_coupled {
         let message = format!(
             "the window may choose step {step}, whose noise level is 0, and `algorithm.kind = \"{}\"` trains on \
              log-probabilities, which need noise",
-            config.algorithm.kind()
+            config.algorithm.kind
         );
         rules
             .error(codes::RULE_NO_LOG_PROBABILITY, &paths, message)

@@ -86,7 +86,6 @@ pub struct Config {
     #[serde(default)]
     pub sampling: SamplingConfig,
     /// The RL algorithm.
-    #[serde(default)]
     pub algorithm: AlgorithmConfig,
     /// From rewards to advantages.
     #[serde(default)]
@@ -137,7 +136,7 @@ impl Config {
             eval_rewards: None,
             scheduler: SchedulerConfig::default(),
             sampling: SamplingConfig::default(),
-            algorithm: AlgorithmConfig::default(),
+            algorithm: AlgorithmConfig::new("grpo", serde_json::Map::new()),
             advantage: AdvantageConfig::default(),
             optimizer: OptimizerConfig::default(),
             ema: EmaConfig::default(),

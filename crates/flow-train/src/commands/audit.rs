@@ -16,15 +16,15 @@ use flow_accelerators::{
     AttentionBackendAccelerator, ExactReuseAccelerator, FusedKernelsAccelerator, GraphCaptureAccelerator,
 };
 use flow_config::{
-    AcceleratorEntry, AlgorithmConfig, CheckpointingConfig, Config, DType, DeviceKind, Dynamics, Finetune,
-    GrpoConfig, GrpoGuardConfig, InitialNoise,
+    AcceleratorEntry, AlgorithmConfig, Catalog, CheckpointingConfig, Config, DType, DeviceKind, Dynamics,
+    Finetune, InitialNoise,
 };
 use flow_core::Backends;
 use flow_train::{EnvironmentError, Registries, base_plan};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::audit::OnPolicyAudit;
 use flow_trainer::observer::Silent;
-use flow_trainer::setup::{self, Environment, ModelParts, WithAlgorithm};
+use flow_trainer::setup::{self, Environment, ModelParts};
 use flow_trainer::undone::{Undone, undone};
 use flow_validate::checkpoint_policy;
 use std::collections::BTreeSet;
@@ -99,7 +99,7 @@ impl Combination {
             is(Calls::Captured, "on"),
             checkpoint_policy(config).name(),
             is(Calls::Reused, "exact"),
-            config.algorithm.kind(),
+            &config.algorithm.kind,
             &config.sampling.guidance_scale.to_string(),
         ]
         .map(str::to_owned)
@@ -284,7 +284,8 @@ fn audited(
             environment: &environment,
             model: parts.clone(),
         };
-        let (audit, undone) = setup::with_algorithm(config, tokens, run).or_bad_input()??;
+        let algorithm = setup::algorithm(config, environment.plugins, tokens).or_bad_input()?;
+        let (audit, undone) = run.with(algorithm)?;
         let exact = audit.worst().is_none() && audit.checked() > 0;
         outcome.failed += usize::from(!exact);
         outcome.undone += usize::from(!undone.is_empty());
@@ -368,7 +369,7 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
                     config,
                 }
             };
-            found.extend(settings(config, &dtypes).iter().map(accelerated));
+            found.extend(settings(config, &loaded.catalog, &dtypes).iter().map(accelerated));
         }
     }
     // Those that share weights stand together; what else tells combinations apart keeps its order.
@@ -396,9 +397,9 @@ fn plans(config: &Config, registries: &Registries) -> Result<Vec<(DType, Backend
 }
 
 /// The config with every coupled algorithm, guidance, set of trained weights, type and policy.
-fn settings(config: &Config, dtypes: &[DType]) -> Vec<Config> {
+fn settings(config: &Config, catalog: &Catalog, dtypes: &[DType]) -> Vec<Config> {
     let mut found = Vec::new();
-    for algorithm in algorithms(config) {
+    for algorithm in algorithms(config, catalog) {
         for guidance in GUIDANCE {
             for finetune in [Finetune::Full, Finetune::Lora] {
                 for (dtype, checkpointing) in
@@ -421,15 +422,25 @@ fn settings(config: &Config, dtypes: &[DType]) -> Vec<Config> {
     found
 }
 
-/// The coupled algorithms, the config's own with its constants.
-fn algorithms(config: &Config) -> [AlgorithmConfig; 2] {
-    let grpo = AlgorithmConfig::Grpo(GrpoConfig::default());
-    let guard = AlgorithmConfig::GrpoGuard(GrpoGuardConfig::default());
-    match &config.algorithm {
-        own @ AlgorithmConfig::Grpo(_) => [own.clone(), guard],
-        own @ AlgorithmConfig::GrpoGuard(_) => [grpo, own.clone()],
-        AlgorithmConfig::Nft(_) => [grpo, guard],
-    }
+/// The coupled algorithms, the config's own with its constants. One that has no defaults is left out.
+fn algorithms(config: &Config, catalog: &Catalog) -> Vec<AlgorithmConfig> {
+    let coupled = |algorithm: AlgorithmConfig| {
+        let facts = catalog
+            .algorithms()
+            .get(&algorithm.kind)?
+            .facts(&algorithm.params);
+        facts.ok()?.is_coupled.then_some(algorithm)
+    };
+    let of_kind = |kind: &str| match config.algorithm.kind == kind {
+        true => Some(config.algorithm.clone()),
+        false => catalog.algorithm(kind),
+    };
+    catalog
+        .algorithms()
+        .names()
+        .filter_map(of_kind)
+        .filter_map(coupled)
+        .collect()
 }
 
 struct Run<'a> {
@@ -438,10 +449,8 @@ struct Run<'a> {
     model: ModelParts,
 }
 
-impl WithAlgorithm for Run<'_> {
-    type Output = Result<(OnPolicyAudit, Vec<Undone>), Failure>;
-
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+impl Run<'_> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(OnPolicyAudit, Vec<Undone>), Failure> {
         let parts = setup::parts_of(self.config, self.environment, self.model, algorithm)
             .and_then(|parts| parts.set_up())
             .or_bad_input()?;

@@ -9,7 +9,7 @@ use crate::{progress, terminal};
 use flow_cache::{MagnitudeRatios, SignalChanges, fit_polynomial};
 use flow_config::Config;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment};
 use flow_trainer::undone::{settle, shortfalls};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub fn run(arguments: &CalibrateArguments, quiet: bool) -> Result<(), Failure> {
             policy: arguments.policy,
             quiet,
         };
-        setup::with_algorithm(config, tokens, measuring).or_bad_input()?
+        measuring.with(setup::algorithm(config, environment.plugins, tokens).or_bad_input()?)
     })?;
     let (name, key, digits) = match arguments.policy {
         MeasuredPolicy::Magcache => ("magcache", "ratios", 5),
@@ -81,10 +81,8 @@ struct Measuring<'a> {
     quiet: bool,
 }
 
-impl WithAlgorithm for Measuring<'_> {
-    type Output = Result<Vec<f64>, Failure>;
-
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+impl Measuring<'_> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<Vec<f64>, Failure> {
         // What is to be measured for is not in force yet.
         let mut config = self.config.clone();
         config.acceleration.rollout.clear();

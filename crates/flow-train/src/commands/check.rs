@@ -9,7 +9,7 @@ use crate::terminal;
 use flow_config::{Config, Diagnostic, Report};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment};
 
 /// Reads the config, builds what it describes, and says everything that is wrong.
 pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
@@ -74,7 +74,7 @@ fn build(loaded: &Loaded, purpose: Purpose) -> Result<Result<(), Vec<Diagnostic>
                     config: &config,
                     environment,
                 };
-                setup::with_algorithm(&config, tokens, build).and_then(|built| built)
+                build.with(setup::algorithm(&config, environment.plugins, tokens)?)
             }),
             (Target::Here, Purpose::Pretrain) => setup::common(&config, environment).map(|_| ()),
             (Target::Elsewhere { .. }, _) => build_for_elsewhere(&config, environment, purpose),
@@ -114,10 +114,8 @@ struct Build<'a> {
     environment: &'a Environment<'a>,
 }
 
-impl WithAlgorithm for Build<'_> {
-    type Output = Result<(), TrainError>;
-
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+impl Build<'_> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), TrainError> {
         let (config, environment) = (self.config, self.environment);
         setup::parts_of(config, environment, setup::model(config, environment)?, algorithm).map(|_| ())
     }

@@ -10,7 +10,7 @@ use flow_config::Config;
 use flow_report::{IntervalMethod, PairedDifference, paired_difference};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::session::DriftRun;
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ pub fn run(arguments: &DriftArguments, quiet: bool) -> Result<(), Failure> {
             rollouts: arguments.rollouts,
             quiet,
         };
-        setup::with_algorithm(config, tokens, comparing).or_bad_input()?
+        comparing.with(setup::algorithm(config, environment.plugins, tokens).or_bad_input()?)
     })?;
     let found = Found::of(&runs).or_failed()?;
     if arguments.json {
@@ -55,10 +55,8 @@ struct Comparing<'a> {
     quiet: bool,
 }
 
-impl WithAlgorithm for Comparing<'_> {
-    type Output = Result<Vec<DriftRun>, Failure>;
-
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+impl Comparing<'_> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<Vec<DriftRun>, Failure> {
         let (config, environment) = (self.config, self.environment);
         let parts = setup::model(config, environment)
             .and_then(|model| setup::parts_of(config, environment, model, algorithm)?.set_up());

@@ -98,7 +98,11 @@ fn entries(listed: Listed, registries: &Registries) -> (&'static str, Named) {
             let named = policies.map(|(name, meaning)| (name.to_owned(), meaning.to_owned()));
             ("checkpointing.policy", named.collect())
         }
-        Listed::Algorithms => ("algorithm.kind", choices(registries, "algorithm.kind")),
+        Listed::Algorithms => {
+            let algorithms = registries.plugins.algorithms.iter();
+            let named = algorithms.map(|one| (one.name().to_owned(), one.summary().to_owned()));
+            ("algorithm.kind", named.collect())
+        }
         Listed::Schedulers => ("scheduler.dynamics", choices(registries, "scheduler.dynamics")),
         Listed::Data => {
             let sets = registries.plugins.data.iter();

@@ -18,7 +18,7 @@ use flow_train::checkpoint::{Policy, planner::PlanRecord};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::geometry::Geometry;
 use flow_trainer::session::Parts;
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment};
 use flow_validate::{Load, Trainer, checkpoint_policy};
 use serde_json::Value;
 use std::path::Path;
@@ -72,7 +72,7 @@ fn planned(arguments: &PlanArguments, loaded: &Loaded) -> Result<Planned, Failur
             target: loaded.target,
             measures,
         };
-        setup::with_algorithm(&config, tokens, describe).or_bad_input()?
+        describe.with(setup::algorithm(&config, environment.plugins, tokens).or_bad_input()?)
     };
     let planned = if measures {
         loaded.compute(&config, describe)?
@@ -120,10 +120,8 @@ struct Describe<'a> {
     measures: bool,
 }
 
-impl WithAlgorithm for Describe<'_> {
-    type Output = Result<Planned, Failure>;
-
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+impl Describe<'_> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<Planned, Failure> {
         let (config, environment) = (self.config, self.environment);
         if self.measures {
             let model = setup::model(config, environment).or_bad_input()?;
@@ -140,8 +138,8 @@ impl WithAlgorithm for Describe<'_> {
         let dataset = setup::dataset(config, environment).or_bad_input()?;
         setup::fits(spec, &*dataset).or_bad_input()?;
         let trainer = Trainer {
-            name: A::NAME.into(),
-            paradigm: Some(A::PARADIGM),
+            name: algorithm.name().into(),
+            paradigm: Some(algorithm.paradigm()),
         };
         let here = match self.target {
             Target::Here => {
@@ -151,6 +149,7 @@ impl WithAlgorithm for Describe<'_> {
             }
             elsewhere => Computing::elsewhere(elsewhere, config),
         };
+        let load = Load::of(config, &environment.plugins.catalog());
         let described = Described {
             spec,
             layout: &outline.layout,
@@ -160,7 +159,8 @@ impl WithAlgorithm for Describe<'_> {
             data: dataset.name(),
             prompts: dataset.train_prompts().len(),
             evaluated: setup::evaluation_prompts(&*dataset, config.evaluation.prompts).len(),
-            text_tokens: Load::of(config).text_tokens,
+            text_tokens: load.text_tokens,
+            load,
             here,
         };
         Ok(Planned {
@@ -180,12 +180,12 @@ pub fn headline<A: Algorithm>(config: &Config, environment: &Environment<'_>, pa
         spec.architecture,
         millions(layout.count_values(|_| true)),
         finetune(config),
-        A::NAME,
+        parts.algorithm.name(),
         environment.device.name(),
         config.device.dtype.name()
     );
     let one_step = parts.settings.geometry.updates() == 1 && parts.algorithm.inner_epochs() == 1;
-    if A::PARADIGM == flow_accel::Paradigm::Coupled && one_step {
+    if parts.algorithm.paradigm() == flow_accel::Paradigm::Coupled && one_step {
         return format!(
             "{text}; with one optimizer step per rollout the ratios are 1 and the advantages of a group add up to 0, so the loss \
              is near 0 whatever is learned: look at the reward"

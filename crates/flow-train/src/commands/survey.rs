@@ -116,7 +116,7 @@ fn found(
         plan: plan.as_ref(),
         model: outline.as_ref().map(capabilities),
         sigmas: &sigmas,
-        trainer: &Trainer::of(&config),
+        trainer: &Trainer::of(&config, catalog),
         machine: &target.machine(config.device.kind, memory_gib),
         // An estimate from wrong numbers would be wrong.
         training: wanted == Use::Training && !wrong,

@@ -12,7 +12,7 @@ use crate::{progress, terminal};
 use flow_report::RunStatus;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment};
 use flow_trainer::{Session, TrainError};
 use open::Start;
 
@@ -40,7 +40,7 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
             environment,
             interrupt,
         };
-        setup::with_algorithm(loaded.config(), tokens, train).or_bad_input()?
+        train.with(setup::algorithm(loaded.config(), environment.plugins, tokens).or_bad_input()?)
     };
     if arguments.dry_run {
         loaded.inspect(loaded.config(), task)
@@ -83,10 +83,8 @@ impl Train<'_> {
     }
 }
 
-impl WithAlgorithm for Train<'_> {
-    type Output = Result<(), Failure>;
-
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+impl Train<'_> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), Failure> {
         let (config, environment) = (self.loaded.config(), self.environment);
         let mut parts = setup::parts(config, environment, algorithm).or_bad_input()?;
         if !self.goes_on {

@@ -8,7 +8,7 @@ use flow_models::Architecture;
 use flow_report::{Continuation, Manifest, Opened, RunDirectory, RunStatus, RunSummary};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{Observer, Silent};
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment};
 use flow_trainer::{Session, TrainError};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -112,7 +112,8 @@ impl<'a> Training<'a> {
                 environment,
                 observer: observer.unwrap_or(&mut silent),
             };
-            let trained = setup::with_algorithm(config, outline.model.spec().tokens, visitor)??;
+            let tokens = outline.model.spec().tokens;
+            let trained = visitor.with(setup::algorithm(config, environment.plugins, tokens)?)?;
             Ok(trained)
         })
     }
@@ -125,10 +126,8 @@ struct Visitor<'a> {
     observer: &'a mut dyn Observer,
 }
 
-impl WithAlgorithm for Visitor<'_> {
-    type Output = Result<Trained, TrainError>;
-
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
+impl Visitor<'_> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<Trained, TrainError> {
         let Self {
             config,
             environment,

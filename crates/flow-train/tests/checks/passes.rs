@@ -6,7 +6,7 @@ use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::session::Parts;
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment};
 use flow_validate::{Capabilities, Question, Trainer, errors, validate};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -316,7 +316,7 @@ fn passes(resolved: &Resolved, registries: &Registries) -> bool {
             trained: outline.trained_values(),
         }),
         sigmas: &setup::step_sigmas(config, outline.model.spec().tokens),
-        trainer: &Trainer::of(config),
+        trainer: &Trainer::of(config, &test_catalog::CATALOG),
         machine: &flow_train::machine(config.device.kind, Some(64.0)),
         training: true,
     });
@@ -326,11 +326,9 @@ fn passes(resolved: &Resolved, registries: &Registries) -> bool {
 /// Builds every part, sets the accelerators up, and opens a rollout.
 struct Build<'a>(&'a Resolved, &'a Environment<'a>);
 
-impl WithAlgorithm for Build<'_> {
-    type Output = Result<(), TrainError>;
-
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output {
-        let parts: Parts<A> = setup::parts(&self.0.config, self.1, algorithm)?;
+impl Build<'_> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), TrainError> {
+        let parts: Parts<Box<dyn Algorithm>> = setup::parts(&self.0.config, self.1, algorithm)?;
         let weights = &parts.state.weights.current;
         drop(parts.acceleration.set_up(weights)?.rollout(weights)?);
         for iteration in 0..3 {
@@ -354,7 +352,8 @@ proptest! {
         let environment = environment.map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;
         let tokens = setup::outline(&resolved.config, &registries.plugins.models, &environment.device)
             .expect("as before").model.spec().tokens;
-        let built = setup::with_algorithm(&resolved.config, tokens, Build(&resolved, &environment)).and_then(|built| built);
+        let built = setup::algorithm(&resolved.config, environment.plugins, tokens)
+            .and_then(|algorithm| Build(&resolved, &environment).with(algorithm));
         prop_assert!(built.is_ok(), "{}\n{text}", built.expect_err("failed"));
     }
 }

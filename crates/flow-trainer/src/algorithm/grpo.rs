@@ -4,7 +4,11 @@
 //! `r = exp(log p - log p_old)`, `L = mean(max(-A r, -A clamp(r, 1 + lo, 1 + hi)))`, plus an optional
 //! `beta · mean((v - v_ref)²)` or `beta · mean((mu - mu_ref)²)`.
 
-use super::{Algorithm, LossContext, Position, ReferenceWeights, UnitLoss, mean_over_rows};
+use super::reference::check_clip_range;
+use super::{
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, KlKind, LossContext, Position,
+    ReferenceWeights, UnitLoss, mean_over_rows,
+};
 use crate::audit::{Distribution, ReplayedStep};
 use crate::policy::CallSite;
 use crate::rollout::{StepRecord, coefficient_rows};
@@ -12,41 +16,71 @@ use crate::scheduler::Schedule;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
+use flow_config::AlgorithmFacts;
 use flow_core::ops::SdeStep;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec};
+use flow_registry::NameTaken;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-/// What is compared with the reference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KlTarget {
-    /// Velocities.
-    Velocity,
-    /// Means of the step.
-    Mean,
-}
+const NAME: &str = "grpo";
 
-/// A pull towards a reference.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Kl {
-    /// What is compared.
-    pub target: KlTarget,
-    /// Factor of the term.
-    pub beta: f32,
-    /// With what.
-    pub reference: ReferenceWeights,
-}
-
-/// Flow-GRPO's settings.
-#[derive(Clone, Debug, PartialEq)]
+/// Flow-GRPO, `kind = "grpo"`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
 pub struct Grpo {
-    /// `lo`, `hi` of the clip range, around 0.
-    pub clip_range: (f32, f32),
-    /// Bound on advantages.
-    pub advantage_clip: f32,
-    /// Pull towards a reference.
-    pub kl: Option<Kl>,
-    /// Passes over one rollout.
+    /// Ratio is clipped to `[1 + lo, 1 + hi]`. Log-probabilities are means over the elements of a latent, so the
+    /// range is small. `-1 < lo <= 0 <= hi`.
+    #[schemars(inner(range(min = -0.999_999, max = 1000.0)))]
+    pub clip_range: [f64; 2],
+    /// Advantages are clamped to plus or minus this.
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0.0))]
+    pub advantage_clip: f64,
+    /// Pull towards a reference model.
+    pub kl: KlConfig,
+    /// Passes over the images of one rollout.
+    #[schemars(range(min = 1, max = 1000))]
     pub inner_epochs: usize,
+}
+
+impl Default for Grpo {
+    fn default() -> Self {
+        Self {
+            clip_range: [-1e-4, 1e-4],
+            advantage_clip: 5.0,
+            kl: KlConfig::default(),
+            inner_epochs: 1,
+        }
+    }
+}
+
+impl Grpo {
+    /// Adds the algorithm to a registry.
+    ///
+    /// # Errors
+    /// [`NameTaken`] if there is an algorithm of its name.
+    pub fn register(registry: &mut AlgorithmRegistry) -> Result<(), NameTaken> {
+        let factory = AlgorithmFactory::new::<Self>(
+            NAME,
+            "Flow-GRPO (Liu et al. 2025, arXiv 2505.05470): clipped ratio of log-probabilities. Coupled.",
+            |grpo| facts(&grpo.kl, grpo.inner_epochs),
+            |_, grpo| Ok(Box::new(grpo)),
+        );
+        registry.register(factory.with_rules(|grpo: &Self, rules, path| {
+            check_clip_range(grpo.clip_range, rules, path);
+            grpo.kl.check(rules, &format!("{path}.kl"));
+        }))
+    }
+}
+
+/// What a clipped algorithm asks of a run.
+pub(super) fn facts(kl: &KlConfig, inner_epochs: usize) -> AlgorithmFacts {
+    AlgorithmFacts {
+        is_coupled: true,
+        inner_epochs,
+        copies: usize::from(kl.needs() == Some(ReferenceWeights::Snapshot)),
+    }
 }
 
 /// A recorded step computed again with gradients.
@@ -119,9 +153,10 @@ fn distribution_at(
 pub(super) fn clipped_loss(
     ratio_b: Tensor<1>,
     advantages_b: Tensor<1>,
-    clip_range: (f32, f32),
+    clip_range: [f64; 2],
 ) -> (Tensor<1>, Tensor<1>) {
-    let clamped = ratio_b.clone().clamp(1.0 + clip_range.0, 1.0 + clip_range.1);
+    let [low, high] = clip_range.map(|bound| 1.0 + bound as f32);
+    let clamped = ratio_b.clone().clamp(low, high);
     let unclipped = ratio_b * advantages_b.clone().neg();
     let clipped = clamped * advantages_b.neg();
     let decided = clipped
@@ -147,15 +182,15 @@ impl<const D: usize> InnerOrSelf for Tensor<D> {
 pub(super) fn kl_per_row(
     context: &LossContext<'_, '_>,
     replayed: &Replayed<'_>,
-    target: KlTarget,
+    target: KlKind,
 ) -> Tensor<1> {
     let reference = context
         .reference
         .expect("the loop provides the reference an algorithm asks for");
     let velocity_bn = velocity_at(context, replayed.record, |call| reference.exec(call));
     let (ours, theirs) = match target {
-        KlTarget::Velocity => (&replayed.velocity_bn, velocity_bn),
-        KlTarget::Mean => {
+        KlKind::None | KlKind::Velocity => (&replayed.velocity_bn, velocity_bn),
+        KlKind::Mean => {
             let (_, mean_bn) = distribution_at(context, replayed.record, &velocity_bn);
             (&replayed.mean_bn, mean_bn)
         }
@@ -169,9 +204,9 @@ pub(super) fn finish(
     context: &LossContext<'_, '_>,
     replayed: &Replayed<'_>,
     ratio_b: Tensor<1>,
-    clip_range: (f32, f32),
+    clip_range: [f64; 2],
     weight: f32,
-    kl: Option<Kl>,
+    kl: &KlConfig,
 ) -> UnitLoss {
     let (policy_b, decided_b) = clipped_loss(ratio_b.clone(), context.advantages.clone(), clip_range);
     let values = |tensor: DispatchTensor| plain(&tensor);
@@ -185,10 +220,10 @@ pub(super) fn finish(
     let mut terms = vec![("clip_fraction", decided_b.into_dispatch())];
     let mut loss = mean_over_rows(policy_b) * weight;
     terms.push(("policy_loss", plain(&loss.clone().into_dispatch())));
-    if let Some(kl) = kl {
-        let distance = mean_over_rows(kl_per_row(context, replayed, kl.target));
+    if kl.kind != KlKind::None {
+        let distance = mean_over_rows(kl_per_row(context, replayed, kl.kind));
         terms.push(("kl", plain(&distance.clone().into_dispatch())));
-        loss = loss + distance * kl.beta;
+        loss = loss + distance * kl.beta as f32;
     }
     UnitLoss {
         loss,
@@ -205,11 +240,16 @@ pub(super) fn recorded_positions(schedule: &Schedule, iteration: u64) -> Vec<Pos
 }
 
 impl Algorithm for Grpo {
-    const NAME: &'static str = "grpo";
-    const PARADIGM: Paradigm = Paradigm::Coupled;
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn paradigm(&self) -> Paradigm {
+        Paradigm::Coupled
+    }
 
     fn reference(&self) -> Option<ReferenceWeights> {
-        self.kl.map(|kl| kl.reference)
+        self.kl.needs()
     }
 
     fn inner_epochs(&self) -> usize {
@@ -217,7 +257,7 @@ impl Algorithm for Grpo {
     }
 
     fn advantage_clip(&self) -> f32 {
-        self.advantage_clip
+        self.advantage_clip as f32
     }
 
     fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<Position> {
@@ -228,6 +268,6 @@ impl Algorithm for Grpo {
         let replayed = replay(context, position);
         let old = Tensor::from_dispatch(replayed.record.log_prob.clone());
         let ratio = (replayed.log_prob_b.clone() - old).exp();
-        finish(context, &replayed, ratio, self.clip_range, 1.0, self.kl)
+        finish(context, &replayed, ratio, self.clip_range, 1.0, &self.kl)
     }
 }

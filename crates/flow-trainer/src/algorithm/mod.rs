@@ -1,15 +1,19 @@
 //! Reinforcement learning algorithms, behind one trait.
 //!
 //! The loop in [`crate::session`] knows none of them: it rolls out, asks for a loss at each position, steps the
-//! optimizer. A new algorithm is a new file here.
+//! optimizer. A new algorithm is a file here, or anywhere, that registers itself: settings, rules, loss.
 
 mod grpo;
 mod guard;
 mod nft;
+mod reference;
+mod registry;
 
-pub use grpo::{Grpo, Kl, KlTarget};
+pub use grpo::Grpo;
 pub use guard::GrpoGuard;
-pub use nft::{AdvantageMode, Nft};
+pub use nft::{AdvantageMode, Nft, NftSettings, OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
+pub use reference::{KlConfig, KlKind, ReferenceWeights};
+pub use registry::{AlgorithmContext, AlgorithmFactory, AlgorithmRegistry};
 
 use crate::audit::ReplayedStep;
 use crate::policy::{CallSite, Policy};
@@ -27,15 +31,6 @@ pub enum SamplingWeights {
     Current,
     /// A slower copy, updated after each iteration.
     Old,
-}
-
-/// What the loss is pulled towards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReferenceWeights {
-    /// The base below the adapters.
-    WithoutAdapters,
-    /// The weights at the start of the run.
-    Snapshot,
 }
 
 /// Where on a trajectory a loss is taken.
@@ -92,9 +87,10 @@ pub struct UnitLoss {
 /// A reinforcement learning algorithm for flow-matching models.
 pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// Name in configs and logs.
-    const NAME: &'static str;
+    fn name(&self) -> &str;
+
     /// How its loss depends on the rollout; decides which accelerators are safe.
-    const PARADIGM: Paradigm;
+    fn paradigm(&self) -> Paradigm;
 
     /// Which weights sample.
     fn sampling_weights(&self) -> SamplingWeights {
@@ -119,6 +115,44 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// Share of the old sampling weights that survives iteration `iteration`, counted from 1, if there are old weights.
     fn old_policy_decay(&self, _iteration: u64) -> Option<f64> {
         None
+    }
+}
+
+impl Algorithm for Box<dyn Algorithm> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn paradigm(&self) -> Paradigm {
+        (**self).paradigm()
+    }
+
+    fn sampling_weights(&self) -> SamplingWeights {
+        (**self).sampling_weights()
+    }
+
+    fn reference(&self) -> Option<ReferenceWeights> {
+        (**self).reference()
+    }
+
+    fn inner_epochs(&self) -> usize {
+        (**self).inner_epochs()
+    }
+
+    fn advantage_clip(&self) -> f32 {
+        (**self).advantage_clip()
+    }
+
+    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+        (**self).positions(schedule, seed, iteration, pass)
+    }
+
+    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+        (**self).loss(context, position)
+    }
+
+    fn old_policy_decay(&self, iteration: u64) -> Option<f64> {
+        (**self).old_policy_decay(iteration)
     }
 }
 

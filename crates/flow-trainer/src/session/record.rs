@@ -250,7 +250,9 @@ impl<A: Algorithm> Session<A> {
             wall_parts: self.tally.wall_parts(),
             images_per_s: self.tally.images_per_s(),
             peak_memory_gib: self.tally.peak_memory_gib(),
-            audit: self.tally.audit(settings.audit, A::PARADIGM, settings.lossless),
+            audit: self
+                .tally
+                .audit(settings.audit, self.parts.algorithm.paradigm(), settings.lossless),
             notes,
             prompts: self.prompt_texts(),
         };

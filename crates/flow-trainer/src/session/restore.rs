@@ -109,11 +109,11 @@ impl Checkpoint {
     /// Puts the state into `parts`.
     pub(super) fn put_back<A: Algorithm>(&self, parts: &mut Parts<A>) -> Result<(), TrainError> {
         let meta = &self.meta;
-        if meta.algorithm != A::NAME {
+        if meta.algorithm != parts.algorithm.name() {
             let problem = format!(
                 "it was written by algorithm `{}`, this run uses `{}`",
                 meta.algorithm,
-                A::NAME
+                parts.algorithm.name()
             );
             return Err(self.mismatch(
                 problem,

@@ -52,7 +52,7 @@ impl<A: Algorithm> Session<A> {
         let layout = state.weights.current.layout();
         let meta = Meta {
             run: Some(self.run.clone()),
-            algorithm: A::NAME.into(),
+            algorithm: self.parts.algorithm.name().into(),
             iteration: state.iteration,
             optimizer_steps: state.optimizer.steps(),
             weights: layout_of(layout),

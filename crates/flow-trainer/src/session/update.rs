@@ -71,7 +71,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         advantages: &[f32],
         observer: &mut dyn Observer,
     ) -> Result<UpdateOutcome, TrainError> {
-        let audited = A::PARADIGM == Paradigm::Coupled && self.settings.audit != AuditMode::Off;
+        let audited = self.algorithm.paradigm() == Paradigm::Coupled && self.settings.audit != AuditMode::Off;
         let mut outcome = UpdateOutcome {
             audit: audited.then(OnPolicyAudit::default),
             ..UpdateOutcome::default()

@@ -137,7 +137,7 @@ pub(super) fn training_steps<'a>(
     model: &'a ModelParts,
     (conditioner, prompts): (&Conditioner, &[Prompt]),
     passes: usize,
-    device: &ComputeDevice,
+    environment: &Environment<'_>,
 ) -> TrainingSteps<'a> {
     let rows = config.sampling.micro_batch;
     let (layout, spec) = (model.weights.layout(), model.model.spec());
@@ -146,7 +146,8 @@ pub(super) fn training_steps<'a>(
     let trained = trained
         .map(|(spec, _)| spec.shape.iter().product::<usize>())
         .sum();
-    let estimate = MemoryEstimate::new(layout, spec, trained, &Load::of(config));
+    let load = Load::of(config, &environment.plugins.catalog());
+    let estimate = MemoryEstimate::new(layout, spec, trained, &load);
     // Gradients of a pass are measured.
     let reserved = estimate.moments + estimate.sums + estimate.copies + estimate.trajectories;
     TrainingSteps {
@@ -157,7 +158,7 @@ pub(super) fn training_steps<'a>(
         },
         conditions: conditioner.conditions((0..rows).map(|row| &prompts[row % prompts.len()])),
         rows,
-        device: device.clone(),
+        device: environment.device.clone(),
         passes,
         reserved_bytes: reserved as u64,
     }

@@ -2,24 +2,24 @@
 //!
 //! Every mapping from a section of the config to a part stands here; nothing below reads the config.
 
-mod algorithm;
 mod checkpointing;
 mod described;
 mod model;
+mod optimizer;
 mod paths;
 mod rewards;
 mod schedule;
 mod served;
 
-pub use algorithm::settings as optimizer_settings;
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
 pub use model::{ModelOutline, ModelParts, architecture, model, outline};
+pub use optimizer::settings as optimizer_settings;
 pub use paths::{start_in_config, start_on_command_line};
 pub use rewards::{RewardParts, rewards};
-pub use schedule::{average, deterministic, schedule, step_sigmas, timesteps};
+pub use schedule::{average, deterministic, schedule, step_sigmas};
 
-use crate::algorithm::{Algorithm, ReferenceWeights, SamplingWeights};
+use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SamplingWeights};
 use crate::conditions::Conditioner;
 use crate::description::Description;
 use crate::error::TrainError;
@@ -34,7 +34,7 @@ use crate::text::EncodedText;
 use crate::undone::{Undone, settle, shortfalls};
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
 use flow_checkpoint::{MemoryProbe, Policy as CheckpointPolicy};
-use flow_config::{AlgorithmConfig, Config, EvalWeights, OnPolicyAudit, TextConfig};
+use flow_config::{Config, EvalWeights, OnPolicyAudit, TextConfig};
 use flow_core::{Backends, CallModel, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Prompt};
 use flow_validate::{Trainer, checkpoint_policy, resolve};
@@ -231,7 +231,7 @@ pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, 
         config,
         environment,
         model(config, environment)?,
-        &Trainer::of(config),
+        &Trainer::of(config, &environment.plugins.catalog()),
     )
 }
 
@@ -291,28 +291,16 @@ fn common_for(
     })
 }
 
-/// Receives the algorithm that a config names, as its own type.
-pub trait WithAlgorithm {
-    /// What it gives back.
-    type Output;
-    /// Goes on with `algorithm`.
-    fn with<A: Algorithm + 'static>(self, algorithm: A) -> Self::Output;
-}
-
-/// Hands the config's algorithm to `visitor`; `tokens` is the model's sequence length.
+/// The algorithm that a config names; `tokens` is the model's sequence length.
 ///
 /// # Errors
-/// If a constant of the algorithm is outside its range.
-pub fn with_algorithm<V: WithAlgorithm>(
+/// If there is none of its name, or a constant is outside its range.
+pub fn algorithm(
     config: &Config,
+    plugins: &Plugins,
     tokens: usize,
-    visitor: V,
-) -> Result<V::Output, TrainError> {
-    Ok(match &config.algorithm {
-        AlgorithmConfig::Grpo(grpo) => visitor.with(algorithm::grpo(grpo)),
-        AlgorithmConfig::GrpoGuard(guard) => visitor.with(algorithm::guard(guard)),
-        AlgorithmConfig::Nft(nft) => visitor.with(algorithm::nft(nft, config, tokens)?),
-    })
+) -> Result<Box<dyn Algorithm>, TrainError> {
+    plugins.algorithms.build(&AlgorithmContext { config, tokens })
 }
 
 /// Assembles a run. Files of weights that are not there are named in [`Parts::absent`]: a checkpoint can stand in for them, and
@@ -344,8 +332,8 @@ pub fn parts_of<A: Algorithm>(
     algorithm: A,
 ) -> Result<Parts<A>, TrainError> {
     let trainer = Trainer {
-        name: A::NAME.into(),
-        paradigm: Some(A::PARADIGM),
+        name: algorithm.name().into(),
+        paradigm: Some(algorithm.paradigm()),
     };
     let Common {
         dataset,
@@ -372,7 +360,7 @@ pub fn parts_of<A: Algorithm>(
         let units = positions * geometry.micro_batches() / geometry.updates();
         let passes = device.concurrency().min(units).max(1);
         let prompts = (&conditioner, &prompts[..]);
-        let steps = checkpointing::training_steps(config, &model, prompts, passes, device);
+        let steps = checkpointing::training_steps(config, &model, prompts, passes, environment);
         // The steps that are measured have accelerators of their own.
         let measured = acceleration.set_up(&model.weights)?;
         // Called as it is: a recording of the first pass would be replayed in place of those that are measured.

@@ -3,8 +3,7 @@
 use crate::ema::EmaPlan;
 use crate::error::TrainError;
 use crate::scheduler::{Dynamics, NoiseLevel, Schedule, ScheduleOptions, SdeWindow, SigmaShift};
-use crate::timesteps::TimestepSampler;
-use flow_config::{Config, NftConfig};
+use flow_config::Config;
 
 /// The schedule of rollouts; `tokens` is the model's sequence length.
 ///
@@ -51,13 +50,4 @@ pub fn average(config: &Config) -> Result<Option<EmaPlan>, TrainError> {
         .then(plan)
         .transpose()
         .map_err(TrainError::Setting)
-}
-
-/// Where a forward-process loss is taken.
-///
-/// # Errors
-/// A range or count that does not fit the schedule.
-pub fn timesteps(nft: &NftConfig, config: &Config, tokens: usize) -> Result<TimestepSampler, TrainError> {
-    let schedule = schedule(config, tokens)?;
-    TimestepSampler::from_config(&nft.train_timesteps, schedule.grid()).map_err(TrainError::Setting)
 }

@@ -2,6 +2,7 @@
 
 use flow_config as config;
 use flow_trainer::advantage::AdvantageOptions;
+use flow_trainer::algorithm::{NftSettings, TrainTimestepsConfig};
 use flow_trainer::ema::EmaSchedule;
 use flow_trainer::geometry::Geometry;
 use flow_trainer::scheduler::{Dynamics, Schedule, ScheduleOptions, SigmaGrid, SigmaShift};
@@ -24,7 +25,7 @@ fn the_default_sections_make_the_default_options() {
         AdvantageOptions::from(&config::AdvantageConfig::default()),
         AdvantageOptions::default()
     );
-    let nft = config::NftConfig::default();
+    let nft = NftSettings::default();
     assert_eq!(EmaSchedule::from(&nft.old_policy), EmaSchedule::NFT_RAMP_TO_HALF);
     let geometry = Geometry::from_config(
         &config::SamplingConfig::default(),
@@ -123,7 +124,7 @@ fn every_ema_schedule_of_a_config_passes_the_checks_and_keeps_its_meaning() {
 #[test]
 fn a_count_of_zero_trains_every_step_in_the_range() {
     let grid = SigmaGrid::new(10, SigmaShift::NONE).unwrap();
-    let section = |text: &str| -> config::TrainTimestepsConfig { serde_json::from_str(text).unwrap() };
+    let section = |text: &str| -> TrainTimestepsConfig { serde_json::from_str(text).unwrap() };
     let count =
         |text: &str| TimestepSampler::from_config(&section(text), &grid).map(|sampler| sampler.count());
     assert_eq!(count(r#"{"range": [0.0, 0.5]}"#), Ok(6));

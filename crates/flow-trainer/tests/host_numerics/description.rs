@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use flow_config::{
-    AlgorithmConfig, Architecture, Config, DataConfig, Finetune, GrpoGuardConfig, PositionEncoding,
-    TextConfig, WordsText,
-};
+use flow_config::{Architecture, Config, DataConfig, Finetune, PositionEncoding, TextConfig, WordsText};
 use flow_trainer::description::rules::{self, RULES, Rule};
 use flow_trainer::description::{Change, Description, forbidden};
 use serde_json::{Value, json};
@@ -210,7 +207,11 @@ fn constants_that_no_shape_shows_are_refused_by_name() {
         (|c| c.data = shapes(0), |c| c.data = shapes(4), "data.seed"),
         (
             same,
-            |c| c.algorithm = AlgorithmConfig::GrpoGuard(GrpoGuardConfig::default()),
+            |c| {
+                c.algorithm = test_catalog::CATALOG
+                    .algorithm("grpo-guard")
+                    .expect("it is there")
+            },
             "algorithm.kind",
         ),
         (same, |c| c.rewards.clear(), "rewards[0].kind"),

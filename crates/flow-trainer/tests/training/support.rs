@@ -10,7 +10,7 @@ use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
 use flow_trainer::session::{Parts, Session};
-use flow_trainer::setup::{self, Environment, WithAlgorithm};
+use flow_trainer::setup::{self, Environment};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -135,23 +135,16 @@ pub trait Visit {
 }
 
 pub fn with_parts<V: Visit>(config: &Config, environment: &Environment<'_>, visit: V) -> V::Output {
-    struct Adapter<'a, V>(&'a Config, &'a Environment<'a>, V);
-    impl<V: Visit> WithAlgorithm for Adapter<'_, V> {
-        type Output = V::Output;
-        fn with<A: Algorithm + 'static>(self, algorithm: A) -> V::Output {
-            let mut parts = setup::parts(self.0, self.1, algorithm).unwrap_or_else(|error| panic!("{error}"));
-            scramble(&mut parts.state.weights.current, 11);
-            let current = parts.state.weights.current.clone();
-            let weights = &mut parts.state.weights;
-            for set in [&mut weights.average, &mut weights.old, &mut weights.reference] {
-                set.iter_mut().for_each(|set| *set = current.clone());
-            }
-            self.2.visit(parts)
-        }
+    let algorithm =
+        setup::algorithm(config, environment.plugins, 16).unwrap_or_else(|error| panic!("{error}"));
+    let mut parts = setup::parts(config, environment, algorithm).unwrap_or_else(|error| panic!("{error}"));
+    scramble(&mut parts.state.weights.current, 11);
+    let current = parts.state.weights.current.clone();
+    let weights = &mut parts.state.weights;
+    for set in [&mut weights.average, &mut weights.old, &mut weights.reference] {
+        set.iter_mut().for_each(|set| *set = current.clone());
     }
-    let tokens = 16;
-    setup::with_algorithm(config, tokens, Adapter(config, environment, visit))
-        .unwrap_or_else(|error| panic!("{error}"))
+    visit.visit(parts)
 }
 
 /// What a run leaves: the bytes of its metrics and all weights.

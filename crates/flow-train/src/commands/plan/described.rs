@@ -79,6 +79,7 @@ impl Computing {
 pub(super) struct Described<'a> {
     pub(super) spec: &'a ModelSpec,
     pub(super) layout: &'a ParamLayout,
+    pub(super) load: Load,
     pub(super) trained: &'a [bool],
     pub(super) geometry: &'a Geometry,
     pub(super) schedule: &'a Schedule,
@@ -107,6 +108,7 @@ impl<'a> Described<'a> {
         parts: &'a Parts<A>,
     ) -> Self {
         Self {
+            load: Load::of(config, &environment.plugins.catalog()),
             spec: parts.sampler.policy.model.spec(),
             layout: parts.state.weights.current.layout(),
             trained: parts.state.optimizer.trained(),
@@ -124,7 +126,10 @@ impl<'a> Described<'a> {
 impl Described<'_> {
     pub(super) fn text<A: Algorithm>(&self, config: &Config, algorithm: &A) -> String {
         let steps = self.schedule.steps_for(0);
-        let mut lines = self.subject(config, &format!("{} ({})", A::NAME, A::PARADIGM));
+        let mut lines = self.subject(
+            config,
+            &format!("{} ({})", algorithm.name(), algorithm.paradigm()),
+        );
         lines.extend(self.work(&self.figures(config, algorithm, steps.len())));
         let mut text = terminal::pairs(&lines);
         text.push_str(&format!("\nschedule of iteration 1, {}\n", dynamics(config)));
@@ -219,7 +224,7 @@ impl Described<'_> {
         let operations = Operations::of(self.layout, self.spec, self.trained, self.text_tokens);
         let load = Load {
             text_tokens: self.text_tokens,
-            ..Load::of(config)
+            ..self.load
         };
         Figures {
             passes,

@@ -42,7 +42,7 @@ impl Described<'_> {
                 "evaluated_prompts": self.evaluated,
             },
             "rewards": rewards,
-            "algorithm": { "name": A::NAME, "paradigm": A::PARADIGM.to_string() },
+            "algorithm": { "name": algorithm.name(), "paradigm": algorithm.paradigm().to_string() },
             "device": here.device,
             "attention": here.attention,
             "kernels": here.kernels,

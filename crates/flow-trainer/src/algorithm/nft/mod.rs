@@ -10,60 +10,95 @@
 //! l±  = mean((x± - x0)² / w±)             L   = mean(clip (rho l+ + (1 - rho) l-) / b) + kl_beta mean((v - v_ref)²)
 //! ```
 
-use super::{Algorithm, LossContext, Position, ReferenceWeights, SamplingWeights, UnitLoss, mean_over_rows};
+mod settings;
+
+pub use settings::{AdvantageMode, NftSettings, OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
+
+use super::{
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, ReferenceWeights, SamplingWeights,
+    UnitLoss, mean_over_rows,
+};
 use crate::ema::EmaSchedule;
+use crate::error::TrainError;
 use crate::policy::CallSite;
-use crate::scheduler::Schedule;
+use crate::scheduler::{Schedule, SigmaGrid};
 use crate::timesteps::TimestepSampler;
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
+use flow_config::AlgorithmFacts;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
+use flow_registry::NameTaken;
 
-/// How advantages become optimalities (`adv_mode` of the official code).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdvantageMode {
-    /// As they are.
-    All,
-    /// Negative ones count as 0.
-    PositiveOnly,
-    /// Positive ones count as 0.
-    NegativeOnly,
-    /// Positive ones count as 1, the others as 0.
-    OneOnly,
-    /// Their sign.
-    Binary,
-}
+const NAME: &str = "nft";
 
-/// DiffusionNFT's settings.
+/// DiffusionNFT.
 #[derive(Clone, Debug)]
 pub struct Nft {
-    /// Strength `b` of the implicit guidance.
-    pub beta: f32,
-    /// Bound on advantages.
-    pub advantage_clip: f32,
-    /// How advantages become optimalities.
-    pub advantage_mode: AdvantageMode,
-    /// Factor of the pull towards the reference, with the reference.
-    pub kl: Option<(f32, ReferenceWeights)>,
+    settings: NftSettings,
     /// How the sampling weights follow.
-    pub old_policy: EmaSchedule,
+    old_policy: EmaSchedule,
     /// Where the loss is taken.
-    pub timesteps: TimestepSampler,
-    /// Passes over one rollout.
-    pub inner_epochs: usize,
+    timesteps: TimestepSampler,
+}
+
+impl Nft {
+    /// The algorithm with these settings, its times on the grid of the sampler's steps.
+    ///
+    /// # Errors
+    /// A message, if the range or the count of times does not fit the grid.
+    pub fn new(settings: NftSettings, grid: &SigmaGrid) -> Result<Self, String> {
+        Ok(Self {
+            old_policy: (&settings.old_policy).into(),
+            timesteps: TimestepSampler::from_config(&settings.train_timesteps, grid)?,
+            settings,
+        })
+    }
+
+    /// Adds the algorithm to a registry.
+    ///
+    /// # Errors
+    /// [`NameTaken`] if there is an algorithm of its name.
+    pub fn register(registry: &mut AlgorithmRegistry) -> Result<(), NameTaken> {
+        let facts = |settings: &NftSettings| AlgorithmFacts {
+            is_coupled: false,
+            inner_epochs: settings.inner_epochs,
+            // The weights that sample, and a snapshot.
+            copies: 1 + usize::from(needs(settings) == Some(ReferenceWeights::Snapshot)),
+        };
+        let factory = AlgorithmFactory::new::<NftSettings>(
+            NAME,
+            "DiffusionNFT (Zheng et al. 2025, arXiv 2509.16117): trains on clean images and any solver. Decoupled.",
+            facts,
+            |context, settings| {
+                let schedule = crate::setup::schedule(context.config, context.tokens)?;
+                let nft = Self::new(settings, schedule.grid()).map_err(TrainError::Setting)?;
+                Ok(Box::new(nft))
+            },
+        );
+        registry.register(
+            factory
+                .with_rules(settings::check)
+                .with_step_rule(settings::check_steps),
+        )
+    }
+}
+
+/// The reference that the pull needs, if there is one.
+fn needs(settings: &NftSettings) -> Option<ReferenceWeights> {
+    (settings.kl_beta > 0.0).then_some(settings.reference)
 }
 
 impl Nft {
     fn optimality(&self, advantages_b: Tensor<1>) -> Tensor<1> {
-        let chosen = match self.advantage_mode {
+        let chosen = match self.settings.advantage_mode {
             AdvantageMode::All => advantages_b,
             AdvantageMode::PositiveOnly => advantages_b.clamp_min(0.0),
             AdvantageMode::NegativeOnly => advantages_b.clamp_max(0.0),
             AdvantageMode::OneOnly => advantages_b.greater_elem(0.0).float(),
             AdvantageMode::Binary => advantages_b.sign(),
         };
-        (chosen / (2.0 * self.advantage_clip) + 0.5).clamp(0.0, 1.0)
+        (chosen / (2.0 * self.advantage_clip()) + 0.5).clamp(0.0, 1.0)
     }
 }
 
@@ -79,23 +114,28 @@ fn normalised_error(x_bn: Tensor<2>, clean_bn: Tensor<2>) -> Tensor<1> {
 }
 
 impl Algorithm for Nft {
-    const NAME: &'static str = "nft";
-    const PARADIGM: Paradigm = Paradigm::Decoupled;
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn paradigm(&self) -> Paradigm {
+        Paradigm::Decoupled
+    }
 
     fn sampling_weights(&self) -> SamplingWeights {
         SamplingWeights::Old
     }
 
     fn reference(&self) -> Option<ReferenceWeights> {
-        self.kl.map(|(_, reference)| reference)
+        needs(&self.settings)
     }
 
     fn inner_epochs(&self) -> usize {
-        self.inner_epochs
+        self.settings.inner_epochs
     }
 
     fn advantage_clip(&self) -> f32 {
-        self.advantage_clip
+        self.settings.advantage_clip as f32
     }
 
     fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
@@ -146,16 +186,16 @@ impl Algorithm for Nft {
         let v = velocity(&context.pass.exec(call()));
         let v_old = velocity(&context.sampling.exec(call()));
 
-        let b = self.beta;
+        let b = self.settings.beta as f32;
         let positive = v.clone() * b + v_old.clone() * (1.0 - b);
         let negative = v_old * (1.0 + b) - v.clone() * b;
         let error = |v: Tensor<2>| normalised_error(x_t.clone() - v * sigma_b1.clone(), clean.clone());
         let (error_positive, error_negative) = (error(positive), error(negative));
         let rho = self.optimality(context.advantages.clone());
         let weighted = rho.clone() * error_positive + (rho.neg() + 1.0) * error_negative;
-        let mut loss = mean_over_rows(weighted) * (self.advantage_clip / b);
+        let mut loss = mean_over_rows(weighted) * (self.advantage_clip() / b);
         let mut terms = vec![("policy_loss", plain(&loss.clone().into_dispatch()))];
-        if let (Some((beta, _)), Some(reference)) = (self.kl, context.reference) {
+        if let (Some(_), Some(reference)) = (needs(&self.settings), context.reference) {
             let v_ref = plain(&velocity(&reference.exec(call())).into_dispatch());
             let distance = context
                 .kernels
@@ -164,7 +204,7 @@ impl Algorithm for Nft {
                 .mean_squared_distance(&v.into_dispatch(), &v_ref);
             let distance = mean_over_rows(Tensor::from_dispatch(distance));
             terms.push(("kl", plain(&distance.clone().into_dispatch())));
-            loss = loss + distance * beta;
+            loss = loss + distance * self.settings.kl_beta as f32;
         }
         UnitLoss {
             loss,

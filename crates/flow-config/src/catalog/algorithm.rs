@@ -1,0 +1,84 @@
+//! What other parts need to know of an algorithm before it is built.
+
+use std::fmt;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value as Json};
+
+use super::{ParamsError, PluginKind};
+use crate::diagnostic::Diagnostic;
+
+/// What an algorithm asks of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AlgorithmFacts {
+    /// Whether its loss reads the log-probabilities of the rollout's steps, which are recorded for it.
+    pub is_coupled: bool,
+    /// Passes over the images of one rollout.
+    pub inner_epochs: usize,
+    /// Copies of the trained weights that it keeps: a slower one that samples, a reference.
+    pub copies: usize,
+}
+
+type Object = Map<String, Json>;
+type Facts = dyn Fn(&Object) -> Result<AlgorithmFacts, ParamsError> + Send + Sync;
+type CheckSteps = dyn Fn(&Object, &[f64]) -> Option<Diagnostic> + Send + Sync;
+
+/// An algorithm's description.
+#[derive(Clone)]
+pub struct AlgorithmKind {
+    /// What every plug-in has.
+    pub plugin: PluginKind,
+    facts: Arc<Facts>,
+    check_steps: Option<Arc<CheckSteps>>,
+}
+
+impl AlgorithmKind {
+    /// An algorithm whose parameters are a `P`, and what it asks of a run.
+    pub fn new<P>(name: &str, summary: &str, facts: fn(&P) -> AlgorithmFacts) -> Self
+    where
+        P: Serialize + DeserializeOwned + JsonSchema + 'static,
+    {
+        let plugin = PluginKind::new::<P>(name, summary);
+        let reader = plugin.clone();
+        Self {
+            facts: Arc::new(move |params| Ok(facts(&reader.read::<P>(params)?))),
+            plugin,
+            check_steps: None,
+        }
+    }
+
+    /// With a rule on the sampler's steps, which stand at the sigmas of the last argument; these follow from the model, so that
+    /// no rule on the config alone knows them.
+    pub fn with_step_rule<P>(mut self, check: fn(&P, &[f64]) -> Option<Diagnostic>) -> Self
+    where
+        P: DeserializeOwned + 'static,
+    {
+        let reader = self.plugin.clone();
+        self.check_steps = Some(Arc::new(move |params, sigmas| {
+            check(&reader.read::<P>(params).ok()?, sigmas)
+        }));
+        self
+    }
+
+    /// What the algorithm with `params` asks of a run.
+    ///
+    /// # Errors
+    /// What is wrong with the parameters.
+    pub fn facts(&self, params: &Object) -> Result<AlgorithmFacts, ParamsError> {
+        (self.facts)(params)
+    }
+
+    /// What its rule on the sampler's steps finds.
+    pub fn check_steps(&self, params: &Object, sigmas: &[f64]) -> Option<Diagnostic> {
+        self.check_steps.as_ref()?(params, sigmas)
+    }
+}
+
+impl fmt::Debug for AlgorithmKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.plugin.fmt(formatter)
+    }
+}
