@@ -152,7 +152,7 @@ impl Subject {
             _ => device,
         };
         let mut models = ModelRegistry::new();
-        flow_models::register(&mut models);
+        flow_models::register(&mut models).expect("a new registry");
         let model = models.build(&problem.architecture, &problem.settings, &device)?;
         let mut layout = (**model.layout()).clone();
         let trained = match problem.lora_rank {

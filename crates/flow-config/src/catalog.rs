@@ -6,6 +6,7 @@
 mod algorithm;
 mod data;
 mod kind;
+mod model;
 mod schema;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ pub use algorithm::{AlgorithmFacts, AlgorithmKind};
 pub use data::{DataFacts, DataKind, ImageFacts, PromptFacts};
 pub(crate) use kind::join_key;
 pub use kind::{ParamsError, PluginKind};
+pub use model::ModelKind;
 
 /// The plug-ins of a program, sort by sort.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +30,8 @@ pub struct Kinds {
     pub algorithms: Vec<AlgorithmKind>,
     /// Data sets.
     pub data: Vec<DataKind>,
+    /// Architectures.
+    pub models: Vec<ModelKind>,
     /// Rewards.
     pub rewards: Vec<PluginKind>,
 }
@@ -38,6 +42,7 @@ pub struct Catalog {
     algorithms: Registry<AlgorithmKind>,
     rewards: Registry<PluginKind>,
     data: Registry<DataKind>,
+    models: Registry<ModelKind>,
     is_open: bool,
     schema: OnceLock<Json>,
     sections_of_key: OnceLock<BTreeMap<String, BTreeSet<String>>>,
@@ -62,6 +67,9 @@ impl Catalog {
         for kind in kinds.data {
             catalog.data.register(&kind.plugin.name().to_owned(), kind)?;
         }
+        for kind in kinds.models {
+            catalog.models.register(&kind.plugin.name().to_owned(), kind)?;
+        }
         for kind in kinds.rewards {
             catalog.rewards.register(&kind.name().to_owned(), kind)?;
         }
@@ -75,6 +83,7 @@ impl Catalog {
             algorithms: Registry::new("algorithm"),
             rewards: Registry::new("reward"),
             data: Registry::new("data set"),
+            models: Registry::new("architecture"),
             is_open: true,
             schema: OnceLock::new(),
             sections_of_key: OnceLock::new(),
@@ -102,6 +111,16 @@ impl Catalog {
         Some(AlgorithmConfig::new(kind, params))
     }
 
+    /// The architectures.
+    pub fn models(&self) -> &Registry<ModelKind> {
+        &self.models
+    }
+
+    /// The architecture of a config; nothing if the catalog does not have it.
+    pub fn model(&self, config: &Config) -> Option<&ModelKind> {
+        self.models.get(&config.model.architecture)
+    }
+
     /// The rewards.
     pub fn rewards(&self) -> &Registry<PluginKind> {
         &self.rewards
@@ -122,7 +141,7 @@ impl Catalog {
     pub fn defaults(&self) -> &Config {
         self.defaults.get_or_init(|| {
             let mut config = Config::without_plugins();
-            // The digits and GRPO, in a program that has them.
+            // The digits, GRPO and the DiT, in a program that has them.
             if self.data.get(&config.data.kind).is_none()
                 && let Some(kind) = self.data.names().next()
             {
@@ -133,10 +152,34 @@ impl Catalog {
             {
                 config.algorithm.kind = kind.to_owned();
             }
+            if self.models.get(&config.model.architecture).is_none()
+                && let Some(name) = self.models.names().next()
+            {
+                config.model.architecture = name.to_owned();
+            }
             // A default lacks nothing: the tests of each plug-in see to that.
             let _ = self.complete(&mut config);
             config
         })
+    }
+
+    /// A config that was recorded as JSON, such as a run's, with the defaults of what it lacks; nothing if it is none that this
+    /// catalog can read.
+    pub fn read(&self, recorded: &Json) -> Option<Config> {
+        let mut recorded = recorded.clone();
+        let sections = recorded.as_object_mut()?;
+        if let Json::Object(defaults) = serde_json::to_value(self.defaults()).ok()? {
+            for (section, default) in defaults {
+                sections.entry(section).or_insert(default);
+            }
+        }
+        let document = crate::tree::from_json(&recorded)?;
+        if !crate::check::check_below(&document, self.schema(), Vec::new()).is_empty() {
+            return None;
+        }
+        let mut config = serde_json::from_value(recorded).ok()?;
+        self.complete(&mut config).ok()?;
+        Some(config)
     }
 
     /// Fills in the defaults of parameters that nobody gave.
@@ -151,6 +194,19 @@ impl Catalog {
         if let Some(kind) = self.data.get(&config.data.kind) {
             let complete = kind.plugin.complete(&config.data.params);
             config.data.params = complete.map_err(|error| ("data".to_owned(), error))?;
+        }
+        for (name, kind) in self.models.iter() {
+            let given = config
+                .model
+                .tables
+                .remove(name)
+                .unwrap_or_else(|| Map::new().into());
+            let complete = match given {
+                Json::Object(given) => kind.plugin.complete(&given),
+                other => Err(ParamsError(format!("it is `{other}`, and no table"))),
+            };
+            let complete = complete.map_err(|error| (format!("model.{name}"), error))?;
+            config.model.tables.insert(name.to_owned(), complete.into());
         }
         for (list, rewards) in config.reward_lists_mut() {
             for (index, reward) in rewards.iter_mut().enumerate() {

@@ -88,7 +88,7 @@ fn describe_tag(variant: &mut serde_json::Map<String, Json>) {
 }
 
 /// Removes absent options from default values.
-fn strip_nulls(value: &mut Json) {
+pub(crate) fn strip_nulls(value: &mut Json) {
     if let Json::Object(object) = value {
         object.retain(|_, value| !value.is_null());
         object.values_mut().for_each(strip_nulls);

@@ -1,8 +1,6 @@
 //! Defaults, presets, files and overrides: which one wins, and what is said of where a value is from.
 
-use flow_config::{
-    Conditioning, DeviceKind, EmaSchedule, Source, WeightsLayer, Window, inspect_over, presets,
-};
+use flow_config::{DeviceKind, EmaSchedule, Source, WeightsLayer, Window, inspect_over, presets};
 use test_catalog::{parse_named, parse_str};
 
 fn resolve(text: &str, overrides: &[&str]) -> flow_config::Resolved {
@@ -84,9 +82,12 @@ fn what_weights_say_wins_over_defaults_alone_and_is_named_as_the_source() {
     let resolved = inspect_over(&test_catalog::CATALOG, &path, &overrides, &[weights])
         .partial
         .unwrap();
-    let dit = &resolved.config.model.dit;
-    assert_eq!((dit.heads, dit.patch, dit.layers), (2, 4, 3));
-    assert!(matches!(&dit.conditioning, Conditioning::Class(class) if class.classes == 7));
+    let dit = resolved.config.model.dimensions();
+    assert_eq!([&dit["heads"], &dit["patch"], &dit["layers"]], [2, 4, 3]);
+    assert_eq!(
+        dit["conditioning"],
+        serde_json::json!({ "kind": "class", "classes": 7 })
+    );
     let weights = Source::Weights {
         path: "weights/config.json".into(),
     };
@@ -98,7 +99,7 @@ fn what_weights_say_wins_over_defaults_alone_and_is_named_as_the_source() {
 #[test]
 fn a_preset_can_be_chosen_by_an_override() {
     let resolved = resolve("config_version = 1", &["preset=shapes-dit"]);
-    assert_eq!(resolved.config.model.dit.latent_channels, 3);
+    assert_eq!(resolved.config.model.dimensions()["latent_channels"], 3);
 }
 
 #[test]

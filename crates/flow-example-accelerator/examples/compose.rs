@@ -15,7 +15,7 @@ const STEPS: u32 = 9;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = ComputeDevice::cpu();
     let mut models = ModelRegistry::new();
-    flow_models::register(&mut models);
+    flow_models::register(&mut models).expect("a new registry");
     let settings = serde_json::json!({
         "latent": { "channels": 1, "height": 8, "width": 8 }, "patch": 2, "hidden": 32, "layers": 4, "heads": 4,
     });

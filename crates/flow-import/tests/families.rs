@@ -1,12 +1,18 @@
 //! Models, averages and old policies of Flow-Factory, as numbers.
 
-use flow_config::{Architecture, Config, DeviceKind, EmaSchedule, Shift};
+use flow_config::{Config, DeviceKind, EmaSchedule, Shift};
 use flow_import::{Imported, Outcome, Rank, Verdict, import};
+use flow_models::mmdit::MmditSection;
+use flow_models::wan::WanSection;
 use flow_trainer::algorithm::NftSettings;
 use test_catalog::{CATALOG, parse_named};
 
 fn imported(yaml: &str) -> Imported {
     import(yaml, &CATALOG).unwrap_or_else(|error| panic!("{error}\n{yaml}"))
+}
+
+fn mmdit(config: &Config) -> MmditSection {
+    config.model.params("mmdit").expect("an mmdit")
 }
 
 fn config(yaml: &str) -> Config {
@@ -31,8 +37,8 @@ fn wan_takes_its_size_from_the_checkpoint_and_its_latent_from_the_video() {
         ("/models/wan2.1_t2v_1.3b", 30, 12, 8960),
     ] {
         let config = config(&wan(checkpoint, "resolution: [480, 840], num_frames: 5"));
-        assert_eq!(config.model.architecture, Architecture::Wan);
-        let wan = &config.model.wan;
+        assert_eq!(config.model.architecture, "wan");
+        let wan: WanSection = config.model.params("wan").expect("a wan");
         assert_eq!(
             (wan.num_layers, wan.num_attention_heads, wan.ffn_dim),
             (layers, heads, ffn)
@@ -54,10 +60,8 @@ fn wan_takes_its_size_from_the_checkpoint_and_its_latent_from_the_video() {
         );
     }
     let frames = |train: &str| {
-        config(&wan("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", train))
-            .model
-            .wan
-            .latent_frames
+        let model = config(&wan("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", train)).model;
+        model.params::<WanSection>("wan").expect("a wan").latent_frames
     };
     assert_eq!(frames("num_frames: 1"), 1);
     assert_eq!(
@@ -78,14 +82,11 @@ fn sd3_has_the_dimensions_of_its_checkpoint() {
         (config(&yaml), imported(&yaml))
     };
     let (medium, _) = of("stabilityai/stable-diffusion-3.5-medium");
-    assert_eq!(
-        (medium.model.mmdit.num_layers, medium.model.mmdit.sample_size),
-        (24, 64)
-    );
+    assert_eq!((mmdit(&medium).num_layers, mmdit(&medium).sample_size), (24, 64));
     assert!(medium.lora.targets.contains(&"*.attn.to_add_out".to_owned()));
     assert_eq!(medium.lora.targets.len(), 8);
     let (large, _) = of("stabilityai/stable-diffusion-3.5-large");
-    let dims = &large.model.mmdit;
+    let dims = mmdit(&large);
     assert_eq!(
         (
             dims.num_layers,
@@ -96,7 +97,8 @@ fn sd3_has_the_dimensions_of_its_checkpoint() {
     );
     assert!(dims.dual_attention_layers.is_empty() && dims.qk_norm);
     let (older, _) = of("stabilityai/stable-diffusion-3-medium-diffusers");
-    assert!(older.model.mmdit.dual_attention_layers.is_empty() && !older.model.mmdit.qk_norm);
+    let older = mmdit(&older);
+    assert!(older.dual_attention_layers.is_empty() && !older.qk_norm);
     let (_, unknown) = of("/models/mine");
     let note = unknown
         .notes

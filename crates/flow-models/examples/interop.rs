@@ -96,7 +96,7 @@ impl Exchange {
             settings[*key] = (*side).into();
         }
         let mut registry = ModelRegistry::new();
-        register(&mut registry);
+        register(&mut registry).expect("a new registry");
         let model = registry.build(architecture, &settings, &device)?;
         let (base, _) = load(&*model, &folder, &device)?;
         let io = tensors(&folder.join("io.safetensors"))?;

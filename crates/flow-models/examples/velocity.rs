@@ -16,7 +16,7 @@ use std::sync::Arc;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = ComputeDevice::cpu();
     let mut registry = ModelRegistry::new();
-    register(&mut registry);
+    register(&mut registry).expect("a new registry");
     println!("architectures: {}", registry.names().join(", "));
 
     let settings = json!({

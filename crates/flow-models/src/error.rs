@@ -9,17 +9,15 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum ModelError {
     /// No architecture of that name is registered.
-    #[error(
-        "there is no architecture `{name}`; registered: {available}{}",
-        nearest.as_ref().map(|near| format!(". Did you mean `{near}`?")).unwrap_or_default()
-    )]
-    UnknownArchitecture {
-        /// The name asked for.
-        name: String,
-        /// Registered names, sorted.
-        available: String,
-        /// The nearest of them, if one is near.
-        nearest: Option<String>,
+    #[error(transparent)]
+    NotFound(#[from] flow_registry::NotFound),
+    /// The dimensions of a config that an architecture does not have or that are missing, and values that do not fit.
+    #[error("dimensions of architecture `{architecture}`: {problem}")]
+    Dimensions {
+        /// The architecture.
+        architecture: String,
+        /// What is wrong with which of them, and what is allowed.
+        problem: String,
     },
     /// Settings do not describe a model.
     #[error("settings of architecture `{architecture}`: `{setting}`: {problem}")]

@@ -10,6 +10,7 @@ pub mod lora;
 pub mod mmdit;
 mod nearest;
 mod registry;
+mod section;
 mod settings;
 pub mod wan;
 pub mod weights;
@@ -21,14 +22,17 @@ pub use lora::{
     AdapterFile, AdapterLayout, Trained, add_lora, export_adapters, load_adapters, merge, trained_mask,
 };
 pub use mmdit::{Mmdit, MmditConfig};
-pub use registry::{Architecture, ModelRegistry, initialize, initialize_adapters};
+pub use registry::{Architecture, ModelFactory, ModelRegistry, initialize, initialize_adapters};
 pub use wan::{Wan, WanConfig};
 pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save, save_tensors};
 
 /// Adds every architecture of this crate to `registry`.
-pub fn register(registry: &mut ModelRegistry) {
-    registry.add("dit", dit::build);
-    registry.add("flux", flux::build);
-    registry.add("mmdit", mmdit::build);
-    registry.add("wan", wan::build);
+///
+/// # Errors
+/// [`NameTaken`](flow_registry::NameTaken) if one of the names is taken.
+pub fn register(registry: &mut ModelRegistry) -> Result<(), flow_registry::NameTaken> {
+    dit::register(registry)?;
+    flux::register(registry)?;
+    mmdit::register(registry)?;
+    wan::register(registry)
 }

@@ -2,12 +2,15 @@
 
 use crate::ModelError;
 use crate::lora::OriginalLayer;
-use crate::nearest::nearest;
+use flow_config::{ModelKind, Rules};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
 use flow_core::{FlowModel, ParamLayout, Weights};
-use serde_json::Value;
-use std::collections::BTreeMap;
+use flow_registry::{NameTaken, Registry};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use std::fmt;
 use std::sync::Arc;
 
@@ -71,54 +74,134 @@ fn with_buffers(mut weights: Weights, model: &dyn Architecture) -> Weights {
     weights
 }
 
-/// Builds a model from its settings, its constants on `device`.
+/// Builds a model from its constants, as files of weights have them; what it computes once is on `device`.
 pub type Build = fn(&Value, &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError>;
 
+type Dimensions = Map<String, Value>;
+type BuildSection =
+    dyn Fn(&Dimensions, &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError> + Send + Sync;
+
+/// What is known about an architecture before it is built.
+#[derive(Clone)]
+pub struct ModelFactory {
+    kind: ModelKind,
+    from_section: Arc<BuildSection>,
+    from_constants: Build,
+}
+
+impl ModelFactory {
+    /// An architecture as `kind` describes it, whose dimensions in a config are a `P`; `from_section` builds it from them,
+    /// `from_constants` from what files of weights say.
+    pub fn new<P>(
+        kind: ModelKind,
+        from_section: fn(&P, &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError>,
+        from_constants: Build,
+    ) -> Self
+    where
+        P: Serialize + DeserializeOwned + JsonSchema + 'static,
+    {
+        let reader = kind.plugin.clone();
+        let from_section = move |dimensions: &Dimensions, device: &ComputeDevice| {
+            let dimensions = reader
+                .read::<P>(dimensions)
+                .map_err(|error| ModelError::Dimensions {
+                    architecture: reader.name().to_owned(),
+                    problem: error.to_string(),
+                })?;
+            from_section(&dimensions, device)
+        };
+        Self {
+            kind,
+            from_section: Arc::new(from_section),
+            from_constants,
+        }
+    }
+
+    /// With rules that a schema cannot say; see [`PluginKind::with_rules`](flow_config::PluginKind::with_rules).
+    pub fn with_rules<P: DeserializeOwned + 'static>(mut self, check: fn(&P, &mut Rules<'_>, &str)) -> Self {
+        self.kind.plugin = self.kind.plugin.with_rules(check);
+        self
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.kind.plugin.name()
+    }
+
+    /// What it is, in one sentence.
+    pub fn summary(&self) -> &str {
+        self.kind.plugin.summary()
+    }
+}
+
 /// The architectures that a program knows. Filled explicitly, by [`register`](crate::register) and by others.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct ModelRegistry {
-    builders: BTreeMap<String, Build>,
+    factories: Registry<ModelFactory>,
+}
+
+impl Default for ModelRegistry {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl ModelRegistry {
     /// A registry without any architecture.
-    pub fn new() -> Self {
-        Self::default()
+    pub const fn new() -> Self {
+        Self {
+            factories: Registry::new("architecture"),
+        }
     }
 
     /// Adds an architecture.
     ///
-    /// # Panics
-    /// If the name is taken: two plugins of one program clash.
-    pub fn add(&mut self, name: &str, build: Build) {
-        let before = self.builders.insert(name.into(), build);
-        assert!(before.is_none(), "architecture `{name}` is registered twice");
+    /// # Errors
+    /// [`NameTaken`] if there is one of its name.
+    pub fn register(&mut self, factory: ModelFactory) -> Result<(), NameTaken> {
+        self.factories.register(&factory.name().to_owned(), factory)?;
+        Ok(())
+    }
+
+    /// Every architecture in the order of the names.
+    pub fn iter(&self) -> impl Iterator<Item = &ModelFactory> {
+        self.factories.values()
+    }
+
+    /// What a config needs to know of each, for a [`Catalog`](flow_config::Catalog).
+    pub fn plugins(&self) -> impl Iterator<Item = ModelKind> {
+        self.iter().map(|factory| factory.kind.clone())
     }
 
     /// Registered names, sorted.
     pub fn names(&self) -> Vec<&str> {
-        self.builders.keys().map(String::as_str).collect()
+        self.factories.names().collect()
     }
 
-    /// Builds the architecture called `name`.
+    /// Builds the architecture called `name` from the constants that a file of weights gives.
     ///
     /// # Errors
-    /// [`ModelError::UnknownArchitecture`], [`ModelError::Settings`].
+    /// [`ModelError::NotFound`], [`ModelError::Settings`].
     pub fn build(
         &self,
         name: &str,
-        settings: &Value,
+        constants: &Value,
         device: &ComputeDevice,
     ) -> Result<Arc<dyn Architecture>, ModelError> {
-        let build = self
-            .builders
-            .get(name)
-            .ok_or_else(|| ModelError::UnknownArchitecture {
-                name: name.into(),
-                available: self.names().join(", "),
-                nearest: nearest(name, self.names()).map(str::to_owned),
-            })?;
-        build(settings, device)
+        (self.factories.find(name)?.from_constants)(constants, device)
+    }
+
+    /// Builds the architecture called `name` from its table of a config.
+    ///
+    /// # Errors
+    /// [`ModelError::NotFound`], [`ModelError::Dimensions`], [`ModelError::Settings`].
+    pub fn build_section(
+        &self,
+        name: &str,
+        dimensions: &Map<String, Value>,
+        device: &ComputeDevice,
+    ) -> Result<Arc<dyn Architecture>, ModelError> {
+        (self.factories.find(name)?.from_section)(dimensions, device)
     }
 }
 

@@ -24,7 +24,7 @@ fn fixture_model(device: &ComputeDevice) -> (Arc<dyn Architecture>, Weights) {
     settings["latent_height"] = (2 * ROWS).into();
     settings["latent_width"] = (2 * COLUMNS).into();
     let mut registry = ModelRegistry::new();
-    flow_models::register(&mut registry);
+    flow_models::register(&mut registry).expect("a new registry");
     let model = registry.build("flux", &settings, device).unwrap();
     let path = fixture("flux-tiny/diffusion_pytorch_model.safetensors");
     let (weights, loaded) = load(&*model, &path, device).unwrap();

@@ -20,7 +20,7 @@ fn fixture_model(device: &ComputeDevice) -> (Arc<dyn Architecture>, Weights) {
     settings["latent_height"] = 8.into();
     settings["latent_width"] = 12.into();
     let mut registry = ModelRegistry::new();
-    flow_models::register(&mut registry);
+    flow_models::register(&mut registry).expect("a new registry");
     let model = registry.build("mmdit", &settings, device).unwrap();
     let path = fixture("sd3-tiny/diffusion_pytorch_model.safetensors");
     let (weights, loaded) = load(&*model, &path, device).unwrap();

@@ -24,7 +24,7 @@ fn fixture_model(device: &ComputeDevice) -> (Arc<dyn Architecture>, Weights) {
         settings[format!("latent_{side}")] = length.into();
     }
     let mut registry = ModelRegistry::new();
-    flow_models::register(&mut registry);
+    flow_models::register(&mut registry).expect("a new registry");
     let model = registry.build("wan", &settings, device).unwrap();
     let path = fixture("wan-tiny/diffusion_pytorch_model.safetensors");
     let (weights, loaded) = load(&*model, &path, device).unwrap();

@@ -442,7 +442,7 @@ fn damaged_files_and_wrong_paths_are_errors_with_their_cause() {
 #[test]
 fn an_unknown_architecture_is_an_error_that_lists_what_exists() {
     let mut registry = ModelRegistry::new();
-    flow_models::register(&mut registry);
+    flow_models::register(&mut registry).expect("a new registry");
     let device = ComputeDevice::cpu();
     let error = |name, settings: &str| {
         let settings = serde_json::from_str(settings).unwrap();

@@ -89,7 +89,7 @@ fn what_is_there_and_what_is_wrong_is_refused_by_name_and_nothing_is_written() {
         (&|config| config.sampling.group_size = 0, "sampling.group_size"),
         (&|config| config.run.seed = u64::MAX, "TOML"),
         (&|config| config.rewards.clear(), "reward"),
-        (&|config| config.model.dit.heads = 3, "heads"),
+        (&|config| config.model.set("dit", "heads", 3), "heads"),
         (&|config| config.run.name = "a/b".into(), "run.name"),
     ] {
         let said = said(change);

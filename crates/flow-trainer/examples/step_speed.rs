@@ -220,7 +220,9 @@ impl Job {
 
     /// What the peer needs to know.
     fn describe(&self) -> Result<Value, Box<dyn Error>> {
-        let (architecture, settings) = setup::architecture(&self.config);
+        let models = &Plugins::built_in()?.models;
+        let outline = setup::outline(&self.config, models, &self.device)?;
+        let (architecture, settings) = (&self.config.model.architecture, outline.model.constants());
         let geometry = Geometry::from_config(&self.config.sampling, &self.config.optimizer)?;
         let trained =
             setup::schedule(&self.config, self.model.model.spec().tokens)?.trained_steps_per_trajectory();

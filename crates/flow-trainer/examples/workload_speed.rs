@@ -160,7 +160,7 @@ impl Job {
         let (device, plan) = opening::open(&options.device, options.attention.as_deref(), options.fused)?;
         let plan = opening::storing_gradients(plan, options.gradients)?;
         let mut models = ModelRegistry::new();
-        flow_models::register(&mut models);
+        flow_models::register(&mut models).expect("a new registry");
         let model = models.build(workload.architecture, &workload.settings, &device)?;
         let plan = opening::under(plan, &options.checkpoint, model.spec())?;
         let plan = Arc::new(match options.captured {

@@ -7,7 +7,7 @@
 pub mod rules;
 
 use crate::error::TrainError;
-use flow_config::{Architecture, Config, Finetune};
+use flow_config::{Catalog, Config, Finetune};
 use flow_report::{ContentHash, ManifestFound, Traces, flatten};
 use rules::Rule;
 use serde::{Deserialize, Serialize};
@@ -55,7 +55,7 @@ impl Description {
     pub fn of(config: &Config, base: &Path) -> Result<Self, TrainError> {
         let mut description = Self::of_config(config);
         let mut contents = BTreeMap::new();
-        for (key, value) in leaves(&description.config) {
+        for (key, value) in leaves(&description.config, Some(config)) {
             let Some(path) = value.as_str().filter(|_| FILES.contains(&&*general(&key))) else {
                 continue;
             };
@@ -95,8 +95,10 @@ impl Description {
         }
     }
 
-    /// What differs in `now`, this being the description of a checkpoint.
-    pub fn changes(&self, now: &Self) -> Vec<Change> {
+    /// What differs in `now`, this being the description of a checkpoint. `catalog` knows what keys stood for that an older config
+    /// lacks: their defaults.
+    pub fn changes(&self, now: &Self, catalog: &Catalog) -> Vec<Change> {
+        let leaves = |config| leaves(config, catalog.read(config).as_ref());
         let (before, after) = (leaves(&self.config), leaves(&now.config));
         let keys: Vec<&String> = {
             let added = after.keys().filter(|key| !before.contains_key(*key));
@@ -209,11 +211,9 @@ fn general(key: &str) -> String {
 }
 
 /// The values of a config that are in use, by key, with what they stand for where they are left out.
-fn leaves(config: &Value) -> BTreeMap<String, Value> {
-    // An older config lacks keys that there are now: reading it fills in what they did then, their defaults.
-    let parsed: Option<Config> = serde_json::from_value(config.clone()).ok();
-    let (full, unused) = match &parsed {
-        Some(parsed) => (effective(parsed), unused(parsed)),
+fn leaves(config: &Value, read: Option<&Config>) -> BTreeMap<String, Value> {
+    let (full, unused) = match read {
+        Some(read) => (effective(read), unused(read)),
         None => (config.clone(), Vec::new()),
     };
     let is_used = |key: &str| !unused.iter().any(|section| rules::is_below(key, section));
@@ -245,23 +245,19 @@ fn effective(config: &Config) -> Value {
 }
 
 /// Sections that the config's model does not read.
-fn unused(config: &Config) -> Vec<&'static str> {
-    let architecture = config.model.architecture;
-    let mut unused = Vec::new();
-    for (section, of) in [
-        ("model.dit", Architecture::Dit),
-        ("model.mmdit", Architecture::Mmdit),
-        ("model.wan", Architecture::Wan),
-    ] {
-        if of != architecture {
-            unused.push(section);
-        }
-    }
+fn unused(config: &Config) -> Vec<String> {
+    let architecture = &config.model.architecture;
+    let tables = config.model.tables.keys();
+    let mut unused: Vec<String> = tables
+        .filter(|name| *name != architecture)
+        .map(|name| format!("model.{name}"))
+        .collect();
     if config.model.finetune != Finetune::Lora {
-        unused.push("lora");
+        unused.push("lora".into());
     }
-    if architecture == Architecture::Dit {
-        unused.push("text");
+    // The one architecture of ours that reads tokens.
+    if architecture == "dit" {
+        unused.push("text".into());
     }
     unused
 }

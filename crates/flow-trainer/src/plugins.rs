@@ -27,7 +27,7 @@ impl Plugins {
     /// None in practice: the names differ.
     pub fn built_in() -> Result<Self, NameTaken> {
         let mut models = ModelRegistry::new();
-        flow_models::register(&mut models);
+        flow_models::register(&mut models)?;
         Ok(Self {
             algorithms: AlgorithmRegistry::with_built_in()?,
             data: DatasetRegistry::with_built_in()?,
@@ -41,6 +41,7 @@ impl Plugins {
         let kinds = Kinds {
             algorithms: self.algorithms.plugins().collect(),
             data: self.data.plugins().collect(),
+            models: self.models.plugins().collect(),
             rewards: self.rewards.plugins().collect(),
         };
         Catalog::new(kinds).expect("a registry takes each name once, whatever its case")

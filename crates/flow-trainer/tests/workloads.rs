@@ -66,7 +66,7 @@ fn long_videos_are_mostly_attention() {
 #[test]
 fn what_a_models_own_layout_says_it_computes_is_what_the_formulas_say() {
     let mut models = ModelRegistry::new();
-    flow_models::register(&mut models);
+    flow_models::register(&mut models).expect("a new registry");
     for name in NAMES {
         let workload = workload(name, false).expect("a workload");
         let model = models.build(workload.architecture, &workload.settings, &ComputeDevice::cpu());

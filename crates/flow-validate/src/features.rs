@@ -7,8 +7,8 @@ use crate::{Capabilities, Machine};
 use flow_checkpoint::{Policy, PolicyError};
 use flow_config::codes::RULE_IMAGE_SHAPE;
 use flow_config::{
-    Architecture, Catalog, CheckpointingConfig, Config, DType, DeviceKind, Diagnostic, GradientStorage,
-    ImageFacts, WeightStorage, key_in_path, nearest,
+    Catalog, CheckpointingConfig, Config, DType, DeviceKind, Diagnostic, GradientStorage, ImageFacts,
+    WeightStorage, key_in_path, nearest,
 };
 use flow_runtime::{Context, DeviceKind as RuntimeDevice, OptionsError};
 use std::path::Path;
@@ -94,7 +94,7 @@ pub(crate) fn images(config: &Config, catalog: &Catalog, model: &Capabilities<'_
     let latent = model.spec.latent;
     let ImageFacts { size, channels } = catalog.data_facts(config)?.images?;
     let same = (latent.frames, latent.channels, latent.height, latent.width) == (1, channels, size, size);
-    if config.model.architecture == Architecture::Dit || same {
+    if catalog.model(config).is_some_and(|kind| kind.checks_images) || same {
         return None;
     }
     let frames = match latent.frames {

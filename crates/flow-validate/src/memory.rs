@@ -22,8 +22,8 @@ use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
 use crate::features::is_bf16_gpu;
 use flow_checkpoint::Policy;
 use flow_config::{
-    Architecture, Catalog, Config, Diagnostic, Dynamics, Finetune, GradientStorage, MomentStorage,
-    TextConfig, WeightStorage, Window,
+    Catalog, Config, Diagnostic, Dynamics, Finetune, GradientStorage, MomentStorage, TextConfig,
+    WeightStorage, Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
@@ -270,7 +270,12 @@ pub fn gib(bytes: f64) -> String {
 }
 
 /// A run whose estimate is above `available` bytes.
-pub(crate) fn check(config: &Config, estimate: &MemoryEstimate, available: u64) -> Option<Diagnostic> {
+pub(crate) fn check(
+    config: &Config,
+    catalog: &Catalog,
+    estimate: &MemoryEstimate,
+    available: u64,
+) -> Option<Diagnostic> {
     let available = available as f64;
     if estimate.total() <= available {
         return None;
@@ -294,11 +299,11 @@ pub(crate) fn check(config: &Config, estimate: &MemoryEstimate, available: u64) 
         gib(available),
         parts.join(", ")
     );
-    let dimensions = match config.model.architecture {
-        Architecture::Dit => ["model.dit.hidden", "model.dit.layers"],
-        Architecture::Mmdit => ["model.mmdit.num_layers", "model.mmdit.num_attention_heads"],
-        Architecture::Wan => ["model.wan.num_layers", "model.wan.num_attention_heads"],
-    };
+    let dimensions = catalog.model(config).map(|kind| {
+        let name = kind.plugin.name();
+        kind.size_keys.map(|key| format!("model.{name}.{key}"))
+    });
+    let dimensions: Vec<&str> = dimensions.iter().flatten().map(String::as_str).collect();
     let (first, help) = match fitting_micro_batch(config, estimate, available) {
         Some(fitting) => (
             "sampling.micro_batch",

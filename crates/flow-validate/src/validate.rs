@@ -112,7 +112,7 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         );
         found.extend(memory::check_budget(config, &estimate));
         if let Some(available) = machine.memory_bytes {
-            found.extend(memory::check(config, &estimate, available));
+            found.extend(memory::check(config, catalog, &estimate, available));
         }
     }
     found

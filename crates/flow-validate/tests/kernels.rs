@@ -24,8 +24,8 @@ fn found(gpu: Option<(&str, (u32, u32))>, dit: &str, more: &str) -> Vec<Diagnost
         .unwrap_or_else(|report| panic!("{report}"))
         .config;
     let mut models = ModelRegistry::new();
-    flow_models::register(&mut models);
-    let settings = serde_json::to_value(&config.model.dit).expect("JSON");
+    flow_models::register(&mut models).expect("a new registry");
+    let settings = config.model.dimensions();
     let settings = serde_json::json!({
         "latent": { "channels": 1, "height": 8, "width": 8 },
         "patch": 2,

@@ -51,7 +51,7 @@ pub fn noisy(kind: &str) -> (Arc<dyn FlowModel>, Weights) {
     };
     let device = ComputeDevice::cpu();
     let mut models = ModelRegistry::new();
-    flow_models::register(&mut models);
+    flow_models::register(&mut models).expect("a new registry");
     let model = models.build(architecture, &settings, &device).expect("settings");
     let mut weights = Weights::init(model.layout().clone(), 0, &device);
     let specs = model.layout().specs().to_vec();

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{Catalog, PluginKind};
 use crate::presets::presets;
-use crate::schema::tidy;
+use crate::schema::{strip_nulls, tidy};
 use crate::sections::Config;
 
 type Object = Map<String, Json>;
@@ -26,10 +26,12 @@ pub(super) fn assemble(catalog: &Catalog) -> Json {
             "AlgorithmConfig",
             catalog.algorithms.values().map(|kind| &kind.plugin),
         );
+        definitions.model(catalog);
         definitions.choose("DataConfig", catalog.data.values().map(|kind| &kind.plugin));
     }
     let all = definitions.all;
     schema["$defs"] = all.into();
+    default_of(&mut schema, "model", &catalog.defaults().model);
     default_of(&mut schema, "data", &catalog.defaults().data);
     default_of(&mut schema, "algorithm", &catalog.defaults().algorithm);
     schema
@@ -37,7 +39,9 @@ pub(super) fn assemble(catalog: &Catalog) -> Json {
 
 /// A section may be left out, and is then this.
 fn default_of(schema: &mut Json, section: &str, value: &impl serde::Serialize) {
-    schema["properties"][section]["default"] = serde_json::to_value(value).unwrap_or_default();
+    let mut default = serde_json::to_value(value).unwrap_or_default();
+    strip_nulls(&mut default);
+    schema["properties"][section]["default"] = default;
     if let Some(required) = schema["required"].as_array_mut() {
         required.retain(|key| key != section);
     }
@@ -61,6 +65,54 @@ impl Definitions {
         let common = self.all.get(name).cloned().unwrap_or_default();
         let variants: Vec<Json> = kinds.map(|kind| self.variant(kind, &common)).collect();
         self.all[name] = json!({ "description": common["description"], "oneOf": variants });
+    }
+
+    /// Gives the section of the model the names of the architectures, and each one's table.
+    fn model(&mut self, catalog: &Catalog) {
+        let mut tables = Object::new();
+        let defaults = &catalog.defaults().model;
+        for (name, kind) in catalog.models.iter() {
+            let mut own = self.adopt(&kind.plugin);
+            let definition = match own.as_object_mut().and_then(|own| own.shift_remove("title")) {
+                Some(Json::String(title)) => title,
+                _ => format!("{name}.Config"),
+            };
+            if let Some(own) = own.as_object_mut() {
+                own.shift_remove("$schema");
+            }
+            self.all.insert(definition.clone(), own);
+            let description = format!(
+                "Dimensions of {}, read when `architecture = \"{name}\"`.",
+                kind.noun
+            );
+            tables.insert(
+                name.to_owned(),
+                json!({
+                    "$ref": format!("#/$defs/{definition}"),
+                    "description": description,
+                    "default": defaults.tables.get(name),
+                }),
+            );
+        }
+        let names = catalog.models.iter().map(
+            |(name, kind)| json!({ "description": kind.plugin.summary(), "type": "string", "const": name }),
+        );
+        let names: Vec<Json> = names.collect();
+        self.all.insert(
+            "Architecture".into(),
+            json!({ "description": "Model architecture.", "oneOf": names }),
+        );
+        let section = &mut self.all["ModelConfig"];
+        section["additionalProperties"] = false.into();
+        let description = section["properties"]["architecture"]["description"].take();
+        section["properties"]["architecture"] = json!({
+            "$ref": "#/$defs/Architecture",
+            "description": description,
+            "default": defaults.architecture,
+        });
+        if let Some(properties) = section["properties"].as_object_mut() {
+            properties.extend(tables);
+        }
     }
 
     /// What a table of `kind` may have.

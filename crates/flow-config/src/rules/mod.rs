@@ -174,6 +174,17 @@ impl<'a> Rules<'a> {
         }
     }
 
+    /// Checks the rules of the architecture in use.
+    fn check_model(&mut self) {
+        if let Some(kind) = self.catalog.and_then(|catalog| catalog.model(self.config)) {
+            // An architecture holds no other within.
+            let none = flow_registry::Registry::new("architecture");
+            let path = format!("model.{}", kind.plugin.name());
+            kind.plugin
+                .check(&none, &self.config.model.dimensions(), self, &path);
+        }
+    }
+
     /// Checks the rules of the algorithm's plug-in.
     fn check_algorithm(&mut self) {
         let algorithm = &self.config.algorithm;

@@ -4,16 +4,18 @@ use crate::ModelError;
 use crate::settings::{Check, LatentSettings, vocabulary};
 use flow_core::LatentShape;
 use flow_core::model::Vocabulary;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How patches learn their place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(rename = "PositionEncoding")]
 pub enum Position {
-    /// A fixed 2-D sine and cosine table is added to the patches.
+    /// Fixed 2-D sine and cosine embedding, added to the patches. `hidden` must be a multiple of 4.
     #[default]
     Sincos,
-    /// Queries and keys are rotated by row and column.
+    /// 2-D rotary embedding of queries and keys. `hidden / heads` must be a multiple of 4.
     Rope,
 }
 

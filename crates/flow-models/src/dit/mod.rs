@@ -7,22 +7,28 @@
 mod block;
 mod config;
 mod moe;
+mod rules;
+mod section;
 
 pub use config::{DitConfig, MoeConfig, Position};
+pub use section::{ClassConditioning, Conditioning, DitSection, MoeSection, TokenConditioning};
 
 use crate::layers::{
     Parts, PatchEmbedding, TIMESTEP_CHANNELS, TimestepEmbedding, add_positions, modulation, norm, rotary_2d,
     sincos_2d, unpatchify,
 };
+use crate::registry::{ModelFactory, ModelRegistry};
 use crate::{Architecture, ModelError, settings};
 use block::DitBlock;
 use burn::tensor::Tensor;
+use flow_config::ModelKind;
 use flow_core::FlowModel;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::model::{ModelInput, ModelSpec};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionShape, Handle, Init, ParamLayout, Rows};
+use flow_registry::NameTaken;
 use moe::MoeBlock;
 use serde_json::Value;
 use std::sync::Arc;
@@ -74,6 +80,29 @@ impl Blocks {
 /// [`ModelError::Settings`].
 pub fn build(settings: &Value, device: &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError> {
     Ok(Arc::new(Dit::new(&settings::read("dit", settings)?, device)?))
+}
+
+/// Adds the architecture to `registry`.
+///
+/// # Errors
+/// [`NameTaken`] if there is one of its name.
+pub fn register(registry: &mut ModelRegistry) -> Result<(), NameTaken> {
+    let kind = ModelKind {
+        reads_text: false,
+        checks_images: true,
+        ..ModelKind::new::<DitSection>(
+            "dit",
+            "Diffusion transformer with adaLN-zero (Peebles and Xie 2022, arXiv 2212.09748).",
+            "the DiT",
+            ["hidden", "layers"],
+        )
+    };
+    let factory = ModelFactory::new::<DitSection>(
+        kind,
+        |section, device| Ok(Arc::new(Dit::new(&section.into(), device)?)),
+        build,
+    );
+    registry.register(factory.with_rules(rules::check))
 }
 
 impl Dit {

@@ -10,23 +10,28 @@
 mod config;
 mod double_block;
 mod original;
+mod section;
 mod single_block;
 
 pub use config::FluxConfig;
+pub use section::FluxSection;
 
 use crate::layers::{
     Parts, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, pack_latents, rotary_table, unpack_latents,
 };
 use crate::lora::OriginalLayer;
+use crate::registry::{ModelFactory, ModelRegistry};
 use crate::{Architecture, ModelError, settings};
 use burn::tensor::Tensor;
 use config::PACKING;
 use double_block::DoubleBlock;
+use flow_config::ModelKind;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::model::{ModelInput, ModelSpec, TextWidth};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionShape, FlowModel, Init, ParamLayout, Rows};
+use flow_registry::NameTaken;
 use serde_json::Value;
 use single_block::SingleBlock;
 use std::sync::Arc;
@@ -65,6 +70,25 @@ pub struct Flux {
 pub fn build(settings: &Value, device: &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError> {
     let settings = settings::without_private_keys(settings);
     Ok(Arc::new(Flux::new(&settings::read("flux", &settings)?, device)?))
+}
+
+/// Adds the architecture to `registry`.
+///
+/// # Errors
+/// [`NameTaken`] if there is one of its name.
+pub fn register(registry: &mut ModelRegistry) -> Result<(), NameTaken> {
+    let kind = ModelKind::new::<FluxSection>(
+        "flux",
+        "Transformer of FLUX.1 (Black Forest Labs 2024), in the layout of diffusers' `FluxTransformer2DModel`.",
+        "FLUX.1's transformer",
+        ["num_layers", "num_single_layers"],
+    );
+    let factory = ModelFactory::new::<FluxSection>(
+        kind,
+        |section, device| Ok(Arc::new(Flux::new(&section.into(), device)?)),
+        build,
+    );
+    registry.register(factory.with_rules(section::check))
 }
 
 impl Flux {

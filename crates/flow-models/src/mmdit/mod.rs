@@ -6,23 +6,28 @@
 mod block;
 mod config;
 mod original;
+mod section;
 
 pub use config::MmditConfig;
+pub use section::MmditSection;
 
 use crate::layers::{
     Parts, PatchEmbedding, TIMESTEP_CHANNELS, TimestepEmbedding, add_positions, modulation, norm, sincos_2d,
     unpatchify,
 };
 use crate::lora::OriginalLayer;
+use crate::registry::{ModelFactory, ModelRegistry};
 use crate::{Architecture, ModelError, settings};
 use block::MmditBlock;
 use burn::tensor::Tensor;
+use flow_config::ModelKind;
 use flow_core::FlowModel;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
 use flow_core::model::{ModelInput, ModelSpec, TextWidth};
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionShape, Handle, Init, ParamLayout, Rows};
+use flow_registry::NameTaken;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -59,6 +64,25 @@ pub fn build(settings: &Value, device: &ComputeDevice) -> Result<Arc<dyn Archite
         &settings::read("mmdit", &settings)?,
         device,
     )?))
+}
+
+/// Adds the architecture to `registry`.
+///
+/// # Errors
+/// [`NameTaken`] if there is one of its name.
+pub fn register(registry: &mut ModelRegistry) -> Result<(), NameTaken> {
+    let kind = ModelKind::new::<MmditSection>(
+        "mmdit",
+        "Multimodal DiT of Stable Diffusion 3 (Esser et al. 2024, arXiv 2403.03206), in the layout of diffusers' `SD3Transformer2DModel`.",
+        "the MMDiT",
+        ["num_layers", "num_attention_heads"],
+    );
+    let factory = ModelFactory::new::<MmditSection>(
+        kind,
+        |section, device| Ok(Arc::new(Mmdit::new(&section.into(), device)?)),
+        build,
+    );
+    registry.register(factory.with_rules(section::check))
 }
 
 impl Mmdit {

@@ -9,14 +9,18 @@ mod attention;
 mod block;
 mod config;
 mod original;
+mod section;
 
 pub use config::WanConfig;
+pub use section::WanSection;
 
 use crate::layers::{Parts, PatchEmbedding, TimestepEmbedding, rotary_table, unpatchify};
 use crate::lora::OriginalLayer;
+use crate::registry::{ModelFactory, ModelRegistry};
 use crate::{Architecture, ModelError, settings};
 use block::{CHUNKS, WanBlock};
 use burn::tensor::Tensor;
+use flow_config::ModelKind;
 use flow_core::FlowModel;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
@@ -24,6 +28,7 @@ use flow_core::model::{ModelInput, ModelSpec, TextWidth};
 use flow_core::ops::NormChunks;
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionShape, Handle, Init, ParamLayout, Rows};
+use flow_registry::NameTaken;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -57,6 +62,25 @@ pub struct Wan {
 pub fn build(settings: &Value, device: &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError> {
     let settings = settings::without_private_keys(settings);
     Ok(Arc::new(Wan::new(&settings::read("wan", &settings)?, device)?))
+}
+
+/// Adds the architecture to `registry`.
+///
+/// # Errors
+/// [`NameTaken`] if there is one of its name.
+pub fn register(registry: &mut ModelRegistry) -> Result<(), NameTaken> {
+    let kind = ModelKind::new::<WanSection>(
+        "wan",
+        "Video transformer of Wan 2.1, text to video (Wan Team 2025, arXiv 2503.20314), in the layout of diffusers' `WanTransformer3DModel`.",
+        "the video transformer",
+        ["num_layers", "num_attention_heads"],
+    );
+    let factory = ModelFactory::new::<WanSection>(
+        kind,
+        |section, device| Ok(Arc::new(Wan::new(&section.into(), device)?)),
+        build,
+    );
+    registry.register(factory.with_rules(section::check))
 }
 
 impl Wan {

@@ -38,7 +38,7 @@ impl Oracle {
             settings[*key] = (*side).into();
         }
         let mut registry = ModelRegistry::new();
-        flow_models::register(&mut registry);
+        flow_models::register(&mut registry).expect("a new registry");
         let architecture = match name {
             "sd3-lora" => "mmdit",
             "flux-lora" => "flux",

@@ -53,9 +53,8 @@ fn overview(registries: &Registries) -> String {
 fn entries(listed: Listed, registries: &Registries) -> (&'static str, Named) {
     match listed {
         Listed::Models => {
-            let known = choices(registries, "model.architecture");
-            let named = registries.plugins.models.names().into_iter();
-            let named = named.map(|name| (name.to_owned(), meaning(&known, name)));
+            let models = registries.plugins.models.iter();
+            let named = models.map(|model| (model.name().to_owned(), model.summary().to_owned()));
             ("model.architecture", named.collect())
         }
         Listed::Rewards => {
@@ -199,11 +198,4 @@ fn choices(registries: &Registries, key: &str) -> Named {
     flow_config::explain(&registries.catalog(), key)
         .map(|docs| docs.allowed)
         .unwrap_or_default()
-}
-
-fn meaning(known: &Named, name: &str) -> String {
-    known
-        .iter()
-        .find(|(known, _)| known == name)
-        .map_or(String::new(), |(_, text)| text.clone())
 }

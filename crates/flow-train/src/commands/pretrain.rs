@@ -6,7 +6,7 @@ use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::{command_line, progress, terminal};
-use flow_config::{Architecture, Config, Finetune};
+use flow_config::{Config, Finetune};
 use flow_data::Digits;
 use flow_models::StoredDtype;
 use flow_models::weights::{MODEL_CONFIG_KEY, config_json};
@@ -283,10 +283,12 @@ fn description(config: &Config) -> Value {
     }
     // Nor does what the model does not have. These came later, and weights made before keep their hash.
     remove(&mut relevant["model"], "adapter");
-    if config.model.architecture != Architecture::Wan {
-        remove(&mut relevant["model"], "wan");
+    for later in ["flux", "wan"] {
+        if config.model.architecture != later {
+            remove(&mut relevant["model"], later);
+        }
     }
-    if config.model.dit.moe.experts == 0 {
+    if relevant["model"]["dit"]["moe"]["experts"] == 0 {
         remove(&mut relevant["model"]["dit"], "moe");
         remove(&mut relevant["pretrain"], "balance_weight");
     }

@@ -33,6 +33,7 @@ use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
 use flow_accel::{Acceleration, Arrangement};
 use flow_checkpoint::planner::PlanRecord;
+use flow_config::Catalog;
 use flow_config::InitialNoise;
 use flow_core::{Backends, device::ComputeDevice, stopped};
 use flow_data::{Dataset, Prompt};
@@ -128,6 +129,8 @@ pub struct Parts<A, S = Arrangement> {
     pub settings: SessionSettings,
     /// The config that all of this was made from, and the contents of its files.
     pub description: Description,
+    /// What a config may say of the program's plug-ins: it reads the config of a checkpoint.
+    pub catalog: Catalog,
     /// The algorithm.
     pub algorithm: A,
     /// The accelerators, and with them the plans of rollouts and losses.
@@ -179,6 +182,7 @@ impl<A> Parts<A> {
             acceleration,
             settings: self.settings,
             description: self.description,
+            catalog: self.catalog,
             algorithm: self.algorithm,
             notices: self.notices,
             absent: self.absent,

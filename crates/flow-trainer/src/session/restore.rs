@@ -7,6 +7,7 @@ use crate::description::{Change, Description, forbidden};
 use crate::error::TrainError;
 use crate::geometry_history::GeometryHistory;
 use crate::state_sections::Sections;
+use flow_config::Catalog;
 use flow_core::Weights;
 use flow_report::{CheckpointReader, CheckpointStore, MetricsFound, MetricsWriter, RunDirectory, Traces};
 use std::path::Path;
@@ -97,11 +98,16 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`TrainError::OtherRun`] with every key that may not change.
-    pub(super) fn changes(&self, traces: &Traces, now: &Description) -> Result<Vec<Change>, TrainError> {
+    pub(super) fn changes(
+        &self,
+        traces: &Traces,
+        now: &Description,
+        catalog: &Catalog,
+    ) -> Result<Vec<Change>, TrainError> {
         let Some(before) = Description::of_checkpoint(self.reader.meta(), Some(traces)) else {
             return Ok(Vec::new());
         };
-        let changes = before.changes(now);
+        let changes = before.changes(now, catalog);
         TrainError::if_other_run(self.reader.path(), &forbidden(&changes))?;
         Ok(changes)
     }

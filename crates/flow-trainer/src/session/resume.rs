@@ -40,7 +40,7 @@ impl<A: Algorithm> Session<A> {
         }
         let checkpoint = Checkpoint::find(&store, from)?;
         checkpoint.check_run(&directory, &traces)?;
-        let changes = checkpoint.changes(&traces, &parts.description)?;
+        let changes = checkpoint.changes(&traces, &parts.description, &parts.catalog)?;
         checkpoint.put_back(&mut parts)?;
         let parts = parts.set_up()?;
 

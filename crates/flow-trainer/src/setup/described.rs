@@ -6,8 +6,12 @@
 use super::model::outline;
 use super::paths::start_in_config;
 use crate::error::TrainError;
-use flow_config::{Architecture, Conditioning, Config, Finetune, MmditConfig, WanConfig};
+use flow_config::{Config, Finetune};
 use flow_core::device::ComputeDevice;
+use flow_models::dit::{Conditioning, DitSection};
+use flow_models::flux::FluxSection;
+use flow_models::mmdit::MmditSection;
+use flow_models::wan::WanSection;
 use flow_models::weights::{Description, describe};
 use flow_models::{AdapterFile, ModelRegistry};
 use serde::Serialize;
@@ -86,31 +90,30 @@ pub fn said_by_weights(config: &Config, base: &Path) -> Result<Option<Said>, Tra
         values: Vec::new(),
     };
     let architecture = match class.as_deref() {
-        None => config.model.architecture,
-        Some("SD3Transformer2DModel") => Architecture::Mmdit,
-        Some("WanTransformer3DModel") => Architecture::Wan,
-        Some("FlowTrainDiT") => Architecture::Dit,
+        None => config.model.architecture.as_str(),
+        Some("SD3Transformer2DModel") => "mmdit",
+        Some("WanTransformer3DModel") => "wan",
+        Some("FluxTransformer2DModel") => "flux",
+        Some("FlowTrainDiT") => "dit",
         Some(other) => {
             return Err(TrainError::Setting(format!(
                 "`{}` is of `{other}`, an architecture that is not here; there are SD3Transformer2DModel (`mmdit`), \
-                 WanTransformer3DModel (`wan`) and `dit`",
+                 WanTransformer3DModel (`wan`), FluxTransformer2DModel (`flux`) and `dit`",
                 said.from.display()
             )));
         }
     };
+    said.push("model.architecture", architecture.into());
     match architecture {
-        Architecture::Dit => {
-            said.push("model.architecture", "dit".into());
-            dit(&mut said, &constants, &config.model.dit.conditioning);
+        "dit" => {
+            let own = config.model.params::<DitSection>("dit").unwrap_or_default();
+            dit(&mut said, &constants, &own.conditioning);
         }
-        Architecture::Mmdit => {
-            said.push("model.architecture", "mmdit".into());
-            mmdit(&mut said, &constants);
-        }
-        Architecture::Wan => {
-            said.push("model.architecture", "wan".into());
-            wan(&mut said, &constants);
-        }
+        "mmdit" => mmdit(&mut said, &constants),
+        "wan" => wan(&mut said, &constants),
+        "flux" => flux(&mut said, &constants),
+        // What files of a plug-in say is the plug-in's alone.
+        _ => {}
     }
     if class.is_none() {
         // A folder without a class may be of anything.
@@ -128,7 +131,7 @@ fn keys_of<T: Serialize>(section: &T) -> Map<String, Value> {
 }
 
 fn mmdit(said: &mut Said, constants: &Map<String, Value>) {
-    let known = keys_of(&MmditConfig::default());
+    let known = keys_of(&MmditSection::default());
     for (key, value) in constants.iter().filter(|(key, _)| known.contains_key(*key)) {
         let value = match key.as_str() {
             "qk_norm" if value.is_string() || value.is_null() => json!(value == "rms_norm"),
@@ -144,7 +147,7 @@ fn mmdit(said: &mut Said, constants: &Map<String, Value>) {
 }
 
 fn wan(said: &mut Said, constants: &Map<String, Value>) {
-    let known = keys_of(&WanConfig::default());
+    let known = keys_of(&WanSection::default());
     for (key, value) in constants.iter().filter(|(key, _)| known.contains_key(*key)) {
         let value = match (key.as_str(), value) {
             (_, Value::Null) => continue,
@@ -152,6 +155,16 @@ fn wan(said: &mut Said, constants: &Map<String, Value>) {
             (_, value) => value.clone(),
         };
         said.push(format!("model.wan.{key}"), value);
+    }
+}
+
+fn flux(said: &mut Said, constants: &Map<String, Value>) {
+    let known = keys_of(&FluxSection::default());
+    let known = constants
+        .iter()
+        .filter(|(key, value)| known.contains_key(*key) && !value.is_null());
+    for (key, value) in known {
+        said.push(format!("model.flux.{key}"), value.clone());
     }
 }
 

@@ -13,7 +13,7 @@ mod served;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
-pub use model::{ModelOutline, ModelParts, architecture, model, outline};
+pub use model::{ModelOutline, ModelParts, model, outline};
 pub use optimizer::settings as optimizer_settings;
 pub use paths::{start_in_config, start_on_command_line};
 pub use rewards::{RewardParts, rewards};
@@ -444,6 +444,7 @@ pub fn parts_of<A: Algorithm>(
         )?
         .following(GeometryHistory::new(&geometry)),
         description: Description::of_config(config),
+        catalog: environment.plugins.catalog(),
         prompts,
         dataset,
         rewards: (trained_on.workers, trained_on.weights),

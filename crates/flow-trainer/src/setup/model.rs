@@ -4,10 +4,9 @@ use super::Environment;
 use super::paths::start_in_config;
 use crate::absent_file::AbsentFile;
 use crate::error::TrainError;
-use flow_config::{Architecture, Conditioning, Config, Finetune, PositionEncoding};
+use flow_config::{Config, Finetune};
 use flow_core::{FlowModel, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
 use flow_models::{ModelRegistry, Trained, add_lora, trained_mask};
-use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,86 +23,6 @@ pub struct ModelParts {
     pub adapted: Vec<String>,
     /// Files that the config names and that are not there. Their weights are no model's: a checkpoint has to give them.
     pub absent: Vec<AbsentFile>,
-}
-
-/// Name and settings of the config's architecture, as the registry takes them.
-pub fn architecture(config: &Config) -> (&'static str, Value) {
-    match config.model.architecture {
-        Architecture::Dit => {
-            let dit = &config.model.dit;
-            let vocabulary = match &dit.conditioning {
-                Conditioning::Class(class) => json!({ "size": class.classes, "length": 1 }),
-                Conditioning::Tokens(tokens) => {
-                    json!({ "size": tokens.vocabulary, "length": tokens.max_tokens })
-                }
-            };
-            let position = match dit.position {
-                PositionEncoding::Sincos => "sincos",
-                PositionEncoding::Rope => "rope",
-            };
-            let moe = &dit.moe;
-            let mut settings = json!({
-                "latent": { "channels": dit.latent_channels, "height": dit.height, "width": dit.width },
-                "patch": dit.patch,
-                "hidden": dit.hidden,
-                "layers": dit.layers,
-                "heads": dit.heads,
-                "mlp_ratio": dit.mlp_ratio,
-                "vocabulary": vocabulary,
-                "qk_norm": dit.qk_norm,
-                "position": position,
-            });
-            if moe.experts > 0 {
-                settings["moe"] = json!({
-                    "experts": moe.experts,
-                    "top_k": moe.top_k,
-                    "inner": moe.inner,
-                    "shared": moe.shared,
-                    "normalize": moe.normalize,
-                });
-            }
-            ("dit", settings)
-        }
-        Architecture::Mmdit => {
-            let m = &config.model.mmdit;
-            let settings = json!({
-                "sample_size": m.sample_size,
-                "patch_size": m.patch_size,
-                "in_channels": m.in_channels,
-                "num_layers": m.num_layers,
-                "attention_head_dim": m.attention_head_dim,
-                "num_attention_heads": m.num_attention_heads,
-                "joint_attention_dim": m.joint_attention_dim,
-                "caption_projection_dim": m.caption_projection_dim,
-                "pooled_projection_dim": m.pooled_projection_dim,
-                "out_channels": m.out_channels,
-                "pos_embed_max_size": m.pos_embed_max_size,
-                "dual_attention_layers": m.dual_attention_layers,
-                "qk_norm": if m.qk_norm { json!("rms_norm") } else { Value::Null },
-            });
-            ("mmdit", settings)
-        }
-        Architecture::Wan => {
-            let w = &config.model.wan;
-            let settings = json!({
-                "latent_frames": w.latent_frames,
-                "latent_height": w.latent_height,
-                "latent_width": w.latent_width,
-                "patch_size": [1, w.patch_size, w.patch_size],
-                "num_attention_heads": w.num_attention_heads,
-                "attention_head_dim": w.attention_head_dim,
-                "in_channels": w.in_channels,
-                "text_dim": w.text_dim,
-                "freq_dim": w.freq_dim,
-                "ffn_dim": w.ffn_dim,
-                "num_layers": w.num_layers,
-                "cross_attn_norm": w.cross_attn_norm,
-                "eps": w.eps,
-                "rope_max_seq_len": w.rope_max_seq_len,
-            });
-            ("wan", settings)
-        }
-    }
 }
 
 /// A model before it has weights.
@@ -139,8 +58,8 @@ pub fn outline(
     models: &ModelRegistry,
     device: &ComputeDevice,
 ) -> Result<ModelOutline, TrainError> {
-    let (name, settings) = architecture(config);
-    let model = models.build(name, &settings, device)?;
+    let section = &config.model;
+    let model = models.build_section(&section.architecture, &section.dimensions(), device)?;
     let mut layout = (**model.layout()).clone();
     let lora = config.model.finetune == Finetune::Lora;
     let adapted = if lora {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use flow_config::{Architecture, Config, DataConfig, Finetune, PositionEncoding, TextConfig, WordsText};
+use flow_config::{Config, DataConfig, Finetune, TextConfig, WordsText};
 use flow_trainer::description::rules::{self, RULES, Rule};
 use flow_trainer::description::{Change, Description, forbidden};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ fn shapes(seed: u64) -> DataConfig {
 
 fn changes(before: &[&str], after: &[&str]) -> Vec<Change> {
     let described = |overrides| Description::of_config(&config(overrides));
-    described(before).changes(&described(after))
+    described(before).changes(&described(after), &test_catalog::CATALOG)
 }
 
 fn keys(changes: &[Change]) -> Vec<&str> {
@@ -117,7 +117,7 @@ fn changes_of(before: impl Fn(&mut Config), after: impl Fn(&mut Config)) -> Vec<
     let (mut one, mut other) = (config(&[]), config(&[]));
     before(&mut one);
     after(&mut other);
-    Description::of_config(&one).changes(&Description::of_config(&other))
+    Description::of_config(&one).changes(&Description::of_config(&other), &test_catalog::CATALOG)
 }
 
 fn lora(config: &mut Config) {
@@ -126,7 +126,7 @@ fn lora(config: &mut Config) {
 }
 
 fn mmdit(config: &mut Config) {
-    config.model.architecture = Architecture::Mmdit;
+    config.model.architecture = "mmdit".into();
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn a_config_differs_from_itself_in_nothing_however_its_values_are_written() {
     assert!(changes_of(lora, written).is_empty());
     // What the model does not read is not part of the run.
     let unread = |config: &mut Config| {
-        config.model.mmdit.num_layers = 7;
+        config.model.set("mmdit", "num_layers", 7);
         config.lora.rank = 3;
         config.text = TextConfig::Words(WordsText { tokens: 40, seed: 9 });
     };
@@ -159,14 +159,14 @@ fn constants_that_no_shape_shows_are_refused_by_name() {
     let cases: [Case; 15] = [
         (
             same,
-            |c| c.model.dit.position = PositionEncoding::Rope,
+            |c| c.model.set("dit", "position", "rope"),
             "model.dit.position",
         ),
-        (same, |c| c.model.dit.heads += 1, "model.dit.heads"),
-        (same, |c| c.model.dit.layers += 1, "model.dit.layers"),
+        (same, |c| c.model.set("dit", "heads", 6), "model.dit.heads"),
+        (same, |c| c.model.set("dit", "layers", 5), "model.dit.layers"),
         (
-            |c| c.model.dit.moe.top_k = 2,
-            |c| c.model.dit.moe.top_k = 1,
+            |c| c.model.set("dit", "moe.top_k", 2),
+            |c| c.model.set("dit", "moe.top_k", 1),
             "model.dit.moe.top_k",
         ),
         (same, lora, "model.finetune"),
@@ -198,7 +198,7 @@ fn constants_that_no_shape_shows_are_refused_by_name() {
             mmdit,
             |c| {
                 mmdit(c);
-                c.model.mmdit.num_attention_heads = 12;
+                c.model.set("mmdit", "num_attention_heads", 12);
             },
             "model.mmdit.num_attention_heads",
         ),
@@ -281,10 +281,12 @@ fn files_are_compared_by_what_they_hold() {
     };
     let before = of("a.safetensors", folder.path());
     assert!(
-        before.changes(&of("same.safetensors", folder.path())).is_empty(),
+        before
+            .changes(&of("same.safetensors", folder.path()), &test_catalog::CATALOG)
+            .is_empty(),
         "only its name is another"
     );
-    let changes = before.changes(&of("b.safetensors", folder.path()));
+    let changes = before.changes(&of("b.safetensors", folder.path()), &test_catalog::CATALOG);
     assert_eq!(
         keys(&changes),
         ["eval_rewards[0].weights", "model.weights", "rewards[0].weights"]
@@ -293,7 +295,7 @@ fn files_are_compared_by_what_they_hold() {
     // The same name, other contents.
     file("a.safetensors", "three");
     assert_eq!(
-        forbidden(&before.changes(&of("a.safetensors", folder.path()))).len(),
+        forbidden(&before.changes(&of("a.safetensors", folder.path()), &test_catalog::CATALOG)).len(),
         2
     );
     // A folder, by the files in it.
@@ -301,9 +303,16 @@ fn files_are_compared_by_what_they_hold() {
     file("w/1.safetensors", "one");
     let before = of("w", folder.path());
     file("w/notes.txt", "x");
-    assert!(before.changes(&of("w", folder.path())).is_empty());
+    assert!(
+        before
+            .changes(&of("w", folder.path()), &test_catalog::CATALOG)
+            .is_empty()
+    );
     file("w/2.safetensors", "two");
-    assert_eq!(forbidden(&before.changes(&of("w", folder.path()))).len(), 2);
+    assert_eq!(
+        forbidden(&before.changes(&of("w", folder.path()), &test_catalog::CATALOG)).len(),
+        2
+    );
 }
 
 #[test]
@@ -316,10 +325,17 @@ fn a_config_of_an_older_version_lacks_keys_and_is_the_same_run() {
         .as_object_mut()
         .unwrap()
         .remove("qk_norm");
-    assert!(older.changes(&now).is_empty(), "{:?}", older.changes(&now));
+    assert!(
+        older.changes(&now, &test_catalog::CATALOG).is_empty(),
+        "{:?}",
+        older.changes(&now, &test_catalog::CATALOG)
+    );
     let other = Description::of_config(&config(&["model.dit.qk_norm=false"]));
-    assert_eq!(keys(&older.changes(&other)), ["model.dit.qk_norm"]);
+    assert_eq!(
+        keys(&older.changes(&other, &test_catalog::CATALOG)),
+        ["model.dit.qk_norm"]
+    );
     // One that cannot be read as a config at all is compared as it stands.
     older.config["model"]["gone"] = json!(1);
-    assert!(keys(&older.changes(&now)).contains(&"model.gone"));
+    assert!(keys(&older.changes(&now, &test_catalog::CATALOG)).contains(&"model.gone"));
 }

@@ -55,11 +55,7 @@ fn a_model_that_does_not_fit_the_data_is_an_error_that_gives_the_setting() {
     let environment = environment(&registries);
     // The config's own rules catch this earlier; a caller of the library has only these.
     let mut narrow = config(&[]);
-    let tokens = flow_config::TokenConditioning {
-        vocabulary: 9,
-        max_tokens: 2,
-    };
-    narrow.model.dit.conditioning = flow_config::Conditioning::Tokens(tokens);
+    narrow.model.set("dit", "conditioning.vocabulary", 9);
     let Err(error) = flow_trainer::setup::common(&narrow, &environment) else {
         panic!("9 words are too few")
     };

@@ -65,7 +65,7 @@ pub fn compare(arguments: &TrainArguments) -> Result<bool, Failure> {
     let Some(before) = Description::of_checkpoint(&meta, traces.as_ref()) else {
         return Ok(true);
     };
-    let changes = before.changes(&Description::of_config(config));
+    let changes = before.changes(&Description::of_config(config), &catalog);
     TrainError::if_other_run(&path, &forbidden(&changes)).or_bad_input()?;
     Ok(true)
 }
