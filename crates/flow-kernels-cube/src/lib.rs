@@ -35,6 +35,8 @@ pub mod optimizer;
 mod partials;
 mod philox;
 #[allow(missing_docs)]
+pub mod pictures;
+#[allow(missing_docs)]
 pub mod rms_norm;
 #[allow(missing_docs)]
 pub mod rotary;
