@@ -43,6 +43,8 @@ pub mod rotary;
 mod rows;
 #[allow(missing_docs)]
 pub mod sde;
+#[allow(missing_docs)]
+pub mod softmax;
 pub mod sources;
 
 pub use activation::Activation;

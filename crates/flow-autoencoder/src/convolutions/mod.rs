@@ -150,6 +150,13 @@ pub trait Convolutions: Debug + Send + Sync {
         residual: Option<&DispatchTensor>,
     ) -> DispatchTensor;
 
+    /// `softmax(q k^T / sqrt(C)) v` of `[B, S, C]`, in the type of `v`: attention of one head over more channels than the plan's backend
+    /// takes.
+    fn attention(&self, [q, k, v]: [&DispatchTensor; 3]) -> DispatchTensor {
+        let [q, k, v] = [q, k, v].map(|it| Tensor::from_dispatch(it.clone()));
+        crate::attention::in_strips(q, k, v).into_dispatch()
+    }
+
     /// Whether a convolution of one tap on every value is computed here rather than as a linear layer of the plan.
     fn takes_points(&self) -> bool {
         false

@@ -80,7 +80,7 @@ impl Attention {
         let normed = self.norm.forward(at, x.clone());
         let normed: Tensor<3> = normed.reshape([batch * frames, height * width, channels]);
         let [q, k, v] = [&self.query, &self.key, &self.value].map(|it| at.exec.linear(it, normed.clone()));
-        let h = at.exec.linear(&self.out, attention(at.exec, q, k, v));
+        let h = at.exec.linear(&self.out, attention(at, q, k, v));
         x + h.reshape(axes)
     }
 }
