@@ -1,14 +1,17 @@
 //! Decodes random latents with random weights at the size of a published autoencoder, and says how long it takes.
 //!
-//! `cargo run --release -p flow-autoencoder --example decode_speed -- [kl|causal] [SIDE] [FRAMES]`
+//! `cargo run --release -p flow-autoencoder --example decode_speed -- [kl|causal] [SIDE] [FRAMES] [BATCH] [cpu|cuda]
+//! [compare]`; with `--features cuda` for the GPU, where it computes in bf16. `compare` compares values with the processor's.
+//! `bench/parts_peer.py` is the same in PyTorch.
 
-use flow_attention::CpuAttention;
-use flow_autoencoder::{Autoencoder, AutoencoderConfig, Latent, Options};
+use burn::tensor::{FloatDType, Tensor};
+use flow_attention::AttentionRegistry;
+use flow_autoencoder::{Autoencoder, AutoencoderConfig, BurnConvolutions, Latent, Options};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Backends, CallContext, InferencePass, Stage};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{Weights, cpu, tensors};
-use flow_kernels::CpuKernels;
+use flow_kernels::KernelRegistry;
 use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,52 +20,132 @@ use std::time::Instant;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let kind = arguments.next().unwrap_or_else(|| "kl".into());
-    let side: usize = arguments.next().map_or(Ok(64), |it| it.parse())?;
-    let frames: usize = arguments.next().map_or(Ok(1), |it| it.parse())?;
-    let settings = match &*kind {
-        "kl" => json!({
-            "_class_name": "AutoencoderKL", "block_out_channels": [128, 256, 512, 512], "layers_per_block": 2,
-            "latent_channels": 16, "use_quant_conv": false, "use_post_quant_conv": false,
-        }),
-        "causal" => json!({ "_class_name": "AutoencoderKLWan" }),
-        other => return Err(format!("`{other}` is none of `kl`, `causal`").into()),
-    };
-    let device = ComputeDevice::cpu();
-    let config = AutoencoderConfig::read(&settings, Path::new("config.json"))?;
-    let autoencoder = Autoencoder::new(&config, &device)?;
-    let weights = Weights::init(autoencoder.layout().clone(), 1, &device);
-    let shape = autoencoder.latent_shape(frames, side, side)?;
-    let mut values = vec![0.0; shape.values()];
-    Stream::new(1, Purpose::InitialNoise)
-        .at(0, 0)
-        .fill_normal(&mut values);
-    let latent = device.tensor(
-        values,
-        [1, shape.channels, shape.frames, shape.height, shape.width],
+    let mut number = |or: usize| arguments.next().map_or(Ok(or), |it| it.parse());
+    let (side, frames, batch) = (number(64)?, number(1)?, number(1)?);
+    let on = arguments.next().unwrap_or_else(|| "cpu".into());
+    let compare = arguments.next().is_some_and(|it| it == "compare");
+    let sizes = [batch, frames, side];
+    let job = Job::new(&kind, &on, sizes)?;
+    let (batches, pixels) = (
+        format!("{batch} of {frames} frames"),
+        format!("{side} by {side} pixels"),
     );
-
-    let plan = Arc::new(Backends::new(
-        Arc::new(CpuAttention),
-        Arc::new(CpuKernels::default()),
-    ));
-    let rollout = InferencePass::new(&weights, plan);
-    let exec = rollout.exec(CallContext::single(Stage::Evaluation));
+    let numbers = job.autoencoder.layout().count_values(|_| true);
     println!(
-        "{kind}: {} numbers, {frames} frames of {side} by {side} pixels on {}",
-        autoencoder.layout().count_values(|_| true),
-        device.name()
+        "{kind}: {numbers} numbers, {batches} of {pixels} on {}",
+        job.device.name()
     );
-    for _ in 0..3 {
-        let start = Instant::now();
-        let pictures = autoencoder.decode(&exec, Latent::new(latent.clone()), &Options::default())?;
-        let values = cpu::to_host(&tensors::plain(&pictures.into_tensor().into_dispatch()));
-        let (low, high) = values.iter().fold((f32::MAX, f32::MIN), |(low, high), it| {
-            (low.min(*it), high.max(*it))
-        });
+    println!("{:.2} ms", job.milliseconds()?);
+    if let Some(bytes) = job.device.taken_bytes() {
+        println!("{:.3} GiB taken", bytes as f64 / (1u64 << 30) as f64);
+    }
+    if compare {
+        let found = job.decoded()?;
+        let wanted = Job::new(&kind, "cpu", sizes)?.decoded()?;
+        let largest = wanted.iter().fold(0.0f32, |most, it| most.max(it.abs()));
+        let far = |found: &[f32]| {
+            let each = found.iter().zip(&wanted).map(|(a, b)| (a - b).abs());
+            let mean = each.clone().sum::<f32>() / found.len() as f32;
+            (each.fold(0.0, f32::max) / largest, mean / largest)
+        };
         println!(
-            "{:.2} s, from {low:.3} to {high:.3}",
-            start.elapsed().as_secs_f64()
+            "largest and mean difference to the processor, of the largest value: {:.5?}",
+            far(&found)
         );
+        let autoencoder = job.autoencoder.with_convolutions(Arc::new(BurnConvolutions));
+        let found = Job { autoencoder, ..job }.decoded()?;
+        println!("those of Burn's convolutions: {:.5?}", far(&found));
     }
     Ok(())
+}
+
+/// What is decoded, and where.
+struct Job {
+    device: ComputeDevice,
+    plan: Arc<Backends>,
+    autoencoder: Autoencoder,
+    weights: Weights,
+    latent: Tensor<5>,
+}
+
+impl Job {
+    fn new(
+        kind: &str,
+        on: &str,
+        [batch, frames, side]: [usize; 3],
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        let settings = match kind {
+            "kl" => json!({
+                "_class_name": "AutoencoderKL", "block_out_channels": [128, 256, 512, 512], "layers_per_block": 2,
+                "latent_channels": 16, "use_quant_conv": false, "use_post_quant_conv": false,
+            }),
+            "causal" => json!({ "_class_name": "AutoencoderKLWan" }),
+            other => return Err(format!("`{other}` is none of `kl`, `causal`").into()),
+        };
+        let (device, plan) = open(on)?;
+        let config = AutoencoderConfig::read(&settings, Path::new("config.json"))?;
+        let autoencoder = Autoencoder::new(&config, &device)?;
+        let weights = Weights::init(autoencoder.layout().clone(), 1, &device);
+        let shape = autoencoder.latent_shape(frames, side, side)?;
+        let mut values = vec![0.0; batch * shape.values()];
+        Stream::new(1, Purpose::InitialNoise)
+            .at(0, 0)
+            .fill_normal(&mut values);
+        let axes = [batch, shape.channels, shape.frames, shape.height, shape.width];
+        let latent = device.tensor(values, axes);
+        Ok(Self {
+            device,
+            plan,
+            autoencoder,
+            weights,
+            latent,
+        })
+    }
+
+    fn decode(&self) -> Result<Tensor<5>, Box<dyn std::error::Error>> {
+        let pass = InferencePass::new(&self.weights, self.plan.clone());
+        let exec = pass.exec(CallContext::single(Stage::Evaluation));
+        let latent = Latent::new(self.latent.clone());
+        let pictures = self.autoencoder.decode(&exec, latent, &Options::default())?;
+        Ok(pictures.into_tensor())
+    }
+
+    /// The values.
+    fn decoded(&self) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
+        Ok(cpu::to_host(&tensors::plain(&self.decode()?.into_dispatch())))
+    }
+
+    /// Milliseconds of one decoding, of several one after another.
+    fn milliseconds(&self) -> Result<f64, Box<dyn std::error::Error>> {
+        let (warm, repeats) = if self.device.is_processor() {
+            (0, 1)
+        } else {
+            (5, 20)
+        };
+        for _ in 0..warm {
+            self.decode()?;
+        }
+        // Asking for it waits until everything is done.
+        let _bytes = self.device.taken_bytes();
+        let start = Instant::now();
+        for _ in 0..repeats {
+            self.decode()?;
+        }
+        let _bytes = self.device.taken_bytes();
+        Ok(start.elapsed().as_secs_f64() * 1e3 / f64::from(repeats))
+    }
+}
+
+/// A device with its own kernels and attention.
+fn open(kind: &str) -> Result<(ComputeDevice, Arc<Backends>), Box<dyn std::error::Error>> {
+    let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
+    flow_kernels::register(&mut kernels);
+    flow_attention::register(&mut attention);
+    let device = ComputeDevice::open(kind, 0)?;
+    let (device, name) = match kind {
+        "cuda" => (device.computing_in(FloatDType::BF16), "cuda-bf16"),
+        _ => (device, kind),
+    };
+    let plan = Backends::new(attention.get(kind)?, kernels.get(name)?);
+    Ok((device, Arc::new(plan)))
 }

@@ -3,16 +3,17 @@
 #[cfg(test)]
 mod tests;
 
+use crate::layers::Place;
 use burn::tensor::{FloatDType, Tensor};
-use flow_core::Exec;
 use flow_core::ops::attention::{AttentionCall, AttentionSpec, KeyValue};
 
 /// Scores that are held at a time where attention is composed.
 const SCORES: usize = 1 << 26;
 
-/// `softmax(q kᵀ / sqrt(C)) v` of `[B, S, C]`, by the plan's backend, or [`composed`] where the backend does not take so many
+/// `softmax(q kᵀ / sqrt(C)) v` of `[B, S, C]`, by the plan's backend, or by the convolutions' own where the backend does not take so many
 /// channels.
-pub(crate) fn attention(exec: &Exec<'_>, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>) -> Tensor<3> {
+pub(crate) fn attention(at: Place<'_>, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>) -> Tensor<3> {
+    let exec = at.exec;
     let [batch, tokens, channels] = q.dims();
     let heads = [&q, &k, &v].map(|it| it.clone().reshape([batch, tokens, 1, channels]).into_dispatch());
     let parts = [KeyValue {
@@ -24,6 +25,13 @@ pub(crate) fn attention(exec: &Exec<'_>, q: Tensor<3>, k: Tensor<3>, v: Tensor<3
         let [q, k, v] = heads.map(Tensor::<4>::from_dispatch);
         return exec.attention(q, k, v).reshape([batch, tokens, channels]);
     }
+    let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(at.convolutions.attention([&q, &k, &v]))
+}
+
+/// [`composed`], so many queries at a time that their scores are few.
+pub(crate) fn in_strips(q: Tensor<3>, k: Tensor<3>, v: Tensor<3>) -> Tensor<3> {
+    let [batch, tokens, _] = q.dims();
     let queries = (SCORES / (batch * tokens).max(1)).clamp(1, tokens.max(1));
     composed(q, k, v, queries)
 }

@@ -47,7 +47,8 @@ pub struct AutoencoderSpec {
 pub struct Options {
     /// Tiles, for pictures larger than one. Results differ from those without: a tile does not see beyond its edge.
     pub tiling: Option<Tiling>,
-    /// Samples at once; none: one on the processor, and all elsewhere. No value depends on it on the processor.
+    /// Samples at once; none: one on the processor, and elsewhere as many as have half a million pixels in all frames together, one
+    /// at least: more of them take memory and save no time. No value depends on it on the processor.
     pub samples: Option<usize>,
 }
 
@@ -62,6 +63,9 @@ pub struct Autoencoder {
     convolutions: Arc<dyn Convolutions>,
     one_by_one: bool,
 }
+
+/// Pixels that are worked on at once on a device.
+const PIXELS: usize = 1 << 19;
 
 impl Autoencoder {
     /// The autoencoder that `config` describes, for computing on `device`.
@@ -180,7 +184,9 @@ impl Autoencoder {
             Some(tiling) => Some(tiling.of_decoder(self.spec.factor)?),
             None => None,
         };
-        let pictures = self.by_samples(z, options, |z| match &tiles {
+        let [_, _, frames, height, width] = z.dims();
+        let pixels = frames * height * width * self.spec.factor * self.spec.factor;
+        let pictures = self.by_samples(z, pixels, options, |z| match &tiles {
             Some(tiles) if tiles.are_needed(&z) => tiles.assemble(&z, &whole),
             _ => whole(z),
         });
@@ -211,7 +217,8 @@ impl Autoencoder {
             Some(tiling) => Some(tiling.of_encoder(self.spec.factor)?),
             None => None,
         };
-        let moments = self.by_samples(x, options, |x| match &tiles {
+        let [_, _, frames, height, width] = x.dims();
+        let moments = self.by_samples(x, frames * height * width, options, |x| match &tiles {
             Some(tiles) if tiles.are_needed(&x) => tiles.assemble(&x, &whole),
             _ => whole(x),
         });
@@ -234,9 +241,10 @@ impl Autoencoder {
         direction(at, x).cast(FloatDType::F32).permute([0, 4, 1, 2, 3])
     }
 
-    fn by_samples(&self, x: Tensor<5>, options: &Options, run: impl Fn(Tensor<5>) -> Tensor<5>) -> Tensor<5> {
+    /// `run` of some samples of `x` at a time, whose pictures have `pixels` pixels each.
+    fn by_samples(&self, x: Tensor<5>, pixels: usize, options: &Options, run: impl Fn(Tensor<5>) -> Tensor<5>) -> Tensor<5> {
         let batch = x.dims()[0];
-        let usual = if self.one_by_one { 1 } else { batch };
+        let usual = if self.one_by_one { 1 } else { PIXELS / pixels.max(1) };
         let at_once = options.samples.unwrap_or(usual).max(1);
         if at_once >= batch {
             return run(x);

@@ -1,6 +1,6 @@
 //! Layers that autoencoders have in common, on values `[B, T, H, W, C]`.
 
-use crate::convolutions::{Convolutions, Geometry, GroupNormSpec};
+use crate::convolutions::{ConvolutionOperands, Convolutions, Geometry, GroupNormSpec, NormOperands};
 use burn::tensor::Tensor;
 use flow_core::ops::LinearWeights;
 use flow_core::params::LayoutBuilder;
@@ -99,9 +99,31 @@ impl Convolution {
 
     /// As [`forward`](Self::forward), with so many frames of zeros before `x` and none behind it.
     pub fn forward_after(&self, at: Place<'_>, x: Tensor<5>, zeros: usize) -> Tensor<5> {
-        if self.is_linear() {
+        if self.is_linear() && !at.convolutions.takes_points() {
             return self.linear(at, x);
         }
+        self.compute(at, None, x, None, zeros)
+    }
+
+    /// `forward(silu(norm(x))) + residual`.
+    pub fn after_norm(
+        &self,
+        at: Place<'_>,
+        norm: &GroupNorm,
+        x: Tensor<5>,
+        residual: Option<Tensor<5>>,
+    ) -> Tensor<5> {
+        self.compute(at, Some(norm), x, residual, self.geometry.padding[0][0])
+    }
+
+    fn compute(
+        &self,
+        at: Place<'_>,
+        norm: Option<&GroupNorm>,
+        x: Tensor<5>,
+        residual: Option<Tensor<5>>,
+        zeros: usize,
+    ) -> Tensor<5> {
         let params = at.exec.params();
         let weight = match self.kernel {
             Kernel::Plane(weight) => params.get(weight).into_dispatch(),
@@ -110,8 +132,26 @@ impl Convolution {
         let bias = self.bias.map(|bias| params.get(bias).into_dispatch());
         let mut geometry = self.geometry;
         geometry.padding[0] = [zeros, 0];
-        let x = x.into_dispatch();
-        let output = at.convolutions.convolution(&x, &weight, bias.as_ref(), &geometry);
+        let convolution = ConvolutionOperands {
+            weight: &weight,
+            bias: bias.as_ref(),
+            geometry,
+        };
+        let of_norm = norm.map(|norm| [norm.weight, norm.bias].map(|it| params.get(it).into_dispatch()));
+        let norm = norm
+            .zip(of_norm.as_ref())
+            .map(|(norm, [weight, bias])| NormOperands {
+                weight,
+                bias,
+                spec: GroupNormSpec {
+                    silu: true,
+                    ..norm.spec
+                },
+            });
+        let (x, residual) = (x.into_dispatch(), residual.map(Tensor::into_dispatch));
+        let output = at
+            .convolutions
+            .norm_and_convolution(&x, norm.as_ref(), &convolution, residual.as_ref());
         Tensor::from_dispatch(output)
     }
 
@@ -162,18 +202,8 @@ impl GroupNorm {
 
     /// The norm alone.
     pub fn forward(&self, at: Place<'_>, x: Tensor<5>) -> Tensor<5> {
-        self.compute(at, x, false)
-    }
-
-    /// The norm, and `x · sigmoid(x)` of it.
-    pub fn then_silu(&self, at: Place<'_>, x: Tensor<5>) -> Tensor<5> {
-        self.compute(at, x, true)
-    }
-
-    fn compute(&self, at: Place<'_>, x: Tensor<5>, silu: bool) -> Tensor<5> {
         let [weight, bias] = [self.weight, self.bias].map(|it| at.exec.params().get(it).into_dispatch());
-        let spec = GroupNormSpec { silu, ..self.spec };
         let x = x.into_dispatch();
-        Tensor::from_dispatch(at.convolutions.group_norm(&x, &weight, &bias, &spec))
+        Tensor::from_dispatch(at.convolutions.group_norm(&x, &weight, &bias, &self.spec))
     }
 }

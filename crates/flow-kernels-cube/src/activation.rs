@@ -10,7 +10,7 @@ use flow_cube::activation::{Arithmetic, activate, derivative};
 
 /// `activation(x)` of each.
 #[cube]
-fn activate_each<N: Size>(
+pub(crate) fn activate_each<N: Size>(
     x: Vector<f32, N>,
     #[comptime] activation: Activation,
     #[comptime] arithmetic: Arithmetic,

@@ -35,12 +35,16 @@ pub mod optimizer;
 mod partials;
 mod philox;
 #[allow(missing_docs)]
+pub mod pictures;
+#[allow(missing_docs)]
 pub mod rms_norm;
 #[allow(missing_docs)]
 pub mod rotary;
 mod rows;
 #[allow(missing_docs)]
 pub mod sde;
+#[allow(missing_docs)]
+pub mod softmax;
 pub mod sources;
 
 pub use activation::Activation;

@@ -46,6 +46,11 @@ fn operations_of_a_feature_cache_hold_in_f32() {
 }
 
 #[test]
+fn norms_and_borders_of_pictures_and_softmax_over_long_rows_hold_in_f32() {
+    holds("pictures", Element::F32);
+}
+
+#[test]
 fn experts_hold_in_f32() {
     holds("experts", Element::F32);
 }

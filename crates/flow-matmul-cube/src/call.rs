@@ -74,6 +74,31 @@ impl Epilogue {
     }
 }
 
+/// A convolution over pixels as a product, by rows of its kernel.
+///
+/// A lies in memory as pixels, rows of them, frames of these, with zeros around every picture, channels last. The taps of one row
+/// of the kernel are neighbours there, so a row of A is a run of `taps × channels` numbers, and the next row of A begins one pixel
+/// later: [`Matrix::stride`](crate::tensors::Matrix::stride) is less than the columns, and rows overlap. The summands of row `r` of
+/// the result are rows `r + frame · frame_stride + row · row_stride` of A, for `frame` below `frames` and `row` below `rows`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelRows {
+    /// Frames of the kernel.
+    pub frames: usize,
+    /// Rows of the kernel in a frame.
+    pub rows: usize,
+    /// Pixels from a frame to the next.
+    pub frame_stride: usize,
+    /// Pixels from a row to the next.
+    pub row_stride: usize,
+}
+
+impl KernelRows {
+    /// How many there are.
+    pub fn count(self) -> usize {
+        self.frames * self.rows
+    }
+}
+
 /// A product: pure data, so that selections, schedules and compiled kernels can be kept by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matmul {
@@ -99,6 +124,9 @@ pub struct Matmul {
     /// sorted by group, and where a group begins is on the device. B, and the bias, are those of the groups one behind the
     /// other; in `Tn` the results are. `m` (in `Tn` `k`) counts the rows of all groups.
     pub groups: usize,
+    /// Where the summands are rows of a convolution's kernel; A is `[m + …, k / kernel rows]` then, and may have fewer columns,
+    /// which count as zeros. Each kernel row has a multiple of 64 summands.
+    pub kernel_rows: Option<KernelRows>,
 }
 
 /// Why a product is not computed. Nothing was launched.
@@ -128,6 +156,7 @@ impl Matmul {
             bias: false,
             epilogue: Epilogue::Store,
             groups: 0,
+            kernel_rows: None,
         }
     }
 
@@ -190,6 +219,17 @@ impl Matmul {
         }
         if self.groups > 0 && self.layout == Layout::Tn && self.bias {
             return no("a weight gradient of groups has no bias");
+        }
+        if let Some(rows) = self.kernel_rows {
+            let plain = self.layout == Layout::Nt && self.rank == 0 && self.groups == 0;
+            if !plain || rows.count() == 0 || !self.k.is_multiple_of(64 * rows.count()) {
+                return no(format!(
+                    "a convolution is a product in layout Nt, without a second pair and without groups, of a multiple of 64 summands for \
+                     each of the kernel's rows; this has {} for {} rows",
+                    self.k,
+                    rows.count()
+                ));
+            }
         }
         match self.epilogue {
             Epilogue::Accumulate if self.output != Element::F32 => no(format!(

@@ -83,6 +83,9 @@ impl Plan {
             let (tiles, cut) = wgmma::select::select(call, factor, offer.multiprocessors);
             return Ok(Self::Wgmma { tiles, cut });
         }
+        if call.kernel_rows.is_some() {
+            return no("convolutions are for devices of compute capability 9.0, in bf16 or f16");
+        }
         if offer.ampere && mma::launch::check(call).is_ok() {
             return Self::mma(call, offer);
         }
@@ -95,6 +98,9 @@ impl Plan {
     /// [`Declined`] if `mma` does not compute the call.
     pub fn mma(call: &Matmul, offer: Offer) -> Result<Self, Declined> {
         call.check()?;
+        if call.kernel_rows.is_some() {
+            return no("`mma` computes no convolutions");
+        }
         if !offer.ampere {
             return no("this device has no `mma.sync`, which comes with compute capability 8.0");
         }
@@ -239,6 +245,7 @@ impl Prepared {
         like.check(&call, false)?;
         let plan = match like.check(&call, true) {
             Ok(()) => Plan::new(&call, Offer::of(client))?,
+            Err(declined) if call.kernel_rows.is_some() => return Err(declined),
             Err(_) => Plan::Portable,
         };
         Self::with(client, call, plan)
@@ -250,6 +257,9 @@ impl Prepared {
     /// [`Declined`] if the plan's kernel does not compute the call.
     pub fn with(client: &Client, call: Matmul, plan: Plan) -> Result<Self, Declined> {
         call.check()?;
+        if call.kernel_rows.is_some() && !matches!(plan, Plan::Wgmma { .. }) {
+            return no("convolutions are for the wgmma kernel");
+        }
         let ready = match plan {
             Plan::Wgmma { .. } if call.groups > 0 => {
                 return no("groups of rows are for the mma and the portable kernel");

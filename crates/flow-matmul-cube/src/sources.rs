@@ -59,6 +59,8 @@ pub(crate) fn wgmma(
         (),
         (),
         (),
+        (),
+        (),
         tiles,
         finish,
         [call.element.native(), finish.output.native()],

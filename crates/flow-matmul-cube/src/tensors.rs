@@ -1,7 +1,7 @@
 //! Matrices on the device, and the operands of a call.
 
 use crate::Element;
-use crate::call::{Declined, Epilogue, Matmul, no};
+use crate::call::{Declined, Epilogue, KernelRows, Matmul, no};
 use cubecl_runtime::server::Handle;
 
 /// A matrix on the device, row by row; the elements of a row have no gaps.
@@ -97,7 +97,10 @@ impl<'a> Operands<'a> {
         // Biases and gates are read in pairs.
         let pairs = if aligned { 4 } else { 1 };
         let result = call.d_shape();
-        matrix("a", self.a, call.a_shape(call.k), from, aligned)?;
+        match call.kernel_rows {
+            Some(rows) => overlapped("a", self.a, call, rows)?,
+            None => matrix("a", self.a, call.a_shape(call.k), from, aligned)?,
+        }
         matrix("b", self.b, call.b_shape(call.k), from, aligned)?;
         matrix("d", self.d, result, to, aligned)?;
         given("low_rank", self.low_rank.is_some(), call.rank > 0)?;
@@ -188,6 +191,26 @@ fn matrix(
         element,
         if aligned { 16 } else { 1 },
     )
+}
+
+/// Pixels of a convolution: rows that overlap, and all that the result's rows read.
+fn overlapped(name: &str, x: &Matrix, call: &Matmul, rows: KernelRows) -> Result<(), Declined> {
+    let reach = (rows.frames - 1) * rows.frame_stride + (rows.rows - 1) * rows.row_stride;
+    let columns = call.k / rows.count();
+    if x.rows < call.m + reach || x.columns > columns || x.stride == 0 {
+        return no(format!(
+            "`{name}` is {:?}, but must have {} rows or more and at most {columns} columns",
+            [x.rows, x.columns],
+            call.m + reach
+        ));
+    }
+    let bytes = x.stride * call.element.bytes();
+    if !bytes.is_multiple_of(16) {
+        return no(format!(
+            "pixels of `{name}` begin {bytes} bytes apart; tensor memory access wants a multiple of 16"
+        ));
+    }
+    holds(name, &x.handle, x.elements(), call.element, 16)
 }
 
 fn holds(

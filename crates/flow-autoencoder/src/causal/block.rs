@@ -126,7 +126,7 @@ impl Attention {
         let normed: Tensor<3> = normed.reshape([batch * frames, height * width, channels]);
         let joint = self.joint.linear(at, normed);
         let [q, k, v] = [0, 1, 2].map(|which| joint.clone().narrow(2, which * channels, channels));
-        let h = self.out.linear(at, attention(at.exec, q, k, v));
+        let h = self.out.linear(at, attention(at, q, k, v));
         h.reshape(axes) + x
     }
 }

@@ -1,6 +1,9 @@
 //! Convolutions of Burn's, for devices without kernels of ours.
 
-use super::{Convolutions, Geometry, GroupNormSpec, axes, weight_axes};
+use super::{
+    ConvolutionOperands, Convolutions, Geometry, GroupNormSpec, NormOperands, axes, composed_unit,
+    weight_axes,
+};
 use burn::backend::DispatchTensor;
 use burn::tensor::activation::silu;
 use burn::tensor::module::conv2d;
@@ -77,6 +80,16 @@ impl Convolutions for BurnConvolutions {
         y.reshape([batch, frames, height, width, channels])
             .cast(FloatDType::from(stored))
             .into_dispatch()
+    }
+
+    fn norm_and_convolution(
+        &self,
+        x: &DispatchTensor,
+        norm: Option<&NormOperands<'_>>,
+        convolution: &ConvolutionOperands<'_>,
+        residual: Option<&DispatchTensor>,
+    ) -> DispatchTensor {
+        composed_unit(self, x, norm, convolution, residual)
     }
 }
 

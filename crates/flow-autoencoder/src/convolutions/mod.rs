@@ -4,12 +4,17 @@
 //! contiguous, a convolution of one tap is a linear layer, and attention reads pixels as tokens without moving them.
 
 mod composed;
+#[cfg(feature = "cube")]
+mod cube;
 mod host;
 
 pub use composed::BurnConvolutions;
+#[cfg(feature = "cube")]
+pub use cube::CubeConvolutions;
 pub use host::HostConvolutions;
 
 use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::shape;
 use std::fmt::Debug;
@@ -86,6 +91,28 @@ pub struct GroupNormSpec {
     pub silu: bool,
 }
 
+/// What a group norm reads beside its input.
+#[derive(Clone, Copy, Debug)]
+pub struct NormOperands<'a> {
+    /// `[C]`.
+    pub weight: &'a DispatchTensor,
+    /// `[C]`.
+    pub bias: &'a DispatchTensor,
+    /// Groups, epsilon, activation.
+    pub spec: GroupNormSpec,
+}
+
+/// What a convolution reads beside its input; see [`Convolutions::convolution`].
+#[derive(Clone, Copy, Debug)]
+pub struct ConvolutionOperands<'a> {
+    /// `[out, C, kt, kh, kw]` or `[out, C, kh, kw]`.
+    pub weight: &'a DispatchTensor,
+    /// `[out]`.
+    pub bias: Option<&'a DispatchTensor>,
+    /// How taps lie on the input.
+    pub geometry: Geometry,
+}
+
 /// Convolutions and group norm on one kind of device, forward and backward. Tensors may be tracked.
 ///
 /// Like the operations of `flow_core::Kernels`, each computes its forward in the same way whether or not a gradient is
@@ -113,15 +140,63 @@ pub trait Convolutions: Debug + Send + Sync {
         bias: &DispatchTensor,
         spec: &GroupNormSpec,
     ) -> DispatchTensor;
+
+    /// `convolution(group_norm(x)) + residual`, each part where it is given, at once where a device has kernels for that.
+    fn norm_and_convolution(
+        &self,
+        x: &DispatchTensor,
+        norm: Option<&NormOperands<'_>>,
+        convolution: &ConvolutionOperands<'_>,
+        residual: Option<&DispatchTensor>,
+    ) -> DispatchTensor;
+
+    /// `softmax(q k^T / sqrt(C)) v` of `[B, S, C]`, in the type of `v`: attention of one head over more channels than the plan's backend
+    /// takes.
+    fn attention(&self, [q, k, v]: [&DispatchTensor; 3]) -> DispatchTensor {
+        let [q, k, v] = [q, k, v].map(|it| Tensor::from_dispatch(it.clone()));
+        crate::attention::in_strips(q, k, v).into_dispatch()
+    }
+
+    /// Whether a convolution of one tap on every value is computed here rather than as a linear layer of the plan.
+    fn takes_points(&self) -> bool {
+        false
+    }
 }
 
-/// Those for `device`: [`HostConvolutions`] on the processor, [`BurnConvolutions`] elsewhere.
+/// [`Convolutions::norm_and_convolution`] of its parts.
+pub(crate) fn composed_unit(
+    convolutions: &dyn Convolutions,
+    x: &DispatchTensor,
+    norm: Option<&NormOperands<'_>>,
+    convolution: &ConvolutionOperands<'_>,
+    residual: Option<&DispatchTensor>,
+) -> DispatchTensor {
+    let normed = norm.map(|norm| convolutions.group_norm(x, norm.weight, norm.bias, &norm.spec));
+    let ConvolutionOperands {
+        weight,
+        bias,
+        geometry,
+    } = convolution;
+    let y = convolutions.convolution(normed.as_ref().unwrap_or(x), weight, *bias, geometry);
+    match residual {
+        Some(residual) => {
+            let sum = Tensor::<5>::from_dispatch(residual.clone()) + Tensor::from_dispatch(y);
+            sum.into_dispatch()
+        }
+        None => y,
+    }
+}
+
+/// Those for `device`: [`HostConvolutions`] on the processor; elsewhere `CubeConvolutions`, where the crate is built with feature
+/// `cube`, or else [`BurnConvolutions`].
 pub fn convolutions_for(device: &ComputeDevice) -> Arc<dyn Convolutions> {
     if device.is_processor() {
-        Arc::new(HostConvolutions)
-    } else {
-        Arc::new(BurnConvolutions)
+        return Arc::new(HostConvolutions);
     }
+    #[cfg(feature = "cube")]
+    return Arc::new(CubeConvolutions::default());
+    #[cfg(not(feature = "cube"))]
+    Arc::new(BurnConvolutions)
 }
 
 /// A tensor's axes.

@@ -36,13 +36,12 @@ impl Resnet {
     }
 
     pub fn forward(&self, at: Place<'_>, x: Tensor<5>) -> Tensor<5> {
-        let h = self.conv1.forward(at, self.norm1.then_silu(at, x.clone()));
-        let h = self.conv2.forward(at, self.norm2.then_silu(at, h));
+        let h = self.conv1.after_norm(at, &self.norm1, x.clone(), None);
         let x = match &self.shortcut {
             Some(shortcut) => shortcut.forward(at, x),
             None => x,
         };
-        x + h
+        self.conv2.after_norm(at, &self.norm2, h, Some(x))
     }
 }
 
@@ -81,7 +80,7 @@ impl Attention {
         let normed = self.norm.forward(at, x.clone());
         let normed: Tensor<3> = normed.reshape([batch * frames, height * width, channels]);
         let [q, k, v] = [&self.query, &self.key, &self.value].map(|it| at.exec.linear(it, normed.clone()));
-        let h = at.exec.linear(&self.out, attention(at.exec, q, k, v));
+        let h = at.exec.linear(&self.out, attention(at, q, k, v));
         x + h.reshape(axes)
     }
 }

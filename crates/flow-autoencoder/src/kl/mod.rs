@@ -45,7 +45,7 @@ struct Side {
 
 impl Side {
     fn head(&self, at: Place<'_>, x: Tensor<5>) -> Tensor<5> {
-        self.conv_out.forward(at, self.norm_out.then_silu(at, x))
+        self.conv_out.after_norm(at, &self.norm_out, x, None)
     }
 }
 

@@ -8,6 +8,7 @@ mod lanes;
 mod latents;
 mod normals;
 mod norms;
+mod pictures;
 pub mod reference;
 mod storage;
 mod updates;
@@ -21,7 +22,7 @@ use cubecl::prelude::*;
 pub type Group = (&'static str, fn(&mut Checker<'_>));
 
 /// All groups.
-pub const GROUPS: [Group; 8] = [
+pub const GROUPS: [Group; 9] = [
     ("norms", norms::check),
     ("elementwise", elementwise::check),
     ("latents", latents::check),
@@ -30,6 +31,7 @@ pub const GROUPS: [Group; 8] = [
     ("storage", storage::check),
     ("experts", experts::check),
     ("lanes", lanes::check),
+    ("pictures", pictures::check),
 ];
 
 /// Runs the group called `name` on tensors of type `element`.

@@ -65,6 +65,8 @@ pub(super) fn fill<E: Numeric>(
     stage: usize,
     cursor: &Array<u32>,
     first_steps: u32,
+    frame_stride: u32,
+    row_stride: u32,
     #[comptime] tiles: Tiles,
     #[comptime] caller: Caller,
 ) {
@@ -123,13 +125,21 @@ pub(super) fn fill<E: Numeric>(
             );
         }
     } else {
+        let mut a_row = cursor[A_ROW];
+        let mut a_step = step;
+        if comptime!(tiles.is_convolution()) {
+            let kernel_row = step / comptime!(tiles.kernel_row[0] as u32);
+            a_step = step % comptime!(tiles.kernel_row[0] as u32);
+            a_row += kernel_row / comptime!(tiles.kernel_row[1] as u32) * frame_stride
+                + kernel_row % comptime!(tiles.kernel_row[1] as u32) * row_stride;
+        }
         copy_factor::<E>(
             full,
             a,
             a_tiles,
             a_at,
-            cursor[A_ROW],
-            step,
+            a_row,
+            a_step,
             rows,
             comptime!(tiles.a_transposed()),
             caller,

@@ -52,7 +52,8 @@ fn bring<O: Numeric>(
 }
 
 /// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`, by items (see [`schedule`](crate::schedule)). `starts` says where
-/// the items of each block begin; what the epilogue reads is `read`, and `kept` is where sums are kept. `rows` and `columns` are those of D, `first_steps` the steps of the first pair of factors.
+/// the items of each block begin; what the epilogue reads is `read`, and `kept` is where sums are kept. `rows` and `columns` are those of D, `first_steps` the steps of the first pair of factors; `frame_stride` and `row_stride` are a convolution's (see
+/// [`KernelRows`](crate::call::KernelRows)).
 /// Bias and gate are read in pairs, and `gate_start` and `gate_stride` are in pairs.
 #[cube(launch_unchecked)]
 pub fn matmul<E: Numeric, O: Numeric, N: Size>(
@@ -70,6 +71,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     rows: u32,
     columns: u32,
     first_steps: u32,
+    frame_stride: u32,
+    row_stride: u32,
     tokens: u32,
     gate_start: u32,
     gate_stride: u32,
@@ -134,6 +137,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 s as usize,
                 &cursor,
                 first_steps,
+                frame_stride,
+                row_stride,
                 tiles,
                 Caller::Thread,
             );
@@ -266,6 +271,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                         before as usize,
                         &cursor,
                         first_steps,
+                        frame_stride,
+                        row_stride,
                         tiles,
                         Caller::Warp,
                     );
@@ -301,6 +308,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                     before as usize,
                     &cursor,
                     first_steps,
+                    frame_stride,
+                    row_stride,
                     tiles,
                     Caller::Warp,
                 );

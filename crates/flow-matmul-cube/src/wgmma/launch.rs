@@ -70,6 +70,10 @@ pub(crate) fn launch(
         Some(bias) => (bias, call.n / 2),
         None => (&items.starts.0, 1),
     };
+    let [frame_stride, row_stride] = match call.kernel_rows {
+        Some(rows) => [rows.frame_stride, rows.row_stride],
+        None => [0; 2],
+    };
     // SAFETY: lengths are those that `Operands::check` found in the buffers, items stay within the matrices' tiles, and
     // copies leave out what a matrix does not have.
     unsafe {
@@ -91,6 +95,8 @@ pub(crate) fn launch(
             call.m as u32,
             call.n as u32,
             call.k.div_ceil(STEP) as u32,
+            frame_stride as u32,
+            row_stride as u32,
             tokens as u32,
             gate_start as u32,
             gate_stride as u32,

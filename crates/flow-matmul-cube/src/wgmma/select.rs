@@ -137,5 +137,9 @@ pub fn shape(call: &Matmul, factor: Factor, shape: Shape) -> Tiles {
         in_turns,
         pieces,
         low_rank: call.rank > 0,
+        kernel_row: match call.kernel_rows {
+            Some(rows) => [call.k / rows.count() / STEP, rows.rows],
+            None => [0; 2],
+        },
     }
 }

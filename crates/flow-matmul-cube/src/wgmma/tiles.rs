@@ -26,6 +26,8 @@ pub struct Tiles {
     pub pieces: usize,
     /// Whether there is a second pair of factors.
     pub low_rank: bool,
+    /// Steps of a row of a convolution's kernel, and rows of a frame of it; zeros if there is none.
+    pub kernel_row: [usize; 2],
 }
 
 impl Tiles {
@@ -84,6 +86,11 @@ impl Tiles {
         }
     }
 
+    /// Whether summands are rows of a convolution's kernel.
+    pub fn is_convolution(&self) -> bool {
+        self.kernel_row[0] > 0
+    }
+
     /// Whether rows of A in memory are summands.
     pub fn a_transposed(&self) -> bool {
         self.layout == Layout::Tn
@@ -102,11 +109,12 @@ impl Tiles {
             Layout::Tn => "tn",
         };
         format!(
-            "wgmma_{layout}_{}x{}_{}{}",
+            "wgmma_{layout}_{}x{}_{}{}{}",
             self.rows(),
             self.columns,
             self.stages,
-            if self.in_turns { "_turns" } else { "" }
+            if self.in_turns { "_turns" } else { "" },
+            if self.is_convolution() { "_convolution" } else { "" }
         )
     }
 }

@@ -11,7 +11,10 @@ mod group_norm;
 mod problem;
 mod upsample;
 
-use super::{Convolutions, Geometry, GroupNormSpec, axes, weight_axes};
+use super::{
+    ConvolutionOperands, Convolutions, Geometry, GroupNormSpec, NormOperands, axes, composed_unit,
+    weight_axes,
+};
 use burn::backend::DispatchTensor;
 use flow_core::autograd;
 use flow_core::cpu::{CpuTensor, from_vec};
@@ -82,6 +85,16 @@ impl Convolutions for HostConvolutions {
         spec: &GroupNormSpec,
     ) -> DispatchTensor {
         group_norm::group_norm(x, weight, bias, spec)
+    }
+
+    fn norm_and_convolution(
+        &self,
+        x: &DispatchTensor,
+        norm: Option<&NormOperands<'_>>,
+        convolution: &ConvolutionOperands<'_>,
+        residual: Option<&DispatchTensor>,
+    ) -> DispatchTensor {
+        composed_unit(self, x, norm, convolution, residual)
     }
 }
 

@@ -10,6 +10,8 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 pub use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use cubecl::ir::DeviceProperties;
 pub use cubecl::prelude::Client;
+use cubecl::server::Handle;
+use cubecl::zspace::{Shape, Strides, metadata::Metadata};
 pub use recording::CubeRecorder;
 use std::sync::Arc;
 
@@ -78,6 +80,19 @@ pub fn wrap_ints(tensor: CubeTensor) -> RawTensor {
 /// A tensor without gaps on the device of `like`, its values unspecified.
 pub fn empty_like(like: &CubeTensor, shape: &[usize], dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
+}
+
+/// A part of `of`'s memory, which begins where `handle` does, as a tensor of `shape`, with `strides` values from a step of each axis
+/// to the next. What it reaches must be within the memory.
+pub fn view(of: CubeTensor, handle: Handle, shape: &[usize], strides: &[usize]) -> CubeTensor {
+    let strides: Strides = strides.iter().copied().collect();
+    CubeTensor::new(
+        of.client,
+        handle,
+        Metadata::new(Shape::from(shape.to_vec()), strides),
+        of.device,
+        of.dtype,
+    )
 }
 
 /// The tensor without gaps: itself, or a copy.

@@ -1,0 +1,247 @@
+//! A group norm, its activation, a convolution and a sum: what is launched for them.
+
+use super::products::Products;
+use super::within::{Output, Within, pictures, within_border};
+use crate::convolutions::{Geometry, GroupNormSpec, axes, weight_axes};
+use burn::backend::{Dispatch, TensorMetadata, ops::FloatTensorOps};
+use burn::tensor::{DType, FloatDType, Tensor};
+use cubecl_runtime::server::Handle;
+use flow_core::cube::{self, CubeTensor};
+use flow_core::tensors::{self, RawTensor};
+use flow_kernels_cube::pictures::Pictures;
+use flow_kernels_cube::pictures::border::{Bordered, border};
+use flow_kernels_cube::pictures::group_norm::GroupNorm;
+use flow_kernels_cube::{Buffer, Element};
+use flow_matmul_cube::call::{Declined, Epilogue, KernelRows, Layout, Matmul};
+use flow_matmul_cube::tensors::{Matrix, Operands};
+
+/// Rows and columns of a kernel that is more than one tap.
+const SIDE: usize = 3;
+
+/// A group norm with `x · sigmoid(x)` or without, a convolution and a sum, of plain tensors.
+pub(super) struct Unit<'a> {
+    pub(super) norm: Option<(&'a RawTensor, &'a RawTensor, GroupNormSpec)>,
+    pub(super) weight: &'a RawTensor,
+    pub(super) bias: Option<&'a RawTensor>,
+    pub(super) geometry: Geometry,
+    pub(super) residual: Option<&'a RawTensor>,
+}
+
+impl Products {
+    /// The product's result, or why there is none; nothing was computed then.
+    pub fn unit(&self, x: &RawTensor, unit: &Unit<'_>) -> Result<RawTensor, Declined> {
+        let no = |why: &str| Declined { why: why.into() };
+        let element = element(unit.weight.dtype()).ok_or_else(|| no("tensor cores take bf16 and f16"))?;
+        let (outputs, channels, kernel) = weight_axes(unit.weight);
+        let [batch, frames, height, width, _] = axes::<5>(x);
+        let geometry = unit.geometry;
+        let plain = Geometry {
+            upsample: false,
+            ..geometry
+        };
+        let is_point = kernel == [1; 3];
+        if frames != 1 || plain != Geometry::same(kernel) || !(is_point || kernel == [1, SIDE, SIDE]) {
+            return Err(no("one frame, and 3 × 3 taps or one tap of every pixel"));
+        }
+        if !channels.is_multiple_of(8) {
+            return Err(no("channels in eights"));
+        }
+        let x = cube::read(x).ok_or_else(|| no("a plain tensor of a CubeCL device"))?;
+        let x = cube::cast(x.clone(), unit.weight.dtype());
+        let repeat = if geometry.upsample { 2 } else { 1 };
+        let within = Within {
+            batch,
+            height: repeat * height,
+            width: repeat * width,
+        };
+        let wide = outputs.next_multiple_of(8);
+        let (weight, columns) = packed(unit.weight, kernel, wide);
+        let (a, rows) = if is_point && unit.norm.is_none() && within.holds(&x) {
+            (x.handle.clone(), None)
+        } else if is_point {
+            return Err(no("one tap of pixels within a border"));
+        } else {
+            let padded = bordered(&x, unit, &within, element);
+            let rows = KernelRows {
+                frames: 1,
+                rows: SIDE,
+                frame_stride: 0,
+                row_stride: within.pitch(),
+            };
+            (padded.handle, Some(rows))
+        };
+        let residual = unit
+            .residual
+            .map(|it| within_border(it, &within, x.dtype))
+            .transpose()?;
+        let call = Matmul {
+            bias: unit.bias.is_some(),
+            epilogue: if residual.is_some() {
+                Epilogue::Add
+            } else {
+                Epilogue::Store
+            },
+            kernel_rows: rows,
+            ..Matmul::plain(Layout::Nt, [within.pixels(), wide, columns], element)
+        };
+        let a = match rows {
+            Some(rows) => Matrix {
+                handle: a,
+                rows: call.m + (rows.rows - 1) * rows.row_stride,
+                columns: SIDE * channels,
+                stride: channels,
+            },
+            None => Matrix::contiguous(a, [call.m, channels]),
+        };
+        let weight = cube::read(&weight).expect("it is made of one of this device");
+        let b = Matrix::contiguous(cube::contiguous(weight.clone()).handle, [wide, columns]);
+        let bias = unit.bias.map(|bias| padded_row(bias, wide, unit.weight.dtype()));
+        let output = Output::new(&x, &within, wide);
+        let other = residual.map(|it| Matrix::contiguous(it, [call.m, wide]));
+        let operands = Operands {
+            bias: bias.as_ref(),
+            other: other.as_ref(),
+            ..Operands::new(&a, &b, &output.matrix)
+        };
+        self.run(&x, call, &operands)?;
+        Ok(output.tensor(&within, outputs))
+    }
+}
+
+/// What the convolution reads: `x` normalised, activated and enlarged as asked for, with zeros around.
+fn bordered(x: &CubeTensor, unit: &Unit<'_>, within: &Within, element: Element) -> CubeTensor {
+    let pictures = pictures(x, element);
+    let bordered = Bordered {
+        border: [1, 1],
+        frames_before: 0,
+        repeat: within.height / pictures.axes[2],
+        silu: unit.norm.is_some_and(|(.., spec)| spec.silu),
+    };
+    let padded = cube::empty_like(x, &bordered.axes(pictures.axes), x.dtype);
+    let to = Buffer {
+        handle: padded.handle.clone(),
+        length: padded.meta.shape().iter().product(),
+        element,
+    };
+    let factors = unit
+        .norm
+        .map(|(weight, bias, spec)| factors(x, &pictures, [weight, bias], spec));
+    let factors = factors.as_ref().map(|[scale, shift]| [scale, shift]);
+    border(&x.client, &pictures, factors, &to, bordered).expect("sizes are those of the tensors");
+    padded
+}
+
+/// A scale and a shift for each channel of a sample that are the norm.
+fn factors(x: &CubeTensor, pictures: &Pictures, of: [&RawTensor; 2], spec: GroupNormSpec) -> [Buffer; 2] {
+    let count = pictures.axes[0] * pictures.axes[4];
+    let [scale, shift] = [(); 2].map(|()| Buffer::empty(&x.client, count, Element::F32));
+    let [weight, bias] = of.map(vector);
+    let norm = GroupNorm {
+        groups: spec.groups,
+        epsilon: spec.epsilon,
+    };
+    norm.factors(&x.client, pictures, [&weight, &bias], [&scale, &shift])
+        .expect("the layer's sizes were checked when it was made");
+    [scale, shift]
+}
+
+/// A group norm alone of a tensor of 16 bits; nothing of others.
+pub(super) fn group_norm(
+    x: &RawTensor,
+    weight: &RawTensor,
+    bias: &RawTensor,
+    spec: &GroupNormSpec,
+) -> Option<RawTensor> {
+    let x = cube::read(x)?;
+    let element = element(x.dtype)?;
+    let pictures = pictures(x, element);
+    let [scale, shift] = factors(x, &pictures, [weight, bias], *spec);
+    let plain = Bordered {
+        border: [0, 0],
+        frames_before: 0,
+        repeat: 1,
+        silu: spec.silu,
+    };
+    let y = cube::empty_like(x, &pictures.axes, x.dtype);
+    let to = Buffer {
+        handle: y.handle.clone(),
+        length: y.meta.shape().iter().product(),
+        element,
+    };
+    border(&x.client, &pictures, Some([&scale, &shift]), &to, plain).expect("sizes are those of the tensors");
+    Some(cube::wrap(y))
+}
+
+/// The type of what tensor cores take.
+pub(super) fn element(dtype: DType) -> Option<Element> {
+    match dtype {
+        DType::BF16 => Some(Element::Bf16),
+        DType::F16 => Some(Element::F16),
+        _ => None,
+    }
+}
+
+/// A weight's rows, of one tap after the other along a row of the kernel, each row of the kernel filled up with zeros to whole
+/// steps of a product and `outputs` rows in all; and how long they are.
+fn packed(weight: &RawTensor, kernel: [usize; 3], outputs: usize) -> (RawTensor, usize) {
+    let (found, channels, _) = weight_axes(weight);
+    let [_, rows, columns] = kernel;
+    let run = columns * channels;
+    let whole = if kernel == [1; 3] {
+        run
+    } else {
+        run.next_multiple_of(64)
+    };
+    let weight = Dispatch::float_reshape(weight.clone(), [found, channels, rows, columns].into());
+    let weight: Tensor<3> = Tensor::<4>::from_dispatch(weight)
+        .permute([0, 2, 3, 1])
+        .reshape([found, rows, run]);
+    let zeros = |shape: [usize; 3]| Tensor::<3>::zeros(shape, (&weight.device(), weight.dtype()));
+    let mut parts = vec![weight.clone()];
+    if whole > run {
+        parts.push(zeros([found, rows, whole - run]));
+    }
+    let weight = Tensor::cat(parts, 2);
+    let weight = match outputs > found {
+        true => Tensor::cat(vec![weight, zeros([outputs - found, rows, whole])], 0),
+        false => weight,
+    };
+    (
+        weight.reshape([outputs, rows * whole]).into_dispatch(),
+        rows * whole,
+    )
+}
+
+/// A bias with zeros behind it.
+fn padded_row(bias: &RawTensor, length: usize, dtype: DType) -> Handle {
+    let bias = tensors::cast(bias, FloatDType::from(dtype));
+    let bias = Tensor::<1>::from_dispatch(bias);
+    let missing = length - bias.dims()[0];
+    let bias = match missing {
+        0 => bias,
+        _ => {
+            let zeros = Tensor::zeros([missing], (&bias.device(), bias.dtype()));
+            Tensor::cat(vec![bias, zeros], 0)
+        }
+    };
+    let bias = bias.into_dispatch();
+    cube::contiguous(cube::read(&bias).expect("it is of this device").clone()).handle
+}
+
+/// A layer's vector.
+fn vector(of: &RawTensor) -> Buffer {
+    let tensor = cube::contiguous(
+        cube::read(of)
+            .expect("weights are of the device of what they are for")
+            .clone(),
+    );
+    Buffer {
+        length: tensor.meta.shape().iter().product(),
+        element: match tensor.dtype {
+            DType::BF16 => Element::Bf16,
+            DType::F16 => Element::F16,
+            _ => Element::F32,
+        },
+        handle: tensor.handle,
+    }
+}
