@@ -4,6 +4,7 @@
 use std::fmt::Display;
 use std::io::Write;
 use std::panic::Location;
+use std::path::{Path, PathBuf};
 
 /// Says that the test that calls this leaves something out, and why:
 ///
@@ -26,4 +27,44 @@ pub fn skipped(reason: impl Display) {
     // In one piece, so that lines of tests that run beside one another do not mix.
     let written = std::io::stderr().write_all(line.as_bytes());
     written.expect("a skipped test is told on standard error");
+}
+
+/// The whole folder of a small pipeline of random weights (`sd3`, `flux-dev`, `wan`), in a place of its own: transformer, tokenizers
+/// and scheduler are in `tests/pipelines`, text encoders and autoencoders are those that the tests of their crates have.
+///
+/// # Panics
+/// If there is no such pipeline, or no room for it.
+pub fn pipeline_folder(name: &str) -> tempfile::TempDir {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let sources = [
+        workspace.join("tests/pipelines"),
+        workspace.join("crates/flow-text-encoder/tests/fixtures/pipelines"),
+        workspace.join("crates/flow-autoencoder/tests/fixtures/pipelines"),
+    ];
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    for source in sources.map(|source| source.join(name)) {
+        for path in entries(&source).into_iter().flatten() {
+            copy(&path, &folder.path().join(path.file_name().unwrap_or_default()));
+        }
+    }
+    folder
+}
+
+fn entries(folder: &Path) -> Option<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).ok()?;
+    Some(entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
+}
+
+fn copy(from: &Path, to: &Path) {
+    match entries(from) {
+        Some(inner) => {
+            std::fs::create_dir_all(to).expect("a folder can be made");
+            for path in inner {
+                copy(&path, &to.join(path.file_name().unwrap_or_default()));
+            }
+        }
+        None => {
+            std::fs::copy(from, to).expect("a file can be copied");
+        }
+    }
 }

@@ -1,0 +1,19 @@
+//! Folders of diffusers as whole pipelines: prompts to embeddings, embeddings to pictures.
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+
+mod cache;
+mod error;
+mod generate;
+mod pipeline;
+mod prompts;
+mod schedule;
+mod size;
+
+pub use cache::{CacheUse, PromptCache};
+pub use error::PipelineError;
+pub use generate::{Generation, Guidance, generate};
+pub use pipeline::{Defaults, Pipeline};
+pub use prompts::{EncodedPrompt, PromptSettings, conditions};
+pub use schedule::sigmas;
+pub use size::Size;

@@ -1,0 +1,211 @@
+//! From prompts to what the transformer reads: every encoder is loaded, used for all prompts, and dropped before the next.
+//!
+//! Source: diffusers 0.42.1, `encode_prompt` of `pipelines/{stable_diffusion_3,flux,wan}`.
+
+use crate::{Pipeline, PipelineError};
+use burn::tensor::Tensor;
+use flow_core::device::ComputeDevice;
+use flow_core::exec::{CallContext, Exec, InferencePass, Stage};
+use flow_core::tensors::plain;
+use flow_core::{Backends, Condition, cpu};
+use flow_diffusers::Family;
+use flow_text_encoder::prompts::{self, T5Text};
+use flow_text_encoder::{ClipOutput, ClipText, Padding, PromptEmbeds, T5Encoder, TextEncoder, Tokens, load};
+use flow_tokenizer::{Batch, Tokenizer, pipelines};
+use std::sync::Arc;
+
+/// How prompts are encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptSettings {
+    /// Tokens of T5's or UMT5's part.
+    pub text_tokens: usize,
+    /// Prompts of one call of an encoder.
+    pub micro_batch: usize,
+}
+
+/// What the transformer reads of one prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncodedPrompt {
+    /// Rows of text.
+    pub tokens: usize,
+    /// Values of a row.
+    pub channels: usize,
+    /// `[tokens, channels]`.
+    pub text: Vec<f32>,
+    /// Pooled text, of pipelines with CLIP.
+    pub pooled: Option<Vec<f32>>,
+}
+
+/// The condition of prompts, one row for each, with the guidance scale that a model embeds.
+///
+/// # Panics
+/// If there are none, or they are of several pipelines or settings.
+pub fn conditions(prompts: &[&EncodedPrompt], guidance: Option<f32>, device: &ComputeDevice) -> Condition {
+    let first = prompts[0];
+    let axes = [prompts.len(), first.tokens, first.channels];
+    let text: Vec<f32> = prompts
+        .iter()
+        .flat_map(|prompt| prompt.text.iter().copied())
+        .collect();
+    let pooled = first.pooled.as_ref().map(|one| {
+        let all = prompts
+            .iter()
+            .flat_map(|prompt| prompt.pooled.iter().flatten().copied());
+        device.tensor(all.collect(), [prompts.len(), one.len()])
+    });
+    Condition {
+        tokens: None,
+        text: Some(device.tensor(text, axes)),
+        pooled,
+        guidance: guidance.map(|scale| device.tensor(vec![scale; prompts.len()], [prompts.len()])),
+    }
+}
+
+/// Tokens with the mask of their padding.
+fn masked(batch: &Batch) -> Result<Tokens, PipelineError> {
+    let ids = (0..batch.rows()).map(|row| batch.row_ids(row).to_vec());
+    let mask = (0..batch.rows()).map(|row| batch.row_mask(row).to_vec());
+    Ok(Tokens::with_mask(ids.collect(), mask.collect())?)
+}
+
+/// A loaded encoder's use.
+struct Encoding<'a> {
+    pipeline: &'a Pipeline,
+    device: &'a ComputeDevice,
+    plan: &'a Arc<Backends>,
+    /// Prompts, so many at a time.
+    batches: Vec<&'a [&'a str]>,
+}
+
+impl Pipeline {
+    /// Encodes prompts, in their order; on `device`, by `plan`.
+    ///
+    /// # Errors
+    /// Those of the tokenizers and encoders of the folder; [`PipelineError::Setting`] for settings out of range.
+    pub fn encode_prompts(
+        &self,
+        prompts: &[&str],
+        settings: PromptSettings,
+        device: &ComputeDevice,
+        plan: &Arc<Backends>,
+    ) -> Result<Vec<EncodedPrompt>, PipelineError> {
+        if settings.micro_batch == 0 {
+            return Err(PipelineError::Setting {
+                setting: "micro_batch",
+                problem: "is 0; it must be at least 1".into(),
+            });
+        }
+        let encoding = Encoding {
+            pipeline: self,
+            device,
+            plan,
+            batches: prompts.chunks(settings.micro_batch).collect(),
+        };
+        let embeds = match self.family() {
+            Family::StableDiffusion3 => encoding.sd3(settings)?,
+            Family::Flux => encoding.flux(settings)?,
+            Family::Wan => encoding.wan(settings)?,
+            Family::QwenImage => unreachable!("`open` refuses what is not computed"),
+        };
+        Ok(embeds.into_iter().flat_map(split).collect())
+    }
+}
+
+/// The prompts of a batch, each by itself on the host.
+fn split(embeds: PromptEmbeds) -> Vec<EncodedPrompt> {
+    let [batch, tokens, channels] = embeds.text.dims();
+    let text = cpu::to_host(&plain(&embeds.text.into_dispatch()));
+    let pooled = embeds
+        .pooled
+        .map(|pooled| cpu::to_host(&plain(&pooled.into_dispatch())));
+    let row = |row: usize| EncodedPrompt {
+        tokens,
+        channels,
+        text: text[row * tokens * channels..(row + 1) * tokens * channels].to_vec(),
+        pooled: pooled.as_ref().map(|pooled| {
+            let width = pooled.len() / batch;
+            pooled[row * width..(row + 1) * width].to_vec()
+        }),
+    };
+    (0..batch).map(row).collect()
+}
+
+impl Encoding<'_> {
+    /// Loads `encoder`, has `each` batch of prompts encoded, and drops it.
+    fn each<E: TextEncoder, T>(
+        &self,
+        encoder: &E,
+        folder: &str,
+        each: impl Fn(&E, &Exec<'_>, &[&str]) -> Result<T, PipelineError>,
+    ) -> Result<Vec<T>, PipelineError> {
+        let folder = self.pipeline.part(folder);
+        let (weights, _) = load(encoder, &folder, self.pipeline.variant(), self.device)?;
+        let pass = InferencePass::new(&weights, self.plan.clone());
+        let exec = pass.exec(CallContext::single(Stage::Evaluation));
+        let all = self.batches.iter().map(|prompts| each(encoder, &exec, prompts));
+        let all = all.collect();
+        drop(exec);
+        drop(pass);
+        drop(weights);
+        self.device.release_unused();
+        all
+    }
+
+    fn clip(&self, tokenizer: &str, encoder: &str) -> Result<Vec<ClipOutput>, PipelineError> {
+        let tokenizer = Tokenizer::open(&self.pipeline.part(tokenizer))?;
+        let clip = ClipText::open(&self.pipeline.part(encoder))?;
+        self.each(&clip, encoder, |clip, exec, prompts| {
+            // The encoder reads padding like text; of the mask it wants nothing.
+            let batch = pipelines::clip(&tokenizer, prompts)?;
+            let ids = (0..batch.rows()).map(|row| batch.row_ids(row).to_vec());
+            Ok(clip.encode(exec, &Tokens::new(ids.collect())?)?)
+        })
+    }
+
+    fn t5(&self, tokenizer: &str, encoder: &str, length: usize) -> Result<Vec<Tensor<3>>, PipelineError> {
+        let tokenizer = Tokenizer::open(&self.pipeline.part(tokenizer))?;
+        let t5 = T5Encoder::open(&self.pipeline.part(encoder))?;
+        self.each(&t5, encoder, |t5, exec, prompts| {
+            let tokens = masked(&pipelines::t5(&tokenizer, prompts, length)?)?;
+            Ok(t5.encode(exec, &tokens, Padding::Attended)?)
+        })
+    }
+
+    fn sd3(&self, settings: PromptSettings) -> Result<Vec<PromptEmbeds>, PipelineError> {
+        let l = self.clip("tokenizer", "text_encoder")?;
+        let g = self.clip("tokenizer_2", "text_encoder_2")?;
+        let t5: Vec<T5Text> = match self.pipeline.find("text_encoder_3") {
+            Some(_) => {
+                let encoded = self.t5("tokenizer_3", "text_encoder_3", settings.text_tokens)?;
+                encoded.into_iter().map(T5Text::Encoded).collect()
+            }
+            None => vec![
+                T5Text::Absent {
+                    rows: settings.text_tokens
+                };
+                l.len()
+            ],
+        };
+        let width = self.pipeline.text_channels();
+        let clips = l.iter().zip(&g).zip(t5);
+        let joined = clips.map(|((l, g), t5)| prompts::sd3(l, g, t5, width));
+        Ok(joined.collect::<Result<_, _>>()?)
+    }
+
+    fn flux(&self, settings: PromptSettings) -> Result<Vec<PromptEmbeds>, PipelineError> {
+        let clip = self.clip("tokenizer", "text_encoder")?;
+        let t5 = self.t5("tokenizer_2", "text_encoder_2", settings.text_tokens)?;
+        let joined = clip.iter().zip(t5).map(|(clip, t5)| prompts::flux(clip, t5));
+        Ok(joined.collect::<Result<_, _>>()?)
+    }
+
+    fn wan(&self, settings: PromptSettings) -> Result<Vec<PromptEmbeds>, PipelineError> {
+        let tokenizer = Tokenizer::open(&self.pipeline.part("tokenizer"))?;
+        let umt5 = T5Encoder::open(&self.pipeline.part("text_encoder"))?;
+        self.each(&umt5, "text_encoder", |umt5, exec, prompts| {
+            let tokens = masked(&pipelines::wan(&tokenizer, prompts, settings.text_tokens)?)?;
+            let encoded = umt5.encode(exec, &tokens, Padding::Masked)?;
+            Ok(prompts::wan(&encoded, &tokens)?)
+        })
+    }
+}

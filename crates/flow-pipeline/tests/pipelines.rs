@@ -1,0 +1,248 @@
+//! Whole pipelines against diffusers 0.42.1: embeddings, noise levels, four guided steps, pictures.
+
+mod common;
+
+use burn::tensor::Tensor;
+use common::*;
+use flow_autoencoder::{Options, ScaledLatent};
+use flow_core::device::ComputeDevice;
+use flow_core::exec::{CallContext, InferencePass, Stage};
+use flow_diffusers::{FlowMatchEuler, Scheduler};
+use flow_pipeline::{
+    EncodedPrompt, Generation, Guidance, Pipeline, PromptCache, PromptSettings, Size, conditions, generate,
+    sigmas,
+};
+
+/// Bounds of the fixtures' README: of embeddings of T5, of latents after four steps, of pictures.
+const OF_EMBEDS: f32 = 5e-5;
+const OF_LATENTS: f32 = 1e-4;
+const OF_PICTURES: f32 = 5e-4;
+
+/// A recorded pipeline with its prompts encoded.
+struct Case {
+    recorded: Recorded,
+    pipeline: Pipeline,
+    prompts: Vec<EncodedPrompt>,
+    negative: Vec<EncodedPrompt>,
+    size: Size,
+}
+
+impl Case {
+    fn of(name: &str, oracle: &str) -> Self {
+        let recorded = Recorded::read(name, oracle);
+        let pipeline = Pipeline::open(folder(name).path(), None).unwrap();
+        let settings = PromptSettings {
+            text_tokens: recorded.number("max_sequence_length") as usize,
+            micro_batch: 1,
+        };
+        let encode = |key: &str| {
+            let texts = recorded.texts(key);
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            pipeline
+                .encode_prompts(&texts, settings, &ComputeDevice::cpu(), &plan())
+                .unwrap()
+        };
+        let size = Size {
+            width: recorded.number("width") as usize,
+            height: recorded.number("height") as usize,
+            frames: recorded.settings["num_frames"].as_u64().unwrap_or(1) as usize,
+        };
+        Self {
+            prompts: encode("prompts"),
+            negative: encode("negative_prompts"),
+            recorded,
+            pipeline,
+            size,
+        }
+    }
+
+    fn embeds_are_those_recorded(&self) {
+        for (prompts, prefix) in [(&self.prompts, ""), (&self.negative, "negative_")] {
+            let text: Vec<f32> = prompts.iter().flat_map(|prompt| prompt.text.clone()).collect();
+            self.recorded
+                .near(&text, &format!("{prefix}prompt_embeds"), OF_EMBEDS);
+            let pooled: Vec<f32> = prompts
+                .iter()
+                .filter_map(|prompt| prompt.pooled.clone())
+                .flatten()
+                .collect();
+            if !pooled.is_empty() {
+                self.recorded
+                    .near(&pooled, &format!("{prefix}pooled_prompt_embeds"), OF_EMBEDS);
+            }
+        }
+    }
+
+    /// Four steps from the recorded noise, called `start`, under two branches at `scale`; and the pictures.
+    fn pictures_are_those_recorded(&self, start: &str, scale: f64, embedded: Option<f32>, packed: bool) {
+        let (device, plan) = (ComputeDevice::cpu(), plan());
+        let model = self.pipeline.transformer(self.size, &models(), &device).unwrap();
+        let weights = self.pipeline.transformer_weights(&*model, &device).unwrap();
+        let latent = self.pipeline.latent(self.size).unwrap();
+        let of =
+            |prompts: &[EncodedPrompt]| conditions(&prompts.iter().collect::<Vec<_>>(), embedded, &device);
+        let generation = Generation {
+            model: &*model,
+            weights: &weights,
+            plan: &plan,
+            condition: of(&self.prompts),
+            guidance: (scale != 1.0).then(|| Guidance {
+                unconditional: of(&self.negative),
+                scale,
+            }),
+            steps: 4,
+        };
+        let noise = self.recorded.floats[start].1.clone();
+        let rows = self.prompts.len();
+        let start: Tensor<2> = device.tensor(noise, [rows, latent.values()]);
+        let made = generate(&self.pipeline, &generation, start, |step, x_bn| {
+            let found = match packed {
+                true => pack(&host(x_bn), [latent.channels, latent.height, latent.width]),
+                false => host(x_bn),
+            };
+            self.recorded
+                .near(&found, &format!("latents.{}", step + 1), OF_LATENTS);
+        });
+        let made = ScaledLatent::of_rows(made.unwrap(), latent).unwrap();
+        let (autoencoder, weights) = self.pipeline.autoencoder(&device).unwrap();
+        let pass = InferencePass::new(&weights, plan.clone());
+        let exec = pass.exec(CallContext::single(Stage::Evaluation));
+        let pictures = autoencoder
+            .decode(&exec, autoencoder.scaling().unscale(made), &Options::default())
+            .unwrap();
+        // Recorded are frames before colours.
+        let found = host(&pictures.unit().permute([0, 2, 1, 3, 4]));
+        self.recorded.within(&found, "image", OF_PICTURES);
+    }
+
+    fn sigmas_are_those_recorded(&self) {
+        let latent = self.pipeline.latent(self.size).unwrap();
+        let tokens = latent.height * latent.width / 4;
+        let found = sigmas(self.pipeline.family(), self.pipeline.scheduler(), 4, tokens).unwrap();
+        let found: Vec<f32> = found.into_iter().map(|sigma| sigma as f32).collect();
+        self.recorded.within(&found, "sigmas", 1e-6);
+    }
+}
+
+#[test]
+fn stable_diffusion_3_makes_the_pictures_of_diffusers() {
+    let case = Case::of("sd3", "oracle");
+    case.embeds_are_those_recorded();
+    case.sigmas_are_those_recorded();
+    case.pictures_are_those_recorded("latents.0", case.recorded.number("guidance_scale"), None, false);
+}
+
+#[test]
+fn flux_dev_makes_the_pictures_of_diffusers_with_the_scale_it_embeds_and_a_second_branch() {
+    let case = Case::of("flux-dev", "oracle");
+    case.embeds_are_those_recorded();
+    case.sigmas_are_those_recorded();
+    assert!(case.pipeline.embeds_guidance());
+    let embedded = case.recorded.number("guidance_scale") as f32;
+    let scale = case.recorded.number("true_cfg_scale");
+    case.pictures_are_those_recorded("latents.0_unpacked", scale, Some(embedded), true);
+}
+
+#[test]
+fn wan_makes_the_videos_of_diffusers_with_its_own_solver() {
+    let case = Case::of("wan", "oracle_unipc");
+    case.embeds_are_those_recorded();
+    case.sigmas_are_those_recorded();
+    case.pictures_are_those_recorded("latents.0", case.recorded.number("guidance_scale"), None, false);
+}
+
+#[test]
+fn a_dynamic_schedule_ends_at_its_terminal_level_and_a_static_one_is_shifted_twice_at_its_end() {
+    let euler = |shift: f64| FlowMatchEuler {
+        num_train_timesteps: 1000,
+        shift,
+        dynamic: None,
+        shift_terminal: None,
+    };
+    let scheduler = Scheduler::FlowMatchEuler(euler(3.0));
+    let of_sd3 = sigmas(flow_diffusers::Family::StableDiffusion3, &scheduler, 10, 1024).unwrap();
+    // 3/1002 is the least level, which is shifted once more.
+    let least = 3.0 / 1002.0;
+    assert!((of_sd3[9] - 3.0 * least / (1.0 + 2.0 * least)).abs() < 1e-12);
+    let terminal = Scheduler::FlowMatchEuler(FlowMatchEuler {
+        shift_terminal: Some(0.02),
+        ..euler(1.0)
+    });
+    let of_qwen = sigmas(flow_diffusers::Family::QwenImage, &terminal, 10, 1024).unwrap();
+    assert!((of_qwen[9] - 0.02).abs() < 1e-12);
+    assert!((of_qwen[0] - 1.0).abs() < 1e-12);
+    assert_eq!(of_qwen[10], 0.0);
+    let none = sigmas(flow_diffusers::Family::Flux, &terminal, 0, 1024)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        none.contains("`steps` is 0; it must be between 1 and 1000"),
+        "{none}"
+    );
+}
+
+#[test]
+fn a_size_that_a_pipeline_does_not_make_is_refused_with_the_nearest() {
+    let sd3 = Pipeline::open(folder("sd3").path(), None).unwrap();
+    let wrong = |size| sd3.latent(size).unwrap_err().to_string();
+    let width = wrong(Size::picture(70, 64));
+    assert!(
+        width.contains("the width must be a multiple of 16 pixels; nearest: 64 or 80"),
+        "{width}"
+    );
+    let frames = wrong(Size {
+        width: 64,
+        height: 64,
+        frames: 5,
+    });
+    assert!(frames.contains("`frames` is 1, not 5"), "{frames}");
+    let wan = Pipeline::open(folder("wan").path(), None).unwrap();
+    let size = Size {
+        width: 48,
+        height: 32,
+        frames: 7,
+    };
+    let frames = wan.latent(size).unwrap_err().to_string();
+    assert!(frames.contains("nearest: 5 or 9"), "{frames}");
+}
+
+#[test]
+fn the_cache_gives_the_same_values_and_makes_damaged_entries_again() {
+    let source = folder("sd3");
+    let pipeline = Pipeline::open(source.path(), None).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let settings = PromptSettings {
+        text_tokens: 16,
+        micro_batch: 2,
+    };
+    let run = |prompts: &[&str], text_tokens| {
+        let settings = PromptSettings {
+            text_tokens,
+            ..settings
+        };
+        let cache = PromptCache::new(cache.path());
+        cache
+            .encode(&pipeline, prompts, settings, &ComputeDevice::cpu(), &plan())
+            .unwrap()
+    };
+    let (first, used) = run(&["a cat", "ein Würfel", "a cat"], 16);
+    assert_eq!((used.found, used.encoded), (0, 2));
+    assert_eq!(first[0], first[2]);
+    let (again, used) = run(&["ein Würfel", "a cat"], 16);
+    assert_eq!((used.found, used.encoded), (2, 0));
+    assert_eq!(again, [first[1].clone(), first[0].clone()]);
+    // Another length is another entry.
+    assert_eq!(run(&["a cat"], 8).1.encoded, 1);
+    for entry in std::fs::read_dir(cache.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "safetensors")
+        {
+            std::fs::write(&path, b"cut off").unwrap();
+        }
+    }
+    let (mended, used) = run(&["a cat"], 16);
+    assert_eq!((used.found, used.encoded, used.damaged.len()), (0, 1, 1));
+    assert_eq!(mended[0], first[0]);
+}
