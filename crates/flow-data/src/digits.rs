@@ -322,7 +322,7 @@ impl Dataset for Digits {
     fn is_held_out(&self, prompt: &Prompt) -> bool {
         match prompt.spec {
             PromptSpec::Digit { digit, weight } => HELD_OUT_WEIGHT.get(digit as usize) == Some(&weight),
-            PromptSpec::Shapes { .. } => false,
+            PromptSpec::Shapes { .. } | PromptSpec::Text => false,
         }
     }
 

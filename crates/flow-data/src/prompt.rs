@@ -20,6 +20,8 @@ pub struct Prompt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum PromptSpec {
+    /// No more than its text says.
+    Text,
     /// A handwritten digit.
     Digit {
         /// 0 to 9.

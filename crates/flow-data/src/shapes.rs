@@ -238,7 +238,7 @@ impl Dataset for Shapes {
             PromptSpec::Shapes {
                 count, colour, shape, ..
             } => prompts::is_held_out(count, colour, shape),
-            PromptSpec::Digit { .. } => false,
+            PromptSpec::Digit { .. } | PromptSpec::Text => false,
         }
     }
 

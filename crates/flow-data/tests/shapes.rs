@@ -20,7 +20,7 @@ fn parts(prompt: &Prompt) -> (u8, Colour, Shape, Option<Position>) {
             shape,
             position,
         } => (count, colour, shape, position),
-        PromptSpec::Digit { .. } => panic!("{prompt:?}"),
+        PromptSpec::Digit { .. } | PromptSpec::Text => panic!("{prompt:?}"),
     }
 }
 

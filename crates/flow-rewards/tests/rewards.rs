@@ -218,7 +218,7 @@ fn ranks_run_from_zero_to_one_and_equal_scores_share_theirs() {
 fn no_score_leaves_the_range_that_its_reward_names() {
     let infinite = f64::INFINITY;
     let cases = [
-        ("digit-classifier", json!({}), (0.0, 1.0)),
+        ("digit-classifier", built_in(), (0.0, 1.0)),
         (
             "digit-classifier",
             json!({ "weights": "built-in", "mode": "log-probability" }),

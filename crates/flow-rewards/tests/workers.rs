@@ -37,7 +37,7 @@ fn built_in() -> Vec<NamedReward> {
     let rank = json!({ "reward": "jpeg-compressibility", "params": { "quality": 80 } });
     let colour = json!({ "rgb": [0.2, 0.4, 0.6] });
     [
-        ("digit-classifier", json!({})),
+        ("digit-classifier", json!({ "weights": "built-in" })),
         ("rank-in-group", rank),
         ("target-colour", colour),
     ]

@@ -233,6 +233,6 @@ fn content(prompt: &Prompt) -> [f32; 4] {
                 position,
             ]
         }
-        PromptSpec::Digit { .. } => [-1.0; 4],
+        PromptSpec::Digit { .. } | PromptSpec::Text => [-1.0; 4],
     }
 }

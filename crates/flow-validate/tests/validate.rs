@@ -2,7 +2,7 @@
 
 use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Refusal, Safety, StepScope, Target};
 use flow_attention::CpuAttention;
-use flow_config::{AcceleratorEntry, Diagnostic, Severity, WordsText};
+use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity, WordsText};
 use flow_core::params::LayoutBuilder;
 use flow_core::{AttentionShape, Backends, Init, ModelSpec, ParamLayout, RegionKind, Rows};
 use flow_kernels::CpuKernels;
@@ -89,9 +89,12 @@ fn layout() -> ParamLayout {
     layout
 }
 
+fn config(text: &str) -> Config {
+    let parsed = parse_str(&format!("config_version = 1\n{text}\n"));
+    parsed.expect("right by itself").config
+}
 fn ask(text: &str, machine: &Machine, spec: &ModelSpec, sigmas: &[f64]) -> Vec<Diagnostic> {
-    let text = format!("config_version = 1\n{text}\n");
-    let config = parse_str(&text).expect("right by itself").config;
+    let config = config(text);
     let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
     validate(&Question {
         config: &config,
@@ -119,7 +122,6 @@ fn spec() -> ModelSpec {
         ..ModelSpec::default()
     }
 }
-
 const STEPS: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
 #[test]
 fn each_rule_finds_what_it_is_for_and_nothing_else() {
@@ -276,12 +278,10 @@ fn a_policy_that_the_model_would_ignore_is_refused() {
 
 #[test]
 fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
-    let config = "[sampling]\nprompts_per_step = 2\ngroup_size = 4\nmicro_batch = 4\nguidance_scale = 3.0\n[scheduler]\n\
+    let text = "[sampling]\nprompts_per_step = 2\ngroup_size = 4\nmicro_batch = 4\nguidance_scale = 3.0\n[scheduler]\n\
                   steps = 5\n[ema]\nenabled = true";
-    let parsed = parse_str(&format!("config_version = 1\n{config}\n"))
-        .expect("right")
-        .config;
-    let load = Load::of(&parsed, &test_catalog::CATALOG);
+    let parsed = config(text);
+    let load = Load::of(&parsed, &CATALOG);
     assert_eq!(
         load,
         Load {
@@ -312,8 +312,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     let by_hand = [40.0, 80.0, 80.0, 40.0, 4.0 * 6.0 * 8.0 * 13.0, 4.0 * 8.0 * 24.0];
     assert_eq!(estimate.parts().map(|(_, bytes)| bytes), by_hand);
     assert_eq!(estimate.total(), by_hand.iter().sum::<f64>());
-    let narrow = parse_str("config_version = 1\n[optimizer]\nmoments = \"bf16\"\n");
-    let narrow = Load::of(&narrow.expect("right").config, &CATALOG);
+    let narrow = Load::of(&config("[optimizer]\nmoments = \"bf16\""), &CATALOG);
     let narrow = MemoryEstimate::new(&layout(), &spec, 10, &narrow);
     assert_eq!(narrow.moments, 40.0, "two moments of 10 values, 2 bytes each");
     let on_a_gpu = "config_version = 1\n[device]\nkind = \"cuda\"\ndtype = \"bf16\"\n[ema]\nenabled = true\n[optimizer]\n";
@@ -345,9 +344,9 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
         ..machine()
     };
     let total = estimate.total() as u64;
-    assert_eq!(ask(config, &with(total), &spec, &[]), []);
+    assert_eq!(ask(text, &with(total), &spec, &[]), []);
     // With fewer activations it might fit; without any it must.
-    let found = ask(config, &with(total - 1), &spec, &[]);
+    let found = ask(text, &with(total - 1), &spec, &[]);
     assert!(
         !errors(&found) && found[0].code == "memory::too-much",
         "{found:?}"
@@ -358,8 +357,8 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
         40.0 + 40.0 + 80.0 + 40.0 + 4.0 * 6.0 * 8.0 * 9.0
     );
     let certain = estimate.certain() as u64;
-    assert!(!errors(&ask(config, &with(certain), &spec, &[])));
-    let refused = ask(config, &with(certain - 1), &spec, &[]);
+    assert!(!errors(&ask(text, &with(certain), &spec, &[])));
+    let refused = ask(text, &with(certain - 1), &spec, &[]);
     assert!(
         errors(&refused) && refused[0].code == "memory::too-much",
         "{refused:?}"
@@ -380,7 +379,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
         ..machine()
     };
     assert_eq!(
-        ask(config, &unknown, &spec, &[]),
+        ask(text, &unknown, &spec, &[]),
         [],
         "nothing is said of a memory that nobody knows"
     );
@@ -388,10 +387,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
 
 #[test]
 fn blocks_that_are_computed_again_count_with_their_inputs_and_the_largest_one() {
-    let load = |policy: &str| {
-        let text = format!("config_version = 1\n[checkpointing]\n{policy}\n");
-        Load::of(&parse_str(&text).expect("right").config, &CATALOG)
-    };
+    let load = |policy: &str| Load::of(&config(&format!("[checkpointing]\n{policy}")), &CATALOG);
     let mut layout = ParamLayout::default();
     let mut builder = LayoutBuilder::new(&mut layout);
     for (block, inner) in [(0, 3), (1, 5), (2, 4)] {
@@ -433,8 +429,7 @@ fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
         );
         let mut layout = ParamLayout::default();
         LayoutBuilder::new(&mut layout).param("proj_out.weight", [1 << 9, 1 << 9], Init::Zeros);
-        let text = format!("config_version = 1\n{text}\n");
-        let config = parse_str(&text).expect("right").config;
+        let config = config(&text);
         let (spec, machine) = (spec(), machine());
         validate(&Question {
             config: &config,
@@ -565,9 +560,7 @@ fn the_examples_of_runtime_options_are_true() {
         ..Context::default()
     };
     let found = |example: &str, context: &Context| -> BTreeSet<&'static str> {
-        let config = parse_str(&format!("config_version = 1\n{example}\n"))
-            .unwrap_or_else(|report| panic!("{report}\n{example}"))
-            .config;
+        let config = config(example);
         let entries = config.acceleration.shared.iter().map(|entry| entry.name.clone());
         let context = Context {
             device: match example.contains("kind = \"cpu\"") {

@@ -14,6 +14,7 @@ use toml::{Table, Value};
 const KEPT_HERE: &[(&str, &str)] = &[
     ("cubecl-llvm", "stands in for a published crate"),
     ("flow-example-accelerator", "the code of the guide"),
+    ("flow-example-plugins", "the code of the guides"),
     ("test-catalog", "for tests alone"),
     ("test-support", "for tests alone"),
     (

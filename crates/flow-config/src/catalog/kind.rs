@@ -181,6 +181,12 @@ impl PluginKind {
     /// `params` with paths that start at `base`, where they are relative.
     pub fn located(&self, params: &Object, base: &Path) -> Object {
         let mut params = params.clone();
+        // The working directory needs no name.
+        let base = if base == Path::new(".") {
+            Path::new("")
+        } else {
+            base
+        };
         for (_, path) in self.paths_mut(&mut params) {
             *path = base.join(&*path).to_string_lossy().into_owned();
         }

@@ -62,6 +62,12 @@ weights = "c"
 mode = "log-probability"
 weight = -1
 [[rewards]]
+kind = "rank-in-group"
+name = "ranked"
+reward = "jpeg-compressibility"
+params = { quality = 80 }
+
+[[rewards]]
 kind = "jpeg-compressibility"
 name = "small"
 quality = 80
