@@ -47,7 +47,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         None => fetched(workspace, &options.python)?,
     };
     // All of the workspace's features as CI's other tests have them, so that CubeCL is compiled once.
-    let gates = GATED.map(|(package, _)| format!("{package}/ptx-gate"));
+    let gates = GATED.map(|(package, _)| format!("{package}/compile-check"));
     let features = format!("{},{}", crate::ci::LAVAPIPE, gates.join(","));
     let mut arguments = vec!["test", "--release", "--workspace", "--features", &features];
     for (_, test) in GATED {

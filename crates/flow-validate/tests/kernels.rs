@@ -3,10 +3,10 @@
 use flow_attention_cube::call::Call;
 use flow_config::{Diagnostic, parse_str};
 use flow_core::device::ComputeDevice;
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::call::{Layout, Matmul};
-use flow_matmul_cube::run::{Offer, Plan};
+use flow_matmul_cube::run::{DeviceCapabilities, Plan};
 use flow_models::ModelRegistry;
 use flow_validate::kernels::{attends_on_tensor_cores, multiplies_on_tensor_cores};
 use flow_validate::{Capabilities, Gpu, Machine, Question, Trainer, validate};
@@ -151,7 +151,7 @@ fn the_rules_are_those_of_the_kernels() {
             queries: 65,
             keys: [65, 0],
             head_dim,
-            factor: Factor::Bf16,
+            factor: OperandType::Bf16,
         };
         assert_eq!(
             attends_on_tensor_cores(head_dim),
@@ -160,7 +160,7 @@ fn the_rules_are_those_of_the_kernels() {
         );
     }
     for (hopper, ampere) in [(true, true), (false, true)] {
-        let offer = Offer {
+        let offer = DeviceCapabilities {
             multiprocessors: 108,
             hopper,
             ampere,

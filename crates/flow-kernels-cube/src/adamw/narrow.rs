@@ -1,8 +1,8 @@
 //! AdamW on weights that are bf16 where models see them: exact, with their lower halves beside them, or rounded at random.
 
 use super::{Place, Rates, stepped};
-use crate::halves::{joined, lower_of, rounded, upper_of};
 use crate::philox::philox;
+use crate::split_f32::{joined, lower_of, rounded, upper_of};
 use cubecl::prelude::*;
 
 /// One step as [`super::adamw_kernel`] takes it, of weights in 16 bits. With `halves`, `lowers` are the other 16 of f32 weights, and

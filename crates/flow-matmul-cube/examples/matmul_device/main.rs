@@ -9,8 +9,8 @@ mod timing;
 
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::call::{Layout, Matmul};
-use flow_matmul_cube::run::{Offer, Plan};
+use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
+use flow_matmul_cube::problem::{Layout, Matmul};
 use flow_matmul_cube::wgmma::select::Shape;
 use std::io::BufRead;
 use std::process::{Command, ExitCode, Stdio};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const LAYOUTS: [(&str, Layout); 3] = [("nt", Layout::Nt), ("nn", Layout::Nn), ("tn", Layout::Tn)];
 const SHAPES: [(&str, Shape); 5] = [
-    ("turns", Shape::Turns),
+    ("turns", Shape::PingPong),
     ("wide", Shape::Wide),
     ("large", Shape::Large),
     ("small", Shape::Small),
@@ -28,7 +28,7 @@ const SHAPES: [(&str, Shape); 5] = [
 /// Of a group.
 const LIMIT: Duration = Duration::from_secs(240);
 /// Groups that check at the same time: most of their time goes into compiling kernels.
-const TOGETHER: usize = 10;
+const MOST_PROCESSES: usize = 10;
 
 fn groups(what: &str) -> Vec<String> {
     let mut out = Vec::new();
@@ -64,7 +64,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
     let client = cubecl::Device::cuda(0)
         .map_err(|error| format!("{error:?}"))?
         .client();
-    let offer = Offer::of(&client);
+    let offer = DeviceCapabilities::of(&client);
     let layout = |name: &str| {
         LAYOUTS
             .into_iter()
@@ -104,19 +104,19 @@ fn group(words: &[&str]) -> Result<bool, String> {
                 .into_iter()
                 .find(|(known, _)| known == shape)
                 .map(|(_, shape)| shape);
-            Ok(check::catalogue(&client, offer, layout, element, shape))
+            Ok(check::cases(&client, offer, layout, element, shape))
         }
         // Weight gradients of some layers, whole, balanced and in parts.
         ["sweeptn"] => {
             for layer in [0, 1, 2, 4, 5, 8].map(|i: usize| timing::LAYERS[i]) {
                 let call = timing::of_layer(Layout::Tn, layer);
                 let plans: Vec<Plan> = [
-                    (Shape::Turns, 0),
-                    (Shape::Turns, 1),
+                    (Shape::PingPong, 0),
+                    (Shape::PingPong, 1),
                     (Shape::Wide, 0),
                     (Shape::Large, 0),
                 ]
-                .map(|(shape, parts)| check::plan(&call, offer, shape, parts))
+                .map(|(shape, split_k)| check::plan(&call, offer, shape, split_k))
                 .to_vec();
                 report(&client, &format!("{layer:?} TN"), call, &plans, 5);
             }
@@ -128,16 +128,16 @@ fn group(words: &[&str]) -> Result<bool, String> {
                 let call = timing::of_layer(layout, layer);
                 let chosen = Plan::new(&call, offer).map_err(|error| error.to_string())?;
                 println!("{layer:?} {name}: the table says {}", chosen.name());
-                let parts: &[usize] = match layout {
+                let split_k: &[usize] = match layout {
                     Layout::Tn => &[0, 1, 2, 4, 7],
                     _ => &[1],
                 };
                 let shapes = SHAPES.into_iter().take(3).map(|(_, shape)| shape);
                 let plans: Vec<Plan> = shapes
                     .flat_map(|shape| {
-                        parts
+                        split_k
                             .iter()
-                            .map(move |parts| check::plan(&call, offer, shape, *parts))
+                            .map(move |split_k| check::plan(&call, offer, shape, *split_k))
                     })
                     .collect();
                 report(&client, &format!("{layer:?} {name}"), call, &plans, 5);
@@ -180,7 +180,7 @@ fn serve() -> bool {
     let client = cubecl::Device::cuda(0)
         .expect("an NVIDIA GPU and its driver")
         .client();
-    let offer = Offer::of(&client);
+    let offer = DeviceCapabilities::of(&client);
     let cases = timing::cases();
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("a line of text");
@@ -261,8 +261,8 @@ fn main() -> ExitCode {
         },
         ["serve"] => serve(),
         // Groups by name, or by what they are for.
-        [] => apart(&groups("check"), TOGETHER) & apart(&groups("time"), 1),
-        ["check"] => apart(&groups("check"), TOGETHER),
+        [] => apart(&groups("check"), MOST_PROCESSES) & apart(&groups("time"), 1),
+        ["check"] => apart(&groups("check"), MOST_PROCESSES),
         ["time" | "sweep"] => apart(&groups(words[0]), 1),
         _ => one(&words.join(" ")),
     };

@@ -1,4 +1,4 @@
-//! Which copy starts next: a place in a block's list of items, some steps ahead of the products.
+//! The producer's cursor: the next step to copy in a block's list of work items, some steps ahead of the products.
 
 use crate::wgmma::Record;
 use cubecl::prelude::*;
